@@ -36,8 +36,8 @@ from fractune_workers.scratch_dir import use_for_temporary_files
 
 _LIMIT_CPU_S = 10
 _MET = 0.5
-"""A part of the limit. The kernel ends a process by its count of ticks; the time that it reports afterwards may be only 0.9
-of that on busy cores. A program that fails on its own fails long before."""
+"""A part of the limit. The kernel ends a process by its count of ticks; the time that it reports afterwards may be only
+0.9 of that on busy cores. A program that fails on its own fails long before."""
 
 
 class BuilderChild:

@@ -1,4 +1,6 @@
-"""Whether prepared modules are variants of one model: the same calls in the same order, on other numbers."""
+"""The first difference between prepared modules that must be variants of one model: the same calls, on
+other numbers.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ CALL = "call_tir"
 
 
 def first_difference(one: tvm.IRModule, other: tvm.IRModule) -> str:
-    """What the second does otherwise than the first, as a clause; empty where they differ in numbers alone."""
+    """The first difference of the second module from the first, as a clause; empty where only numbers differ."""
     return _Comparison(one, other).first()
 
 

@@ -1,8 +1,8 @@
 """Prepared variants of a model become one module that computes all slots at once.
 
 Every value gets the axis of slots outermost, and every weight is stacked along it. A TIR function is called once for
-all slots, over one axis more (`slot_axis.py`). A reshape is one of the whole. Whatever else there is, and functions
-that have numbers of a variant in their code, are called once for each slot, on slices.
+all slots, over one more axis (`slot_axis.py`). A reshape changes the shape of the whole. All other operators, and
+functions with numbers of a variant in their code, are called once for each slot, on slices.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ def _refusal(loaded: Variants, number: int, clause: str) -> str:
 
 
 def fused(variants: Sequence[tvm.IRModule], places: Sequence[int]) -> FusedModule:
-    """The variants, among which there is no difference (`difference.py`), as one module: slot k computes the variant
-    with the number `places[k]`. Raises BadModel for what has no fixed shapes, or branches.
+    """The variants as one module: slot k computes the variant with the number `places[k]`. The variants differ in
+    numbers alone (`difference.py`). Raises BadModel for shapes that are not fixed, and for branches.
     """
     return _Fuser(variants, places).fused()
 
@@ -76,7 +76,7 @@ class _Fuser:
         self._variants, self._places = variants, places
         self._builder = relax.BlockBuilder()
         self._whole: dict[Any, Any] = {}
-        """by a variable of the first variant: what all slots have for it"""
+        """by a variable of the first variant: the value of all slots"""
         self._stacked: dict[tuple[Any, ...], Any] = {}
         """by the tensors of the variants: their constant"""
         self._widened: dict[Any, Any] = {}
@@ -104,7 +104,7 @@ class _Fuser:
         return FusedModule(self._builder.get(), tuple(dict.fromkeys(self._apart)))
 
     def _value(self, bindings: Sequence[Any]) -> Any:
-        """What all slots have for a variable, of the variants' bindings."""
+        """The value of all slots for a variable, from the variants' bindings."""
         values = [binding.value for binding in bindings]
         call = values[0]
         if not isinstance(bindings[0], relax.VarBinding) or isinstance(call, relax.If | relax.Function):
@@ -148,7 +148,7 @@ class _Fuser:
     def call_tir(self, calls: Sequence[Any]) -> Any | None:
         """One call for all slots."""
         function = self._over_slots([call.args[0] for call in calls])
-        # What comes after the function and its operands are numbers that are known at run time only.
+        # A third argument has numbers that are known at run time only.
         if function is None or len(calls[0].args) != 2:
             return None
         operands = self._all_slots([call.args[1] for call in calls])
@@ -161,8 +161,9 @@ class _Fuser:
         return relax.op.reshape(data, [len(self._places), *shape_of(calls[0])])
 
     def concat(self, calls: Sequence[Any]) -> Any | None:
-        """Along the same axis, which is one further in. Parts that are computed for this alone can be computed where
-        they lie in it, though in pieces, one for each slot: then it stays a call of Relax (`layouts/concats.py`).
+        """A concatenation along the same axis, which moves one place inwards. It stays a call of Relax where its parts
+        are computed for it alone: each part can then be computed in its place, in one slice for each slot
+        (`layouts/concats.py`).
         """
         parts, rank = calls[0].args[0], len(shape_of(calls[0]))
         if not isinstance(parts, relax.Tuple):
@@ -198,7 +199,7 @@ class _Fuser:
         return self._builder.emit_te(lambda *each: topi.stack(each, 0), *values, primfunc_name_hint="stack_slots")
 
     def _of_slot(self, first: Any, own: Any, slot: int) -> Any:
-        """An expression as one slot has it: its variant's `own`, on slices of what the first variant's stands for."""
+        """The expression of one slot: its variant's `own`, on slices of the value that `first` stands for."""
         if isinstance(own, tvm.ir.GlobalVar):
             return self._builder.add_func(self._variants[self._places[slot]][own], str(own.name_hint))
         if isinstance(own, relax.Call):

@@ -1,4 +1,4 @@
-"""The first difference between two ONNX files, apart from their weights, by the names that the files have."""
+"""The first difference between two ONNX files, apart from their weights, in the names of the files."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ _FEW = 16
 
 
 def first_onnx_difference(one: bytes, other: bytes) -> str:
-    """What the second has otherwise than the first, as a clause; empty where that is nothing, or one is no ONNX file.
+    """The first difference of the second file from the first, as a clause; empty for no difference, or for another
+    format.
 
-    Graphs are compared node by node in their order; the names of values may be others.
+    Graphs are compared node by node in their order; the names of values may differ.
     """
     models = [parsed(data) for data in (one, other)]
     if models[0] is None or models[1] is None:
@@ -87,7 +88,7 @@ def _of_attributes(own: Any, their: Any) -> str:
 
 
 def _of_tensors(own: onnx.TensorProto, their: onnx.TensorProto) -> str:
-    """Types and shapes, and the numbers of those that are none of a weight."""
+    """Compare types and shapes, and the numbers of tensors that are not weights."""
     types = [_tensor_type(each) for each in (own, their)]
     if types[0] != types[1]:
         return f"{types[1]}, and not {types[0]}"

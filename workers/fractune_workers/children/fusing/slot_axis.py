@@ -1,7 +1,7 @@
-"""A TIR function over one more axis, the outermost: it computes for each slot what it computed before.
+"""A TIR function over one more axis, the outermost: for each slot it computes the original function.
 
-Every argument and every buffer between its loop nests gets the axis, and each loop nest a loop around it and a spatial
-axis in its block. So the function stays what a search can schedule, one spatial loop richer.
+Every argument and every buffer between its loop nests gets the axis. Each loop nest gets a loop around it, and its
+block a spatial axis. So a search can still schedule the function, with one more spatial loop.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _INDEX = "int64"
 
 
 def with_slot_axis(function: Any, slots: int) -> Any | None:
-    """The function for so many slots; None for one that is no sequence of loop nests around blocks, or that gives a
-    buffer to what is not known here, as an external call.
+    """The function for `slots` slots. None for a function that is not a sequence of loop nests around blocks, or that
+    passes a buffer to an unknown place, like an external call.
     """
     root = function.body
     if not isinstance(root, s_tir.SBlockRealize) or not _is_plain_root(root.block):

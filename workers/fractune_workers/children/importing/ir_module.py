@@ -1,9 +1,9 @@
 """A TVM IRModule from a file, as the JSON that TVM writes.
 
-An IRModule is a program that will be compiled and run: its loops may write past their buffers, as in any
-native code, and the measuring process is there to die of it. But it may not call out of the module by name,
-nor carry code of another language. So a file may hold only the kinds of objects, and call only the operators,
-that are listed here: what TVM adds to its own lists in a later version stays out until somebody has read it.
+An IRModule is a program that will be compiled and run. Like any native code, its loops may write past their buffers;
+then the measuring process dies, which is what this process is for. But the program may not call out of the module by
+name, nor carry code of another language. So a file may hold only the kinds of objects that are listed here, and call
+only the operators that are listed here. Additions of a later TVM stay out until somebody has read them.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _TIR = """
     tirx.SeqStmt tirx.TileLayout tirx.While
 """
 _KINDS = frozenset(f"{_VALUES}{_RELAX}{_TIR}".split())
-"""Objects that describe a program. Not there: compiled modules, external functions, functions of TVM's registry,
-targets (a function with one of its own would choose its compiler), patterns, schedules"""
+"""Objects that describe a program. Left out are compiled modules, external functions, functions of TVM's registry,
+patterns, schedules, and targets (a function with its own target would choose its compiler)."""
 _KINDS_BELOW = ("prim.", "relax.attrs.")
 
 _ARITHMETIC = """
@@ -55,7 +55,7 @@ _NO_ARITHMETIC = frozenset({"relax.invoke_closure", "relax.invoke_pure_closure",
 
 _CALL_BY_NAME = "tirx.tvm_call_packed"
 _LIBRARY = "tvm.contrib.sort."
-"""What TVM's own lowering of sorts and of prefix sums calls by name"""
+"""TVM's own lowering of sorts and of prefix sums calls these functions by name."""
 
 _PRAGMA = "pragma_"
 _PRAGMAS = frozenset({"pragma_auto_unroll_max_step", "pragma_unroll_explicit", "pragma_loop_partition_hint"})
@@ -84,9 +84,9 @@ def load_json(text: str) -> tvm.IRModule:
 
 
 def refuse_malformed(mod: tvm.IRModule) -> None:
-    """Raises BadModel for nested calls and for values without a type: what they compute is not counted.
+    """Raises BadModel for nested calls and for values without a type: their results are not counted.
 
-    TVM looks at each type as a tree: count what is in them before.
+    TVM looks at each type as a tree: count the parts of types before.
     """
     try:
         relax.analysis.well_formed(mod)
@@ -95,7 +95,7 @@ def refuse_malformed(mod: tvm.IRModule) -> None:
 
 
 def _current(text: str) -> str:
-    """The text as TVM writes it today, and as Python's parser read it: what is checked is what is loaded."""
+    """The text as TVM writes it today, and as Python's parser read it: the checked text is the loaded one."""
     try:
         return str(json_compact.upgrade_json(text))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

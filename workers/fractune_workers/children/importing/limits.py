@@ -1,7 +1,7 @@
-"""What a model may grow to on its way in, counted before anything is expanded.
+"""Limits of a model on its way in, checked before anything is expanded.
 
 A file of a kilobyte can describe a billion nodes (functions that call each other twice) or a tensor of a terabyte
-(`Expand`). Nothing is inlined, evaluated or lowered before its size is known to be within these limits.
+(`Expand`). No step inlines, evaluates or lowers a part before its size is known to be within these limits.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ MOST_DIMENSIONS = 32
 _COMPUTED_BYTES = 2**29
 _INFERENCE_BYTES = 2**31
 _PER_FILE_BYTE = 16
-"""A file of quantized weights becomes four times as much, in a chain of several constants; and a model of many weights
-is a large one, whose values may be large"""
+"""Quantized weights grow to four times their size in the file, in a chain of several constants. And a model of many
+weights is large, and may have large values."""
 
 
 @dataclass(frozen=True)
@@ -47,14 +47,14 @@ class Limits:
         return _INFERENCE_BYTES + _PER_FILE_BYTE * self.file_bytes
 
     def check_nodes(self, count: int, what: str) -> None:
-        """Raises BadModel when `what` has more nodes than a model may have."""
+        """Raises BadModel when `what` has too many nodes."""
         if count > self.nodes:
             shared = f" for each of {self.variants} variants" if self.variants > 1 else ""
             raise BadModel(f"{what} has {count:,} nodes, and {self.nodes:,} is the limit{shared}; tune a part of it")
 
     def check_inference(self, size: int, what: str) -> None:
-        """Raises BadModel when an inference needs more memory than it may: whoever measures it needs as much, and the
-        arguments of one operator twice.
+        """Raises BadModel when an inference needs too much memory. A measurer needs the same memory, and twice the
+        arguments of one operator.
         """
         if size > self.inference_bytes:
             raise BadModel(
@@ -80,7 +80,7 @@ def check_tensor(shape: list[int], element_bytes: int, what: str) -> int:
 
 @dataclass
 class ComputedConstants:
-    """How many bytes of constants a model computes; `Limits.computed_bytes` is the most."""
+    """The bytes of the constants that a model computes; `Limits.computed_bytes` is the most."""
 
     limits: Limits
     taken_bytes: int = 0

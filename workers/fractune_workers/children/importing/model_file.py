@@ -1,6 +1,6 @@
-"""A model file of any known format -> one Relax module whose entry is `main` and whose shapes are all fixed.
+"""A model file of any known format -> one Relax module with the entry `main` and fixed shapes.
 
-What a file is, its contents decide: files come by upload, under names that say nothing.
+The contents decide the format: files come by upload, and their names say nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fractune_workers.children.importing.limits import Limits
 from fractune_workers.children.importing.relax_sizes import check_sizes
 
 MAX_MODEL_BYTES = 2**31
-"""Protobuf parses no more; the other formats have no reason to be larger"""
+"""Protobuf parses no larger file; the other formats need no larger one."""
 
 _ZIP = b"PK\x03\x04"
 _LFS_POINTER = "version https://git-lfs"
@@ -34,7 +34,7 @@ Shapes = Mapping[str, Sequence[int]]
 
 @dataclass(frozen=True)
 class Variants:
-    """What a model file holds: one model, or several variants of one."""
+    """The contents of a model file: one model, or several variants of one."""
 
     names: tuple[str, ...]
     modules: tuple[tvm.IRModule, ...]
@@ -49,7 +49,7 @@ class Variants:
 
 
 def load_variants(path: Path, inputs: Shapes | None = None) -> Variants:
-    """As `load_model`; of a fused model all variants, whose inputs are fixed alike."""
+    """As `load_model`; for a fused model all its variants, with the same input shapes."""
     shapes = dict(inputs or {})
     with _named(path.name):
         data = _read(path)
@@ -76,7 +76,7 @@ def load_model(path: Path, inputs: Shapes | None = None) -> tvm.IRModule:
 
 @contextlib.contextmanager
 def _named(name: str) -> Iterator[None]:
-    """Whatever is wrong is so with `name`."""
+    """Within the block, errors begin with `name`."""
     try:
         yield
     except BadModel as error:

@@ -1,7 +1,7 @@
-"""How many nodes an ONNX model has once its own functions are inlined, counted without inlining them.
+"""The number of nodes of an ONNX model with its functions inlined, counted without inlining them.
 
-A call of a function counts as one at least, for inlining visits it even where the function is empty. A node of many
-inputs and outputs counts as several, for the importer makes an operator, or a field of a tuple, of each.
+A call of a function counts as at least one node, because inlining visits even an empty function. A node of many inputs
+and outputs counts as several nodes, because the importer makes an operator, or a field of a tuple, of each of them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fractune_workers.children.importing.onnx_graph import described, domain_of,
 MOST_CONNECTIONS = 2_048
 """Inputs and outputs of one node: the importer takes a time that grows with their square"""
 _CONNECTIONS = 8
-"""Inputs and outputs that count as one node: only LSTM and the like have more, and those that join or split"""
+"""Inputs and outputs that count as one node. Only LSTM and similar nodes have more, and nodes that join or split."""
 
 _Name = tuple[str, str, str]
 """domain, name and overload of a function"""
@@ -64,7 +64,7 @@ def _count(nodes: Iterable[onnx.NodeProto], counts: dict[_Name, int]) -> int:
 
 
 def _count_one(node: onnx.NodeProto) -> int:
-    """Of a node without what is in it. Raises BadModel for too many inputs and outputs."""
+    """The count of a node without its subgraphs. Raises BadModel for too many inputs and outputs."""
     connections = len(node.input) + len(node.output)
     if connections > MOST_CONNECTIONS:
         raise BadModel(

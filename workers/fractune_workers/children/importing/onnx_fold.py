@@ -1,13 +1,13 @@
-"""Infer the shapes of an ONNX graph whose inputs are all fixed, and fold its shape arithmetic.
+"""Infers the shapes of an ONNX graph with fixed inputs, and folds its shape arithmetic.
 
-`onnxslim` folds most of it, but stops at chains such as Shape -> Slice -> Cast -> Concat -> Reshape in
-which one link is a `ConstantOfShape` or a `Cast`. TVM's importer then sees a computed shape and gives up.
-Here every node is visited once, in order: its output shapes are inferred by ONNX from its input shapes and the small
-constants among its inputs, and a small node over constants is run by ONNX's own reference implementation.
+`onnxslim` folds most of it. It stops at chains like Shape -> Slice -> Cast -> Concat -> Reshape, where one link is a
+`ConstantOfShape` or a `Cast`. TVM's importer then sees a computed shape and gives up. Here every node is visited once,
+in order. ONNX infers the node's output shapes from its input shapes and the small constants among its inputs. ONNX's
+own reference implementation runs a small node over constants.
 
-A node's outputs are sized before anything computes them, here or in a later step, so a model whose tensors or
-constants would be too large is refused. ONNX's own data propagation (`infer_shapes(data_prop=True)`) is no
-help here: it holds every element of a propagated shape, and a chain of `Concat` doubles them with each node.
+A node's outputs are sized before any step computes them. So a model with too large tensors or constants is refused.
+ONNX's own data propagation (`infer_shapes(data_prop=True)`) does not help here: it holds every element of a propagated
+shape, and a chain of `Concat` doubles them with each node.
 """
 
 from __future__ import annotations
@@ -47,14 +47,15 @@ _SHAPE_ARITHMETIC = """
 _FOLDED = frozenset(_SHAPE_ARITHMETIC.split())
 """Operators whose reference implementation needs no more memory than their inputs and outputs"""
 _SIZED_BY_INPUTS = frozenset({"Compress", "NonZero", "Unique"})
-"""Operators whose outputs have shapes that depend on values, and no more elements than their inputs (each indexed)"""
+"""Operators with outputs of shapes that depend on values, and with no more elements than their inputs (each
+indexed)."""
 _NEVER_COMPUTED = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "SequenceEmpty"})
 """Operators over constants that slimming leaves as they are"""
 
 
 @dataclass(frozen=True)
 class _Value:
-    """What is known of a tensor."""
+    """The known facts about a tensor."""
 
     type: onnx.TypeProto | None = None
     constant: bool = False
@@ -72,15 +73,15 @@ class _Value:
 
     @property
     def is_sized(self) -> bool:
-        """Whether its bytes are known. A sequence has none of its own: it refers to tensors."""
+        """Whether its size is known. A sequence has no bytes itself: it refers to tensors."""
         return self.shape is not None or (self.type is not None and self.type.HasField("sequence_type"))
 
 
 class Folding:
     """One walk over a model's graph.
 
-    Raises BadModel for a tensor, or for constants, that would be too large, for a constant whose size is not known, for
-    a loop, and for a graph that is none.
+    Raises BadModel for a tensor or constants that would be too large, for a constant of unknown size, for a loop, and
+    for a malformed graph.
     """
 
     def __init__(self, model: onnx.ModelProto, limits: Limits) -> None:
@@ -146,7 +147,7 @@ class Folding:
         branch = self._taken_branch(node)
         if branch is not None:
             self._take_weights(branch)
-            if len(self._known.maps) == 1:  # what is within a subgraph stays as it is
+            if len(self._known.maps) == 1:  # nodes within a subgraph stay
                 self._model.graph.initializer.extend(branch.initializer)
             yield from self._walk(branch.node)
             for inner, outer in zip(branch.output, node.output, strict=True):
@@ -184,7 +185,7 @@ class Folding:
     def _types(self, node: onnx.NodeProto, inputs: dict[str, _Value]) -> dict[str, onnx.TypeProto]:
         """The types of its outputs, as far as ONNX can infer them."""
         inner = [self._inner_types(graph) for graph in subgraphs(node)]
-        if inner:  # what either branch may give
+        if inner:  # the types that both branches share
             found = zip(node.output, *inner, strict=False)
             return {name: kinds[0] for name, *kinds in found if all(kind == kinds[0] for kind in kinds)}
         if any(value.type is None for value in inputs.values()):
@@ -205,7 +206,7 @@ class Folding:
             return {}
 
     def _inner_types(self, graph: onnx.GraphProto) -> list[onnx.TypeProto]:
-        """The types of a subgraph's outputs; what is in it is sized, and stays as it is."""
+        """The types of a subgraph's outputs. The nodes in it are sized, and stay."""
         outer = self._known
         self._known = outer.new_child()
         try:
@@ -220,7 +221,7 @@ class Folding:
     def _tensors(
         self, node: onnx.NodeProto, inputs: dict[str, _Value], types: dict[str, onnx.TypeProto]
     ) -> list[onnx.TensorProto]:
-        """The numbers of its outputs when these are small and follow from what is known, else none."""
+        """The numbers of its outputs where they are small and follow from known values; else none."""
         if domain_of(node.domain) or "" in node.output:
             return []
         if node.op_type == "Shape":
@@ -251,7 +252,9 @@ class Folding:
         return list(ReferenceEvaluator(alone).run(None, arrays))
 
     def _count_work(self, node: onnx.NodeProto, inputs: dict[str, _Value]) -> None:
-        """Of a constant: what is needed to compute it, beside its bytes. Raises BadModel where these are not known."""
+        """Count the memory that a constant's computation needs beside its result. Raises BadModel where its size is not
+        known.
+        """
         if any(not self._known[name].is_sized for name in node.output if name):
             raise BadModel(
                 f"{described(node)} computes a constant whose size is not known before; export it as a weight"
@@ -262,7 +265,7 @@ class Folding:
             self._computed.take(products * _PRODUCT_BYTES, described(node))
 
     def _count_parts(self, node: onnx.NodeProto, inputs: dict[str, _Value]) -> None:
-        """The importer makes a node of each part of a split."""
+        """Count the parts of splits: the importer makes a node of each."""
         numbers = {each.name: each.i for each in node.attribute}
         if node.op_type == "Split":
             self._parts += max(numbers.get("num_outputs", 0), len(node.output))
@@ -274,7 +277,7 @@ class Folding:
 
 
 def _sorted(nodes: Sequence[onnx.NodeProto]) -> Sequence[onnx.NodeProto]:
-    """The nodes so that each comes after those whose outputs it reads. Raises BadModel for a cycle."""
+    """The nodes in an order where each comes after the nodes that it reads. Raises BadModel for a cycle."""
     makers = {name: index for index, node in enumerate(nodes) for name in node.output if name}
     before = [{makers[name] for name in _names_read(node) if name in makers} for node in nodes]
     if all(made < index for index, needed in enumerate(before) for made in needed):

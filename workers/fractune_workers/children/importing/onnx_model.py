@@ -1,18 +1,18 @@
 """Real-world ONNX -> Relax.
 
-Exporters leave dynamic dimensions, old opsets and shape arithmetic in the graph, on which TVM's importer
-fails. So, in this order:
+Exporters leave dynamic dimensions, old opsets and shape arithmetic in the graph, and TVM's importer fails on them. The
+steps, in this order:
 
-1. parse, and refuse what is no whole model: a torn file, weights in other files;
-2. count the nodes, and inline the model's own functions;
-3. fix every dimension of every input, and forget the shapes that were inferred from the open ones;
-4. fold the shape arithmetic, which over fixed shapes is constants, and refuse what would grow too large;
-5. convert an opset older than the importer's semantics;
-6. slim: merge and drop nodes, put batch normalization into convolutions;
-7. import.
+    1. parse, and refuse a torn file, or weights in other files;
+    2. count the nodes, and inline the model's own functions;
+    3. fix every dimension of every input, and drop the shapes that were inferred from open dimensions;
+    4. fold the shape arithmetic, which over fixed shapes is constants, and refuse a model that would grow too large;
+    5. convert an opset older than the importer's semantics;
+    6. slim: merge and drop nodes, put batch normalization into convolutions;
+    7. import.
 
-Steps 5 and 6 are aids: where one fails, the model goes on without it, and the reason is told if the import
-fails too. Slimming and the importer compute constants, so a model where their size is not known is refused before.
+Steps 5 and 6 are optional. Where one fails, the model goes on without it, and the error of a failed import names the
+reason. Slimming and the importer compute constants, so a model with constants of unknown size is refused before.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ from fractune_workers.children.tvm_api.keep_out import hushed
 _OLDEST_OPSET = 13
 """Below, TVM's importer reads operators by later rules (Softmax, Squeeze, ReduceSum) without a word"""
 _CONVERTED_OPSET = 17
-"""What older models are converted to: ONNX's converters reach it, and TVM's importer knows all of it"""
+"""Older models are converted to this opset: ONNX's converters reach it, and TVM's importer knows all of it."""
 _SEPARATE_INITIALIZERS_IR = 4
 """From this IR version on, weights need not be inputs as well"""
 _MOST_PAIRS_OF_READERS = 20_000_000
-"""Of nodes that read the same tensor: `onnxslim` compares all of them when it removes one after the other. These take
-some 20 s; one tensor that 4,000 nodes read is within the limit"""
+"""Pairs of nodes that read the same tensor: `onnxslim` compares all of them when it removes one after the other. This
+many pairs take some 20 s; one tensor with 4,000 readers is within the limit."""
 _IR_VERSION_FIELD = b"\x08"
-"""How a model of any exporter begins: field 1, a number"""
+"""Each exporter's models begin with field 1, a number."""
 
 
 def load_onnx(data: bytes, shapes: Mapping[str, Sequence[int]], limits: Limits) -> tvm.IRModule:
-    """The ONNX model in `data` as a Relax module. Raises BadModel, also for what would grow beyond `limits`."""
+    """The ONNX model in `data` as a Relax module. Raises BadModel, also for a model that would exceed `limits`."""
     model = _parse(data)
     check_count(model, limits)
     _refuse_external_data(model)
@@ -131,7 +131,7 @@ def _try(
 
 
 def _slim(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Raises ValueError for a model whose slimming could take time without bounds."""
+    """Raises ValueError for a model that could take unbounded time to slim."""
     readers = Counter(name for node in model.graph.node for name in node.input if name)
     if sum(count**2 for count in readers.values()) > _MOST_PAIRS_OF_READERS:
         name, count = readers.most_common(1)[0]
@@ -173,7 +173,9 @@ def _name_unsupported(graph: onnx.GraphProto, operators: list[str]) -> str:
 
 
 def _failing_node(error: Exception) -> onnx.NodeProto | None:
-    """The node that the importer was at: its errors do not say, but the frames they came through know."""
+    """The node at which the importer failed. Its errors do not name the node, but the frames of the
+    traceback hold it.
+    """
     found = None
     trace = error.__traceback__
     while trace is not None:
@@ -185,7 +187,7 @@ def _failing_node(error: Exception) -> onnx.NodeProto | None:
 
 
 def _checker_notes(model: onnx.ModelProto) -> Iterator[str]:
-    """What ONNX's own checker says; asked only after a failure, for it refuses models that import well."""
+    """The error of ONNX's own checker. It runs only after a failure, because it refuses models that import well."""
     try:
         onnx.checker.check_model(model)
     except Exception as error:  # noqa: BLE001  the checker raises several unrelated types

@@ -1,4 +1,4 @@
-"""Fix every dimension of an ONNX model's inputs to what the user names."""
+"""Fixes every dimension of an ONNX model's inputs to the user's shapes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import onnx
 from fractune_core.errors import BadModel
 
 _NAMELESS = frozenset({"", "?", "-1", "None"})
-"""What exporters write for a dimension without a name: two of these need not be equal"""
+"""Exporters write these for a dimension without a name; two of them need not be equal."""
 
 
 def fix_shapes(graph: onnx.GraphProto, shapes: Mapping[str, Sequence[int]]) -> None:

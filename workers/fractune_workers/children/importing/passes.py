@@ -1,7 +1,7 @@
 """The one pass list between a model and its operators.
 
-Ingest names the operators of a model, compile puts schedules on them. Both find an operator by the structural
-hash of its TIR, so both run `prepare`: another pass list would give other hashes, and no schedule would fit.
+Ingest names the operators of a model, and compile puts schedules on them. Both find an operator by the structural hash
+of its TIR, so both run `prepare`. Another pass list would give other hashes, and no schedule would fit.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ class Operator:
 def prepare(mod: tvm.IRModule, target: tvm.target.Target, implementation: str = "") -> tvm.IRModule:
     """Plan a Relax module's layouts, legalize and fuse it until every operator is one TIR function. Raises BadModel.
 
-    With an implementation's name, that is what convolutions it fits are computed by (`layouts/implementations.py`).
+    The `implementation` of this name computes the convolutions that it fits (`layouts/implementations.py`).
 
-    The order matters: patterns are annotated on the legalized functions, and fusion reads them once constants
-    are folded.
+    The order matters: patterns are annotated on the legalized functions, and fusion reads them once constants are
+    folded.
     """
     passes = tvm.transform.Sequential(
         [
@@ -81,9 +81,9 @@ def prepare(mod: tvm.IRModule, target: tvm.target.Target, implementation: str = 
 
 
 def extract(mod: tvm.IRModule, target: tvm.target.Target) -> list[Operator]:
-    """The operators of a prepared module; equal ones are one operator with their weights added.
+    """The operators of a prepared module; equal ones are one operator, with the sum of their weights.
 
-    A kernel that TVM has scheduled already is none. Raises BadModel when there is nothing to tune.
+    Kernels that TVM has scheduled already are left out. Raises BadModel when there is nothing to tune.
     """
     operators: dict[str, Operator] = {}
     for task in ms.relax_integration.extract_tasks(mod, target):
@@ -99,7 +99,7 @@ def extract(mod: tvm.IRModule, target: tvm.target.Target) -> list[Operator]:
 
 
 def is_scheduled(function: Any) -> bool:
-    """Whether a TIR function says of itself that it has its schedule."""
+    """Whether a TIR function is marked as scheduled."""
     return bool(function.attrs and function.attrs.get("tirx.is_scheduled", False))
 
 
@@ -135,7 +135,7 @@ def _element_bytes(dtype: str) -> int:
 
 
 def _flops(mod: tvm.IRModule) -> float:
-    """TVM's estimate; 0 where it has none, as for loops whose extent depends on data."""
+    """TVM's estimate; 0 where TVM has none, as for loops with an extent that depends on data."""
     try:
         return float(tvm.s_tir.analysis.estimate_tir_flops(mod))
     except Exception:  # noqa: BLE001  an estimate steers the budget at most; TVM raises any error for odd loops

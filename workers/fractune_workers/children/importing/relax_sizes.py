@@ -1,4 +1,6 @@
-"""How large a module is, counted before a pass folds its constants or lowers it."""
+"""The size of a module, counted before a pass folds its constants or lowers it; the memory of one inference by its
+types.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,8 @@ _MOST_FIELDS = 4 * MOST_NODES
 
 
 def check_sizes(mod: tvm.IRModule, limits: Limits) -> None:
-    """Raises BadModel for too many operators, for a tensor that is too large, for too large constants, and for an
-    inference that needs too much memory.
+    """Raises BadModel for too many operators, for a too large tensor, for too large constants, and for an inference
+    that needs too much memory.
     """
     walk = _Walk(limits)
     for name, function in mod.functions.items():
@@ -32,7 +34,7 @@ def check_sizes(mod: tvm.IRModule, limits: Limits) -> None:
 
 
 def _check_buffers(function: Any, name: str, limits: Limits) -> None:
-    """Of loops: their types say nothing of the buffers that they take, nor of those that they allocate."""
+    """Check a function of loops. Its type does not show the buffers that it takes and allocates."""
     buffers: dict[Any, None] = {}
 
     def note(var: Any) -> None:
@@ -74,7 +76,7 @@ class _Walk:
         self._limits.check_inference(self._needed, what)
 
     def _sequence(self, body: Any) -> list[Any]:
-        """Count what is computed there; the variables of which its result is made."""
+        """Count the values that are computed there; return the variables of the result."""
         if not isinstance(body, relax.SeqExpr):
             self._is_constant(body)
             return list(_variables(body))
@@ -91,7 +93,7 @@ class _Walk:
             return
         what = f"'{var.name}' ({_operator(value)})"
         size = self._bytes(var.ty, what)
-        is_constant = self._is_constant(value)  # counts what is in it, before it is looked at as a tree
+        is_constant = self._is_constant(value)  # counts the operators in it, before TVM looks at it as a tree
         read = list(_variables(value))
         if isinstance(value, relax.If):
             read += self._sequence(value.true_branch) + self._sequence(value.false_branch)
@@ -143,7 +145,7 @@ class _Value:
 
 
 class InferenceMemory:
-    """The values of one function, in the order in which it computes them. Each is kept until it is last read."""
+    """The values of one function, in the order of computation. Each is kept until it is last read."""
 
     def __init__(self) -> None:
         self._kept = 0
@@ -154,11 +156,11 @@ class InferenceMemory:
         self._kept += size
 
     def compute(self, var: Hashable, read: Sequence[Hashable], size: int, what: str) -> None:
-        """Count a value that is computed of others; `size` 0 = it is the others, such as a tuple of them."""
+        """Count a value that is computed from others; `size` 0 = it refers to the others, like a tuple of them."""
         self._values.append(_Value(var, read, size, what))
 
     def peak(self, results: Sequence[Hashable]) -> tuple[int, str]:
-        """The most bytes that are there at once, and what is computed then. `results` are never dropped."""
+        """The most bytes that exist at once, and the value that is computed then. `results` are never dropped."""
         ends = self._ends(results)
         dropped = [0] * (len(self._values) + 1)
         held, peak, at = self._kept, self._kept, "its inputs and weights"
@@ -191,7 +193,7 @@ def _operands(expr: Any) -> Iterable[Any]:
 
 
 def _variables(expr: Any) -> Iterator[Any]:
-    """Those that a value is computed of."""
+    """The variables that a value is computed from."""
     if isinstance(expr, relax.Var):
         yield expr
     for operand in _operands(expr):
@@ -203,13 +205,13 @@ def _operator(value: Any) -> str:
 
 
 def _shape_and_width(tensor: Any) -> tuple[list[int], int]:
-    """Dimensions, none of them when one is not fixed, and bytes of an element."""
+    """Dimensions (none where one is not fixed), and bytes of an element."""
     dims = tensor.shape if isinstance(tensor.shape, relax.ShapeExpr) else []
     return _fixed(dims), _width(tensor.dtype)
 
 
 def _fixed(dims: Iterable[Any]) -> list[int]:
-    """Dimensions, none of them when one is not fixed. One may be a product of numbers."""
+    """Dimensions; none where one is not fixed. A dimension may be a product of numbers."""
     simplified = [_ANALYZER.simplify(dim) for dim in dims]
     fixed = [int(dim) for dim in simplified if isinstance(dim, tvm.tirx.IntImm)]
     return fixed if len(fixed) == len(simplified) else []

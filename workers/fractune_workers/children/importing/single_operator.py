@@ -18,9 +18,9 @@ from fractune_workers.children.tvm_api.keep_out import stay_off_gpus
 from fractune_workers.children.tvm_api.target import parse_target
 
 _CHANNELS_AND_SIZE = {"llvm": (32, 14), "cuda": (64, 56)}
-"""Convolutions, by the kind of target. The CPU's is one of a small image network: most schedules take some hundred
-microseconds on one core. The GPU's is one of ResNet-50, with 64 times as much to compute: of a kernel that takes a few
-microseconds, one would time how fast it can be launched."""
+"""Convolutions, by the kind of target. The CPU's is from a small image network: most schedules take some hundred
+microseconds on one core. The GPU's is from ResNet-50, with 64 times as much to compute. The time of a kernel of a few
+microseconds would be its launch."""
 
 
 def builtin(target: str) -> dict[str, Any]:
@@ -34,7 +34,7 @@ def heaviest(path: str, inputs: dict[str, list[int]], only: str, target: str) ->
     """The operator of the model file at `path` that computes most in one run of the model, for `target`; empty = this
     host.
 
-    `only`: among those whose name contains one of these texts, separated by commas. Raises BadModel.
+    `only`: texts separated by commas; the name of the operator contains one of them. Raises BadModel.
     """
     parsed = parse_target(target, 1)
     operators = extract(prepare(load_model(Path(path), inputs), parsed), parsed)

@@ -1,10 +1,9 @@
 """A `torch.export` program (.pt2) -> Relax, without unpickling anything.
 
-`torch.export.load` trusts its file: it unpickles sample inputs, custom objects and some weights, evaluates
-symbolic expressions as Python, and resolves any function of `torch` by name. The archive itself is plain,
-though: JSON for the graph, raw bytes for the weights. So the archive is written anew in memory with only
-what a program of fixed shapes needs, everything else is left out or refused, and `torch.export.load` reads
-that.
+`torch.export.load` trusts its file: it unpickles sample inputs, custom objects and some weights, evaluates symbolic
+expressions as Python, and resolves any function of `torch` by name. The archive itself is plain: JSON for the graph,
+raw bytes for the weights. So the archive is rewritten in memory with only the parts that a program of fixed shapes
+needs. Everything else is left out or refused, and `torch.export.load` reads the rewritten archive.
 """
 
 from __future__ import annotations
@@ -54,7 +53,9 @@ def load_torch(data: bytes, shapes: Any) -> tvm.IRModule:
 
 
 def screen(data: bytes) -> bytes:
-    """The archive with its graph and plain weights alone. Raises BadModel for what would need more, and BadArchive."""
+    """The archive with its graph and plain weights alone. Raises BadModel for a program that needs more, and
+    BadArchive.
+    """
     with Archive(data) as archive:
         root = archive.names[0].partition("/")[0] if archive.names else ""
         entries = {name.removeprefix(f"{root}/"): archive.read(name) for name in archive.names}
@@ -113,7 +114,7 @@ def _screen_node(value: dict[str, Any]) -> None:
 
 
 def _screen_spec(spec: Any) -> None:
-    """How inputs and outputs nest: plain containers only, because others name modules to import."""
+    """Check how inputs and outputs nest: plain containers only, because others name modules to import."""
     if isinstance(spec, dict):
         if spec.get("type") not in _CONTAINERS:
             raise BadModel(f"takes or gives a {spec.get('type')}; export a model with tensors, lists and dicts")
