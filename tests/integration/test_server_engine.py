@@ -76,7 +76,7 @@ def test_redis_that_stays_out_of_memory_ends_the_engine(context: ServerContext) 
     failure = run_to_its_end(context)
     assert isinstance(failure, RedisGone)
     assert "Redis was out of memory for 0.5 s (command not allowed" in str(failure)
-    assert str(failure).endswith("give Redis more (maxmemory), and start the server again to go on")
+    assert str(failure).endswith("give Redis more (maxmemory), and start the server again to continue")
 
 
 def test_an_engine_outlasts_a_redis_that_is_out_of_memory_for_a_while(
@@ -86,7 +86,7 @@ def test_an_engine_outlasts_a_redis_that_is_out_of_memory_for_a_while(
     ended = threading.Event()
     engine = Engine(context, ended.set, redis_patience_s=60.0)
     engine.start()
-    wait_until(lambda: "Redis takes nothing" in caplog.text)
+    wait_until(lambda: "Redis is not usable" in caplog.text)
     context.redis.config_set("maxmemory", 0)
     records = [made_up_record({**BUILD, "share": "cpu:1"}, f"c{i}", "x") for i in range(3)]
     send_once_more(context.redis, *records)

@@ -139,7 +139,7 @@ def test_a_round_that_redis_did_not_take_is_handed_out_when_it_is_back(tmp_path:
             name = stop_before_its_last_round(server, client, fleet)
             broker.kill()
             server.process.send_signal(signal.SIGCONT)
-            wait_until(lambda: "Redis takes nothing" in server.said())
+            wait_until(lambda: "Redis is not usable" in server.said())
             broker.come_back(empty=False)
             assert client.finish(name).progress.candidates_done == 6
             assert measured_once_at_both_shares(client, name, 6)
@@ -205,7 +205,7 @@ def test_without_resume_open_jobs_end_as_cancelled(tmp_path: Path) -> None:
         with running_server(url, tmp_path / "state", resume=False) as server, server.client() as client:
             job = client.job(name)
             assert job.state == pb.JOB_STATE_CANCELLED
-            assert job.message == "interrupted: its stack ended; run the same command to go on"
+            assert job.message == "interrupted: its stack ended; run the same command to continue"
             fleet.workers["build-1"].hold.clear()
             again = client.finish(client.create(job.spec.model, trials=10).name)
             assert again.state == pb.JOB_STATE_DONE

@@ -121,7 +121,7 @@ def test_a_redis_out_of_memory_is_told_in_one_line(tmp_path: Path) -> None:
         connection.config_set("maxmemory", 1)
         code, line = refused(url, tmp_path / "state")
     assert code == 5
-    assert line.startswith("fractune: Redis takes nothing (command not allowed when used memory > 'maxmemory'")
+    assert line.startswith("fractune: Redis rejects commands (command not allowed when used memory > 'maxmemory'")
 
 
 def test_a_worker_of_another_protocol_refuses_to_start_beside_the_server(redis_url: str, tmp_path: Path) -> None:

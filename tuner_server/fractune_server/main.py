@@ -1,4 +1,4 @@
-"""Runs the server: wiring, and an orderly end."""
+"""Runs the server: wiring, and an orderly shutdown."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ from fractune_server.transport.work_queues import WorkQueues
 from fractune_server.webhooks import WebhookSender, read_secret
 
 THREADS = 32
-"""for calls that end by themselves, beside those that watch"""
+"""threads for short calls, beside those of the watchers"""
 _GRACE_S = 5.0
 _LOOK_EVERY_S = 0.5
-"""whether a signal came, and at the lock of a PostgreSQL where another server is"""
+"""how often the server checks for signals, and for PostgreSQL's lock while another server has it"""
 _LAST_TICK_S = 1.0
 """a server that has lost its lock notices it within this time: its engine looks at every tick"""
-_INTERRUPTED = "interrupted: its stack ended; run the same command to go on"
+_INTERRUPTED = "interrupted: its stack ended; run the same command to continue"
 
 _log = logging.getLogger(__name__)
 
@@ -74,15 +74,14 @@ _log = logging.getLogger(__name__)
 def run_server(options: ServerOptions) -> None:
     """Serve until SIGTERM or SIGINT.
 
-    Raises BadRequest for an address or TLS files that cannot be used, StateUnusable, RedisGone when Redis does not
-    answer or stays away, ClockWrong, and FractuneError when the engine has ended by itself.
+    Raises BadRequest for an unusable address or TLS files, StateUnusable, RedisGone if Redis does not answer or stays
+    away, ClockWrong, and FractuneError if the engine fails.
     """
     credentials = server_credentials(options.listen, options.tls, insecure=options.insecure)
-    metrics_tls(options.metrics, options.tls, insecure=options.insecure)  # what is refused, before anything starts
+    metrics_tls(options.metrics, options.tls, insecure=options.insecure)  # refuse the options before anything starts
     webhook_rules = WebhookRules.parse(options.webhook_hosts)
     webhook_secret = _webhook_secret(options)
-    # An event would not do: setting one in a signal's handler waits for ever where the handler has interrupted the
-    # beginning of the wait for it.
+    # Not a threading.Event: setting one in a signal handler can deadlock if the handler interrupts the event's wait.
     ends: SimpleQueue[str] = SimpleQueue()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda found, _: ends.put(signal.Signals(found).name))
@@ -99,7 +98,7 @@ def run_server(options: ServerOptions) -> None:
             with _webhooks(context, webhook_secret):
                 _serve(options, context, credentials, ends)
         except redis.RedisError as error:
-            raise RedisGone(f"Redis takes nothing ({error}); mend that, then start the server again") from error
+            raise RedisGone(f"Redis rejects commands ({error}); fix it, then start the server again") from error
         finally:
             context.store.close()
             context.redis.close()
@@ -111,7 +110,7 @@ def make_server(
     health: health_pb2_grpc.HealthServicer,
     authenticator: Authenticator | None,
 ) -> grpc.Server:
-    """All services on a server that listens nowhere yet; `authenticator` as for AccessInterceptor."""
+    """All services on a server that does not listen yet; `authenticator` as for AccessInterceptor."""
     server = grpc.server(
         futures.ThreadPoolExecutor(THREADS + MAX_WATCHERS, thread_name_prefix="grpc"),
         interceptors=[
@@ -121,7 +120,7 @@ def make_server(
             AccessInterceptor(authenticator),
             ConcurrencyLimit(),
         ],
-        # Two servers must not share one port, and a call beyond the threads is refused rather than left hanging.
+        # Two servers must not share a port. Calls beyond the number of threads are refused, not left hanging.
         options=[("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", 64 << 20), *SERVER_KEEPALIVE],
         maximum_concurrent_rpcs=THREADS + MAX_WATCHERS,
     )
@@ -148,7 +147,7 @@ def _serve(
     credentials: grpc.ServerCredentials | None,
     ends: SimpleQueue[str],
 ) -> None:
-    """Until `ends` says why it is over."""
+    """Serve until `ends` holds a reason to end."""
     context.redis.mset({PROTOCOL_KEY: PROTOCOL, GREETING_KEY: seal_greeting(context.secret)})
     WorkQueues(context.redis, context.secret).drop_foreign()
     if not options.resume:
@@ -164,7 +163,7 @@ def _serve(
         bind_local(server, options.local_socket)
     with _seen_from_outside(options, context, health, authenticator):
         gc.collect()
-        gc.freeze()  # what is imported stays: no later collection, in which every call waits, looks at it again
+        gc.freeze()  # imported modules stay; later collections, which delay every call, skip them
         engine.start()
         server.start()
         health.start()
@@ -172,15 +171,15 @@ def _serve(
         if options.ready_file is not None:
             announce(address, options.ready_file)
         _log.info("serving on %s", address)
-        # A signal that comes as the wait begins does not end it, nor does one that another thread is given.
-        while not _told_to_end(ends, _LOOK_EVERY_S):
+        # A signal that arrives just before the wait, or in another thread, does not interrupt it.
+        while not _should_end(ends, _LOOK_EVERY_S):
             pass
         stopping.set()
         health.stop()
-        health.servicer.enter_graceful_shutdown()  # clients that check are sent elsewhere
-        context.notifier.announce()  # watchers look up, see that it is over, and end
-        server.stop(_GRACE_S).wait()  # calls in hand may end: none of them starts anything new any more
-        engine.stop()  # last, so that what the calls wrote is consistent when the store closes
+        health.servicer.enter_graceful_shutdown()  # clients that check health go elsewhere
+        context.notifier.announce()  # watchers wake up and end
+        server.stop(_GRACE_S).wait()  # calls in progress may finish
+        engine.stop()  # last, so that everything that calls wrote is consistent when the store closes
     if engine.failure is not None:
         raise engine.failure
 
@@ -192,17 +191,17 @@ def _authenticator(options: ServerOptions, context: ServerContext) -> Authentica
 
 
 def _webhook_secret(options: ServerOptions) -> bytes:
-    """Empty when no webhooks are called. Raises BadRequest when hosts are named without a secret, or cannot be used."""
+    """Empty if there are no webhooks. Raises BadRequest for hosts without a secret, and for an unusable secret."""
     if not options.webhook_hosts:
         return b""
     if options.webhook_secret_file is None:
-        raise BadRequest("--webhook-hosts needs --webhook-secret-file: what is called there is signed")
+        raise BadRequest("--webhook-hosts needs --webhook-secret-file, which signs the calls")
     return read_secret(options.webhook_secret_file)
 
 
 @contextlib.contextmanager
 def _webhooks(context: ServerContext, secret: bytes) -> Iterator[None]:
-    """Call them until the block ends, where there are hosts to call."""
+    """Call webhooks until the block ends; without a secret there are none."""
     if not secret:
         yield
         return
@@ -218,7 +217,7 @@ def _webhooks(context: ServerContext, secret: bytes) -> Iterator[None]:
 def _seen_from_outside(
     options: ServerOptions, context: ServerContext, health: Health, authenticator: Authenticator | None
 ) -> Iterator[None]:
-    """Serve metrics and health over HTTP, if that was asked for, until the block ends. Raises BadRequest."""
+    """Serve metrics and health over HTTP until the block ends, if requested. Raises BadRequest."""
     if options.metrics is None:
         yield
         return
@@ -236,16 +235,16 @@ def _seen_from_outside(
 
 
 def _wait_for(lock: ServerLock, ends: SimpleQueue[str]) -> bool:
-    """Take a lock that another server has, as soon as it is free; False when this one is told to end before that."""
-    _log.info("another server works on database %s; waiting to go on in its place", lock.where)
+    """Take the lock as soon as the other server releases it. False if this server is to end before."""
+    _log.info("another server works on database %s; waiting to take its place", lock.where)
     while not lock.take():
-        if _told_to_end(ends, _LOOK_EVERY_S):
+        if _should_end(ends, _LOOK_EVERY_S):
             return False
-    _log.info("the other server has gone; going on in its place")
-    return not _told_to_end(ends, _LAST_TICK_S)
+    _log.info("the other server is gone; taking its place")
+    return not _should_end(ends, _LAST_TICK_S)
 
 
-def _told_to_end(ends: SimpleQueue[str], within_s: float) -> bool:
+def _should_end(ends: SimpleQueue[str], within_s: float) -> bool:
     try:
         _log.info("ends after %s", ends.get(timeout=within_s))
     except Empty:
@@ -254,15 +253,14 @@ def _told_to_end(ends: SimpleQueue[str], within_s: float) -> bool:
 
 
 def announce(address: str, ready_file: Path) -> None:
-    """Write `address` so that a process that waits for the file never reads half of it."""
+    """Write `address` in one step: a process that waits for the file never reads half of it."""
     draft = ready_file.with_name(f".{ready_file.name}.draft")
     draft.write_text(address)
     draft.replace(ready_file)
 
 
 def _open(options: ServerOptions, lock: ServerLock | None) -> ServerContext:
-    # For about two seconds, so that calls outlive a Redis that is started again at once; the engine has the patience
-    # for one that stays away longer.
+    # About two seconds, so that calls survive a quick restart of Redis. The engine waits longer.
     retry = Retry(ExponentialBackoff(cap=0.2, base=0.05), retries=10)
     try:
         connection = redis.Redis.from_url(options.redis_url, retry=retry)
@@ -280,7 +278,7 @@ def _open(options: ServerOptions, lock: ServerLock | None) -> ServerContext:
 
 
 def _cancel_open_jobs(context: ServerContext) -> None:
-    """What an earlier server left open ends, and the work that it left waiting goes."""
+    """End the open jobs of an earlier server, and drop its waiting work."""
     WorkQueues(context.redis, context.secret).clear()
     for job in context.store.jobs.open_ids():
         context.store.jobs.end(job, JobState.CANCELLED, "JobCancelled", _INTERRUPTED)

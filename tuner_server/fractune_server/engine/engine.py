@@ -1,7 +1,6 @@
-"""The engine: one thread that takes in results, moves every open job on, and hands out work.
+"""The engine: one thread that takes results, advances every open job, and hands out work.
 
-gRPC handlers never touch what the engine holds in memory: they write to the store, and the engine sees it on its
-next tick.
+gRPC handlers never touch the engine's memory. They write to the store, and the engine sees it in its next tick.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ from fractune_server.transport.work_queues import WorkQueues
 POLL_MS = 200
 SWEEP_EVERY_S = 1.0
 STALL_S = 5.0
-"""when no work waits or runs anywhere for this long, what is still owed was lost, and is asked for again"""
+"""if no work waits or runs anywhere for this long, requested work was lost, and is requested again"""
 REDIS_PATIENCE_S = 30.0
 
 _log = logging.getLogger(__name__)
@@ -55,7 +54,7 @@ class Engine:
     ) -> None:
         self._context = context
         self._instruments = context.instruments
-        for kind in WORK_KINDS:  # at 0 from the start: Prometheus sees no increase where a series begins with 1
+        for kind in WORK_KINDS:  # 0 from the start: Prometheus sees no increase in a series that begins with 1
             self._instruments.given_up.labels(kind)
             for loss in Loss:
                 self._instruments.requeued.labels(kind, loss.value)
@@ -85,11 +84,11 @@ class Engine:
         self._thread.start()
 
     def silent_s(self) -> float | None:
-        """How long ago the engine began the current tick, in seconds; None when its thread does not run."""
+        """Seconds since the current tick began; None if the engine's thread does not run."""
         return time.monotonic() - self._tick_began if self._thread.is_alive() else None
 
     def stop(self) -> None:
-        """Ends after the current tick; nothing that was committed is lost."""
+        """End after the current tick; committed results stay."""
         self._stopping.set()
         if self._thread.ident is not None:
             self._thread.join()
@@ -99,14 +98,14 @@ class Engine:
             self._tick_until_stopped()
         except FractuneError as error:
             self.failure = error
-        except Exception as error:  # noqa: BLE001  whatever it is, the process must not serve on without its engine
+        except Exception as error:  # noqa: BLE001  the process must not serve without its engine
             _log.exception("the engine ended")
             self.failure = FractuneError(f"the engine ended: {type(error).__name__}: {error}; see the server's log")
         finally:
             self._ended()
 
     def _tick_until_stopped(self) -> None:
-        """Tick after tick; Redis may be away for a while. Raises RedisGone when it stays away."""
+        """Tick until stopped. Redis may be away for a while; raises RedisGone if it stays away."""
         gone_since: float | None = None
         while not self._stopping.is_set():
             self._tick_began = time.monotonic()
@@ -118,13 +117,13 @@ class Engine:
                 gone_since = gone_since or now
                 if now - gone_since > self._redis_patience_s:
                     raise RedisGone(_gone(error, self._redis_patience_s)) from error
-                _log.warning("Redis takes nothing: %s", error)
+                _log.warning("Redis is not usable: %s", error)
                 self._recorder.repeat()
                 self._stopping.wait(min(1.0, self._redis_patience_s / 10))
 
     def _tick(self) -> None:
-        self._context.store.check_lock()  # before it takes results out of Redis: it could not commit them
-        # A new job has waited for a tick already.
+        self._context.store.check_lock()  # a server without the lock must not take results: it could not commit them
+        # A new job has already waited for a tick.
         batch = self._recorder.poll(0 if self._jobs.update() else POLL_MS)
         for arrival in batch.arrivals:
             with log_fields(job=arrival.event.get("job", "")):
@@ -134,9 +133,9 @@ class Engine:
             self._instruments.recorder_lag.observe(lag_s)
         if batch.arrivals:
             self._quiet_since = time.monotonic()
-        # Jobs move on only when all that came in while the server was away has been taken in.
+        # Jobs advance only after all results that arrived while the server was away.
         if not self._caught_up and not batch.arrivals:
-            self._caught_up, self._swept_at = True, 0.0  # who is there decides what goes on
+            self._caught_up, self._swept_at = True, 0.0  # sweep at once: the first advance needs the live workers
         if time.monotonic() - self._swept_at >= SWEEP_EVERY_S:
             self._sweep()
         if self._caught_up:
@@ -144,10 +143,10 @@ class Engine:
         self._jobs.save()
         self._instruments.engine_tick.observe(time.perf_counter() - batch.read_at)
 
-    # ---- what comes in --------------------------------------------------------------------------
+    # ---- results --------------------------------------------------------------------------------
 
     def _take(self, arrival: Arrival) -> None:
-        """Let one event take effect; it may come twice."""
+        """Apply one event, which may arrive twice."""
         if arrival.record is not None:
             for each in self._jobs.all():
                 each.take_trial(arrival.record)
@@ -167,7 +166,7 @@ class Engine:
             self._take_for_job(event)
 
     def _take_failed_round(self, event: WorkFailed) -> None:
-        """A lost round is bearable, but for a validation that goes on like that: its job ends with the error."""
+        """Other rounds replace a lost one. If validations keep failing, their jobs end with the error."""
         live = self._rounds.get(event["round_id"])
         if live is None:
             return
@@ -202,7 +201,7 @@ class Engine:
             raise error_from_name(event["error"], event["message"])
 
     def _take_without_job(self, event: Event) -> None:
-        """An ingest that a call waits for, or what came too late for its job."""
+        """Apply an ingest that a call waits for, or release what arrived too late for its job."""
         if event["event"] == "ingested":
             key = self._context.model_ingests.take(event["job"])
             if key is not None:
@@ -213,7 +212,7 @@ class Engine:
         elif event["event"] == "work_failed":
             self._context.model_ingests.fail(event)
 
-    # ---- moving on ------------------------------------------------------------------------------
+    # ---- advancing jobs -------------------------------------------------------------------------
 
     def _advance_all(self) -> None:
         self._rounds.settle()
@@ -227,7 +226,7 @@ class Engine:
         self._rounds.drop_unwanted()
 
     def _advance(self, job: ActiveJob) -> None:
-        """Move on as far as it goes without waiting."""
+        """Advance the job until it has to wait."""
         before = None
         while before is not job.stored.state and job.stored.state.open:
             before = job.stored.state
@@ -246,7 +245,7 @@ class Engine:
                     self._publish.time(job)
 
     def _start_rounds(self) -> None:
-        """One by one: each goes to the job whose turn it is by then."""
+        """Start rounds one by one, each for the job that is next in the fair queue at that moment."""
         self._fair_queue.keep(job.claimant for job in self._jobs.all())
         waiting = [job for job in self._jobs.all() if job.stored.state is JobState.TUNING]
         free = self._tune.free_instances()
@@ -256,7 +255,7 @@ class Engine:
             del waiting[: len(passed_over)]
 
     def _start_round(self, job: ActiveJob, free: list[Instance]) -> bool:
-        """False when none can start for the job now."""
+        """False if no round can start for the job now."""
         with log_fields(job=job.id):
             try:
                 return self._tune.start_round(job, self._jobs.all(), free)
@@ -264,15 +263,15 @@ class Engine:
                 self._jobs.fail(job, error)
                 return False
 
-    # ---- looking after things -------------------------------------------------------------------
+    # ---- housekeeping ---------------------------------------------------------------------------
 
     def _sweep(self) -> None:
-        """Once a second: find new and dead workers, orphaned and lost work, and streams that can be cut."""
+        """Once a second: find new and dead workers and lost work, and trim the streams."""
         self._swept_at = time.monotonic()
         fleet, jobs = live_workers(self._context.redis, self._context.secret), self._jobs.all()
         self._instruments.workers.take(fleet.workers.values())
         if self._caught_up:
-            # Before the requeuer: what a dead tuner instance was to search goes to another, not back to its queue.
+            # Before the requeuer: the search of a dead tuner instance goes to another one, not back to its queue.
             self._tune.update_instances(fleet)
             self._find_stalled()
         self._requeuer.sweep(fleet)
@@ -285,22 +284,22 @@ class Engine:
         check_clock("this server", drop_old_marks(self._context.redis))
         self._context.files.parts.drop_old()
         self._context.store.keep_short()
-        # What this tick took is acknowledged. Anything else was taken by a server that has lost its lock meanwhile.
+        # The results of this tick are acknowledged. Others were taken by a server that has lost its lock meanwhile.
         self._recorder.look_back()
 
     def _find_stalled(self) -> None:
-        """Redis may have come back empty: when nothing is under way anywhere, what is owed is asked for again."""
-        owed_jobs, owed_rounds = [job for job in self._jobs.all() if job.requested], self._rounds.all()
-        if not (owed_jobs or owed_rounds) or not self._queues.idle():
+        """Request work again if it is nowhere in the queues: Redis may have come back empty."""
+        waiting_jobs, waiting_rounds = [job for job in self._jobs.all() if job.requested], self._rounds.all()
+        if not (waiting_jobs or waiting_rounds) or not self._queues.idle():
             self._quiet_since = time.monotonic()
         elif time.monotonic() - self._quiet_since > STALL_S:
-            for job in owed_jobs:
+            for job in waiting_jobs:
                 with log_fields(job=job.id):
-                    _log.warning("job %s waits for work that is nowhere; asking for it again", job.id)
+                    _log.warning("the work of job %s is in no queue; requesting it again", job.id)
                 job.requested.clear()
-            for live in owed_rounds:
+            for live in waiting_rounds:
                 with log_fields(job=live.stored.job):
-                    _log.warning("round %s waits for work that is nowhere; asking for it again", live.id)
+                    _log.warning("the work of round %s is in no queue; requesting it again", live.id)
                 self._rounds.lose(live)
 
     def _note_requeued(self, work: Work, loss: Loss) -> None:
@@ -317,10 +316,10 @@ class Engine:
 
 def _gone(error: redis.RedisError, patience_s: float) -> str:
     if isinstance(error, redis.OutOfMemoryError):
-        how, do = "was out of memory", "give Redis more (maxmemory), and start the server again to go on"
+        problem, remedy = "was out of memory", "give Redis more (maxmemory), and start the server again to continue"
     else:
-        how, do = "stayed away", "start Redis and the server again to go on"
-    return f"Redis {how} for {patience_s:g} s ({error}); committed results are kept: {do}"
+        problem, remedy = "stayed away", "start Redis and the server again to continue"
+    return f"Redis {problem} for {patience_s:g} s ({error}); committed results are kept: {remedy}"
 
 
 def _ingest_given_up(work: Work) -> WorkFailed:
@@ -329,5 +328,5 @@ def _ingest_given_up(work: Work) -> WorkFailed:
         "job": work["job"],
         "do": work["do"],
         "error": BadModel.__name__,
-        "message": "every worker that read this model ended; see their logs",
+        "message": "every worker that read this model died; see their logs",
     }

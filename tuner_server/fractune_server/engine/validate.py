@@ -1,5 +1,6 @@
-"""Validation: the finalists of every operator are checked for right output, and timed again, alone, interleaved with
-the untuned default.
+"""Validation: finalists of every operator are checked for correct output, and timed again.
+
+They are timed alone on the device, interleaved with the untuned default.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from fractune_server.store.stored_job import StoredOperator
 from fractune_server.transport.context import ServerContext
 
 _PASSES = 3
-"""rounds of validation of one operator in one job: finalists that fail make room for the next best, this often"""
+"""limit of validation rounds of an operator in a job; after each, the next best replace the failed finalists"""
 
 
 class ValidatePhase:
@@ -42,7 +43,7 @@ class ValidatePhase:
         self._rounds = rounds
 
     def advance(self, job: ActiveJob) -> None:
-        """Start what is missing; go on when every operator is validated."""
+        """Start the missing validations. Begin compiling when every operator is validated."""
         own = [live for live in self._rounds.validations() if job.id in live.subscribers]
         if not job.validation_began and not own:
             self._begin(job)
@@ -56,20 +57,21 @@ class ValidatePhase:
             job.enter(JobState.COMPILING)
 
     def _is_validated_elsewhere(self, job: ActiveJob, workload_hash: str) -> bool:
-        """Whether another job has finalists of the same operator measured at a share of this one: the log will say
-        what is left to do.
+        """Whether another job's round measures finalists of the operator at a share of this job.
+
+        The log will then show what is left to do.
         """
         key, shares = job.log_key(workload_hash), set(job.shares)
         return any(live.key == key and live.is_due(shares) for live in self._rounds.validations())
 
     def take_failed(self, job: ActiveJob, live: LiveRound, event: WorkFailed) -> None:
-        """The finalists could not be built or measured at all. Raises the error when it goes on like that."""
+        """The finalists could not be built or measured. Raises the error after the last round that is allowed."""
         if job.validations[live.stored.workload_hash] >= _PASSES:
             raise error_from_name(event["error"], event["message"])
         self._rounds.end(live)
 
     def _begin(self, job: ActiveJob) -> None:
-        """Leave out what cannot matter to the model; a rerank is asked for all that the log knows."""
+        """Skip operators that cannot matter to the model. A rerank skips none."""
         if job.stored.spec.rerank:
             self._check_known(job)
             return
@@ -88,7 +90,7 @@ class ValidatePhase:
                 self._end(job, operator, known[operator.workload_hash])
 
     def _validate(self, job: ActiveJob, operator: StoredOperator) -> None:
-        """Take what the log holds, or start a round for what it lacks."""
+        """Take the validations from the log, or start a round for the missing ones."""
         name = operator.workload_hash
         earlier = self._earlier(job, [name])[name]
         count = job.stored.spec.rerank or BEST_PER_SHARE
@@ -100,7 +102,7 @@ class ValidatePhase:
         self._start(job, operator, chosen)
 
     def _earlier(self, job: ActiveJob, workload_hashes: Iterable[str]) -> dict[str, list[TuningRecord]]:
-        """Validations that the log holds of each operator, of whatever job."""
+        """Validations of each operator in the log, by any job."""
         found = self._log.validated_of(workload_hashes, job.stored.spec.scope)
         return {
             name: [record for record in validated.records if job.log_key(name).has(record)]
@@ -112,7 +114,7 @@ class ValidatePhase:
         _copy_times(job, operator, earlier)
 
     def _best(self, job: ActiveJob, workload_hash: str, earlier: list[TuningRecord]) -> dict[str, list[TuningRecord]]:
-        """The fastest trials by share key, as many as finalists are taken from."""
+        """The fastest trials by share key, enough to choose the finalists from."""
         refused = {record.candidate_id for record in earlier if record.status is not Status.OK}
         rerank = job.stored.spec.rerank
         key, count = job.log_key(workload_hash), rerank or BEST_PER_SHARE
@@ -120,19 +122,19 @@ class ValidatePhase:
         return {share: self._log.best_trials(key, share, count + len(refused)) for share in shares}
 
     def _shares_known(self, job: ActiveJob, key: LogKey) -> list[str]:
-        """Keys of the shares, of the job's mechanisms, that the operator was tuned at."""
+        """Keys of the shares that the operator was tuned at, of the job's mechanisms."""
         mechanisms = sorted({granted.mechanism for granted in job.stored.granted.values()})
         return [share for each in mechanisms for share in self._log.share_keys(key, each)]
 
     def _check_known(self, job: ActiveJob) -> None:
-        """Raises NotFound when there is nothing to measure again, or nothing that matters to the model."""
+        """Raises NotFound if the log has no trials of operators that matter to the model."""
         weights = {op.workload_hash: op.weight for op in job.selected}
         known = [name for name in weights if self._shares_known(job, job.log_key(name))]
         if tuned_part(weights, self._log.arithmetic(weights), known) < NEGLIGIBLE:
             names = ", ".join(job.operator(name).name for name in known)
             raise NotFound(
                 f"the log holds no trial of {job.stored.spec.model_name} on this device for this target"
-                f"{f', but for {names}, which is next to nothing of the model' if known else ''}; "
+                f"{f' (only of {names}, a negligible part of the model)' if known else ''}; "
                 "tune it first by 'fractune tune'"
             )
 
@@ -155,8 +157,9 @@ class ValidatePhase:
 
 
 def _copy_times(job: ActiveJob, operator: StoredOperator, validations: list[TuningRecord]) -> None:
-    """What people see of an operator once it was measured alone: the newest measurement of each finalist counts. It is
-    of the one that is fastest by the repeats that choose, and by those that are reported.
+    """Copy an operator's validated times to the job. The newest measurement of each finalist counts.
+
+    The repeats for selection choose the fastest finalist; its other repeats are reported.
     """
     untuned = job.untuned(operator.workload_hash)
     for share, granted in job.stored.granted.items():
