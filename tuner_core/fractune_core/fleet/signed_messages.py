@@ -5,6 +5,7 @@ Whoever can write to Redis may drop, delay and repeat them, and can neither inve
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any, TypedDict, cast
 
@@ -102,13 +103,19 @@ def open_event(secret: bytes, message: str | bytes) -> Event:
 
 
 def seal_replayed(secret: bytes, message: str) -> str:
-    """A result, as a worker sealed it, that somebody who may asks the server to read once more."""
-    return sign_json(secret, _REPLAYED, message)
+    """A result, as a worker sealed it, that an operator has the server read again."""
+    return sign_json(secret, _REPLAYED, {"event": message, "issued_at": time.time()})
 
 
-def open_replayed(secret: bytes, message: str | bytes) -> str:
-    """The result, as a worker sealed it. Raises Unsigned."""
-    return str(open_signed_json(secret, _REPLAYED, message))
+def open_replayed(secret: bytes, message: str | bytes) -> tuple[str, float]:
+    """The result as a worker sealed it, and the age of the replay in seconds. Raises Unsigned.
+
+    The age is infinite for a replay of an older version, which did not note the time.
+    """
+    opened = open_signed_json(secret, _REPLAYED, message)
+    if isinstance(opened, str):
+        return opened, math.inf
+    return opened["event"], time.time() - opened["issued_at"]
 
 
 def seal_worker(secret: bytes, info: WorkerInfo) -> str:

@@ -41,6 +41,7 @@ class _AnyEvent(TypedDict):
 
 _BATCH = 1000
 _CONSUMER = "server"
+_REPLAY_MAX_AGE_S = 3600.0
 
 _log = logging.getLogger(__name__)
 
@@ -197,15 +198,19 @@ class Recorder:
         return ArrivalBatch(self._awaited(arrivals), entries, read_at)
 
     def _arrivals(self, place: str, fields: Mapping[bytes, bytes]) -> list[Arrival]:
-        """What an entry holds; nothing where it was trimmed while it was pending."""
+        """The event in a stream's entry; none if the entry was trimmed while it was pending."""
         replayed = fields.get(REPLAYED_FIELD.encode())
         if replayed is None:
             message = fields.get(EVENT_FIELD.encode())
             return [] if message is None else self._open(place, message)
         try:
-            message = open_replayed(self._secret, replayed).encode(errors="surrogateescape")
+            event, age_s = open_replayed(self._secret, replayed)
         except Unsigned as error:
             self._set_aside(place, replayed, str(error))
+            return []
+        message = event.encode(errors="surrogateescape")
+        if age_s > _REPLAY_MAX_AGE_S:  # else a writer in Redis could repeat it forever
+            self._set_aside(place, message, f"its replay is older than {_REPLAY_MAX_AGE_S / 3600:g} h; replay it again")
             return []
         return [replace(arrival, replayed=True) for arrival in self._open(place, message)]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -23,7 +24,8 @@ from fractune_server.store.store import Store, sqlite_url
 from fractune_server.transport.dead_letters import RoundPlace, write_dead_letters
 from fractune_server.transport.recorder import Recorder
 from fractune_server.transport.trim import trim
-from tests.support.fleet_messages import BUILD, STREAM, record, send
+from fractune_server.transport.unreadable import replay
+from tests.support.fleet_messages import BUILD, STREAM, record, send, send_once_more
 from tests.support.processes.made_up import DEVICE
 from tests.support.secret import SECRET
 
@@ -135,6 +137,22 @@ def test_a_result_that_somebody_else_gives_once_more_is_set_aside(connection: re
     recorder.acknowledge(recorder.poll(10))
     assert connection.xlen(redis_names.UNREADABLE) == 1
     assert count(store) == 0
+
+
+def test_a_replay_that_is_repeated_later_is_set_aside(
+    connection: redis.Redis, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send_once_more(connection, record("a"))
+    issued_at = time.time()
+    monkeypatch.setattr("time.time", lambda: issued_at + 3700.0)
+    recorder = Recorder(connection, store.log, SECRET, list)
+    recorder.poll(10)
+    recorder.acknowledge(recorder.poll(10))
+    assert count(store) == 0
+    monkeypatch.undo()
+    assert replay(connection, SECRET) == 1
+    recorder.acknowledge(recorder.poll(10))
+    assert count(store) == 1, "an operator may replay it again"
 
 
 @pytest.mark.parametrize("torn", [[], "x", 1, None, ["device"]])
