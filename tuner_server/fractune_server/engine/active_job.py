@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal, NamedTuple
@@ -77,6 +78,8 @@ class ActiveJob:
     validated: set[str] = field(default_factory=set)
     """workload hashes of the operators that need no further validation"""
     validation_began: bool = False
+    bundle_writing: Future[None] | None = None
+    """writes the model's times into the bundle, after the last timing"""
     dirty: bool = False
     saved_at: float = 0.0
     """monotonic seconds"""

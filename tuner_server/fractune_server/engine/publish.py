@@ -6,6 +6,7 @@ import hashlib
 import json
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 from fractune_core import __version__
@@ -27,6 +28,8 @@ from fractune_server.transport.outgoing import send_model
 from fractune_server.transport.work_queues import WorkQueues
 
 _COMPILE = SingleWork("compile")
+_WRITING_S = 0.05
+"""a tick waits at most this long for a bundle's file"""
 
 
 class PublishPhase:
@@ -36,6 +39,7 @@ class PublishPhase:
         self._context = context
         self._queues = queues
         self._rounds = rounds
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="bundles")
 
     def compile(self, job: ActiveJob) -> None:
         """Request the bundle. If the same bundle exists, take it with its known times."""
@@ -84,9 +88,7 @@ class PublishPhase:
         """Request the missing timings, one share after the other, because the model is timed alone."""
         waiting = [share for share in job.shares if share not in job.stored.timings]
         if not waiting:
-            timed = {share: served_secs(timing, share) for share, timing in job.stored.timings.items()}
-            self._context.files.add_times(job.stored.bundle, timed)
-            job.end(JobState.DONE)
+            self._end(job)
             return
         share = waiting[0]
         timing = SingleWork("time_model", share)
@@ -116,6 +118,16 @@ class PublishPhase:
                 "timed_at": time.time(),
             }
             job.dirty = True
+
+    def _end(self, job: ActiveJob) -> None:
+        """Write the times into the bundle, then end the job. Another thread writes, because it copies the file."""
+        if job.bundle_writing is None:
+            timed = {share: served_secs(timing, share) for share, timing in job.stored.timings.items()}
+            job.bundle_writing = self._writer.submit(self._context.files.add_times, job.stored.bundle, timed)
+        wait([job.bundle_writing], _WRITING_S)
+        if job.bundle_writing.done():
+            job.bundle_writing.result()
+            job.end(JobState.DONE)
 
     def _take_bundle(self, job: ActiveJob, bundle: str) -> None:
         job.stored.bundle = bundle

@@ -21,17 +21,17 @@ from fractune_core.pb import fractune_pb2_grpc as rpc
 from fractune_server.access.authenticator import Caller, caller
 from fractune_server.services.job_feeds import JobFeeds
 from fractune_server.services.job_view import job_to_proto
-from fractune_server.services.paging import page_size, read_token, write_token
+from fractune_server.services.paging import first_page, page_size, read_token, write_token
 from fractune_server.store.stored_job import StoredJob
 from fractune_server.transport.context import ServerContext
 from fractune_server.transport.live_workers import live_workers
 from fractune_server.transport.outgoing import mark_cancelled
 
 MAX_WATCHERS = 1000
-"""each holds a thread, which does nothing while its job does not change; others stay free for calls that end at once"""
+"""each watcher holds a thread, which sleeps while its job does not change; the other threads serve short calls"""
 _LOOK_UP_EVERY_S = 1.0
 _MOST_SPEC_BYTES = 2**14
-"""Of a job: the default page of jobs must fit into one message, of which gRPC's clients take 4 MiB"""
+"""limit of a job's spec, so that a page of jobs holds many"""
 
 
 class JobService(rpc.JobServiceServicer):
@@ -56,7 +56,7 @@ class JobService(rpc.JobServiceServicer):
         first = next(iter(offers.values()))
         job = StoredJob(
             id=uuid.uuid4().hex[:12],
-            spec=replace(spec, webhook=""),  # which may hold a secret, and is told to whoever reads jobs
+            spec=replace(spec, webhook=""),  # the URL may hold a secret, and everybody who reads jobs would see it
             created_at=time.time(),
             device=first.device,
             granted={share: offer.granted for share, offer in offers.items()},
@@ -72,9 +72,9 @@ class JobService(rpc.JobServiceServicer):
     def ListJobs(self, request: pb.ListJobsRequest, context: grpc.ServicerContext) -> pb.ListJobsResponse:
         size = page_size(request.page_size, default=50)
         place = read_token(request.page_token, length=1)
-        jobs, end = self._context.store.jobs.page(size, int(place[0]) if place else None, open_only=request.open_only)
-        token = write_token(None if end is None else [end])
-        return pb.ListJobsResponse(jobs=[job_to_proto(job) for job in jobs], next_page_token=token)
+        rows = self._context.store.jobs.page(size + 1, int(place[0]) if place else None, open_only=request.open_only)
+        jobs, end = first_page([(seq, job_to_proto(job)) for seq, job in rows], size)
+        return pb.ListJobsResponse(jobs=jobs, next_page_token=write_token(None if end is None else [end]))
 
     def CancelJob(self, request: pb.CancelJobRequest, context: grpc.ServicerContext) -> pb.Job:
         job = Collection.JOBS.parse(request.name)
@@ -100,25 +100,28 @@ class JobService(rpc.JobServiceServicer):
 
     def ListCosts(self, request: pb.ListCostsRequest, context: grpc.ServicerContext) -> pb.ListCostsResponse:
         if request.with_tokens and not caller().scope.includes(Scope.ADMIN):
-            raise ScopeMissing("whose jobs are is for the scope admin; ask without, or with such a token")
+            raise ScopeMissing("only the scope admin may see the tokens of jobs; use such a token, or leave them out")
         store, size = self._context.store, page_size(request.page_size, default=50)
         if request.job:
-            jobs, end = [store.jobs.get(Collection.JOBS.parse(request.job))], None
+            rows = [(0, store.jobs.get(Collection.JOBS.parse(request.job)))]
         else:
             place = read_token(request.page_token, length=1)
-            jobs, end = store.jobs.page(size, int(place[0]) if place else None, open_only=False)
+            rows = store.jobs.page(size + 1, int(place[0]) if place else None, open_only=False)
         since = seconds(request.since) if request.HasField("since") else 0.0
-        spent = store.ledger.spent([job.id for job in jobs], since)
+        spent = store.ledger.spent([job.id for _, job in rows], since)
         costs = [
             pb.JobCost(
                 job=job_to_proto(job),
                 spent=map(spending_to_proto, spent.get(job.id, ())),
                 token=job.token if request.with_tokens else "",
             )
-            for job in jobs
-            if request.job or job.id in spent
+            for _, job in rows
         ]
-        return pb.ListCostsResponse(costs=costs, next_page_token=write_token(None if end is None else [end]))
+        page, end = first_page([(seq, cost) for (seq, _), cost in zip(rows, costs, strict=True)], size)
+        return pb.ListCostsResponse(
+            costs=[cost for cost in page if request.job or cost.spent],
+            next_page_token=write_token(None if end is None else [end]),
+        )
 
     def _view(self, job: str) -> pb.Job:
         store = self._context.store
@@ -130,9 +133,9 @@ class JobService(rpc.JobServiceServicer):
 
     @contextmanager
     def _place(self) -> Iterator[None]:
-        """One of the places for watchers. Raises QuotaExceeded when all are taken."""
+        """Hold one of the places for watchers. Raises QuotaExceeded if all are taken."""
         if not self._watching.acquire(blocking=False):
-            raise QuotaExceeded(f"{MAX_WATCHERS} calls watch jobs already; end one, or ask with GetJob")
+            raise QuotaExceeded(f"{MAX_WATCHERS} calls watch jobs already; end one, or poll with GetJob")
         try:
             yield
         finally:
@@ -141,17 +144,17 @@ class JobService(rpc.JobServiceServicer):
 
 def _check_priority(spec: JobSpec, asker: Caller) -> None:
     """Raises ScopeMissing for a priority above the highest of the token."""
-    asked = Priority.of(spec.priority)
-    if asked.number > asker.max_priority.number:
+    priority = Priority.of(spec.priority)
+    if priority.number > asker.max_priority.number:
         raise ScopeMissing(
-            f"priority {asked} is above {asker.max_priority}, the highest of token {asker.token_id}; ask for that, "
-            "or the server's operator for another token"
+            f"priority {priority} is above {asker.max_priority}, the highest of token {asker.token_id}; request that "
+            "priority, or ask the server's operator for another token"
         )
 
 
 def _check_may_cancel(job: StoredJob, asker: Caller) -> None:
-    """Raises ScopeMissing for the job of another token, unless the scope is for that."""
+    """Raises ScopeMissing for the job of another token without the scope `operate`."""
     if job.token != asker.token_id and not asker.scope.includes(Scope.OPERATE):
         raise ScopeMissing(
-            f"job {job.id} is not of token {asker.token_id}, and to cancel those of others needs the scope operate"
+            f"job {job.id} does not belong to token {asker.token_id}; cancelling it needs the scope operate"
         )

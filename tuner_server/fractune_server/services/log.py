@@ -25,9 +25,9 @@ from fractune_core.records import Kind, TuningRecord
 from fractune_core.shares import parse_shares
 from fractune_server.selection.model_match import Matcher, MatchQuery, OperatorAnswer, OperatorRow
 from fractune_server.services.arriving import arriving
-from fractune_server.services.paging import page_size, read_token, write_token
+from fractune_server.services.paging import first_page, page_size, read_token, write_token
 from fractune_server.store.records.filters import RecordFilter
-from fractune_server.store.records.log import Page
+from fractune_server.store.records.log import RecordPlace
 from fractune_server.store.records.record_check import check_record, check_workload
 from fractune_server.transport.context import ServerContext
 from fractune_server.transport.unreadable import UnreadableResult, replay, unreadable_results
@@ -44,13 +44,14 @@ class LogService(rpc.LogServiceServicer):
 
     def ListRecords(self, request: pb.ListRecordsRequest, context: grpc.ServicerContext) -> pb.ListRecordsResponse:
         chosen = _filter(request.filter)
-        place = read_token(request.page_token, length=2)
-        after = Page(float(place[0]), int(place[1])) if place else None
-        records, end = self._log.page(
-            chosen, page_size(request.page_size, default=100), after, fastest_first=request.fastest_first
-        )
+        token = read_token(request.page_token, length=2)
+        after = RecordPlace(float(token[0]), int(token[1])) if token else None
+        size = page_size(request.page_size, default=100)
+        rows = self._log.page(chosen, size + 1, after, fastest_first=request.fastest_first)
+        page, end = first_page([(place, record_to_proto(record)) for place, record in rows], size)
+        records = [record for _, record in rows[: len(page)]]
         return pb.ListRecordsResponse(
-            records=[record_to_proto(record) for record in records],
+            records=page,
             next_page_token=write_token(None if end is None else [end.median_s, end.seq]),
             total_size=self._log.count(chosen),
             arithmetic={
@@ -83,7 +84,7 @@ class LogService(rpc.LogServiceServicer):
     ) -> pb.ImportRecordsResponse:
         workloads: dict[str, str] = {}
         records: dict[str, TuningRecord] = {}
-        # All of it is read before any of it is written: a slow sender must not hold up the recorder.
+        # Read everything before writing anything: a slow sender must not delay the recorder.
         size = 0
         for request in arriving(request_iterator, context, _IMPORT_LIMIT_BYTES):
             size += request.ByteSize()
@@ -123,8 +124,10 @@ class LogService(rpc.LogServiceServicer):
     def ListUnreadable(
         self, request: pb.ListUnreadableRequest, context: grpc.ServicerContext
     ) -> pb.ListUnreadableResponse:
-        found, total = unreadable_results(self._redis, page_size(request.page_size, default=100))
-        return pb.ListUnreadableResponse(results=map(_unreadable, found), total_size=total)
+        size = page_size(request.page_size, default=100)
+        found, total = unreadable_results(self._redis, size)
+        page, _ = first_page([(each.entry, _unreadable(each)) for each in found], size)
+        return pb.ListUnreadableResponse(results=page, total_size=total)
 
     def ReplayUnreadable(
         self, request: pb.ReplayUnreadableRequest, context: grpc.ServicerContext

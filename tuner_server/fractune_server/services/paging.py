@@ -6,22 +6,45 @@ import base64
 import json
 import math
 from collections.abc import Sequence
+from typing import TypeVar
+
+from google.protobuf.message import Message
 
 from fractune_core.errors import BadRequest
 from fractune_core.json_shapes import check_shape, read_json
 
 MAX_PAGE = 1000
+PAGE_BYTES = 2 << 20
+"""gRPC's clients accept messages of up to 4 MiB; the rest is for what comes with the page"""
+
+Place = TypeVar("Place")
+Item = TypeVar("Item", bound=Message)
 
 
 def page_size(asked: int, default: int) -> int:
-    """Raises BadRequest for a negative size; what is over the limit is cut to it."""
+    """Raises BadRequest for a negative size; a size above MAX_PAGE becomes MAX_PAGE."""
     if asked < 0:
         raise BadRequest(f"page_size is {asked}; it must be 0 or more")
     return min(asked or default, MAX_PAGE)
 
 
+def first_page(rows: Sequence[tuple[Place, Item]], size: int) -> tuple[list[Item], Place | None]:
+    """The first messages of `rows`, at most `size` and at most PAGE_BYTES of them but at least one.
+
+    Also returns the place of the last one; None if there is no further row.
+    """
+    left = PAGE_BYTES
+    page: list[Item] = []
+    for _, item in rows[:size]:
+        left -= item.ByteSize()
+        if page and left < 0:
+            break
+        page.append(item)
+    return page, rows[len(page) - 1][0] if len(page) < len(rows) else None
+
+
 def write_token(place: Sequence[float] | None) -> str:
-    """Empty when there is no further page."""
+    """Empty if there is no further page."""
     return "" if place is None else base64.urlsafe_b64encode(json.dumps(list(place)).encode()).decode()
 
 
@@ -35,9 +58,9 @@ def read_token(token: str, length: int) -> list[float] | None:
         check_shape(list[float], place)
     except ValueError:
         place = None
-    # The last number counts rows; one before it may be a time, of a failure an infinite one.
+    # The last number counts rows. One before it may be a time, which is infinite for a failure.
     if place is None or len(place) != length or not _is_row(place[-1]) or any(map(math.isnan, place)):
-        raise BadRequest(f"page_token '{token}' is none of ours; leave it empty to begin again")
+        raise BadRequest(f"page_token '{token}' is not from this server; leave it empty to begin again")
     return place
 
 

@@ -69,17 +69,16 @@ class JobStore:
                 found.update((name, revision) for name, revision in connection.execute(_REVISIONS, {"jobs": part}))
         return found
 
-    def page(self, size: int, before: int | None, *, open_only: bool) -> tuple[list[StoredJob], int | None]:
-        """One page of jobs, newest first, and where the next one begins (None = no more)."""
-        query = select(jobs).order_by(jobs.c.seq.desc()).limit(size + 1)
+    def page(self, limit: int, before: int | None, *, open_only: bool) -> list[tuple[int, StoredJob]]:
+        """At most `limit` jobs before a number (None = from the newest), newest first, with their numbers."""
+        query = select(jobs).order_by(jobs.c.seq.desc()).limit(limit)
         if before is not None:
             query = query.where(jobs.c.seq < before)
         if open_only:
             query = query.where(jobs.c.state.not_in(_ENDED))
         with self._database.read() as connection:
             rows = connection.execute(query).mappings().all()
-        end = rows[size - 1]["seq"] if len(rows) > size else None
-        return [_from_row(row) for row in rows[:size]], end
+        return [(row["seq"], _from_row(row)) for row in rows]
 
     def count_by_state(self) -> dict[JobState, int]:
         """How many jobs there are in each state; states without a job are absent."""

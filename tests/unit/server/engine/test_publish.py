@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
-from fractune_core.jobs import JobSpec
+from fractune_core.errors import StateUnusable
+from fractune_core.jobs import JobSpec, JobState
 from fractune_server.engine import publish
 from fractune_server.engine.active_job import ActiveJob
-from fractune_server.engine.publish import bundle_id
+from fractune_server.engine.publish import PublishPhase, bundle_id
 from fractune_server.store.stored_job import StoredJob
+from tests.support.processes.redis_process import wait_until
 from tests.support.samples import DEVICE, granted
 
 
@@ -25,3 +32,51 @@ def test_a_bundle_is_made_again_for_another_model_target_schedule_or_version(mon
     assert bundle_id(a_job(), [{"name": "cpu:1", "traces": {"f": "u"}}]) != made
     monkeypatch.setattr(publish, "__version__", "another")
     assert bundle_id(a_job(), [{"name": "cpu:1", "traces": {"f": "t"}}]) != made
+
+
+class SlowFiles:
+    """Bundle files that are written once they are let go."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.go = threading.Event()
+        self.written: list[Mapping[str, float]] = []
+        self._error = error
+
+    def add_times(self, _bundle: str, timed: Mapping[str, float]) -> None:
+        assert self.go.wait(30)
+        if self._error is not None:
+            raise self._error
+        self.written.append(timed)
+
+
+def timed_job() -> ActiveJob:
+    job = a_job()
+    job.enter(JobState.TIMING)
+    job.stored.timings = {share: {"run_secs": {share: [2.0]}} for share in job.shares}
+    return job
+
+
+def ended(phase: PublishPhase, job: ActiveJob) -> bool:
+    phase.time(job)
+    return not job.stored.state.open
+
+
+def test_the_engine_ticks_on_while_a_bundle_is_copied() -> None:
+    files, job = SlowFiles(), timed_job()
+    context: Any = SimpleNamespace(files=files)
+    unused: Any = None
+    phase = PublishPhase(context, unused, unused)
+    assert not ended(phase, job)
+    files.go.set()
+    wait_until(lambda: ended(phase, job))
+    assert (job.stored.state, files.written) == (JobState.DONE, [dict.fromkeys(job.shares, 2.0)])
+
+
+def test_a_bundle_that_cannot_be_written_is_an_error_of_its_job() -> None:
+    files, job = SlowFiles(StateUnusable("disk full")), timed_job()
+    files.go.set()
+    context: Any = SimpleNamespace(files=files)
+    unused: Any = None
+    phase = PublishPhase(context, unused, unused)
+    with pytest.raises(StateUnusable, match="disk full"):
+        wait_until(lambda: ended(phase, job))

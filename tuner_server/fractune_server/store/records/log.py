@@ -112,8 +112,8 @@ class TrialRow:
 
 
 @dataclass(frozen=True)
-class Page:
-    """Where a page of a listing begins: after the row with this median (seconds) and number."""
+class RecordPlace:
+    """The place of a record in a listing: its median in seconds and its number. The next page begins after it."""
 
     median_s: float
     seq: int
@@ -348,9 +348,9 @@ class TuningLog:
         return None if row is None else record_from_row(row)
 
     def page(
-        self, chosen: RecordFilter, size: int, after: Page | None, *, fastest_first: bool
-    ) -> tuple[list[TuningRecord], Page | None]:
-        """One page of records, fastest or newest first, and where the next one begins (None = no more)."""
+        self, chosen: RecordFilter, limit: int, after: RecordPlace | None, *, fastest_first: bool
+    ) -> list[tuple[RecordPlace, TuningRecord]]:
+        """At most `limit` records after a place (None = from the start), fastest or newest first, with their places."""
         query = select(records).where(*chosen.clauses())
         if fastest_first:
             query = query.order_by(records.c.median_s, records.c.seq)
@@ -359,11 +359,8 @@ class TuningLog:
         if after is not None:
             query = query.where(_beyond(after, fastest_first=fastest_first))
         with self._database.read() as connection:
-            rows = connection.execute(query.limit(size + 1)).mappings().all()
-        more = len(rows) > size
-        rows = rows[:size]
-        end = Page(rows[-1]["median_s"], rows[-1]["seq"]) if more else None
-        return [record_from_row(row) for row in rows], end
+            rows = connection.execute(query.limit(limit)).mappings().all()
+        return [(RecordPlace(row["median_s"], row["seq"]), record_from_row(row)) for row in rows]
 
     def count(self, chosen: RecordFilter) -> int:
         with self._database.read() as connection:
@@ -382,7 +379,7 @@ class TuningLog:
             yield from (record_from_row(row) for row in rows)
 
 
-def _beyond(after: Page, *, fastest_first: bool) -> ColumnElement[bool]:
+def _beyond(after: RecordPlace, *, fastest_first: bool) -> ColumnElement[bool]:
     if fastest_first:
         return tuple_(records.c.median_s, records.c.seq) > tuple_(after.median_s, after.seq)
     return records.c.seq < after.seq

@@ -12,7 +12,7 @@ from fractune_core.errors import BadRequest, NotFound
 from fractune_core.implementations import DIRECT, WINOGRAD4, joined_workloads, text_of
 from fractune_core.records import Kind, TuningRecord
 from fractune_server.store.records.filters import RecordFilter
-from fractune_server.store.records.log import Donor, Page
+from fractune_server.store.records.log import Donor, RecordPlace
 from fractune_server.store.store import Store
 from fractune_server.store.stored_job import StoredOperator
 from tests.support.samples import DEVICE, DISTURBANCE, divided, granted, validation
@@ -123,12 +123,13 @@ class LogContract(StoreContract):
     def test_pages_bring_everything_once(self, store: Store, fastest_first: bool) -> None:  # noqa: FBT001
         store.log.add([trial(f"t{i}", 1, 1.0 + i % 3) for i in range(10)] + [failed("x", 1), failed("y", 1)])
         found: list[TuningRecord] = []
-        after: Page | None = None
+        after: RecordPlace | None = None
         while True:
-            part, after = store.log.page(EVERYTHING, 5, after, fastest_first=fastest_first)
-            found += part
-            if after is None:
+            part = store.log.page(EVERYTHING, 5, after, fastest_first=fastest_first)
+            if not part:
                 break
+            found += [record for _, record in part]
+            after = part[-1][0]
         assert len({record.record_id for record in found}) == len(found) == 12
         if fastest_first:
             assert [r.median_s for r in found] == sorted(r.median_s for r in found)
@@ -161,8 +162,8 @@ class LogContract(StoreContract):
 
     def test_what_is_told_of_a_record_neither_orders_nor_keeps_it(self, store: Store) -> None:
         store.log.add([divided("chosen", 1, 1.0, 3.0), divided("other", 1, 2.0, 2.0)])
-        page, _ = store.log.page(EVERYTHING, 2, None, fastest_first=True)
-        assert [(record.trace, record.median_s) for record in page] == [("chosen", 3.0), ("other", 2.0)]
+        page = store.log.page(EVERYTHING, 2, None, fastest_first=True)
+        assert [(record.trace, record.median_s) for _, record in page] == [("chosen", 3.0), ("other", 2.0)]
         assert store.log.prune(RecordFilter(kind=Kind.VALIDATION), 1, dry_run=False) == (1, 1)
         assert [record.trace for record in store.log.all(EVERYTHING)] == ["chosen"]
 
