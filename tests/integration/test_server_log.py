@@ -255,7 +255,7 @@ def test_a_model_that_was_never_timed_is_planned_by_its_operators_and_the_plan_s
     (part,) = (part for device in plan.devices for part in device.parts)
     assert part.basis == "operators"
     assert part.latency_s == pytest.approx(sum_of_operators(client, never_timed, part.share) + CALL_OVERHEAD_S)
-    assert any("by the times of the model's operators: nobody timed the whole model there" in n for n in plan.notes)
+    assert any("by the times of the model's operators: the whole model was not timed there" in n for n in plan.notes)
 
 
 def test_a_plan_that_cannot_be_is_refused_by_name(client: Client, done: pb.Job) -> None:

@@ -69,5 +69,5 @@ class Collection(StrEnum):
         """The identifier inside a resource name. Raises BadRequest for a name of another form."""
         collection, _, identifier = name.partition("/")
         if collection != self.value or not _ID.fullmatch(identifier):
-            raise BadRequest(f"'{name}' is no resource name of this kind; write {self.value}/ID")
+            raise BadRequest(f"'{name}' is not a resource name of this kind; write {self.value}/ID")
         return identifier

@@ -45,7 +45,7 @@ def read_pair(cert_option: str, cert: Path, key_option: str, key: Path) -> tuple
                 f"{cert_option} {cert} and {key_option} {key} do not belong together; name the key of this certificate"
             ) from error
         raise BadRequest(
-            f"{cert_option} {cert} and {key_option} {key}: one of them is no certificate or no key in PEM form, "
+            f"{cert_option} {cert} and {key_option} {key}: one of them is not a certificate or key in PEM form, "
             "or the key has a password; name PEM files without one"
         ) from error
     return pems

@@ -93,7 +93,7 @@ class Curve:
             return self.best[units]
         if self.kind is CurveKind.ONE_POINT:
             only = next(iter(self.measured))
-            raise BadRequest(f"the time at {units} units cannot be told from {only} units alone; measure another share")
+            raise BadRequest(f"{only} units alone do not predict the time at {units} units; measure another share")
         low, high = _band(self.best, units)
         middle = math.sqrt(low) * math.sqrt(high)
         if self.fit is None:
@@ -320,7 +320,7 @@ def _notes(curve: Curve, units_total: int) -> str:
     if slower:
         notes += f"; slower at {', '.join(map(str, slower))} units than at fewer, which counts as no gain"
     if units_total not in curve.measured:
-        notes += f"; the whole was not measured, {max(curve.measured)} units were the most"
+        notes += f"; the whole was not measured, at most {max(curve.measured)} units"
     return notes
 
 

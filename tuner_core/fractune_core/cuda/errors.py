@@ -18,15 +18,15 @@ _HINTS = {
     805: "no MPS server answers: see that the control daemon runs as this user, with this CUDA_MPS_PIPE_DIRECTORY",
     806: "the MPS server went away: " + _RESTART,
     807: "the MPS server is not ready: after a fault it waits until every affected client has ended; try again then",
-    808: "the MPS server has as many clients as it takes: end some",
+    808: "the MPS server has reached its limit of clients: end some",
     809: "the MPS server has no connection left: lower CUDA_DEVICE_MAX_CONNECTIONS, or end some clients",
     810: "MPS ended this client: start it again",
-    914: "the device has no such resource: install driver 580 or newer",
+    914: "the device lacks this resource: install driver 580 or newer",
     915: "the device cannot be divided like that: ask for fewer SMs; where an MPS daemon has static partitions, "
     "CUDA_MPS_SM_PARTITION has to name one",
     999: "look for a line with Xid in `dmesg`, and start the process again",
 }
-UNKNOWN = "`nvidia-smi` and `dmesg` may tell more"
+UNKNOWN = "`nvidia-smi` and `dmesg` may show more"
 
 
 def what_to_do(code: int) -> str:

@@ -149,7 +149,7 @@ class DeviceType:
             if 0 < units <= self.units:
                 return units
         raise BadRequest(
-            f"share '{share}' is no part of {self.name} by {self.layouts}; it has {', '.join(self._some_shares())}"
+            f"share '{share}' is not a part of {self.name} by {self.layouts}; it has {', '.join(self._some_shares())}"
         )
 
     def units_of_granted(self, granted: int) -> int | None:

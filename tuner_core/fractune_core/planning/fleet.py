@@ -229,8 +229,8 @@ def _check_reach(request: PlanRequest, program: _FleetProgram) -> None:
         most = max(way.throughput_per_s for (name, _), way in program.ways.items() if name == model.name)
         if most < program.needed[model.name] * _NOTHING:
             raise PlanInfeasible(
-                f"{request.count or MOST_DEVICES} x {request.device.name} cannot serve these rates: '{model.name}' asks"
-                f" for {model.rate_per_s or 0.0:g} requests/s, of which a part gives {most:.4g} at most"
+                f"{request.count or MOST_DEVICES} x {request.device.name} cannot serve these rates: '{model.name}' "
+                f"needs {model.rate_per_s or 0.0:g} requests/s, and a part serves at most {most:.4g}"
             )
 
 
@@ -245,13 +245,13 @@ def _too_few(request: PlanRequest, program: _FleetProgram, count: int) -> str:
     if not kept:
         return (
             f"{devices} cannot serve these rates{with_headroom}, whichever one model is left out; "
-            f"'{heaviest[0]}' needs the most; {count} would do"
+            f"'{heaviest[0]}' needs the most; {count} devices would suffice"
         )
     name = max(kept, key=lambda each: kept[each])
     rate = program.needed[name] / (1 + request.headroom)
     return (
-        f"{devices} cannot serve these rates{with_headroom}: '{name}' binds, of whose {rate:g} requests/s they serve "
-        f"{rate * kept[name]:.4g} beside the others; {count} would do, or that rate"
+        f"{devices} cannot serve these rates{with_headroom}: the limiting model is '{name}'. Beside the others they "
+        f"serve {rate * kept[name]:.4g} of its {rate:g} requests/s; {count} devices or this rate would suffice"
     )
 
 

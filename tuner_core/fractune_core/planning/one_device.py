@@ -179,13 +179,13 @@ def _no_room(request: PlanRequest) -> str:
     if device.layouts is Layouts.MIG:
         most = BY_NAME["1g"].at_most
     if count > most:
-        return f"{count} jobs for one {device.name} by {device.layouts}, which has {most} parts at most; leave some out"
+        return f"{count} jobs for one {device.name} by {device.layouts}, which has at most {most} parts; leave some out"
     for model in sorted(request.models, key=lambda model: -model.memory_gib):
         rest = tuple(other for other in request.models if other is not model)
         with contextlib.suppress(PlanInfeasible):
             plan_one(replace(request, models=rest))
             return (
-                f"{count} jobs do not fit onto one {device.name} by {device.layouts}: '{model.name}' binds, without it "
-                "the others do; give it a device of its own, or a longer target"
+                f"{count} jobs do not fit onto one {device.name} by {device.layouts}: the limiting job is "
+                f"'{model.name}', and the others fit without it; give it a device of its own, or a longer target"
             )
     return f"{count} jobs do not fit onto one {device.name} by {device.layouts}, nor do they without any one of them"

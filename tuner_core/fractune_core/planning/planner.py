@@ -58,7 +58,7 @@ def _notes(request: PlanRequest, plan: Plan) -> list[str]:
     if plan.simulated:
         notes.append(f"simulated: Poisson arrivals, one queue a model; {plan.headroom:.0%} headroom is what p99 needs")
     if not plan.is_proved:
-        notes.append("the solver's time was over: there may be a better plan")
+        notes.append("the solver ran out of time: there may be a better plan")
     predicted = [part for part in parts if part.basis is Basis.PREDICTED]
     if predicted:
         worst = max(part.error for part in predicted)
@@ -69,8 +69,8 @@ def _notes(request: PlanRequest, plan: Plan) -> list[str]:
     summed = [part for part in parts if part.basis is Basis.OPERATORS]
     if summed:
         notes.append(
-            f"{len(summed)} of {len(parts)} parts by the times of the model's operators: nobody timed the whole model "
-            "there; 'fractune tune' and --measure do"
+            f"{len(summed)} of {len(parts)} parts by the times of the model's operators: the whole model was not timed "
+            "there; 'fractune tune' and --measure time it"
         )
     slowed = [part for part in parts if part.slowdown > 1]
     assumed = [part for part in slowed if part.slowdown == 1 + request.penalty]

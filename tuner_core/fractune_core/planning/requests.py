@@ -76,7 +76,7 @@ class PlanRequest:
         if not self.models:
             raise BadRequest("the plan has no model; add one as [[models]]")
         if len(self.models) > MOST_MODELS:
-            raise BadRequest(f"the plan has {len(self.models)} models; {MOST_MODELS} are the most")
+            raise BadRequest(f"the plan has {len(self.models)} models; it may have at most {MOST_MODELS}")
         if self.count is not None and not 1 <= self.count <= MOST_DEVICES:
             raise BadRequest(f"count is {self.count}; it must be from 1 to {MOST_DEVICES} devices")
         _check_number("headroom", self.headroom, above=False, at_most=10)
@@ -109,9 +109,9 @@ class PlanRequest:
 def _check_model(model: ModelDemand, names: list[str]) -> None:
     who = f"model '{model.name}'"
     if not model.name:
-        raise BadRequest("a model has no name; give each one, it is how the plan speaks of it")
+        raise BadRequest("a model has no name; give each model one, because the plan lists models by name")
     if names.count(model.name) > 1:
-        raise BadRequest(f"{who} is there twice; give each model a name of its own")
+        raise BadRequest(f"{who} appears twice; give each model its own name")
     if model.rate_per_s is not None:
         _check_number(f"{who}: rate_per_s", model.rate_per_s, above=True)
     if model.latency_s is not None:

@@ -80,8 +80,8 @@ def explain_no_way(
     enough_ms = math.ceil(takes_ms / request.latency_part * 1e4) / 1e4
     return (
         f"model '{model.name}' is too slow for its target on any part of {request.device.name}: a batch of "
-        f"{way.row.batch} takes {takes_ms:.4g} ms at {part.share}{beside}, and of {target_ms:g} ms it may take "
-        f"{target_ms * request.latency_part:.4g}; a target of {enough_ms:.7g} ms would do"
+        f"{way.row.batch} takes {takes_ms:.4g} ms at {part.share}{beside}, and may take "
+        f"{target_ms * request.latency_part:.4g} of the {target_ms:g} ms; a target of {enough_ms:.7g} ms would suffice"
     )
 
 

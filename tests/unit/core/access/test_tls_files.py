@@ -32,7 +32,7 @@ def test_bad_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(BadRequest, match="do not belong together"):
         read_pair("--c", pair.cert, "--k", other.key)
     for cert, key in ((text, pair.key), (pair.cert, text), (pair.cert, pair.cert), (pair.cert, authority.locked_key())):
-        with pytest.raises(BadRequest, match="one of them is no certificate or no key"):
+        with pytest.raises(BadRequest, match="one of them is not a certificate or key"):
             read_pair("--c", cert, "--k", key)
     with pytest.raises(BadRequest, match=r"--k .*none: cannot be read"):
         read_pair("--c", pair.cert, "--k", tmp_path / "none")

@@ -233,7 +233,7 @@ def test_green_contexts_and_percentages_add_up_to_the_device_at_most() -> None:
             [demand("a", SCALES, 10), demand("slow", SCALES, 10, latency_s=0.003)],
             (
                 "model 'slow' is too slow for its target on any part of A100-80GB: a batch of 1 takes 2 ms at "
-                "mig:7g.80gb, and of 3 ms it may take 1.5; a target of 4 ms would do"
+                "mig:7g.80gb, and may take 1.5 of the 3 ms; a target of 4 ms would suffice"
             ),
         ),
         (
@@ -246,13 +246,16 @@ def test_green_contexts_and_percentages_add_up_to_the_device_at_most() -> None:
         (
             [demand("a", SCALES, 100), demand("b", SCALES, 2000)],
             (
-                "2 x A100-80GB cannot serve these rates: 'b' binds, of whose 2000 requests/s they serve 1300 beside "
-                "the others; 3 would do, or that rate"
+                "2 x A100-80GB cannot serve these rates: the limiting model is 'b'. Beside the others "
+                "they serve 1300 of its 2000 requests/s; 3 devices or this rate would suffice"
             ),
         ),
         (
             [demand("a", SCALES, 3000), demand("b", SCALES, 2000)],
-            "2 x A100-80GB cannot serve these rates, whichever one model is left out; 'a' needs the most; 8 would do",
+            (
+                "2 x A100-80GB cannot serve these rates, whichever one model is left out; 'a' needs the most; 8 "
+                "devices would suffice"
+            ),
         ),
     ],
 )
@@ -263,19 +266,23 @@ def test_a_request_that_cannot_be_met_names_the_model_that_binds(models: list[Mo
 
 
 def test_a_plan_has_an_end() -> None:
-    with pytest.raises(PlanInfeasible, match=r"4096 x A100-80GB cannot serve these rates: 'a' binds, .* would do"):
+    with pytest.raises(
+        PlanInfeasible, match=r"4096 x A100-80GB cannot serve .* the limiting model is 'a'.* would suffice"
+    ):
         plan_fleet(request(demand("a", SCALES, 1e9)))
     assert len(plan_fleet(request(demand("a", SCALES, 1e-300))).devices) == 1
 
 
 @pytest.mark.parametrize("rate", [1e12, 1e300, 1.7e308])
 def test_a_rate_that_no_number_of_devices_comes_near_is_said(rate: float) -> None:
-    with pytest.raises(PlanInfeasible, match=r"4096 x A100-80GB cannot serve .* 'a' asks for .* gives 10 at most"):
+    with pytest.raises(PlanInfeasible, match=r"4096 x A100-80GB cannot serve .* 'a' needs .* serves at most 10"):
         plan_fleet(request(demand("a", {7: 10.0}, rate), headroom=0.1))
 
 
 def test_headroom_that_does_not_fit_is_said() -> None:
-    with pytest.raises(PlanInfeasible, match="1 x A100-80GB cannot serve these rates with 5% headroom: 'a' binds"):
+    with pytest.raises(
+        PlanInfeasible, match=r"1 x A100-80GB cannot serve .* with 5% headroom: the limiting model is 'a'"
+    ):
         plan_fleet(request(demand("a", SCALES, 700), count=1, headroom=0.05))
 
 
@@ -288,6 +295,6 @@ def test_the_target_that_a_refusal_names_will_do(secs: float) -> None:
 
     with pytest.raises(PlanInfeasible, match="beside neighbours that cost 13%") as refused:
         plan_fleet(asked(secs))
-    named = re.search(r"a target of (\S+) ms would do", str(refused.value))
+    named = re.search(r"a target of (\S+) ms would suffice", str(refused.value))
     assert named is not None
     plan_fleet(asked(float(named[1]) / 1e3))

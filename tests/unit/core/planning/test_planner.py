@@ -43,7 +43,7 @@ def request(*models: ModelDemand, **more: Any) -> PlanRequest:
         (request(demand(latency_s=-1.0)), r"model 'a': the latency target \(s\) is -1"),
         (request(demand(memory_gib=-1.0)), "model 'a': memory_gib is -1"),
         (request(demand(""), demand("b")), "a model has no name"),
-        (request(demand(), demand()), "model 'a' is there twice"),
+        (request(demand(), demand()), "model 'a' appears twice"),
         (request(demand(), demand("b", None)), "model 'b' has no rate_per_s and others have"),
         (request(demand(rate=None), count=3), "3 devices and no rates"),
         (request(demand(rows=())), "model 'a': nothing is known of its speed"),

@@ -189,7 +189,7 @@ SMALL = (
         (SMALL.replace("profile", "model = 'a.onnx'\nprofile"), "give one of profile, bundle, model .* profile and"),
         (SMALL.partition("profile")[0], "it has none"),
         (SMALL.replace('share = "1g", ', ""), "profile 1: the share is missing; write share = 'mig:7g.80gb'"),
-        (SMALL.replace('"1g"', '"mps:25"'), "share 'mps:25' is no part of A100-80GB by mig; it has mig:1g.10gb"),
+        (SMALL.replace('"1g"', '"mps:25"'), "share 'mps:25' is not a part of A100-80GB by mig; it has mig:1g.10gb"),
         (SMALL.replace("latency_ms = 9", "latency_ms = -9"), "profile 1: batch and processes must be 1 or more"),
         (SMALL.replace("latency_ms = 9", "batch = 0, latency_ms = 9"), "they are 0, 1, 0, 9"),
         (SMALL.replace('[{share = "1g", latency_ms = 9}]', "'gone.csv'"), "cannot read its profile .*gone.csv"),

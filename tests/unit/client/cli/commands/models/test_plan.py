@@ -93,7 +93,12 @@ def test_json_picture_and_commands(tmp_path: Path, capsys: pytest.CaptureFixture
         (STATED.replace("A100-80GB", "B300"), [], 2, "gpu 'B300' is unknown; write A100-40GB"),
         (STATED.replace("rate_per_s", "rate"), [], 2, "model 'a': unknown key 'rate'"),
         (STATED.replace("profile", "bundle = 'gone.fractune' #"), [], 8, "gone.fractune: no such file"),
-        (STATED.replace("350", "3500"), ["--gpus", "1"], 4, "'a' binds, of whose 3500 requests/s they serve 700"),
+        (
+            STATED.replace("350", "3500"),
+            ["--gpus", "1"],
+            4,
+            "Beside the others they serve 700 of its 3500",
+        ),
         (STATED.replace("100\n", "5\n"), [], 4, "model 'a' is too slow for its target on any part of A100-80GB"),
         (LOGGED.replace("a.onnx", "gone.onnx"), ["--server", "127.0.0.1:1"], 3, "gone.onnx: no such model file"),
         (LOGGED, ["--server", "127.0.0.1:1"], 5, "no fractune server answers at 127.0.0.1:1"),
@@ -168,6 +173,6 @@ def test_a_refusal_of_the_server_keeps_its_kind(tmp_path: Path, server: Scripted
     with fractune.connect(server.address) as client:
         server.plans = [a_plan(share_is_predicted=False)]
         assert client.plan(write(tmp_path, STATED)).plan.device == "2 cores"
-        server.fail_with = PlanInfeasible("1 x A100-80GB cannot serve these rates: 'a' binds")
-        with pytest.raises(PlanInfeasible, match="'a' binds"):
+        server.fail_with = PlanInfeasible("1 x A100-80GB cannot serve these rates: the limiting model is 'a'")
+        with pytest.raises(PlanInfeasible, match="limiting model is 'a'"):
             client.plan(write(tmp_path, STATED))
