@@ -56,7 +56,8 @@ class WorkerOptions:
             raise BadRequest(f"--margin {self.margin}: only a measure worker races candidates")
         if self.margin is not None and not self.margin >= 1:
             raise BadRequest(f"--margin {self.margin}: it is a factor on the fastest time; pass 1 or more, as 1.25")
-        if self.cache == COLD and (self.parsed_share is None or self.measures_on_cpu):
+        on_gpu = self.parsed_share is not None and not self.measures_on_cpu
+        if self.cache == COLD and not on_gpu:
             raise BadRequest(f"--cache {self.cache}: only a measure worker with a share of a GPU can empty a cache")
 
     @property
