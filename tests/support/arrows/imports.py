@@ -95,6 +95,9 @@ def imports_of(path: Path, module: str) -> list[Import]:
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
     collector = ImportCollector(package)
     collector.visit(ast.parse(path.read_text(encoding="utf-8"), str(path)))
+    stub = path.with_suffix(".pyi")
+    if path.name == "__init__.py" and stub.exists():  # what a package loads by its stub, it loads lazily
+        collector.visit_lazily(ast.parse(stub.read_text(encoding="utf-8"), str(stub)))
     return collector.found
 
 

@@ -407,4 +407,4 @@ def test_without_tvm_the_way_to_it_is_told(small: Small, monkeypatch: pytest.Mon
 
 def test_names_that_are_not_there() -> None:
     with pytest.raises(AttributeError, match="has no attribute 'lode'"):
-        fractune.lode  # noqa: B018
+        fractune.lode  # type: ignore[attr-defined]  # noqa: B018
