@@ -33,13 +33,13 @@ def _named_tests(page: str) -> Iterator[tuple[str, str]]:
 
 def attempts() -> list[str]:
     """What strangers tried, by docs/security.md: the first cells of the table."""
-    _, _, table = _page("security").partition("| attempt | what it gets |\n|---|---|\n")
+    _, _, table = _page("security").partition("| attempt | result |\n|---|---|\n")
     return _ATTEMPT.findall(table.partition("\n\n")[0])
 
 
 def defended() -> list[str]:
     """What docs/security.md says is defended: the first words of each paragraph."""
-    _, _, section = _page("security").partition("## What is defended, and by what\n")
+    _, _, section = _page("security").partition("## Defences\n")
     return _DEFENDED.findall(section.partition("\n#")[0])
 
 

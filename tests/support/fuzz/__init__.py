@@ -1,1 +1,1 @@
-"""Inputs that nobody meant, by the million: `scripts/fuzz`."""
+"""Random inputs for every reader of external data: `scripts/fuzz`."""
