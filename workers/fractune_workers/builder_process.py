@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from fractune_core.host.memory import default_model_memory_bytes
+from fractune_core.host.memory import model_memory_bytes
 from fractune_core.records import Status
 from fractune_workers.child import Child
 
@@ -41,8 +41,8 @@ class BuilderProcess:
     def __init__(self, memory_bytes: int | None = None) -> None:
         # One thread: a fork takes only the calling one along.
         threads = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-        limit_bytes = memory_bytes or default_model_memory_bytes()
-        self.child = Child("fractune_workers.children.building.child", env=threads, memory_bytes=limit_bytes)
+        module, limit_bytes = "fractune_workers.children.building.child", model_memory_bytes(memory_bytes)
+        self.child = Child(module, env=threads, memory_bytes=limit_bytes)
         self._generation = 0
         self._args_info: dict[str, list[Any]] = {}
 

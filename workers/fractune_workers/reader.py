@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from fractune_core.host.memory import default_model_memory_bytes
+from fractune_core.host.memory import model_memory_bytes
 from fractune_core.host.sandbox import Sandbox
 from fractune_workers.child import Child
 
@@ -35,7 +35,7 @@ def reader_child(
     """
     writable = [str(own_dir)] if own_dir else []
     sandbox = Sandbox(
-        memory_bytes or default_model_memory_bytes(),
+        model_memory_bytes(memory_bytes),
         readable=(_WORKERS, *([str(model.absolute())] if model else ())),
         writable=tuple(writable),
         hidden=tuple(str(path.absolute()) for path in hidden),

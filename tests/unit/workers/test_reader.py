@@ -225,4 +225,4 @@ def test_an_answer_that_is_none_ends_it(start: Start, said: int, sent: str) -> N
 @pytest.mark.parametrize(("usable_gib", "gib"), [(1, 1), (8, 4), (100, 40)])
 def test_a_share_of_the_hosts_memory(usable_gib: int, gib: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "usable_memory_bytes", lambda: usable_gib << 30)
-    assert memory.default_model_memory_bytes() == gib << 30
+    assert memory.model_memory_bytes() == gib << 30

@@ -16,8 +16,10 @@ _FEWEST_MODEL_BYTES = 4 << 30
 """TVM, NumPy and ONNX address 0.7 GiB before they read a model, and with PyTorch's build for CPUs 1.1"""
 
 
-def default_model_memory_bytes() -> int:
-    """How much a process may take here, by default, that reads, compiles, builds or measures a model."""
+def model_memory_bytes(limit_bytes: int | None = None) -> int:
+    """The memory limit of one process that works on a model: `limit_bytes`, or by default a share of this host's."""
+    if limit_bytes is not None:
+        return limit_bytes
     usable = usable_memory_bytes()
     return max(int(_MODEL_SHARE * usable), min(_FEWEST_MODEL_BYTES, usable))
 

@@ -23,7 +23,7 @@ from fractune_core.analysis.noise import DEFAULT_MARGIN
 from fractune_core.analysis.roofline import Roof
 from fractune_core.disturbances import Disturbance, disturbance_of, total
 from fractune_core.errors import FractuneError
-from fractune_core.host.memory import default_model_memory_bytes
+from fractune_core.host.memory import model_memory_bytes
 from fractune_core.implementations import DIRECT
 from fractune_core.records import FIRST_POLICY, TRIAL_POLICY, VALIDATION_POLICY, WARM, Status, TimingPolicy, with_cache
 from fractune_core.shares import Share
@@ -134,7 +134,7 @@ class MeasurementSession:
             before_kill=self._confinement.before_kill,
             # A CPU share confines its process itself; that of a GPU launches its kernels from these cores.
             cores=cores if share.device_kind == "cuda" else (),
-            memory_bytes=(memory_bytes or default_model_memory_bytes()) if share.device_kind == "cpu" else None,
+            memory_bytes=model_memory_bytes(memory_bytes) if share.device_kind == "cpu" else None,
         )
         try:
             self._guard = guard_for(self._child, self._confinement, lock_dir or default_lock_dir())

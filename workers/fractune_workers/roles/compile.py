@@ -13,7 +13,7 @@ from fractune_core.fleet.blobs import put_signed_blob, read_blob
 from fractune_core.fleet.messages import Compiled, CompileWork, Ingested, IngestWork, WorkFailed
 from fractune_core.fleet.redis_names import COMPILE_QUEUE, SERVER_STREAM, bundle_blob, model_blob
 from fractune_core.fleet.signing import Unsigned
-from fractune_core.host.memory import default_model_memory_bytes
+from fractune_core.host.memory import model_memory_bytes
 from fractune_core.host.strangers_files import read_strangers_file, remove_tree
 from fractune_workers.child.errors import CallFailed, ChildDied, ChildTimeout, ChildUnwanted, retry_if_killed
 from fractune_workers.context import WorkerContext
@@ -36,7 +36,7 @@ class Compiler(Role):
         read `secret_files`.
         """
         self._context = context
-        self._memory_bytes = memory_bytes or default_model_memory_bytes()
+        self._memory_bytes = model_memory_bytes(memory_bytes)
         # What the child may write in, this process only takes the result from: nothing else there is what it seems.
         self._models_dir, self._childs_dir = (context.scratch_dir / name for name in ("models", "child"))
         self._models_dir.mkdir()

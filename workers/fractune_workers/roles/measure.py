@@ -65,7 +65,7 @@ class Measurer(Role):
         self._clocks = GpuClock().read if share.device_kind == "cuda" else lambda: UNKNOWN_CLOCKS
         self._best_s: dict[tuple[str, str], float] = {}
         """fastest median seen here, by workload and target: what a trial races against"""
-        self._highest_roof: Roof | None = None
+        self._highest_roof = Roof(0.0, 0.0, 0)
         self._measures_roof = True
 
     def start(self) -> None:
@@ -130,20 +130,17 @@ class Measurer(Role):
             self._audit.delivered(records)
 
     def _higher_roof(self) -> Roof | None:
-        """The share's roof where it is higher than this process has found before; None where it is not, or not known.
+        """The share's roof where it is higher than all that this process has found before; None otherwise.
 
-        It is measured with every batch, when the cores are this worker's own: a co-runner on the same physical core may
-        lower it for a while, and lowers the kernels no more than that.
+        It is measured with every batch, when the cores are this worker's own. A co-runner on the same physical core may
+        lower the roof for a while, but it lowers the kernels as much.
         """
         found = self._session.roof() if self._measures_roof else None
         self._measures_roof = found is not None  # what fails once is not tried with every batch
         if found is None:
             return None
-        higher = found if self._highest_roof is None else self._highest_roof.raised_to(found)
-        if higher == self._highest_roof:
-            return None
-        self._highest_roof = higher
-        return higher
+        before, self._highest_roof = self._highest_roof, self._highest_roof.raised_to(found)
+        return None if self._highest_roof == before else self._highest_roof
 
     def _roof_measured(self, work: MeasureWork, roof: Roof) -> RoofMeasured:
         return {

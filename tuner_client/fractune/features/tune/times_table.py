@@ -12,6 +12,11 @@ from fractune.text.rendering import Column, Table
 from fractune.text.text import gflops_text, time_text
 from fractune_core.analysis.roofline import Roof, gflops, reached
 
+_LESS_THAN_NOTHING = (
+    "Less than nothing is left over where operators take longer alone than inside the model: a measurement of one "
+    "operator finds other caches and another clock."
+)
+
 
 @dataclass(frozen=True)
 class OperatorTime:
@@ -59,7 +64,7 @@ def time_table(job: JobStatus, most: int | None = None) -> Table:
     if others:
         sums = (sum(time.secs for key in others if (time := found[key][at])) for at in range(len(job.results)))
         cells.append((f"{len(others)} others", "", "", *map(_sum_cell, sums, job.results)))
-    rests = (each.tuned_s - operators_s(job, each.share) for each in job.results)
+    rests = [each.tuned_s - operators_s(job, each.share) for each in job.results]
     cells.append(("what is left over", "", "", *map(_sum_cell, rests, job.results)))
     numbers = (Column(name, numbers=True) for name in ("weight", "trials"))
     return Table(
@@ -67,7 +72,10 @@ def time_table(job: JobStatus, most: int | None = None) -> Table:
         columns=(Column("operator"), *numbers, *(Column(each.share) for each in job.results)),
         cells=tuple(cells),
         rows=tuple(_row(names[key], each, time) for key in order for each, time in _measured(job, found[key])),
-        notes=above_roof_notes(time.roof_part for key in shown for time in found[key] if time),
+        notes=(
+            *above_roof_notes(time.roof_part for key in shown for time in found[key] if time),
+            *((_LESS_THAN_NOTHING,) if any(rest < 0 for rest in rests) else ()),
+        ),
     )
 
 

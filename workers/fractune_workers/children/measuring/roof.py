@@ -8,7 +8,8 @@ down is no limit of the share. A run is short, so that some have all cores to th
 - `triad`: STREAM's triad (McCalpin, 1995) in place, `y = x / 2 + y`, so that what is counted is what moves: a store to
   another array would first read the line that it overwrites. It goes from array to array, more than caches hold.
 
-The arithmetic is measured again later, because neighbours or the clock may lower it for longer than a measurement.
+Both are measured again later, the arithmetic each time and the memory a few times: co-runners or the clock may lower
+them for longer than one measurement.
 """
 
 from __future__ import annotations
@@ -17,8 +18,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -41,6 +41,8 @@ _SLICE_BYTES = 2 << 20
 _STREAM_BYTES = 96 << 20
 """of all arrays: more than the part of a last-level cache that a share of a large processor may count on"""
 _TRIAD_S = 0.04
+_TRIADS = 3
+"""The first measurements include the memory. Later ones leave it out: its arrays take long to fill."""
 _FLOAT32_BYTES = 4
 
 
@@ -54,36 +56,37 @@ class CpuRoof:
         self._unit = vector_unit(target)
         self._chains = self._unit.registers - _SPARE_REGISTERS
         self._steps = _FMAS // self._chains * math.ceil(self._cores / 4)
-        self._run_fma: Callable[[], object] | None = None
-        self._best: Roof | None = None
+        self._fma_s = _FIRST_FMA_S
+        self._triads_left = _TRIADS
+        self._best = Roof(0.0, 0.0, last_cache_bytes() or _STREAM_BYTES)
 
     def measure(self) -> Roof:
-        """The best that was found so far. It takes half a second the first time, 10 ms from then on."""
-        if self._best is None or self._run_fma is None:
-            self._run_fma = self._built_fma()
-            self._best = Roof(
-                self._gflops(self._run_fma, _FIRST_FMA_S), self._gb_per_s(), last_cache_bytes() or _STREAM_BYTES
-            )
-        else:
-            gflops = self._gflops(self._run_fma, _NEXT_FMA_S)
-            self._best = replace(self._best, gflops=max(self._best.gflops, gflops))
+        """The best of all measurements so far. The first takes half a second, later ones 10 ms."""
+        gb_per_s = self._gb_per_s() if self._triads_left else 0.0
+        self._best = self._best.raised_to(Roof(self._gflops(self._fma_s), gb_per_s, 0))
+        self._fma_s, self._triads_left = _NEXT_FMA_S, max(0, self._triads_left - 1)
         return self._best
 
-    def _gflops(self, run_fma: Callable[[], object], within_s: float) -> float:
+    def _gflops(self, within_s: float) -> float:
         operations = 2 * self._cores * self._chains * self._unit.lanes * self._steps
-        return operations / _fastest_s([run_fma], within_s) / 1e9
+        return operations / _fastest_s([self._run_fma], within_s) / 1e9
 
     def _gb_per_s(self) -> float:
         """The arrays are freed at the end: what is measured later needs the memory."""
         lanes, length = self._unit.lanes, _SLICE_BYTES // (_FLOAT32_BYTES * self._unit.lanes)
-        kernel = self._built("triad", _triad(self._cores, length, lanes))
         halves = _halves(self._cores, length, lanes)
         pairs = math.ceil(_STREAM_BYTES / (2 * _SLICE_BYTES * self._cores))
         tensor = self._processor.tensor
-        triad_s = _fastest_s([partial(kernel, tensor(halves), tensor(halves)) for _ in range(pairs)], _TRIAD_S)
+        triad_s = _fastest_s([partial(self._triad, tensor(halves), tensor(halves)) for _ in range(pairs)], _TRIAD_S)
         return 3 * self._cores * _SLICE_BYTES / triad_s / 1e9
 
-    def _built_fma(self) -> Callable[[], object]:
+    @cached_property
+    def _triad(self) -> Callable[..., object]:
+        lanes = self._unit.lanes
+        return self._built("triad", _triad(self._cores, _SLICE_BYTES // (_FLOAT32_BYTES * lanes), lanes))
+
+    @cached_property
+    def _run_fma(self) -> Callable[[], object]:
         lanes = self._unit.lanes
         kernel = self._built("fma", _fma(self._cores, self._chains, lanes, self._steps))
         arguments = map(self._processor.tensor, (_halves(lanes), _halves(self._cores, self._chains, lanes)))

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fractune_core.host.memory import default_model_memory_bytes
+from fractune_core.host.memory import model_memory_bytes
 from fractune_workers import builder_process
 from fractune_workers.builder_process import BuilderProcess
 from fractune_workers.child import Child
@@ -64,7 +64,7 @@ def test_a_builders_child_has_the_limit(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(builder_process, "Child", lambda *_, memory_bytes, **__: made.append(memory_bytes))
     BuilderProcess()
     BuilderProcess(7 << 30)
-    assert made == [default_model_memory_bytes(), 7 << 30]
+    assert made == [model_memory_bytes(), 7 << 30]
 
 
 def test_a_build_beyond_its_cpu_time_is_ended(child: Child) -> None:

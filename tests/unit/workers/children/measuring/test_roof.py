@@ -58,9 +58,12 @@ def test_steps_that_are_asked_for_are_taken(roof: Roof, monkeypatch: pytest.Monk
 
 
 def test_the_best_of_all_measurements_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    found, speeds = CpuRoof(TARGET, PROCESSOR), iter([50.0, 25.0, 100.0])
-    monkeypatch.setattr(found, "_gflops", lambda _run, _within_s: next(speeds))
+    found, speeds = CpuRoof(TARGET, PROCESSOR), iter([50.0, 25.0, 100.0, 75.0])
+    monkeypatch.setattr(found, "_gflops", lambda _within_s: next(speeds))
+    bandwidths = iter([10.0, 30.0, 20.0])
+    monkeypatch.setattr(found, "_gb_per_s", lambda: next(bandwidths))
     first = found.measure()
-    assert first.gflops == 50.0
-    assert found.measure() == first  # slower
-    assert found.measure() == replace(first, gflops=100.0)
+    assert (first.gflops, first.gb_per_s) == (50.0, 10.0)
+    assert found.measure() == replace(first, gb_per_s=30.0)
+    assert found.measure() == replace(first, gflops=100.0, gb_per_s=30.0)
+    assert found.measure() == replace(first, gflops=100.0, gb_per_s=30.0)  # the memory is not measured again
