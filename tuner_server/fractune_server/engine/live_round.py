@@ -10,7 +10,7 @@ from fractune_core.shares import Device, GrantedShare
 from fractune_server.engine.active_job import ActiveJob
 from fractune_server.scheduler.allocation import OperatorPlan
 from fractune_server.store.records.log import LogKey, TuningLog
-from fractune_server.store.rounds import Round
+from fractune_server.store.stored_job import Round
 
 
 @dataclass

@@ -21,7 +21,7 @@ from fractune_core.names import ROBUST_VARIANT
 from fractune_core.records import TuningRecord
 from fractune_server.engine.active_job import ActiveJob, SingleWork
 from fractune_server.engine.rounds import Rounds
-from fractune_server.selection.model_times import served_secs
+from fractune_server.selection.model_match import served_secs
 from fractune_server.selection.variants import Deployment, ValidatedOperator, Variant, measured_secs, variants_for
 from fractune_server.transport.context import ServerContext
 from fractune_server.transport.outgoing import send_model

@@ -36,7 +36,7 @@ from fractune_server.scheduler.allocation import FIRST_ROUND, Budget, OperatorPl
 from fractune_server.scheduler.fair_queue import FairQueue
 from fractune_server.scheduler.warm_start import TRIALS_AT_LEAST, choose_donors, operator_kind
 from fractune_server.store.records.log import LogKey
-from fractune_server.store.rounds import Round
+from fractune_server.store.stored_job import Round
 from fractune_server.transport.context import ServerContext
 from fractune_server.transport.live_workers import BUILD, TUNE, Fleet
 

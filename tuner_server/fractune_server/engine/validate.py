@@ -23,12 +23,11 @@ from fractune_server.scheduler.finalists import (
     finalists,
     is_settled,
     outlook,
+    tuned_part,
     worth_validating,
 )
-from fractune_server.scheduler.tuned_part import tuned_part
 from fractune_server.store.records.log import LogKey
-from fractune_server.store.rounds import Round
-from fractune_server.store.stored_job import StoredOperator
+from fractune_server.store.stored_job import Round, StoredOperator
 from fractune_server.transport.context import ServerContext
 
 _PASSES = 3

@@ -6,6 +6,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from fractune_core.analysis.roofline import Arithmetic
 from fractune_core.analysis.validated import choosing_order
 from fractune_core.records import Status, TuningRecord
 
@@ -95,3 +96,20 @@ def outlook(weight: int, best: Sequence[TuningRecord], earlier: Sequence[TuningR
     promised = [record.median_s for record in best if record.candidate_id not in known]
     published_s = None if published is None else weight * published.median_s
     return Outlook(published_s, weight * min(promised, default=math.inf))
+
+
+def tuned_part(weights: Mapping[str, int], arithmetic: Mapping[str, Arithmetic], tuned: Collection[str]) -> float:
+    """The part of a model's work that the `tuned` operators do, from 0 to 1; operators by workload hash.
+
+    An operator's work is how often it runs (`weights`) times its operations; where these are not known, as of a copy,
+    the bytes that it moves. Without either of any operator, one that is tuned counts as all.
+    """
+    work = {name: weight * _work(arithmetic.get(name)) for name, weight in weights.items()}
+    whole = sum(work.values())
+    if whole == 0:
+        return 1.0 if tuned else 0.0
+    return sum(work[name] for name in tuned) / whole
+
+
+def _work(known: Arithmetic | None) -> float:
+    return 0.0 if known is None else known.flops or known.io_bytes

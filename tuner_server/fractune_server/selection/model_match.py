@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from fractune_core.analysis.match import Match, Policy, find_match
 from fractune_core.analysis.roofline import Arithmetic, Roof
@@ -17,9 +19,9 @@ from fractune_core.planning.devices import DeviceType
 from fractune_core.records import TuningRecord
 from fractune_core.shares import Device, GrantedShare, Share
 from fractune_core.targets import target_key
-from fractune_server.selection.model_times import timed_secs
 from fractune_server.selection.variants import Deployment, ValidatedOperator
 from fractune_server.store.models import IngestedModel, IngestKey
+from fractune_server.store.stored_job import StoredJob
 from fractune_server.transport.context import ServerContext
 from fractune_server.transport.live_workers import COMPILE, Fleet, live_workers
 from fractune_server.transport.outgoing import request_ingest
@@ -255,3 +257,20 @@ def _row(task: OperatorTask, validated: ValidatedRecords, deployment: Deployment
         if (fastest := deployment.measured(operator, granted.mechanism).fastest(candidate, granted.units)) is not None
     }
     return OperatorRow(task, cells)
+
+
+def served_secs(timing: Mapping[str, Any], share: str) -> float:
+    """Seconds of one call at `share` with the variant for it, else with the fastest. `timing` as in `StoredJob`."""
+    medians: dict[str, float] = {variant: statistics.median(secs) for variant, secs in timing["run_secs"].items()}
+    return medians.get(share, min(medians.values()))
+
+
+def timed_secs(job: StoredJob, wanted: DeviceType) -> dict[int, float]:
+    """The same of each share that the job timed and that is one of `wanted`, by its units there."""
+    found: dict[int, float] = {}
+    for share, timing in job.timings.items():
+        granted = GrantedShare.from_json(timing["granted"])
+        units = wanted.units_of_granted(granted.units) if granted.mechanism in (wanted.layouts.value, "full") else None
+        if units is not None:
+            found[units] = served_secs(timing, share)
+    return found

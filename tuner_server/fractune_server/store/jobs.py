@@ -19,8 +19,7 @@ from fractune_core.shares import Device, GrantedShare
 from fractune_server.store.database.database import Database, parts
 from fractune_server.store.database.tables import job_operators, jobs, rounds, webhooks
 from fractune_server.store.quotas import check_job
-from fractune_server.store.rounds import Round
-from fractune_server.store.stored_job import Progress, StoredJob, StoredOperator
+from fractune_server.store.stored_job import Progress, Round, StoredJob, StoredOperator
 
 _ENDED = [state.value for state in JobState if not state.open]
 

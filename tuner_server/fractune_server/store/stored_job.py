@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fractune_core.jobs import JobSpec, JobState
+from fractune_core.records import Kind
 from fractune_core.share_kinds import CPU
 from fractune_core.shares import Device, GrantedShare
 
@@ -96,3 +97,22 @@ class StoredJob:
         order = sorted((at, state) for state, at in begun.items() if JobState(state).open)
         ends = [*(at for at, _ in order[1:]), max(self.ended_at or now, self.latest)]
         return {state: end - at for (at, state), end in zip(order, ends, strict=True)}
+
+
+@dataclass
+class Round:
+    """Kept in the store while it lasts, so that a restarted server knows what is under way."""
+
+    round_id: str
+    job: str
+    """that asked for it first"""
+    kind: Kind
+    workload_hash: str
+    instance: str
+    """the tuner instance that searches; empty for validations"""
+    asked: int
+    """candidates asked for"""
+    candidates: list[str] | None = None
+    """None until the tuner instance has proposed them"""
+    granted: dict[str, GrantedShare] = field(default_factory=dict)
+    """by share as text: where the candidates are measured"""

@@ -18,8 +18,8 @@ from fractune_server.engine.rounds import Rounds
 from fractune_server.scheduler.fair_queue import Claimant, FairQueue
 from fractune_server.store.files.blob_files import BlobStore
 from fractune_server.store.records.log import LogKey
-from fractune_server.store.rounds import Round
 from fractune_server.store.store import Store, sqlite_url
+from fractune_server.store.stored_job import Round
 from fractune_server.transport.context import ServerContext
 from fractune_server.transport.work_queues import WorkQueues
 from tests.support.processes.redis_process import running_redis

@@ -16,9 +16,8 @@ from fractune_server.engine.live_round import LiveRound
 from fractune_server.engine.tune import TunePhase
 from fractune_server.scheduler.allocation import OperatorPlan
 from fractune_server.scheduler.fair_queue import FairQueue
-from fractune_server.store.rounds import Round
 from fractune_server.store.store import Store, sqlite_url
-from fractune_server.store.stored_job import StoredJob, StoredOperator
+from fractune_server.store.stored_job import Round, StoredJob, StoredOperator
 from tests.support.samples import DEVICE, TARGET_KEY, granted, validation
 
 WORKLOAD = "f" * 16

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fractune_core.analysis.roofline import Arithmetic
-from fractune_server.scheduler.tuned_part import tuned_part
+from fractune_server.scheduler.finalists import tuned_part
 
 WEIGHTS = {"conv": 3, "copy": 1}
 ARITHMETIC = {"conv": Arithmetic(1000.0, 64), "copy": Arithmetic(0.0, 30)}

@@ -12,8 +12,8 @@ import pytest
 from fractune_core.jobs import JobState
 from fractune_core.records import FIRST_POLICY, TRIAL_POLICY, VALIDATION_POLICY, Kind, TimingPolicy, TuningRecord
 from fractune_server.store.records.filters import RecordFilter
-from fractune_server.store.rounds import Round
 from fractune_server.store.store import Store, sqlite_url
+from fractune_server.store.stored_job import Round
 from tests.support.first_names import JOB, ROUND, back_to_validation, query, waiting_records, write_state
 from tests.support.store_contract import validations_of
 

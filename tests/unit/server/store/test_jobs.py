@@ -14,9 +14,8 @@ from fractune_core.errors import NotFound
 from fractune_core.jobs import JobState
 from fractune_core.records import Kind
 from fractune_server.store.records.filters import RecordFilter
-from fractune_server.store.rounds import Round
 from fractune_server.store.store import Store
-from fractune_server.store.stored_job import StoredOperator
+from fractune_server.store.stored_job import Round, StoredOperator
 from tests.support.samples import DEVICE, granted, validation
 from tests.support.store_contract import (
     OnSqlite,

@@ -29,10 +29,9 @@ from fractune_core.records import Kind, Status, TuningRecord
 from fractune_core.spending import WorkCost
 from fractune_server.store.database.database import Database, parts
 from fractune_server.store.database.tables import records, workloads
-from fractune_server.store.records.count_cache import CountCache
 from fractune_server.store.records.filters import RecordFilter
 from fractune_server.store.records.ledger import add_pieces
-from fractune_server.store.records.record_counts import RecordGroup, count_records, record_totals
+from fractune_server.store.records.record_counts import CountCache, RecordGroup, count_records, record_totals
 from fractune_server.store.records.rows import record_from_row, record_to_row
 from fractune_server.store.records.validated import ValidatedCache, count_change
 

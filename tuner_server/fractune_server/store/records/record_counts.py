@@ -1,19 +1,61 @@
-"""How many records the log has ever taken in, by share, kind and status.
-
-Counted in the transaction that adds them, because to count the rows would read the whole log; `prune` takes nothing
-away here, so that the numbers only grow.
-"""
+"""How many records the log holds and has ever taken in, without reading all of them."""
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, func, select
 
 from fractune_server.store.database.database import Database
-from fractune_server.store.database.tables import record_counts
+from fractune_server.store.database.tables import record_counts, records
+from fractune_server.store.records.filters import RecordFilter
+
+_MOST = 256
+
+
+@dataclass(frozen=True)
+class _Counted:
+    upto: int
+    """the number of the last record that was looked at"""
+    passing: int
+
+
+class CountCache:
+    """Any thread may call."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counted: dict[RecordFilter, _Counted] = {}
+        self._prunings = 0
+
+    def count(self, connection: Connection, chosen: RecordFilter) -> int:
+        with self._lock:
+            prunings, before = self._prunings, self._counted.get(chosen, _Counted(0, 0))
+        upto = connection.scalar(select(func.max(records.c.seq))) or 0
+        since = [*chosen.clauses(), records.c.seq > before.upto, records.c.seq <= upto]
+        more = connection.scalar(select(func.count()).select_from(records).where(*since)) or 0
+        found = _Counted(upto, before.passing + more)
+        if not chosen.model:  # which operators a model has may change
+            self._keep(chosen, found, prunings)
+        return found.passing
+
+    def forget(self) -> None:
+        """Records were deleted; to be called when that is committed."""
+        with self._lock:
+            self._prunings += 1
+            self._counted.clear()
+
+    def _keep(self, chosen: RecordFilter, found: _Counted, prunings: int) -> None:
+        with self._lock:
+            if prunings != self._prunings:
+                return
+            while len(self._counted) >= _MOST and chosen not in self._counted:
+                del self._counted[next(iter(self._counted))]
+            self._counted[chosen] = found
 
 
 class RecordGroup(NamedTuple):
