@@ -271,7 +271,7 @@ def test_a_plan_that_cannot_be_is_refused_by_name(client: Client, done: pb.Job) 
         assert (found, complaint in said) == (code, True), said
     code, said = refused(lambda: plan_of(client, 64, model=known))
     assert code is grpc.StatusCode.NOT_FOUND
-    assert "the log knows nothing of 64 cores: what was measured is of a simulated processor with 2 cores" in said
+    assert "the log has no records of 64 cores: its records are of a simulated processor with 2 cores" in said
 
 
 def test_match_without_a_measurer_takes_the_share_from_the_log(

@@ -22,7 +22,7 @@ from fractune_core.fleet.signed_messages import (
 )
 from fractune_core.fleet.signing import sign_json
 from fractune_core.pb import fractune_pb2 as pb
-from fractune_server.transport.live_workers import understood
+from fractune_server.transport.live_workers import open_entries
 from fractune_server.transport.recorder import read_event
 from tests.support.fuzz.files import RECORD
 from tests.support.fuzz.mutations import Mutator
@@ -143,10 +143,10 @@ def _take_result(message: str) -> None:
 
 
 def _take_worker(message: str) -> None:
-    fleet = understood(SECRET, {"w": message.encode()})
+    fleet = open_entries(SECRET, {"w": message.encode()})
     if not fleet.workers:
         raise FractuneError("it is left out")
-    for held in fleet.offers():
+    for held in fleet.offers:
         assert device_to_proto(held.device) is not None
         assert granted_to_proto(held.granted) is not None
     for name, worker in fleet.workers.items():

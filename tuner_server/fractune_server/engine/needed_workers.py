@@ -60,4 +60,4 @@ def _is_live(needed: NeededWorker, fleet: Fleet, job: ActiveJob) -> bool:
     if needed.role != MEASURE:
         return bool(fleet.of_role(needed.role))
     device = job.stored.device.key
-    return any(held.device.key == device and held.granted.share == needed.share for held in fleet.offers())
+    return any(held.device.key == device and held.granted.share == needed.share for held in fleet.offers)

@@ -157,7 +157,7 @@ class TunePhase:
         for name, worker in present.items():
             self._instances.setdefault(name, Instance(name, worker["started_at"]))
         self._enough = FIRST_ROUND * max(1, len(fleet.of_role(BUILD)) // max(1, len(present)))
-        self._offered = {(held.device.key, held.granted.share) for held in fleet.offers()}
+        self._offered = {(held.device.key, held.granted.share) for held in fleet.offers}
         for live in self._rounds.trials():
             if not live.proposed and (live.stored.instance in gone or live.stored.instance not in present):
                 with log_fields(job=live.stored.job):

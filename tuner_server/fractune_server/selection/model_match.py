@@ -23,7 +23,7 @@ from fractune_server.selection.variants import Deployment, ValidatedOperator
 from fractune_server.store.models import IngestedModel, IngestKey
 from fractune_server.store.stored_job import StoredJob
 from fractune_server.transport.context import ServerContext
-from fractune_server.transport.live_workers import COMPILE, Fleet, live_workers
+from fractune_server.transport.live_workers import COMPILE, Fleet, HeldShare, live_workers
 from fractune_server.transport.outgoing import request_ingest
 from fractune_server.transport.work_queues import WorkQueues
 
@@ -36,38 +36,38 @@ class OperatorAnswer:
     task: OperatorTask
     match: Match
     arithmetic: Arithmetic | None
-    """None when it is not known"""
+    """None if unknown"""
 
 
 @dataclass(frozen=True)
 class ModelAnswer:
     operators: list[OperatorAnswer]
     roof: Roof | None
-    """of the share; None when it is not known"""
+    """roof of the share; None if unknown"""
 
 
 @dataclass(frozen=True)
 class OperatorRow:
-    """How the schedules published for some shares do at each of them; what was never measured is absent."""
+    """Validated times of the schedules for some shares, at each of these shares, as far as they were measured."""
 
     task: OperatorTask
     cells: dict[tuple[str, str], TuningRecord]
-    """by the variant (`untuned`, or a share) and the share it ran at"""
+    """by variant (`untuned`, or a share) and the share where it ran"""
 
 
 @dataclass(frozen=True)
 class ModelTimes:
-    """Seconds of one call of a model, by units of a device; what was not measured is absent."""
+    """Measured seconds of one call of a model, by units of a device."""
 
     operators_s: dict[int, float]
-    """the sum over operators of weight x what is reported of the fastest there"""
+    """sum over operators of weight x reported time of the fastest schedule"""
     whole_s: dict[int, float]
-    """the whole model, as the newest job that timed it there found"""
+    """the whole model, as timed by the newest job"""
 
 
 @dataclass(frozen=True)
 class MatchQuery:
-    """A model as a user names it, with what its operators depend on."""
+    """A model as a user names it, with everything that its operators depend on."""
 
     model: str
     """SHA-256"""
@@ -75,19 +75,9 @@ class MatchQuery:
     target: str
     """empty = the device's own"""
     time_left_s: float | None
-    """how long the asker will wait"""
+    """how long the caller will wait"""
     scope: str = ""
-    """whose records count"""
-
-
-@dataclass(frozen=True)
-class DeviceShare:
-    """A share of a device."""
-
-    device: Device
-    granted: GrantedShare
-    target: str
-    """default target text of the device"""
+    """only records of this scope count"""
 
 
 class Matcher:
@@ -99,12 +89,12 @@ class Matcher:
     def match(self, query: MatchQuery, share: str, policy: Policy) -> ModelAnswer:
         """One answer for each operator.
 
-        1. The share's granted form: from a live worker, else from the log, else from the size it names.
-        2. The model's operators: from an earlier ingest, else from one that is made now.
-        3. For each operator the log's answer.
+        1. The granted share: from a live worker, else from the log, else from the size in its name.
+        2. The model's operators: from an earlier ingest, else from a new one.
+        3. For each operator the match in the log.
 
-        Raises NotFound when nothing is known of the share or the model, ShareUnavailable when the model has to be
-        read and no worker can, ServerUnreachable when the time is over before it was read.
+        Raises NotFound if the share or the model is unknown, ShareUnavailable if no worker can read the model, and
+        ServerUnreachable if reading it takes too long.
         """
         fleet = live_workers(self._context.redis, self._context.secret)
         device_share = self._device_share(fleet, Share.parse(share))
@@ -123,9 +113,9 @@ class Matcher:
         return ModelAnswer(answers, self._context.store.roofs.of(device).get(device_share.granted.key))
 
     def tabulate(self, query: MatchQuery, shares: Sequence[str]) -> list[OperatorRow]:
-        """Each operator's published times, by the share that its schedule was chosen for and the share it ran at.
+        """Each operator's validated times, by the share that its schedule was chosen for and the share where it ran.
 
-        Raises what `match` raises, and BadRequest when the shares are of several devices.
+        Raises what `match` raises, and BadRequest for shares of several devices.
         """
         fleet = live_workers(self._context.redis, self._context.secret)
         device_shares = {share: self._device_share(fleet, Share.parse(share)) for share in shares}
@@ -140,9 +130,9 @@ class Matcher:
         return [_row(task, validated[task.workload_hash], deployment) for task in found.operators]
 
     def times(self, query: MatchQuery, wanted: DeviceType) -> ModelTimes:
-        """What the log knows of the model's speed on `wanted`.
+        """The model's measured times on `wanted`.
 
-        Raises what `match` raises, and NotFound when the log knows no such device or no such time.
+        Raises what `match` raises, and NotFound if the log has no such device or no such time.
         """
         fleet = live_workers(self._context.redis, self._context.secret)
         device_share = self._on_device(fleet, wanted)
@@ -176,54 +166,53 @@ class Matcher:
     def _whole_s(self, found: IngestedModel, query: MatchQuery, device: Device, wanted: DeviceType) -> dict[int, float]:
         secs: dict[int, float] = {}
         for job in self._context.store.jobs.done_of_model(query.model):
-            asked = (job.spec.inputs, job.spec.scope, job.target_key, job.device.key)
-            if asked == (dict(query.inputs), query.scope, found.target_key, device.key):
+            about = (job.spec.inputs, job.spec.scope, job.target_key, job.device.key)
+            if about == (dict(query.inputs), query.scope, found.target_key, device.key):
                 secs = {**timed_secs(job, wanted), **secs}
         return secs
 
-    def _on_device(self, fleet: Fleet, wanted: DeviceType) -> DeviceShare:
-        """Of a live worker or of the log, whose device is the one wanted."""
-        known = [DeviceShare(offer.device, offer.granted, offer.target) for offer in fleet.offers()]
+    def _on_device(self, fleet: Fleet, wanted: DeviceType) -> HeldShare:
+        """A share of the device `wanted`, from a live worker or from the log."""
+        known = list(fleet.offers)
         newest = self._context.store.log.newest_of_kind(wanted.kind)
         if newest is not None:
-            known.append(DeviceShare(newest.device, newest.granted, newest.target_key))
+            known.append(HeldShare(newest.device, newest.granted, newest.target_key))
         same = [each for each in known if not wanted.difference(each.device)]
         if same:
             return same[0]
         others = sorted({wanted.difference(each.device) for each in known})
-        seen = f"what was measured is of {others[0]}" if others else "it is empty"
-        raise NotFound(f"the log knows nothing of {wanted.name}: {seen}; give a profile, or tune there")
+        seen = f"its records are of {others[0]}" if others else "it is empty"
+        raise NotFound(f"the log has no records of {wanted.name}: {seen}; give a profile, or tune there")
 
     def _validated(self, tasks: Sequence[OperatorTask], scope: str) -> dict[str, ValidatedRecords]:
         return self._context.store.log.validated_of((task.workload_hash for task in tasks), scope)
 
-    def _ingested(self, fleet: Fleet, query: MatchQuery, device_share: DeviceShare) -> IngestedModel:
+    def _ingested(self, fleet: Fleet, query: MatchQuery, device_share: HeldShare) -> IngestedModel:
         key = IngestKey(query.model, dict(query.inputs), query.target or device_share.target)
         found = self._context.store.models.find_ingested(key)
         return found or self._ingest(fleet, key, device_share.device, query.time_left_s)
 
-    def _device_share(self, fleet: Fleet, share: Share) -> DeviceShare:
+    def _device_share(self, fleet: Fleet, share: Share) -> HeldShare:
         text = str(share)
-        offers = fleet.offers()
-        for offer in offers:
+        for offer in fleet.offers:
             if offer.granted.share == text:
-                return DeviceShare(offer.device, offer.granted, offer.target)
+                return offer
         record = self._context.store.log.newest(text)
         if record is not None:
-            return DeviceShare(record.device, record.granted, record.target_key)
+            return HeldShare(record.device, record.granted, record.target_key)
         if share.mechanism == "cpu":
-            cpus = [offer for offer in offers if offer.device.kind == "cpu"]
+            cpus = [offer for offer in fleet.offers if offer.device.kind == "cpu"]
             known = cpus[0] if cpus else self._context.store.log.newest_of_kind("cpu")
             if known is not None and share.cores <= known.granted.units_total:
                 granted = replace(known.granted, share=text, units=share.cores, ids=())
-                return DeviceShare(known.device, granted, target_key(known.target))
-        raise NotFound(f"share {text}: no worker offers it and the log holds nothing that was measured there")
+                return HeldShare(known.device, granted, target_key(known.target))
+        raise NotFound(f"share {text}: no worker offers it, and the log holds no record of it")
 
     def _ingest(self, fleet: Fleet, key: IngestKey, device: Device, time_left_s: float | None) -> IngestedModel:
         self._context.store.models.get(key.model)
         if not fleet.of_role(COMPILE):
             raise ShareUnavailable(
-                "this model was not read yet with these shapes and this target, and no worker of the role "
+                "this model was not yet read with these shapes and this target, and no worker of the role "
                 f"{COMPILE} is running; start one"
             )
         job = f"match-{uuid.uuid4().hex[:12]}"
@@ -239,7 +228,7 @@ class Matcher:
             if error is not None:
                 raise error
             self._context.notifier.wait(changes, _LOOK_EVERY_S)
-        raise ServerUnreachable("the model was not read in time; ask again with a longer deadline")
+        raise ServerUnreachable("the model was not read in time; try again with a longer deadline")
 
 
 def _row(task: OperatorTask, validated: ValidatedRecords, deployment: Deployment) -> OperatorRow:

@@ -1,4 +1,4 @@
-"""One schedule for each operator that serves a model at several shares: the smallest worst-case loss of the whole."""
+"""One schedule for each operator, for several shares: the smallest worst-case loss of the whole model."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from fractune_core.analysis.validated import Times
 
 _GAIN = 1e-9
-"""a smaller gain of the worst regret is rounding"""
+"""a smaller improvement of the worst regret counts as rounding"""
 
 Rows = Mapping[str, Mapping[str, Sequence[float]]]
 """seconds at each share, by operator and finalist"""
@@ -21,14 +21,14 @@ def robust_for_model(
     *,
     reported: Mapping[str, Times] | None = None,
 ) -> tuple[dict[str, str], float]:
-    """A finalist for each operator, so that the whole model loses least at the worst of `shares` (units); and that
-    loss, relative to every operator's best at that share.
+    """A finalist for each operator that minimizes the model's loss at the worst of `shares` (units), and this loss.
 
-    `times` choose, and say at which share the loss is worst; `reported`, of the same finalists and shares, tell how
-    large it is there (None = `times`). They, `weights` and `default` (the untuned finalist) are by operator. An
-    operator without a finalist that was measured at all shares is left out. The search starts from each operator's own
-    least worst-case regret and from the fastest at each share, and changes one operator at a time while that helps:
-    never worse than where it started, not always the best there is.
+    The loss is relative to every operator's best at the share. `times` are for selection: they choose the finalists
+    and the worst share. `reported` times of the same finalists and shares give the size of the loss (None = `times`).
+    Both, `weights` and `default` (the untuned finalist) are by operator. Operators without a finalist that was
+    measured at all shares are left out. The local search starts from each operator's own smallest worst-case regret
+    and from the fastest finalists at each share. It changes one operator at a time while that helps, so it is never
+    worse than its starts, but not always optimal.
     """
     rows = {op: _measured_at_all(found, shares) for op, found in times.items()}
     rows = {op: row for op, row in rows.items() if row}
@@ -41,14 +41,14 @@ def robust_for_model(
     chosen, _ = min(found, key=lambda answer: answer[1])
     sums = _sums(chosen, rows, weights)
     worst = max(range(len(shares)), key=lambda place: sums[place] / best[place])
-    told = rows if reported is None else {op: _measured_at_all(reported[op], shares) for op in rows}
-    return chosen, _sums(chosen, told, weights)[worst] / _sums(fastest[worst], told, weights)[worst] - 1.0
+    shown = rows if reported is None else {op: _measured_at_all(reported[op], shares) for op in rows}
+    return chosen, _sums(chosen, shown, weights)[worst] / _sums(fastest[worst], shown, weights)[worst] - 1.0
 
 
 def _improved(
     start: Mapping[str, str], rows: Rows, weights: Mapping[str, int], best: Sequence[float]
 ) -> tuple[dict[str, str], float]:
-    """Change one operator at a time, as long as that makes the model's worst loss smaller."""
+    """Change one operator at a time while the model's worst loss decreases."""
     chosen = dict(start)
     sums = _sums(chosen, rows, weights)
     gained = True
@@ -78,7 +78,7 @@ def _fastest(row: Mapping[str, Sequence[float]], place: int) -> str:
 
 
 def _least(row: Mapping[str, Sequence[float]], default: str) -> str:
-    """The finalist of least worst-case regret; the default where it is as good as any."""
+    """The finalist with the smallest worst-case regret; among equals the default."""
     best = [min(secs) for secs in zip(*row.values(), strict=True)]
     return min(row, key=lambda n: (max(t / b for t, b in zip(row[n], best, strict=True)), n != default, n))
 

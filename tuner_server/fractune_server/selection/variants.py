@@ -1,4 +1,4 @@
-"""Which schedules go into a bundle: a variant for each share, a robust one, and what each is known to take where."""
+"""Which schedules go into a bundle: a variant for each share, a robust one, and their known times at each share."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fractune_server.selection.robust import robust_for_model
 
 @dataclass(frozen=True)
 class ValidatedOperator:
-    """An operator of a model, and the validations that the log holds of it, on whatever device."""
+    """An operator of a model, and its validations in the log on all devices."""
 
     workload_hash: str
     weight: int
@@ -24,7 +24,7 @@ class ValidatedOperator:
 
 @dataclass(frozen=True)
 class Deployment:
-    """Where the model is to run: one device, one target, some of its shares."""
+    """Where the model is to run: one target and some shares of one device."""
 
     device_key: str
     target_key: str
@@ -32,7 +32,7 @@ class Deployment:
     """by share as text"""
 
     def measured(self, operator: ValidatedOperator, mechanism: str) -> MeasuredTimes:
-        """What counts here of an operator's validations."""
+        """The operator's validated times on this device for this target."""
         return operator.validated.measured(self.device_key, self.target_key, mechanism)
 
     def match(self, operator: ValidatedOperator, share: str) -> Match:
@@ -57,7 +57,7 @@ class Variant:
 
 
 def variants_for(deployment: Deployment, operators: Sequence[ValidatedOperator], *, robust_only: bool) -> list[Variant]:
-    """A variant for each share, a robust one where that is another than those, and the untuned one last."""
+    """A variant for each share, a robust one if it differs from them, and the untuned one last."""
     untuned = Variant(UNTUNED_VARIANT, {})
     robust = _robust(deployment, operators)
     if robust_only:
@@ -77,11 +77,10 @@ def measured_secs(
     *,
     choosing: bool = False,
 ) -> dict[str, dict[str, float]]:
-    """Seconds by share, then by variant: the sum over operators of weight x published median of the schedule in it;
-    with `choosing` that of the repeats that choose.
+    """Seconds by share, then by variant: the sum over operators of weight x reported median of their schedules.
 
-    An operator that was never measured counts in no sum. A variant is absent at a share where one of its schedules was
-    not measured.
+    With `choosing`, the medians are of the repeats used for selection. Operators that were never measured do not
+    count. A variant is absent at a share where one of its schedules was not measured.
     """
     times = {
         share: _times_at(deployment, operators, granted, choosing=choosing)
@@ -100,7 +99,7 @@ def measured_secs(
 def _times_at(
     deployment: Deployment, operators: Sequence[ValidatedOperator], granted: GrantedShare, *, choosing: bool
 ) -> dict[str, Mapping[str, float]]:
-    """Seconds by workload hash and candidate, of the operators that were measured at all."""
+    """Seconds by workload hash and candidate, of the measured operators."""
     measured = {op.workload_hash: deployment.measured(op, granted.mechanism) for op in operators}
     times = {name: found.choosing if choosing else found.reported for name, found in measured.items()}
     return {name: found.get(granted.units, {}) for name, found in times.items() if found}
@@ -112,7 +111,7 @@ def _secs_of(
     operators: Sequence[ValidatedOperator],
     times: Mapping[str, Mapping[str, float]],
 ) -> list[float] | None:
-    """Weighted seconds of each operator that has times; None when one lacks that of the variant's schedule."""
+    """Weighted seconds of each operator that has times; None if one lacks the time of the variant's schedule."""
     secs = []
     for op in operators:
         row = times.get(op.workload_hash)
@@ -128,7 +127,7 @@ def _secs_of(
 
 
 def _robust(deployment: Deployment, operators: Sequence[ValidatedOperator]) -> Variant:
-    """The schedules with which the whole model loses least at the worst share; empty where no loss is known."""
+    """The schedules with the smallest worst-case loss of the whole model; empty if no loss is known."""
     shares = sorted({granted.key: granted for granted in deployment.granted.values()}.values(), key=lambda g: g.units)
     choosing = {op.workload_hash: _rows(deployment, op, shares, choosing=True) for op in operators}
     reported = {op.workload_hash: _rows(deployment, op, shares, choosing=False) for op in operators}
@@ -149,7 +148,7 @@ def _robust(deployment: Deployment, operators: Sequence[ValidatedOperator]) -> V
 def _rows(
     deployment: Deployment, operator: ValidatedOperator, shares: Sequence[GrantedShare], *, choosing: bool
 ) -> Times:
-    """Seconds of the operator by the number of the share, then by candidate."""
+    """Seconds of the operator by index of the share, then by candidate."""
     measured = [deployment.measured(operator, granted.mechanism) for granted in shares]
     times = [found.choosing if choosing else found.reported for found in measured]
     return {
@@ -168,7 +167,7 @@ def _robust_match(
 
 
 def _shares_text(shares: Sequence[GrantedShare]) -> str:
-    """`1, 2 cores`; where there are several mechanisms, which units they are of: `mps:25, full`."""
+    """`1, 2 cores`; with several mechanisms the names of the shares: `mps:25, full`."""
     if len({granted.mechanism for granted in shares}) > 1:
         return ", ".join(granted.share for granted in shares)
     return units_text([granted.units for granted in shares], shares[0].unit)

@@ -25,7 +25,7 @@ class FleetService(rpc.FleetServiceServicer):
         return pb.ListWorkersResponse(workers=[_encode(workers[name]) for name in sorted(workers)])
 
     def ListShares(self, request: pb.ListSharesRequest, context: grpc.ServicerContext) -> pb.ListSharesResponse:
-        offers = live_workers(self._context.redis, self._context.secret).offers()
+        offers = live_workers(self._context.redis, self._context.secret).offers
         counts = Counter((offer.device, offer.granted) for offer in offers)
         return pb.ListSharesResponse(
             shares=[

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import TypedDict
@@ -25,18 +25,18 @@ BUILD = "build"
 COMPILE = "compile"
 
 _OPENED = 4096
-"""entries that are opened once for all who ask before they are renewed"""
+"""entries whose opened form is kept"""
 
 _log = logging.getLogger(__name__)
 
 
 class _AnyWorker(TypedDict):
-    """Of whatever version: an object."""
+    """An entry of any version: an object."""
 
 
 @dataclass(frozen=True)
 class HeldShare:
-    """A share that a live worker holds."""
+    """A share of a device, as a live worker holds it."""
 
     device: Device
     granted: GrantedShare
@@ -54,22 +54,18 @@ class Fleet:
         """By name, so that every caller sees the same order."""
         return sorted((w for w in self.workers.values() if w["role"] == role), key=lambda w: w["name"])
 
-    def offers(self) -> list[HeldShare]:
-        """What the measuring workers hold, one entry a worker."""
-        return self._offers
-
     @cached_property
-    def _offers(self) -> list[HeldShare]:
+    def offers(self) -> list[HeldShare]:
+        """The shares of the measuring workers, one entry a worker."""
         return [
             HeldShare(Device.from_json(w["device"]), GrantedShare.from_json(w["granted"]), w["target"])
             for w in self.of_role(MEASURE)
         ]
 
     def offer(self, shares: Sequence[str]) -> dict[str, HeldShare]:
-        """By share, in the order asked for, all on one device. Raises ShareUnavailable."""
-        offers = self.offers()
+        """By share, in the requested order, all on one device. Raises ShareUnavailable."""
         by_device: dict[str, dict[str, HeldShare]] = {}
-        for offer in offers:
+        for offer in self.offers:
             by_device.setdefault(offer.device.key, {}).setdefault(offer.granted.share, offer)
         for held in by_device.values():
             if all(share in held for share in shares):
@@ -88,27 +84,19 @@ def _refusal(shares: Sequence[str], by_device: dict[str, dict[str, HeldShare]]) 
 
 
 def live_workers(redis: Redis, secret: bytes) -> Fleet:
-    """Read the entries that workers keep renewing; without those of workers that would not understand the server, or
-    have another secret.
-    """
-    return understood(secret, read_entries(redis))
+    """The workers in Redis, without those of another protocol or another secret."""
+    return open_entries(secret, read_entries(redis))
 
 
-def understood(secret: bytes, entries: Mapping[str, bytes]) -> Fleet:
-    """Of the workers' entries, sealed, by name, those that `live_workers` tells."""
-    return Fleet(_opened(secret, entries))
-
-
-def _opened(secret: bytes, entries: Mapping[str, bytes]) -> Iterator[WorkerInfo]:
-    for name, entry in entries.items():
-        worker = _open(secret, name, entry)
-        if worker is not None:
-            yield worker
+def open_entries(secret: bytes, entries: Mapping[str, bytes]) -> Fleet:
+    """The workers behind sealed entries, which are by name."""
+    opened = (_open(secret, name, entry) for name, entry in entries.items())
+    return Fleet(worker for worker in opened if worker is not None)
 
 
 @lru_cache(maxsize=_OPENED)
 def _open(secret: bytes, name: str, entry: bytes) -> WorkerInfo | None:
-    """Not to be changed: whoever asks for the same entry gets the same. None for a worker that gets no work."""
+    """None for a worker that gets no work. Do not change the result: all callers share it."""
     try:
         worker = open_worker(secret, name, entry)
         _check_entry(name, worker)
@@ -119,18 +107,18 @@ def _open(secret: bytes, name: str, entry: bytes) -> WorkerInfo | None:
 
 
 def _check_entry(name: str, worker: WorkerInfo) -> None:
-    """Raises FractuneError or ValueError for that of another protocol, and one that cannot be told to callers."""
+    """Raises FractuneError or ValueError for another protocol, and for an entry that callers cannot be sent."""
     check_shape(_AnyWorker, worker)
     if worker.get("protocol") != PROTOCOL:
         raise ValueError(
-            f"it speaks protocol {worker.get('protocol')!r}, this server {PROTOCOL}; "
+            f"it uses protocol {worker.get('protocol')!r}, this server {PROTOCOL}; "
             "install the same version of fractune for both"
         )
     check_shape(WorkerInfo, worker)
     if worker["name"] != name:
-        raise ValueError(f"its entry is of '{worker['name']}'")
+        raise ValueError(f"its entry has the name '{worker['name']}'")
     if not 0 <= worker["started_at"] < END_OF_TIME_S or not are_small(worker["pid"]):
-        raise ValueError(f"it is of process {worker['pid']}, and started at {worker['started_at']}")
+        raise ValueError(f"its pid {worker['pid']} or its start time {worker['started_at']} is out of range")
     if worker["role"] == MEASURE or worker["device"]:
         check_shape(Device, worker["device"])
         check_shape(GrantedShare, worker["granted"])

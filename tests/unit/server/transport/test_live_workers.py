@@ -28,7 +28,7 @@ def test_a_worker_that_would_not_understand_gets_no_work(
         put_entry(connection, each["name"], seal_worker(SECRET, each))
     for _ in range(3):
         assert list(live_workers(connection, SECRET).workers) == ["ours"]
-    assert caplog.text.count(f"worker other-{protocol} gets no work: it speaks protocol {protocol}") == 1
+    assert caplog.text.count(f"worker other-{protocol} gets no work: it uses protocol {protocol}") == 1
 
 
 def test_a_worker_whose_entry_the_fleet_did_not_sign_is_not_there(

@@ -8,7 +8,7 @@ import pytest
 
 from fractune_core.fleet.messages import EVENT_BY_KIND
 from fractune_core.fleet.signed_messages import seal_worker
-from fractune_server.transport.live_workers import understood
+from fractune_server.transport.live_workers import open_entries
 from fractune_server.transport.recorder import Unreadable, read_event
 from tests.support.fuzz.sealed import EVENTS, WORKER
 from tests.support.secret import SECRET
@@ -95,10 +95,10 @@ def entry(changes: dict[str, Any]) -> dict[str, bytes]:
     ],
 )
 def test_the_entry_of_a_worker_that_could_not_be_told_is_left_out(changes: dict[str, Any]) -> None:
-    assert list(understood(SECRET, entry({})).workers) == ["w"]
-    assert not understood(SECRET, entry(changes)).workers
+    assert list(open_entries(SECRET, entry({})).workers) == ["w"]
+    assert not open_entries(SECRET, entry(changes)).workers
 
 
 def test_what_is_said_of_an_entry_can_be_written_to_any_log(caplog: pytest.LogCaptureFixture) -> None:
-    assert not understood(SECRET, entry({"protocol": "\ud800"})).workers
+    assert not open_entries(SECRET, entry({"protocol": "\ud800"})).workers
     assert caplog.text.encode()
