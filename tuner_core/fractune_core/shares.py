@@ -17,6 +17,9 @@ from fractune_core.share_kinds import CPU, CUDA, SHARE_KINDS, ShareKind, kind_of
 
 MOST_MEASURERS = 4
 """at one share, where the noise was never measured"""
+QUIET_BELOW_CORES = 4
+"""On a host with fewer cores, a measurement has the whole host to itself: a build on the other core would take memory
+bandwidth and clock speed from it."""
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,7 @@ from fractune.server.rpc import RpcClient
 from fractune_core.access.tls_files import TlsFiles
 from fractune_core.analysis.noise import NoiseAdvice
 from fractune_core.errors import FractuneError, RedisGone, ServerUnreachable
-from fractune_core.host.host_cores import QUIET_BELOW_CORES
-from fractune_core.shares import Share, parse_shares
+from fractune_core.shares import QUIET_BELOW_CORES, Share, parse_shares
 
 START_TIMEOUT_S = 60.0
 """since a part was last started: one that dies while it starts has the whole time anew, and is given up when it keeps

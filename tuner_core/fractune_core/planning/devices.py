@@ -17,7 +17,7 @@ from functools import cached_property
 
 from fractune_core.errors import BadRequest
 from fractune_core.planning.mig import COMPUTE_SLICES, MEMORY_SLICES, PLAIN
-from fractune_core.shares import Device, Share
+from fractune_core.shares import Device, Share, units_text
 
 MPS_STEP = 5
 """percent; MPS takes every whole number, but a plan needs no finer steps"""
@@ -230,8 +230,7 @@ def cpu_type(cores: int, memory_gib: float = float("inf")) -> DeviceType:
         raise BadRequest(f"cores is {cores}; it must be from 1 to {MOST_CORES}")
     sizes = {count: count for count in _sizes(cores)}
     parts = _line(sizes, {count: f"cpu:{count}" for count in sizes}, memory_gib)
-    name = f"{cores} core{'s' if cores > 1 else ''}"
-    return DeviceType(name, Layouts.CPU, "core", cores, cores, parts, memory_gib=memory_gib)
+    return DeviceType(units_text(cores, "core"), Layouts.CPU, "core", cores, cores, parts, memory_gib=memory_gib)
 
 
 def _sizes(most: int) -> list[int]:

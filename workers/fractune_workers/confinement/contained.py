@@ -1,4 +1,4 @@
-"""The answers of a mechanism under which a fault stays with its process."""
+"""The answers of a mechanism that keeps faults within their process."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ class Contained:
     def restart_service(self) -> None:
         """Nothing here serves the device."""
 
-    def before_kill(self, pid: int) -> bool:  # noqa: ARG002  other mechanisms need it
+    def before_kill(self, pid: int) -> bool:  # noqa: ARG002  other mechanisms need the argument
         return True

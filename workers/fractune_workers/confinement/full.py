@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from fractune_core.cuda.environment import VISIBLE_DEVICES
-from fractune_core.shares import GrantedShare, Share
+from fractune_core.shares import GrantedShare
 from fractune_workers.confinement.beside_mps import BesideMps
-from fractune_workers.cuda.driver import CudaDriver, open_driver
-from fractune_workers.gpu.nvml import Nvml, open_nvml
-from fractune_workers.gpu.process import GpuProcess
 
 
 class FullConfinement(BesideMps):
@@ -18,18 +12,9 @@ class FullConfinement(BesideMps):
     They are reserved where the GPU's compute mode lets only one process in; else others may come and take part.
     """
 
-    def __init__(
-        self, share: Share, nvml: Callable[[], Nvml] = open_nvml, driver: Callable[[], CudaDriver] = open_driver
-    ) -> None:
-        self.share = share
-        self._process = GpuProcess(share, nvml, driver)
-
     def probe(self) -> None:
         self._process.refuse_mig()
         self._process.refuse_mps_share()
-
-    def environment(self) -> dict[str, str]:
-        return {VISIBLE_DEVICES: self._process.gpu.uuid}
 
     def enter(self) -> None:
         self.probe()
@@ -44,6 +29,3 @@ class FullConfinement(BesideMps):
         self._process.check_met(gpu.sms)
         # In that mode an MPS server may be the one process, and all of its clients share the GPU.
         return self._process.granted(gpu.sms, reserved=gpu.exclusive and not self._process.driver.is_mps_client())
-
-    def leave(self) -> None:
-        """There is nothing to give back."""

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fractune_core.cuda.environment import VISIBLE_DEVICES
 from fractune_core.errors import ShareUnavailable
 from fractune_core.shares import GrantedShare, Share
 from fractune_workers.confinement.beside_mps import BesideMps
 from fractune_workers.cuda.driver import CudaDriver, open_driver
 from fractune_workers.cuda.green_context import GreenContext
 from fractune_workers.gpu.nvml import Nvml, open_nvml
-from fractune_workers.gpu.process import GpuProcess
 
 
 class GreenConfinement(BesideMps):
@@ -25,9 +23,8 @@ class GreenConfinement(BesideMps):
     def __init__(
         self, share: Share, nvml: Callable[[], Nvml] = open_nvml, driver: Callable[[], CudaDriver] = open_driver
     ) -> None:
-        self.share = share
+        super().__init__(share, nvml, driver)
         self._sms = int(share.size)
-        self._process = GpuProcess(share, nvml, driver)
         self._context: GreenContext | None = None
 
     @property
@@ -43,9 +40,6 @@ class GreenConfinement(BesideMps):
             raise ShareUnavailable(
                 f"share '{self.share}' is larger than {gpu.name}, which has {gpu.sms} SMs; ask for fewer, or for full"
             )
-
-    def environment(self) -> dict[str, str]:
-        return {VISIBLE_DEVICES: self._process.gpu.uuid}
 
     def enter(self) -> None:
         self.probe()

@@ -5,24 +5,13 @@ For a machine that confines in a way that fractune does not know. It is never ch
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from fractune_core.errors import ShareUnavailable
-from fractune_core.shares import GrantedShare, Share
+from fractune_core.shares import GrantedShare
 from fractune_workers.confinement.beside_mps import BesideMps
-from fractune_workers.cuda.driver import CudaDriver, open_driver
-from fractune_workers.gpu.nvml import Nvml, open_nvml
-from fractune_workers.gpu.process import GpuProcess
 
 
 class NoConfinement(BesideMps):
     """Whatever SMs CUDA shows this process."""
-
-    def __init__(
-        self, share: Share, nvml: Callable[[], Nvml] = open_nvml, driver: Callable[[], CudaDriver] = open_driver
-    ) -> None:
-        self.share = share
-        self._process = GpuProcess(share, nvml, driver)
 
     @property
     def fault_domain(self) -> str | None:
@@ -59,9 +48,6 @@ class NoConfinement(BesideMps):
             memory_bytes=driver.memory_bytes(),
             reserved=False,
         )
-
-    def leave(self) -> None:
-        """There is nothing to give back."""
 
     def _all_sms(self) -> int:
         """0 where NVML cannot be asked: that must not matter here."""

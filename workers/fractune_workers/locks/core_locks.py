@@ -18,7 +18,7 @@ import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from fractune_core.host.host_cores import QUIET_BELOW_CORES
+from fractune_core.shares import QUIET_BELOW_CORES
 from fractune_workers.locks.flock import is_locked, locked, try_lock
 from fractune_workers.locks.gpu_slots import Claim, GpuSlots, MeasurementSlot
 
