@@ -11,6 +11,8 @@ from fractune.text.text import moment_text, ratio_text, time_text
 from fractune_core.names import changes_layout
 from fractune_core.shares import units_text
 
+SHORT_S = 100e-6
+"""a faster model's latency is explained: the call around it takes about as long"""
 DOUBTFUL_DIFFERENCE = 1e-3
 """outputs that differ by more than this, relative to the largest one, are pointed out"""
 
@@ -79,15 +81,23 @@ def timed_before(job: JobStatus) -> list[str]:
     ]
 
 
+def _overheads(job: JobStatus) -> list[str]:
+    """A line for a model so fast that a call from Python takes longer than the model."""
+    if all(each.tuned_s >= SHORT_S for each in job.results):
+        return []
+    note = "these are times of the model alone; a call from Python adds tens of microseconds"
+    return [f"note: {note}, which 'fractune run BUNDLE' shows apart"]
+
+
 def latency_table(job: JobStatus) -> Table:
     """A row for each share: what it granted, the latencies and the largest difference of the outputs."""
-    numbers = (Column(name, numbers=True) for name in ("untuned", "tuned", "speed-up", "largest output difference"))
+    numbers = (Column(name, numbers=True) for name in ("untuned", "tuned", "speed-up", "max error"))
     return Table(
         title=f"{job.model_name}: latency, measured alone",
         columns=(Column("share"), Column("granted"), *numbers),
         cells=tuple(map(_latency_cells, job.results)),
         rows=tuple(map(_latency_row, job.results)),
-        notes=(*timed_before(job), *doubts(job)),
+        notes=(*timed_before(job), *doubts(job), *_overheads(job)),
     )
 
 

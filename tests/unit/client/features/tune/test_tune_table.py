@@ -25,3 +25,11 @@ def test_latencies_that_an_earlier_job_measured_are_called_so() -> None:
     assert "at cpu:1, cpu:2 are from jobs/j0, which timed this very bundle on 2023-11-14 22:13 UTC" in line
     told = result_json(job_status(job), "b")["shares"]
     assert [(each["timed_by"], each["timed_at"]) for each in told] == [("jobs/j0", 1_700_000_000.0)] * 2
+
+
+def test_times_of_tiny_models_say_that_a_call_takes_longer() -> None:
+    job = job_script()[-1]
+    for share in job.result.shares:
+        share.tuned_s = 5e-6
+    (line,) = latency_table(job_status(job)).notes
+    assert "a call from Python adds tens of microseconds" in line

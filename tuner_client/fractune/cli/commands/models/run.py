@@ -21,7 +21,7 @@ from fractune.inference.cpu.share import confine
 from fractune.inference.gpu.share import confine_gpu
 from fractune.inference.model import Model, load
 from fractune.inference.tvm_runtime.array_files import array_names, read_inputs, write_arrays
-from fractune.text.text import ratio_text
+from fractune.text.text import ratio_text, time_text
 from fractune_core.analysis.match import DEFAULT_POLICY, Policy
 from fractune_core.errors import BadRequest, StateUnusable
 from fractune_core.names import UNTUNED_VARIANT
@@ -29,6 +29,10 @@ from fractune_core.shares import Share, units_text
 
 if TYPE_CHECKING:
     from fractune.inference.tvm_runtime.tensors import Array
+
+
+_OVERHEAD_FACTOR = 1.5
+"""a call this many times as long as the model alone is explained"""
 
 
 class Peer(StrEnum):
@@ -128,6 +132,10 @@ def _report(
             for spec, output in zip(model.outputs, outputs, strict=True)
         ],
     }
+    if choice.exact:
+        report["model_s"] = model.bundle.timed(model.share.mechanism).get(model.share.units)
+    if choice.variant == UNTUNED_VARIANT:
+        report["tuned_shares"] = sorted(model.bundle.units(model.share.mechanism))
     if model.slots:
         report |= {"slots": list(model.slots), "apart": model.bundle.manifest["apart"], "slot": slot}
     if beside is not None:
@@ -169,17 +177,33 @@ def _print(report: dict[str, Any], given_by: str) -> None:
     if "slots" in report:
         _print_slots(report)
     print(_columns("", "in a loop", "paced"))
-    for name in ("tuned", "untuned"):
+    tuned = report["variant"] != UNTUNED_VARIANT
+    for name in ("tuned", "untuned") if tuned else ("untuned",):
         print(_columns(f"{name}:", *_spreads(report, f"{name}_")))
-    in_loop, paced = (ratio_text(report[f"untuned_{kind}"], report[f"tuned_{kind}"]) for kind in ("s", "paced_s"))
-    print(_columns("speed-up:", in_loop, paced))
+    if tuned:
+        kinds = ("s", "paced_s")
+        in_loop, paced = (ratio_text(report[f"untuned_{kind}"], report[f"tuned_{kind}"]) for kind in kinds)
+        print(_columns("speed-up:", in_loop, paced))
     if "beside" in report:
         print(_columns("beside:", *_spreads(report["beside"])))
     print(f"           on {units_text(report['units'], report['unit'])}, {given_by}; paced: {PACED}")
+    print("".join(f"{line}\n" for line in _hints(report)), end="")
     absolute, relative = report["max_abs_difference"], report["max_rel_difference"]
     print(f"outputs:   largest difference {absolute:.2e}, relative {relative:.2e}")
     if "beside" in report:
         _print_verdict(report["beside"], report["tuned_s"], report["tuned_paced_s"])
+
+
+def _hints(report: dict[str, Any]) -> list[str]:
+    """How to get a tuned variant where the untuned one ran, and the call's overhead where that is most of a request."""
+    if report.get("tuned_shares"):
+        at = report["tuned_shares"][0]
+        return [f"hint:      --share {at} runs the variant that was tuned there; --allow-unmeasured runs it here"]
+    model_s, loop_s = report.get("model_s"), report["tuned_s"]
+    if model_s and loop_s > _OVERHEAD_FACTOR * model_s:
+        parts = f"{time_text(model_s)} of a call are the model's (measured when it was tuned)"
+        return [f"overhead:  {parts}; about {time_text(loop_s - model_s)} are the call's own"]
+    return []
 
 
 def _print_slots(report: dict[str, Any]) -> None:

@@ -145,3 +145,19 @@ def test_without_onnx_runtime_the_way_to_it_is_told(small: Small, monkeypatch: p
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(FractuneError, match=r"install 'fractune\[onnxruntime\]'"):
         OnnxRuntimeModel(small.model, 1)
+
+
+def test_a_share_that_was_not_measured_gets_a_hint() -> None:
+    from fractune.cli.commands.models.run import _hints
+
+    (hint,) = _hints({"tuned_shares": ["cpu:1", "cpu:2"], "tuned_s": 1.0})
+    assert "--share cpu:1 runs the variant that was tuned there; --allow-unmeasured runs it here" in hint
+
+
+@pytest.mark.parametrize(("loop_s", "shown"), [(20e-6, ["about 16.5 us are the call's own"]), (4e-6, [])])
+def test_the_overhead_of_a_call_is_shown_apart_for_tiny_models(loop_s: float, shown: list[str]) -> None:
+    from fractune.cli.commands.models.run import _hints
+
+    hints = _hints({"model_s": 3.5e-6, "tuned_s": loop_s})
+    assert len(hints) == len(shown)
+    assert all(says in hint for says, hint in zip(shown, hints, strict=True))
