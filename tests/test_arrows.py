@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -43,6 +44,11 @@ def test_no_folder_is_without_a_room() -> None:
         for path in (REPOSITORY / source / top).rglob("__init__.py")
     }
     assert folders - ROOMS.keys() == {"fractune_core.pb"}
+
+
+def test_no_folder_of_the_client_has_more_than_a_dozen_modules() -> None:
+    folders = Counter(path.parent for path in (REPOSITORY / "tuner_client").rglob("*.py"))
+    assert {str(folder): count for folder, count in folders.items() if count > 12} == {}
 
 
 @pytest.mark.parametrize("name", sorted(ROOMS))

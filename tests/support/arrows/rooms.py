@@ -46,7 +46,17 @@ FEATURES = tuple(
 
 BELOW_FEATURES = tuple(f"fractune.{name}" for name in ("local", "models", "server", "sessions", "text"))
 
-COMMAND = (*CORE, "fractune", "fractune.cli", "fractune.features", *FEATURES, *BELOW_FEATURES, "typer", "rich")
+COMMAND = (
+    *CORE,
+    "fractune",
+    "fractune.cli",
+    "fractune.cli.ending",
+    "fractune.features",
+    *FEATURES,
+    *BELOW_FEATURES,
+    "typer",
+    "rich",
+)
 """what every command may import"""
 
 STORE = tuple(f"fractune_server.store{name}" for name in ("", ".database", ".files", ".records"))
@@ -243,9 +253,11 @@ ROOMS = {
     ),
     # ---- client: commands, then the features, side by side, then where a job runs, then what all of it stands on
     "fractune": room(*CORE, lazily=("fractune.features", *FEATURES, *INFERENCE, "fractune.server", "fractune.text")),
+    "fractune.cli.ending": room(*CORE, "fractune.server", "fractune.sessions", "typer"),
     "fractune.cli": room(
         *CORE,
         "fractune",
+        "fractune.cli.ending",
         "fractune.features.matrix",
         "fractune.features.tune",
         *BELOW_FEATURES,

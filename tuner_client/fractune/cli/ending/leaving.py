@@ -10,7 +10,7 @@ import termios
 from collections.abc import Iterator
 from typing import Self
 
-from fractune.cli.stopped import Stopped, terminal_gone
+from fractune.cli.ending.stopped import Stopped, terminal_gone
 from fractune.server.job_status import JobStatus
 from fractune.server.rpc import Absence
 from fractune.sessions.progress import GoalNews, View

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO, cast
 
-from fractune.cli.stopped import Stopped
+from fractune.cli.ending.stopped import Stopped
 
 
 class _Output:

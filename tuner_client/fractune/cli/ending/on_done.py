@@ -16,7 +16,7 @@ from pathlib import Path
 
 import typer
 
-from fractune.cli.leaving import LeavableView
+from fractune.cli.ending.leaving import LeavableView
 from fractune.server.job_status import JobStatus
 from fractune_core.errors import FractuneError
 from fractune_core.jobs import JobState

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 import typer
 
-from fractune.cli.leaving import LeavableView
-from fractune.cli.on_done import news, run_when_done
-from fractune.cli.stopped import Stopped, take_signals
+from fractune.cli.ending.leaving import LeavableView
+from fractune.cli.ending.on_done import news, run_when_done
+from fractune.cli.ending.stopped import Stopped, take_signals
 from fractune.server.from_proto import job_status
 from fractune.server.job_status import JobStatus
 from fractune.sessions.progress import View
