@@ -22,6 +22,7 @@ import tvm_ffi
 
 import fractune
 from fractune import Model
+from fractune.inference.cpu.backend import OnCpu
 from fractune.inference.cpu.processor import CPUINFO, isa_name, read_cpuinfo
 from fractune.inference.tvm_runtime import tensors
 from fractune.inference.tvm_runtime.runtime import aligned_bytes
@@ -314,6 +315,15 @@ def test_code_that_does_not_take_what_the_manifest_says_is_a_bad_bundle(
     write_changed(small, path, change)
     with pytest.raises(BadBundle, match=says):
         run_once(path)
+
+
+def test_a_run_that_fails_does_not_blame_the_bundle(small: Small) -> None:
+    def refuse(*_: object) -> None:
+        raise RuntimeError("std::bad_alloc")
+
+    with pytest.raises(FractuneError, match="the model failed on the CPU") as raised:
+        OnCpu(Bundle(small.bundle), None).run(refuse, [])
+    assert not isinstance(raised.value, BadBundle)
 
 
 def run_once(path: Path) -> None:

@@ -14,13 +14,17 @@ from fractune.inference.tvm_runtime.runtime import load_runtime
 from fractune.inference.tvm_runtime.tensors import TensorSpec
 from fractune.inference.tvm_runtime.variants import MISFITS, load_variant, misfit
 from fractune.inference.tvm_runtime.weights import Weights
-from fractune_core.errors import ShareUnavailable
+from fractune_core.errors import FractuneError, ShareUnavailable, first_line
 from fractune_core.files.bundles import Bundle
 from fractune_core.share_kinds import CPU
 from fractune_core.shares import Share
 
 if TYPE_CHECKING:
     from fractune.inference.tvm_runtime.tensors import Array
+
+_SHAPE_CHECK = "match_cast"
+"""TVM's RuntimeError for a shape that the code does not take has this text. Other failures of a run, such as refused
+memory, are RuntimeErrors as well."""
 
 
 class OnCpu:
@@ -56,6 +60,8 @@ class OnCpu:
         try:
             return tensors.flat(main(*arguments))
         except MISFITS as error:
+            if isinstance(error, RuntimeError) and _SHAPE_CHECK not in str(error):
+                raise FractuneError(f"the model failed on the CPU ({first_line(error)})") from error
             raise misfit(self._bundle, error) from error
 
     def placed(self, arguments: Sequence[Any]) -> list[Any]:
