@@ -1,4 +1,4 @@
-"""Jobs, their operators and the rounds that are under way."""
+"""Jobs, their operators, and the rounds in progress."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fractune_server.store.stored_job import Progress, Round, StoredJob, StoredO
 
 _ENDED = [state.value for state in JobState if not state.open]
 
-# Used all the time: to make a statement takes longer than to run it.
+# Made once: building a statement takes longer than running it.
 _BY_ID = select(jobs).where(jobs.c.id == bindparam("job"))
 _OPERATORS_OF = select(job_operators).where(job_operators.c.job == bindparam("job")).order_by(job_operators.c.position)
 _OPEN = select(jobs.c.id).where(jobs.c.state.in_([state.value for state in JobState if state.open]))
@@ -40,9 +40,7 @@ class JobStore:
         self._database = database
 
     def create(self, job: StoredJob, quotas: Quotas | None = None, webhook: str = "") -> None:
-        """`webhook` is an address to call when it has ended. Raises QuotaExceeded when `quotas`, of the job's token,
-        leave no room for it.
-        """
+        """`webhook`: URL to call at the end of the job. Raises QuotaExceeded if the quotas of its token are used up."""
         with self._database.write() as connection:
             if quotas is not None:
                 check_job(connection, job.token, quotas, job.spec)
@@ -61,7 +59,7 @@ class JobStore:
         return _from_row(row)
 
     def revisions(self, names: Iterable[str]) -> dict[str, int]:
-        """How often each of the jobs was saved, by id; those that are not there are absent."""
+        """Revisions of the existing jobs among `names`, by id."""
         found: dict[str, int] = {}
         with self._database.read() as connection:
             for part in parts(list(names)):
@@ -80,7 +78,7 @@ class JobStore:
         return [(row["seq"], _from_row(row)) for row in rows]
 
     def count_by_state(self) -> dict[JobState, int]:
-        """How many jobs there are in each state; states without a job are absent."""
+        """Number of jobs by state, without states that have none."""
         query = select(jobs.c.state, func.count()).group_by(jobs.c.state)
         with self._database.read() as connection:
             return {JobState(state): count for state, count in connection.execute(query)}
@@ -91,9 +89,9 @@ class JobStore:
             return set(connection.scalars(_OPEN))
 
     def timings(self, bundle: str, device: Device, granted: Mapping[str, GrantedShare]) -> dict[str, dict[str, Any]]:
-        """How the newest job took the bundle's times at shares of this device that granted the same; empty for none.
+        """The newest job's timings of the bundle at the same granted shares of this device; empty if there are none.
 
-        `granted` is by share, as text, and so is the result: as `StoredJob.timings`.
+        `granted` and the result are by share as text; the result is like `StoredJob.timings`.
         """
         same = (
             job
@@ -107,7 +105,7 @@ class JobStore:
         return {share: {**own, **timing} for share, timing in newest.timings.items()}
 
     def done_of_model(self, model: str) -> list[StoredJob]:
-        """The jobs for the model of this SHA-256 that are done, newest first."""
+        """The finished jobs for the model with this SHA-256, newest first."""
         return self._done(jobs.c.model == model)
 
     def _done(self, condition: ColumnElement[bool]) -> list[StoredJob]:
@@ -116,9 +114,9 @@ class JobStore:
             return list(map(_from_row, connection.execute(query).mappings().all()))
 
     def save(self, job: StoredJob, operators: Mapping[int, StoredOperator] = MappingProxyType({})) -> bool:
-        """Write the job, one revision on, and those of its operators that are given, by their place in the model.
+        """Write the job as its next revision, and the given operators by their position in the model.
 
-        False, and nothing written, when the job has ended in the store meanwhile: an end is final.
+        False, with nothing written, if the job has ended in the store meanwhile: an end is final.
         """
         row = {**_to_row(job), "job": job.id, "revision": job.revision + 1}
         del row["id"]
@@ -138,7 +136,7 @@ class JobStore:
         connection.execute(insert_.on_conflict_do_update(index_elements=keys, set_=values), rows)
 
     def end(self, job: str, state: JobState, error: str, message: str) -> bool:
-        """End an open job from outside the engine. False when it had ended already."""
+        """End an open job from outside the engine. False if it had already ended."""
         values = {
             "state": state.value,
             "error": error,
@@ -169,7 +167,7 @@ class JobStore:
             connection.execute(_DROP_ROUND, {"round": round_id})
 
     def rounds(self) -> list[Round]:
-        """All that are under way, also of jobs that have ended: others may wait for them."""
+        """All rounds in progress, also of ended jobs, because other jobs may wait for them."""
         with self._database.read() as connection:
             rows = connection.execute(select(rounds)).mappings().all()
         return list(map(_round_from_row, rows))

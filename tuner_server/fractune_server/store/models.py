@@ -1,4 +1,4 @@
-"""Models, and what their ingest found: a model is parsed once for the same shapes and target."""
+"""Models, and the results of their ingests: a model is read once for each shapes and target."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ class StoredModel:
     display_name: str
     size_bytes: int
     token: str = ""
-    """id of the one that brought it; empty = none was asked for"""
+    """id of the token that uploaded it; empty = no token was needed"""
 
 
 @dataclass(frozen=True)
 class IngestKey:
-    """Everything that decides what ingest finds."""
+    """Everything that the result of an ingest depends on."""
 
     model: str
     inputs: dict[str, list[int]]
     target: str
-    """target text as it was asked for"""
+    """requested target text"""
 
     @property
     def key(self) -> str:
-        # The version too: another one may import a model in another way, and compile must find what ingest found.
+        # With the version: another one may import a model differently, and compiling must match the ingest.
         text = json.dumps([__version__, LOWERING, self.model, self.inputs, self.target], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 

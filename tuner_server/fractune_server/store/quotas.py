@@ -1,4 +1,4 @@
-"""What a token has used, counted from its jobs and models, and whether its quotas leave room for one more job."""
+"""The usage of a token, counted from its jobs and models, and the check of its quotas for another job."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ENDED = [state.value for state in JobState if not state.open]
 
 @dataclass(frozen=True)
 class Usage:
-    """Counts of `fractune_core.access.tokens.Quotas`, as they are now."""
+    """Current usage, in the units of `fractune_core.access.tokens.Quotas`."""
 
     open_jobs: int
     trials_a_day: int
@@ -42,12 +42,12 @@ def usage_of(connection: Connection, token_id: str) -> Usage:
 
 
 def trials_asked(spec: JobSpec) -> int:
-    """Trials that the job may make; every operator that is new gets one at least, even beyond that."""
+    """Trials that the job may make. Beyond them every new operator gets at least one."""
     return spec.more or spec.trials
 
 
 def check_job(connection: Connection, token_id: str, quotas: Quotas, spec: JobSpec) -> None:
-    """Raises QuotaExceeded when the token must not have this job too; in the transaction that adds it."""
+    """Raises QuotaExceeded if the token may not have this job. Call it in the transaction that adds the job."""
     if quotas.open_jobs is None and quotas.trials_a_day is None:
         return
     used = usage_of(connection, token_id)
@@ -57,7 +57,7 @@ def check_job(connection: Connection, token_id: str, quotas: Quotas, spec: JobSp
             "wait until one ends, or cancel one"
         )
     left = None if quotas.trials_a_day is None else max(quotas.trials_a_day - used.trials_a_day, 0)
-    # A job that searches nothing is let in while there is anything left: how much it measures is known at its end.
+    # A job that searches nothing needs one trial left, because its measurements are known only at its end.
     if left is not None and max(trials_asked(spec), 1) > left:
         raise QuotaExceeded(
             f"the job asks for {trials_asked(spec)} trials, and token {token_id} has {left} of "

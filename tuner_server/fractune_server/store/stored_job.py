@@ -1,4 +1,4 @@
-"""A job as the store keeps it."""
+"""A job and a round as the store keeps them."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ class Progress:
     done: int = 0
     """candidates measured at every share for this job"""
     shared: int = 0
-    """candidates that it has at every share because another job asked for them"""
+    """candidates measured at every share for other jobs meanwhile"""
     known: int | None = None
-    """candidates that the log held at every share when tuning began; None = that was not counted yet"""
+    """candidates that the log held at every share when tuning began; None = not counted yet"""
     by_share: dict[str, int] = field(default_factory=dict)
     failures: dict[str, int] = field(default_factory=dict)
     saved: int = 0
-    """candidates that were not searched for, because the operators are near their roof"""
+    """candidates that were not searched, because the operators are near their roof"""
     entered_at: dict[str, float] = field(default_factory=dict)
-    """time of day by state: when the job came to it"""
+    """time of day when the job entered each state"""
     busy_s: dict[str, float] = field(default_factory=dict)
-    """seconds that workers worked for it, by what they did"""
+    """seconds that workers worked for the job, by kind of work"""
 
 
 @dataclass
@@ -56,7 +56,7 @@ class StoredJob:
     granted: dict[str, GrantedShare]
     """by share, as text; in the order of the request"""
     asked_target: str
-    """target text that ingest is given"""
+    """target text for ingest"""
     state: JobState = JobState.QUEUED
     ended_at: float | None = None
     error: str = ""
@@ -74,7 +74,7 @@ class StoredJob:
     """by share: `run_secs` and `max_error` by variant, `granted` as JSON; `job`, which timed it, and `timed_at`, unless
     this job did before that was noted"""
     token: str = ""
-    """id of the one that asked for it; empty = none was asked for"""
+    """id of the token that created the job; empty = no token was needed"""
 
     @property
     def cores(self) -> int:
@@ -83,13 +83,13 @@ class StoredJob:
 
     @property
     def latest(self) -> float:
-        """The latest time that is noted of it."""
+        """The latest time that the job has noted."""
         return max(self.created_at, self.tuning_began or 0.0, *self.progress.entered_at.values())
 
     def phases_s(self, now: float) -> dict[str, float]:
-        """Seconds in each state that the job has come to, by name, in their order; all of them make up its age.
+        """Seconds in each state that the job has entered, by name and in order; their sum is the job's age.
 
-        Empty for a job that has not come far, or was made before this was noted.
+        Empty for a job that has not begun, and for jobs of older versions.
         """
         if not self.progress.entered_at:
             return {}
@@ -105,13 +105,13 @@ class Round:
 
     round_id: str
     job: str
-    """that asked for it first"""
+    """job that requested the round"""
     kind: Kind
     workload_hash: str
     instance: str
     """the tuner instance that searches; empty for validations"""
     asked: int
-    """candidates asked for"""
+    """number of requested candidates"""
     candidates: list[str] | None = None
     """None until the tuner instance has proposed them"""
     granted: dict[str, GrantedShare] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Tokens, and what they have used. Nothing is counted apart: jobs and models say whose they are."""
+"""Tokens and their usage, which is counted from their jobs and models."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fractune_server.store.database.tables import tokens
 from fractune_server.store.quotas import Usage, usage_of
 
 _NO_SECRET = "0" * 64
-"""no secret has this SHA-256, by all that is known"""
+"""no known secret has this SHA-256"""
 
 
 @dataclass(frozen=True)
@@ -34,16 +34,16 @@ class StoredToken:
     max_priority: Priority
 
     def end(self, now: float) -> str:
-        """Why it is no longer good: `revoked`, `expired`, or empty while it is."""
+        """Why the token is no longer valid: `revoked` or `expired`; empty while it is valid."""
         if self.revoked_at is not None:
             return "revoked"
         return "expired" if self.expires_at is not None and self.expires_at <= now else ""
 
 
 class TokenStore:
-    """Any thread and any process may call: another one revokes tokens while the server runs.
+    """Any thread and any process may call: another process revokes tokens while the server runs.
 
-    Raises StateUnusable when the database cannot be used.
+    Raises StateUnusable if the database cannot be used.
     """
 
     def __init__(self, database: Database) -> None:
@@ -57,7 +57,7 @@ class TokenStore:
         quotas: Quotas,
         max_priority: Priority = Priority.NORMAL,
     ) -> TokenText:
-        """A new token, which is nowhere but in the result."""
+        """A new token. Its text is only in the result."""
         made = TokenText.new()
         row = {
             "id": made.token_id,
@@ -74,10 +74,10 @@ class TokenStore:
         return made
 
     def find(self, text: TokenText) -> StoredToken | None:
-        """The token with this id and this secret, whether or not it is still good."""
+        """The token with this id and secret, valid or not."""
         with self._database.read() as connection:
             row = connection.execute(select(tokens).where(tokens.c.id == text.token_id)).mappings().first()
-        # The id is no secret; what is compared of the secret takes as long for a wrong id as for a wrong secret.
+        # The id is public. The comparison takes as long for a wrong id as for a wrong secret.
         kept = _NO_SECRET if row is None else row["secret_sha256"]
         is_right = hmac.compare_digest(kept, text.secret_sha256)
         return _from_row(row) if row is not None and is_right else None
@@ -89,7 +89,7 @@ class TokenStore:
         return list(map(_from_row, rows))
 
     def revoke(self, token_id: str) -> bool:
-        """From now on the token opens nothing; False when it was revoked before. Raises NotFound."""
+        """Revoke the token; False if it was revoked before. Raises NotFound."""
         with self._database.write() as connection:
             is_open = (tokens.c.id == token_id) & tokens.c.revoked_at.is_(None)
             changed = connection.execute(update(tokens).where(is_open).values(revoked_at=time.time())).rowcount

@@ -1,4 +1,4 @@
-"""Whom to tell that a job has ended. A row is there from the job's creation until it was told, or given up."""
+"""Webhooks of jobs. A row exists from the job's creation until the call was delivered or given up."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Webhook:
     job: str
     url: str
     attempts: int
-    """that were made"""
+    """number of attempts so far"""
 
 
 class WebhookStore:
@@ -31,7 +31,7 @@ class WebhookStore:
         self._database = database
 
     def due(self, now: float, most: int) -> list[Webhook]:
-        """Of jobs that have ended, those that have waited longest first."""
+        """Webhooks of ended jobs, the longest waiting first."""
         query = select(webhooks.c.id, webhooks.c.job, webhooks.c.url, webhooks.c.attempts)
         query = query.join(jobs, jobs.c.id == webhooks.c.job)
         query = query.where(jobs.c.state.in_(_ENDED), webhooks.c.next_at <= now).order_by(webhooks.c.next_at)
@@ -39,7 +39,7 @@ class WebhookStore:
             return [Webhook(*row) for row in connection.execute(query.limit(most))]
 
     def put_off(self, webhook: Webhook, next_at: float) -> None:
-        """One more attempt was made; the next one is not before `next_at`, seconds since 1970."""
+        """Note another attempt; the next one is at `next_at`, in seconds since 1970, or later."""
         values = {"attempts": webhook.attempts + 1, "next_at": next_at}
         with self._database.write() as connection:
             connection.execute(update(webhooks).where(webhooks.c.id == webhook.id).values(values))

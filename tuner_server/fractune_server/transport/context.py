@@ -1,4 +1,4 @@
-"""What the parts of the server share."""
+"""Objects that all parts of the server share."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fractune_server.store.store import Store
 
 
 class JobNotifier:
-    """Wakes those who watch jobs. Any thread may call."""
+    """Wakes the watchers of jobs. Any thread may call."""
 
     def __init__(self) -> None:
         self._condition = threading.Condition()
@@ -26,7 +26,7 @@ class JobNotifier:
 
     @property
     def count(self) -> int:
-        """How many changes there were; to be read before looking, so that none is missed."""
+        """Number of changes. Read it before you look at jobs, so that you miss none."""
         return self._count
 
     def announce(self) -> None:
@@ -35,13 +35,13 @@ class JobNotifier:
             self._condition.notify_all()
 
     def wait(self, since: int, timeout_s: float) -> None:
-        """Until there is a change after `since`, or the time is over."""
+        """Wait for a change after `since`, or for the timeout."""
         with self._condition:
             self._condition.wait_for(lambda: self._count > since, timeout_s)
 
 
 class ModelIngests:
-    """Ingests that a call waits for, not a job. Any thread may call."""
+    """Ingests that a call waits for, and no job. Any thread may call."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -67,7 +67,7 @@ class ModelIngests:
                 self._errors[event["job"]] = error_from_name(event["error"], event["message"])
 
     def forget(self, job: str) -> FractuneError | None:
-        """The call has ended, or asks how it stands: the error that came instead of operators, if one did."""
+        """Take the error that arrived instead of operators, if there is one."""
         with self._lock:
             return self._errors.pop(job, None)
 
@@ -78,7 +78,7 @@ class ServerContext:
     redis: Redis
     files: BlobStore
     secret: bytes
-    """the fleet's: bundles that travel through Redis are signed with it"""
+    """secret of the fleet; it signs bundles that travel through Redis"""
     upload_limit_bytes: int = MODEL_LIMIT_BYTES
     webhook_rules: WebhookRules = field(default_factory=WebhookRules)
     notifier: JobNotifier = field(default_factory=JobNotifier)

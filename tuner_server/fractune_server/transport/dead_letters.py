@@ -1,4 +1,4 @@
-"""Work that has killed every worker it was given to: what it was to deliver is written down as failed."""
+"""Work that has killed all of its workers: its results are recorded as failures."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ class RoundPlace:
 
 
 def write_dead_letters(redis: Redis, secret: bytes, work: Work, place: RoundPlace | None) -> None:
-    """Send the results that a lost piece of work owes; they take the way of all results. `place` is that of its round,
-    None when that is over, or the work is of none.
+    """Send failed results for the work, through the results streams like all results.
+
+    `place`: of the work's round; None if the round has ended, or the work has none.
     """
     if "round_id" in work and place is None:
         return
@@ -52,7 +53,7 @@ def _crashes(work: BuildWork | MeasureWork, place: RoundPlace) -> Iterator[Event
                 place.device,
                 place.granted[share],
                 Status.CRASHED,
-                f"{ATTEMPTS} workers ended while this batch was in their hands ({work['do']})",
+                f"{ATTEMPTS} workers died while they had this batch ({work['do']})",
                 VALIDATION_POLICY if work["kind"] == Kind.VALIDATION else TRIAL_POLICY,
             )
             yield {"event": "measured", "job": work["job"], "round_id": work["round_id"], "record": record.to_json()}
@@ -64,7 +65,7 @@ def _failure(work: Work) -> WorkFailed:
         "job": work["job"],
         "do": work["do"],
         "error": "JobFailed",
-        "message": f"{ATTEMPTS} workers ended while they did this: {work['do']}; see their logs",
+        "message": f"{ATTEMPTS} workers died during this work: {work['do']}; see their logs",
     }
     if work["do"] == "search":
         event["round_id"] = work["round_id"]

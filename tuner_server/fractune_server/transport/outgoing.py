@@ -1,4 +1,4 @@
-"""What workers need beside their work: model files, workloads, and marks of what is cancelled."""
+"""What workers need beside their work: model files, workloads, and marks of cancelled work."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fractune_server.transport.work_queues import WorkQueues
 def request_ingest(
     context: ServerContext, queues: WorkQueues, key: IngestKey, isa: str, job: str, work_id: str
 ) -> None:
-    """Hand out the work. Raises NotFound when the model or its file is not there."""
+    """Hand out the ingest of a model. Raises NotFound if the model or its file is missing."""
     model = context.store.models.get(key.model)
     send_model(context, key.model)
     work: IngestWork = {
@@ -47,12 +47,12 @@ def send_workload(context: ServerContext, workload_hash: str) -> None:
 
 
 def renew_workload(context: ServerContext, workload_hash: str) -> None:
-    """Where workers find it already they are to find all of its implementations, and at no moment nothing."""
+    """Replace a workload that workers find already, because it may have new implementations."""
     name = workload_blob(workload_hash)
     if has_blob(context.redis, name):
         put_signed_blob(context.redis, context.secret, name, context.store.log.workload(workload_hash).encode())
 
 
 def mark_cancelled(connection: redis.Redis, name: str) -> None:
-    """Have workers skip what is left of the round, or of what the job does for itself alone."""
+    """Workers skip the rest of the round, or the rest of the job's own work."""
     mark(connection, CANCELLED, name)

@@ -1,4 +1,4 @@
-"""Work whose worker has died is given to another; what kills every worker, alone in the end, is given up."""
+"""Work of a dead worker goes to another one. Work that kills every worker is divided, and in the end given up."""
 
 from __future__ import annotations
 
@@ -26,44 +26,41 @@ from fractune_server.transport.work_queues import WorkQueues, delete, fetch
 
 ATTEMPTS = 3
 _STUCK_S = 10.0
-"""work that a worker took off the queue and did not start for this long is lost"""
+"""work that a worker took from the queue and did not start within this time is lost"""
 _DEATHS = "deaths"
 
 _log = logging.getLogger(__name__)
 
 
 class Loss(StrEnum):
-    """What became of the worker that had a piece of work."""
+    """Why a worker no longer has its work."""
 
     WORKER_GONE = "worker_gone"
-    """it died, or no longer holds the work"""
+    """the worker died, or no longer holds the work"""
     HANDED_BACK = "handed_back"
-    """it ended for its own reasons, and said so"""
+    """the worker was stopped and handed the work back"""
     UNHANDLED = "unhandled"
-    """it could not handle the work"""
+    """the worker could not handle the work"""
     NEVER_BEGUN = "never_begun"
-    """it died while taking it"""
-
-
-def _not_noted(_work: Work, _loss: Loss) -> None:
-    pass
+    """the worker died while taking the work"""
 
 
 @dataclass(frozen=True)
 class _HeldWork:
-    """The work of a queue that is out of it, at one moment."""
+    """Work that was taken from a queue, at one moment."""
 
     queue: Queue
     executions: list[Execution]
-    """of what workers have begun, without who they are"""
+    """of begun work, without the workers' names"""
     failed: list[str]
     taken: list[str]
-    """between the queue and its worker"""
+    """between the queue and a worker"""
 
 
 class Requeuer:
-    """One thread only. `give_up` is called with work that has failed ATTEMPTS times, a batch of trials divided before;
-    `requeued` with any other that was lost.
+    """Calls `give_up` with work that has failed ATTEMPTS times, and `requeued` with other lost work.
+
+    A batch of trials is divided before it is given up. One thread only.
     """
 
     def __init__(
@@ -71,7 +68,7 @@ class Requeuer:
         redis: Redis,
         queues: WorkQueues,
         give_up: Callable[[Work], None],
-        requeued: Callable[[Work, Loss], None] = _not_noted,
+        requeued: Callable[[Work, Loss], object] = lambda _work, _loss: None,
     ) -> None:
         self._redis = redis
         self._queues = queues
@@ -80,7 +77,7 @@ class Requeuer:
         self._taken_since: dict[str, float] = {}
 
     def sweep(self, fleet: Fleet) -> None:
-        """Look through all queues once, in three round trips however much work there is; what was lost costs more."""
+        """Check all queues once. It takes three round trips, however much work there is, and more for lost work."""
         found = _held_work(self._redis, self._queues.all())
         running = _read(self._redis, [each for held in found for each in held.executions])
         idle = self._idle_workers(each.worker_name for each in running.values() if _alive(each, fleet))
@@ -96,7 +93,7 @@ class Requeuer:
         self._taken_since = taken
 
     def _idle_workers(self, workers: Iterable[str]) -> set[str]:
-        """Those that wait for work: what they still hold was cut off when Redis went away."""
+        """Workers that wait for work: if they still hold some, they lost it when Redis went away."""
         names = sorted(set(workers))
         with self._redis.pipeline(transaction=False) as pipe:
             for name in names:
@@ -126,7 +123,7 @@ class Requeuer:
                 self._again(held.queue, job, Loss.UNHANDLED, "its worker could not handle it")
 
     def _sweep_taken(self, held: _HeldWork) -> dict[str, float]:
-        """Between taking work and starting it lies a moment; work that stays there has lost its worker."""
+        """Requeue work that was taken and not started: its worker has died."""
         now = time.monotonic()
         taken: dict[str, float] = {}
         started = {execution.job_id for execution in held.executions}
@@ -149,7 +146,7 @@ class Requeuer:
                 self._give_again(queue, job, work, loss, reason)
 
     def _give_again(self, queue: Queue, job: Job, work: Work, loss: Loss, reason: str) -> None:
-        """Give it to another worker, or up. What no worker has begun, or what was handed back, has killed nobody."""
+        """Requeue the work, or give it up. Work that was not begun or was handed back has killed no worker."""
         if is_marked(self._redis, CANCELLED, cancelled_by(work)):
             delete(job)
             return
@@ -172,7 +169,7 @@ class Requeuer:
         for piece in pieces:
             self._queues.enqueue(queue.name, piece, at_front=True)
         if pieces:
-            _log.warning("%s %s has ended %d workers: its candidates go alone", work["do"], job.id, ATTEMPTS)
+            _log.warning("%s %s has killed %d workers: its candidates are divided", work["do"], job.id, ATTEMPTS)
             self._queues.withdraw(work["work_id"])
             return
         _log.warning("%s %s given up after %d attempts: %s", work["do"], job.id, ATTEMPTS, reason)
@@ -181,8 +178,9 @@ class Requeuer:
 
 
 def _alone(work: Work) -> list[Work]:
-    """The work of a trial's batch in pieces of one candidate, so that none is blamed for another; none for a batch of
-    one, and for what cannot be divided: finalists are timed in turn.
+    """A batch of trials in pieces of one candidate, so that none is blamed for another.
+
+    Empty for a batch of one, and for work that cannot be divided, such as finalists, which are timed interleaved.
     """
     if (work["do"] != "build" and work["do"] != "measure") or work["kind"] != Kind.TRIAL:
         return []
@@ -210,7 +208,7 @@ def _held_work(redis: Redis, queues: Sequence[Queue]) -> list[_HeldWork]:
 
 
 def _read(redis: Redis, executions: Sequence[Execution]) -> dict[str, Execution]:
-    """By id, with the worker's name and since when it works; without those that have ended."""
+    """Running executions by id, with the worker's name and the start."""
     with redis.pipeline(transaction=False) as pipe:
         for execution in executions:
             pipe.hmget(execution.key, "worker_name", "created_at")
@@ -225,6 +223,6 @@ def _read(redis: Redis, executions: Sequence[Execution]) -> dict[str, Execution]
 
 
 def _alive(execution: Execution, fleet: Fleet) -> bool:
-    """A worker that came up under the same name after the work had begun is not the one that took it."""
+    """Whether its worker lives. A worker of the same name that started after the work is another one."""
     worker = fleet.workers.get(execution.worker_name)
     return worker is not None and worker["started_at"] <= execution.created_at.timestamp()

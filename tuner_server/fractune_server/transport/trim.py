@@ -1,4 +1,4 @@
-"""Keeps results streams short: what every group has acknowledged is dropped."""
+"""Keeps results streams short: entries that every group has acknowledged are dropped."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fractune_server.transport.recorder import Recorder
 def trim(redis: Redis, recorder: Recorder, alive: Collection[str], needed: Collection[str]) -> None:
     """Trim all streams, and remove those of tuner instances that are neither `alive` nor `needed`.
 
-    It takes three round trips, and some for each stream that may go.
+    It takes three round trips, and a few more for each stream that may be removed.
     """
     keep = {tuner_stream(instance) for instance in (*alive, *needed)} | {SERVER_STREAM}
     reading = {tuner_stream(instance) for instance in alive}
@@ -23,7 +23,7 @@ def trim(redis: Redis, recorder: Recorder, alive: Collection[str], needed: Colle
         if _drained(redis, stream, groups[stream]):
             recorder.leave(stream)
             del groups[stream]
-    # A tuner instance that has died will never acknowledge: only the recorder counts then.
+    # A dead tuner instance never acknowledges, so that only the recorder counts.
     counting = [
         (stream, group)
         for stream, found in groups.items()
@@ -40,7 +40,7 @@ def trim(redis: Redis, recorder: Recorder, alive: Collection[str], needed: Colle
 
 
 def _groups(redis: Redis, streams: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
-    """What Redis knows of the streams' groups, in one round trip."""
+    """The groups of the streams, in one round trip."""
     with redis.pipeline(transaction=False) as pipe:
         for stream in streams:
             pipe.xinfo_groups(stream)
@@ -48,13 +48,13 @@ def _groups(redis: Redis, streams: Sequence[str]) -> dict[str, list[dict[str, An
 
 
 def _first_unacknowledged(redis: Redis, counting: Sequence[tuple[str, dict[str, Any]]]) -> list[bytes | str]:
-    """For each group the oldest entry that it still needs, or the last one that it has read; in one round trip."""
+    """For each group the oldest entry that it needs, or the last one that it has read; in one round trip."""
     with redis.pipeline(transaction=False) as pipe:
         for stream, group in counting:
             if group["pending"]:
                 pipe.xpending(stream, group["name"])
         oldest = iter(pipe.execute())
-    # What was pending may have been acknowledged since: then there is no oldest.
+    # Pending entries may have been acknowledged since; then there is no oldest one.
     pending = [next(oldest)["min"] if group["pending"] else None for _, group in counting]
     return [first or group["last-delivered-id"] for first, (_, group) in zip(pending, counting, strict=True)]
 

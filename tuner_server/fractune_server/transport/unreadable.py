@@ -1,6 +1,6 @@
-"""Results that the recorder could not read: kept whole, in a Redis stream, for another version or for somebody to see.
+"""Results that the recorder could not read, kept whole in a Redis stream for another version or for inspection.
 
-Nothing but `replay` takes one away, but for the oldest when there are too many.
+Only `replay` removes them. If there are too many, the oldest are dropped.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _PLACE, _REASON = "place", "reason"
 
 @dataclass(frozen=True)
 class UnreadableResult:
-    """One result, where it came from, and why it could not be read."""
+    """A result, its origin, and why it could not be read."""
 
     entry: str
-    """its id in the stream of unreadable results; begins with milliseconds since 1970"""
+    """id in the stream of unreadable results; begins with milliseconds since 1970"""
     place: str
-    """the stream that it came from, and its id there"""
+    """stream where the result arrived, and its id there"""
     reason: str
     event: str
     """as a worker wrote it"""
@@ -41,16 +41,18 @@ def set_aside(redis: Redis, place: str, event: bytes, reason: str) -> None:
 
 
 def unreadable_results(redis: Redis, limit: int) -> tuple[list[UnreadableResult], int]:
-    """The newest, at most `limit`; and how many there are."""
+    """The newest results, at most `limit`, and the number of all."""
     found: Any = redis.xrevrange(UNREADABLE, count=limit)
     return [_result(entry, fields) for entry, fields in found], int(cast(Any, redis.xlen(UNREADABLE)))
 
 
 def replay(redis: Redis, secret: bytes) -> int:
-    """Give all to the recorder once more, the oldest first, and return their number; what it still cannot read is set
-    aside again. The server signs that somebody asked for it, because their rounds have ended meanwhile.
+    """Send all results to the recorder again, oldest first, and return their number.
+
+    Results that it still cannot read are set aside again. The server signs the replay: the results count although
+    their rounds have ended.
     """
-    found: Any = redis.xrange(UNREADABLE)  # those that are there now, and none that comes meanwhile
+    found: Any = redis.xrange(UNREADABLE)  # a snapshot: results that arrive meanwhile are not replayed
     for entry, fields in found:
         with redis.pipeline() as pipe:  # both or none
             event = fields[EVENT_FIELD.encode()].decode(errors="surrogateescape")

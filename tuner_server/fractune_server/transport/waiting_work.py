@@ -19,22 +19,22 @@ _QUEUED_AT = "enqueued_at"
 
 @dataclass
 class Waiting:
-    """The work that waits for workers of one role, and of one share where they measure."""
+    """Work that waits for the workers of a role and, for measuring workers, of a share."""
 
     depth: int = 0
     oldest_at: float | None = None
-    """when the oldest of it was queued, by the clock of who queued it, in seconds since 1970"""
+    """when the oldest work was queued, in seconds since 1970, by the clock of the host that queued it"""
 
 
 @dataclass(frozen=True)
 class WaitingWork:
     by_role_and_share: dict[tuple[str, str], Waiting]
     unreadable: int
-    """results that are kept because they could not be read"""
+    """number of unreadable results"""
 
 
 def waiting_work(redis: Redis) -> WaitingWork:
-    """As it is now; takes three round trips, however many queues there are. Raises redis.RedisError."""
+    """The work that waits now, in three round trips. Raises redis.RedisError."""
     queues = [each for each in Queue.all(redis, serializer=JSONSerializer) if is_of_protocol(each.name)]
     with redis.pipeline(transaction=False) as pipe:
         pipe.xlen(UNREADABLE)
@@ -53,7 +53,7 @@ def waiting_work(redis: Redis) -> WaitingWork:
 
 
 def _queued_at(redis: Redis, heads: list[bytes | None]) -> list[float | None]:
-    """When the first of each queue was queued; what goes back to a queue goes to its front, so it is the oldest."""
+    """When the first work of each queue was queued. Requeued work goes to the front, so the first is the oldest."""
     with redis.pipeline(transaction=False) as pipe:
         for head in heads:
             pipe.hget(Job.key_for(head.decode(errors="replace") if head else ""), _QUEUED_AT)
@@ -61,7 +61,7 @@ def _queued_at(redis: Redis, heads: list[bytes | None]) -> list[float | None]:
 
 
 def _seconds(text: Any) -> float | None:
-    """RQ's time as seconds since 1970; None for anything else, since who writes to Redis may write what they like."""
+    """RQ's time as seconds since 1970; None for anything else, because writers to Redis may write anything."""
     try:
         return datetime.fromisoformat(text.decode()).timestamp()
     except (AttributeError, ValueError):

@@ -1,4 +1,4 @@
-"""Work on its way out: RQ queues, JSON only, signed."""
+"""Queues of work for the workers: RQ queues of signed JSON."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _log = logging.getLogger(__name__)
 
 
 class WorkQueues:
-    """The queues of all roles. Not for use by several threads at once."""
+    """The queues of all roles. One thread at a time."""
 
     def __init__(self, redis: Redis, secret: bytes) -> None:
         self._redis = redis
         self._secret = secret
 
     def enqueue(self, queue: str, *works: Work, at_front: bool = False) -> None:
-        """Hand out work, all of it or none, in one round trip; RQ's jobs have the works' own ids."""
+        """Hand out all of the works or none, in one round trip. RQ's jobs have the ids of the works."""
         with self._redis.pipeline() as pipe:
             data = [self._prepare(queue, work, at_front=at_front) for work in works]
             self._queue(queue).enqueue_many(data, pipeline=pipe)
@@ -40,16 +40,18 @@ class WorkQueues:
         trace = work.get("trace") or tracing.current(work["job"])
         if trace:
             work["trace"] = trace
-        args, about = (seal_work(self._secret, queue, work),), f"{work['do']} {work['job']}"
-        return Queue.prepare_data(HANDLER, args=args, job_id=work["work_id"], at_front=at_front, description=about)
+        args, description = (seal_work(self._secret, queue, work),), f"{work['do']} {work['job']}"
+        return Queue.prepare_data(
+            HANDLER, args=args, job_id=work["work_id"], at_front=at_front, description=description
+        )
 
     def clear(self) -> None:
-        """Drop all work that waits, of whatever job."""
+        """Drop all waiting work of all jobs."""
         for queue in self.all():
             _remove(queue)
 
     def drop_foreign(self) -> None:
-        """Drop what no worker of this version and this secret would do; if it was ours, it is asked for again."""
+        """Drop work that no worker of this version and secret would do; the engine requests its own work again."""
         for queue in self.all():
             for job_id in _held(queue):
                 job = fetch(self._redis, job_id)
@@ -57,41 +59,41 @@ class WorkQueues:
                     continue
                 if not is_of_protocol(queue.name):
                     with log_fields(work=job_id):
-                        _log.warning("%s is of another version of fractune: dropped, to be asked for again", job_id)
+                        _log.warning("dropped %s of another version of fractune; it is requested again", job_id)
                     _drop(queue, job)
                 else:
                     self.open_or_drop(queue, job)
 
     def open_or_drop(self, queue: Queue, job: Job) -> Work | None:
-        """The work of a job of this queue; None when every worker would refuse it: then it is dropped, and logged."""
+        """The work of a job in this queue. Work that every worker would refuse is dropped, and logged: None."""
         try:
             work = open_work(self._secret, queue.name, job.id, message_of(job))
             check_work(work)
         except Refused as error:
             with log_fields(work=job.id):
-                _log.warning("%s on the queue %s is dropped: %s", job.id, queue.name, error)
+                _log.warning("dropped %s from the queue %s: %s", job.id, queue.name, error)
             _drop(queue, job)
             return None
         return work
 
     def drop_tuners_but(self, alive: Collection[str]) -> None:
-        """Drop the queues of tuner instances that are gone: no worker will ever serve them."""
+        """Drop the queues of all tuner instances but these: no worker will serve them."""
         keep = {tune_queue(instance) for instance in alive}
         for queue in self.all():
             if queue.name.startswith(tune_queue("")) and queue.name not in keep:
                 _remove(queue)
 
     def has(self, work_id: str) -> bool:
-        """True while the work waits or runs."""
+        """Whether the work waits or runs."""
         return bool(Job.exists(work_id, connection=self._redis))
 
     def knows(self, work_id: str) -> bool:
-        """True when the work was handed out: it waits, runs, or was delivered or taken back within MARK_TTL_S."""
-        # In this order: a worker's mark comes before its job goes.
+        """Whether the work was handed out: it waits, runs, or was delivered or withdrawn within MARK_TTL_S."""
+        # In this order, because a worker sets its mark before it removes its job.
         return self.has(work_id) or is_marked(self._redis, DONE, work_id)
 
     def withdraw(self, work_id: str) -> None:
-        """Take work back, wherever it is; a worker that has begun it delivers for nothing."""
+        """Withdraw work, wherever it is. The results of a worker that has begun it are dropped."""
         mark(self._redis, DONE, work_id)
         job = fetch(self._redis, work_id)
         if job is not None:
@@ -102,7 +104,7 @@ class WorkQueues:
         return Queue.all(self._redis, serializer=JSONSerializer)
 
     def idle(self) -> bool:
-        """True when no work waits and none runs, anywhere."""
+        """Whether no work waits or runs in any queue."""
         with self._redis.pipeline(transaction=False) as pipe:
             for queue in self.all():
                 pipe.llen(queue.key)
@@ -125,7 +127,7 @@ def _held(queue: Queue) -> set[str]:
 
 
 def _remove(queue: Queue) -> None:
-    """The queue with the work that waits there. RQ's own way has Redis run a script, which no user of ours may."""
+    """Remove the queue with its waiting work. RQ's own way runs a script in Redis, which fractune's users may not."""
     with queue.connection.pipeline() as pipe:
         pipe.delete(queue.key, *map(Job.key_for, queue.get_job_ids()))
         pipe.srem(Queue.redis_queues_keys, queue.key)
@@ -138,28 +140,28 @@ def _drop(queue: Queue, job: Job) -> None:
 
 
 def delete(job: Job) -> None:
-    """RQ's job, wherever it is; at any moment its worker may end it, and delete it too."""
+    """Delete RQ's job, wherever it is; its worker may do so at the same time."""
     try:
         job.delete()
-    except (InvalidJobOperation, ValueError):  # of no status any more, or of none that RQ knows: RQ did not write it
+    except (InvalidJobOperation, ValueError):  # it has lost its status, or has one that RQ does not know
         job.connection.delete(job.key)
 
 
 def fetch(redis: Redis, job_id: str) -> Job | None:
-    """RQ's job; None when it is gone. One that RQ cannot read is removed."""
+    """RQ's job; None if it is gone. A job that RQ cannot read is removed."""
     try:
         return Job.fetch(job_id, connection=redis, serializer=JSONSerializer)
     except NoSuchJobError:
         return None
     except (KeyError, TypeError, ValueError) as error:
         with log_fields(work=job_id):
-            _log.warning("job %s is dropped: it is none of ours, and cannot be read (%r)", job_id, error)
+            _log.warning("dropped job %s: it is not a job of fractune, and cannot be read (%r)", job_id, error)
         redis.delete(Job.key_for(job_id))
         return None
 
 
 def message_of(job: Job) -> str:
-    """What the job carries; empty when it is none of ours."""
+    """The message of the job; empty if it is not a job of fractune."""
     try:
         message = job.args[0]
     except (DeserializationError, IndexError, KeyError, TypeError):

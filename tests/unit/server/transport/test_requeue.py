@@ -289,7 +289,7 @@ def test_work_that_the_fleet_did_not_sign_is_neither_given_again_nor_given_up(
     assert not queues.has("work1")
     assert given_up == []
     assert (
-        f"work1 on the queue {redis_names.BUILD_QUEUE} is dropped: work on the queue {redis_names.BUILD_QUEUE} does not"
+        f"dropped work1 from the queue {redis_names.BUILD_QUEUE}: work on the queue {redis_names.BUILD_QUEUE} does not"
         in caplog.text
     )
 

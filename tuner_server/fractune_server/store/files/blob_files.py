@@ -1,4 +1,4 @@
-"""Model and bundle files in the state folder: whole or not there at all."""
+"""Model and bundle files in the state folder: each is whole or absent."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fractune_server.store.files.upload_parts import PartWriter, UploadParts
 
 
 class BlobStore:
-    """Any thread may call. Raises StateUnusable when the folder cannot be written."""
+    """Any thread may call. Raises StateUnusable if the folder cannot be written."""
 
     def __init__(self, folder: Path) -> None:
         self.parts = UploadParts(folder / "uploads")
@@ -31,7 +31,7 @@ class BlobStore:
                 raise _unusable(path, error) from error
 
     def add_model(self, sha256: str, part: PartWriter) -> None:
-        """Store a model file whose part is whole. Raises BadRequest when the digest does not match."""
+        """Store a model file whose part is whole. Raises BadRequest if the digest does not match."""
         part.finish(self._models / sha256)
 
     def model(self, sha256: str) -> Iterator[bytes]:
@@ -44,7 +44,7 @@ class BlobStore:
             draft.publish(self._bundle(bundle))
 
     def add_times(self, bundle: str, timed: Mapping[str, float]) -> None:
-        """Write into a bundle how fast the whole model is, in seconds by share. Raises BadBundle."""
+        """Write the times of the whole model into a bundle, in seconds by share. Raises BadBundle."""
         with closing(Bundle(self._bundle(bundle))) as held:
             known = held.manifest.get("timed", {})
             merged = {**known, **timed}
@@ -54,7 +54,7 @@ class BlobStore:
                     draft.publish(self._bundle(bundle))
 
     def has_bundle(self, bundle: str) -> bool:
-        """Whether it is there; one that is torn, or that this version does not take, is made again."""
+        """Whether the bundle exists and this version can open it; otherwise it is made again."""
         try:
             Bundle(self._bundle(bundle)).close()
         except BadBundle:
@@ -63,14 +63,14 @@ class BlobStore:
 
     def bundle(self, bundle: str) -> Iterator[bytes]:
         """The file in chunks. Raises NotFound."""
-        return _read(self._bundle(bundle), f"no bundle '{bundle}'; its job names it when it is done")
+        return _read(self._bundle(bundle), f"no bundle '{bundle}'; a job names its bundle when it is done")
 
     def _bundle(self, bundle: str) -> Path:
         return self._bundles / f"{bundle}{SUFFIX}"
 
 
 class _Draft:
-    """A file under a temporary name in `folder`, gone again unless it is published."""
+    """A file with a temporary name in `folder`, removed unless it is published."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -94,7 +94,7 @@ class _Draft:
             raise _unusable(self._folder, error) from error
 
     def publish(self, path: Path) -> None:
-        """Make it durable, then give it its name in one step."""
+        """Flush the file to the disk, then give it its name in one step."""
         try:
             self._file.flush()
             os.fsync(self._file.fileno())

@@ -1,4 +1,4 @@
-"""The server's state folder: made, proved writable, and locked against a second server."""
+"""The server's state folder: created, checked to be writable, and locked against a second server."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fractune_core.errors import StateUnusable
 
 
 class StateFolder:
-    """Holds the lock of a state folder while it is open. Raises StateUnusable."""
+    """Holds the lock of a state folder until it is closed. Raises StateUnusable."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

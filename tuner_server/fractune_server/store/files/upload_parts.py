@@ -1,4 +1,4 @@
-"""What has arrived of model files that are not whole yet: under its sender and the file's digest, until it is."""
+"""Parts of model files that are not yet whole, by sender and digest of the file."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from pathlib import Path
 from fractune_core.errors import BadRequest, StateUnusable
 
 KEPT_S = 24 * 3600
-"""a part that nobody has added to for this long is removed"""
+"""a part that has not grown for this long is removed"""
 KEPT_BYTES = 8 << 30
-"""of all parts together; beyond it those go that were left alone for the longest time"""
+"""limit of all parts together; beyond it the parts that have not grown for the longest time are removed"""
 
 
 class UploadParts:
     """A folder of parts, each named by its sender and its file's SHA-256. They outlive the server.
 
-    Any thread may call. Several uploads of one file by one sender write into the same part, each from an offset that
-    was there when it began: who comes back after a cut need not wait until the server has noticed the cut, too.
-    Raises StateUnusable when the folder cannot be written.
+    Any thread may call. Several uploads of a file by one sender write into the same part, each from an offset that
+    existed when it began. So a sender can resume after a cut before the server has noticed the cut.
+    Raises StateUnusable if the folder cannot be written.
     """
 
     def __init__(self, folder: Path, *, kept_s: float = KEPT_S, kept_bytes: int = KEPT_BYTES) -> None:
@@ -33,19 +33,19 @@ class UploadParts:
         self._kept_bytes = kept_bytes
         self._lock = threading.Lock()
         self._open: dict[str, _Part] = {}
-        """parts that uploads write to now, by name"""
+        """parts of the uploads in progress, by name"""
         with _errors_in_one_line(folder):
             folder.mkdir(parents=True, exist_ok=True)
 
     def received(self, owner: str, sha256: str) -> int:
-        """How many bytes of the file there are, from its start."""
+        """Number of bytes that have arrived, from the start of the file."""
         try:
             return (self._folder / _name(owner, sha256)).stat().st_size
         except FileNotFoundError:
             return 0
 
     def kept(self, owner: str) -> dict[str, int]:
-        """Sizes in bytes of the parts of this sender, by SHA-256."""
+        """Sizes of this sender's parts in bytes, by SHA-256."""
         prefix = _name(owner, "")
         with _errors_in_one_line(self._folder):
             sizes = {path.name: stat.st_size for path, stat in self._by_age()}
@@ -53,9 +53,9 @@ class UploadParts:
 
     @contextlib.contextmanager
     def open(self, owner: str, sha256: str, *, offset: int, size: int) -> Iterator[PartWriter]:
-        """Go on at byte `offset` with the part of a file of `size` bytes, or begin it; others may have to make room.
+        """Resume the part of a file of `size` bytes at byte `offset`, or begin it. Old parts may be removed for it.
 
-        Raises BadRequest when there is less of it than `offset` bytes.
+        Raises BadRequest if the part has less than `offset` bytes.
         """
         name = _name(owner, sha256)
         with self._lock:
@@ -76,12 +76,12 @@ class UploadParts:
                     del self._open[name]
 
     def drop_old(self) -> None:
-        """Remove parts that nobody has added to for long."""
-        with contextlib.suppress(OSError):  # an upload says so
+        """Remove parts that have not grown for long."""
+        with contextlib.suppress(OSError):  # an upload reports such errors
             self._make_room(0)
 
     def _make_room(self, size: int) -> None:
-        """Remove what is old of the parts that nobody writes to, and what stands in the way of `size` bytes more."""
+        """Remove parts without an upload: old ones, and as many others as `size` more bytes need."""
         with self._lock:
             found = self._by_age()
             total = size + sum(stat.st_size for _, stat in found)
@@ -92,7 +92,7 @@ class UploadParts:
                     total -= stat.st_size
 
     def _by_age(self) -> list[tuple[Path, os.stat_result]]:
-        """Left alone for the longest time first."""
+        """Parts that have not grown for the longest time first."""
         found = []
         for path in self._folder.iterdir():
             with contextlib.suppress(FileNotFoundError):
@@ -102,15 +102,15 @@ class UploadParts:
 
 @dataclass
 class _Part:
-    """One part, shared by the uploads that write to it now."""
+    """A part, shared by the uploads that write to it."""
 
     path: Path
     writers: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
-    """held for each write, and while the file is checked: nothing changes behind the check"""
+    """held for each write, and during the final check, so that the checked bytes do not change"""
     stored: bool = False
     refused: str = ""
-    """why it was thrown away"""
+    """why the part was thrown away"""
 
     @property
     def is_over(self) -> bool:
@@ -122,7 +122,7 @@ class _Part:
 
 
 class PartWriter:
-    """One upload's place in a part. Every call raises BadRequest once the part was thrown away."""
+    """The position of an upload in a part. Every call raises BadRequest after the part was thrown away."""
 
     def __init__(self, part: _Part, sha256: str, offset: int) -> None:
         self._part = part
@@ -138,7 +138,7 @@ class PartWriter:
             os.close(self._descriptor)
 
     def write(self, data: bytes) -> bool:
-        """Add `data` behind what this upload has written; False when another one has made the file whole meanwhile."""
+        """Append `data` at the upload's position; False if another upload has completed the file meanwhile."""
         with self._part.lock:
             descriptor = self._checked()
             if descriptor is None:
@@ -150,13 +150,13 @@ class PartWriter:
                         written = os.pwrite(descriptor, rest, self._offset)
                         self._offset += written
                         rest = rest[written:]
-            except StateUnusable as error:  # a disk that is full needs the space
+            except StateUnusable as error:  # free the space on a full disk
                 self._part.throw_away(str(error))
                 raise
         return True
 
     def finish(self, to: Path) -> None:
-        """Make the part the file `to`; with another digest than its own it is thrown away."""
+        """Turn the part into the file `to`; if the digest does not match, throw the part away."""
         with self._part.lock, _errors_in_one_line(self._part.path.parent):
             descriptor = self._checked()
             if descriptor is None:
@@ -173,19 +173,19 @@ class PartWriter:
             self._part.stored = True
 
     def _checked(self) -> int | None:
-        """Where to write; None when the file is stored."""
+        """Descriptor to write to; None if the file is already stored."""
         if self._part.refused:
             raise BadRequest(self._part.refused)
         return None if self._part.stored else self._descriptor
 
 
 def _open_at(part: _Part, offset: int) -> int:
-    """A descriptor of the part's file, which holds `offset` bytes at least, and no more where nobody else writes."""
+    """A descriptor of the part's file with at least `offset` bytes, and no more unless another upload writes to it."""
     descriptor = os.open(part.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     received = os.fstat(descriptor).st_size
     if offset > received:
         os.close(descriptor)
-        raise BadRequest(f"the upload goes on at byte {offset}, and {received} are here; ask GetUpload first")
+        raise BadRequest(f"the upload resumes at byte {offset}, and {received} have arrived; call GetUpload first")
     if part.writers == 1:
         os.ftruncate(descriptor, offset)
     return descriptor
