@@ -30,8 +30,8 @@ from fractune.features.pair.pair import PairResult as PairResult
 from fractune.features.pair.pair import pair as pair
 from fractune.features.pair.result import PairSide as PairSide
 from fractune.features.pair.result import RateLatency as RateLatency
+from fractune.features.plan.plan import PlanResult as PlanResult
 from fractune.features.plan.plan import plan as plan
-from fractune.features.plan.result import PlanResult as PlanResult
 from fractune.features.tune.bundle import BundleFile as BundleFile
 from fractune.features.tune.bundle import bundle as bundle
 from fractune.features.tune.goal_result import Goal as Goal

@@ -25,7 +25,7 @@ from fractune.sessions.session import session
 from fractune_core.convert import DEFAULT_ROUND_SIZE, DEFAULT_TRIALS
 
 if TYPE_CHECKING:
-    from fractune.features.plan.result import PlanResult
+    from fractune.features.plan.plan import PlanResult
 
 
 def connect(

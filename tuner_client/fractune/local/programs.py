@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -31,23 +30,12 @@ def run_server(options: ServerOptions) -> None:
     run_server(options)
 
 
-def back_up_state(state: Path, file: Path) -> Any:
-    """Write what the server of a state folder remembers to a file; a fractune_server.backup.BackupSummary.
-
-    Raises StateUnusable.
-    """
+def server_backup() -> ModuleType:
+    """The module `fractune_server.backup`, which works on a server's state folder."""
     require("server", "rq", "sqlalchemy")
-    from fractune_server.backup import back_up
+    from fractune_server import backup
 
-    return back_up(state, file)
-
-
-def restore_state(file: Path, state: Path) -> Any:
-    """Put it into a new state folder; a fractune_server.backup.BackupSummary. Raises BadRequest, StateUnusable."""
-    require("server", "rq", "sqlalchemy")
-    from fractune_server.backup import restore
-
-    return restore(file, state)
+    return backup
 
 
 def server_admin(database_url: str | None) -> ModuleType:
@@ -68,34 +56,17 @@ def run_worker(options: WorkerOptions) -> None:
 
 
 def measure_noise(
-    share: Share,
-    report_line: Callable[[str], None],
-    *,
-    measurers: Sequence[int],
-    candidates: int,
-    seed: int,
-    model: Path | None,
-    inputs: dict[str, list[int]],
-    only: str,
+    share: Share, report_line: Callable[[str], None], *, measurers: Sequence[int], **options: Any
 ) -> dict[str, Any]:
-    """Measure what a measurement is worth here; the report as plain JSON values. `report_line` is given
-    lines of progress.
+    """Measure what a measurement is worth here, by `options` of `fractune_workers.calibration.experiment.NoiseOptions`.
 
-    Raises ShareUnavailable for a share that cannot be verified, BadModel.
+    The report as plain JSON values. Raises ShareUnavailable for a share that cannot be verified, BadModel.
     """
     require("worker", "tvm")
     from fractune_workers.calibration import experiment
 
-    options = experiment.NoiseOptions(
-        share=share,
-        measurers=tuple(measurers),
-        candidates=candidates,
-        seed=seed,
-        model=model,
-        inputs=inputs,
-        only=only,
-    )
-    return experiment.measure_noise(options, report_line)
+    wanted = experiment.NoiseOptions(share=share, measurers=tuple(measurers), **options)
+    return experiment.measure_noise(wanted, report_line)
 
 
 def machine_shares(*, prove: bool) -> Iterator[dict[str, Any]]:

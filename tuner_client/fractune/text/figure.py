@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,21 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _SUFFIXES = (".svg", ".png")
+
+
+class Drawable:
+    """A value that draws itself, by `_draw`."""
+
+    def draw(self, path: str | os.PathLike[str]) -> None:
+        """Draw it to `path` (.svg or .png).
+
+        Raises BadRequest for another suffix, FractuneError without matplotlib, StateUnusable.
+        """
+        check_picture(Path(path))
+        self._draw(Path(path))
+
+    def _draw(self, path: Path) -> None:
+        raise NotImplementedError
 
 
 def check_picture(path: Path | None) -> None:

@@ -9,15 +9,18 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from fractune.features.fuse.run import describe_fused
+from fractune.local.programs import require
 from fractune.local.stack import own_env
 from fractune.models.source import ModelSource, model_file
 from fractune.sessions.requests import shapes
 from fractune.text.output_files import check_writable
-from fractune_core.errors import StateUnusable
+from fractune_core.errors import BadModel, StateUnusable
 from fractune_core.files.fused import SUFFIX, check_slots, slot_names, write_fused
 from fractune_core.names import check_file_name
+
+_TIMEOUT_S = 600.0
 
 
 @dataclass(frozen=True)
@@ -80,3 +83,24 @@ def _names(paths: Sequence[Path]) -> list[str]:
     """Of the variants: their files' names without suffix, and the slot's number where files have the same name."""
     count = Counter(path.stem for path in paths)
     return [path.stem if count[path.stem] == 1 else f"{path.stem}-{slot}" for slot, path in enumerate(paths)]
+
+
+def describe_fused(path: Path, inputs: Mapping[str, list[int]], env: Mapping[str, str]) -> dict[str, Any]:
+    """By the workers' compiler, in a child: `operators`, how many kinds of them there are, and `apart`, the names of
+    those called once for each slot.
+
+    `env` are variables of the child. Raises BadModel for variants that are not built alike, and for what cannot be
+    fused.
+    """
+    require("local", "tvm", "onnx")
+    from fractune_workers.child.errors import CallFailed, ChildDied, ChildTimeout
+    from fractune_workers.reader import reader_child
+
+    child = reader_child("fractune_workers.children.compiling.child", model=path, env=env)
+    try:
+        answer: dict[str, Any] = child.call("describe_fused", _TIMEOUT_S, path=str(path), inputs=dict(inputs))
+    except (CallFailed, ChildDied, ChildTimeout) as error:
+        raise BadModel(f"{path.name} could not be read: {error}") from error
+    finally:
+        child.stop()
+    return answer

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,12 +15,13 @@ from fractune.sessions.finding import PathText
 from fractune.sessions.progress import ProgressOption, choose_view
 from fractune.sessions.requests import job_spec
 from fractune.sessions.running import finished_job
+from fractune.text.figure import Drawable
 from fractune.text.rendering import Table
 from fractune_core.errors import BadRequest
 
 
 @dataclass(frozen=True)
-class KneeResult:
+class KneeResult(Drawable):
     """The share beyond which the model hardly gains, then, where they were asked for, that of each operator."""
 
     reports: tuple[KneeReport, ...]
@@ -37,16 +37,11 @@ class KneeResult:
         """Times at the shares, the knee and how sure it is."""
         return knee_table(self.reports, f"{self.reports[0].name}: the knee")
 
-    def draw(self, path: str | os.PathLike[str]) -> None:
-        """Draw time by share with the knee marked to `path` (.svg or .png).
-
-        Raises BadRequest for another suffix, FractuneError without matplotlib, StateUnusable.
-        """
+    def _draw(self, path: Path) -> None:
+        """Draw time by share with the knee marked."""
         from fractune.features.knee.picture import draw_knee
-        from fractune.text.figure import check_picture
 
-        check_picture(Path(path))
-        draw_knee(self.reports, f"{self.reports[0].name}: time by share", Path(path))
+        draw_knee(self.reports, f"{self.reports[0].name}: time by share", path)
 
 
 def knee(

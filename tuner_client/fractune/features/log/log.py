@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal, TypeAlias, overload
+from typing import Literal, TypeAlias, TypedDict, Unpack, overload
 
 from fractune.features.log import jsondatabase
 from fractune.features.log.files import read_jsonl, write_csv, write_jsonl
@@ -86,6 +86,18 @@ class UnreadableResult:
     """as the worker wrote it"""
 
 
+class RecordFilter(TypedDict, total=False):
+    """Which records; `Log` says what each field means."""
+
+    model: str
+    operator: str
+    share: str
+    device: str
+    kind: str
+    job: str
+    scope: str
+
+
 class Log:
     """The tuning log, as `Client.log`.
 
@@ -101,19 +113,13 @@ class Log:
     def query(
         self,
         *,
-        model: str = "",
-        operator: str = "",
-        share: str = "",
-        device: str = "",
-        kind: str = "",
-        job: str = "",
-        scope: str = "",
         limit: int = 100,
         fastest: bool = False,
+        **wanted: Unpack[RecordFilter],
     ) -> Records:
         """At most `limit` records, the newest first, or the fastest."""
-        wanted = record_filter(model, operator, share, device, kind, job, scope)
-        found = self._rpc.records(wanted, limit, fastest_first=fastest)
+        only = record_filter(**wanted)
+        found = self._rpc.records(only, limit, fastest_first=fastest)
         return Records(
             tuple(map(record_from_proto, found.records)),
             found.total_size,
@@ -127,13 +133,7 @@ class Log:
         *,
         file_format: LogFormat = "jsonl",
         force: bool = False,
-        model: str = "",
-        operator: str = "",
-        share: str = "",
-        device: str = "",
-        kind: str = "",
-        job: str = "",
-        scope: str = "",
+        **wanted: Unpack[RecordFilter],
     ) -> int:
         """Write all records that pass to `path`, and return their number.
 
@@ -141,11 +141,11 @@ class Log:
         one share of one device, with validations only unless `kind` says otherwise. Raises BadRequest when `path` is
         there and `force` is False, StateUnusable when it cannot be written, FractuneError without TVM for a folder.
         """
-        wanted = record_filter(model, operator, share, device, kind, job, scope)
+        only = record_filter(**wanted)
         check_export(Path(path), file_format, force=force)
         if file_format == "jsondatabase":
-            wanted.kind = wanted.kind or Kind.VALIDATION.value  # trials were never checked for right output
-        parts = self._rpc.export_records(wanted, with_workloads=file_format != "csv")
+            only.kind = only.kind or Kind.VALIDATION.value  # trials were never checked for right output
+        parts = self._rpc.export_records(only, with_workloads=file_format != "csv")
         write = {"csv": write_csv, "jsonl": write_jsonl, "jsondatabase": jsondatabase.write_jsondatabase}[file_format]
         return write(parts, Path(path))
 
@@ -182,20 +182,14 @@ class Log:
         *,
         keep_best: int = 64,
         dry_run: bool = False,
-        model: str = "",
-        operator: str = "",
-        share: str = "",
-        device: str = "",
-        kind: str = "",
-        job: str = "",
-        scope: str = "",
+        **wanted: Unpack[RecordFilter],
     ) -> Pruned:
         """Delete trials beyond the fastest `keep_best` of each operator, target, device and share, for good.
 
         Published records stay unless `kind` is `validation`. With `dry_run` they are only counted.
         """
-        wanted = record_filter(model, operator, share, device, kind, job, scope)
-        answer = self._rpc.prune_records(wanted, keep_best, dry_run=dry_run)
+        only = record_filter(**wanted)
+        answer = self._rpc.prune_records(only, keep_best, dry_run=dry_run)
         return Pruned(answer.deleted, answer.kept)
 
     def _folder_parts(self, path: Path, share: str) -> list[pb.ImportRecordsRequest]:
@@ -209,15 +203,12 @@ class Log:
         return list(jsondatabase.read_jsondatabase(path, offered))
 
 
-def record_filter(
-    model: str, operator: str, share: str, device: str, kind: str, job: str, scope: str
-) -> pb.RecordFilter:
+def record_filter(**wanted: Unpack[RecordFilter]) -> pb.RecordFilter:
     """Raises BadRequest for a share or a kind that there cannot be."""
-    check_record_filter(share, kind)
-    named = job_name(job) if job else ""
-    return pb.RecordFilter(
-        model=model, operator=operator, share=share, device=device, kind=kind, job=named, scope=scope
-    )
+    check_record_filter(wanted.get("share", ""), wanted.get("kind", ""))
+    if wanted.get("job"):
+        wanted["job"] = job_name(wanted["job"])
+    return pb.RecordFilter(**wanted)
 
 
 def check_export(path: Path, file_format: LogFormat, *, force: bool) -> None:

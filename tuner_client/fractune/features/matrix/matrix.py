@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,13 +16,14 @@ from fractune.sessions.finding import PathText
 from fractune.sessions.progress import ProgressOption, choose_view
 from fractune.sessions.requests import check_above_zero, job_spec
 from fractune.sessions.running import finished_job
+from fractune.text.figure import Drawable
 from fractune.text.rendering import Table
 from fractune_core.convert import shapes_to_proto
 from fractune_core.pb import fractune_pb2 as pb
 
 
 @dataclass(frozen=True)
-class Matrix:
+class Matrix(Drawable):
     """The tables tuned-at x run-at: of the model, then, where they were asked for, of its operators."""
 
     tables: tuple[CrossTable, ...]
@@ -43,16 +43,11 @@ class Matrix:
         """What the schedules tuned for each share lose at each of the others, with 95 % intervals."""
         return tuple(sentences(self.tables[0]))
 
-    def draw(self, path: str | os.PathLike[str]) -> None:
-        """Draw the model's table as a heat map to `path` (.svg or .png).
-
-        Raises BadRequest for another suffix, FractuneError without matplotlib, StateUnusable.
-        """
+    def _draw(self, path: Path) -> None:
+        """Draw the model's table as a heat map."""
         from fractune.features.matrix.picture import draw_table
-        from fractune.text.figure import check_picture
 
-        check_picture(Path(path))
-        draw_table(self.tables[0], Path(path))
+        draw_table(self.tables[0], path)
 
 
 def matrix(

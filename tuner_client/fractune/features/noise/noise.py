@@ -17,6 +17,7 @@ from fractune.local.state import default_state_dir
 from fractune.models.source import ModelSource, model_file
 from fractune.sessions.progress import LineProgress, line_reporter
 from fractune.sessions.requests import shapes
+from fractune.text.figure import Drawable
 from fractune.text.rendering import Table
 from fractune_core.analysis.noise import FEWEST_CANDIDATES, NoiseAdvice
 from fractune_core.errors import BadRequest
@@ -29,7 +30,7 @@ _MEASURERS = {"cpu": (1, 2), "cuda": (1, 2, 4, 8)}
 
 
 @dataclass(frozen=True)
-class NoiseResult:
+class NoiseResult(Drawable):
     """How well settings agree with the careful reference, and the advice that follows."""
 
     share: str
@@ -48,16 +49,11 @@ class NoiseResult:
         """A row for each setting."""
         return noise_table(self.data)
 
-    def draw(self, path: str | os.PathLike[str]) -> None:
-        """Draw each setting's times over the reference's to `path` (.svg or .png).
-
-        Raises BadRequest for another suffix, FractuneError without matplotlib, StateUnusable.
-        """
+    def _draw(self, path: Path) -> None:
+        """Draw each setting's times over the reference's."""
         from fractune.features.noise.picture import draw_noise
-        from fractune.text.figure import check_picture
 
-        check_picture(Path(path))
-        draw_noise(self.data, Path(path))
+        draw_noise(self.data, path)
 
 
 def noise(

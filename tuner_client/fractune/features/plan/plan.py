@@ -5,24 +5,60 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeAlias
 
+from fractune.features.plan.deployment import deployment
 from fractune.features.plan.plan_file import LogModel, PlanFile, read_plan
-from fractune.features.plan.result import PlanResult
+from fractune.features.plan.table import models_table, parts_table, plan_json
 from fractune.models.source import check_model_file, model_file
 from fractune.server.rpc import RECONNECT_S, RpcClient
 from fractune.sessions.progress import ProgressOption, choose_view
 from fractune.sessions.requests import job_spec
 from fractune.sessions.running import finished_job
 from fractune.sessions.session import session
+from fractune.text.figure import Drawable
+from fractune.text.rendering import Table
 from fractune_core.errors import BadRequest
 from fractune_core.planning.planner import make_plan
+from fractune_core.planning.plans import Plan
 from fractune_core.planning.speeds import Basis
 from fractune_core.planning.wire import LoggedModel, plan_from_proto, request_to_proto
 
 PlanSource: TypeAlias = str | os.PathLike[str] | Mapping[str, Any]
 _ROUNDS = 4
 """of planning and measuring what the plan then depends on: each changes what the next one depends on"""
+
+
+@dataclass(frozen=True)
+class PlanResult(Drawable):
+    """A plan, for a person to confirm: nothing was changed anywhere."""
+
+    plan: Plan
+
+    @property
+    def table(self) -> Table:
+        """A row for each part of each device."""
+        return parts_table(self.plan)
+
+    @property
+    def models(self) -> Table:
+        """A row for each model: what it asks for and what it gets."""
+        return models_table(self.plan)
+
+    def to_json(self) -> dict[str, Any]:
+        """As `fractune plan --json` prints it."""
+        return plan_json(self.plan)
+
+    def deployment(self, form: str = "commands") -> str:
+        """What to run or apply, as text: `commands`, `compose` or `kubernetes`. Raises BadRequest."""
+        return deployment(self.plan, form)
+
+    def _draw(self, path: Path) -> None:
+        """Draw the devices and their parts."""
+        from fractune.features.plan.picture import draw_plan
+
+        draw_plan(self.plan, path)
 
 
 def plan(

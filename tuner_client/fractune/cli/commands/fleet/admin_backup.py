@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from fractune.cli import options
-from fractune.local.programs import back_up_state, restore_state
+from fractune.local.programs import server_backup
 from fractune.local.state import default_state_dir
 from fractune.text.output_files import check_free, check_writable
 
@@ -23,7 +23,7 @@ def backup(
     """Write log, jobs, models and bundles to a file, while the server runs or not."""
     check_free(file, force=force)
     check_writable("FILE", file)
-    _tell("backed up", back_up_state((state or default_state_dir()).expanduser(), file), f"to {file}", as_json=as_json)
+    _tell("backed up", server_backup().back_up(_folder(state), file), f"to {file}", as_json=as_json)
 
 
 def restore(
@@ -32,8 +32,12 @@ def restore(
     as_json: options.Json = False,
 ) -> None:
     """Put a backup into a new state folder; a server or stack started there goes on from it."""
-    folder = (state or default_state_dir()).expanduser()
-    _tell("restored", restore_state(file, folder), f"to {folder}", as_json=as_json)
+    folder = _folder(state)
+    _tell("restored", server_backup().restore(file, folder), f"to {folder}", as_json=as_json)
+
+
+def _folder(state: Path | None) -> Path:
+    return (state or default_state_dir()).expanduser()
 
 
 def _tell(did: str, summary: Any, where: str, *, as_json: bool) -> None:
