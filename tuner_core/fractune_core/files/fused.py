@@ -30,8 +30,8 @@ _TORN = "is a damaged fused model; make it again with `fractune fuse`"
 
 
 @dataclass(frozen=True)
-class FusedModel:
-    """What the file holds."""
+class FusedContents:
+    """Contents of a fused model's file."""
 
     names: tuple[str, ...]
     """of the variants, each once"""
@@ -82,7 +82,7 @@ def write_fused(file: BinaryIO, names: Sequence[str], paths: Sequence[Path], slo
             archive.writestr(zipfile.ZipInfo(_entry(number)), path.read_bytes())
 
 
-def read_fused(data: bytes) -> FusedModel | None:
+def read_fused(data: bytes) -> FusedContents | None:
     """What the bytes of an archive hold; None for another archive than a fused model. Raises BadArchive, BadModel."""
     with Archive(data) as archive:
         if _HEADER not in archive.names:
@@ -93,7 +93,7 @@ def read_fused(data: bytes) -> FusedModel | None:
             payloads = [archive.read(_entry(number)) for number in range(len(header["variants"]))]
         except (BadArchive, ValueError) as error:
             raise BadModel(_TORN) from error
-    return FusedModel(tuple(header["variants"]), tuple(payloads), header["slots"])
+    return FusedContents(tuple(header["variants"]), tuple(payloads), header["slots"])
 
 
 def _check_header(header: Any) -> None:

@@ -64,7 +64,7 @@ class Attempt:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ArtifactFailure:
     """How an artifact failed."""
 
     status: str
@@ -84,7 +84,7 @@ class FaultState:
     waiting: frozenset[str] = frozenset()
     """members that wait to run alone: no other attempt begins before theirs"""
     suspects: tuple[str, ...] = ()
-    verdicts: Mapping[str, Verdict] = field(default_factory=dict)
+    verdicts: Mapping[str, ArtifactFailure] = field(default_factory=dict)
     """by artifact: those that took the device down alone"""
 
     def begin(self, member: str, artifacts: tuple[str, ...], *, alone: bool = False) -> tuple[FaultState, Step]:
@@ -108,7 +108,7 @@ class FaultState:
             return ended, Ending.VOID
         return (_cleared(ended, attempt.artifacts) if attempt.alone else ended), Ending.VALID
 
-    def fail(self, member: str, verdict: Verdict, *, spreads: bool) -> tuple[FaultState, Ending]:
+    def fail(self, member: str, verdict: ArtifactFailure, *, spreads: bool) -> tuple[FaultState, Ending]:
         """End an attempt that failed; `spreads`: the other clients of the device are, or may be, affected.
 
         Of several artifacts that failed together, alone, none can be named: they are suspects, each to run alone.
@@ -162,7 +162,7 @@ class FaultState:
     def must_leave(self, member: str) -> bool:
         return bool(self.failure) and member in self.clients
 
-    def verdict_of(self, artifacts: Iterable[str]) -> Verdict | None:
+    def verdict_of(self, artifacts: Iterable[str]) -> ArtifactFailure | None:
         """The first verdict that is known of one of them."""
         return next((self.verdicts[each] for each in artifacts if each in self.verdicts), None)
 
@@ -205,7 +205,7 @@ class FaultState:
             attempts=attempts,
             waiting=frozenset(data["waiting"]),
             suspects=tuple(data["suspects"]),
-            verdicts={name: Verdict(**verdict) for name, verdict in data["verdicts"].items()},
+            verdicts={name: ArtifactFailure(**verdict) for name, verdict in data["verdicts"].items()},
         )
 
 
@@ -223,5 +223,5 @@ def _down(state: FaultState, cause: str) -> FaultState:
     return replace(_suspecting(state, running), failure=cause or "a fault", waiting=frozenset())
 
 
-def _newest(verdicts: dict[str, Verdict]) -> dict[str, Verdict]:
+def _newest(verdicts: dict[str, ArtifactFailure]) -> dict[str, ArtifactFailure]:
     return dict(list(verdicts.items())[-REMEMBERED:])

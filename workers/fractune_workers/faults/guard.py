@@ -20,7 +20,7 @@ from fractune_core.records import Status
 from fractune_workers.child import Child
 from fractune_workers.child.errors import ChildDied, ChildTimeout
 from fractune_workers.confinement import Confinement
-from fractune_workers.faults.fault_state import Ending, FaultState, Step, Verdict
+from fractune_workers.faults.fault_state import ArtifactFailure, Ending, FaultState, Step
 from fractune_workers.faults.fault_state_file import FaultStateFile
 
 _LOOK_EVERY_S = 0.02
@@ -179,7 +179,7 @@ class Guard:
     def _end_failed(self, artifacts: tuple[str, ...], error: FractuneError) -> NoReturn:
         """End the attempt, and the process too: it keeps errors. Raises what the failure means."""
         status = Status.RUN_TIMEOUT if isinstance(error, ChildTimeout) else Status.CRASHED
-        verdict = Verdict(status.value, str(error))
+        verdict = ArtifactFailure(status.value, str(error))
         spreads = _may_spread(error) or not self._is_active()
         with self._process_lock:
             ending = self._device.change(lambda state: state.fail(self._member, verdict, spreads=spreads))
@@ -286,7 +286,7 @@ class _Timer:
         return time.monotonic() - self._since > self._limit_s
 
 
-def _quarantined(verdict: Verdict | None) -> Quarantined:
+def _quarantined(verdict: ArtifactFailure | None) -> Quarantined:
     if verdict is None:
         return Quarantined("it is known to take the device down")
     return Quarantined(f"{verdict.cause}; it was alone on the device", Status(verdict.status))

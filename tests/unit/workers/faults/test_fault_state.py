@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fractune_workers.faults.fault_state import REMEMBERED, Ending, FaultState, Step, Verdict
+from fractune_workers.faults.fault_state import REMEMBERED, ArtifactFailure, Ending, FaultState, Step
 
-CRASH = Verdict("crashed", "it crashed")
+CRASH = ArtifactFailure("crashed", "it crashed")
 
 
 def flying(state: FaultState, member: str, *artifacts: str, alone: bool = False) -> FaultState:
@@ -55,7 +55,7 @@ def test_a_fault_voids_every_attempt_and_none_begins_until_all_have_left() -> No
 def test_a_fault_that_is_told_twice_is_one() -> None:
     state = flying(flying(FaultState(), "a", "x"), "b", "y")
     state, _ = state.fail("a", CRASH, spreads=True)
-    told_again, ending = state.fail("b", Verdict("crashed", "another"), spreads=True)
+    told_again, ending = state.fail("b", ArtifactFailure("crashed", "another"), spreads=True)
     assert ending is Ending.VOID
     assert told_again.failure == "it crashed"
 

@@ -21,7 +21,7 @@ from fractune_workers.calibration.measurer_pool import PooledMeasurer
 from fractune_workers.child import Child
 from fractune_workers.confinement.cpu import CpuConfinement
 from fractune_workers.faults import guard as guard_module
-from fractune_workers.faults.fault_state import FaultState, Verdict
+from fractune_workers.faults.fault_state import ArtifactFailure, FaultState
 from fractune_workers.faults.fault_state_file import FaultStateFile
 from fractune_workers.faults.guard import guard_for
 from fractune_workers.measuring import session as session_module
@@ -54,7 +54,7 @@ class Measurers:
 
         def fail(state: FaultState) -> tuple[FaultState, None]:
             running, _ = state.begin("another", artifacts)
-            failed, _ = running.fail("another", Verdict("crashed", "beside others"), spreads=False)
+            failed, _ = running.fail("another", ArtifactFailure("crashed", "beside others"), spreads=False)
             return failed.leave("another"), None
 
         self.shared.change(fail)
