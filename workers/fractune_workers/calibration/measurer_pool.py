@@ -12,6 +12,7 @@ from typing import Any
 
 from fractune_core.errors import ShareUnavailable
 from fractune_core.records import TimingPolicy
+from fractune_core.share_kinds import CPU
 from fractune_core.shares import GrantedShare, Share, units_text
 from fractune_workers.calibration.candidates import OperatorBuilder
 from fractune_workers.calibration.child_thread import ChildThread, running
@@ -117,7 +118,7 @@ def start_pool(
 
 def _fitting(granted: GrantedShare, counts: Sequence[int]) -> tuple[list[int], list[str]]:
     """The numbers of measurers that may measure at the same time, and why each other number may not."""
-    if granted.unit == "core":
+    if granted.kind.device_kind == CPU:
         return list(counts), []
     claim = claim_of(granted)
     fitting = [count for count in counts if claim.fits([claim] * (count - 1))]

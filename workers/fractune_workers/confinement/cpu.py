@@ -65,7 +65,7 @@ class CpuConfinement(Contained):
             share=str(self.share),
             units=len(self.cores),
             units_total=os.cpu_count() or len(self._allowed),
-            unit="core",
+            unit=self.share.kind.unit,
             memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
             reserved=False,
             ids=tuple(self.cores),

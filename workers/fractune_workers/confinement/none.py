@@ -44,7 +44,7 @@ class NoConfinement(BesideMps):
             share=str(self.share),
             units=shown,
             units_total=max(shown, self._all_sms()),
-            unit="sm",
+            unit=self.share.kind.unit,
             memory_bytes=driver.memory_bytes(),
             reserved=False,
         )

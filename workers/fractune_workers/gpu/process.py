@@ -121,7 +121,7 @@ class GpuProcess(Generic[_Driver]):
             share=str(self._share),
             units=sms,
             units_total=self.gpu.sms,
-            unit="sm",
+            unit=self._share.kind.unit,
             memory_bytes=self.driver.memory_bytes(),
             reserved=reserved,
         )

@@ -83,7 +83,7 @@ def machine_shares(*, prove: bool) -> Iterator[DeviceShares]:
 def _cpu_shares(*, prove: bool) -> DeviceShares:
     cores, total = len(os.sched_getaffinity(0)), os.cpu_count() or 1
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    blank = ShareInfo("", None, total, "core", memory_bytes, reserved=False, proof="")
+    blank = ShareInfo("", None, total, "", memory_bytes, reserved=False, proof="")
     shares = [
         _share_info(Share("cpu", str(count)), replace(blank, units=count), prove=prove) for count in _doubling(1, cores)
     ]
@@ -94,7 +94,7 @@ def _gpu_shares(gpu: Gpu, *, prove: bool) -> DeviceShares:
     memory_gib = round(gpu.memory_bytes / 2**30)
     mode = ", MIG mode" if gpu.mig else ""
     label = f"{gpu.name} ({gpu.arch}, {gpu.sms} SMs, {memory_gib} GiB, driver {gpu.driver}{mode})"
-    blank = ShareInfo("", None, gpu.sms, "sm", gpu.memory_bytes, reserved=None, proof="")
+    blank = ShareInfo("", None, gpu.sms, "", gpu.memory_bytes, reserved=None, proof="")
     shares = [(Share("full"), replace(blank, units=gpu.sms, reserved=gpu.exclusive))]
     shares += [
         (Share("green", str(sms)), replace(blank, units=sms, reserved=False)) for sms in _green_sizes(gpu, prove=prove)
@@ -156,7 +156,7 @@ def _is_share(text: str) -> bool:
 
 def _share_info(share: Share, expected: ShareInfo, *, prove: bool) -> ShareInfo:
     """The share as its confinement sees it, proved if wanted and possible."""
-    named = replace(expected, share=str(share), proof=NOT_PROVED)
+    named = replace(expected, share=str(share), unit=share.kind.unit, proof=NOT_PROVED)
     try:
         confinement_for(share).probe()
     except ShareUnavailable as error:
