@@ -158,7 +158,7 @@ def test_an_upload_goes_on_no_later_than_where_it_was_cut(server: ServerProcess)
     with server.client() as client:
         begin(client, payload, until=3000)
         code, said = refusal(client, payload, offset=3001)
-        assert (code, "goes on at byte 3001, and 3000 are here" in said) == (grpc.StatusCode.INVALID_ARGUMENT, True)
+        assert (code, "resumes at byte 3001, and 3000 have arrived" in said) == (grpc.StatusCode.INVALID_ARGUMENT, True)
         code, said = refusal(client, payload, offset=5001)
         assert (code, "the file has bytes 0 to 5000" in said) == (grpc.StatusCode.INVALID_ARGUMENT, True)
         assert finish(client, payload, offset=2000).size_bytes == 5000
@@ -174,7 +174,7 @@ def test_a_token_neither_sees_nor_continues_the_part_of_another(place: Place) ->
         name = begin(client, payload, until=6000)
         assert received(other, name) == 0
         code, said = refusal(other, payload, offset=6000)
-        assert (code, "goes on at byte 6000, and 0 are here" in said) == (grpc.StatusCode.INVALID_ARGUMENT, True)
+        assert (code, "resumes at byte 6000, and 0 have arrived" in said) == (grpc.StatusCode.INVALID_ARGUMENT, True)
         begin(other, b"?" * 9000, until=100, sha256=digest(payload))
         assert (received(client, name), received(other, name)) == (6000, 100)
         assert finish(client, payload, offset=6000).size_bytes == 9000
@@ -188,7 +188,7 @@ def test_the_part_of_a_cut_upload_counts_towards_the_quota(place: Place) -> None
         code, said = refusal(client, second, offset=0)
         assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
         # While the server has not seen that the call was broken off, it counts whole.
-        assert re.search(r"has [24]000 of 10000 left, with [68]000 in uploads that are not whole", said)
+        assert re.search(r"has [24]000 of 10000 left, with [68]000 in incomplete uploads", said)
         assert finish(client, first, offset=6000).size_bytes == 8000
         assert finish(client, b"3" * 2000, offset=0).size_bytes == 2000
 

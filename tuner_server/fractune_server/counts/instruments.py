@@ -1,4 +1,4 @@
-"""The metrics that the server itself counts, each where the thing happens."""
+"""The metrics that the server counts itself, each where the event happens."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _CALL_BOUNDS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0
 
 
 class Instruments:
-    """Of one server, from its start on. Thread-safe."""
+    """Metrics of a server since its start. Thread-safe."""
 
     def __init__(self) -> None:
-        # Else each of these has a second time series, which nobody reads.
+        # Otherwise each metric has a second, useless time series.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         self.workers = WorkerTotals()

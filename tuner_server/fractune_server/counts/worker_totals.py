@@ -1,7 +1,7 @@
-"""Adds up what the workers say that they have counted.
+"""Sums of the counts that the workers report.
 
-A worker's counts begin anew with it; these sums never go down, whichever workers come, go and die. They begin with the
-server: what a worker had counted before that is left out, since an earlier server has told it.
+A worker's counts begin at 0 with the worker. The sums never decrease, whichever workers come and go. They begin with
+the server: an earlier server has reported what a worker had counted before.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fractune_core.fleet.redis_names import WORKER_TTL_S
 from fractune_core.fleet.worker_counts import CountKey, counts_from_json
 
 _REMEMBERED = 20_000
-"""starts of workers: more than live at one time; the one heard of longest ago is forgotten first"""
+"""starts of workers; more than live at one time. The one heard of longest ago is forgotten first."""
 
 
 class WorkerGroup(NamedTuple):
@@ -25,7 +25,7 @@ class WorkerGroup(NamedTuple):
     share: str
     """empty for roles that do not measure"""
     state: str
-    """BUSY, IDLE, or `unknown` where a worker of before does not say"""
+    """BUSY, IDLE, or `unknown` for workers of older versions"""
 
 
 class WorkerTotals:
@@ -37,12 +37,12 @@ class WorkerTotals:
         self._began = clock()
         self._totals: defaultdict[CountKey, float] = defaultdict(float)
         self._heard: dict[tuple[str, float], Mapping[CountKey, float]] = {}
-        """what each start of a worker said last, by its name and the time of the start"""
+        """last counts of each start of a worker, by its name and the time of the start"""
         self._live: Counter[WorkerGroup] = Counter()
         self._looked_at = -float(WORKER_TTL_S)
 
     def take(self, workers: Iterable[WorkerInfo]) -> None:
-        """Note the live workers, all of them, and what they have counted since the last time."""
+        """Note all live workers, and add what they have counted since the last call."""
         with self._lock:
             live = list(workers)
             for each in live:
@@ -51,7 +51,7 @@ class WorkerTotals:
             self._looked_at = self._clock()
 
     def live(self) -> dict[WorkerGroup, int] | None:
-        """How many workers live; None when nobody could look for so long that all of them may have gone."""
+        """Number of live workers; None if the last look is so old that all of them may be gone."""
         with self._lock:
             return None if self._clock() - self._looked_at > WORKER_TTL_S else dict(self._live)
 

@@ -1,7 +1,7 @@
-"""What a scrape reads at its moment: jobs and records from the store, waiting work from Redis, what the workers said.
+"""Metrics that are read at each scrape: jobs and records from the store, waiting work from Redis, the workers' counts.
 
-It takes two reads of the store and three round trips to Redis, however many workers there are: their entries are read
-by the engine, once a second. What cannot be read now is left out, and `fractune_healthy` says why.
+A scrape takes two reads of the store and three round trips to Redis, however many workers there are, because the engine
+reads their entries once a second. Parts that cannot be read are left out, and `fractune_healthy` shows why.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ class ServerCollector(Collector):
             yield from _unless_it_fails(read)
 
     def _server(self) -> Iterator[Metric]:
-        about = GaugeMetricFamily("fractune_build_info", "1, with the versions.", labels=["version", "protocol"])
-        about.add_metric([__version__, str(PROTOCOL)], 1)
-        yield about
+        build = GaugeMetricFamily("fractune_build_info", "1, with the versions.", labels=["version", "protocol"])
+        build.add_metric([__version__, str(PROTOCOL)], 1)
+        yield build
         healthy = GaugeMetricFamily("fractune_healthy", "1 when this part of the server works.", labels=["part"])
         failing = self._health.failing()
         for part in HealthPart:
@@ -126,7 +126,7 @@ def _unless_it_fails(read: Callable[[], Iterator[Metric]]) -> Iterator[Metric]:
 
 
 def _of(counts: dict[CountKey, float], name: str) -> dict[str, dict[str, float]]:
-    """What was counted under a name: by label, then by field."""
+    """Counts of this name, by label, then by field."""
     found: dict[str, dict[str, float]] = {}
     for key, count in counts.items():
         if key.name == name:
@@ -137,7 +137,7 @@ def _of(counts: dict[CountKey, float], name: str) -> dict[str, dict[str, float]]
 def _histogram(name: str, meaning: str, by_kind: dict[str, dict[str, float]]) -> Metric:
     family = HistogramMetricFamily(name, meaning, labels=["kind"])
     for kind, fields in sorted(by_kind.items()):
-        # Of workers of another version the bounds may be others: a bucket holds what was counted up to its own.
+        # Workers of another version may have other bounds: a bucket holds the counts up to its own bound.
         bounds = sorted(float(field) for field in {*fields, *map(str, worker_counts.SECS_BOUNDS)} - {SUM})
         below = accumulate(fields.get(str(bound), 0.0) for bound in bounds)
         buckets = [

@@ -1,4 +1,4 @@
-"""The HTTP port for those who watch: /metrics for Prometheus, /healthz and /readyz for whoever starts servers again."""
+"""The HTTP port for monitoring: /metrics for Prometheus, /healthz and /readyz for Kubernetes and the like."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from fractune_server.monitoring.health import Health
 
 _SILENT_CLIENT_S = 10.0
 _STATUS: dict[type[FractuneError], str] = {ScopeMissing: "403 Forbidden", TooManyAttempts: "429 Too Many Requests"}
-"""in the words of HTTP"""
+"""HTTP's status lines"""
 
 _log = logging.getLogger(__name__)
 
 
 class Endpoint:
-    """Bound with the making; `start` serves until `stop`."""
+    """The constructor binds the address; `start` serves until `stop`."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Endpoint:
                 f"--metrics {address}: cannot listen there ({error}); write HOST:PORT with a free port of this machine"
             ) from error
         if tls is not None:
-            # Not with the accepting, which one silent caller would hold up for all: with the first byte that is read.
+            # The handshake happens at the first read, not at accept, where one silent caller would block all others.
             self._server.socket = tls.wrap_socket(self._server.socket, server_side=True, do_handshake_on_connect=False)
         self.address = f"{address.rpartition(':')[0]}:{self._server.server_port}"
         self.url = f"http{'' if tls is None else 's'}://{self.address}"
@@ -72,7 +72,7 @@ class _Server(ThreadingMixIn, WSGIServer):
     daemon_threads = True
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002  as the library calls it
-        """A client that says nothing for long, or goes away in the middle, is no error of ours."""
+        """A client that is silent for long, or leaves early, is not an error of the server."""
         _log.debug("a call of %s at the port for metrics failed", client_address, exc_info=True)
 
 
@@ -84,7 +84,7 @@ class _Handler(WSGIRequestHandler):
     timeout = _SILENT_CLIENT_S
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  the library's names
-        """A line for each probe is of no use."""
+        """Log no line for each probe."""
 
 
 def _app(
@@ -108,19 +108,19 @@ def _app(
 
 
 def _refusal(authenticator: Authenticator, environ: dict[str, Any]) -> tuple[str, str] | None:
-    """Status and text of the answer to a caller who may not read; None for one who may."""
-    shown = {"authorization": environ.get("HTTP_AUTHORIZATION", "")}
+    """Status and text of the answer to a caller who may not read metrics; None if the caller may."""
+    metadata = {"authorization": environ.get("HTTP_AUTHORIZATION", "")}
     host = environ["REMOTE_ADDR"]
     peer = f"ipv6:[{host}]:0" if ":" in host else f"ipv4:{host}:0"  # as gRPC names it: one count of wrong tokens
     try:
-        authenticator.admit("/metrics", Scope.READ, peer, shown)
+        authenticator.admit("/metrics", Scope.READ, peer, metadata)
     except AccessRefused as error:
         return _STATUS.get(type(error), "401 Unauthorized"), f"{error}\n"
     return None
 
 
 def _answer(start_response: Any, failing: list[HealthPart]) -> list[bytes]:
-    """Names the parts alone: why they fail is in the server's log, for those who may read it."""
+    """The names of the failing parts; the reasons are only in the server's log."""
     if failing:
         return _plain(start_response, "503 Service Unavailable", f"failing: {', '.join(sorted(failing))}\n")
     return _plain(start_response, "200 OK", "ok\n")

@@ -1,8 +1,7 @@
-"""Whether the server is healthy: its engine ticks, its store takes writes, its Redis answers.
+"""Whether the server is healthy: its engine ticks, its store accepts writes, its Redis answers.
 
-gRPC's health service tells it for each of them by name, and for all together without a name, and under the name of
-every service of ours. A server without its engine is to be started again; one that lacks something else gets well by
-itself.
+gRPC's health service reports each part by its name. It reports all parts together under the empty name, and under the
+name of every service of fractune. A server without its engine must be restarted; other problems end by themselves.
 """
 
 from __future__ import annotations
@@ -23,15 +22,15 @@ from fractune_server.transport.context import ServerContext
 LOOK_EVERY_S = 2.0
 _GRACE_S = 5.0
 SILENCE_S = 60.0
-"""an engine whose tick takes longer than this hangs, and so does a look at the store or at Redis"""
+"""an engine tick, or a check of the store or Redis, that takes longer than this hangs"""
 
 _log = logging.getLogger(__name__)
 
 
 class Health:
-    """`start` it once. Looks at all parts every LOOK_EVERY_S in a thread of its own; whoever asks gets the last look.
+    """Checks all parts every LOOK_EVERY_S in its own thread; callers get the last result. `start` it once.
 
-    `engine_silent_s` says for how many seconds the engine is in its tick, and None when it does not run.
+    `engine_silent_s` returns the seconds since the engine's tick began, None if the engine does not run.
     """
 
     def __init__(self, context: ServerContext, engine_silent_s: Callable[[], float | None]) -> None:
@@ -39,7 +38,7 @@ class Health:
         self._engine_silent_s = engine_silent_s
         self._failing: dict[HealthPart, str] = {}
         self._looked_at = time.monotonic()
-        self._told: set[HealthPart] = set()
+        self._logged: set[HealthPart] = set()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="health", daemon=True)
         self.servicer = HealthServicer(self)
@@ -49,15 +48,15 @@ class Health:
         self._thread.start()
 
     def stop(self) -> None:
-        """Nothing is looked at any more, unless a look hangs."""
+        """End the checks, unless one hangs."""
         self._stopping.set()
         self._thread.join(_GRACE_S)
 
     def failing(self) -> dict[HealthPart, str]:
-        """Why each part fails that does; empty when all is well."""
+        """The reasons of the failing parts; empty if all parts are well."""
         found = dict(self._failing)
         if time.monotonic() - self._looked_at > SILENCE_S:
-            found[HealthPart.STORE] = found[HealthPart.REDIS] = "it does not answer, nor does it refuse"
+            found[HealthPart.STORE] = found[HealthPart.REDIS] = "it neither answers nor refuses"
         silent_s = self._engine_silent_s()
         if silent_s is None:
             found[HealthPart.ENGINE] = "it has ended"
@@ -66,7 +65,7 @@ class Health:
         return found
 
     def look(self) -> None:
-        """Look now, and tell the gRPC service's watchers, and the log, what has changed."""
+        """Check now, and report changes to the watchers of the gRPC service and in the log."""
         found: dict[HealthPart, str] = {}
         try:
             self._context.redis.ping()
@@ -77,15 +76,15 @@ class Health:
         except FractuneError as error:
             found[HealthPart.STORE] = str(error)
         self._failing, self._looked_at = found, time.monotonic()
-        self._tell(self.failing())
+        self._log_changes(self.failing())
         self.servicer.refresh()
 
-    def _tell(self, failing: dict[HealthPart, str]) -> None:
-        for part in failing.keys() - self._told:
+    def _log_changes(self, failing: dict[HealthPart, str]) -> None:
+        for part in failing.keys() - self._logged:
             _log.warning("not ready: %s: %s", part, failing[part])
-        for part in self._told - failing.keys():
-            _log.info("well again: %s", part)
-        self._told = set(failing)
+        for part in self._logged - failing.keys():
+            _log.info("ready again: %s", part)
+        self._logged = set(failing)
 
     def _run(self) -> None:
         while not self._stopping.wait(LOOK_EVERY_S):
@@ -101,12 +100,12 @@ class HealthServicer(health.HealthServicer):
         self._ready_names: Sequence[str] = ()
 
     def serve(self, services: Sequence[str]) -> None:
-        """From now on these services, and the empty name, are as ready as all parts together."""
+        """From now on these services and the empty name are ready if all parts are."""
         self._ready_names = "", *services
         self.refresh()
 
     def expect(self, services: Sequence[str]) -> None:
-        """These will be served."""
+        """Report these services as not serving, until `serve`."""
         for name in ("", *services, *HealthPart):
             self.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)
 
@@ -119,7 +118,7 @@ class HealthServicer(health.HealthServicer):
                 self._set(part.value, serving=part not in failing)
 
     def Check(self, request: Any, context: Any) -> Any:  # noqa: N802  gRPC's name
-        self.refresh()  # a look that hangs changes nothing by itself
+        self.refresh()  # a check that hangs would not report itself
         return super().Check(request, context)
 
     def _set(self, name: str, *, serving: bool) -> None:

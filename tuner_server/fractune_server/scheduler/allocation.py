@@ -11,8 +11,8 @@ from fractune_core.analysis.roofline import is_near
 from fractune_server.scheduler import budget
 
 FIRST_ROUND = 8
-"""candidates of an operator's first rounds; later ones have half as many as were measured before them, up to the job's
-size of a round: the search learns early, and its cost for each candidate falls as what it can still learn does"""
+"""candidates in an operator's first rounds. A later round has half as many as were measured before, up to the job's
+round size: the search learns early, and later costs less for each candidate."""
 _PRIOR_GAIN = 0.5
 _GAIN_FLOOR = 0.01
 _ROUNDS_BEFORE_JUDGED = 2
@@ -27,33 +27,34 @@ class OperatorPlan:
     shares: tuple[str, ...]
     """keys of the granted shares that each candidate is measured at"""
     measured: dict[str, dict[str, float]] = field(default_factory=dict)
-    """medians by candidate and share key: where the log holds a trial of it, infinite for a failure"""
+    """medians of the trials in the log, by candidate and share key; infinite for a failure"""
     best: dict[str, float] = field(default_factory=dict)
     """best median by share key"""
     in_flight: int = 0
-    """candidates asked for or proposed for its job, and not yet measured at every share"""
+    """candidates requested or proposed for its job, and not yet measured at every share"""
     busy: bool = False
-    """True while a round of it is under way that is worth waiting for"""
+    """a round is in progress that is worth waiting for"""
     exhausted: bool = False
-    """True when its space holds no further candidate"""
+    """its space holds no further candidate"""
     given_up: bool = False
-    """True when its rounds fail"""
+    """its rounds fail"""
     attainable_s: dict[str, float] = field(default_factory=dict)
-    """by share key: seconds that it takes at least, where that is known"""
+    """lower bound of its time in seconds by share key, where it is known"""
     near_roof: bool = False
-    """True when its best leaves next to nothing to gain, at every share"""
+    """its best is near the roof at every share"""
     complete: int = 0
     """candidates that the log holds at every share"""
     _lacking: dict[str, None] = field(default_factory=dict)
-    """candidates that ran well at some shares and were not measured at others, in the order in which they came"""
+    """candidates that ran well at some shares and were not measured at others, in order of arrival"""
     _before: tuple[float | None, int] | None = None
-    """the best and the number of complete candidates when a search began"""
+    """best time and number of complete candidates when a search began"""
     _gains: int = 0
     _gain: float = _PRIOR_GAIN
 
     def add_trial(self, candidate: str, share: str, median_s: float, *, built: bool = True) -> bool:
-        """Take note of a trial at one of the plan's shares; twice the same one counts once. What was not built fails at
-        every share, wherever that came out. True when the candidate is measured at every share by this.
+        """Note a trial at one of the plan's shares; a repeated one changes nothing.
+
+        A candidate that was not built fails at every share. True if this trial completes the candidate.
         """
         if built and share not in self.shares:
             return False
@@ -71,22 +72,23 @@ class OperatorPlan:
         return now and not before
 
     def has(self, candidate: str) -> bool:
-        """Whether it was measured at every share."""
+        """Whether the candidate was measured at every share."""
         return len(self.measured.get(candidate, ())) == len(self.shares)
 
     @property
     def partial(self) -> int:
-        """How many candidates ran well at some shares and were not measured at others."""
+        """Number of candidates that ran well at some shares and were not measured at others."""
         return len(self._lacking)
 
     def lacks(self, candidate: str, share: str) -> bool:
-        """Whether it was not measured at this share, and did not fail at another."""
+        """Whether the candidate was not measured at this share, and did not fail at another."""
         medians = self.measured.get(candidate, {})
         return share not in medians and all(map(math.isfinite, medians.values()))
 
     def lacking(self, most: int) -> tuple[list[str], frozenset[str]]:
-        """Candidates that ran well at some shares and lack the same others: the fastest, at most so many; and the keys
-        of the shares that they lack.
+        """The fastest candidates that ran well at some shares and lack the same other shares, at most `most`.
+
+        Also returns the keys of the shares that they lack.
         """
         speeds = {name: max(self.best[at] / secs for at, secs in self.measured[name].items()) for name in self._lacking}
         ranked = sorted(speeds, key=lambda name: -speeds[name])
@@ -95,18 +97,18 @@ class OperatorPlan:
         return [name for name in ranked if lacked[name] == first][:most], first
 
     def set_attainable(self, attainable_s: Mapping[str, float]) -> None:
-        """Take note of the roofs at the plan's shares: what they let it attain, in seconds by share key."""
+        """Note the attainable times at the shares' roofs, in seconds by share key."""
         self.attainable_s = dict(attainable_s)
         self._look_at_roof()
 
     @property
     def open(self) -> bool:
-        """True while a further trial may gain something."""
+        """Whether a further trial may gain something."""
         return not self.near_roof and not self.given_up and (not self.exhausted or self.partial > 0)
 
     @property
     def count(self) -> int:
-        """Candidates measured at every share, and those on their way there."""
+        """Candidates measured at every share, and those in flight."""
         return self.complete + self.in_flight
 
     @property
@@ -115,15 +117,15 @@ class OperatorPlan:
         return joint_time_s(self.best.values()) if self.best else None
 
     def begin_round(self) -> None:
-        """Note how it stands when a search begins."""
+        """Note the state when a search begins."""
         self._before = self.best_s, self.complete
 
     def end_round(self, *, whole: bool) -> None:
-        """Learn how much the search gained; `whole`: all that it proposed was measured."""
+        """Learn how much the search gained; `whole`: all of its candidates were measured."""
         best_before_s, complete_before = self._before or (None, -1)
         self._before = None
         if whole and self.complete == complete_before:
-            self.exhausted = True  # nothing but what the log held already
+            self.exhausted = True  # it proposed only candidates that the log already held
         if best_before_s is None or self.best_s is None:
             return
         gain = max(0.0, 1.0 - self.best_s / best_before_s)
@@ -135,7 +137,7 @@ class OperatorPlan:
 
     @property
     def score(self) -> float:
-        """Seconds of the model's run time that the next round is expected to save, but for a constant."""
+        """Expected gain of the next round in the model's run time, up to a constant factor."""
         if self.best_s is None:
             return 0.0 if self.measured else math.inf
         judged = self._gains >= _ROUNDS_BEFORE_JUDGED
@@ -150,10 +152,10 @@ class Budget:
     """candidates beyond what the log held; replaces `trials` when above 0"""
     round_size: int
     closed: bool = False
-    """True = nothing is searched"""
+    """True = search nothing"""
 
     def remaining(self, plans: Sequence[OperatorPlan], gained: int) -> int:
-        """Candidates still to be asked for; `gained` = those that the job has beyond what the log held at its start."""
+        """Candidates that may still be requested; `gained` = candidates that the job has gained since its start."""
         if self.closed:
             return 0
         if self.more:
@@ -162,19 +164,19 @@ class Budget:
         return budget.remaining(self.trials, searchable, [plan.count for plan in plans if not plan.open])
 
     def most(self, operators: int) -> float:
-        """Candidates that one of so many operators may have."""
+        """Limit of candidates for one of `operators` operators."""
         return math.inf if self.more else budget.cap(self.trials, operators)
 
     def room(self, plan: OperatorPlan, plans: Sequence[OperatorPlan], gained: int) -> float:
-        """How many candidates more of the operator `plan`, one of `plans`, the job would take."""
+        """Number of further candidates of the operator `plan`, one of `plans`, that the job would take."""
         if not plan.open:
             return 0
         return min(self.remaining(plans, gained), self.most(len(plans)) - plan.count)
 
     def saved(self, plans: Sequence[OperatorPlan], gained: int) -> int:
-        """Candidates that operators near their roof were not searched for, once nothing is left to search.
+        """Candidates that were not searched because operators are near their roof, once nothing is left to search.
 
-        What the others could use of them they had: it is what is left of the budget.
+        It is the rest of the budget, because the other operators have taken what they could use.
         """
         near = [plan.count for plan in plans if plan.near_roof and not plan.exhausted]
         if self.more:
@@ -188,14 +190,14 @@ def next_round(
     gained: int,
     allowed: Callable[[OperatorPlan], bool] = lambda _: True,
 ) -> tuple[OperatorPlan, int] | None:
-    """The operator whose turn it is, and how many candidates to ask for. None = nothing can start now.
+    """The next operator, and how many candidates to request. None = nothing can start now.
 
-    `gained` is as in `Budget.remaining`; `allowed` leaves out operators of other instances.
+    `gained` is as in `Budget.remaining`; `allowed` excludes operators of other instances.
 
-    1. Operators with a round under way wait. Out are those that are exhausted, near their roof, or at their cap.
-    2. First what the log holds at some of the shares: no search is needed for it.
-    3. Then every operator up to the minimum, the heavier ones first.
-    4. Then the largest expected saving.
+    1. Operators with a round in progress wait. Exhausted operators and those near their roof or at their cap are out.
+    2. First come candidates that the log holds at some of the shares: they need no search.
+    3. Then every operator gets its minimum, the heavier ones first.
+    4. Then comes the largest expected gain.
     """
     left = limits.remaining(plans, gained)
     free = [plan for plan in plans if not plan.busy and plan.open and allowed(plan)]
@@ -211,7 +213,7 @@ def next_round(
     if owed:
         plan = max(owed, key=lambda plan: plan.weight)
         return plan, min(round_of(plan.count, limits.round_size), low - plan.count)
-    # What operators lack that cannot start now, because others search them, stays for them.
+    # Operators that cannot start now, because others search them, keep what they lack to their minimum.
     left -= 0 if limits.more else sum(max(0, low - plan.count) for plan in plans if plan.open)
     if left <= 0:
         return None
@@ -220,12 +222,12 @@ def next_round(
 
 
 def round_of(count: int, most: int) -> int:
-    """How many candidates the next round of an operator may have that has `count` already; never above `most`."""
+    """Size of the next round of an operator that has `count` candidates; at most `most`."""
     return min(most, max(FIRST_ROUND, count // 2))
 
 
 def joint_times(times: Mapping[str, Mapping[str, float]], shares: Sequence[str]) -> dict[str, float]:
-    """For candidates measured at all `shares`: the geometric mean of their medians, 0 when one failed.
+    """Geometric mean of the medians of each candidate that was measured at all `shares`; 0 if one failed.
 
     `times` holds medians in seconds by candidate and share key, infinite for a failure.
     """

@@ -1,4 +1,4 @@
-"""How many trials a job still has to make, and how far one operator may go."""
+"""How many trials a job still has, and the limits of one operator."""
 
 from __future__ import annotations
 
@@ -6,29 +6,28 @@ import math
 from collections.abc import Sequence
 
 _FLOOR_FRACTION = 2
-"""every operator gets at least 1/2 of an even part of the trials"""
+"""every operator gets at least 1/2 of an equal part of the trials"""
 _CAP_FACTOR = 4
-"""and at most 4 even parts"""
+"""every operator gets at most 4 equal parts"""
 
 
 def minimum(trials: int, operators: int) -> int:
-    """Candidates that every operator gets before any goes further: one at least, for the first is computed, and far
-    better than none.
+    """Candidates that every operator gets before any gets more. At least one: the first candidate is computed, and far
+    better than the untuned default.
     """
     return max(1, trials // (_FLOOR_FRACTION * operators))
 
 
 def cap(trials: int, operators: int) -> int:
-    """Candidates beyond which an operator is not searched in this budget."""
+    """Limit of candidates of an operator in this budget."""
     return max(minimum(trials, operators), math.ceil(_CAP_FACTOR * trials / operators))
 
 
 def remaining(trials: int, searchable: Sequence[int], done: Sequence[int] = ()) -> int:
-    """New candidates that a budget of `trials` asks for, given how many each operator has already: those that can
-    still gain by a search, and those that are done.
+    """New candidates in a budget of `trials`. The counts are of operators that can still gain, and of `done` ones.
 
-    1. What the log holds counts, though no more than the cap of its operator.
-    2. Every operator that can still be searched gets its minimum, even when others have used the budget up.
+    1. Candidates in the log count, up to the cap of their operator.
+    2. Every searchable operator gets its minimum, even if others have used up the budget.
     """
     operators = len(searchable) + len(done)
     low, high = minimum(trials, operators), cap(trials, operators)
@@ -38,8 +37,10 @@ def remaining(trials: int, searchable: Sequence[int], done: Sequence[int] = ()) 
 
 
 def unused(trials: int, counts: Sequence[int], near_roof: Sequence[int]) -> int:
-    """What is left of a budget of `trials`, `counts` of each operator being measured, for want of an operator that
-    could gain by it: at most what those in `near_roof`, which are among them, were still below their cap.
+    """The rest of a budget of `trials` that no operator could gain by.
+
+    `counts`: measured candidates of each operator; `near_roof`: those of the operators near their roof, which are among
+    them. The rest is at most what the latter lack to their cap.
     """
     high = cap(trials, len(counts))
     unspent = trials - sum(min(count, high) for count in counts)

@@ -1,4 +1,4 @@
-"""Which candidates are checked for right output and measured again, alone, before a winner is published."""
+"""Which candidates are checked for correct output and measured again, alone, before a winner is published."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fractune_core.records import Status, TuningRecord
 
 BEST_PER_SHARE = 2
 NEGLIGIBLE = 0.01
-"""of the model's time: what the validations that are left out may forgo together"""
+"""part of the model's time that all skipped validations together may forgo"""
 
 
 def finalists(
@@ -21,11 +21,11 @@ def finalists(
     untuned: str,
     count: int = BEST_PER_SHARE,
 ) -> dict[str, str]:
-    """Trace by candidate: the untuned default first, then of every share the winner of `earlier` validations and the
-    `count` fastest trials.
+    """Trace by candidate: the untuned default, then for every share the winner of `earlier` validations and the `count`
+    fastest trials.
 
-    `best` holds the fastest trials by share key, fastest first, more than enough of them; `untuned` is the
-    candidate id of the untuned default. A candidate that has failed a validation at any share is none again.
+    `best` holds more than enough of the fastest trials by share key, fastest first. `untuned` is the candidate id of
+    the untuned default. A candidate that failed a validation at any share is never a finalist again.
     """
     refused = {record.candidate_id for record in earlier if record.status is not Status.OK}
     chosen = {untuned: ""}
@@ -38,10 +38,10 @@ def finalists(
 
 
 def is_settled(chosen: Collection[str], validations: Sequence[TuningRecord], shares: Iterable[str]) -> bool:
-    """True when there is nothing to measure: every finalist has a validation at every share (keys), or the untuned
-    default is the only one and was never timed anywhere.
+    """Whether nothing is to be measured: every finalist has a validation at every share (keys), or the untuned default
+    is the only finalist and was never timed.
 
-    Where the default was timed at another share, what it takes at these is part of what the model's variants take.
+    A default that was timed at another share is measured, because the times of the model's variants include it.
     """
     if not validations and len(chosen) == 1:
         return True
@@ -51,32 +51,32 @@ def is_settled(chosen: Collection[str], validations: Sequence[TuningRecord], sha
 
 @dataclass(frozen=True)
 class Outlook:
-    """What validating an operator's finalists can still bring at one share. Seconds of the model's run time."""
+    """The possible gain of validating an operator's finalists at one share. Seconds of the model's run time."""
 
     published_s: float | None
-    """weight x time of the fastest schedule that was validated; None when none was"""
+    """weight x time of the fastest validated schedule; None if there is none"""
     promised_s: float
-    """weight x time of the fastest trial that was not validated; infinite when there is none"""
+    """weight x time of the fastest trial without a validation; infinite if there is none"""
 
     @property
     def known_s(self) -> float:
-        """The operator's part of the model's time, as far as it is known."""
+        """The operator's part of the model's time; 0 if unknown."""
         known = self.promised_s if self.published_s is None else min(self.promised_s, self.published_s)
         return known if known < math.inf else 0.0
 
     @property
     def gain_s(self) -> float:
-        """The most that there is to gain: a trial that looks fastest of many looks faster than it is."""
+        """Upper bound of the gain: the fastest of many trials looks faster than it is."""
         return math.inf if self.published_s is None else max(0.0, self.published_s - self.promised_s)
 
 
 def worth_validating(outlooks: Mapping[str, Outlook]) -> set[str]:
-    """The operators, of those in `outlooks` at one share, whose finalists can matter to the model.
+    """The operators in `outlooks` at one share whose finalists can matter to the model.
 
-    Left out are those with the least to gain, as many as could together gain a hundredth of the model's time at most:
-    they keep the schedule that was validated before. What they forgo does not add up from job to job, because it is
-    counted from what is published. Without a validation nothing tells how slow the untuned default is, however fast
-    a trial was: such an operator is always worth it.
+    The operators with the smallest gains are skipped, as many as could together gain at most NEGLIGIBLE of the model's
+    time. They keep the schedule that was validated before. The forgone gains do not add up from job to job, because
+    they are relative to published schedules. An operator without a validation is never skipped: how slow
+    its untuned default is, is unknown.
     """
     left_s = NEGLIGIBLE * sum(each.known_s for each in outlooks.values())
     worth = set(outlooks)
@@ -89,7 +89,9 @@ def worth_validating(outlooks: Mapping[str, Outlook]) -> set[str]:
 
 
 def outlook(weight: int, best: Sequence[TuningRecord], earlier: Sequence[TuningRecord], share: str) -> Outlook:
-    """Of an operator that occurs `weight` times: by its fastest trials at a share (key) and its earlier validations."""
+    """The outlook of an operator that occurs `weight` times, from its fastest trials at a share (key) and its earlier
+    validations.
+    """
     held = [record for record in earlier if record.granted.key == share]
     known = {record.candidate_id for record in held}
     published = min((record for record in held if record.status is Status.OK), key=choosing_order, default=None)
@@ -99,10 +101,10 @@ def outlook(weight: int, best: Sequence[TuningRecord], earlier: Sequence[TuningR
 
 
 def tuned_part(weights: Mapping[str, int], arithmetic: Mapping[str, Arithmetic], tuned: Collection[str]) -> float:
-    """The part of a model's work that the `tuned` operators do, from 0 to 1; operators by workload hash.
+    """The part of a model's work in the `tuned` operators, from 0 to 1; operators by workload hash.
 
-    An operator's work is how often it runs (`weights`) times its operations; where these are not known, as of a copy,
-    the bytes that it moves. Without either of any operator, one that is tuned counts as all.
+    The work of an operator is its weight times its operations or, if these are unknown or 0 as of a copy, the bytes
+    that it moves. If nothing is known of any operator, a single tuned one counts as all.
     """
     work = {name: weight * _work(arithmetic.get(name)) for name, weight in weights.items()}
     whole = sum(work.values())

@@ -1,4 +1,4 @@
-"""Whose schedules an operator that is new starts from: donors of the same kind, well measured, at a near share."""
+"""Donors of schedules for a new operator: well measured operators of the same kind, at the same share if possible."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Protocol, TypeVar
 
 DONORS_AT_MOST = 6
 TRIALS_AT_LEAST = 16
-"""an operator that was measured less often has nothing worth transferring"""
+"""an operator with fewer trials has no schedules worth transferring"""
 
 
 class PossibleDonor(Protocol):
-    """How many trials of an operator ran well at one share."""
+    """Number of good trials of an operator at one share."""
 
     @property
     def workload_hash(self) -> str: ...
@@ -28,16 +28,17 @@ D = TypeVar("D", bound=PossibleDonor)
 
 
 def operator_kind(operator: str) -> str:
-    """The kind of the operator's main computation, by its name: `conv2d` for `fused_conv2d3_add2_relu2`. A label that
-    saves work: whether a schedule fits is found out where it is tried.
+    """The kind of the operator's main computation, by its name: `conv2d` for `fused_conv2d3_add2_relu2`.
+
+    The label only saves work: the tuner tries whether a schedule fits.
     """
     return re.sub(r"\d*(_.*)?$", "", operator.removeprefix("fused_"))
 
 
 def choose_donors(known: Iterable[D], operator: str, workload_hash: str, shares: Collection[str]) -> list[D]:
-    """At most one entry for each workload: at one of `shares` (share keys) where there is one, else at another.
+    """At most one donor for each workload, preferably at one of `shares` (share keys).
 
-    The operator itself comes first, when it was measured at other shares; then those with the most trials.
+    The operator itself comes first if it was measured at other shares, then those with the most trials.
     """
     chosen: dict[str, D] = {}
     for each in known:

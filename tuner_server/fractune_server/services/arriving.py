@@ -1,4 +1,4 @@
-"""Streams of requests: a sender that is slow or silent is cut off, for it holds a thread."""
+"""Streams of requests: a slow or silent sender is cut off, because it holds a thread."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SILENCE_S = 5.0
 
 
 def arriving(requests: Iterator[Request], context: Any, size_bytes: int) -> Iterator[Request]:
-    """The requests, as long as `size_bytes` may take. Raises QuotaExceeded after that; silence ends the call."""
+    """The requests, within the time that `size_bytes` may take. Then it raises QuotaExceeded; silence ends the call."""
     allowed_s = transfer_s(size_bytes)
     deadline = time.monotonic() + allowed_s
     with ended_after(allowed_s + _SILENCE_S, context):

@@ -1,4 +1,4 @@
-"""What the watchers of jobs see, read once for all of them: however many watch a job, each change costs one look."""
+"""The states of watched jobs, read once for all watchers: each change costs one look, however many watch the job."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fractune_core.pb import fractune_pb2 as pb
 from fractune_server.transport.context import JobNotifier
 
 LEAST_GAP_S = 0.2
-"""between two looks: what changes meanwhile is seen as one change"""
+"""seconds between two looks; changes in between are seen as one"""
 _LOOK_EVERY_S = 1.0
 
 _log = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ class JobFeed:
 
     @property
     def revision(self) -> int | None:
-        """None before anything was put in."""
+        """None before the first `put`."""
         return None if self._newest is None else self._newest.revision
 
     def put(self, message: pb.Job) -> None:
@@ -42,9 +42,7 @@ class JobFeed:
             self._changed.notify_all()
 
     def after(self, revision: int, timeout_s: float) -> pb.Job | None:
-        """The newest state beyond this revision; None when there is none in time. Raises what kept it from being
-        read.
-        """
+        """The newest state after this revision; None if there is none in time. Raises the error of a failed look."""
 
         def is_there() -> bool:
             return self._error is not None or (self._newest is not None and self._newest.revision > revision)
@@ -58,7 +56,7 @@ class JobFeed:
 
 
 class JobFeeds:
-    """Any thread may call. A thread of its own looks at the watched jobs as long as there are any."""
+    """Any thread may call. A separate thread looks at the watched jobs while there are any."""
 
     def __init__(
         self,
@@ -66,7 +64,7 @@ class JobFeeds:
         revisions: Callable[[Iterable[str]], Mapping[str, int]],
         view: Callable[[str], pb.Job],
     ) -> None:
-        """`revisions` and `view` say how jobs stand, by id: how often each was saved, and what a watcher is sent."""
+        """`revisions` returns the revisions of jobs by id, `view` the message for a watcher of a job."""
         self._notifier = notifier
         self._revisions = revisions
         self._view = view
@@ -103,7 +101,7 @@ class JobFeeds:
             changes = self._notifier.count
             try:
                 self._look(feeds)
-            except Exception as error:  # noqa: BLE001  whatever it is, those who wait must be told
+            except Exception as error:  # noqa: BLE001  every error must reach the watchers
                 _log.exception("jobs cannot be watched")
                 for feed in feeds.values():
                     feed.fail(error)
@@ -111,7 +109,7 @@ class JobFeeds:
             self._notifier.wait(changes, _LOOK_EVERY_S)
 
     def _look(self, feeds: Mapping[str, JobFeed]) -> None:
-        """Give each feed, by job, what is newer than what it has."""
+        """Put newer states into the feeds, which are by job."""
         for job, revision in self._revisions(feeds).items():
             if revision != feeds[job].revision:
                 feeds[job].put(self._view(job))

@@ -29,13 +29,13 @@ class ModelService(rpc.ModelServiceServicer):
         self._context = context
         self._lock = threading.Lock()
         self._under_way: Counter[tuple[str, str, int]] = Counter()
-        """uploads that have begun and not ended, by token, SHA-256 and size in bytes"""
+        """uploads in progress, by token, SHA-256 and size in bytes"""
 
     def UploadModel(self, request_iterator: Iterator[pb.UploadModelRequest], context: Any) -> pb.Model:
-        # Until the header says how large it is, nothing is waited for longer than for nothing.
+        # The size is unknown before the header, so the header may take no longer than an empty upload.
         first = next(arriving(request_iterator, context, 0), None)
         if first is None or first.WhichOneof("part") != "header":
-            raise BadRequest("an upload begins with its header")
+            raise BadRequest("an upload must begin with its header")
         header = first.header
         if not _SHA256.fullmatch(header.sha256):
             raise BadRequest(f"sha256 is '{header.sha256}'; write 64 hex digits in lower case")
@@ -66,8 +66,8 @@ class ModelService(rpc.ModelServiceServicer):
         size, limit = header.size_bytes, self._context.upload_limit_bytes
         if size > limit:
             raise QuotaExceeded(
-                f"the model has {size} bytes, and this server takes {limit} at most; "
-                "its operator can raise that by --upload-limit"
+                f"the model has {size} bytes, and this server accepts at most {limit}; "
+                "its operator can raise the limit by --upload-limit"
             )
         sender, sha256, offset = caller(), header.sha256, header.offset_bytes
         files = self._context.files
@@ -85,7 +85,7 @@ class ModelService(rpc.ModelServiceServicer):
 
     @contextmanager
     def _room_for(self, sha256: str, size: int, sender: Caller) -> Iterator[None]:
-        """The bytes are set aside from the token's quota while they arrive. Raises QuotaExceeded."""
+        """Reserve the bytes in the token's quota while they arrive. Raises QuotaExceeded."""
         upload = (sender.token_id, sha256, size)
         with self._lock:
             if sender.quotas.upload_bytes is not None:
@@ -100,15 +100,15 @@ class ModelService(rpc.ModelServiceServicer):
                     del self._under_way[upload]
 
     def _check_room(self, sha256: str, size: int, token: str, quota: int) -> None:
-        """Beside the models that are there, what is arriving counts whole, and what was cut as far as it came."""
+        """Stored models count, uploads in progress with their whole size, and cut uploads with the bytes so far."""
         others = self._context.files.parts.kept(token)
         others |= {other: length for sender, other, length in self._under_way if sender == token}
-        # One that is stored counts as such: a call that was cut off may linger after a later one has brought it all.
+        # A stored model counts once: a call that was cut may linger after a later call has completed the upload.
         parts = sum(length for other, length in others.items() if other != sha256 and not self._is_stored(other))
         stored = self._context.store.tokens.usage(token).upload_bytes
         left = max(quota - stored - parts, 0)
         if size > left:
-            also = f", with {parts} in uploads that are not whole" if parts else ""
+            also = f", with {parts} in incomplete uploads" if parts else ""
             raise QuotaExceeded(
                 f"the model has {size} bytes, and token {token} has {left} of {quota} left{also}; "
                 "ask the server's operator for more"
@@ -123,20 +123,20 @@ class ModelService(rpc.ModelServiceServicer):
 
 
 def _data(requests: Iterator[pb.UploadModelRequest], header: pb.ModelHeader) -> Iterator[bytes]:
-    """The bytes that follow the header. Raises BadRequest for more or less of them, BadModel for TVMScript."""
+    """The bytes after the header. Raises BadRequest for a wrong number of bytes, BadModel for TVMScript."""
     size = header.size_bytes
     left = size - header.offset_bytes
     for request in requests:
         if request.WhichOneof("part") != "data":
-            raise BadRequest("after its header an upload carries nothing but data")
-        if left == size and is_script(request.data):  # one in smaller parts is refused by its reader
+            raise BadRequest("after its header an upload must carry only data")
+        if left == size and is_script(request.data):  # a script in smaller parts is refused when it is read
             raise BadModel(f"{header.display_name}: {REFUSAL}")
         left -= len(request.data)
         if left < 0:
-            raise BadRequest(f"the upload is longer than the {size} bytes that its header says; upload it again")
+            raise BadRequest(f"the upload is longer than the {size} bytes in its header; upload it again")
         yield request.data
     if left:
-        raise BadRequest(f"the upload ended {left} bytes before the {size} that its header says; upload it again")
+        raise BadRequest(f"the upload ended {left} bytes before the {size} bytes in its header; upload it again")
 
 
 def _encode(model: StoredModel) -> pb.Model:

@@ -1,4 +1,4 @@
-"""Plans, made of what a request says and what the tuning log knows."""
+"""Plans, made from a request and the tuning log."""
 
 from __future__ import annotations
 

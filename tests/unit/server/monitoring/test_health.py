@@ -97,7 +97,7 @@ def test_redis_goes_and_comes_back(tmp_path: Path, caplog: pytest.LogCaptureFixt
             parts.context.redis.connection_pool = connection.connection_pool
             parts.health.look()
             assert parts.says("") == SERVING
-            assert "well again: redis" in caplog.text
+            assert "ready again: redis" in caplog.text
 
 
 @pytest.mark.parametrize("silent_s", [None, SILENCE_S + 1])

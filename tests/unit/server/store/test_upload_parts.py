@@ -104,7 +104,7 @@ def test_a_wrong_file_is_thrown_away_for_all_who_send_it(tmp_path: Path) -> None
 
 def test_a_part_that_is_no_longer_there_is_not_gone_on_with(tmp_path: Path) -> None:
     with (
-        pytest.raises(BadRequest, match="goes on at byte 5, and 0 are here"),
+        pytest.raises(BadRequest, match="resumes at byte 5, and 0 have arrived"),
         UploadParts(tmp_path).open("a", SHA256, offset=5, size=SIZE),
     ):
         pass
