@@ -1,1 +1,1 @@
-"""A bundle at inference: what `fractune.load` and `fractune.InferenceSession` are made of."""
+"""A bundle at inference: the parts of `fractune.load` and `fractune.InferenceSession`."""

@@ -1,4 +1,4 @@
-"""Where a bundle runs: on the CPU, or on a GPU. What differs between the two is behind one contract."""
+"""The processor of a bundle: the CPU or a GPU. One contract hides the differences."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 
 class Backend(Protocol):
-    """A bundle's weights where it runs, and how to run its variants there."""
+    """A bundle's weights on its processor, and the execution of its variants there."""
 
     def look(self) -> ShareHere:
-        """The share that the process is under now. Raises ShareUnavailable when it does not hold the one asked for."""
+        """The share that the process is under now. Raises ShareUnavailable if it is not the requested share."""
         ...
 
     def load_main(self, variant: str) -> Callable[..., Any]:
-        """The entry of a variant, which has its weights. Raises BadBundle when there is none of this name."""
+        """The entry of a variant, which has its weights. Raises BadBundle if no variant has this name."""
         ...
 
     def arguments(self, specs: Sequence[TensorSpec], inputs: Mapping[str, Any]) -> list[Any]:
@@ -33,27 +33,26 @@ class Backend(Protocol):
         ...
 
     def run(self, main: Callable[..., Any], arguments: Sequence[Any]) -> list[Any]:
-        """The outputs, complete, where the model left them. On the thread of the model, one call at a time."""
+        """The complete outputs, in place. Call it on the thread of the model, one call at a time."""
         ...
 
     def placed(self, arguments: Sequence[Any]) -> list[Any]:
-        """The arguments where `run` need not copy them."""
+        """The arguments, placed so that `run` need not copy them."""
         ...
 
     def array(self, output: Any) -> Array:
-        """An output as an array of its own."""
+        """An output as a separate array."""
         ...
 
 
 def backend_for(bundle: Bundle, share: Share | None) -> Backend:
-    """Where the bundle runs, under `share` (None = whatever the process is under).
-
-    Raises BadBundle when it cannot run on this machine, BadRequest or ShareUnavailable for the share, FractuneError
-    when what it needs is not installed.
+    """The processor of the bundle, under `share` (None = the present share of the process). Raises BadBundle when it
+    cannot run on this machine, BadRequest or ShareUnavailable for the share, FractuneError when a required package is
+    not installed.
     """
     kind = bundle.manifest["device"]["kind"]
     if kind == "cpu":
         return OnCpu(bundle, share)
     if kind == "cuda":
         return OnGpu(bundle, share)
-    raise BadBundle(f"{bundle.name} is for a '{kind}' device, of which this version knows nothing; upgrade fractune")
+    raise BadBundle(f"{bundle.name} is for a '{kind}' device, which this version does not support; upgrade fractune")

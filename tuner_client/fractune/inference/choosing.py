@@ -1,4 +1,4 @@
-"""Which variant of a bundle to run at a share, and why."""
+"""The choice of a bundle's variant for a share, with its reason."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ from fractune_core.shares import units_text
 
 @dataclass(frozen=True)
 class VariantChoice:
-    """The answer: a variant, how it was matched with the share, and what that costs as far as measured."""
+    """The answer: a variant, its kind of match with the share, and the measured loss."""
 
     variant: str
     how: How
     regret: float
-    """worst relative loss against the best known at the shares that were looked at; not a number = not measured"""
+    """worst relative loss against the best known at the shares considered; not a number = not measured"""
     reason: str
 
     @property
     def exact(self) -> bool:
-        """tuned or measured at just as many units as there are here"""
+        """tuned or measured at exactly the number of units here"""
         return self.how is How.EXACT
 
 
 def choose_variant(
     bundle: Bundle, units: int, policy: Policy = DEFAULT_POLICY, mechanism: str = "cpu"
 ) -> VariantChoice:
-    """The variant for a share of `units` units by `mechanism`; times under another mechanism say nothing here.
+    """The variant for a share of `units` units by `mechanism`; times under another mechanism do not apply here.
 
-    The variant tuned at just as many units where none is known to be faster there. Else by what was measured
-    (`fractune_core.analysis.match.choose`). Where that has no answer: the variant tuned at just as many units; with
-    `policy.allow_unmeasured` the one tuned at the nearest number by ratio; else the untuned one.
+    First comes the variant tuned at just as many units, if none is known to be faster there. Then the measurements
+    decide (`fractune_core.analysis.match.choose`). Without an answer it is the variant tuned at just as many units;
+    with `policy.allow_unmeasured` the one tuned at the nearest number by ratio; else the untuned one.
     """
     unit = kind_of(mechanism).unit
     tuned, measured = _tuned_units(bundle, mechanism), bundle.choosing(mechanism)
     row = measured.get(units, {})
     own = next((name for name, at in tuned.items() if at == units and name in row), None)
     if own is not None and row[own] <= min(row.values()):
-        reason = f"tuned at {units_text(units, unit)}, and none is known to be faster there"
+        reason = f"tuned at {units_text(units, unit)}, and no variant is known to be faster there"
         return VariantChoice(own, How.EXACT, 0.0, reason)
     choice = choose(measured, units, UNTUNED_VARIANT, policy, unit, reported=bundle.measured(mechanism))
     if choice.name is not None:
@@ -51,7 +51,7 @@ def choose_variant(
         return VariantChoice(UNTUNED_VARIANT, choice.how, choice.regret, choice.reason)
     same = [name for name, at in tuned.items() if at == units]
     if same:
-        reason = f"tuned at {units_text(units, unit)}; the bundle says of no other variant how fast it is there"
+        reason = f"tuned at {units_text(units, unit)}; the bundle has no times of other variants there"
         return VariantChoice(same[0], How.EXACT, math.nan, reason)
     others = _tuned_units(bundle)
     why = (
@@ -61,7 +61,7 @@ def choose_variant(
 
 
 def _tuned_units(bundle: Bundle, mechanism: str | None = None) -> dict[str, int]:
-    """Units by variant, of those that were tuned at one share, of that mechanism or of any."""
+    """Units by variant, of the variants that were tuned at one share, of that mechanism or of any."""
     shares = bundle.manifest["shares"] if mechanism is None else bundle.units(mechanism)
     names = [variant["name"] for variant in bundle.variants if variant["name"] in shares]
     return {name: int(bundle.manifest["shares"][name]["units"]) for name in names}
@@ -74,6 +74,6 @@ def _unmeasured(tuned: dict[str, int], units: int, unit: str, why: str, policy: 
         )
     nearest = min(tuned, key=lambda name: (max(tuned[name] / units, units / tuned[name]), tuned[name]))
     if policy.allow_unmeasured:
-        reason = f"tuned at {units_text(tuned[nearest], unit)}, the nearest; what it loses here was never measured"
+        reason = f"tuned at {units_text(tuned[nearest], unit)}, the nearest; its loss here was never measured"
         return VariantChoice(nearest, How.NEAR, math.nan, reason)
     return VariantChoice(UNTUNED_VARIANT, How.NONE, math.nan, f"{why}; best is to tune at {units_text(units, unit)}")

@@ -1,4 +1,4 @@
-"""A bundle, loaded: the share is found, its variant chosen, and run.
+"""A loaded bundle: detect the share, choose its variant, and run it.
 
 model = fractune.load("m.fractune")
 outputs = model.run({"data": array})
@@ -35,30 +35,30 @@ def load(
     public_key: str | bytes | None = None,
     policy: Policy = DEFAULT_POLICY,
 ) -> Model:
-    """Load the bundle at `path` for the share that this process is under, or for `share`: `cpu:N`, no larger; for a GPU
-    (`mps:PERCENT`, `mps-sm:CHUNKS`, `mig:...`, `full`) the one that the process must be under.
+    """Load the bundle at `path` for the share of this process, or for `share`: `cpu:N`, no larger; for a GPU
+    (`mps:PERCENT`, `mps-sm:CHUNKS`, `mig:...`, `full`) the share that the process must have.
 
-    With `public_key` (PEM text) a bundle that was not signed by its owner is refused. `policy` says how far from the
-    share a variant may have been measured. Raises BadBundle, BadRequest, ShareUnavailable, or FractuneError when TVM is
+    With `public_key` (PEM text) a bundle that its owner did not sign is refused. `policy` limits the distance between
+    the share and a variant's measurements. Raises BadBundle, BadRequest, ShareUnavailable, or FractuneError when TVM is
     not installed.
     """
     return Model(open_bundle(path, public_key), share=share, policy=policy)
 
 
 class Model:
-    """A bundle's variants over one copy of its weights. Any thread may call it; calls take turns.
+    """A bundle's variants over one copy of its weights. Any thread may call it; calls run one after the other.
 
     A model runs with as many threads as its share has cores, each on its part of the share's CPUs. None of them is the
-    caller's: several callers at once would only get in each other's way there. On a GPU it is one thread. Two models
-    run side by side.
+    caller's: several callers at once would only disturb each other there. On a GPU it is one thread. Two models run
+    side by side.
     """
 
     choice: VariantChoice
-    """the variant that `run` runs, and why"""
+    """the variant that `run` runs, and the reason"""
     share: ShareHere
     """the share that it was chosen for"""
     slots: tuple[str | None, ...]
-    """of a fused model: the name of each slot's variant, None for an empty slot; of any other model there are none"""
+    """of a fused model: the name of each slot's variant, None for an empty slot; empty for any other model"""
 
     def __init__(
         self,
@@ -80,11 +80,11 @@ class Model:
         self._take(self._backend.look())
 
     def run(self, inputs: Mapping[str, Any], variant: str | None = None, *, slot: int | None = None) -> list[Array]:
-        """The outputs of the chosen variant, or of another, as arrays of their own. Raises BadRequest for wrong inputs.
+        """The outputs of the chosen variant, or of another, as separate arrays. Raises BadRequest for wrong inputs.
 
         Inputs are NumPy arrays, or anything with `__dlpack__` in the memory of the CPU (PyTorch, JAX, CuPy's pinned
-        arrays) or of the GPU that the model runs on, and are not copied where they need not be. A fused model takes
-        those of all slots, stacked, or with `slot` those of one (`run_slots`).
+        arrays) or of the GPU that the model runs on, and are copied only if needed. A fused model takes the stacked
+        inputs of all slots, or with `slot` the inputs of one (`run_slots`).
         """
         if slot is not None:
             return self.run_slots({slot: inputs}, variant)[slot]
@@ -93,10 +93,8 @@ class Model:
     def run_slots(
         self, requests: Mapping[int, Mapping[str, Any]], variant: str | None = None
     ) -> dict[int, list[Array]]:
-        """The outputs of a fused model by slot, of inputs by slot, which lie in the memory of the CPU.
-
-        All slots are computed, however many are asked for: `occupancy`. Raises BadRequest for wrong inputs, and for a
-        slot that is empty, or that there is not.
+        """The outputs of a fused model by slot, for inputs by slot in the memory of the CPU. All slots are computed,
+        however many are requested: `occupancy`. Raises BadRequest for wrong inputs, and for an empty or unknown slot.
         """
         outputs = self.run(self._slots.stacked(requests), variant)
         self._slots.count(len(requests))
@@ -104,14 +102,13 @@ class Model:
 
     @property
     def occupancy(self) -> float:
-        """The part of the slots computed for `run_slots` that served a request; 0 before the first."""
+        """The fraction of the slots computed by `run_slots` that served a request; 0 before the first."""
         return self._slots.occupancy
 
     def run_tensors(self, inputs: Mapping[str, Any], variant: str | None = None) -> list[Any]:
-        """As `run`, with the outputs where the model left them: read-only tensors with `__dlpack__`.
-
-        Their memory is the model's own, used again once they are dropped: `numpy.from_dlpack(tensor)` holds it. On a
-        GPU they stay there, complete: `torch.from_dlpack(tensor)`.
+        """As `run`, but the outputs stay in place, as read-only tensors with `__dlpack__`. Their memory belongs to the
+        model, and is used again once they are dropped: `numpy.from_dlpack(tensor)` holds it. On a GPU they stay there,
+        complete: `torch.from_dlpack(tensor)`.
         """
         arguments = self._backend.arguments(self.inputs, inputs)
         with self._turn:
@@ -125,15 +122,14 @@ class Model:
         return outputs
 
     def placed(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """The inputs as tensors where the model runs, to be given to it many times without a copy."""
+        """The inputs as tensors on the model's device, for many runs without a copy."""
         arguments = self._backend.placed(self._backend.arguments(self.inputs, inputs))
         return {spec.name: tensor for spec, tensor in zip(self.inputs, arguments, strict=True)}
 
     def rematch(self) -> VariantChoice:
-        """Look at the share again and go on with the variant, the threads and the CPUs that fit it now; the choice.
-
-        To be called when the share may have changed (a new quota or CPU set). Weights stay where they are. It waits
-        for a run under way. Raises ShareUnavailable when the share that `load` was given does not fit any more.
+        """Detect the share again, and take the variant, the threads and the CPUs that fit it now. Returns the choice.
+        Call it when the share may have changed (a new quota or CPU set). Weights stay where they are. It waits for a
+        run under way. Raises ShareUnavailable when the share given to `load` does not fit any more.
         """
         here = self._backend.look()
         with self._turn:
@@ -155,7 +151,7 @@ class Model:
         self.share, self.choice = here, choice
 
     def _main(self, variant: str) -> Any:
-        """The entry of a variant, loaded when it is first asked for, which takes a few milliseconds."""
+        """The entry of a variant, loaded on first use, which takes a few milliseconds."""
         if variant not in self._mains:
             self._mains[variant] = self._backend.load_main(variant)
         return self._mains[variant]

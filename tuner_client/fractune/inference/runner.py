@@ -1,8 +1,7 @@
-"""The thread that a model runs on.
-
-TVM keeps a thread pool, and scratch memory, for each thread that calls a model. So all calls are handed to one thread:
-however many threads a program has, there is one pool of the share's size and one scratch memory, the caller's own
-affinity stays as it is, and another share takes only another thread. A hand-over and back costs some 10 to 50 us.
+"""The thread of a model. TVM keeps a thread pool, and scratch memory, for each thread that calls a model. So all calls
+go to one thread. However many threads a program has, it has one pool of the share's size and one scratch memory. The
+caller's affinity stays unchanged, and another share takes only another thread. A hand-over and back costs some 10 to 50
+us.
 
 Each thread of the pool has CPUs of its own (`parts`), so that no two of them are woken on one.
 """
@@ -25,7 +24,7 @@ _Call = tuple[Callable[[], Any], "_Answer"]
 
 
 class _Answer:
-    """What a call gave, once `done` can be acquired."""
+    """The result of a call, once `done` can be acquired."""
 
     def __init__(self) -> None:
         self.done = threading.Lock()
@@ -35,10 +34,9 @@ class _Answer:
 
 
 class Runner:
-    """A thread confined to `cpus`, with a pool of TVM's of `threads` threads there, itself one of them.
-
-    It leaves out CPUs that the process may not use any more when the first call comes. It lives until `stop`, or until
-    the process ends. In a forked child, where it is gone, a new one takes its place.
+    """A thread confined to `cpus`, with a TVM pool of `threads` threads there, itself one of them. It leaves out CPUs
+    that the process may not use any more at the first call. It lives until `stop`, or until the process ends. In a
+    forked child, where it is gone, a new thread takes its place.
     """
 
     def __init__(self, threads: int, cpus: tuple[int, ...]) -> None:
@@ -47,7 +45,7 @@ class Runner:
         self._start()
 
     def call(self, function: Callable[[], Any]) -> Any:
-        """What `function` gives on that thread, or raises there."""
+        """The result of `function` on that thread; raises its exception."""
         if self._process != os.getpid():
             self._start()
         answer = _Answer()
@@ -58,10 +56,8 @@ class Runner:
         return answer.value
 
     def stop(self) -> None:
-        """End the thread after the calls that it has already, and wait for it.
-
-        A process must not end around a thread that is inside of compiled code, and no other thread may run a model
-        whose call was given up by Ctrl-C but still goes on.
+        """End the thread after its queued calls, and wait for it. A process must not end around a thread inside
+        compiled code. After Ctrl-C a call may still go on, and no other thread may then run the model.
         """
         self._calls.put(None)
         if threading.current_thread() is not self._thread:
@@ -88,12 +84,12 @@ def _serve(calls: queue.SimpleQueue[_Call | None], threads: int, cpus: tuple[int
         except BaseException as error:  # noqa: BLE001  it is raised again where the call came from
             answer.error = error
         answer.done.release()
-        # What the call held must not live on until the next one comes.
+        # Objects of this call must not live on until the next call.
         del call, function, answer
 
 
 def _settle(threads: int, cpus: tuple[int, ...]) -> None:
-    """Make the pool, on those of `cpus` that the process may use now: a forked child may have been given fewer."""
+    """Make the pool, on those of `cpus` that the process may use now: a forked child may have fewer."""
     allowed = allowed_cpus()
     here = set(cpus).intersection(allowed) or allowed
     use_cpus(parts(here, min(threads, len(here))))

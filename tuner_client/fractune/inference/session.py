@@ -1,4 +1,4 @@
-"""A session as ONNX Runtime has it, so that a program changes its import and its path and nothing else."""
+"""A session with ONNX Runtime's interface, so that a program changes only its import and its path."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from fractune.inference.tvm_runtime.tensors import Array
 
 _PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
-"""by the kind of device that a bundle is for"""
+"""by the kind of a bundle's device"""
 _TYPES = {"float32": "float", "float64": "double"}
-"""what ONNX Runtime calls otherwise"""
+"""ONNX Runtime's names that differ from ours"""
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,8 @@ class NodeArg:
 
 
 class InferenceSession:
-    """What most programs use of `onnxruntime.InferenceSession`, over `fractune.load`, with its options.
-
-    `providers` may be named, for programs that do; BadRequest where the one of the bundle's device is not among them.
+    """The common part of `onnxruntime.InferenceSession`, over `fractune.load`, with its options. `providers` is
+    optional, for programs that name them; without the provider of the bundle's device it raises BadRequest.
     """
 
     def __init__(
@@ -50,7 +49,7 @@ class InferenceSession:
         bundle = open_bundle(path, public_key)
         own = _PROVIDERS.get(bundle.manifest["device"]["kind"], "")
         if providers is not None and own not in providers:
-            raise BadRequest(f"providers {list(providers)}: {bundle.name} runs by {own}; name that, or nothing")
+            raise BadRequest(f"providers {list(providers)}: {bundle.name} runs by {own}; name that provider, or none")
         self.model = Model(bundle, share=share, policy=policy)
 
     def run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any]) -> list[Array]:

@@ -17,11 +17,9 @@ from fractune_core.files.bundles import Bundle
 
 
 def sign_bundle(path: str | os.PathLike[str], private_key_pem: str | bytes) -> None:
-    """Sign the bundle at `path` in place; a signature that it has is replaced.
-
-    The file is replaced whole: a reader at the same time has the old one or the new one. Raises BadBundle,
-    BadRequest for a key that is none, StateUnusable when the file cannot be written, FractuneError when `cryptography`
-    is not installed.
+    """Sign the bundle at `path` in place; an existing signature is replaced. The file is replaced whole: a concurrent
+    reader has the old file or the new one. Raises BadBundle, BadRequest for an invalid key, StateUnusable when the file
+    cannot be written, FractuneError when `cryptography` is not installed.
     """
     path = Path(path)
     key = _load_key(private_key_pem, private=True)
@@ -41,15 +39,14 @@ def sign_bundle(path: str | os.PathLike[str], private_key_pem: str | bytes) -> N
 
 
 def check_private_key(pem: str | bytes) -> None:
-    """Raises what `sign_bundle` would raise for the key, before there is a bundle."""
+    """Raises the errors of `sign_bundle` about the key, before a bundle exists."""
     _load_key(pem, private=True)
 
 
 def open_bundle(path: str | os.PathLike[str], public_key_pem: str | bytes | None = None) -> Bundle:
-    """The bundle at `path`; with a public key, its signature is checked before anything of its manifest is parsed.
-
-    Raises BadBundle, also unless the bundle was signed by the owner of the key, BadRequest for a key that is none,
-    FractuneError when `cryptography` is not installed.
+    """The bundle at `path`; with a public key, its signature is checked before its manifest is parsed. Raises
+    BadBundle, also without a signature by the key's owner, BadRequest for an invalid key, FractuneError when
+    `cryptography` is not installed.
     """
     if public_key_pem is None:
         return Bundle(Path(path))
@@ -59,8 +56,8 @@ def open_bundle(path: str | os.PathLike[str], public_key_pem: str | bytes | None
 def verify_bundle(path: str | os.PathLike[str], *, public_key: str | bytes | None = None) -> None:
     """Check every byte of the bundle at `path`, variants that are never loaded and the zip file's own fields too.
 
-    With `public_key` (PEM text) its signature is checked as well. Raises as `open_bundle`; BadBundle names the part of
-    the file that was changed.
+    With `public_key` (PEM text) its signature is checked as well. Raises as `open_bundle`; BadBundle names the changed
+    part of the file.
     """
     with contextlib.closing(open_bundle(path, public_key)) as bundle:
         bundle.verify()
@@ -70,11 +67,11 @@ def _check_signature(key: Any, name: str, manifest: bytes, signature: bytes | No
     from cryptography.exceptions import InvalidSignature
 
     if signature is None:
-        raise BadBundle(f"{name} is not signed; get it from who signs your bundles, or sign it (sign_bundle)")
+        raise BadBundle(f"{name} is not signed; get it from its signer, or sign it (sign_bundle)")
     try:
         key.verify(signature, manifest)
     except InvalidSignature as error:
-        raise BadBundle(f"{name}: its signature is not by the key that was given; do not trust it") from error
+        raise BadBundle(f"{name}: its signature does not match the given key; do not trust it") from error
 
 
 def _load_key(pem: str | bytes, *, private: bool) -> Any:
@@ -90,7 +87,7 @@ def _load_key(pem: str | bytes, *, private: bool) -> Any:
         key = serialization.load_pem_private_key(data, None) if private else serialization.load_pem_public_key(data)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise BadRequest(
-            f"this is no {kind} key in PEM form without a password; give the contents of the file"
+            f"this is not a valid {kind} key in PEM form without a password; give the contents of the file"
         ) from error
     if not isinstance(key, ed25519.Ed25519PrivateKey | ed25519.Ed25519PublicKey):
         raise BadRequest(f"the {kind} key is not of Ed25519; make one: openssl genpkey -algorithm ed25519")

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 
 class Slots:
-    """`names` by slot, None for an empty one; no slots at all for a model that is not fused. `specs` are of all."""
+    """`names` by slot, None for an empty slot; no slots for a model that is not fused. `specs` are those of all
+    slots.
+    """
 
     def __init__(self, model: str, names: Sequence[str | None], specs: Sequence[TensorSpec]) -> None:
         self._model = model
@@ -28,13 +30,13 @@ class Slots:
         self._runs = self._requests = 0
 
     def stacked(self, requests: Mapping[int, Mapping[str, Any]]) -> dict[str, Array]:
-        """Inputs of all slots, zeros where nothing is asked for. Raises BadRequest."""
+        """Inputs of all slots, zeros in slots without a request. Raises BadRequest."""
         self._check(requests)
         given = {slot: as_arrays(self._of_one, inputs) for slot, inputs in requests.items()}
         return {spec.name: self._stacked(spec, given) for spec in self._specs}
 
     def count(self, requests: int) -> None:
-        """Note a run for so many requests."""
+        """Count a run for this many requests."""
         with self._counting:
             self._runs += 1
             self._requests += requests
@@ -45,9 +47,9 @@ class Slots:
 
     def _check(self, requests: Mapping[Any, Any]) -> None:
         if not self.names:
-            raise BadRequest(f"{self._model} is no fused model, and has no slots; leave the slot out")
+            raise BadRequest(f"{self._model} is not a fused model, and has no slots; leave the slot out")
         if not requests:
-            raise BadRequest("no slot is asked for; give inputs for one at least")
+            raise BadRequest("no slot is requested; give inputs for at least one")
         for slot in requests:
             if not isinstance(slot, int) or not 0 <= slot < len(self.names):
                 raise BadRequest(f"slot {slot!r}: {self._model} has the slots 0 to {len(self.names) - 1}")

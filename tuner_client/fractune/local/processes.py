@@ -1,7 +1,6 @@
-"""The processes of the one-machine stack: started by one thread, watched, started again, ended in order.
-
-One thread owns them all, from the first start to the last wait, because each is tied to the life of the
-thread that started it (`fractune_core.host.parent_death`).
+"""The processes of the one-machine stack: started by one thread, watched, restarted, ended in order. One thread owns
+all of them, from the first start to the last wait, because each is tied to the life of the thread that started it
+(`fractune_core.host.parent_death`).
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ STOP_TIMEOUT_S = 4.0
 """from SIGTERM to SIGKILL"""
 POLL_S = 0.05
 _RETRIED_CODES = frozenset({1, 5})
-"""exit codes of a part that may do better next time: an unexpected error, Redis not to be reached"""
+"""exit codes of a part that may succeed next time: an unexpected error, Redis out of reach"""
 
 
 @dataclass(frozen=True)
@@ -38,17 +37,17 @@ class Part:
 
     name: str
     command: Callable[[], list[str]]
-    """asked at every start, so that a new process can have a new name"""
+    """called at every start, so that a new process can have a new name"""
     log_file: Path
     env: Mapping[str, str]
     rank: int
     """parts end in the order of their rank, the smallest first"""
     given_up: Callable[[str], FractuneError] = FractuneError
-    """the error that it means when the part keeps dying (as text)"""
+    """the error, with this text, if the part keeps dying"""
     kind: str = ""
-    """parts of one kind do the same work: when one of them is refused its share, the others go on"""
+    """parts of one kind do the same work: if the share of one is refused, the others go on"""
     hindrance: Callable[[str], FractuneError | None] = lambda _: None
-    """asked when the process has ended, with what it said: why it would do no better next time, if that is so"""
+    """called with the output of an ended process: the reason why a restart would not help, if any"""
 
 
 class Running:
@@ -64,8 +63,8 @@ class Running:
         return self._process.pid
 
     def tend(self) -> bool:
-        """Start the process again if it has ended; whether it had. Raises what its end means when there is no use in
-        that.
+        """Restart the process if it has ended; returns True if it had. Raises the error of its end if a restart is
+        useless.
         """
         code = self._process.poll()
         if code is None:
@@ -109,17 +108,15 @@ class Running:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                # A session of its own: Ctrl-C in the terminal is for the command line, which ends the rest in
+                # A separate session: Ctrl-C in the terminal is for the command line, which ends the rest in
                 # order.
                 start_new_session=True,
             )
 
 
 def tend_all(running: list[Running]) -> list[str]:
-    """Start again what has ended. Raises what the end of a part means, when there is no use in that.
-
-    A part that is refused its share (others hold all that there is of it) is taken out of `running` while another one
-    of its kind is left; returns the names of those.
+    """Restart ended parts. Raises the error of a part's end if a restart is useless. A part with a refused share
+    (others hold all of it) leaves `running` while another part of its kind is left; returns the names of such parts.
     """
     gone: list[str] = []
     for each in list(running):
@@ -139,7 +136,7 @@ def _has_twin(one: Running, running: Iterable[Running]) -> bool:
 
 
 def end_in_order(running: Iterable[Running]) -> None:
-    """End the processes: all of one rank together, the smallest rank first; nothing is left afterwards."""
+    """End the processes: all of one rank together, the smallest rank first; no process is left afterwards."""
     ranks: dict[int, list[Running]] = {}
     for each in running:
         ranks.setdefault(each.part.rank, []).append(each)
@@ -162,13 +159,13 @@ def _last_words(said: str) -> str:
 
 
 def _format_end(name: str, code: int, words: str, log_file: Path) -> str:
-    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    end = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
     last = f" ({words})" if words else ""
-    return f"{name} {how}{last}; its log is {log_file}"
+    return f"{name} {end}{last}; its log is {log_file}"
 
 
 def _refusal(code: int, words: str) -> FractuneError | None:
-    """The error that a part of ours printed as its last line before it ended with that error's exit code."""
+    """The error that a part printed as its last line before it exited with that error's code."""
     message = words.removeprefix("fractune: ")
     if message == words:
         return None

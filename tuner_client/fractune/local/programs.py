@@ -1,8 +1,7 @@
-"""Where the command line hands over to the other rooms: `fractune server` and `fractune worker` become them,
-`fractune noise` measures with them, `fractune shares` and `fractune doctor` ask them what this machine has.
-
-The one package of the client that imports the server and the workers, and only when it is called: the client
-alone is installed without them.
+"""The programs of the server and the workers, for the command line: `fractune server` and `fractune worker` become
+them, `fractune noise` measures with them, `fractune shares` and `fractune doctor` take this machine's inventory from
+them. Only this part of the client imports the server and the workers, and only when it is called: the client alone is
+installed without them.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from fractune_core.fleet.worker_options import WorkerOptions
 from fractune_core.shares import Share
 
 PROOF_FAILED = "proof failed"
-"""`proof` of an offer whose share was entered and did not hold"""
+"""`proof` of an offer with a share that was entered and failed its proof"""
 
 
 def run_server(options: ServerOptions) -> None:
@@ -58,9 +57,9 @@ def run_worker(options: WorkerOptions) -> None:
 def measure_noise(
     share: Share, report_line: Callable[[str], None], *, measurers: Sequence[int], **options: Any
 ) -> dict[str, Any]:
-    """Measure what a measurement is worth here, by `options` of `fractune_workers.calibration.experiment.NoiseOptions`.
+    """Measure the reliability of timings here, by `options` of `fractune_workers.calibration.experiment.NoiseOptions`.
 
-    The report as plain JSON values. Raises ShareUnavailable for a share that cannot be verified, BadModel.
+    Returns the report as plain JSON values. Raises ShareUnavailable for a share that cannot be verified, BadModel.
     """
     require("worker", "tvm")
     from fractune_workers.calibration import experiment
@@ -72,7 +71,7 @@ def measure_noise(
 def machine_shares(*, prove: bool) -> Iterator[dict[str, Any]]:
     """Each device of this machine, the host CPU first: `kind`, `label`, `uuid`, and `offers` as plain JSON values.
 
-    Raises ShareUnavailable after the host CPU when no NVIDIA GPU can be asked for.
+    Raises ShareUnavailable after the host CPU if no NVIDIA GPU is available.
     """
     from fractune_workers.inventory import shares as inventory
 
@@ -82,7 +81,7 @@ def machine_shares(*, prove: bool) -> Iterator[dict[str, Any]]:
 
 
 def mig_commands(layout: str) -> list[str]:
-    """The commands that would divide the first visible GPU as `layout` says. Raises BadRequest, ShareUnavailable."""
+    """The commands that would divide the first visible GPU by `layout`. Raises BadRequest, ShareUnavailable."""
     from fractune_workers.gpu import mig_layout, nvml, visible
 
     gpu = visible.visible_gpu(nvml.open_nvml().gpus())
@@ -101,7 +100,7 @@ def apply_mig_layout(layout: str, report_line: Callable[[str], None]) -> list[st
 
 
 def look_for_cuda() -> Any:
-    """What this machine has of CUDA: a fractune_workers.inventory.cuda.CudaHere."""
+    """CUDA's parts on this machine: a fractune_workers.inventory.cuda.CudaHere."""
     from fractune_workers.inventory import cuda
 
     return cuda.look_for_cuda()
@@ -114,7 +113,7 @@ def require_driver(database_url: str | None) -> None:
 
 
 def require(extra: str, *modules: str) -> None:
-    """Raises FractuneError when a module is not installed that the extra brings."""
+    """Raises FractuneError if a module of the extra is not installed."""
     missing = [name for name in modules if importlib.util.find_spec(name) is None]
     if missing:
         raise FractuneError(f"this part needs {', '.join(missing)}; install 'fractune[{extra}]'")

@@ -1,8 +1,7 @@
 """The cluster on one machine: a private Redis, the server and the workers as child processes of this one.
 
-The same programs over the same paths as in a cluster; only who starts them differs. Everything they keep lies
-in one state folder, and every process ends with the block that started the stack, or with this process,
-however it ends.
+The same programs run over the same paths as in a cluster; only their start differs. All their data lies in one state
+folder, and every process ends with the block that started the stack, or with this process, however it ends.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ from fractune_core.errors import FractuneError, RedisGone, ServerUnreachable
 from fractune_core.shares import QUIET_BELOW_CORES, Share, parse_shares
 
 START_TIMEOUT_S = 60.0
-"""since a part was last started: one that dies while it starts has the whole time anew, and is given up when it keeps
-dying
+"""since the last start of a part: a part that dies during its start gets the whole time again, and is given up if it
+keeps dying
 """
 MAX_BUILDERS, MAX_BUILDERS_FOR_A_GPU = 8, 16
-"""A GPU's measurers are fast and need few cores: builds are what they would wait for"""
+"""a GPU's measurers are fast and need few cores, so they would wait for builds"""
 _REDIS_SOCKET = "redis.sock"
 _SERVER_SOCKET = "server.sock"
 _READY_FILE = "server.ready"
@@ -44,11 +43,11 @@ _PACKAGES = ("fractune", "fractune_core", "fractune_server", "fractune_workers")
 
 @dataclass(frozen=True)
 class StackOptions:
-    """What the stack is to consist of."""
+    """The parts of a stack."""
 
     state: Path
     shares: tuple[str, ...] = ()
-    """one measurer for each, or as many as are advised and there is room for (`plan_measurers`)"""
+    """one measurer for each, or as many as are advised and fit (`plan_measurers`)"""
     compile: bool = False
     """a compile worker, for ingest and bundles; two in a stack for others"""
     search: bool = False
@@ -66,16 +65,15 @@ class StackOptions:
 
 
 def plan_builders(shares: Sequence[Share], cores: Sequence[int]) -> int:
-    """How many builders the cores of search and builds get."""
+    """The number of builders on the cores of search and builds."""
     on_gpu = any(share.device_kind == "cuda" for share in shares)
     return min(len(cores), MAX_BUILDERS_FOR_A_GPU if on_gpu else MAX_BUILDERS)
 
 
 def plan_cores(shares: Sequence[Share], available: Sequence[int]) -> dict[str, list[int]]:
-    """Cores for each share: of its own while that leaves one for builds, else from the first core on.
-
-    A GPU share has one, where its kernels are launched. A CPU share that is larger than the machine is left out: its
-    worker refuses it, and says why.
+    """Cores for each share: separate ones while that leaves one for builds, else from the first core on. A GPU share
+    has one, where its kernels are launched. A CPU share that is larger than the machine is left out: its worker refuses
+    it with the reason.
     """
     wanted = [share for share in shares if share.host_cores <= len(available)]
     apart = sum(share.host_cores for share in wanted) < len(available)
@@ -90,8 +88,8 @@ def plan_cores(shares: Sequence[Share], available: Sequence[int]) -> dict[str, l
 def plan_measurers(
     shares: Sequence[Share], wanted: Mapping[str, int], available: Sequence[int]
 ) -> list[tuple[Share, list[int]]]:
-    """The measurers and their cores: one for each share, then more, as many as `wanted` says by share (else as many as
-    are usual), while there are cores that no other measurer has and one is left for builds.
+    """The measurers and their cores: one for each share, then more, as many as `wanted` has by share (else the usual
+    number), while unused cores exist and one is left for builds.
     """
     plan = plan_cores(shares, available)
     measurers = [(share, plan.get(str(share), [])) for share in shares]
@@ -108,9 +106,8 @@ def plan_measurers(
 def work_cores(
     measurers: Iterable[tuple[Share, Sequence[int]]], available: Sequence[int], host_cores: int
 ) -> list[int]:
-    """Cores for search and builds: those that no measurement has, or all of them where none is left.
-
-    A CPU measurement that has the whole host stops them wherever they are: they need not stay off its cores.
+    """Cores for search and builds: those without a measurement, or all of them if none is left. A CPU measurement on
+    the whole host stops search and builds anywhere: they need not stay off its cores.
     """
     quiet = host_cores < QUIET_BELOW_CORES
     taken = {core for share, cores in measurers if not (quiet and share.device_kind == "cpu") for core in cores}
@@ -119,10 +116,8 @@ def work_cores(
 
 @contextlib.contextmanager
 def running_stack(options: StackOptions) -> Iterator[Stack]:
-    """The stack, serving and complete, until the block ends.
-
-    Raises StateUnusable for the folder, what a part refused with (ShareUnavailable, ...), RedisGone, or
-    FractuneError when a part keeps dying.
+    """The stack, serving and complete, until the block ends. Raises StateUnusable for the folder, the error of a part's
+    refusal (ShareUnavailable, ...), RedisGone, or FractuneError when a part keeps dying.
     """
     with open_state(options.state) as folder, socket_dir(folder, _SERVER_SOCKET) as sockets:
         stack = Stack(options, folder, sockets)
@@ -157,12 +152,12 @@ class Stack:
 
     @property
     def address(self) -> str:
-        """Where the server listens: HOST:PORT or unix:PATH."""
+        """The server's address: HOST:PORT or unix:PATH."""
         return self._listen
 
     @property
     def own_address(self) -> str:
-        """Where this machine's user calls the server without credentials."""
+        """The address for this machine's user, without credentials."""
         return self._listen if self._options.tls is None else f"unix:{self._sockets / _SERVER_SOCKET}"
 
     def failure(self, timeout_s: float = 0.0) -> FractuneError | None:
@@ -188,11 +183,11 @@ class Stack:
         self._folder.publish_address(self.own_address, for_others=bool(self._options.listen))
 
     def start_search(self) -> None:
-        """Have the tuner instance and the builders started, if they are not; returns before they have registered."""
+        """Start the tuner instance and the builders, if they do not run; returns before they have registered."""
         self._search_wanted.set()
 
     def stop(self) -> None:
-        """End every process, in order; none is left when this returns."""
+        """End every process, in order; no process is left when this returns."""
         self._ended.set()
         if self._thread.ident is not None:
             self._thread.join()
@@ -227,7 +222,7 @@ class Stack:
                 if search and self._search_wanted.is_set():
                     running += [Running(part) for part in search]
                     search = []
-                if redis.tend():  # what needs Redis is started again when Redis has read its file
+                if redis.tend():  # parts that need Redis are restarted when Redis has read its file
                     self._await_redis(redis)
                 for gone in tend_all(running):
                     del self._worker_names[gone]
@@ -269,7 +264,7 @@ class Stack:
             self._server_starts += 1
             args = ["--listen", self._listen, "--state", str(self._folder.path)]
             args += ["--ready-file", str(self._ready_file)]
-            # A server that died in mid-job goes on with it, whatever was asked for at the start.
+            # A server that died in mid-job goes on with it, whatever the option at the start was.
             args += ["--resume" if self._options.resume or self._server_starts > 1 else "--no-resume"]
             args += ["--metrics", self._options.metrics] if self._options.metrics else []
             args += ["--insecure"] if self._options.insecure else []
@@ -287,7 +282,7 @@ class Stack:
         return [*args, "--local-socket", str(self._sockets / _SERVER_SOCKET)]
 
     def _worker_parts(self) -> tuple[list[Part], list[Part]]:
-        """Those that the stack starts with, and those for search."""
+        """The workers at the start of the stack, and those for search."""
         shares = parse_shares(",".join(self._options.shares)) if self._options.shares else []
         available = sorted(os.sched_getaffinity(0))
         advice = advice_for(self._folder.path, [str(share) for share in shares])
@@ -301,7 +296,7 @@ class Stack:
             part = self._measure_part(f"{kind}-{twins + 1}" if twins else kind, share, cores, advice)
             parts.append(replace(part, kind=kind))
         if self._options.compile:
-            # For others there are two: a model that takes long to read must not keep everybody's waiting.
+            # A stack for others has two: a model that takes long to read must not delay other models.
             labels = ["compile", "compile-2"] if self._options.listen else ["compile"]
             parts += [self._worker_part(label, "compile", rest) for label in labels]
         builders = range(plan_builders(shares, rest))
@@ -337,7 +332,7 @@ class Stack:
 
 
 def own_env() -> dict[str, str]:
-    """Children import our packages from where this process has them, never from the folder they run in."""
+    """Children import our packages from the folders of this process, never from the folder they run in."""
     specs = [importlib.util.find_spec(name) for name in _PACKAGES]
     roots = dict.fromkeys(str(Path(spec.origin).parents[1]) for spec in specs if spec and spec.origin)
     path = os.pathsep.join(filter(None, [*roots, os.environ.get("PYTHONPATH")]))

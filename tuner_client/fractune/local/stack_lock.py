@@ -1,4 +1,4 @@
-"""The lock of a state folder: held while a stack runs there, and in its file who that is and where it serves."""
+"""The lock of a state folder: held while a stack runs there; its file has the stack's process and address."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from pathlib import Path
 LOCK_FILE = "stack.lock"
 _FOR_OTHERS = "for others"
 _GLANCE_S = 0.02
-"""longer than whoever looks whether a lock is held holds it"""
+"""longer than a check of the lock holds it"""
 
 
 @dataclass(frozen=True)
 class StackEntry:
-    """What a stack says of itself in the lock's file."""
+    """A stack's entry in the lock's file."""
 
     pid: int
     address: str = ""
     """HOST:PORT or unix:PATH; empty while it starts"""
     for_others: bool = False
-    """it runs until it is stopped, as that of `fractune up`; another one ends with the command that started it"""
+    """it runs until it is stopped, like the stack of `fractune up`; other stacks end with the command that started
+    them"""
 
     def to_text(self) -> str:
         lines = [str(self.pid), self.address, _FOR_OTHERS if self.for_others else ""]
@@ -30,7 +31,7 @@ class StackEntry:
 
 
 def read_entry(state: Path) -> StackEntry | None:
-    """The last stack's entry, whether that stack still runs or has died; None where one ended in order, or none was."""
+    """The last stack's entry, of a running or a dead stack; None if the last stack ended in order, or none ran."""
     try:
         lines = (state / LOCK_FILE).read_text(encoding="utf-8").splitlines()
         return StackEntry(int(lines[0]), "".join(lines[1:2]), _FOR_OTHERS in lines[2:])
@@ -39,7 +40,7 @@ def read_entry(state: Path) -> StackEntry | None:
 
 
 def is_running(state: Path) -> bool:
-    """Whether a process holds the folder. Nothing is made or changed there."""
+    """Return True if a process holds the folder. Nothing is made or changed there."""
     try:
         with (state / LOCK_FILE).open(encoding="utf-8") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -51,7 +52,7 @@ def is_running(state: Path) -> bool:
 
 
 def take(descriptor: int) -> bool:
-    """Lock the open file for this process; False when another one holds it. A glance of `is_running` is waited out."""
+    """Lock the open file for this process; False if another process holds it. It waits out a check by `is_running`."""
     for _ in range(10):
         with contextlib.suppress(BlockingIOError):
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -16,11 +16,11 @@ from fractune.local.stack_lock import LOCK_FILE, StackEntry, read_entry, take
 from fractune_core.errors import StateUnusable
 
 STATE = "FRACTUNE_STATE"
-"""the environment variable that names the folder where no option does"""
+"""the environment variable that names the folder in place of an option"""
 SOCKET_PATH_BYTES = 107
 """longest path of a Unix socket (the kernel's sun_path, less its closing zero)"""
 _PROBE_BYTES = 1 << 16
-"""written to find out about a full disk: before anything starts, and when a part has ended"""
+"""written to detect a full disk: before anything starts, and when a part has ended"""
 
 
 def default_state_dir() -> Path:
@@ -51,7 +51,7 @@ class StackFolder:
         return self.path / "redis"
 
     def probe(self) -> None:
-        """Raises OSError where the folder takes no bytes."""
+        """Raises OSError if the folder cannot be written."""
         probe = self.path / "probe"
         try:
             with probe.open("wb") as file:
@@ -62,7 +62,7 @@ class StackFolder:
             probe.unlink(missing_ok=True)
 
     def failure(self) -> StateUnusable | None:
-        """Why the folder takes no bytes; None where it does."""
+        """The reason why the folder cannot be written; None if it can."""
         try:
             self.probe()
         except OSError as error:
@@ -70,11 +70,11 @@ class StackFolder:
         return None
 
     def full(self) -> StateUnusable:
-        """What to say when somebody has found the disk full."""
+        """The error if a part has found the disk full."""
         return _unusable(self.path, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
 
     def publish_address(self, address: str, *, for_others: bool) -> None:
-        """Let other commands find this stack; `for_others` says that it outlives the command that started it."""
+        """Let other commands find this stack; with `for_others` it outlives the command that started it."""
         self.lock_file.write_text(StackEntry(os.getpid(), address, for_others).to_text(), encoding="utf-8")
 
 
@@ -99,7 +99,7 @@ def open_state(path: Path) -> Iterator[StackFolder]:
         try:
             yield folder
         finally:
-            # An empty file: this one did not die. What cannot be written is no reason to hide how the block ended.
+            # An empty file: this stack did not die. A failed write must not hide the end of the block.
             with contextlib.suppress(OSError):
                 os.truncate(folder.lock_file, 0)
 

@@ -32,7 +32,7 @@ def test_the_fastest_at_just_this_share(units: int, variant: str) -> None:
 def test_of_equally_fast_ones_the_one_tuned_there() -> None:
     choice = choose_variant(a_bundle(measured={"cpu:4": {"cpu:1": 0.3, "cpu:4": 0.3, "untuned": 1.0}}), 4)
     assert (choice.variant, choice.how) == ("cpu:4", How.EXACT)
-    assert choice.reason == "tuned at 4 cores, and none is known to be faster there"
+    assert choice.reason == "tuned at 4 cores, and no variant is known to be faster there"
 
 
 def test_one_tuned_elsewhere_that_is_faster_here_is_taken() -> None:

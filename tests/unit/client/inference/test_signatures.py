@@ -54,7 +54,7 @@ def test_another_signer_and_no_signer_are_refused(path: Path) -> None:
     with pytest.raises(BadBundle, match=r"m.fractune is not signed"):
         open_bundle(path, PUBLIC)
     sign_bundle(path, OTHER_PRIVATE)
-    with pytest.raises(BadBundle, match="not by the key"):
+    with pytest.raises(BadBundle, match="does not match the given key"):
         open_bundle(path, PUBLIC)
     sign_bundle(path, PRIVATE)
     open_bundle(path, PUBLIC)
@@ -73,19 +73,19 @@ def test_a_manifest_changed_after_signing_is_refused(path: Path) -> None:
     changed = bundle.manifest_bytes.replace(b"m.onnx", b"n.onnx")
     with path.open("wb") as file:
         write_archive(file, changed, {**entries, SIGNATURE: bundle.signature})
-    with pytest.raises(BadBundle, match="not by the key"):
+    with pytest.raises(BadBundle, match="does not match the given key"):
         open_bundle(path, PUBLIC)
 
 
 @pytest.mark.parametrize("key", [b"rubbish", "", PUBLIC, EC_PRIVATE])
 def test_what_is_no_private_key(path: Path, key: str | bytes) -> None:
-    with pytest.raises(BadRequest, match=r"no private key|not of Ed25519"):
+    with pytest.raises(BadRequest, match=r"not a valid private key|not of Ed25519"):
         sign_bundle(path, key)
 
 
 @pytest.mark.parametrize("key", [b"rubbish", "", PRIVATE, EC_PUBLIC])
 def test_what_is_no_public_key(path: Path, key: str | bytes) -> None:
-    with pytest.raises(BadRequest, match=r"no public key|not of Ed25519"):
+    with pytest.raises(BadRequest, match=r"not a valid public key|not of Ed25519"):
         open_bundle(path, key)
 
 

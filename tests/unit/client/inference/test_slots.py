@@ -81,9 +81,9 @@ def test_slots_that_there_are_not_are_refused(model: Model, small: Small) -> Non
             model.run_slots({slot: image(1)})  # type: ignore[dict-item]
     with pytest.raises(BadRequest, match=r"slot 2 of variants.fractune is empty; it has 0 \(variant1\), 1 \(variant2"):
         model.run(image(1), slot=2)
-    with pytest.raises(BadRequest, match="no slot is asked for"):
+    with pytest.raises(BadRequest, match="no slot is requested"):
         model.run_slots({})
-    with pytest.raises(BadRequest, match=r"small.fractune is no fused model"):
+    with pytest.raises(BadRequest, match=r"small.fractune is not a fused model"):
         fractune.load(small.bundle).run(image(1), slot=0)
     assert fractune.load(small.bundle).slots == ()
     assert model.occupancy == 0, "what was refused does not count"

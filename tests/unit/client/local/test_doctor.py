@@ -77,9 +77,9 @@ def test_a_machine_with_everything_is_ready() -> None:
 @pytest.mark.parametrize(
     ("lacking", "what", "words"),
     [
-        ({"gpus": ()}, "GPU", "no NVIDIA GPU is visible here"),
+        ({"gpus": ()}, "GPU", "no NVIDIA GPU is visible"),
         ({"driver_cuda": 0, "driver": ""}, "driver", "install NVIDIA's driver, version 580 or later"),
-        ({"driver_cuda": 12020, "driver": "535.183.01"}, "driver", "there is 535.183.01, for CUDA 12.2"),
+        ({"driver_cuda": 12020, "driver": "535.183.01"}, "driver", "found 535.183.01, for CUDA 12.2"),
         ({"cudart": ""}, "CUDA runtime", "libcudart.so.13: pip install 'fractune[cuda]'"),
         ({"nvml": False}, "NVML", "comes with the driver"),
         ({"libraries": (ML, NO_BINDINGS)}, "package cuda-bindings", "fractune[cuda]' (it is not installed)"),
@@ -117,7 +117,7 @@ def test_builds_name_the_compiler_and_what_it_compiles_for() -> None:
 def test_other_compilers_are_named_once() -> None:
     nvcc = CompilerHere("nvcc 13.0", (75, 121))
     found = use("cuda-builds", replace(Here(), compilers=(NVRTC, nvcc, nvcc)))
-    assert found.findings[1].found == "NVRTC 13.0, for sm_75 to sm_121; there is also nvcc 13.0"
+    assert found.findings[1].found == "NVRTC 13.0, for sm_75 to sm_121; also found: nvcc 13.0"
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_it_reads_like_a_list(machine: list[Here], capsys: pytest.CaptureFixture
     assert lines[0] == "run bundles: ready"
     assert "measure on NVIDIA GPUs: not ready" in lines
     assert "  + driver: 580.65.06, for CUDA 13.0" in lines
-    assert any(line.startswith("  - GPU: no NVIDIA GPU is visible here") for line in lines)
+    assert any(line.startswith("  - GPU: no NVIDIA GPU is visible") for line in lines)
     assert any(line.startswith("  o MPS control: only shares mps:N") for line in lines)
 
 

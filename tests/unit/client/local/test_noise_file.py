@@ -114,7 +114,7 @@ def test_it_is_said_how_many_measure_and_who_says_so(advice: NoiseAdvice | None,
     text = measuring_text("mps:25", advice, measurers)
     assert text.startswith(says)
     assert ("by 'fractune noise' of 1970-01-01: tau 0.95, top-1 regret 1.0%" in text) is (advice is not None)
-    assert ("'fractune noise --share mps:25' finds out" in text) is (advice is None)
+    assert ("'fractune noise --share mps:25' measures the best settings" in text) is (advice is None)
 
 
 def test_a_state_that_cannot_be_used_is_told_before_anything_is_measured(

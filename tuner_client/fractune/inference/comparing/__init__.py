@@ -1,1 +1,1 @@
-"""Models beside each other: timed in turn, their outputs compared."""
+"""Models compared: interleaved timings, and differences of outputs."""

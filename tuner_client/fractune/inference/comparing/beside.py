@@ -1,4 +1,4 @@
-"""A bundle beside its peer: the model that it was made from, in ONNX Runtime. Both timed in turn in this process."""
+"""A bundle beside its peer: the bundle's model in ONNX Runtime. Both are timed interleaved in this process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fractune.inference.comparing.onnxruntime_model import NAME, OnnxRuntimeModel
-from fractune.inference.comparing.turns import Times, differences, time_in_turns
+from fractune.inference.comparing.turns import Times, differences, time_interleaved
 from fractune.inference.model import Model
 from fractune.inference.tvm_runtime.tensors import random_inputs
 from fractune_core.errors import BadRequest
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 _AGREE = {"float16": 2e-2, "bfloat16": 2e-2}
 _AGREE_ELSE = 1e-3
-"""largest difference to the peer's outputs that is taken for rounding, over their largest value"""
+"""largest difference to the peer's outputs that counts as rounding, over their largest value"""
 
 
 @dataclass(frozen=True)
 class Beside:
-    """What variants of a bundle and the peer took for one inference, timed in turn on the same inputs."""
+    """Times of one inference by variants of a bundle and by the peer, interleaved on the same inputs."""
 
     version: str
     """of the peer"""
@@ -33,18 +33,18 @@ class Beside:
     """by variant"""
     theirs: Times
     max_abs_difference: float
-    """largest difference of the outputs of the model's chosen variant to the peer's; infinite where only one has a
+    """largest difference of the outputs of the model's chosen variant to the peer's; infinite if only one has a
     number"""
     max_rel_difference: float
     """the same over the largest value of that output"""
     outputs_agree: bool
-    """it is no more than rounding"""
+    """the difference is only rounding"""
 
 
 def time_beside(path: Path, model: Model, inputs: Mapping[str, Array], variants: Sequence[str], repeats: int) -> Beside:
     """Time `variants` of `model` beside the ONNX file at `path` in ONNX Runtime, which has as many threads.
 
-    Raises BadRequest when the bundle was not made from this file, BadModel when ONNX Runtime cannot load or run it,
+    Raises BadRequest if the bundle was not made from this file, BadModel when ONNX Runtime cannot load or run it,
     FractuneError when it is not installed.
     """
     _check_same(path, model)
@@ -54,7 +54,7 @@ def time_beside(path: Path, model: Model, inputs: Mapping[str, Array], variants:
     run_peer = partial(peer.run, {feed_names[name]: array for name, array in inputs.items()}, output_names)
     outputs, reference = model.run(inputs), run_peer()
     finalists = {name: partial(model.run, inputs, name) for name in variants}
-    times = time_in_turns({**finalists, NAME: run_peer}, repeats, apart=True)
+    times = time_interleaved({**finalists, NAME: run_peer}, repeats, apart=True)
     absolute, relative = differences(outputs, reference)
     allowed = max(_AGREE.get(str(output.dtype), _AGREE_ELSE) for output in outputs)
     theirs = times.pop(NAME)
@@ -69,7 +69,7 @@ def time_peer(path: Path, threads: int, shapes: Mapping[str, Sequence[int]], rep
     """
     peer = OnnxRuntimeModel(path, threads)
     run_peer = partial(peer.run, random_inputs(peer.input_specs(shapes)), peer.output_names)
-    return peer.version, time_in_turns({NAME: run_peer}, repeats, apart=True)[NAME].loop_secs
+    return peer.version, time_interleaved({NAME: run_peer}, repeats, apart=True)[NAME].loop_secs
 
 
 def _check_same(path: Path, model: Model) -> None:
@@ -81,12 +81,12 @@ def _check_same(path: Path, model: Model) -> None:
     if digest != model.bundle.manifest["model"]["sha256"]:
         name = model.bundle.manifest["model"]["name"]
         raise BadRequest(
-            f"--model {path}: not the file that {model.bundle.name} was made from ('{name}'); give that one"
+            f"--model {path}: not the file that {model.bundle.name} was made from ('{name}'); give that file"
         )
 
 
 def _paired(ours: Sequence[str], theirs: Sequence[str], what: str) -> dict[str, str]:
-    """Their name by ours: the same where all are the same, else by position. Raises BadRequest."""
+    """The peer's names by ours: equal names if all are equal, else by position. Raises BadRequest."""
     if set(ours) == set(theirs):
         return {name: name for name in ours}
     if len(ours) != len(theirs):

@@ -1,4 +1,4 @@
-"""Two bundles of one model beside each other, for the gate of a release."""
+"""Two bundles of one model compared, for the gate of a release."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fractune.inference.choosing import VariantChoice
-from fractune.inference.comparing.turns import differences, time_in_turns
+from fractune.inference.comparing.turns import differences, time_interleaved
 from fractune.inference.model import Model, load
 from fractune_core.analysis.slowdown_ci import Slowdown, slowdown
 from fractune_core.errors import BadRequest
@@ -19,27 +19,29 @@ FEWEST_REPEATS = 6
 
 @dataclass(frozen=True)
 class Comparison:
-    """How a new bundle does against the last one, on the same inputs."""
+    """A new bundle against the last one, on the same inputs."""
 
     slowdown: Slowdown
-    """of the new bundle: 0.05 = takes 5 % longer, below 0 = is faster; with its 95 % interval"""
+    """of the new bundle: 0.05 = 5 % longer, below 0 = faster; with its 95 % interval"""
     new_secs: tuple[float, ...]
-    """seconds of one inference by the new bundle in a loop, all repeats, in turn with `last_secs`"""
+    """seconds of one inference by the new bundle in a loop, all repeats, interleaved with `last_secs`"""
     last_secs: tuple[float, ...]
     paced_slowdown: Slowdown
-    """as `slowdown`, of paced requests: each comes 20 ms after the answer to the one before"""
+    """as `slowdown`, of paced requests: each comes 20 ms after the previous answer"""
     new_paced_secs: tuple[float, ...]
     last_paced_secs: tuple[float, ...]
     max_abs_difference: float
-    """largest difference of the outputs; infinite where only one has a number"""
+    """largest difference of the outputs; infinite if only one has a number"""
     max_rel_difference: float
-    """the same over the largest value of that output: 1e-6 is what another order of additions makes"""
+    """the same over the largest value of that output: another order of additions makes about 1e-6"""
     new: VariantChoice
-    """the variant of the new bundle that ran, and why"""
+    """the variant of the new bundle that ran, and the reason"""
     last: VariantChoice
 
     def is_slower(self, tolerance: float = 0.0) -> bool:
-        """Whether the new bundle is slower in a loop beyond the noise, and by more than `tolerance` (0.03 = 3 %)."""
+        """Return True if the new bundle is slower in a loop beyond the noise, and by more than `tolerance` (0.03 = 3
+        %).
+        """
         return not self.slowdown.is_tie and self.slowdown.median > tolerance
 
 
@@ -51,12 +53,12 @@ def compare(
     inputs: Mapping[str, Any] | None = None,
     repeats: int = 21,
 ) -> Comparison:
-    """Run two bundles of one model in turn in this process: their times in a loop and paced, and whether their outputs
-    agree.
+    """Run two bundles of one model interleaved in this process: their times in a loop and paced, and the agreement of
+    outputs.
 
-    Both are loaded for `share`, by default the one that this process is under, and confined to it; models that are
-    loaded already stay as they are. `inputs` as for `Model.run`, by default random ones. Each is timed `repeats` times,
-    6 at least, in pairs, so that what slows the machine for both cancels out.
+    Both are loaded for `share` (by default the share of this process) and confined to it. Loaded models stay unchanged.
+    `inputs` as for `Model.run`, by default random ones. Each is timed `repeats` times, 6 at least, in pairs, so that a
+    slow-down of the machine for both cancels out.
 
     Raises BadBundle, BadRequest, ShareUnavailable, or FractuneError when TVM's runtime is not installed.
     """
@@ -66,9 +68,9 @@ def compare(
     feed = mine.random_inputs() if inputs is None else inputs
     outputs, reference = mine.run(feed), theirs.run(feed)
     if [each.shape for each in outputs] != [each.shape for each in reference]:
-        raise BadRequest(f"{mine.bundle.name} and {theirs.bundle.name} have other outputs: are they of one model?")
+        raise BadRequest(f"{mine.bundle.name} and {theirs.bundle.name} have different outputs: are they of one model?")
     absolute, relative = differences(outputs, reference)
-    times = time_in_turns({"new": _call(mine, feed), "last": _call(theirs, feed)}, repeats, apart=True)
+    times = time_interleaved({"new": _call(mine, feed), "last": _call(theirs, feed)}, repeats, apart=True)
     new_times, last_times = times["new"], times["last"]
     return Comparison(
         slowdown(new_times.loop_secs, last_times.loop_secs, in_turn=True),
@@ -85,6 +87,6 @@ def compare(
 
 
 def _call(model: Model, inputs: Mapping[str, Any]) -> Callable[[], Any]:
-    """One inference, its inputs where the model runs already."""
+    """One inference, with its inputs already on the model's device."""
     placed = model.placed(inputs)
     return lambda: model.run_tensors(placed)

@@ -1,4 +1,4 @@
-"""An ONNX file in ONNX Runtime: the peer that a bundle is timed beside."""
+"""An ONNX file in ONNX Runtime: the peer of a bundle."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 NAME = "onnxruntime"
 _TYPES = {"float": "float32", "double": "float64"}
-"""what ONNX Runtime calls otherwise"""
+"""ONNX Runtime's names that differ from ours"""
 
 
 class OnnxRuntimeModel:
@@ -39,7 +39,7 @@ class OnnxRuntimeModel:
         except Exception as error:  # its exceptions have no common base
             message = str(error).partition("\n")[0]
             raise BadModel(
-                f"{path.name}: ONNX Runtime cannot load it ({message}), so there is nothing to compare with"
+                f"{path.name}: ONNX Runtime cannot load it ({message}), so nothing can be compared"
             ) from error
         self.input_names = [str(node.name) for node in self._session.get_inputs()]
         self.output_names = [str(node.name) for node in self._session.get_outputs()]
@@ -54,7 +54,7 @@ class OnnxRuntimeModel:
         return outputs
 
     def input_specs(self, shapes: Mapping[str, Sequence[int]]) -> list[TensorSpec]:
-        """What it takes, with `shapes` for inputs that it leaves open. Raises BadModel for one that stays open."""
+        """The inputs, with `shapes` for open inputs. Raises BadModel for an input that stays open."""
         nodes = self._session.get_inputs()
         sizes = {
             dim: size

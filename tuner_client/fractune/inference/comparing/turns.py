@@ -1,4 +1,4 @@
-"""Finalists beside each other: timed in turns, outputs compared."""
+"""Finalists compared: interleaved timings, and differences of outputs."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ if TYPE_CHECKING:
 
 PAUSE_S = 0.02
 """between the answer to one paced request and the next request"""
-PACED = f"each request comes {PAUSE_S * 1e3:g} ms after the answer to the one before"
-"""what paced means, for people"""
-_MIN_TURN_S = 0.02
-"""One turn of a finalist calls it until calls have taken this long"""
+PACED = f"each request comes {PAUSE_S * 1e3:g} ms after the previous answer"
+"""the meaning of paced, for people"""
+_MIN_TIMING_S = 0.02
+"""one timing of a finalist calls it until calls have taken this long"""
 _MOST_PACED_CALLS = 3
 _QUIET_LOOK_S, _QUIET_LOOKS = 0.01, 100
 
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds of one call of a finalist, a value for each of its turns."""
+    """Seconds of one call of a finalist, a value for each round."""
 
     loop_secs: list[float] = field(default_factory=list)
     """of calls that follow one another at once, as in a service that is always busy"""
@@ -31,29 +31,31 @@ class Times:
     """of calls after a pause of `PAUSE_S`: threads have gone to sleep, as in a service that waits for requests"""
 
 
-def time_in_turns(finalists: Mapping[str, Callable[[], Any]], repeats: int, *, apart: bool = False) -> dict[str, Times]:
-    """Seconds of one call by finalist, in a loop and paced, `repeats` of each, in turns: all see the same machine.
+def time_interleaved(
+    finalists: Mapping[str, Callable[[], Any]], repeats: int, *, apart: bool = False
+) -> dict[str, Times]:
+    """Seconds of one call by finalist, in a loop and paced, `repeats` of each, interleaved: all see the same machine.
 
-    Every other round goes in the other order, so that none always comes after the same other. With `apart`, a turn
-    begins only when the threads of the one before have gone to sleep: those of another thread pool would spin on for a
-    while, on the cores of the next.
+    Every other round reverses the order, so that no finalist always follows the same other. With `apart`, a timing
+    begins only when the threads of the previous finalist sleep: threads of another pool would spin on for a while, on
+    the cores of the next.
     """
     for call in finalists.values():
         call()
     times = {name: Times() for name in finalists}
-    for turn in range(repeats):
-        for name in list(finalists)[:: -1 if turn % 2 else 1]:
+    for number in range(repeats):
+        for name in list(finalists)[:: -1 if number % 2 else 1]:
             call = finalists[name]
             if apart:
                 wait_for_quiet()
                 call()
-            times[name].loop_secs.append(_loop_turn(call))
-            times[name].paced_secs.append(_paced_turn(call))
+            times[name].loop_secs.append(_time_loop(call))
+            times[name].paced_secs.append(_time_paced(call))
     return times
 
 
 def wait_for_quiet() -> None:
-    """Until this process hardly uses its processor, for a second at most."""
+    """Wait until this process hardly uses its processor, for a second at most."""
     for _ in range(_QUIET_LOOKS):
         used_s = time.process_time()
         time.sleep(_QUIET_LOOK_S)
@@ -61,21 +63,21 @@ def wait_for_quiet() -> None:
             return
 
 
-def _loop_turn(call: Callable[[], Any]) -> float:
-    """Seconds of one call, averaged over as many as fill the shortest turn."""
+def _time_loop(call: Callable[[], Any]) -> float:
+    """Seconds of one call, averaged over as many as fill the shortest timing."""
     calls, start = 0, time.perf_counter()
     while True:
         call()
         calls += 1
         spent = time.perf_counter() - start
-        if spent >= _MIN_TURN_S:
+        if spent >= _MIN_TIMING_S:
             return spent / calls
 
 
-def _paced_turn(call: Callable[[], Any]) -> float:
-    """Seconds of one call after a pause, averaged over as many as fill the shortest turn, a few at most."""
+def _time_paced(call: Callable[[], Any]) -> float:
+    """Seconds of one call after a pause, averaged over as many as fill the shortest timing, a few at most."""
     calls, spent = 0, 0.0
-    while spent < _MIN_TURN_S and calls < _MOST_PACED_CALLS:
+    while spent < _MIN_TIMING_S and calls < _MOST_PACED_CALLS:
         time.sleep(PAUSE_S)
         start = time.perf_counter()
         call()
@@ -85,7 +87,7 @@ def _paced_turn(call: Callable[[], Any]) -> float:
 
 
 def differences(outputs: Sequence[Array], reference: Sequence[Array]) -> tuple[float, float]:
-    """Largest absolute difference, and that over the reference's largest value; infinite for NaN."""
+    """Largest absolute difference, and the same over the reference's largest value; infinite for NaN."""
     import numpy as np
 
     absolute = relative = 0.0

@@ -28,7 +28,7 @@ memory, are RuntimeErrors as well."""
 
 
 class OnCpu:
-    """See `Backend`. Raises BadBundle, FractuneError, BadRequest for a share at which no model for a CPU is served."""
+    """See `Backend`. Raises BadBundle, FractuneError, BadRequest for a share that cannot serve a model on a CPU."""
 
     def __init__(self, bundle: Bundle, share: Share | None) -> None:
         if share:
@@ -45,10 +45,10 @@ class OnCpu:
             return here
         if self._cores > here.units:
             raise ShareUnavailable(
-                f"share 'cpu:{self._cores}' is larger than what this process may use: {here.reason}; "
-                f"ask for cpu:{here.units} at most"
+                f"share 'cpu:{self._cores}' is larger than the share of this process: {here.reason}; "
+                f"request cpu:{here.units} at most"
             )
-        return replace(here, units=self._cores, reason=f"cpu:{self._cores} as asked for, of {here.reason}")
+        return replace(here, units=self._cores, reason=f"cpu:{self._cores} as requested, of {here.reason}")
 
     def load_main(self, variant: str) -> Callable[..., Any]:
         return load_variant(self._bundle, variant, self._weights)

@@ -1,7 +1,7 @@
-"""Which CPUs each thread of a model may be on: a part for each, no CPU in two parts.
+"""The CPUs of each thread of a model: a part for each thread, no CPU in two parts.
 
 A pool that has slept for a while is woken by its first thread, and the kernel may put two of its threads on one CPU. An
-inference is over before the kernel moves one of them, so it takes as long as with one thread fewer. Threads whose parts
+inference ends before the kernel moves one of them, so it takes as long as with one thread fewer. Threads whose parts
 have no CPU in common cannot meet. Within its part the kernel chooses, so that a small share of a large host is not tied
 to CPUs that other programs use.
 """
@@ -15,9 +15,8 @@ from fractune_core.host.cgroups import ROOT
 
 
 def parts(cpus: Iterable[int], threads: int, root: Path = ROOT) -> list[tuple[int, ...]]:
-    """`cpus` dealt out to `threads` threads, of which there are no more than CPUs.
-
-    The CPUs of one core, which `/sys` below `root` tells, go to one thread where there are enough cores.
+    """`cpus` dealt out to `threads` threads, at most as many as CPUs. The CPUs of one core (by `/sys` below `root`) go
+    to one thread, if the machine has enough cores.
     """
     allowed = sorted(cpus)
     hands = _cores(allowed, root)
@@ -34,7 +33,7 @@ def _cores(cpus: Iterable[int], root: Path) -> list[list[int]]:
 
 
 def _siblings(cpu: int, root: Path) -> str:
-    """The CPUs of its core as the kernel writes them; the CPU alone where the kernel does not tell."""
+    """The CPUs of its core as the kernel writes them; the CPU alone if the kernel does not show them."""
     try:
         return (root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text().strip()
     except OSError:

@@ -1,4 +1,4 @@
-"""Whether this processor can run a bundle's code, found out without a compiler: from `/proc/cpuinfo` alone."""
+"""Check that this processor can run a bundle's code, without a compiler: by `/proc/cpuinfo` alone."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ _FLAGS = {
     "sse4.1": "sse4_1",
     "sse4.2": "sse4_2",
 }
-"""How Linux writes LLVM's features, where the two differ. A feature that Linux does not list under its name here or its
-own counts as lacking: a new one is refused before it can end the process by an illegal instruction."""
+"""Linux's names of LLVM's features, where the two differ. A feature that Linux lists under neither name counts as
+missing: a new one is refused before it can end the process by an illegal instruction."""
 
 
 def check_processor(bundle: Bundle, cpuinfo: Path = CPUINFO) -> None:
-    """Raises BadBundle when the code is for another processor than this CPU, or may use what this one lacks."""
+    """Raises BadBundle if the code is for another processor than this CPU, or may use a feature that this CPU lacks."""
     _check_architecture(bundle)
     facts = read_cpuinfo(cpuinfo)
     isa, host = bundle.manifest["device"]["isa"], isa_name(facts) or _ask_llvm()
@@ -51,7 +51,7 @@ def check_processor(bundle: Bundle, cpuinfo: Path = CPUINFO) -> None:
 
 
 def check_host_code(bundle: Bundle, cpuinfo: Path = CPUINFO) -> None:
-    """As `check_processor`, of the code around the kernels of a GPU: any CPU will do that has what it needs."""
+    """As `check_processor`, for the code around the kernels of a GPU: any CPU with its features will do."""
     _check_architecture(bundle)
     _check_features(bundle, read_cpuinfo(cpuinfo))
 
@@ -73,7 +73,7 @@ def _check_features(bundle: Bundle, facts: dict[str, str]) -> None:
 
 
 def read_cpuinfo(path: Path) -> dict[str, str]:
-    """What the kernel shows of the first processor; empty when it shows nothing."""
+    """The kernel's entry of the first processor; empty when it shows nothing."""
     try:
         first = path.read_text().partition("\n\n")[0]
     except OSError:
@@ -83,7 +83,7 @@ def read_cpuinfo(path: Path) -> dict[str, str]:
 
 
 def isa_name(facts: dict[str, str]) -> str:
-    """LLVM's name for the processor (`znver3`) from vendor, family and model; empty for one that is not listed.
+    """LLVM's name for the processor (`znver3`) from vendor, family and model; empty for a processor that is not listed.
 
     Names are given by the same numbers in LLVM's Host.cpp; the processors of servers since 2013 are listed.
     """
@@ -139,7 +139,7 @@ def _skylake_server(flags: set[str]) -> str:
 
 
 def _ask_llvm() -> str:
-    """The processor's name from TVM's compiler, where it happens to be installed; empty where it is not."""
+    """The processor's name from TVM's compiler, if it is installed; else empty."""
     from fractune.inference.tvm_runtime.runtime import compiler_function
 
     name = compiler_function("target.llvm_get_system_cpu")

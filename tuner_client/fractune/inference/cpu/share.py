@@ -16,16 +16,16 @@ from fractune_core.shares import Share
 
 @dataclass(frozen=True)
 class ShareHere:
-    """What the process may use."""
+    """The share of the process."""
 
     units: int
-    """cores: how many threads can work at the same time; of a GPU its SMs"""
+    """cores: the number of threads that can work at the same time; of a GPU its SMs"""
     cpus: tuple[int, ...]
-    """the CPUs that its threads may be on"""
+    """the CPUs of its threads"""
     reason: str
-    """where `units` comes from, for people"""
+    """the origin of `units`, for people"""
     mechanism: str = "cpu"
-    """what limits it, as in the text of a share; `full` for a whole GPU"""
+    """the limiting mechanism, as in the text of a share; `full` for a whole GPU"""
     mig_profile: str = ""
     """of a MIG instance: `1g.18gb`"""
 
@@ -41,10 +41,8 @@ class ShareHere:
 
 
 def share_here(root: Path = ROOT) -> ShareHere:
-    """The share of this process, read anew from `/proc` and `/sys` below `root`.
-
-    A quota counts whole cores, rounded down, at least one: with 1.5 cores two threads would be held up together by the
-    quota, again and again, while one is never.
+    """The share of this process, read again from `/proc` and `/sys` below `root`. A quota counts whole cores, rounded
+    down, at least one: a quota of 1.5 cores would stop two threads together again and again, but never one.
     """
     cpus = allowed_cpus(root)
     quota = cpu_quota(root)
@@ -59,15 +57,15 @@ def share_here(root: Path = ROOT) -> ShareHere:
 def confine(share: Share) -> None:
     """Confine this process to `share`: the first of the CPUs that it may use.
 
-    Threads that are there already stay as they are; those of a model are made after. Raises ShareUnavailable when
-    the share is larger than what the process may use, BadRequest for a share at which no model for a CPU is served.
+    Existing threads stay unchanged; those of a model are made after. Raises ShareUnavailable when the share is larger
+    than the CPUs of the process, BadRequest for a share that cannot serve a model on a CPU.
     """
     share.check_serves(CPU)
     allowed = sorted(os.sched_getaffinity(0))
     if share.cores > len(allowed):
         raise ShareUnavailable(
-            f"share '{share}' is larger than the {len(allowed)} core(s) that this process may use; "
-            f"ask for cpu:{len(allowed)} at most"
+            f"share '{share}' is larger than the {len(allowed)} core(s) of this process; "
+            f"request cpu:{len(allowed)} at most"
         )
     os.sched_setaffinity(0, allowed[: share.cores])
 
@@ -77,7 +75,7 @@ def _cores(count: float) -> str:
 
 
 def allowed_cpus(root: Path = ROOT) -> tuple[int, ...]:
-    """CPUs of the process's first thread, which is what `taskset` and containers set."""
+    """CPUs of the process's first thread, which `taskset` and containers set."""
     try:
         for line in (root / "proc/self/status").read_text().splitlines():
             if line.startswith("Cpus_allowed_list:"):

@@ -1,6 +1,5 @@
-"""A bundle on an NVIDIA GPU: weights lie there once, inputs are copied to it unless they lie there already.
-
-All is on CUDA's default stream, so copies and kernels follow each other by themselves; `run` waits for the last one.
+"""A bundle on an NVIDIA GPU. Weights lie there once, and inputs are copied to it unless they lie there already. All
+work is on CUDA's default stream, so copies and kernels run in order; `run` waits for the last one.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ from fractune_core.shares import Share
 if TYPE_CHECKING:
     from fractune.inference.tvm_runtime.tensors import Array
 
-_LOST = "after an error of a kernel CUDA gives this process nothing more: start it again"
+_LOST = "after an error of a kernel CUDA refuses this process all further work: start it again"
 
 
 class OnGpu:
     """See `Backend`. Raises BadBundle, BadRequest, ShareUnavailable, FractuneError when a part is not installed."""
 
     device = "cuda:0"
-    """the first that CUDA shows this process"""
+    """the first GPU that CUDA shows this process"""
     kind = (2, 0)
     """the same by DLPack's numbers"""
 
@@ -46,7 +45,7 @@ class OnGpu:
         self._load_runtime()
         self._weights = Weights(bundle, self.placed)
         self._inputs: dict[int, Any] = {}
-        """memory on the GPU for the inputs that come from elsewhere, by position"""
+        """memory on the GPU for inputs from elsewhere, by position"""
 
     def look(self) -> ShareHere:
         here = gpu_share_here(self._gpu, self._whole_sms, share_here().cpus)
@@ -86,7 +85,7 @@ class OnGpu:
         runtime.load_cuda_runtime()
 
     def _input(self, at: int, argument: Any) -> Any:
-        """The argument on the GPU, in the room that this input has there unless it lies there already."""
+        """The argument on the GPU, in the memory of this input there unless it lies there already."""
         if tensors.device_of(argument) == self.kind:
             return argument
         if at not in self._inputs:

@@ -1,5 +1,5 @@
-"""What CUDA's driver tells of the GPU that this process may use, asked through `ctypes`: inference needs no package
-for seven calls of a library with a stable C interface.
+"""The GPU of this process by CUDA's driver, called through `ctypes`: inference needs no package for seven calls of a
+library with a stable C interface.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fractune_core.errors import FractuneError, ShareUnavailable
 
 LIBRARY = "libcuda.so.1"
 _OLDEST_CUDA = 13_000
-"""1000 * major + 10 * minor: what TVM's wheel is built for"""
+"""1000 * major + 10 * minor of the CUDA version of TVM's wheel"""
 _NAME_BYTES = 256
 
 
@@ -31,7 +31,7 @@ class Attribute(IntEnum):
 
 @dataclass(frozen=True)
 class GpuHere:
-    """A GPU as CUDA shows it to this process: under a share of MPS, and as a MIG instance, less than there is."""
+    """A GPU as CUDA shows it to this process: under a share of MPS, and as a MIG instance, only a part of it."""
 
     name: str
     """the product's; of a MIG instance with its profile: `NVIDIA H200 MIG 1g.18gb`"""
@@ -45,7 +45,7 @@ class GpuHere:
 
     @property
     def mig_profile(self) -> str:
-        """`1g.18gb`; empty for a GPU that is no MIG instance"""
+        """`1g.18gb`; empty for a GPU that is not a MIG instance"""
         return self.name.rpartition(" ")[2] if self.is_mig else ""
 
 
@@ -54,10 +54,8 @@ class NoDriver(FractuneError):
 
 
 def look_at_gpu() -> GpuHere:
-    """The first GPU that CUDA shows this process.
-
-    Asking starts CUDA: which GPU it is, and whether the process is a client of MPS, is settled then for its life.
-    Raises NoDriver, ShareUnavailable when CUDA cannot start.
+    """The first GPU that CUDA shows this process. The call starts CUDA, which fixes the GPU and the use of MPS for the
+    life of the process. Raises NoDriver, ShareUnavailable when CUDA cannot start.
     """
     try:
         library = ctypes.CDLL(LIBRARY)
@@ -67,7 +65,7 @@ def look_at_gpu() -> GpuHere:
 
 
 def ask_gpu(cuda: Any) -> GpuHere:
-    """As `look_at_gpu`, of a driver's library that is loaded."""
+    """As `look_at_gpu`, for a loaded library of the driver."""
     version, device, memory = ctypes.c_int(), ctypes.c_int(), ctypes.c_size_t()
     name = ctypes.create_string_buffer(_NAME_BYTES)
     _call(cuda, "cuDriverGetVersion", ctypes.byref(version))
@@ -92,7 +90,7 @@ def ask_gpu(cuda: Any) -> GpuHere:
         sms=ask(Attribute.MULTIPROCESSOR_COUNT),
         memory_bytes=memory.value,
         is_mps_client=bool(ask(Attribute.MPS_ENABLED)),
-        # CUDA has no attribute that tells.
+        # CUDA has no attribute for it.
         is_mig=" MIG " in product or os.environ.get(VISIBLE_DEVICES, "").startswith("MIG-"),
     )
 

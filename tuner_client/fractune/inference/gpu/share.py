@@ -1,6 +1,5 @@
-"""The share of a GPU that this process is under already, and whether the GPU is the one that a bundle was made for.
-
-CUDA shows a process its share and not the whole, so the whole is what the bundle says it was measured on.
+"""The GPU share of this process, and the check that the GPU fits a bundle. CUDA shows a process its share and not the
+whole, so the whole comes from the bundle's measurements.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ from fractune_core.targets import arch_of, runs_on
 _MEMORY_TOLERANCE = 0.1
 """CUDA reports a little less memory than NVML; two sizes of one product are further apart"""
 _FEWEST_SMS = 8
-"""what MPS grants for the smallest percentages, on the one GPU of which figures are known (H200)"""
+"""MPS's grant for the smallest percentages, on the one GPU with known figures (H200)"""
 
 
 def check_gpu(bundle: Bundle, gpu: GpuHere) -> None:
-    """Raises BadBundle, which names both, unless the bundle was measured on such a GPU as the one here."""
+    """Raises BadBundle, which names both, unless the bundle was measured on a GPU of this kind."""
     device, arch = bundle.manifest["device"], arch_of(bundle.manifest["target"])
     if not runs_on(arch, gpu.isa):
         raise BadBundle(
@@ -40,14 +39,14 @@ def check_gpu(bundle: Bundle, gpu: GpuHere) -> None:
 
 def gpu_share_here(gpu: GpuHere, whole_sms: int, cpus: tuple[int, ...]) -> ShareHere:
     """The share of this process on a GPU of `whole_sms` SMs; `cpus` are those of its host code."""
-    mechanism, how = _mechanism(gpu, whole_sms, os.environ)
-    reason = f"{gpu.sms} of {units_text(whole_sms, 'sm')} {how}"
+    mechanism, grant = _mechanism(gpu, whole_sms, os.environ)
+    reason = f"{gpu.sms} of {units_text(whole_sms, 'sm')} {grant}"
     return ShareHere(gpu.sms, cpus, reason, mechanism, gpu.mig_profile)
 
 
 def check_held(share: Share, here: ShareHere, whole_sms: int) -> None:
-    """Raises ShareUnavailable unless the process is under `share`, as far as CUDA shows, or BadRequest where no process
-    can serve at such a share.
+    """Raises ShareUnavailable unless the process is under `share`, as far as CUDA shows, or BadRequest for a share that
+    cannot serve.
     """
     share.check_serves(CUDA)
     wanted = "full" if share == Share("mps", "100") else share.mechanism
@@ -64,9 +63,8 @@ def check_held(share: Share, here: ShareHere, whole_sms: int) -> None:
 
 
 def confine_gpu(share: Share) -> None:
-    """Have CUDA put this process under `share` when it starts, as far as a process can do that by itself.
-
-    `check_held` reports afterwards what is in force. Raises BadRequest for a share at which no model is served.
+    """Have CUDA put this process under `share` when it starts, as far as a process can do that by itself. `check_held`
+    checks the result afterwards. Raises BadRequest for a share that cannot serve a model.
     """
     share.check_serves(CUDA)
     if share.mechanism == "mps":
@@ -76,14 +74,14 @@ def confine_gpu(share: Share) -> None:
 
 
 def _may_be(gpu: GpuHere, sms: int, memory_gib: int) -> bool:
-    """Whether what CUDA shows may be a GPU of so many SMs, or a part of one."""
-    if gpu.is_mig or gpu.is_mps_client:  # a part, whose memory may be limited too
+    """Return True if the GPU that CUDA shows may have this many SMs, or be a part of such a GPU."""
+    if gpu.is_mig or gpu.is_mps_client:  # a part; its memory may be limited too
         return gpu.sms <= sms
     return gpu.sms == sms and abs(gpu.memory_bytes / 2**30 - memory_gib) <= _MEMORY_TOLERANCE * memory_gib
 
 
 def _mechanism(gpu: GpuHere, whole_sms: int, environ: Mapping[str, str]) -> tuple[str, str]:
-    """Which mechanism has given the process what it has, and that as text."""
+    """The mechanism of the process's share, and the share as text."""
     if gpu.is_mig:
         return "mig", f"(the instance {gpu.name})"
     if gpu.is_mps_client and environ.get(MPS_PARTITION):

@@ -1,1 +1,1 @@
-"""TVM's runtime without its Python package, and what lies in its memory."""
+"""TVM's runtime without its Python package, and the contents of its memory."""

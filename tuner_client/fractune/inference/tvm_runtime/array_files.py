@@ -18,11 +18,11 @@ _LONGEST_NAME = 200
 
 
 def read_inputs(path: Path) -> dict[str, Array]:
-    """The arrays of an .npz file by name. Raises BadRequest for another file, and for one that holds Python objects."""
+    """The arrays of an .npz file by name. Raises BadRequest for another file, and for a file with Python objects."""
     import numpy as np
 
     try:
-        with path.open("rb") as file:  # NumPy does not close one that it cannot read
+        with path.open("rb") as file:  # NumPy does not close a file that it cannot read
             loaded = np.load(file, allow_pickle=False)
             if isinstance(loaded, np.ndarray):
                 raise BadRequest(f"--inputs {path}: one array without a name; write it by numpy.savez(FILE, NAME=...)")
@@ -33,8 +33,8 @@ def read_inputs(path: Path) -> dict[str, Array]:
 
 
 def array_names(specs: Sequence[TensorSpec]) -> list[str]:
-    """The names of outputs as names of arrays in a file: the model's own where each of them can name a file in an
-    archive, else `output0` and so on.
+    """The names of outputs as names of arrays in a file: the model's own if each can name a file in an archive, else
+    `output0` and so on.
     """
     names = [spec.name for spec in specs]
     if all(map(_can_name_a_file, names)):
@@ -53,7 +53,7 @@ def write_arrays(file: IO[bytes], arrays: Mapping[str, Array]) -> None:
 
 
 def _can_name_a_file(name: str) -> bool:
-    """Whether it leads nowhere else when the archive is unpacked, and is read as it was written."""
+    """Return True if the name stays inside when the archive is unpacked, and is read back unchanged."""
     steps = name.split("/")
     is_plain = name.isprintable() and "\\" not in name and not name.endswith(_SUFFIX)
     return is_plain and 0 < len(name) <= _LONGEST_NAME and all(step not in ("", ".", "..") for step in steps)

@@ -26,15 +26,15 @@ _COMPILER = "libtvm_compiler.so"
 _POOLED_ALLOCATOR = 2
 """TVM's number for it"""
 CPU = (1, 0)
-"""a device as TVM and DLPack number them: its kind, and which of them"""
+"""a device in the numbers of TVM and DLPack: its kind and its index"""
 _SHARE_ALL_CPUS = -3
-"""TVM's mode of a thread pool all of whose threads may be on all CPUs of a list"""
+"""TVM's mode of a thread pool with all threads on all CPUs of a list"""
 SPIN_COUNT, SPIN_YIELDS = "TVM_THREAD_POOL_SPIN_COUNT", "1000"
-"""How often a thread of TVM's pool looks for more work before it sleeps: for some 1 ms, where nobody else wants its
-core, longer than between two operators of a model. TVM's own number is 300 times as long, on cores that others miss,
-or the next model in turn"""
+"""Spins of a thread of TVM's pool for more work before it sleeps: some 1 ms on a free core, longer than between two
+operators of a model. TVM's own number is 300 times as long, on cores that others need, or the next model"""
 _TASK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
-"""What TVM calls on each thread of a pool: number of the thread, two addresses that are not used here; 0 = done"""
+"""The function that TVM calls on each thread of a pool: number of the thread, two addresses that are not used here; 0 =
+done"""
 _loading = threading.Lock()
 
 
@@ -55,11 +55,11 @@ def _load_libraries() -> None:
         try:
             ctypes.CDLL(str(_library_folder() / name), ctypes.RTLD_GLOBAL)
         except OSError as error:
-            raise FractuneError(f"TVM's runtime cannot be loaded ({error}); install 'fractune[run]' anew") from error
+            raise FractuneError(f"TVM's runtime cannot be loaded ({error}); install 'fractune[run]' again") from error
 
 
 def load_cuda_runtime() -> None:
-    """Load TVM's runtime for NVIDIA GPUs beside the other. Raises FractuneError when a part of it is missing."""
+    """Load TVM's runtime for NVIDIA GPUs too. Raises FractuneError when a part of it is missing."""
     load_runtime()
     with _loading:
         load_cudart()
@@ -73,7 +73,7 @@ def load_cuda_runtime() -> None:
 
 
 def _library_folder() -> Path:
-    """Where TVM's wheel keeps its libraries; the package itself is not imported."""
+    """The folder of the libraries in TVM's wheel; the package itself is not imported."""
     spec = importlib.util.find_spec("tvm")
     if spec is None or not spec.submodule_search_locations:
         raise FractuneError("running a bundle needs TVM; install 'fractune[run]'")
@@ -100,13 +100,12 @@ def _function(name: str) -> Callable[..., Any]:
 
 
 def load_main(objects: Sequence[bytes], devices: Sequence[tuple[int, int]]) -> tuple[Callable[..., Any], int]:
-    """The entry function of a variant's object files, on a virtual machine of its own, and how many tensors it takes.
-
-    `devices`: the one that tensors are on first, the CPU last. What TVM raises for other files is of no certain kind.
+    """The entry function of a variant's object files, on a separate virtual machine, and its number of tensors.
+    `devices`: the device of the tensors first, the CPU last. For other files TVM raises exceptions of any kind.
     """
     import tvm_ffi_orcjit
 
-    # The session's own `load_module` asks the C++ compiler for its runtime library first; C code needs none.
+    # The session's own `load_module` requests the C++ compiler's runtime library first; C code needs none.
     session = tvm_ffi_orcjit.default_session()
     module = _function("tvm_ffi_orcjit.SessionLoadModule")(session, list(objects), "", None, None)
     machine = module["vm_load_executable"]()
@@ -122,7 +121,7 @@ def viewed(tensor: Any, shape: Sequence[int], dtype: str) -> Any:
 
 
 def empty_tensor(shape: Sequence[int], dtype: str, device: str) -> Any:
-    """A tensor in memory of its own on the device (`cuda:0`)."""
+    """A tensor in separate memory on the device (`cuda:0`)."""
     import tvm_ffi
 
     make = _function("runtime.TVMTensorAllocWithScope")
@@ -130,19 +129,19 @@ def empty_tensor(shape: Sequence[int], dtype: str, device: str) -> Any:
 
 
 def copy_tensor(source: Any, target: Any) -> None:
-    """Copy the contents, from one device to another too. Not ended before `synchronise` where a GPU takes part."""
+    """Copy the contents, from one device to another too. With a GPU the copy is complete only after `synchronise`."""
     _function("runtime.TVMTensorCopyFromTo")(source, target)
 
 
 def synchronise(device: str) -> None:
-    """Wait for all that was launched on the device's default stream."""
+    """Wait for all launches on the device's default stream."""
     import tvm_ffi
 
     _function("runtime.Device_StreamSync")(tvm_ffi.device(device), 0)
 
 
 def aligned_bytes(size: int) -> Any:
-    """A NumPy array of bytes that begins where compiled code may expect it to."""
+    """A NumPy array of bytes with the alignment that compiled code may expect."""
     import numpy as np
 
     room = np.empty(size + ALIGNMENT_BYTES, np.uint8)
@@ -151,13 +150,11 @@ def aligned_bytes(size: int) -> Any:
 
 
 def use_cpus(parts: Sequence[Sequence[int]]) -> None:
-    """Give the calling thread, which must not have run a model, a pool of as many threads as `parts`, itself the first
-    of them, each on the CPUs of its part.
-
-    TVM keeps a pool for each thread that runs models. It cannot grow later: a larger one takes another thread. A thread
-    whose part the kernel refuses stays where it may be.
+    """Give the calling thread a pool of as many threads as `parts`, itself the first of them, each on the CPUs of its
+    part. The thread must not have run a model. TVM keeps a pool for each thread that runs models. It cannot grow later:
+    a larger pool takes another thread. If the kernel refuses a part, the thread keeps its CPUs.
     """
-    # A pool is made with as many threads as CPUs are named.
+    # TVM makes a pool with as many threads as named CPUs.
     _function("runtime.config_threadpool")(_SHARE_ALL_CPUS, len(parts), [str(part[0]) for part in parts])
 
     # TVM can bind a thread to one CPU or to all, and its environment may forbid that. So each thread does it itself.

@@ -1,4 +1,4 @@
-"""Inputs and outputs: what a model takes, arrays to tensors and back."""
+"""Inputs and outputs: their specifications, and conversion of arrays to tensors and back."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ if TYPE_CHECKING:
     Array = npt.NDArray[Any]
 
 MEMORY_OF_CPUS = (1, 3)
-"""DLPack's numbers for plain memory, and for memory that was pinned for a GPU"""
+"""DLPack's numbers for plain memory, and for memory pinned for a GPU"""
 _DEFAULT_STREAM = 1
-"""DLPack's number for the stream on which a model runs on a GPU: the writer of an input makes sure that it waits"""
+"""DLPack's number for the stream on which a model runs on a GPU: the writer of an input ensures that the stream
+waits"""
 _KINDS_OF_DLPACK = "fiub"
-"""NumPy's kinds of types that its DLPack knows; others that models have (bfloat16) go through as bytes"""
+"""NumPy's kinds of types that its DLPack knows; other types of models (bfloat16) pass as bytes"""
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class TensorSpec:
 
 
 def specs_of(tensors: Sequence[Mapping[str, Any]]) -> list[TensorSpec]:
-    """Those of a manifest."""
+    """The specifications of a manifest."""
     return [TensorSpec(each["name"], each["dtype"], tuple(each["shape"])) for each in tensors]
 
 
@@ -49,16 +50,16 @@ def as_arguments(
 ) -> list[Any]:
     """The inputs as tensors in the order of `specs`.
 
-    NumPy arrays, and anything with `__dlpack__`, are used where they lie if they are contiguous, writable and begin at
-    a multiple of 64 bytes; else they are copied. They may lie on the `gpu` (DLPack's numbers) too, and are not copied
-    there. Raises BadRequest, which lists what is expected, for wrong inputs.
+    NumPy arrays, and anything with `__dlpack__`, are used in place if they are contiguous, writable and begin at a
+    multiple of 64 bytes; else they are copied. They may lie on the `gpu` (DLPack's numbers) too, and are not copied
+    there. Raises BadRequest, which lists the expected inputs, for wrong ones.
     """
     readable = _checked(specs, inputs, gpu)
     return [_tensor(spec.name, readable[spec.name]) for spec in specs]
 
 
 def as_arrays(specs: Sequence[TensorSpec], inputs: Mapping[str, Any]) -> dict[str, Array]:
-    """The inputs, in memory of the CPU, as NumPy arrays over that. Raises BadRequest as `as_arguments`."""
+    """The inputs, in memory of the CPU, as NumPy arrays over that memory. Raises BadRequest as `as_arguments`."""
     import numpy as np
 
     readable = _checked(specs, inputs, None)
@@ -66,14 +67,14 @@ def as_arrays(specs: Sequence[TensorSpec], inputs: Mapping[str, Any]) -> dict[st
 
 
 def _checked(specs: Sequence[TensorSpec], inputs: Mapping[str, Any], gpu: tuple[int, int] | None) -> dict[str, Any]:
-    """The inputs as what can be read, just those that `specs` ask for."""
+    """The inputs in readable form, exactly those of `specs`."""
     readable = {name: _readable(name, value, gpu) for name, value in inputs.items()}
     check_inputs(specs, readable)
     return readable
 
 
 def check_inputs(specs: Sequence[TensorSpec], inputs: Mapping[str, Any]) -> None:
-    """Raises BadRequest that lists what is expected unless names, types and shapes are just these."""
+    """Raises BadRequest with the expected inputs unless names, types and shapes are exactly these."""
     if len(inputs) == len(specs) and all(spec.name in inputs and _is(spec, inputs[spec.name]) for spec in specs):
         return
     found = [
@@ -88,7 +89,7 @@ def check_inputs(specs: Sequence[TensorSpec], inputs: Mapping[str, Any]) -> None
 
 
 def _is(spec: TensorSpec, value: Any) -> bool:
-    """Whether an array or a tensor is just this; its type as text would take ten times as long."""
+    """Return True if an array or a tensor matches; its type as text would take ten times as long."""
     dtype = numpy_dtype(spec.dtype) if hasattr(value, "ctypes") else spec.dtype
     return bool(value.dtype == dtype) and tuple(value.shape) == spec.shape
 
@@ -101,7 +102,8 @@ def _readable(name: str, value: Any, gpu: tuple[int, int] | None) -> Any:
     if isinstance(value, np.ndarray | np.generic):
         return np.asarray(value)
     if not hasattr(value, "__dlpack__"):
-        raise BadRequest(f"input '{name}' is a {type(value).__name__}; give a NumPy array, or what has __dlpack__")
+        kind = type(value).__name__
+        raise BadRequest(f"input '{name}' is a {kind}; give a NumPy array, or an object with __dlpack__")
     try:
         device = device_of(value)
         if device == gpu:
@@ -115,7 +117,7 @@ def _readable(name: str, value: Any, gpu: tuple[int, int] | None) -> Any:
 
 
 def device_of(value: Any) -> tuple[int, int]:
-    """Kind and number of the device that something with `__dlpack__` lies on, by DLPack's numbers."""
+    """Kind and number of the device of an object with `__dlpack__`, by DLPack's numbers."""
     kind, number = value.__dlpack_device__()
     return int(kind), int(number)
 
@@ -134,7 +136,7 @@ def _tensor(name: str, value: Any) -> Any:
         return value
     if device_of(value)[0] not in MEMORY_OF_CPUS:
         raise BadRequest(
-            f"input '{name}' is no whole array on the GPU, or begins at an odd place; make a copy of it there"
+            f"input '{name}' is not a contiguous array on the GPU, or is not aligned; make a copy of it there"
         )
     return _tensor(name, _aligned_copy(as_array(value)))
 
@@ -164,7 +166,7 @@ def as_array(tensor: Any) -> Array:
 
 
 def empty_array(like: Any) -> tuple[Array, Any]:
-    """An array for what a tensor holds, and a tensor over the array's memory."""
+    """An array for a tensor's contents, and a tensor over the array's memory."""
     dtype, shape = numpy_dtype(str(like.dtype)), tuple(like.shape)
     array = aligned_bytes(math.prod(shape) * dtype.itemsize).view(dtype).reshape(shape)
     return array, _tensor("output", array)
@@ -184,15 +186,15 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 
 
 def flat(result: Any) -> list[Any]:
-    """The outputs as tensors, whether the model gives one tensor or a (nested) tuple of them."""
+    """The outputs as tensors, from one tensor or a (nested) tuple of them."""
     if hasattr(result, "__dlpack__"):
         return [result]
     return [tensor for part in result for tensor in flat(part)]
 
 
 def random_inputs(specs: Sequence[TensorSpec], seed: int = 0) -> dict[str, Array]:
-    """Inputs between 0.1 and 1; 0 or 1 for integers, which may be indices. Raises BadRequest where the memory is too
-    small for them.
+    """Inputs between 0.1 and 1; 0 or 1 for integers, which may be indices. Raises BadRequest if the memory is too small
+    for them.
     """
     import numpy as np
 

@@ -11,16 +11,15 @@ from fractune_core.errors import BadBundle, first_line
 from fractune_core.files.bundles import Bundle
 
 MISFITS = (RuntimeError, ValueError, TypeError, AttributeError)
-"""What TVM raises for a file that is not code, and for tensors that the code does not take"""
+"""TVM's exceptions for a file that is not code, and for tensors that the code does not take"""
 
 
 def load_variant(
     bundle: Bundle, variant: str, weights: Weights, devices: Sequence[tuple[int, int]] = (CPU,)
 ) -> Callable[..., Any]:
     """The variant's `main` with its weights; it takes the inputs. No two threads may call it at the same time.
-
-    `devices`: the one that tensors are on first, the CPU last. Raises BadBundle for a variant that is not there, for
-    code that cannot be loaded, and for more or fewer inputs and weights than the code takes.
+    `devices`: the device of the tensors first, the CPU last. Raises BadBundle for a missing variant, for code that
+    cannot be loaded, and for more or fewer inputs and weights than the code takes.
     """
     objects, own = bundle.objects(variant), weights.of(variant)
     inputs = len(bundle.manifest["inputs"])
@@ -40,7 +39,7 @@ def load_variant(
 
 
 def misfit(bundle: Bundle, error: Exception) -> BadBundle:
-    """What is wrong with a bundle whose code raised one of MISFITS for inputs that its manifest asks for."""
+    """The error of a bundle if its code raised one of MISFITS for inputs that its manifest requests."""
     return BadBundle(
         f"{bundle.name}: its code does not take these inputs, or the weights that its manifest names "
         f"({first_line(error)}); give other inputs, or make the bundle again"

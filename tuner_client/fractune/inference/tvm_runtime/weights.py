@@ -1,4 +1,4 @@
-"""A bundle's weights in memory: each once, and only those that a variant takes which was loaded."""
+"""A bundle's weights in memory: each once, and only the weights of loaded variants."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fractune_core.files.manifests import ALIGNMENT_BYTES
 
 
 class Weights:
-    """`place` puts tensors where the bundle runs."""
+    """`place` puts tensors on the bundle's device."""
 
     def __init__(self, bundle: Bundle, place: Callable[[Sequence[Any]], list[Any]] = list) -> None:
         self._bundle = bundle
@@ -20,7 +20,7 @@ class Weights:
         self._placed: dict[int, Any] = {}
 
     def of(self, variant: str) -> list[Any]:
-        """Those that the variant takes after its inputs, in their order. Raises BadBundle."""
+        """The weights that the variant takes after its inputs, in their order. Raises BadBundle."""
         wanted = self._bundle.weights_of(variant)
         missing = sorted(set(wanted) - self._placed.keys())
         if missing:
@@ -28,7 +28,7 @@ class Weights:
         return [self._placed[number] for number in wanted]
 
     def _read(self, numbers: Sequence[int]) -> list[Any]:
-        """Tensors over one buffer that holds them all."""
+        """Tensors over one buffer that holds all of them."""
         import tvm_ffi
 
         described = [self._bundle.manifest["weights"][number] for number in numbers]

@@ -1,4 +1,4 @@
-"""Finalists timed in turns, by a clock that only calls and pauses move."""
+"""Interleaved timings of finalists, by a clock that only calls and pauses move."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from fractune.inference.comparing import turns
-from fractune.inference.comparing.turns import PAUSE_S, Times, time_in_turns
+from fractune.inference.comparing.turns import PAUSE_S, Times, time_interleaved
 
 
 class Clock:
@@ -48,20 +48,20 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return made
 
 
-def test_turns_go_forth_and_back(clock: Clock) -> None:
-    times = time_in_turns({"a": clock.calls("a", 1.0), "b": clock.calls("b", 2.0)}, 3)
+def test_rounds_go_forth_and_back(clock: Clock) -> None:
+    times = time_interleaved({"a": clock.calls("a", 1.0), "b": clock.calls("b", 2.0)}, 3)
     assert "".join(clock.seen) == "ab" + "a.ab.b" + "b.ba.a" + "a.ab.b"
     assert times == {"a": Times([1.0] * 3, [1.0] * 3), "b": Times([2.0] * 3, [2.0] * 3)}
 
 
 def test_apart_they_wait_for_each_other_s_threads_and_a_call_that_warms_up_does_not_count(clock: Clock) -> None:
-    times = time_in_turns({"a": clock.calls("a", 1.0, after_pause_s=5.0), "b": clock.calls("b", 2.0)}, 1, apart=True)
+    times = time_interleaved({"a": clock.calls("a", 1.0, after_pause_s=5.0), "b": clock.calls("b", 2.0)}, 1, apart=True)
     assert "".join(clock.seen) == "ab" + ".aa.a" + ".bb.b"
     assert times["a"] == Times([1.0], [5.0])
 
 
 def test_a_loop_has_no_pause_and_every_paced_call_has_one(clock: Clock) -> None:
-    times = time_in_turns({"a": clock.calls("a", 0.004, after_pause_s=0.007)}, 1)
+    times = time_interleaved({"a": clock.calls("a", 0.004, after_pause_s=0.007)}, 1)
     assert "".join(clock.seen) == "a" + "aaaaa" + ".a.a.a"
     assert times["a"].loop_secs == [pytest.approx(0.004)]
     assert times["a"].paced_secs == [pytest.approx(0.007)]
@@ -69,5 +69,5 @@ def test_a_loop_has_no_pause_and_every_paced_call_has_one(clock: Clock) -> None:
 
 
 def test_what_takes_long_is_called_once_a_turn(clock: Clock) -> None:
-    time_in_turns({"a": clock.calls("a", 0.015)}, 1)
+    time_interleaved({"a": clock.calls("a", 0.015)}, 1)
     assert "".join(clock.seen) == "a" + "aa" + ".a.a"

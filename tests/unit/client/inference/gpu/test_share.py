@@ -166,7 +166,7 @@ def test_an_old_driver_and_none_are_told(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize(
-    ("code", "says"), [(100, "CUDA sees no GPU"), (807, "is not ready"), (999, "Xid"), (1, "`dmesg` may tell")]
+    ("code", "says"), [(100, "CUDA sees no GPU"), (807, "is not ready"), (999, "Xid"), (1, "`dmesg` may show")]
 )
 def test_a_cuda_that_does_not_start_says_what_to_do(code: int, says: str) -> None:
     with pytest.raises(ShareUnavailable, match=f"cuInit: CUDA error {code}; .*{says}"):
@@ -188,7 +188,7 @@ def test_the_variant_is_chosen_among_those_of_the_mechanism_here() -> None:
     assert (between.variant, between.how) == ("mps:50", How.NEAR)
     assert between.reason.endswith("(32, 66 SMs)")
     whole = choose_variant(bundle, 132, mechanism="full")
-    assert (whole.variant, whole.reason) == ("full", "tuned at 132 SMs, and none is known to be faster there")
+    assert (whole.variant, whole.reason) == ("full", "tuned at 132 SMs, and no variant is known to be faster there")
 
 
 def test_what_another_mechanism_granted_counts_as_unmeasured() -> None:

@@ -16,7 +16,7 @@ from fractune.cli import options
 from fractune.features.fuse.slots_text import apart_text, slots_text
 from fractune.inference.comparing.beside import Beside, time_beside
 from fractune.inference.comparing.onnxruntime_model import NAME
-from fractune.inference.comparing.turns import PACED, Times, differences, spread_text, time_in_turns
+from fractune.inference.comparing.turns import PACED, Times, differences, spread_text, time_interleaved
 from fractune.inference.cpu.share import confine
 from fractune.inference.gpu.share import confine_gpu
 from fractune.inference.model import Model, load
@@ -110,7 +110,7 @@ def _report(
     variants = tuple(dict.fromkeys((UNTUNED_VARIANT, choice.variant)))
     if beside_file is None:
         beside = None
-        times = time_in_turns({name: _call(model, inputs, slot, name) for name in variants}, repeats)
+        times = time_interleaved({name: _call(model, inputs, slot, name) for name in variants}, repeats)
     else:
         beside = time_beside(beside_file, model, inputs, variants, repeats)
         times = beside.ours

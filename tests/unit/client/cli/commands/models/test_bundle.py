@@ -28,7 +28,7 @@ def test_a_bundle_is_signed_and_a_key_that_is_none_is_told_before_anything_is_wr
         assert "key.pem: cannot be read" in only_line(capsys.readouterr().err)
         key.write_text("no key")
         assert main(["bundle", *of, *at]) == 2
-        assert "no private key" in only_line(capsys.readouterr().err)
+        assert "not a valid private key" in only_line(capsys.readouterr().err)
         key.unlink()
     assert server.specs == []
     assert not out.exists()

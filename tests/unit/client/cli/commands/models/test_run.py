@@ -49,7 +49,10 @@ def run_cli(*args: str) -> subprocess.CompletedProcess[str]:
     ("changes", "says"),
     [
         ({"device": {**DEVICE.to_json(), "isa": "zx81"}}, "is for the CPU 'zx81', this one is '"),
-        ({"device": {**DEVICE.to_json(), "kind": "abacus"}}, "for a 'abacus' device, of which this version knows"),
+        (
+            {"device": {**DEVICE.to_json(), "kind": "abacus"}},
+            "for a 'abacus' device, which this version does not support",
+        ),
         ({"format": 99}, "newer format (99"),
         ({"outputs": None}, "'outputs' is missing"),
     ],
@@ -82,7 +85,7 @@ def test_torn_bundles_and_wrong_shares_are_one_line(refused: Callable[..., tuple
         ([str(good), "--repeats", "1"], 2, "--repeats"),
         ([str(good), "--beside", "onnxruntime"], 2, "--beside and --model go together"),
         ([str(good), "--public-key", str(tmp_path / "none")], 2, "--public-key"),
-        ([str(good), "--public-key", str(key)], 2, "no public key"),
+        ([str(good), "--public-key", str(key)], 2, "not a valid public key"),
     ):
         ended, told = refused(*args)
         assert (ended, told.count("\n")) == (code, 1), told
@@ -98,9 +101,9 @@ def test_the_report_in_words_and_as_json(small: Small, tmp_path: Path) -> None:
         "variant:   cpu:1 (tuned at 1 core",
         "on 1 core,",
         "speed-up:",
-        "share:     cpu:1 as asked for, of ",
+        "share:     cpu:1 as requested, of ",
         "in a loop                      paced\n",
-        "paced: each request comes 20 ms after the answer to the one before\n",
+        "paced: each request comes 20 ms after the previous answer\n",
     ):
         assert says in ended.stdout
     assert np.load(tmp_path / "out.npz")["y"].shape == (1, 10)
