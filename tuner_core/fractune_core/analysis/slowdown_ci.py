@@ -16,13 +16,17 @@ LEVEL = 0.95
 
 
 @dataclass(frozen=True)
-class Slowdown:
-    """Relative: 0.14 = takes 14 % longer; below 0 = is faster."""
+class Estimate:
+    """A median of several values, and an interval that covers the true median with the requested probability."""
 
     median: float
     low: float
     high: float
-    """the interval; NaN with too few repeats"""
+    """NaN, like `low`, with too few values"""
+
+
+class Slowdown(Estimate):
+    """Relative: 0.14 = takes 14 % longer; below 0 = is faster."""
 
     @property
     def margin(self) -> float:
@@ -33,16 +37,6 @@ class Slowdown:
     def is_tie(self) -> bool:
         """Whether the difference is inside the noise: zero lies in the interval, or the interval is not known."""
         return not (self.low > 0.0 or self.high < 0.0)
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A median of several values, and an interval that covers the true median with the requested probability."""
-
-    median: float
-    low: float
-    high: float
-    """NaN, like `low`, with too few values"""
 
 
 def estimate(values: Sequence[float], level: float = LEVEL) -> Estimate:
