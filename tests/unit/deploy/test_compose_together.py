@@ -12,6 +12,7 @@ import pytest
 
 from fractune.cli import main
 from fractune_core.fleet.redis_users import ROLES
+from fractune_core.fleet.server_options import ServerOptions
 from fractune_core.fleet.worker_options import WorkerOptions
 from tests.support.compose_files import POSTGRES, TLS, dotenv, read_together, started
 
@@ -48,8 +49,7 @@ class Started:
         self.files: set[str] = set()
         self.worked: list[tuple[str, str]] = []
         """role and address of Redis"""
-        self.served: list[tuple[Any, str, str | None]] = []
-        """listening, address of Redis, and of the database"""
+        self.served: list[ServerOptions] = []
 
         def read(_option: str, path: Path) -> str:
             self.files.add(str(path))
@@ -58,13 +58,10 @@ class Started:
         def run_worker(options: WorkerOptions) -> None:
             self.worked.append((options.role, options.redis_url))
 
-        def run_server(listening: Any, redis: str, *_: Any, database_url: str | None, **__: Any) -> None:
-            self.served.append((listening, redis, database_url))
-
         monkeypatch.setattr("signal.signal", lambda *_: None)
         monkeypatch.setattr("fractune.cli.environment._read", read)
         monkeypatch.setattr("fractune.cli.commands.fleet.launch.run_worker", run_worker)
-        monkeypatch.setattr("fractune.cli.commands.fleet.launch.run_server", run_server)
+        monkeypatch.setattr("fractune.cli.commands.fleet.launch.run_server", self.served.append)
 
 
 @CHOICES
@@ -93,15 +90,15 @@ def test_the_server_is_one_that_our_command_line_starts(
         monkeypatch.setenv(name, value)
     found = Started(monkeypatch)
     assert main(service["command"].split()) == 0
-    ((listening, redis, database),) = found.served
-    assert redis == "redis://server:word@redis:6379/0"
-    assert database == ("postgresql://fractune:word@postgres:5432/fractune" if POSTGRES in on_top else None)
-    assert listening.insecure is (TLS not in on_top)
-    assert (listening.tls is not None) is (TLS in on_top)
-    tls = {str(path) for path in (listening.tls.cert, listening.tls.key)} if listening.tls else set()
+    (options,) = found.served
+    assert options.redis_url == "redis://server:word@redis:6379/0"
+    assert options.database_url == ("postgresql://fractune:word@postgres:5432/fractune" if POSTGRES in on_top else None)
+    assert options.insecure is (TLS not in on_top)
+    assert (options.tls is not None) is (TLS in on_top)
+    tls = {str(path) for path in (options.tls.cert, options.tls.key)} if options.tls else set()
     assert found.files | tls == {f"/run/secrets/{name}" for name in service["secrets"]}
     checked = service["healthcheck"]["test"][-1]
-    listens = {f"unix:{listening.local_socket}", listening.listen.replace("0.0.0.0", "127.0.0.1")}  # noqa: S104
+    listens = {f"unix:{options.local_socket}", options.listen.replace("0.0.0.0", "127.0.0.1")}  # noqa: S104
     assert checked in listens
 
 
