@@ -8,8 +8,7 @@ from typing import Any
 
 from fractune_core.shares import Share
 from fractune_workers.confinement import confinement_for
-from fractune_workers.cuda.driver import CudaDriver, open_driver
-from fractune_workers.cuda.smid import KERNEL, PTX
+from fractune_workers.cuda.driver import KERNEL, PTX, CudaDriver, open_driver
 
 _FOR_EVER = 1 << 62
 """cycles"""

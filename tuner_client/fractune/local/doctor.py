@@ -162,7 +162,7 @@ def _compiler(here: Any) -> Finding:
 
 
 def _library(library: Any) -> Finding:
-    """A package that calls the driver or NVML. `library`: fractune_workers.inventory.packages.LibraryHere."""
+    """A package that calls the driver or NVML. `library`: fractune_workers.inventory.cuda.LibraryHere."""
     remedy = f"pip install 'fractune[cuda]' ({library.fault})"
     return Finding(f"package {library.package}", "" if library.fault else library.version, remedy)
 

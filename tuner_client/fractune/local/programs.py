@@ -90,12 +90,12 @@ def mig_commands(layout: str) -> list[str]:
 
 def apply_mig_layout(layout: str, report_line: Callable[[str], None]) -> list[str]:
     """Run them, each reported before it runs; the shares that exist afterwards. Raises BadRequest, ShareUnavailable."""
-    from fractune_workers.gpu import nvidia_smi, nvml, visible
+    from fractune_workers.gpu import mig_layout, nvml, visible
 
     def look() -> nvml.Gpu:
         return visible.visible_gpu(nvml.open_nvml().gpus())
 
-    divided = nvidia_smi.apply_layout(layout, look(), look, lambda command: report_line(" ".join(command)))
+    divided = mig_layout.apply_layout(layout, look(), look, lambda command: report_line(" ".join(command)))
     return [f"mig:{found.profile} is mig:{found.uuid}, {found.sms} SMs" for found in divided.instances]
 
 

@@ -1,9 +1,13 @@
-"""Dividing a GPU by MIG: the instances that a text names, where they go, and the commands that make them."""
+"""Dividing a GPU by MIG: the instances that a text names, their places, and the commands that make them.
+
+The commands run only when an operator has asked for it by name.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+import subprocess
+from collections.abc import Callable, Sequence
 
 from fractune_core.errors import BadRequest, ShareUnavailable
 from fractune_core.planning.mig import (
@@ -17,6 +21,7 @@ from fractune_core.planning.mig import (
 )
 from fractune_workers.gpu.nvml import Gpu
 
+_TIMEOUT_S = 120.0
 _GB_TOLERANCE = 0.15
 """NVIDIA rounds an instance's memory in its name: 18gb is an eighth of 141"""
 _PART = re.compile(r"([1-7]g)(?:\.([1-9][0-9]{0,2})gb)?(\+me)?")
@@ -59,6 +64,21 @@ def commands(placed: Sequence[Placed], gpu: Gpu) -> list[Command]:
     return [*made, (*mig, "-cgi", tuples, "-C")]
 
 
+def apply_layout(text: str, gpu: Gpu, look_again: Callable[[], Gpu], report: Callable[[Command], None]) -> Gpu:
+    """Divide `gpu` as `text` says and return its new state; `report` is given each command before it runs.
+
+    `look_again` reads the GPU again. Raises BadRequest for a layout that does not fit, ShareUnavailable when a command
+    fails.
+    """
+    placed = plan_layout(text, gpu)
+    for command in commands(placed, gpu):
+        if "-cgi" in command:
+            _check_mode(text, look_again())
+        report(command)
+        _run(command)
+    return look_again()
+
+
 def _parts(text: str) -> list[str]:
     """`1g+me+2g` has two parts: a plus sign before `me` is part of a name."""
     return [part.strip() for part in re.split(r"\+(?!\s*me\b)", text)]
@@ -82,3 +102,28 @@ def _profile(part: str, gpu: Gpu) -> Profile:
 
 def _gb(profile: Profile, gpu: Gpu) -> float:
     return gpu.memory_bytes / 2**30 * profile.memory / MEMORY_SLICES
+
+
+def _check_mode(text: str, gpu: Gpu) -> None:
+    """Only now is it known how the GPU divides, and whether the mode that was asked for is in force."""
+    if not gpu.mig:
+        raise ShareUnavailable(
+            f"MIG mode of {gpu.name} is pending, not in force; end every process on the GPU, run "
+            f"`nvidia-smi --gpu-reset -i {gpu.uuid}`, and try again"
+        )
+    plan_layout(text, gpu)
+
+
+def _run(command: Command) -> None:
+    """Raises ShareUnavailable with what the command said."""
+    line = " ".join(command)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+    except FileNotFoundError as error:
+        raise ShareUnavailable(f"`{line}`: there is no nvidia-smi here; it comes with the NVIDIA driver") from error
+    except subprocess.TimeoutExpired as error:
+        raise ShareUnavailable(f"`{line}` did not end within {_TIMEOUT_S:g} s; see what `nvidia-smi` says") from error
+    if done.returncode != 0:
+        said = [text.strip() for text in (done.stdout + done.stderr).splitlines() if text.strip()]
+        why = said[-1] if said else f"exit code {done.returncode}"
+        raise ShareUnavailable(f"`{line}` failed ({why}); it needs root, and a GPU that no process uses")

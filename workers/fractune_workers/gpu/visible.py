@@ -1,4 +1,6 @@
-"""Which GPU a worker works on: the first that CUDA_VISIBLE_DEVICES names, else the first of all."""
+"""Which GPU a worker works on (the first that CUDA_VISIBLE_DEVICES names, else the first of all), and its device in the
+log.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,7 @@ from collections.abc import Sequence
 
 from fractune_core.cuda.environment import VISIBLE_DEVICES
 from fractune_core.errors import ShareUnavailable
+from fractune_core.shares import Device
 from fractune_workers.gpu.nvml import Gpu
 
 
@@ -38,3 +41,19 @@ def _is_named(gpu: Gpu, name: str) -> bool:
     if any(instance.uuid == name for instance in gpu.instances):
         return True
     return name.startswith("GPU-") and gpu.uuid.startswith(name)
+
+
+def gpu_device(gpu: Gpu, l2_bytes: int) -> Device:
+    """The whole GPU; `l2_bytes` is its second-level cache as CUDA shows it.
+
+    In MIG mode CUDA shows only an instance's part of the cache, and the whole cannot be asked for: it counts as not
+    known, and the GPU as another device than it is outside of that mode.
+    """
+    return Device(
+        kind="cuda",
+        isa=gpu.arch,
+        units=gpu.sms,
+        memory_gib=round(gpu.memory_bytes / 2**30),
+        l2_kib=0 if gpu.mig else l2_bytes // 1024,
+        label=gpu.name,
+    )

@@ -14,8 +14,7 @@ import pytest
 from fractune.cli import main
 from fractune.local import doctor as doctor_module
 from fractune.local.doctor import Finding, Use, cuda_uses, packages, required
-from fractune_workers.inventory.cuda import CompilerHere
-from fractune_workers.inventory.packages import LibraryHere
+from fractune_workers.inventory.cuda import CompilerHere, LibraryHere
 
 NVRTC = CompilerHere("NVRTC 13.0", (75, 90, 121))
 ML, BINDINGS = LibraryHere("nvidia-ml-py", "13.615.71"), LibraryHere("cuda-bindings", "13.5.0")

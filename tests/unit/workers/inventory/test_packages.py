@@ -7,7 +7,7 @@ import tomllib
 
 import pytest
 
-from fractune_workers.inventory.packages import LIBRARIES, LibraryHere, libraries
+from fractune_workers.inventory.cuda import LIBRARIES, LibraryHere, libraries
 from tests.support.paths import REPOSITORY
 
 PYPROJECT = REPOSITORY / "pyproject.toml"

@@ -28,9 +28,8 @@ from fractune_workers.children.tvm_api.processor import Processor, cpu_processor
 from fractune_workers.children.tvm_api.target import default_target, host_device
 from fractune_workers.cuda.anchor import GpuAnchor
 from fractune_workers.cuda.driver import CudaDriver, open_driver
-from fractune_workers.gpu.identity import gpu_device
 from fractune_workers.gpu.nvml import Nvml, open_nvml
-from fractune_workers.gpu.visible import visible_gpu
+from fractune_workers.gpu.visible import gpu_device, visible_gpu
 
 _POOL_LOOP = 64
 _ANCHOR_SIZE = 128
