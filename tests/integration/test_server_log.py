@@ -13,12 +13,13 @@ import grpc
 import pytest
 import redis
 
-from fractune_core.convert import record_from_proto
+from fractune_core.codec.messages import from_proto
 from fractune_core.files.bundles import Bundle
 from fractune_core.fleet import messages, redis_names
 from fractune_core.fleet.signed_messages import seal_event
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.planning.speeds import CALL_OVERHEAD_S
+from fractune_core.records import TuningRecord
 from fractune_server.transport.unreadable import set_aside
 from tests.support.processes.fleet_simulated import SimulatedFleet, simulated_fleet
 from tests.support.processes.made_up import DEVICE, TARGET_KEY, made_up_record
@@ -140,7 +141,7 @@ def test_the_log_is_listed_page_by_page_fastest_first(client: Client, done: pb.J
         if not token:
             break
     assert len({record.name for record in found}) == len(found) == page.total_size
-    medians = [record_from_proto(record).median_s for record in found]
+    medians = [from_proto(TuningRecord, record).median_s for record in found]
     assert medians == sorted(medians)
     chosen = pb.RecordFilter(model="net", operator="dense", share="cpu:2", kind="validation", device="simulated")
     validations = client.log.ListRecords(pb.ListRecordsRequest(filter=chosen)).records
@@ -313,7 +314,7 @@ def test_a_result_that_cannot_be_read_is_kept_and_read_once_more_when_asked(clie
         connection.xadd(redis_names.SERVER_STREAM, {redis_names.EVENT_FIELD: torn})
         wait_until(lambda: client.log.ListUnreadable(pb.ListUnreadableRequest()).total_size == 1)
         (kept,) = client.log.ListUnreadable(pb.ListUnreadableRequest(page_size=5)).results
-        assert (kept.event, kept.reason) == (torn, "it lacks 'job'")
+        assert (kept.event, kept.reason) == (torn, "Object missing required field `job`")
         assert kept.place.startswith(f"{redis_names.SERVER_STREAM} ")
         assert abs(kept.set_aside_time.ToSeconds() - time.time()) < 600
         # Another version has left one that this one can read.

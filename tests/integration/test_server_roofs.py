@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
 from fractune_core.analysis.roofline import DOUBTFUL, NEAR, Arithmetic, Roof, reached
-from fractune_core.convert import arithmetic_from_proto, record_from_proto, roof_from_proto
+from fractune_core.codec.messages import from_proto
 from fractune_core.pb import fractune_pb2 as pb
+from fractune_core.records import TuningRecord
 from tests.support.processes.fleet_simulated import SimulatedFleet, simulated_fleet
 from tests.support.processes.redis_process import running_redis
 from tests.support.processes.server_process import Client, ServerProcess, running_server
@@ -61,9 +63,9 @@ def done(client: Client) -> pb.Job:
 
 def test_an_operator_near_its_roof_ends_the_search_and_the_job_says_what_that_saved(done: pb.Job) -> None:
     (operator,) = done.operators
-    assert arithmetic_from_proto(operator.arithmetic) == WORK
+    assert from_proto(Arithmetic, operator.arithmetic) == WORK
     for share in ("cpu:1", "cpu:2"):
-        part = reached(WORK, roof_from_proto(done.roofs[share]), operator.best_s[share])
+        part = reached(WORK, from_proto(Roof, done.roofs[share]), operator.best_s[share])
         assert part is not None
         assert part >= NEAR
     assert done.progress.trials_saved > 0
@@ -87,11 +89,11 @@ def test_records_and_matches_come_with_what_their_speed_is_judged_by(client: Cli
     listed = client.log.ListRecords(request)
     assert len(listed.records) == 3
     for record in listed.records:
-        assert arithmetic_from_proto(listed.arithmetic[record.workload_hash]) == WORK
+        assert from_proto(Arithmetic, listed.arithmetic[record.workload_hash]) == WORK
         assert listed.roofs[record.name].gflops == record.granted.units * GFLOPS_OF_A_CORE
     matched = client.log.MatchModel(pb.MatchModelRequest(model=done.spec.model, share="cpu:2"))
     assert matched.roof.gflops == 2 * GFLOPS_OF_A_CORE
-    assert arithmetic_from_proto(matched.matches[0].operator.arithmetic) == WORK
+    assert from_proto(Arithmetic, matched.matches[0].operator.arithmetic) == WORK
 
 
 def test_a_kernel_that_is_faster_than_its_roof_raises_it(client: Client, done: pb.Job) -> None:
@@ -101,8 +103,8 @@ def test_a_kernel_that_is_faster_than_its_roof_raises_it(client: Client, done: p
     job = client.finish(client.create(uploaded, trials=TRIALS, round_size=8).name)
     assert done.roofs["cpu:1"].gflops < job.roofs["cpu:1"].gflops < DOUBTFUL * done.roofs["cpu:1"].gflops
     listed = client.log.ListRecords(pb.ListRecordsRequest(filter=pb.RecordFilter(operator="conv2d_beyond")))
-    records = map(record_from_proto, listed.records)
+    records = map(partial(from_proto, TuningRecord), listed.records)
     parts = [
-        reached(work, roof_from_proto(listed.roofs[f"records/{each.record_id}"]), each.median_s) for each in records
+        reached(work, from_proto(Roof, listed.roofs[f"records/{each.record_id}"]), each.median_s) for each in records
     ]
     assert max(part for part in parts if part is not None) == pytest.approx(1.0)

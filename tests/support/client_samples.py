@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from typing import Any
 
-from fractune_core.convert import granted_to_proto
+from fractune_core.codec.messages import to_proto
 from fractune_core.files.bundles import RECORDS, WEIGHTS, object_entry, write_bundle
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.records import TRIAL_POLICY, Kind, Status, TuningRecord
@@ -88,7 +88,7 @@ def job_script() -> list[pb.Job]:
     def result(share: str, units: int, untuned_s: float, tuned_s: float) -> pb.ShareResult:
         return pb.ShareResult(
             share=share,
-            granted=granted_to_proto(granted(share, units)),
+            granted=to_proto(granted(share, units), pb.GrantedShare),
             untuned_s=untuned_s,
             tuned_s=tuned_s,
             run_secs={

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
-from fractune_core.fields import known_fields, own_fields
+from fractune_core.codec.plain_json import JsonObject
 
 
 @dataclass(frozen=True)
-class Disturbance:
+class Disturbance(JsonObject):
     """Seconds and counts between two readings. Absent causes are 0, and so are causes that cannot be counted here."""
 
     wall_s: float
@@ -37,19 +36,6 @@ class Disturbance:
     def lost(self) -> float:
         """The part of the time in which some thread of the process was kept from its core, at most 1."""
         return min(1.0, max(self.off_core_s, self.steal_s + self.waited_s) / self.wall_s) if self.wall_s else 0.0
-
-    def to_json(self) -> dict[str, Any]:
-        return own_fields(self)
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Disturbance:
-        return cls(**known_fields(cls, data))
-
-
-def disturbance_of(told: Mapping[str, Any]) -> Disturbance | None:
-    """The disturbance in a JSON object; None without one."""
-    found = told.get("disturbance")
-    return None if found is None else Disturbance.from_json(found)
 
 
 def total(parts: Iterable[Disturbance | None]) -> Disturbance | None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Annotated
 
+from fractune_core.codec.places import In
+from fractune_core.codec.plain_json import JsonObject
 from fractune_core.errors import BadRequest
-from fractune_core.fields import known_fields, own_fields
-from fractune_core.names import ROBUST_VARIANT
+from fractune_core.names import ROBUST_VARIANT, Collection
 from fractune_core.shares import Share
 
 _SCOPE = re.compile(r"[0-9A-Za-z._-]{1,64}")
@@ -70,10 +72,10 @@ _WEIGHTS = {Priority.LOW: 1, Priority.NORMAL: 4, Priority.HIGH: 16}
 
 
 @dataclass(frozen=True)
-class JobSpec:
+class JobSpec(JsonObject):
     """A request: a model, a target, a set of shares, a budget, a priority."""
 
-    model: str
+    model: Annotated[str, In("model", Collection.MODELS)]
     """SHA-256 of the model file, 64 hex digits"""
     model_name: str
     shares: tuple[str, ...]
@@ -129,7 +131,7 @@ class JobSpec:
             raise BadRequest(f"rerank is {self.rerank}, which searches nothing; leave more and minutes out, or rerank")
         if self.variants not in ("", ROBUST_VARIANT):
             raise BadRequest(f"variants is '{self.variants}'; write {ROBUST_VARIANT}, or leave it out for one a share")
-        if self.minutes < 0:
+        if not 0 <= self.minutes < math.inf:
             raise BadRequest(f"minutes is {self.minutes}; it must be above 0, or 0 for no limit")
         if not self.shares:
             raise BadRequest("no share named; name at least one, such as cpu:1")
@@ -146,28 +148,14 @@ class JobSpec:
         if self.fresh and self.rerank:
             raise BadRequest(f"rerank is {self.rerank}, which reads the log; leave it out, or fresh")
 
-    def to_json(self) -> dict[str, Any]:
-        return {**own_fields(self), "shares": list(self.shares)}
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> JobSpec:
-        return cls(**{**known_fields(cls, data), "shares": tuple(data["shares"])})
-
 
 @dataclass(frozen=True)
-class OperatorTask:
+class OperatorTask(JsonObject):
     """A workload in a model, with its weight: how often it occurs."""
 
     workload_hash: str
-    name: str
+    name: Annotated[str, In("display_name")]
     weight: int
-
-    def to_json(self) -> dict[str, Any]:
-        return own_fields(self)
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> OperatorTask:
-        return cls(**known_fields(cls, data))
 
 
 def is_among(only: str, operator: str) -> bool:

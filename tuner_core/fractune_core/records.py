@@ -9,11 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
-from typing import Any
+from typing import Annotated
 
-from fractune_core.disturbances import Disturbance, disturbance_of
-from fractune_core.fields import known_fields, own_fields
+from fractune_core.codec.places import In
+from fractune_core.codec.plain_json import JsonObject
+from fractune_core.disturbances import Disturbance
 from fractune_core.implementations import implementation_of
+from fractune_core.names import Collection
 from fractune_core.shares import Device, GrantedShare
 
 _VALIDATION_BEFORE = "final"
@@ -59,7 +61,7 @@ WARM, COLD = "warm", "cold"
 
 
 @dataclass(frozen=True)
-class TimingPolicy:
+class TimingPolicy(JsonObject):
     """What repeats, what warms, what is flushed. A time budget never cuts `repeats`."""
 
     name: str
@@ -79,12 +81,10 @@ class TimingPolicy:
         """As many repeats as this one reports, and none to choose by: for a timing that chooses nothing."""
         return replace(self, repeats=self.repeats - self.choosing, choosing=0)
 
-    def to_json(self) -> dict[str, Any]:
-        return own_fields(self)
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> TimingPolicy:
-        return cls(**{**known_fields(cls, data), "name": policy_name(data["name"])})
+    def __post_init__(self) -> None:
+        """A log may have the policy under its first name."""
+        if self.name == _VALIDATION_BEFORE:
+            object.__setattr__(self, "name", VALIDATION_POLICY.name)
 
 
 FIRST_POLICY = TimingPolicy("first", warmups=1, repeats=3, min_repeat_ms=1.0)
@@ -96,11 +96,6 @@ VALIDATION_POLICY = TimingPolicy("validation", warmups=1, repeats=14, min_repeat
 
 _COLD_REPEATS = {FIRST_POLICY.name: (5, 0), TRIAL_POLICY.name: (20, 0), VALIDATION_POLICY.name: (75, 25)}
 """all that are kept, and those of them that choose"""
-
-
-def policy_name(written: str) -> str:
-    """The name of a policy today, for one that a log may have under its first name."""
-    return VALIDATION_POLICY.name if written == _VALIDATION_BEFORE else written
 
 
 def with_cache(policy: TimingPolicy, cache: str) -> TimingPolicy:
@@ -123,10 +118,10 @@ def record_id(round_id: str, candidate: str, share: str) -> str:
 
 
 @dataclass(frozen=True)
-class TuningRecord:
+class TuningRecord(JsonObject):
     """One measurement. Times in seconds; `measured_at` in seconds since 1970, UTC."""
 
-    record_id: str
+    record_id: Annotated[str, In("name", Collection.RECORDS)]
     kind: Kind
     candidate_id: str
     workload_hash: str
@@ -139,7 +134,7 @@ class TuningRecord:
     trace: str
     """MetaSchedule's trace as JSON, of another implementation after its name and a colon; or UNTUNED"""
     device: Device
-    share: str
+    share: Annotated[str, In("granted.share")]
     granted: GrantedShare
     status: Status
     cause: str
@@ -154,7 +149,7 @@ class TuningRecord:
     """other measurements active on the device at the time"""
     job: str
     worker: str
-    measured_at: float
+    measured_at: Annotated[float, In("measure_time")]
     build_secs: float = 0.0
     max_error: float | None = None
     """largest difference to the untuned output, relative to that output's largest value; None = not compared"""
@@ -203,35 +198,6 @@ class TuningRecord:
         if not self.reported_secs:
             return 0.0
         return (max(self.reported_secs) - min(self.reported_secs)) / self.median_s
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            **own_fields(self),
-            "device": self.device.to_json(),
-            "granted": self.granted.to_json(),
-            "policy": self.policy.to_json(),
-            "run_secs": list(self.run_secs),
-            "disturbance": self.disturbance and self.disturbance.to_json(),
-        }
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> TuningRecord:
-        """The record that `to_json` wrote, in this version or a later one. Raises KeyError, TypeError or ValueError for
-        anything else.
-        """
-        known = known_fields(cls, data)
-        return cls(
-            **{
-                **known,
-                "kind": Kind(data["kind"]),
-                "status": Status(data["status"]),
-                "device": Device.from_json(data["device"]),
-                "granted": GrantedShare.from_json(data["granted"]),
-                "policy": TimingPolicy.from_json(data["policy"]),
-                "disturbance": disturbance_of(known),
-                "run_secs": tuple(float(secs) for secs in data["run_secs"]),
-            }
-        )
 
 
 def _median(secs: Sequence[float]) -> float:

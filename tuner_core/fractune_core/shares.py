@@ -9,10 +9,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
+from fractune_core.codec.plain_json import JsonObject
 from fractune_core.errors import BadRequest
-from fractune_core.fields import known_fields, own_fields
 from fractune_core.share_kinds import CPU, CUDA, SHARE_KINDS, ShareKind, kind_of, write_one
 
 MOST_MEASURERS = 4
@@ -23,7 +22,7 @@ bandwidth and clock speed from it."""
 
 
 @dataclass(frozen=True)
-class Device:
+class Device(JsonObject):
     """A GPU or the host CPU."""
 
     kind: str
@@ -43,13 +42,6 @@ class Device:
     def key(self) -> str:
         """Identity for lookups, without `label`, because one silicon is sold under several names."""
         return f"{self.kind}-{self.isa}-{self.units}u-{self.memory_gib}gib-l2.{self.l2_kib}kib"
-
-    def to_json(self) -> dict[str, Any]:
-        return own_fields(self)
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Device:
-        return cls(**known_fields(cls, data))
 
 
 @dataclass(frozen=True, order=True)
@@ -139,7 +131,7 @@ def parse_shares(text: str) -> list[Share]:
 
 
 @dataclass(frozen=True)
-class GrantedShare:
+class GrantedShare(JsonObject):
     """A share as a worker proved it from inside, after confinement."""
 
     share: str
@@ -180,14 +172,6 @@ class GrantedShare:
         """
         key = f"{self.mechanism}/{self.units}of{self.units_total}{self.unit}"
         return f"{key}-{round(self.memory_bytes / 2**30)}gib" if self.kind.has_own_memory else key
-
-    def to_json(self) -> dict[str, Any]:
-        return {**own_fields(self), "ids": list(self.ids)}
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> GrantedShare:
-        known = known_fields(cls, data)
-        return cls(**{**known, "ids": tuple(known.get("ids", ()))})
 
 
 def units_text(units: int | Sequence[int], unit: str) -> str:

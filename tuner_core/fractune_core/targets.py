@@ -6,7 +6,7 @@ import json
 import re
 from typing import Any
 
-from fractune_core.json_shapes import read_json
+from fractune_core.codec.plain_json import read_json
 
 NOT_IDENTITY = ("num-cores", "tag")
 

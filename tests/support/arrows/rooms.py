@@ -33,10 +33,14 @@ GRPC_STUBS = "fractune_core.pb.fractune_pb2_grpc"
 CORE = tuple(
     f"fractune_core{name}"
     for name in (
-        *("", ".access", ".analysis", ".convert", ".cuda", ".files", ".fleet", ".host", ".planning", ".tir"),
+        *("", ".access", ".analysis", ".codec", ".cuda", ".files", ".fleet", ".host", ".planning", ".tir"),
+        ".errors",
         ".tracing",
     )
 )
+
+WORDS = ("fractune_core", "fractune_core.codec", "fractune_core.errors")
+"""what every room of core that is made of the words of the domain may import"""
 
 INFERENCE = tuple(f"fractune.inference{name}" for name in ("", ".comparing", ".cpu", ".gpu", ".tvm_runtime"))
 
@@ -76,20 +80,21 @@ def feature(*imports: str, lazily: tuple[str, ...] = ()) -> Room:
 # A single module that is a room of its own (`fractune_workers.child`) may be imported where its package may not.
 ROOMS = {
     # ---- core: the words of the domain below, what is made of them above
-    "fractune_core": room("google.protobuf"),
-    "fractune_core.access": room("fractune_core"),
-    "fractune_core.convert": room("fractune_core", "fractune_core.analysis", "google.protobuf"),
+    "fractune_core": room("fractune_core.codec", "fractune_core.errors", "google.protobuf"),
+    "fractune_core.access": room(*WORDS),
+    "fractune_core.codec": room("fractune_core.errors", "google.protobuf", "msgspec"),
     "fractune_core.cuda": room(),
-    "fractune_core.files": room("fractune_core"),
-    "fractune_core.fleet": room("fractune_core", "fractune_core.access"),
+    "fractune_core.errors": room(),
+    "fractune_core.files": room(*WORDS),
+    "fractune_core.fleet": room(*WORDS, "fractune_core.access"),
     "fractune_core.host": room(),
     # Who calls it has TVM.
     "fractune_core.tir": room(lazily=("tvm", "tvm_ffi")),
     # OpenTelemetry is of the extra `trace`.
     "fractune_core.tracing": room(lazily=("opentelemetry",)),
-    "fractune_core.analysis": room("fractune_core"),
+    "fractune_core.analysis": room(*WORDS),
     # The solver of integer programs is of the extra `plan`.
-    "fractune_core.planning": room("fractune_core", "fractune_core.analysis", lazily=("highspy", "numpy")),
+    "fractune_core.planning": room(*WORDS, "fractune_core.analysis", lazily=("highspy", "numpy")),
     GRPC_STUBS: room("fractune_core", "grpc"),
     # ---- server: main wires; services call selection and store; the engine never knows who asks
     "fractune_server": room(

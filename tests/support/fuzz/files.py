@@ -17,9 +17,11 @@ from fractune.features.plan.rows import bundle_rows
 from fractune.inference.choosing import choose_variant
 from fractune.inference.tvm_runtime.array_files import array_names
 from fractune.inference.tvm_runtime.tensors import numpy_dtype, random_inputs, specs_of
-from fractune_core.convert import record_from_proto, record_to_proto
+from fractune_core.codec.messages import from_proto, to_proto
 from fractune_core.files.bundles import MANIFEST, WEIGHTS, Bundle, write_archive
+from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.planning.devices import cpu_type
+from fractune_core.records import TuningRecord
 from fractune_core.targets import arch_of
 from fractune_server.store.records.record_check import check_record, check_workload
 from tests.support.client_samples import DEVICE, bundle_bytes, plan_file
@@ -59,9 +61,9 @@ def _read_log(path: Path) -> None:
         if part.WhichOneof("part") == "workload":
             check_workload(part.workload)
             continue
-        record = record_from_proto(part.record)
+        record = from_proto(TuningRecord, part.record)
         check_record(record)
-        assert record_to_proto(record) is not None
+        assert to_proto(record, pb.Record) is not None
         csv_row(record)
 
 

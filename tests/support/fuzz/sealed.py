@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from fractune_core.convert import device_to_proto, granted_to_proto, record_to_proto, timestamp
+from fractune_core.codec.messages import to_proto
+from fractune_core.codec.times import timestamp
 from fractune_core.errors import FractuneError
 from fractune_core.fleet.redis_names import BUILD_QUEUE, PROTOCOL
 from fractune_core.fleet.signed_messages import (
@@ -139,7 +140,7 @@ def _take_work(message: str) -> None:
 def _take_result(message: str) -> None:
     """What is read can be told again."""
     record = read_event(open_event(SECRET, message)).record
-    assert record is None or record_to_proto(record) is not None
+    assert record is None or to_proto(record, pb.Record) is not None
 
 
 def _take_worker(message: str) -> None:
@@ -147,8 +148,8 @@ def _take_worker(message: str) -> None:
     if not fleet.workers:
         raise FractuneError("it is left out")
     for held in fleet.offers:
-        assert device_to_proto(held.device) is not None
-        assert granted_to_proto(held.granted) is not None
+        assert to_proto(held.device, pb.Device) is not None
+        assert to_proto(held.granted, pb.GrantedShare) is not None
     for name, worker in fleet.workers.items():
         assert pb.Worker(name=name, pid=worker["pid"], start_time=timestamp(worker["started_at"])) is not None
 

@@ -20,7 +20,7 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
 from fractune_core.access.tokens import Quotas, Scope, TokenText
-from fractune_core.convert import record_to_proto
+from fractune_core.codec.messages import to_proto
 from fractune_core.errors import FractuneError, error_kinds
 from fractune_core.fleet.redis_names import EVENT_FIELD, RECORDER, SERVER_STREAM
 from fractune_core.fleet.worker_entries import drop_entry, put_entry
@@ -42,7 +42,7 @@ _REFUSALS = {grpc.StatusCode[kind.grpc_status] for kind in error_kinds().values(
 } | {grpc.StatusCode.UNIMPLEMENTED}
 _MOST_ANSWERS = 3
 """that are read of a stream"""
-_RECORD = record_to_proto(TuningRecord.from_json(RECORD))
+_RECORD = to_proto(TuningRecord.from_json(RECORD), pb.Record)
 _SPEC = pb.JobSpec(shares=["cpu:1"], trials=1, round_size=1)
 _ROW = pb.PlanRow(units=1, throughput_per_s=5.0, latency_s=0.1)
 _PLAN = pb.MakePlanRequest(

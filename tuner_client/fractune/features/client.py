@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -15,14 +16,15 @@ from fractune.features.log.match import MatchResult, asked_match, match_request
 from fractune.local.state import default_state_dir
 from fractune.models.source import ModelSource, model_file
 from fractune.server.credentials import PLAIN, Credentials
-from fractune.server.from_proto import job_status, offered_share, worker
+from fractune.server.from_proto import job_status
 from fractune.server.job_status import JobStatus, OfferedShare, Worker
 from fractune.server.rpc import CALL_TIMEOUT_S, RECONNECT_S, RpcClient
 from fractune.sessions.finding import named_server, server_address
 from fractune.sessions.requests import share_names, tuning_spec
 from fractune.sessions.running import submit
 from fractune.sessions.session import session
-from fractune_core.convert import DEFAULT_ROUND_SIZE, DEFAULT_TRIALS
+from fractune_core.codec.messages import from_proto
+from fractune_core.jobs import JobSpec
 
 if TYPE_CHECKING:
     from fractune.features.plan.plan import PlanResult
@@ -97,10 +99,10 @@ class Client:
         model: ModelSource,
         shares: str | Sequence[str],
         *,
-        trials: int = DEFAULT_TRIALS,
+        trials: int = JobSpec.trials,
         minutes: float | None = None,
         more: int | None = None,
-        round_size: int = DEFAULT_ROUND_SIZE,
+        round_size: int = JobSpec.round_size,
         seed: int = 0,
         target: str = "",
         rerank: int | None = None,
@@ -197,11 +199,11 @@ class Client:
 
     def workers(self) -> list[Worker]:
         """The live workers, by role and name."""
-        return sorted(map(worker, self._rpc.workers()), key=lambda found: (found.role, found.name))
+        return sorted(map(partial(from_proto, Worker), self._rpc.workers()), key=lambda found: (found.role, found.name))
 
     def shares(self) -> list[OfferedShare]:
         """The shares that can be asked for now, and on which device."""
-        return list(map(offered_share, self._rpc.shares()))
+        return list(map(partial(from_proto, OfferedShare), self._rpc.shares()))
 
 
 @contextlib.contextmanager

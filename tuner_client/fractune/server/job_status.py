@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Annotated
 
 from fractune_core.analysis.roofline import Arithmetic, Roof
+from fractune_core.codec.places import In
 from fractune_core.errors import JobCancelled, JobFailed, error_from_name
 from fractune_core.jobs import JobState
 from fractune_core.records import TuningRecord
@@ -16,7 +18,7 @@ from fractune_core.shares import Device, GrantedShare
 class OperatorStatus:
     """An operator of a job's model, as far as the job is."""
 
-    name: str
+    name: Annotated[str, In("display_name")]
     workload_hash: str
     weight: int = 1
     """how often it occurs in the model"""
@@ -50,7 +52,7 @@ class ShareResult:
     """largest difference to the untuned outputs over their largest value, by variant"""
     earlier_job: str = ""
     """`jobs/...` that measured all this, where this job took it from there: the very same bundle; empty = this job"""
-    timed_at: float = 0.0
+    timed_at: Annotated[float, In("time")] = 0.0
     """when it was measured, in seconds since 1970, UTC; 0 = not known"""
 
     @property
@@ -68,7 +70,7 @@ class JobStatus:
     state: JobState
     model: str = ""
     """`models/SHA256`"""
-    model_name: str = ""
+    model_name: Annotated[str, In("model_display_name")] = ""
     """name of the model file, a label"""
     shares: tuple[str, ...] = ()
     inputs: Mapping[str, list[int]] = field(default_factory=dict)
@@ -81,7 +83,7 @@ class JobStatus:
     """`low`, `normal` or `high`: what it gets beside other jobs"""
     minutes: float = 0.0
     """limit of the search; 0 = none"""
-    created_at: float = 0.0
+    created_at: Annotated[float, In("create_time")] = 0.0
     """seconds since 1970, UTC"""
     error: str = ""
     """class name of the error that ended the job"""
@@ -109,7 +111,7 @@ class JobStatus:
     """seconds that workers worked, by what they did, without waits for cores; side by side, so that the sum says
     nothing"""
     operators: tuple[OperatorStatus, ...] = ()
-    results: tuple[ShareResult, ...] = ()
+    results: Annotated[tuple[ShareResult, ...], In("result.shares")] = ()
     """one for each share, once the job is done"""
     wall_s: float = 0.0
     """from its creation to its end, once the job is done"""
@@ -179,7 +181,7 @@ class Worker:
     """`compile`, `tune`, `build` or `measure`"""
     host: str
     pid: int
-    started_at: float
+    started_at: Annotated[float, In("start_time")]
     """seconds since 1970, UTC"""
     device: Device | None = None
     """of a measurer: the processor it measures on"""
@@ -193,5 +195,5 @@ class OfferedShare:
 
     device: Device
     granted: GrantedShare
-    measurers: int
+    measurers: Annotated[int, In("workers")]
     """how many live workers measure at it"""

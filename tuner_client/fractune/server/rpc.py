@@ -20,8 +20,9 @@ from fractune.server.credentials import PLAIN, Credentials
 from fractune.server.uploads import send_model
 from fractune_core.access.addresses import UNIX
 from fractune_core.access.connections import CLIENT_KEEPALIVE
-from fractune_core.convert import state_from_proto, timestamp
+from fractune_core.codec.times import timestamp
 from fractune_core.errors import BadRequest, FractuneError, ServerUnreachable, StateUnusable, error_from_name
+from fractune_core.jobs import JobState
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.pb import fractune_pb2_grpc as rpc
 
@@ -44,6 +45,8 @@ RECONNECT_EVERY_S = 0.1
 _NO_ANSWER = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 _MAX_MESSAGE_BYTES = 64 << 20
 _MAX_RECONNECT_MS = 5000
+
+_ENDED = {pb.JobState.Value(f"JOB_STATE_{state.name}") for state in JobState if not state.open}
 
 
 @dataclass(frozen=True)
@@ -174,7 +177,7 @@ class RpcClient:
                     if seen.revision != revision:
                         revision = seen.revision
                         yield seen
-                    if not state_from_proto(seen.state).open:
+                    if seen.state in _ENDED:
                         return
                 raise self._unreachable()  # a server that shuts down in order ends the stream before the job
             except ServerUnreachable as error:

@@ -16,10 +16,11 @@ from fractune.server.rpc import Absence, RpcClient
 from fractune.sessions.finding import PathText
 from fractune.sessions.progress import View
 from fractune.sessions.session import Workplace, tuning_session
-from fractune_core.convert import spec_to_proto
+from fractune_core.codec.messages import to_proto
 from fractune_core.errors import FractuneError, JobFailed
 from fractune_core.jobs import JobSpec, JobState
 from fractune_core.names import Collection
+from fractune_core.pb import fractune_pb2 as pb
 
 _NEEDS_SEARCH = (JobState.INGESTING, JobState.TUNING, JobState.VALIDATING)
 """states that a model which the log knows passes at once; in others, a tuner instance would only be in the way"""
@@ -76,7 +77,7 @@ def _cancelled_when_stopped(place: Workplace, job: str, view: View) -> Iterator[
 def submit(client: RpcClient, model: Path, spec: JobSpec) -> str:
     """Send the model unless the server has it, and create the job; its name."""
     sha256 = Collection.MODELS.parse(client.upload_model(model).name)
-    return client.create_job(spec_to_proto(replace(spec, model=sha256))).name
+    return client.create_job(to_proto(replace(spec, model=sha256), pb.JobSpec)).name
 
 
 def follow(

@@ -8,10 +8,10 @@ over measured seconds.
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
-from typing import Any, TypeGuard
+from dataclasses import dataclass
+from typing import TypeGuard
 
-from fractune_core.fields import known_fields
+from fractune_core.codec.plain_json import JsonObject
 
 NEAR = 0.9
 """an operator at this part of its roof has almost nothing to gain"""
@@ -20,7 +20,7 @@ DOUBTFUL = 1.3
 
 
 @dataclass(frozen=True)
-class Roof:
+class Roof(JsonObject):
     """Measured limits of a share: its arithmetic and its memory, each measured alone on all units of the share."""
 
     gflops: float
@@ -35,13 +35,6 @@ class Roof:
         return Roof(
             max(self.gflops, other.gflops), max(self.gb_per_s, other.gb_per_s), max(self.cache_bytes, other.cache_bytes)
         )
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Roof:
-        return cls(**known_fields(cls, data))
 
 
 @dataclass(frozen=True)

@@ -21,11 +21,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, cast
 
+from fractune_core.codec.plain_json import read_json
 from fractune_core.errors import BadBundle, BadRequest
 from fractune_core.files import manifests
 from fractune_core.files.archives import Archive, BadArchive
 from fractune_core.files.comparing_file import ComparingFile
-from fractune_core.json_shapes import read_json
 
 FORMAT = 3
 _BEFORE = 2

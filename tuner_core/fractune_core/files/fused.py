@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from fractune_core.codec.plain_json import read_json
 from fractune_core.errors import BadModel, BadRequest
 from fractune_core.files.archives import Archive, BadArchive
-from fractune_core.json_shapes import read_json
 from fractune_core.names import is_label
 
 SUFFIX = ".fused"

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from fractune_core.json_shapes import is_storable
+from fractune_core.codec.plain_json import is_storable
 from fractune_core.names import ROBUST_VARIANT, UNTUNED_VARIANT
 
 ALIGNMENT_BYTES = 64

@@ -9,11 +9,11 @@ import math
 import time
 from typing import Any, TypedDict, cast
 
+from fractune_core.codec.plain_json import check_shape
 from fractune_core.errors import FractuneError
 from fractune_core.fleet.messages import WORK_BY_KIND, Event, Work, WorkerInfo
 from fractune_core.fleet.redis_names import CLOCK_TOLERANCE_S, WORK_MAX_AGE_S
 from fractune_core.fleet.signing import Unsigned, open_signed_json, sign_json
-from fractune_core.json_shapes import check_shape
 
 _EVENT = "a result"
 _REPLAYED = "a result that somebody had read once more"

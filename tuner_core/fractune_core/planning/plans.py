@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
+from fractune_core.codec.places import In
 from fractune_core.planning.speeds import Basis
 
 
@@ -82,7 +84,7 @@ class Plan:
     headroom: float
     stp: float | None
     """in the mode of one device: the sum of the jobs' speeds, each over its own on the whole device"""
-    is_proved: bool
+    is_proved: Annotated[bool, In("proved")]
     """whether these figures allow no better plan; False when the solver ran out of time"""
     solve_s: float
     simulated: tuple[SimulatedModel, ...] = ()

@@ -6,7 +6,8 @@ from collections import Counter
 
 import grpc
 
-from fractune_core.convert import device_to_proto, granted_to_proto, timestamp
+from fractune_core.codec.messages import to_proto
+from fractune_core.codec.times import timestamp
 from fractune_core.fleet.messages import WorkerInfo
 from fractune_core.names import Collection
 from fractune_core.pb import fractune_pb2 as pb
@@ -29,22 +30,23 @@ class FleetService(rpc.FleetServiceServicer):
         counts = Counter((offer.device, offer.granted) for offer in offers)
         return pb.ListSharesResponse(
             shares=[
-                pb.OfferedShare(device=device_to_proto(device), granted=granted_to_proto(granted), workers=count)
+                pb.OfferedShare(
+                    device=to_proto(device, pb.Device), granted=to_proto(granted, pb.GrantedShare), workers=count
+                )
                 for (device, granted), count in sorted(counts.items(), key=lambda item: item[0][1].share)
             ]
         )
 
 
 def _encode(worker: WorkerInfo) -> pb.Worker:
-    message = pb.Worker(
+    measures = worker["device"]
+    return pb.Worker(
         name=Collection.WORKERS.of(worker["name"]),
         role=worker["role"],
         host=worker["host"],
         pid=worker["pid"],
         start_time=timestamp(worker["started_at"]),
         versions=worker["versions"],
+        device=to_proto(Device.from_json(worker["device"]), pb.Device) if measures else None,
+        granted=to_proto(GrantedShare.from_json(worker["granted"]), pb.GrantedShare) if measures else None,
     )
-    if worker["device"]:
-        message.device.CopyFrom(device_to_proto(Device.from_json(worker["device"])))
-        message.granted.CopyFrom(granted_to_proto(GrantedShare.from_json(worker["granted"])))
-    return message

@@ -12,7 +12,8 @@ from dataclasses import replace
 import grpc
 
 from fractune_core.access.tokens import Scope
-from fractune_core.convert import seconds, spec_from_proto, spending_to_proto
+from fractune_core.codec.messages import from_proto, to_proto
+from fractune_core.codec.times import seconds
 from fractune_core.errors import BadRequest, QuotaExceeded, ScopeMissing, ServerUnreachable
 from fractune_core.jobs import JobSpec, JobState, Priority
 from fractune_core.names import Collection
@@ -46,7 +47,7 @@ class JobService(rpc.JobServiceServicer):
         if size > _MOST_SPEC_BYTES:
             raise BadRequest(f"the job's spec has {size} bytes, and {_MOST_SPEC_BYTES} is the limit; name less in it")
         model = self._context.store.models.get(Collection.MODELS.parse(request.spec.model))
-        spec = spec_from_proto(request.spec, model.display_name)
+        spec = from_proto(JobSpec, request.spec, model_name=model.display_name)
         spec.check()
         asker = caller()
         _check_priority(spec, asker)
@@ -112,7 +113,7 @@ class JobService(rpc.JobServiceServicer):
         costs = [
             pb.JobCost(
                 job=job_to_proto(job),
-                spent=map(spending_to_proto, spent.get(job.id, ())),
+                spent=[to_proto(each, pb.Spending) for each in spent.get(job.id, ())],
                 token=job.token if request.with_tokens else "",
             )
             for _, job in rows

@@ -8,14 +8,8 @@ from typing import Any
 import grpc
 
 from fractune_core.analysis.match import How, Policy
-from fractune_core.analysis.roofline import Arithmetic, Roof
-from fractune_core.convert import (
-    arithmetic_to_proto,
-    record_from_proto,
-    record_to_proto,
-    roof_to_proto,
-    shapes_from_proto,
-)
+from fractune_core.analysis.roofline import Arithmetic
+from fractune_core.codec.messages import from_proto, to_lists, to_proto
 from fractune_core.errors import BadRequest, QuotaExceeded
 from fractune_core.jobs import OperatorTask
 from fractune_core.names import Collection
@@ -48,24 +42,27 @@ class LogService(rpc.LogServiceServicer):
         after = RecordPlace(float(token[0]), int(token[1])) if token else None
         size = page_size(request.page_size, default=100)
         rows = self._log.page(chosen, size + 1, after, fastest_first=request.fastest_first)
-        page, end = first_page([(place, record_to_proto(record)) for place, record in rows], size)
+        page, end = first_page([(place, to_proto(record, pb.Record)) for place, record in rows], size)
         records = [record for _, record in rows[: len(page)]]
         return pb.ListRecordsResponse(
             records=page,
             next_page_token=write_token(None if end is None else [end.median_s, end.seq]),
             total_size=self._log.count(chosen),
             arithmetic={
-                name: arithmetic_to_proto(each)
+                name: to_proto(each, pb.Arithmetic)
                 for name, each in self._log.arithmetic(record.workload_hash for record in records).items()
             },
-            roofs={Collection.RECORDS.of(name): roof_to_proto(roof) for name, roof in self._roofs_of(records).items()},
+            roofs={
+                Collection.RECORDS.of(name): to_proto(roof, pb.Roof) for name, roof in self._roofs_of(records).items()
+            },
         )
 
-    def _roofs_of(self, records: Sequence[TuningRecord]) -> dict[str, Roof]:
-        """By record id, where they are known."""
+    def _roofs_of(self, records: Sequence[TuningRecord]) -> dict[str, pb.Roof]:
+        """By record name, where they are known."""
         by_device = {key: self._roofs.of(key) for key in {record.device.key for record in records}}
         found = {record.record_id: by_device[record.device.key].get(record.granted.key) for record in records}
-        return {name: roof for name, roof in found.items() if roof is not None}
+        known = {Collection.RECORDS.of(name): roof for name, roof in found.items() if roof is not None}
+        return {name: to_proto(roof, pb.Roof) for name, roof in known.items()}
 
     def ExportRecords(
         self, request: pb.ExportRecordsRequest, context: grpc.ServicerContext
@@ -77,7 +74,7 @@ class LogService(rpc.LogServiceServicer):
                 sent.add(name)
                 workload = pb.Workload(workload_hash=name, json=self._log.workload(name))
                 yield pb.ExportRecordsResponse(workload=workload)
-            yield pb.ExportRecordsResponse(record=record_to_proto(record))
+            yield pb.ExportRecordsResponse(record=to_proto(record, pb.Record))
 
     def ImportRecords(
         self, request_iterator: Iterator[pb.ImportRecordsRequest], context: Any
@@ -94,7 +91,7 @@ class LogService(rpc.LogServiceServicer):
                 check_workload(request.workload)
                 workloads[request.workload.workload_hash] = request.workload.json
             else:
-                record = record_from_proto(request.record)
+                record = from_proto(TuningRecord, request.record)
                 check_record(record)
                 records[record.record_id] = record
         added = self._log.import_all(workloads.items(), list(records.values()))
@@ -111,7 +108,7 @@ class LogService(rpc.LogServiceServicer):
         answer = self._matcher.match(_query(request, context), request.share, _policy(request))
         return pb.MatchModelResponse(
             matches=[_answer(each) for each in answer.operators],
-            roof=None if answer.roof is None else roof_to_proto(answer.roof),
+            roof=None if answer.roof is None else to_proto(answer.roof, pb.Roof),
         )
 
     def TabulateModel(
@@ -144,7 +141,7 @@ def _unreadable(found: UnreadableResult) -> pb.UnreadableResult:
 def _query(request: pb.MatchModelRequest | pb.TabulateModelRequest, context: grpc.ServicerContext) -> MatchQuery:
     return MatchQuery(
         Collection.MODELS.parse(request.model),
-        shapes_from_proto(request.inputs),
+        to_lists(request.inputs),
         request.target,
         context.time_remaining(),
         request.scope,
@@ -159,18 +156,12 @@ def _policy(request: pb.MatchModelRequest) -> Policy:
 
 
 def _task(task: OperatorTask, arithmetic: Arithmetic | None = None) -> pb.Operator:
-    return pb.Operator(
-        display_name=task.name,
-        weight=task.weight,
-        workload_hash=task.workload_hash,
-        selected=True,
-        arithmetic=None if arithmetic is None else arithmetic_to_proto(arithmetic),
-    )
+    return to_proto(task, pb.Operator, selected=True, arithmetic=to_proto(arithmetic, pb.Arithmetic))
 
 
 def _row(row: OperatorRow) -> pb.OperatorTable:
     cells = [
-        pb.TableCell(tuned_at=variant, run_at=share, record=record_to_proto(record))
+        pb.TableCell(tuned_at=variant, run_at=share, record=to_proto(record, pb.Record))
         for (variant, share), record in row.cells.items()
     ]
     return pb.OperatorTable(operator=_task(row.task), cells=cells)
@@ -181,7 +172,7 @@ def _answer(answer: OperatorAnswer) -> pb.OperatorMatch:
     return pb.OperatorMatch(
         operator=_task(task, answer.arithmetic),
         how=match.how.value,
-        record=None if match.record is None else record_to_proto(match.record),
+        record=None if match.record is None else to_proto(match.record, pb.Record),
         regret=match.regret,
         reason=match.reason,
     )

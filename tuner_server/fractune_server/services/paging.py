@@ -10,8 +10,8 @@ from typing import TypeVar
 
 from google.protobuf.message import Message
 
+from fractune_core.codec.plain_json import check_shape, read_json
 from fractune_core.errors import BadRequest
-from fractune_core.json_shapes import check_shape, read_json
 
 MAX_PAGE = 1000
 PAGE_BYTES = 2 << 20

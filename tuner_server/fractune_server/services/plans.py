@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import grpc
 
+from fractune_core.codec.messages import to_proto
 from fractune_core.errors import BadRequest
 from fractune_core.names import Collection
 from fractune_core.pb import fractune_pb2 as pb
@@ -11,7 +12,7 @@ from fractune_core.pb import fractune_pb2_grpc as rpc
 from fractune_core.planning.devices import DeviceType
 from fractune_core.planning.planner import make_plan
 from fractune_core.planning.speeds import Row, measured_rows
-from fractune_core.planning.wire import LoggedModel, plan_to_proto, request_from_proto
+from fractune_core.planning.wire import LoggedModel, request_from_proto
 from fractune_server.selection.model_match import Matcher, MatchQuery
 
 
@@ -29,4 +30,4 @@ class PlanService(rpc.PlanServiceServicer):
             return measured_rows(times.operators_s, times.whole_s, batch)
 
         asked = request_from_proto(request, rows_of)
-        return plan_to_proto(make_plan(asked, simulated=request.simulate, seed=request.seed))
+        return to_proto(make_plan(asked, simulated=request.simulate, seed=request.seed), pb.Plan)

@@ -11,15 +11,14 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, RowMapping, bindparam, delete, func, insert, select, update
 
 from fractune_core.access.tokens import Quotas
+from fractune_core.codec.plain_json import from_json, to_dict
 from fractune_core.errors import NotFound
-from fractune_core.fields import own_fields
-from fractune_core.jobs import JobSpec, JobState
-from fractune_core.records import Kind
+from fractune_core.jobs import JobState
 from fractune_core.shares import Device, GrantedShare
-from fractune_server.store.database.database import Database, parts
+from fractune_server.store.database.database import Database, as_dict, parts
 from fractune_server.store.database.tables import job_operators, jobs, rounds, webhooks
 from fractune_server.store.quotas import check_job
-from fractune_server.store.stored_job import Progress, Round, StoredJob, StoredOperator
+from fractune_server.store.stored_job import Round, StoredJob, StoredOperator
 
 _ENDED = [state.value for state in JobState if not state.open]
 
@@ -131,7 +130,7 @@ class JobStore:
     def _save_operators(self, connection: Connection, job: str, operators: Mapping[int, StoredOperator]) -> None:
         insert_ = self._database.insert(job_operators)
         values = {column.name: insert_.excluded[column.name] for column in job_operators.c if not column.primary_key}
-        rows = [{"job": job, "position": place, **own_fields(operator)} for place, operator in operators.items()]
+        rows = [{"job": job, "position": place, **to_dict(operator)} for place, operator in operators.items()]
         keys = [column.name for column in job_operators.primary_key]
         connection.execute(insert_.on_conflict_do_update(index_elements=keys, set_=values), rows)
 
@@ -153,11 +152,11 @@ class JobStore:
     def operators(self, job: str) -> list[StoredOperator]:
         with self._database.read() as connection:
             rows = connection.execute(_OPERATORS_OF, {"job": job}).mappings().all()
-        return [StoredOperator(**{k: v for k, v in row.items() if k not in ("job", "position")}) for row in rows]
+        return [from_json(StoredOperator, as_dict(row)) for row in rows]
 
     def save_round(self, round_: Round) -> None:
         granted = [share.to_json() for share in round_.granted.values()]
-        row = {**own_fields(round_), "kind": round_.kind.value, "granted": granted}
+        row = {**to_dict(round_), "kind": round_.kind.value, "granted": granted}
         with self._database.write() as connection:
             connection.execute(_DROP_ROUND, {"round": round_.round_id})
             connection.execute(_ADD_ROUND, row)
@@ -178,34 +177,15 @@ def _keys(granted: Mapping[str, GrantedShare]) -> dict[str, str]:
 
 
 def _round_from_row(row: RowMapping) -> Round:
-    granted = [GrantedShare.from_json(data) for data in row["granted"]]
-    return Round(**{**row, "kind": Kind(row["kind"]), "granted": {share.share: share for share in granted}})
+    return from_json(Round, {**as_dict(row), "granted": {share["share"]: share for share in row["granted"]}})
 
 
 def _to_row(job: StoredJob) -> dict[str, Any]:
-    return {
-        **own_fields(job),
-        "model": job.spec.model,
-        "model_name": job.spec.model_name,
-        "spec": job.spec.to_json(),
-        "state": job.state.value,
-        "device": job.device.to_json(),
-        # A list, because JSON objects are not promised to keep their order in every database.
-        "granted": [granted.to_json() for granted in job.granted.values()],
-        "progress": own_fields(job.progress),
-    }
+    row = job.to_json()
+    # A list, because JSON objects are not promised to keep their order in every database.
+    granted = list(row["granted"].values())
+    return {**row, "model": job.spec.model, "model_name": job.spec.model_name, "granted": granted}
 
 
 def _from_row(row: RowMapping) -> StoredJob:
-    granted = [GrantedShare.from_json(data) for data in row["granted"]]
-    fields = {name: row[name] for name in StoredJob.__dataclass_fields__}
-    return StoredJob(
-        **{
-            **fields,
-            "spec": JobSpec.from_json(row["spec"]),
-            "state": JobState(row["state"]),
-            "device": Device.from_json(row["device"]),
-            "granted": {share.share: share for share in granted},
-            "progress": Progress(**row["progress"]),
-        }
-    )
+    return StoredJob.from_json({**as_dict(row), "granted": {share["share"]: share for share in row["granted"]}})

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from sqlalchemy import select
 
 from fractune_core import LOWERING, __version__
+from fractune_core.codec.plain_json import JsonObject, from_json, to_dict
 from fractune_core.errors import NotFound
 from fractune_core.jobs import OperatorTask
-from fractune_server.store.database.database import Database
+from fractune_server.store.database.database import Database, as_dict
 from fractune_server.store.database.tables import ingested, models
 
 
@@ -41,7 +42,7 @@ class IngestKey:
 
 
 @dataclass(frozen=True)
-class IngestedModel:
+class IngestedModel(JsonObject):
     target: str
     """TVM's target as JSON"""
     target_key: str
@@ -55,14 +56,8 @@ class ModelStore:
         self._database = database
 
     def add(self, model: StoredModel) -> None:
-        row = {
-            "sha256": model.sha256,
-            "display_name": model.display_name,
-            "size_bytes": model.size_bytes,
-            "token": model.token,
-        }
         with self._database.write() as connection:
-            self._database.insert_new(connection, models, [row])
+            self._database.insert_new(connection, models, [to_dict(model)])
 
     def get(self, sha256: str) -> StoredModel:
         """Raises NotFound."""
@@ -73,12 +68,7 @@ class ModelStore:
         return StoredModel(**row)
 
     def save_ingested(self, key: IngestKey, found: IngestedModel) -> None:
-        row = {
-            "key": key.key,
-            "target": found.target,
-            "target_key": found.target_key,
-            "operators": [task.to_json() for task in found.operators],
-        }
+        row = {"key": key.key, **found.to_json()}
         with self._database.write() as connection:
             self._database.insert_new(connection, ingested, [row])
 
@@ -87,5 +77,4 @@ class ModelStore:
             row = connection.execute(select(ingested).where(ingested.c.key == key.key)).mappings().first()
         if row is None:
             return None
-        tasks = [OperatorTask.from_json(task) for task in row["operators"]]
-        return IngestedModel(row["target"], row["target_key"], tasks)
+        return from_json(IngestedModel, as_dict(row))

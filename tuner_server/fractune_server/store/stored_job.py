@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
+from fractune_core.codec.places import In
+from fractune_core.codec.plain_json import JsonObject
 from fractune_core.jobs import JobSpec, JobState
+from fractune_core.names import Collection
 from fractune_core.records import Kind
 from fractune_core.share_kinds import CPU
 from fractune_core.shares import Device, GrantedShare
@@ -15,16 +18,16 @@ from fractune_core.shares import Device, GrantedShare
 class Progress:
     """Counts of one job; see the message of the same name in the public contract."""
 
-    planned: int = 0
-    done: int = 0
+    planned: Annotated[int, In("trials_planned")] = 0
+    done: Annotated[int, In("candidates_done")] = 0
     """candidates measured at every share for this job"""
-    shared: int = 0
+    shared: Annotated[int, In("candidates_shared")] = 0
     """candidates measured at every share for other jobs meanwhile"""
     known: int | None = None
     """candidates that the log held at every share when tuning began; None = not counted yet"""
-    by_share: dict[str, int] = field(default_factory=dict)
+    by_share: Annotated[dict[str, int], In("trials_done")] = field(default_factory=dict)
     failures: dict[str, int] = field(default_factory=dict)
-    saved: int = 0
+    saved: Annotated[int, In("trials_saved")] = 0
     """candidates that were not searched, because the operators are near their roof"""
     entered_at: dict[str, float] = field(default_factory=dict)
     """time of day when the job entered each state"""
@@ -37,7 +40,7 @@ class StoredOperator:
     """One operator of a job. Times in seconds by share, as text."""
 
     workload_hash: str
-    name: str
+    name: Annotated[str, In("display_name")]
     weight: int
     selected: bool
     trials: int = 0
@@ -46,19 +49,19 @@ class StoredOperator:
 
 
 @dataclass
-class StoredJob:
+class StoredJob(JsonObject):
     """Times of day in seconds since 1970."""
 
-    id: str
+    id: Annotated[str, In("name", Collection.JOBS)]
     spec: JobSpec
-    created_at: float
+    created_at: Annotated[float, In("create_time")]
     device: Device
     granted: dict[str, GrantedShare]
     """by share, as text; in the order of the request"""
     asked_target: str
     """target text for ingest"""
     state: JobState = JobState.QUEUED
-    ended_at: float | None = None
+    ended_at: Annotated[float | None, In("end_time")] = None
     error: str = ""
     message: str = ""
     target: str = ""

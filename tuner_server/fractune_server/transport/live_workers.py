@@ -10,13 +10,15 @@ from typing import TypedDict
 
 from redis import Redis
 
-from fractune_core.convert import END_OF_TIME_S, are_small, can_be_told
+from fractune_core.codec.messages import fits
+from fractune_core.codec.plain_json import check_shape
+from fractune_core.codec.times import END_OF_TIME_S
 from fractune_core.errors import FractuneError, ShareUnavailable
 from fractune_core.fleet.messages import WorkerInfo
 from fractune_core.fleet.redis_names import PROTOCOL
 from fractune_core.fleet.signed_messages import open_worker
 from fractune_core.fleet.worker_entries import read_entries
-from fractune_core.json_shapes import check_shape
+from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.shares import Device, GrantedShare, Share
 
 MEASURE = "measure"
@@ -117,14 +119,12 @@ def _check_entry(name: str, worker: WorkerInfo) -> None:
     check_shape(WorkerInfo, worker)
     if worker["name"] != name:
         raise ValueError(f"its entry has the name '{worker['name']}'")
-    if not 0 <= worker["started_at"] < END_OF_TIME_S or not are_small(worker["pid"]):
+    if not 0 <= worker["started_at"] < END_OF_TIME_S or abs(worker["pid"]) >= 2**31:
         raise ValueError(f"its pid {worker['pid']} or its start time {worker['started_at']} is out of range")
     if worker["role"] == MEASURE or worker["device"]:
-        check_shape(Device, worker["device"])
-        check_shape(GrantedShare, worker["granted"])
-        granted = GrantedShare.from_json(worker["granted"])
+        device, granted = Device.from_json(worker["device"]), GrantedShare.from_json(worker["granted"])
         Share.parse(granted.share)
-        if not can_be_told(Device.from_json(worker["device"]), granted):
+        if not fits(device, pb.Device) or not fits(granted, pb.GrantedShare):
             raise ValueError("a number of its device or its share has more than 32 bits")
 
 

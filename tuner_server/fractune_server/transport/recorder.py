@@ -17,12 +17,12 @@ from redis.retry import Retry
 
 from fractune_core import tracing
 from fractune_core.analysis.roofline import Roof
+from fractune_core.codec.plain_json import check_shape
 from fractune_core.errors import FractuneError
 from fractune_core.fleet.messages import EVENT_BY_KIND, Event, WorkFailed
 from fractune_core.fleet.redis_names import EVENT_FIELD, RECORDER, REPLAYED_FIELD, SERVER_STREAM, STREAMS, TUNER
 from fractune_core.fleet.signed_messages import open_event, open_replayed
 from fractune_core.fleet.signing import Unsigned
-from fractune_core.json_shapes import check_shape
 from fractune_core.records import TuningRecord
 from fractune_core.shares import GrantedShare
 from fractune_core.spending import WorkCost
@@ -301,19 +301,18 @@ def _read(event: Event) -> Arrival:
         raise ValueError(f"no event is called '{event['event']}'")
     check_shape(kind, event)
     if event["event"] == "measured":
-        check_shape(TuningRecord, event["record"])
         record = TuningRecord.from_json(event["record"])
         check_measured(record)
         return Arrival(event, record)
     if event["event"] == "piece_done":
         return Arrival(event, piece=WorkCost.from_event(event))
     if event["event"] == "roof_measured":
-        check_shape(Roof, event["roof"])
+        Roof.from_json(event["roof"])
         _check_amounts(event["roof"].values())
     if event["event"] == "ingested":
         _check_amounts(item.get("flops", 0.0) for item in event["operators"])
     if event["event"] == "model_timed":
-        check_shape(GrantedShare, event["granted"])
+        GrantedShare.from_json(event["granted"])
     return Arrival(event)
 
 

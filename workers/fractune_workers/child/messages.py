@@ -13,7 +13,7 @@ import json
 import struct
 from typing import Any
 
-from fractune_core.json_shapes import read_json
+from fractune_core.codec.plain_json import read_json
 
 _PREFIX = struct.Struct("!i")
 """how a message of `multiprocessing.connection.Connection` begins"""

@@ -21,7 +21,8 @@ from typing import Any, Protocol, TypeVar
 
 from fractune_core.analysis.noise import DEFAULT_MARGIN
 from fractune_core.analysis.roofline import Roof
-from fractune_core.disturbances import Disturbance, disturbance_of, total
+from fractune_core.codec.plain_json import from_json
+from fractune_core.disturbances import Disturbance, total
 from fractune_core.errors import FractuneError
 from fractune_core.host.memory import model_memory_bytes
 from fractune_core.implementations import DIRECT
@@ -261,12 +262,7 @@ class MeasurementSession:
             answer = self.run([code], batch, raced)
         except CHILD_ERRORS as error:
             return Outcome.of(error)
-        return Outcome(
-            Status.OK,
-            run_secs=tuple(answer["run_secs"]),
-            policy=TimingPolicy.from_json(answer["policy"]),
-            disturbance=disturbance_of(answer),
-        )
+        return from_json(Outcome, {"status": Status.OK, **answer})
 
     def _preparation(self, batch: ArtifactBatch | None = None) -> Preparation:
         return Preparation(partial(self.is_prepared, batch), partial(self._prepare, batch))

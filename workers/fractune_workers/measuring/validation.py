@@ -9,8 +9,8 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from fractune_core.disturbances import disturbance_of
-from fractune_core.records import VALIDATION_POLICY, Status, TimingPolicy
+from fractune_core.codec.plain_json import from_json
+from fractune_core.records import VALIDATION_POLICY, Status
 from fractune_workers.measuring.session import (
     CHILD_ERRORS,
     LOAD_TIMEOUT_S,
@@ -149,10 +149,8 @@ class _Validation:
 
     def _timed(self, answer: Mapping[str, Any], name: str) -> Outcome:
         """A finalist's part of the answer."""
-        policy = TimingPolicy.from_json(answer["policy"][name])
-        run_secs = tuple(answer["run_secs"][name])
-        max_error, disturbance = self._right[name], disturbance_of(answer)
-        return Outcome(Status.OK, run_secs=run_secs, policy=policy, max_error=max_error, disturbance=disturbance)
+        own = {"run_secs": answer["run_secs"][name], "policy": answer["policy"][name], "max_error": self._right[name]}
+        return from_json(Outcome, {**answer, **own, "status": Status.OK})
 
 
 def _tolerance(batch: ArtifactBatch) -> float:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+import statistics
 from collections import defaultdict
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import redis
 
+from fractune_core.codec.plain_json import from_json
 from fractune_core.errors import FractuneError
 from fractune_core.fleet.messages import (
     BuildWork,
@@ -31,7 +34,7 @@ from fractune_core.fleet.redis_names import (
 )
 from fractune_core.fleet.signed_messages import open_event
 from fractune_core.fleet.signing import Unsigned
-from fractune_core.records import Kind, Status, TuningRecord
+from fractune_core.records import Kind, Status
 from fractune_workers.child import Child
 from fractune_workers.child.errors import retry_if_killed
 from fractune_workers.context import WorkerContext, chunks
@@ -61,6 +64,20 @@ class SearchName(NamedTuple):
     target_key: str
     of: str
     """the scope, and the job where it shares with no other"""
+
+
+@dataclass(frozen=True)
+class _TrialResult:
+    """The fields of a trial's record that a search learns from."""
+
+    workload_hash: str
+    target_key: str
+    scope: str
+    job: str
+    candidate_id: str
+    share: str
+    status: Status
+    run_secs: tuple[float, ...]
 
 
 class Tuner(Role):
@@ -116,7 +133,8 @@ class Tuner(Role):
         transaction.send()
 
     def _search(self, work: SearchWork) -> list[dict[str, str]]:
-        search, opening = self._search_name(work["operator"], work["scope"], work["job"]), work["opening"]
+        of, opening = work["operator"], work["opening"]
+        search = self._search_name(of["workload_hash"], of["target_key"], work["scope"], work["job"])
         operator: dict[str, Any] = search._asdict()
         with self._context.computing(self._child):
             if not self._child.call("knows", _LEARN_TIMEOUT_S, **operator):
@@ -144,10 +162,9 @@ class Tuner(Role):
             transferred=opening["transferred"],
         )
 
-    def _search_name(self, operator: Mapping[str, Any], scope: str, job: str) -> SearchName:
-        """Of the search for an operator (a TargetOperator, or a record) that a job takes part in."""
-        of = f"{scope}/{job if job in self._fresh else ''}"
-        return SearchName(operator["workload_hash"], operator["target_key"], of)
+    def _search_name(self, workload_hash: str, target_key: str, scope: str, job: str) -> SearchName:
+        """Of the search for an operator that a job takes part in."""
+        return SearchName(workload_hash, target_key, f"{scope}/{job if job in self._fresh else ''}")
 
     def _read_results(self) -> None:
         """Take in what the stream holds by now; acknowledged at once: thoughts may be lost."""
@@ -165,16 +182,16 @@ class Tuner(Role):
         """Learn from a result that the fleet signed; the recorder keeps the others."""
         try:
             self._note(open_event(self._context.secret, fields.get(EVENT_FIELD.encode(), b"")))
-        except Unsigned as error:
+        except (Unsigned, ValueError) as error:
             _log.warning("nothing is learned from %s of %s: %s", entry.decode(), self._stream, error)
 
     def _note(self, event: Event) -> None:
         if event["event"] != "measured":
             return
-        record = TuningRecord.from_json(event["record"])
-        secs = record.median_s if record.status is Status.OK else 0.0
-        name = self._search_name(event["record"], record.scope, record.job)
-        self._results[name].append((record.candidate_id, record.share, secs))
+        result = from_json(_TrialResult, event["record"])
+        secs = statistics.median(result.run_secs) if result.status is Status.OK else 0.0
+        name = self._search_name(result.workload_hash, result.target_key, result.scope, result.job)
+        self._results[name].append((result.candidate_id, result.share, secs))
         if len(self._results) > _UNLEARNED_KEPT:
             del self._results[next(iter(self._results))]
 

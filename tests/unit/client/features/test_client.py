@@ -26,9 +26,9 @@ from fractune.errors import (
     ShareUnavailable,
     StateUnusable,
 )
-from fractune.server.from_proto import job_status, offered_share, operator_match
+from fractune.server.from_proto import job_status, operator_match
 from fractune.sessions.progress import BarView, LineView, View, choose_view
-from fractune_core.convert import device_to_proto, granted_to_proto, record_to_proto
+from fractune_core.codec.messages import from_proto, to_proto
 from fractune_core.files.bundles import Bundle
 from fractune_core.pb import fractune_pb2 as pb
 from tests.support.client_samples import DEVICE, bundle_bytes, granted, job_script, record
@@ -175,14 +175,14 @@ def test_no_server_is_one_of_our_errors(model: Path) -> None:
 def test_the_fleet_and_its_shares(client: fractune.Client) -> None:
     assert client.workers() == [fractune.Worker("workers/w1", "build", "here", 1, 0.0)]
     assert client.shares() == []
-    message = pb.OfferedShare(device=device_to_proto(DEVICE), granted=granted_to_proto(granted()), workers=2)
-    assert offered_share(message) == fractune.OfferedShare(DEVICE, granted(), 2)
+    offered = fractune.OfferedShare(DEVICE, granted(), 2)
+    assert from_proto(fractune.OfferedShare, to_proto(offered, pb.OfferedShare)) == offered
 
 
 def test_the_log_is_asked_exported_imported_and_pruned(
     client: fractune.Client, server: ScriptedServer, tmp_path: Path
 ) -> None:
-    server.records = [record_to_proto(record(f"r{number}")) for number in range(3)]
+    server.records = [to_proto(record(f"r{number}"), pb.Record) for number in range(3)]
     found = client.log.query(model="m", operator="conv", share="cpu:1", kind="trial", job="j1", limit=2)
     assert server.filters[-1] == pb.RecordFilter(model="m", operator="conv", share="cpu:1", kind="trial", job="jobs/j1")
     assert (len(found), found.total, found[0], list(found)[1].record_id) == (2, 3, record("r0"), "r1")

@@ -14,7 +14,7 @@ import pytest
 
 from fractune.server import uploads
 from fractune.server.rpc import Absence, RpcClient, job_name
-from fractune_core.convert import record_to_proto
+from fractune_core.codec.messages import to_proto
 from fractune_core.errors import (
     BadModel,
     BadRequest,
@@ -127,7 +127,7 @@ def test_all_pages_are_read(client: RpcClient, server: ScriptedServer) -> None:
     server.script = [pb.Job(name=f"jobs/{number}") for number in range(5)]
     assert [job.name for job in client.jobs()] == [f"jobs/{number}" for number in range(5)]
     assert len(list(client.jobs(limit=3))) == 3
-    server.records = [record_to_proto(record(f"r{number}")) for number in range(5)]
+    server.records = [to_proto(record(f"r{number}"), pb.Record) for number in range(5)]
     found = client.records(pb.RecordFilter(), 4)
     assert (len(found.records), found.total_size) == (4, 5)
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
+from fractune_core.codec.messages import from_proto, to_proto
 from fractune_core.errors import BadRequest
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.planning.devices import DeviceType, Layouts, cpu_type, gpu_type
 from fractune_core.planning.planner import make_plan
+from fractune_core.planning.plans import Plan
 from fractune_core.planning.requests import ModelDemand, PlanRequest
 from fractune_core.planning.speeds import Basis, Row
 from fractune_core.planning.wire import (
     LoggedModel,
-    plan_from_proto,
-    plan_to_proto,
     request_from_proto,
     request_to_proto,
 )
@@ -47,7 +47,7 @@ def test_a_request_arrives_as_it_was_sent(asked: PlanRequest) -> None:
 @pytest.mark.parametrize("asked", [fleet(), jobs()], ids=["fleet", "jobs"])
 def test_a_plan_arrives_as_it_was_made(asked: PlanRequest) -> None:
     plan = make_plan(asked, simulated=asked.is_fleet)
-    assert plan_from_proto(plan_to_proto(plan)) == plan
+    assert from_proto(Plan, to_proto(plan, pb.Plan)) == plan
 
 
 def test_the_log_is_asked_for_what_it_knows() -> None:

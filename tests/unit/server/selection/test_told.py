@@ -8,10 +8,10 @@ import pytest
 
 from fractune.features.matrix.cross_table import CrossTable, operator_table, sentences
 from fractune.inference.choosing import choose_variant
-from fractune.server.from_proto import operator_status
-from fractune.server.job_status import OperatorRecords
+from fractune.server.job_status import OperatorRecords, OperatorStatus
 from fractune_core.analysis.match import How, find_match
 from fractune_core.analysis.validated import ValidatedRecords
+from fractune_core.codec.messages import from_proto
 from fractune_core.files.bundles import Bundle
 from fractune_core.jobs import OperatorTask
 from fractune_core.pb import fractune_pb2 as pb
@@ -48,7 +48,7 @@ def row(found: ValidatedRecords, place: Deployment) -> OperatorRow:
 
 def table(found: ValidatedRecords, place: Deployment) -> CrossTable:
     cells = tuple((tuned_at, run_at, record) for (tuned_at, run_at), record in row(found, place).cells.items())
-    operator = operator_status(pb.Operator(display_name="conv2d", workload_hash=NAME, weight=1))
+    operator = from_proto(OperatorStatus, pb.Operator(display_name="conv2d", workload_hash=NAME, weight=1))
     return operator_table(OperatorRecords(operator, cells), list(place.granted))
 
 

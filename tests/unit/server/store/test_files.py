@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 
-from fractune_core.convert import record_from_proto, record_to_proto, spec_from_proto, spec_to_proto, state_to_proto
+from fractune.server.job_status import JobStatus
+from fractune_core.codec.messages import from_proto, to_proto
 from fractune_core.errors import BadBundle, BadRequest, NotFound, StateUnusable
 from fractune_core.files.bundles import Bundle
 from fractune_core.jobs import JobSpec, JobState
 from fractune_core.names import Collection
 from fractune_core.pb import fractune_pb2 as pb
-from fractune_core.records import COLD, VALIDATION_POLICY, Status, TimingPolicy, with_cache
+from fractune_core.records import COLD, VALIDATION_POLICY, Status, TimingPolicy, TuningRecord, with_cache
 from fractune_server.services.paging import page_size, read_token, write_token
 from fractune_server.store.files.blob_files import BlobStore
 from fractune_server.store.records.record_check import check_record, check_workload
@@ -98,20 +99,23 @@ def test_a_good_record_passes() -> None:
 
 def test_records_and_jobs_there_and_back() -> None:
     record = validation("a", 1, 0.5, record_id="r1", max_error=None, clock_mhz=3, versions={"tvm": "1"})
-    assert record_from_proto(record_to_proto(record)) == record
+    assert from_proto(TuningRecord, to_proto(record, pb.Record)) == record
     on_gpu = replace(record, policy=with_cache(VALIDATION_POLICY, COLD), throttled_ns={"sw_power_cap": 2**40})
-    assert record_from_proto(record_to_proto(on_gpu)) == on_gpu
+    assert from_proto(TuningRecord, to_proto(on_gpu, pb.Record)) == on_gpu
     disturbed = replace(record, disturbance=DISTURBANCE, attempts=2)
-    assert record_from_proto(record_to_proto(disturbed)) == disturbed
+    assert from_proto(TuningRecord, to_proto(disturbed, pb.Record)) == disturbed
     spec = JobSpec("a" * 64, "net.onnx", ("cpu:1",), {"x": [1, 3]}, "llvm", 7, 8, 1.5, 9, "conv", 10, -1)
-    assert spec_from_proto(spec_to_proto(spec), "net.onnx") == spec
-    empty = spec_from_proto(pb.JobSpec(model="models/m", shares=["cpu:1"]), "m")
+    assert from_proto(JobSpec, to_proto(spec, pb.JobSpec), model_name="net.onnx") == spec
+    empty = from_proto(JobSpec, pb.JobSpec(model="models/m", shares=["cpu:1"]), model_name="m")
     assert (empty.trials, empty.round_size) == (256, 64)
-    assert spec_from_proto(spec_to_proto(replace(spec, trials=0)), "net.onnx").trials == 0
+    assert from_proto(JobSpec, to_proto(replace(spec, trials=0), pb.JobSpec), model_name="net.onnx").trials == 0
     with pytest.raises(BadRequest, match="trials is -1"):
-        spec_from_proto(pb.JobSpec(model="models/m", shares=["cpu:1"], trials=-1), "m").check()
+        from_proto(JobSpec, pb.JobSpec(model="models/m", shares=["cpu:1"], trials=-1), model_name="m").check()
     for state in JobState:
-        assert pb.JobState.Name(state_to_proto(state)) == f"JOB_STATE_{state.name}"
+        message = pb.Job(state=getattr(pb, f"JOB_STATE_{state.name}"))
+        status = from_proto(JobStatus, message)
+        assert status.state is state
+        assert to_proto(status, pb.Job).state == message.state
 
 
 def test_names_and_pages() -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from fractune.server.from_proto import job_status
 from fractune.server.job_status import JobStatus
 from fractune.server.rpc import RpcClient
-from fractune_core.convert import spending_from_proto
+from fractune_core.codec.messages import from_proto
 from fractune_core.errors import BadRequest
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.spending import MEASURING, Spending
@@ -87,7 +87,7 @@ def job_costs(
 
 
 def job_cost(cost: pb.JobCost) -> JobCost:
-    return JobCost(job_status(cost.job), tuple(map(spending_from_proto, cost.spent)), cost.token)
+    return from_proto(JobCost, cost, job=job_status(cost.job))
 
 
 def share_s(spent: Iterable[Spending]) -> dict[str, float]:

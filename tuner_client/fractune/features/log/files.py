@@ -9,17 +9,18 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Iterable, Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from fractune.text.output_files import replacing
-from fractune_core.convert import record_from_proto, record_to_proto
+from fractune_core.codec.messages import from_proto, to_proto
+from fractune_core.codec.plain_json import read_json
 from fractune_core.errors import BadRequest
-from fractune_core.json_shapes import read_json
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.records import TuningRecord
 
-CSV_COLUMNS = (
+_FIRST_COLUMNS = (
     "record_id",
     "kind",
     "operator",
@@ -54,6 +55,12 @@ CSV_COLUMNS = (
     "worker",
     "measured_at",
 )
+_LEFT_OUT = ("target", "trace", "granted", "versions", "scope")
+CSV_COLUMNS = (
+    *_FIRST_COLUMNS,
+    *(field.name for field in fields(TuningRecord) if field.name not in (*_FIRST_COLUMNS, *_LEFT_OUT)),
+)
+"""newer fields of the record come last"""
 
 
 def write_jsonl(parts: Iterable[pb.ExportRecordsResponse], path: Path) -> int:
@@ -65,7 +72,7 @@ def write_jsonl(parts: Iterable[pb.ExportRecordsResponse], path: Path) -> int:
                 workload = {"workload_hash": part.workload.workload_hash, "json": part.workload.json}
                 file.write(json.dumps({"workload": workload}) + "\n")
             else:
-                file.write(json.dumps({"record": record_from_proto(part.record).to_json()}) + "\n")
+                file.write(json.dumps({"record": from_proto(TuningRecord, part.record).to_json()}) + "\n")
                 count += 1
     return count
 
@@ -78,7 +85,7 @@ def write_csv(parts: Iterable[pb.ExportRecordsResponse], path: Path) -> int:
         table.writeheader()
         for part in parts:
             if part.WhichOneof("part") == "record":
-                table.writerow(csv_row(record_from_proto(part.record)))
+                table.writerow(csv_row(from_proto(TuningRecord, part.record)))
                 count += 1
     return count
 
@@ -130,7 +137,7 @@ def _parse_line(where: str, line: str) -> pb.ImportRecordsRequest:
         if "workload" in data:
             workload = pb.Workload(workload_hash=data["workload"]["workload_hash"], json=data["workload"]["json"])
             return pb.ImportRecordsRequest(workload=workload)
-        return pb.ImportRecordsRequest(record=record_to_proto(TuningRecord.from_json(data["record"])))
+        return pb.ImportRecordsRequest(record=to_proto(TuningRecord.from_json(data["record"]), pb.Record))
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
         raise BadRequest(
             f"{where}: no line of a fractune log ({type(error).__name__}: {error}); nothing was imported"

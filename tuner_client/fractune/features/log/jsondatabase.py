@@ -16,11 +16,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from fractune_core.convert import device_from_proto, granted_from_proto, record_from_proto, record_to_proto
+from fractune_core.codec.messages import from_proto, to_proto
 from fractune_core.errors import BadRequest, FractuneError, StateUnusable
 from fractune_core.implementations import parted_workloads, trace_of
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.records import UNTUNED, Kind, Status, TimingPolicy, TuningRecord, candidate_id
+from fractune_core.shares import Device, GrantedShare
 from fractune_core.targets import target_key
 from fractune_core.tir.lookups import by_position
 from fractune_core.tir.positions import named_by_position, names_of
@@ -48,7 +49,7 @@ def write_jsondatabase(parts: Iterable[pb.ExportRecordsResponse], path: Path) ->
         if part.WhichOneof("part") == "workload":
             workloads[part.workload.workload_hash] = part.workload.json
             continue
-        record = record_from_proto(part.record)
+        record = from_proto(TuningRecord, part.record)
         if record.status is Status.OK and record.trace != UNTUNED:
             found.append(record)
     _check_one_place(found)
@@ -120,7 +121,7 @@ def read_jsondatabase(path: Path, measured_on: pb.OfferedShare) -> Iterator[pb.I
             sent.add(record.workload_hash)
             text = json.dumps(_plain(entry.workload.as_json()))
             yield pb.ImportRecordsRequest(workload=pb.Workload(workload_hash=record.workload_hash, json=text))
-        yield pb.ImportRecordsRequest(record=record_to_proto(record))
+        yield pb.ImportRecordsRequest(record=to_proto(record, pb.Record))
 
 
 def _imported(entry: Any, measured_on: pb.OfferedShare) -> TuningRecord:
@@ -133,7 +134,7 @@ def _imported(entry: Any, measured_on: pb.OfferedShare) -> TuningRecord:
     target = str(entry.target)
     trace = json.dumps(entry.trace.as_json(), separators=(",", ":"), default=_plain)
     candidate = candidate_id(workload_hash, target_key(target), trace)
-    granted = granted_from_proto(measured_on.granted)
+    granted = from_proto(GrantedShare, measured_on.granted)
     run_secs = tuple(float(_plain(secs)) for secs in entry.run_secs)
     identity = "\n".join(("imported", candidate, granted.key, repr(run_secs)))
     failed = not run_secs or max(run_secs) >= 1e9  # MetaSchedule writes a huge time for a failure
@@ -146,7 +147,7 @@ def _imported(entry: Any, measured_on: pb.OfferedShare) -> TuningRecord:
         target=target,
         target_key=target_key(target),
         trace=trace,
-        device=device_from_proto(measured_on.device),
+        device=from_proto(Device, measured_on.device),
         share=granted.share,
         granted=granted,
         status=Status.RUN_FAILED if failed else Status.OK,

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Literal, TypeAlias, TypedDict, Unpack, overload
 
@@ -17,7 +18,7 @@ from fractune.sessions.requests import check_record_filter
 from fractune.text.output_files import check_free
 from fractune.text.rendering import Table
 from fractune_core.analysis.roofline import Arithmetic, Roof
-from fractune_core.convert import arithmetic_from_proto, record_from_proto, roof_from_proto
+from fractune_core.codec.messages import from_proto
 from fractune_core.errors import BadRequest, ShareUnavailable
 from fractune_core.names import Collection
 from fractune_core.pb import fractune_pb2 as pb
@@ -121,10 +122,10 @@ class Log:
         only = record_filter(**wanted)
         found = self._rpc.records(only, limit, fastest_first=fastest)
         return Records(
-            tuple(map(record_from_proto, found.records)),
+            tuple(map(partial(from_proto, TuningRecord), found.records)),
             found.total_size,
-            {name: arithmetic_from_proto(each) for name, each in found.arithmetic.items()},
-            {Collection.RECORDS.parse(name): roof_from_proto(each) for name, each in found.roofs.items()},
+            {name: from_proto(Arithmetic, each) for name, each in found.arithmetic.items()},
+            {Collection.RECORDS.parse(name): from_proto(Roof, each) for name, each in found.roofs.items()},
         )
 
     def export(

@@ -17,7 +17,7 @@ from fractune.sessions.requests import shapes
 from fractune.sessions.session import session
 from fractune.text.rendering import Table
 from fractune_core.analysis.roofline import Roof
-from fractune_core.convert import roof_from_proto, shapes_to_proto
+from fractune_core.codec.messages import from_lists, from_proto
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.shares import Share
 
@@ -70,7 +70,7 @@ def match_request(
     """Without its model. Raises BadRequest for a wrong share or shape."""
     return pb.MatchModelRequest(
         share=str(Share.parse(share)),
-        inputs=shapes_to_proto(shapes(inputs)),
+        inputs=from_lists(shapes(inputs), pb.Shape),
         target=target,
         loosest=policy,
         allow_unmeasured=allow_unmeasured,
@@ -82,5 +82,5 @@ def asked_match(client: RpcClient, model: Path, request: pb.MatchModelRequest) -
     """What the server answers for the file `model`."""
     request.model = client.upload_model(model).name
     answer = client.match_model(request)
-    roof = roof_from_proto(answer.roof) if answer.HasField("roof") else None
+    roof = from_proto(Roof, answer.roof) if answer.HasField("roof") else None
     return MatchResult(request.share, tuple(map(operator_match, answer.matches)), roof)

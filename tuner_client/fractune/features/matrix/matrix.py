@@ -18,7 +18,7 @@ from fractune.sessions.requests import check_above_zero, job_spec
 from fractune.sessions.running import finished_job
 from fractune.text.figure import Drawable
 from fractune.text.rendering import Table
-from fractune_core.convert import shapes_to_proto
+from fractune_core.codec.messages import from_lists
 from fractune_core.pb import fractune_pb2 as pb
 
 
@@ -86,7 +86,7 @@ def job_tables(client: RpcClient, job: JobStatus, *, operators: bool) -> list[Cr
 def operator_tables(client: RpcClient, job: JobStatus) -> list[CrossTable]:
     """The table tuned-at x run-at of every operator that the finished job was about, from published records."""
     request = pb.TabulateModelRequest(
-        model=job.model, shares=job.shares, inputs=shapes_to_proto(job.inputs), target=job.target, scope=job.scope
+        model=job.model, shares=job.shares, inputs=from_lists(job.inputs, pb.Shape), target=job.target, scope=job.scope
     )
     published = map(operator_records, client.tabulate_model(request))
     selected = {each.workload_hash for each in job.operators if each.selected}

@@ -19,11 +19,12 @@ from fractune.sessions.running import finished_job
 from fractune.sessions.session import session
 from fractune.text.figure import Drawable
 from fractune.text.rendering import Table
+from fractune_core.codec.messages import from_proto
 from fractune_core.errors import BadRequest
 from fractune_core.planning.planner import make_plan
 from fractune_core.planning.plans import Plan
 from fractune_core.planning.speeds import Basis
-from fractune_core.planning.wire import LoggedModel, plan_from_proto, request_to_proto
+from fractune_core.planning.wire import LoggedModel, request_to_proto
 
 PlanSource: TypeAlias = str | os.PathLike[str] | Mapping[str, Any]
 _ROUNDS = 4
@@ -104,7 +105,7 @@ def plan_by_server(client: RpcClient, read: PlanFile, *, simulate: bool, seed: i
             model = client.upload_model(path).name
         logged[name] = LoggedModel(model, each.inputs, each.requests_per_run)
     request = request_to_proto(read.request, logged, simulate=simulate, seed=seed)
-    return PlanResult(plan_from_proto(client.make_plan(request)))
+    return PlanResult(from_proto(Plan, client.make_plan(request)))
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from fractune.sessions.progress import ProgressOption, choose_view
 from fractune.sessions.requests import bundle_file, tuning_spec
 from fractune.sessions.running import finished_job
 from fractune.text.output_files import check_writable
-from fractune_core.convert import DEFAULT_ROUND_SIZE, DEFAULT_TRIALS
 from fractune_core.errors import BadRequest
 from fractune_core.files.fused import is_fused
+from fractune_core.jobs import JobSpec
 
 
 def tune(
@@ -28,7 +28,7 @@ def tune(
     until_beats: str | None = None,
     by: float | None = None,
     more: int | None = None,
-    round_size: int = DEFAULT_ROUND_SIZE,
+    round_size: int = JobSpec.round_size,
     seed: int = 0,
     target: str = "",
     rerank: int | None = None,
@@ -78,7 +78,7 @@ def tune(
             shares,
             inputs or {},
             target=target,
-            trials=DEFAULT_TRIALS if trials is None else trials,
+            trials=JobSpec.trials if trials is None else trials,
             more=more,
             minutes=minutes,
             round_size=round_size,

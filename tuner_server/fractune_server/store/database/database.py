@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Column, Connection, Engine, Row, Table, delete, false, inspect, text
+from sqlalchemy import Column, Connection, Engine, Row, RowMapping, Table, delete, false, inspect, text
 from sqlalchemy.dialects import postgresql, sqlite
 
 from fractune_core.errors import StateUnusable
@@ -155,6 +155,11 @@ def parts(items: Sequence[str]) -> Iterator[Sequence[str]]:
     """`items` in pieces that fit into one statement."""
     for start in range(0, len(items), _PART):
         yield items[start : start + _PART]
+
+
+def as_dict(row: RowMapping) -> dict[str, Any]:
+    """A row by plain column names; SQLAlchemy's are texts of its own."""
+    return {str(name): value for name, value in row.items()}
 
 
 def _migrate(connection: Connection) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 
 from sqlalchemy import Connection, bindparam, func, select
 
-from fractune_core.fields import own_fields
+from fractune_core.codec.plain_json import to_dict
 from fractune_core.spending import Spending, WorkCost
 from fractune_server.store.database.database import Database
 from fractune_server.store.database.tables import pieces
@@ -23,7 +23,7 @@ _WORKED = (
 
 def add_pieces(database: Database, connection: Connection, new: Iterable[WorkCost]) -> None:
     """Those whose work is there already stay as they are."""
-    database.insert_new(connection, pieces, [own_fields(piece) for piece in new])
+    database.insert_new(connection, pieces, [to_dict(piece) for piece in new])
 
 
 class Ledger:

@@ -7,10 +7,11 @@ import math
 import re
 from collections.abc import Iterator
 
-from fractune_core.convert import END_OF_TIME_S, are_small, can_be_told
+from fractune_core.codec.messages import fits
+from fractune_core.codec.plain_json import read_json
+from fractune_core.codec.times import END_OF_TIME_S
 from fractune_core.errors import BadRequest
 from fractune_core.implementations import trace_of
-from fractune_core.json_shapes import read_json
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.records import COLD, UNTUNED, WARM, Status, TuningRecord, candidate_id
 from fractune_core.shares import GrantedShare, Share
@@ -69,7 +70,7 @@ def _faults(record: TuningRecord) -> Iterator[str]:
     names = (record.record_id, record.candidate_id, record.workload_hash, record.share, record.job, record.scope)
     if any(len(name) > _LONGEST for name in names):
         yield f"one of its names is longer than {_LONGEST} characters"
-    if not _can_be_told(record):
+    if not fits(record, pb.Record, measure_time=None):
         yield "one of its whole numbers has more than 32 bits"
     yield from _share_faults(record.granted)
     yield from _number_faults(record)
@@ -102,14 +103,6 @@ def _number_faults(record: TuningRecord) -> Iterator[str]:
         yield "the numbers of disturbance must be 0 or more, and finite"
     if not 0 < record.measured_at < END_OF_TIME_S:
         yield "measure_time is missing, or none" if record.measured_at else "measure_time is missing"
-
-
-def _can_be_told(record: TuningRecord) -> bool:
-    """Whether the messages of the public contract have room for its whole numbers."""
-    policy = record.policy
-    counts = (policy.warmups, policy.repeats, policy.choosing, record.neighbours, record.clock_mhz, record.attempts)
-    disturbed = record.disturbance.clock_mhz if record.disturbance else 0
-    return are_small(*counts, disturbed) and can_be_told(record.device, record.granted)
 
 
 def _is_json(text: str) -> bool:

@@ -5,29 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import fields
-from typing import Any
+from typing import Any, get_type_hints
 
-from sqlalchemy import JSON, ColumnElement, Connection, RowMapping, Text, cast, select
+from sqlalchemy import JSON, Column, ColumnElement, Connection, RowMapping, Text, cast, select
 
-from fractune_core.disturbances import Disturbance
-from fractune_core.records import Kind, Status, TimingPolicy, TuningRecord
-from fractune_core.shares import Device, GrantedShare
+from fractune_core.codec.plain_json import from_json
+from fractune_core.records import TuningRecord
+from fractune_server.store.database.database import as_dict
 from fractune_server.store.database.tables import records
 
-_DERIVED = ("seq", "device_key", "share_key", "median_s")
 _PAGE = 500
 
-_PARSERS: dict[str, Callable[[Any], Any]] = {
-    "kind": Kind,
-    "status": Status,
-    "device": lambda text: Device.from_json(json.loads(text)),
-    "granted": lambda text: GrantedShare.from_json(json.loads(text)),
-    "policy": lambda text: TimingPolicy.from_json(json.loads(text)),
-    "run_secs": lambda text: tuple(map(float, json.loads(text))),
-    "throttled_ns": json.loads,
-    "versions": json.loads,
-    "disturbance": lambda text: None if text is None else Disturbance.from_json(json.loads(text)),
-}
 _OWN = ("record_id", "run_secs", "anchor_ratio", "measured_at", "build_secs", "max_error", "disturbance")
 """fields that hardly ever are the same in two records"""
 
@@ -42,16 +30,17 @@ def record_to_row(record: TuningRecord) -> dict[str, Any]:
 
 
 def record_from_row(row: RowMapping) -> TuningRecord:
-    return TuningRecord.from_json({name: value for name, value in row.items() if name not in _DERIVED})
+    return TuningRecord.from_json(as_dict(row))
 
 
 class RecordReader:
     """Reads many records at once; what they have in common is parsed once and held once."""
 
     def __init__(self) -> None:
+        kinds = get_type_hints(TuningRecord)
         columns = [records.c[field.name] for field in fields(TuningRecord)]
         self._query = select(*(cast(each, Text) if isinstance(each.type, JSON) else each for each in columns))
-        self._parsers = [self._parser(column.name) for column in columns]
+        self._parsers = [_parser(column, kinds[column.name]) for column in columns]
 
     def read(self, connection: Connection, *clauses: ColumnElement[bool]) -> Iterator[TuningRecord]:
         """The records that pass all clauses."""
@@ -59,10 +48,14 @@ class RecordReader:
         for row in found:
             yield TuningRecord(*(parse(value) for parse, value in zip(self._parsers, row, strict=True)))
 
-    @staticmethod
-    def _parser(name: str) -> Callable[[Any], Any]:
-        parse = _PARSERS.get(name, _itself)
-        return parse if name in _OWN else _Once(parse).__getitem__
+
+def _parser(column: Column[Any], kind: Any) -> Callable[[Any], Any]:
+    is_json = isinstance(column.type, JSON)
+
+    def parse(value: Any) -> Any:
+        return from_json(kind, json.loads(value) if is_json and value is not None else value)
+
+    return parse if column.name in _OWN else _Once(parse).__getitem__
 
 
 class _Once(dict[Any, Any]):
@@ -75,7 +68,3 @@ class _Once(dict[Any, Any]):
     def __missing__(self, argument: Any) -> Any:
         result = self[argument] = self._function(argument)
         return result
-
-
-def _itself(value: Any) -> Any:
-    return value

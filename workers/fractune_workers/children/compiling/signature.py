@@ -8,8 +8,8 @@ from typing import Any
 import tvm
 from tvm import relax
 
+from fractune_core.codec.plain_json import is_storable, read_json
 from fractune_core.files.archives import Archive, BadArchive
-from fractune_core.json_shapes import is_storable, read_json
 
 _ZIP = b"PK\x03\x04"
 _GRAPH = "/models/model.json"

@@ -16,9 +16,9 @@ from typing import Any
 
 import tvm
 
+from fractune_core.codec.plain_json import read_json
 from fractune_core.errors import BadModel, first_line
 from fractune_core.files.archives import Archive
-from fractune_core.json_shapes import read_json
 from fractune_workers.children.tvm_api.keep_out import hushed, let_torch_in
 
 _GRAPH = "models/model.json"

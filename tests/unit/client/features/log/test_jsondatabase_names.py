@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fractune.features.log.jsondatabase import RECORDS, WORKLOADS, write_jsondatabase
-from fractune_core.convert import record_to_proto
+from fractune_core.codec.messages import to_proto
 from fractune_core.pb import fractune_pb2 as pb
 from tests.support.client_samples import record
 from tests.support.paths import REPOSITORY
@@ -29,7 +29,7 @@ def test_an_exported_trace_applies_to_its_workload(tmp_path: Path, model: str) -
     tuned = record(workload_hash=name, trace=by_model[model]["traces"][0])
     parts = [
         pb.ExportRecordsResponse(workload=pb.Workload(workload_hash=name, json=by_model["first"]["workload"])),
-        pb.ExportRecordsResponse(record=record_to_proto(tuned)),
+        pb.ExportRecordsResponse(record=to_proto(tuned, pb.Record)),
     ]
     assert write_jsondatabase(parts, tmp_path / "db") == 1
     paths = (str(tmp_path / "db" / file) for file in (WORKLOADS, RECORDS))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fractune.features.log.files import CSV_COLUMNS, csv_row, read_jsonl, write_csv
 from fractune.text.output_files import check_writable, replacing
-from fractune_core.convert import record_to_proto
+from fractune_core.codec.messages import to_proto
 from fractune_core.disturbances import Disturbance
 from fractune_core.errors import BadRequest, StateUnusable
 from fractune_core.pb import fractune_pb2 as pb
@@ -41,7 +41,7 @@ def test_files_that_are_no_text_or_not_there_are_told(tmp_path: Path) -> None:
 
 def test_csv_is_flat_and_complete(tmp_path: Path) -> None:
     failed = record("r2", status=Status.RUN_TIMEOUT, run_secs=(), cause='late, very "late"')
-    parts = [pb.ExportRecordsResponse(record=record_to_proto(each)) for each in (record("r1"), failed)]
+    parts = [pb.ExportRecordsResponse(record=to_proto(each, pb.Record)) for each in (record("r1"), failed)]
     assert write_csv(parts, tmp_path / "log.csv") == 2
     with (tmp_path / "log.csv").open(newline="") as file:
         first, second = csv.DictReader(file)

@@ -14,7 +14,7 @@ from fractune.features.matrix.table import cell_text, rows, table_json
 from fractune.server.from_proto import job_status, operator_records
 from fractune.text.figure import check_picture
 from fractune_core.analysis.slowdown_ci import Slowdown
-from fractune_core.convert import record_to_proto
+from fractune_core.codec.messages import to_proto
 from fractune_core.errors import BadRequest
 from fractune_core.pb import fractune_pb2 as pb
 from tests.support.samples import validation
@@ -125,7 +125,7 @@ def test_a_jobs_result_and_published_records_become_tables() -> None:
             pb.TableCell(
                 tuned_at="cpu:1",
                 run_at=f"cpu:{units}",
-                record=record_to_proto(validation("a", units, 1.0 / units, record_id=f"{units:032x}")),
+                record=to_proto(validation("a", units, 1.0 / units, record_id=f"{units:032x}"), pb.Record),
             )
             for units in (1, 2)
         ],

@@ -27,10 +27,9 @@ from fractune.sessions.requests import bundle_file, check_above_zero
 from fractune.sessions.session import server_session
 from fractune.text.figure import check_picture
 from fractune.text.output_files import check_writable
-from fractune_core.convert import DEFAULT_ROUND_SIZE, DEFAULT_TRIALS
 from fractune_core.errors import BadRequest
 from fractune_core.files.bundles import Bundle
-from fractune_core.jobs import Priority
+from fractune_core.jobs import JobSpec, Priority
 
 GOAL_MISSED = 10
 """exit code: everything went well, and --until-beats was not reached"""
@@ -42,7 +41,7 @@ Trials = Annotated[
     typer.Option(
         "--trials",
         help="Candidates to have measured in all, known ones counted in; 0 searches nothing. "
-        f"[default: {DEFAULT_TRIALS}; with --until-beats no limit]",
+        f"[default: {JobSpec.trials}; with --until-beats no limit]",
     ),
 ]
 Minutes = Annotated[
@@ -95,7 +94,7 @@ def tune(
     until_beats: UntilBeats = None,
     by: By = None,
     more: More = None,
-    round_size: RoundSize = DEFAULT_ROUND_SIZE,
+    round_size: RoundSize = JobSpec.round_size,
     seed: Seed = 0,
     rerank: Rerank = None,
     only: options.Only = "",
@@ -132,7 +131,7 @@ def tune(
     }
     if detach:
         _check_detached({"--until-beats": until_beats, "--out": out, "--picture": picture, "--on-done": on_done})
-        asked["trials"] = DEFAULT_TRIALS if trials is None else trials
+        asked["trials"] = JobSpec.trials if trials is None else trials
         _leave(model, shares, asked, place, as_json=as_json)
         return
     _check_paths(model, out or Path(), picture)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fractune.cli import main
-from fractune_core.convert import record_to_proto
+from fractune_core.codec.messages import to_proto
 from fractune_core.pb import fractune_pb2 as pb
 from tests.support.client_samples import record
 from tests.support.processes.cli_process import only_line
@@ -16,7 +16,7 @@ from tests.support.processes.scripted_server import ScriptedServer
 
 
 def test_the_log_is_shown_and_filtered(server: ScriptedServer, capsys: pytest.CaptureFixture[str]) -> None:
-    server.records = [record_to_proto(record(f"r{number}")) for number in range(3)]
+    server.records = [to_proto(record(f"r{number}"), pb.Record) for number in range(3)]
     at = ["--server", server.address]
     filters = ["--model", "m", "--operator", "conv", "--share", "cpu:1", "--device", "rocket", "--kind", "trial"]
     filters += ["--scope", "acme"]
@@ -42,7 +42,7 @@ def test_the_log_is_shown_and_filtered(server: ScriptedServer, capsys: pytest.Ca
 def test_an_exported_log_comes_back_as_it_was(
     server: ScriptedServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    server.records = [record_to_proto(record("r1", max_error=0.5)), record_to_proto(record("r2", run_secs=()))]
+    server.records = [to_proto(record("r1", max_error=0.5), pb.Record), to_proto(record("r2", run_secs=()), pb.Record)]
     path, at = tmp_path / "log.jsonl", ["--server", server.address]
     assert main(["log", "export", str(path), *at]) == 0
     assert main(["log", "import", str(path), *at]) == 0

@@ -11,9 +11,9 @@ import pytest
 import fractune
 from fractune.cli import main
 from fractune.features.plan.plan import plan as make_plan
+from fractune_core.codec.messages import to_proto
 from fractune_core.errors import PlanInfeasible
 from fractune_core.pb import fractune_pb2 as pb
-from fractune_core.planning.wire import plan_to_proto
 from tests.support.client_samples import job_script
 from tests.support.paths import REPOSITORY
 from tests.support.processes.scripted_server import ScriptedServer, serving
@@ -123,13 +123,14 @@ def test_a_plan_file_that_is_not_there_is_code_2(tmp_path: Path, capsys: pytest.
 
 
 def a_plan(share_is_predicted: bool) -> pb.Plan:  # noqa: FBT001  - a script
-    made = plan_to_proto(
+    made = to_proto(
         make_plan(
             {
                 "device": {"cores": 2},
                 "models": [{"name": "a", "rate_per_s": 5, "profile": [{"share": "cpu:1", "latency_ms": 9}]}],
             }
-        ).plan
+        ).plan,
+        pb.Plan,
     )
     made.devices[0].parts[0].basis = "predicted" if share_is_predicted else "measured"
     return made

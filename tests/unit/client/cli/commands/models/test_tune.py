@@ -39,7 +39,7 @@ def test_json_is_one_object_a_line_and_the_result_is_the_last(
     assert result["busy_s"] == {"build": 6.5, "measure": 0.01}
     assert result["shares"][0] == {
         "share": "cpu:1",
-        "granted": granted().to_json(),
+        "granted": json.loads(json.dumps(granted().to_json())),
         "untuned_s": 4e-3,
         "tuned_s": 2e-3,
         "timed_by": "jobs/j1",

@@ -1,0 +1,115 @@
+"""Dataclasses as JSON objects, and whether JSON has the shape that a TypedDict or a dataclass declares.
+
+Fields that a type does not know are passed over: a later version may have added them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import fields
+from functools import lru_cache
+from typing import Any, Self, TypeVar, cast
+
+import msgspec
+
+_T = TypeVar("_T")
+_LEAST, _MOST = -(2**63), 2**63 - 1
+"""the whole numbers that a database and a protobuf message can hold"""
+
+
+class JsonObject:
+    """A dataclass that JSON holds as an object with its fields."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Its fields by name, as `json.dumps` takes them."""
+        return cast("dict[str, Any]", msgspec.to_builtins(self))
+
+    @classmethod
+    def from_json(cls, data: Any) -> Self:
+        """The instance that `to_json` wrote, in this version or another. Raises ValueError for anything else."""
+        return from_json(cls, data)
+
+
+def from_json(kind: type[_T], data: Any) -> _T:
+    """`data` as the annotation `kind` declares it. Raises ValueError that says where it differs."""
+    return msgspec.convert(data, kind)
+
+
+def to_dict(instance: Any) -> dict[str, Any]:
+    """The fields of a dataclass by name, as they are."""
+    kind: Any = type(instance)
+    return {name: getattr(instance, name) for name in _names(kind)}
+
+
+@lru_cache
+def _names(kind: Any) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind))
+
+
+def read_json(text: str | bytes) -> Any:
+    """As `json.loads`. Raises ValueError for every text that is not JSON, or is nested too deeply."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def check_shape(kind: Any, value: Any) -> None:
+    """Raises ValueError that says where `value` differs from the annotation `kind`, or holds what cannot be stored.
+
+    Whole numbers must have 64 bits, and UTF-8 and databases must be able to hold every text.
+    """
+    try:
+        msgspec.convert(value, kind)
+        _check_storable(value)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    except _Unstorable as error:
+        raise ValueError(ascii(f"{error} - at `${error.path}`")[1:-1]) from None
+
+
+def is_storable(text: Any) -> bool:
+    """Whether a value is a text that UTF-8 and databases can hold."""
+    if type(text) is not str:
+        return False
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError:  # half a character
+            return False
+    return "\0" not in text
+
+
+class _Unstorable(Exception):
+    """What is wrong with a value; on the way out its path grows."""
+
+    path = ""
+
+    def inside(self, place: str) -> _Unstorable:
+        self.path = place + self.path
+        return self
+
+
+def _check_storable(value: Any) -> None:
+    kind = type(value)
+    if kind is str:
+        if not is_storable(value):
+            raise _Unstorable(f"{value[:80]!a} is not a text that can be stored")
+    elif kind is int:
+        if not _LEAST <= value <= _MOST:
+            raise _Unstorable("the whole number has more than 64 bits")
+    elif kind is dict:
+        _check_storable(list(value))
+        _check_each(value.items(), ".{:.80}")
+    elif kind is list or kind is tuple:
+        _check_each(enumerate(value), "[{}]")
+
+
+def _check_each(items: Iterable[tuple[Any, Any]], path: str) -> None:
+    for place, value in items:
+        if type(value) is not float:
+            try:
+                _check_storable(value)
+            except _Unstorable as error:
+                raise error.inside(path.format(place)) from None
