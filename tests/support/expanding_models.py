@@ -427,7 +427,7 @@ ATTACKS: dict[str, tuple[Callable[[], bytes], str]] = {
     "large inputs": (large_inputs, rf"up to 'lv1' \(relax.add\) in function 'main', {HELD}"),
     "many values": (many_values, HELD),
     "buffers of loops": (lambda: loops("1000000000000"), rf"buffer 'x' of function 'f' {TENSOR} \[1000000000000\]"),
-    "nested calls": (nested_calls, "is no well-formed IRModule: "),
+    "nested calls": (nested_calls, "is not a well-formed IRModule: "),
     "what loops allocate": (lambda: loops("4", "900000000"), rf"buffer 't' of function 'f' {TENSOR} \[900000000\]"),
     "tuples of tuples of Relax": (relax_tuples, "more than 120,000 tensors in all"),
 }

@@ -1,1 +1,1 @@
-"""What runs inside child processes: the only place where TVM is imported."""
+"""The code of child processes: the only place where TVM is imported."""

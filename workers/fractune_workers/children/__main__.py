@@ -1,6 +1,6 @@
 """Entry of a child process: `python -m fractune_workers.children FD PARENT_PID MODULE [ARGS]`.
 
-The module's `open_child(args)` gives the methods that the parent may call, by name.
+The module's `open_child(args)` returns the methods that the parent may call, by name.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _answer(methods: Methods, request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _error_json(error: Exception) -> dict[str, Any]:
-    """An error as it is sent to the parent: ours by name and text, any other as a failed call."""
+    """An error as the parent gets it: ours by name and text, any other as a failed call."""
     error = memory_met_by(error) or error
     if isinstance(error, FractuneError):
         return {"error": type(error).__name__, "message": str(error)}

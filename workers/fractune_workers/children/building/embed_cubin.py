@@ -94,5 +94,4 @@ def _list(values: list[int]) -> bytes:
 
 
 def _unknown(what: str) -> FractuneError:
-    told = "this version of TVM packs device code in an unknown way"
-    return FractuneError(f"{told}: {what}; install 'fractune[worker]' anew")
+    return FractuneError(f"this TVM packs device code in an unknown way: {what}; reinstall 'fractune[worker]'")

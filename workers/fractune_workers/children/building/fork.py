@@ -44,9 +44,9 @@ class Fork:
         _, status, usage = os.wait4(self._pid, 0)
         if os.WIFSIGNALED(status) or not answer:
             number = os.WTERMSIG(status)
-            how = signal.Signals(number).name if number else "an early end"
+            cause = signal.Signals(number).name if number else "an early end"
             spent_s, peak_bytes = usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024
-            raise ForkDied(f"the compiler was ended by {how}", number, spent_s, peak_bytes)
+            raise ForkDied(f"the compiler was ended by {cause}", number, spent_s, peak_bytes)
         result, error = pickle.loads(answer)  # noqa: S301  our own fork wrote it
         if error is not None:
             raise error

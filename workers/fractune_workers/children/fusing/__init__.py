@@ -1,1 +1,1 @@
-"""Variants of one model as one module: an outer axis, of slots, over all that they compute."""
+"""Variants of one model as one module: all values get an outer axis of slots."""

@@ -62,7 +62,7 @@ _PRAGMAS = frozenset({"pragma_auto_unroll_max_step", "pragma_unroll_explicit", "
 _FOREIGN_CODE = frozenset({"external_mods", "Codegen", "system_lib_prefix"})
 """Attributes that hand functions over to another compiler, or bring its results"""
 _HINT = "export the model without it"
-_NO_MODULE = "is no IRModule as JSON; write it with tvm.ir.save_json"
+_NO_MODULE = "is not an IRModule as JSON; write it with tvm.ir.save_json"
 
 Node = dict[str, Any]
 
@@ -76,7 +76,7 @@ def load_json(text: str) -> tvm.IRModule:
     try:
         mod = from_json_graph_str(current)
     except Exception as error:
-        raise BadModel(f"is no IRModule as JSON: {first_line(error)}; write it with tvm.ir.save_json") from error
+        raise BadModel(f"is not an IRModule as JSON: {first_line(error)}; write it with tvm.ir.save_json") from error
     if not isinstance(mod, tvm.IRModule):
         raise BadModel(f"holds a {type(mod).__name__}, not an IRModule; save the whole module")
     _refuse_missing_functions(nodes, {var.name_hint for var in mod.functions})
@@ -91,7 +91,7 @@ def refuse_malformed(mod: tvm.IRModule) -> None:
     try:
         relax.analysis.well_formed(mod)
     except Exception as error:
-        raise BadModel(f"is no well-formed IRModule: {first_line(error)}; write it with tvm.ir.save_json") from error
+        raise BadModel(f"is not a well-formed IRModule: {first_line(error)}; write it with tvm.ir.save_json") from error
 
 
 def _current(text: str) -> str:
@@ -149,7 +149,7 @@ def _check_call(nodes: list[Node], call: Any) -> None:
     """An operator or a function of the module is called; by name TVM's sorting alone."""
     operator = _at(nodes, _field(call, "op"))
     if operator.get("type") not in ("ir.Op", "ir.GlobalVar"):
-        raise BadModel(f"calls a {operator.get('type')}, which is no function of the module; {_HINT}")
+        raise BadModel(f"calls a {operator.get('type')}, which is not a function of the module; {_HINT}")
     if operator.get("data") == _CALL_BY_NAME:
         callee = _callee(nodes, call)
         if not callee.startswith(_LIBRARY):

@@ -128,7 +128,7 @@ def _load_text(text: str, shapes: Shapes) -> tvm.IRModule:
     if text.startswith(_LFS_POINTER):
         raise BadModel("is only a Git LFS pointer; fetch the file itself with `git lfs pull`")
     if not text.lstrip().startswith("{"):
-        raise BadModel(f"is a text file, and no IRModule; expected {_FORMATS}")
+        raise BadModel(f"is a text file, and not an IRModule; expected {_FORMATS}")
     from fractune_workers.children.importing.ir_module import load_json
 
     mod = load_json(text)

@@ -59,7 +59,7 @@ def _size(dim: onnx.TensorShapeProto.Dimension) -> int | None:
 def _check_sizes(name: str, shape: Sequence[int]) -> None:
     wrong = [dim for dim in shape if dim < 1]
     if wrong:
-        raise BadModel(f"input '{name}': dimension {wrong[0]} is no size; every dimension is 1 or more")
+        raise BadModel(f"input '{name}': dimension {wrong[0]} is not a size; every dimension is 1 or more")
 
 
 def _fix(value: onnx.ValueInfoProto, shape: Sequence[int], named: dict[str, tuple[int, str]]) -> None:
@@ -69,15 +69,15 @@ def _fix(value: onnx.ValueInfoProto, shape: Sequence[int], named: dict[str, tupl
         for _ in shape:
             tensor.shape.dim.add()
     dims = tensor.shape.dim
-    asked = ",".join(map(str, shape))
+    wanted = ",".join(map(str, shape))
     if len(dims) != len(shape):
-        raise BadModel(f"input '{value.name}' has rank {len(dims)} {_shape_text(value)}, but {asked} has {len(shape)}")
+        raise BadModel(f"input '{value.name}' has rank {len(dims)} {_shape_text(value)}, but {wanted} has {len(shape)}")
     for index, (dim, size) in enumerate(zip(dims, shape, strict=True)):
         fixed = _size(dim)
         if fixed is not None and fixed != size:
             raise BadModel(
                 f"input '{value.name}': dimension {index} is {fixed} in the model {_shape_text(value)}, "
-                f"but {asked} makes it {size}"
+                f"but {wanted} makes it {size}"
             )
         if dim.dim_param not in _NAMELESS:
             known, where = named.setdefault(dim.dim_param, (size, value.name))

@@ -60,7 +60,7 @@ def screen(data: bytes) -> bytes:
         root = archive.names[0].partition("/")[0] if archive.names else ""
         entries = {name.removeprefix(f"{root}/"): archive.read(name) for name in archive.names}
     if _GRAPH not in entries:
-        raise BadModel(f"is an archive, but no torch.export program; {_EXPORT}")
+        raise BadModel(f"is an archive, but not a torch.export program; {_EXPORT}")
     kept = {name: entries[name] for name in _HEADERS if name in entries}
     kept[_GRAPH] = json.dumps(_plain_graph(_json(entries[_GRAPH]))).encode()
     kept[_SAMPLE_INPUTS] = b""
@@ -73,7 +73,7 @@ def _json(data: bytes) -> Any:
     try:
         return read_json(data)
     except ValueError as error:
-        raise BadModel(f"holds a graph that is no JSON; {_EXPORT}") from error
+        raise BadModel(f"holds a graph that is not JSON; {_EXPORT}") from error
 
 
 def _plain_graph(graph: Any) -> Any:
@@ -107,7 +107,7 @@ def _screen_node(value: dict[str, Any]) -> None:
     if isinstance(target, str) and "outputs" in value:
         value["metadata"] = {}
         if not _OPERATOR.fullmatch(target):
-            raise BadModel(f"calls '{target}', which is no operator of ATen; export a model without it")
+            raise BadModel(f"calls '{target}', which is not an operator of ATen; export a model without it")
     for name in ("in_spec", "out_spec"):
         if isinstance(value.get(name), str):
             _screen_spec(_json(value[name].encode()))

@@ -1,1 +1,1 @@
-"""In which layout each tensor of a model lies, and the kernels for these layouts."""
+"""The layouts of a model's tensors, the kernels for these layouts, and the passes before and after them."""

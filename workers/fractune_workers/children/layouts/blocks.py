@@ -1,10 +1,10 @@
 """Blocked layouts: one axis of a tensor, its channels, in blocks of the processor's vector width.
 
-A tensor of shape (N, C, H, W) with its axis 1 in blocks of 16 lies as (N, ceil(C / 16), H, W, 16): the innermost loop
-is always one vector, whatever the image's size. Where C is no multiple of the block, the last one is filled up.
+In blocks of 16 along its axis 1, a tensor of shape (N, C, H, W) lies as (N, ceil(C / 16), H, W, 16). The innermost loop
+is always one vector, whatever the image's size. Where C is not a multiple of the block, the last block is filled up.
 
-Channels that belong to groups may lie in as many parts, each with blocks of its own, so that no block has channels of
-two groups: 136 channels in 4 parts are 4 times 34, and lie in 4 times 3 blocks of 16.
+Channels of groups may lie in parts with blocks of their own, so that no block has channels of two groups. For example,
+136 channels in 4 parts are 4 times 34, and lie in 4 times 3 blocks of 16.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from tvm import te
 from fractune_core.names import FROM_BLOCKS, TO_BLOCKS
 
 _MANY = 16
-"""blocks: one more than so many is next to nothing to compute"""
+"""blocks; from this number on, one more block costs next to nothing to compute"""
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """How a plain tensor lies in blocks: with `shape`, of which `axis` is in blocks of `size`."""
+    """The layout of a plain tensor in blocks: a tensor of `shape`, with `axis` in blocks of `size`."""
 
     shape: tuple[int, ...]
     axis: int
     size: int
     dropped: tuple[int, ...] = ()
-    """axes of extent 1 that the plain tensor lacks: a squeeze or a reduction leaves the rank in blocks as it was"""
+    """axes of extent 1 that the plain tensor lacks: a squeeze or a reduction does not change the rank in blocks"""
     parts: int = 1
-    """of how many equal parts the axis is, each in blocks of its own"""
+    """the number of equal parts of the axis; each part has blocks of its own"""
 
     @property
     def plain(self) -> tuple[int, ...]:
@@ -60,13 +60,13 @@ class Blocks:
         return (*self.shape[: self.axis], self.count, *self.shape[self.axis + 1 :], self.size)
 
     def channel(self, block: Any, lane: Any) -> tuple[Any, Any]:
-        """What a lane stands for: the channel, and whether there is such."""
+        """The channel that a lane stands for, and whether this channel exists."""
         blocks = self.count // self.parts
         within = block % blocks * self.size + lane
         return block // blocks * self._part + within, within < self._part
 
     def place(self, channel: Any) -> tuple[Any, Any]:
-        """Where a channel is: its block, and its lane."""
+        """The block and the lane of a channel."""
         if self.parts == 1:
             return channel // self.size, channel % self.size
         part, within = channel // self._part, channel % self._part
@@ -78,9 +78,9 @@ class Blocks:
 
 
 def block_count(channels: int, size: int) -> int:
-    """How many blocks hold the channels.
+    """The number of blocks that hold the channels.
 
-    Where the last of many has to be filled up anyway, it is an even number: a tile of two blocks is fast.
+    Where the last of many blocks has to be filled up anyway, the number is even: a tile of two blocks is fast.
     """
     whole, rest = divmod(channels, size)
     count = whole + (rest > 0)
@@ -88,7 +88,7 @@ def block_count(channels: int, size: int) -> int:
 
 
 def pack(array: npt.NDArray[Any], axis: int, size: int, fill: float = 0.0, parts: int = 1) -> npt.NDArray[Any]:
-    """The array with its axis in blocks, in so many parts, `fill` in the lanes that stand for no channel."""
+    """The array with its axis in blocks, in `parts` parts, with `fill` in the lanes that stand for no channel."""
     before, part, after = array.shape[:axis], array.shape[axis] // parts, array.shape[axis + 1 :]
     count = block_count(part, size)
     missing = [(0, 0)] * (array.ndim + 1)

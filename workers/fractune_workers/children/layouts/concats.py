@@ -1,8 +1,8 @@
-"""Concatenations that need no kernel.
+"""Concatenations without a kernel.
 
-Where all axes before that of a concatenation are 1, each part is a contiguous slice of the result, and whoever computes
-a part can write it there. Such a concatenation stays a call of Relax; compiling lays its parts into the result
-(`children/compiling/concat_in_place.py`).
+Where all axes before the axis of a concatenation are 1, each part is a contiguous slice of the result. The operator
+that computes a part can write it there. This concatenation stays a call of Relax; compiling lays its parts into the
+result (`children/compiling/concat_in_place.py`).
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ _ALIGNMENT_BITS = 64 * 8
 
 
 def kept(builder: relax.BlockBuilder, call: Any) -> Any:
-    """Legalizes `relax.concat`: a call whose parts are aligned slices of its result stays as it is."""
+    """Legalize `relax.concat`; a call whose parts are aligned slices of its result stays unchanged."""
     return call if _has_slices(call) else _kernel(builder, call)
 
 
 def settled(mod: tvm.IRModule) -> tvm.IRModule:
-    """The fused module, whose concatenations without a kernel can all be laid out; the others got one.
+    """The fused module with a kernel for each concatenation whose parts cannot be laid into its result.
 
-    Each part must be computed by an operator of the same block, maybe seen in another shape since: inputs and weights
-    are where they are. And it can be a part of one result only.
+    An operator of the same block must compute each part; the part may have another shape since. Inputs and weights have
+    places already. A part belongs to one result only.
     """
     in_place = set[Any]().union(*map(_in_place, relax_functions(mod).values()))
     return rewritten(mod, _Settler(mod.clone(), in_place))

@@ -49,7 +49,7 @@ def binary(planner: Planner, call: Any) -> Made:
 
 
 def _operand(planner: Planner, operand: Any, blocks: Blocks, fill: float) -> Any | None:
-    """An operand of an element-wise operator, to go with a value that lies in `blocks`; None where none fits."""
+    """An operand of an element-wise operator, laid out like a value in `blocks`; None where it does not fit."""
     known = planner.in_blocks(operand)
     if known:
         theirs = known[1]

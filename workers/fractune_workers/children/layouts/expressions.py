@@ -1,4 +1,4 @@
-"""What the passes over a model ask of its expressions."""
+"""Facts about a model's expressions that its passes share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tvm import relax
 
 
 def shape_of(value: Any) -> tuple[int, ...]:
-    """Of a tensor whose shape is fixed."""
+    """The shape of a tensor whose shape is fixed."""
     return tuple(int(dim) for dim in value.ty.shape)
 
 
@@ -51,7 +51,7 @@ def relax_functions(mod: tvm.IRModule) -> dict[Any, Any]:
 
 
 def rewritten(mod: tvm.IRModule, rewriter: Any) -> tvm.IRModule:
-    """The module with all Relax functions as a PyExprMutator of its clone makes them."""
+    """The module with all Relax functions rewritten by `rewriter`, a PyExprMutator of its clone."""
     for name, function in relax_functions(mod).items():
         rewriter.builder_.update_func(name, rewriter.visit_expr(function))
     return rewriter.builder_.get()

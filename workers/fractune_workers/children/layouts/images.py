@@ -34,7 +34,7 @@ def pool(planner: Planner, call: Any) -> Made:
     options: dict[str, Any] = {"kernel": kernel, "window": Window.of(attrs), "extents": made.shape[2:]}
     if call.op.name == "relax.nn.max_pool2d":
         return planner.kernel(kernels.max_pool2d, image[0], name="max_pool2d", **options), made
-    # What a mean counts at the edges of such an image is a matter of its own.
+    # At the edges of such an image, the mean counts other elements.
     if attrs.ceil_mode or options["window"].dilation != (1, 1):
         return None
     options["of_padding"] = bool(attrs.count_include_pad)

@@ -1,7 +1,7 @@
-"""Other ways to compute a blocked convolution than the direct one: each takes its place as one kernel of the same
-image and output, with weights of its own.
+"""Implementations of a blocked convolution beside the direct one: each is one kernel of the same image and output, with
+weights in its own layout.
 
-Which one is fastest depends on channels, extents and the share; that is for measurements to say.
+The fastest one depends on channels, extents and the share. Measurements decide.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from fractune_workers.children.layouts.winograd import WINOGRAD2, WINOGRAD4, Win
 _Array = npt.NDArray[Any]
 _WEIGHT_DIMS = 6
 _TRANSFORM, _READ_WEIGHT = 8.0, 12.0
-"""multiplications that take as long as to transform one element of a tile, and as to read one weight from beyond the
-second cache: what fits both algorithms of Winograd at nine convolutions, on a processor with AVX-512"""
+"""Multiplications that take as long as transforming one element of a tile, and as reading one weight from beyond the
+second cache. Fitted to both algorithms of Winograd at nine convolutions, on a processor with AVX-512."""
 
 
 @dataclass(frozen=True)
 class Implementation:
-    """Of a convolution with one group over blocks. It is asked with the convolution's window, the shape of the direct
-    one's weights (K/b, C/b, R, S, b, b), and the image's height and width.
+    """An implementation of a convolution with one group over blocks. Its functions take the convolution's window, the
+    shape of the direct one's weights (K/b, C/b, R, S, b, b), and the image's height and width.
     """
 
     fits: Callable[[Window, tuple[int, ...], tuple[int, int]], bool]
@@ -43,7 +43,7 @@ class Implementation:
 
 
 def order(window: Window, weights: tuple[int, ...], image: tuple[int, int]) -> list[str]:
-    """The names of the implementations that fit, the likeliest to be the fastest on one core first."""
+    """The names of the implementations that fit; the first is most likely the fastest on one core."""
     costs = {names.DIRECT: _direct_cost(window, weights, image)}
     for name, each in IMPLEMENTATIONS.items():
         if each.fits(window, weights, image):
@@ -52,9 +52,8 @@ def order(window: Window, weights: tuple[int, ...], image: tuple[int, int]) -> l
 
 
 def order_of(shapes: Sequence[tuple[int, ...]]) -> list[str]:
-    """As `order`, by the shapes of an operator's arguments, the output last, as the direct one takes them: of a
-    convolution that another implementation fits, and so without strides and dilation. In a fused model all have slots
-    before their axes.
+    """As `order`, from the shapes of the direct operator's arguments, the output last. Another implementation must fit
+    the convolution, so it has no strides and no dilation. In a fused model all shapes have slots before their axes.
     """
     slots = max(map(len, shapes)) - _WEIGHT_DIMS
     image, weights, output = (each[slots:] for each in (shapes[0], max(shapes, key=len), shapes[-1]))
@@ -70,10 +69,10 @@ def repacked(name: str, weights: _Array) -> _Array:
 
 
 def own_arguments(name: str, arguments: Sequence[_Array]) -> list[_Array]:
-    """The arguments of an operator as the implementation called `name` takes them, of those of the direct one.
+    """The arguments of an operator for the implementation called `name`, from the arguments of the direct one.
 
-    Its weights are in blocks of both kinds of channels, and nothing else has as many dimensions; in a fused model each
-    slot has its own.
+    Its weights are in blocks of both kinds of channels, and have more dimensions than all other arguments. In a fused
+    model each slot has weights of its own.
     """
     most = max(each.ndim for each in arguments)
     return [_repacked_slots(name, each) if each.ndim == most else each for each in arguments]

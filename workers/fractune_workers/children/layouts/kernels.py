@@ -25,7 +25,7 @@ _Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Window:
-    """How a convolution moves over an image: pairs are (height, width), padding is (top, left, bottom, right)."""
+    """The movement of a convolution over an image: pairs are (height, width), padding is (top, left, bottom, right)."""
 
     strides: tuple[int, int]
     padding: tuple[int, int, int, int]
@@ -54,7 +54,7 @@ class Window:
         return (height - (kernel[0] - 1) * dy - 1) // sy + 1, (width - (kernel[1] - 1) * dx - 1) // sx + 1
 
     def at(self, y: Any, x: Any, ry: Any, rx: Any) -> tuple[Any, Any]:
-        """Where in the padded image the output's (y, x) reads for the kernel's (ry, rx)."""
+        """The place in the padded image that the output's (y, x) reads for the kernel's (ry, rx)."""
         (sy, sx), (dy, dx) = self.strides, self.dilation
         return y * sy + ry * dy, x * sx + rx * dx
 
@@ -111,7 +111,7 @@ def pack_groups(weight: _Array, groups: int, lanes: int) -> _Array:
 
 
 def _conv2d(data: te.Tensor, weight: te.Tensor, window: Window, first_block: Callable[[Any], Any]) -> te.Tensor:
-    """Each block of outputs reads as many blocks of inputs as it has weights for, from `first_block` on."""
+    """Each block of outputs reads the blocks of inputs that it has weights for, from `first_block` on."""
     out_blocks, in_blocks, *kernel, in_size, out_size = (int(dim) for dim in weight.shape)
     image = window.padded(data)
     batch, _, height, width, _ = (int(dim) for dim in image.shape)
@@ -143,9 +143,9 @@ def depthwise_conv2d(data: te.Tensor, weight: te.Tensor, window: Window) -> te.T
 
 
 def max_pool2d(data: te.Tensor, kernel: tuple[int, int], window: Window, extents: tuple[int, int]) -> te.Tensor:
-    """(N, C/b, H, W, b) -> (N, C/b, Y, X, b), of which `extents` are (Y, X): one expression, without a reduction.
+    """(N, C/b, H, W, b) -> (N, C/b, Y, X, b) with `extents` (Y, X): one expression, without a reduction.
 
-    TVM would put the loops of the window inside the one over a block's channels, and could use no vectors then.
+    TVM would put the loops of a reduction's window inside the loop over a block's channels, and could not use vectors.
     """
     lowest = tvm.tirx.min_value(data.dtype)
 
@@ -178,7 +178,7 @@ def avg_pool2d(
 
 
 def _tap(data: te.Tensor, window: Window, index: tuple[Any, ...], outside: Any) -> Any:
-    """What the padded image has at `index`."""
+    """The element of the padded image at `index`."""
     n, k, y, x, lane = index
     y, x = y - window.padding[0], x - window.padding[1]
     inside = tvm.tirx.all(y >= 0, y < data.shape[2], x >= 0, x < data.shape[3])

@@ -1,8 +1,8 @@
-"""A product with a one-hot matrix looks rows up, and what is computed of a table's rows is computed of the table.
+"""Turns products with one-hot matrices into lookups of rows, and computes operators over these rows in the table.
 
-Frameworks without an embedding write `one_hot(x) @ table`: each row of the product has one factor that is not zero.
-The product becomes a lookup, and element-wise operators between its result and numbers that are the same for every
-row go into the table, here and now, where this has no more rows than are looked up.
+Frameworks without an embedding write `one_hot(x) @ table`: each row of the product has one factor other than zero. The
+product becomes a lookup. Element-wise operators between its result and numbers that are the same for every row are
+computed on the table at compile time, where the table has at most as many rows as are looked up.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _ELEMENTWISE: dict[str, Callable[..., _Array]] = {
     "minimum": np.minimum, "multiply": np.multiply, "negative": np.negative, "sqrt": np.sqrt, "square": np.square,
     "subtract": np.subtract, "tanh": np.tanh,
 }  # fmt: skip
-"""what NumPy calls TVM's operators"""
+"""NumPy's functions by TVM's operators"""
 
 
 @dataclass(frozen=True)
@@ -45,18 +45,18 @@ class _Lookup:
     """a variable, (..., 1)"""
 
     def stands_for(self, call: Any) -> bool:
-        """Whether it gives the type and the shape that the call does."""
+        """Whether it has the type and the shape of the call's result."""
         shape = (*shape_of(self.index)[:-1], self.table.shape[1])
         return shape == shape_of(call) and str(self.table.dtype) == str(call.ty.dtype)
 
     @property
     def repeats_rows(self) -> bool:
-        """Whether at least as many are looked up as there are."""
+        """Whether the number of lookups is at least the number of rows."""
         return len(self.table) <= prod(shape_of(self.index))
 
 
 def looked_up(mod: tvm.IRModule) -> tvm.IRModule:
-    """The module with lookups where it multiplied by one-hot matrices; what it computes stays the same."""
+    """The module with lookups in the place of products with one-hot matrices; its results stay the same."""
     return relax.transform.DeadCodeElimination()(rewritten(mod, _Rewriter(mod.clone())))
 
 
@@ -65,7 +65,7 @@ class _Rewriter(PyExprMutator):
     def __init__(self, mod: tvm.IRModule) -> None:
         super().__init__(mod)
         self._known: dict[Any, _Lookup] = {}
-        """by the variable of what is looked up"""
+        """by the variable of the result of a lookup"""
         self._made: _Lookup | None = None
         """that of the call visited last"""
 
@@ -100,7 +100,9 @@ class _Rewriter(PyExprMutator):
         return None
 
     def _of_rows(self, name: str, operands: Sequence[Any]) -> _Lookup | None:
-        """Of an element-wise operator over rows of tables, found by the same index, and the same numbers for each."""
+        """The lookup that replaces an element-wise operator over rows of tables. All rows have the same index, and all
+        other operands the same numbers for each row.
+        """
         compute = _ELEMENTWISE.get(name)
         if compute is None:
             return None
@@ -114,7 +116,7 @@ class _Rewriter(PyExprMutator):
         ]
         if any(known and not known.index.same_as(first.index) for known in lookups) or any(t is None for t in tables):
             return None
-        with np.errstate(all="ignore"):  # what is infinite here is so there
+        with np.errstate(all="ignore"):  # an infinite result here is infinite in the model too
             return _Lookup(compute(*tables), first.index)
 
 
@@ -124,14 +126,14 @@ def _counts(numbers: _Array, rows: int) -> bool:
 
 
 def _shared(numbers: _Array | None) -> _Array | None:
-    """The numbers as one row, if each row has the same ones; None otherwise."""
+    """The numbers as one row, where all rows are equal; None otherwise."""
     if numbers is None or numbers.size != (numbers.shape or (1,))[-1]:
         return None
     return numbers.reshape(1, -1)
 
 
 def _rows(index: te.Tensor, table: te.Tensor) -> te.Tensor:
-    """(..., 1) and (rows + 1, columns) -> (..., columns); the last row where an index is none of the others."""
+    """(..., 1) and (rows + 1, columns) -> (..., columns); the last row for an index outside the others."""
     rows, columns = (int(dim) for dim in table.shape)
 
     def element(*place: Any) -> Any:

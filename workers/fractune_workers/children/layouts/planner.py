@@ -45,7 +45,7 @@ class Planner(PyExprMutator):
         self._known: dict[Any, tuple[Any, Blocks]] = {}
         """by the variable of a plain value: the variable of the same in blocks"""
         self._made: Made = None
-        """what the call visited last has in blocks"""
+        """the result of the last call in blocks"""
 
     def visit_var_binding_(self, binding: Any) -> None:
         super().visit_var_binding_(binding)
@@ -65,14 +65,14 @@ class Planner(PyExprMutator):
         self._made = value, blocks
         return self._plain(value, blocks)
 
-    # What rules ask for
+    # For rules
 
     def in_blocks(self, value: Any) -> tuple[Any, Blocks] | None:
         """The value in blocks, if it is there already."""
         return self._known.get(value) if isinstance(value, relax.Var) else None
 
     def into_blocks(self, value: Any, axis: int, parts: int | None = None) -> tuple[Any, Blocks]:
-        """The value with `axis` in blocks, changed into them if need be; in so many parts, or None for any."""
+        """The value with `axis` in blocks, converted if need be; in `parts` parts, None = any number."""
         known = self.in_blocks(value)
         blocks = self.blocks(shape_of(value), axis, parts or 1)
         if known and known[1].axis == axis and not known[1].dropped and (not parts or known[1].parts == blocks.parts):
@@ -84,7 +84,7 @@ class Planner(PyExprMutator):
         return self.builder_.emit(self.kernel(to_blocks, value, blocks=blocks, name=TO_BLOCKS))
 
     def blocks(self, shape: Sequence[int], axis: int, parts: int = 1) -> Blocks:
-        """With the axis in so many parts, where these are not whole blocks anyway."""
+        """Blocks along the axis, in `parts` parts where the parts are not whole blocks anyway."""
         return Blocks(tuple(shape), axis, self.lanes, parts=parts if shape[axis] // parts % self.lanes else 1)
 
     def constant(self, value: Any) -> Array | None:
@@ -99,7 +99,7 @@ class Planner(PyExprMutator):
         attributes: dict[str, Any] | None = None,
         **options: Any,
     ) -> Any:
-        """A call of the tensor expression that `compute(*operands, **options)` makes, a function with `attributes`."""
+        """A call of the tensor expression `compute(*operands, **options)` as a function with `attributes`."""
         made = partial(compute, **options)
         return self.builder_.call_te(made, *operands, primfunc_name_hint=name, primfunc_attrs=attributes)
 

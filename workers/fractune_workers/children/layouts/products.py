@@ -16,7 +16,7 @@ from fractune_workers.children.layouts.planner import CHANNELS, Array, Made, Pla
 
 _FLOAT = "float32"
 _TAKES_AN_EPILOGUE = {"op_pattern": 4}
-"""TVM's kOutEWiseFusable: element-wise operators after a kernel are fused with it. TVM finds it by itself for a kernel
+"""TVM's kOutEWiseFusable: element-wise operators after a kernel are fused with it. TVM sets it by itself for a kernel
 of one block."""
 
 
@@ -57,8 +57,8 @@ def conv2d(planner: Planner, call: Any) -> Made:
 
 
 def _parts(planner: Planner, data: Any, groups: int, numbers: Array) -> int:
-    """In how many parts a convolution reads and writes its groups: by themselves if each fills a block, and if the
-    image does not lie otherwise already.
+    """The number of parts in which a convolution reads and writes its groups. Each group is a part where it fills a
+    block, and where the image does not have another layout already.
     """
     if min(len(numbers) // groups, numbers.shape[1]) < planner.lanes:
         return 1

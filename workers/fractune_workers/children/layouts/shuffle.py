@@ -16,8 +16,8 @@ _OPAQUE = 8
 
 
 def reshape(planner: Planner, call: Any) -> Made:
-    """The last step of a channel shuffle: (N, C, H, W) was seen as (N, groups, C / groups, H, W), axes 1 and 2 changed
-    places, and the shape is the first again.
+    """The last step of a channel shuffle. (N, C, H, W) was reshaped to (N, groups, C / groups, H, W), axes 1 and 2
+    changed places, and this reshape restores the first shape.
     """
     exchanged = bound_call(planner.builder_, call.args[0], "permute_dims")
     if exchanged is None or (grouped := bound_call(planner.builder_, exchanged.args[0], "reshape")) is None:
@@ -38,12 +38,11 @@ def reshape(planner: Planner, call: Any) -> Made:
 
 
 def _kernel(groups: int, source: Blocks, made: Blocks, dtype: str) -> Any:
-    """The TIR function that takes an image as `source` says, and makes one that lies as `made` says, with the channels
-    of its groups taken in turn: what (N, groups, C / groups, H, W) does when its axes 1 and 2 change places (Zhang et
-    al. 2018, ShuffleNet). A lane that stands for no channel gets some channel's numbers.
+    """A TIR function from an image in `source` to the shuffled image in `made`: it takes the channels of the groups
+    alternately (Zhang et al. 2018, ShuffleNet). A lane that stands for no channel gets the numbers of some channel.
 
-    The loop over lanes is left to LLVM: made a vector here, its loads are one by one. (On one AVX-512 core 60 us for
-    136 channels of 28 x 28, as a vector 150.)
+    The loop over lanes is left to LLVM: as a vector, its loads are one by one. (136 channels of 28 x 28 take 60 us on
+    one AVX-512 core, as a vector 150.)
     """
     image = te.placeholder(source.physical, dtype, name="image")
     channels = source.shape[source.axis]

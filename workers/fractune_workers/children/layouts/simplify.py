@@ -1,8 +1,9 @@
-"""What an importer writes at length, said shortly: done before layouts are planned.
+"""Shortens an importer's long forms, before layouts are planned.
 
-- Shapes of constants are changed here and now, so that weights are constants to everything after.
-- A batch normalisation is a scale and a shift; behind a convolution of its own, the scale goes into the weights.
-- ONNX's `Sum`, `Max` and `Min` come as a stack that is reduced again: they become element-wise operators.
+- Shape changes of constants are computed at once, so that weights are constants for every later pass.
+- A batch normalisation is a scale and a shift. After a convolution with no other reader, the scale goes into the
+  weights.
+- ONNX's `Sum`, `Max` and `Min` come as a reduced stack. They become element-wise operators.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _Array = npt.NDArray[Any]
 
 
 def simplify(mod: tvm.IRModule) -> tvm.IRModule:
-    """The module with every Relax function rewritten; what it computes stays the same, up to rounding."""
+    """The module with every Relax function rewritten; its results stay the same, up to rounding."""
     simplifier = _Simplifier(mod.clone(), set[Any]().union(*map(used_once, relax_functions(mod).values())))
     tidy = tvm.transform.Sequential([relax.transform.CanonicalizeBindings(), relax.transform.DeadCodeElimination()])
     return tidy(rewritten(mod, simplifier))
@@ -67,7 +68,7 @@ class _Simplifier(PyExprMutator):
         return fields[visited.index] if isinstance(fields, relax.Tuple) else visited
 
     def value(self, expr: Any) -> Any:
-        """What a variable is bound to; any other expression as it is."""
+        """The value of a variable; any other expression unchanged."""
         return self.builder_.lookup_binding(expr) if isinstance(expr, relax.Var) else expr
 
     def numbers(self, expr: Any) -> _Array | None:

@@ -1,8 +1,8 @@
 """Transcendental functions as polynomials, for CPUs.
 
-LLVM calls the C library once for each element of an exponential, which a kernel over vectors waits for. TVM has
-rational approximations (those of Eigen and Cephes, as `topi.fast_*`) that are vector code; of float32 they err by some
-units in the last place. Other types are computed as ever.
+LLVM calls the C library once for each element of an exponential, and a vector kernel waits for it. TVM has rational
+approximations in vector code (those of Eigen and Cephes, as `topi.fast_*`). For float32 their error is some units in
+the last place. Other types keep TVM's own legalization.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def _gelu(x: te.Tensor) -> te.Tensor:
 
 
 _BEGINS_A_KERNEL = {"op_pattern": 4}
-"""TVM's kOutEWiseFusable: element-wise operators after it are fused with it, and two of its kind never. For an
-approximation reads its argument several times: of a chain of them, inlined, the code would grow exponentially."""
+"""TVM's kOutEWiseFusable: element-wise operators after a kernel are fused with it, but never two of this kind. An
+approximation reads its argument several times, so the inlined code of a chain of them would grow exponentially."""
 
 
 def _by(compute: Callable[..., Any], name: str) -> Callable[[Any, Any], Any]:

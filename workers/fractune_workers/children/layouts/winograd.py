@@ -1,10 +1,11 @@
 """Winograd's convolutions F(m x m, 3 x 3) over blocked layouts: fewer multiplications, more additions.
 
-An output tile of m x m pixels takes (m + 2)^2 multiplications for each pair of channels, where the direct way takes
-9 m^2: 16 where it takes 36 with m = 2, and 36 where it takes 144 with m = 4. What comes before and after them are sums
-over a tile: of the image, of the products, and once and for all of the weights (Lavin and Gray, Fast Algorithms for
-Convolutional Neural Networks, CVPR 2016; F(4 x 4) with the points 0, 1, -1, 2, -2). In between are (m + 2)^2 matrix
-products.
+For each pair of channels, an output tile of m x m pixels takes (m + 2)^2 multiplications. The direct way takes 9 m^2.
+With m = 2 this is 16 and 36, with m = 4 it is 36 and 144.
+
+Before and after the multiplications come sums over a tile: of the image, of the products, and, computed once, of the
+weights (Lavin and Gray, Fast Algorithms for Convolutional Neural Networks, CVPR 2016; F(4 x 4) with the points 0, 1,
+-1, 2, -2). The multiplications are (m + 2)^2 matrix products.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Winograd:
     of_weights: _Array
     """G, of shape (m + 2, 3): weights w become G w G^T"""
     of_image: _Sums
-    """B^T of a column: m + 2 values become as many"""
+    """B^T of a column: m + 2 values become m + 2 values"""
     of_products: _Sums
     """A^T of a column: m + 2 values become m"""
 
@@ -51,7 +52,7 @@ class Winograd:
         return weights[2:4] == (_KERNEL, _KERNEL) and window.strides == window.dilation == (1, 1)
 
     def tiles(self, extents: tuple[int, int]) -> int:
-        """How many it takes to cover an output of these extents."""
+        """The number of tiles that cover an output of these extents."""
         rows, columns = (-(-extent // self.outputs) for extent in extents)
         return rows * columns
 
@@ -76,8 +77,8 @@ class Winograd:
         return topi.nn.pad(data, (0, 0, *before, 0), (0, 0, *behind, 0), name=PADDED)
 
     def _image_tiles(self, image: te.Tensor) -> te.Tensor:
-        """(N, C/b, H, W, b) -> (taps, taps, N, C/b, rows of tiles, columns of tiles, b): first over columns, once for
-        tiles that share them, then over rows.
+        """(N, C/b, H, W, b) -> (taps, taps, N, C/b, rows of tiles, columns of tiles, b). The sums over columns come
+        first: tiles share them. The sums over rows follow.
         """
         size, taps = self.outputs, range(self.taps)
         batch, blocks, height, width, lanes = (int(dim) for dim in image.shape)
@@ -102,7 +103,7 @@ class Winograd:
         def over_column(u: Any, n: Any, k: Any, y: Any, tx: Any, lane: Any) -> Any:
             return _pick(y % size, self.of_products([products(v, u, n, k, y // size, tx, lane) for v in taps]))
 
-        # Whole tiles, so that no loop over them has an extent of its own at the edge.
+        # Whole tiles, so that all loops over tiles have the same extent, at the edge too.
         shape = (self.taps, batch, blocks, rows * size, columns, lanes)
         columned = te.compute(shape, over_column, name=OUTPUT_COLUMNS)
 

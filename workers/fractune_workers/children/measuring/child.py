@@ -32,7 +32,7 @@ class _Kernel:
 
 
 class MeasurerChild:
-    """Measures artifacts on a setup, one workload at a time, under the share that this process was confined to."""
+    """Measures artifacts on a setup, one workload at a time, under the share of this process."""
 
     def __init__(self, confinement: Confinement, setup: MeasuringSetup) -> None:
         self._confinement = confinement
@@ -47,11 +47,11 @@ class MeasurerChild:
         self._reference: list[Any] = []
 
     def methods(self) -> dict[str, Callable[..., Any]]:
-        """What the parent may call, by name. All of them launch where the process is confined to."""
+        """The methods that the parent may call, by name. All launch in the confined place."""
         return {name: self._engaged(getattr(self, name)) for name in _METHODS}
 
     def device_info(self) -> dict[str, Any]:
-        """What this process runs on: device, granted share (verified now), default target, versions."""
+        """The device of this process, its granted share (verified now), its default target, and versions."""
         from fractune_workers.children.tvm_api.target import target_key
 
         self._setup.get_ready()
@@ -97,7 +97,7 @@ class MeasurerChild:
         """
         kernel = self._loaded(code, implementation)
         if self._processor.is_gpu:
-            # A kernel that faults does so here, where CUDA says why; in TVM's timer it would end the process silently.
+            # A faulting kernel faults here, where CUDA reports why; in TVM's timer it would end the process silently.
             kernel.library["main"](*kernel.args)
             self._processor.sync()
         for policy in policies:
@@ -120,8 +120,8 @@ class MeasurerChild:
     def time_interleaved(self, names: Sequence[str], policy: dict[str, Any]) -> dict[str, Any]:
         """Time the kernels interleaved, one repeat each a round, so that all are timed under the same conditions.
 
-        Returns `policy` as it was kept (those that are slow or far behind get fewer repeats) and `run_secs` by name,
-        and the `disturbance` of all of it.
+        Returns the effective `policy` (slow kernels, and kernels far behind, get fewer repeats) and `run_secs` by name,
+        and the `disturbance` of the whole timing.
         """
         timed = partial(time_interleaved, names, TimingPolicy.from_json(policy), self._time_loaded)
         (kept, run_secs), disturbance = self._watched(timed)
@@ -137,7 +137,7 @@ class MeasurerChild:
         return timed
 
     def _watched(self, timed: Callable[[], _T]) -> tuple[_T, dict[str, Any] | None]:
-        """What `timed` gives, and what disturbed it as JSON; None on a GPU."""
+        """The result of `timed`, and its disturbance as JSON; None on a GPU."""
         counters = self._setup.counters
         if counters is None:
             return timed(), None
@@ -151,7 +151,7 @@ class MeasurerChild:
         return _Kernel(load_objects([code]), self._args_of(implementation))
 
     def _args_of(self, implementation: str) -> list[Any]:
-        """The arguments as an implementation takes them: the same tensors, but for weights in a layout of its own."""
+        """The arguments for an implementation: the same tensors, except weights in another layout."""
         from fractune_workers.children.layouts.implementations import own_arguments
 
         if implementation == DIRECT:

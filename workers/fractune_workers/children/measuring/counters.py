@@ -1,4 +1,4 @@
-"""What the kernel counts for some cores and for this process, read before and after a timing on a CPU."""
+"""The kernel's counters for some cores and for this process, read before and after a timing on a CPU."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class Counters:
 
     began: _Moment
     ended: _Moment
-    """A reading takes time, in which it may be disturbed itself: what lies between two is counted from where the first
-    began to where the second ended"""
+    """A reading takes time, and may be disturbed itself. So a difference counts from the beginning of the first reading
+    to the end of the second."""
     process_cpu_s: float
     preemptions: int
     waited_s: float
@@ -50,7 +50,7 @@ class Counters:
     """of the slowest core; 0 = not known"""
 
     def since(self, before: Counters) -> Disturbance:
-        """What was counted from `before` until this reading, of the same cores by the same thread."""
+        """The counts from `before` until this reading, of the same cores by the same thread."""
         wall_s, process_cpu_s = self.ended.at_s - before.began.at_s, self.process_cpu_s - before.process_cpu_s
         throttled = list(zip(self.throttlings, before.throttlings, strict=False))
         return Disturbance(
@@ -69,13 +69,13 @@ class Counters:
 class KernelCounters:
     """Reads the counters of some cores and of this process.
 
-    `root` is the folder below which `/proc` and `/sys` lie; what is not told there is 0.
+    `root` is the folder above `/proc` and `/sys`. A missing counter is 0.
     """
 
     def __init__(self, cores: Sequence[int], root: Path = ROOT) -> None:
         self._cores = cores
         self._root = root
-        self._cgroups = list(cgroup_folders(root))  # found once: most of what a reading would take
+        self._cgroups = list(cgroup_folders(root))  # searched once: the search is most of a reading's time
 
     def read(self) -> Counters:
         began = _Moment.now()
@@ -109,13 +109,13 @@ def _ticks(cores: Sequence[int], root: Path) -> tuple[int, int]:
 
 
 def _waits_s(root: Path) -> Iterator[float]:
-    """Seconds that each thread of this process could have run and did not: the second number of its `schedstat`."""
+    """Seconds that each thread of this process was ready and did not run: the second number of its `schedstat`."""
     try:
         tasks = list((root / "proc/self/task").iterdir())
     except OSError:
         return
     for task in tasks:
-        for line in _lines(task / "schedstat"):  # none of a thread that has just ended
+        for line in _lines(task / "schedstat"):  # no line for a thread that has just ended
             yield int(line.split()[1]) * 1e-9
 
 

@@ -1,4 +1,4 @@
-"""Finalists timed in turn, one repeat each a round, so that all are timed under the same conditions."""
+"""Finalists timed interleaved, one repeat each a round, so that all are timed under the same conditions."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from dataclasses import replace
 from fractune_core.records import WARM, TimingPolicy
 
 Timer = Callable[[str, TimingPolicy, int], list[float]]
-"""Seconds of one call of a kernel, by name, under a policy; the number says how many calls may fill a repeat"""
+"""Seconds of one call of a kernel, by name, under a policy; the number is the calls that may fill a repeat."""
 
 _FEWEST_REPEATS = 3
 _SLOW_S = 0.2
 _FAR_BEHIND = 3.0
-"""times as slow as the fastest: no number of repeats makes it the winner"""
+"""times the time of the fastest: with any number of repeats, the kernel is not the winner"""
 _SPARE = 1.05
 """A repeat that comes out a little too short is made again, and longer"""
 
@@ -22,12 +22,12 @@ _SPARE = 1.05
 def time_interleaved(
     names: Sequence[str], policy: TimingPolicy, timed: Timer
 ) -> tuple[dict[str, TimingPolicy], dict[str, list[float]]]:
-    """The policy that was kept to, and the seconds of one call in each repeat, by name.
+    """The effective policy, and the seconds of one call in each repeat, by name.
 
-    The first timing of each warms up, and tells what is slow, or far behind the fastest: such a kernel gets the fewest
-    repeats, and none of its timings is dropped (TVM calls a kernel once before it times it). Of one that is slow the
-    first chooses; those of one that is far behind are not divided, because it is not chosen. One that is both, as the
-    untuned default of a large operator, gets no more than its first.
+    The first timing of each kernel warms up, and shows whether it is slow, or far behind the fastest. These kernels get
+    the fewest repeats, and all their timings are kept (TVM calls a kernel once before it times it). The first timing of
+    a slow kernel chooses. The timings of a kernel far behind are not divided, because it is not chosen. A kernel that
+    is both, like the untuned default of a large operator, gets only its first timing.
     """
     single = replace(policy, name="single", warmups=0, repeats=1)
     first = {name: timed(name, single, 1)[0] for name in names}
@@ -41,7 +41,7 @@ def time_interleaved(
 
 
 def _policy_for(secs: float, fastest_s: float, policy: TimingPolicy) -> TimingPolicy:
-    # One call over a cold cache says too little to judge by.
+    # One call over a cold cache is too little to judge by.
     is_behind = policy.cache == WARM and secs > _FAR_BEHIND * fastest_s
     if is_behind:
         repeats = 1 if secs > _SLOW_S else _FEWEST_REPEATS
@@ -52,5 +52,5 @@ def _policy_for(secs: float, fastest_s: float, policy: TimingPolicy) -> TimingPo
 
 
 def _calls(secs: float, policy: TimingPolicy) -> int:
-    """How many calls fill a repeat, so that it need not be found out each time."""
+    """The calls that fill a repeat, so that the timer need not search them each time."""
     return max(1, math.ceil(_SPARE * policy.min_repeat_ms * 1e-3 / secs)) if secs > 0 else 1

@@ -19,7 +19,8 @@ from fractune_workers.children.tvm_api.weights import unpack_weights
 _SLOW_S, _FEW_REPEATS = 0.1, 4
 """A variant that takes longer is timed less often"""
 _VERY_SLOW_S = 1.0
-"""One that takes longer is timed once, by the run that its outputs are of: it is the untuned one, and far behind"""
+"""A variant that takes longer is timed once, in the run that gives its outputs: it is the untuned one, and
+far behind."""
 _MIN_REPEAT_S = 0.02
 """One repeat calls the model until this long has passed"""
 
@@ -58,7 +59,9 @@ def _repeats(first_s: float, most: int) -> int:
 
 
 def load_variant(bundle: Bundle, name: str, weights: Sequence[Any], processor: Processor) -> Callable[..., Any]:
-    """The variant's `main` on a virtual machine of its own; it takes the inputs. `weights`: all of the bundle."""
+    """The variant's `main` on a virtual machine of its own, as a function of the inputs. `weights`: all of
+    the bundle.
+    """
     own = [weights[place] for place in bundle.weights_of(name)]
     main = relax.VirtualMachine(load_objects(bundle.objects(name)), processor.device)["main"]
     return lambda *inputs: main(*inputs, *own)
@@ -70,7 +73,7 @@ def weights_of(bundle: Bundle, processor: Processor) -> list[Any]:
 
 
 def outputs_of(result: Any, processor: Processor) -> list[Any]:
-    """The model's outputs as arrays, whether it gives one tensor or a (nested) tuple of them."""
+    """The model's outputs as arrays, for one tensor or a (nested) tuple of tensors."""
     if hasattr(result, "numpy"):
         return [processor.read(result)]
     return [array for part in result for array in outputs_of(part, processor)]
@@ -79,7 +82,7 @@ def outputs_of(result: Any, processor: Processor) -> list[Any]:
 def secs_of_one(
     main: Callable[..., Any], arguments: Sequence[Any], processor: Processor, at_least_s: float = _MIN_REPEAT_S
 ) -> float:
-    """Seconds of one inference, averaged over as many as take that long together; each is waited for."""
+    """Seconds of one inference, the average over `at_least_s` seconds of inferences; each is waited for."""
     calls, start = 0, time.perf_counter()
     while True:
         main(*arguments)

@@ -1,4 +1,4 @@
-"""The child that proves a share: enters it, and says what it was granted and on which device. It loads no TVM."""
+"""The child that proves a share: it enters the share, and reports the granted share and the device. It loads no TVM."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _largest_green() -> int:
 
 
 def _device_key(share: Share) -> str:
-    """As records name the GPU; empty for a CPU, whose name only TVM's compiler knows."""
+    """The GPU's key in records; empty for a CPU, because only TVM's compiler knows its name."""
     if share.device_kind == "cpu":
         return ""
     from fractune_workers.cuda.driver import open_driver

@@ -1,12 +1,13 @@
-"""The roof of a CPU share: the most arithmetic and the most memory traffic that its cores give.
+"""The roof of a CPU share: the most arithmetic and the most memory traffic of its cores.
 
-Two kernels, each on all cores of the share at once, run again and again, and the fastest run counts: what slows a run
-down is no limit of the share. A run is short, so that some have all cores to themselves even on a busy machine.
+Two kernels run again and again, each on all cores of the share at once. The fastest run counts, because a slow run is
+not slowed by a limit of the share. A run is short, so that some runs have all cores to themselves even on a busy
+machine.
 
-- `fma`: chains of fused multiply-adds in registers, as many as the registers hold: enough to hide the latency of one. A
-  chain needs its last value for the next, so no compiler can leave steps out.
-- `triad`: STREAM's triad (McCalpin, 1995) in place, `y = x / 2 + y`, so that what is counted is what moves: a store to
-  another array would first read the line that it overwrites. It goes from array to array, more than caches hold.
+- `fma`: chains of fused multiply-adds in registers, enough chains to fill the registers and to hide the latency of one.
+  A chain needs its last value for the next, so no compiler can leave out steps.
+- `triad`: STREAM's triad (McCalpin, 1995) in place, `y = x / 2 + y`, so that all moved bytes are counted. A store to
+  another array would first read the line that it overwrites. It goes from array to array, over more than caches hold.
 
 Both are measured again later, the arithmetic each time and the memory a few times: co-runners or the clock may lower
 them for longer than one measurement.
@@ -33,13 +34,13 @@ from fractune_workers.children.tvm_api.target import last_cache_bytes, vector_un
 _SPARE_REGISTERS = 2
 """one holds the factor; with the last one in use as well, the compiler spills some to memory"""
 _FMAS = 1 << 20
-"""of all chains of a core: 0.1 ms; as many for every four cores, because more threads take longer to start"""
+"""of all chains of a core: 0.1 ms; the same again for every four cores, because more threads take longer to start"""
 _FIRST_FMA_S = 0.08
 _NEXT_FMA_S = 0.01
 _SLICE_BYTES = 2 << 20
 """of an array, for each core"""
 _STREAM_BYTES = 96 << 20
-"""of all arrays: more than the part of a last-level cache that a share of a large processor may count on"""
+"""of all arrays: more than the part of a large processor's last-level cache that a share may count on"""
 _TRIAD_S = 0.04
 _TRIADS = 3
 """The first measurements include the memory. Later ones leave it out: its arrays take long to fill."""
@@ -72,7 +73,7 @@ class CpuRoof:
         return operations / _fastest_s([self._run_fma], within_s) / 1e9
 
     def _gb_per_s(self) -> float:
-        """The arrays are freed at the end: what is measured later needs the memory."""
+        """The arrays are freed at the end: later measurements need the memory."""
         lanes, length = self._unit.lanes, _SLICE_BYTES // (_FLOAT32_BYTES * self._unit.lanes)
         halves = _halves(self._cores, length, lanes)
         pairs = math.ceil(_STREAM_BYTES / (2 * _SLICE_BYTES * self._cores))
@@ -98,7 +99,7 @@ class CpuRoof:
 
 
 def _fastest_s(runs: Sequence[Callable[[], object]], within_s: float) -> float:
-    """Seconds of the fastest run; each is made twice at least, all in turn, until `within_s` is over."""
+    """Seconds of the fastest run. Each is made at least twice, all alternately, until `within_s` is over."""
     fastest_s, end = math.inf, time.perf_counter() + within_s
     rounds = 0
     while rounds < 2 or time.perf_counter() < end:

@@ -1,4 +1,6 @@
-"""What a measurer's child measures on: the host's CPU, or the GPU that CUDA shows a process within its share."""
+"""The setup of a measurer's child: the host's CPU, or the GPU that CUDA shows a process within its share; and the
+anchor.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,7 @@ class Anchor:
         self._first_s = 0.0
 
     def ratio(self) -> float:
-        """Its time now over its time when it was timed first: not at the start, when all of a fleet is starting."""
+        """The anchor's time now over its first time. The first is not at the start, when a whole fleet is starting."""
         now_s = self._seconds()
         self._first_s = self._first_s or now_s
         return now_s / self._first_s
@@ -59,13 +61,13 @@ class MeasuringSetup:
     """TVM's default target for it"""
     anchor: Anchor
     versions: dict[str, str]
-    """of what decides the times, as records keep them"""
+    """of the software that decides the times, in the form of records"""
     get_ready: Callable[[], None]
     """has to run before the share is verified"""
     roof: Callable[[], Roof] | None
-    """the best that was measured, this time included; None on a GPU, whose roof is not known"""
+    """the best measured roof, this time included; None on a GPU, where it is not known"""
     counters: Callable[[], Counters] | None
-    """what the kernel counts for the cores and threads that measure; None on a GPU, whose work they do not do"""
+    """the kernel's counters for the measuring cores and threads; None on a GPU, where these do not do the work"""
 
 
 def cpu_setup() -> MeasuringSetup:

@@ -1,7 +1,7 @@
-"""The tuner instance's child: MetaSchedule's search for the operators it holds.
+"""The tuner instance's child: MetaSchedule's search for the instance's operators.
 
-Search state lives here and nowhere else. An operator that is new to the process is warmed from the trials that the
-log already holds; one that was not needed for long is forgotten.
+Search state lives here and nowhere else. A new operator is warmed from its trials in the log. The operator that was
+opened or proposed for longest ago is forgotten first.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class SearcherChild:
         self._operators: OrderedDict[tuple[str, str, str], CompetingSearches] = OrderedDict()
 
     def knows(self, workload_hash: str, target_key: str, of: str = "") -> bool:
-        """`of`: whose search it is; an operator may have several, which know nothing of each other."""
+        """`of`: the owner of the search. An operator may have several searches, which share no knowledge."""
         return (workload_hash, target_key, of) in self._operators
 
     def open(
@@ -43,8 +43,8 @@ class SearcherChild:
         transferred: list[str],
         of: str = "",
     ) -> None:
-        """Take on an operator: its workloads as the log has them, its earlier trials (PastTrial), and of other
-        operators what to try first.
+        """Take on an operator: its workloads in the log's form, its earlier trials (PastTrial), and other operators'
+        traces to try first.
         """
         # Operators of one job must not all draw the same random numbers.
         own_seed = seed + int(workload_hash[:8], 16)
@@ -64,8 +64,8 @@ class SearcherChild:
         shares: list[str],
         of: str = "",
     ) -> None:
-        """Results of an operator: (candidate, share, seconds or 0 for a failure); unknown ones are passed over. From
-        now on it is searched for `shares`.
+        """Take in results of an operator: (candidate, share, seconds or 0 for a failure); unknown ones are ignored.
+        From now on the search is for `shares`.
         """
         search = self._operators.get((workload_hash, target_key, of))
         if search is not None:
@@ -82,9 +82,10 @@ class SearcherChild:
         lost: Sequence[str] = (),
         known: Sequence[str] = (),
     ) -> list[dict[str, str]]:
-        """Up to `count` new candidates of an open operator; fewer when its spaces hold no more. `exact`: none that
-        rounds otherwise than the operator itself. `lost`: proposed before and never measured; these come first.
-        `known`: never to be proposed from now on.
+        """Up to `count` new candidates of an open operator; fewer when its spaces hold no more.
+
+        `exact`: only candidates that round like the operator itself. `lost`: candidates that were proposed and never
+        measured; they come first. `known`: candidates that must not be proposed from now on.
         """
         self._operators.move_to_end((workload_hash, target_key, of))
         search = self._operators[workload_hash, target_key, of]

@@ -1,7 +1,7 @@
-"""The search for one operator that has several implementations: their searches compete for its trials.
+"""The search for one operator with several implementations: their searches compete for its trials.
 
-Each search gets trials in proportion to how fast its best is, a slow one a few still: what is behind after a few trials
-may be ahead after many, and at another share.
+Each search gets trials in proportion to the speed of its best candidate, and a slow one still a few. An implementation
+that is behind after a few trials may be ahead after many, and at another share.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from fractune_workers.children.tvm_api.traces import args_of
 _UNJUDGED = 4
 """measured candidates, below which an implementation counts as fast as the fastest"""
 _PRESSURE = 8.0
-"""how fast an implementation's part falls with its best time: one that takes 1.3 times as long gets an eighth"""
+"""how fast an implementation's part falls with its best time: an implementation that takes 1.3 times as long gets an
+eighth"""
 _FLOOR = 1 / 16
 """of the part of the fastest"""
 
@@ -31,10 +32,12 @@ class CompetingSearches:
         self._searches = {
             name: OperatorSearch(workloads[name], target, seed, threads) for name in _likeliest_first(workloads)
         }
-        self._asked = dict.fromkeys(self._searches, 0)
+        self._proposed_counts = dict.fromkeys(self._searches, 0)
 
     def propose(self, count: int, name: Callable[[str], str], *, exact: bool) -> list[dict[str, str]]:
-        """Up to `count` candidates never proposed before; `exact`: of implementations that do not round otherwise."""
+        """Up to `count` candidates never proposed before; `exact`: only of implementations that round like the
+        operator.
+        """
         open_ones = [each for each in self._searches if not exact or each not in INEXACT]
         proposed: list[dict[str, str]] = []
         while len(proposed) < count and open_ones:
@@ -48,12 +51,12 @@ class CompetingSearches:
 
     def _proposed(self, implementation: str, count: int, name: Callable[[str], str]) -> list[dict[str, str]]:
         found = self._searches[implementation].propose(count, lambda trace: name(text_of(implementation, trace)))
-        self._asked[implementation] += len(found)
+        self._proposed_counts[implementation] += len(found)
         return [{**item, "trace": text_of(implementation, item["trace"])} for item in found]
 
     def offer_again(self, lost: Iterable[str]) -> None:
-        """Have the next proposals begin with candidates that were proposed and never measured; unknown ones are passed
-        over.
+        """Begin the next proposals with these candidates, which were proposed and never measured; unknown ones are
+        ignored.
         """
         names = list(lost)
         for search in self._searches.values():
@@ -61,9 +64,9 @@ class CompetingSearches:
 
     def learn(self, results: Iterable[tuple[str, str, float]], shares: Collection[str]) -> None:
         """As `OperatorSearch.learn`: each search knows its own candidates."""
-        told = list(results)
+        trials = list(results)
         for search in self._searches.values():
-            search.learn(told, shares)
+            search.learn(trials, shares)
 
     def leave_out(self, known: Collection[str]) -> None:
         """Never propose these candidates."""
@@ -78,7 +81,7 @@ class CompetingSearches:
         for name, trials in by_name.items():
             if name in self._searches:
                 self._searches[name].warm(trials)
-                self._asked[name] += len(trials)
+                self._proposed_counts[name] += len(trials)
 
     def transfer(self, texts: Iterable[str]) -> None:
         """Try the candidates of other operators first, adapted to this one."""
@@ -89,19 +92,19 @@ class CompetingSearches:
             search.transfer(by_name[name])
 
     def _divided(self, count: int, names: list[str]) -> dict[str, int]:
-        """How many of the next candidates each implementation gets: one after the other goes to the one that is
-        furthest behind its part.
+        """The number of the next candidates for each implementation. One candidate after the other goes to the
+        implementation that is furthest behind its part.
         """
         parts = self._parts(names)
         divided = dict.fromkeys(names, 0)
 
-        def turn(name: str) -> tuple[float, int]:
-            """When the next one is due; the first few come for nothing, in turn."""
-            asked = self._asked[name] + divided[name]
-            return max(0, asked + 1 - _UNJUDGED) / parts[name], asked
+        def due(name: str) -> tuple[float, int]:
+            """The time when the implementation's next candidate is due. The first few count nothing, and go round."""
+            count = self._proposed_counts[name] + divided[name]
+            return max(0, count + 1 - _UNJUDGED) / parts[name], count
 
         for _ in range(count):
-            divided[min(names, key=turn)] += 1
+            divided[min(names, key=due)] += 1
         return {name: part for name, part in divided.items() if part}
 
     def _parts(self, names: list[str]) -> dict[str, float]:

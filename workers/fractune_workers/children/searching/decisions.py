@@ -16,8 +16,8 @@ _PLACED = ("ComputeAt", "ReverseComputeAt")
 
 
 def features_of(trace: Any) -> dict[str, float]:
-    """Numbers by name: tile sizes as binary logarithms, other decisions as they are, how often each kind of step
-    occurs, and which step made the loop that a block was moved to. A name means the same within one operator.
+    """Numbers by name: tile sizes as binary logarithms, other decisions unchanged, the count of each kind of step, and
+    for a moved block the step that made its loop. A name means the same for all traces of one operator.
     """
     features: dict[str, float] = {}
     numbers: Counter[str] = Counter()
@@ -33,7 +33,7 @@ def features_of(trace: Any) -> dict[str, float]:
 
 
 def _shape(trace: Any) -> dict[str, float]:
-    """What tells the sketches of an operator apart."""
+    """The features that distinguish the sketches of an operator."""
     features: dict[str, float] = {}
     made: dict[Any, float] = {}
     for at, step in enumerate(trace.insts):

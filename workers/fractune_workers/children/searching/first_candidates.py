@@ -1,8 +1,9 @@
 """The first candidates of an operator: computed from its loops and the target's vector unit, not drawn.
 
-For the kernels of blocked layouts they are the likeliest register tiles. For everything else they are the sketch that
-splits no reduction, with short unrolled loops and every block in a loop nest of its own; and for a reduction that
-leaves the innermost axis as it is, one with vectors along that.
+Kernels of blocked layouts get the likeliest register tiles. Any other operator gets the sketch that splits no
+reduction, with short unrolled loops and every block in a loop nest of its own. A reduction that does not change the
+innermost axis gets a schedule with vectors along it: MetaSchedule's sketches keep a reduction's loops innermost, and
+walk that axis number by number.
 """
 
 from __future__ import annotations
@@ -32,12 +33,13 @@ from fractune_workers.children.searching.sketches import (
 from fractune_workers.children.tvm_api.target import VectorUnit
 
 MOST = 16
-"""of an operator: so many came within 15 % of what long searches found, for nearly all convolutions of two networks"""
+"""of an operator: this number came within 15 % of the results of long searches, for nearly all convolutions of two
+networks"""
 _FLOAT_BYTES = 4
 _SPATIAL = 0
 """TVM's number for an axis that is not reduced"""
 _FUSING_DEEP = 1
-"""the sketch whose epilogue is computed where a tile is finished; the first one leaves it to a pass of its own"""
+"""the sketch that computes the epilogue where a tile is finished; the first sketch leaves it to a separate pass"""
 _SHORT_UNROLL = 16
 _PARTS_OF_REDUCTION = 2
 
@@ -50,9 +52,8 @@ class _Kernel:
     """extents; the last is the vector"""
     reduction: tuple[int, ...]
     axes: tuple[int, int | None, int]
-    """of blocks, rows and columns; products have no rows. What is before them, a batch or a fused model's slots, has
-    loops of its own around everything
-    """
+    """Axes of blocks, rows and columns; products have no rows. Axes before these (a batch, a fused model's slots) have
+    loops around everything."""
 
 
 def first_candidates(workload: Any, spaces: Iterable[Any], postprocs: Iterable[Any], unit: VectorUnit) -> Iterator[Any]:
@@ -83,7 +84,7 @@ def _kernel_of(mod: Any) -> _Kernel | None:
     for name in (CONV, DEPTHWISE, MATMUL):
         try:
             block = sch.get(sch.get_sblock(name, "main"))
-        except RuntimeError:  # TVM's ScheduleError: there is no such block
+        except RuntimeError:  # TVM's ScheduleError: the block does not exist
             continue
         axes = [(int(var.iter_type) == _SPATIAL, int(var.dom.extent)) for var in block.iter_vars]
         spatial = tuple(extent for is_spatial, extent in axes if is_spatial)
@@ -104,8 +105,8 @@ def _tiled(sketches: list[Sketch], kernel: _Kernel, unit: VectorUnit) -> Iterato
 
 
 def _blocks_innermost(sketch: Sketch, kernel: _Kernel) -> Sketch:
-    """The sketch with the loop over a tile's blocks inside those over its pixels: one number at a time is held for all
-    blocks, where the other way round a vector of each pixel's number is, or spilled (from 63 to 90 GFLOP/s for 2 x 13
+    """The sketch with the loop over a tile's blocks inside the loops over its pixels: it holds one number for all
+    blocks. The other order holds a vector of each pixel's number, or spills it (from 63 to 90 GFLOP/s for 2 x 13
     accumulators).
     """
     steps, decisions = sketch
@@ -132,18 +133,18 @@ def _tiles(kernel: _Kernel, tiling: Tiling) -> list[list[int]]:
 
 
 def _reuses(sketch: Sketch) -> bool:
-    """Whether MetaSchedule tiles spatial loops, as it does where numbers are used again: for a product, say."""
+    """Whether MetaSchedule tiles spatial loops. It does so where numbers are used again, for example in a product."""
     return any(kind == TILE and attrs[0] > _PARTS_OF_REDUCTION for kind, _, attrs, _ in sketch[0])
 
 
 def _plainest(sketches: list[Sketch]) -> Iterator[Sketch]:
-    """Without splitting a reduction, if there is such a sketch; tiles stay as they were drawn."""
+    """The sketch without a split reduction, if there is one; drawn tiles stay."""
     sketch = min(sketches, key=lambda sketch: sum(step[0] == "RFactor" for step in sketch[0]))
     yield _decided(sketch, [decision for at, decision in sketch[1] if sketch[0][at][0] == TILE], _SHORT_UNROLL)
 
 
 def _decided(sketch: Sketch, tiles: Iterable[list[int]], unroll_steps: int) -> Sketch:
-    """The sketch with these tiles, this unrolling, and what is computed elsewhere in a loop nest of its own."""
+    """The sketch with these tiles and this unrolling; every block with an open location gets a loop nest of its own."""
     steps, open_steps = sketch
     tile = iter(tiles)
     decisions = []
@@ -159,7 +160,11 @@ def _decided(sketch: Sketch, tiles: Iterable[list[int]], unroll_steps: int) -> S
 
 
 def vector_reduction(mod: Any, lanes: int) -> Any | None:
-    """A schedule of an operator with one reduction, whose innermost spatial extent `lanes` divides; None for others."""
+    """A schedule of an operator with one reduction and an innermost spatial extent that `lanes` divides; None for
+    others.
+
+    The innermost axis is one vector, the reduction runs around it, and the cores share the other axes.
+    """
     sch = Schedule(mod, debug_mask="none", error_render_level="none")
     try:
         reductions = [block for block in sch.get_child_blocks(sch.get_sblock("root")) if _is_reduction(sch, block)]

@@ -1,8 +1,8 @@
 """The search for one implementation of an operator: sampling, then MetaSchedule's evolution, guided by a surrogate.
 
-The parts are MetaSchedule's; how a round is put together from them is ours, since its own rounds are all of one size
-and forget what they generated beyond it. A first small round can then be drawn at random, and each later one learns
-from those before it.
+The parts are MetaSchedule's, and this module combines them into rounds. MetaSchedule's own rounds are all of one size,
+and forget the candidates beyond it. Here a first small round can be drawn at random, and each later round learns from
+the earlier ones.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _POPULATION, _GENERATIONS = 64, 2
 _FEWEST_MEASURED = 8
 """with fewer measured candidates the surrogate knows too little to guide: sample instead"""
 _PRESSURE = 4.0
-"""Parents are drawn in proportion to their predicted speed to this power: above 1, fast ones have more offspring"""
+"""Parents are drawn in proportion to their predicted speed to this power: above 1, fast ones have more offspring."""
 _BARREN_DRAWS = 4
 """draws in a row without anything new, after which a space counts as exhausted"""
 _MEASURED_PART = 0.2
 """of the population: the fastest schedules so far, as in MetaSchedule"""
 _RANDOM_PART = 1 / 16
-"""of a round: drawn without asking the surrogate, about as many as in MetaSchedule"""
+"""of a round: drawn without the surrogate, about the same part as in MetaSchedule"""
 
 _PREFIX = "s_tir.meta_schedule.SearchStrategyEvolutionarySearch"
 _sample = tvm_ffi.get_global_func(f"{_PREFIX}SampleInitPopulation")
@@ -51,7 +51,7 @@ class _Trial:
 
     features: Mapping[str, float]
     sch: Any | None
-    """None once it is no more needed: it was taken in, and is none of the fastest"""
+    """None once it is not needed any more: the trial counts, and is not among the fastest"""
     secs: dict[str, float] = field(default_factory=dict)
     """by share; 0 for a failure"""
     counts: bool = False
@@ -89,17 +89,17 @@ class OperatorSearch:
         )
         self._seen: set[int] = set()
         self._returned: set[int] = set()
-        """what the evolution has returned: it does so only once"""
+        """schedules that the evolution has returned: it returns each only once"""
         self._pending: dict[str, Any] = {}
         """schedules that were proposed, and not measured anywhere yet"""
         self._trials: dict[str, _Trial] = {}
         self._shares: frozenset[str] = frozenset()
         """that it is searched for"""
         self._known: frozenset[str] = frozenset()
-        """candidates that are not to be proposed"""
+        """candidates that must not be proposed"""
         self._name: Callable[[str], str] = str
         self._again: list[Any] = []
-        """schedules that were proposed, and are to be once more"""
+        """schedules to propose once more"""
         self._fastest = _Fastest(int(_POPULATION * _MEASURED_PART))
         self._transferred: Iterator[Any] = iter(())
         self._computed: Iterator[Any] = iter(())
@@ -109,12 +109,12 @@ class OperatorSearch:
 
     @property
     def measured(self) -> int:
-        """Candidates whose times are known, failures too."""
+        """The number of candidates with known times, failures too."""
         return len(self._surrogate)
 
     @property
     def best_s(self) -> float:
-        """Seconds of the fastest; infinite as long as there is none."""
+        """Seconds of the fastest candidate; infinite without one."""
         return self._fastest.best_s
 
     @property
@@ -123,8 +123,8 @@ class OperatorSearch:
         return self._context.space_generator.postprocs
 
     def propose(self, count: int, name: Callable[[str], str]) -> list[dict[str, str]]:
-        """Up to `count` candidates never proposed before, after those that are to be proposed again: `candidate` (named
-        by `name` from the trace) and `trace`.
+        """Up to `count` candidates, those to propose again first, then new ones: `candidate` (named by `name` from the
+        trace) and `trace`.
         """
         self._name = name
         fresh, self._again = self._again[:count], self._again[count:]
@@ -135,8 +135,8 @@ class OperatorSearch:
         return [self._hand_out(sch) for sch in fresh]
 
     def offer_again(self, lost: Iterable[str]) -> None:
-        """Have the next proposals begin with candidates that were proposed and never measured; unknown ones are passed
-        over.
+        """Begin the next proposals with these candidates, which were proposed and never measured; unknown ones are
+        ignored.
         """
         self._again += [self._pending.pop(name) for name in lost if name in self._pending]
 
@@ -147,10 +147,10 @@ class OperatorSearch:
     def learn(self, results: Iterable[tuple[str, str, float]], shares: Collection[str]) -> None:
         """Take in (candidate, share, seconds or 0 for a failure); a candidate counts once all `shares` are in.
 
-        The search is guided by the geometric mean over the shares: no share's unit of time outweighs another's. Which
-        shares these are may change, as jobs come and go; then what is known at the new ones counts.
+        The geometric mean over the shares guides the search: the unit of time of one share does not outweigh another's.
+        The shares may change, as jobs come and go. Then the results at the new shares count.
         """
-        told: dict[str, _Trial] = {}
+        changed: dict[str, _Trial] = {}
         for name, share, secs in results:
             trial = self._trials.get(name)
             if trial is None and name in self._pending:
@@ -158,9 +158,9 @@ class OperatorSearch:
                 trial = self._trials[name] = _Trial(features_of(sch.trace), sch)
             if trial is not None:
                 trial.secs[share] = secs
-                told[name] = trial
+                changed[name] = trial
         if self._shares == frozenset(shares):
-            self._take_in(told.values())
+            self._take_in(changed.values())
         else:
             self._shares = frozenset(shares)
             self._surrogate.clear()
@@ -181,7 +181,7 @@ class OperatorSearch:
         self._transferred = iter(seeds(traces, self._workload.mod, self.spaces, self.postprocs))
 
     def _beginnings(self) -> Iterator[Any]:
-        """What is tried before anything is known: computed candidates and transferred ones, in turn."""
+        """The first schedules to try: computed candidates and transferred ones, alternately."""
         while True:
             computed = next(self._computed, None)
             transferred = next(self._transferred, None)
@@ -197,7 +197,7 @@ class OperatorSearch:
             found = self._unseen(_sample(self._strategy, size), count - len(fresh))
             fresh += found
             barren = 0 if found else barren + 1
-            # For a GPU the postprocs refuse most samples, nine of ten and more: few of a small draw would be left.
+            # For a GPU the postprocs refuse at least nine of ten samples: few of a small draw would be left.
             size = max(size, min(2 * size, _POPULATION))
         return fresh
 
@@ -208,7 +208,7 @@ class OperatorSearch:
         if not known and not drawn:
             return []
         random = int(count * _RANDOM_PART)
-        # What is known comes back among the best, if it never did: ask for as many more.
+        # Known schedules that were never returned come back among the best: request this many more.
         again = sum(digest not in self._returned for digest in map(_digest, known))
         found = list(_evolve(self._strategy, known + drawn, count - random + again))
         self._returned.update(map(_digest, found))
@@ -226,7 +226,7 @@ class OperatorSearch:
                 beaten.sch = None
 
     def _unseen(self, schedules: Iterable[Any], count: int) -> list[Any]:
-        """The first `count` of them that are new; what comes after stays where it is."""
+        """The first `count` new schedules; the rest stays in the iterator."""
         fresh: list[Any] = []
         schedules = iter(schedules)
         while len(fresh) < count and (sch := next(schedules, None)) is not None:
@@ -256,7 +256,7 @@ class _Fastest:
         self._heap = []
 
     def add(self, trial: _Trial, secs: float) -> _Trial | None:
-        """The one that is none of the fastest any more, when there is one."""
+        """Add a trial; return the one that is not among the fastest any more, if there is one."""
         self._added += 1  # no two entries are equal, so that trials are never compared
         heapq.heappush(self._heap, (-secs, -self._added, trial))
         return heapq.heappop(self._heap)[2] if len(self._heap) > self._size else None

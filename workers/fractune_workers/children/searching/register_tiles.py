@@ -1,8 +1,9 @@
-"""Which tiles of a blocked kernel its processor's registers should hold: computed, not searched.
+"""Tiles of a blocked kernel for its processor's registers: computed, not searched.
 
-A tile is `blocks` x `rows` x `columns` accumulators, each a vector of output channels. One step of the reduction
-loads `blocks` vectors of weights and `rows` x `columns` single numbers, and multiplies each with each. With many
-accumulators few loads serve many multiplications, and none waits for the one before it; with too many, they spill.
+A tile is `blocks` x `rows` x `columns` accumulators, each a vector of output channels. One step of the reduction loads
+`blocks` vectors of weights and `rows` x `columns` single numbers, and multiplies each with each. With many
+accumulators, few loads serve many multiplications, and no multiplication waits for the one before it. With too many,
+they spill.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ _MOST_BLOCKS, _MOST_PIXELS = 9, 28
 _IN_FLIGHT = 8
 """multiplications that two units of four cycles' latency have under way"""
 _IN_FLIGHT_OF_ROWS = 6
-"""as many where the loop over the next tile is inside, whose multiplications overlap with these"""
+"""the same where the loop over the next tile is inside: its multiplications overlap with these"""
 _ROOMY, _SPARE = 0.65, 2
-"""a part of the registers above which the compiler begins to spill in tiles of one block; registers that it needs for
-itself in all others"""
+"""The part of the registers above which the compiler begins to spill in tiles of one block. Registers that the compiler
+needs for itself in all other tiles."""
 _LOAD = 0.03
 _STREAMED, _STREAMED_BYTES, _FEW_PIXELS = 1.4, 20000, 4
-"""more weights than this come from beyond the first cache for every tile, and few pixels do not hide it"""
+"""More weights than this come from beyond the first cache for every tile, and few pixels do not hide the loads."""
 _LONGEST_ROW = 28
 _LOOPS_OF_POINTWISE = 2
 """over blocks of input channels, and the channels in a block"""
@@ -59,7 +60,7 @@ class Tiling:
 
 
 def tilings(extents: Extents, registers: int) -> list[Tiling]:
-    """The likeliest first: by multiplications that one cycle can start, by loads, and by the risk of spills."""
+    """The likeliest first: by the multiplications that one cycle can start, by loads, and by the risk of spills."""
     rated = [each for tile in _tiles(extents, registers) for each in _variants(extents, tile, registers)]
     return [tiling for _, tiling in sorted(rated, key=lambda each: each[0])]
 
@@ -89,7 +90,7 @@ def _variants(extents: Extents, tile: tuple[int, int, int], registers: int) -> I
     yield cost + 0.02, Tiling(tile, alone, middle, 16)
     cost = _cost(tile, registers, _IN_FLIGHT_OF_ROWS)
     rows, columns = extents.rows // tile[1], extents.columns // tile[2]
-    # One block of channels at a time serves all rows: what is best where weights are streamed, and read once.
+    # One block of channels at a time serves all rows: best where weights are streamed, and read once.
     once = 0.98 if _reads_once(extents, tile) else 1.03
     if 1 < rows <= _LONGEST_ROW:
         yield once * cost, Tiling(tile, (1, rows, 1), short, 64)
@@ -110,7 +111,7 @@ def _cost(tile: tuple[int, int, int], registers: int, in_flight: int) -> float:
 
 
 def _spills(tile: tuple[int, int, int], registers: int) -> float:
-    """What spills are expected to cost."""
+    """The expected cost of spills."""
     if prod(tile) + tile[0] + 1 > registers - _SPARE:
         return 1.25
     return 1.15 if tile[0] == 1 and prod(tile) > _ROOMY * registers else 1.0

@@ -1,5 +1,5 @@
-"""An operator's design space as sketches: traces in JSON whose sampling steps are open, and what becomes of them when
-the steps are decided.
+"""An operator's design space as sketches (traces in JSON with open sampling steps), and the schedules of decided
+sketches.
 """
 
 from __future__ import annotations
@@ -16,21 +16,22 @@ from fractune_workers.children.tvm_api.traces import write_trace
 TILE, CATEGORICAL, LOCATION = "SamplePerfectTile", "SampleCategorical", "SampleComputeLocation"
 """kinds of sampling steps"""
 AT_ROOT = -1
-"""the compute location that every block has, a loop nest of its own; TVM moves an invalid one to the one before it"""
+"""The compute location that every block has, a loop nest of its own. TVM moves an invalid location to the one before
+it."""
 MISFITS = (RuntimeError, ValueError, TypeError, LookupError)
-"""what TVM raises (ScheduleError and InternalError are RuntimeErrors) for a step that cannot be applied"""
+"""TVM's errors for a step that cannot be applied (ScheduleError and InternalError are RuntimeErrors)"""
 
 Sketch = list[Any]
-"""[steps, decisions]: a step is [kind, inputs, attributes, outputs], a decision [index of the step, what it decides]"""
+"""[steps, decisions]: a step is [kind, inputs, attributes, outputs], a decision [index of the step, decided value]"""
 
 
 def sketches_of(spaces: Iterable[Any]) -> list[Sketch]:
-    """The design space as traces in JSON, without what the postprocs add."""
+    """The design space as traces in JSON, without the steps that the postprocs add."""
     return [json.loads(write_trace(space.trace.simplified(remove_postproc=True))) for space in spaces]
 
 
 def applied(trace: Sketch, mod: Any, postprocs: Iterable[Any]) -> Any | None:
-    """The schedule of `mod` that a decided sketch makes, after `postprocs`; None when it does not fit."""
+    """The schedule of `mod` from a decided sketch, after `postprocs`; None when the sketch does not fit."""
     sch = Schedule(mod, debug_mask="none", error_render_level="none")
     try:
         Trace.apply_json_to_schedule(trace, sch)
@@ -40,7 +41,7 @@ def applied(trace: Sketch, mod: Any, postprocs: Iterable[Any]) -> Any | None:
 
 
 def finished(sch: Any | None, postprocs: Iterable[Any]) -> Any | None:
-    """The schedule after `postprocs`; None when one of them refuses it, or when there is none."""
+    """The schedule after `postprocs`; None when one of them refuses it, and for None."""
     if sch is None:
         return None
     try:

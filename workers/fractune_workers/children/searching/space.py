@@ -1,4 +1,4 @@
-"""The design space of an operator, as MetaSchedule generates it, or as we do for what it does not know."""
+"""The design space of an operator: MetaSchedule's, or ours for Winograd's convolutions."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What the measured candidates of an operator say about others: a Gaussian process over the decisions of a trace.
+"""The surrogate of an operator: a Gaussian process over the decisions of a trace predicts the speed of candidates.
 
-A few dozen candidates are too few for the boosted trees over hundreds of code features with which MetaSchedule
-searches, and reading those features off the code is half of its search's CPU time. The decisions of a trace (tile
-sizes, unrolling, where a block is computed) are a handful of numbers that are there already.
+MetaSchedule searches with boosted trees over hundreds of code features. A few dozen candidates are too few for them,
+and reading those features from the code is half of its search's CPU time. The decisions of a trace (tile sizes,
+unrolling, compute locations) are a handful of numbers that exist already.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ import numpy.typing as npt
 
 _LENGTHS = (0.5, 1.0, 2.0, 4.0)
 _NOISES = (0.05, 0.2, 0.5)
-"""Length scales and noise variances that are tried, in units of the standardised features and log times"""
+"""The length scales and noise variances to try, in units of the standardised features and log times."""
 _MOST_POINTS = 512
 """A fit costs the cube of this; beyond it the fastest half and the newest half are kept"""
 _FAILED = 2.0
 """A candidate that failed counts as this many times slower than the slowest"""
 _OPTIMISM = 1.0
-"""Standard deviations: what is little known is given the benefit of the doubt"""
+"""Standard deviations: uncertain candidates get the benefit of the doubt."""
 
 _Array = npt.NDArray[np.floating[Any]]
 
 
 class Surrogate:
-    """Predicts how fast candidates are from their features, which are numbers by name; one that is missing is 0.
+    """Predicts the speed of candidates from their features, which are numbers by name; a missing one is 0.
 
-    Log times under a Matern 3/2 kernel; length scale and noise by the marginal likelihood (Rasmussen and Williams,
-    Gaussian Processes for Machine Learning, 2006, chapters 2 and 5), the score by the upper confidence bound (Srinivas
-    et al., ICML 2010).
+    Log times under a Matern 3/2 kernel. Length scale and noise follow from the marginal likelihood (Rasmussen and
+    Williams, Gaussian Processes for Machine Learning, 2006, chapters 2 and 5). The score is the upper confidence bound
+    (Srinivas et al., ICML 2010).
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,8 @@
-"""Schedule transfer: known good schedules of one operator, adapted to another one of the same kind.
+"""Schedule transfer: known good schedules of one operator, adapted to another operator of the same kind.
 
-An operator's design space is a few sketches: traces whose sampling steps are open. A schedule of another operator
-fits a sketch that tiles the same loops in the same way. What differs is passed over: how the fused neighbours are
-inlined, the names of blocks, and the loops' extents, to which the tiles are scaled.
+An operator's design space is a few sketches: traces whose sampling steps are open. A schedule of another operator fits
+a sketch that tiles the same loops in the same way. Three differences are ignored: how the fused neighbours are inlined,
+the names of blocks, and the loops' extents. The tiles are scaled to the extents.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from fractune_workers.children.searching.sketches import AT_ROOT, CATEGORICAL, T
 _OF_NEIGHBOURS = frozenset({
     "GetSBlock", "GetLoops", "GetConsumers", "GetProducers", "GetChildBlocks",
     "ComputeInline", "ReverseComputeInline",
-    "CacheWrite",  # takes the place of the consumer where there is none
+    "CacheWrite",  # replaces a missing consumer
 })  # fmt: skip
-"""steps that depend on what is fused with the main computation, and say nothing about how that is tiled"""
+"""Steps that depend on the operators fused with the main computation, and not on its tiles."""
 
 
 def seeds(traces: Iterable[str], mod: Any, spaces: Iterable[Any], postprocs: Iterable[Any]) -> list[Any]:
@@ -40,7 +40,7 @@ def seeds(traces: Iterable[str], mod: Any, spaces: Iterable[Any], postprocs: Ite
 def adapt(trace: str, mod: Any, sketches: Iterable[Sketch], postprocs: Iterable[Any]) -> Any | None:
     """A schedule of `mod`, after `postprocs`, that follows the trace of another operator; None when it does not fit.
 
-    `sketches` are those of the design space of `mod`, `postprocs` are those of its space generator.
+    `sketches` are of the design space of `mod`, `postprocs` are of its space generator.
     """
     if trace == UNTUNED:
         return None
@@ -53,8 +53,8 @@ def adapt(trace: str, mod: Any, sketches: Iterable[Sketch], postprocs: Iterable[
 
 
 def scale_tile(tile: list[int], extent: int, max_innermost: int) -> list[int]:
-    """The tile for a loop of another extent: each inner factor becomes the divisor of what remains that is nearest
-    in ratio, and the outermost one takes the rest.
+    """The tile for a loop of another extent. Each inner factor becomes the divisor of the remaining extent that is
+    nearest in ratio, and the outermost factor takes the rest.
     """
     inner: list[int] = []
     for wanted in reversed(tile[1:]):
@@ -72,7 +72,7 @@ def _before_postproc(trace: Sketch) -> Sketch:
 
 
 def _signature(trace: Sketch) -> tuple[list[Any], list[Any]]:
-    """What must agree: into how many parts each loop is tiled, and the choices of each categorical step."""
+    """The parts that must agree: the number of levels of each tiled loop, and the choices of each categorical step."""
     decided = [trace[0][at] for at, _ in trace[1]]
     return (
         [attrs[0] for kind, _, attrs, _ in decided if kind == TILE],
@@ -102,14 +102,14 @@ def _distance(one: Counter[str], other: Counter[str]) -> int:
 
 
 def _decide(sketch: Sketch, source: Sketch) -> Sketch:
-    """A decision for each sampling step of the sketch: what the source chose in its n-th step of that kind."""
+    """A decision for each sampling step of the sketch: the source's decision in its n-th step of that kind."""
     chosen: dict[str, list[Any]] = defaultdict(list)
     for at, decision in source[1]:
         chosen[source[0][at][0]].append(decision)
     decisions = []
     for at, own in sketch[1]:
         kind, _, attrs, _ = sketch[0][at]
-        # Only a location may be without a partner: the other kinds are as many, by the signature.
+        # Only a location may have no partner: by the signature, the other kinds have equal counts.
         theirs: Any = chosen[kind].pop(0) if chosen[kind] else AT_ROOT
         # The sketch's own tile is of no worth, but its product is the loop's extent.
         decisions.append([at, scale_tile(theirs, prod(own), attrs[1]) if kind == TILE else theirs])

@@ -1,8 +1,8 @@
-"""The design space of Winograd's convolutions, and the first candidates in it.
+"""The design space of Winograd's convolutions (Lavin and Gray, CVPR 2016), and the first candidates in it.
 
-MetaSchedule's rules know nothing of stages that belong together, so this space is made by hand. A chunk of output
-blocks and rows of tiles is finished at once: products, their sums, and what is fused after them, so that the products
-stay in the second cache. The image's sums are made for the whole image before, or for the chunk's rows.
+MetaSchedule's rules cannot treat the stages together, so this space is made by hand. A chunk of output blocks and rows
+of tiles is finished at once: products, their sums, and the operators fused after them. So the products stay in the
+second cache. The image's sums are made before for the whole image, or for the chunk's rows.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _MANY_WEIGHT_BYTES = 1 << 20
 BEFORE, BY_ROWS = 0, 1
 """sketches: where the image's sums are made"""
 _CHUNKS = [(BY_ROWS, True, False), (BEFORE, False, False), (BY_ROWS, False, False), (BEFORE, False, True)]
-"""the likeliest first: the sketch, whether a chunk has all output blocks, and whether it has all rows of tiles"""
+"""The likeliest first: the sketch, whether a chunk has all output blocks, and whether it has all rows of tiles."""
 _CHUNKS_OF_MANY_WEIGHTS = [(BEFORE, False, True), (BY_ROWS, True, False), (BEFORE, False, False)]
-"""where all rows share what is read of them"""
+"""where all rows share each weight that is read"""
 
 
 def is_winograd(mod: Any) -> bool:
@@ -52,7 +52,7 @@ def first_tiles(mod: Any, registers: int) -> Iterator[tuple[int, list[list[int]]
     spatial, reduction = found
     taps, _, _, blocks, rows, columns, lanes = spatial[-7:]
     extents = Extents(blocks, rows, columns, reduction, lanes * _FLOAT_BYTES)
-    # A column of tiles does what a row of as many does.
+    # A column of tiles is equivalent to a row of the same length.
     fitting = (tiling.registers for tiling in tilings(extents, registers))
     accumulators = list(dict.fromkeys(tile for tile in fitting if tile[1] == 1 or tile[2] == columns))
     many_weights = taps * taps * blocks * lanes * prod(reduction) * _FLOAT_BYTES > _MANY_WEIGHT_BYTES
@@ -70,13 +70,13 @@ def _tile(extent: int, inner: int, *, whole: bool) -> list[int]:
 
 
 def _extents_of(mod: Any) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Of the spatial loops of the products, the last seven of which are taps, the batch, what makes up the output; and
-    of the reduced loops. None where there are no such.
+    """The extents of the products' spatial loops and of their reduced loops; None for another operator. The last seven
+    spatial loops are two of taps, the batch, and four of the output.
     """
     sch = Schedule(mod, debug_mask="none", error_render_level="none")
     try:
         extents = [int(var.dom.extent) for var in sch.get(sch.get_sblock(GEMM, "main")).iter_vars]
-    except RuntimeError:  # TVM's ScheduleError: there is no such block
+    except RuntimeError:  # TVM's ScheduleError: the block does not exist
         return None
     return tuple(extents[:-2]), tuple(extents[-2:])
 
@@ -89,8 +89,8 @@ def _sketches(sch: Any) -> list[Any]:
 
 
 def _schedule(sch: Any, *, by_rows: bool) -> None:
-    """Steps: (1) what is element-wise becomes part of the output; (2) chunks of the output; (3) the products of a chunk
-    in tiles of accumulators; (4) the image's sums, row by row of tiles.
+    """The steps: (1) element-wise operators become part of the output; (2) chunks of the output; (3) the products of a
+    chunk in tiles of accumulators; (4) the image's sums, row by row of tiles.
     """
     gemm, output = (sch.get_sblock(name, "main") for name in (GEMM, OUTPUT))
     _inline_epilogue(sch, output)
@@ -112,7 +112,9 @@ def _schedule(sch: Any, *, by_rows: bool) -> None:
 
 
 def _inline_epilogue(sch: Any, output: Any) -> None:
-    """What comes after the output is one computation, and part of the output's if each element is of one of its."""
+    """Turn the operators after the output into one computation. It becomes part of the output where each of its
+    elements comes from one element of the output.
+    """
     *between, last = _after(sch, output) or [None]
     for block in between:
         sch.compute_inline(block)
@@ -177,7 +179,9 @@ def _tile_products(sch: Any, gemm: Any, chunk: Any, tiles: tuple[list[Any], ...]
 
 
 def _sum_image(sch: Any, image: Any) -> list[Any]:
-    """A row of tiles at a time; returns the loops over rows: what is outside, the batch, blocks of channels, rows."""
+    """Sum one row of tiles at a time; return the loops over rows: the outer ones, the batch, blocks of
+    channels, rows.
+    """
     *outer, v, u, batch, blocks, rows, columns, lane = sch.get_loops(image)
     sch.reorder(batch, blocks, rows, v, columns, u, lane)
     over_columns, padded = (sch.get_sblock(name, "main") for name in (IMAGE_COLUMNS, PADDED))

@@ -1,1 +1,1 @@
-"""What all children need of TVM: targets, artifacts, intrinsics, and the processor that kernels run on."""
+"""TVM for all children: targets, artifacts, intrinsics, and the processor on which kernels run."""

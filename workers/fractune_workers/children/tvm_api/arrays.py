@@ -34,10 +34,10 @@ def numpy_dtype(name: str) -> Any:
 
 
 def difference(output: Any, reference: Any) -> float:
-    """Largest difference of two arrays of one shape, over the largest value of `reference`; infinite when one of
-    them has a NaN or an infinity where the other has none.
+    """Largest difference of two arrays of one shape, over the largest value of `reference`; infinite when only one of
+    them has a NaN or an infinity at some place.
     """
-    if np.array_equal(output, reference):  # as inputs and weights are, most of what is compared: 40 times as fast
+    if np.array_equal(output, reference):  # equal inputs and weights are most of all arrays: 40 times as fast
         return 0.0
     out, ref = output.astype("float64"), reference.astype("float64")
     if not np.array_equal(np.isfinite(out), np.isfinite(ref)):

@@ -61,7 +61,7 @@ def is_archive(content: bytes) -> bool:
 
 
 def unpack(archive: bytes) -> dict[str, bytes]:
-    """The members by name. Raises ValueError for what `pack` did not write, a torn archive among it."""
+    """The members by name. Raises ValueError for bytes that `pack` did not write, and for a torn archive."""
     if not is_archive(archive):
         raise ValueError("not an archive")
     members: dict[str, bytes] = {}

@@ -1,7 +1,7 @@
-"""CUDA targets: which one a user's text means. The architecture is always explicit, and so is what a block may have.
+"""CUDA targets from a user's text. The architecture and the limits of a block are always explicit.
 
-TVM would fill in an `sm_50` that no present toolkit compiles for, or ask the GPU that happens to be there; and its own
-check of GPU code throws where a target does not say how much shared memory and how many threads a block may have.
+Without an architecture, TVM would fill in `sm_50`, which no present toolkit compiles for, or ask a GPU of this machine.
+TVM's own check of GPU code throws without the shared memory and the threads of a block.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _BLOCK = {
     "max_threads_per_block": 1024,
     "thread_warp_size": 32,
 }
-"""What a block has on every NVIDIA GPU. The search allocates shared memory statically, and no kernel may have more than
-48 KiB of that, however much a device offers to those that ask at launch."""
+"""The limits of a block on every NVIDIA GPU. The search allocates shared memory statically, and a kernel may have 48
+KiB of static memory at most, even where a device offers more to a launch that requests it."""
 _FIRST_WITH_A, _FIRST_WITH_F = 90, 100
 
 
@@ -37,15 +37,16 @@ def config_of(text: str) -> dict[str, Any]:
 
 
 def gpu_target(arch: str) -> dict[str, Any]:
-    """What a GPU of the architecture `arch` (`sm_90`) measures for: the same as `cuda:sm_90` means to a job."""
+    """The target for which a GPU of the architecture `arch` (`sm_90`) measures: the same as `cuda:sm_90` in a job."""
     text = f"{PREFIX}{arch}"
     return completed(text, config_of(text))
 
 
 def completed(text: str, config: dict[str, Any], compiler: CudaCompiler | None = None) -> dict[str, Any]:
-    """The target with all that building needs. `compiler` is the one that is to build it, None if that is elsewhere.
+    """The target with all attributes that building needs. `compiler` is the one that will build it, None = another
+    machine's.
 
-    Raises BadRequest without an architecture, and for one that the compiler does not know.
+    Raises BadRequest without an architecture, and for an architecture that the compiler does not know.
     """
     arch = config.get("arch")
     if not arch:
@@ -56,12 +57,12 @@ def completed(text: str, config: dict[str, Any], compiler: CudaCompiler | None =
 
 @functools.cache
 def compiler_here() -> CudaCompiler | None:
-    """The compiler of this machine, looked for once in a process; None where there is none."""
+    """The compiler of this machine, searched once in a process; None without one."""
     return find_compiler()
 
 
 def compiler_for(target: Any) -> CudaCompiler:
-    """The one of this machine, for a CUDA target. Raises FractuneError without one, BadRequest when it does not fit."""
+    """The compiler for a CUDA target on this machine. Raises FractuneError without one, BadRequest for a misfit."""
     compiler = compiler_here()
     if compiler is None:
         raise FractuneError(f"this machine has no CUDA compiler to build for {target.attrs['arch']}; {INSTALL}")
@@ -72,7 +73,7 @@ def compiler_for(target: Any) -> CudaCompiler:
 def _check_arch(text: str, arch: str, compiler: CudaCompiler | None) -> None:
     number = capability(arch)
     if number is None:
-        raise BadRequest(f"target '{text}': '{arch}' is no architecture; {HINT}")
+        raise BadRequest(f"target '{text}': '{arch}' is not an architecture; {HINT}")
     first = {"a": _FIRST_WITH_A, "f": _FIRST_WITH_F}.get(arch[-1], 0)
     if number < first:
         raise BadRequest(f"target '{text}': there is no '{arch}'; write sm_{number}")

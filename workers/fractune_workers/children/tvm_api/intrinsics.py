@@ -1,9 +1,8 @@
-"""TVM's tensor intrinsics, only those of the processor that code is made for.
+"""Loads TVM's tensor intrinsics of the target processor alone.
 
-TVM imports `tvm.s_tir.tensor_intrin` for every build and search, and its `__init__` parses hundreds of CUDA intrinsics:
-5 to 40 seconds of a child's start. An empty package of the same name, registered before TVM asks for it, holds that
-up; the modules of one CPU are loaded where traces are made or applied, that of CUDA for operators that tensor cores may
-compute.
+TVM imports `tvm.s_tir.tensor_intrin` for every build and search. Its `__init__` parses hundreds of CUDA intrinsics,
+which takes 5 to 40 seconds of a child's start. An empty package of the same name, registered before, prevents this. The
+modules of one CPU are loaded where traces are made or applied, and CUDA's for operators that may use tensor cores.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _MODULES = {"x86_64": ("dot_product_common", "x86"), "aarch64": ("dot_product_co
 
 
 _TYPES = frozenset({"float16", "int8"})
-"""what TVM's rules put on tensor cores; `float32` stays `float32`, on the other cores"""
+"""types that TVM's rules put on tensor cores; `float32` stays `float32`, on the other cores"""
 
 
 def keep_out_gpu_intrinsics() -> None:
@@ -48,9 +47,9 @@ def load_intrinsics(target: tvm.target.Target) -> None:
 
 
 def prepare_tensor_cores(workload: Any, target: tvm.target.Target) -> bool:
-    """Whether schedules of the workload for `target` may use tensor cores; their intrinsics are registered then.
+    """Whether schedules of the workload for `target` may use tensor cores; if so, their intrinsics are registered.
 
-    That takes many seconds, once in a process, and schedules of operators of other types never need it.
+    The registration takes many seconds, once in a process. Schedules of operators of other types never need it.
     """
     if target.kind.name != "cuda" or not _TYPES & {dtype for _, dtype, _ in args_of(workload)}:
         return False
@@ -66,8 +65,8 @@ def _load(name: str) -> None:
 
 @contextlib.contextmanager
 def _stacks_without_source() -> Iterator[None]:
-    """For each of 360 functions TVM's parser asks for the whole stack, of which it takes the variables; to find the
-    source of every frame on it, which it does not need here, is three quarters of the time.
+    """For each of 360 functions, TVM's parser requests the whole stack and takes the variables. The source of every
+    frame, which it does not need here, is three quarters of the time.
     """
     whole = inspect.stack
     inspect.stack = _frames

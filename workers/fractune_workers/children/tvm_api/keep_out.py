@@ -1,7 +1,7 @@
-"""Keeps out of children what TVM would load or use there: PyTorch, GPUs, and lines on standard output.
+"""Keeps PyTorch, GPUs, and lines on standard output out of children.
 
-TVM's FFI imports PyTorch wherever it is installed. That takes seconds in each child, and CUDA, which PyTorch sets up,
-would make builders clients of the GPU. Only the child that reads `torch.export` files lets PyTorch in.
+TVM's FFI imports PyTorch wherever it is installed. The import takes seconds in each child. PyTorch also sets up CUDA,
+which would make builders clients of the GPU. Only the child that reads `torch.export` files lets PyTorch in.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ _TORCH = "torch"
 
 def keep_torch_out() -> None:
     """Have `import torch` fail from now on, as if it were not installed; one that is imported stays."""
-    # None is how Python is told that there is no such module.
+    # With None, Python reports that the module does not exist.
     sys.modules.setdefault(_TORCH, None)  # type: ignore[arg-type]
 
 
 def let_torch_in() -> None:
-    """Have `import torch` do again what it does."""
+    """Let `import torch` work again."""
     if sys.modules.get(_TORCH, sys) is None:
         del sys.modules[_TORCH]
 
 
 _NO_GPU = {
-    # A process that asks CUDA for a device becomes a client of the GPU and of its MPS daemon: it sees none.
+    # A process that asks CUDA for a device becomes a client of the GPU and of its MPS daemon: hide all devices.
     VISIBLE_DEVICES: "",
-    # TVM packs source, whether or not this machine has a driver: what it would compile itself depends on the machine.
+    # TVM packs source, with or without a driver: its own compilation would depend on the machine.
     "TVM_COMPILE_FORCE_FALLBACK": "1",
 }
 

@@ -1,4 +1,4 @@
-"""Where the kernels of this process run and are timed: TVM's device and the stream on it."""
+"""The processor on which the kernels of this process run and are timed: TVM's device and the stream on it."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class Processor:
     stream: int = 0
     """the only one that is confined (an address); 0 = the default stream"""
     flush_bytes: int = 0
-    """how much to copy so that nothing of before is left in its cache; 0 = not known"""
+    """bytes to copy so that the cache holds no older data; 0 = not known"""
     is_one_core: bool = False
-    """a CPU of which this process has a single core: nothing runs beside its thread"""
+    """a CPU with a single core for this process: nothing runs beside its thread"""
     check: Callable[[], None] = _nothing
     """raises FractuneError when the process has lost the device for good"""
 
@@ -64,11 +64,11 @@ class Processor:
 
     def time(self, kernel: Any, args: list[Any], policy: TimingPolicy, calls: int = 1) -> list[float]:
         """Seconds of one call, `policy.repeats` times; each repeat averages calls over `min_repeat_ms`, beginning with
-        as many as `calls`.
+        `calls` calls.
 
-        Where the cache is to be cold, a repeat is one call, for TVM empties it before each repeat and not before each
-        call. On a GPU the time is what passes between two events on the stream, on a single core what this thread
-        spends there (docs/decisions/0034-disturbance.md).
+        With a cold cache a repeat is one call: TVM empties the cache before each repeat, not before each call. On a GPU
+        the time is the one between two events on the stream. On a single core it is the time of this thread on the core
+        (docs/decisions/0034-disturbance.md).
         """
         if self.is_one_core:
             evaluate = partial(_wall_s, kernel, args, self.device)
@@ -93,10 +93,10 @@ class Processor:
 
     @contextlib.contextmanager
     def engaged(self) -> Iterator[None]:
-        """Within the block this thread launches on the stream; it ends when all that was launched has.
+        """Within the block, this thread launches on the stream; the block ends when all launched work has ended.
 
-        Raises ChildDied when the device is lost: after an error of a kernel CUDA refuses all further calls of this
-        process, and what runs next must not be blamed for it.
+        Raises ChildDied when the device is lost: after an error of a kernel, CUDA refuses all further calls of this
+        process, and the next call must not be blamed for it.
         """
         try:
             with launching_on(self.stream, str(self.device)):
@@ -125,8 +125,8 @@ def cpu_processor() -> Processor:
 def launching_on(stream: int, device: str = "cuda:0") -> Iterator[None]:
     """Within the block, this thread's kernels for `device` go to `stream` (an address; 0 = the default stream).
 
-    The setting belongs to the thread: another one still launches on the default stream, unconfined. TVM copies and
-    syncs on the NULL stream, which a green context's stream does not wait for: before reading what a kernel wrote,
+    The setting belongs to the thread: another thread still launches on the default stream, unconfined. TVM copies and
+    syncs on the NULL stream, and a green context's stream does not wait for it. Before reading the output of a kernel,
     call `tvm.device(device).sync(stream)`. Raises ShareUnavailable when TVM does not take the stream.
     """
     found = tvm_ffi.device(device)
@@ -142,15 +142,15 @@ def launching_on(stream: int, device: str = "cuda:0") -> Iterator[None]:
 
 _SPARE = 1.05
 _GROWTH = 1.6
-"""A repeat that was too short is made again, with so many times the calls at least"""
+"""A too short repeat is made again, with at least this many times the calls."""
 
 Evaluate = Callable[[int], float]
-"""Seconds of one call by the wall clock, the mean of so many, which one more has come before"""
+"""Seconds of one call by the wall clock, the mean of the given number of calls; one more call comes before them."""
 
 
 def core_times(evaluate: Evaluate, repeats: int, min_repeat_s: float, calls: int = 1, warmups: int = 0) -> list[float]:
-    """Seconds on a core of one call, `repeats` times after `warmups`; each repeat spends `min_repeat_s` there,
-    beginning with as many calls as `calls`.
+    """Seconds on a core of one call, `repeats` times after `warmups`. Each repeat spends `min_repeat_s` on the core,
+    and begins with `calls` calls.
     """
     run_secs: list[float] = []
     while len(run_secs) < warmups + repeats:
@@ -166,9 +166,9 @@ def core_times(evaluate: Evaluate, repeats: int, min_repeat_s: float, calls: int
 
 
 def _core_s(evaluate: Evaluate, calls: int) -> float:
-    """What the thread spent on all calls, the first too: whichever was interrupted, the interruption does not count.
+    """Seconds of one call on the core: the thread's time over all calls, the first too. Interruptions do not count.
 
-    Where there was none, the wall clock has less beside the calls in it, and is the smaller.
+    Without an interruption, the wall clock contains less beside the calls, and is the smaller.
     """
     before_s = time.thread_time()
     wall_s = evaluate(calls)

@@ -1,8 +1,9 @@
-"""Compilation targets: what this host's CPU really offers, and which target a user's text means (a GPU's: cuda_target).
+"""Compilation targets: the real features of this host's CPU, and the target that a user's text means (a GPU's:
+cuda_target).
 
-LLVM names a CPU by its family and model number. A hypervisor may hide features that the name implies, and may
-show others that it does not: a kernel compiled for the bare name could then die of an illegal instruction.
-So the default target names the CPU and corrects the name with the feature bits that LLVM reads from the host.
+LLVM names a CPU by its family and model number. A hypervisor may hide features that the name implies, and show features
+that it does not imply. Then a kernel for the bare name could die of an illegal instruction. So the default target names
+the CPU, and corrects the name with the feature bits that LLVM reads from the host.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ _COMPUTES = (
     "vpclmul",
     "xop",
 )
-"""How the names of features begin that a compiler uses without being told; the others serve operating systems"""
+"""First letters of the names of features that a compiler uses by itself; the other features serve operating systems."""
 _HINT = 'write native, cuda:sm_90, llvm -mcpu=skylake-avx512, or JSON: {"kind": "llvm", "mcpu": "skylake-avx512"}'
 
 
@@ -67,8 +68,8 @@ def default_target(cores: int) -> tvm.target.Target:
 def parse_target(text: str, cores: int) -> tvm.target.Target:
     """The target that `text` means: empty or `native` for this host, JSON, a TVM tag, `llvm -mcpu=...`, `cuda:sm_90`.
 
-    `cores` becomes a CPU's `num-cores` where the text does not say it. Raises BadRequest for anything that TVM, LLVM
-    or the CUDA toolkit of this machine does not know, and for targets other than CPUs and NVIDIA GPUs.
+    `cores` becomes a CPU's `num-cores` where the text does not name it. Raises BadRequest for a target that TVM, LLVM
+    or this machine's CUDA toolkit does not know, and for a target other than a CPU or an NVIDIA GPU.
     """
     text = text.strip()
     if not text or text in _HOST_WORDS:
@@ -94,9 +95,9 @@ def target_key(target: tvm.target.Target) -> str:
 
 
 def missing_features(target: tvm.target.Target) -> list[str]:
-    """Instruction sets that code for `target` may use and this host is known to lack: such code would die here.
+    """Instruction sets that code for `target` may use, and that this host is known to lack: the code would die here.
 
-    A target of another architecture lacks everything: its name is the answer.
+    For a target of another architecture, the name of that architecture.
     """
     if architecture(target) != _host_triple().partition("-")[0]:
         return [architecture(target)]
@@ -127,7 +128,7 @@ def vector_unit(target: tvm.target.Target) -> VectorUnit:
 
 
 def host_cpu() -> str:
-    """LLVM's name for this host's CPU, such as `rocketlake`."""
+    """LLVM's name for this host's CPU, for example `rocketlake`."""
     return str(tvm.get_global_func("target.llvm_get_system_cpu")())
 
 
@@ -154,7 +155,7 @@ def host_device() -> Device:
 
 
 def last_cache_bytes() -> int:
-    """Size of the last-level cache, whoever shares it; 0 when the system does not tell."""
+    """Size of the whole last-level cache, shared or not; 0 when the system does not show it."""
     return max(_cache_kib(Path("/sys/devices/system/cpu/cpu0/cache")).values(), default=0) * 1024
 
 
@@ -176,7 +177,7 @@ def _config(text: str) -> dict[str, Any] | str:
         try:
             config: dict[str, Any] = json.loads(text)
         except ValueError as error:
-            raise BadRequest(f"target '{text}' is no JSON: {error}; {_HINT}") from error
+            raise BadRequest(f"target '{text}' is not JSON: {error}; {_HINT}") from error
         return config
     words = text.split()
     if len(words) == 1:

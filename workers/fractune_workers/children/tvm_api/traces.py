@@ -23,11 +23,11 @@ class Workload:
 
     def __init__(self, original: tvm.IRModule) -> None:
         self.original = original
-        """with the names that TVM gave to its parts: what the log keeps"""
+        """with TVM's names of its parts: the form in the log"""
 
     @cached_property
     def mod(self) -> tvm.IRModule:
-        """With names by position: what schedules are made for."""
+        """With names by position: the form that schedules are made for."""
         return named_by_position(self.original)
 
     @cached_property
@@ -46,13 +46,13 @@ def read_workloads(text: str) -> dict[str, Workload]:
 
 
 def write_workloads(workloads: dict[str, Workload]) -> str:
-    """What `read_workloads` reads."""
+    """The text that `read_workloads` reads."""
     found = {name: ms.database.Workload(workload.original) for name, workload in workloads.items()}
     return joined_workloads({name: _lists(workload.as_json()) for name, workload in found.items()})
 
 
 def read_trace(text: str, workload: Workload) -> Any:
-    """The schedule that the trace gives when it is applied to the workload; the bare one for UNTUNED."""
+    """The schedule of the trace, applied to the workload; the bare schedule for UNTUNED."""
     sch = Schedule(workload.mod, debug_mask="none")
     if text != UNTUNED:
         Trace.apply_json_to_schedule(by_position(json.loads(text), workload.names), sch)

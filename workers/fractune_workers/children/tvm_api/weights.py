@@ -29,7 +29,7 @@ class Lifted:
 
 
 class Weights:
-    """The weights of several modules that are variants of one model; one that is in several of them is there once."""
+    """The weights of several modules that are variants of one model; a weight of several modules is kept once."""
 
     def __init__(self) -> None:
         self.tensors: list[tvm.runtime.Tensor] = []
@@ -56,7 +56,7 @@ class Weights:
 
 
 def pack_weights(weights: Sequence[Any]) -> tuple[bytes, list[dict[str, Any]]]:
-    """All weights in one run of bytes, each from a multiple of ALIGNMENT_BYTES on, and where each of them lies."""
+    """All weights in one run of bytes, each at a multiple of ALIGNMENT_BYTES, and the place of each."""
     packed, layout = bytearray(), []
     for weight in weights:
         packed.extend(bytes(-len(packed) % ALIGNMENT_BYTES))

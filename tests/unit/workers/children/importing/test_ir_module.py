@@ -97,7 +97,7 @@ def test_a_script_is_not_read(tmp_path: Path) -> None:
 
 
 def test_text_that_is_no_model(tmp_path: Path) -> None:
-    assert "is a text file, and no IRModule; expected ONNX" in refusal(write(tmp_path, "what is this"))
+    assert "is a text file, and not an IRModule; expected ONNX" in refusal(write(tmp_path, "what is this"))
 
 
 def calling_out() -> tvm.IRModule:
@@ -221,7 +221,7 @@ def call_of_a_value() -> tvm.IRModule:
         (for_another_compiler, "carries foreign code under 'Codegen'"),
         (packed_call, "calls the external function 'runtime.something'"),
         (closure, "uses the operator relax.print, which is not allowed"),
-        (call_of_a_value, "which is no function of the module"),
+        (call_of_a_value, "which is not a function of the module"),
         (for_another_target, "holds an object of the kind target.Target"),
         (compiled, "holds an object of the kind ffi.Module"),
     ],
@@ -304,14 +304,14 @@ def test_the_lists_name_only_what_tvm_has() -> None:
     ["{}", "{", '{"root_index": 0, "nodes": 3}', '{"root_index": 7, "nodes": []}', '{"nodes": [1]}', '{"a": {}}'],
 )
 def test_json_that_is_no_module(tmp_path: Path, text: str) -> None:
-    assert "is no IRModule as JSON" in refusal(write(tmp_path, text))
+    assert "is not an IRModule as JSON" in refusal(write(tmp_path, text))
 
 
 @pytest.mark.parametrize(("part", "shape"), [("type", [{}]), ("data", [{}]), ("data", 3)])
 def test_objects_of_a_strange_shape_are_refused(tmp_path: Path, part: str, shape: Any) -> None:
     nodes = graph(sample())
     next(node for node in nodes["nodes"] if node["type"] == "ffi.String")[part] = shape
-    assert "is no IRModule as JSON" in refusal(write(tmp_path, json.dumps(nodes)))
+    assert "is not an IRModule as JSON" in refusal(write(tmp_path, json.dumps(nodes)))
 
 
 def test_json_of_something_else(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def test_a_missing_file(tmp_path: Path) -> None:
         (b"\x89PNG\r\n\x1a\n" + bytes(range(64)), "is not an ONNX file"),
         (b"\xff" * 100, "is not an ONNX file"),
         (b"PK\x03\x04" + b"\0" * 60, "not a whole zip archive"),
-        (b"{not json", "is no IRModule as JSON"),
+        (b"{not json", "is not an IRModule as JSON"),
     ],
 )
 def test_what_is_no_model_is_said_to_be_none(save: Save, contents: bytes, words: str) -> None:
@@ -166,8 +166,8 @@ def test_a_name_that_is_no_input(save: Save) -> None:
     [
         ([1, 3, 4], "has rank 2 [batch, 3], but 1,3,4 has 3"),
         ([1, 4], "dimension 1 is 3 in the model [batch, 3], but 1,4 makes it 4"),
-        ([0, 3], "dimension 0 is no size"),
-        ([-1, 3], "dimension -1 is no size"),
+        ([0, 3], "dimension 0 is not a size"),
+        ([-1, 3], "dimension -1 is not a size"),
     ],
 )
 def test_shapes_that_contradict_the_model(save: Save, shape: list[int], words: str) -> None:
