@@ -24,17 +24,17 @@ from fractune_workers.children.tvm_api.keep_out import keep_torch_out
 from fractune_workers.scratch_dir import own_temporary_files
 
 _WRITERS = tuple(f"fractune_workers.children.{room}." for room in ("building", "compiling", "importing", "searching"))
-"""modules whose children write temporary files: what one that is killed leaves is removed when the next one starts. The
-others are confined, and find locks and MPS daemons in the folder that all processes of the host share"""
+"""Rooms whose children write temporary files: the files of a killed child are removed when the next one starts. The
+other children are confined, and find locks and MPS daemons in the folder that all processes of the host share."""
 
 Methods = Mapping[str, Callable[..., Any]]
 
 _LAST_ANSWERS = frozenset((ChildDied.__name__, LimitMet.__name__))
-"""errors after which this process is of no more use"""
+"""errors that end this process"""
 
 
 def serve(link: Connection, methods: Methods) -> None:
-    """Answer calls until the parent closes the connection, or an answer says that this process is of no more use."""
+    """Answer calls until the parent closes the connection, or an error ends this process."""
     answer: dict[str, Any] = {}
     while answer.get("error") not in _LAST_ANSWERS:
         try:
@@ -61,7 +61,7 @@ def _error_json(error: Exception) -> dict[str, Any]:
 
 
 def _enter_sandbox(link: Connection) -> list[str]:
-    """What of it does not hold here."""
+    """The limits of the sandbox that do not hold here, a line each."""
     sandbox = decode(link.recv_bytes())["value"]
     return [] if sandbox is None else Sandbox.from_json(sandbox).enter()
 

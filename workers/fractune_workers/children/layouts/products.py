@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -39,11 +38,22 @@ def conv2d(planner: Planner, call: Any) -> Made:
         return planner.kernel(kernels.conv2d_first, data, relax.const(packed), name="conv2d", window=window), made
     if groups == 1:
         return _dense_conv2d(planner, data, numbers, window), made
-    if group_channels == 1 and out_channels == groups:
-        image, blocks = planner.into_blocks(data, CHANNELS)
-        weights = relax.const(pack(numbers[:, 0], 0, lanes, parts=blocks.parts))
-        value = planner.kernel(kernels.depthwise_conv2d, image, weights, name="conv2d", window=window)
-        return value, replace(made, parts=blocks.parts)
+    grouped = _depthwise_conv2d if group_channels == 1 and out_channels == groups else _grouped_conv2d
+    value, parts = grouped(planner, data, numbers, groups, window)
+    return value, planner.blocks(made.shape, CHANNELS, parts)
+
+
+def _depthwise_conv2d(planner: Planner, data: Any, numbers: Array, _groups: int, window: Window) -> tuple[Any, int]:
+    """The value, and the number of its parts, which are those of the image."""
+    image, blocks = planner.into_blocks(data, CHANNELS)
+    weights = relax.const(pack(numbers[:, 0], 0, planner.lanes, parts=blocks.parts))
+    return planner.kernel(kernels.depthwise_conv2d, image, weights, name="conv2d", window=window), blocks.parts
+
+
+def _grouped_conv2d(planner: Planner, data: Any, numbers: Array, groups: int, window: Window) -> tuple[Any, int]:
+    """The value, and the number of its parts."""
+    lanes = planner.lanes
+    out_channels, group_channels = numbers.shape[:2]
     parts = _parts(planner, data, groups, numbers)
     image, _ = planner.into_blocks(data, CHANNELS, parts)
     if parts > 1:
@@ -53,7 +63,7 @@ def conv2d(planner: Planner, call: Any) -> Made:
         packed, group = pack_groups(numbers, groups, lanes), (out_channels // groups, group_channels)
     compute = partial(kernels.grouped_conv2d, group=group)
     value = planner.kernel(compute, image, relax.const(packed), name="conv2d", window=window)
-    return value, planner.blocks(made.shape, CHANNELS, parts)
+    return value, parts
 
 
 def _parts(planner: Planner, data: Any, groups: int, numbers: Array) -> int:

@@ -27,6 +27,7 @@ from fractune_workers.children.searching.sketches import (
     TILE,
     Sketch,
     applied,
+    block_named,
     finished,
     sketches_of,
 )
@@ -80,11 +81,9 @@ def first_candidates(workload: Any, spaces: Iterable[Any], postprocs: Iterable[A
 
 
 def _kernel_of(mod: Any) -> _Kernel | None:
-    sch = Schedule(mod, debug_mask="none", error_render_level="none")
     for name in (CONV, DEPTHWISE, MATMUL):
-        try:
-            block = sch.get(sch.get_sblock(name, "main"))
-        except RuntimeError:  # TVM's ScheduleError: the block does not exist
+        block = block_named(mod, name)
+        if block is None:
             continue
         axes = [(int(var.iter_type) == _SPATIAL, int(var.dom.extent)) for var in block.iter_vars]
         spatial = tuple(extent for is_spatial, extent in axes if is_spatial)

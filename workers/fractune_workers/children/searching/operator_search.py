@@ -83,10 +83,9 @@ class OperatorSearch:
             num_threads=threads,
         )
         self.spaces = self._context.generate_design_space()
+        model = SurrogateModel(self._surrogate, _PRESSURE)
         # The strategy needs numbers of trials and a database, but only its own rounds read them.
-        self._context.pre_tuning(
-            1, 1, self.spaces, ms.database.MemoryDatabase(), SurrogateModel(self._surrogate, _PRESSURE)
-        )
+        self._context.pre_tuning(1, 1, self.spaces, ms.database.MemoryDatabase(), model)
         self._seen: set[int] = set()
         self._returned: set[int] = set()
         """schedules that the evolution has returned: it returns each only once"""

@@ -30,6 +30,15 @@ def sketches_of(spaces: Iterable[Any]) -> list[Sketch]:
     return [json.loads(write_trace(space.trace.simplified(remove_postproc=True))) for space in spaces]
 
 
+def block_named(mod: Any, name: str) -> Any | None:
+    """The block of this name in the module's `main`; None without one."""
+    sch = Schedule(mod, debug_mask="none", error_render_level="none")
+    try:
+        return sch.get(sch.get_sblock(name, "main"))
+    except RuntimeError:  # TVM's ScheduleError: the block does not exist
+        return None
+
+
 def applied(trace: Sketch, mod: Any, postprocs: Iterable[Any]) -> Any | None:
     """The schedule of `mod` from a decided sketch, after `postprocs`; None when the sketch does not fit."""
     sch = Schedule(mod, debug_mask="none", error_render_level="none")

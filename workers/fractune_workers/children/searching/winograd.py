@@ -12,12 +12,11 @@ from itertools import product
 from math import prod
 from typing import Any
 
-from tvm.s_tir import Schedule
 from tvm.s_tir import meta_schedule as ms
 
 from fractune_core.tir.kernel_names import GEMM, IMAGE, IMAGE_COLUMNS, OUTPUT, OUTPUT_COLUMNS, PADDED
 from fractune_workers.children.searching.register_tiles import Extents, tilings
-from fractune_workers.children.searching.sketches import MISFITS
+from fractune_workers.children.searching.sketches import MISFITS, block_named
 
 _MOST_BLOCKS, _MOST_PIXELS = 9, 28
 _MOST_UNROLLED = 64
@@ -73,11 +72,10 @@ def _extents_of(mod: Any) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
     """The extents of the products' spatial loops and of their reduced loops; None for another operator. The last seven
     spatial loops are two of taps, the batch, and four of the output.
     """
-    sch = Schedule(mod, debug_mask="none", error_render_level="none")
-    try:
-        extents = [int(var.dom.extent) for var in sch.get(sch.get_sblock(GEMM, "main")).iter_vars]
-    except RuntimeError:  # TVM's ScheduleError: the block does not exist
+    block = block_named(mod, GEMM)
+    if block is None:
         return None
+    extents = [int(var.dom.extent) for var in block.iter_vars]
     return tuple(extents[:-2]), tuple(extents[-2:])
 
 
