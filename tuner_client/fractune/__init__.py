@@ -9,6 +9,7 @@ are how it is made, and change without notice; `fractune.errors` is the one modu
 
 import importlib as _importlib
 import os as _os
+import types as _types
 
 from fractune import errors as errors
 from fractune_core import __version__ as __version__
@@ -28,7 +29,11 @@ __all__.sort()
 def __getattr__(name: str) -> object:
     if name not in _HOME_OF:
         raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+    from fractune.arguments import checked
+
     found: object = getattr(_importlib.import_module(_HOME_OF[name]), name)
+    if isinstance(found, _types.FunctionType):
+        found = checked(found)
     globals()[name] = found
     return found
 

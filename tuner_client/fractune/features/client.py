@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from fractune.arguments import checked
 from fractune.features.cost.job_cost import JobCost, job_costs
 from fractune.features.job import Job
 from fractune.features.log.log import Log
@@ -94,6 +95,7 @@ class Client:
         """End the connection and every call in progress; jobs go on."""
         self._rpc.close()
 
+    @checked
     def submit(
         self,
         model: ModelSource,

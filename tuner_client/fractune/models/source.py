@@ -68,10 +68,8 @@ def _writer(model: object) -> tuple[str, Callable[[Any, Path], None]]:
         found = _WRITERS.get((kind.__module__.partition(".")[0], kind.__name__))
         if found is not None:
             return found
-    raise BadModel(
-        f"a {type(model).__name__} is no model: pass a path, an onnx.ModelProto, a program by torch.export, or a TVM "
-        "IRModule"
-    )
+    accepted = "a path, an onnx.ModelProto, a program by torch.export, or a TVM IRModule"
+    raise BadModel(f"an object of type {type(model).__name__} is not a model: pass {accepted}")
 
 
 def _write_onnx(model: Any, path: Path) -> None:

@@ -75,7 +75,7 @@ def test_a_model_that_its_package_cannot_write_is_a_bad_model(monkeypatch: pytes
 
 @pytest.mark.parametrize("model", [b"bytes", 3, None, object()])
 def test_anything_else_is_refused_with_what_is_accepted(model: Any) -> None:
-    with pytest.raises(BadModel, match=r"is no model: pass a path, an onnx\.ModelProto"), model_file(model):
+    with pytest.raises(BadModel, match=r"is not a model: pass a path, an onnx\.ModelProto"), model_file(model):
         pass
 
 

@@ -66,8 +66,11 @@ def as_arrays(specs: Sequence[TensorSpec], inputs: Mapping[str, Any]) -> dict[st
     return {name: value if isinstance(value, np.ndarray) else as_array(value) for name, value in readable.items()}
 
 
-def _checked(specs: Sequence[TensorSpec], inputs: Mapping[str, Any], gpu: tuple[int, int] | None) -> dict[str, Any]:
+def _checked(specs: Sequence[TensorSpec], inputs: Any, gpu: tuple[int, int] | None) -> dict[str, Any]:
     """The inputs in readable form, exactly those of `specs`."""
+    if not isinstance(inputs, Mapping):
+        names = ", ".join(f"{spec.name!r}: array" for spec in specs)
+        raise BadRequest(f"inputs: {type(inputs).__name__} is not a mapping; give arrays by name, as {{{names}}}")
     readable = {name: _readable(name, value, gpu) for name, value in inputs.items()}
     check_inputs(specs, readable)
     return readable

@@ -1,0 +1,56 @@
+"""A wrong argument of a public function is an error of ours, before anything is done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fractune as typed_fractune
+from fractune.inference.tvm_runtime.tensors import TensorSpec, as_arrays
+from fractune_core.errors import BadRequest, ServerUnreachable
+
+fractune: Any = typed_fractune  # wrong types are the point here
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (
+            lambda: fractune.tune("m.onnx", shares=1),
+            r"shares: 1 is of type int; give a text or a sequence \(a text each\)",
+        ),
+        (lambda: fractune.tune("m.onnx", ["cpu:1", 2]), "shares: .* is of type list"),
+        (
+            lambda: fractune.tune("m.onnx", "cpu:1", trials="8"),
+            "trials: '8' is of type str; give a whole number or None",
+        ),
+        (lambda: fractune.tune("m.onnx", "cpu:1", trials=True), "trials: True is of type bool"),
+        (lambda: fractune.tune("m.onnx", "cpu:1", minutes="x"), "minutes: 'x' is of type str; give a number or None"),
+        (lambda: fractune.tune("m.onnx", "cpu:1", inputs={"x": "1,2"}), "inputs: .* is of type dict; give a mapping"),
+        (lambda: fractune.tune("m.onnx", "cpu:1", out=3), "out: 3 is of type int; give a text or a path"),
+        (lambda: fractune.knee("m.onnx", "cpu:1", slack="x"), "slack: 'x' is of type str; give a number"),
+        (lambda: fractune.load(3), "path: 3 is of type int"),
+        (lambda: fractune.connect(3), "address: 3 is of type int"),
+        (lambda: fractune.connect("127.0.0.1:1").submit("m", "cpu:1", seed="s"), "seed: 's' is of type str"),
+    ],
+)
+def test_a_wrong_type_names_the_argument_and_what_to_give(call: Callable[[], Any], says: str) -> None:
+    with pytest.raises(BadRequest, match=f"^{says}"):
+        call()
+
+
+def test_numbers_of_numpy_and_paths_are_as_good_as_pythons(tmp_path: Path) -> None:
+    (tmp_path / "m.onnx").write_bytes(b"x")
+    options: dict[str, Any] = {"trials": np.int64(8), "minutes": np.float32(1.0), "out": tmp_path}
+    with pytest.raises(ServerUnreachable):
+        fractune.tune(tmp_path / "m.onnx", ("cpu:1",), server="127.0.0.1:1", **options)
+
+
+@pytest.mark.parametrize("inputs", [[np.zeros(2)], np.zeros(2), None])
+def test_inputs_without_names_are_refused(inputs: Any) -> None:
+    with pytest.raises(BadRequest, match=r"is not a mapping; give arrays by name, as \{'x': array\}"):
+        as_arrays([TensorSpec("x", "float32", (2,))], inputs)

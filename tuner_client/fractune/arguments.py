@@ -1,0 +1,88 @@
+"""Arguments of the public functions: a wrong type is BadRequest, before the function does anything."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import numbers
+import os
+import types
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin
+
+from fractune_core.errors import BadRequest
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_NUMBERS: dict[Any, type] = {int: numbers.Integral, float: numbers.Real}
+_WORDS: dict[Any, str] = {
+    str: "a text",
+    int: "a whole number",
+    float: "a number",
+    bool: "True or False",
+    bytes: "bytes",
+    type(None): "None",
+    os.PathLike: "a path",
+    Sequence: "a sequence",
+    Mapping: "a mapping",
+    Callable: "a function",
+}
+
+
+def checked(function: Callable[P, R]) -> Callable[P, R]:
+    """The function, which raises BadRequest for an argument that its annotation does not allow."""
+    signature = inspect.signature(function)
+
+    @functools.cache
+    def hint(name: str) -> Any:
+        """Any for an annotation that names a type of a package that may not be installed."""
+        annotation = signature.parameters[name].annotation
+        try:
+            return eval(annotation, function.__globals__) if isinstance(annotation, str) else Any  # noqa: S307  - ours
+        except NameError:
+            return Any
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        for name, value in signature.bind(*args, **kwargs).arguments.items():
+            if not _fits(value, hint(name)):
+                raise BadRequest(f"{name}: {value!r:.80} is of type {type(value).__name__}; give {_words(hint(name))}")
+        return function(*args, **kwargs)
+
+    return call
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    origin, inner = get_origin(hint) or hint, get_args(hint)
+    if origin in (Union, types.UnionType):
+        return any(_fits(value, each) for each in inner)
+    if origin is Literal:
+        return value in inner
+    if origin is None:
+        return value is None
+    if origin in _NUMBERS:
+        return isinstance(value, _NUMBERS[origin]) and not isinstance(value, bool)
+    if origin is Any or not isinstance(origin, type):
+        return True  # also the name of a type of another package
+    if not isinstance(value, origin) or (isinstance(value, str) and origin is Sequence):
+        return False
+    whole: Any = value
+    if issubclass(origin, Mapping) and len(inner) == 2:
+        return all(_fits(key, inner[0]) and _fits(each, inner[1]) for key, each in whole.items())
+    if issubclass(origin, Sequence) and inner:
+        return all(_fits(each, inner[0]) for each in whole)
+    return True
+
+
+def _words(hint: Any) -> str:
+    origin, inner = get_origin(hint) or hint, get_args(hint)
+    if origin in (Union, types.UnionType):
+        return " or ".join(dict.fromkeys(_words(each) for each in inner))
+    if origin is Literal:
+        return " or ".join(map(repr, inner))
+    if origin is Sequence and inner:
+        return f"a sequence ({_words(inner[0])} each)"
+    if origin is Mapping and len(inner) == 2:
+        return f"a mapping ({_words(inner[0])} to {_words(inner[1])})"
+    return _WORDS.get(origin, getattr(origin, "__name__", str(hint)))
