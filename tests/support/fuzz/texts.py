@@ -12,7 +12,7 @@ from fractune_core.access.addresses import without_password
 from fractune_core.access.tls_files import read_authority, read_pair
 from fractune_core.access.tokens import TokenText, read_token_file
 from fractune_core.errors import BadRequest
-from fractune_core.fleet.redis_url import no_redis
+from fractune_core.fleet.redis_connection import no_redis
 from fractune_core.shares import parse_shares
 from fractune_server.services.paging import read_token, write_token
 from tests.support.fuzz.mutations import Mutator

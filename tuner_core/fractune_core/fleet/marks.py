@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from fractune_core.fleet.clocks import redis_time_s
+from fractune_core.fleet.redis_connection import redis_time_s
 from fractune_core.fleet.redis_names import MARK_TTL_S, PREFIX
 
 DONE = PREFIX + "done"

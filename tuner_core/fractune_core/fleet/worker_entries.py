@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, cast
 
-from fractune_core.fleet.clocks import redis_time_s
+from fractune_core.fleet.redis_connection import redis_time_s
 from fractune_core.fleet.redis_names import PROTOCOL_KEY, WORKER_TTL_S, WORKERS, worker_key
 
 

@@ -14,9 +14,9 @@ from collections.abc import Callable
 import redis
 
 from fractune_core.errors import BadModel, FractuneError, RedisGone, error_from_name
-from fractune_core.fleet.clocks import check_clock
 from fractune_core.fleet.marks import drop_old_marks
 from fractune_core.fleet.messages import WORK_KINDS, Event, Work, WorkFailed
+from fractune_core.fleet.redis_connection import check_clock
 from fractune_core.fleet.redis_names import bundle_blob, model_blob, tuner_stream
 from fractune_core.jobs import JobState
 from fractune_core.log_fields import log_fields

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from fractune_core.fleet.clocks import CLOCK_LIMIT_S, ClockWrong, check_clock, redis_time_s
+from fractune_core.fleet.redis_connection import CLOCK_LIMIT_S, ClockWrong, check_clock, redis_time_s
 from fractune_core.fleet.redis_names import CLOCK_TOLERANCE_S
 
 

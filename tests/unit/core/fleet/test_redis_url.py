@@ -7,7 +7,7 @@ import redis
 
 from fractune_core.access.addresses import with_password, without_password
 from fractune_core.errors import BadRequest, RedisGone
-from fractune_core.fleet.redis_url import no_redis
+from fractune_core.fleet.redis_connection import no_redis
 
 SECRETS = ["plain", "with spaces", "a:b@c/d?e#f&g=%20", "ü"]
 
