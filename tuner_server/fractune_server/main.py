@@ -26,9 +26,9 @@ from fractune_core import tracing
 from fractune_core.access.connections import SERVER_KEEPALIVE
 from fractune_core.access.webhooks import WebhookRules
 from fractune_core.errors import BadRequest, RedisGone
+from fractune_core.fleet.options import ServerOptions
 from fractune_core.fleet.redis_connection import check_clock, no_redis, redis_time_s
 from fractune_core.fleet.redis_names import GREETING_KEY, PROTOCOL, PROTOCOL_KEY
-from fractune_core.fleet.server_options import ServerOptions
 from fractune_core.fleet.signed_messages import seal_greeting
 from fractune_core.jobs import JobState
 from fractune_core.pb import fractune_pb2 as pb

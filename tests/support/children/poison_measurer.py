@@ -9,7 +9,7 @@ import signal
 import sys
 from pathlib import Path
 
-from fractune_core.fleet.worker_options import WorkerOptions
+from fractune_core.fleet.options import WorkerOptions
 from fractune_workers.context import ResultTransaction
 from fractune_workers.faults import guard
 from fractune_workers.main import run_worker

@@ -26,7 +26,7 @@ import psutil
 
 from fractune_core.access.tls_files import TlsFiles
 from fractune_core.errors import FractuneError
-from fractune_core.fleet.server_options import ServerOptions
+from fractune_core.fleet.options import ServerOptions
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.pb import fractune_pb2_grpc as rpc
 from fractune_server.main import run_server

@@ -25,7 +25,7 @@ _MAIN = """
 import sys
 from pathlib import Path
 from fractune_core.errors import FractuneError
-from fractune_core.fleet.worker_options import WorkerOptions
+from fractune_core.fleet.options import WorkerOptions
 from fractune_workers.main import run_worker
 from tests.support.secret import SECRET
 name, role, url, gate, share, cores = sys.argv[1:]

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from fractune.cli import main
+from fractune_core.fleet.options import ServerOptions, WorkerOptions
 from fractune_core.fleet.redis_users import ROLES
-from fractune_core.fleet.server_options import ServerOptions
-from fractune_core.fleet.worker_options import WorkerOptions
 from tests.support.compose_files import POSTGRES, TLS, dotenv, read_together, started
 
 PROFILES = ("cpu", "gpu-mps", "gpu-mig")

@@ -12,8 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from fractune_core.errors import FractuneError
-from fractune_core.fleet.server_options import ServerOptions
-from fractune_core.fleet.worker_options import WorkerOptions
+from fractune_core.fleet.options import ServerOptions, WorkerOptions
 from fractune_core.shares import Share
 
 PROOF_FAILED = "proof failed"

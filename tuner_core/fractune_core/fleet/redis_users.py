@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 
-from fractune_core.fleet.worker_options import RoleName
+from fractune_core.fleet.options import RoleName
 
 SERVER = "server"
 ROLES = tuple(RoleName)

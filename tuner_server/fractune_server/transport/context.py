@@ -10,7 +10,7 @@ from redis import Redis
 from fractune_core.access.webhooks import WebhookRules
 from fractune_core.errors import FractuneError, error_from_name
 from fractune_core.fleet.messages import WorkFailed
-from fractune_core.fleet.server_options import MODEL_LIMIT_BYTES
+from fractune_core.fleet.options import MODEL_LIMIT_BYTES
 from fractune_server.counts.instruments import Instruments
 from fractune_server.store.files.blob_files import BlobStore
 from fractune_server.store.models import IngestKey

@@ -15,8 +15,7 @@ from fractune.local.programs import run_server, run_worker
 from fractune.local.state import default_state_dir
 from fractune.text.quantities import parse_bytes
 from fractune_core.errors import BadRequest
-from fractune_core.fleet.server_options import ServerOptions
-from fractune_core.fleet.worker_options import RoleName, WorkerOptions
+from fractune_core.fleet.options import RoleName, ServerOptions, WorkerOptions
 from fractune_core.records import COLD, WARM
 
 _LEAST_MODEL_MEMORY = 1 << 30

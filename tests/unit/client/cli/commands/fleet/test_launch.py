@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fractune.cli import main
-from fractune_core.fleet.worker_options import WorkerOptions
+from fractune_core.fleet.options import WorkerOptions
 
 
 @pytest.mark.parametrize(
