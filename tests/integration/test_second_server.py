@@ -107,7 +107,7 @@ def test_a_server_that_has_lost_the_lock_ends_and_the_other_goes_on(place: Place
         assert first.process.wait(30) == 7
         last = first.said().splitlines()[-1]
         assert last.startswith(f"fractune: database postgresql://fractune@/{place.database}")
-        assert last.endswith("start it again: it goes on, or waits for the one that has taken over")
+        assert last.endswith("start it again: it continues, or waits for the server that has taken over")
         second.wait_ready()
         assert ends_with_its_budget_spent_once(second, name)
 

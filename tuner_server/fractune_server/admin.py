@@ -1,4 +1,4 @@
-"""What an operator does to a server's database, whether or not the server runs."""
+"""An operator's work on a server's database, whether or not the server runs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def create_token(
 
 
 def list_tokens(state_dir: Path, database_url: str | None) -> list[dict[str, Any]]:
-    """Oldest first, as plain values: nothing of their secrets. Raises StateUnusable."""
+    """Tokens as plain values without their secrets, oldest first. Raises StateUnusable."""
     with _tokens(state_dir, database_url) as tokens:
         return [
             {
@@ -52,13 +52,13 @@ def list_tokens(state_dir: Path, database_url: str | None) -> list[dict[str, Any
 
 
 def revoke_token(state_dir: Path, database_url: str | None, token_id: str) -> bool:
-    """False when it was revoked before. Raises NotFound, StateUnusable."""
+    """False if it was revoked before. Raises NotFound, StateUnusable."""
     with _tokens(state_dir, database_url) as tokens:
         return tokens.revoke(token_id)
 
 
 @contextlib.contextmanager
 def _tokens(state_dir: Path, database_url: str | None) -> Iterator[TokenStore]:
-    """Neither makes a database nor changes its tables: a server of another version may be using it."""
+    """Opens the database without creating or migrating it: a server of another version may be using it."""
     with contextlib.closing(Database(database_url or sqlite_url(state_dir), may_migrate=False)) as database:
         yield TokenStore(database)

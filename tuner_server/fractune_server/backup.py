@@ -1,9 +1,9 @@
-"""What a server remembers, as one file: taken while it runs, and put back into a new state folder.
+"""Backups: a server's state in one file, taken while the server runs, and restored into a new state folder.
 
-The file is a tar archive: what it is (`backup.json`), the database, model files and bundles. The database comes from
-SQLite's online backup, which is one moment of it; files are made before the database names them and are never changed,
-so those that are there afterwards are all that it names. What lies in Redis is not in it: a server asks for that again.
-The fleet's secret is not in it either.
+The file is a tar archive of `backup.json`, the database, model files and bundles. SQLite's online backup copies the
+database at one moment. Files are written before the database names them, and never changed, so the files that exist
+after the copy include all that it names. Redis's content is not included, because a server requests its work again.
+Nor is the fleet's secret.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ class BackupSummary:
 
 
 def back_up(state: Path, file: Path) -> BackupSummary:
-    """Write what the server of the folder `state` remembers to `file`, which appears whole or not at all.
+    """Back up the server of the folder `state` to `file`, which appears whole or not at all.
 
     Raises StateUnusable for a folder without a SQLite database, and for a file that cannot be written.
     """
     database = state / _DATABASE
     if not database.is_file():
         raise StateUnusable(
-            f"{state} has no {_DATABASE}: name the server's folder by --state; a server with a PostgreSQL is backed up "
-            "by pg_dump, and then a copy of blobs and bundles in its folder"
+            f"{state} has no {_DATABASE}: name the server's folder by --state; back up a server with PostgreSQL by "
+            "pg_dump, then copy blobs and bundles from its folder"
         )
     file = file.absolute()
     try:
@@ -72,10 +72,10 @@ def back_up(state: Path, file: Path) -> BackupSummary:
 
 
 def restore(file: Path, state: Path) -> BackupSummary:
-    """Put what the backup `file` holds into the folder `state`, which has no database yet.
+    """Restore the backup `file` into the folder `state`, which has no database yet.
 
-    Raises BadRequest for a file that is no whole backup, StateUnusable for a folder that is in use, has a database, or
-    cannot be written. A folder that was not restored whole has no database, and can be restored again.
+    Raises BadRequest for a file that is not a whole backup, StateUnusable for a folder that is in use, has a database,
+    or cannot be written. After a failure the folder has no database, and can be restored again.
     """
     with StateFolder(state):
         database = state / _DATABASE
@@ -88,16 +88,16 @@ def restore(file: Path, state: Path) -> BackupSummary:
             records, jobs = _counts(draft)
             draft.replace(database)
         except (tarfile.TarError, EOFError, sqlite3.Error, KeyError, ValueError) as error:
-            raise BadRequest(f"{file} is no whole backup of fractune: {_text(error)}") from error
+            raise BadRequest(f"{file} is not a whole backup of fractune: {_text(error)}") from error
         except OSError as error:
-            raise StateUnusable(f"{state} or {file}: {_text(error)}; nothing was put in place") from error
+            raise StateUnusable(f"{state} or {file}: {_text(error)}; nothing was restored") from error
         finally:
             draft.unlink(missing_ok=True)
     return BackupSummary(records, jobs, files, file.stat().st_size)
 
 
 def _copy_database(database: Path, to: Path) -> None:
-    """One moment of it, while others may read and write."""
+    """Copy the database at one moment, while others may read and write."""
     with (
         contextlib.closing(sqlite3.connect(f"file:{database}?mode=rw", uri=True)) as source,
         contextlib.closing(sqlite3.connect(to)) as copy,
@@ -106,7 +106,7 @@ def _copy_database(database: Path, to: Path) -> None:
 
 
 def _counts(database: Path) -> tuple[int, int]:
-    """Records and jobs. Raises sqlite3.Error for a database that is damaged."""
+    """Numbers of records and jobs. Raises sqlite3.Error for a damaged database."""
     with contextlib.closing(sqlite3.connect(f"file:{database}?mode=ro&immutable=1", uri=True)) as connection:
         (fault,) = connection.execute("PRAGMA quick_check(1)").fetchone()
         if fault != "ok":
@@ -119,7 +119,7 @@ def _counts(database: Path) -> tuple[int, int]:
 
 
 def _write(archive: Path, moment: Path, state: Path) -> int:
-    """The number of models and bundles written."""
+    """Write the archive; returns the number of models and bundles."""
     about = json.dumps({"format": _FORMAT, "fractune": __version__, "made_at": time.time()}).encode()
     names = sorted(
         f"{path.parent.name}/{path.name}" for kind in ("blobs", "bundles") for path in (state / kind).glob("*")
@@ -139,12 +139,12 @@ def _write(archive: Path, moment: Path, state: Path) -> int:
 
 @contextlib.contextmanager
 def _opened(file: Path) -> Iterator[tarfile.TarFile]:
-    """The archive behind its first member. Raises BadRequest for another file or format."""
+    """The archive after its first member. Raises BadRequest for another file or format."""
     with tarfile.open(file, mode="r|") as archive:
         about = archive.next()
         text = archive.extractfile(about) if about is not None and about.name == _ABOUT else None
         if text is None:
-            raise BadRequest(f"{file} is no backup of fractune")
+            raise BadRequest(f"{file} is not a backup of fractune")
         found = json.loads(text.read())
         if found["format"] != _FORMAT:
             raise BadRequest(f"{file} is of fractune {found['fractune']}; restore it with that version or a later one")
@@ -152,10 +152,10 @@ def _opened(file: Path) -> Iterator[tarfile.TarFile]:
 
 
 def _extract(archive: tarfile.TarFile, member: tarfile.TarInfo, state: Path, database: Path) -> bool:
-    """Whether the member is a model or a bundle; the other one is the database. Raises BadRequest for anything else."""
+    """Extract a member; True for a model or bundle, False for the database. Raises BadRequest for anything else."""
     content = archive.extractfile(member) if member.isreg() else None
     if content is None or not (member.name == _DATABASE or _is_file(member.name)):
-        raise BadRequest(f"the backup holds '{member.name}', which is none of fractune's")
+        raise BadRequest(f"the backup holds '{member.name}', which is not a file of fractune")
     path = database if member.name == _DATABASE else state / member.name
     path.parent.mkdir(exist_ok=True)
     with path.open("wb") as output:

@@ -1,4 +1,4 @@
-"""Tells those who asked for it that a job has ended: HTTP POST, signed, again until it is taken or given up."""
+"""Calls the webhooks of ended jobs: signed HTTP POSTs, repeated until one is accepted or the webhook is given up."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from fractune_server.store.webhooks import Webhook
 from fractune_server.transport.context import ServerContext
 
 DELAYS_S = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, *(60.0,) * 6)
-"""before each further attempt: for about seven minutes"""
+"""delays before the further attempts; about seven minutes in all"""
 TIMEOUT_S = 10.0
-"""of one attempt, from the connection to the answer's headers"""
+"""for one attempt, from connecting to the headers of the answer"""
 SHORTEST_SECRET = 16
 _LOOK_EVERY_S = 0.5
 _AT_ONCE = 4
@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 
 class WebhookSender:
-    """A thread of its own; what it does not send in time, or cannot, harms no job. `start` it once."""
+    """Sends webhooks in its own thread; failures harm no job. `start` it once."""
 
     def __init__(self, context: ServerContext, secret: bytes, delays_s: Sequence[float] = DELAYS_S) -> None:
         self._context = context
@@ -51,7 +51,7 @@ class WebhookSender:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends after the attempts in hand; what is not told yet, the next server tells."""
+        """End after the attempts in progress; the next server calls the remaining webhooks."""
         self._stopping.set()
         self._thread.join()
 
@@ -59,16 +59,16 @@ class WebhookSender:
         with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="webhook") as pool:
             while not self._stopping.wait(_LOOK_EVERY_S):
                 try:
-                    list(pool.map(self._tell, self._context.store.webhooks.due(time.time(), _AT_ONCE)))
-                except FractuneError as error:  # of the store: the engine says so too, and ends the server if need be
+                    list(pool.map(self._call, self._context.store.webhooks.due(time.time(), _AT_ONCE)))
+                except FractuneError as error:  # of the store; the engine ends the server if necessary
                     _log.warning("webhooks wait: %s", error)
 
-    def _tell(self, webhook: Webhook) -> None:
+    def _call(self, webhook: Webhook) -> None:
         with log_fields(job=webhook.job):
             try:
                 self._context.webhook_rules.check(webhook.url)
                 problem = self._post(webhook)
-            except BadRequest as error:  # the operator has taken the host from the list
+            except BadRequest as error:  # the operator has removed the host from the list
                 self._give_up(webhook, str(error))
                 return
             if not problem:
@@ -76,19 +76,19 @@ class WebhookSender:
                 self._context.store.webhooks.drop(webhook)
             elif webhook.attempts < len(self._delays_s):
                 self._context.instruments.webhooks.labels("failed").inc()
-                _log.info("the webhook of job %s is not taken (%s); again later", webhook.job, problem)
+                _log.info("the webhook of job %s failed (%s); trying again later", webhook.job, problem)
                 self._context.store.webhooks.put_off(webhook, time.time() + self._delays_s[webhook.attempts])
             else:
                 self._give_up(webhook, problem)
 
     def _give_up(self, webhook: Webhook, problem: str) -> None:
         self._context.instruments.webhooks.labels("given_up").inc()
-        told = webhook.job, webhook.attempts + 1, problem
-        _log.warning("the webhook of job %s is given up after %d attempts: %s", *told)
+        attempts = webhook.attempts + 1
+        _log.warning("the webhook of job %s is given up after %d attempts: %s", webhook.job, attempts, problem)
         self._context.store.webhooks.drop(webhook)
 
     def _post(self, webhook: Webhook) -> str:
-        """What went wrong; empty when it was taken. No redirect is followed."""
+        """The problem; empty if the call was accepted. Redirects are not followed."""
         body = json.dumps(summary(self._context.store.jobs.get(webhook.job), webhook.id)).encode()
         headers = {
             "Content-Type": "application/json",
@@ -99,7 +99,7 @@ class WebhookSender:
         url = urlsplit(webhook.url)
         kind = http.client.HTTPSConnection if url.scheme == "https" else http.client.HTTPConnection
         connection = kind(str(url.hostname), url.port, timeout=TIMEOUT_S)
-        # The timeout above is for each step; a receiver must not take a step a second for ever.
+        # The timeout above is for each step; a slow receiver must not make many steps.
         watchdog = threading.Timer(TIMEOUT_S, _cut, [connection])
         watchdog.start()
         try:
@@ -116,12 +116,12 @@ class WebhookSender:
 def _cut(connection: http.client.HTTPConnection) -> None:
     held = connection.sock
     if isinstance(held, socket.socket):
-        with contextlib.suppress(OSError):  # it has just been closed
+        with contextlib.suppress(OSError):  # the connection was closed meanwhile
             held.shutdown(socket.SHUT_RDWR)
 
 
 def summary(job: StoredJob, delivery: str) -> dict[str, Any]:
-    """What is told of a job that has ended. Times in seconds, times of day since 1970."""
+    """The JSON about an ended job. Times in seconds, times of day since 1970."""
     shares = job_to_proto(job).result.shares
     return {
         "id": delivery,
@@ -140,7 +140,7 @@ def summary(job: StoredJob, delivery: str) -> dict[str, Any]:
 
 
 def read_secret(file: Path) -> bytes:
-    """The secret in a file, without white space around it. Raises BadRequest, which tells nothing of what is in it."""
+    """The secret in a file, without surrounding white space. Raises BadRequest, which does not quote the file."""
     try:
         secret = file.read_bytes().strip()
     except OSError as error:

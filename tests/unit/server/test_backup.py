@@ -131,14 +131,14 @@ def test_a_file_that_is_none_of_ours_is_refused(state: Path, tmp_path: Path, nam
         entry = tarfile.TarInfo(name)
         entry.size = 4
         archive.addfile(entry, io.BytesIO(b"evil"))
-    with pytest.raises(BadRequest, match="which is none of fractune's"):
+    with pytest.raises(BadRequest, match="which is not a file of fractune"):
         restore(file, tmp_path / "new")
     assert not list(tmp_path.rglob("evil"))
 
 
 def test_another_file_is_no_backup(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"x" * 2000)
-    with pytest.raises(BadRequest, match="is no whole backup of fractune"):
+    with pytest.raises(BadRequest, match="is not a whole backup of fractune"):
         restore(tmp_path / "file", tmp_path / "new")
     with pytest.raises(StateUnusable, match="No such file"):
         restore(tmp_path / "none", tmp_path / "new")

@@ -32,7 +32,7 @@ def test_uploads_at_the_same_time_count_together(store: Store, tmp_path: Path) -
     service = ModelService(context)
     with service._room_for("a", 60, SENDER):
         with (
-            pytest.raises(QuotaExceeded, match="has 41 bytes, and token t has 40 of 100 left, with 60 in uploads"),
+            pytest.raises(QuotaExceeded, match="has 41 bytes, and token t has 40 of 100 left, with 60 in incomplete"),
             service._room_for("b", 41, SENDER),
         ):
             pass
@@ -69,7 +69,7 @@ def test_what_is_kept_of_a_cut_upload_counts_but_not_against_itself(store: Store
         part.write(b"x" * 30)
     service = ModelService(context)
     with (
-        pytest.raises(QuotaExceeded, match="has 70 of 100 left, with 30 in uploads"),
+        pytest.raises(QuotaExceeded, match="has 70 of 100 left, with 30 in incomplete uploads"),
         service._room_for("b", 71, SENDER),
     ):
         pass

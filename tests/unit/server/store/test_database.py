@@ -41,7 +41,7 @@ def test_sqlite_on_a_network_file_system_is_refused(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(file_systems, "MOUNTS", mounts)
     for name in ("home", "disk"):
         (tmp_path / name).mkdir()
-    said = r"home/fractune\.db: it would lie on a network file system \(nfs4\), where SQLite loses data; pass --state"
+    said = r"home/fractune\.db: it would be on a network file system \(nfs4\), where SQLite loses data; pass --state"
     with pytest.raises(StateUnusable, match=said):
         Store(sqlite_url(tmp_path / "home"))
     assert list((tmp_path / "home").iterdir()) == []

@@ -69,7 +69,7 @@ class TestPostgresStore(LogContract, ValidatedContract, JobsContract, TokensCont
         assert store.log.count(RecordFilter(operator="conv\0")) == 0
 
     def test_a_value_that_does_not_fit_is_refused_as_such(self, store: Store) -> None:
-        with pytest.raises(BadRequest, match=r"does not take a value: value too long for type character varying\(64\)"):
+        with pytest.raises(BadRequest, match=r"rejects a value: value too long for type character varying\(64\)"):
             store.log.add([trial("a", 1, 1.0, job="j" * 65)])
         assert store.log.add([trial("a", 1, 1.0)]) == 1
 
@@ -129,10 +129,10 @@ class TestServerLock:
             postgres.end_lock_holder(database)
             assert second.take()
             for _ in range(2):  # the first one meets the broken connection, the second one must not make a new one
-                with pytest.raises(StateUnusable, match=r"the connection that made this server the only one is lost"):
+                with pytest.raises(StateUnusable, match=r"the connection that held this server's lock is lost"):
                     store.log.add([trial("b", 1, 1.0)])
             for refused in (store.check_lock, store.check_writable):
-                with pytest.raises(StateUnusable, match=r"it goes on, or waits for the one that has taken over"):
+                with pytest.raises(StateUnusable, match=r"it continues, or waits for the server that has taken over"):
                     refused()
             assert store.log.count(EVERYTHING) == 1, "it may still read"
             store.close()
@@ -210,7 +210,7 @@ class TestWhatIsSaid:
     )
     def test_no_address(self, url: str) -> None:
         with pytest.raises(
-            BadRequest, match=r"no address of a database; write postgresql://USER@HOST:PORT/NAME"
+            BadRequest, match=r"not a database's URL; write postgresql://USER@HOST:PORT/NAME"
         ) as refused:
             Database(url)
         assert "secret" not in str(refused.value)

@@ -1,4 +1,4 @@
-"""Connections to SQLite and to PostgreSQL: how each is set up, and what their errors mean, in one line."""
+"""Connections to SQLite and PostgreSQL: how they are set up, and their errors in one line."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from fractune_core.errors import BadRequest, StateUnusable
 from fractune_core.host.file_systems import network_file_system
 
 _CONNECTIONS = 16
-"""that stay open: more than there are threads that read at a time, so that none waits for one, or opens its own"""
+"""connections that stay open; more than threads read at a time, so that no thread waits or opens another one"""
 _PRAGMAS = (
     "journal_mode=WAL",  # readers do not wait for the writer
-    "synchronous=FULL",  # a record is acknowledged after the commit, so the commit must outlive a power cut
+    "synchronous=FULL",  # records are acknowledged after the commit, so the commit must survive a power cut
     "busy_timeout=10000",
 )
 
-# A host that is cut off is given up after some six seconds by both sides: here ...
+# Both sides give up a host that is cut off after about six seconds: the server by these options ...
 _POSTGRESQL_OPTIONS: dict[str, Any] = {
     "connect_timeout": 10,
     "keepalives_idle": 3,
@@ -35,7 +35,7 @@ _POSTGRESQL_OPTIONS: dict[str, Any] = {
     "tcp_user_timeout": 5000,
     "application_name": f"fractune {socket.gethostname()} {os.getpid()}",
 }
-# ... and by PostgreSQL. A commit must outlive a power cut there too, whatever the database's default is.
+# ... and PostgreSQL by these. A commit must survive a power cut there too, whatever the database's default is.
 _POSTGRESQL_SETTINGS = """
     SELECT set_config('tcp_keepalives_idle', '3', false),
            set_config('tcp_keepalives_interval', '1', false),
@@ -61,14 +61,14 @@ _ADVICE = {
         *("closed the connection", "terminating connection"),
     ),
 }
-"""what to do, by what the database's message contains"""
+"""advice, by parts of the database's message"""
 
 
 def make_engine(url: str) -> Engine:
-    """Raises BadRequest for an address of no such database, StateUnusable for SQLite on a network file system."""
+    """Raises BadRequest for the URL of another database, StateUnusable for SQLite on a network file system."""
     try:
         parsed = make_url(url)
-    except (ArgumentError, ValueError):  # whose text may quote a part of the password
+    except (ArgumentError, ValueError):  # the error may quote a part of the password
         raise _no_database(url) from None
     match parsed.get_backend_name():
         case "sqlite":
@@ -83,34 +83,34 @@ def is_postgresql(url: str) -> bool:
 
 
 def shown(url: str) -> str:
-    """The place for messages: SQLite's file, or the address without its password."""
+    """The database's place for messages: SQLite's file, or the URL without its password."""
     return make_url(url).database or url if url.startswith("sqlite") else without_password(url)
 
 
 @contextmanager
 def errors_in_one_line(url: str) -> Iterator[None]:
-    """Raises StateUnusable, or BadRequest for a value, in place of an error of the database at `url`."""
+    """Turn errors of the database at `url` into StateUnusable, and errors of a value into BadRequest."""
     try:
         yield
     except DataError as error:
-        raise BadRequest(f"database {shown(url)} does not take a value: {one_line(error)}") from error
+        raise BadRequest(f"database {shown(url)} rejects a value: {one_line(error)}") from error
     except DBAPIError as error:
-        said = one_line(error)
-        raise StateUnusable(f"database {shown(url)}: {said}; {_advice(said)}") from error
+        message = one_line(error)
+        raise StateUnusable(f"database {shown(url)}: {message}; {_advice(message)}") from error
 
 
 def one_line(error: DBAPIError) -> str:
     return " ".join(str(error.orig).split())
 
 
-def _advice(said: str) -> str:
-    fitting = (advice for advice, parts in _ADVICE.items() if any(part in said for part in parts))
+def _advice(message: str) -> str:
+    fitting = (advice for advice, parts in _ADVICE.items() if any(part in message for part in parts))
     return next(fitting, "nothing committed is lost; see the message of the database")
 
 
 def _no_database(url: str) -> BadRequest:
     return BadRequest(
-        f"--database {shown(url)}: no address of a database; write postgresql://USER@HOST:PORT/NAME or sqlite:///PATH"
+        f"--database {shown(url)}: not a database's URL; write postgresql://USER@HOST:PORT/NAME or sqlite:///PATH"
     )
 
 
@@ -122,11 +122,11 @@ def _sqlite(url: URL) -> Engine:
 
 
 def _check_place(file: str) -> None:
-    """SQLite's write-ahead log is shared memory, which no network file system has (https://sqlite.org/wal.html)."""
+    """SQLite's write-ahead log needs shared memory, which network file systems lack (https://sqlite.org/wal.html)."""
     kind = network_file_system(Path(file).parent) if file not in ("", ":memory:") else None
     if kind is not None:
         raise StateUnusable(
-            f"database {file}: it would lie on a network file system ({kind}), where SQLite loses data; "
+            f"database {file}: it would be on a network file system ({kind}), where SQLite loses data; "
             "pass --state with a folder on a disk of this machine, or --database with the URL of a PostgreSQL"
         )
 
@@ -140,7 +140,7 @@ def _set_pragmas(connection: DBAPIConnection, _entry: ConnectionPoolEntry) -> No
 
 def _postgresql(url: URL) -> Engine:
     options = {name: value for name, value in _POSTGRESQL_OPTIONS.items() if name not in url.query}
-    # A read must not fail because its connection broke while nobody used it.
+    # A read must not fail because its connection broke while it was idle.
     engine = create_engine(
         url.set(drivername="postgresql+psycopg"), connect_args=options, pool_pre_ping=True, pool_size=_CONNECTIONS
     )
@@ -153,7 +153,7 @@ def _set_up_postgresql(connection: Any, _entry: ConnectionPoolEntry) -> None:
     from psycopg.types.string import StrDumperUnknown
 
     class WithoutNul(StrDumperUnknown):
-        """What a worker tells may hold a NUL, which PostgreSQL's text cannot."""
+        """Workers' texts may hold a NUL, which PostgreSQL's text cannot."""
 
         def dump(self, obj: str) -> Any:
             return super().dump(obj.replace("\0", "\N{REPLACEMENT CHARACTER}"))

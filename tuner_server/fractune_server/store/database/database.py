@@ -24,17 +24,17 @@ _PART = 500
 
 
 class Database:
-    """Any thread may call; writes take turns.
+    """Any thread may call; one thread writes at a time.
 
-    Raises StateUnusable for a database that is read-only, full, damaged, out of reach, or locked for longer than
-    `busy_timeout`, and for SQLite on a network file system; BadRequest for the URL of another database, and for a value
-    that the database does not take.
+    Raises StateUnusable for a database that is read-only, full, damaged, unreachable, or locked for longer than
+    `busy_timeout`, and for SQLite on a network file system. Raises BadRequest for the URL of another database, and for
+    a value that the database rejects.
     """
 
     def __init__(self, url: str, *, may_migrate: bool = True, lock: ServerLock | None = None) -> None:
-        """With `may_migrate` the tables are made or brought up to date; else the database must be of this version.
+        """With `may_migrate` the database is created or migrated; otherwise it must have the newest schema.
 
-        With `lock` all that is written goes through its connection, and nothing any more when it is lost.
+        With `lock` all writes use the lock's connection, so that they fail when the lock is lost.
         """
         self._url = url
         self._lock = lock
@@ -54,7 +54,7 @@ class Database:
 
     def _check_revision(self) -> None:
         where = shown(self._url)
-        # SQLite would make the file.
+        # SQLite would create the file.
         if not is_postgresql(self._url) and not Path(where).exists():
             raise StateUnusable(f"no database at {where}; start the server there once, or name another by --state")
         with self.read() as connection:
@@ -62,7 +62,7 @@ class Database:
         if found != SCHEMA:
             raise StateUnusable(
                 f"database {where} has schema {found or 'none'}, and this version needs {SCHEMA}; "
-                "start the server of this version first, or use the fractune that the server is of"
+                "start the server of this version first, or use the server's version of fractune"
             )
 
     @property
@@ -71,7 +71,7 @@ class Database:
 
     @contextmanager
     def write(self) -> Iterator[Connection]:
-        """A transaction that is committed at the end, or rolled back whole; within `writing`, a part of that one."""
+        """A transaction, committed at the end or rolled back; within `writing`, a part of its transaction."""
         held: Connection | None = getattr(self._held, "writing", None)
         if held is not None:
             yield held
@@ -81,7 +81,7 @@ class Database:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Whatever this thread writes within the block is one transaction: a commit waits for the disk."""
+        """All writes of this thread in the block are one transaction, because a commit waits for the disk."""
         with self.write() as connection:
             self._held.writing = connection
             try:
@@ -100,7 +100,7 @@ class Database:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Whatever this thread reads within the block goes over one connection: to take one costs as much as a read."""
+        """All reads of this thread in the block share a connection, because getting one costs as much as a read."""
         with self.read() as connection:
             self._held.reading = connection
             try:
@@ -109,11 +109,11 @@ class Database:
                 self._held.reading = None
 
     def insert(self, table: Table) -> postgresql.Insert | sqlite.Insert:
-        """An INSERT for which a conflict can be settled."""
+        """An INSERT that can handle conflicts."""
         return postgresql.insert(table) if self._engine.dialect.name == "postgresql" else sqlite.insert(table)
 
     def insert_new(self, connection: Connection, table: Table, rows: list[dict[str, Any]]) -> int:
-        """Insert the rows whose key is not there yet; returns how many those were."""
+        """Insert the rows with new keys; returns their number."""
         if not rows:
             return 0
         return connection.execute(self.insert(table).on_conflict_do_nothing(), rows).rowcount
@@ -121,25 +121,25 @@ class Database:
     def insert_new_returning(
         self, connection: Connection, table: Table, rows: list[dict[str, Any]], columns: Sequence[Column[Any]]
     ) -> list[Row[Any]]:
-        """As `insert_new`; returns these columns of the rows that were inserted."""
+        """Like `insert_new`; returns these columns of the inserted rows."""
         if not rows:
             return []
         statement = self.insert(table).on_conflict_do_nothing().returning(*columns)
         return list(connection.execute(statement, rows))
 
     def check_writable(self) -> None:
-        """Raises StateUnusable for a database that takes no writes now; changes nothing."""
+        """Raises StateUnusable if the database rejects writes now. Changes nothing."""
         with self.write() as connection:
             connection.execute(delete(roofs).where(false()))  # takes the lock that a write needs, and deletes nothing
 
     def check_lock(self) -> None:
-        """Raises StateUnusable when another server may be at work: the lock of this one is lost."""
+        """Raises StateUnusable if this server's lock is lost, and another server may be working."""
         if self._lock is not None:
             with self._writer:
                 self._lock.check()
 
     def keep_short(self) -> None:
-        """To be called now and then while a server runs: PostgreSQL needs nothing of it, SQLite does."""
+        """Keep SQLite's write-ahead log short; call it regularly. PostgreSQL needs nothing."""
         if self._write_ahead_log is not None:
             with self._writer:
                 self._write_ahead_log.keep_short()
@@ -152,7 +152,7 @@ class Database:
 
 
 def parts(items: Sequence[str]) -> Iterator[Sequence[str]]:
-    """`items` in pieces that fit into one statement."""
+    """`items` in parts that fit into one statement."""
     for start in range(0, len(items), _PART):
         yield items[start : start + _PART]
 
@@ -163,7 +163,7 @@ def as_dict(row: RowMapping) -> dict[str, Any]:
 
 
 def _migrate(connection: Connection) -> None:
-    """Bring the tables up to date. Alembic costs half a second, and is loaded for a database that needs it only."""
+    """Migrate the tables. Loading Alembic takes half a second, so it is loaded only if needed."""
     if _revision(connection) == SCHEMA:
         return
     from alembic import command

@@ -1,4 +1,4 @@
-"""One server a PostgreSQL: the right to write there, which ends with one connection."""
+"""The lock that lets only one server write to a PostgreSQL; it ends with its connection."""
 
 from __future__ import annotations
 
@@ -14,19 +14,18 @@ from fractune_core.errors import StateUnusable
 from fractune_server.store.database.connections import errors_in_one_line, make_engine, one_line, shown
 
 _KEY = int.from_bytes(b"frac", "big")
-"""of the advisory lock, which belongs to one database of a PostgreSQL"""
+"""key of the advisory lock, which is local to a database"""
 _LOST = (
-    "the connection that made this server the only one is lost, so it writes nothing any more; "
-    "start it again: it goes on, or waits for the one that has taken over"
+    "the connection that held this server's lock is lost, so it writes nothing any more; "
+    "start it again: it continues, or waits for the server that has taken over"
 )
 
 
 class ServerLock:
-    """Holds a connection while it is open; one thread at a time. Raises StateUnusable, and BadRequest for the URL.
+    """Holds a connection until it is closed; one thread at a time. Raises StateUnusable, and BadRequest for the URL.
 
-    PostgreSQL gives an advisory lock back when its session ends, after the session's last transaction. What is written
-    through the connection that has taken the lock is therefore written by its holder, however late a server notices
-    that it holds it no longer.
+    PostgreSQL releases an advisory lock when its session ends, after the session's last transaction. Therefore all
+    writes through the lock's connection happen while the lock is held, however late the server notices its loss.
     """
 
     def __init__(self, url: str) -> None:
@@ -44,13 +43,13 @@ class ServerLock:
         return self._is_held
 
     def check(self) -> None:
-        """Raises StateUnusable when the lock is lost."""
+        """Raises StateUnusable if the lock is lost."""
         with errors_in_one_line(self._url), self.begin() as connection:
             connection.execute(select(1))
 
     @contextmanager
     def begin(self) -> Iterator[Connection]:
-        """A transaction of the lock's connection, as of an engine. Raises StateUnusable when the lock is lost."""
+        """A transaction of the lock's connection, like an engine's. Raises StateUnusable if the lock is lost."""
         if self._connection.invalidated:  # SQLAlchemy would connect again, without the lock
             raise StateUnusable(f"database {self.where}: {_LOST}")
         try:

@@ -1,6 +1,7 @@
-"""SQLite's write-ahead log, which starts anew only when nobody reads from it: never, when calls overlap all the time.
+"""SQLite's write-ahead log. SQLite restarts it only while no reader uses it: never, if calls overlap all the time.
 
-SQLite calls that checkpoint starvation (https://sqlite.org/wal.html). Within 18 minutes of 200 clients it took 765 MB.
+SQLite calls this checkpoint starvation (https://sqlite.org/wal.html). With 200 clients the log grew to 765 MB within 18
+minutes.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from pathlib import Path
 
 _LONG_BYTES = 64 << 20
 _PATIENCE_S = 0.5
-"""for those who read from it now; who comes meanwhile reads from the database"""
+"""wait for the present readers of the log; later ones read from the database"""
 _EVERY_S = 10.0
 
 
@@ -25,12 +26,12 @@ class WriteAheadLog:
         self._next_s = 0.0
 
     def keep_short(self) -> None:
-        """Empty it when it is long. Nobody may write meanwhile; a reader who does not end puts it off."""
+        """Empty the log if it is long. There must be no writer; a long reader postpones it."""
         now_s = time.monotonic()
         if now_s < self._next_s or not self._is_long():
             return
         self._next_s = now_s + _EVERY_S
-        # What is wrong with the database, the next write says.
+        # The next write reports problems of the database.
         with (
             contextlib.suppress(sqlite3.OperationalError),
             contextlib.closing(sqlite3.connect(self._database, timeout=_PATIENCE_S)) as connection,
