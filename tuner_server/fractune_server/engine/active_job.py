@@ -217,7 +217,7 @@ class ActiveJob:
         for operator in self.selected:
             plan = OperatorPlan(operator.workload_hash, operator.weight, self.share_keys)
             for row in store.log.trials(self.log_key(operator.workload_hash)):
-                plan.add_trial(row.candidate_id, row.share_key, row.median_s, built=row.status.built)
+                plan.add_trial(row.candidate_id, row.share_key, row.ranking_median_s, built=row.status.built)
                 if row.job == self.id and row.share in self.stored.granted:
                     self.own.add(row.candidate_id, row.share, row.status)
             self.own_done += sum(plan.has(name) for name in plan.measured if name in self.own.candidates)

@@ -353,7 +353,7 @@ class TunePhase:
         times: dict[str, dict[str, float]] = {}
         for row in self._store.log.trials(live.key.search):
             if row.share_key in shares:
-                times.setdefault(row.candidate_id, {})[shares[row.share_key]] = row.median_s
+                times.setdefault(row.candidate_id, {})[shares[row.share_key]] = row.ranking_median_s
         return times
 
     def _history(self, live: LiveRound, times: Mapping[str, Mapping[str, float]]) -> list[PastTrial]:

@@ -46,7 +46,7 @@ class LogService(rpc.LogServiceServicer):
         records = [record for _, record in rows[: len(page)]]
         return pb.ListRecordsResponse(
             records=page,
-            next_page_token=write_token(None if end is None else [end.median_s, end.seq]),
+            next_page_token=write_token(None if end is None else [end.ranking_median_s, end.seq]),
             total_size=self._log.count(chosen),
             arithmetic={
                 name: to_proto(each, pb.Arithmetic)

@@ -35,13 +35,13 @@ class KeptContract(StoreContract):
         of_operator = "SELECT * FROM records WHERE workload_hash='a' AND kind='trial' AND scope=''"
         queries = [
             f"{of_operator} AND share_key='s'",
-            f"{of_operator} AND share_key='s' ORDER BY median_s",
+            f"{of_operator} AND share_key='s' ORDER BY ranking_median_s",
             "SELECT * FROM records WHERE workload_hash IN ('a', 'b') AND kind='validation' AND scope=''",
             "SELECT * FROM validation_versions WHERE workload_hash IN ('a', 'b')",
             "SELECT * FROM records WHERE record_id='a'",
             "SELECT * FROM records WHERE job='a'",
             "SELECT * FROM records WHERE share='a' ORDER BY seq DESC LIMIT 1",
-            "SELECT * FROM records WHERE scope='' ORDER BY median_s, seq LIMIT 1",
+            "SELECT * FROM records WHERE scope='' ORDER BY ranking_median_s, seq LIMIT 1",
             "SELECT * FROM records WHERE scope='' ORDER BY seq DESC LIMIT 1",
             "SELECT count(*) FROM records WHERE scope='' AND seq > 5 AND seq <= 10",
             "SELECT * FROM jobs WHERE state IN ('queued')",

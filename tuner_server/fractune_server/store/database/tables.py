@@ -43,7 +43,7 @@ records = Table(
     Column("cause", Text, nullable=False),
     Column("run_secs", JSON, nullable=False),
     # Of the repeats that choose, because rows are chosen by it; infinite for a failure, so that it sorts last.
-    Column("median_s", Float, nullable=False),
+    Column("ranking_median_s", Float, nullable=False),
     Column("policy", JSON, nullable=False),
     Column("anchor_ratio", Float, nullable=False),
     Column("neighbours", Integer, nullable=False),
@@ -59,11 +59,11 @@ records = Table(
     Column("attempts", Integer, nullable=False),
     Column("scope", _ID, nullable=False, server_default=""),
     # The scheduler's and the match's look-ups; the fastest come first without a sort.
-    Index("ix_records_lookup", "workload_hash", "kind", "scope", "share_key", "median_s"),
+    Index("ix_records_lookup", "workload_hash", "kind", "scope", "share_key", "ranking_median_s"),
     Index("ix_records_job", "job", "kind"),
     # Pages of the log, which are of one scope.
     Index("ix_records_newest", "scope", "seq"),
-    Index("ix_records_fastest", "scope", "median_s", "seq"),
+    Index("ix_records_fastest", "scope", "ranking_median_s", "seq"),
     Index("ix_records_share", "share", "seq"),
     sqlite_autoincrement=True,
 )

@@ -105,7 +105,7 @@ class TrialRow:
     candidate_id: str
     share_key: str
     share: str
-    median_s: float
+    ranking_median_s: float
     status: Status
     job: str
 
@@ -114,7 +114,7 @@ class TrialRow:
 class RecordPlace:
     """The place of a record in a listing: its median in seconds and its number. The next page begins after it."""
 
-    median_s: float
+    ranking_median_s: float
     seq: int
 
 
@@ -261,7 +261,7 @@ class TuningLog:
             columns.candidate_id,
             columns.share_key,
             columns.share,
-            columns.median_s,
+            columns.ranking_median_s,
             columns.status,
             columns.job,
         ).where(*key.clauses(Kind.TRIAL))
@@ -279,7 +279,7 @@ class TuningLog:
                 records.c.share_key == share_key,
                 records.c.status == Status.OK.value,
             )
-            .order_by(records.c.median_s)
+            .order_by(records.c.ranking_median_s)
         )
         with (
             self._database.read() as connection,
@@ -352,14 +352,14 @@ class TuningLog:
         """At most `limit` records after a place (None = from the start), fastest or newest first, with their places."""
         query = select(records).where(*chosen.clauses())
         if fastest_first:
-            query = query.order_by(records.c.median_s, records.c.seq)
+            query = query.order_by(records.c.ranking_median_s, records.c.seq)
         else:
             query = query.order_by(records.c.seq.desc())
         if after is not None:
             query = query.where(_beyond(after, fastest_first=fastest_first))
         with self._database.read() as connection:
             rows = connection.execute(query.limit(limit)).mappings().all()
-        return [(RecordPlace(row["median_s"], row["seq"]), record_from_row(row)) for row in rows]
+        return [(RecordPlace(row["ranking_median_s"], row["seq"]), record_from_row(row)) for row in rows]
 
     def count(self, chosen: RecordFilter) -> int:
         with self._database.read() as connection:
@@ -380,7 +380,7 @@ class TuningLog:
 
 def _beyond(after: RecordPlace, *, fastest_first: bool) -> ColumnElement[bool]:
     if fastest_first:
-        return tuple_(records.c.median_s, records.c.seq) > tuple_(after.median_s, after.seq)
+        return tuple_(records.c.ranking_median_s, records.c.seq) > tuple_(after.ranking_median_s, after.seq)
     return records.c.seq < after.seq
 
 
@@ -392,7 +392,7 @@ def _beyond_best(chosen: RecordFilter, keep_best: int) -> Select[Any]:
     """Numbers of the rows that pass the filter and are not among the best."""
     columns = records.c
     identity = (columns.workload_hash, columns.target_key, columns.device_key, columns.share_key)
-    place = func.row_number().over(partition_by=identity, order_by=(columns.median_s, columns.seq))
+    place = func.row_number().over(partition_by=identity, order_by=(columns.ranking_median_s, columns.seq))
     clauses = chosen.clauses()
     if chosen.kind is None:
         clauses.append(columns.kind == Kind.TRIAL.value)

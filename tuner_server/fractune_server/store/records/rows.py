@@ -25,7 +25,7 @@ def record_to_row(record: TuningRecord) -> dict[str, Any]:
         **record.to_json(),
         "device_key": record.device.key,
         "share_key": record.granted.key,
-        "median_s": record.choosing_s,
+        "ranking_median_s": record.choosing_s,
     }
 
 

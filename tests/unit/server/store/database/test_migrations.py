@@ -46,7 +46,12 @@ class MigrationsContract(StoreContract):
             config.attributes["connection"] = connection
             command.upgrade(config, "0001")
             row = record_to_row(validation("a", 1, 1.0))
-            _insert(connection, "records", row | {"kind": "final", "policy": row["policy"] | {"name": "final"}})
+            first_names = {
+                "kind": "final",
+                "policy": row["policy"] | {"name": "final"},
+                "median_s": row["ranking_median_s"],
+            }
+            _insert(connection, "records", row | first_names)
             _insert(connection, "workloads", {"workload_hash": "f" * 16, "json_zlib": zlib.compress(b"[]")})
         old.close()
         store = make()

@@ -114,7 +114,7 @@ class LogContract(StoreContract):
         other = replace(DEVICE, isa="zen")
         store.log.add([trial("a", 1, 1.0), trial("b", 1, 2.0, device=other), trial("c", 1, 3.0, target_key="{}")])
         store.log.add([trial("d", 1, 4.0, workload_hash="0" * 16), validation("e", 1, 5.0)])
-        assert [row.median_s for row in store.log.trials(KEY)] == [1.0]
+        assert [row.ranking_median_s for row in store.log.trials(KEY)] == [1.0]
         assert [record.trace for record in validations_of(store, KEY.workload_hash).records] == ["e"]
         candidate = trial("a", 1, 1.0).candidate_id
         assert store.log.traces(KEY, [candidate, "none"]) == {candidate: "a"}
