@@ -1,4 +1,4 @@
-"""The builder's child as its supervisors drive it: a workload is learned once a process, then candidates are built."""
+"""The builder's child, for its supervisors: it learns a workload once, then builds candidates of it."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from fractune_core.records import Status
 from fractune_workers.child import Child
 
 LIMIT_CPU_S = 10
-"""CPU time of a build, unless the caller says otherwise"""
+"""CPU time of a build, by default."""
 _LEARN_TIMEOUT_S = 30.0
 _STUCK_S = 300.0
-"""for a child that does not answer, by the clock: far beyond what the limit on CPU time allows, all tries together"""
+"""Wall time until a child that does not answer is killed: far more than the limit on CPU time allows for all tries."""
 
 
 @dataclass(frozen=True)
 class BuiltCandidate:
-    """How one build ended."""
+    """The result of one build."""
 
     status: Status
     cause: str
@@ -29,11 +29,11 @@ class BuiltCandidate:
     build_secs: float
     """CPU seconds"""
     versions: dict[str, str]
-    """of what made the code, beside TVM"""
+    """Versions of the compilers that made the code, beside TVM's."""
 
 
 class BuilderProcess:
-    """A builder's child, and what the present one was told. Owned by one thread, as the child is.
+    """A builder's child, and the workloads that the present one knows. One thread owns both.
 
     `memory_bytes`: the memory of the child, and of each of its builds; None = a share of the host's memory.
     """
@@ -59,8 +59,9 @@ class BuilderProcess:
         return self._args_info[workload_hash]
 
     def build(self, workload_hash: str, target: str, trace: str, limit_cpu_s: int = LIMIT_CPU_S) -> BuiltCandidate:
-        """Build a candidate of a workload that was learned, for `target` (TVM's JSON text). A build that fails is an
-        answer too. Raises CallFailed, ChildTimeout or ChildDied.
+        """Build a candidate of a learned workload, for `target` (TVM's JSON text). A failed build is a result too.
+
+        Raises CallFailed, ChildTimeout or ChildDied.
         """
         answer = self.child.call(
             "build", _STUCK_S, workload_hash=workload_hash, target=target, trace=trace, limit_cpu_s=limit_cpu_s

@@ -27,7 +27,7 @@ from fractune_workers.meter import Meter
 from fractune_workers.work_counts import WorkCounts
 
 _MEMORY_PATIENCE_S = 30.0
-"""how long results wait in a worker for a Redis that is out of memory"""
+"""how long a worker keeps results while Redis is out of memory"""
 _MEMORY_LOOK_EVERY_S = 0.5
 
 _log = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class WorkerContext:
-    """What one worker works with."""
+    """The resources of one worker."""
 
     name: str
     redis: redis.Redis
@@ -44,7 +44,7 @@ class WorkerContext:
     cores: list[int]
     """cores that this worker may compute on"""
     scratch_dir: Path
-    """a folder of its own that goes when the worker goes"""
+    """a folder of its own, removed when the worker ends"""
     counts: WorkCounts = field(default_factory=WorkCounts)
 
     def is_obsolete(self, work: Work) -> bool:
@@ -58,8 +58,8 @@ class WorkerContext:
         return not is_marked(self.redis, CANCELLED, cancelled_by(work))
 
     def hand_back(self, work: Work) -> None:
-        """Say that this worker ends without having done it, and not because of it."""
-        with contextlib.suppress(redis.RedisError):  # then it counts as a death, of which work survives two
+        """Note that this worker ends without having done the work, and that the work is not the reason."""
+        with contextlib.suppress(redis.RedisError):  # else it counts as a death, and work survives two deaths
             mark(self.redis, HANDED_BACK, work["work_id"])
 
     def signed_blob(self, name: str) -> bytes:
@@ -73,7 +73,7 @@ class WorkerContext:
             yield
 
     def load(self, child: Child) -> None:
-        """Have `child` load what it works with, TVM above all; when it cannot, the first work will say why."""
+        """Have `child` load TVM and the like; when it cannot, the first work reports why."""
         with contextlib.suppress(FractuneError), self.computing(child):
             child.ensure()
 
@@ -81,12 +81,12 @@ class WorkerContext:
         return Meter(lambda: self.core_locks.waited_s)
 
     def transaction(self, work: Work, meter: Meter | None = None) -> ResultTransaction:
-        """To be made when the work begins, unless `meter` runs since then: what is spent until it is sent is told."""
+        """Make it when the work begins, or pass a `meter` that runs since then: it reports the cost of the work."""
         return ResultTransaction(self, work, meter or self.meter())
 
 
 class ResultTransaction:
-    """The results of one piece of work, in one transaction: all of them or none, and only once."""
+    """The results of one piece of work, delivered in one transaction: all of them or none."""
 
     def __init__(self, context: WorkerContext, work: Work, meter: Meter) -> None:
         self._context = context
@@ -137,8 +137,8 @@ class ResultTransaction:
         }
 
     def _execute(self) -> None:
-        """Once: a transaction of which Redis refuses a command has done nothing. One that is refused for want of memory
-        is tried again; raises redis.OutOfMemoryError when it is for too long.
+        """Deliver once: when Redis refuses a command, the transaction has done nothing. It is tried again while Redis
+        is out of memory; raises redis.OutOfMemoryError when that lasts too long.
         """
         commands, deadline = list(self._pipe.command_stack), time.monotonic() + _MEMORY_PATIENCE_S
         while True:

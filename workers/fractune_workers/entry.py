@@ -35,7 +35,7 @@ class WorkHandler:
         self._stops = False
 
     def note_stop(self) -> None:
-        """Note that this process was told to stop. Work that is cut off from now on is handed back, and counts as no
+        """Note that this process has to stop. Work that is cut off from now on is handed back, and does not count as a
         death. It returns at once: a signal's handler calls it.
         """
         self._stops = True

@@ -1,4 +1,4 @@
-"""One worker process: gets ready, registers, and serves its queues until it is told to stop."""
+"""One worker process: it gets ready, registers, and serves its queue until it is stopped."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ _log = logging.getLogger(__name__)
 
 
 def run_worker(options: WorkerOptions) -> None:
-    """Serve until SIGTERM or SIGINT, which let the work in hand end first; what SIGKILL then cuts off is handed back.
+    """Serve until SIGTERM or SIGINT. The work in hand ends first; work that SIGKILL then cuts off is handed back.
 
-    Raises BadRequest for options that do not fit, RedisGone when Redis is not there, ShareUnavailable when the
+    Raises BadRequest for options that do not fit, RedisGone when Redis does not answer, ShareUnavailable when the
     share cannot be entered or verified.
     """
     hide_memory()
@@ -73,8 +73,8 @@ def run_worker(options: WorkerOptions) -> None:
 
 
 def _stay_on(options: WorkerOptions) -> None:
-    """Keep search and builds on their cores. Of a measurer, only the child is kept on them, when it starts."""
-    if not options.cores or options.measures_on_cpu:  # whose confinement has its own word on cores
+    """Keep search and builds on their cores. A measurer keeps only its child there, from its start."""
+    if not options.cores or options.measures_on_cpu:  # its confinement decides on cores
         return
     allowed = os.sched_getaffinity(0)
     if allowed.isdisjoint(options.cores):
@@ -119,7 +119,7 @@ def _check_fleet(found: FleetFacts) -> None:
 
 
 def _check_secret(connection: redis.Redis, secret: bytes) -> None:
-    """Raises BadRequest for another secret than the server's: this worker would refuse all work, and lose it."""
+    """Raises BadRequest when the secret is not the server's: this worker would refuse all work, and lose it."""
     greeting = cast("bytes | None", connection.get(GREETING_KEY))
     try:
         if greeting is not None:
@@ -144,12 +144,12 @@ def _role(options: WorkerOptions, context: WorkerContext) -> Role:
 
 @contextlib.contextmanager
 def _registered(context: WorkerContext, role: Role, handler: WorkHandler, options: WorkerOptions) -> Iterator[None]:
-    """Say every second that this worker lives; take the entry back at the end."""
+    """Renew the entry of this worker every second, and remove it at the end."""
     info = _info(context, options.role)
     role.describe(info)
     ended = threading.Event()
-    # A line of its own that never waits for long: where the network has lost an answer, the next entry is to come
-    # while the worker still counts as alive.
+    # A connection of its own that never waits for long: where the network has lost an answer, the next entry must
+    # come while the worker still counts as alive.
     with redis.Redis.from_url(
         options.redis_url, retry=None, socket_timeout=_RENEW_TIMEOUT_S, socket_connect_timeout=_RENEW_TIMEOUT_S
     ) as line:
@@ -167,7 +167,7 @@ def _registered(context: WorkerContext, role: Role, handler: WorkHandler, option
 def _renew(
     context: WorkerContext, handler: WorkHandler, line: redis.Redis, info: WorkerInfo, ended: threading.Event
 ) -> None:
-    """Until `ended`. A worker that does not fit its fleet any more ends here, and hands back what it has."""
+    """Renew until `ended`. A worker that no longer fits its fleet ends here, and hands back its work."""
     began_s = time.monotonic()
     while True:
         try:

@@ -1,4 +1,4 @@
-"""What a piece of work takes: seconds, and CPU seconds of this process and its children."""
+"""The cost of a piece of work: seconds, and CPU seconds of this process and its children."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Spent(NamedTuple):
 
 
 class Meter:
-    """Runs from its making. `waited_s` says how long this process has waited for locks so far."""
+    """Starts when it is made. `waited_s` returns how long this process has waited for locks so far."""
 
     def __init__(self, waited_s: Callable[[], float]) -> None:
         self._waited_s = waited_s
@@ -37,15 +37,13 @@ class Meter:
 
 
 def cpu_s() -> float:
-    """CPU seconds that this process has used so far, with its children, living and dead, and those that these have
-    waited for.
-    """
+    """CPU seconds of this process so far, with its children, living and dead, and the dead children of these."""
     usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(usage.ru_utime + usage.ru_stime for usage in usages) + sum(map(_used_s, _children()))
 
 
 def _children() -> Iterator[int]:
-    """Process ids of the children of all threads; none where the kernel does not tell."""
+    """Process ids of the children of all threads; none where the kernel does not list them."""
     for place in Path("/proc/self/task").glob("*/children"):
         with contextlib.suppress(OSError):  # the thread has just ended
             yield from map(int, place.read_text().split())

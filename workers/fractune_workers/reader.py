@@ -1,4 +1,4 @@
-"""The child that reads a model: what a stranger has made is read in a sandbox."""
+"""The child that reads a model, in a sandbox: strangers make models."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ENVIRONMENT = {
     # Each thread addresses memory, and a fork takes only the calling one along.
     "OPENBLAS_NUM_THREADS": "1",
     "OMP_NUM_THREADS": "1",
-    # ONNX Runtime, which onnxslim loads where it is installed, would write a name for this machine, and report.
+    # onnxslim loads ONNX Runtime where it is installed, which would write a name for this machine, and report.
     "ORT_DISABLE_TELEMETRY": "1",
 }
 
@@ -30,8 +30,8 @@ def reader_child(
     recycle_calls: int = 0,
 ) -> Child:
     """A child that can read `model`, a file or a folder of them, and nothing else of its user's. It writes in `own_dir`
-    alone, which is emptied whenever it starts: whoever reads there what it has made must not trust it. `hidden`: files
-    of which it tries out that it cannot read them.
+    alone, which is emptied whenever it starts. Readers of its files there must not trust them. `hidden`: files that it
+    must fail to read, which it tries.
     """
     writable = [str(own_dir)] if own_dir else []
     sandbox = Sandbox(

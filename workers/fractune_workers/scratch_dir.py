@@ -1,4 +1,4 @@
-"""A process's folder for temporary files. What killed processes left is removed when the next one starts or ends."""
+"""A process's folder for temporary files. The next process removes the folders that killed processes left."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _YOUNG_S = 60.0
 
 @contextlib.contextmanager
 def open_scratch_dir() -> Iterator[Path]:
-    """A folder that is this process's until the block ends: it holds the kernel's lock on it, which dies with it."""
+    """A folder of this process until the block ends. The process holds the kernel's lock on it, which dies with it."""
     parent = Path(tempfile.gettempdir())
     _sweep(parent)
     new = Path(tempfile.mkdtemp(prefix=_NEW_PREFIX))
@@ -31,13 +31,13 @@ def open_scratch_dir() -> Iterator[Path]:
             yield folder
         finally:
             remove_tree(folder)
-    _sweep(parent)  # of a child that had to be killed at the end
+    _sweep(parent)  # for a child that had to be killed at the end
 
 
 @contextlib.contextmanager
 def own_temporary_files() -> Iterator[None]:
-    """What this process, its forks and the programs that it runs put into the folder for temporary files within the
-    block goes to a scratch folder.
+    """Within the block, this process, its forks and the programs that it runs put temporary files into a scratch
+    folder.
     """
     with open_scratch_dir() as folder:
         use_for_temporary_files(folder)

@@ -29,25 +29,25 @@ class WorkCounts:
         self._began = time.monotonic()
 
     def begin(self, kind: str, waited_s: float) -> None:
-        """A piece of work of this kind (`Work.do`) begins, so long after it was queued, by the clocks of two hosts."""
+        """A piece of work of this kind begins, `waited_s` after it was queued, by the clocks of two hosts."""
         with self._lock:
             self._busy = True
             self._note(SCHEDULE_TO_START, kind, max(0.0, waited_s))
 
     def end(self, kind: str, took_s: float, locks_s: float) -> None:
-        """It has ended, however; of `took_s` it waited `locks_s` for locks."""
+        """The work has ended, well or not; of `took_s` it waited `locks_s` for locks."""
         with self._lock:
             self._busy = False
             self._note(WORK_DURATION, kind, max(0.0, took_s - locks_s))
             self._note(GATE_WAIT, kind, locks_s)
 
     def add(self, name: str, label: str = "", count: int = 1) -> None:
-        """Count so many more of something that is no duration."""
+        """Add `count` to a counter."""
         with self._lock:
             self._counts[CountKey(name, label, COUNT)] += count
 
     def describe(self, info: WorkerInfo) -> None:
-        """Fill in what the worker's entry says of its counts, as of now."""
+        """Fill in the present counts of the worker's entry."""
         with self._lock:
             info["state"] = BUSY if self._busy else IDLE
             info["uptime_s"] = time.monotonic() - self._began

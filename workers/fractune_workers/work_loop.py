@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Stopped(Exception):
-    """The worker was told to stop while it waited for work."""
+    """The worker was stopped while it waited for work."""
 
 
 class WorkLoop:

@@ -26,7 +26,7 @@ from fractune_workers.reader import reader_child
 _OPERATOR_TIMEOUT_S = 600.0
 _SEARCH_TIMEOUT_S = 300.0
 _ROUNDS = 12
-"""How often more candidates are asked for: some cannot be built, and for a GPU most samples are refused before that"""
+"""Rounds of sampling: some candidates cannot be built, and most samples for a GPU are refused before that"""
 _THREADS_AT_MOST = 8
 _CHILD_ERRORS = (CallFailed, ChildDied, ChildTimeout)
 
@@ -43,7 +43,7 @@ class SampleOperator:
     """TVM's target as JSON text"""
 
     def for_units(self, units: int) -> SampleOperator:
-        """The operator as it is searched for a share of so many cores; for a GPU unchanged."""
+        """The operator as it is searched for a share of `units` cores; unchanged for a GPU."""
         return replace(self, target=with_cores(self.target, units))
 
 
@@ -130,7 +130,7 @@ def builtin_operator(target: str, build_cores: BuildCores) -> SampleOperator:
 def heaviest_operator(
     model: Path, inputs: Mapping[str, Sequence[int]], only: str, target: str, build_cores: BuildCores
 ) -> SampleOperator:
-    """The model's operator that computes most, of those whose name contains `only`. Raises BadModel."""
+    """The model's heaviest operator with `only` in its name. Raises BadModel."""
     known = {"path": str(model.absolute()), "inputs": inputs, "only": only, "target": target}
     reader = reader_child("fractune_workers.children.importing.single_operator", model=model)
     with _started(reader) as child, build_cores.computing(child):
@@ -160,7 +160,7 @@ def sample(
             with build_cores.computing(search):
                 proposed = search.call("propose", _SEARCH_TIMEOUT_S, **known, count=missing)
             for item in proposed:
-                # What cannot be built is no candidate to time; the next round makes up for it.
+                # A candidate that cannot be built is not timed; the next round replaces it.
                 with build_cores.computing(builder.child), contextlib.suppress(*_CHILD_ERRORS):
                     codes[item["candidate"]] = builder.build(item["trace"]).result()
                     traces.append(item["trace"])

@@ -1,7 +1,7 @@
-"""What a measurement is worth on this machine: the same candidates, timed with more and less care, alone or not.
+"""The noise of measurements on this machine: the same candidates, timed with more and less care, alone or not.
 
-Every setting is passed twice, in turn with the others, so that all meet the same conditions. The second pass takes the
-candidates backwards and on another measurer: a machine that gets slower, or a core that is slower, shows as spread.
+Every setting is passed twice, interleaved with the others, so that all meet the same conditions. The second pass takes
+the candidates backwards and on another measurer: a slowing machine, or a slower core, shows as spread.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class NoiseOptions:
-    """What to time, and beside how much else."""
+    """Options of the noise experiment: what is timed, and beside how much else."""
 
     share: Share
     measurers: tuple[int, ...] = (1, 2)
@@ -65,7 +65,7 @@ class NoiseOptions:
 def measure_noise(options: NoiseOptions, progress: Progress) -> dict[str, Any]:
     """Measure and judge; the report as plain JSON values (see `noise_report`).
 
-    `progress` is given a line now and then. Raises ShareUnavailable, BadModel, or FractuneError when too few
+    `progress` is given lines of progress. Raises ShareUnavailable, BadModel, or FractuneError when too few
     candidates can be built or timed.
     """
     start = time.perf_counter()

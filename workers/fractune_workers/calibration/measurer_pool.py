@@ -1,4 +1,4 @@
-"""Measurers side by side, and builds beside them: what a measurement may be disturbed by, on purpose."""
+"""Measurers side by side, and builds beside them, which disturb a measurement on purpose."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def assign_cores(share: Share, count: int, available: Sequence[int]) -> list[lis
 
 @dataclass(frozen=True)
 class TimedBatch:
-    """What a measurer found of a batch."""
+    """A measurer's results for a batch."""
 
     outcomes: dict[str, Outcome]
     anchor_ratio: float

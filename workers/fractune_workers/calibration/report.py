@@ -1,4 +1,4 @@
-"""What was timed, and what follows from it: the score of every setting, and the advice, as plain JSON values."""
+"""The report of the noise experiment: the score of every setting, and the advice, as plain JSON values."""
 
 from __future__ import annotations
 

@@ -52,9 +52,9 @@ _LOOK_AFTER_IT_EVERY_S = 1.0
 _NOT_READY_TIMEOUT_S = 15.0
 _NOT_READY_EVERY_S = 0.5
 _CPU_PART = 0.5
-"""of a call's deadline: the CPU time that a child in a sandbox may take for it, and each process that this starts"""
+"""of a call's deadline: the CPU time that a sandboxed child, and each process that it starts, may take for the call"""
 _IGNORED_FOR_S = 1.0
-"""of CPU time: a child that goes on for as long behind its limit ignores the kernel's signal"""
+"""of CPU time: a child that runs this long past its limit ignores the kernel's signal"""
 _PIECE_BYTES = 1 << 20
 
 _log = logging.getLogger(__name__)
@@ -109,7 +109,7 @@ class Child:
         self._preemption: Preemption | None = None
         self._is_wanted: Callable[[], bool] | None = None
         self.generation = 0
-        """how many processes there have been: the present one knows nothing of what an earlier one was told"""
+        """how many processes there have been: the present one does not know what an earlier one learned"""
         self.lacking: list[str] = []
         """a line for each thing that does not hold of its sandbox"""
 
@@ -168,7 +168,7 @@ class Child:
 
     @contextlib.contextmanager
     def while_wanted(self, is_wanted: Callable[[], bool]) -> Iterator[None]:
-        """Within the block, a call ends with ChildUnwanted soon after `is_wanted` says no. It is asked every second."""
+        """Within the block, a call raises ChildUnwanted soon after `is_wanted` is false. It is called every second."""
         self._is_wanted = is_wanted
         try:
             yield
@@ -182,7 +182,7 @@ class Child:
                 self._cpu_end_s = limit_cpu(self._process.pid, self._cpu_s)
 
     def _message(self, link: Connection, timeout_s: float) -> bytes | None:
-        """None when it has not come whole by then: one that stops in the middle is not waited for any longer."""
+        """The next message; None when it is not complete in time."""
         received = bytearray()
         hold = self._preemption
         every_s = _LOOK_AFTER_IT_EVERY_S if hold is None else _LOOK_EVERY_S
@@ -202,10 +202,10 @@ class Child:
         return None
 
     def _look_after_it(self) -> None:
-        """Raises ChildUnwanted or LimitMet, once it is killed for that."""
+        """Kill the child, and raise ChildUnwanted or LimitMet, when there is a reason."""
         if self._is_wanted is not None and not self._is_wanted():
             self.kill()
-            raise ChildUnwanted("nobody wants this any more; it was ended")
+            raise ChildUnwanted("its job was cancelled; the work was ended")
         if self._ignores_cpu_limit():
             self.kill()
             raise cpu_met(self._cpu_s)
@@ -220,7 +220,7 @@ class Child:
             return False
 
     def _preempted_s(self, hold: Preemption) -> float:
-        """Stop the child until the hold is back; seconds that took."""
+        """Stop the child until the hold is back; return the seconds in between."""
         start = time.monotonic()
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
@@ -232,7 +232,7 @@ class Child:
         return time.monotonic() - start
 
     def kill(self) -> bool:
-        """End the process and everything it started, at once. False = it may have left the device in disorder."""
+        """Kill the process and everything it started. False = the device may be in disorder."""
         released = self.interrupt()
         if self._process is not None:
             self._process.wait()
@@ -256,7 +256,7 @@ class Child:
             return False
 
     def stop(self) -> None:
-        """Close the connection, upon which the child ends by itself; kill it if it does not."""
+        """Close the connection. The child then ends by itself; else it is killed."""
         self._drop_link()
         if self._process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -264,7 +264,7 @@ class Child:
             self.kill()
 
     def _start(self) -> None:
-        """A process that opens; as long as it says that its share is not ready, another one is started after it."""
+        """Start a process; while its share is not ready, start another one."""
         deadline = time.monotonic() + _NOT_READY_TIMEOUT_S
         while True:
             try:

@@ -22,7 +22,7 @@ _BUFFER_BYTES = 128 << 20
 _BYTES_PER_THREAD = 16
 _THREADS = 256
 _LAUNCHES = 8
-"""in one repeat: so many follow each other that the gap before the first is small"""
+"""in one repeat: enough in a row that the gap before the first is small"""
 _KEPT = 5
 """repeats that are counted: the last ones"""
 _REPEATS_AT_LEAST, _REPEATS_AT_MOST = 12, 100
@@ -83,7 +83,7 @@ class GpuAnchor:
         self._start, self._stop = (driver.call("cuEventCreate", 0) for _ in range(2))
 
     def seconds(self) -> float:
-        """Of one run, once runs take the same time again: an idle GPU has slowed down, and wakes up by and by."""
+        """Seconds of one run, once runs take equal times: an idle GPU has slowed down, and wakes up gradually."""
         kept_ms: deque[float] = deque(maxlen=_KEPT)
         for repeat in range(1, _REPEATS_AT_MOST + 1):
             kept_ms.append(self._repeat_ms())

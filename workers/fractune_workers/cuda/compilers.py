@@ -46,7 +46,7 @@ _PREAMBLE = """\
 
 
 class CompileFailed(FractuneError):
-    """The compiler refused the source; the message is what it said of it."""
+    """The compiler refused the source; the message quotes it."""
 
 
 class CudaCompiler(Protocol):
@@ -155,8 +155,8 @@ class Nvcc:
 
     def _asked(self, option: str) -> str:
         try:
-            asked = [str(self._program), option]
-            return subprocess.run(asked, capture_output=True, text=True, check=True, timeout=_LIST_TIMEOUT_S).stdout
+            command = [str(self._program), option]
+            return subprocess.run(command, capture_output=True, text=True, check=True, timeout=_LIST_TIMEOUT_S).stdout
         except (OSError, subprocess.SubprocessError) as error:
             raise FractuneError(f"{self._program} {option} failed: {error}; {INSTALL}") from error
 
@@ -188,7 +188,7 @@ def find_compiler() -> CudaCompiler | None:
 def _complaint(compiler: str, log: str) -> str:
     """The first error of a compiler's log in one line."""
     lines = [line.strip() for line in log.splitlines() if line.strip()]
-    told = next(
-        (line for line in lines if "error" in line or "fatal" in line), lines[0] if lines else "no reason given"
+    line = next(
+        (each for each in lines if "error" in each or "fatal" in each), lines[0] if lines else "no reason given"
     )
-    return f"{compiler}: {told[:_LOG_CHARS]}"
+    return f"{compiler}: {line[:_LOG_CHARS]}"

@@ -83,7 +83,7 @@ class Driver(Protocol):
         ...
 
     def memory_bytes(self) -> int:
-        """Total memory that cuMemGetInfo tells in this context."""
+        """Total memory in this context, by cuMemGetInfo."""
         ...
 
     def count_sms(self, stream: int = 0) -> int:
@@ -91,7 +91,7 @@ class Driver(Protocol):
         ...
 
     def device_uuid(self) -> str:
-        """`GPU-` and the UUID; of a MIG instance its own UUID, with the same prefix: CUDA does not tell which it is."""
+        """`GPU-` and the UUID; of a MIG instance its own UUID, with the same prefix: CUDA does not distinguish them."""
         ...
 
 

@@ -22,11 +22,11 @@ from enum import StrEnum
 from typing import Any
 
 REMEMBERED = 256
-"""suspects, and verdicts, of which no more are kept: the oldest are forgotten, at the price of one more fault"""
+"""Suspects and verdicts kept. The oldest are forgotten, at the price of one more fault."""
 
 
 class Step(StrEnum):
-    """What a member that wants to run something has to do next."""
+    """The next step of a member that wants to run something."""
 
     GO = "go"
     """the attempt has begun"""
@@ -45,7 +45,7 @@ class Step(StrEnum):
 
 
 class Ending(StrEnum):
-    """What the end of an attempt means."""
+    """The meaning of the end of an attempt."""
 
     VALID = "valid"
     VOID = "void"
@@ -168,7 +168,7 @@ class FaultState:
 
     @property
     def members(self) -> frozenset[str]:
-        """Those whose death would matter."""
+        """The members to watch for their death."""
         return self.clients | self.waiting
 
     def _way_out(self, member: str) -> Step:

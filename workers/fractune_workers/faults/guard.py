@@ -42,7 +42,7 @@ class Quarantined(FractuneError):
 
 @dataclass(frozen=True)
 class Preparation:
-    """What a child needs before something can run in it."""
+    """The preparation of a child before something can run in it."""
 
     is_done: Callable[[], bool]
     """of the present child; starts none"""
@@ -97,7 +97,7 @@ class Guard:
     def run(
         self, artifacts: Sequence[str], preparation: Preparation, run: Callable[[], _T], *, alone: bool = False
     ) -> _T:
-        """What `run` gives in a prepared child; `alone`: while nothing else runs on the device.
+        """The result of `run` in a prepared child; `alone`: while nothing else runs on the device.
 
         `artifacts` are the names of what is run: the same name for the same bytes, wherever they run. `run` is called
         again when it was void. An error that it raises is the artifacts' own, and Quarantined is raised for an
@@ -185,8 +185,8 @@ class Guard:
             ending = self._device.change(lambda state: state.fail(self._member, verdict, spreads=spreads))
             self._vacate()
         level = logging.INFO if artifacts else logging.WARNING  # a process that does not get ready, or proves no share
-        told = len(artifacts), ending, error, " (spreads)" if spreads else ""
-        _log.log(level, "attempt at %d artifact(s): %s: %s%s", *told)
+        values = len(artifacts), ending, error, " (spreads)" if spreads else ""
+        _log.log(level, "attempt at %d artifact(s): %s: %s%s", *values)
         if ending is not Ending.OWN_FAULT:
             raise _Void(failed=ending is Ending.BESIDE_OTHERS) from error
         if spreads and len(artifacts) == 1:
@@ -214,7 +214,7 @@ class Guard:
 
     @contextlib.contextmanager
     def _abandoned_when_stopped(self) -> Iterator[None]:
-        """No attempt stays in the state, not even that of a worker that is told to stop at once."""
+        """No attempt stays in the state, even when a worker is stopped in the middle."""
         try:
             yield
         except FractuneError:

@@ -1,1 +1,1 @@
-"""What the NVIDIA driver and its management library tell of a GPU; nothing here is imported before it is needed."""
+"""GPUs by the NVIDIA driver and its management library; nothing here is imported before it is needed."""

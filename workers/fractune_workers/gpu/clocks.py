@@ -1,4 +1,4 @@
-"""The clock of the GPU that this process works on, for the supervisor of measurements: NVML is asked, CUDA is not."""
+"""The clock of the GPU that this process works on, for the supervisor of measurements: read by NVML, without CUDA."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class GpuClock:
         self._has_complained = False
 
     def read(self) -> Clocks:
-        """Of the whole GPU; UNKNOWN_CLOCKS where NVML cannot be asked, for a measurement is no worse for that."""
+        """Of the whole GPU; UNKNOWN_CLOCKS where NVML fails: the measurement is as good without."""
         try:
             return self._nvml.clocks(self._uuid)
         except ShareUnavailable as error:
             if not self._has_complained:
-                _log.warning("records will not tell the clock of the GPU: %s", error)
+                _log.warning("records will lack the clock of the GPU: %s", error)
             self._has_complained = True
             return UNKNOWN_CLOCKS
 

@@ -34,7 +34,7 @@ _LSPART_PARTITION = re.compile(r"(\S+)\s+(\S+)\s+(?:-\s+)?(\d+)\s+(?:-\s+)?(\d+)
 
 
 class MpsFailed(ShareUnavailable):
-    """An MPS control daemon did not do what it was asked, or answered what cannot be read."""
+    """An MPS control daemon failed a command, or its answer cannot be read."""
 
 
 class MpsUnreachable(MpsFailed):
@@ -54,7 +54,7 @@ class ServerState(StrEnum):
 
 @dataclass(frozen=True)
 class MpsClient:
-    """One process under MPS, as `ps` tells of it."""
+    """One process under MPS, as `ps` lists it."""
 
     pid: int
     """in the daemon's PID namespace"""
@@ -147,7 +147,7 @@ class MpsControl:
             self._misread(command, answer)
 
     def partitions(self) -> list[Partition]:
-        """The static partitions of all the daemon's GPUs. Raises MpsFailed where the daemon has none to tell of, as
+        """The static partitions of all the daemon's GPUs. Raises MpsFailed for a daemon without partitions, as
         one that was started without `-S`.
         """
         answer = self.ask("lspart")

@@ -86,11 +86,11 @@ class MpsDaemon:
         """
         if not _within(timeout_s, self.is_active):
             servers = self.control.servers()
-            told = ", ".join(f"server {server} is {self.control.server_state(server)}" for server in servers)
+            states = ", ".join(f"server {server} is {self.control.server_state(server)}" for server in servers)
             left = [str(client) for server in servers for client in self.control.clients(server)]
             raise MpsFailed(
-                f"MPS: {told or 'no server'} after {timeout_s:g} s; a fault is over when every client of its time has "
-                f"left, and there are still: {', '.join(left) or 'none'}"
+                f"MPS: {states or 'no server'} after {timeout_s:g} s; a fault is over when every client of its time "
+                f"has left, and there are still: {', '.join(left) or 'none'}"
             )
 
     def restart_service(self) -> None:

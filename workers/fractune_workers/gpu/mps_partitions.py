@@ -33,7 +33,7 @@ class PartitionPool:
 
     def _unused(self, chunks: int) -> tuple[str, Held] | None:
         for partition in self._control.partitions():
-            # One in use whose worker is dead still has a client of that worker.
+            # A partition in use may have a dead worker, but it still has a client of that worker.
             if partition.chunks == chunks and not partition.in_use:
                 held = self._locks.take(self._full_id(partition))
                 if held is not None:
@@ -47,7 +47,7 @@ class PartitionPool:
                 self._control.add_partition(self._gpu_uuid, chunks)
         held = self._locks.take(made)
         if held is None:
-            raise MpsFailed(f"MPS: the new partition {made} belongs to another worker already; start the daemon anew")
+            raise MpsFailed(f"MPS: the new partition {made} belongs to another worker already; restart the daemon")
         return made, held
 
     def _first(self, chunks: int) -> str:

@@ -1,4 +1,4 @@
-"""What NVML says of the machine's GPUs. Asking it makes no process a client of a GPU, nor of MPS."""
+"""The machine's GPUs by NVML. A call of NVML does not make a process a client of a GPU, nor of MPS."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SEVEN_SLICES = 4
 """NVML's number for the profile of an instance that is the whole GPU"""
 _NOT_FOUND = 6
 _UNSUPPORTED = (3, 13)
-"""NVML's numbers for: this device cannot tell; this library is too old to tell"""
+"""NVML's numbers for: not supported by this device; by this library"""
 _UNINITIALISED = (9, 12)
 """NVML's numbers for: no driver is loaded; there is no library"""
 _CORES_PER_SM_BEFORE_86 = 64
@@ -41,7 +41,7 @@ class MigInstance:
     uuid: str
     """`MIG-...`"""
     profile: str
-    """`1g.18gb`; `1c.3g.71gb` when it is only a part of its GPU instance; empty when NVML does not tell"""
+    """`1g.18gb`; `1c.3g.71gb` when it is only a part of its GPU instance; empty when NVML does not know"""
     sms: int
     memory_bytes: int
 
@@ -57,7 +57,7 @@ class Gpu:
     name: str
     capability: tuple[int, int]
     sms: int
-    """all that CUDA can use while MIG is off; 0 when NVML does not tell"""
+    """all that CUDA can use while MIG is off; 0 when NVML does not know"""
     memory_bytes: int
     driver: str
     """version"""
@@ -81,7 +81,7 @@ class Clocks:
     """The GPU's clock now, and for how long something has held it down since the driver was loaded."""
 
     sm_mhz: int
-    """0 when NVML does not tell"""
+    """0 when NVML does not know"""
     throttled_ns: dict[str, int]
     """by reason; a reason that NVML does not count is absent"""
 
@@ -122,10 +122,10 @@ class NvidiaMl:
     def clocks(self, uuid: str) -> Clocks:
         handle = self._ask("nvmlDeviceGetHandleByUUID", uuid)
         fields = self._ask("nvmlDeviceGetFieldValues", handle, list(_THROTTLE_FIELDS.values()))
-        told = zip(_THROTTLE_FIELDS, fields, strict=True)
+        by_name = zip(_THROTTLE_FIELDS, fields, strict=True)
         return Clocks(
             sm_mhz=self._ask_optional("nvmlDeviceGetClockInfo", handle, _CLOCK_SM, otherwise=0),
-            throttled_ns={name: int(field.value.ullVal) for name, field in told if field.nvmlReturn == 0},
+            throttled_ns={name: int(field.value.ullVal) for name, field in by_name if field.nvmlReturn == 0},
         )
 
     def _gpu(self, index: int) -> Gpu:
@@ -182,7 +182,7 @@ class NvidiaMl:
             raise _failed(call, error) from error
 
     def _ask_optional(self, call: str, *args: Any, otherwise: Any) -> Any:
-        """As `_ask`; `otherwise` for what this device or this library cannot tell."""
+        """As `_ask`; `otherwise` for what this device or this library does not support."""
         try:
             return getattr(self._library, call)(*args)
         except self._library.NVMLError as error:

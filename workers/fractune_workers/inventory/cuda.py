@@ -1,4 +1,4 @@
-"""What this machine has of CUDA: compilers, the runtime library, the driver. Looking opens no GPU."""
+"""CUDA on this machine: compilers, the runtime library, the driver. Looking does not open a GPU."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class CompilerHere:
 
 @dataclass(frozen=True)
 class CudaHere:
-    """What there is; empty for what is not."""
+    """What was found; empty where something is missing."""
 
     compilers: Sequence[CompilerHere]
     """the one that builds use first"""
@@ -95,8 +95,8 @@ def driver_version(proc: Path) -> str:
 
 def gpu_names(proc: Path) -> list[str]:
     """Product names of the GPUs that the kernel module drives."""
-    told = sorted(proc.glob("gpus/*/information"))
-    lines = (line for path in told for line in path.read_text().splitlines())
+    files = sorted(proc.glob("gpus/*/information"))
+    lines = (line for path in files for line in path.read_text().splitlines())
     return [line.partition(":")[2].strip() for line in lines if line.startswith("Model:")]
 
 
@@ -112,7 +112,7 @@ def _compilers(found: Sequence[Toolkit]) -> list[CompilerHere]:
 
 
 def _driver_cuda() -> int:
-    """Asked without `cuInit`: that would open the GPU."""
+    """Read without `cuInit`, which would open the GPU."""
     version = ctypes.c_int()
     try:
         ctypes.CDLL(_DRIVER).cuDriverGetVersion(ctypes.byref(version))
@@ -148,7 +148,7 @@ def _look(package: str, module: str, oldest: tuple[int, ...]) -> LibraryHere:
 
 
 def _import_failure(module: str) -> str:
-    """What importing the module fails with; empty when it does not."""
+    """The error of importing the module; empty when it succeeds."""
     command = [sys.executable, "-c", f"import {module}"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_IMPORT_TIMEOUT_S, check=False)

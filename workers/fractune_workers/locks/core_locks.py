@@ -1,4 +1,4 @@
-"""A CPU measurement owns its cores; search and builds on the same cores wait. A GPU measurement leaves them running.
+"""A CPU measurement owns its cores: search and builds there wait. A GPU measurement leaves them running.
 
 One lock file for each core of the host. Search and builds hold their cores' locks shared, a measurement on the CPU
 holds its own exclusively. A turnstile lets a waiting measurement in before work that came after it; work in progress
@@ -46,7 +46,7 @@ class CoreLocks:
 
     def claim(self, available: Sequence[int], count: int) -> list[int]:
         """The first `count` of the `available` cores that no other measurer of this host has claimed, claimed until
-        this process ends; just the first ones where there are not as many: their measurements take turns, and the log
+        this process ends; the first ones where fewer are left: their measurements alternate, and the log
         says so.
         """
         with locked(self.directory / "claims"), contextlib.ExitStack() as claimed:
@@ -64,8 +64,8 @@ class CoreLocks:
         shared = list(available[:count])
         if len(shared) == count:  # else the share is refused anyway
             _log.warning(
-                "other measurers of this host have claimed %d of the cores %s, and %d are wanted: this one waits for "
-                "its turn on %s",
+                "other measurers of this host have claimed %d of the cores %s, and %d are wanted: this one shares "
+                "the cores %s with them, one measurement at a time",
                 len(available) - len(cores),
                 list(available),
                 count,

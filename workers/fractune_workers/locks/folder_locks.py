@@ -1,4 +1,4 @@
-"""Lock files by name in one folder, that tell which process uses what."""
+"""Lock files by name in one folder: they show which process uses what."""
 
 from __future__ import annotations
 

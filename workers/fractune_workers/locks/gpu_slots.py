@@ -20,7 +20,7 @@ from fractune_core.shares import GrantedShare
 from fractune_workers.locks.flock import is_locked, lock, locked
 
 _LOOK_EVERY_S = 0.005
-"""how soon the first that waits sees that a claim has ended; those behind it sleep in the kernel"""
+"""how soon the first one in the queue sees that a claim has ended; those behind it sleep in the kernel"""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class MeasurementSlot:
     """The time in which a measurement may run."""
 
     co_runners: int
-    """other measurements beside it when it began; on a GPU, once it is over, the most that there were at one time"""
+    """other measurements beside it when it began; on a GPU, once it is over, the most at one time"""
 
 
 class GpuSlots:
@@ -120,7 +120,7 @@ def _read(path: Path) -> Claim:
 
 
 def _note_co_runners(paths: Iterable[Path], others: int) -> None:
-    """Note in each claim that it has so many beside it now: a line at the end of its file."""
+    """Note in each claim how many others are beside it now: a line at the end of its file."""
     for path in paths:
         with contextlib.suppress(FileNotFoundError), path.open("r+") as file:
             file.seek(0, 2)

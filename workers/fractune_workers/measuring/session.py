@@ -36,18 +36,18 @@ from fractune_workers.gpu.nvml import Clocks
 from fractune_workers.locks.core_locks import default_lock_dir
 
 CHILD_ERRORS = (CallFailed, ChildDied, ChildTimeout, Quarantined)
-"""what a call raises when the artifact is to blame"""
+"""raised by a call when the artifact is to blame"""
 LOAD_TIMEOUT_S = 30.0
 ATTEMPTS = 3
 DRIFT_ALLOWED = 0.15
 """fraction by which the anchor after a batch may differ from the anchor before it"""
 LOSS_ALLOWED = 0.1
-"""part of a batch's time in which its threads may be kept from their cores (`Disturbance.lost`)"""
+"""Part of a batch's time in which its threads may be kept from their cores (`Disturbance.lost`)."""
 ONE_CORE_LOSS_ALLOWED = 0.5
-"""the same at a share of one core, whose time does not contain what was lost: only colder caches show in it"""
+"""The same at a share of one core. Its times do not contain the lost time: only colder caches show in them."""
 VOIDING = frozenset({"sw_thermal", "hw_thermal", "hw_power_brake"})
-"""Reasons to slow down that come and go. The cap on power is no such reason: a kernel that draws more than a GPU may
-have runs into it every time, here and where it will run."""
+"""Temporary reasons to slow down. The cap on power is not one: a kernel that draws too much power meets it every time,
+here and in production."""
 _CHILD = "fractune_workers.children.measuring.child"
 _HANDSHAKE_TIMEOUT_S = 60.0
 _TRIAL_TIMEOUT_S = 30.0
@@ -61,7 +61,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one measurement ended."""
+    """The result of one measurement."""
 
     status: Status
     cause: str = ""
@@ -69,7 +69,7 @@ class Outcome:
     policy: TimingPolicy = FIRST_POLICY
     max_error: float | None = None
     disturbance: Disturbance | None = None
-    """of the timing that it is from, with all that was timed in turn with it; None = not known"""
+    """of the timing that it is from, with all candidates timed interleaved with it; None = not known"""
 
     @property
     def median_s(self) -> float:
@@ -78,7 +78,7 @@ class Outcome:
 
     @classmethod
     def of(cls, error: FractuneError) -> Outcome:
-        """What one of CHILD_ERRORS means for the artifact that ran."""
+        """The outcome of an artifact whose run raised one of CHILD_ERRORS."""
         if isinstance(error, Quarantined):
             return cls(error.status, str(error))
         if isinstance(error, ChildDied):
@@ -103,7 +103,7 @@ class ArtifactBatch:
 
 
 class MeasurementSession:
-    """One share of this machine. A child that dies is replaced, and its share verified anew.
+    """One share of this machine. A child that dies is replaced, and its share verified again.
 
     Where faults spread to the other clients of a device, everything that touches the child goes through
     `fractune_workers.faults.guard`. The sessions of one device find each other in `lock_dir`, a folder; None = that of
@@ -145,11 +145,11 @@ class MeasurementSession:
         self._verified = 0
         self._prepared: tuple[int, ArtifactBatch | None] = (0, None)
         self.preparation = 0
-        """how often a child was given a batch's arguments: kernels that it held before are gone"""
+        """how often a child was given a batch's arguments: it then lost the kernels that it held"""
         self.loss_allowed = ONE_CORE_LOSS_ALLOWED if share.host_cores == 1 else LOSS_ALLOWED
         """part of a batch's time in which its threads may be kept from their cores"""
         self.device_info: dict[str, Any] = {}
-        """what the child said of its device, granted share, target and versions (`MeasurerChild.device_info`)"""
+        """the child's device, granted share, target and versions (`MeasurerChild.device_info`)"""
 
     @property
     def fault_epochs(self) -> int:
@@ -209,7 +209,7 @@ class MeasurementSession:
         return outcomes
 
     def timed(self, batch: ArtifactBatch, policy: TimingPolicy) -> dict[str, Outcome]:
-        """Time every candidate under `policy`, each on its own."""
+        """Time every candidate under `policy`, one after the other."""
         return {name: self._race(batch, name, [policy], math.inf) for name in batch.codes}
 
     def time_model(self, path: Path) -> dict[str, Any]:
@@ -221,7 +221,7 @@ class MeasurementSession:
     def run(
         self, codes: Sequence[bytes], batch: ArtifactBatch | None, run: Callable[[], _T], *, alone: bool = False
     ) -> _T:
-        """What `run` gives in a child that is prepared for `batch`; `codes` is what it runs there.
+        """The result of `run` in a child that is prepared for `batch`; `codes` is the machine code that it runs there.
 
         `alone`: while nothing else runs on the device, as far as faults spread there. Raises one of CHILD_ERRORS.
         """
@@ -240,24 +240,24 @@ class MeasurementSession:
         return self._child.call(method, timeout_s, **payload)
 
     def is_prepared(self, batch: ArtifactBatch | None) -> bool:
-        """Whether the present child's share is verified, and it has the arguments of `batch`; starts none."""
+        """Whether the present child's share is verified, and it has the arguments of `batch`. Starts no child."""
         present = self._child.generation
         if self._child.pid is None or self._verified != present:
             return False
         return batch is None or self._prepared == (present, batch)
 
     def forget_batch(self) -> None:
-        """Have the child prepared anew before it runs anything of a batch."""
+        """Have the child prepared again before it runs anything of a batch."""
         self._prepared = (0, None)
 
     def _race(self, batch: ArtifactBatch, name: str, rungs: Sequence[TimingPolicy], bar_s: float) -> Outcome:
         code = batch.codes[name]
-        how = {
+        options = {
             "policies": [policy.to_json() for policy in rungs],
             "bar_s": bar_s,
             "implementation": batch.implementation(name),
         }
-        raced = partial(self.call, "race", _TRIAL_TIMEOUT_S, code=code, **how)
+        raced = partial(self.call, "race", _TRIAL_TIMEOUT_S, code=code, **options)
         try:
             answer = self.run([code], batch, raced)
         except CHILD_ERRORS as error:
@@ -285,7 +285,7 @@ def artifact_name(code: bytes) -> str:
 
 
 class AnchoredSession(Protocol):
-    """A session, as far as it tells whether the machine is still what it was."""
+    """The part of a session that shows whether the machine has changed."""
 
     loss_allowed: float
 
@@ -299,7 +299,7 @@ class AnchoredSession(Protocol):
 
 @dataclass(frozen=True)
 class Conditions:
-    """What a batch was measured under."""
+    """The conditions under which a batch was measured."""
 
     anchor_ratio: float
     clock_mhz: int = 0
@@ -311,7 +311,7 @@ class Conditions:
 def measure_stable(
     session: AnchoredSession, clocks: Callable[[], Clocks], measure: Callable[[], Mapping[str, Outcome]]
 ) -> tuple[Mapping[str, Outcome], Conditions]:
-    """What `measure` gives while nothing changed, or at the last attempt; and under which conditions.
+    """The result of `measure` while nothing changed, or of the last attempt; and its conditions.
 
     1. Time the anchor, then read the clock: an idle GPU has slowed down, and is awake after the anchor.
     2. Measure, time the anchor again, and read the clock again.
@@ -327,7 +327,7 @@ def measure_stable(
         conditions = Conditions(
             after, min(clock_before.sm_mhz, clock_after.sm_mhz), clock_after.throttled_since(clock_before), attempt
         )
-        # Each ratio is over the first time in its own child: those of two children say nothing of a drift.
+        # Each ratio is over the first time in its own child: the ratios of two children do not show a drift.
         comparable = before and after and session.generation == child
         drifted = bool(comparable) and abs(after / before - 1.0) > DRIFT_ALLOWED
         if not drifted and not VOIDING & conditions.throttled_ns.keys() and _lost(outcomes) <= session.loss_allowed:
@@ -336,6 +336,6 @@ def measure_stable(
 
 
 def _lost(outcomes: Mapping[str, Outcome]) -> float:
-    # Those that were timed in turn all tell of the same time: counted together, it is the same part of it.
+    # Candidates that were timed interleaved share their time: counted together, the part stays the same.
     disturbance = total(outcome.disturbance for outcome in outcomes.values())
     return 0.0 if disturbance is None else disturbance.lost

@@ -1,6 +1,6 @@
 """Validation: the finalists of an operator are checked against the untuned default, then timed interleaved.
 
-All must be in one child. Whenever that is another one, those that were right are checked in it again.
+All must be in one child. A new child checks those that were right again.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class _Validation:
                 return
 
     def _check_next(self, name: str, tried: set[str]) -> None:
-        """`tried`: those whose child was lost before, to be run alone."""
+        """`tried`: finalists that lost their child before, and run alone now."""
         self._right.pop(name, None)
         allowed = _tolerance(self._batch)
         try:
@@ -88,7 +88,7 @@ class _Validation:
             self._right[name] = error
 
     def _check(self, name: str, *, alone: bool) -> float | None:
-        """The finalist's difference to the reference, relative; None when it ran in a child that does not hold that."""
+        """The finalist's relative difference to the reference; None when its child does not hold the reference."""
 
         def check() -> float | None:
             is_comparable = name == self._untuned or self._untuned in self._held()
@@ -110,9 +110,9 @@ class _Validation:
         return names if is_same else frozenset()
 
     def _time_interleaved(self) -> dict[str, Outcome] | None:
-        """Time those that were right; None when the child does not hold them any more.
+        """Time those that were right; None when the child no longer holds them.
 
-        When that fails, each is timed by itself: one of them has failed the others, and only that tells which.
+        When that fails, each is timed by itself, which shows the one that made the others fail.
         """
 
         def time() -> dict[str, Any] | None:

@@ -25,8 +25,8 @@ _WINDOW = 64
 
 
 class Deadline:
-    """How much CPU time the build of a trial may take: four times what the operator's own usually take, and eight times
-    what any took as long as it has few. One that takes longer is unrolled beyond reason, and the builds after it wait.
+    """CPU time that the build of a trial may take: four times the median of the operator's builds, or eight times that
+    of all builds while the operator has few. A longer build is unrolled beyond reason, and the builds after it wait.
     """
 
     def __init__(self) -> None:
@@ -81,7 +81,7 @@ class Builder(Role):
         transaction.send()
 
     def _build(self, work: BuildWork, item: CandidateItem) -> tuple[ArtifactItem, bytes]:
-        """One candidate; how it failed, when it does, is part of the item."""
+        """Build one candidate; the item names the cause of a failure."""
         before = item.get("built")
         if before is not None and has_blob(self._context.redis, artifact_blob(work["round_id"], item["candidate"])):
             return _artifact(item, Status.OK, "", before["build_secs"], before["versions"]), b""
@@ -103,8 +103,8 @@ class Builder(Role):
         return self._process.build(operator["workload_hash"], operator["target"], trace, self._limit_cpu_s(work))
 
     def _limit_cpu_s(self, work: BuildWork) -> int:
-        # A finalist was built in time before: what is usual by now must not cost a winner its place. The untuned
-        # default was not, and without it nothing is published: a GPU's may be unrolled far.
+        # A finalist was built in time before: the present median must not cost a winner its place. The untuned default
+        # was not built before, and without it nothing is published: a GPU's may be unrolled far.
         if work["kind"] == Kind.VALIDATION:
             return _LONGEST_VALIDATED_S
         return self._deadline.limit_cpu_s(work["operator"]["workload_hash"])

@@ -32,12 +32,12 @@ class Compiler(Role):
     def __init__(
         self, context: WorkerContext, memory_bytes: int | None = None, secret_files: Sequence[Path] = ()
     ) -> None:
-        """`memory_bytes`: what one model may take, by default a share of the host. The child that reads models cannot
-        read `secret_files`.
+        """`memory_bytes`: memory limit for one model, by default a share of the host. The child that reads models
+        cannot read `secret_files`.
         """
         self._context = context
         self._memory_bytes = model_memory_bytes(memory_bytes)
-        # What the child may write in, this process only takes the result from: nothing else there is what it seems.
+        # Of the folder that the child writes in, this process takes the result alone: the child may forge the rest.
         self._models_dir, self._childs_dir = (context.scratch_dir / name for name in ("models", "child"))
         self._models_dir.mkdir()
         self._childs_dir.mkdir()
@@ -61,7 +61,7 @@ class Compiler(Role):
     def handle(self, work: IngestWork | CompileWork) -> None:
         transaction = self._context.transaction(work)
         try:
-            # It gives way to measurements: a model that takes long would keep them all waiting.
+            # It gives way to measurements: a slow model would keep them all waiting.
             with self._context.computing(self._child), self._child.while_wanted(lambda: self._context.is_wanted(work)):
                 event = self._ingest(work) if work["do"] == "ingest" else self._compile(work)
             transaction.event(SERVER_STREAM, event)
@@ -99,7 +99,7 @@ class Compiler(Role):
         try:
             return read_strangers_file(out, self._memory_bytes)
         except OSError as error:
-            raise CallFailed(f"no bundle came of it: {error.strerror}") from error
+            raise CallFailed(f"the child left no bundle: {error.strerror}") from error
 
     def _call(self, method: str, timeout_s: float, **payload: Any) -> Any:
         def call() -> Any:
@@ -122,7 +122,7 @@ class Compiler(Role):
         }
 
     def _model_file(self, digest: str, name: str) -> Path:
-        """The model as a file that the child cannot change, under its own name: messages of the importer quote it."""
+        """The model as a file that the child cannot change. Messages of the importer quote its own name."""
         path = self._models_dir / digest / Path(name).name
         if not path.exists():
             path.parent.mkdir(exist_ok=True)
@@ -130,7 +130,7 @@ class Compiler(Role):
         return path
 
     def _fetch_model(self, digest: str, path: Path) -> None:
-        """Raises NotFound, and Unsigned for another file than the one that was uploaded."""
+        """Raises NotFound, and Unsigned when the file is not the one that was uploaded."""
         partial = path.with_name(f"{path.name}.partial")
         found = hashlib.sha256()
         with partial.open("wb") as file:

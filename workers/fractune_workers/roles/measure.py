@@ -64,7 +64,7 @@ class Measurer(Role):
         self._session = MeasurementSession(share, context.cores, margin, locks, cache, memory_bytes)
         self._clocks = GpuClock().read if share.device_kind == "cuda" else lambda: UNKNOWN_CLOCKS
         self._best_s: dict[tuple[str, str], float] = {}
-        """fastest median seen here, by workload and target: what a trial races against"""
+        """fastest median seen here, by workload and target: trials race against it"""
         self._highest_roof = Roof(0.0, 0.0, 0)
         self._measures_roof = True
 
@@ -122,7 +122,7 @@ class Measurer(Role):
         self._send(transaction, records)
 
     def _send(self, transaction: ResultTransaction, records: Sequence[TuningRecord]) -> None:
-        """First the audit, then the results: what nobody hears of was told all the same."""
+        """Write the audit first, then send the results: the audit has also what is lost on the way."""
         if self._audit is not None:
             self._audit.measured(records)
         transaction.send()
@@ -136,7 +136,7 @@ class Measurer(Role):
         lower the roof for a while, but it lowers the kernels as much.
         """
         found = self._session.roof() if self._measures_roof else None
-        self._measures_roof = found is not None  # what fails once is not tried with every batch
+        self._measures_roof = found is not None  # after a failure it is not tried again
         if found is None:
             return None
         before, self._highest_roof = self._highest_roof, self._highest_roof.raised_to(found)
@@ -152,7 +152,7 @@ class Measurer(Role):
         }
 
     def _slot(self, *, alone: bool) -> AbstractContextManager[MeasurementSlot]:
-        """Wait until this measurement may run; `alone`: with no other on the GPU. Its cores are always its own."""
+        """Wait until this measurement may run; `alone`: no other runs on the GPU. Its cores are always its own."""
         locks, cores, gpu = self._context.core_locks, self._context.cores, self._session.gpu_uuid
         if gpu is None:
             return locks.measuring(cores)
@@ -218,14 +218,14 @@ class Measurer(Role):
 
 
 def _measured(work: MeasureWork, record: TuningRecord) -> Measured:
-    told: Measured = {
+    event: Measured = {
         "event": "measured",
         "job": work["job"],
         "round_id": work["round_id"],
         "record": record.to_json(),
     }
     trace = tracing.current(work["job"])
-    return {**told, "trace": trace} if trace else told
+    return {**event, "trace": trace} if trace else event
 
 
 def _model_failed(work: TimeModelWork, error: FractuneError) -> WorkFailed:

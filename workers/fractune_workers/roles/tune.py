@@ -47,14 +47,14 @@ BATCH = 8
 _READ = 1000
 _THREADS_AT_MOST = 8
 _UNLEARNED_KEPT = 1024
-"""searches whose last results wait to be learned; most jobs end with some, and a search that comes back after so many
-is opened anew, with what the log holds"""
+"""Searches with results that wait to be learned. Most jobs end with some. A search that is dropped here is opened
+again, with the results in the log."""
 
 _log = logging.getLogger(__name__)
 
 
 class _Forgotten(Exception):
-    """The child does not know the search, and the work does not say what it begins with."""
+    """The child does not know the search, and the work has no opening for it."""
 
 
 class SearchName(NamedTuple):
@@ -98,7 +98,7 @@ class Tuner(Role):
         self._context.load(self._child)
 
     def _join_stream(self) -> None:
-        """Make the stream and its groups where they are not: at the start, or when Redis came back empty."""
+        """Make the stream and its groups where they are missing: at the start, or when Redis came back empty."""
         for group in (RECORDER, TUNER):
             try:
                 self._context.redis.xgroup_create(self._stream, group, id="0", mkstream=True)
@@ -163,11 +163,11 @@ class Tuner(Role):
         )
 
     def _search_name(self, workload_hash: str, target_key: str, scope: str, job: str) -> SearchName:
-        """Of the search for an operator that a job takes part in."""
+        """The search for an operator that a job takes part in."""
         return SearchName(workload_hash, target_key, f"{scope}/{job if job in self._fresh else ''}")
 
     def _read_results(self) -> None:
-        """Take in what the stream holds by now; acknowledged at once: thoughts may be lost."""
+        """Read the stream's results so far. Acknowledge immediately: losing a result here is harmless."""
         self._join_stream()
         while True:
             answer: Any = self._context.redis.xreadgroup(TUNER, self._context.name, {self._stream: ">"}, count=_READ)
@@ -225,7 +225,7 @@ def _failed(work: SearchWork, error: FractuneError) -> WorkFailed:
 def _build_work(work: SearchWork, place: int, batch: list[Any], reply: str) -> BuildWork:
     return {
         "do": "build",
-        # Not random: of a search that somebody repeats come pieces that are marked as done, and in the ledger.
+        # Not random: a search that is repeated yields pieces that are marked as done, and are in the ledger.
         "work_id": f"{work['work_id']}-b{place}",
         "round_id": work["round_id"],
         "job": work["job"],

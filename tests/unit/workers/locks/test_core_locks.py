@@ -151,5 +151,5 @@ def test_measurers_of_one_host_claim_cores_of_their_own_until_they_end(tmp_path:
         said = [process.communicate()[1].strip() for _, process in claimed]
     waits = "other measurers of this host have claimed 3 of the cores [2, 3, 5], and 1 are wanted"
     assert said[2].startswith(waits)
-    assert said[2].endswith("this one waits for its turn on [2]")
+    assert said[2].endswith("this one shares the cores [2] with them, one measurement at a time")
     assert [said[0], said[1], said[3]] == ["", "", ""]

@@ -69,6 +69,6 @@ def test_it_writes_no_model_through_a_link_of_its_child(attacked: SimpleNamespac
 
 def test_it_publishes_nothing_that_a_link_of_its_child_leads_to(attacked: SimpleNamespace) -> None:
     for _ in range(2):  # the link does not stay
-        with pytest.raises(CallFailed, match="no bundle came of it"):
+        with pytest.raises(CallFailed, match="the child left no bundle"):
             attacked.compiler._compile(WORK)
     assert not attacked.published
