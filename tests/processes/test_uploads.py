@@ -58,7 +58,7 @@ def test_what_is_too_large_is_refused(server: ServerProcess) -> None:
     with server.client() as client:
         code, said = refusal(client, parts(b"b" * (LIMIT + 1)))
     assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert f"has {LIMIT + 1} bytes, and this server takes {LIMIT} at most" in said
+    assert f"has {LIMIT + 1} bytes, and this server accepts at most {LIMIT}" in said
     assert "--upload-limit" in said
 
 

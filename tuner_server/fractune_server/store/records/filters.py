@@ -1,4 +1,4 @@
-"""What a reader of the tuning log asks for, and the SQL of it."""
+"""Filters of the tuning log's records, and their SQL."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from fractune_server.store.database.tables import job_operators, jobs, records
 
 @dataclass(frozen=True)
 class RecordFilter:
-    """Empty fields let everything pass, but for the scope."""
+    """Empty fields match everything, except the scope."""
 
     model: str = ""
-    """SHA-256 of a model, or part of a model's file name; like all parts of names, in small letters or capitals"""
+    """SHA-256 of a model, or part of a model's file name; case is ignored, as in all parts of names"""
     operator: str = ""
     """part of an operator's name, or a workload hash"""
     share: str = ""
@@ -53,7 +53,8 @@ class RecordFilter:
 
 
 def within(scope: str) -> ColumnElement[bool]:
-    """Whether a record is of the scope, where another index finds fewer: SQLite, which knows no better, would take one
-    that begins with the scope, and read all of it.
+    """Whether a record is of the scope, if another index is more selective.
+
+    The expression hides the column: otherwise SQLite would choose an index that begins with the scope, and read it all.
     """
     return records.c.scope.concat("") == scope

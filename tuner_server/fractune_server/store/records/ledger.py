@@ -18,7 +18,7 @@ _WORKED = (
     .group_by(pieces.c.do)
     .order_by(pieces.c.do)
 )
-"""used all the time: to make a statement takes longer than to run it"""
+"""made once: building a statement takes longer than running it"""
 
 
 def add_pieces(database: Database, connection: Connection, new: Iterable[WorkCost]) -> None:

@@ -1,4 +1,4 @@
-"""The tuning log: all records. Nothing but `prune` ever takes one away."""
+"""The tuning log: all records. Only `prune` removes some."""
 
 from __future__ import annotations
 
@@ -41,25 +41,25 @@ _PAGE = 500
 _ARITHMETIC = select(workloads.c.workload_hash, workloads.c.flops, workloads.c.io_bytes).where(
     workloads.c.workload_hash.in_(bindparam("names", expanding=True))
 )
-"""used all the time: to make a statement takes longer than to run it"""
+"""made once: building a statement takes longer than running it"""
 
 
 @dataclass(frozen=True)
 class LogKey:
-    """What a number in the log is about, but for the share."""
+    """What a record is about, except the share."""
 
     workload_hash: str
     target_key: str
     device_key: str
     exact: bool = False
-    """without candidates that round otherwise than the operator itself"""
+    """without candidates that round differently from the operator itself"""
     scope: str = ""
     job: str = ""
-    """only what was measured for this job; empty = for any of the scope"""
+    """only records of this job; empty = of any job of the scope"""
 
     @cached_property
     def search(self) -> LogKey:
-        """Under which the operator is searched: one search proposes for all jobs, exact or not."""
+        """The key of the operator's search: one search serves all jobs, exact or not."""
         return replace(self, exact=False) if self.exact else self
 
     def has(self, record: TuningRecord) -> bool:
@@ -69,7 +69,7 @@ class LogKey:
         return fits and (not self.exact or is_exact(record.trace))
 
     def may_read(self, record: TuningRecord) -> bool:
-        """Whether the record is of the scope, and of the job where that counts alone."""
+        """Whether the record is of the scope and, if the key names a job, of this job."""
         return record.scope == self.scope and self.job in ("", record.job)
 
     def clauses(self, kind: Kind) -> list[ColumnElement[bool]]:
@@ -90,7 +90,7 @@ class LogKey:
 
 @dataclass(frozen=True)
 class Donor:
-    """How many trials of an operator ran well at one share."""
+    """Number of good trials of an operator at one share."""
 
     workload_hash: str
     share_key: str
@@ -129,8 +129,9 @@ class TuningLog:
     # ---- writing --------------------------------------------------------------------------------
 
     def add(self, new: Sequence[TuningRecord], done: Sequence[WorkCost] = ()) -> int:
-        """Commit the records, and to the ledger the pieces of work, in one transaction; those whose id is there already
-        stay as they are. Returns how many records were new.
+        """Commit records and, to the ledger, pieces of work in one transaction. Existing ids stay as they are.
+
+        Returns the number of new records.
         """
         with self._database.write() as connection:
             add_pieces(self._database, connection, done)
@@ -139,8 +140,8 @@ class TuningLog:
     def import_all(self, found: Iterable[tuple[str, str]], new: Sequence[TuningRecord]) -> int:
         """Commit workloads (as `add_workloads`) and records in one transaction.
 
-        Returns how many records were new. Raises BadRequest, and imports nothing, for a record whose workload
-        is neither here nor among `found`.
+        Returns the number of new records. Raises BadRequest, and imports nothing, for a record whose workload is
+        neither in the log nor in `found`.
         """
         with self._database.write() as connection:
             self._add_workloads(connection, found)
@@ -149,20 +150,18 @@ class TuningLog:
             if missing:
                 culprit = next(record for record in new if record.workload_hash in missing)
                 raise BadRequest(
-                    f"records/{culprit.record_id}: workload {culprit.workload_hash} is not known here; "
+                    f"records/{culprit.record_id}: workload {culprit.workload_hash} is not in the log; "
                     "import it together with its workload"
                 )
             return self._add(connection, new)
 
     def add_workloads(self, found: Sequence[tuple[str, str]]) -> None:
-        """Commit workloads: hash, and MetaSchedule's JSON as text; what has other implementations too takes the place
-        of one that was there.
-        """
+        """Commit workloads: hash, and MetaSchedule's JSON. One with other implementations replaces an old one."""
         with self._database.write() as connection:
             self._add_workloads(connection, found)
 
     def set_arithmetic(self, found: Mapping[str, Arithmetic]) -> None:
-        """Note what workloads of the log ask of a processor, by workload hash."""
+        """Store the arithmetic of workloads, by workload hash."""
         columns = workloads.c
         with self._database.write() as connection:
             for name, each in found.items():
@@ -170,10 +169,10 @@ class TuningLog:
                 connection.execute(update(workloads).where(columns.workload_hash == name).values(values))
 
     def prune(self, chosen: RecordFilter, keep_best: int, *, dry_run: bool) -> tuple[int, int]:
-        """Delete what passes the filter, but keep the fastest of every operator, target, device and share.
+        """Delete records that pass the filter, except the fastest of every operator, target, device and share.
 
-        Published records stay unless the filter asks for them. Returns how many were deleted, and how many
-        that pass the filter stay.
+        Validations stay unless the filter names them. Returns the number of deleted records, and of those that passed
+        the filter and stay.
         """
         with self._database.write() as connection:
             total = _count(connection, chosen.clauses())
@@ -196,7 +195,7 @@ class TuningLog:
         """Delete validations, or trials only."""
         deleted = delete(records).where(clause)
         if validations:
-            # What was really deleted, because another server may have added validations since they were counted.
+            # The rows that were really deleted: another server may have added validations since the count.
             changed = connection.scalars(deleted.returning(records.c.workload_hash)).all()
             count_change(self._database, connection, changed)
         else:
@@ -232,7 +231,7 @@ class TuningLog:
         return zlib.decompress(packed).decode()
 
     def arithmetic(self, workload_hashes: Iterable[str]) -> dict[str, Arithmetic]:
-        """What these workloads ask of a processor, by workload hash; those of which it is not known are absent."""
+        """The known arithmetic of these workloads, by workload hash."""
         found: dict[str, Arithmetic] = {}
         with self._database.read() as connection:
             for part in parts(list(dict.fromkeys(workload_hashes))):
@@ -241,12 +240,12 @@ class TuningLog:
         return found
 
     def totals(self) -> dict[RecordGroup, int]:
-        """How many records the log has ever taken in."""
+        """Numbers of records that were ever added to the log."""
         with self._database.read() as connection:
             return record_totals(connection)
 
     def existing(self, record_ids: Iterable[str]) -> set[str]:
-        """Those of the ids that the log holds."""
+        """The record ids that the log holds."""
         found: set[str] = set()
         with self._database.read() as connection:
             for part in parts(list(record_ids)):
@@ -292,7 +291,7 @@ class TuningLog:
         return list(best.values())
 
     def share_keys(self, key: LogKey, mechanism: str) -> list[str]:
-        """Shares of a mechanism at which any trial of the operator ran, by name."""
+        """Keys of a mechanism's shares with a trial of the operator, sorted."""
         query = select(records.c.share_key).where(
             *key.clauses(Kind.TRIAL), records.c.share_key.startswith(f"{mechanism}/", autoescape=True)
         )
@@ -311,7 +310,7 @@ class TuningLog:
         return found
 
     def donors(self, key: LogKey, pattern: str) -> list[Donor]:
-        """What the log holds for operators named like `pattern` (SQL), this one's other shares included."""
+        """Donors among operators named like `pattern` (SQL), including the operator's own trials at other shares."""
         columns = records.c
         query = (
             select(columns.workload_hash, columns.share_key, func.min(columns.operator), func.count())
@@ -329,15 +328,15 @@ class TuningLog:
             return [Donor(*row) for row in connection.execute(query)]
 
     def validated_of(self, workload_hashes: Iterable[str], scope: str) -> dict[str, ValidatedRecords]:
-        """Those of many operators at once that were shared in the scope, by workload hash."""
+        """Validations of many operators in the scope, by workload hash."""
         return self._validated.of(workload_hashes, scope)
 
     def newest(self, share: str) -> TuningRecord | None:
-        """The record written last of those measured under `share` as text."""
+        """The latest record at `share`, which is text."""
         return self._last(records.c.share == share)
 
     def newest_of_kind(self, device_kind: str) -> TuningRecord | None:
-        """The record written last of those of a kind of device: `cpu` or `cuda`."""
+        """The latest record of a kind of device: `cpu` or `cuda`."""
         return self._last(records.c.device_key.startswith(f"{device_kind}-"))
 
     def _last(self, clause: ColumnElement[bool]) -> TuningRecord | None:
@@ -366,7 +365,7 @@ class TuningLog:
             return self._counts.count(connection, chosen)
 
     def all(self, chosen: RecordFilter) -> Iterator[TuningRecord]:
-        """All records that pass, oldest first; holds no transaction between pages."""
+        """All records that pass, oldest first. No transaction is open between pages."""
         last = 0
         while True:
             query = select(records).where(*chosen.clauses(), records.c.seq > last)

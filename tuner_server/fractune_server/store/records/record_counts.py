@@ -20,12 +20,15 @@ _MOST = 256
 @dataclass(frozen=True)
 class _Counted:
     upto: int
-    """the number of the last record that was looked at"""
+    """number of the last counted record"""
     passing: int
 
 
 class CountCache:
-    """Any thread may call."""
+    """Numbers of records that pass a filter. Each is counted once in full, and later only among the new records.
+
+    Any thread may call.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -39,12 +42,12 @@ class CountCache:
         since = [*chosen.clauses(), records.c.seq > before.upto, records.c.seq <= upto]
         more = connection.scalar(select(func.count()).select_from(records).where(*since)) or 0
         found = _Counted(upto, before.passing + more)
-        if not chosen.model:  # which operators a model has may change
+        if not chosen.model:  # the operators of a model may change
             self._keep(chosen, found, prunings)
         return found.passing
 
     def forget(self) -> None:
-        """Records were deleted; to be called when that is committed."""
+        """Call this after a transaction that deleted records."""
         with self._lock:
             self._prunings += 1
             self._counted.clear()
@@ -60,7 +63,7 @@ class CountCache:
 
 class RecordGroup(NamedTuple):
     share: str
-    """as text, as it was asked for"""
+    """as text, as requested"""
     kind: str
     """`fractune_core.records.Kind`"""
     status: str
@@ -68,8 +71,8 @@ class RecordGroup(NamedTuple):
 
 
 def count_records(database: Database, connection: Connection, added: Iterable[RecordGroup]) -> None:
-    """Count, within the transaction, records that it adds."""
-    # In one order, so that two transactions never wait for each other.
+    """Count, within the transaction, the records that it adds. The counts only grow: pruning does not change them."""
+    # In a fixed order, so that two transactions never deadlock.
     rows = [{**group._asdict(), "records": count} for group, count in sorted(Counter(added).items())]
     if rows:
         insert = database.insert(record_counts)

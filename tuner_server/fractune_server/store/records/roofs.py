@@ -1,4 +1,4 @@
-"""The roofs of shares: of each the best that any measurer has seen, for what slowed another down is no limit of it."""
+"""The roofs of shares: the best values of any measuring worker, because a slow measurement is not a limit."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class RoofStore:
         self._database = database
 
     def add(self, device_key: str, share_key: str, roof: Roof) -> None:
-        """Keep of each figure the larger: this one, or the one that is there."""
+        """Store the roof; of each value the larger one is kept."""
         row = self._database.insert(roofs).values(device_key=device_key, share_key=share_key, **roof.to_json())
         larger = {old.name: case((row.excluded[old.name] > old, row.excluded[old.name]), else_=old) for old in _BEST}
         with self._database.write() as connection:
             connection.execute(row.on_conflict_do_update(index_elements=["device_key", "share_key"], set_=larger))
 
     def of(self, device_key: str) -> dict[str, Roof]:
-        """Those of a device, by share key."""
+        """The roofs of a device, by share key."""
         with self._database.read() as connection:
             rows = connection.execute(_OF_DEVICE, {"device": device_key})
             return {share_key: Roof(*figures) for share_key, *figures in rows}

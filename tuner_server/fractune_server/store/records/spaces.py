@@ -1,4 +1,4 @@
-"""Exhausted search spaces: how many candidates they held, so that no later job starts a search for more.
+"""Sizes of exhausted search spaces, so that no later job searches for more candidates.
 
 An operator that moves or pools data has one candidate or a few.
 """
@@ -25,7 +25,7 @@ class SpaceStore:
         self._database = database
 
     def add(self, key: LogKey, candidates: int) -> None:
-        """No more were found of a space than so many candidates, or than were found before by this version."""
+        """Note that the space has this many candidates, or as many as this version has found before."""
         named = {"workload_hash": key.workload_hash, "target_key": key.target_key, "exact": key.exact}
         row = self._database.insert(spaces).values(**named, version=_VERSION, candidates=candidates)
         is_known = and_(spaces.c.version == _VERSION, spaces.c.candidates > candidates)
@@ -34,7 +34,7 @@ class SpaceStore:
             connection.execute(row.on_conflict_do_update(index_elements=list(named), set_=larger))
 
     def of(self, target_key: str, workload_hashes: Collection[str], *, exact: bool) -> dict[str, int]:
-        """Candidates by workload hash, of the spaces that are known to hold no more."""
+        """Number of candidates by workload hash, of the exhausted spaces."""
         query = select(spaces.c.workload_hash, spaces.c.candidates).where(
             spaces.c.target_key == target_key, spaces.c.exact == exact, spaces.c.version == _VERSION
         )

@@ -1,8 +1,8 @@
-"""ValidatedRecords in memory, each operator's in one scope for as long as they are the truth.
+"""A cache of ValidatedRecords, by operator and scope.
 
-A row of `validation_versions` counts the changes of one operator's validations. Every transaction that adds or deletes
-some counts in that same transaction, in whatever process, so those that were read at the current count are those of
-the database. Readers compare the counts at every call; no process has to be told of a change.
+A row of `validation_versions` counts the changes of an operator's validations. Every transaction that adds or deletes
+validations also increases the count, in any process. Validations that were read at the current count are therefore up
+to date. Readers compare the counts at every call, so no process needs to be notified.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from fractune_server.store.database.tables import records, validation_versions
 from fractune_server.store.records.rows import RecordReader
 
 KEPT_BYTES = 64 << 20
-"""about what is kept at most; an operator that was not asked for the longest time goes first"""
+"""approximate limit of the cache; the least recently used entry goes first"""
 _RECORD_BYTES = 1450
-"""a record without its trace, and what a match works out about it; measured"""
+"""measured size of a record without its trace, with the values that a match derives"""
 _ENTRY_BYTES = 3000
-"""besides; an operator without any takes it too, and most scopes know nothing of most operators; measured"""
+"""measured further size of an entry, also of an empty one; most scopes have no validations of most operators"""
 
 _VERSIONS = select(validation_versions.c.workload_hash, validation_versions.c.version).where(
     validation_versions.c.workload_hash.in_(bindparam("names", expanding=True))
 )
-"""used all the time: to make a statement takes longer than to run it"""
+"""made once: building a statement takes longer than running it"""
 
 
 _Key = tuple[str, str]
@@ -51,17 +51,17 @@ class ValidatedCache:
         self._most_bytes = kept_bytes
         self._lock = threading.Lock()
         self._kept: dict[_Key, _Kept] = {}
-        """the one asked for last at the end"""
+        """the most recently used entry at the end"""
         self.kept_bytes = 0
 
     def of(self, workload_hashes: Iterable[str], scope: str) -> dict[str, ValidatedRecords]:
-        """All validations of these operators in the scope; one without any has an empty entry."""
+        """All validations of these operators in the scope; an operator without any has an empty entry."""
         wanted = list(dict.fromkeys(workload_hashes))
         with self._database.read() as connection:
             versions = _versions(connection, wanted)
             found = self._current(versions, scope)
             missing = [name for name in wanted if name not in found]
-            # After the counts: validations that change in between are kept under the count before, and read again.
+            # After the counts: validations that change in between are cached under the old count, and read again.
             read = _read(connection, missing, scope) if missing else {}
         self._keep({(name, scope): _Kept(versions[name], each, _size(each)) for name, each in read.items()})
         return {name: found[name] if name in found else read[name] for name in wanted}
@@ -91,8 +91,8 @@ class ValidatedCache:
 
 
 def count_change(database: Database, connection: Connection, workload_hashes: Iterable[str]) -> None:
-    """Count, within the transaction, that it changes validations of these operators."""
-    # In one order, so that two transactions never wait for each other.
+    """Count, within the transaction, its change of these operators' validations."""
+    # In a fixed order, so that two transactions never deadlock.
     rows = [{"workload_hash": name, "version": 1} for name in sorted(set(workload_hashes))]
     if rows:
         one_more = {"version": validation_versions.c.version + 1}
@@ -103,7 +103,7 @@ def count_change(database: Database, connection: Connection, workload_hashes: It
 
 
 def _versions(connection: Connection, workload_hashes: Sequence[str]) -> dict[str, int]:
-    """0 for an operator whose validations have not changed since they are counted."""
+    """Counts of changes; 0 for an operator without any."""
     found = dict.fromkeys(workload_hashes, 0)
     for part in parts(workload_hashes):
         found.update((name, version) for name, version in connection.execute(_VERSIONS, {"names": part}))
@@ -125,6 +125,6 @@ def _read(connection: Connection, workload_hashes: Sequence[str], scope: str) ->
 
 
 def _size(validations: ValidatedRecords) -> int:
-    """Bytes, about: records of one schedule hold its trace together."""
+    """Approximate bytes; records of one schedule share its trace."""
     traces = sum(map(len, {record.trace for record in validations.records}))
     return _ENTRY_BYTES + len(validations.records) * _RECORD_BYTES + traces
