@@ -46,8 +46,8 @@ def main() -> None:
     _print_table(found)
     data = {"model": model.name, "only": only, "trials": trials, "jobs": JOBS, "runs": found, "ratios": ratios}
     write_result("concurrent_jobs", args, data)
-    told = ", ".join(f"{name} {ratios[name]:.2f}" for name in ("searches", "builds", "trials", "wall_s"))
-    print(f"concurrent_jobs: {len(JOBS)} jobs that share, over the same that do not: {told}")
+    ratios_text = ", ".join(f"{name} {ratios[name]:.2f}" for name in ("searches", "builds", "trials", "wall_s"))
+    print(f"concurrent_jobs: {len(JOBS)} jobs that share, over the same that do not: {ratios_text}")
 
 
 def _run(model: Model, only: str, trials: int, way: str) -> dict[str, Any]:

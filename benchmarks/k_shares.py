@@ -80,18 +80,18 @@ def _at(share: str, both: Path, single: Path) -> dict[str, float]:
     return dict(zip(("both", "single", "single again"), map(statistics.median, timed), strict=True))
 
 
-def _print_round(number: int, told: dict[str, Any]) -> None:
+def _print_round(number: int, row: dict[str, Any]) -> None:
     print(f"{f'round {number + 1}: tuned for':<24}{'wall, s':>10}{'CPU, s':>10}  new trials")
     for shares in (BOTH, *SHARES):
-        print(f"{shares:<24}{told['wall_s'][shares]:>10.1f}{told['cpu_s'][shares]:>10.1f}  {_counts(told, shares)}")
+        print(f"{shares:<24}{row['wall_s'][shares]:>10.1f}{row['cpu_s'][shares]:>10.1f}  {_counts(row, shares)}")
     print(f"{'run at':<12}{'joint, ms':>12}{'single, ms':>12}{'ratio':>10}{'single to itself':>20}")
-    for share, secs in told["latency_s"].items():
-        ratio, noise = told["ratios"][share], told["ratios"][f"{share} noise"]
+    for share, secs in row["latency_s"].items():
+        ratio, noise = row["ratios"][share], row["ratios"][f"{share} noise"]
         print(f"{share:<12}{secs['both'] * 1e3:>12.3f}{secs['single'] * 1e3:>12.3f}{ratio:>10.3f}{noise:>20.3f}")
 
 
-def _counts(told: dict[str, Any], shares: str) -> str:
-    counts: Sequence[tuple[str, int]] = list(told["trials"][shares].items())
+def _counts(row: dict[str, Any], shares: str) -> str:
+    counts: Sequence[tuple[str, int]] = list(row["trials"][shares].items())
     return ", ".join(f"{count} at {share}" for share, count in counts)
 
 

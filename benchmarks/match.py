@@ -96,15 +96,15 @@ def ask(folder: Path, redis_url: str, case: str, share: str) -> dict[str, float]
 
 def _call(matcher: Matcher, case: str, share: str) -> Callable[[], None]:
     key = match_log.model_key(match_log.MODELS // 2)
-    asked = MatchQuery(key.model, key.inputs, key.target, None)
+    query = MatchQuery(key.model, key.inputs, key.target, None)
 
     def match() -> None:
-        answers = matcher.match(asked, share, Policy()).operators
+        answers = matcher.match(query, share, Policy()).operators
         if {answer.match.how for answer in answers} - {case, How.NONE} or all(a.match.record is None for a in answers):
             raise SystemExit(f"match: not all answers at {share} are '{case}'")
 
     def tabulate() -> None:
-        if any(len(row.cells) < 6 for row in matcher.tabulate(asked, share.split(","))):
+        if any(len(row.cells) < 6 for row in matcher.tabulate(query, share.split(","))):
             raise SystemExit(f"match: the table of {share} has gaps")
 
     return tabulate if case == TABLE else match
@@ -120,14 +120,14 @@ def _fill(folder: Path, total: int, operators: int) -> dict[str, int]:
     """Make the log if it does not exist. Its contents, and its bytes."""
     folder.mkdir(parents=True, exist_ok=True)
     note = folder / "made-up.json"
-    asked = {"records": total, "operators": operators}
+    requested = {"records": total, "operators": operators}
     store = Store(sqlite_url(folder))
     if not note.exists():
         held = match_log.fill(store, total, operators)
-        note.write_text(json.dumps({**asked, **held}) + "\n", encoding="ascii")
+        note.write_text(json.dumps({**requested, **held}) + "\n", encoding="ascii")
     store.close()
     found: dict[str, int] = json.loads(note.read_text(encoding="ascii"))
-    if any(found[name] != asked[name] for name in asked):
+    if any(found[name] != requested[name] for name in requested):
         raise SystemExit(f"match: {folder} holds a log of {found}; name another folder")
     return {**found, "bytes": sum(path.stat().st_size for path in folder.glob("fractune.db*"))}
 

@@ -49,13 +49,13 @@ def main() -> None:
         place = args.bundles or Path(folder)
         bundles = {name: _tuned(name, place) for name in dict.fromkeys(name for each in pairs for name in each)}
         found = [_pair(bundles, each, how, args) for each in pairs for how in ARRANGEMENTS]
-    told = summary(found)
+    errors = summary(found)
     bars = {"makespan_error": ERROR_BAR, "control_error": CONTROL_BAR}
-    write_result("pairs", args, {"rounds": args.rounds, "bars": bars, "summary": told, "pairs": found})
+    write_result("pairs", args, {"rounds": args.rounds, "bars": bars, "summary": errors, "pairs": found})
     print(
-        f"pairs: makespan {told['makespan_error_median']:.1%} from the prediction (median, aim {ERROR_BAR:.0%}), at "
-        f"most {told['makespan_error_worst']:.1%}; A/A control at most {told['control_error_worst']:.1%} from 1 "
-        f"(aim {CONTROL_BAR:.0%}); the verdicts disagree in {told['verdicts_disagree']} of {len(found)} cases"
+        f"pairs: makespan {errors['makespan_error_median']:.1%} from the prediction (median, aim {ERROR_BAR:.0%}), at "
+        f"most {errors['makespan_error_worst']:.1%}; A/A control at most {errors['control_error_worst']:.1%} from 1 "
+        f"(aim {CONTROL_BAR:.0%}); the verdicts disagree in {errors['verdicts_disagree']} of {len(found)} cases"
     )
 
 
@@ -91,7 +91,7 @@ def _pair(bundles: Mapping[str, Path], names: Sequence[str], how: str, args: arg
         counts = [round(secs / _of(side.whole_s)) for secs, side in zip(WORK_S, figures.sides, strict=True)]
         ran = [(apart_s(stage, counts), together_s(stage, counts)) for _ in range(args.repeats)]
         variants = [player.told["variant"] for player in (*stage.players, *stage.wholes)]
-    told = {
+    case = {
         "models": list(names),
         "arrangement": how,
         "variants": variants,
@@ -105,8 +105,8 @@ def _pair(bundles: Mapping[str, Path], names: Sequence[str], how: str, args: arg
         "rounds": [[asdict(times) for times in each] for each in rounds],
         "wall_s": time.monotonic() - began,
     }
-    _print(told, figures)
-    return told
+    _print(case, figures)
+    return case
 
 
 def predicted_s(figures: SharingFigures, counts: Sequence[int]) -> float:
@@ -128,9 +128,9 @@ def together_s(stage: Stage, counts: Sequence[int]) -> float:
             player.call("work", sum(WORK_S), begin_s=begin_s, count=count, ended=ended)
             for player, count in zip(stage.players, counts, strict=True)
         ]
-        told = [work.result() for work in works]
-    end_s = max(each["ended_s"] for each in told)
-    left = [count - int(each["done"]) for count, each in zip(counts, told, strict=True)]
+        results = [work.result() for work in works]
+    end_s = max(each["ended_s"] for each in results)
+    left = [count - int(each["done"]) for count, each in zip(counts, results, strict=True)]
     return float(end_s - begin_s) + sum(_work(stage, index, end_s, rest) for index, rest in enumerate(left) if rest)
 
 
@@ -139,8 +139,8 @@ def _work(stage: Stage, index: int, since_s: float, count: int) -> float:
     with tempfile.TemporaryDirectory(prefix="fractune-bench-") as folder:
         begin_s = since_s or time.monotonic()
         player, ended = stage.wholes[index], str(Path(folder) / "ended")
-        told = player.call("work", sum(WORK_S), begin_s=begin_s, count=count, ended=ended).result()
-    return float(told["ended_s"] - begin_s)
+        result = player.call("work", sum(WORK_S), begin_s=begin_s, count=count, ended=ended).result()
+    return float(result["ended_s"] - begin_s)
 
 
 def summary(found: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -156,24 +156,24 @@ def summary(found: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     }
 
 
-def makespan_error(told: Mapping[str, Any]) -> float:
+def makespan_error(case: Mapping[str, Any]) -> float:
     """The distance of the measured median from the prediction, as a fraction of it."""
-    return abs(float(statistics.median(told["together_s"])) / float(told["predicted_s"]) - 1.0)
+    return abs(float(statistics.median(case["together_s"])) / float(case["predicted_s"]) - 1.0)
 
 
-def _print(told: Mapping[str, Any], figures: SharingFigures) -> None:
-    print(f"{' + '.join(told['models'])}, {told['arrangement']} ({told['wall_s']:.0f} s)")
-    for name, side in zip(told["models"], figures.sides, strict=True):
+def _print(case: Mapping[str, Any], figures: SharingFigures) -> None:
+    print(f"{' + '.join(case['models'])}, {case['arrangement']} ({case['wall_s']:.0f} s)")
+    for name, side in zip(case["models"], figures.sides, strict=True):
         print(
             f"  {name:<12}{_of(side.whole_s) * 1e3:9.3f} ms on the whole   s {_text(side.s)}   i {_text(side.i)}   "
             f"r {_text(side.r)}   A/A {_text(side.control)}"
         )
-    measured_s, apart = statistics.median(told["together_s"]), statistics.median(told["apart_s"])
+    measured_s, apart = statistics.median(case["together_s"]), statistics.median(case["apart_s"])
     print(
-        f"  STP {_text(figures.stp)}   ANTT {_text(figures.antt)}   makespan: {told['makespan_verdict']}, mean "
-        f"completion: {told['mean_completion_verdict']}\n"
-        f"  {told['counts'][0]} and {told['counts'][1]} inferences: predicted {told['predicted_s']:.2f} s, measured "
-        f"{measured_s:.2f} s ({measured_s / told['predicted_s'] - 1:+.1%}), one after the other {apart:.2f} s",
+        f"  STP {_text(figures.stp)}   ANTT {_text(figures.antt)}   makespan: {case['makespan_verdict']}, mean "
+        f"completion: {case['mean_completion_verdict']}\n"
+        f"  {case['counts'][0]} and {case['counts'][1]} inferences: predicted {case['predicted_s']:.2f} s, measured "
+        f"{measured_s:.2f} s ({measured_s / case['predicted_s'] - 1:+.1%}), one after the other {apart:.2f} s",
         flush=True,
     )
 

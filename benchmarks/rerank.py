@@ -34,10 +34,10 @@ def main() -> None:
     rounds = []
     for name in args.models:
         for seed in range(args.seeds):
-            told = {"model": name, "seed": seed, **_round(find_model(name), args, seed)}
-            _print(told, args)
-            rounds.append(told)
-    summary = {str(best): _summary_of([told["rerank"][str(best)] for told in rounds]) for best in args.best}
+            row = {"model": name, "seed": seed, **_round(find_model(name), args, seed)}
+            _print(row, args)
+            rounds.append(row)
+    summary = {str(best): _summary_of([row["rerank"][str(best)] for row in rounds]) for best in args.best}
     settings = {key: getattr(args, key) for key in ("trials", "best", "known", "share", "only")}
     bars = {"saved": SAVED_BAR, "latency": LATENCY_BAR}
     write_result("rerank", args, {**settings, "turns": TURNS, "bars": bars, "summary": summary, "rounds": rounds})
@@ -53,11 +53,11 @@ def _summary_of(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
     }
 
 
-def _print(told: Mapping[str, Any], args: argparse.Namespace) -> None:
-    print(f"{told['model']}, seed {told['seed']}: {args.share} by a separate search {told['search_s']:.1f} s")
-    for best, each in told["rerank"].items():
+def _print(row: Mapping[str, Any], args: argparse.Namespace) -> None:
+    print(f"{row['model']}, seed {row['seed']}: {args.share} by a separate search {row['search_s']:.1f} s")
+    for best, each in row["rerank"].items():
         print(f"  --rerank {best}: {each['wall_s']:.1f} s, saved {each['saved']:.0%}; latency {each['latency']:.3f}")
-    print(f"  the search's own schedules against themselves: {told['noise']:.3f}")
+    print(f"  the search's own schedules against themselves: {row['noise']:.3f}")
 
 
 def _parse() -> argparse.Namespace:

@@ -34,7 +34,7 @@ import redis
 from benchmarks.recorder_rate import measured_events
 from benchmarks.support import match_log
 from benchmarks.support.job_watchers import watch_together
-from benchmarks.support.load_clients import Asked, Told, run_clients
+from benchmarks.support.load_clients import LoadPlan, Observations, run_clients
 from benchmarks.support.machine import arguments, write_result
 from benchmarks.support.server_figures import METRICS, Figures, Watch
 from benchmarks.support.simulated_fleet import SimulatedFleet
@@ -95,25 +95,27 @@ def main() -> None:
 
 
 def verdict(found: dict[str, Any]) -> str:
-    said = []
+    texts = []
     if "clients" in found:
         part = found["clients"]
-        said.append(
+        texts.append(
             f"{part['clients']} clients: calls p99 {part['call_p99_s'] * 1e3:.0f} ms (bar {CALL_BAR_S * 1e3:g}), "
             f"{len(part['lost'])} events lost on {part['jobs']} watches, memory x{part['memory_growth']:.3f} and keys "
             f"x{part['keys_growth']:.3f} (bar {GROWTH_BAR:g})"
         )
     if "watchers" in found:
         part = found["watchers"]
-        said.append(f"{part['watchers']} watchers of one job, {part['told']} told its end in {part['end_s']:.1f} s")
+        texts.append(
+            f"{part['watchers']} watchers of one job, {part['told']} received its end in {part['end_s']:.1f} s"
+        )
     if "page" in found:
         part = found["page"]
         worst = max(row["p99_s"] for row in part["pages"].values())
-        said.append(
+        texts.append(
             f"a page of {part['records']} made-up records p99 {worst * 1e3:.0f} ms (bar {PAGE_BAR_S * 1e3:g}) "
             f"beside {part['written_per_s']:.0f} records/s"
         )
-    return "service_load, simulated workers: " + "; ".join(said)
+    return "service_load, simulated workers: " + "; ".join(texts)
 
 
 # ---- clients ---------------------------------------------------------------------------------------
@@ -129,8 +131,8 @@ def clients(count: int, secs: float, pause_s: float) -> dict[str, Any]:
         _compilers(url),
     ):
         watch = Watch(server, connection)
-        told, figures = asyncio.run(_under_load(url, server, client, watch, count, secs, pause_s))
-    calls = [secs for method in told.call_s.values() for secs in method]
+        seen, figures = asyncio.run(_under_load(url, server, client, watch, count, secs, pause_s))
+    calls = [secs for method in seen.call_s.values() for secs in method]
     return {
         "clients": count,
         "workers": {**_WORKERS, "compile": _COMPILERS},
@@ -138,13 +140,13 @@ def clients(count: int, secs: float, pause_s: float) -> dict[str, Any]:
         "call_p99_s": quantile(calls, 0.99),
         "methods": {
             name: {"calls": len(found), "p50_s": quantile(found, 0.5), "p99_s": quantile(found, 0.99)}
-            for name, found in sorted(told.call_s.items())
+            for name, found in sorted(seen.call_s.items())
         },
-        "failed": dict(told.failed),
-        "jobs": told.jobs,
-        "messages": told.messages,
-        "lost": told.lost,
-        "behind_p99_s": quantile(told.behind_s, 0.99),
+        "failed": dict(seen.failed),
+        "jobs": seen.jobs,
+        "messages": seen.messages,
+        "lost": seen.lost,
+        "behind_p99_s": quantile(seen.behind_s, 0.99),
         "records_per_s": (figures[-1].records - figures[0].records) / (figures[-1].at - figures[0].at),
         "cores": {
             name: (figures[-1].cpu_s[name] - figures[0].cpu_s[name]) / (figures[-1].at - figures[0].at)
@@ -158,19 +160,19 @@ def clients(count: int, secs: float, pause_s: float) -> dict[str, Any]:
 
 async def _under_load(
     url: str, server: ServerProcess, client: Client, watch: Watch, count: int, secs: float, pause_s: float
-) -> tuple[Told, list[Figures]]:
+) -> tuple[Observations, list[Figures]]:
     fleet = SimulatedFleet(url, FleetLife(speed=_SPEED))
     fleet.start(**_WORKERS)
     try:
         models = await asyncio.to_thread(_upload_models, client)
-        asked = Asked(server.address, models, SHARE, count, secs, _MORE, pause_s)
+        load = LoadPlan(server.address, models, SHARE, count, secs, _MORE, pause_s)
         with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-            told = asyncio.get_running_loop().run_in_executor(pool, run_clients, asked)
+            running = asyncio.get_running_loop().run_in_executor(pool, run_clients, load)
             figures = []
-            while not told.done():
+            while not running.done():
                 figures.append(await asyncio.to_thread(watch.read))
-                await asyncio.wait([told], timeout=min(_SAMPLE_EVERY_S, secs / 12))
-            return await told, figures
+                await asyncio.wait([running], timeout=min(_SAMPLE_EVERY_S, secs / 12))
+            return await running, figures
     finally:
         await fleet.stop()
 
@@ -239,12 +241,12 @@ def watchers(most: int) -> dict[str, Any]:
             job = client.create(_upload_models(client)[0], trials=8, shares=[SHARE]).name
             before = watch.read().memory_bytes["server"]
             with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-                told = pool.submit(watch_together, server.address, job, most)
+                watching = pool.submit(watch_together, server.address, job, most)
                 most_held = before
-                while not told.done():
+                while not watching.done():
                     most_held = max(most_held, watch.read().memory_bytes["server"])
                     time.sleep(0.1)
-                crowd = told.result()
+                crowd = watching.result()
         finally:
             measurer.stop()
     return {"allowed": MAX_WATCHERS, **asdict(replace(crowd, server_bytes=most_held - before))}

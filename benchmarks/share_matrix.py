@@ -46,13 +46,13 @@ def main() -> None:
     data = {"trials": args.trials, "turns": args.turns, "bars": {"robust": ROBUST_BAR}}
     for name in args.models:
         for seed in range(len(found.get(name, [])), args.seeds):
-            told = _model(find_model(name), args, seed)
-            _print_model(name, seed, told)
-            found.setdefault(name, []).append(told)
+            run = _model(find_model(name), args, seed)
+            _print_model(name, seed, run)
+            found.setdefault(name, []).append(run)
             write_result("share_matrix", args, {**data, "summary": _summaries_of(found), "models": found})
     summary = _summaries_of(found)
-    for name, told in summary.items():
-        _print_summary(name, told)
+    for name, run in summary.items():
+        _print_summary(name, run)
     print(_verdict(summary))
 
 
@@ -141,7 +141,7 @@ def _operators(
 
 
 def _summaries_of(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, dict[str, Any]]:
-    return summaries([told for runs in found.values() for told in runs])
+    return summaries([run for runs in found.values() for run in runs])
 
 
 def summaries(runs: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -153,7 +153,7 @@ def summaries(runs: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
         "operators": operator_cases,
         "heavy operators": partial(operator_cases, part=HEAVY),
     }
-    found = {name: [case for told in runs for case in of(told)] for name, of in cases.items()}
+    found = {name: [case for run in runs for case in of(run)] for name, of in cases.items()}
     return {name: summary_of(each) for name, each in found.items() if each}
 
 
@@ -206,34 +206,34 @@ def _other(share: str) -> str:
     return other
 
 
-def model_cases(told: Mapping[str, Any]) -> list[Case]:
+def model_cases(run: Mapping[str, Any]) -> list[Case]:
     """Of one model and seed: the model at each share."""
-    return [(share, told["model"][share]) for share in SHARES]
+    return [(share, run["model"][share]) for share in SHARES]
 
 
-def operator_cases(told: Mapping[str, Any], part: float = 0.0) -> list[Case]:
+def operator_cases(run: Mapping[str, Any], part: float = 0.0) -> list[Case]:
     """Of one model and seed: every operator at each share where it takes at least this part of the model's time.
 
     Failures are left out.
     """
-    model_s = {share: statistics.median(told["model"][share][share]) for share in SHARES}
-    found = [(share, table[share]) for table in told["operators"].values() for share in SHARES]
+    model_s = {share: statistics.median(run["model"][share][share]) for share in SHARES}
+    found = [(share, table[share]) for table in run["operators"].values() for share in SHARES]
     finite = [(share, secs) for share, secs in found if all(math.isfinite(x) for each in secs.values() for x in each)]
     return [(share, secs) for share, secs in finite if statistics.median(secs[share]) >= part * model_s[share]]
 
 
-def _print_model(name: str, seed: int, told: Mapping[str, Any]) -> None:
+def _print_model(name: str, seed: int, run: Mapping[str, Any]) -> None:
     print(f"{name}, seed {seed}{'served at':>14}" + "".join(f"{share:>22}" for share in SHARES))
-    for finalist in told["model"][SHARES[0]]:
+    for finalist in run["model"][SHARES[0]]:
         cells = []
         for share in SHARES:
-            secs = told["model"][share]
+            secs = run["model"][share]
             lost = slowdown(secs[finalist], secs[share], in_turn=True)
             text = "" if finalist == share else f" {lost.median:+.0%} +-{lost.margin:.0%}"
             cells.append(f"{statistics.median(secs[finalist]) * 1e3:.3f} ms{text}")
         print(f"  {finalist:<24}" + "".join(f"{cell:>24}" for cell in cells))
-    if told["difference_to_reference"]:
-        worst = max(found for each in told["difference_to_reference"].values() for found in each.values())
+    if run["difference_to_reference"]:
+        worst = max(found for each in run["difference_to_reference"].values() for found in each.values())
         print(f"  outputs: at most {worst:.1e} of the largest value from ONNX's reference evaluator")
 
 

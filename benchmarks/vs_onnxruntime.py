@@ -102,8 +102,8 @@ def _row(name: str, args: argparse.Namespace) -> dict[str, Any]:
     try:
         model = find_model(name)
         with tempfile.TemporaryDirectory(prefix="fractune-bench-") as folder:
-            told = _tuned(model, args, Path(folder))
-        return {"model": name, "trained": model.trained, **told, "wall_s": time.monotonic() - began}
+            tuned = _tuned(model, args, Path(folder))
+        return {"model": name, "trained": model.trained, **tuned, "wall_s": time.monotonic() - began}
     except (FractuneError, SystemExit) as error:
         return {"model": name, "error": f"{type(error).__name__}: {error}"}
 
@@ -216,15 +216,15 @@ def _print_row(row: Mapping[str, Any]) -> None:
 
 def verdict(rows: Sequence[Mapping[str, Any]]) -> str:
     """One line: the geometric mean of the ratios."""
-    told = summary(rows)
-    failed = f"; failed: {', '.join(told['failed'])}" if told["failed"] else ""
-    if not told["cases"]:
+    overview = summary(rows)
+    failed = f"; failed: {', '.join(overview['failed'])}" if overview["failed"] else ""
+    if not overview["cases"]:
         return f"vs_onnxruntime: no model was timed{failed}"
     return (
-        f"vs_onnxruntime, ours over ONNX Runtime, {told['cases']} cases: in a loop {_means_text(told)}; paced "
-        f"{_means_text(told['paced'])}; without a search {told['untuned']:.2f}; paced over loop: ours "
-        f"{_shares_text(told['paced_over_loop']['our'])}, ONNX Runtime's "
-        f"{_shares_text(told['paced_over_loop']['peer'])}{failed}"
+        f"vs_onnxruntime, ours over ONNX Runtime, {overview['cases']} cases: in a loop {_means_text(overview)}; paced "
+        f"{_means_text(overview['paced'])}; without a search {overview['untuned']:.2f}; paced over loop: ours "
+        f"{_shares_text(overview['paced_over_loop']['our'])}, ONNX Runtime's "
+        f"{_shares_text(overview['paced_over_loop']['peer'])}{failed}"
     )
 
 

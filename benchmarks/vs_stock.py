@@ -108,7 +108,7 @@ class Pair:
 
     ratios: Ratios
     cases: list[Case]
-    told: dict[str, Any]
+    report: dict[str, Any]
     """where they come from, for JSON"""
 
 
@@ -122,21 +122,23 @@ def main() -> None:
         pairs: list[Pair] = []
         for number in range(settings.pairs):
             pair = _pair(places, settings, number)
-            _print_pair(name, number, pair.ratios, pair.told)
+            _print_pair(name, number, pair.ratios, pair.report)
             pairs.append(pair)
             cases += pair.cases
-            rates.append((pair.told["ours"]["trials_per_s"], pair.told["stock"]["trials_per_s"]))
+            rates.append((pair.report["ours"]["trials_per_s"], pair.report["stock"]["trials_per_s"]))
         found[name] = {
             "operators": [op.name for op in places.operators],
             "without_counterpart": places.left_out,
-            "pairs": [{**pair.told, "ratios": _json(pair.ratios)} for pair in pairs],
+            "pairs": [{**pair.report, "ratios": _json(pair.ratios)} for pair in pairs],
             "median": _json(_median([pair.ratios for pair in pairs])),
         }
         summaries = _summaries(cases, rates)
-        told = {what: {name: finite(value) for name, value in asdict(each).items()} for what, each in summaries.items()}
+        summary = {
+            what: {name: finite(value) for name, value in asdict(each).items()} for what, each in summaries.items()
+        }
         data = {"settings": asdict(settings), "bars": BARS, "cases": [_case_json(case) for case in cases]}
         result = "vs_stock" if settings.peer == OUR_LAYOUTS else f"vs_stock_{settings.peer}"
-        write_result(result, args, {**data, "summary": told, "models": found})
+        write_result(result, args, {**data, "summary": summary, "models": found})
     _print_cases(cases)
     print(_verdict(settings.peer, summaries))
 
@@ -240,7 +242,7 @@ def _pair(places: Places, settings: Settings, number: int) -> Pair:
             commands += 1
             later = measured_again(places.matches, final, sides, target, settings.share)
             moments = reached(sides, mine.weights, later)
-    told = {
+    report = {
         "stock": peer.to_json(),
         "ours": mine.to_json(),
         "commands_of_ours": commands,
@@ -253,7 +255,7 @@ def _pair(places: Places, settings: Settings, number: int) -> Pair:
     for operator in operators:
         name = operator.workload_hash
         cases.append(Case(operator.name, number, times[name], moments_of(sides, name, later[name])))
-    return Pair(_ratios(peer, mine, moments, times), cases, told)
+    return Pair(_ratios(peer, mine, moments, times), cases, report)
 
 
 def _since(start: float, trials: Sequence[Trial]) -> list[Trial]:
@@ -333,7 +335,7 @@ def _json(ratios: Ratios) -> dict[str, float | None]:
     return {name: finite(value) for name, value in asdict(ratios).items()}
 
 
-def _print_pair(model: str, number: int, ratios: Ratios, told: dict[str, Any]) -> None:
+def _print_pair(model: str, number: int, ratios: Ratios, report: dict[str, Any]) -> None:
     print(f"{model}, pair {number + 1}{'stock':>22}{'ours':>12}{'ratio':>10}")
     rows = [
         ("wall, s", "wall_s", ratios.wall),
@@ -345,19 +347,19 @@ def _print_pair(model: str, number: int, ratios: Ratios, told: dict[str, Any]) -
         ("trials/s", "trials_per_s", ratios.rate),
     ]
     for title, name, ratio in rows:
-        _print_row(title, told["stock"][name], told["ours"][name], ratio)
+        _print_row(title, report["stock"][name], report["ours"][name], ratio)
     for side in ("stock", "ours"):
-        failures = ", ".join(f"{count} x {cause}" for cause, count in told[side]["failures"].items())
+        failures = ", ".join(f"{count} x {cause}" for cause, count in report[side]["failures"].items())
         print(f"  failed trials of {side}: {failures or 'none'}")
     for goal, ratio in (("quality", ratios.time_to_quality), ("near", ratios.time_to_near)):
-        reached = told["time_to_quality_s"][goal]
+        reached = report["time_to_quality_s"][goal]
         _print_row(f"time to {goal}, s", reached["stock"], reached["ours"], ratio)
-    print(f"{'  commands of ours for that':<36}{told['commands_of_ours']:>12}")
-    print(f"{'measurers of ours':<36}{told['measurers_of_ours']:>12}")
+    print(f"{'  commands of ours for that':<36}{report['commands_of_ours']:>12}")
+    print(f"{'measurers of ours':<36}{report['measurers_of_ours']:>12}")
     print(f"{'final latency, measured again: geomean':<46}{ratios.latency:>12.3f}")
     print(f"{'  sum over operators':<46}{ratios.model_latency:>12.3f}")
-    if told["left_out"]:
-        print(f"  left out, a side has no right candidate: {', '.join(told['left_out'])}")
+    if report["left_out"]:
+        print(f"  left out, a side has no right candidate: {', '.join(report['left_out'])}")
 
 
 def _print_row(title: str, peers: float | None, mine: float | None, ratio: float | None) -> None:
@@ -393,8 +395,8 @@ def _verdict(peer: str, summaries: Mapping[str, Summary]) -> str:
     for what, found in summaries.items():
         bar = BARS[what]
         verdict = found.verdict(bar) if what == RATE or found.cases >= ENOUGH_CASES else "cannot tell"
-        told = f"{found.median:.2f} ({found.low:.2f}..{found.high:.2f}, {found.cases} cases)"
-        lines.append(f"{what} {told}, bar {bar:g}: {verdict}")
+        text = f"{found.median:.2f} ({found.low:.2f}..{found.high:.2f}, {found.cases} cases)"
+        lines.append(f"{what} {text}, bar {bar:g}: {verdict}")
     return f"vs_stock, ours over stock's ({peer}): {'; '.join(lines)}"
 
 

@@ -144,15 +144,15 @@ def _measure_again(sibling: Model, records: dict[str, list[TuningRecord]], share
     return statistics.geometric_mean(ratios) if ratios else None
 
 
-def _print_family(name: str, told: dict[str, Any]) -> None:
-    again = told["again"]
-    print(f"{name}: {told['known']} again: {again['trials']} new trials, {again['wall_s']:.1f} s")
-    print(f"{told['sibling'] + ', until':<40}{'cold':>12}{'warm':>12}{'ratio':>10}")
-    ratios = told["ratios"]
-    _print_row("the cold run's latency, s", told["reached"], "secs", ratios["time"])
-    _print_row("  new trials", told["reached"], "trials", ratios["trials"])
-    _print_row("within 2 % of it, s", told["near"], "secs", ratios["time_near"])
-    _print_row("  new trials", told["near"], "trials", ratios["trials_near"])
+def _print_family(name: str, family: dict[str, Any]) -> None:
+    again = family["again"]
+    print(f"{name}: {family['known']} again: {again['trials']} new trials, {again['wall_s']:.1f} s")
+    print(f"{family['sibling'] + ', until':<40}{'cold':>12}{'warm':>12}{'ratio':>10}")
+    ratios = family["ratios"]
+    _print_row("the cold run's latency, s", family["reached"], "secs", ratios["time"])
+    _print_row("  new trials", family["reached"], "trials", ratios["trials"])
+    _print_row("within 2 % of it, s", family["near"], "secs", ratios["time_near"])
+    _print_row("  new trials", family["near"], "trials", ratios["trials_near"])
     print(f"{'final latency, measured again: geomean':<64}{_text(ratios['latency'], 3):>10}")
 
 
@@ -169,8 +169,8 @@ def _verdict(found: dict[str, dict[str, Any]]) -> str:
     def each(values: Sequence[str]) -> str:
         return ", ".join(f"{name} {value}" for name, value in zip(found, values, strict=True))
 
-    again = [f"{told['again']['trials']} in {told['again']['wall_s']:.1f} s" for told in found.values()]
-    times = [_text(told["ratios"]["time"], 2) for told in found.values()]
+    again = [f"{family['again']['trials']} in {family['again']['wall_s']:.1f} s" for family in found.values()]
+    times = [_text(family["ratios"]["time"], 2) for family in found.values()]
     return (
         f"warm_start: new trials of the same model again: {each(again)} (bar {SAME_TRIALS_BAR} in "
         f"{SAME_WALL_BAR_S:g} s); a sibling's time to the cold run's latency, warm over cold: {each(times)} "

@@ -31,12 +31,12 @@ class Audit:
             except (KeyError, TypeError, ValueError):
                 self.torn += 1
 
-    def _take(self, said: Mapping[str, Any]) -> None:
-        if said["event"] == DELIVERED:
-            self.delivered.update(said["record_ids"])
+    def _take(self, event: Mapping[str, Any]) -> None:
+        if event["event"] == DELIVERED:
+            self.delivered.update(event["record_ids"])
             return
-        told = {name: said[name] for name in Statement.__dataclass_fields__}
-        statement = Statement(**{**told, "run_secs": tuple(told["run_secs"])})
+        fields = {name: event[name] for name in Statement.__dataclass_fields__}
+        statement = Statement(**{**fields, "run_secs": tuple(fields["run_secs"])})
         self.statements[statement.record_id].append(statement)
 
 
@@ -83,7 +83,7 @@ def check_audit(audit: Audit, records: Iterable[TuningRecord]) -> AuditFindings:
         doubled=tuple(_doubled(found)),
         invented=tuple(record.record_id for record in by_measurers if not _is_told(audit, record)),
         given_up=by_server,
-        measured_again=sum(len(told) > 1 for told in audit.statements.values()),
+        measured_again=sum(len(statements) > 1 for statements in audit.statements.values()),
         unsent=len(audit.statements.keys() - audit.delivered - ids),
     )
 

@@ -78,8 +78,8 @@ def read_report(path: Path) -> dict[str, tuple[str, str]]:
     for case in ET.parse(path).iter("testcase"):  # noqa: S314  our own pytest has just written it
         outcome, why = "passed", ""
         for tag, meaning in (("skipped", "skipped"), ("failure", "failed"), ("error", "failed")):
-            said = case.find(tag)
-            if said is not None:
-                outcome, why = meaning, " ".join((said.get("message") or "").split())[:300]
+            entry = case.find(tag)
+            if entry is not None:
+                outcome, why = meaning, " ".join((entry.get("message") or "").split())[:300]
         found[str(case.get("name"))] = (outcome, why)
     return found

@@ -41,7 +41,7 @@ class Ended:
     def check(self, what: str) -> None:
         """Raises PartFailed unless it ended well."""
         if self.code:
-            raise PartFailed(f"{what} ended with code {self.code}: {self.last_words or 'it said nothing'}")
+            raise PartFailed(f"{what} ended with code {self.code}: {self.last_words or 'it printed nothing'}")
 
 
 def fractune(given: Slice, *args: str, seconds: float | None = None) -> list[dict[str, Any]]:
@@ -70,22 +70,22 @@ def _run(given: Slice, command: Sequence[str], shown: str, seconds: float | None
     if limit_s <= 0:
         raise PartFailed(f"no time left for: {shown}; {_MORE_TIME}")
     print(f"  {shown}", flush=True)
-    with _scratch(given.private) as said, _scratch(given.private) as errors:
-        with _started(command, given.private, said, errors) as process:
+    with _scratch(given.private) as output, _scratch(given.private) as errors:
+        with _started(command, given.private, output, errors) as process:
             try:
                 code = process.wait(limit_s)
             except subprocess.TimeoutExpired:
                 raise PartFailed(f"not done within {limit_s:.0f} s: {shown}; {_MORE_TIME}") from None
             finally:
-                _keep(given.logs, shown, said, errors)
-        return Ended(code, _read(said).splitlines(), _last_words(_read(errors)))
+                _keep(given.logs, shown, output, errors)
+        return Ended(code, _read(output).splitlines(), _last_words(_read(errors)))
 
 
-def _keep(folder: Path, shown: str, said: IO[str], errors: IO[str]) -> None:
+def _keep(folder: Path, shown: str, output: IO[str], errors: IO[str]) -> None:
     """The output of a command so far, in a separate file."""
     folder.mkdir(exist_ok=True)
     path = folder / f"{len(list(folder.iterdir())):03}.log"
-    path.write_text(f"{shown}\n\n{_read(said)}\n---- standard error\n{_read(errors)}", encoding="utf-8")
+    path.write_text(f"{shown}\n\n{_read(output)}\n---- standard error\n{_read(errors)}", encoding="utf-8")
 
 
 def _scratch(folder: Path) -> IO[str]:
@@ -98,11 +98,13 @@ def _read(file: IO[str]) -> str:
 
 
 @contextlib.contextmanager
-def _started(command: Sequence[str], private: Path, said: IO[str], errors: IO[str]) -> Iterator[subprocess.Popen[str]]:
+def _started(
+    command: Sequence[str], private: Path, output: IO[str], errors: IO[str]
+) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
-        stdout=said,
+        stdout=output,
         stderr=errors,
         text=True,
         cwd=REPOSITORY,

@@ -24,8 +24,8 @@ def run(given: Slice) -> Finding:
     options = ["--candidates", str(count), "--share", quarter.share, "--out", str(out)]
     ended = python(given, "-m", "benchmarks.gpu.storm", *options)
     ended.check("the storm")
-    told = {**json.loads(out.read_text(encoding="utf-8")), "last_words": ended.last_words}
-    return Finding(line_of(told["verdict"]) + quarter.note, told, tuple(told["verdict"]["wrong"]))
+    report = {**json.loads(out.read_text(encoding="utf-8")), "last_words": ended.last_words}
+    return Finding(line_of(report["verdict"]) + quarter.note, report, tuple(report["verdict"]["wrong"]))
 
 
 def line_of(verdict: Mapping[str, Any]) -> str:

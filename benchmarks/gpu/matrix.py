@@ -81,8 +81,8 @@ def _cell(
     floor = floor_s(given, shares[-1])
     shortest = {each["name"]: min(each["best_s"].values(), default=math.inf) for each in tuned["operators"]}
     near = [name for name, secs in shortest.items() if floor and secs < NEAR_FLOOR * floor]
-    told = {name: tuned[name] for name in ("trials", "trials_per_s", "busy_s", "phases_s")}
-    return {**told, "launch_floor_s": floor, "near_floor": near, **table}
+    figures = {name: tuned[name] for name in ("trials", "trials_per_s", "busy_s", "phases_s")}
+    return {**figures, "launch_floor_s": floor, "near_floor": near, **table}
 
 
 def _model(given: Slice, name: str, side: int) -> tuple[Model, str]:

@@ -39,12 +39,12 @@ class Transcript:
         self._lock = threading.Lock()
 
     def ask(self, command: str) -> str:
-        asked = time.monotonic()
+        sent_at = time.monotonic()
         try:
             answer = self._control.ask(command)
         except MpsFailed as error:
             answer = f"({error})"
-        self.note(f"> {command}  ({time.monotonic() - asked:.2f} s)\n{answer}")
+        self.note(f"> {command}  ({time.monotonic() - sent_at:.2f} s)\n{answer}")
         return answer
 
     def note(self, text: str) -> None:

@@ -87,9 +87,9 @@ def is_wrong(each: Mapping[str, Any]) -> bool:
 def line_of(share: str, each: Mapping[str, Any]) -> str:
     floor = each["launch_floor_s"]
     near = f", BELOW {NEAR_FLOOR:g} launches" if floor and each["operator_s"] < NEAR_FLOOR * floor else ""
-    told = f", launch floor {floor * 1e6:.1f} us{near}" if floor else ""
+    floor_text = f", launch floor {floor * 1e6:.1f} us{near}" if floor else ""
     return (
         f"{share}: model {each['untuned_s'] * 1e6:.0f} us untuned, {each['tuned_s'] * 1e6:.0f} us tuned, operator "
         f"{each['operator_s'] * 1e6:.0f} us by {sum(each['trials'].values())} "
-        f"trials, error {each['max_error']:.1e}{told}"
+        f"trials, error {each['max_error']:.1e}{floor_text}"
     )

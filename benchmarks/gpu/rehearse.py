@@ -159,8 +159,8 @@ def python_312(given: str | None) -> str:
     except OSError as error:
         raise SystemExit(f"gpu_rehearse: {name} cannot be run ({error}); name a Python 3.12 by --python") from error
     if not ended.stdout.startswith("Python 3.12."):
-        said = (ended.stdout + ended.stderr).strip().splitlines()
-        raise SystemExit(f"gpu_rehearse: {name} is not Python 3.12 ({(said or ['it says nothing'])[0]}); see --python")
+        lines = (ended.stdout + ended.stderr).strip().splitlines()
+        raise SystemExit(f"gpu_rehearse: {name} is not Python 3.12 ({(lines or ['it says nothing'])[0]}); see --python")
     return name
 
 

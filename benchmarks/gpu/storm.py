@@ -79,7 +79,7 @@ def main() -> None:
     raced = time.monotonic()
     finals = _final(share, kinds, codes)
     verdict = judged(kinds, trials, finals)
-    told = {
+    report = {
         "share": args.share,
         "measurers": args.measurers,
         "kinds": Counter(kinds.values()),
@@ -90,7 +90,7 @@ def main() -> None:
         "trials": {name: _told(kinds[name], outcomes) for name, outcomes in trials.items()},
         "finals": {name: _told(kinds.get(name, GOOD), [outcome]) for name, outcome in finals.items()},
     }
-    write_json(args.out, told)
+    write_json(args.out, report)
 
 
 def _parse() -> argparse.Namespace:

@@ -52,12 +52,12 @@ async def _watch(address: str, job: str, most: int) -> Crowd:
     ends = [asyncio.create_task(_end(call)) for call in taken]
     cancelled = time.perf_counter()
     await stubs[0].CancelJob(pb.CancelJobRequest(name=job), timeout=_TIMEOUT_S)
-    told = await asyncio.wait_for(asyncio.gather(*ends), _TIMEOUT_S)
+    ends_seen = await asyncio.wait_for(asyncio.gather(*ends), _TIMEOUT_S)
     end_s = time.perf_counter() - cancelled
     for channel in channels:
         await channel.close()
-    said = "" if refused is None else f"{refused.code().name}: {refused.details()}"
-    return Crowd(len(taken), said, first_s, end_s, sum(told), 0)
+    refusal = "" if refused is None else f"{refused.code().name}: {refused.details()}"
+    return Crowd(len(taken), refusal, first_s, end_s, sum(ends_seen), 0)
 
 
 async def _refusal(stub: Any, job: str) -> grpc.aio.AioRpcError | None:

@@ -27,7 +27,7 @@ _PAGE = 100
 
 
 @dataclass
-class Told:
+class Observations:
     """The observations of a run's clients."""
 
     call_s: dict[str, list[float]] = field(default_factory=dict)
@@ -45,7 +45,7 @@ class Told:
 
 
 @dataclass(frozen=True)
-class Asked:
+class LoadPlan:
     """The tasks of the clients."""
 
     address: str
@@ -59,15 +59,15 @@ class Asked:
     pause_s: float = _PAUSE_S
 
 
-def run_clients(asked: Asked) -> Told:
+def run_clients(load: LoadPlan) -> Observations:
     """In a separate process."""
-    return asyncio.run(_run(asked))
+    return asyncio.run(_run(load))
 
 
-async def _run(asked: Asked) -> Told:
-    told, ends_at = Told(), time.monotonic() + asked.secs
-    await asyncio.gather(*(_Client(asked, number, told, ends_at).live() for number in range(asked.clients)))
-    return told
+async def _run(load: LoadPlan) -> Observations:
+    seen, ends_at = Observations(), time.monotonic() + load.secs
+    await asyncio.gather(*(_Client(load, number, seen, ends_at).live() for number in range(load.clients)))
+    return seen
 
 
 class WatchCheck:
@@ -104,29 +104,29 @@ class WatchCheck:
 
 
 class _Client:
-    def __init__(self, asked: Asked, number: int, told: Told, ends_at: float) -> None:
-        self._asked, self._told, self._ends_at = asked, told, ends_at
+    def __init__(self, load: LoadPlan, number: int, seen: Observations, ends_at: float) -> None:
+        self._load, self._seen, self._ends_at = load, seen, ends_at
         self._scope = f"client-{number}"
         self._jobs_begun = 0
-        self._model = asked.models[number % len(asked.models)]
+        self._model = load.models[number % len(load.models)]
         self._chance = random.Random(number)
 
     async def live(self) -> None:
         options = [("grpc.use_local_subchannel_pool", 1)]
-        async with grpc.aio.insecure_channel(self._asked.address, options=options) as channel:
+        async with grpc.aio.insecure_channel(self._load.address, options=options) as channel:
             self._jobs = rpc.JobServiceStub(channel)
             self._log = rpc.LogServiceStub(channel)
             self._fleet = rpc.FleetServiceStub(channel)
-            await asyncio.sleep(self._chance.uniform(0.0, min(self._asked.pause_s, self._asked.secs / 2)))
+            await asyncio.sleep(self._chance.uniform(0.0, min(self._load.pause_s, self._load.secs / 2)))
             while time.monotonic() < self._ends_at:
                 await self._one_job()
-                await asyncio.sleep(self._chance.uniform(0.5, 1.5) * self._asked.pause_s)
+                await asyncio.sleep(self._chance.uniform(0.5, 1.5) * self._load.pause_s)
 
     async def _one_job(self) -> None:
         # A separate scope: each job finds as little as the first one, so that growth is not the job's.
         scope = f"{self._scope}-{self._jobs_begun}"
         self._jobs_begun += 1
-        spec = pb.JobSpec(model=self._model, shares=[self._asked.share], more=self._asked.more, scope=scope)
+        spec = pb.JobSpec(model=self._model, shares=[self._load.share], more=self._load.more, scope=scope)
         created = await self._timed("CreateJob", self._jobs.CreateJob, pb.CreateJobRequest(spec=spec))
         if created is None:
             return
@@ -135,18 +135,18 @@ class _Client:
         try:
             async for job in self._jobs.WatchJob(pb.WatchJobRequest(name=created.name)):
                 check.watch_told(job, time.monotonic())
-                self._told.messages += 1
+                self._seen.messages += 1
         except grpc.aio.AioRpcError as error:
-            self._told.failed[f"WatchJob {error.code().name}"] += 1
+            self._seen.failed[f"WatchJob {error.code().name}"] += 1
         over.set()
         await asking
         last = await self._timed("GetJob", self._jobs.GetJob, pb.GetJobRequest(name=created.name))
         if last is not None:
-            self._told.lost += check.finish(last)
+            self._seen.lost += check.finish(last)
             if last.state != pb.JOB_STATE_DONE:
-                self._told.failed[f"job {pb.JobState.Name(last.state)} {last.message}"] += 1
-        self._told.behind_s += check.behind_s
-        self._told.jobs += 1
+                self._seen.failed[f"job {pb.JobState.Name(last.state)} {last.message}"] += 1
+        self._seen.behind_s += check.behind_s
+        self._seen.jobs += 1
 
     async def _ask(self, job: str, check: WatchCheck, over: asyncio.Event) -> None:
         """One question after the other, until the watch is over."""
@@ -171,7 +171,7 @@ class _Client:
         try:
             answer = await call(request, timeout=_CALL_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
-            self._told.failed[f"{method} {error.code().name}"] += 1
+            self._seen.failed[f"{method} {error.code().name}"] += 1
             return None
-        self._told.call_s.setdefault(method, []).append(time.perf_counter() - began)
+        self._seen.call_s.setdefault(method, []).append(time.perf_counter() - began)
         return answer

@@ -50,9 +50,9 @@ def _plain_operators(model: Model, target: str) -> tuple[dict[str, Operator], di
     """By workload hash of our operators of the model's kinds: the plain counterpart, or the reason why it has none."""
     child = Child("benchmarks.support.plain_child", env={"PYTHONPATH": import_path()})
     try:
-        told: dict[str, Any] = child.call(
+        reply: dict[str, Any] = child.call(
             "match", INGEST_TIMEOUT_S, path=str(model.path), inputs=model.inputs, target=target, kinds=model.kinds
         )
     finally:
         child.stop()
-    return {own: Operator(**other) for own, other in told["counterparts"].items()}, told["why_not"]
+    return {own: Operator(**other) for own, other in reply["counterparts"].items()}, reply["why_not"]

@@ -56,12 +56,12 @@ def match(path: str, inputs: dict[str, list[int]], target: str, kinds: Sequence[
     theirs = plain(model, parsed)
     found, why_not = counterparts(calls(prepare(model, parsed), parsed), calls(theirs, parsed), kinds)
     operators = {operator.workload_hash: operator for operator in extract(theirs, parsed)}
-    told = {
+    pairs = {
         own: {"name": each.name, "weight": each.weight, "workload_hash": other, "workload": each.workload_json}
         for own, other in found.items()
         for each in [operators[other]]
     }
-    return {"counterparts": told, "why_not": why_not}
+    return {"counterparts": pairs, "why_not": why_not}
 
 
 def open_child(_args: list[str]) -> dict[str, Callable[..., Any]]:

@@ -49,8 +49,8 @@ class Watch:
             raise SystemExit("benchmarks: the server says nothing of its metrics")
         self._place = found[1]
         self._redis = connection
-        about = connection.info("server")
-        pids = {"server": server.process.pid, "redis": about["process_id"], "simulation": psutil.Process().pid}
+        info = connection.info("server")
+        pids = {"server": server.process.pid, "redis": info["process_id"], "simulation": psutil.Process().pid}
         self._processes = {name: psutil.Process(pid) for name, pid in pids.items()}
 
     def read(self) -> Figures:

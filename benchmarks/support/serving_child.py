@@ -43,15 +43,15 @@ def _in_turn(paths: list[str], share: str) -> Callable[[], list[float]]:
 
     models = [fractune.load(path, share=share) for path in paths]
     requests = [model.random_inputs(seed) for seed, model in enumerate(models)]
-    asked = [time.perf_counter()] * len(models)
+    sent_at = [time.perf_counter()] * len(models)
 
     def serve() -> list[float]:
         waits = []
         for client, (model, inputs) in enumerate(zip(models, requests, strict=True)):
             model.run(inputs)
             now = time.perf_counter()
-            waits.append(now - asked[client])
-            asked[client] = now
+            waits.append(now - sent_at[client])
+            sent_at[client] = now
         return waits
 
     return serve

@@ -339,10 +339,10 @@ def _enqueue(pipe: Any, queue: str, work: Any) -> None:
     now = _text(time.time())
     data = json.dumps([redis_names.HANDLER, None, [seal_work(SECRET, queue, work)], {}]).encode()
     job = f"rq:job:{work['work_id']}"
-    about = {"created_at": now, "enqueued_at": now, "origin": queue, "status": "queued", "description": work["do"]}
+    fields = {"created_at": now, "enqueued_at": now, "origin": queue, "status": "queued", "description": work["do"]}
     pipe.sadd("rq:queues", f"rq:queue:{queue}")
     pipe.hset(job, "status", "queued")
-    pipe.hset(job, mapping={**about, "data": zlib.compress(data), "timeout": 180})
+    pipe.hset(job, mapping={**fields, "data": zlib.compress(data), "timeout": 180})
     pipe.rpush(f"rq:queue:{queue}", work["work_id"])
 
 

@@ -60,9 +60,9 @@ def tune(
         command += ["--plain"] if is_plain else []
         with _held_to(Share.parse(share)) as environment:
             ended = run_timed(command, env=environment)
-        told = json.loads(out.read_text())
-    found = [Trial(at, name, math.inf if secs is None else secs, trace) for at, name, secs, trace in told["trials"]]
-    return Run(ended, told["tuning_began"], told["weights"], found, told["failures"])
+        report = json.loads(out.read_text())
+    found = [Trial(at, name, math.inf if secs is None else secs, trace) for at, name, secs, trace in report["trials"]]
+    return Run(ended, report["tuning_began"], report["weights"], found, report["failures"])
 
 
 @contextlib.contextmanager
@@ -102,8 +102,8 @@ def main() -> None:
     cores = share.cores if share.mechanism == "cpu" else len(os.sched_getaffinity(0))
     tasks = _tasks(model, args.only, cores, args.target, is_plain=args.plain)
     with tempfile.TemporaryDirectory(prefix="stock-tvm-") as work_dir:
-        told = _search(tasks, cores, work_dir, args.trials, args.round, args.seed)
-    args.out.write_text(json.dumps(told))
+        report = _search(tasks, cores, work_dir, args.trials, args.round, args.seed)
+    args.out.write_text(json.dumps(report))
 
 
 def _tasks(model: Model, only: str, cores: int, target_text: str, *, is_plain: bool) -> list[Any]:
