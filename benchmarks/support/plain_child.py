@@ -13,7 +13,7 @@ from benchmarks.support.counterparts import Call, counterparts
 from fractune_workers.children.compiling.implementations import calls_of, function_of
 from fractune_workers.children.importing.model_file import load_model
 from fractune_workers.children.importing.passes import extract, prepare, workload_hash
-from fractune_workers.children.layouts.expressions import is_constant
+from fractune_workers.children.rewriting.expressions import is_constant
 from fractune_workers.children.tvm_api.target import parse_target
 
 _ANY_CORES = 1

@@ -227,14 +227,18 @@ ROOMS = {
     "fractune_workers.children.tvm_api": child_room("fractune_workers.cuda"),
     "fractune_workers.children.importing": child_room(
         "fractune_workers.children.layouts",
+        "fractune_workers.children.rewriting",
         "fractune_workers.children.tvm_api",
         "google.protobuf",
         lazily=("torch",),
     ),
     "fractune_workers.children.fusing": child_room(
-        "fractune_workers.children.importing", "fractune_workers.children.layouts", "fractune_workers.children.tvm_api"
+        "fractune_workers.children.importing", "fractune_workers.children.rewriting"
     ),
-    "fractune_workers.children.layouts": child_room("fractune_workers.children.tvm_api"),
+    "fractune_workers.children.rewriting": child_room(),
+    "fractune_workers.children.layouts": child_room(
+        "fractune_workers.children.rewriting", "fractune_workers.children.tvm_api"
+    ),
     "fractune_workers.children.searching": child_room(
         "fractune_workers.children.layouts",
         "fractune_workers.children.tvm_api",
@@ -247,6 +251,7 @@ ROOMS = {
         "fractune_workers.children.fusing",
         "fractune_workers.children.importing",
         "fractune_workers.children.layouts",
+        "fractune_workers.children.rewriting",
         "fractune_workers.children.tvm_api",
     ),
     "fractune_workers.children.measuring": child_room(

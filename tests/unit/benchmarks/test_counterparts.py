@@ -12,7 +12,7 @@ from benchmarks.support.counterparts import Call, counterparts
 from benchmarks.support.plain_child import calls, plain
 from fractune_workers.children.compiling.implementations import calls_of, function_of
 from fractune_workers.children.importing.passes import prepare, workload_hash
-from fractune_workers.children.layouts.expressions import is_constant
+from fractune_workers.children.rewriting.expressions import is_constant
 from tests.unit.workers.children.layouts.networks import Network, network
 
 TARGET = tvm.target.Target({"kind": "llvm", "mcpu": "x86-64"})

@@ -17,7 +17,7 @@ from tvm import relax, tirx
 from tvm.ir import Range, TensorLoad, TensorRegion
 
 from fractune_core.errors import FractuneError
-from fractune_workers.children.layouts.expressions import bits_of, operator_of, relax_functions, shape_of
+from fractune_workers.children.rewriting.expressions import bits_of, operator_of, relax_functions, shape_of
 
 _CONCAT = "concat"
 
@@ -27,7 +27,7 @@ def parts_in_place(mod: tvm.IRModule) -> tvm.IRModule:
 
     Each result is allocated before its first part, and the parts are views of it. A result may itself be a part. Raises
     FractuneError for a part that no operator of the same block computes: such concatenations are kernels
-    (`children/layouts/concats.py`).
+    (`children/rewriting/concats.py`).
     """
     kernels = _Kernels(mod)
     rewritten = {}

@@ -14,7 +14,7 @@ from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, PyExprVisitor, mutator, visitor
 
 from fractune_workers.children.importing.passes import workload_hash
-from fractune_workers.children.layouts.expressions import is_constant, operator_of, shape_of
+from fractune_workers.children.rewriting.expressions import is_constant, operator_of, shape_of
 from fractune_workers.children.tvm_api.traces import Workload
 
 _CALL = "call_tir"

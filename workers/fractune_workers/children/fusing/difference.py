@@ -10,7 +10,7 @@ import tvm
 import tvm_ffi
 from tvm import relax, tirx
 
-from fractune_workers.children.layouts.expressions import is_constant, operator_of
+from fractune_workers.children.rewriting.expressions import is_constant, operator_of
 
 CALL = "call_tir"
 

@@ -21,7 +21,7 @@ from fractune_workers.children.fusing.onnx_difference import first_onnx_differen
 from fractune_workers.children.fusing.slot_axis import with_slot_axis
 from fractune_workers.children.importing.model_file import Variants
 from fractune_workers.children.importing.passes import prepare
-from fractune_workers.children.layouts.expressions import (
+from fractune_workers.children.rewriting.expressions import (
     has_fixed_shapes,
     is_constant,
     operator_of,
@@ -163,7 +163,7 @@ class _Fuser:
     def concat(self, calls: Sequence[Any]) -> Any | None:
         """A concatenation along the same axis, which moves one place inwards. It stays a call of Relax where its parts
         are computed for it alone: each part can then be computed in its place, in one slice for each slot
-        (`layouts/concats.py`).
+        (`rewriting/concats.py`).
         """
         parts, rank = calls[0].args[0], len(shape_of(calls[0]))
         if not isinstance(parts, relax.Tuple):

@@ -17,11 +17,12 @@ from tvm.s_tir import meta_schedule as ms
 
 from fractune_core.errors import BadModel, first_line, shortened
 from fractune_core.implementations import DIRECT
-from fractune_workers.children.layouts.concats import CONCAT, kept, settled
-from fractune_workers.children.layouts.lookups import looked_up
 from fractune_workers.children.layouts.plan import planned
-from fractune_workers.children.layouts.simplify import simplify
-from fractune_workers.children.layouts.transcendental import LEGALIZATIONS
+from fractune_workers.children.rewriting.concats import CONCAT, kept, settled
+from fractune_workers.children.rewriting.lookups import looked_up
+from fractune_workers.children.rewriting.simplify import simplify
+from fractune_workers.children.rewriting.transcendental import LEGALIZATIONS
+from fractune_workers.children.tvm_api.arrays import element_bytes
 from fractune_workers.children.tvm_api.traces import Workload, write_workloads
 
 _FLOAT32_BYTES = 4
@@ -127,11 +128,7 @@ def _arguments(mod: tvm.IRModule) -> list[tuple[int, int]]:
         described = [info.as_json() for info in ms.arg_info.ArgInfo.from_entry_func(mod, remove_preproc=True)]
     except TypeError:
         return []
-    return [(math.prod(map(int, shape)), _element_bytes(str(dtype))) for _, dtype, shape in described]
-
-
-def _element_bytes(dtype: str) -> int:
-    return math.ceil(tvm.DataType(dtype).bits / 8)
+    return [(math.prod(map(int, shape)), element_bytes(dtype)) for _, dtype, shape in described]
 
 
 def _flops(mod: tvm.IRModule) -> float:

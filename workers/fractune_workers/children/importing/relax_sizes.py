@@ -4,7 +4,6 @@ types.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +14,7 @@ from tvm import relax
 
 from fractune_core.errors import BadModel
 from fractune_workers.children.importing.limits import MOST_NODES, ComputedConstants, Limits, check_tensor
+from fractune_workers.children.tvm_api.arrays import element_bytes
 
 _ANALYZER = tvm.sym.Analyzer()
 _MOST_FIELDS = 4 * MOST_NODES
@@ -47,7 +47,7 @@ def _check_buffers(function: Any, name: str, limits: Limits) -> None:
 
 
 def _buffer_bytes(buffer: Any, what: str) -> int:
-    width = _width(buffer.dtype)
+    width = element_bytes(buffer.dtype)
     size = check_tensor(_fixed(buffer.shape), width, what)
     outermost = [*buffer.shape[:1], *buffer.strides[:1]] if buffer.strides else []
     return max(size, check_tensor(_fixed(outermost), width, f"{what}, as its strides place it,"))
@@ -122,7 +122,7 @@ class _Walk:
         self._limits.check_nodes(self._nodes, f"the module, up to {self._name},")
 
     def _bytes(self, ty: Any, what: str) -> int:
-        return sum(check_tensor(*_shape_and_width(tensor), what) for tensor in self._tensors(ty))
+        return sum(check_tensor(*_shape_andelement_bytes(tensor), what) for tensor in self._tensors(ty))
 
     def _tensors(self, ty: Any) -> Iterator[Any]:
         self._fields += 1
@@ -204,10 +204,10 @@ def _operator(value: Any) -> str:
     return str(getattr(getattr(value, "op", None), "name", type(value).__name__))
 
 
-def _shape_and_width(tensor: Any) -> tuple[list[int], int]:
+def _shape_andelement_bytes(tensor: Any) -> tuple[list[int], int]:
     """Dimensions (none where one is not fixed), and bytes of an element."""
     dims = tensor.shape if isinstance(tensor.shape, relax.ShapeExpr) else []
-    return _fixed(dims), _width(tensor.dtype)
+    return _fixed(dims), element_bytes(tensor.dtype)
 
 
 def _fixed(dims: Iterable[Any]) -> list[int]:
@@ -215,7 +215,3 @@ def _fixed(dims: Iterable[Any]) -> list[int]:
     simplified = [_ANALYZER.simplify(dim) for dim in dims]
     fixed = [int(dim) for dim in simplified if isinstance(dim, tvm.tirx.IntImm)]
     return fixed if len(fixed) == len(simplified) else []
-
-
-def _width(dtype: Any) -> int:
-    return math.ceil(tvm.DataType(str(dtype)).bits / 8)

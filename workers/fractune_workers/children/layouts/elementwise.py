@@ -9,8 +9,8 @@ import numpy as np
 from tvm import relax
 
 from fractune_workers.children.layouts.blocks import Blocks, pack
-from fractune_workers.children.layouts.expressions import operator_of, shape_of
 from fractune_workers.children.layouts.planner import Array, Made, Planner
+from fractune_workers.children.rewriting.expressions import operator_of, shape_of
 
 UNARY = frozenset({
     "abs", "ceil", "clip", "cos", "erf", "floor", "negative", "nn.gelu", "nn.gelu_tanh", "nn.leakyrelu", "nn.relu",

@@ -8,9 +8,9 @@ from typing import Any
 from tvm import relax
 
 from fractune_workers.children.layouts import kernels
-from fractune_workers.children.layouts.expressions import shape_of
 from fractune_workers.children.layouts.kernels import Window
 from fractune_workers.children.layouts.planner import CHANNELS, Made, Planner, is_image
+from fractune_workers.children.rewriting.expressions import shape_of
 
 _MOST_TAPS = 49
 """of a pooling window that is written out"""

@@ -10,9 +10,9 @@ import tvm
 from tvm import relax
 
 from fractune_workers.children.layouts import elementwise, images, products, shuffle
-from fractune_workers.children.layouts.channels_last import with_channels_last
-from fractune_workers.children.layouts.expressions import rewritten
 from fractune_workers.children.layouts.planner import Planner, Rule
+from fractune_workers.children.rewriting.channels_last import with_channels_last
+from fractune_workers.children.rewriting.expressions import rewritten
 from fractune_workers.children.tvm_api.target import vector_unit
 
 _RULES: dict[str, Rule] = {

@@ -19,8 +19,8 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from fractune_core.names import FROM_BLOCKS, TO_BLOCKS
 from fractune_workers.children.layouts.blocks import Blocks, from_blocks, to_blocks
-from fractune_workers.children.layouts.expressions import has_fixed_shapes, numbers_of, operator_of, shape_of
 from fractune_workers.children.layouts.implementations import IMPLEMENTATIONS
+from fractune_workers.children.rewriting.expressions import has_fixed_shapes, numbers_of, operator_of, shape_of
 
 Array = npt.NDArray[Any]
 Made = tuple[Any, Blocks] | None

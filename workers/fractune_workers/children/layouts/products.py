@@ -9,9 +9,9 @@ from tvm import relax
 
 from fractune_workers.children.layouts import kernels
 from fractune_workers.children.layouts.blocks import pack
-from fractune_workers.children.layouts.expressions import shape_of
 from fractune_workers.children.layouts.kernels import Window, pack_groups
 from fractune_workers.children.layouts.planner import CHANNELS, Array, Made, Planner
+from fractune_workers.children.rewriting.expressions import shape_of
 
 _FLOAT = "float32"
 _TAKES_AN_EPILOGUE = {"op_pattern": 4}

@@ -8,8 +8,8 @@ from tvm import relax, te
 from tvm.s_tir import Schedule
 
 from fractune_workers.children.layouts.blocks import Blocks
-from fractune_workers.children.layouts.expressions import bound_call, shape_of
 from fractune_workers.children.layouts.planner import CHANNELS, Made, Planner, is_image
+from fractune_workers.children.rewriting.expressions import bound_call, shape_of
 
 _OPAQUE = 8
 """TVM's kOpaque: nothing is fused with it"""

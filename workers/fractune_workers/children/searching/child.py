@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import tvm
@@ -89,9 +90,8 @@ class SearcherChild:
         """
         self._operators.move_to_end((workload_hash, target_key, of))
         search = self._operators[workload_hash, target_key, of]
-        search.offer_again(lost)
-        search.leave_out(known)
-        return search.propose(count, lambda text: candidate_id(workload_hash, target_key, text), exact=exact)
+        name = partial(candidate_id, workload_hash, target_key)
+        return search.propose(count, name, exact=exact, lost=lost, known=known)
 
 
 def open_child(args: list[str]) -> dict[str, Callable[..., Any]]:

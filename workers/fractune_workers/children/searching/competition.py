@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from fractune_core.implementations import DIRECT, INEXACT, implementation_of, text_of, trace_of
@@ -34,10 +34,23 @@ class CompetingSearches:
         }
         self._proposed_counts = dict.fromkeys(self._searches, 0)
 
-    def propose(self, count: int, name: Callable[[str], str], *, exact: bool) -> list[dict[str, str]]:
-        """Up to `count` candidates never proposed before; `exact`: only of implementations that round like the
-        operator.
+    def propose(
+        self,
+        count: int,
+        name: Callable[[str], str],
+        *,
+        exact: bool,
+        lost: Sequence[str] = (),
+        known: Collection[str] = (),
+    ) -> list[dict[str, str]]:
+        """Up to `count` candidates never proposed before.
+
+        `exact`: only of implementations that round like the operator. `lost`: candidates that were proposed and never
+        measured; they come first. `known`: candidates that must never be proposed.
         """
+        for search in self._searches.values():
+            search.offer_again(lost)
+            search.leave_out(known)
         open_ones = [each for each in self._searches if not exact or each not in INEXACT]
         proposed: list[dict[str, str]] = []
         while len(proposed) < count and open_ones:
@@ -54,24 +67,11 @@ class CompetingSearches:
         self._proposed_counts[implementation] += len(found)
         return [{**item, "trace": text_of(implementation, item["trace"])} for item in found]
 
-    def offer_again(self, lost: Iterable[str]) -> None:
-        """Begin the next proposals with these candidates, which were proposed and never measured; unknown ones are
-        ignored.
-        """
-        names = list(lost)
-        for search in self._searches.values():
-            search.offer_again(names)
-
     def learn(self, results: Iterable[tuple[str, str, float]], shares: Collection[str]) -> None:
         """As `OperatorSearch.learn`: each search knows its own candidates."""
         trials = list(results)
         for search in self._searches.values():
             search.learn(trials, shares)
-
-    def leave_out(self, known: Collection[str]) -> None:
-        """Never propose these candidates."""
-        for search in self._searches.values():
-            search.leave_out(known)
 
     def warm(self, history: Iterable[tuple[str, str, Mapping[str, float]]]) -> None:
         """Take in earlier trials: (candidate, its text, seconds or 0 by share)."""

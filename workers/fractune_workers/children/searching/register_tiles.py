@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
-_MOST_BLOCKS, _MOST_PIXELS = 9, 28
+MOST_BLOCKS, MOST_PIXELS = 9, 28
 _IN_FLIGHT = 8
 """multiplications that two units of four cycles' latency have under way"""
 _IN_FLIGHT_OF_ROWS = 6
@@ -66,9 +66,9 @@ def tilings(extents: Extents, registers: int) -> list[Tiling]:
 
 
 def _tiles(extents: Extents, registers: int) -> Iterator[tuple[int, int, int]]:
-    for blocks in _divisors(extents.blocks, _MOST_BLOCKS):
-        for rows in _divisors(extents.rows, _MOST_PIXELS):
-            for columns in _divisors(extents.columns, _MOST_PIXELS):
+    for blocks in _divisors(extents.blocks, MOST_BLOCKS):
+        for rows in _divisors(extents.rows, MOST_PIXELS):
+            for columns in _divisors(extents.columns, MOST_PIXELS):
                 # Weights that serve one pixel are read from memory as they are multiplied.
                 weights = blocks if rows * columns > 1 else 0
                 if blocks * rows * columns + weights + 1 <= registers:

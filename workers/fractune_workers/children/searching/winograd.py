@@ -15,10 +15,9 @@ from typing import Any
 from tvm.s_tir import meta_schedule as ms
 
 from fractune_core.tir.kernel_names import GEMM, IMAGE, IMAGE_COLUMNS, OUTPUT, OUTPUT_COLUMNS, PADDED
-from fractune_workers.children.searching.register_tiles import Extents, tilings
+from fractune_workers.children.searching.register_tiles import MOST_BLOCKS, MOST_PIXELS, Extents, tilings
 from fractune_workers.children.searching.sketches import MISFITS, block_named
 
-_MOST_BLOCKS, _MOST_PIXELS = 9, 28
 _MOST_UNROLLED = 64
 """multiplications"""
 _FLOAT_BYTES = 4
@@ -93,9 +92,9 @@ def _schedule(sch: Any, *, by_rows: bool) -> None:
     gemm, output = (sch.get_sblock(name, "main") for name in (GEMM, OUTPUT))
     _inline_epilogue(sch, output)
     *_, blocks, rows, columns, _, _, _ = sch.get_loops(gemm)
-    block_tile = sch.sample_perfect_tile(blocks, 3, _MOST_BLOCKS)
-    row_tile = sch.sample_perfect_tile(rows, 3, _MOST_PIXELS)
-    column_tile = sch.sample_perfect_tile(columns, 2, _MOST_PIXELS)
+    block_tile = sch.sample_perfect_tile(blocks, 3, MOST_BLOCKS)
+    row_tile = sch.sample_perfect_tile(rows, 3, MOST_PIXELS)
+    column_tile = sch.sample_perfect_tile(columns, 2, MOST_PIXELS)
     chunk = _chunk_output(sch, output, block_tile, row_tile)
     _tile_products(sch, gemm, chunk[-1], (block_tile[1:], row_tile[1:], column_tile))
     image = sch.get_sblock(IMAGE, "main")

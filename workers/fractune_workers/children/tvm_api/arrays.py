@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
+import tvm
 
 from fractune_workers.children.tvm_api.processor import Processor
 
@@ -31,6 +33,11 @@ def numpy_dtype(name: str) -> Any:
 
         return ml_dtypes.bfloat16
     return np.dtype(name)
+
+
+def element_bytes(dtype: Any) -> int:
+    """Bytes of an element of TVM's type."""
+    return math.ceil(tvm.DataType(str(dtype)).bits / 8)
 
 
 def difference(output: Any, reference: Any) -> float:

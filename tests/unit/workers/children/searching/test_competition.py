@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -40,8 +41,10 @@ def searches(workloads: dict[str, Any]) -> CompetingSearches:
     return CompetingSearches(workloads, TARGET, seed=1, threads=1)
 
 
-def proposed(searches: CompetingSearches, count: int, *, exact: bool = False) -> list[dict[str, str]]:
-    return searches.propose(count, lambda text: f"c{hash(text)}", exact=exact)
+def proposed(
+    searches: CompetingSearches, count: int, *, exact: bool = False, lost: Sequence[str] = ()
+) -> list[dict[str, str]]:
+    return searches.propose(count, lambda text: f"c{hash(text)}", exact=exact, lost=lost)
 
 
 def parts(items: list[dict[str, str]]) -> Counter[str]:
@@ -117,7 +120,7 @@ def test_the_likeliest_one_has_the_first_turn(channels: int, size: int, first: s
 def test_what_was_lost_is_proposed_again_first_and_once(searches: CompetingSearches) -> None:
     items = proposed(searches, 8)
     learn(searches, items[:4], {DIRECT: 1.0, WINOGRAD2: 1.0})
-    searches.offer_again([item["candidate"] for item in [*items[2:6], {"candidate": "never proposed"}]])
-    again = {item["trace"] for item in proposed(searches, 4)} & {item["trace"] for item in items}
+    lost = [*(item["candidate"] for item in items[2:6]), "never proposed"]
+    again = {item["trace"] for item in proposed(searches, 4, lost=lost)} & {item["trace"] for item in items}
     assert again == {item["trace"] for item in items[4:6]}
     assert not {item["trace"] for item in proposed(searches, 8)} & {item["trace"] for item in items}

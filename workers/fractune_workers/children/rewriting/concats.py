@@ -14,7 +14,7 @@ import tvm
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from fractune_workers.children.layouts.expressions import (
+from fractune_workers.children.rewriting.expressions import (
     bits_of,
     has_fixed_shapes,
     operator_of,

@@ -18,7 +18,7 @@ import tvm
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from fractune_workers.children.layouts.expressions import (
+from fractune_workers.children.rewriting.expressions import (
     bound_call,
     has_fixed_shapes,
     numbers_of,

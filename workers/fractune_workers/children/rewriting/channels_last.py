@@ -7,7 +7,7 @@ from typing import Any
 import tvm
 from tvm import relax
 
-from fractune_workers.children.layouts.expressions import has_fixed_shapes, operator_of
+from fractune_workers.children.rewriting.expressions import has_fixed_shapes, operator_of
 
 _NARROW = frozenset({"bfloat16", "float16", "int8"})
 """types that a tensor core multiplies"""

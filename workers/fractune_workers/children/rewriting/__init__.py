@@ -1,0 +1,1 @@
+"""Passes that rewrite a Relax model, beside the planning of layouts."""
