@@ -120,7 +120,7 @@ def _counts(database: Path) -> tuple[int, int]:
 
 def _write(archive: Path, moment: Path, state: Path) -> int:
     """Write the archive; returns the number of models and bundles."""
-    about = json.dumps({"format": _FORMAT, "fractune": __version__, "made_at": time.time()}).encode()
+    header = json.dumps({"format": _FORMAT, "fractune": __version__, "made_at": time.time()}).encode()
     names = sorted(
         f"{path.parent.name}/{path.name}" for kind in ("blobs", "bundles") for path in (state / kind).glob("*")
     )
@@ -128,8 +128,8 @@ def _write(archive: Path, moment: Path, state: Path) -> int:
     with archive.open("xb") as output:
         with tarfile.open(fileobj=output, mode="w") as tar:
             entry = tarfile.TarInfo(_ABOUT)
-            entry.size = len(about)
-            tar.addfile(entry, io.BytesIO(about))
+            entry.size = len(header)
+            tar.addfile(entry, io.BytesIO(header))
             for name, path in [*((name, state / name) for name in files), (_DATABASE, moment)]:
                 tar.add(path, name, recursive=False)
         output.flush()
@@ -141,8 +141,8 @@ def _write(archive: Path, moment: Path, state: Path) -> int:
 def _opened(file: Path) -> Iterator[tarfile.TarFile]:
     """The archive after its first member. Raises BadRequest for another file or format."""
     with tarfile.open(file, mode="r|") as archive:
-        about = archive.next()
-        text = archive.extractfile(about) if about is not None and about.name == _ABOUT else None
+        header = archive.next()
+        text = archive.extractfile(header) if header is not None and header.name == _ABOUT else None
         if text is None:
             raise BadRequest(f"{file} is not a backup of fractune")
         found = json.loads(text.read())

@@ -29,5 +29,5 @@ class PlanService(rpc.PlanServiceServicer):
             times = self._matcher.times(query, device)
             return measured_rows(times.operators_s, times.whole_s, batch)
 
-        asked = request_from_proto(request, rows_of)
-        return to_proto(make_plan(asked, simulated=request.simulate, seed=request.seed), pb.Plan)
+        plan_request = request_from_proto(request, rows_of)
+        return to_proto(make_plan(plan_request, simulated=request.simulate, seed=request.seed), pb.Plan)

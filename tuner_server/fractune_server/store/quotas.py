@@ -35,8 +35,8 @@ def usage_of(connection: Connection, token_id: str) -> Usage:
         is_open = JobState(state).open
         open_jobs += is_open
         if created_at > since:
-            asked = trials_asked(JobSpec.from_json(spec)) if is_open else 0
-            trials += max(asked, int(progress["done"]))
+            requested = trials_asked(JobSpec.from_json(spec)) if is_open else 0
+            trials += max(requested, int(progress["done"]))
     stored = select(func.coalesce(func.sum(models.c.size_bytes), 0)).where(models.c.token == token_id)
     return Usage(open_jobs, trials, int(connection.scalar(stored) or 0))
 

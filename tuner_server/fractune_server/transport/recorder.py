@@ -1,4 +1,4 @@
-"""Results streams -> tuning log. A result is acknowledged only after the commit, once it has taken effect."""
+"""Results streams -> tuning log. A result is acknowledged only after its commit and after it has taken effect."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from fractune_server.transport.unreadable import set_aside
 
 
 class Unreadable(FractuneError):
-    """A result that is not what this version takes for one; the message says why."""
+    """A result that this version cannot read; the message says why."""
 
 
 class _AnyEvent(TypedDict):
@@ -48,18 +48,18 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Arrival:
-    """One event, with its record when it is a `measured` one, and what was spent when it is a `piece_done`."""
+    """An event, with the record of a `measured` event, and the spending of a `piece_done` event."""
 
     event: Event
     record: TuningRecord | None = None
     piece: WorkCost | None = None
     replayed: bool = False
-    """an operator asked for it to be read once more, so it counts although its round has ended"""
+    """an operator has replayed it, so it counts although its round has ended"""
 
 
 @dataclass(frozen=True)
 class ArrivalBatch:
-    """What one poll brought, in the order of the streams, and what to acknowledge for it."""
+    """The events of one poll, in the order of the streams, and the entries to acknowledge."""
 
     arrivals: list[Arrival]
     entries: Mapping[str, Sequence[bytes]]
@@ -71,11 +71,11 @@ class ArrivalBatch:
 class Recorder:
     """Reads all results streams through the consumer group RECORDER. One thread only.
 
-    After an error in `poll`, or after `repeat`, the next polls bring the same entries again: adding a record
-    twice changes nothing, and what takes the events must bear seeing them twice too.
+    After an error in `poll`, or after `repeat`, the next polls return the same entries again. Adding a record twice
+    changes nothing, and the receiver of the events must handle repeated events too.
 
-    `awaited` returns those of a batch's arrivals that the server waits for, in their order. The others are acknowledged
-    and dropped: whoever writes to Redis can repeat genuine work, and its results are as genuine.
+    `awaited` returns those arrivals of a batch that the server waits for, in order. The others are acknowledged and
+    dropped: a writer to Redis can repeat genuine work, and its results are genuine too.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Recorder:
         awaited: Callable[[list[Arrival]], list[Arrival]],
     ) -> None:
         self._redis = redis
-        self._reader = _asking_once(redis)
+        self._reader = _without_retries(redis)
         self._log = log
         self._secret = secret
         self._awaited = awaited
@@ -96,10 +96,9 @@ class Recorder:
         self._looks_back = False
 
     def poll(self, block_ms: int) -> ArrivalBatch:
-        """Wait up to `block_ms` (0 = not at all) for results, and commit the records and the ledger's entries among
-        them. Returns all events.
+        """Wait up to `block_ms` (0 = not at all) for results, commit their records and ledger entries, and return them.
 
-        Raises redis.RedisError, and StateUnusable when the log cannot be written.
+        Raises redis.RedisError, and StateUnusable if the log cannot be written.
         """
         streams = self._join_streams()
         recovering, self._recovering = self._recovering, True
@@ -113,12 +112,12 @@ class Recorder:
             began = time.time()
             self._log.add(records, pieces)
             _trace(batch.arrivals, began)
-        # What was left unacknowledged is read until nothing of it remains; only then come new entries.
+        # Unacknowledged entries are read until none remains; only then come new ones.
         self._recovering = recovering and any(batch.entries.values())
         return batch
 
     def acknowledge(self, batch: ArrivalBatch) -> list[float]:
-        """Call when the events of the batch have taken effect.
+        """Call this after the events of the batch have taken effect.
 
         Returns how long each has taken since it was sent, in seconds, by Redis's clock alone.
         """
@@ -134,15 +133,15 @@ class Recorder:
         return [max(0.0, now - _sent_at(entry)) for entries in held.values() for entry in entries]
 
     def repeat(self) -> None:
-        """Have the next polls bring again what was not acknowledged."""
+        """The next polls return the unacknowledged results again."""
         self._recovering = True
 
     def look_back(self) -> None:
-        """Have the next poll bring what was not acknowledged, if there is any, in place of new results."""
+        """The next poll returns unacknowledged results, if there are any, instead of new ones."""
         self._looks_back = True
 
     def expect(self, streams: Iterable[str]) -> None:
-        """Read these too, though Redis may have forgotten that they exist."""
+        """Also read these streams, even if Redis has forgotten them."""
         self._expected = set(streams)
 
     @property
@@ -150,7 +149,7 @@ class Recorder:
         return set(self._joined)
 
     def leave(self, stream: str) -> None:
-        """Remove a stream that no worker writes any more."""
+        """Remove a stream that no worker writes to any more."""
         self._redis.srem(STREAMS, stream)
         self._redis.delete(stream)
         self._joined.discard(stream)
@@ -215,7 +214,7 @@ class Recorder:
         return [replace(arrival, replayed=True) for arrival in self._open(place, message)]
 
     def _open(self, place: str, message: bytes) -> list[Arrival]:
-        """What an entry holds. One that cannot be read is set aside, and says nothing unless the fleet signed it."""
+        """The event in a message. An unreadable one is set aside; if the fleet signed it, its round fails."""
         try:
             event = open_event(self._secret, message)
         except Unsigned as error:
@@ -228,14 +227,15 @@ class Recorder:
             return _lost(event, error)
 
     def _set_aside(self, place: str, message: bytes, reason: str) -> None:
-        """Keep what cannot be read: it will not read better the next time, and may to another version."""
+        """Keep an unreadable result for another version; reading it again would not help."""
         set_aside(self._redis, place, message, reason)
         _log.warning("cannot read a result, and keep it (`fractune log dead`): %s: %s", place, reason)
 
 
-def _asking_once(redis: Redis) -> Redis:
-    """The same Redis by connections of their own that ask nothing twice. What was asked for may have been given, and
-    its answer lost: asked for again, a group's next entries are others, and nobody reads the first ones any more.
+def _without_retries(redis: Redis) -> Redis:
+    """The same Redis over separate connections that never retry a command.
+
+    If the answer to a read is lost, a retry would get a group's next entries, and the first ones would never be read.
     """
     pool = redis.connection_pool
     never = Retry(NoBackoff(), 0)
@@ -247,7 +247,7 @@ def _asking_once(redis: Redis) -> Redis:
 
 
 def _trace(arrivals: Iterable[Arrival], began: float) -> None:
-    """A span for each batch of measurements of which there are records among those that are committed now."""
+    """A span for each batch of measurements with records in this commit."""
     events = (arrival.event for arrival in arrivals)
     batches = Counter((event["job"], event.get("trace", "")) for event in events if event["event"] == "measured")
     ended = time.time()
@@ -256,19 +256,19 @@ def _trace(arrivals: Iterable[Arrival], began: float) -> None:
 
 
 def _sent_at(entry: bytes) -> float:
-    """When Redis took in a stream's entry, in seconds since 1970: its id begins with the milliseconds."""
+    """When Redis received a stream's entry, in seconds since 1970. The id begins with the milliseconds."""
     return int(entry.partition(b"-")[0]) / 1e3
 
 
 def _check_amounts(numbers: Iterable[Any]) -> None:
-    """Raises ValueError for one that a database does not hold."""
+    """Raises ValueError for a number that a database cannot hold."""
     wrong = [number for number in numbers if isinstance(number, int | float) and not 0 <= number < math.inf]
     if wrong:
         raise ValueError(f"an amount of it is {wrong[0]}")
 
 
 def _lost(event: Any, error: Exception) -> list[Arrival]:
-    """What an unreadable result means for the round that waits for it, where it says which."""
+    """The failure of the round that waits for an unreadable result, if the result names the round."""
     try:
         failed: WorkFailed = {
             "event": "work_failed",
@@ -284,9 +284,9 @@ def _lost(event: Any, error: Exception) -> list[Arrival]:
 
 
 def read_event(event: Event) -> Arrival:
-    """What a worker of the fleet has sent: of the shape that its kind has, and such that the log can hold it.
+    """Check a worker's event: it has the shape of its kind, and the log can hold it.
 
-    Raises Unreadable for anything else: the engine would end over it, and again whenever it is started.
+    Raises Unreadable for anything else, which would end the engine at every start.
     """
     try:
         return _read(event)
@@ -317,10 +317,10 @@ def _read(event: Event) -> Arrival:
 
 
 def _flat(found: Any) -> list[tuple[bytes, dict[bytes, bytes]]]:
-    """Entries as (id, fields); the client library nests them once more under RESP3."""
+    """Entries as (id, fields); with RESP3 the client library nests them once more."""
     if found and isinstance(found[0], list) and found[0] and isinstance(found[0][0], (list, tuple)):
         found = found[0]
-    # An entry that was trimmed while it was pending has no fields any more.
+    # An entry that was trimmed while it was pending has no fields.
     return [(entry, fields or {}) for entry, fields in found]
 
 

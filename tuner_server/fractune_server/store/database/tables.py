@@ -42,7 +42,7 @@ records = Table(
     Column("status", String(32), nullable=False),
     Column("cause", Text, nullable=False),
     Column("run_secs", JSON, nullable=False),
-    # Of the repeats that choose, because rows are chosen by it; infinite for a failure, so that it sorts last.
+    # Of the repeats used for selection, because rows are chosen by it. Infinite for a failure, so that it sorts last.
     Column("ranking_median_s", Float, nullable=False),
     Column("policy", JSON, nullable=False),
     Column("anchor_ratio", Float, nullable=False),
@@ -61,7 +61,7 @@ records = Table(
     # The scheduler's and the match's look-ups; the fastest come first without a sort.
     Index("ix_records_lookup", "workload_hash", "kind", "scope", "share_key", "ranking_median_s"),
     Index("ix_records_job", "job", "kind"),
-    # Pages of the log, which are of one scope.
+    # Pages of the log, each of one scope.
     Index("ix_records_newest", "scope", "seq"),
     Index("ix_records_fastest", "scope", "ranking_median_s", "seq"),
     Index("ix_records_share", "share", "seq"),
@@ -72,7 +72,7 @@ validation_versions = Table(
     "validation_versions",
     metadata,
     Column("workload_hash", _ID, primary_key=True),
-    Column("version", BigInteger, nullable=False),  # how often they have changed; see validated.py
+    Column("version", BigInteger, nullable=False),  # number of changes; see validated.py
 )
 
 record_counts = Table(
@@ -81,7 +81,7 @@ record_counts = Table(
     Column("share", String(64), primary_key=True),
     Column("kind", String(16), primary_key=True),
     Column("status", String(32), primary_key=True),
-    Column("records", BigInteger, nullable=False),  # those that were pruned since too
+    Column("records", BigInteger, nullable=False),  # including pruned ones
 )
 
 workloads = Table(
@@ -89,7 +89,7 @@ workloads = Table(
     metadata,
     Column("workload_hash", _ID, primary_key=True),
     Column("json_zlib", LargeBinary, nullable=False),
-    Column("flops", Float, nullable=False, server_default="0"),  # 0, as of io_bytes: not known
+    Column("flops", Float, nullable=False, server_default="0"),  # 0 = unknown, also for io_bytes
     Column("io_bytes", BigInteger, nullable=False, server_default="0"),
 )
 
@@ -226,5 +226,5 @@ rounds = Table(
     Column("instance", Text, nullable=False),
     Column("asked", Integer, nullable=False),
     Column("candidates", JSON(none_as_null=True)),  # NULL until they are proposed
-    Column("granted", JSON, nullable=False, server_default="[]"),  # empty in a round of before: its job's
+    Column("granted", JSON, nullable=False, server_default="[]"),  # empty in rounds of older versions: the job's shares
 )

@@ -1,4 +1,4 @@
-"""The ledger: what each piece of work took of the fleet, once, however often its results come."""
+"""The ledger: what each piece of work cost, counted once, however often its results arrive."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _WORKED = (
 
 
 def add_pieces(database: Database, connection: Connection, new: Iterable[WorkCost]) -> None:
-    """Those whose work is there already stay as they are."""
+    """Add pieces of work; existing ones stay as they are."""
     database.insert_new(connection, pieces, [to_dict(piece) for piece in new])
 
 
@@ -33,7 +33,7 @@ class Ledger:
         self._database = database
 
     def spent(self, jobs: Collection[str], since: float = 0.0) -> dict[str, list[Spending]]:
-        """What was spent for each of these jobs by pieces that ended at `since` (seconds since 1970) or later.
+        """Spending for each of these jobs by pieces of work that ended at `since` (seconds since 1970) or later.
 
         By job; those for which nothing was spent are absent.
         """
@@ -47,6 +47,6 @@ class Ledger:
         return dict(found)
 
     def worked_s(self, job: str) -> dict[str, float]:
-        """Seconds that workers worked for the job, by what they did."""
+        """Seconds that workers worked for the job, by kind of work."""
         with self._database.read() as connection:
             return {do: float(secs) for do, secs in connection.execute(_WORKED, {"job": job})}

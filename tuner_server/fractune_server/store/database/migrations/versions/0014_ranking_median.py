@@ -13,7 +13,3 @@ depends_on = None
 def upgrade() -> None:
     # SQLite and PostgreSQL rename the column in its indexes as well.
     op.execute("ALTER TABLE records RENAME COLUMN median_s TO ranking_median_s")
-
-
-def downgrade() -> None:
-    op.execute("ALTER TABLE records RENAME COLUMN ranking_median_s TO median_s")
