@@ -19,7 +19,7 @@ from fractune_core.targets import target_key, with_cores
 from fractune_workers.builder_process import BuilderProcess
 from fractune_workers.calibration.child_thread import ChildThread
 from fractune_workers.child import Child
-from fractune_workers.child.errors import CallFailed, ChildDied, ChildTimeout
+from fractune_workers.child.errors import CALL_ERRORS, CallFailed, ChildTimeout
 from fractune_workers.locks.core_locks import CoreLocks
 from fractune_workers.reader import reader_child
 
@@ -28,7 +28,6 @@ _SEARCH_TIMEOUT_S = 300.0
 _ROUNDS = 12
 """Rounds of sampling: some candidates cannot be built, and most samples for a GPU are refused before that"""
 _THREADS_AT_MOST = 8
-_CHILD_ERRORS = (CallFailed, ChildDied, ChildTimeout)
 
 
 @dataclass(frozen=True)
@@ -136,7 +135,7 @@ def heaviest_operator(
     with _started(reader) as child, build_cores.computing(child):
         try:
             return SampleOperator(**child.call("heaviest", _OPERATOR_TIMEOUT_S, **known))
-        except _CHILD_ERRORS as error:
+        except CALL_ERRORS as error:
             raise BadModel(f"{model.name} could not be read: {error}") from error
 
 
@@ -161,7 +160,7 @@ def sample(
                 proposed = search.call("propose", _SEARCH_TIMEOUT_S, **known, count=missing)
             for item in proposed:
                 # A candidate that cannot be built is not timed; the next round replaces it.
-                with build_cores.computing(builder.child), contextlib.suppress(*_CHILD_ERRORS):
+                with build_cores.computing(builder.child), contextlib.suppress(*CALL_ERRORS):
                     codes[item["candidate"]] = builder.build(item["trace"]).result()
                     traces.append(item["trace"])
             if len(codes) == count or not proposed:

@@ -53,6 +53,10 @@ class CallFailed(FractuneError):
     """The call raised inside the child, which lives on; the message is the exception's first line."""
 
 
+CALL_ERRORS = (CallFailed, ChildDied, ChildTimeout)
+"""Raised by a call when what it runs may be to blame."""
+
+
 def memory_met(memory_bytes: int) -> LimitMet:
     return LimitMet(
         f"it takes more than {memory_bytes / 2**30:.3g} GiB of memory; make it smaller, or start workers with a larger "

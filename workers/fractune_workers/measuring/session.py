@@ -29,13 +29,13 @@ from fractune_core.implementations import DIRECT
 from fractune_core.records import FIRST_POLICY, TRIAL_POLICY, VALIDATION_POLICY, WARM, Status, TimingPolicy, with_cache
 from fractune_core.shares import Share
 from fractune_workers.child import Child
-from fractune_workers.child.errors import CallFailed, ChildDied, ChildTimeout, retry_if_killed
+from fractune_workers.child.errors import CALL_ERRORS, ChildDied, ChildTimeout, retry_if_killed
 from fractune_workers.confinement import confinement_for
 from fractune_workers.faults.guard import Preparation, Quarantined, guard_for
 from fractune_workers.gpu.nvml import Clocks
 from fractune_workers.locks.core_locks import default_lock_dir
 
-CHILD_ERRORS = (CallFailed, ChildDied, ChildTimeout, Quarantined)
+CHILD_ERRORS = (*CALL_ERRORS, Quarantined)
 """raised by a call when the artifact is to blame"""
 LOAD_TIMEOUT_S = 30.0
 ATTEMPTS = 3

@@ -15,7 +15,7 @@ from fractune_core.fleet.redis_names import COMPILE_QUEUE, SERVER_STREAM, bundle
 from fractune_core.fleet.signing import Unsigned
 from fractune_core.host.memory import model_memory_bytes
 from fractune_core.host.strangers_files import read_strangers_file, remove_tree
-from fractune_workers.child.errors import CallFailed, ChildDied, ChildTimeout, ChildUnwanted, retry_if_killed
+from fractune_workers.child.errors import CALL_ERRORS, CallFailed, ChildUnwanted, retry_if_killed
 from fractune_workers.context import WorkerContext
 from fractune_workers.reader import reader_child
 from fractune_workers.roles import Role
@@ -145,7 +145,7 @@ class Compiler(Role):
 
 def _failed(work: IngestWork | CompileWork, error: FractuneError) -> WorkFailed:
     kind, message = type(error).__name__, str(error)
-    if isinstance(error, CallFailed | ChildDied | ChildTimeout):
+    if isinstance(error, CALL_ERRORS):
         doing = "be read" if work["do"] == "ingest" else "be compiled"
         kind, message = "BadModel", f"{work['model_name']} could not {doing}: {error}"
     return {"event": "work_failed", "job": work["job"], "do": work["do"], "error": kind, "message": message}
