@@ -72,7 +72,7 @@ def _open_and_serve(link: Connection) -> None:
     gc.disable()  # nothing of what is imported is garbage, and to look takes a tenth of the time that TVM takes
     try:
         methods: Methods = importlib.import_module(sys.argv[3]).open_child(sys.argv[4:])
-    except Exception as error:  # noqa: BLE001  whatever it is, the parent must be told
+    except Exception as error:  # noqa: BLE001  the parent must learn of any error
         link.send_bytes(encode(_error_json(error)))
         return
     gc.freeze()  # nor will it be

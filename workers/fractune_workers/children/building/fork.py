@@ -70,5 +70,5 @@ def _work_and_leave(work: Callable[[], Any], writer: int, parent: int) -> NoRetu
 def _outcome(work: Callable[[], Any]) -> tuple[Any, Exception | None]:
     try:
         return work(), None
-    except Exception as error:  # noqa: BLE001  it is raised where the result is asked for
+    except Exception as error:  # noqa: BLE001  `result` raises it
         return None, error

@@ -32,7 +32,7 @@ _TYPES = frozenset({"float16", "int8"})
 def keep_out_gpu_intrinsics() -> None:
     """Let TVM find an empty package in the place of all its intrinsics."""
     if _PACKAGE not in sys.modules:
-        package = types.ModuleType(_PACKAGE, "Tensor intrinsics, as far as they were asked for.")
+        package = types.ModuleType(_PACKAGE, "Tensor intrinsics that were loaded on request.")
         package.__path__ = [str(Path(tvm.s_tir.__file__).parent / "tensor_intrin")]
         sys.modules[_PACKAGE] = package
 
