@@ -23,7 +23,7 @@ class JsonObject:
 
     def to_json(self) -> dict[str, Any]:
         """Its fields by name, as `json.dumps` takes them."""
-        return cast("dict[str, Any]", msgspec.to_builtins(self))
+        return cast("dict[str, Any]", _with_lists(msgspec.to_builtins(self)))
 
     @classmethod
     def from_json(cls, data: Any) -> Self:
@@ -34,6 +34,14 @@ class JsonObject:
 def from_json(kind: type[_T], data: Any) -> _T:
     """`data` as the annotation `kind` declares it. Raises ValueError that says where it differs."""
     return msgspec.convert(data, kind)
+
+
+def _with_lists(value: Any) -> Any:
+    """JSON has no tuples."""
+    kind = type(value)
+    if kind is dict:
+        return {name: _with_lists(each) for name, each in value.items()}
+    return list(map(_with_lists, value)) if kind is tuple else value
 
 
 def to_dict(instance: Any) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Literal, NotRequired, TypedDict
@@ -74,6 +75,11 @@ def test_what_is_needed_must_be_there() -> None:
 
 def test_a_record_as_it_is_written_has_the_shape_of_one() -> None:
     check_shape(TuningRecord, validation("[]", 2, 1e-3, disturbance=DISTURBANCE).to_json())
+
+
+def test_a_record_is_written_as_json_reads_it() -> None:
+    written = validation("[]", 2, 1e-3, disturbance=DISTURBANCE).to_json()
+    assert written == read_json(json.dumps(written))
 
 
 def test_text_that_is_nested_too_deeply_is_no_json() -> None:
