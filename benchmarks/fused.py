@@ -5,7 +5,7 @@ fills its weights with one number, they are drawn. In each arrangement every var
 request as soon as it has the answer, so the number of open requests is equal:
 
 - processes: a process for each variant at cpu:1, spread over the cores;
-- in turn: one process with all variants, each at cpu:N, N being all cores;
+- alternating: one process with all variants, each at cpu:N, N being all cores;
 - fused: one process, all slots at cpu:N.
 
 The arrangements are interleaved, forth and back. The figures are requests a second; the 99th percentile of the time of

@@ -123,7 +123,7 @@ def _tuned(model: Model, args: argparse.Namespace, folder: Path) -> dict[str, An
         progress=False,
     )
     return {
-        "goal": goal_json(cast(Goal, result.goal)),  # it was asked for
+        "goal": goal_json(cast(Goal, result.goal)),  # it was requested
         "operators": len(result.job.operators),
         "final": {
             share: timing_json(peer_timing(share, model.path, result.bundle.path, args.repeats))

@@ -1,4 +1,4 @@
-"""What measurers say they measured (their audit files), compared with the log: nothing lost, doubled or invented."""
+"""The audit files of the measurers, compared with the log: nothing lost, doubled or invented."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fractune_workers.measuring.audit import DELIVERED, Statement
 
 @dataclass
 class Audit:
-    """What the audit files of a fleet say together."""
+    """The statements of a fleet's audit files together."""
 
     statements: defaultdict[str, list[Statement]] = field(default_factory=lambda: defaultdict(list))
     """by record id: several when a measurer died before it had sent what another then measured again"""
@@ -42,10 +42,10 @@ class Audit:
 
 @dataclass(frozen=True)
 class AuditFindings:
-    """How a log stands beside an audit. What is lost, doubled or invented is named by record id."""
+    """A log compared with an audit. Lost, doubled and invented records are named by record id."""
 
     said: int
-    """measurements that measurers told of, each counted once"""
+    """measurements that measurers reported, each counted once"""
     recorded: int
     """records in the log"""
     lost: tuple[str, ...]
@@ -53,13 +53,13 @@ class AuditFindings:
     doubled: tuple[str, ...]
     """trials of a candidate that the log has at the same share already: paid for twice"""
     invented: tuple[str, ...]
-    """in the log, and told by no measurer in these words"""
+    """in the log, and not reported by any measurer with these values"""
     given_up: tuple[str, ...]
     """written by the server, for work that had ended several workers"""
     measured_again: int
-    """told more than once: the first measurer died before its result was taken"""
+    """reported more than once: the first measurer died before its result was accepted"""
     unsent: int
-    """told, never sent, and not in the log: the measurer died in between, and nobody needed it any more"""
+    """reported, never sent, and not in the log: the measurer died in between, and the result was not needed any more"""
 
     @property
     def faultless(self) -> bool:
@@ -67,7 +67,7 @@ class AuditFindings:
 
 
 def check_audit(audit: Audit, records: Iterable[TuningRecord]) -> AuditFindings:
-    """Compare `audit` with all records of a log whose measurers all keep one.
+    """Compare `audit` with all records of a log; all its measurers must keep audit files.
 
     Doubled counts trials within a scope: a validation may measure a candidate again, that is its trade. A job that
     shares with no other (`fresh`) pays for its own trials, so a log with such jobs counts those as doubled.

@@ -78,7 +78,7 @@ class ChaosReport:
             f"  kills     {sum(self.kills.values())}: {_counts(self.kills)}",
             f"  jobs      {sum(self.jobs.values())}: {_counts(self.jobs)}",
             f"  budget    {self.made} of {self.asked} new candidates measured",
-            f"  measured  {audit.said} told, {audit.measured_again} of them twice, {audit.unsent} never sent",
+            f"  measured  {audit.said} reported, {audit.measured_again} of them twice, {audit.unsent} never sent",
             f"  log       {audit.recorded} records, {len(audit.given_up)} of them by the server for work given up",
             f"  audit     {len(audit.lost)} lost, {len(audit.doubled)} doubled, {len(audit.invented)} invented",
             f"  failures  {_counts(self.failures) or 'none'}",

@@ -2,8 +2,8 @@
 
 Both models come from the same file, and no pass changes the order of the computation. So the third convolution of one
 model is the third of the other, if both have as many. Two operators are counterparts if all calls of the one are at the
-places of all calls of the other, so that their weights are equal, and if both are fused with the same steps. Steps that
-only scale and shift by constants do not count: planning puts a batch normalisation into the weights before it.
+places of all calls of the other, so that their weights are equal. Both must also be fused with the same steps. Steps
+that only scale and shift by constants do not count: planning puts a batch normalisation into the weights before it.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """The peer: stock TVM MetaSchedule on the operators and target that a job of ours would tune, or on the plain ones.
 
-Only settings that a comparison needs are changed: the tasks, the trials, the size of a round, the threads of the
-search, and a builder that imports TVM's intrinsics before its clock starts. Runner, search, cost model and task
-scheduler are TVM's defaults. The model is prepared like ours, so that both sides begin with the same workloads. With
---plain only its import is ours, and TVM's own pipeline derives its operators (`plain_child.py`). Run it in a separate
-process: python -m benchmarks.support.stock MODEL --out FILE [--plain] [--only A,B] [--share cpu:2] [--target
-cuda:sm_90] [--trials 384] [--round 64] [--seed 1]. It has no --quick: benchmarks.vs_stock runs it.
+Only settings that a comparison needs are changed: the tasks, the trials, the size of a round, and the threads of the
+search. The builder imports TVM's intrinsics before its clock starts. Runner, search, cost model and task scheduler are
+TVM's defaults. The model is prepared like ours, so that both sides begin with the same workloads. With --plain only its
+import is ours, and TVM's own pipeline derives its operators (`plain_child.py`). Run it in a separate process: python -m
+benchmarks.support.stock MODEL --out FILE [--plain] [--only A,B] [--share cpu:2] [--target cuda:sm_90] [--trials 384]
+[--round 64] [--seed 1]. It has no --quick: benchmarks.vs_stock runs it.
 
 On a GPU it builds on all cores. Its kernels run in the share that its environment sets: all of the GPU, a MIG instance,
 or a share of MPS. It cannot use a green context, because it launches on CUDA's default stream.

@@ -83,8 +83,8 @@ class Model:
         """The outputs of the chosen variant, or of another, as separate arrays. Raises BadRequest for wrong inputs.
 
         Inputs are NumPy arrays, or anything with `__dlpack__` in the memory of the CPU (PyTorch, JAX, CuPy's pinned
-        arrays) or of the GPU that the model runs on, and are copied only if needed. A fused model takes the stacked
-        inputs of all slots, or with `slot` the inputs of one (`run_slots`).
+        arrays) or of the model's GPU. They are copied only if needed. A fused model takes the stacked inputs of all
+        slots, or with `slot` the inputs of one (`run_slots`).
         """
         if slot is not None:
             return self.run_slots({slot: inputs}, variant)[slot]

@@ -1,5 +1,5 @@
-"""The programs of the server and the workers, for the command line: `fractune server` and `fractune worker` become
-them, `fractune noise` measures with them, `fractune shares` and `fractune doctor` take this machine's inventory from
+"""The programs of the server and the workers, for the command line. `fractune server` and `fractune worker` become
+them. `fractune noise` measures with them. `fractune shares` and `fractune doctor` take this machine's inventory from
 them. Only this part of the client imports the server and the workers, and only when it is called: the client alone is
 installed without them.
 """

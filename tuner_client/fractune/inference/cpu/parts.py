@@ -1,9 +1,9 @@
 """The CPUs of each thread of a model: a part for each thread, no CPU in two parts.
 
 A pool that has slept for a while is woken by its first thread, and the kernel may put two of its threads on one CPU. An
-inference ends before the kernel moves one of them, so it takes as long as with one thread fewer. Threads whose parts
-have no CPU in common cannot meet. Within its part the kernel chooses, so that a small share of a large host is not tied
-to CPUs that other programs use.
+inference ends before the kernel moves one of them, so it takes as long as with one thread fewer. Threads with disjoint
+parts cannot meet. Within its part the kernel chooses, so that a small share of a large host is not tied to CPUs that
+other programs use.
 """
 
 from __future__ import annotations
