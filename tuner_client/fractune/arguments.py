@@ -8,7 +8,7 @@ import numbers
 import os
 import types
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin
+from typing import Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from fractune_core.errors import BadRequest
 
@@ -46,11 +46,23 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         for name, value in signature.bind(*args, **kwargs).arguments.items():
-            if not _fits(value, hint(name)):
-                raise BadRequest(f"{name}: {value!r:.80} is of type {type(value).__name__}; give {_words(hint(name))}")
+            if signature.parameters[name].kind is not inspect.Parameter.VAR_KEYWORD:
+                _check(name, value, hint(name))
+                continue
+            (options,) = get_args(hint(name))  # of Unpack
+            known = get_type_hints(options)
+            for option, given in value.items():
+                if option not in known:
+                    raise BadRequest(f"{option} is not an option of {function.__name__}; it has {', '.join(known)}")
+                _check(option, given, known[option])
         return function(*args, **kwargs)
 
     return call
+
+
+def _check(name: str, value: object, hint: Any) -> None:
+    if not _fits(value, hint):
+        raise BadRequest(f"{name}: {value!r:.80} is of type {type(value).__name__}; give {_words(hint)}")
 
 
 def _fits(value: Any, hint: Any) -> bool:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any, Self, TypedDict, cast
 
 from fractune_core.codec.places import In
 from fractune_core.codec.plain_json import JsonObject
 from fractune_core.errors import BadRequest
 from fractune_core.names import ROBUST_VARIANT, Collection
-from fractune_core.shares import Share
+from fractune_core.shares import Share, share_names
 
 _SCOPE = re.compile(r"[0-9A-Za-z._-]{1,64}")
 
@@ -112,6 +113,22 @@ class JobSpec(JsonObject):
     webhook: str = ""
     """address that the server calls when the job has ended; it is not kept with the job"""
 
+    @classmethod
+    def requested(cls, model_name: str, shares: str | Sequence[str], **options: Any) -> Self:
+        """The job that a caller asks for by `JobOptions`, checked; the digest of the model is still missing.
+
+        `shares` is `"cpu:1,cpu:2"` or a list of shares. Raises BadRequest.
+        """
+        given = {name: value for name, value in options.items() if value is not None}
+        for name in ("more", "minutes", "rerank"):
+            if name in given and not given[name] > 0:
+                raise BadRequest(f"{name} is {given[name]}; it must be above 0, or left out")
+        given["priority"] = Priority.parse(given.get("priority", Priority.NORMAL)).number
+        given["inputs"] = input_shapes(given.get("inputs", {}))
+        spec = cls(model="", model_name=model_name, shares=share_names(shares), **given)
+        spec.check()
+        return spec
+
     def wants(self, operator: str) -> bool:
         """True when the operator of this name is to be tuned."""
         return is_among(self.only, operator)
@@ -147,6 +164,39 @@ class JobSpec(JsonObject):
             raise BadRequest(f"scope '{self.scope}': write at most 64 letters, digits, '.', '_' and '-'")
         if self.fresh and self.rerank:
             raise BadRequest(f"rerank is {self.rerank}, which reads the log; leave it out, or fresh")
+
+
+class JobOptions(TypedDict, total=False):
+    """The options of a job as callers give them, described at the fields of `JobSpec`. None is as good as left out."""
+
+    inputs: Mapping[str, Sequence[int]] | None
+    target: str
+    trials: int | None
+    more: int | None
+    minutes: float | None
+    round_size: int
+    only: str
+    seed: int
+    priority: str
+    """a word of `Priority`"""
+    rerank: int | None
+    exact: bool
+    scope: str
+    fresh: bool
+    webhook: str
+
+
+def job_options(given: Mapping[str, Any]) -> JobOptions:
+    """The options of a job among named arguments."""
+    return cast("JobOptions", {name: given[name] for name in JobOptions.__annotations__ if name in given})
+
+
+def input_shapes(inputs: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
+    """Raises BadRequest for a size below 1."""
+    for name, dims in inputs.items():
+        if any(dim < 1 for dim in dims):
+            raise BadRequest(f"inputs: '{name}' has the shape {list(dims)}; every size must be at least 1")
+    return {name: [int(dim) for dim in dims] for name, dims in inputs.items()}
 
 
 @dataclass(frozen=True)

@@ -130,6 +130,11 @@ def parse_shares(text: str) -> list[Share]:
     return shares
 
 
+def share_names(shares: str | Sequence[str]) -> tuple[str, ...]:
+    """`"cpu:1,cpu:2"` or `["cpu:1", "cpu:2"]` as names of shares. Raises BadRequest as `parse_shares`."""
+    return tuple(map(str, parse_shares(shares if isinstance(shares, str) else ",".join(map(str, shares)))))
+
+
 @dataclass(frozen=True)
 class GrantedShare(JsonObject):
     """A share as a worker proved it from inside, after confinement."""

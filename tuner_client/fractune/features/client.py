@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from fractune.arguments import checked
 from fractune.features.cost.job_cost import JobCost, job_costs
@@ -21,11 +21,11 @@ from fractune.server.from_proto import job_status
 from fractune.server.job_status import JobStatus, OfferedShare, Worker
 from fractune.server.rpc import CALL_TIMEOUT_S, RECONNECT_S, RpcClient
 from fractune.sessions.finding import named_server, server_address
-from fractune.sessions.requests import share_names, tuning_spec
 from fractune.sessions.running import submit
 from fractune.sessions.session import session
 from fractune_core.codec.messages import from_proto
-from fractune_core.jobs import JobSpec
+from fractune_core.jobs import JobOptions, JobSpec
+from fractune_core.shares import share_names
 
 if TYPE_CHECKING:
     from fractune.features.plan.plan import PlanResult
@@ -101,45 +101,15 @@ class Client:
         model: ModelSource,
         shares: str | Sequence[str],
         *,
-        trials: int = JobSpec.trials,
-        minutes: float | None = None,
-        more: int | None = None,
-        round_size: int = JobSpec.round_size,
-        seed: int = 0,
-        target: str = "",
-        rerank: int | None = None,
-        only: str = "",
-        exact: bool = False,
-        scope: str = "",
-        fresh: bool = False,
-        inputs: Mapping[str, Sequence[int]] | None = None,
         run_script: bool = False,
-        priority: str = "normal",
-        webhook: str = "",
+        **options: Unpack[JobOptions],
     ) -> Job:
         """Send the model unless the server has it, and start a job; the options are those of `fractune.tune`.
 
         Raises BadModel for a model that cannot be read, BadRequest, and what the server refuses.
         """
         with model_file(model, run_script=run_script) as path:
-            spec = tuning_spec(
-                path.name,
-                shares,
-                inputs or {},
-                target=target,
-                trials=trials,
-                more=more,
-                minutes=minutes,
-                round_size=round_size,
-                only=only,
-                seed=seed,
-                priority=priority,
-                webhook=webhook,
-                rerank=rerank,
-                exact=exact,
-                scope=scope,
-                fresh=fresh,
-            )
+            spec = JobSpec.requested(path.name, shares, **options)
             return Job(self._rpc, submit(self._rpc, path, spec))
 
     def job(self, name: str) -> Job:

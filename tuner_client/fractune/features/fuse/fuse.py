@@ -14,10 +14,10 @@ from typing import Any
 from fractune.local.programs import require
 from fractune.local.stack import own_env
 from fractune.models.source import ModelSource, model_file
-from fractune.sessions.requests import shapes
 from fractune.text.output_files import check_writable
 from fractune_core.errors import BadModel, StateUnusable
 from fractune_core.files.fused import SUFFIX, check_slots, slot_names, write_fused
+from fractune_core.jobs import input_shapes
 from fractune_core.names import check_file_name
 
 _TIMEOUT_S = 600.0
@@ -58,7 +58,7 @@ def fuse(
     the models are not built alike, StateUnusable, and FractuneError where TVM is not installed.
     """
     count = check_slots(len(models), slots)
-    fixed = shapes(inputs or {})
+    fixed = input_shapes(inputs or {})
     with contextlib.ExitStack() as held:
         paths = [held.enter_context(model_file(model, run_script=run_script)) for model in models]
         names = _names(paths)

@@ -13,11 +13,11 @@ from fractune.models.source import ModelSource, model_file
 from fractune.server.rpc import RECONNECT_S
 from fractune.sessions.finding import PathText
 from fractune.sessions.progress import ProgressOption, choose_view
-from fractune.sessions.requests import job_spec
 from fractune.sessions.running import finished_job
 from fractune.text.figure import Drawable
 from fractune.text.rendering import Table
 from fractune_core.errors import BadRequest
+from fractune_core.jobs import JobSpec, job_options
 
 
 @dataclass(frozen=True)
@@ -65,11 +65,11 @@ def knee(
     By what the log knows, at three shares or more for a curve; measures what it lacks, searches nothing. With
     `operators` each operator's knee too. The other options and errors are those of `tune`.
     """
+    options = job_options(locals())
     if not 0 <= slack <= 1:
         raise BadRequest(f"slack is {slack}; it must be from 0 to 1, 0.1 being 10 %")
-    options = {"target": target, "only": only, "rerank": 1, "scope": scope}
     with model_file(model, run_script=run_script) as path:
-        spec = job_spec(path.name, shares, inputs or {}, **options)
+        spec = JobSpec.requested(path.name, shares, rerank=1, **options)
         with finished_job(path, spec, state, server, choose_view(progress), reconnect_s) as (place, job):
             tables = job_tables(place.client, job, operators=operators)
     granted = {each.share: each.granted for each in job.results}

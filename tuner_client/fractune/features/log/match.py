@@ -13,11 +13,11 @@ from fractune.server.from_proto import operator_match
 from fractune.server.job_status import OperatorMatch
 from fractune.server.rpc import RpcClient
 from fractune.sessions.finding import PathText
-from fractune.sessions.requests import shapes
 from fractune.sessions.session import session
 from fractune.text.rendering import Table
 from fractune_core.analysis.roofline import Roof
 from fractune_core.codec.messages import from_lists, from_proto
+from fractune_core.jobs import input_shapes
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.shares import Share
 
@@ -70,7 +70,7 @@ def match_request(
     """Without its model. Raises BadRequest for a wrong share or shape."""
     return pb.MatchModelRequest(
         share=str(Share.parse(share)),
-        inputs=from_lists(shapes(inputs), pb.Shape),
+        inputs=from_lists(input_shapes(inputs), pb.Shape),
         target=target,
         loosest=policy,
         allow_unmeasured=allow_unmeasured,

@@ -14,11 +14,11 @@ from fractune.server.job_status import JobStatus
 from fractune.server.rpc import RECONNECT_S, RpcClient
 from fractune.sessions.finding import PathText
 from fractune.sessions.progress import ProgressOption, choose_view
-from fractune.sessions.requests import check_above_zero, job_spec
 from fractune.sessions.running import finished_job
 from fractune.text.figure import Drawable
 from fractune.text.rendering import Table
 from fractune_core.codec.messages import from_lists
+from fractune_core.jobs import JobSpec, job_options
 from fractune_core.pb import fractune_pb2 as pb
 
 
@@ -70,10 +70,9 @@ def matrix(
 
     With `operators` there is a table for each operator too. The other options and errors are those of `tune`.
     """
-    check_above_zero("rerank", rerank)
-    options = {"target": target, "only": only, "rerank": rerank, "scope": scope}
+    options = job_options(locals())
     with model_file(model, run_script=run_script) as path:
-        spec = job_spec(path.name, shares, inputs or {}, **options)
+        spec = JobSpec.requested(path.name, shares, **options)
         with finished_job(path, spec, state, server, choose_view(progress), reconnect_s) as (place, job):
             return Matrix(tuple(job_tables(place.client, job, operators=operators)))
 

@@ -16,11 +16,11 @@ from fractune.local.stack import own_env
 from fractune.local.state import default_state_dir
 from fractune.models.source import ModelSource, model_file
 from fractune.sessions.progress import LineProgress, line_reporter
-from fractune.sessions.requests import shapes
 from fractune.text.figure import Drawable
 from fractune.text.rendering import Table
 from fractune_core.analysis.noise import FEWEST_CANDIDATES, NoiseAdvice
 from fractune_core.errors import BadRequest
+from fractune_core.jobs import input_shapes
 from fractune_core.shares import Share
 
 MOST_CANDIDATES = 200
@@ -96,7 +96,7 @@ def noise(
             candidates=candidates,
             seed=seed,
             model=path,
-            inputs=shapes(inputs or {}),
+            inputs=input_shapes(inputs or {}),
             only=only,
         )
     advice = NoiseAdvice(**data["advice"])

@@ -15,7 +15,6 @@ from fractune.features.pair.run import Player, Program, Stage, staged, time_shar
 from fractune.features.pair.table import pair_json, pair_table
 from fractune.local.stack import own_env
 from fractune.sessions.progress import LineProgress, line_reporter
-from fractune.sessions.requests import check_above_zero
 from fractune.text.rendering import Table
 from fractune_core.analysis.match import How
 from fractune_core.analysis.sharing import FEWEST_ROUNDS, SharingFigures, sharing_figures
@@ -116,9 +115,8 @@ def _rates(rate: float | Sequence[float] | None, models: int) -> list[float]:
         return []
     given = list(rate) if isinstance(rate, Sequence) else [rate] * models
     for each in given:
-        check_above_zero("rate", each)
-        if not math.isfinite(each):
-            raise BadRequest(f"rate is {each}; write requests a second, such as 20")
+        if not 0 < each < math.inf:
+            raise BadRequest(f"rate is {each}; it must be above 0: requests a second, such as 20")
     if len(given) != models:
         raise BadRequest(f"rate has {len(given)} numbers for {models} model(s); give one for both, or one for each")
     return given

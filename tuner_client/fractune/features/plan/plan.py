@@ -14,13 +14,13 @@ from fractune.features.plan.table import models_table, parts_table, plan_json
 from fractune.models.source import check_model_file, model_file
 from fractune.server.rpc import RECONNECT_S, RpcClient
 from fractune.sessions.progress import ProgressOption, choose_view
-from fractune.sessions.requests import job_spec
 from fractune.sessions.running import finished_job
 from fractune.sessions.session import session
 from fractune.text.figure import Drawable
 from fractune.text.rendering import Table
 from fractune_core.codec.messages import from_proto
 from fractune_core.errors import BadRequest
+from fractune_core.jobs import JobSpec
 from fractune_core.planning.planner import make_plan
 from fractune_core.planning.plans import Plan
 from fractune_core.planning.speeds import Basis
@@ -158,7 +158,7 @@ def _ends_and_middle(read: PlanFile) -> list[str]:
 
 def _time(model: LogModel, shares: list[str], asked: _Asked) -> None:
     """A job that searches nothing: the best that the log knows is measured at these shares."""
-    spec = job_spec(model.path.name, shares, model.inputs, rerank=1)
+    spec = JobSpec.requested(model.path.name, shares, inputs=model.inputs, rerank=1)
     with finished_job(model.path, spec, asked.state, asked.server, choose_view(asked.progress), asked.reconnect_s):
         pass
 

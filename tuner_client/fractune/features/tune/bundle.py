@@ -13,11 +13,12 @@ from fractune.server.job_status import JobStatus
 from fractune.server.rpc import RECONNECT_S, RpcClient
 from fractune.sessions.finding import PathText
 from fractune.sessions.progress import ProgressOption, choose_view
-from fractune.sessions.requests import bundle_file, check_above_zero, job_spec
+from fractune.sessions.requests import bundle_file
 from fractune.sessions.running import finished_job
 from fractune.text.output_files import check_writable
 from fractune_core.analysis.match import DEFAULT_POLICY, Policy
 from fractune_core.errors import BadRequest, JobFailed
+from fractune_core.jobs import JobSpec, job_options
 from fractune_core.names import ROBUST_VARIANT
 
 if TYPE_CHECKING:
@@ -84,13 +85,12 @@ def bundle(
     """
     if policy not in ("shares", ROBUST_VARIANT):
         raise BadRequest(f"policy '{policy}': write shares or {ROBUST_VARIANT}")
-    check_above_zero("rerank", rerank)
+    options = job_options(locals())
     variants = ROBUST_VARIANT if policy == ROBUST_VARIANT else ""
     with model_file(model, run_script=run_script) as path:
         written = Path(out).absolute() if out is not None else bundle_file(".", path.name)
         check_writable("out", written)
-        limits = {"rerank": rerank, "variants": variants, "exact": exact, "scope": scope}
-        spec = job_spec(path.name, shares, inputs or {}, target=target, **limits)
+        spec = JobSpec.requested(path.name, shares, variants=variants, **options)
         with finished_job(path, spec, state, server, choose_view(progress), reconnect_s) as (place, job):
             return download_bundle(place.client, job, written)
 

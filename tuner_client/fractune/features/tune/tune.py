@@ -11,12 +11,12 @@ from fractune.models.source import ModelSource, model_file
 from fractune.server.rpc import RECONNECT_S
 from fractune.sessions.finding import PathText, named_server
 from fractune.sessions.progress import ProgressOption, choose_view
-from fractune.sessions.requests import bundle_file, tuning_spec
+from fractune.sessions.requests import bundle_file
 from fractune.sessions.running import finished_job
 from fractune.text.output_files import check_writable
 from fractune_core.errors import BadRequest
 from fractune_core.files.fused import is_fused
-from fractune_core.jobs import JobSpec
+from fractune_core.jobs import JobSpec, job_options
 
 
 def tune(
@@ -72,25 +72,9 @@ def tune(
 
     Raises BadModel, BadRequest, ShareUnavailable, ServerUnreachable, StateUnusable, and what ended the job.
     """
+    options = job_options(locals())
     with model_file(model, run_script=run_script) as path:
-        spec = tuning_spec(
-            path.name,
-            shares,
-            inputs or {},
-            target=target,
-            trials=JobSpec.trials if trials is None else trials,
-            more=more,
-            minutes=minutes,
-            round_size=round_size,
-            only=only,
-            seed=seed,
-            priority=priority,
-            webhook=webhook,
-            rerank=rerank,
-            exact=exact,
-            scope=scope,
-            fresh=fresh,
-        )
+        spec = JobSpec.requested(path.name, shares, **options)
         written = bundle_file(out, path.name)
         check_writable("out", written)
         if until_beats is not None and is_fused(path):

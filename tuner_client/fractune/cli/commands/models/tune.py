@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,7 +24,7 @@ from fractune.features.tune.table import result_json
 from fractune.features.tune.tune import tune as tune_model
 from fractune.local.noise_file import advice_for, measuring_text
 from fractune.local.state import default_state_dir
-from fractune.sessions.requests import bundle_file, check_above_zero
+from fractune.sessions.requests import bundle_file
 from fractune.sessions.session import server_session
 from fractune.text.figure import check_picture
 from fractune.text.output_files import check_writable
@@ -36,18 +37,6 @@ GOAL_MISSED = 10
 
 
 Shares = Annotated[str, typer.Option("--shares", metavar="cpu:1,cpu:2", help="Shares to tune for.")]
-Trials = Annotated[
-    int | None,
-    typer.Option(
-        "--trials",
-        help="Candidates to have measured in all, known ones counted in; 0 searches nothing. "
-        f"[default: {JobSpec.trials}; with --until-beats no limit]",
-    ),
-]
-Minutes = Annotated[
-    float | None,
-    typer.Option("--minutes", help=f"Stop searching after this long. [with --until-beats: {DEFAULT_MINUTES:g}]"),
-]
 UntilBeats = Annotated[
     str | None,
     typer.Option(
@@ -59,16 +48,6 @@ UntilBeats = Annotated[
 By = Annotated[
     str | None, typer.Option("--by", metavar="5%", help="With --until-beats: faster by more than this part.")
 ]
-More = Annotated[int | None, typer.Option("--more", help="Candidates to measure beyond those known.")]
-RoundSize = Annotated[int, typer.Option("--round", help="Candidates of a round at most.")]
-Seed = Annotated[int, typer.Option("--seed", help="Seed of the search.")]
-Rerank = Annotated[
-    int | None,
-    typer.Option("--rerank", help="Search nothing: measure the best this many of every share in the log here."),
-]
-Fresh = Annotated[
-    bool, typer.Option("--fresh", help="Use nothing that other jobs measured, and share no search with them.")
-]
 Out = Annotated[
     Path | None,
     typer.Option("--out", help="File NAME.fractune, or folder, for the bundle (default: the current folder)."),
@@ -76,62 +55,67 @@ Out = Annotated[
 Picture = Annotated[
     Path | None, typer.Option("--picture", help="Draw the table tuned-at x run-at here (.svg or .png).")
 ]
-HowUrgent = Annotated[
-    Priority, typer.Option("--priority", help="How much it gets beside other jobs: each step four times as much.")
-]
-Webhook = Annotated[
-    str, typer.Option("--webhook", metavar="URL", help="Have the server call this when the job has ended.")
-]
 Detach = Annotated[bool, typer.Option("--detach", help="Print the job's name and leave the job to a running server.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print only the result.")]
+
+
+@dataclass(frozen=True)
+class Search:
+    """The options of a job, by their names in `fractune_core.jobs.JobOptions`."""
+
+    trials: Annotated[
+        int | None,
+        typer.Option(
+            "--trials",
+            help="Candidates to have measured in all, known ones counted in; 0 searches nothing. "
+            f"[default: {JobSpec.trials}; with --until-beats no limit]",
+        ),
+    ] = None
+    minutes: Annotated[
+        float | None,
+        typer.Option("--minutes", help=f"Stop searching after this long. [with --until-beats: {DEFAULT_MINUTES:g}]"),
+    ] = None
+    more: Annotated[int | None, typer.Option("--more", help="Candidates to measure beyond those known.")] = None
+    round_size: Annotated[int, typer.Option("--round", help="Candidates of a round at most.")] = JobSpec.round_size
+    seed: Annotated[int, typer.Option("--seed", help="Seed of the search.")] = JobSpec.seed
+    rerank: Annotated[
+        int | None,
+        typer.Option("--rerank", help="Search nothing: measure the best this many of every share in the log here."),
+    ] = None
+    only: options.Only = ""
+    exact: options.Exact = False
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Use nothing that other jobs measured, and share no search with them.")
+    ] = False
+    priority: Annotated[
+        Priority, typer.Option("--priority", help="How much it gets beside other jobs: each step four times as much.")
+    ] = Priority.NORMAL
+    webhook: Annotated[
+        str, typer.Option("--webhook", metavar="URL", help="Have the server call this when the job has ended.")
+    ] = ""
 
 
 def tune(
     model: options.ModelFile,
     shares: Shares,
-    trials: Trials = None,
-    minutes: Minutes = None,
+    search: Search,
+    of_model: options.ModelOptions,
     until_beats: UntilBeats = None,
     by: By = None,
-    more: More = None,
-    round_size: RoundSize = JobSpec.round_size,
-    seed: Seed = 0,
-    rerank: Rerank = None,
-    only: options.Only = "",
-    exact: options.Exact = False,
-    fresh: Fresh = False,
     out: Out = None,
     picture: Picture = None,
-    priority: HowUrgent = Priority.NORMAL,
-    webhook: Webhook = "",
     detach: Detach = False,
     on_done: options.OnDone = None,
     quiet: Quiet = False,
     as_json: options.Json = False,
     *,
-    of_model: options.ModelOptions,
     place: options.JobPlace,
 ) -> None:
     """Tune a model for shares of this machine, or of a server's machines."""
-    for option, value in (("--more", more), ("--minutes", minutes), ("--rerank", rerank)):
-        check_above_zero(option, value)
     part = None if by is None else options.parse_part("--by", by)
-    asked: dict[str, Any] = {
-        "minutes": minutes,
-        "more": more,
-        "round_size": round_size,
-        "seed": seed,
-        "rerank": rerank,
-        "only": only,
-        "exact": exact,
-        "fresh": fresh,
-        "priority": priority.value,
-        "webhook": webhook,
-        **of_model.parsed(),
-    }
+    asked = {**vars(search), **of_model.parsed()}
     if detach:
         _check_detached({"--until-beats": until_beats, "--out": out, "--picture": picture, "--on-done": on_done})
-        asked["trials"] = JobSpec.trials if trials is None else trials
         _leave(model, shares, asked, place, as_json=as_json)
         return
     _check_paths(model, out or Path(), picture)
@@ -140,7 +124,6 @@ def tune(
         result = tune_model(
             model,
             shares,
-            trials=trials,
             until_beats=until_beats,
             by=part,
             out=out or Path(),
