@@ -19,6 +19,12 @@ from fractune.text.text import counts_text, span_text
 from fractune_core.errors import one_line
 from fractune_core.jobs import JobState
 
+_WORK = {
+    JobState.INGESTING: "ingesting: splitting the model into operators",
+    JobState.VALIDATING: "validating: checking the best schedules and measuring them again",
+    JobState.COMPILING: "compiling the bundle",
+    JobState.TIMING: "timing the whole model",
+}
 LINE_EVERY_S = 5.0
 """plain lines: at most this often while nothing but numbers change"""
 
@@ -89,11 +95,15 @@ def choose_view(progress: ProgressOption) -> View:
 
 
 def status_text(job: JobStatus) -> str:
-    """One line: state, trials, how many of them are shared, rate, time left, failures."""
-    parts = [job.state.value, f"{job.candidates_had}/{job.trials_planned} trials"]
+    """One line: state and work, trials once they are planned, how many are shared, rate, time left, failures."""
+    parts = [_WORK.get(job.state, job.state.value)]
+    if job.trials_planned:
+        parts.append(f"{job.candidates_had}/{job.trials_planned} trials")
+    elif job.state is JobState.TUNING:
+        parts.append("no new trials")
     if job.candidates_shared:
         parts.append(f"{job.candidates_shared} shared")
-    if job.trials_per_s > 0:
+    if job.trials_per_s > 0 and job.state is JobState.TUNING:
         parts.append(f"{job.trials_per_s:.1f} trials/s")
     if job.time_left_s is not None:
         parts.append(f"{span_text(job.time_left_s)} left")

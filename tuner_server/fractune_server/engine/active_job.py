@@ -301,6 +301,7 @@ class ActiveJob:
             self.own.add(record.candidate_id, record.share, record.status)
         if plan.add_trial(record.candidate_id, record.granted.key, record.median_s, built=record.status.built):
             self.own_done += record.candidate_id in self.own.candidates
+            plan.in_flight = max(0, plan.in_flight - 1)  # else progress counts it twice until the job advances
         self._copy_plan(self.operator(record.workload_hash), plan)
         self.dirty = True
 

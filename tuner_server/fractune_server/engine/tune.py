@@ -76,6 +76,7 @@ class TunePhase:
         job.load_plans(self._store)
         if job.stored.tuning_began is None:
             job.stored.tuning_began = job.now()
+            _note_trials_above_budget(job)
         job.dirty = True
 
     def advance(self, job: ActiveJob, jobs: Collection[ActiveJob]) -> None:
@@ -91,6 +92,7 @@ class TunePhase:
             return
         if not job.time_is_up:
             job.stored.progress.saved = job.budget.saved(plans, job.gained)
+            _note_unused_trials(job)
         job.stored.tuning_ended = job.now()
         self._rounds.leave(job)
         job.enter(JobState.VALIDATING)
@@ -379,6 +381,19 @@ class TunePhase:
             for donor in choose_donors(known, operator, key.workload_hash, plan.shares)
         ]
         return [record.trace for rank in zip_longest(*by_donor) for record in rank if record is not None]
+
+
+def _note_trials_above_budget(job: ActiveJob) -> None:
+    requested, planned = job.stored.spec.trials, job.stored.progress.planned
+    if not job.stored.spec.more and planned > requested:
+        job.note(f"{planned} trials, one for each operator; {requested} were requested")
+
+
+def _note_unused_trials(job: ActiveJob) -> None:
+    """Say why a job ends its search before it has the planned trials."""
+    unused = job.remaining - job.stored.progress.saved
+    if unused > 0 and not any(plan.given_up for plan in job.plans.values()):
+        job.note(f"{unused} trials are not used: the operators have no further candidates, or are at their limit")
 
 
 def _same(known: Instance, worker: WorkerInfo | None) -> bool:

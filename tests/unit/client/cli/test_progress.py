@@ -9,14 +9,16 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from fractune.cli.commands.jobs.jobs import job_json
+from fractune.cli.commands.jobs.jobs import _job_cells, job_json
 from fractune.cli.printing import print_result
 from fractune.cli.progress import JsonView, TableView, job_table, progress_json
 from fractune.features.tune.goal_result import Goal, GoalStep, PeerTiming, SideBySide
 from fractune.features.tune.goal_table import goal_news
 from fractune.features.tune.table import result_json
 from fractune.server.from_proto import job_status
+from fractune.server.job_status import JobStatus
 from fractune.sessions.progress import BarView, LineView, status_text
+from fractune_core.jobs import JobState
 from tests.support.client_samples import job_script
 
 
@@ -63,6 +65,24 @@ def test_what_other_jobs_asked_for_is_shown_as_shared(capsys: pytest.CaptureFixt
     assert result_json(done, "")["trials_shared"] == 3
     print_result(done, "")
     assert "shared: 3 more trials, which other jobs asked for\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("state", "planned", "line"),
+    [
+        (JobState.QUEUED, 0, "queued"),
+        (JobState.INGESTING, 0, "ingesting: splitting the model into operators"),
+        (JobState.TUNING, 0, "tuning, no new trials"),
+        (JobState.TUNING, 24, "tuning, 0/24 trials"),
+        (JobState.TIMING, 24, "timing the whole model, 0/24 trials"),
+    ],
+)
+def test_a_status_names_the_work_and_no_trials_before_they_are_planned(
+    state: JobState, planned: int, line: str
+) -> None:
+    job = JobStatus("jobs/j1", state, trials_planned=planned)
+    assert status_text(job) == line
+    assert ("0/0" in str(_job_cells(job)), "-" in _job_cells(job)) == (False, not planned)
 
 
 def test_a_goal_is_shown_in_the_live_table_as_lines_and_as_events(capsys: pytest.CaptureFixture[str]) -> None:

@@ -44,7 +44,8 @@ def jobs(
 
 
 def _job_cells(job: JobStatus) -> tuple[str, ...]:
-    trials, shared = f"{job.candidates_had}/{job.trials_planned}", str(job.candidates_shared)
+    trials = f"{job.candidates_had}/{job.trials_planned}" if job.trials_planned else "-"
+    shared = str(job.candidates_shared)
     created = f"{datetime.fromtimestamp(job.created_at, UTC):%Y-%m-%d %H:%M:%S}"
     asked = job.name, job.model_name, ", ".join(job.shares), job.priority
     return *asked, job.state.value, trials, shared, created, job.message

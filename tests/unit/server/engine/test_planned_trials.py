@@ -1,0 +1,81 @@
+"""The number of trials that a job plans: the same from the start of its search to the end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fractune_core.jobs import JobSpec, JobState
+from fractune_core.records import Kind
+from fractune_server.engine.active_job import ActiveJob
+from fractune_server.engine.tune import TunePhase
+from fractune_server.scheduler.fair_queue import FairQueue
+from fractune_server.store.store import Store, sqlite_url
+from fractune_server.store.stored_job import StoredJob, StoredOperator
+from tests.support.samples import DEVICE, TARGET_KEY, granted, validation
+
+WORKLOAD = "f" * 16
+
+
+def job(trials: int, operators: int = 1, **spec: Any) -> ActiveJob:
+    wanted = JobSpec(model="a" * 64, model_name="m", shares=("cpu:1",), trials=trials, **spec)
+    stored = StoredJob("j", wanted, 1.0, DEVICE, {"cpu:1": granted(1)}, "llvm", JobState.TUNING, target_key=TARGET_KEY)
+    names = [WORKLOAD, *(f"{number:016x}" for number in range(1, operators))]
+    return ActiveJob(stored, [StoredOperator(name, "conv", 1, selected=True) for name in names])
+
+
+@pytest.fixture
+def phase(tmp_path: Path) -> Iterator[TunePhase]:
+    store = Store(sqlite_url(tmp_path))
+    rounds: Any = SimpleNamespace(trials_for=lambda _: [], leave=lambda _: None)
+    context: Any = SimpleNamespace(store=store)
+    yield TunePhase(context, rounds, FairQueue())
+    store.close()
+
+
+def planned(tuned: ActiveJob) -> int:
+    tuned.count_progress()
+    return tuned.stored.progress.planned
+
+
+def test_results_of_a_round_do_not_change_the_planned_trials(phase: TunePhase) -> None:
+    tuned = job(8)
+    phase.begin(tuned)
+    tuned.count_in_progress(WORKLOAD, busy=True, in_flight=8)
+    for number in range(8):
+        assert planned(tuned) == 8
+        tuned.take_trial(replace(validation(str(number), 1, 1.0), kind=Kind.TRIAL, workload_hash=WORKLOAD))
+    assert (planned(tuned), tuned.gained) == (8, 8)
+
+
+@pytest.mark.parametrize(
+    ("trials", "spec", "notes"),
+    [
+        (16, {}, ["24 trials, one for each operator; 16 were requested"]),
+        (0, {}, ["24 trials, one for each operator; 0 were requested"]),
+        (24, {}, []),
+        (16, {"more": 30}, []),
+        (0, {"rerank": 1}, []),
+    ],
+)
+def test_a_job_says_from_the_start_that_every_operator_gets_a_trial(
+    phase: TunePhase, trials: int, spec: dict[str, Any], notes: list[str]
+) -> None:
+    tuned = job(trials, operators=24, **spec)
+    phase.begin(tuned)
+    assert tuned.stored.notes == notes
+
+
+def test_a_job_says_why_it_ends_before_its_trials(phase: TunePhase) -> None:
+    tuned = job(8)
+    phase.begin(tuned)
+    tuned.space_exhausted(WORKLOAD)
+    phase.advance(tuned, [tuned])
+    assert tuned.stored.state is JobState.VALIDATING
+    (note,) = tuned.stored.notes
+    assert note.startswith("8 trials are not used: the operators have no further candidates")
