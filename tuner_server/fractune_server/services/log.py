@@ -52,9 +52,7 @@ class LogService(rpc.LogServiceServicer):
                 name: to_proto(each, pb.Arithmetic)
                 for name, each in self._log.arithmetic(record.workload_hash for record in records).items()
             },
-            roofs={
-                Collection.RECORDS.of(name): to_proto(roof, pb.Roof) for name, roof in self._roofs_of(records).items()
-            },
+            roofs=self._roofs_of(records),
         )
 
     def _roofs_of(self, records: Sequence[TuningRecord]) -> dict[str, pb.Roof]:
@@ -156,7 +154,8 @@ def _policy(request: pb.MatchModelRequest) -> Policy:
 
 
 def _task(task: OperatorTask, arithmetic: Arithmetic | None = None) -> pb.Operator:
-    return to_proto(task, pb.Operator, selected=True, arithmetic=to_proto(arithmetic, pb.Arithmetic))
+    known = None if arithmetic is None else to_proto(arithmetic, pb.Arithmetic)
+    return to_proto(task, pb.Operator, selected=True, arithmetic=known)
 
 
 def _row(row: OperatorRow) -> pb.OperatorTable:
