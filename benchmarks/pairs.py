@@ -90,7 +90,7 @@ def _pair(bundles: Mapping[str, Path], names: Sequence[str], how: str, args: arg
         figures = sharing_figures(rounds)
         counts = [round(secs / _of(side.whole_s)) for secs, side in zip(WORK_S, figures.sides, strict=True)]
         ran = [(apart_s(stage, counts), together_s(stage, counts)) for _ in range(args.repeats)]
-        variants = [player.told["variant"] for player in (*stage.players, *stage.wholes)]
+        variants = [player.description["variant"] for player in (*stage.players, *stage.wholes)]
     case = {
         "models": list(names),
         "arrangement": how,

@@ -52,7 +52,7 @@ def test_each_process_is_confined_to_its_place_and_does_not_spin_for_long(bundle
     program = Program("bundle", str(bundle))
     spinning = patch.dict(os.environ, {SPIN_COUNT: "300000"})
     with spinning, staged((program, program), arrangement, 0, own_env()) as stage:
-        assert [player.told["variant"] for player in stage.players] == ["cpu:1"] * SIDES
+        assert [player.description["variant"] for player in stage.players] == ["cpu:1"] * SIDES
         for player in (*stage.players, *stage.wholes):
             assert player.pid is not None
             assert sorted(os.sched_getaffinity(player.pid)) == list(player.place.cores)

@@ -1,4 +1,4 @@
-"""The checks of Markdown: width of lines and English of sentences."""
+"""The checks of Markdown (width of lines, English of sentences) and of the words in Python texts."""
 
 from __future__ import annotations
 
@@ -90,3 +90,15 @@ def test_a_sentence_that_must_be_decoded_is_named(tmp_path: Path, text: str, fau
 def test_plain_sentences_and_code_pass(tmp_path: Path, text: str) -> None:
     ended = check(tmp_path / "page.md", text + "\n")
     assert (ended.stdout, ended.returncode) == ("", 0)
+
+
+def test_words_in_comments_and_strings_of_python_are_named_and_those_in_names_are_not(tmp_path: Path) -> None:
+    module = tmp_path / "module.py"
+    text = '"""Two parts, of\nwhich one."""\ntold = 1  # Nobody reads it\nshown = f"{told} and `nobody`, told"\n'
+    ended = check(module, text)
+    assert [line.partition(": ")[2] for line in ended.stdout.splitlines()] == [
+        '"of which" in a comment or a string',
+        '"nobody" in a comment or a string',
+        '"told" in a comment or a string',
+    ]
+    assert [line.split(":")[1] for line in ended.stdout.splitlines()] == ["1", "3", "4"]

@@ -177,8 +177,8 @@ class TuningRecord(JsonObject):
 
     @property
     def choosing_s(self) -> float:
-        """Median of the repeats that choose, by which schedules are compared and which is told of none: that of the
-        fastest of many is shorter than it takes. Where the repeats are not divided, `median_s`.
+        """Median of the repeats for selection. It compares schedules and is not reported: the fastest of many looks
+        faster than it is. Where the repeats are not divided, `median_s`.
         """
         return _median(self.run_secs[: self.policy.choosing]) if self.policy.choosing else self.median_s
 

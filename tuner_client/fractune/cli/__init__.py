@@ -103,7 +103,7 @@ def main(args: Sequence[str] | None = None) -> int:
 
 
 def _silence(*streams: TextIO) -> None:
-    """Write no more to where nobody reads: Python would complain when it flushes at exit."""
+    """Write no more to a stream without a reader: Python would complain when it flushes at exit."""
     for stream in streams:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 

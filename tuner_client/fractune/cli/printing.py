@@ -32,7 +32,7 @@ def print_picture(picture: Path | None) -> None:
 
 
 def print_result(job: JobStatus, bundle: str, step: str = "") -> None:
-    """`step` says of which part of the work the job was, where there were others: ` in the last step`."""
+    """`step` names the job's part of the work, where there were others: ` in the last step`."""
     latency, cross, times = latency_table(job), cross_text(model_table(job)), time_table(job, HEAVIEST)
     for table in (latency, cross, times):
         table_console().print(table.grid())

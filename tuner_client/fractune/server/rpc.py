@@ -40,7 +40,7 @@ RECONNECT_S = 60.0
 again
 """
 SAY_EVERY_S = 5.0
-"""how often whoever follows a job is told that its server is away"""
+"""how often a client that follows a job reports that its server is away"""
 RECONNECT_EVERY_S = 0.1
 _NO_ANSWER = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 _MAX_MESSAGE_BYTES = 64 << 20

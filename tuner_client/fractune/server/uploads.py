@@ -38,7 +38,7 @@ def send_model(call: Call, models: rpc.ModelServiceStub, path: Path, is_closed: 
     """
     check_file_name(path.name, "the model file's name")
     upload = _Upload(call, models, path, is_closed)
-    found = upload.ask()  # a server that is not there is no cut, and told at once
+    found = upload.ask()  # an unreachable server is not a cut, and reported at once
     while found is None:
         try:
             return upload.send()

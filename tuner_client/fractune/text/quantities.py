@@ -20,7 +20,7 @@ def parse_bytes(option: str, text: str) -> int:
         raise BadRequest(f"{option} '{text}': write a size such as 2GiB, 500MiB or 1000000")
     size = int(form[1]) * _BYTES[form[2]]
     if size > _MOST_BYTES:
-        raise BadRequest(f"{option} '{text}': at most {_MOST_BYTES} bytes can be told")
+        raise BadRequest(f"{option} '{text}': at most {_MOST_BYTES} bytes are allowed")
     return size
 
 

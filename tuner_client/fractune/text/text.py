@@ -53,7 +53,7 @@ def moment_text(secs: float) -> str:
 
 
 def spent_text(spent_s: Mapping[str, float]) -> str:
-    """Seconds by name, without those that nobody noticed: `starting 3.2 s, ingesting 9.1 s`."""
+    """Seconds by name, without negligible ones: `starting 3.2 s, ingesting 9.1 s`."""
     return ", ".join(f"{name} {secs:.1f} s" for name, secs in spent_s.items() if secs >= _NOTICED_S)
 
 

@@ -96,16 +96,16 @@ def taus(pairs: Pairs) -> dict[str, float | None]:
 
 def explain(settings: Sequence[Pairs]) -> Explanation | None:
     """The explanation of the spread of the pairs of some settings; None where no setting has two watched pairs."""
-    told = [pairs for pairs in settings if len(pairs) > 1]
-    if not told:
+    comparable = [pairs for pairs in settings if len(pairs) > 1]
+    if not comparable:
         return None
-    by_setting = [taus(pairs) for pairs in told]
-    found = {cause: _Tau.mean(told, [each[cause] for each in by_setting]) for cause in CAUSES}
+    by_setting = [taus(pairs) for pairs in comparable]
+    found = {cause: _Tau.mean(comparable, [each[cause] for each in by_setting]) for cause in CAUSES}
     causes = sorted((cause for cause in CAUSES if found[cause].explains), key=lambda cause: -(found[cause].value or 0))
-    halves = _halves(told, CAUSES[causes[0]]) if causes else (None, None)
-    anchored = [pair for pairs in told for pair in pairs.values() if all(each.anchor_ratio > 0 for each in pair)]
+    halves = _halves(comparable, CAUSES[causes[0]]) if causes else (None, None)
+    anchored = [pair for pairs in comparable for pair in pairs.values() if all(each.anchor_ratio > 0 for each in pair)]
     return Explanation(
-        pairs=sum(map(len, told)),
+        pairs=sum(map(len, comparable)),
         taus={cause: tau.value for cause, tau in found.items()},
         causes=causes,
         calm_spread=halves[0],

@@ -15,7 +15,7 @@ from fractune_core.fleet.redis_names import MARK_TTL_S, PREFIX
 DONE = PREFIX + "done"
 """of the id of work: it has been delivered or taken back, and is not done again"""
 CANCELLED = PREFIX + "cancelled"
-"""of a round, or of a job for work that is of no round: nobody wants it any more"""
+"""of a round, or of a job for work without a round: it is no longer needed"""
 HANDED_BACK = PREFIX + "handed-back"
 """of the id of work: its worker has ended for reasons of its own, no death to hold against the work"""
 

@@ -300,7 +300,7 @@ class Proposed(TypedDict):
 
 
 class SearchForgotten(TypedDict):
-    """In place of Proposed, where the instance does not know a search that it was not told of anew."""
+    """In place of Proposed, if the instance does not know the search and got no records of it."""
 
     event: Literal["search_forgotten"]
     job: str

@@ -80,7 +80,7 @@ def check_work(work: Work) -> None:
 
 
 def _unreadable(error: Exception) -> Refused:
-    return Refused(f"nobody here can read it ({error}); is a part of the fleet of another version?")
+    return Refused(f"no part here can read it ({error}); is a part of the fleet of another version?")
 
 
 def _check_age(age_s: float) -> None:

@@ -1,6 +1,6 @@
 """The entries of live workers in Redis: each a key that expires by Redis's own clock, all named in one set.
 
-So nobody looks through the keys of Redis to find them, and clocks of hosts that differ keep no dead worker alive.
+So the keys of Redis need no scan, and hosts with different clocks keep no dead worker alive.
 """
 
 from __future__ import annotations

@@ -303,8 +303,8 @@ class JobSpec(_message.Message):
     fresh: _builtins.bool
     """Reads nothing that another job measured, and shares no search with one."""
     webhook: _builtins.str
-    """Where the server is to POST what became of the job, when it has ended: for a server that calls webhooks. It is shown
-    to nobody, and so is empty in every Job.
+    """Address to which the server POSTs the job's result when it has ended, if the server calls webhooks. It is a secret,
+    and so is empty in every Job.
     """
     @_builtins.property
     def shares(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -1636,7 +1636,7 @@ class ListRecordsResponse(_message.Message):
     def records(self) -> _containers.RepeatedCompositeFieldContainer[Global___Record]: ...
     @_builtins.property
     def arithmetic(self) -> _containers.MessageMap[_builtins.str, Global___Arithmetic]:
-        """By workload hash: of those among the records of which it is known."""
+        """By workload hash, for those workloads of the records for which it is known."""
 
     @_builtins.property
     def roofs(self) -> _containers.MessageMap[_builtins.str, Global___Roof]:
@@ -1959,7 +1959,7 @@ class MatchModelRequest(_message.Message):
     loosest: _builtins.str
     """The loosest way to match that is allowed: "exact", "near" or "robust" (the default)."""
     allow_unmeasured: _builtins.bool
-    """Offer the fastest of the nearest share also where nobody has measured what it loses elsewhere."""
+    """Offer the fastest of the nearest share also where its loss elsewhere was not measured."""
     scope: _builtins.str
     """Only by records of this scope; empty = the server's."""
     @_builtins.property

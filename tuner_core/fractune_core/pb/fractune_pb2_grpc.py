@@ -1084,7 +1084,7 @@ class FleetService:
 class PlanServiceStub:
     """---- Plans ------------------------------------------------------------------------------------
 
-    Which model goes onto which part of which device. Nothing is changed anywhere: a plan is for a person to confirm.
+    The placement of models on parts of devices. Nothing is changed anywhere: a plan is for a person to confirm.
     """
 
     def __init__(self, channel):
@@ -1103,7 +1103,7 @@ class PlanServiceStub:
 class PlanServiceServicer:
     """---- Plans ------------------------------------------------------------------------------------
 
-    Which model goes onto which part of which device. Nothing is changed anywhere: a plan is for a person to confirm.
+    The placement of models on parts of devices. Nothing is changed anywhere: a plan is for a person to confirm.
     """
 
     def MakePlan(self, request, context):
@@ -1133,7 +1133,7 @@ def add_PlanServiceServicer_to_server(servicer, server):
 class PlanService:
     """---- Plans ------------------------------------------------------------------------------------
 
-    Which model goes onto which part of which device. Nothing is changed anywhere: a plan is for a person to confirm.
+    The placement of models on parts of devices. Nothing is changed anywhere: a plan is for a person to confirm.
     """
 
     @staticmethod

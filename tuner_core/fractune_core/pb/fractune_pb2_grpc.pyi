@@ -375,7 +375,7 @@ def add_FleetServiceServicer_to_server(servicer: FleetServiceServicer, server: _
 class PlanServiceStub:
     """---- Plans ------------------------------------------------------------------------------------
 
-    Which model goes onto which part of which device. Nothing is changed anywhere: a plan is for a person to confirm.
+    The placement of models on parts of devices. Nothing is changed anywhere: a plan is for a person to confirm.
     """
 
     @_typing.overload
@@ -391,7 +391,7 @@ class PlanServiceStub:
 class PlanServiceAsyncStub(PlanServiceStub):
     """---- Plans ------------------------------------------------------------------------------------
 
-    Which model goes onto which part of which device. Nothing is changed anywhere: a plan is for a person to confirm.
+    The placement of models on parts of devices. Nothing is changed anywhere: a plan is for a person to confirm.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -403,7 +403,7 @@ class PlanServiceAsyncStub(PlanServiceStub):
 class PlanServiceServicer(metaclass=_abc_1.ABCMeta):
     """---- Plans ------------------------------------------------------------------------------------
 
-    Which model goes onto which part of which device. Nothing is changed anywhere: a plan is for a person to confirm.
+    The placement of models on parts of devices. Nothing is changed anywhere: a plan is for a person to confirm.
     """
 
     @_abc_1.abstractmethod

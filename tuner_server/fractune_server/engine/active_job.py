@@ -51,7 +51,7 @@ class TrialCounts:
 
 
 class SingleWork(NamedTuple):
-    """Work of which a job has at most one piece in progress."""
+    """Work with at most one piece of a job in progress."""
 
     do: Literal["ingest", "compile", "time_model"]
     share: str = ""

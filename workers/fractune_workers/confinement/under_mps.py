@@ -18,7 +18,7 @@ from fractune_workers.gpu.process import GpuProcess
 
 _MIB = 1 << 20
 _UNITS = {"G": 1 << 30, "M": _MIB}
-# Limits are told for each device that a client sees; it sees one, number 0.
+# A limit is set for each device that a client sees; it sees one, number 0.
 _MEMORY_LIMIT = re.compile(r"(?:^|,)0=([1-9][0-9]*)([GM])B?(?:,|$)")
 
 
@@ -84,7 +84,7 @@ class UnderMps(ABC):
     def enter(self) -> None:
         """Check that this process was started with what it needs, and wait until the server lets clients in.
 
-        CUDA reads the variables when it starts, which is here. Raises ShareNotReady when the server lets in nobody yet.
+        CUDA reads the variables when it starts, which is here. Raises ShareNotReady if the server accepts no client.
         """
         self._process.check_start(self._client_needs())
         self._process.check_start(self._share_needs())

@@ -28,8 +28,7 @@ def visible_gpu(gpus: Sequence[Gpu]) -> Gpu:
     if len(found) != 1:
         there = ", ".join(gpu.uuid for gpu in gpus)
         raise ShareUnavailable(
-            f"{VISIBLE_DEVICES}='{named}' names no one GPU; name it by its number or its UUID, of which there "
-            f"are: {there}"
+            f"{VISIBLE_DEVICES}='{named}' does not name one GPU; give its number or its UUID (here: {there})"
         )
     return found[0]
 

@@ -94,12 +94,12 @@ def test_a_result_is_no_work_and_an_entry_is_good_for_its_worker_alone() -> None
 )
 def test_what_the_fleet_signed_and_nobody_here_can_read_is_refused(whole: Any) -> None:
     message = sign_json(b"ours", f"work on the queue {COMPILE_QUEUE}", whole)
-    with pytest.raises(Refused, match=r"nobody here can read it .*of another version"):
+    with pytest.raises(Refused, match=r"no part here can read it .*of another version"):
         open_work(b"ours", COMPILE_QUEUE, "w1", message)
 
 
 @pytest.mark.parametrize("changes", [{"do": "dig"}, {"share": None}, {"bundle": ["b"]}])
 def test_work_that_no_worker_could_do_is_none(changes: dict[str, Any]) -> None:
     check_work(WORK)
-    with pytest.raises(Refused, match="nobody here can read it"):
+    with pytest.raises(Refused, match="no part here can read it"):
         check_work(WORK | changes)

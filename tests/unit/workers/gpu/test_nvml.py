@@ -122,7 +122,7 @@ def test_the_worker_has_the_first_gpu_that_is_named(
 @pytest.mark.parametrize("visible", ["", "-1", "2", "GPU-0000000", "GPU-77", "MIG-00000001", "H200"])
 def test_a_name_that_means_no_one_gpu_is_refused(visible: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    with pytest.raises(ShareUnavailable, match=f"CUDA_VISIBLE_DEVICES='{visible}' names no one GPU"):
+    with pytest.raises(ShareUnavailable, match=f"CUDA_VISIBLE_DEVICES='{visible}' does not name one GPU"):
         visible_gpu(NvidiaMl(SimulatedNvml(*PAIR)).gpus())
 
 

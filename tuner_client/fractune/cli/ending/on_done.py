@@ -51,10 +51,10 @@ def _run(command: str | None, job: JobStatus | None, fetched: Fetched, exit_code
     if command is None or job is None or job.state.open:
         return
     sys.stdout.flush()
-    # All that it is told is in its environment and none in its text: no name of a model can become a command. What it
+    # All its data is in its environment and none in its text: no name of a model can become a command. What it
     # prints goes to standard error: standard output is the result's alone.
-    told = news(job, fetched, exit_code, message)
-    ended = subprocess.run(["/bin/sh", "-c", command], env={**os.environ, **told}, stdout=2, check=False)
+    variables = news(job, fetched, exit_code, message)
+    ended = subprocess.run(["/bin/sh", "-c", command], env={**os.environ, **variables}, stdout=2, check=False)
     if ended.returncode != 0:
         print(f"note: the command of --on-done ended with code {ended.returncode}", file=sys.stderr)
 

@@ -48,7 +48,7 @@ class JobCost:
     """without its operators"""
     spent: tuple[Spending, ...]
     token: str = ""
-    """whose the job is, where that was asked for; empty = nobody's"""
+    """the job's token, if requested; empty = none"""
 
     @property
     def share_s(self) -> dict[str, float]:
@@ -103,7 +103,7 @@ def cpu_s(spent: Iterable[Spending]) -> float:
 
 
 def by_token(costs: Iterable[JobCost]) -> dict[str, list[JobCost]]:
-    """The jobs of each token, in the order of their ids; those that are nobody's under the empty text."""
+    """The jobs of each token, in the order of their ids; those without a token under the empty text."""
     found: defaultdict[str, list[JobCost]] = defaultdict(list)
     for each in costs:
         found[each.token].append(each)

@@ -28,7 +28,7 @@ def open_child(args: list[str]) -> dict[str, Callable[..., Any]]:
     share, cores, kind, what, turns = args
     confinement = confinement_for(Share.parse(share), [int(core) for core in cores.split(",") if core])
     confinement.enter()
-    told, call = bubble(int(what)) if kind == "bubble" else _model(what, share)
+    description, call = bubble(int(what)) if kind == "bubble" else _model(what, share)
     turn = Turns(Path(turns)).turn if turns else contextlib.nullcontext
     loops = Loops(call, turn)
 
@@ -40,7 +40,7 @@ def open_child(args: list[str]) -> dict[str, Callable[..., Any]]:
             call()
         secs = (time.monotonic() - began) / _FIRST_CALLS
         confinement.verify()
-        return {**told, "secs": secs}
+        return {**description, "secs": secs}
 
     return {"look": look, "loop": loops.loop, "serve": loops.serve, "work": loops.work}
 
@@ -120,8 +120,8 @@ def _model(path: str, share: str) -> tuple[dict[str, Any], Callable[[], Any]]:
     model = load(path, share=share)
     inputs = model.placed(model.random_inputs())
     choice = model.choice
-    told = {"variant": choice.variant, "how": choice.how.value, "reason": choice.reason}
-    return told, lambda: model.run_tensors(inputs)
+    description = {"variant": choice.variant, "how": choice.how.value, "reason": choice.reason}
+    return description, lambda: model.run_tensors(inputs)
 
 
 def bubble(mebibytes: int) -> tuple[dict[str, Any], Callable[[], Any]]:

@@ -144,7 +144,7 @@ def _latencies(stage: Stage, figures: SharingFigures, rates: Sequence[float]) ->
 
 
 def _sides(stage: Stage) -> tuple[PairSide, PairSide]:
-    wholes = {player.program: player.told for player in stage.wholes}
+    wholes = {player.program: player.description for player in stage.wholes}
     one, other = (_side(player, wholes.get(player.program, {})) for player in stage.players)
     return one, other
 
@@ -153,10 +153,15 @@ def _side(player: Player, whole: dict[str, str]) -> PairSide:
     name, share = player.program.name, str(player.place.share)
     if not player.program.is_model:
         return PairSide(name, share)
-    chosen = [told for told in (player.told, whole) if told]
-    is_measured = all(told["how"] != How.NONE.value for told in chosen)
+    chosen = [description for description in (player.description, whole) if description]
+    is_measured = all(description["how"] != How.NONE.value for description in chosen)
     return PairSide(
-        name, share, player.told["variant"], player.told["reason"], whole.get("variant", ""), is_measured=is_measured
+        name,
+        share,
+        player.description["variant"],
+        player.description["reason"],
+        whole.get("variant", ""),
+        is_measured=is_measured,
     )
 
 

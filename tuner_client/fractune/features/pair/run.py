@@ -52,7 +52,7 @@ class Program:
 
 
 class Player:
-    """A process at a place, that runs one program in a loop when told."""
+    """A process at a place, that runs one program in a loop on request."""
 
     def __init__(self, program: Program, place: Place, turns: str, env: Mapping[str, str]) -> None:
         from fractune.inference.tvm_runtime.runtime import SPIN_COUNT, SPIN_YIELDS
@@ -61,7 +61,7 @@ class Player:
         from fractune_workers.confinement import confinement_for
 
         self.program, self.place = program, place
-        self.told: dict[str, Any] = {}
+        self.description: dict[str, Any] = {}
         """what runs, and `secs` of an inference: known once it is ready"""
         self._confinement = confinement_for(place.share, place.cores)
         self._confinement.probe()
@@ -78,7 +78,7 @@ class Player:
     @property
     def secs(self) -> float:
         """Of an inference, before anything was timed with care."""
-        return float(self.told["secs"])
+        return float(self.description["secs"])
 
     @property
     def pid(self) -> int | None:
@@ -111,7 +111,7 @@ class Stage:
     def prepare(self) -> None:
         """Start everything, one after the other, and learn how long an inference takes."""
         for player in dict.fromkeys((*self.players, *self.wholes)):
-            player.told = player.call("look", 0.0).result()
+            player.description = player.call("look", 0.0).result()
 
     @property
     def models(self) -> tuple[Player, ...]:
@@ -160,7 +160,7 @@ class Stage:
         return [loop.result() for loop in loops][: len(self.models)]
 
     def begin_s(self) -> float:
-        """When what is told to several now may begin: all are warm by then."""
+        """When a block of several programs may begin: all are warm by then."""
         return time.monotonic() + _WARM_S + 4 * max(player.secs for player in self.players)
 
     def _alone(self, player: Player, lasts_s: float) -> list[float]:

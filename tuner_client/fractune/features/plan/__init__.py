@@ -1,1 +1,1 @@
-"""Which model goes onto which part of which device."""
+"""The placement of models on parts of devices."""

@@ -82,7 +82,7 @@ def _cores(part: PlannedPart) -> str:
 
 
 def _compose(plan: Plan) -> Iterator[str]:
-    """A service for each process, pinned to its part. One file for each host with CPUs: they are told apart by name."""
+    """A service for each process, pinned to its part. One file for each host with CPUs: their names differ."""
     if plan.layouts == Layouts.GREEN:
         raise BadRequest("--apply compose: green contexts are made inside a process; use commands")
     yield "services:"

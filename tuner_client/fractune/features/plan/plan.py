@@ -1,4 +1,4 @@
-"""Plans: which model goes onto which part of which device, by bundles, by stated times, or by what a log knows."""
+"""Plans: the placement of models on parts of devices, from bundles, stated times, or a log."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ _EMPTY_STEPS = 2
 
 
 class GoalEnd(StrEnum):
-    """Why a tuning with a goal ended; the values are what people are told."""
+    """Why a tuning with a goal ended; the values are printed."""
 
     BEATEN = "it is beaten at every share"
     MINUTES = "the minutes are over"
@@ -133,7 +133,7 @@ def next_trials(reached: int, operators: int, most: int | None) -> int:
 def goal_end(goal: Goal, known: int, most: int | None, empty_steps: int, *, minutes_over: bool) -> GoalEnd | None:
     """Why a tuning ends after the last step of `goal`; None = it goes on.
 
-    The log holds `known` trials, of which there may be `most`; that many steps in a row found nothing new.
+    The log holds `known` trials, and may hold `most`; that many steps in a row found nothing new.
     """
     if goal.beaten:
         return GoalEnd.BEATEN

@@ -80,9 +80,9 @@ def tune(
         if until_beats is not None and is_fused(path):
             raise BadRequest(f"{path.name} is a fused model, which no peer runs; leave until_beats out")
         if fresh and until_beats is not None:
-            raise BadRequest("fresh: until_beats tunes in steps, of which each reads what those before it measured")
+            raise BadRequest("fresh: until_beats tunes in steps, and each reads the measurements of those before it")
         if webhook and until_beats is not None:
-            raise BadRequest("webhook: until_beats tunes in steps, of which each is a job; leave one of them out")
+            raise BadRequest("webhook: until_beats tunes in steps, and each is a job; leave one of them out")
         where = named_server(state, server)
         goal = goal_spec(until_beats, by, spec, minutes=minutes, trials=trials, server=where)
         if goal is not None:

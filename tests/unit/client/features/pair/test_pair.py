@@ -38,9 +38,9 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Callable[..., SimpleNamespace]:
 
         @contextmanager
         def staged(programs: tuple[Program, Program], arrangement: Arrangement, *_: Any) -> Iterator[SimpleNamespace]:
-            told = {"variant": "cpu:1", "how": how, "reason": "tuned at 1 core"}
+            description = {"variant": "cpu:1", "how": how, "reason": "tuned at 1 core"}
             players = [
-                SimpleNamespace(program=program, place=place, told=told if program.is_model else {})
+                SimpleNamespace(program=program, place=place, description=description if program.is_model else {})
                 for program, place in zip(programs, arrangement.places, strict=True)
             ]
             asked.arrangement = arrangement

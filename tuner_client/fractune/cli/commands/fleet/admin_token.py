@@ -1,4 +1,4 @@
-"""`fractune admin token`: who may call a server, told on its own machine, also while it runs."""
+"""`fractune admin token`: tokens for callers of a server, managed on its own machine, also while it runs."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def create(
     uploads = None if upload_bytes is None else parse_bytes("--upload-bytes", upload_bytes)
     quotas = Quotas(open_jobs, trials_a_day, uploads)
     address = _address(state, database, database_password_file)
-    # The file first: a token that nobody has must not be left in the database.
+    # The file first: a token without an owner must not be left in the database.
     descriptor = _new_file(out)
     try:
         made = server_admin(address).create_token(

@@ -64,7 +64,8 @@ def server(
         str, typer.Option("--webhook-hosts", metavar="HOST,...", help="Hosts that jobs may have called at their end.")
     ] = "",
     webhook_secret_file: Annotated[
-        Path | None, typer.Option("--webhook-secret-file", help="With --webhook-hosts: signs what is told there.")
+        Path | None,
+        typer.Option("--webhook-secret-file", help="With --webhook-hosts: the secret that signs the calls."),
     ] = None,
     ready_file: Annotated[
         Path | None, typer.Option("--ready-file", help="Write the bound address here once serving.")

@@ -104,8 +104,8 @@ def dead(
         found, total = client.log.unreadable(limit=limit)
     for each in found:
         at = each.set_aside_at.isoformat()
-        told = {"set_aside_at": at, "place": each.place, "reason": each.reason, "event": each.event}
-        print(json.dumps(told) if as_json else f"{at}  {each.place}  {each.reason}\n  {each.event}")
+        shown = {"set_aside_at": at, "place": each.place, "reason": each.reason, "event": each.event}
+        print(json.dumps(shown) if as_json else f"{at}  {each.place}  {each.reason}\n  {each.event}")
     if not as_json:
         print(f"{len(found)} of {total} unreadable results")
 

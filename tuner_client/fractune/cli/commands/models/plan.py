@@ -1,4 +1,4 @@
-"""`fractune plan`: which model goes onto which part of which device."""
+"""`fractune plan`: the placement of models on parts of devices."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def plan(
 ) -> None:
     """Plan models onto parts of devices: the fewest devices for their rates, or the best layout of one device."""
     if minimise is not None and gpus is not None:
-        raise BadRequest("--gpus and --minimise exclude each other: --gpus N allows N devices, of which few are used")
+        raise BadRequest("--gpus and --minimise exclude each other: --gpus N allows N devices, and few may be used")
     if apply and apply not in FORMS:
         raise BadRequest(f"--apply {apply}: write {', '.join(FORMS)}")
     check_picture(picture)

@@ -145,9 +145,7 @@ def _check_detached(given: dict[str, object]) -> None:
     """Who leaves at once cannot do what comes at the end."""
     for option, value in given.items():
         if value is not None:
-            raise BadRequest(
-                f"{option} and --detach exclude each other: nobody waits for the end; 'fractune watch' can"
-            )
+            raise BadRequest(f"{option} and --detach exclude each other: --detach does not wait; 'fractune watch' does")
 
 
 def _leave(model: Path, shares: str, asked: dict[str, Any], place: options.JobPlace, *, as_json: bool) -> None:

@@ -1,4 +1,4 @@
-"""What held the clock of a GPU down during a measurement. Of the records that are there nobody knows."""
+"""Causes that lowered a GPU's clock during a measurement. They are unknown for existing records."""
 
 from __future__ import annotations
 

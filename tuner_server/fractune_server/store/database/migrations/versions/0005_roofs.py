@@ -1,4 +1,4 @@
-"""Roofs of shares, and what operators ask of them. Of the workloads that are there nobody knows."""
+"""Roofs of shares, and operations and bytes of workloads. They are unknown for existing workloads."""
 
 from __future__ import annotations
 

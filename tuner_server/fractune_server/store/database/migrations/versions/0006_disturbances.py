@@ -1,4 +1,4 @@
-"""What disturbed a measurement, and how often it was made. Of the records that are there nobody knows."""
+"""Disturbances of a measurement, and its number of attempts. Both are unknown for existing records."""
 
 from __future__ import annotations
 

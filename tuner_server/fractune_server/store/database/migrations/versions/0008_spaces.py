@@ -1,4 +1,4 @@
-"""How many candidates the exhausted space of an operator held. Of the operators that are there nobody knows."""
+"""Number of candidates in the exhausted space of an operator. It is unknown for existing operators."""
 
 from __future__ import annotations
 

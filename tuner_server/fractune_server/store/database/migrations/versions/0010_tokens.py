@@ -1,4 +1,4 @@
-"""Tokens, and whose a job or a model is. Those that are there are nobody's."""
+"""Tokens, and the token of each job and model. Existing jobs and models have none."""
 
 from __future__ import annotations
 
