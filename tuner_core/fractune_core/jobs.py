@@ -85,8 +85,9 @@ class JobSpec(JsonObject):
     target: str = ""
     """TVM's target as text; empty = the measuring worker's own processor"""
     trials: int = 256
-    """candidates to have measured over all operators, those already in the log counted in; 0 = search nothing: the
-    bundle holds the best that the log knows, and the untuned default where it knows nothing"""
+    """candidates to have measured over all operators, including those already in the log. 0 = search nothing: the
+    bundle holds the best in the log, and the untuned default elsewhere
+    """
     more: int = 0
     """candidates to measure beyond what the log holds; replaces `trials` when above 0"""
     minutes: float = 0.0

@@ -47,10 +47,10 @@ def connect(
     FRACTUNE_STATE, else the user's data folder. Raises ServerUnreachable when none runs there. `timeout_s` is for calls
     that are answered at once; uploads, downloads and matching have more. Following a job waits `reconnect_s` for a
     server that went away. With `ca`, the PEM file of the server's authority, calls go over TLS, with the token in
-    `token_file` and, where the server asks for one, the certificate in `client_cert` with its `client_key`. What is
-    None is taken from FRACTUNE_CA, FRACTUNE_TOKEN_FILE, FRACTUNE_CLIENT_CERT and FRACTUNE_CLIENT_KEY; a stack that was
-    found asks for nothing. Raises BadRequest for files that cannot be used, and for a token that would go to another
-    machine in plain text.
+    `token_file`. If the server requires a certificate, `client_cert` is used with its `client_key`. What is None is
+    taken from FRACTUNE_CA, FRACTUNE_TOKEN_FILE, FRACTUNE_CLIENT_CERT and FRACTUNE_CLIENT_KEY; a stack that was found
+    asks for nothing. Raises BadRequest for files that cannot be used, and for a token that would go to another machine
+    in plain text.
     """
     named = address or named_server(None, None)
     if named is None:

@@ -35,8 +35,8 @@ def load(
     public_key: str | bytes | None = None,
     policy: Policy = DEFAULT_POLICY,
 ) -> Model:
-    """Load the bundle at `path` for the share of this process, or for `share`: `cpu:N`, no larger; for a GPU
-    (`mps:PERCENT`, `mps-sm:CHUNKS`, `mig:...`, `full`) the share that the process must have.
+    """Load the bundle at `path` for the share of this process, or for `share`. A `cpu:N` may not be larger. For a GPU
+    (`mps:PERCENT`, `mps-sm:CHUNKS`, `mig:...`, `full`) it is the share that the process must have.
 
     With `public_key` (PEM text) a bundle that its owner did not sign is refused. `policy` limits the distance between
     the share and a variant's measurements. Raises BadBundle, BadRequest, ShareUnavailable, or FractuneError when TVM is

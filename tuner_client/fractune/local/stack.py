@@ -88,8 +88,8 @@ def plan_cores(shares: Sequence[Share], available: Sequence[int]) -> dict[str, l
 def plan_measurers(
     shares: Sequence[Share], wanted: Mapping[str, int], available: Sequence[int]
 ) -> list[tuple[Share, list[int]]]:
-    """The measurers and their cores: one for each share, then more, as many as `wanted` has by share (else the usual
-    number), while unused cores exist and one is left for builds.
+    """The measurers and their cores: one for each share, then more, up to the number by share in `wanted` (else the
+    usual number). More are added only while unused cores exist and one is left for builds.
     """
     plan = plan_cores(shares, available)
     measurers = [(share, plan.get(str(share), [])) for share in shares]

@@ -1,5 +1,5 @@
-"""A job from its request to its end, on a server or on a stack of its own; cancelled when the caller is stopped, unless
-the server goes on with it and the caller leaves it there.
+"""A job from its request to its end, on a server or on a stack of its own. It is cancelled when the caller is stopped,
+unless the caller leaves it to the server.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A table as people read it: rich text in a terminal, HTML in a notebook, plain data for programs.
 
-Names and messages come from models, workers and other users, so every text is shown as it is: rich takes none of it
+Names and messages come from models, workers and other users, so every text is shown literally. Rich takes none of it
 for markup, and a terminal acts on none of it.
 """
 

@@ -1,8 +1,8 @@
 """The roofline model (Williams, Waterman, Patterson: Roofline, CACM 52(4), 2009): how close to the limit a time is.
 
-An operator takes at least as long as its arithmetic takes at the peak, and as its traffic takes at the bandwidth of the
-memory: attainable seconds = max(flops / peak, bytes / bandwidth). The part of the roof that it reaches is attainable
-over measured seconds.
+An operator takes at least as long as its arithmetic at the peak, and as its traffic at the bandwidth of the memory. So
+attainable seconds = max(flops / peak, bytes / bandwidth). The part of the roof that it reaches is attainable over
+measured seconds.
 """
 
 from __future__ import annotations

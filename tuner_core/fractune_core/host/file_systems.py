@@ -14,8 +14,8 @@ _ESCAPED = re.compile(r"\\([0-7]{3})")
 
 
 def network_file_system(path: Path, mounts: Path | None = None) -> str | None:
-    """The type of the network file system that `path` lies on, such as `nfs4`; None for a local file system, or where
-    the table (`mounts`, by default the kernel's) cannot be read. The path need not exist.
+    """The type of the network file system that holds `path`, such as `nfs4`, or None for a local file system. Also None
+    if the table (`mounts`, by default the kernel's) cannot be read. The path need not exist.
     """
     try:
         lines = (mounts or MOUNTS).read_text(encoding="utf-8", errors="surrogateescape").splitlines()

@@ -46,7 +46,7 @@ def cpu_limit_s() -> int:
 def limit_memory(pid: int, memory_bytes: int) -> None:
     """Limit the private memory that the process `pid` and its children may write to. Raises ProcessLookupError.
 
-    Addresses, as in `limit_process`, would be the wrong measure: each thread takes 64 MiB or more of them that it
+    Addresses, as in `limit_process`, would be the wrong measure. Each thread takes 64 MiB or more of them that it
     hardly uses, and a measuring process has a thread for each core.
     """
     _lower(resource.RLIMIT_DATA, memory_bytes, pid)

@@ -1,7 +1,7 @@
 """The fewest devices that serve the rates, then the fewest units of them: two solves of one integer program.
 
 A layout is a path along a device's axis, so a fleet is a flow. Its paths, one for each device, lead from one end to the
-other over parts and gaps, with MIG's placement table as the arcs (Valerio de Carvalho's arc-flow form of cutting stock,
+other over parts and gaps. MIG's placement table has the arcs (Valerio de Carvalho's arc-flow form of cutting stock,
 1999). Models take parts by size; each needs as much throughput as its rate.
 """
 
@@ -94,8 +94,8 @@ def planned_model(model: ModelDemand, devices: tuple[tuple[PlannedPart, ...], ..
 
 @dataclass
 class _FleetProgram:
-    """Its variables: how many devices; how often each part lies at each of its places; gaps of length 1 at each place;
-    and how many parts of each size each model has.
+    """Its variables are the number of devices, the number of each part at each place, and gaps of length 1 at each
+    place. The last are the parts of each size for each model.
     """
 
     device: DeviceType

@@ -75,8 +75,8 @@ def _renamed_step(step: Any, table: _Table) -> Any:
 
 
 def _by_order(steps: Sequence[Any], names: Names) -> _Table:
-    """The blocks and buffers that the names of another model stand for. Steps: (1) the blocks that the design space
-    looks up; (2) blocks that only the postprocs look up; (3) buffers, with names that occur in the names of blocks that
+    """The blocks and buffers that the names of another model stand for. The steps are: (1) Blocks that the design space
+    looks up. (2) Blocks that only the postprocs look up. (3) Buffers with names that occur in the names of blocks that
     a schedule adds.
     """
     end = next((at for at, step in enumerate(steps) if step[0] == _POSTPROC), len(steps))

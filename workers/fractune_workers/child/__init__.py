@@ -157,8 +157,8 @@ class Child:
 
     @contextlib.contextmanager
     def preemptible_by(self, hold: Preemption) -> Iterator[None]:
-        """Within the block, the child is stopped (SIGSTOP) in mid-call whenever `hold` is wanted, and continued
-        once that has its cores again; the time in between does not count as the call's.
+        """Within the block, the child is stopped (SIGSTOP) in mid-call whenever `hold` is wanted. It continues once
+        `hold` has its cores again. The time in between does not count as the call's.
         """
         self._preemption = hold
         try:

@@ -1,9 +1,9 @@
 """Confinement: how a process is held to a share, one file for each mechanism.
 
-Every mechanism does the same four things: `probe` (could this share be had here?), `enter` (in the child, before
-TVM is loaded), `verify` (from inside, once TVM's threads run: what was granted?), `leave`. What a share needs outside
-the child, such as a daemon, is taken by the supervisor's `environment` and given back by its `leave`. And it tells the
-supervisor what a fault under it does to others: nothing for a mechanism that is `Contained`.
+Every mechanism has four methods. `probe` checks whether this share is possible here. `enter` runs in the child, before
+TVM is loaded. `verify` runs inside, once TVM's threads run, and returns the granted share. `leave` ends it. What a
+share needs outside the child, such as a daemon, is taken by the supervisor's `environment` and given back by its
+`leave`. And it tells the supervisor what a fault under it does to others: nothing for a mechanism that is `Contained`.
 """
 
 from __future__ import annotations

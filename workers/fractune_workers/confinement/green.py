@@ -1,7 +1,7 @@
 """`green:N`: N SMs by a green context, rounded up as CUDA does. No daemon, no root, one process.
 
-A cap and no reservation: CUDA keeps the green contexts of one process apart, and this one shares the GPU with those
-of other processes, one after the other, or side by side under an MPS daemon. Inside a percentage of MPS a green context
+A cap and no reservation: CUDA separates only the green contexts of one process. This one shares the GPU with those of
+other processes, one after the other, or side by side under an MPS daemon. Inside a percentage of MPS a green context
 may grow to the whole percentage, so it is refused there.
 """
 

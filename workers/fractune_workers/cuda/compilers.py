@@ -1,8 +1,7 @@
 """CUDA source -> cubin, for an explicit architecture and without a GPU: by NVRTC, or by nvcc where that is missing.
 
-NVRTC is preferred: one library and its headers, no host compiler, no other process. Both are given the options that
-TVM gives them, but for diagnostics, and for fast math, which is off unless it is asked for: it would break the
-comparison of outputs.
+NVRTC is preferred: one library and its headers, no host compiler, no other process. Both get TVM's own options, except
+for diagnostics and fast math. Fast math is off by default, because it would break the comparison of outputs.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The fault state of a device that several measurers of this host share, in a file, and which of them are alive.
 
 A folder for each device. The folder's lock is held for a change of the state; a member holds a lock of its own for as
-long as it lives. The kernel frees the locks of a process that dies, so that the next change removes the dead member:
-nothing has to be renewed, and no process ids are compared, which mean nothing between containers.
+long as it lives. The kernel frees the locks of a process that dies, so that the next change removes the dead member.
+Nothing has to be renewed. Process ids are not compared, because they mean nothing between containers.
 """
 
 from __future__ import annotations

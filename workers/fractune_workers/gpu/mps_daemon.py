@@ -1,5 +1,5 @@
-"""An MPS control daemon: one that runs is joined and never changed; one of our own is started for one GPU, used by
-all of this user's workers on it, and ended by the last of them.
+"""An MPS control daemon. A running daemon is joined and never changed. Our own is started for one GPU, used by all of
+this user's workers on it, and ended by the last of them.
 
 One daemon for each GPU: a fault stops every client of a server, and a server of several GPUs carries it to them all.
 """

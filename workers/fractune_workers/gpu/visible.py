@@ -45,8 +45,8 @@ def _is_named(gpu: Gpu, name: str) -> bool:
 def gpu_device(gpu: Gpu, l2_bytes: int) -> Device:
     """The whole GPU; `l2_bytes` is its second-level cache as CUDA shows it.
 
-    In MIG mode CUDA shows only an instance's part of the cache, and the whole cannot be asked for: it counts as not
-    known, and the GPU as another device than it is outside of that mode.
+    In MIG mode CUDA shows only an instance's part of the cache, and not the whole. So the cache counts as not known,
+    and the GPU as another device than outside of that mode.
     """
     return Device(
         kind="cuda",

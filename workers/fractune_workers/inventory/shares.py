@@ -121,8 +121,8 @@ def green_steps(gpu: Gpu) -> tuple[int, int]:
 
 
 def largest_green_share(gpu: Gpu) -> int:
-    """SMs of the largest `green:N` of the GPU that this process sees first, as CUDA splits it; where CUDA cannot be
-    asked, as documented: the share's own proof then tells why.
+    """SMs of the largest `green:N` of the GPU that this process sees first, as CUDA splits it. Without CUDA the
+    documented number is used; the share's own proof then gives the reason.
     """
     step, least = green_steps(gpu)
     share = Share("green", str(least))

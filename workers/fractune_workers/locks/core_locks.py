@@ -1,8 +1,8 @@
 """A CPU measurement owns its cores: search and builds there wait. A GPU measurement leaves them running.
 
 One lock file for each core of the host. Search and builds hold their cores' locks shared, a measurement on the CPU
-holds its own exclusively. A turnstile lets a waiting measurement in before work that came after it; work in progress
-sees that it is taken, stops its process and gives its cores up until the measurement is over. A measurement on a GPU
+holds its own exclusively. A turnstile lets a waiting measurement in before later work. Work in progress sees that the
+turnstile is taken, stops its process and releases its cores until the measurement is over. A measurement on a GPU
 (`gpu_slots`) holds the cores that launch its kernels shared, as builds do: builds go on beside it, and no CPU
 measurement runs on those cores. The kernel frees the locks of a process that dies.
 """
@@ -45,9 +45,8 @@ class CoreLocks:
         self._claims = contextlib.ExitStack()
 
     def claim(self, available: Sequence[int], count: int) -> list[int]:
-        """The first `count` of the `available` cores that no other measurer of this host has claimed, claimed until
-        this process ends; the first ones where fewer are left: their measurements alternate, and the log
-        says so.
+        """Claim the first `count` of the `available` cores that no other measurer of this host has claimed, until this
+        process ends. If fewer are left, return the first ones: their measurements alternate, and the log says so.
         """
         with locked(self.directory / "claims"), contextlib.ExitStack() as claimed:
             cores: list[int] = []

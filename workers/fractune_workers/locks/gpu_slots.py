@@ -1,8 +1,8 @@
 """Slots on a GPU: measurements run side by side as long as their claims fit, or alone; first come, first served.
 
 A folder for each GPU, with a file for each claim. Its holder locks it; the kernel frees the claims of a process that
-dies. A claim waits in the turnstile until it fits, and later ones wait behind it: a validation that wants the GPU to
-itself is not overtaken by trials that would still fit.
+dies. A claim waits in the turnstile until it fits, and later ones wait behind it. So trials that would still fit do not
+overtake a validation that needs the GPU alone.
 """
 
 from __future__ import annotations

@@ -2,10 +2,9 @@
 
 A trial is timed shortly, and once more for longer when it can win, one candidate after the other. Finalists are
 validated (`fractune_workers.measuring.validation`). A batch is void when the anchor kernel after it differs from the
-anchor before it, when the GPU was slowed down meanwhile to be saved from heat or from its power supply, or when its
-threads were kept from their cores for too long: the machine changed under it, or was not its own. It is measured again,
-a few times at most; the records then say how often, how far the anchor was off, what held the clock down, and what
-disturbed them.
+anchor before it. It is void when heat or the power supply slowed the GPU down meanwhile. It is also void when its
+threads were kept from their cores for too long. It is measured again, a few times at most; the records then say how
+often, how far the anchor was off, what held the clock down, and what disturbed them.
 """
 
 from __future__ import annotations

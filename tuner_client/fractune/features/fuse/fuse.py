@@ -54,8 +54,8 @@ def fuse(
     the models leave open; with `run_script` Python files (TVMScript) among them run here. The file is `out`, by
     default `<first model>_x<slots>.fused` in the current folder.
 
-    Raises BadRequest for fewer than two models, for wrong slots and for names that no variant may have, BadModel where
-    the models are not built alike, StateUnusable, and FractuneError where TVM is not installed.
+    Raises BadRequest for fewer than two models, for wrong slots and for invalid names of variants. Raises BadModel if
+    the models have different structures, StateUnusable, and FractuneError if TVM is not installed.
     """
     count = check_slots(len(models), slots)
     fixed = input_shapes(inputs or {})

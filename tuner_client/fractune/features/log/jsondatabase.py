@@ -1,7 +1,7 @@
 """The tuning log and MetaSchedule's own JSONDatabase: a folder that stock TVM reads and writes.
 
-Such a folder knows neither shares nor devices nor wrong output: it takes published records of one share of
-one device, and what comes out of it counts as trials, to be checked before any of them is published.
+Such a folder knows neither shares nor devices nor wrong output. It takes published records of one share of one device.
+Records from such a folder count as trials, and are checked before publication.
 """
 
 from __future__ import annotations

@@ -102,9 +102,9 @@ class RecordFilter(TypedDict, total=False):
 class Log:
     """The tuning log, as `Client.log`.
 
-    Filters: `model` is part of a model's file name, or `models/SHA256`; `operator` part of an operator's name, or a
-    workload hash; `share` as it was asked for (`cpu:1`); `device` part of a device key; `kind` is `trial` or
-    `validation`; `job` a job's name. What is left empty lets everything pass, but `scope`: records are of one, by
+    Filters: `model` is part of a model's file name, or `models/SHA256`. `operator` is part of an operator's name, or a
+    workload hash. `share` is the requested one (`cpu:1`), `device` part of a device key. `kind` is `trial` or
+    `validation`, `job` a job's name. What is left empty lets everything pass, but `scope`: records are of one, by
     default the server's. BadRequest for a share or a kind that there cannot be.
     """
 
@@ -138,9 +138,9 @@ class Log:
     ) -> int:
         """Write all records that pass to `path`, and return their number.
 
-        `jsonl` can be read back; `csv` has one flat row for each record; `jsondatabase` is a folder for stock TVM, of
-        one share of one device, with validations only unless `kind` says otherwise. Raises BadRequest when `path` is
-        there and `force` is False, StateUnusable when it cannot be written, FractuneError without TVM for a folder.
+        `jsonl` can be read back; `csv` has one flat row for each record. `jsondatabase` is a folder for stock TVM, of
+        one share of one device, by default with validations only (`kind`). Raises BadRequest when `path` is there and
+        `force` is False, StateUnusable when it cannot be written, FractuneError without TVM for a folder.
         """
         only = record_filter(**wanted)
         check_export(Path(path), file_format, force=force)

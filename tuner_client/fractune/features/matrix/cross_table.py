@@ -33,9 +33,9 @@ class CrossTable:
     """Cells by variant (`untuned`, `robust` or the share it was tuned at), then by the share they ran at. What was not
     measured is absent.
 
-    All that is said of a table holds together with 95 %: each of its intervals leaves out the part of 5 % that falls to
-    one of as many comparisons as there are pairs of cells in a column (Bonferroni). The fastest of a column is found by
-    the same repeats that it is compared by, which is why all pairs count and not those with the fastest alone.
+    All statements of a table hold together with 95 %. Each of its intervals leaves out 5 % divided by the number of
+    comparisons, which is the number of pairs of cells in a column (Bonferroni). The fastest of a column is found by the
+    same repeats that it is compared by, which is why all pairs count and not those with the fastest alone.
     """
 
     name: str

@@ -71,8 +71,8 @@ def noise(
 ) -> NoiseResult:
     """Tell what a measurement under `share` is worth here, and how many may run at the same time.
 
-    Times `candidates` (8 to 200) twice in every setting, with each number of `measurers` (default: 1 and 2, on a GPU
-    up to 8), of the heaviest operator of `model` whose name has one of the parts in `only`, by default of a
+    Times `candidates` (8 to 200) twice in every setting, with each number of `measurers` (default: 1 and 2, on a GPU up
+    to 8). They are of the heaviest operator of `model` with one of the parts in `only` in its name, by default a
     convolution. The advice goes to `noise.json` in the folder `state`. `progress` prints lines to standard error,
     nothing (False), or calls a function with each line. While it runs, the environment of this process shows child
     processes where our packages lie.

@@ -66,8 +66,8 @@ def pair(
 ) -> PairResult:
     """Measure what it costs the models of two bundles to share this machine's processor.
 
-    Each has a share of its own (`shares`, two of them), both have the same (`overlap`), or they take turns there
-    (`in_turn`, by default on the whole machine); without any of these each has half of what this process may use.
+    Each has a share of its own (`shares`, two of them), both have the same (`overlap`), or they alternate there
+    (`in_turn`, by default on the whole machine). Without any of these each has half of this process's cores or GPU.
     `neighbour` is in place of `b`: `bubble:32MiB` streams through so much memory. `rounds` (7 at least) are timed, each
     alone, together, alone. `rate` is in requests a second, of both or of each: their latency is measured too. `seed`
     draws phases and arrivals. `progress` as of `noise`.

@@ -1,7 +1,7 @@
 """Two that share a processor, timed alone and together: each in a process of its own, confined as a measurement is.
 
 Core locks keep every other fractune process of this user away meanwhile. A round times blocks in an order that is the
-same from both ends (alone, together, alone), so that a machine that slowly changes its speed does so for all alike.
+same from both ends (alone, together, alone). So a slow change of the machine's speed affects all alike.
 """
 
 from __future__ import annotations

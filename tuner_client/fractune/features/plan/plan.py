@@ -80,9 +80,9 @@ def plan(
     Models with rates get the fewest devices, then the fewest units of them, and no more than `gpus` devices; without
     rates one device is divided for the most throughput. `layouts` is `mig`, `mps`, `green` or `cpu` and goes before
     what the file says. With `simulate` requests arrive at random in a simulation by `seed`, and the plan has as much
-    headroom as p99 needs. Times come from bundles and profiles, and of the file's `model` entries from the log of
-    `server`, or of the one-machine stack in `state`; with `measure` the shares that the plan depends on are timed there
-    first, without a search. A server that went away meanwhile is waited for `reconnect_s`.
+    headroom as p99 needs. Times come from bundles and profiles. Times of the file's `model` entries come from the log
+    of `server`, or of the one-machine stack in `state`. With `measure` the shares that the plan depends on are timed
+    there first, without a search. A server that went away meanwhile is waited for `reconnect_s`.
 
     Raises BadRequest, PlanInfeasible with the model that binds and what would do, BadBundle, FractuneError without the
     solver, and what `tune` raises where a log is asked.
@@ -119,8 +119,8 @@ class _Asked:
 
 
 def _measured_plan(source: PlanSource, read: PlanFile, gpus: int | None, layouts: str, asked: _Asked) -> PlanResult:
-    """Time the ends and the middle of each model's curve, then the parts that the plan takes without a measured time of
-    the whole model, until there are none that can be timed.
+    """Time the ends and the middle of each model's curve. Then time the parts that the plan takes without a measured
+    time of the whole model, until no such part can be timed.
     """
     done: set[tuple[str, str]] = set()
     wanted = {(name, share) for name in read.logged for share in _ends_and_middle(read)}

@@ -48,24 +48,23 @@ def tune(
 ) -> TuneResult:
     """Tune a model for shares of this machine, or of a server's machines, and write its bundle.
 
-    Without `server` (HOST:PORT or unix:PATH; default: FRACTUNE_SERVER) the stack is used that `fractune up` runs in the
-    folder `state` (default: FRACTUNE_STATE, else the user's data folder); where none does, one runs meanwhile, with
-    everything that it keeps in that folder. Ctrl-C cancels the job and ends that stack; what was measured stays in the
-    log.
+    Without `server` (HOST:PORT or unix:PATH; default: FRACTUNE_SERVER) the stack of `fractune up` in the folder `state`
+    is used (default: FRACTUNE_STATE, else the user's data folder). If none is running, one is started for this call,
+    with its data in that folder. Ctrl-C cancels the job and ends that stack; what was measured stays in the log.
 
     `shares` is `["cpu:1", "cpu:2"]` or `"cpu:1,cpu:2"`. `trials` candidates (default: 256) are measured in all, those
     in the log counted in, with 0 none: the bundle is of what the log knows; `more` is beyond the log. The search ends
     after `minutes`. With `until_beats="onnxruntime"` it ends when the bundle is faster than the ONNX model in ONNX
-    Runtime at every share of this machine's CPU, `by` more than that part (0.05 = 5 %) and beyond the noise, or after
-    `minutes` (default: 15), or at `trials` (default: no limit): `TuneResult.goal`. `round_size` is the most candidates
-    of a round. `target` is TVM's, by default the measuring processor. With `rerank` nothing is searched: so many of
-    every share's best are measured here. `only` names the operators to tune by parts of their names ("conv2d,dense").
-    `exact` leaves out implementations that round otherwise than the operator itself, as Winograd's convolutions do.
-    Jobs that run at the same time search an operator once, and read what the log holds of it: those of one `scope`
-    (default: the server's), and with `fresh` none but this one. `inputs` gives shapes to inputs that the model
-    leaves open. A Python file (TVMScript) is refused, unless with `run_script` its code may run here: then the
-    IRModule that it makes is tuned. `priority` is "low", "normal" or "high": beside others a job gets four times
-    the measurements of one that is one step lower, and none waits for ever. A server that allows it calls the
+    Runtime at every share of this machine's CPU. Faster means by more than the part `by` (0.05 = 5 %) and beyond the
+    noise. It also ends after `minutes` (default: 15), or at `trials` (default: no limit); see `TuneResult.goal`.
+    `round_size` is the most candidates of a round. `target` is TVM's, by default the measuring processor. With `rerank`
+    nothing is searched: so many of every share's best are measured here. `only` names the operators to tune by parts of
+    their names ("conv2d,dense"). `exact` leaves out implementations that round otherwise than the operator itself, as
+    Winograd's convolutions do. Jobs that run at the same time search an operator once, and read its records in the log.
+    They share within one `scope` (default: the server's), and with `fresh` not at all. `inputs` gives shapes to inputs
+    that the model leaves open. A Python file (TVMScript) is refused, unless with `run_script` its code may run here:
+    then the IRModule that it makes is tuned. `priority` is "low", "normal" or "high": beside others a job gets four
+    times the measurements of one that is one step lower, and none waits for ever. A server that allows it calls the
     address `webhook` when the job has ended. The bundle is the file `out` where that ends in `.fractune`, else
     `<model>.fractune` in the folder `out`. `progress` shows a bar, nothing (False), or calls a function with each
     JobStatus. A server that went away is waited for `reconnect_s`.

@@ -62,8 +62,8 @@ def time_beside(path: Path, model: Model, inputs: Mapping[str, Array], variants:
 
 
 def time_peer(path: Path, threads: int, shapes: Mapping[str, Sequence[int]], repeats: int) -> tuple[str, list[float]]:
-    """The version of ONNX Runtime, and seconds of one inference of the ONNX file at `path` in a loop, `repeats` times,
-    on random inputs; `shapes` for inputs that the model leaves open.
+    """The version of ONNX Runtime, and seconds of one inference of the ONNX file at `path`, on random inputs. The loop
+    runs `repeats` times; `shapes` are for open dimensions of the inputs.
 
     Raises BadModel when ONNX Runtime cannot load or run it, FractuneError when it is not installed.
     """

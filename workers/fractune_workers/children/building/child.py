@@ -53,8 +53,9 @@ class BuilderChild:
         return args_of(self._workloads[workload_hash][DIRECT])
 
     def build(self, workload_hash: str, target: str, trace: str, limit_cpu_s: int = _LIMIT_CPU_S) -> dict[str, Any]:
-        """Build one candidate: `status`, its one-line `cause`, `object` (bytes; for a GPU an archive of two object
-        files), `build_secs` (CPU seconds), and `versions` of the tools that made the code, without TVM.
+        """Build one candidate. The result has `status`, its one-line `cause`, `object` (bytes; for a GPU an archive of
+        two object files) and `build_secs` (CPU seconds). `versions` are those of the tools that made the code, without
+        TVM.
 
         Raises BadRequest or FractuneError when this machine builds nothing for the target, or the operator has no such
         implementation.

@@ -36,7 +36,7 @@ def with_implementations(
     direct: tvm.IRModule, others: Mapping[str, tvm.IRModule], chosen: Mapping[str, str]
 ) -> tvm.IRModule:
     """The prepared module `direct` with other implementations of the operators in `chosen` (name of an implementation
-    by workload hash), taken with their weights from the module of that name in `others`.
+    by workload hash). They come with their weights from the module of that name in `others`.
     """
     theirs = {name: calls_of(other) for name, other in others.items()}
     names = [chosen.get(workload_hash(function_of(direct, call)), "") for call in calls_of(direct)]

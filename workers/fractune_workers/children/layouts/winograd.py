@@ -4,8 +4,8 @@ For each pair of channels, an output tile of m x m pixels takes (m + 2)^2 multip
 With m = 2 this is 16 and 36, with m = 4 it is 36 and 144.
 
 Before and after the multiplications come sums over a tile: of the image, of the products, and, computed once, of the
-weights (Lavin and Gray, Fast Algorithms for Convolutional Neural Networks, CVPR 2016; F(4 x 4) with the points 0, 1,
--1, 2, -2). The multiplications are (m + 2)^2 matrix products.
+weights. Method: Lavin and Gray, Fast Algorithms for Convolutional Neural Networks, CVPR 2016; F(4 x 4) with the points
+0, 1, -1, 2, -2. The multiplications are (m + 2)^2 matrix products.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Turns products with one-hot matrices into lookups of rows, and computes operators over these rows in the table.
 
 Frameworks without an embedding write `one_hot(x) @ table`: each row of the product has one factor other than zero. The
-product becomes a lookup. Element-wise operators between its result and numbers that are the same for every row are
-computed on the table at compile time, where the table has at most as many rows as are looked up.
+product becomes a lookup. Element-wise operators with numbers that are the same for every row follow on the result. They
+are computed on the table at compile time, if the table has at most as many rows as are looked up.
 """
 
 from __future__ import annotations

@@ -19,9 +19,9 @@ _UNROLL_STEPS = [0, 16, 64, 512]
 def space_for(workload: Any, target: tvm.target.Target) -> Any:
     """A space generator, or MetaSchedule's name of one.
 
-    For a CPU, loops are vectorized as wide as a register, where MetaSchedule takes up to 64 elements: an epilogue
-    that is wider than the accumulators keeps LLVM from holding them in registers. For a GPU, MetaSchedule would by
-    itself take the space with tensor cores for everything.
+    For a CPU, loops are vectorized as wide as a register, where MetaSchedule takes up to 64 elements. An epilogue that
+    is wider than the accumulators prevents LLVM from holding them in registers. For a GPU, MetaSchedule would by itself
+    take the space with tensor cores for everything.
     """
     if target.kind.name == "cuda":
         return "cuda-tensorcore" if prepare_tensor_cores(workload, target) else "cuda"

@@ -86,8 +86,8 @@ def _sketches(sch: Any) -> list[Any]:
 
 
 def _schedule(sch: Any, *, by_rows: bool) -> None:
-    """The steps: (1) element-wise operators become part of the output; (2) chunks of the output; (3) the products of a
-    chunk in tiles of accumulators; (4) the image's sums, row by row of tiles.
+    """The steps are: (1) Element-wise operators become part of the output. (2) Chunks of the output. (3) The products
+    of a chunk in tiles of accumulators. (4) The image's sums, row by row of tiles.
     """
     gemm, output = (sch.get_sblock(name, "main") for name in (GEMM, OUTPUT))
     _inline_epilogue(sch, output)

@@ -95,7 +95,7 @@ class Processor:
     def engaged(self) -> Iterator[None]:
         """Within the block, this thread launches on the stream; the block ends when all launched work has ended.
 
-        Raises ChildDied when the device is lost: after an error of a kernel, CUDA refuses all further calls of this
+        Raises ChildDied when the device is lost. After an error of a kernel, CUDA refuses all further calls of this
         process, and the next call must not be blamed for it.
         """
         try:
