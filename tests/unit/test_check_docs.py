@@ -102,3 +102,14 @@ def test_words_in_comments_and_strings_of_python_are_named_and_those_in_names_ar
         '"told" in a comment or a string',
     ]
     assert [line.split(":")[1] for line in ended.stdout.splitlines()] == ["1", "3", "4"]
+
+
+def test_a_long_sentence_of_a_docstring_is_named(tmp_path: Path) -> None:
+    module = tmp_path / "module.py"
+    words = LONG_SENTENCE.replace("\n", " ")
+    ended = check(
+        module,
+        f'"""A module."""\n\n\ndef run() -> str:\n    """Run it.\n\n    {words}\n    """\n    return "{words}"\n',
+    )
+    assert ended.stdout.startswith(f"{module}:7: 31 words, at most 30: One word")
+    assert len(ended.stdout.splitlines()) == 1

@@ -7,7 +7,7 @@ count = 16                     # at most; left out = as many as needed
 
 [[models]]
 name = "resnet50"
-rate_per_s = 829               # of every model, or of none: then the best layout of one device is looked for
+rate_per_s = 829               # of every model; of none for the best layout of one device
 latency_ms = 205
 profile = [{share = "2g", batch = 8, throughput_per_s = 900, latency_ms = 18}]
 
