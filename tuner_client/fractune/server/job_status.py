@@ -8,7 +8,7 @@ from typing import Annotated
 
 from fractune_core.analysis.roofline import Arithmetic, Roof
 from fractune_core.codec.places import In
-from fractune_core.errors import JobCancelled, JobFailed, error_from_name
+from fractune_core.errors import JobCancelled, JobFailed, error_from_name, one_line
 from fractune_core.jobs import JobState
 from fractune_core.records import TuningRecord
 from fractune_core.shares import Device, GrantedShare
@@ -123,6 +123,11 @@ class JobStatus:
     """what a share can do at best, by share; one that is not known is absent"""
     trials_saved: int = 0
     """candidates of the budget that were not searched for, because the operators are near their roof"""
+
+    def __repr__(self) -> str:
+        trials = f"{self.candidates_had}/{self.trials_planned} trials"
+        shares = ", ".join(self.shares)
+        return f"JobStatus({self.name}: {self.state.value}, {one_line(self.model_name)} at {shares}, {trials})"
 
     @property
     def candidates_had(self) -> int:

@@ -30,6 +30,10 @@ class CostResult:
     prices: Prices | None = None
     """None = seconds alone"""
 
+    def __repr__(self) -> str:
+        count = f"{len(self.jobs)} job{'' if len(self.jobs) == 1 else 's'}"
+        return f"CostResult({count}{', with prices' if self.prices else ''})"
+
     @property
     def table(self) -> Table:
         """A row for each job. Raises BadRequest for a share that has no price."""

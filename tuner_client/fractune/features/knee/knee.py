@@ -16,7 +16,7 @@ from fractune.sessions.progress import ProgressOption, choose_view
 from fractune.sessions.running import finished_job
 from fractune.text.figure import Drawable
 from fractune.text.rendering import Table
-from fractune_core.errors import BadRequest
+from fractune_core.errors import BadRequest, one_line
 from fractune_core.jobs import JobSpec, job_options
 
 
@@ -26,6 +26,11 @@ class KneeResult(Drawable):
 
     reports: tuple[KneeReport, ...]
     """of the model first; an operator that was never measured is left out"""
+
+    def __repr__(self) -> str:
+        model, operators = self.reports[0], self.reports[1:]
+        more = f", {len(operators)} operators" if operators else ""
+        return f"KneeResult({one_line(model.name)}: {model.knee.reason}{more})"
 
     @property
     def units(self) -> int | None:

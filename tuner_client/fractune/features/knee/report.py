@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from fractune.features.matrix.cross_table import CrossTable
 from fractune_core.analysis.knee import Curve, Knee, find_knee, fit_curve
-from fractune_core.errors import BadRequest
+from fractune_core.errors import BadRequest, one_line
 from fractune_core.shares import GrantedShare
 
 
@@ -27,6 +27,9 @@ class KneeReport:
     curve: Curve
     """of the medians"""
     knee: Knee
+
+    def __repr__(self) -> str:
+        return f"KneeReport({one_line(self.name)}: {self.knee.reason})"
 
 
 def knee_report(

@@ -40,6 +40,9 @@ class Records(Sequence[TuningRecord]):
     roofs: Mapping[str, Roof] = field(default_factory=dict)
     """what is known of their shares, by record id"""
 
+    def __repr__(self) -> str:
+        return f"Records({len(self)} of {self.total})"
+
     @overload
     def __getitem__(self, index: int) -> TuningRecord: ...
     @overload

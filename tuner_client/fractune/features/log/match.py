@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from fractune.server.rpc import RpcClient
 from fractune.sessions.finding import PathText
 from fractune.sessions.session import session
 from fractune.text.rendering import Table
+from fractune.text.text import counts_text
 from fractune_core.analysis.roofline import Roof
 from fractune_core.codec.messages import from_lists, from_proto
 from fractune_core.jobs import input_shapes
@@ -30,6 +32,10 @@ class MatchResult:
     operators: tuple[OperatorMatch, ...]
     roof: Roof | None = None
     """what the share can do at best; None = not known"""
+
+    def __repr__(self) -> str:
+        counts = Counter(each.how for each in self.operators)
+        return f"MatchResult({self.share}: {len(self.operators)} operators, {counts_text(counts)})"
 
     @property
     def table(self) -> Table:

@@ -11,6 +11,7 @@ from functools import cached_property
 
 from fractune.server.job_status import JobStatus, OperatorRecords
 from fractune_core.analysis.slowdown_ci import LEVEL, Slowdown, ratio, slowdown
+from fractune_core.errors import one_line
 from fractune_core.names import ROBUST_VARIANT, UNTUNED_VARIANT
 
 
@@ -43,6 +44,9 @@ class CrossTable:
     """how often the operator occurs in its model; 1 for a model"""
     shares: tuple[str, ...]
     cells: Mapping[str, Mapping[str, Cell]]
+
+    def __repr__(self) -> str:
+        return f"CrossTable({one_line(self.name)}: {', '.join(self.shares)})"
 
     @cached_property
     def level(self) -> float:

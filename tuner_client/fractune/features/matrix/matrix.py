@@ -18,6 +18,7 @@ from fractune.sessions.running import finished_job
 from fractune.text.figure import Drawable
 from fractune.text.rendering import Table
 from fractune_core.codec.messages import from_lists
+from fractune_core.errors import one_line
 from fractune_core.jobs import JobSpec, job_options
 from fractune_core.pb import fractune_pb2 as pb
 
@@ -27,6 +28,10 @@ class Matrix(Drawable):
     """The tables tuned-at x run-at: of the model, then, where they were asked for, of its operators."""
 
     tables: tuple[CrossTable, ...]
+
+    def __repr__(self) -> str:
+        operators = f", {len(self.tables) - 1} operators" if self.tables[1:] else ""
+        return f"Matrix({one_line(self.tables[0].name)}: {', '.join(self.tables[0].shares)}{operators})"
 
     @property
     def table(self) -> Table:

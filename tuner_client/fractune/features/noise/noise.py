@@ -19,7 +19,7 @@ from fractune.sessions.progress import LineProgress, line_reporter
 from fractune.text.figure import Drawable
 from fractune.text.rendering import Table
 from fractune_core.analysis.noise import FEWEST_CANDIDATES, NoiseAdvice
-from fractune_core.errors import BadRequest
+from fractune_core.errors import BadRequest, one_line
 from fractune_core.jobs import input_shapes
 from fractune_core.shares import Share
 
@@ -43,6 +43,10 @@ class NoiseResult(Drawable):
     """the file that has the advice"""
     data: Mapping[str, Any]
     """everything, as `fractune noise --json` prints it: times in seconds, spreads and regrets as fractions"""
+
+    def __repr__(self) -> str:
+        advice = f"{self.advice.measurers} measurers at a time, racing margin {self.advice.margin:g}"
+        return f"NoiseResult({one_line(self.operator)} at {self.share}: {advice}; saved in {self.saved})"
 
     @property
     def table(self) -> Table:

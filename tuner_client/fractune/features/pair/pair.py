@@ -19,7 +19,7 @@ from fractune.text.rendering import Table
 from fractune_core.analysis.match import How
 from fractune_core.analysis.sharing import FEWEST_ROUNDS, SharingFigures, sharing_figures
 from fractune_core.analysis.slowdown_ci import Estimate
-from fractune_core.errors import BadBundle, BadRequest
+from fractune_core.errors import BadBundle, BadRequest, one_line
 from fractune_core.files.bundles import Bundle
 
 BUBBLES_MIB = (1, 8, 32, 128)
@@ -35,6 +35,10 @@ _BUSIEST = 0.95
 @dataclass(frozen=True)
 class PairResult(PairTimes):
     """Two models, or one and a neighbour that is no model, in one arrangement."""
+
+    def __repr__(self) -> str:
+        names = " beside ".join(one_line(side.name) for side in self.sides)
+        return f"PairResult({names}: {self.arrangement}, {len(self.rounds)} rounds)"
 
     @property
     def table(self) -> Table:

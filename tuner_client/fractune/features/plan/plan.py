@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from fractune.features.plan.deployment import deployment
 from fractune.features.plan.plan_file import LogModel, PlanFile, read_plan
-from fractune.features.plan.table import models_table, parts_table, plan_json
+from fractune.features.plan.table import models_table, parts_table, plan_json, summary
 from fractune.models.source import check_model_file, model_file
 from fractune.server.rpc import RECONNECT_S, RpcClient
 from fractune.sessions.progress import ProgressOption, choose_view
@@ -19,7 +19,7 @@ from fractune.sessions.session import session
 from fractune.text.figure import Drawable
 from fractune.text.rendering import Table
 from fractune_core.codec.messages import from_proto
-from fractune_core.errors import BadRequest
+from fractune_core.errors import BadRequest, one_line
 from fractune_core.jobs import JobSpec
 from fractune_core.planning.planner import make_plan
 from fractune_core.planning.plans import Plan
@@ -36,6 +36,10 @@ class PlanResult(Drawable):
     """A plan, for a person to confirm: nothing was changed anywhere."""
 
     plan: Plan
+
+    def __repr__(self) -> str:
+        models = ", ".join(one_line(model.name) for model in self.plan.models)
+        return f"PlanResult({models}: {summary(self.plan)[0]})"
 
     @property
     def table(self) -> Table:

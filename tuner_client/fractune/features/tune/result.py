@@ -13,6 +13,8 @@ from fractune.features.tune.table import latency_table
 from fractune.features.tune.times_table import time_table
 from fractune.server.job_status import JobStatus, ShareResult
 from fractune.text.rendering import Table
+from fractune.text.text import ratio_text, time_text
+from fractune_core.errors import one_line
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,10 @@ class TuneResult:
     """how many measurers each share had, by share; empty when a server did the work"""
     goal: Goal | None = None
     """what was to be beaten and how far that came, with `until_beats`; `job` is then the last step's"""
+
+    def __repr__(self) -> str:
+        times = ", ".join(f"{each.share} {_time_text(each)}" for each in self.shares)
+        return f"TuneResult({one_line(self.job.model_name)}: {times}; bundle {self.bundle.path})"
 
     @property
     def shares(self) -> tuple[ShareResult, ...]:
@@ -45,3 +51,7 @@ class TuneResult:
     def matrix(self) -> Matrix:
         """How the schedules tuned for each share do at each of the others."""
         return Matrix((model_table(self.job),))
+
+
+def _time_text(each: ShareResult) -> str:
+    return f"{time_text(each.tuned_s)} ({ratio_text(each.untuned_s, each.tuned_s)})"

@@ -38,6 +38,10 @@ class Comparison:
     """the variant of the new bundle that ran, and the reason"""
     last: VariantChoice
 
+    def __repr__(self) -> str:
+        loop, paced = (f"{each.median:+.1%} ± {each.margin:.1%}" for each in (self.slowdown, self.paced_slowdown))
+        return f"Comparison(slowdown {loop}, paced {paced}, max_rel_difference {self.max_rel_difference:.1e})"
+
     def is_slower(self, tolerance: float = 0.0) -> bool:
         """Return True if the new bundle is slower in a loop beyond the noise, and by more than `tolerance` (0.03 = 3
         %).

@@ -1,0 +1,183 @@
+"""Results of the Python API that are hard to show: long names, four shares, every column filled."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import fractune
+from fractune.features.cost.cost import CostResult
+from fractune.features.cost.job_cost import JobCost, Prices
+from fractune.features.knee.knee import KneeResult
+from fractune.features.knee.report import fastest_knee
+from fractune.features.log.log import Records
+from fractune.features.log.match import MatchResult
+from fractune.features.matrix.matrix import Matrix
+from fractune.features.noise.noise import NoiseResult
+from fractune.features.pair.pair import PairResult
+from fractune.features.pair.result import PairSide
+from fractune.features.tune.bundle import BundleFile
+from fractune.features.tune.goal_result import Goal, GoalStep, PeerTiming, SideBySide
+from fractune.features.tune.result import TuneResult
+from fractune.inference.choosing import VariantChoice
+from fractune.inference.comparing.compare import Comparison
+from fractune.server.job_status import JobStatus, OperatorMatch, OperatorStatus, ShareResult
+from fractune_core.analysis.match import How
+from fractune_core.analysis.noise import NoiseAdvice
+from fractune_core.analysis.roofline import Arithmetic, Roof
+from fractune_core.analysis.sharing import RoundTimes, sharing_figures
+from fractune_core.analysis.slowdown_ci import slowdown
+from fractune_core.jobs import JobState
+from fractune_core.records import Status
+from fractune_core.spending import Spending
+from tests.support.client_samples import granted, record
+
+SHARES = ("cpu:1", "cpu:2", "cpu:4", "cpu:8")
+MODEL = "light_squeezenet_with_a_long_name.onnx"
+JOB = "jobs/1b35094df19f"
+OPERATOR = "fused_conv2d_add_relu_with_a_long_name"
+ROOF = Roof(20.0, 10.0, 1 << 25)
+NOISE = (1.0, 1.3, 0.8, 1.1, 0.95, 1.2, 0.9, 1.02, 0.85, 1.15, 1.05)
+ID = "0123456789abcdef" * 2
+
+
+def tuned_job() -> JobStatus:
+    """Finished, at four shares."""
+
+    def repeats(secs: float) -> tuple[float, ...]:
+        return tuple(secs * noise for noise in NOISE)
+
+    operators = tuple(
+        OperatorStatus(
+            f"{OPERATOR}{number}",
+            f"{number:016x}",
+            weight=3,
+            trials=120,
+            selected=True,
+            best_s=dict.fromkeys(SHARES, 123e-6),
+            untuned_s=dict.fromkeys(SHARES, 1e-3),
+            arithmetic=Arithmetic(2e7, 1 << 20),
+        )
+        for number in range(12)
+    )
+    results = tuple(
+        ShareResult(
+            share,
+            replace(granted(share, int(share[4:])), units_total=16),
+            untuned_s=12.4e-3,
+            tuned_s=4.31e-3,
+            run_secs={
+                "untuned": repeats(12.4e-3),
+                **{each: repeats(4.31e-3 * (1 + 0.3 * (each != share))) for each in SHARES},
+            },
+            max_error={share: 1.2e-6},
+        )
+        for share in SHARES
+    )
+    return JobStatus(
+        JOB,
+        JobState.DONE,
+        model_name=MODEL,
+        shares=SHARES,
+        priority="normal",
+        created_at=1_700_000_000.0,
+        message="the model could not be compiled: an operator has no schedule",
+        trials_planned=256,
+        trials_done=dict.fromkeys(SHARES, 256),
+        candidates_done=256,
+        operators=operators,
+        results=results,
+        roofs=dict.fromkeys(SHARES, ROOF),
+    )
+
+
+def goal() -> Goal:
+    def timing(share: str) -> PeerTiming:
+        ours, theirs = tuple(2e-3 * noise for noise in NOISE), (1e-3,) * len(NOISE)
+        return PeerTiming(ours, theirs, share, share, SideBySide(ours, theirs), 1e-6, outputs_agree=True)
+
+    peer_s = dict.fromkeys(SHARES, 1e-3)
+    return Goal("onnxruntime", "1.31", 0.0, peer_s, (GoalStep(140.0, 256, tuple(map(timing, SHARES))),))
+
+
+def noise_report() -> dict[str, Any]:
+    def setting(name: str) -> dict[str, Any]:
+        numbers = dict.fromkeys(("spread_median", "spread_p90", "regret", "lost"), 0.123)
+        scores = dict.fromkeys(("tau", "tau_all"), 0.95)
+        return {"name": name, **numbers, **scores, "failures": 12, "secs_per_candidate": 0.123, "median_s": {}}
+
+    return {
+        "operator": OPERATOR,
+        "share": "cpu:1",
+        "granted": vars(replace(granted(), ids=())),
+        "candidates": 24,
+        "tie_width": 0.05,
+        "settings": [setting("1 measurer, nothing else running"), setting("2 measurers, with builds beside them")],
+        "advice": vars(ADVICE),
+        "race_margin": 1.25,
+        "race_keeps_winner": True,
+        "explanation": None,
+        "notes": ["2 measurers share cores"],
+    }
+
+
+ADVICE = NoiseAdvice(2, 1.25, builds_beside=True, tau=0.95, regret=0.0, measured_at=1_700_000_000.0)
+
+
+def costs() -> CostResult:
+    spent = (
+        *(Spending("measure", share, pieces=4, worked_s=12_345.6, cpu_s=1.0) for share in SHARES),
+        Spending("search", "", pieces=4, worked_s=12_345.6, cpu_s=12_345.6),
+    )
+    return CostResult((JobCost(tuned_job(), spent, ID),), Prices("EUR", 0.3, dict.fromkeys(SHARES, 1.0)))
+
+
+def pair() -> PairResult:
+    rounds = tuple(
+        (RoundTimes(0.02, 0.03 * noise, 0.03, 0.033), RoundTimes(0.1, 0.12 * noise, 0.12, 0.13)) for noise in NOISE
+    )
+    sides = (PairSide("light_squeezenet", "cpu:1"), PairSide("light_resnet50", "cpu:1"))
+    arrangement = "cpu:1 + cpu:1, each on its own, of cpu:2"
+    return PairResult(arrangement, "own units", "cpu:2", sides, rounds, sharing_figures(rounds))
+
+
+def plan() -> fractune.PlanResult:
+    rows = [{"share": "1g", "batch": 8, "throughput_per_s": 400}, {"share": "3g", "batch": 8, "throughput_per_s": 950}]
+    names = ("resnet50_with_a_long_name", "bert_with_a_long_name")
+    models = [{"name": name, "rate_per_s": 900, "latency_ms": 200, "profile": rows} for name in names]
+    return fractune.plan({"device": {"gpu": "A100-80GB"}, "models": models}, simulate=True)
+
+
+def matches() -> MatchResult:
+    operator = tuned_job().operators[0]
+    reason = "exact share of the same device; the schedule was tuned at 1 core and lost nothing there"
+    return MatchResult("cpu:1", (OperatorMatch(operator, How.EXACT, None, reason, record(ID)),) * 9, ROOF)
+
+
+def records() -> Records:
+    failed = record(ID, operator=OPERATOR, candidate_id=ID, status=Status.RUN_TIMEOUT, cause="took longer than 10 s")
+    ran = record(ID, operator=OPERATOR, candidate_id=ID)
+    return Records((ran, failed), 200, {"0123": Arithmetic(2e7, 1 << 20)}, {ID: ROOF})
+
+
+def results() -> dict[str, Any]:
+    """One of each type that functions of `fractune` return."""
+    job = tuned_job()
+    tuned = TuneResult(job, BundleFile(Path("/tmp/bundles") / "light_squeezenet.fractune", JOB), goal=goal())
+    lost, choice = slowdown((1.1,) * 11, (1.0,) * 11, in_turn=True), VariantChoice("cpu:1", How.EXACT, 0.0, "exact")
+    table = tuned.matrix.tables[0]
+    return {
+        "tune": tuned,
+        "status": job,
+        "matrix": Matrix((table,) * 13),
+        "table": table,
+        "knee": KneeResult((fastest_knee(table, {each.share: each.granted for each in job.results}, 0.1),) * 13),
+        "noise": NoiseResult("cpu:1", OPERATOR, ADVICE, ("a note",), Path("noise.json"), noise_report()),
+        "pair": pair(),
+        "plan": plan(),
+        "cost": costs(),
+        "match": matches(),
+        "records": records(),
+        "compare": Comparison(lost, NOISE, NOISE, lost, NOISE, NOISE, 0.0, 1e-6, choice, choice),
+    }
