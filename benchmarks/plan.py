@@ -35,7 +35,7 @@ from benchmarks.support.published import (
     published_plan,
 )
 from fractune.features.plan.picture import draw_plan
-from fractune_core.planning.devices import Layouts, gpu_type
+from fractune_core.planning.devices import Partitioning, gpu_type
 from fractune_core.planning.planner import make_plan
 from fractune_core.planning.plans import Plan
 from fractune_core.planning.requests import ModelDemand, PlanRequest
@@ -218,7 +218,7 @@ def judge_mix(curves: Curves, mix: Sequence[str], guessed: Mapping[str, Rows], t
 
 def plan_of(mix: Sequence[str], rows: Mapping[str, Rows]) -> Plan:
     models = tuple(ModelDemand(job(at, name), rows[name]) for at, name in enumerate(mix))
-    return make_plan(PlanRequest(gpu_type("A100-80GB", Layouts.MIG), models))
+    return make_plan(PlanRequest(gpu_type("A100-80GB", Partitioning.MIG), models))
 
 
 def job(at: int, name: str) -> str:

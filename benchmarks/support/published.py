@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fractune_core.planning.devices import Layouts, gpu_type
+from fractune_core.planning.devices import Partitioning, gpu_type
 from fractune_core.planning.fleet import planned_model
 from fractune_core.planning.mig import BY_NAME, Placed, slices
 from fractune_core.planning.plans import Plan
@@ -70,7 +70,7 @@ def parvagpu_request(number: int, headroom: float = 0.0) -> PlanRequest:
         for line in _lines("parvagpu_slos.csv")
         if int(line["set"]) == number
     )
-    device = gpu_type("A100-80GB", Layouts.MIG)
+    device = gpu_type("A100-80GB", Partitioning.MIG)
     return PlanRequest(device, models, headroom=headroom, latency_part=LATENCY_PART)
 
 
@@ -124,7 +124,7 @@ def published_plan(number: int, request: PlanRequest) -> Plan:
     )
     return Plan(
         device=request.device.name,
-        layouts=request.device.layouts.value,
+        partitioning=request.device.partitioning.value,
         unit=request.device.unit,
         units_per_device=request.device.units,
         axis=request.device.length,

@@ -156,7 +156,7 @@ class Client:
         source: str | os.PathLike[str] | Mapping[str, Any],
         *,
         gpus: int | None = None,
-        layouts: str = "",
+        partitioning: str = "",
         simulate: bool = False,
         seed: int = 0,
     ) -> PlanResult:
@@ -167,7 +167,9 @@ class Client:
         from fractune.features.plan.plan import plan_by_server
         from fractune.features.plan.plan_file import read_plan
 
-        return plan_by_server(self._rpc, read_plan(source, gpus=gpus, layouts=layouts), simulate=simulate, seed=seed)
+        return plan_by_server(
+            self._rpc, read_plan(source, gpus=gpus, partitioning=partitioning), simulate=simulate, seed=seed
+        )
 
     def workers(self) -> list[Worker]:
         """The live workers, by role and name."""

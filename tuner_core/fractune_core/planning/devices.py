@@ -26,7 +26,7 @@ _MEMORY_TOLERANCE = 0.1
 """80 GB of a product are 79.6 or 80 GiB as NVML counts them; no other product is as near"""
 
 
-class Layouts(StrEnum):
+class Partitioning(StrEnum):
     MIG = "mig"
     MPS = "mps"
     GREEN = "green"
@@ -98,7 +98,7 @@ class DeviceType:
 
     name: str
     """the GPU's, or `8 cores`"""
-    layouts: Layouts
+    partitioning: Partitioning
     unit: str
     """`slice`, `SM` or `core`"""
     units: int
@@ -116,12 +116,12 @@ class DeviceType:
     @property
     def kind(self) -> str:
         """`cpu` or `cuda`"""
-        return "cpu" if self.layouts is Layouts.CPU else "cuda"
+        return "cpu" if self.partitioning is Partitioning.CPU else "cuda"
 
     @property
     def isolates(self) -> bool:
         """Whether each part has its own cache and memory channels, so that neighbours have no effect."""
-        return self.layouts is Layouts.MIG
+        return self.partitioning is Partitioning.MIG
 
     @property
     def whole(self) -> DevicePart:
@@ -137,24 +137,23 @@ class DeviceType:
         Raises BadRequest for a share of another device, or of another partitioning.
         """
         text = share.strip()
-        if self.layouts is Layouts.MIG:
+        if self.partitioning is Partitioning.MIG:
             found = [part for part in self.parts if text in (part.share, part.share.removeprefix("mig:").split(".")[0])]
             if found:
                 return found[0].units
         elif text == "full" and self.kind == "cuda":
             return self.units
-        elif text.startswith(f"{self.layouts}:"):
+        elif text.startswith(f"{self.partitioning}:"):
             size = int(Share.parse(text).size)
-            units = size * self.sms // 100 if self.layouts is Layouts.MPS else size
+            units = size * self.sms // 100 if self.partitioning is Partitioning.MPS else size
             if 0 < units <= self.units:
                 return units
-        raise BadRequest(
-            f"share '{share}' is not a part of {self.name} by {self.layouts}; it has {', '.join(self._some_shares())}"
-        )
+        known = ", ".join(self._some_shares())
+        raise BadRequest(f"share '{share}' is not a part of {self.name} by {self.partitioning}; it has {known}")
 
     def units_of_granted(self, granted: int) -> int | None:
         """Units of the part at which a worker proved `granted` SMs or cores; None without such a part."""
-        if self.layouts is Layouts.MIG:
+        if self.partitioning is Partitioning.MIG:
             return next((part.units for part in self.parts if part.granted == granted), None)
         return granted if 0 < granted <= self.units else None
 
@@ -174,12 +173,12 @@ class DeviceType:
         return shares if len(shares) <= 7 else [*shares[:3], "...", shares[-1]]
 
 
-def gpu_type(name: str, layouts: Layouts) -> DeviceType:
+def gpu_type(name: str, partitioning: Partitioning) -> DeviceType:
     """The GPU of this name with this partitioning. Raises BadRequest for an unknown name."""
     gpu = next((each for each in GPUS if each.name.lower() == name.strip().lower()), None)
     if gpu is None:
         raise BadRequest(f"gpu '{name}' is unknown; write {', '.join(each.name for each in GPUS)}")
-    if layouts is Layouts.MIG:
+    if partitioning is Partitioning.MIG:
         parts = tuple(
             DevicePart(
                 f"mig:{profile.name}.{gpu.mig_gb[profile.name]}gb",
@@ -192,35 +191,37 @@ def gpu_type(name: str, layouts: Layouts) -> DeviceType:
             for profile in PLAIN
         )
         return DeviceType(
-            gpu.name, layouts, "slice", COMPUTE_SLICES, MEMORY_SLICES, parts, gpu.isa, gpu.sms, gpu.memory_gib
+            gpu.name, partitioning, "slice", COMPUTE_SLICES, MEMORY_SLICES, parts, gpu.isa, gpu.sms, gpu.memory_gib
         )
-    if layouts is Layouts.MPS:
+    if partitioning is Partitioning.MPS:
         sizes = {percent // MPS_STEP: percent * gpu.sms // 100 for percent in range(MPS_STEP, 101, MPS_STEP)}
         names = {length: f"mps:{length * MPS_STEP}" for length in sizes}
-    elif layouts is Layouts.GREEN:
+    elif partitioning is Partitioning.GREEN:
         fewest, groups = -(-gpu.green_fewest // gpu.green_step), gpu.sms // gpu.green_step
         sizes = {length: length * gpu.green_step for length in _sizes(groups) if length >= fewest} | {groups: gpu.sms}
         names = {length: f"green:{units}" for length, units in sizes.items()} | {groups: "full"}
     else:
-        raise BadRequest(f"layouts '{layouts}' are of a CPU; a GPU has mig, mps and green")
+        raise BadRequest(f"partitioning '{partitioning}' is for CPUs; a GPU has mig, mps and green")
     parts = _line(sizes, names, gpu.memory_gib)
-    return DeviceType(gpu.name, layouts, "SM", gpu.sms, max(sizes), parts, gpu.isa, gpu.sms, gpu.memory_gib)
+    return DeviceType(gpu.name, partitioning, "SM", gpu.sms, max(sizes), parts, gpu.isa, gpu.sms, gpu.memory_gib)
 
 
-def device_type(gpu: str, cores: int, layouts: str, memory_gib: float) -> DeviceType:
-    """The GPU of this name, or a host with `cores` cores: exactly one must be given. An empty `layouts` means the usual
-    partitioning; `memory_gib` is 0 where a host's memory does not matter. Raises BadRequest.
+def device_type(gpu: str, cores: int, partitioning: str, memory_gib: float) -> DeviceType:
+    """The GPU of this name, or a host with `cores` cores: exactly one must be given.
+
+    An empty `partitioning` means the usual one. `memory_gib` is 0 where a host's memory does not matter. Raises
+    BadRequest.
     """
     if bool(gpu) == bool(cores):
         raise BadRequest("device: give either gpu or cores")
     try:
-        how = Layouts(layouts or ("mig" if gpu else "cpu"))
+        wanted = Partitioning(partitioning or ("mig" if gpu else "cpu"))
     except ValueError:
-        raise BadRequest(f"layouts '{layouts}': write {', '.join(Layouts)}") from None
+        raise BadRequest(f"partitioning '{partitioning}': write {', '.join(Partitioning)}") from None
     if gpu:
-        return gpu_type(gpu, how)
-    if how is not Layouts.CPU:
-        raise BadRequest(f"layouts '{how}' are of a GPU; a host with cores has cpu")
+        return gpu_type(gpu, wanted)
+    if wanted is not Partitioning.CPU:
+        raise BadRequest(f"partitioning '{wanted}' is for GPUs; a host with cores has cpu")
     return cpu_type(cores, memory_gib or math.inf)
 
 
@@ -230,7 +231,7 @@ def cpu_type(cores: int, memory_gib: float = float("inf")) -> DeviceType:
         raise BadRequest(f"cores is {cores}; it must be from 1 to {MOST_CORES}")
     sizes = {count: count for count in _sizes(cores)}
     parts = _line(sizes, {count: f"cpu:{count}" for count in sizes}, memory_gib)
-    return DeviceType(units_text(cores, "core"), Layouts.CPU, "core", cores, cores, parts, memory_gib=memory_gib)
+    return DeviceType(units_text(cores, "core"), Partitioning.CPU, "core", cores, cores, parts, memory_gib=memory_gib)
 
 
 def _sizes(most: int) -> list[int]:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from fractune_core.errors import FractuneError, PlanInfeasible
-from fractune_core.planning.devices import DevicePart, DeviceType, Layouts
+from fractune_core.planning.devices import DevicePart, DeviceType, Partitioning
 from fractune_core.planning.mig import least_wasteful
 from fractune_core.planning.plans import Plan, PlannedModel, PlannedPart
 from fractune_core.planning.requests import MOST_DEVICES, ModelDemand, PlanRequest
@@ -44,7 +44,7 @@ def plan_fleet(request: PlanRequest) -> Plan:
     devices = program.decode(second)
     return Plan(
         device=request.device.name,
-        layouts=request.device.layouts.value,
+        partitioning=request.device.partitioning.value,
         unit=request.device.unit,
         units_per_device=request.device.units,
         axis=request.device.length,
@@ -216,7 +216,7 @@ class _FleetProgram:
 
     def _planned(self, named: list[tuple[int, int, str]]) -> tuple[PlannedPart, ...]:
         """The parts of a device; MIG instances at the places that leave most to others."""
-        if self.device.layouts is Layouts.MIG and named:
+        if self.device.partitioning is Partitioning.MIG and named:
             places = least_wasteful([units for units, _, _ in named])
             named = [(units, places[units].pop(0), name) for units, _, name in named]
         parts = (self.ways[name, units].planned(name, self.device.by_units[units], at) for units, at, name in named)

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from fractune_core.errors import PlanInfeasible
-from fractune_core.planning.devices import DeviceType, Layouts
+from fractune_core.planning.devices import DeviceType, Partitioning
 from fractune_core.planning.mig import BY_NAME, PLAIN, PROFILES, Profile, least_wasteful, placements
 from fractune_core.planning.plans import Plan, PlannedModel, PlannedPart
 from fractune_core.planning.requests import PlanRequest
@@ -39,7 +39,7 @@ def plan_one(request: PlanRequest) -> Plan:
     parts = _placed(request, ways, units)
     return Plan(
         device=request.device.name,
-        layouts=request.device.layouts.value,
+        partitioning=request.device.partitioning.value,
         unit=request.device.unit,
         units_per_device=request.device.units,
         axis=request.device.length,
@@ -92,7 +92,7 @@ def _whole_ways(request: PlanRequest) -> list[Way]:
 def _choose(request: PlanRequest, speeds: Mapping[tuple[int, int], float]) -> _Chosen | None:
     """The units of each job for the highest STP; None where the jobs do not fit."""
     count, device = len(request.models), request.device
-    if device.layouts is not Layouts.MIG:
+    if device.partitioning is not Partitioning.MIG:
         return _fill(speeds, count, device)
     sizes = {part.units for part in device.parts}
     best: _Chosen | None = None
@@ -153,7 +153,11 @@ def _placed(request: PlanRequest, ways: Mapping[tuple[int, int], Way], units: tu
     """The jobs on the axis, each at its units."""
     by_units = request.device.by_units
     jobs = sorted(range(len(units)), key=lambda job: -by_units[units[job]].length)
-    places = least_wasteful(units) if request.device.layouts is Layouts.MIG else _line_places(request.device, units)
+    places = (
+        least_wasteful(units)
+        if request.device.partitioning is Partitioning.MIG
+        else _line_places(request.device, units)
+    )
     found = []
     for job in jobs:
         part = by_units[units[job]]
@@ -176,16 +180,19 @@ def _no_room(request: PlanRequest) -> str:
     """The message for jobs that do not fit: it names the job that would have to go."""
     device, count = request.device, len(request.models)
     most = device.length // min(part.length for part in device.parts)
-    if device.layouts is Layouts.MIG:
+    if device.partitioning is Partitioning.MIG:
         most = BY_NAME["1g"].at_most
     if count > most:
-        return f"{count} jobs for one {device.name} by {device.layouts}, which has at most {most} parts; leave some out"
+        limit = f"{device.name} by {device.partitioning}, which has at most {most} parts"
+        return f"{count} jobs for one {limit}; leave some out"
     for model in sorted(request.models, key=lambda model: -model.memory_gib):
         rest = tuple(other for other in request.models if other is not model)
         with contextlib.suppress(PlanInfeasible):
             plan_one(replace(request, models=rest))
             return (
-                f"{count} jobs do not fit onto one {device.name} by {device.layouts}: the limiting job is "
+                f"{count} jobs do not fit onto one {device.name} by {device.partitioning}: the limiting job is "
                 f"'{model.name}', and the others fit without it; give it a device of its own, or a longer target"
             )
-    return f"{count} jobs do not fit onto one {device.name} by {device.layouts}, nor do they without any one of them"
+    return (
+        f"{count} jobs do not fit onto one {device.name} by {device.partitioning}, nor do they without any one of them"
+    )

@@ -74,7 +74,7 @@ class Plan:
 
     device: str
     """its name"""
-    layouts: str
+    partitioning: Annotated[str, In("layouts")]
     unit: str
     units_per_device: int
     axis: int

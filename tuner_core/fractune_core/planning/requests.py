@@ -2,7 +2,7 @@
 
 [device]
 gpu = "A100-80GB"              # or cores = 8
-layouts = "mig"                # mig, mps, green; cpu for cores
+partitioning = "mig"           # mig, mps, green; cpu for cores
 count = 16                     # at most; left out = as many as needed
 
 [[models]]

@@ -42,7 +42,7 @@ def request_to_proto(
         gpu="" if is_cpu else device.name,
         cores=device.units if is_cpu else 0,
         memory_gib=device.memory_gib if is_cpu and math.isfinite(device.memory_gib) else 0.0,
-        layouts=device.layouts.value,
+        layouts=device.partitioning.value,
         models=[_model_to_proto(model, logged.get(model.name)) for model in request.models],
         interference=[
             pb.Interference(model=model, beside=beside, i=i) for (model, beside), i in request.interference.items()
@@ -85,7 +85,7 @@ def _model_from_proto(message: pb.PlanModel, device: DeviceType, rows_of: RowsOf
 def _row_from_proto(row: pb.PlanRow, device: DeviceType) -> Row:
     units = device.units_of(row.share) if row.share else row.units
     if not 1 <= units <= device.units:
-        raise BadRequest(f"profile: units is {units}; {device.name} by {device.layouts} has 1 to {device.units}")
+        raise BadRequest(f"profile: units is {units}; {device.name} by {device.partitioning} has 1 to {device.units}")
     measured = Basis.OPERATORS if row.operators_only else Basis.MEASURED
     basis = measured if row.measured else Basis.STATED
     return from_proto(Row, row, units=units, batch=row.batch or 1, processes=row.processes or 1, basis=basis)

@@ -143,7 +143,7 @@ class Matcher:
         )
         if not times.operators_s and not times.whole_s:
             raise NotFound(
-                f"models/{query.model[:12]}...: the log has no time at a {wanted.layouts} share of {wanted.name}; "
+                f"models/{query.model[:12]}...: the log has no time at a {wanted.partitioning} share of {wanted.name}; "
                 "tune it there"
             )
         return times
@@ -151,7 +151,7 @@ class Matcher:
     def _operators_s(self, found: IngestedModel, scope: str, device: Device, wanted: DeviceType) -> dict[int, float]:
         validated = self._validated(found.operators, scope)
         secs: dict[int, float] = {}
-        for mechanism in (wanted.layouts.value, "full"):
+        for mechanism in (wanted.partitioning.value, "full"):
             measured = {
                 task: validated[task.workload_hash].measured(device.key, found.target_key, mechanism)
                 for task in found.operators
@@ -259,7 +259,9 @@ def timed_secs(job: StoredJob, wanted: DeviceType) -> dict[int, float]:
     found: dict[int, float] = {}
     for share, timing in job.timings.items():
         granted = GrantedShare.from_json(timing["granted"])
-        units = wanted.units_of_granted(granted.units) if granted.mechanism in (wanted.layouts.value, "full") else None
+        units = (
+            wanted.units_of_granted(granted.units) if granted.mechanism in (wanted.partitioning.value, "full") else None
+        )
         if units is not None:
             found[units] = served_secs(timing, share)
     return found

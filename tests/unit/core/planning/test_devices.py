@@ -8,12 +8,12 @@ import math
 import pytest
 
 from fractune_core.errors import BadRequest
-from fractune_core.planning.devices import GPUS, DeviceType, Layouts, cpu_type, gpu_type
+from fractune_core.planning.devices import GPUS, DeviceType, Partitioning, cpu_type, gpu_type
 from tests.support.mig_layouts import layouts
 
-MIG = gpu_type("A100-80GB", Layouts.MIG)
-MPS = gpu_type("H100-80GB", Layouts.MPS)
-GREEN = gpu_type("H200-141GB", Layouts.GREEN)
+MIG = gpu_type("A100-80GB", Partitioning.MIG)
+MPS = gpu_type("H100-80GB", Partitioning.MPS)
+GREEN = gpu_type("H200-141GB", Partitioning.GREEN)
 
 
 def paths(device: DeviceType) -> int:
@@ -31,10 +31,10 @@ def paths(device: DeviceType) -> int:
 
 @pytest.mark.parametrize("gpu", [gpu.name for gpu in GPUS])
 def test_paths_along_the_slices_of_memory_are_the_layouts(gpu: str) -> None:
-    assert paths(gpu_type(gpu, Layouts.MIG)) == len(layouts()) + 1  # and the GPU with nothing on it
+    assert paths(gpu_type(gpu, Partitioning.MIG)) == len(layouts()) + 1  # and the GPU with nothing on it
 
 
-@pytest.mark.parametrize("device", [MIG, MPS, GREEN, cpu_type(8)], ids=lambda each: each.layouts.value)
+@pytest.mark.parametrize("device", [MIG, MPS, GREEN, cpu_type(8)], ids=lambda each: each.partitioning.value)
 def test_parts_lie_within_the_device_and_the_last_is_all_of_it(device: DeviceType) -> None:
     assert [part.units for part in device.parts] == sorted({part.units for part in device.parts})
     assert device.whole.units == device.units
@@ -81,16 +81,16 @@ def test_a_share_of_another_device_is_refused(device: DeviceType, share: str) ->
 
 def test_an_unknown_gpu_is_refused_with_those_that_are_known() -> None:
     with pytest.raises(BadRequest, match="gpu 'B300' is unknown; write A100-40GB, A100-80GB, H100-80GB, H200-141GB"):
-        gpu_type("B300", Layouts.MIG)
-    with pytest.raises(BadRequest, match="layouts 'cpu' are of a CPU"):
-        gpu_type("A100-40GB", Layouts.CPU)
+        gpu_type("B300", Partitioning.MIG)
+    with pytest.raises(BadRequest, match="partitioning 'cpu' is for CPUs"):
+        gpu_type("A100-40GB", Partitioning.CPU)
     for cores in (0, -1, 100_000):
         with pytest.raises(BadRequest, match=f"cores is {cores}"):
             cpu_type(cores)
 
 
 def test_what_a_gpu_has_is_known() -> None:
-    assert [part.share for part in gpu_type("h200-141gb", Layouts.MIG).parts] == [
+    assert [part.share for part in gpu_type("h200-141gb", Partitioning.MIG).parts] == [
         *("mig:1g.18gb", "mig:2g.35gb", "mig:3g.71gb", "mig:4g.71gb", "mig:7g.141gb")
     ]
     assert (MIG.isolates, MPS.isolates, cpu_type(1).kind, MIG.kind) == (True, False, "cpu", "cuda")

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from fractune_core.errors import PlanInfeasible
-from fractune_core.planning.devices import DeviceType, Layouts, cpu_type, gpu_type
+from fractune_core.planning.devices import DeviceType, Partitioning, cpu_type, gpu_type
 from fractune_core.planning.fleet import plan_fleet
 from fractune_core.planning.mig import BY_NAME
 from fractune_core.planning.plans import Plan
@@ -22,7 +22,7 @@ from fractune_core.planning.requests import ModelDemand, PlanRequest
 from fractune_core.planning.speeds import Basis, Row
 from tests.support.mig_layouts import broken_rule, layouts
 
-MIG = gpu_type("A100-80GB", Layouts.MIG)
+MIG = gpu_type("A100-80GB", Partitioning.MIG)
 SIZES = tuple(part.units for part in MIG.parts)
 Counts = tuple[int, ...]
 Drawn = tuple[dict[int, float], float]
@@ -42,7 +42,7 @@ def check(plan: Plan, request: PlanRequest) -> None:
         assert parts
         taken = [place for part in parts for place in range(part.place, part.place + part.length)]
         assert len(set(taken)) == len(taken) <= plan.axis
-        if request.device.layouts is Layouts.MIG:
+        if request.device.partitioning is Partitioning.MIG:
             assert not broken_rule([(BY_NAME[f"{part.units}g"], part.place) for part in parts])
         for part in parts:
             served[part.model] = served.get(part.model, 0.0) + part.throughput_per_s
@@ -55,7 +55,7 @@ def check(plan: Plan, request: PlanRequest) -> None:
 
 def one_device(device: DeviceType) -> set[Counts]:
     """How many parts of each size one device can hold, every way."""
-    if device.layouts is Layouts.MIG:
+    if device.partitioning is Partitioning.MIG:
         kinds = (Counter(profile.compute for profile, _ in layout) for layout in layouts())
         return {tuple(kind[units] for units in SIZES) for kind in kinds} | {(0,) * len(SIZES)}
     sizes = [part.units for part in device.parts]
@@ -213,8 +213,8 @@ def test_mig_instances_feel_no_neighbour_unless_one_was_measured() -> None:
 
 
 def test_green_contexts_and_percentages_add_up_to_the_device_at_most() -> None:
-    for layouts_ in (Layouts.MPS, Layouts.GREEN):
-        device = gpu_type("H100-80GB", layouts_)
+    for partitioning in (Partitioning.MPS, Partitioning.GREEN):
+        device = gpu_type("H100-80GB", partitioning)
         scale = {16: 100.0, 33: 190.0, 66: 300.0, 132: 400.0}
         asked = PlanRequest(device, tuple(demand(name, scale, 150) for name in "abcd"))
         plan = plan_fleet(asked)

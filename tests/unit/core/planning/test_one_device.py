@@ -8,14 +8,14 @@ import random
 import pytest
 
 from fractune_core.errors import PlanInfeasible
-from fractune_core.planning.devices import DeviceType, Layouts, cpu_type, gpu_type
+from fractune_core.planning.devices import DeviceType, Partitioning, cpu_type, gpu_type
 from fractune_core.planning.mig import BY_NAME
 from fractune_core.planning.one_device import plan_one
 from fractune_core.planning.requests import ModelDemand, PlanRequest
 from fractune_core.planning.speeds import Basis, Row
 from tests.support.mig_layouts import broken_rule, layouts
 
-MIG = gpu_type("A100-40GB", Layouts.MIG)
+MIG = gpu_type("A100-40GB", Partitioning.MIG)
 Secs = dict[int, float]
 ALL = layouts()
 
@@ -33,7 +33,7 @@ def drawn(draw: random.Random, device: DeviceType) -> Secs:
 def best_stp(jobs: list[Secs], device: DeviceType) -> float:
     """By every layout with as many parts as jobs, in every order."""
     whole = device.units
-    if device.layouts is Layouts.MIG:
+    if device.partitioning is Partitioning.MIG:
         multisets = {tuple(sorted(profile.compute for profile, _ in each)) for each in ALL if len(each) == len(jobs)}
     else:
         sizes = [part.units for part in device.parts]

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from fractune_core.errors import BadRequest, FractuneError, PlanInfeasible
-from fractune_core.planning.devices import Layouts, cpu_type, gpu_type
+from fractune_core.planning.devices import Partitioning, cpu_type, gpu_type
 from fractune_core.planning.planner import make_plan
 from fractune_core.planning.requests import ModelDemand, PlanRequest
 from fractune_core.planning.speeds import Basis, Row
 
-MIG = gpu_type("A100-80GB", Layouts.MIG)
+MIG = gpu_type("A100-80GB", Partitioning.MIG)
 ROWS = tuple(
     Row(units, batch, 1, batch / secs, secs, Basis.MEASURED)
     for batch, per in ((1, 0.01), (8, 0.04))

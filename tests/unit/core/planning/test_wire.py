@@ -7,7 +7,7 @@ import pytest
 from fractune_core.codec.messages import from_proto, to_proto
 from fractune_core.errors import BadRequest
 from fractune_core.pb import fractune_pb2 as pb
-from fractune_core.planning.devices import DeviceType, Layouts, cpu_type, gpu_type
+from fractune_core.planning.devices import DeviceType, Partitioning, cpu_type, gpu_type
 from fractune_core.planning.planner import make_plan
 from fractune_core.planning.plans import Plan
 from fractune_core.planning.requests import ModelDemand, PlanRequest
@@ -28,7 +28,13 @@ def nothing_logged(logged: LoggedModel, device: DeviceType) -> tuple[Row, ...]:
 def fleet() -> PlanRequest:
     models = (ModelDemand("a", ROWS, 120.5, 0.4, 2.5), ModelDemand("b", ROWS, 33.0))
     return PlanRequest(
-        gpu_type("A100-80GB", Layouts.MIG), models, 7, {("a", "b"): 1.25}, penalty=0.0, headroom=0.1, latency_part=0.45
+        gpu_type("A100-80GB", Partitioning.MIG),
+        models,
+        7,
+        {("a", "b"): 1.25},
+        penalty=0.0,
+        headroom=0.1,
+        latency_part=0.45,
     )
 
 
@@ -77,5 +83,5 @@ def test_what_a_stranger_leaves_out_has_defaults_and_what_is_wrong_is_refused() 
     for bad in (pb.MakePlanRequest(), pb.MakePlanRequest(gpu="H100-80GB", cores=2)):
         with pytest.raises(BadRequest, match="give either gpu or cores"):
             request_from_proto(bad, nothing_logged)
-    with pytest.raises(BadRequest, match="layouts 'slices': write mig, mps, green, cpu"):
+    with pytest.raises(BadRequest, match="partitioning 'slices': write mig, mps, green, cpu"):
         request_from_proto(pb.MakePlanRequest(gpu="H100-80GB", layouts="slices"), nothing_logged)

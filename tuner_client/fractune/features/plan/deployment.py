@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 from fractune_core.errors import BadRequest
-from fractune_core.planning.devices import Layouts
+from fractune_core.planning.devices import Partitioning
 from fractune_core.planning.mig import BY_NAME, PROFILES
 from fractune_core.planning.plans import Plan, PlannedPart
 
@@ -23,8 +23,10 @@ def deployment(plan: Plan, form: str) -> str:
     writer = _FORMS.get(form)
     if writer is None:
         raise BadRequest(f"--apply {form}: write {', '.join(_FORMS)}")
-    head = [f"# Plan for {len(plan.devices)} x {plan.device} by {plan.layouts}. Printed, not run: look at it first."]
-    if plan.layouts != Layouts.CPU:
+    head = [
+        f"# Plan for {len(plan.devices)} x {plan.device} by {plan.partitioning}. Printed, not run: look at it first."
+    ]
+    if plan.partitioning != Partitioning.CPU:
         head.append("# Not verified on a GPU.")
     return "\n".join([*head, *writer(plan)])
 
@@ -34,11 +36,11 @@ def deployment(plan: Plan, form: str) -> str:
 
 def _commands(plan: Plan) -> Iterator[str]:
     yield "# SERVE stands for your own server of a model."
-    if plan.layouts == Layouts.MPS:
+    if plan.partitioning == Partitioning.MPS:
         yield "nvidia-cuda-mps-control -d"
     for number, parts in enumerate(plan.devices):
         yield f"# device {number}"
-        if plan.layouts == Layouts.MIG:
+        if plan.partitioning == Partitioning.MIG:
             yield from _mig_commands(number, parts)
         for part in parts:
             yield from _serve_commands(plan, number, part)
@@ -59,14 +61,14 @@ def _mig_commands(number: int, parts: tuple[PlannedPart, ...]) -> Iterator[str]:
 
 def _serve_commands(plan: Plan, number: int, part: PlannedPart) -> Iterator[str]:
     serve = f"SERVE {part.model} --batch {part.batch}"
-    if plan.layouts == Layouts.GREEN:
+    if plan.partitioning == Partitioning.GREEN:
         yield f"# {part.share}: a context that the serving process itself makes, for {part.processes} of its threads"
         yield f"CUDA_VISIBLE_DEVICES={number} {serve} &"
         return
     for _ in range(part.processes):
-        if plan.layouts == Layouts.MIG:
+        if plan.partitioning == Partitioning.MIG:
             yield f"CUDA_VISIBLE_DEVICES='MIG-UUID of the {part.units}g at {part.place} of GPU {number}' {serve} &"
-        elif plan.layouts == Layouts.MPS:
+        elif plan.partitioning == Partitioning.MPS:
             percent = max(int(part.share.partition(":")[2]) // part.processes, 1)
             yield f"CUDA_VISIBLE_DEVICES={number} CUDA_MPS_ACTIVE_THREAD_PERCENTAGE={percent} {serve} &"
         else:
@@ -83,7 +85,7 @@ def _cores(part: PlannedPart) -> str:
 
 def _compose(plan: Plan) -> Iterator[str]:
     """A service for each process, pinned to its part. One file for each host with CPUs: their names differ."""
-    if plan.layouts == Layouts.GREEN:
+    if plan.partitioning == Partitioning.GREEN:
         raise BadRequest("--apply compose: green contexts are made inside a process; use commands")
     yield "services:"
     for number, parts in enumerate(plan.devices):
@@ -96,10 +98,10 @@ def _compose(plan: Plan) -> Iterator[str]:
 
 
 def _compose_resources(plan: Plan, number: int, part: PlannedPart) -> list[str]:
-    if plan.layouts == Layouts.CPU:
+    if plan.partitioning == Partitioning.CPU:
         return [f'cpuset: "{_cores(part)}"']
     device, lines = str(number), []
-    if plan.layouts == Layouts.MIG:
+    if plan.partitioning == Partitioning.MIG:
         device = f"MIG-UUID of the {part.units}g at {part.place} of GPU {number}"
     else:
         percent = max(int(part.share.partition(":")[2]) // part.processes, 1)
@@ -119,9 +121,9 @@ def _kubernetes(plan: Plan) -> Iterator[str]:
     """A deployment for each model and kind of part. Which device it lands on is the scheduler's choice: the nodes must
     be divided as the commands say.
     """
-    if plan.layouts not in {Layouts.MIG, Layouts.CPU}:
+    if plan.partitioning not in {Partitioning.MIG, Partitioning.CPU}:
         raise BadRequest(
-            f"--apply kubernetes: its NVIDIA plugin has no {plan.layouts} shares of several sizes; use commands"
+            f"--apply kubernetes: its NVIDIA plugin has no {plan.partitioning} shares of several sizes; use commands"
         )
     kinds = Counter(
         (part.model, part.share, part.batch, part.processes, part.units) for parts in plan.devices for part in parts

@@ -36,7 +36,7 @@ def draw_plan(plan: Plan, path: Path) -> None:
     axes.set_ylim(len(drawn) - 0.5, -0.5)
     axes.set_xlim(0, plan.axis)
     axes.set_xticks(range(plan.axis + 1) if plan.axis <= 16 else [0, plan.axis])
-    axes.set_xlabel("memory slices" if plan.layouts == "mig" else f"{plan.unit}s, from first to last")
+    axes.set_xlabel("memory slices" if plan.partitioning == "mig" else f"{plan.unit}s, from first to last")
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.tick_params(left=False)
     left_out = len(plan.devices) - len(drawn)

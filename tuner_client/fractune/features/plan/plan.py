@@ -70,7 +70,7 @@ def plan(
     source: PlanSource,
     *,
     gpus: int | None = None,
-    layouts: str = "",
+    partitioning: str = "",
     simulate: bool = False,
     seed: int = 0,
     measure: bool = False,
@@ -82,8 +82,8 @@ def plan(
     """Plan the models of a plan file (or of a mapping with the same content) onto devices; docs/cli.md describes it.
 
     Models with rates get the fewest devices, then the fewest units of them, and no more than `gpus` devices; without
-    rates one device is divided for the most throughput. `layouts` is `mig`, `mps`, `green` or `cpu` and goes before
-    what the file says. With `simulate` requests arrive at random in a simulation by `seed`, and the plan has as much
+    rates one device is divided for the most throughput. `partitioning` is `mig`, `mps`, `green` or `cpu` and
+    overrides the file. With `simulate` requests arrive at random in a simulation by `seed`, and the plan has as much
     headroom as p99 needs. Times come from bundles and profiles. Times of the file's `model` entries come from the log
     of `server`, or of the one-machine stack in `state`. With `measure` the shares that the plan depends on are timed
     there first, without a search. A server that went away meanwhile is waited for `reconnect_s`.
@@ -91,10 +91,12 @@ def plan(
     Raises BadRequest, PlanInfeasible with the model that binds and what would do, BadBundle, FractuneError without the
     solver, and what `tune` raises where a log is asked.
     """
-    read = read_plan(source, gpus=gpus, layouts=layouts)
+    read = read_plan(source, gpus=gpus, partitioning=partitioning)
     if measure:
         _check_can_measure(read)
-        return _measured_plan(source, read, gpus, layouts, _Asked(simulate, seed, server, state, progress, reconnect_s))
+        return _measured_plan(
+            source, read, gpus, partitioning, _Asked(simulate, seed, server, state, progress, reconnect_s)
+        )
     if not read.logged and server is None:
         return PlanResult(make_plan(read.request, simulated=simulate, seed=seed))
     with session(RpcClient, state, server, compile=bool(read.logged)) as client:
@@ -122,7 +124,9 @@ class _Asked:
     reconnect_s: float
 
 
-def _measured_plan(source: PlanSource, read: PlanFile, gpus: int | None, layouts: str, asked: _Asked) -> PlanResult:
+def _measured_plan(
+    source: PlanSource, read: PlanFile, gpus: int | None, partitioning: str, asked: _Asked
+) -> PlanResult:
     """Time the ends and the middle of each model's curve. Then time the parts that the plan takes without a measured
     time of the whole model, until no such part can be timed.
     """
@@ -137,7 +141,7 @@ def _measured_plan(source: PlanSource, read: PlanFile, gpus: int | None, layouts
         result = plan(
             source,
             gpus=gpus,
-            layouts=layouts,
+            partitioning=partitioning,
             simulate=asked.simulate,
             seed=asked.seed,
             server=asked.server,

@@ -44,9 +44,9 @@ class PlanFile:
 
 
 def read_plan(
-    source: str | os.PathLike[str] | Mapping[str, Any], *, gpus: int | None = None, layouts: str = ""
+    source: str | os.PathLike[str] | Mapping[str, Any], *, gpus: int | None = None, partitioning: str = ""
 ) -> PlanFile:
-    """Read a plan file, or the same as a mapping; `gpus` and `layouts` go before what it says.
+    """Read a plan file, or the same as a mapping; `gpus` and `partitioning` override it.
 
     Paths in it are relative to its folder. Raises BadRequest for a file that cannot be read or that says what it
     cannot mean, and BadBundle.
@@ -58,7 +58,7 @@ def read_plan(
         name, folder, content = path.name, path.parent, _parse(path)
     whole = TableReader(name, content)
     whole.check_keys("device", "models", "interference", "headroom", "penalty", "latency_part")
-    device, count = _device(whole.table("device"), layouts)
+    device, count = _device(whole.table("device"), partitioning)
     models, logged = [], {}
     for table in whole.tables("models"):
         model, log_model = _model(table, device, folder)
@@ -88,12 +88,12 @@ def _parse(path: Path) -> dict[str, Any]:
         raise BadRequest(f"{path}: not a TOML file ({error})") from error
 
 
-def _device(table: TableReader, layouts: str) -> tuple[DeviceType, int | None]:
-    table.check_keys("gpu", "cores", "memory_gib", "layouts", "count")
+def _device(table: TableReader, partitioning: str) -> tuple[DeviceType, int | None]:
+    table.check_keys("gpu", "cores", "memory_gib", "partitioning", "layouts", "count")
     count = table.whole("count", 0)
-    found = device_type(
-        table.text("gpu"), table.whole("cores", 0), layouts or table.text("layouts"), table.number("memory_gib", 0.0)
-    )
+    if not partitioning:
+        partitioning = table.text("partitioning") or table.text("layouts")  # its name in files for older versions
+    found = device_type(table.text("gpu"), table.whole("cores", 0), partitioning, table.number("memory_gib", 0.0))
     return found, count if table.has("count") else None
 
 

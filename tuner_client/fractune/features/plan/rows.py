@@ -66,7 +66,7 @@ def bundle_rows(path: Path, device: DeviceType, batch: int) -> tuple[Row, ...]:
             raise BadBundle(f"{bundle.name}: made for {different}; give a bundle or a profile of the plan's device")
         operators_s: dict[int, float] = {}
         whole_s: dict[int, float] = {}
-        for mechanism in (device.layouts.value, "full"):
+        for mechanism in (device.partitioning.value, "full"):
             fastest = {granted: min(times.values()) for granted, times in bundle.measured(mechanism).items()}
             for found, held in ((operators_s, fastest), (whole_s, bundle.timed(mechanism))):
                 places = {device.units_of_granted(granted): secs for granted, secs in held.items()}
@@ -75,7 +75,7 @@ def bundle_rows(path: Path, device: DeviceType, batch: int) -> tuple[Row, ...]:
         bundle.close()
     if not operators_s and not whole_s:
         raise BadBundle(
-            f"{bundle.name}: has no time at a {device.layouts} share of {device.name}; tune the model at such shares"
+            f"{bundle.name}: has no time at a {device.partitioning} share of {device.name}; tune the model there"
         )
     return measured_rows(operators_s, whole_s, batch)
 

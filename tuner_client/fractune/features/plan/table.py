@@ -65,7 +65,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
     simulated = {each.name: asdict(each) for each in plan.simulated}
     return {
         "device": plan.device,
-        "layouts": plan.layouts,
+        "layouts": plan.partitioning,
         "unit": plan.unit,
         "units_per_device": plan.units_per_device,
         "units_used": plan.units_used,
@@ -88,7 +88,7 @@ def rate_text(per_s: float) -> str:
 
 
 def _title(plan: Plan) -> str:
-    return f"plan for {plan.device} by {plan.layouts}, to be confirmed by a person"
+    return f"plan for {plan.device} by {plan.partitioning}, to be confirmed by a person"
 
 
 def _basis(part: PlannedPart) -> str:

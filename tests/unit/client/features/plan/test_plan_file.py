@@ -11,7 +11,7 @@ import pytest
 
 from fractune.features.plan.plan_file import read_plan
 from fractune_core.errors import BadBundle, BadRequest, FractuneError
-from fractune_core.planning.devices import Layouts
+from fractune_core.planning.devices import Partitioning
 from fractune_core.planning.speeds import Row, measured_rows
 from fractune_core.shares import Device, GrantedShare
 from tests.support.client_samples import bundle_bytes, plan_file
@@ -31,7 +31,7 @@ def write(folder: Path, text: str) -> Path:
 def test_a_plan_file_says_all_of_it(tmp_path: Path) -> None:
     read = read_plan(write(tmp_path, WHOLE))
     asked = read.request
-    assert (asked.device.name, asked.device.layouts, asked.count) == ("A100-80GB", Layouts.MIG, 4)
+    assert (asked.device.name, asked.device.partitioning, asked.count) == ("A100-80GB", Partitioning.MIG, 4)
     assert (asked.headroom, asked.penalty, asked.latency_part) == (0.05, 0.1, 0.45)
     assert asked.interference == {("resnet50", "bert"): 1.08}
     resnet, bert = asked.models
@@ -57,8 +57,8 @@ def test_the_command_line_goes_before_the_file(tmp_path: Path) -> None:
     text = text.replace('share = "7g", batch = 8', 'share = "full", batch = 8').replace(
         '"curves.csv"', '[{share = "full", latency_ms = 5}]'
     )
-    asked = read_plan(write(tmp_path, text), gpus=2, layouts="mps").request
-    assert (asked.count, asked.device.layouts) == (2, Layouts.MPS)
+    asked = read_plan(write(tmp_path, text), gpus=2, partitioning="mps").request
+    assert (asked.count, asked.device.partitioning) == (2, Partitioning.MPS)
     assert [row.units for row in asked.models[0].rows] == [21, 43, 108]
 
 
@@ -132,7 +132,7 @@ def test_a_bundle_says_how_fast_it_is(tmp_path: Path, monkeypatch: pytest.Monkey
     a_bundle(tmp_path, A100, {"mig:1g.10gb": (14, 0.04), "mig:3g.40gb": (42, 0.02), "mps:25": (27, 0.03)})
     rows = read_plan(plan_with_bundle()).request.models[0].rows
     assert rows == measured_rows({1: 0.04, 3: 0.02}, {}, batch=4)
-    by_mps = read_plan(plan_with_bundle(), layouts="mps").request.models[0].rows
+    by_mps = read_plan(plan_with_bundle(), partitioning="mps").request.models[0].rows
     assert by_mps == measured_rows({27: 0.03}, {}, batch=4)
 
 
@@ -153,7 +153,7 @@ def test_a_bundle_of_another_device_is_refused(tmp_path: Path, monkeypatch: pyte
         ({"gpu": "A100-40GB"}, "made for NVIDIA A100-SXM4-80GB with 108 SMs and not A100-40GB"),
         ({"gpu": "H100-80GB"}, "and not H100-80GB"),
         ({"cores": 8}, "made for a GPU and not 8 cores"),
-        ({"gpu": "A100-80GB", "layouts": "green"}, "has no time at a green share of A100-80GB"),
+        ({"gpu": "A100-80GB", "partitioning": "green"}, "has no time at a green share of A100-80GB"),
     ):
         with pytest.raises(BadBundle, match=says):
             read_plan(plan_with_bundle(**device))
@@ -182,7 +182,7 @@ SMALL = (
         (SMALL + "[[interference]]\nmodel = 'a'\nwith = 'b'", "interference 1: unknown key 'with'"),
         (SMALL.replace("A100-80GB", "A100"), "gpu 'A100' is unknown; write A100-40GB"),
         (SMALL.replace("[device]", "[device]\ncores = 2"), "device: give either gpu or cores"),
-        (SMALL.replace("[device]", "[device]\nlayouts = 'cpu'"), "layouts 'cpu' are of a CPU"),
+        (SMALL.replace("[device]", "[device]\nlayouts = 'cpu'"), "partitioning 'cpu' is for CPUs"),
         ("[[models]]\nname = 'a'\nprofile = []", "device: give either gpu or cores"),
         (SMALL.replace("5", "'many'"), "model 'a': 'rate_per_s' is 'many', and not a number"),
         (SMALL.replace("5", "true"), "'rate_per_s' is True, and not a number"),

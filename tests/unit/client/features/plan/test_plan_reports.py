@@ -40,7 +40,7 @@ def cpu(processes: int = 1) -> fractune.PlanResult:
 def mps() -> fractune.PlanResult:
     rows = [{"share": "mps:50", "processes": 2, "throughput_per_s": 100}]
     both = (model("a", 80, profile=rows), model("b", 80, profile=rows))
-    return planned(*both, device={"gpu": "H100-80GB", "layouts": "mps"})
+    return planned(*both, device={"gpu": "H100-80GB", "partitioning": "mps"})
 
 
 def test_the_tables_show_every_part_and_every_model(fleet: fractune.PlanResult) -> None:
@@ -153,7 +153,7 @@ def test_every_form_begins_with_what_it_is(fleet: fractune.PlanResult) -> None:
         fleet.deployment("helm")
     green = planned(
         model("a", 8, profile=[{"share": "green:16", "throughput_per_s": 10}]),
-        device={"gpu": "H100-80GB", "layouts": "green"},
+        device={"gpu": "H100-80GB", "partitioning": "green"},
     )
     assert "a context that the serving process itself makes" in green.deployment()
     with pytest.raises(BadRequest, match="green contexts are made inside a process"):

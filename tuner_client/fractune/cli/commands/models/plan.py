@@ -28,7 +28,9 @@ def plan(
     minimise: Annotated[
         Minimised | None, typer.Option("--minimise", help="As few devices as will do (what happens anyway).")
     ] = None,
-    layouts: Annotated[str, typer.Option("--layouts", metavar="mig|mps|green|cpu", help="How to divide.")] = "",
+    partitioning: Annotated[
+        str, typer.Option("--partitioning", metavar="mig|mps|green|cpu", help="How to divide a device.")
+    ] = "",
     simulate: Annotated[
         bool, typer.Option("--simulate", help="Simulate random arrivals; as much headroom as p99 needs.")
     ] = False,
@@ -51,7 +53,7 @@ def plan(
     made = make_plan(
         file,
         gpus=gpus,
-        layouts=layouts,
+        partitioning=partitioning,
         simulate=simulate,
         seed=seed,
         measure=measure,
