@@ -23,18 +23,18 @@ from benchmarks.support import ours
 from benchmarks.support.machine import arguments, write_result
 from benchmarks.support.models import find_model
 from fractune.features.pair.arrangement import arrange, usable_cores
-from fractune.features.pair.run import Program, Stage, staged, time_sharing
+from fractune.features.pair.run import CoLocation, Program, co_located, time_rounds
 from fractune.local.stack import own_env
-from fractune_core.analysis.sharing import SharingFigures, makespan_s, sharing_figures
+from fractune_core.analysis.co_location import CoLocationFigures, co_location_figures, makespan_s
 from fractune_core.analysis.slowdown_ci import Estimate
 
 ERROR_BAR = 0.05
 CONTROL_BAR = 0.03
 PAIRS = "squeezenet+magika,squeezenet+squeezenet,shufflenet+magika"
 ARRANGEMENTS: Mapping[str, Mapping[str, Any]] = {
-    "own cores": {"shares": "cpu:1,cpu:1", "overlap": None, "in_turn": False},
-    "same cores": {"shares": None, "overlap": "cpu:2", "in_turn": False},
-    "in turn": {"shares": None, "overlap": "cpu:2", "in_turn": True},
+    "own cores": {"shares": "cpu:1,cpu:1", "overlap": None, "interleaved": False},
+    "same cores": {"shares": None, "overlap": "cpu:2", "interleaved": False},
+    "in turn": {"shares": None, "overlap": "cpu:2", "interleaved": True},
 }
 WORK_S = (2.0, 4.0)
 """what either has to do, in seconds alone on the whole: not equal, so that one is left"""
@@ -85,12 +85,12 @@ def _pair(bundles: Mapping[str, Path], names: Sequence[str], how: str, args: arg
     began = time.monotonic()
     one, other = (Program("bundle", str(bundles[name])) for name in names)
     arrangement = arrange("cpu", cores=usable_cores(), **ARRANGEMENTS[how])
-    with staged((one, other), arrangement, 0, own_env()) as stage:
-        rounds = time_sharing(stage, args.rounds, lambda _: None)
-        figures = sharing_figures(rounds)
+    with co_located((one, other), arrangement, 0, own_env()) as both:
+        rounds = time_rounds(both, args.rounds, lambda _: None)
+        figures = co_location_figures(rounds)
         counts = [round(secs / _of(side.whole_s)) for secs, side in zip(WORK_S, figures.sides, strict=True)]
-        ran = [(apart_s(stage, counts), together_s(stage, counts)) for _ in range(args.repeats)]
-        variants = [player.description["variant"] for player in (*stage.players, *stage.wholes)]
+        ran = [(apart_s(both, counts), together_s(both, counts)) for _ in range(args.repeats)]
+        variants = [co_runner.description["variant"] for co_runner in (*both.co_runners, *both.wholes)]
     case = {
         "models": list(names),
         "arrangement": how,
@@ -109,37 +109,37 @@ def _pair(bundles: Mapping[str, Path], names: Sequence[str], how: str, args: arg
     return case
 
 
-def predicted_s(figures: SharingFigures, counts: Sequence[int]) -> float:
+def predicted_s(figures: CoLocationFigures, counts: Sequence[int]) -> float:
     """Until both have done so many inferences together, by their slow-downs."""
     a, b = figures.sides
     return makespan_s(counts[0] * _of(a.whole_s), counts[1] * _of(b.whole_s), _of(a.r), _of(b.r))
 
 
-def apart_s(stage: Stage, counts: Sequence[int]) -> float:
+def apart_s(both: CoLocation, counts: Sequence[int]) -> float:
     """Seconds for so many inferences of each, one model after the other, each on the whole."""
-    return sum(_work(stage, index, 0.0, count) for index, count in enumerate(counts))
+    return sum(_work(both, index, 0.0, count) for index, count in enumerate(counts))
 
 
-def together_s(stage: Stage, counts: Sequence[int]) -> float:
+def together_s(both: CoLocation, counts: Sequence[int]) -> float:
     """The same with both at once at their places; the one that is left goes on with the whole."""
     with tempfile.TemporaryDirectory(prefix="fractune-bench-") as folder:
-        begin_s, ended = stage.begin_s(), str(Path(folder) / "ended")
+        begin_s, ended = both.begin_s(), str(Path(folder) / "ended")
         works = [
-            player.call("work", sum(WORK_S), begin_s=begin_s, count=count, ended=ended)
-            for player, count in zip(stage.players, counts, strict=True)
+            co_runner.call("work", sum(WORK_S), begin_s=begin_s, count=count, ended=ended)
+            for co_runner, count in zip(both.co_runners, counts, strict=True)
         ]
         results = [work.result() for work in works]
     end_s = max(each["ended_s"] for each in results)
     left = [count - int(each["done"]) for count, each in zip(counts, results, strict=True)]
-    return float(end_s - begin_s) + sum(_work(stage, index, end_s, rest) for index, rest in enumerate(left) if rest)
+    return float(end_s - begin_s) + sum(_work(both, index, end_s, rest) for index, rest in enumerate(left) if rest)
 
 
-def _work(stage: Stage, index: int, since_s: float, count: int) -> float:
+def _work(both: CoLocation, index: int, since_s: float, count: int) -> float:
     """Seconds that so many inferences of a model take on the whole, from `since_s` or else from now on."""
     with tempfile.TemporaryDirectory(prefix="fractune-bench-") as folder:
         begin_s = since_s or time.monotonic()
-        player, ended = stage.wholes[index], str(Path(folder) / "ended")
-        result = player.call("work", sum(WORK_S), begin_s=begin_s, count=count, ended=ended).result()
+        co_runner, ended = both.wholes[index], str(Path(folder) / "ended")
+        result = co_runner.call("work", sum(WORK_S), begin_s=begin_s, count=count, ended=ended).result()
     return float(result["ended_s"] - begin_s)
 
 
@@ -161,7 +161,7 @@ def makespan_error(case: Mapping[str, Any]) -> float:
     return abs(float(statistics.median(case["together_s"])) / float(case["predicted_s"]) - 1.0)
 
 
-def _print(case: Mapping[str, Any], figures: SharingFigures) -> None:
+def _print(case: Mapping[str, Any], figures: CoLocationFigures) -> None:
     print(f"{' + '.join(case['models'])}, {case['arrangement']} ({case['wall_s']:.0f} s)")
     for name, side in zip(case["models"], figures.sides, strict=True):
         print(

@@ -169,10 +169,10 @@ def summary_of(cases: Sequence[Case]) -> dict[str, Any]:
     `robust_of_all`: over the fastest of all searches; it cannot know their luck.
     """
     pairs = [(secs[_other(share)], secs[share]) for share, secs in cases]
-    joint = [slowdown(secs[f"joint {share}"], secs[share], in_turn=True) for share, secs in cases]
+    joint = [slowdown(secs[f"joint {share}"], secs[share], interleaved=True) for share, secs in cases]
     return {
         "cases": len(cases),
-        **_told("other", [slowdown(other, own, in_turn=True) for other, own in pairs]),
+        **_told("other", [slowdown(other, own, interleaved=True) for other, own in pairs]),
         **_told("joint", joint),
         **_told_of_robust([secs for _, secs in cases if "joint robust" in secs]),
     }
@@ -198,7 +198,7 @@ def _told(name: str, losses: Sequence[Slowdown]) -> dict[str, Any]:
 
 
 def _regret(name: str, secs: Mapping[str, Sequence[float]]) -> float:
-    return max(ratio(secs[name], found, in_turn=True) for found in secs.values()) - 1.0
+    return max(ratio(secs[name], found, interleaved=True) for found in secs.values()) - 1.0
 
 
 def _other(share: str) -> str:
@@ -228,7 +228,7 @@ def _print_model(name: str, seed: int, run: Mapping[str, Any]) -> None:
         cells = []
         for share in SHARES:
             secs = run["model"][share]
-            lost = slowdown(secs[finalist], secs[share], in_turn=True)
+            lost = slowdown(secs[finalist], secs[share], interleaved=True)
             text = "" if finalist == share else f" {lost.median:+.0%} +-{lost.margin:.0%}"
             cells.append(f"{statistics.median(secs[finalist]) * 1e3:.3f} ms{text}")
         print(f"  {finalist:<24}" + "".join(f"{cell:>24}" for cell in cells))

@@ -59,7 +59,7 @@ def run_at(bundle: Path, share: str, model: Path) -> dict[str, Any]:
     """Run the bundle at a share, in a separate process and interleaved with ONNX Runtime; print and return the
     report.
     """
-    args = ["run", str(bundle), "--share", share, "--beside", "onnxruntime", "--model", str(model), "--json"]
+    args = ["run", str(bundle), "--share", share, "--compare", "onnxruntime", "--model", str(model), "--json"]
     print("\n$ fractune", *args, flush=True)
     report: dict[str, Any] = json.loads(subprocess.run(command(*args), check=True, capture_output=True).stdout)
     print(f"{share}: variant {report['variant']} ({report['reason']})")

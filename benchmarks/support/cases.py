@@ -62,7 +62,7 @@ def summary(ours: Sequence[float], stock: Sequence[float]) -> Summary:
     pairs = [(mine, peers) for mine, peers in zip(ours, stock, strict=True) if math.isfinite(peers) and peers > 0]
     if not pairs:
         return Summary(0, math.nan, math.nan, math.nan, math.nan)
-    found = slowdown([mine for mine, _ in pairs], [peers for _, peers in pairs], in_turn=True)
+    found = slowdown([mine for mine, _ in pairs], [peers for _, peers in pairs], interleaved=True)
     ratios = [mine / peers for mine, peers in pairs]
     mean = statistics.geometric_mean(ratios) if all(map(math.isfinite, ratios)) else math.inf
     return Summary(len(pairs), found.median + 1.0, found.low + 1.0, found.high + 1.0, mean)

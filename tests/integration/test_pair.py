@@ -15,7 +15,7 @@ import fractune
 from fractune.errors import BadBundle
 from fractune.features.pair import run as sharing
 from fractune.features.pair.arrangement import arrange, usable_cores
-from fractune.features.pair.run import Program, staged
+from fractune.features.pair.run import Program, co_located
 from fractune.inference.tvm_runtime.runtime import SPIN_COUNT, SPIN_YIELDS
 from fractune.local.stack import own_env
 from tests.support.client_samples import DEVICE, bundle_bytes
@@ -48,17 +48,17 @@ def short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_each_process_is_confined_to_its_place_and_does_not_spin_for_long(bundle: Path) -> None:
-    arrangement = arrange("cpu", shares="cpu:1,cpu:1", overlap=None, in_turn=False, cores=usable_cores())
+    arrangement = arrange("cpu", shares="cpu:1,cpu:1", overlap=None, interleaved=False, cores=usable_cores())
     program = Program("bundle", str(bundle))
     spinning = patch.dict(os.environ, {SPIN_COUNT: "300000"})
-    with spinning, staged((program, program), arrangement, 0, own_env()) as stage:
-        assert [player.description["variant"] for player in stage.players] == ["cpu:1"] * SIDES
-        for player in (*stage.players, *stage.wholes):
-            assert player.pid is not None
-            assert sorted(os.sched_getaffinity(player.pid)) == list(player.place.cores)
-            environ = Path(f"/proc/{player.pid}/environ").read_text().split("\0")
+    with spinning, co_located((program, program), arrangement, 0, own_env()) as both:
+        assert [co_runner.description["variant"] for co_runner in both.co_runners] == ["cpu:1"] * SIDES
+        for co_runner in (*both.co_runners, *both.wholes):
+            assert co_runner.pid is not None
+            assert sorted(os.sched_getaffinity(co_runner.pid)) == list(co_runner.placement.cores)
+            environ = Path(f"/proc/{co_runner.pid}/environ").read_text().split("\0")
             assert f"{SPIN_COUNT}={SPIN_YIELDS}" in environ
-        pids = [player.pid for player in (*stage.players, *stage.wholes)]
+        pids = [co_runner.pid for co_runner in (*both.co_runners, *both.wholes)]
     assert len(set(pids)) == 2 * SIDES
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
@@ -80,7 +80,7 @@ def test_a_pair_on_cores_of_their_own(bundle: Path) -> None:
 @pytest.mark.long
 def test_who_waits_for_the_others_turn_gets_half(bundle: Path) -> None:
     for _ in range(TRIES):
-        found = fractune.pair(bundle, bundle, in_turn=True, rounds=ROUNDS, progress=False)
+        found = fractune.pair(bundle, bundle, interleaved=True, rounds=ROUNDS, progress=False)
         assert [side.s.median for side in found.figures.sides if side.s] == [1.0] * SIDES
         if all(side.i.median > 1.3 for side in found.figures.sides):
             return
@@ -89,7 +89,7 @@ def test_who_waits_for_the_others_turn_gets_half(bundle: Path) -> None:
 
 @pytest.mark.long
 def test_a_bubble_in_place_of_a_model(bundle: Path) -> None:
-    found = fractune.pair(bundle, neighbour="bubble:8MiB", rounds=ROUNDS, rate=50, progress=False)
+    found = fractune.pair(bundle, co_runner="bubble:8MiB", rounds=ROUNDS, rate=50, progress=False)
     assert [len(each) for each in found.rounds] == [1] * ROUNDS
     assert (found.figures.stp, len(found.latencies)) == (None, 1)
 

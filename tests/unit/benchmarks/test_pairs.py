@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks.pairs import apart_s, predicted_s, summary, together_s
-from fractune_core.analysis.sharing import RoundTimes, sharing_figures
+from fractune_core.analysis.co_location import RoundTimes, co_location_figures
 
 
 def case(**changes: Any) -> dict[str, Any]:
@@ -25,7 +25,7 @@ def case(**changes: Any) -> dict[str, Any]:
 
 
 def test_a_makespan_is_predicted_from_whole_times_and_slow_downs() -> None:
-    figures = sharing_figures([(RoundTimes(0.02, 0.03, 0.03, 0.03), RoundTimes(0.1, 0.15, 0.15, 0.2))] * 9)
+    figures = co_location_figures([(RoundTimes(0.02, 0.03, 0.03, 0.03), RoundTimes(0.1, 0.15, 0.15, 0.2))] * 9)
     # A's 100 take 3 s, in which B does 15 of its 40; the other 25 take 2.5 s on the whole.
     assert predicted_s(figures, [100, 40]) == pytest.approx(5.5)
 
@@ -38,7 +38,7 @@ def test_the_summary_has_the_errors_and_how_often_the_verdicts_disagree() -> Non
     assert told["verdicts_disagree"] == 2
 
 
-def player(done: int | None = None) -> SimpleNamespace:
+def co_runner(done: int | None = None) -> SimpleNamespace:
     """Takes a tenth of a second for a call, by its word; `done` of those asked for, if not all."""
     asked: list[int] = []
 
@@ -54,9 +54,9 @@ def player(done: int | None = None) -> SimpleNamespace:
 
 
 def test_the_one_that_is_left_goes_on_with_the_whole() -> None:
-    wholes = [player(), player()]
+    wholes = [co_runner(), co_runner()]
     begin_s = time.monotonic()
-    stage: Any = SimpleNamespace(players=[player(), player(done=30)], wholes=wholes, begin_s=lambda: begin_s)
-    assert together_s(stage, [20, 50]) == pytest.approx(3.0 + 2.0)
+    both: Any = SimpleNamespace(co_runners=[co_runner(), co_runner(done=30)], wholes=wholes, begin_s=lambda: begin_s)
+    assert together_s(both, [20, 50]) == pytest.approx(3.0 + 2.0)
     assert [each.asked for each in wholes] == [[], [20]]
-    assert apart_s(stage, [20, 50]) == pytest.approx(7.0)
+    assert apart_s(both, [20, 50]) == pytest.approx(7.0)

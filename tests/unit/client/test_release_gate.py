@@ -39,7 +39,7 @@ def comparison(slower: float, difference: float = 0.0) -> fractune.Comparison:
     secs = [1.0, 1.001, 0.999, 1.0, 1.002, 0.998]
     new = [slower * s for s in secs]
     choice = VariantChoice("cpu:1", How.EXACT, 0.0, "for a test")
-    lost = slowdown(new, secs, in_turn=True)
+    lost = slowdown(new, secs, interleaved=True)
     timed = lost, tuple(new), tuple(secs)
     return fractune.Comparison(*timed, *timed, difference, difference, choice, choice)
 

@@ -19,6 +19,7 @@ from fractune.cli.ending.closed_output import output_that_may_close
 from fractune.cli.ending.stopped import Stopped, take_signals
 from fractune.cli.environment import DEBUG, wants_tracebacks
 from fractune.cli.group import Group
+from fractune.cli.old_options import Command
 from fractune.cli.option_groups import with_groups
 from fractune_core import __version__
 from fractune_core.errors import BadRequest, FractuneError
@@ -52,10 +53,10 @@ def build_app(wanted: str) -> typer.Typer:
         shown: dict[str, Any] = {"rich_help_panel": heading, "epilog": f"Example: {example}"}
         if name in GROUPS:
             for each in module.app.registered_commands:
-                each.callback = with_groups(each.callback)
+                each.callback, each.cls = with_groups(each.callback), Command
             app.add_typer(module.app, name=name, cls=Group, **shown)
         else:
-            app.command(name, **shown)(with_groups(getattr(module, name)))
+            app.command(name, cls=Command, **shown)(with_groups(getattr(module, name)))
     return app
 
 

@@ -73,7 +73,7 @@ class SideFigures:
 
 
 @dataclass(frozen=True)
-class SharingFigures:
+class CoLocationFigures:
     """Costs of sharing for both models, and their consequences; None where they need a slow-down that is not known."""
 
     sides: tuple[SideFigures, ...]
@@ -105,7 +105,7 @@ def verdict(together_over_apart: Estimate) -> Verdict:
     return Verdict.APART if together_over_apart.low > 1.0 else Verdict.TIE
 
 
-def sharing_figures(rounds: Sequence[Sequence[RoundTimes]]) -> SharingFigures:
+def co_location_figures(rounds: Sequence[Sequence[RoundTimes]]) -> CoLocationFigures:
     """The figures of `rounds`, each the times of both models, or of one beside a co-runner that is not a model.
 
     Every figure is computed within each round, where blocks were timed next to each other, and then estimated over the
@@ -123,7 +123,7 @@ def sharing_figures(rounds: Sequence[Sequence[RoundTimes]]) -> SharingFigures:
     def over_rounds(of: Callable[[float, float, float, float], float]) -> Estimate | None:
         return estimate([of(*each) for each in whole]) if whole else None
 
-    return SharingFigures(
+    return CoLocationFigures(
         sides,
         stp=over_rounds(lambda _a, _b, r_ab, r_ba: stp(r_ab, r_ba)),
         antt=over_rounds(lambda _a, _b, r_ab, r_ba: statistics.mean((r_ab, r_ba))),
@@ -160,12 +160,12 @@ def ends_apart_s(t_a: float, t_b: float) -> tuple[float, float]:
     return min(t_a, t_b), t_a + t_b
 
 
-def mean_inside_s(marks: Sequence[float], neighbour: tuple[float, float]) -> float:
+def mean_inside_s(marks: Sequence[float], co_runner: tuple[float, float]) -> float:
     """Mean seconds of the iterations that lie wholly inside the co-runner's loop; NaN when none does.
 
     `marks` are the beginning of the first iteration and the ends of all, on the same clock.
     """
-    first, last = bisect.bisect_left(marks, neighbour[0]), bisect.bisect_right(marks, neighbour[1]) - 1
+    first, last = bisect.bisect_left(marks, co_runner[0]), bisect.bisect_right(marks, co_runner[1]) - 1
     return (marks[last] - marks[first]) / (last - first) if last > first else float("nan")
 
 

@@ -40,39 +40,42 @@ class Slowdown(Estimate):
 
 
 def estimate(values: Sequence[float], level: float = LEVEL) -> Estimate:
-    """The median of independently measured `values`, with the interval of the sign test: see `slowdown`, `in_turn`."""
+    """The median of independently measured `values`, with the interval of the sign test: see `slowdown`, `interleaved`."""
     ordered, at = sorted(values), _bound_of_signs(len(values), level)
     low, high = (ordered[at - 1], ordered[-at]) if at else (math.nan, math.nan)
     return Estimate(statistics.median(ordered), low, high)
 
 
-def slowdown(run_secs: Sequence[float], best_secs: Sequence[float], *, in_turn: bool, level: float = LEVEL) -> Slowdown:
+def slowdown(
+    run_secs: Sequence[float], best_secs: Sequence[float], *, interleaved: bool, level: float = LEVEL
+) -> Slowdown:
     """How much longer `run_secs` are than `best_secs`, both in seconds, with an interval that covers with `level`.
 
-    `in_turn` means that the n-th repeats of both were taken next to each other. Then the result is the median of the
-    ratios of these pairs, and slowdowns that affect both cancel out. Its interval is that of the sign test: the ratios'
-    median lies beyond the k-th smallest as often as a fair coin falls one way fewer than k times. Otherwise the result
-    is the median of all ratios of one to another, with the interval of the rank sum test (Hodges and Lehmann, 1963).
+    `interleaved` means that the n-th repeats of both were taken next to each other. Then the result is the median of
+    the ratios of these pairs, and slowdowns that affect both cancel out. Its interval is that of the sign test: the
+    ratios' median lies beyond the k-th smallest as often as a fair coin falls one way fewer than k times. Otherwise the
+    result is the median of all ratios of one to another, with the interval of the rank sum test (Hodges and Lehmann,
+    1963).
 
     The result predicts another timing of the same machine code, not the result of another search or another build.
     """
-    ratios, at = _ratios(run_secs, best_secs, in_turn=in_turn, level=level)
+    ratios, at = _ratios(run_secs, best_secs, interleaved=interleaved, level=level)
     median = statistics.median(ratios) - 1.0
     if not at:
         return Slowdown(median, math.nan, math.nan)
     return Slowdown(median, ratios[at - 1] - 1.0, ratios[-at] - 1.0)
 
 
-def ratio(run_secs: Sequence[float], best_secs: Sequence[float], *, in_turn: bool) -> float:
+def ratio(run_secs: Sequence[float], best_secs: Sequence[float], *, interleaved: bool) -> float:
     """The ratio of `run_secs` to `best_secs`: the median of `slowdown`, plus 1."""
-    return statistics.median(_ratios(run_secs, best_secs, in_turn=in_turn, level=LEVEL)[0])
+    return statistics.median(_ratios(run_secs, best_secs, interleaved=interleaved, level=LEVEL)[0])
 
 
 def _ratios(
-    run_secs: Sequence[float], best_secs: Sequence[float], *, in_turn: bool, level: float
+    run_secs: Sequence[float], best_secs: Sequence[float], *, interleaved: bool, level: float
 ) -> tuple[list[float], int]:
     """The ratios in order, and the index from either end that bounds the interval: the first is 1, 0 = too few."""
-    if in_turn and len(run_secs) == len(best_secs):
+    if interleaved and len(run_secs) == len(best_secs):
         ratios = sorted(mine / best for mine, best in zip(run_secs, best_secs, strict=True))
         return ratios, _bound_of_signs(len(ratios), level)
     ratios = sorted(mine / best for mine in run_secs for best in best_secs)

@@ -1,6 +1,6 @@
 """`mig:PROFILE` or `mig:UUID`: a MIG instance that exists. SMs, memory, cache and faults are its own.
 
-fractune makes no instances unasked: that needs root and ends what runs on the GPU (`fractune shares --layout`).
+fractune makes no instances unasked: that needs root and ends what runs on the GPU (`fractune shares --mig-layout`).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class MigConfinement(Contained):
             count = len(self._fitting)
             raise ShareUnavailable(
                 f"share '{self.share}': other workers hold every instance of that kind ({count}); stop one of them, or "
-                "create more instances (`fractune shares --layout 3g+4g` tells how)"
+                "create more instances (`fractune shares --mig-layout 3g+4g` tells how)"
             )
         return {VISIBLE_DEVICES: self._claimed[0].uuid}
 
@@ -110,5 +110,5 @@ class MigConfinement(Contained):
         there = [f"mig:{found.profile} ({found.uuid})" for found in gpu.instances]
         if not there:
             lacks = "has no instance yet" if gpu.mig else "is not in MIG mode"
-            return f"{gpu.name} {lacks}; `fractune shares --layout 3g+4g` tells how to divide it"
+            return f"{gpu.name} {lacks}; `fractune shares --mig-layout 3g+4g` tells how to divide it"
         return f"{gpu.name} has no such instance; it has {', '.join(there)}"

@@ -55,7 +55,9 @@ class GpuProcess(Generic[_Driver]):
     def refuse_mig(self) -> None:
         if self.gpu.mig:
             there = sorted({f"mig:{found.profile or found.uuid}" for found in self.gpu.instances})
-            instead = f"ask for {', '.join(there)}" if there else "divide it first: `fractune shares --layout 3g+4g`"
+            instead = (
+                f"ask for {', '.join(there)}" if there else "divide it first: `fractune shares --mig-layout 3g+4g`"
+            )
             raise self._refusal(f"{self.gpu.name} is in MIG mode, a process can use one instance only; {instead}")
 
     def refuse_mps_share(self) -> None:

@@ -124,7 +124,7 @@ def test_run_shows_slots_and_runs_one(fused: FusedVariants, tmp_path: Path, caps
     [
         (["--slot", "7"], "slot 7: variants.fractune has the slots 0 to 2"),
         (["--slot", "2"], "slot 2 of variants.fractune is empty"),
-        (["--beside", "onnxruntime", "--model", "any.onnx"], "--beside compares one model, and variants.fractune is"),
+        (["--compare", "onnxruntime", "--model", "any.onnx"], "--compare takes one model, and variants.fractune holds"),
     ],
 )
 def test_run_refuses_in_one_line(

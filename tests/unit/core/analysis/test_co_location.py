@@ -11,16 +11,16 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from fractune_core.analysis.sharing import (
+from fractune_core.analysis.co_location import (
+    CoLocationFigures,
     RoundTimes,
-    SharingFigures,
     Verdict,
+    co_location_figures,
     ends_apart_s,
     ends_together_s,
     makespan_s,
     mean_inside_s,
     percentile,
-    sharing_figures,
     stp,
     verdict,
 )
@@ -62,7 +62,7 @@ def median(found: Estimate | None) -> float:
 
 
 def test_figures_worked_out_by_hand() -> None:
-    found = sharing_figures(rounds_of(whole=(2.0, 10.0), s=(1.25, 1.5), i=(1.2, 1.0)))
+    found = co_location_figures(rounds_of(whole=(2.0, 10.0), s=(1.25, 1.5), i=(1.2, 1.0)))
     a, b = found.sides
     assert (a.whole_s, a.share_s.median, a.together_s.median) == (Estimate(2.0, 2.0, 2.0), 2.5, 3.0)
     assert (median(a.s), a.i.median, median(a.r)) == pytest.approx((1.25, 1.2, 1.5))
@@ -76,12 +76,12 @@ def test_figures_worked_out_by_hand() -> None:
 
 
 def test_the_verdicts_may_disagree() -> None:
-    found = sharing_figures(rounds_of(whole=(2.0, 10.0), s=(1.8, 1.8), i=(1.0, 1.0)))
+    found = co_location_figures(rounds_of(whole=(2.0, 10.0), s=(1.8, 1.8), i=(1.0, 1.0)))
     assert found.makespan_verdict is Verdict.TOGETHER  # 1.8 * 1.8 < 1.8 + 1.8
     assert found.mean_completion_verdict is Verdict.APART  # 1.8 * (2 - 1 / 1.8) = 2.6
-    worse = sharing_figures(rounds_of(whole=(2.0, 10.0), s=(2.0, 2.0), i=(1.1, 1.1)))
+    worse = co_location_figures(rounds_of(whole=(2.0, 10.0), s=(2.0, 2.0), i=(1.1, 1.1)))
     assert (worse.makespan_verdict, worse.mean_completion_verdict) == (Verdict.APART, Verdict.APART)
-    better = sharing_figures(rounds_of(whole=(2.0, 10.0), s=(1.1, 1.1), i=(1.0, 1.0)))
+    better = co_location_figures(rounds_of(whole=(2.0, 10.0), s=(1.1, 1.1), i=(1.0, 1.0)))
     assert (better.makespan_verdict, better.mean_completion_verdict) == (Verdict.TOGETHER, Verdict.TOGETHER)
 
 
@@ -94,14 +94,14 @@ def test_an_interval_that_decides_nothing_is_a_tie(low: float, high: float, says
 
 
 def test_of_one_model_beside_something_else_only_its_own_figures_are_known() -> None:
-    found = sharing_figures([each[:1] for each in rounds_of(whole=(2.0, 1.0), s=(1.25, 1.0), i=(1.2, 1.0))])
+    found = co_location_figures([each[:1] for each in rounds_of(whole=(2.0, 1.0), s=(1.25, 1.0), i=(1.2, 1.0))])
     assert [side.i.median for side in found.sides] == [pytest.approx(1.2)]
-    assert found == SharingFigures(found.sides, None, None, None, None)
+    assert found == CoLocationFigures(found.sides, None, None, None, None)
     assert (found.makespan_verdict, found.mean_completion_verdict) == (None, None)
 
 
 def test_without_the_whole_only_interference_is_known() -> None:
-    found = sharing_figures([(RoundTimes(None, 2.0, 2.0, 3.0), RoundTimes(None, 1.0, 1.0, 1.1))] * 7)
+    found = co_location_figures([(RoundTimes(None, 2.0, 2.0, 3.0), RoundTimes(None, 1.0, 1.0, 1.1))] * 7)
     assert [side.i.median for side in found.sides] == pytest.approx([1.5, 1.1])
     assert [(side.s, side.r, side.whole_s) for side in found.sides] == [(None, None, None)] * 2
     assert (found.stp, found.makespan_verdict) == (None, None)
@@ -159,7 +159,7 @@ def test_intervals_of_interference_and_stp_cover(count: int, noise: Noise) -> No
     true_stp = statistics.median(stp(a.r or 0.0, b.r or 0.0) for a, b in (drawn() for _ in range(20_000)))
     held_i = held_stp = 0
     for _ in range(600):
-        found = sharing_figures([drawn() for _ in range(count)])
+        found = co_location_figures([drawn() for _ in range(count)])
         assert found.stp is not None
         held_i += found.sides[0].i.low <= 1.2 <= found.sides[0].i.high
         held_stp += found.stp.low <= true_stp <= found.stp.high
@@ -174,19 +174,19 @@ def test_too_few_rounds_have_no_interval() -> None:
 
 
 @pytest.mark.parametrize(
-    ("neighbour", "mean_s"),
+    ("co_runner", "mean_s"),
     [
         ((0.0, 10.0), 2.5),  # all four
-        ((0.5, 10.0), 3.0),  # the first began before the neighbour
+        ((0.5, 10.0), 3.0),  # the first began before the co-runner
         ((0.0, 9.9), 2.0),  # the last ended after it
         ((1.0, 6.0), 2.5),  # its edges belong to it
         ((1.1, 3.9), math.nan),  # none is wholly inside
         ((11.0, 12.0), math.nan),
     ],
 )
-def test_only_what_lies_wholly_inside_the_neighbours_loop_counts(neighbour: tuple[float, float], mean_s: float) -> None:
+def test_only_what_lies_wholly_inside_the_co_runners_loop_counts(co_runner: tuple[float, float], mean_s: float) -> None:
     marks = [0.0, 1.0, 4.0, 6.0, 10.0]
-    assert mean_inside_s(marks, neighbour) == pytest.approx(mean_s, nan_ok=True)
+    assert mean_inside_s(marks, co_runner) == pytest.approx(mean_s, nan_ok=True)
 
 
 @pytest.mark.parametrize(

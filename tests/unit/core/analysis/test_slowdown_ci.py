@@ -24,7 +24,7 @@ def noisy(secs: float, spread: float, seed: int, count: int = 15) -> list[float]
 
 
 def test_a_difference_beyond_the_noise_is_no_tie() -> None:
-    found = slowdown(noisy(1.14, 0.02, 1), noisy(1.0, 0.02, 2), in_turn=True)
+    found = slowdown(noisy(1.14, 0.02, 1), noisy(1.0, 0.02, 2), interleaved=True)
     assert not found.is_tie
     assert found.median == pytest.approx(0.14, abs=0.03)
     assert 0.1 < found.low < found.median < found.high < 0.18
@@ -32,11 +32,11 @@ def test_a_difference_beyond_the_noise_is_no_tie() -> None:
 
 
 def test_a_difference_inside_the_noise_is_a_tie() -> None:
-    assert slowdown(noisy(1.01, 0.2, 1), noisy(1.0, 0.2, 2), in_turn=False).is_tie
+    assert slowdown(noisy(1.01, 0.2, 1), noisy(1.0, 0.2, 2), interleaved=False).is_tie
 
 
 def test_faster_beyond_the_noise_is_no_tie_either() -> None:
-    found = slowdown(noisy(0.8, 0.02, 1), noisy(1.0, 0.02, 2), in_turn=True)
+    found = slowdown(noisy(0.8, 0.02, 1), noisy(1.0, 0.02, 2), interleaved=True)
     assert found.high < 0.0
     assert not found.is_tie
 
@@ -50,12 +50,12 @@ def test_an_interval_that_holds_zero_is_a_tie_however_large_the_median(median: f
 def test_what_slows_both_in_a_turn_cancels_out() -> None:
     weather = noisy(1.0, 0.5, 3)
     mine, best = [1.05 * secs for secs in weather], weather
-    assert not slowdown(mine, best, in_turn=True).is_tie
-    assert slowdown(mine, best, in_turn=False).is_tie
+    assert not slowdown(mine, best, interleaved=True).is_tie
+    assert slowdown(mine, best, interleaved=False).is_tie
 
 
 def test_a_loss_in_turn_is_that_of_the_pairs_which_its_interval_is_of() -> None:
-    found = slowdown([1.0] * 3 + [2.0] * 4, [1.0] * 4 + [2.0] * 3, in_turn=True)
+    found = slowdown([1.0] * 3 + [2.0] * 4, [1.0] * 4 + [2.0] * 3, interleaved=True)
     assert found.median == 0.0
     assert found.low <= found.median <= found.high
 
@@ -68,7 +68,7 @@ def test_an_interval_without_zero_is_no_tie_however_wide_it_is(median: float, lo
 
 @pytest.mark.parametrize(("repeats", "known"), [(2, False), (5, False), (6, True)])
 def test_few_repeats_tell_nothing(repeats: int, known: bool) -> None:  # noqa: FBT001
-    found = slowdown([2.0] * repeats, [1.0] * repeats, in_turn=True)
+    found = slowdown([2.0] * repeats, [1.0] * repeats, interleaved=True)
     assert (found.median, found.is_tie) == (1.0, not known)
     assert math.isnan(found.low) is not known
 
@@ -89,21 +89,21 @@ def drifting(rng: random.Random, part: float) -> float:
 @pytest.mark.parametrize("repeats", [7, 9, 11, 15])
 def test_intervals_of_pairs_cover(repeats: int, noise: Noise) -> None:
     """A percentile bootstrap covers 87 % with 7 pairs."""
-    assert 0.94 <= coverage(repeats, noise, in_turn=True) <= 0.99
+    assert 0.94 <= coverage(repeats, noise, interleaved=True) <= 0.99
 
 
 @pytest.mark.parametrize("noise", [normal, heavy_tailed])
 @pytest.mark.parametrize("repeats", [5, 9, 15])
 def test_intervals_of_separate_timings_cover(repeats: int, noise: Noise) -> None:
-    assert 0.94 <= coverage(repeats, noise, in_turn=False) <= 0.99
+    assert 0.94 <= coverage(repeats, noise, interleaved=False) <= 0.99
 
 
-def coverage(repeats: int, noise: Noise, *, in_turn: bool, times: int = 2000) -> float:
+def coverage(repeats: int, noise: Noise, *, interleaved: bool, times: int = 2000) -> float:
     """How often the interval holds the true difference, which is none."""
     rng, held = random.Random(0), 0
     for _ in range(times):
         one, other = ([noise(rng, turn / repeats) for turn in range(repeats)] for _ in range(2))
-        found = slowdown(one, other, in_turn=in_turn)
+        found = slowdown(one, other, interleaved=interleaved)
         held += found.low <= 0.0 <= found.high
     return held / times
 
@@ -122,14 +122,14 @@ def test_the_bound_of_signs_is_that_of_the_published_tables(count: int, bound: i
 
 
 @given(SECS, st.booleans())
-def test_against_itself_nothing_is_lost(secs: list[float], in_turn: bool) -> None:  # noqa: FBT001
-    found = slowdown(secs, secs, in_turn=in_turn)
+def test_against_itself_nothing_is_lost(secs: list[float], interleaved: bool) -> None:  # noqa: FBT001
+    found = slowdown(secs, secs, interleaved=interleaved)
     assert found.median == 0.0
     assert found.is_tie
 
 
 @given(SECS, SECS, st.floats(0.1, 10), st.booleans())
-def test_only_the_ratio_matters(mine: list[float], best: list[float], factor: float, in_turn: bool) -> None:  # noqa: FBT001
-    one = slowdown(mine, best, in_turn=in_turn)
-    scaled = slowdown([factor * secs for secs in mine], [factor * secs for secs in best], in_turn=in_turn)
+def test_only_the_ratio_matters(mine: list[float], best: list[float], factor: float, interleaved: bool) -> None:  # noqa: FBT001
+    one = slowdown(mine, best, interleaved=interleaved)
+    scaled = slowdown([factor * secs for secs in mine], [factor * secs for secs in best], interleaved=interleaved)
     assert [scaled.median, scaled.low, scaled.high] == pytest.approx([one.median, one.low, one.high], abs=1e-6)

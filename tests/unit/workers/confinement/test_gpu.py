@@ -123,9 +123,9 @@ def test_a_profile_that_is_not_there_names_those_that_are(make: Callable[..., Co
     gpu = gpu_in_mig_mode("H200", ("3g", 4), ("1g", 0))
     with pytest.raises(ShareUnavailable, match=r"share 'mig:2g.35gb': .* it has mig:3g.71gb \(MIG-.*mig:1g.18gb"):
         make("mig:2g.35gb", gpu).probe()
-    with pytest.raises(ShareUnavailable, match=r"has no instance yet; `fractune shares --layout"):
+    with pytest.raises(ShareUnavailable, match=r"has no instance yet; `fractune shares --mig-layout"):
         make("mig:2g.35gb", gpu_in_mig_mode("H200")).probe()
-    with pytest.raises(ShareUnavailable, match=r"is not in MIG mode; `fractune shares --layout"):
+    with pytest.raises(ShareUnavailable, match=r"is not in MIG mode; `fractune shares --mig-layout"):
         make("mig:2g.35gb", h200()).probe()
 
 
@@ -141,7 +141,7 @@ def test_cuda_on_another_instance_is_no_confinement(
 def test_a_gpu_in_mig_mode_has_instances_only(make: Callable[..., Confinement], text: str) -> None:
     with pytest.raises(ShareUnavailable, match=rf"share '{text}': .* is in MIG mode.*ask for mig:1g.18gb, mig:3g.71gb"):
         make(text, gpu_in_mig_mode("H200", ("3g", 4), ("1g", 0), ("1g", 1))).probe()
-    with pytest.raises(ShareUnavailable, match="divide it first: `fractune shares --layout"):
+    with pytest.raises(ShareUnavailable, match="divide it first: `fractune shares --mig-layout"):
         make(text, gpu_in_mig_mode("H200")).probe()
 
 

@@ -100,11 +100,11 @@ class CrossTable:
         return variant, *worst[variant]
 
     def _loss(self, cell: Cell, other: Cell) -> Slowdown:
-        return slowdown(cell.run_secs, other.run_secs, in_turn=cell.timing == other.timing, level=self.level)
+        return slowdown(cell.run_secs, other.run_secs, interleaved=cell.timing == other.timing, level=self.level)
 
     def _is_beaten(self, cell: Cell, other: Cell) -> bool:
         """Beyond the noise. The interval is worked out only where there is a difference to judge."""
-        is_slower = ratio(cell.run_secs, other.run_secs, in_turn=cell.timing == other.timing) > 1.0
+        is_slower = ratio(cell.run_secs, other.run_secs, interleaved=cell.timing == other.timing) > 1.0
         return is_slower and not self._loss(cell, other).is_tie
 
 

@@ -1,1 +1,1 @@
-"""How two models fare that run on one device at the same time."""
+"""The cost of co-location: two models on one processor at the same time."""

@@ -1,4 +1,4 @@
-"""How two models share a processor: which part each has, and the whole that either would have without the other."""
+"""How two co-runners are placed on a processor: the part of each, and the whole that either would have alone."""
 
 from __future__ import annotations
 
@@ -12,69 +12,74 @@ from fractune_core.shares import Share
 
 _HALVES = "mps:50,mps:50"
 
+OWN_UNITS, SAME_UNITS, INTERLEAVED = "own units", "same units", "in turn"
+"""kinds of arrangements, as JSON has them"""
+
 
 @dataclass(frozen=True)
-class Place:
+class Placement:
     """Where a process runs."""
 
     share: Share
     cores: tuple[int, ...] = ()
-    """of a CPU share"""
+    """for a CPU share"""
 
 
 @dataclass(frozen=True)
 class Arrangement:
-    """The places of two that share a processor."""
+    """The placements of two co-runners on one processor."""
 
-    how: str
-    """`own units`, `same units` or `in turn`"""
-    places: tuple[Place, Place]
-    whole: Place | None
-    """all that both have together; None where it cannot be had while the places are there"""
+    kind: str
+    """OWN_UNITS, SAME_UNITS or INTERLEAVED"""
+    placements: tuple[Placement, Placement]
+    whole: Placement | None
+    """the units of both together; None where the whole cannot exist beside its parts"""
 
     @property
-    def in_turn(self) -> bool:
+    def interleaved(self) -> bool:
         """Whether one waits while the other computes."""
-        return self.how == "in turn"
+        return self.kind == INTERLEAVED
 
     @property
     def is_verified(self) -> bool:
-        """Whether this was ever tried on such a device."""
-        return self.places[0].share.device_kind == CPU
+        """Whether this was ever tried on a device of this kind."""
+        return self.placements[0].share.device_kind == CPU
 
     def __str__(self) -> str:
-        if self.how != "own units":
-            return f"both at {self.places[0].share}, {'in turn' if self.in_turn else 'at the same time'}"
-        beside = " + ".join(str(place.share) for place in self.places)
+        if self.kind != OWN_UNITS:
+            return f"both at {self.placements[0].share}, {'alternately' if self.interleaved else 'at the same time'}"
+        shares = " + ".join(str(placement.share) for placement in self.placements)
         whole = f", of {self.whole.share}" if self.whole else ""
-        return f"{beside}, each on its own{whole}"
+        return f"{shares}, each on its own{whole}"
 
 
 def arrange(
-    device_kind: str, *, shares: str | None, overlap: str | None, in_turn: bool, cores: Sequence[int]
+    device_kind: str, *, shares: str | None, overlap: str | None, interleaved: bool, cores: Sequence[int]
 ) -> Arrangement:
-    """The arrangement that is asked for, by default halves of what there is; `cores` of the host may be used.
+    """The requested arrangement, by default half of the device for each; `cores` of the host may be used.
 
-    `device_kind`: `cpu` or `cuda`, what the models are for. Raises BadRequest, and ShareUnavailable for shares that
-    together are larger than the machine.
+    `device_kind` is the device of the models: `cpu` or `cuda`. Raises BadRequest, and ShareUnavailable if both shares
+    together exceed the machine.
     """
-    if shares is not None and (overlap is not None or in_turn):
-        raise BadRequest("shares names a share of its own for each, overlap and in-turn one for both; give one of them")
-    if shares is None and overlap is None and not in_turn and (device_kind != "cpu" or len(cores) > 1):
+    if shares is not None and (overlap is not None or interleaved):
+        raise BadRequest("shares names one share for each, overlap and interleaved one for both; give one of them")
+    if shares is None and overlap is None and not interleaved and (device_kind != "cpu" or len(cores) > 1):
         shares = f"cpu:{len(cores) // 2},cpu:{len(cores) // 2}" if device_kind == "cpu" else _HALVES
     if shares is None:
         whole = f"cpu:{len(cores)}" if device_kind == "cpu" else "full"
         share = _served(overlap or whole, device_kind)
-        place = Place(share, _taken([share], cores, str(share)))
-        return Arrangement("in turn" if in_turn else "same units", (place, place), place)
+        placement = Placement(share, _taken([share], cores, str(share)))
+        return Arrangement(INTERLEAVED if interleaved else SAME_UNITS, (placement, placement), placement)
     one, other = _two(shares, device_kind)
     taken = _taken([one, other], cores, shares)
     whole = one.kind.whole
     if whole and int(one.size) + int(other.size) > int(whole):
-        raise ShareUnavailable(f"shares {shares} are more than the whole GPU; ask for less, or for the same by overlap")
-    first = Place(one, taken[: one.host_cores])
-    second = Place(other, taken[len(first.cores) :])
-    return Arrangement("own units", (first, second), _whole_of(first, second))
+        raise ShareUnavailable(
+            f"shares {shares} exceed the whole GPU; request smaller shares, or one for both by overlap"
+        )
+    first = Placement(one, taken[: one.host_cores])
+    second = Placement(other, taken[len(first.cores) :])
+    return Arrangement(OWN_UNITS, (first, second), _whole_of(first, second))
 
 
 def usable_cores() -> list[int]:
@@ -98,21 +103,21 @@ def _served(text: str, device_kind: str) -> Share:
 
 
 def _taken(shares: Sequence[Share], cores: Sequence[int], requested: str) -> tuple[int, ...]:
-    """The cores of CPU shares, the first of those left; none for shares of a GPU."""
+    """The first free cores, as many as CPU shares need; none for shares of a GPU."""
     if shares[0].device_kind != CPU:
         return ()
     count = sum(share.cores for share in shares)
     if count > len(cores):
         raise ShareUnavailable(
-            f"{requested} takes {count} cores, and {len(cores)} may be used here; ask for less, or for the same "
-            "cores by overlap"
+            f"{requested} takes {count} cores, and {len(cores)} may be used here; request smaller shares, or the same "
+            "cores for both by overlap"
         )
     return tuple(cores[:count])
 
 
-def _whole_of(first: Place, second: Place) -> Place | None:
-    """All units of both. A GPU in instances or static partitions has no whole while they exist."""
+def _whole_of(first: Placement, second: Placement) -> Placement | None:
+    """The units of both. A GPU has no whole while its instances or static partitions exist."""
     cores, kind = first.cores + second.cores, first.share.kind
     if cores:
-        return Place(Share("cpu", str(len(cores))), cores)
-    return Place(Share(kind.mechanism, kind.whole)) if kind.whole else None
+        return Placement(Share("cpu", str(len(cores))), cores)
+    return Placement(Share(kind.mechanism, kind.whole)) if kind.whole else None

@@ -1,6 +1,6 @@
-"""The process that runs one of two that share a processor: a bundle, or a neighbour that streams through memory.
+"""The process of one co-runner: it runs a bundle, or streams through memory.
 
-Confined first, as a measurement is. Times are of the clock that all processes of a host have in common.
+It is confined first, as for a measurement. Times come from the clock that all processes of a host have in common.
 """
 
 from __future__ import annotations
@@ -20,20 +20,19 @@ _FIRST_CALLS = 3
 
 
 def open_child(args: list[str]) -> dict[str, Callable[..., Any]]:
-    """The arguments: the share, its cores separated by commas, what runs (`bundle` or `bubble`), its file or its MiB,
-    and the folder by which it takes turns, empty for none. Raises ShareUnavailable, BadBundle.
+    """The arguments are the share, its cores separated by commas, the kind of program (`bundle` or `bubble`), its file
+    or its MiB, and the folder of the alternation lock, empty for none. Raises ShareUnavailable, BadBundle.
     """
     from fractune_workers.confinement import confinement_for
 
-    share, cores, kind, what, turns = args
+    share, cores, kind, content, lock_folder = args
     confinement = confinement_for(Share.parse(share), [int(core) for core in cores.split(",") if core])
     confinement.enter()
-    description, call = bubble(int(what)) if kind == "bubble" else _model(what, share)
-    turn = Turns(Path(turns)).turn if turns else contextlib.nullcontext
-    loops = Loops(call, turn)
+    description, call = bubble(int(content)) if kind == "bubble" else _model(content, share)
+    loops = Loops(call, AlternationLock(Path(lock_folder)).held if lock_folder else contextlib.nullcontext)
 
     def look() -> dict[str, Any]:
-        """What runs, and the seconds of an inference, once everything has been loaded and the share is proved."""
+        """The description of the program and the seconds of an inference, after loading and the proof of the share."""
         call()
         began = time.monotonic()
         for _ in range(_FIRST_CALLS):
@@ -46,18 +45,18 @@ def open_child(args: list[str]) -> dict[str, Callable[..., Any]]:
 
 
 class Loops:
-    """One call after the other; those that warm up do not count."""
+    """Calls one after the other; those that warm up do not count."""
 
-    def __init__(self, call: Callable[[], Any], turn: Callable[[], AbstractContextManager[Any]]) -> None:
-        self._call, self._turn = call, turn
+    def __init__(self, call: Callable[[], Any], lock: Callable[[], AbstractContextManager[Any]]) -> None:
+        self._call, self._lock = call, lock
 
     def _run(self) -> None:
-        with self._turn():
+        with self._lock():
             self._call()
 
     def loop(self, phase_s: float, begin_s: float, lasts_s: float) -> list[float]:
-        """Calls from `phase_s` from now on, that count from `begin_s` on for so long: when the first of those that
-        count began, and when each ended.
+        """Start calls after `phase_s`, and count those from `begin_s` on for `lasts_s`. Returns the beginning of the
+        first counted call, then the end of each.
         """
         time.sleep(phase_s)
         self._run()
@@ -71,7 +70,7 @@ class Loops:
         return marks
 
     def serve(self, begin_s: float, arrivals_s: Sequence[float]) -> list[float]:
-        """Requests that arrive so many seconds after `begin_s`: of each the seconds until it is answered."""
+        """Answer requests that arrive `arrivals_s` seconds after `begin_s`; returns the latency of each in seconds."""
         self._run()
         latencies = []
         for arrival_s in arrivals_s:
@@ -82,7 +81,7 @@ class Loops:
         return latencies
 
     def work(self, begin_s: float, count: int, ended: str) -> dict[str, Any]:
-        """`count` calls, or as many as there are until the file `ended` exists, which the first to end makes."""
+        """Make `count` calls, or fewer if the file `ended` appears before: the co-runner that ends first makes it."""
         flag, done = Path(ended), 0
         _sleep_until(begin_s)
         while done < count and not flag.exists():
@@ -93,14 +92,14 @@ class Loops:
         return {"done": done, "ended_s": ended_s}
 
 
-class Turns:
-    """Two processes that take turns, by two locked files: who has had its turn waits at the first for the other."""
+class AlternationLock:
+    """Two processes hold it alternately, by two locked files: at the first one a process waits until the other has run."""
 
     def __init__(self, folder: Path) -> None:
         self._next, self._now = (os.open(folder / name, os.O_CREAT | os.O_RDWR) for name in ("next", "now"))
 
     @contextlib.contextmanager
-    def turn(self) -> Iterator[None]:
+    def held(self) -> Iterator[None]:
         fcntl.flock(self._next, fcntl.LOCK_EX)
         fcntl.flock(self._now, fcntl.LOCK_EX)
         fcntl.flock(self._next, fcntl.LOCK_UN)
@@ -125,7 +124,7 @@ def _model(path: str, share: str) -> tuple[dict[str, Any], Callable[[], Any]]:
 
 
 def bubble(mebibytes: int) -> tuple[dict[str, Any], Callable[[], Any]]:
-    """Streams through a buffer of that size on one thread: copies one half of it onto the other."""
+    """A call that streams through a buffer of `mebibytes` on one thread: it copies one half onto the other."""
     buffer, half = memoryview(bytearray(mebibytes << 20)), mebibytes << 19
 
     def copy() -> None:
@@ -141,7 +140,7 @@ def _sleep_until(moment_s: float) -> None:
 
 
 def _come_to_rest() -> None:
-    """Threads of a pool that look for more work must not do so beside what is timed next."""
-    from fractune.inference.comparing.turns import wait_for_quiet
+    """Wait until the threads of a pool no longer look for work: they would disturb the next timing."""
+    from fractune.inference.comparing.interleaved import wait_for_quiet
 
     wait_for_quiet()

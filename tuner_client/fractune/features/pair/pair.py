@@ -1,4 +1,4 @@
-"""`fractune.pair`: what it costs two models to share a processor, measured on this machine."""
+"""`fractune.pair`: the cost of co-location for two models, measured on this machine."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any
 
 from fractune.features.pair.arrangement import Arrangement, arrange, usable_cores
 from fractune.features.pair.result import PairSide, PairTimes, RateLatency
-from fractune.features.pair.run import Player, Program, Stage, staged, time_sharing
+from fractune.features.pair.run import CoLocation, CoRunner, Program, co_located, time_rounds
 from fractune.features.pair.table import pair_json, pair_table
 from fractune.local.stack import own_env
 from fractune.sessions.progress import LineProgress, line_reporter
 from fractune.text.rendering import Table
+from fractune_core.analysis.co_location import FEWEST_ROUNDS, CoLocationFigures, co_location_figures
 from fractune_core.analysis.match import How
-from fractune_core.analysis.sharing import FEWEST_ROUNDS, SharingFigures, sharing_figures
 from fractune_core.analysis.slowdown_ci import Estimate
 from fractune_core.errors import BadBundle, BadRequest, one_line
 from fractune_core.files.bundles import Bundle
@@ -25,16 +25,16 @@ from fractune_core.files.bundles import Bundle
 BUBBLES_MIB = (1, 8, 32, 128)
 DEFAULT_ROUNDS = 9
 _CONTROL_ALLOWED, _CONTROL_WIDEST = 0.03, 0.1
-"""how far the A/A control, and either end of its interval, may be from 1 on a quiet machine"""
+"""largest distances from 1 on a quiet machine: of the A/A control, and of either end of its interval"""
 _REQUESTS, _MOST_S = 300, 60.0
-"""requests at a stated rate: of the rarer model so many, unless that takes longer"""
+"""requests of the model with the lower rate, and seconds at most"""
 _BUSIEST = 0.95
-"""part of its closed-loop throughput that a model can be asked for: beyond it the queue only grows"""
+"""largest rate of a model as a fraction of its closed-loop throughput: above it the queue only grows"""
 
 
 @dataclass(frozen=True)
 class PairResult(PairTimes):
-    """Two models, or one and a neighbour that is no model, in one arrangement."""
+    """Two models, or a model and a process that streams through memory, in one arrangement."""
 
     def __repr__(self) -> str:
         names = " beside ".join(one_line(side.name) for side in self.sides)
@@ -42,7 +42,7 @@ class PairResult(PairTimes):
 
     @property
     def table(self) -> Table:
-        """A row for each model, and what follows from it in sentences."""
+        """A row for each model, with sentences as notes."""
         return pair_table(self)
 
     @property
@@ -51,7 +51,7 @@ class PairResult(PairTimes):
         return self.table.notes
 
     def to_json(self) -> dict[str, Any]:
-        """As `fractune pair --json` prints it: times in seconds, intervals as lists, None for what is not known."""
+        """As `fractune pair --json` prints it: times in seconds, intervals as lists, None if not known."""
         return pair_json(self)
 
 
@@ -61,56 +61,56 @@ def pair(
     *,
     shares: str | Sequence[str] | None = None,
     overlap: str | None = None,
-    in_turn: bool = False,
-    neighbour: str | None = None,
+    interleaved: bool = False,
+    co_runner: str | None = None,
     rounds: int = DEFAULT_ROUNDS,
     rate: float | Sequence[float] | None = None,
     seed: int = 0,
     progress: LineProgress = True,
 ) -> PairResult:
-    """Measure what it costs the models of two bundles to share this machine's processor.
+    """Measure the cost of co-location for the models of two bundles on this machine's processor.
 
-    Each has a share of its own (`shares`, two of them), both have the same (`overlap`), or they alternate there
-    (`in_turn`, by default on the whole machine). Without any of these each has half of this process's cores or GPU.
-    `neighbour` is in place of `b`: `bubble:32MiB` streams through so much memory. `rounds` (7 at least) are timed, each
-    alone, together, alone. `rate` is in requests a second, of both or of each: their latency is measured too. `seed`
-    draws phases and arrivals. `progress` as of `noise`.
+    Each has its own share (`shares`, two of them), or both have the same one (`overlap`), or they use it alternately
+    (`interleaved`, by default the whole machine). Without these options each has half of the cores of this process.
+    `co_runner` replaces `b`: `bubble:32MiB` streams through that much memory. Each of the `rounds` (7 at least) is
+    timed alone, together, alone. With `rate`, in requests a second for both or for each, latencies are measured too.
+    `seed` draws phases and arrivals. `progress` is that of `noise`.
 
     Raises BadBundle, BadRequest, ShareUnavailable, and FractuneError when TVM is not installed.
     """
     report_line = line_reporter(progress)
-    programs = _programs(a, b, neighbour)
+    programs = _programs(a, b, co_runner)
     rates = _rates(rate, sum(program.is_model for program in programs))
     if rounds < FEWEST_ROUNDS:
         raise BadRequest(f"rounds is {rounds}; it must be at least {FEWEST_ROUNDS} for an interval")
     kind = _device_kind(programs)
-    if neighbour is not None and (in_turn or kind != "cpu"):
-        why = "takes no turns" if in_turn else "is in the memory of the CPU, and the bundle is for a GPU"
-        raise BadRequest(f"neighbour {neighbour} {why}; name another bundle")
+    if co_runner is not None and (interleaved or kind != "cpu"):
+        reason = "cannot alternate" if interleaved else "is in the memory of the CPU, and the bundle is for a GPU"
+        raise BadRequest(f"co_runner {co_runner} {reason}; name another bundle")
     text = shares if isinstance(shares, str) or shares is None else ",".join(map(str, shares))
-    arrangement = arrange(kind, shares=text, overlap=overlap, in_turn=in_turn, cores=usable_cores())
-    with staged(programs, arrangement, seed, own_env()) as stage:
-        times = time_sharing(stage, rounds, report_line)
-        figures = sharing_figures(times)
-        latencies = _latencies(stage, figures, rates)
-        sides = _sides(stage)
+    arrangement = arrange(kind, shares=text, overlap=overlap, interleaved=interleaved, cores=usable_cores())
+    with co_located(programs, arrangement, seed, own_env()) as both:
+        times = time_rounds(both, rounds, report_line)
+        figures = co_location_figures(times)
+        latencies = _latencies(both, figures, rates)
+        sides = _sides(both)
     notes = (*_notes(arrangement, sides, figures), *_overload_notes(sides, figures, latencies))
     whole = None if arrangement.whole is None else str(arrangement.whole.share)
-    return PairResult(str(arrangement), arrangement.how, whole, sides, tuple(times), figures, latencies, notes)
+    return PairResult(str(arrangement), arrangement.kind, whole, sides, tuple(times), figures, latencies, notes)
 
 
 def _programs(
-    a: str | os.PathLike[str], b: str | os.PathLike[str] | None, neighbour: str | None
+    a: str | os.PathLike[str], b: str | os.PathLike[str] | None, co_runner: str | None
 ) -> tuple[Program, Program]:
-    if (b is None) == (neighbour is None):
-        raise BadRequest("name two bundles, or one and a neighbour such as bubble:32MiB")
+    if (b is None) == (co_runner is None):
+        raise BadRequest("name two bundles, or one bundle and a co_runner such as bubble:32MiB")
     first = Program("bundle", os.fspath(Path(a).absolute()))
     if b is not None:
         return first, Program("bundle", os.fspath(Path(b).absolute()))
     sizes = {f"bubble:{size}MiB": str(size) for size in BUBBLES_MIB}
-    if neighbour not in sizes:
-        raise BadRequest(f"neighbour '{neighbour}' is unknown; write {', '.join(sizes)}")
-    return first, Program("bubble", sizes[neighbour])
+    if co_runner not in sizes:
+        raise BadRequest(f"co_runner '{co_runner}' is unknown; write {', '.join(sizes)}")
+    return first, Program("bubble", sizes[co_runner])
 
 
 def _rates(rate: float | Sequence[float] | None, models: int) -> list[float]:
@@ -127,54 +127,49 @@ def _rates(rate: float | Sequence[float] | None, models: int) -> list[float]:
 
 
 def _device_kind(programs: Sequence[Program]) -> str:
-    """`cpu` or `cuda`, what all bundles are for. Raises BadBundle when one cannot be read, or they differ."""
-    bundles = [Bundle(Path(program.what)) for program in programs if program.is_model]
+    """The device kind of all bundles: `cpu` or `cuda`. Raises BadBundle if one cannot be read, or they differ."""
+    bundles = [Bundle(Path(program.content)) for program in programs if program.is_model]
     kinds = {bundle.manifest["device"]["kind"]: bundle for bundle in bundles}
     for bundle in bundles:
         bundle.close()
     if len(kinds) > 1:
         (one, first), (other, second) = kinds.items()
-        raise BadBundle(f"{first.name} is for a device of kind '{one}', {second.name} for '{other}': they share none")
+        raise BadBundle(
+            f"{first.name} is for a device of kind '{one}', {second.name} for '{other}': pair needs the same kind"
+        )
     return str(next(iter(kinds)))
 
 
-def _latencies(stage: Stage, figures: SharingFigures, rates: Sequence[float]) -> tuple[RateLatency, ...]:
+def _latencies(both: CoLocation, figures: CoLocationFigures, rates: Sequence[float]) -> tuple[RateLatency, ...]:
     if not rates:
         return ()
     if any(rate >= _BUSIEST * side.per_s.median for rate, side in zip(rates, figures.sides, strict=True)):
         return tuple(RateLatency(rate, None) for rate in rates)
-    served = stage.serve(rates, _REQUESTS, _MOST_S)
+    served = both.serve(rates, _REQUESTS, _MOST_S)
     return tuple(RateLatency(rate, tuple(each)) for rate, each in zip(rates, served, strict=True))
 
 
-def _sides(stage: Stage) -> tuple[PairSide, PairSide]:
-    wholes = {player.program: player.description for player in stage.wholes}
-    one, other = (_side(player, wholes.get(player.program, {})) for player in stage.players)
+def _sides(both: CoLocation) -> tuple[PairSide, PairSide]:
+    wholes = {each.program: each.description for each in both.wholes}
+    one, other = (_side(each, wholes.get(each.program, {})) for each in both.co_runners)
     return one, other
 
 
-def _side(player: Player, whole: dict[str, str]) -> PairSide:
-    name, share = player.program.name, str(player.place.share)
-    if not player.program.is_model:
+def _side(co_runner: CoRunner, whole: dict[str, str]) -> PairSide:
+    name, share = co_runner.program.name, str(co_runner.placement.share)
+    if not co_runner.program.is_model:
         return PairSide(name, share)
-    chosen = [description for description in (player.description, whole) if description]
-    is_measured = all(description["how"] != How.NONE.value for description in chosen)
-    return PairSide(
-        name,
-        share,
-        player.description["variant"],
-        player.description["reason"],
-        whole.get("variant", ""),
-        is_measured=is_measured,
-    )
+    here = co_runner.description
+    is_measured = all(each["how"] != How.NONE.value for each in (here, whole) if each)
+    return PairSide(name, share, here["variant"], here["reason"], whole.get("variant", ""), is_measured=is_measured)
 
 
-def _notes(arrangement: Arrangement, sides: Sequence[PairSide], figures: SharingFigures) -> list[str]:
+def _notes(arrangement: Arrangement, sides: Sequence[PairSide], figures: CoLocationFigures) -> list[str]:
     notes = []
     if not arrangement.is_verified:
-        notes.append("not verified on a GPU: nothing of this was ever run on one")
+        notes.append("not verified on a GPU: pair has never run on one")
     if arrangement.whole is None:
-        notes.append("the whole GPU cannot be had beside its parts: s, r, STP and the verdicts are not known")
+        notes.append("the whole GPU cannot exist beside its parts: s, r, STP and the verdicts are not known")
     notes += [
         f"{side.name}: the bundle has no time at one of these shares, so an untuned variant ran; tune the model there"
         for side in sides
@@ -182,7 +177,7 @@ def _notes(arrangement: Arrangement, sides: Sequence[PairSide], figures: Sharing
     ]
     notes += [
         f"{side.name}: the A/A control is {each.control.median:.2f} ({each.control.low:.2f} .. "
-        f"{each.control.high:.2f}) in place of 1: the machine was not quiet, and i is no closer than that"
+        f"{each.control.high:.2f}) instead of 1: the machine was not quiet, and i has at least this error"
         for side, each in zip(sides, figures.sides, strict=False)
         if not _is_quiet(each.control)
     ]
@@ -194,10 +189,13 @@ def _is_quiet(control: Estimate) -> bool:
     return abs(control.median - 1.0) <= _CONTROL_ALLOWED and widest <= _CONTROL_WIDEST
 
 
-def _overload_notes(sides: Sequence[PairSide], figures: SharingFigures, latencies: Sequence[RateLatency]) -> list[str]:
+def _overload_notes(
+    sides: Sequence[PairSide], figures: CoLocationFigures, latencies: Sequence[RateLatency]
+) -> list[str]:
     return [
-        f"{side.name}: {latency.rate_per_s:g} requests a second are more than the {each.per_s.median:.3g} that it does "
-        "together, or too close to them: the queue would only grow, so no latencies were measured"
+        f"{side.name}: {latency.rate_per_s:g} requests a second are more than, or too close to, its "
+        f"{each.per_s.median:.3g} inferences a second together: the queue would grow without limit, so no latencies were "
+        "measured"
         for side, each, latency in zip(sides, figures.sides, latencies, strict=False)
         if latency.latency_s is None and latency.rate_per_s >= _BUSIEST * each.per_s.median
     ]

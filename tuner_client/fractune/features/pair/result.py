@@ -1,36 +1,36 @@
-"""What was measured of two models that share a processor."""
+"""Measurements of two co-runners on one processor."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fractune_core.analysis.sharing import RoundTimes, SharingFigures, percentile
+from fractune_core.analysis.co_location import CoLocationFigures, RoundTimes, percentile
 
 
 @dataclass(frozen=True)
 class PairSide:
-    """One of the two, or a neighbour that is no model."""
+    """One co-runner: a model, or a process that streams through memory."""
 
     name: str
     """of the bundle, or `bubble:32MiB`"""
     share: str
     variant: str = ""
-    """of the bundle, that ran at the share; empty of what is no model"""
+    """the variant of the bundle that ran at the share; empty for `bubble`"""
     reason: str = ""
     """why this variant"""
     whole_variant: str = ""
-    """the one that ran on the whole; empty where the whole cannot be had"""
+    """the variant that ran on the whole; empty if the whole cannot exist"""
     is_measured: bool = True
-    """the bundle has times by which both were chosen: else what ran may be far from the best"""
+    """whether the bundle has times for both choices; otherwise the variants may be far from the best"""
 
 
 @dataclass(frozen=True)
 class RateLatency:
-    """What a model's requests took that came at random at a rate, while the other's came at its own."""
+    """Latencies of a model's requests, which arrived at random at a rate, as did those of its co-runner."""
 
     rate_per_s: float
     latency_s: tuple[float, ...] | None
-    """of each request from its arrival to its answer; None where the model cannot serve as many together"""
+    """of each request from arrival to answer; None if the model cannot serve the rate together"""
 
     @property
     def p50_s(self) -> float | None:
@@ -45,18 +45,18 @@ class RateLatency:
 
 @dataclass(frozen=True)
 class PairTimes:
-    """What was measured of two models, or of one and a neighbour that is no model, in one arrangement."""
+    """Measurements of two co-runners in one arrangement."""
 
     arrangement: str
     """`cpu:1 + cpu:1, each on its own, of cpu:2`"""
     how: str
-    """`own units`, `same units` or `in turn`"""
+    """kind of the arrangement: `own units`, `same units` or `in turn`"""
     whole: str | None
-    """the share that both have together; None where it cannot be had"""
+    """the share of both together; None if it cannot exist beside its parts"""
     sides: tuple[PairSide, PairSide]
     rounds: tuple[tuple[RoundTimes, ...], ...]
     """times of the models in each round, in the order of `sides`"""
-    figures: SharingFigures
+    figures: CoLocationFigures
     """s, i, r of each model, STP, ANTT and the verdicts, with 95 % intervals"""
     latencies: tuple[RateLatency, ...] = ()
     """of each model, where a rate was stated"""

@@ -1,7 +1,7 @@
-"""Two that share a processor, timed alone and together: each in a process of its own, confined as a measurement is.
+"""Two co-runners, timed alone and together, each in its own process, confined as for a measurement.
 
-Core locks keep every other fractune process of this user away meanwhile. A round times blocks in an order that is the
-same from both ends (alone, together, alone). So a slow change of the machine's speed affects all alike.
+Core locks keep every other fractune process of this user away meanwhile. The blocks of a round have a symmetric order
+(alone, together, alone), so that a slow drift of the machine's speed affects all of them alike.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fractune.features.pair.arrangement import Arrangement, Place
+from fractune.features.pair.arrangement import Arrangement, Placement
 from fractune.local.programs import require
-from fractune_core.analysis.sharing import RoundTimes, mean_inside_s
+from fractune_core.analysis.co_location import RoundTimes, mean_inside_s
 from fractune_core.errors import FractuneError
 
 _BLOCK_S, _CALLS = 0.4, 8
-"""A block lasts so long, and at least so many inferences of the slower one; one alone is in two halves"""
+"""least seconds of a block, and least inferences of the slower co-runner in it; a block alone is in two halves"""
 _ATTEMPTS = 3
 _LONGER = 4.0
-"""so many times longer are the loops of the next attempt, and of the rounds after it"""
+"""factor by which the loops of the next attempt, and of the rounds after it, are longer"""
 _WARM_S = 0.05
-"""Calls before a block that do not count take so long, and are at least one"""
+"""seconds of the calls before a block, which do not count; at least one call is made"""
 _LEAST_CALL_TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True)
 class Program:
-    """What runs in one of the processes."""
+    """The program of a co-runner."""
 
     kind: str
     """`bundle` or `bubble`"""
-    what: str
+    content: str
     """its file, or its MiB"""
 
     @property
@@ -48,28 +48,29 @@ class Program:
     @property
     def name(self) -> str:
         """`model`, `bubble:32MiB`"""
-        return Path(self.what).stem if self.is_model else f"bubble:{self.what}MiB"
+        return Path(self.content).stem if self.is_model else f"bubble:{self.content}MiB"
 
 
-class Player:
-    """A process at a place, that runs one program in a loop on request."""
+class CoRunner:
+    """A confined process that runs one program in a loop on request."""
 
-    def __init__(self, program: Program, place: Place, turns: str, env: Mapping[str, str]) -> None:
+    def __init__(self, program: Program, placement: Placement, lock_folder: str, env: Mapping[str, str]) -> None:
         from fractune.inference.tvm_runtime.runtime import SPIN_COUNT, SPIN_YIELDS
         from fractune_workers.calibration.child_thread import ChildThread
         from fractune_workers.child import Child
         from fractune_workers.confinement import confinement_for
 
-        self.program, self.place = program, place
+        self.program, self.placement = program, placement
         self.description: dict[str, Any] = {}
-        """what runs, and `secs` of an inference: known once it is ready"""
-        self._confinement = confinement_for(place.share, place.cores)
+        """the variant that runs, and `secs` of an inference; filled by `CoLocation.prepare`"""
+        self._confinement = confinement_for(placement.share, placement.cores)
         self._confinement.probe()
-        args = [str(place.share), ",".join(map(str, place.cores)), program.kind, program.what, turns]
+        cores = ",".join(map(str, placement.cores))
+        args = [str(placement.share), cores, program.kind, program.content, lock_folder]
         self._child = Child(
             "fractune.features.pair.child",
             args,
-            # A thread of TVM's own default looks for more work for 0.3 s, on cores that are the neighbour's by then.
+            # By default a thread of TVM looks for work for 0.3 s, on cores that the co-runner has by then.
             {**env, SPIN_COUNT: SPIN_YIELDS, **self._confinement.environment()},
             before_kill=self._confinement.before_kill,
         )
@@ -77,12 +78,12 @@ class Player:
 
     @property
     def secs(self) -> float:
-        """Of an inference, before anything was timed with care."""
+        """Rough seconds of an inference."""
         return float(self.description["secs"])
 
     @property
     def pid(self) -> int | None:
-        """Of the process; None when there is none."""
+        """Of the process; None if none is running."""
         return self._child.pid
 
     @property
@@ -90,7 +91,7 @@ class Player:
         return self._confinement.gpu_uuid
 
     def call(self, method: str, expected_s: float, /, **payload: Any) -> Future[Any]:
-        """What the process answers, which should take about `expected_s`. Raises what it raises."""
+        """Have the process do `method`, which should take about `expected_s`. Raises the errors of the method."""
         timeout_s = _LEAST_CALL_TIMEOUT_S + 10 * expected_s
         return self.thread.submit(lambda: self._child.call(method, timeout_s, **payload))
 
@@ -99,112 +100,112 @@ class Player:
         self._confinement.leave()
 
 
-class Stage:
-    """The processes of an arrangement: both at their places, and each model on the whole."""
+class CoLocation:
+    """The processes of an arrangement: both co-runners at their placements, and each model on the whole."""
 
-    def __init__(self, players: Sequence[Player], wholes: Sequence[Player], seed: int) -> None:
-        self.players, self.wholes = tuple(players), tuple(wholes)
+    def __init__(self, co_runners: Sequence[CoRunner], wholes: Sequence[CoRunner], seed: int) -> None:
+        self.co_runners, self.wholes = tuple(co_runners), tuple(wholes)
         self._random = random.Random(seed)
         self._stretch = 1.0
-        """how many blocks a loop beside the other lasts: on the same cores they may be many times slower than alone"""
+        """blocks that a loop together lasts: on the same cores the co-runners may be many times slower than alone"""
 
     def prepare(self) -> None:
-        """Start everything, one after the other, and learn how long an inference takes."""
-        for player in dict.fromkeys((*self.players, *self.wholes)):
-            player.description = player.call("look", 0.0).result()
+        """Load the programs one after the other, and time an inference of each roughly."""
+        for co_runner in dict.fromkeys((*self.co_runners, *self.wholes)):
+            co_runner.description = co_runner.call("look", 0.0).result()
 
     @property
-    def models(self) -> tuple[Player, ...]:
-        return tuple(player for player in self.players if player.program.is_model)
+    def models(self) -> tuple[CoRunner, ...]:
+        return tuple(co_runner for co_runner in self.co_runners if co_runner.program.is_model)
 
     @property
     def block_s(self) -> float:
-        """How long the loops of a round last, so that the slower one runs often enough in it."""
-        return max(_BLOCK_S, _CALLS * max(player.secs for player in (*self.players, *self.wholes)))
+        """Seconds of a loop in a round, long enough for several inferences of the slower co-runner."""
+        return max(_BLOCK_S, _CALLS * max(co_runner.secs for co_runner in (*self.co_runners, *self.wholes)))
 
     def time_round(self, number: int) -> tuple[RoundTimes, ...]:
-        """One round; in every other one the middle blocks go the other way round. Of each model its times."""
+        """Time one round, with the middle blocks swapped in every other round; returns the times of each model."""
         alone = tuple(dict.fromkeys((*self.wholes, *self.models)))
-        halves = {player: [self._alone(player, self.block_s / 2)] for player in alone}
+        halves = {co_runner: [self._alone(co_runner, self.block_s / 2)] for co_runner in alone}
         if number % 2:
-            together, controls = self._together(), [self._alone(player, self.block_s) for player in self.models]
+            together, controls = self._together(), [self._alone(co_runner, self.block_s) for co_runner in self.models]
         else:
-            controls, together = [self._alone(player, self.block_s) for player in self.models], self._together()
-        for player in reversed(alone):
-            halves[player].append(self._alone(player, self.block_s / 2))
-        means = {player: _mean_s(marks) for player, marks in halves.items()}
-        wholes: list[float | None] = [means[player] for player in self.wholes]
+            controls, together = [self._alone(co_runner, self.block_s) for co_runner in self.models], self._together()
+        for co_runner in reversed(alone):
+            halves[co_runner].append(self._alone(co_runner, self.block_s / 2))
+        means = {co_runner: _mean_s(marks) for co_runner, marks in halves.items()}
+        wholes: list[float | None] = [means[co_runner] for co_runner in self.wholes]
         if not wholes:
             wholes = [None] * len(self.models)
         return tuple(
-            RoundTimes(whole_s, means[player], _mean_s([control]), together[player])
-            for player, whole_s, control in zip(self.models, wholes, controls, strict=True)
+            RoundTimes(whole_s, means[co_runner], _mean_s([control]), together[co_runner])
+            for co_runner, whole_s, control in zip(self.models, wholes, controls, strict=True)
         )
 
     def serve(self, rates_per_s: Sequence[float], requests: int, most_s: float) -> list[list[float]]:
-        """Latencies in seconds, by model, of requests that come at random at these rates: as many as the rarer needs
-        for `requests`, within `most_s`. One of each model is under way at a time, and the others wait for it.
+        """Latencies in seconds, by model, of requests that arrive at random at these rates. The test lasts until the
+        model with the lower rate has `requests`, at most `most_s`. Each model serves one request at a time.
         """
         lasts_s = min(most_s, max(requests / rate for rate in rates_per_s))
         arrivals = [list(self._arrivals(rate, lasts_s)) for rate in rates_per_s]
         begin_s = self.begin_s()
         loops = [
-            player.call("serve", lasts_s, begin_s=begin_s, arrivals_s=each)
-            for player, each in zip(self.models, arrivals, strict=True)
+            co_runner.call("serve", lasts_s, begin_s=begin_s, arrivals_s=each)
+            for co_runner, each in zip(self.models, arrivals, strict=True)
         ]
         loops += [
-            player.call("loop", lasts_s, phase_s=0.0, begin_s=begin_s, lasts_s=lasts_s)
-            for player in self.players
-            if player not in self.models
+            co_runner.call("loop", lasts_s, phase_s=0.0, begin_s=begin_s, lasts_s=lasts_s)
+            for co_runner in self.co_runners
+            if co_runner not in self.models
         ]
         return [loop.result() for loop in loops][: len(self.models)]
 
     def begin_s(self) -> float:
-        """When a block of several programs may begin: all are warm by then."""
-        return time.monotonic() + _WARM_S + 4 * max(player.secs for player in self.players)
+        """A moment when all co-runners will be warm, for loops that start together."""
+        return time.monotonic() + _WARM_S + 4 * max(co_runner.secs for co_runner in self.co_runners)
 
-    def _alone(self, player: Player, lasts_s: float) -> list[float]:
+    def _alone(self, co_runner: CoRunner, lasts_s: float) -> list[float]:
         begin_s = time.monotonic() + _WARM_S
-        marks: list[float] = player.call("loop", lasts_s, phase_s=0.0, begin_s=begin_s, lasts_s=lasts_s).result()
+        marks: list[float] = co_runner.call("loop", lasts_s, phase_s=0.0, begin_s=begin_s, lasts_s=lasts_s).result()
         return marks
 
-    def _together(self) -> dict[Player, float]:
-        """Seconds of an inference of each model beside the other. Again, and for longer, when none of one's inferences
-        lies inside the other's loop: that slow they are together, or a busy machine held one of them up.
+    def _together(self) -> dict[CoRunner, float]:
+        """Seconds of an inference of each model beside its co-runner. If none of its inferences lies inside the
+        co-runner's loop, the loops are repeated for longer: together they are slow, or a busy machine delayed one.
         """
         lasts_s = self.block_s
         for _ in range(_ATTEMPTS):
             lasts_s = self.block_s * self._stretch
             found = self._side_by_side(lasts_s)
-            if not any(math.isnan(found[player]) for player in self.models):
+            if not any(math.isnan(found[co_runner]) for co_runner in self.models):
                 return found
             self._stretch *= _LONGER
-        names = " and ".join(player.program.name for player in self.players)
+        names = " and ".join(co_runner.program.name for co_runner in self.co_runners)
         raise FractuneError(
-            f"{names} never ran beside each other in {_ATTEMPTS} loops of up to {lasts_s:.1f} s; is something else "
-            "running on this machine? Try again when it is quiet"
+            f"{names} never ran together in {_ATTEMPTS} loops of up to {lasts_s:.1f} s; is something else running on "
+            "this machine? Try again when it is quiet"
         )
 
-    def _side_by_side(self, lasts_s: float) -> dict[Player, float]:
-        """Seconds of an inference of each, over those wholly inside the other's loop; not a number where there is none.
+    def _side_by_side(self, lasts_s: float) -> dict[CoRunner, float]:
+        """Seconds of an inference of each, over those wholly inside the co-runner's loop; NaN if there are none.
 
-        They begin at random moments of each other's inference: two loops of equal length would else stay in step.
+        Each begins at a random phase of the other's inference: otherwise two loops of equal length would stay in step.
         """
         begin_s = self.begin_s()
         loops = [
-            player.call(
+            co_runner.call(
                 "loop",
                 lasts_s,
-                phase_s=self._random.uniform(0.0, player.secs),
+                phase_s=self._random.uniform(0.0, co_runner.secs),
                 begin_s=begin_s,
                 lasts_s=lasts_s,
             )
-            for player in self.players
+            for co_runner in self.co_runners
         ]
         marks = [loop.result() for loop in loops]
         spans = [(each[0], each[-1]) for each in marks]
-        pairs = zip(self.players, marks, reversed(spans), strict=True)
-        return {player: mean_inside_s(own, beside) for player, own, beside in pairs}
+        pairs = zip(self.co_runners, marks, reversed(spans), strict=True)
+        return {co_runner: mean_inside_s(own, span) for co_runner, own, span in pairs}
 
     def _arrivals(self, rate_per_s: float, lasts_s: float) -> Iterator[float]:
         """Random moments at a mean rate (Poisson), from 0 until `lasts_s`."""
@@ -215,56 +216,59 @@ class Stage:
 
 
 @contextlib.contextmanager
-def staged(
+def co_located(
     programs: tuple[Program, Program], arrangement: Arrangement, seed: int, env: Mapping[str, str]
-) -> Iterator[Stage]:
-    """The processes of both, ready, with the device to themselves until the block ends.
+) -> Iterator[CoLocation]:
+    """The processes of both programs, ready, with the device to themselves until the block ends.
 
-    `env` tells them where our packages are. Raises ShareUnavailable, BadBundle, FractuneError when TVM is not
+    `env` says where our packages are. Raises ShareUnavailable, BadBundle, FractuneError when TVM is not
     installed.
     """
     require("worker", "tvm")
     from fractune_workers.calibration.child_thread import running
 
     with contextlib.ExitStack() as held:
-        folder = held.enter_context(tempfile.TemporaryDirectory(prefix="fractune-turns-"))
+        folder = held.enter_context(tempfile.TemporaryDirectory(prefix="fractune-alternation-"))
 
-        def start(program: Program, place: Place) -> Player:
-            turns = folder if arrangement.in_turn else ""
-            return held.enter_context(running(Player(program, place, turns, env)))
+        def start(program: Program, placement: Placement) -> CoRunner:
+            lock_folder = folder if arrangement.interleaved else ""
+            return held.enter_context(running(CoRunner(program, placement, lock_folder, env)))
 
-        players = [start(program, place) for program, place in zip(programs, arrangement.places, strict=True)]
+        both = zip(programs, arrangement.placements, strict=True)
+        co_runners = [start(program, placement) for program, placement in both]
         wholes = []
         if arrangement.whole is not None:
             whole = arrangement.whole
-            models = [player for player in players if player.program.is_model]
-            wholes = [player if player.place == whole else start(player.program, whole) for player in models]
-        held.enter_context(_device_of(arrangement, players[0].gpu_uuid))
-        stage = Stage(players, wholes, seed)
-        stage.prepare()
-        yield stage
+            models = [co_runner for co_runner in co_runners if co_runner.program.is_model]
+            wholes = [
+                co_runner if co_runner.placement == whole else start(co_runner.program, whole) for co_runner in models
+            ]
+        held.enter_context(_device_of(arrangement, co_runners[0].gpu_uuid))
+        prepared = CoLocation(co_runners, wholes, seed)
+        prepared.prepare()
+        yield prepared
 
 
-def time_sharing(stage: Stage, rounds: int, report_line: Callable[[str], None]) -> list[tuple[RoundTimes, ...]]:
-    """The times of both models in each round; of one beside a neighbour that is no model."""
+def time_rounds(both: CoLocation, rounds: int, report_line: Callable[[str], None]) -> list[tuple[RoundTimes, ...]]:
+    """The times of the models in each round."""
     found = []
     for number in range(rounds):
         began = time.monotonic()
-        found.append(stage.time_round(number))
+        found.append(both.time_round(number))
         if number == 0:
             report_line(f"{rounds} rounds of {time.monotonic() - began:.0f} s")
     return found
 
 
 def _device_of(arrangement: Arrangement, gpu_uuid: str | None) -> contextlib.AbstractContextManager[Any]:
-    """All that the arrangement runs on, for itself."""
+    """Locks on everything that the arrangement runs on."""
     from fractune_workers.locks.core_locks import CoreLocks, default_lock_dir
     from fractune_workers.locks.gpu_slots import ALONE
 
     locks = CoreLocks(default_lock_dir())
     if gpu_uuid is not None:
         return locks.measuring_on(gpu_uuid, ALONE, [])
-    return locks.measuring({core for place in arrangement.places for core in place.cores})
+    return locks.measuring({core for placement in arrangement.placements for core in placement.cores})
 
 
 def _mean_s(blocks: Sequence[Sequence[float]]) -> float:

@@ -1,4 +1,4 @@
-"""What sharing costs two models: a table, sentences, and JSON."""
+"""The cost of co-location as a table, sentences and JSON."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
+from fractune.features.pair.arrangement import INTERLEAVED
 from fractune.features.pair.result import PairSide, PairTimes, RateLatency
 from fractune.text.rendering import Column, Table
 from fractune.text.text import time_text
-from fractune_core.analysis.sharing import SideFigures, Verdict
+from fractune_core.analysis.co_location import SideFigures, Verdict
 from fractune_core.analysis.slowdown_ci import Estimate
 
-_NUMBERS = ("alone", "alone there", "together", "s: share", "i: neighbour", "r = s * i", "A/A control")
+_NUMBERS = ("alone", "alone there", "together", "s: share", "i: co-runner", "r = s * i", "A/A control")
 
 
 def pair_table(found: PairTimes) -> Table:
@@ -34,7 +35,7 @@ def pair_table(found: PairTimes) -> Table:
 
 
 def pair_json(found: PairTimes) -> dict[str, Any]:
-    """Times in seconds, slow-downs as factors, an estimate as its median and its 95 % interval, None = not known."""
+    """Times in seconds, slow-downs as factors, an estimate as median and 95 % interval; None = not known."""
     figures = found.figures
     return {
         "event": "pair",
@@ -81,7 +82,7 @@ def _model_json(found: PairTimes, index: int) -> dict[str, Any]:
 
 
 def _estimate_json(found: Estimate | None) -> dict[str, float | None] | None:
-    """JSON knows no NaN."""
+    """JSON has no NaN."""
     if found is None:
         return None
     low, high = (None if math.isnan(edge) else edge for edge in (found.low, found.high))
@@ -97,16 +98,16 @@ def _sentences(found: PairTimes) -> Iterator[str]:
             f"{side.name} {side_figures.per_s.median:.3g}/s"
             for side, side_figures in zip(found.sides, figures.sides, strict=True)
         )
-        yield f"closed loop, one request of each under way, two in all: {each}"
+        yield f"closed loop, one request of each model in flight: {each}"
     if figures.stp is not None and figures.antt is not None:
         yield f"STP {_estimate_text(figures.stp)}, ANTT {_estimate_text(figures.antt)}"
     yield from _verdicts(found)
     if found.latencies:
-        yield "at random requests, one of each under way, two in all: " + "; ".join(
+        yield "random requests, one of each model in flight: " + "; ".join(
             _latency_text(side, latency) for side, latency in zip((one, other), found.latencies, strict=False)
         )
-    if found.how == "in turn":
-        yield "i holds the wait for the other's turn"
+    if found.how == INTERLEAVED:
+        yield "i includes the wait while the co-runner computes"
     yield f"intervals are 95 % each, over {len(found.rounds)} rounds"
     yield from (f"note: {note}" for note in found.notes)
 
@@ -114,9 +115,9 @@ def _sentences(found: PairTimes) -> Iterator[str]:
 def _sensitivity(found: PairTimes) -> str:
     name, bubble, i = found.sides[0].name, found.sides[1].name, found.figures.sides[0].i
     if i.low <= 1.0 <= i.high:
-        return f"{name} does not notice {bubble} beyond the noise ({_change_text(i)})"
+        return f"{bubble} does not slow {name} beyond the noise ({_change_text(i)})"
     word = "slower" if i.median > 1.0 else "faster"
-    return f"{name} is {word} beside {bubble}: {_change_text(i)}. What the two compete for was not measured"
+    return f"{name} is {word} beside {bubble}: {_change_text(i)}. The contended resource was not measured"
 
 
 def _verdicts(found: PairTimes) -> Iterator[str]:
@@ -124,12 +125,12 @@ def _verdicts(found: PairTimes) -> Iterator[str]:
     if figures.makespan is None or figures.mean_completion is None:
         return
     makespan, mean = figures.makespan_verdict, figures.mean_completion_verdict
-    spans = f"{_change_text(figures.makespan)} until both are done with as many inferences"
+    spans = f"{_change_text(figures.makespan)} until both have done equally many inferences"
     yield f"makespan: {_verdict_text(makespan)} ({spans}, against one after the other)"
-    means = f"{_change_text(figures.mean_completion)} in the mean, against the shorter one first"
+    means = f"{_change_text(figures.mean_completion)} in the mean, against the shorter model first"
     yield f"mean completion: {_verdict_text(mean)} ({means})"
     if {makespan, mean} == {Verdict.TOGETHER, Verdict.APART}:
-        yield "the two disagree: choose by what you wait for, the last of both or each of them"
+        yield "the verdicts disagree: the first counts if you wait for both models, the second if you wait for each"
 
 
 def _verdict_text(verdict: Verdict | None) -> str:
@@ -139,18 +140,18 @@ def _verdict_text(verdict: Verdict | None) -> str:
 def _latency_text(side: PairSide, latency: RateLatency) -> str:
     if latency.latency_s is None:
         return f"{side.name} at {latency.rate_per_s:g}/s not measured"
-    few = "" if latency.p99_s else f" (of {len(latency.latency_s)} requests; p99 takes 100)"
+    few = "" if latency.p99_s else f" (of {len(latency.latency_s)} requests; p99 needs 100)"
     return (
         f"{side.name} at {latency.rate_per_s:g}/s p50 {time_text(latency.p50_s)}, p99 {time_text(latency.p99_s)}{few}"
     )
 
 
 def _estimate_text(found: Estimate | None) -> str:
-    """`1.32 (1.30 .. 1.35)`; `-` for what is not known."""
+    """`1.32 (1.30 .. 1.35)`; `-` if not known."""
     return "-" if found is None else f"{found.median:.2f} ({found.low:.2f} .. {found.high:.2f})"
 
 
 def _change_text(factor: Estimate) -> str:
-    """`-12 % (-15 .. -9)`: a factor as the change that it makes."""
+    """`-12 % (-15 .. -9)`: a factor as a change in percent."""
     median, low, high = (100 * (edge - 1.0) for edge in (factor.median, factor.low, factor.high))
     return f"{median:+.1f} % ({low:+.1f} .. {high:+.1f})"

@@ -60,7 +60,7 @@ class SideBySide:
     @cached_property
     def slowdown(self) -> Slowdown:
         """The same as a loss: -0.1 = ours takes a tenth less."""
-        return slowdown(self.our_secs, self.peer_secs, in_turn=True)
+        return slowdown(self.our_secs, self.peer_secs, interleaved=True)
 
     def beats(self, by: float) -> bool:
         """Whether ours takes less than the peer by more than the part `by`, beyond the noise."""

@@ -56,7 +56,7 @@ def goal_table(goal: Goal) -> Table:
         rows=tuple(_share_json(goal, timing) for timing in timings),
         notes=tuple(
             f"note: at {timing.share} the outputs differ from {goal.peer}'s by {timing.max_rel_difference:.1e} of the "
-            "largest, on random inputs: compare on yours by 'fractune run BUNDLE --inputs FILE.npz --beside "
+            "largest, on random inputs: compare on yours by 'fractune run BUNDLE --inputs FILE.npz --compare "
             f"{goal.peer} --model MODEL'"
             for timing in timings
             if not timing.outputs_agree

@@ -9,8 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fractune.inference.comparing.interleaved import Times, differences, time_interleaved
 from fractune.inference.comparing.onnxruntime_model import NAME, OnnxRuntimeModel
-from fractune.inference.comparing.turns import Times, differences, time_interleaved
 from fractune.inference.model import Model
 from fractune.inference.tvm_runtime.tensors import random_inputs
 from fractune_core.errors import BadRequest

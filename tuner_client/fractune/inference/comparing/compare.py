@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fractune.inference.choosing import VariantChoice
-from fractune.inference.comparing.turns import differences, time_interleaved
+from fractune.inference.comparing.interleaved import differences, time_interleaved
 from fractune.inference.model import Model, load
 from fractune_core.analysis.slowdown_ci import Slowdown, slowdown
 from fractune_core.errors import BadRequest
@@ -77,10 +77,10 @@ def compare(
     times = time_interleaved({"new": _call(mine, feed), "last": _call(theirs, feed)}, repeats, apart=True)
     new_times, last_times = times["new"], times["last"]
     return Comparison(
-        slowdown(new_times.loop_secs, last_times.loop_secs, in_turn=True),
+        slowdown(new_times.loop_secs, last_times.loop_secs, interleaved=True),
         tuple(new_times.loop_secs),
         tuple(last_times.loop_secs),
-        slowdown(new_times.paced_secs, last_times.paced_secs, in_turn=True),
+        slowdown(new_times.paced_secs, last_times.paced_secs, interleaved=True),
         tuple(new_times.paced_secs),
         tuple(last_times.paced_secs),
         absolute,

@@ -11,12 +11,12 @@ from fractune_core.errors import BadRequest, FractuneError, ShareUnavailable
 
 
 def arranged(kind: str = "cpu", cores: int = 4, **asked: Any) -> Arrangement:
-    return arrange(kind, **{"shares": None, "overlap": None, "in_turn": False, "cores": range(cores), **asked})
+    return arrange(kind, **{"shares": None, "overlap": None, "interleaved": False, "cores": range(cores), **asked})
 
 
 def places(found: Arrangement) -> list[tuple[str, tuple[int, ...]]]:
     whole = [found.whole] if found.whole else []
-    return [(str(place.share), place.cores) for place in (*found.places, *whole)]
+    return [(str(place.share), place.cores) for place in (*found.placements, *whole)]
 
 
 def test_shares_of_their_own_lie_on_cores_of_their_own_and_the_whole_is_both() -> None:
@@ -28,14 +28,14 @@ def test_shares_of_their_own_lie_on_cores_of_their_own_and_the_whole_is_both() -
 def test_an_overlap_is_the_same_cores_for_both_and_is_the_whole() -> None:
     found = arranged(overlap="cpu:2")
     assert places(found) == [("cpu:2", (0, 1))] * 3
-    assert (found.in_turn, str(found)) == (False, "both at cpu:2, at the same time")
+    assert (found.interleaved, str(found)) == (False, "both at cpu:2, at the same time")
 
 
-def test_in_turn_is_on_the_whole_machine_or_on_the_share_that_is_named() -> None:
-    assert places(arranged(in_turn=True)) == [("cpu:4", (0, 1, 2, 3))] * 3
-    found = arranged(in_turn=True, overlap="cpu:2")
+def test_interleaved_is_on_the_whole_machine_or_on_the_share_that_is_named() -> None:
+    assert places(arranged(interleaved=True)) == [("cpu:4", (0, 1, 2, 3))] * 3
+    found = arranged(interleaved=True, overlap="cpu:2")
     assert places(found) == [("cpu:2", (0, 1))] * 3
-    assert (found.in_turn, str(found)) == (True, "both at cpu:2, in turn")
+    assert (found.interleaved, str(found)) == (True, "both at cpu:2, alternately")
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_nothing_said_is_half_for_each_and_one_core_for_both_where_there_is_one(
         ({}, [("mps:50", ()), ("mps:50", ()), ("mps:100", ())]),
         ({"shares": "mps:25,mps:75"}, [("mps:25", ()), ("mps:75", ()), ("mps:100", ())]),
         ({"overlap": "mps:60"}, [("mps:60", ())] * 3),
-        ({"in_turn": True}, [("full", ())] * 3),
+        ({"interleaved": True}, [("full", ())] * 3),
         ({"shares": "mig:1g.18gb,mig:1g.18gb"}, [("mig:1g.18gb", ())] * 2),  # a divided GPU has no whole
         ({"shares": "mps-sm:4,mps-sm:8"}, [("mps-sm:4", ()), ("mps-sm:8", ())]),
     ],
@@ -73,7 +73,7 @@ def test_a_gpu_is_arranged_by_the_same_rules(asked: dict[str, Any], wanted: list
     ("kind", "asked", "error", "says"),
     [
         ("cpu", {"shares": "cpu:1,cpu:1", "overlap": "cpu:2"}, BadRequest, "give one of them"),
-        ("cpu", {"shares": "cpu:1,cpu:1", "in_turn": True}, BadRequest, "give one of them"),
+        ("cpu", {"shares": "cpu:1,cpu:1", "interleaved": True}, BadRequest, "give one of them"),
         ("cpu", {"shares": "cpu:1"}, BadRequest, "name two"),
         ("cpu", {"shares": "cpu:1,cpu:1,cpu:1"}, BadRequest, "name two"),
         ("cpu", {"shares": "cpu:0,cpu:1"}, BadRequest, "'0' is not a size"),
@@ -84,7 +84,7 @@ def test_a_gpu_is_arranged_by_the_same_rules(asked: dict[str, Any], wanted: list
         ("cuda", {"shares": "green:8,green:8"}, BadRequest, "must be under its share as a whole"),
         ("cpu", {"shares": "cpu:3,cpu:2"}, ShareUnavailable, "takes 5 cores, and 4 may be used here"),
         ("cpu", {"overlap": "cpu:5"}, ShareUnavailable, "takes 5 cores, and 4 may be used here"),
-        ("cuda", {"shares": "mps:60,mps:50"}, ShareUnavailable, "more than the whole GPU"),
+        ("cuda", {"shares": "mps:60,mps:50"}, ShareUnavailable, "exceed the whole GPU"),
     ],
 )
 def test_what_cannot_be_meant_or_had_is_refused(

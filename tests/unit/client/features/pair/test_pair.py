@@ -18,7 +18,7 @@ from fractune.errors import BadBundle, BadRequest, FractuneError, ShareUnavailab
 from fractune.features.pair import pair as sharing
 from fractune.features.pair.arrangement import Arrangement
 from fractune.features.pair.run import Program
-from fractune_core.analysis.sharing import RoundTimes
+from fractune_core.analysis.co_location import RoundTimes
 from tests.support.client_samples import DEVICE, bundle_bytes
 
 
@@ -37,11 +37,15 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Callable[..., SimpleNamespace]:
         asked = SimpleNamespace(rates=None, arrangement=None, rounds=0)
 
         @contextmanager
-        def staged(programs: tuple[Program, Program], arrangement: Arrangement, *_: Any) -> Iterator[SimpleNamespace]:
+        def co_located(
+            programs: tuple[Program, Program], arrangement: Arrangement, *_: Any
+        ) -> Iterator[SimpleNamespace]:
             description = {"variant": "cpu:1", "how": how, "reason": "tuned at 1 core"}
-            players = [
-                SimpleNamespace(program=program, place=place, description=description if program.is_model else {})
-                for program, place in zip(programs, arrangement.places, strict=True)
+            co_runners = [
+                SimpleNamespace(
+                    program=program, placement=placement, description=description if program.is_model else {}
+                )
+                for program, placement in zip(programs, arrangement.placements, strict=True)
             ]
             asked.arrangement = arrangement
 
@@ -50,15 +54,15 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Callable[..., SimpleNamespace]:
                 assert requests > 0 < most_s
                 return latencies or []
 
-            yield SimpleNamespace(players=players, wholes=players[: len(sides)], serve=serve)
+            yield SimpleNamespace(co_runners=co_runners, wholes=co_runners[: len(sides)], serve=serve)
 
-        def time_sharing(_: SimpleNamespace, rounds: int, report_line: Callable[[str], None]) -> list[Any]:
+        def time_rounds(_: SimpleNamespace, rounds: int, report_line: Callable[[str], None]) -> list[Any]:
             report_line(f"{rounds} rounds")
             asked.rounds = rounds
             return [sides] * rounds
 
-        monkeypatch.setattr(sharing, "staged", staged)
-        monkeypatch.setattr(sharing, "time_sharing", time_sharing)
+        monkeypatch.setattr(sharing, "co_located", co_located)
+        monkeypatch.setattr(sharing, "time_rounds", time_rounds)
         monkeypatch.setattr(sharing, "usable_cores", lambda: [0, 1])
         return asked
 
@@ -85,11 +89,11 @@ def test_a_pair_is_told_as_a_table_sentences_and_json(
     text = str(found.table)
     assert "a beside b: cpu:1 + cpu:1, each on its own, of cpu:2" in text
     assert "1.65 (1.65 .. 1.65)" in text  # r of a: 1.5 * 1.1
-    assert "closed loop, one request of each under way, two in all: a 30.3/s, b 7.69/s" in text
+    assert "closed loop, one request of each model in flight: a 30.3/s, b 7.69/s" in text
     assert "STP 1.38 (1.38 .. 1.38), ANTT 1.48 (1.48 .. 1.48)" in text
     assert "makespan: together (-10.3 % (-10.3 .. -10.3)" in text
     assert "mean completion: apart (+0.4 % (+0.4 .. +0.4)" in text
-    assert "the two disagree" in text
+    assert "the verdicts disagree" in text
     told = json.loads(json.dumps(found.to_json()))
     assert (told["arrangement"], told["whole"], told["neighbour"]) == ("own units", "cpu:2", None)
     assert (told["makespan_verdict"], told["mean_completion_verdict"]) == ("together", "apart")
@@ -109,7 +113,7 @@ def test_a_bubble_tells_how_sensitive_a_model_is_and_claims_no_cause(
     measured: Callable[..., SimpleNamespace], bundle: Path
 ) -> None:
     measured(A)
-    found = fractune.pair(bundle, neighbour="bubble:32MiB", progress=False)
+    found = fractune.pair(bundle, co_runner="bubble:32MiB", progress=False)
     assert len(found.table.cells) == 1
     (line,) = (line for line in found.sentences if "beside bubble:32MiB" in line)
     assert line.startswith("a is slower beside bubble:32MiB: +10.0 %")
@@ -118,7 +122,7 @@ def test_a_bubble_tells_how_sensitive_a_model_is_and_claims_no_cause(
     assert found.to_json()["neighbour"] == "bubble:32MiB"
     measured(RoundTimes(0.02, 0.03, 0.03, 0.03))
     assert any(
-        "does not notice" in line for line in fractune.pair(bundle, neighbour="bubble:1MiB", progress=False).sentences
+        "does not slow a" in line for line in fractune.pair(bundle, co_runner="bubble:1MiB", progress=False).sentences
     )
 
 
@@ -140,8 +144,8 @@ def test_a_rate_that_cannot_be_served_is_not_measured_and_said(
     found = fractune.pair(bundle, bundle, rate=30, progress=False)
     assert asked.rates is None
     assert [line for line in found.notes if "requests a second are more than" in line] == [
-        f"a: 30 requests a second are more than the {does} that it does together, or too close to them: the queue "
-        "would only grow, so no latencies were measured"
+        f"a: 30 requests a second are more than, or too close to, its {does} inferences a second together: the queue "
+        "would grow without limit, so no latencies were measured"
         for does in ("30.3", "7.69")
     ]
 
@@ -178,22 +182,22 @@ def test_a_control_that_is_off_or_wide_is_that_of_a_machine_that_was_not_quiet(
     ("options", "error", "says"),
     [
         ({}, BadRequest, "name two bundles"),
-        ({"b": "x.fractune", "neighbour": "bubble:1MiB"}, BadRequest, "name two bundles"),
+        ({"b": "x.fractune", "co_runner": "bubble:1MiB"}, BadRequest, "name two bundles"),
         ({"b": "missing.fractune"}, BadBundle, "missing.fractune: no such file"),
-        ({"neighbour": "bubble:5MiB"}, BadRequest, "write bubble:1MiB, bubble:8MiB, bubble:32MiB, bubble:128MiB"),
-        ({"neighbour": "bubble:1MiB", "in_turn": True}, BadRequest, "takes no turns"),
-        ({"neighbour": "bubble:1MiB", "rounds": 6}, BadRequest, "rounds is 6; it must be at least 7"),
-        ({"neighbour": "bubble:1MiB", "rate": -1}, BadRequest, "rate is -1; it must be above 0"),
-        ({"neighbour": "bubble:1MiB", "rate": float("inf")}, BadRequest, "rate is inf"),
-        ({"neighbour": "bubble:1MiB", "rate": [1, 2]}, BadRequest, "rate has 2 numbers for 1 model"),
-        ({"neighbour": "bubble:1MiB", "shares": ["cpu:1", "cpu:9999"]}, ShareUnavailable, "may be used here"),
-        ({"neighbour": "bubble:1MiB", "shares": "cpu:1,cpu:1", "overlap": "cpu:1"}, BadRequest, "give one of them"),
+        ({"co_runner": "bubble:5MiB"}, BadRequest, "write bubble:1MiB, bubble:8MiB, bubble:32MiB, bubble:128MiB"),
+        ({"co_runner": "bubble:1MiB", "interleaved": True}, BadRequest, "cannot alternate"),
+        ({"co_runner": "bubble:1MiB", "rounds": 6}, BadRequest, "rounds is 6; it must be at least 7"),
+        ({"co_runner": "bubble:1MiB", "rate": -1}, BadRequest, "rate is -1; it must be above 0"),
+        ({"co_runner": "bubble:1MiB", "rate": float("inf")}, BadRequest, "rate is inf"),
+        ({"co_runner": "bubble:1MiB", "rate": [1, 2]}, BadRequest, "rate has 2 numbers for 1 model"),
+        ({"co_runner": "bubble:1MiB", "shares": ["cpu:1", "cpu:9999"]}, ShareUnavailable, "may be used here"),
+        ({"co_runner": "bubble:1MiB", "shares": "cpu:1,cpu:1", "overlap": "cpu:1"}, BadRequest, "give one of them"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_before_anything_starts(
     bundle: Path, options: dict[str, Any], error: type[FractuneError], says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sharing, "staged", None)
+    monkeypatch.setattr(sharing, "co_located", None)
     with pytest.raises(error, match=says):
         fractune.pair(bundle, **options)
 
@@ -201,10 +205,10 @@ def test_what_cannot_be_meant_is_refused_before_anything_starts(
 def test_bundles_of_a_cpu_and_of_a_gpu_share_nothing(bundle: Path, tmp_path: Path) -> None:
     other = tmp_path / "g.fractune"
     other.write_bytes(bundle_bytes(device={**DEVICE.to_json(), "kind": "cuda"}))
-    with pytest.raises(BadBundle, match="they share none"):
+    with pytest.raises(BadBundle, match="pair needs the same kind"):
         fractune.pair(bundle, other)
     with pytest.raises(BadRequest, match="is in the memory of the CPU"):
-        fractune.pair(other, neighbour="bubble:8MiB")
+        fractune.pair(other, co_runner="bubble:8MiB")
 
 
 @pytest.fixture
@@ -224,7 +228,7 @@ def refused(capfd: pytest.CaptureFixture[str]) -> Iterator[Callable[..., tuple[i
         (["--rate", "0"], 2, "rate is 0.0; it must be above 0"),
         (["--shares", "cpu:1"], 2, "name two, one for each"),
         (["--shares", "cpu:1,cpu:9999"], 4, "may be used here"),
-        (["--shares", "cpu:1,cpu:1", "--in-turn"], 2, "give one of them"),
+        (["--shares", "cpu:1,cpu:1", "--interleaved"], 2, "give one of them"),
         (["--rounds", "3"], 2, "it must be at least 7"),
     ],
 )

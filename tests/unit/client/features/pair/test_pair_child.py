@@ -9,7 +9,7 @@ import threading
 import time
 from pathlib import Path
 
-from fractune.features.pair.child import Loops, Turns, bubble
+from fractune.features.pair.child import AlternationLock, Loops, bubble
 from tests.support.processes.redis_process import wait_until
 
 SIDES, TURNS = 2, 20
@@ -58,24 +58,24 @@ def test_work_ends_with_its_calls_or_when_the_other_has_ended(tmp_path: Path) ->
     assert loops.work(time.monotonic(), 5, str(flag))["done"] == 0
 
 
-def test_two_that_take_turns_alternate_and_never_overlap(tmp_path: Path) -> None:
+def test_two_holders_of_the_lock_alternate_and_never_overlap(tmp_path: Path) -> None:
     seen: list[str] = []
     both_wait = threading.Barrier(2)
 
     def the_last() -> bool:
         return len(seen) == 2 * SIDES * TURNS - 1
 
-    def player(name: str) -> None:
-        turns = Turns(tmp_path)
+    def co_runner(name: str) -> None:
+        lock = AlternationLock(tmp_path)
         both_wait.wait()
         for _ in range(TURNS):
-            with turns.turn():
+            with lock.held():
                 seen.append(f"{name} begins")
                 wait_until(lambda: the_last() or somebody_waits_for(tmp_path / "now"), every_s=0.001)
                 seen.append(f"{name} ends")
-        turns.close()
+        lock.close()
 
-    threads = [threading.Thread(target=player, args=(name,)) for name in "ab"]
+    threads = [threading.Thread(target=co_runner, args=(name,)) for name in "ab"]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -10,20 +10,20 @@ from typing import Any
 
 import pytest
 
-from fractune.features.pair.run import Stage
+from fractune.features.pair.run import CoLocation
 from fractune_core.errors import FractuneError
 
 Marks = Callable[[dict[str, Any]], list[float]]
 
 
 @dataclass(eq=False)
-class SimulatedPlayer:
+class SimulatedCoRunner:
     program: SimpleNamespace
     secs: float
     call: Callable[..., Future[list[float]]]
 
 
-def player(name: str, calls: list[str], marks: Marks, *, is_model: bool = True) -> Any:
+def co_runner(name: str, calls: list[str], marks: Marks, *, is_model: bool = True) -> Any:
     """Answers every loop at once, by its word."""
 
     def call(method: str, expected_s: float, **payload: Any) -> Future[list[float]]:
@@ -33,7 +33,7 @@ def player(name: str, calls: list[str], marks: Marks, *, is_model: bool = True) 
         future.set_result(marks(payload))
         return future
 
-    return SimulatedPlayer(SimpleNamespace(is_model=is_model, name=name), 0.1, call)
+    return SimulatedCoRunner(SimpleNamespace(is_model=is_model, name=name), 0.1, call)
 
 
 def lasting(secs: float) -> Marks:
@@ -50,10 +50,10 @@ def test_a_round_is_the_same_from_both_ends() -> None:
     calls: list[str] = []
     names = ("A", "B", "A whole", "B whole")
     a, b, whole_a, whole_b = (
-        player(name, calls, lasting(secs)) for name, secs in zip(names, (0.1, 0.2, 0.05, 0.1), strict=True)
+        co_runner(name, calls, lasting(secs)) for name, secs in zip(names, (0.1, 0.2, 0.05, 0.1), strict=True)
     )
-    stage = Stage([a, b], [whole_a, whole_b], 0)
-    first = stage.time_round(0)
+    both = CoLocation([a, b], [whole_a, whole_b], 0)
+    first = both.time_round(0)
     assert calls == ["A whole", "B whole", "A", "B", *("A", "B"), *("A", "B"), "B", "A", "B whole", "A whole"]
     assert [times.share_s for times in first] == pytest.approx([0.1, 0.2])
     assert [times.s for times in first] == pytest.approx([2.0, 2.0])
@@ -63,24 +63,24 @@ def test_a_round_is_the_same_from_both_ends() -> None:
 
 def test_two_on_the_whole_are_timed_there_once() -> None:
     calls: list[str] = []
-    a, b = (player(name, calls, lasting(0.1)) for name in "AB")
-    times = Stage([a, b], [a, b], 0).time_round(0)
+    a, b = (co_runner(name, calls, lasting(0.1)) for name in "AB")
+    times = CoLocation([a, b], [a, b], 0).time_round(0)
     assert [each.s for each in times] == [1.0, 1.0]
     assert calls == ["A", "B", "A", "B", "A", "B", "B", "A"]
 
 
-def test_a_neighbour_that_is_no_model_is_only_there() -> None:
+def test_a_co_runner_that_is_not_a_model_is_only_there() -> None:
     calls: list[str] = []
-    a, bubble = player("A", calls, lasting(0.1)), player("bubble", calls, lasting(0.01), is_model=False)
-    (times,) = Stage([a, bubble], [], 0).time_round(0)
+    a, bubble = co_runner("A", calls, lasting(0.1)), co_runner("bubble", calls, lasting(0.01), is_model=False)
+    (times,) = CoLocation([a, bubble], [], 0).time_round(0)
     assert (calls, times.whole_s) == (["A", "A", "A", "bubble", "A"], None)
 
 
 @pytest.mark.parametrize(("late", "tries"), [(0, 1), (2, 3)])
 def test_two_that_missed_each_other_are_started_again(late: int, tries: int) -> None:
     calls: list[str] = []
-    a, b = player("A", calls, lasting(0.1)), player("B", calls, held_up(late), is_model=False)
-    (times,) = Stage([a, b], [], 0).time_round(0)
+    a, b = co_runner("A", calls, lasting(0.1)), co_runner("B", calls, held_up(late), is_model=False)
+    (times,) = CoLocation([a, b], [], 0).time_round(0)
     assert times.i == pytest.approx(1.0)
     assert calls.count("B") == tries
 
@@ -93,20 +93,20 @@ def test_two_that_are_far_slower_together_get_longer_loops_from_then_on() -> Non
         lasted_s.append(payload["lasts_s"])
         return lasting(5.0 if payload["phase_s"] else 0.1)(payload)
 
-    a, b = player("A", [], slow), player("B", [], lasting(0.1), is_model=False)
-    stage = Stage([a, b], [], 0)
-    (times,) = stage.time_round(0)
+    a, b = co_runner("A", [], slow), co_runner("B", [], lasting(0.1), is_model=False)
+    both = CoLocation([a, b], [], 0)
+    (times,) = both.time_round(0)
     assert times.i == pytest.approx(50.0)
-    assert max(lasted_s) == pytest.approx(16 * stage.block_s)
+    assert max(lasted_s) == pytest.approx(16 * both.block_s)
     lasted_s.clear()
-    stage.time_round(0)
-    assert sorted(lasted_s)[-2:] == pytest.approx([stage.block_s, 16 * stage.block_s])
+    both.time_round(0)
+    assert sorted(lasted_s)[-2:] == pytest.approx([both.block_s, 16 * both.block_s])
 
 
 def test_but_not_for_ever() -> None:
-    a, b = player("A", [], lasting(0.1)), player("B", [], held_up(9), is_model=False)
-    with pytest.raises(FractuneError, match="A and B never ran beside each other in 3 loops"):
-        Stage([a, b], [], 0).time_round(0)
+    a, b = co_runner("A", [], lasting(0.1)), co_runner("B", [], held_up(9), is_model=False)
+    with pytest.raises(FractuneError, match="A and B never ran together in 3 loops"):
+        CoLocation([a, b], [], 0).time_round(0)
 
 
 def held_up(times: int) -> Marks:

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from fractune.inference.comparing import turns
-from fractune.inference.comparing.turns import PAUSE_S, Times, time_interleaved
+from fractune.inference.comparing import interleaved
+from fractune.inference.comparing.interleaved import PAUSE_S, Times, time_interleaved
 
 
 class Clock:
@@ -44,7 +44,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(turns, "time", made)
+    monkeypatch.setattr(interleaved, "time", made)
     return made
 
 

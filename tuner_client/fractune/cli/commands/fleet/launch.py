@@ -103,7 +103,6 @@ def worker(
     lock_dir: Annotated[
         Path | None, typer.Option("--lock-dir", help="Folder of the locks that keep measurements undisturbed.")
     ] = None,
-    gate: Annotated[Path | None, typer.Option("--gate", hidden=True)] = None,
     name: Annotated[str | None, typer.Option("--name", help="Name in the fleet (default: made up).")] = None,
     margin: Annotated[
         float | None,
@@ -135,7 +134,7 @@ def worker(
             fleet_secret(secret_file),
             share=share,
             cores=_parse_cores(cores) if cores else None,
-            lock_dir=lock_dir or gate,
+            lock_dir=lock_dir,
             name=name,
             margin=margin,
             cache=cache.value,

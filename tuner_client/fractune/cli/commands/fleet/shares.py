@@ -23,23 +23,26 @@ def shares(
     prove: Annotated[
         bool, typer.Option("--prove", help="Enter each share in a process of its own and read back what it got.")
     ] = False,
-    layout: Annotated[
-        str | None, typer.Option("--layout", metavar="3g+4g", help="Print the commands that divide a GPU so by MIG.")
+    mig_layout: Annotated[
+        str | None,
+        typer.Option(
+            "--mig-layout", metavar="3g+4g", help="Print the commands that divide a GPU into these instances."
+        ),
     ] = None,
     apply: Annotated[
-        bool, typer.Option("--apply", help="Run these commands: needs root, removes the instances that are there.")
+        bool, typer.Option("--apply", help="Run these commands. This needs root and removes the existing instances.")
     ] = False,
     as_json: options.Json = False,
 ) -> None:
     """List the shares that this machine's processors offer."""
-    if apply and layout is None:
-        raise BadRequest("--apply runs the commands of a layout; pass --layout too, such as --layout 3g+4g")
-    if prove and layout is not None:
-        raise BadRequest("--layout changes what --prove would look at; run them one after the other")
+    if apply and mig_layout is None:
+        raise BadRequest("--apply runs the commands of a layout; pass --mig-layout too, such as --mig-layout 3g+4g")
+    if prove and mig_layout is not None:
+        raise BadRequest("--mig-layout changes the shares that --prove checks; run them one after the other")
     # The children must import our packages from where this process has them, never from the folder they run in.
     os.environ.update(own_env())
-    if layout is not None:
-        _divide(layout, apply=apply, as_json=as_json)
+    if mig_layout is not None:
+        _divide(mig_layout, apply=apply, as_json=as_json)
     else:
         _list(prove=prove, as_json=as_json)
 

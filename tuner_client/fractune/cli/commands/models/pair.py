@@ -1,4 +1,4 @@
-"""`fractune pair`: what it costs two models to share a processor."""
+"""`fractune pair`: the cost of co-location for two models."""
 
 from __future__ import annotations
 
@@ -19,37 +19,42 @@ def pair(
     a: Annotated[Path, typer.Argument(help="Bundle file.", metavar="A.fractune")],
     b: Annotated[Path | None, typer.Argument(help="Bundle file of the other model.", metavar="B.fractune")] = None,
     shares: Annotated[
-        str | None, typer.Option("--shares", metavar="cpu:1,cpu:1", help="A share of its own for each (default).")
+        str | None,
+        typer.Option(
+            "--shares", metavar="cpu:1,cpu:1", help="A share for each model (default: half of the cores each)."
+        ),
     ] = None,
     overlap: Annotated[
         str | None, typer.Option("--overlap", metavar="cpu:2", help="Both on the same cores, at the same time.")
     ] = None,
-    in_turn: Annotated[
+    interleaved: Annotated[
         bool,
-        typer.Option("--in-turn", help="Both on the same cores (all, or those of --overlap), one after the other."),
+        typer.Option("--interleaved", help="Both on the same cores (all, or those of --overlap), alternately."),
     ] = False,
-    neighbour: Annotated[
+    co_runner: Annotated[
         str | None,
-        typer.Option("--neighbour", metavar="bubble:32MiB", help="In place of B: stream through so much memory."),
+        typer.Option(
+            "--co-runner", metavar="bubble:32MiB", help="Instead of B: a process that streams through memory."
+        ),
     ] = None,
-    rounds: Annotated[int, typer.Option("--rounds", help="Rounds of alone, together, alone; 7 at least.")] = (
+    rounds: Annotated[int, typer.Option("--rounds", help="Rounds (alone, together, alone); 7 at least.")] = (
         DEFAULT_ROUNDS
     ),
     rate: Annotated[
         str | None,
-        typer.Option("--rate", metavar="20,10", help="Also the latency at so many requests a second, of both or each."),
+        typer.Option("--rate", metavar="20,10", help="Also measure latency at these requests a second."),
     ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Seed of phases and arrivals.")] = 0,
     as_json: options.Json = False,
 ) -> None:
-    """Measure what it costs two models to share this machine, and whether they should."""
+    """Measure the cost of running two models on this machine together."""
     found = measure_pair(
         a,
         b,
         shares=shares,
         overlap=overlap,
-        in_turn=in_turn,
-        neighbour=neighbour,
+        interleaved=interleaved,
+        co_runner=co_runner,
         rounds=rounds,
         rate=None if rate is None else parse_rates(rate),
         seed=seed,
@@ -66,5 +71,5 @@ def parse_rates(text: str) -> float | list[float]:
     try:
         rates = [float(part) for part in text.split(",")]
     except ValueError:
-        raise BadRequest(f"--rate '{text}': write requests a second, such as 20, or 20,10 for each") from None
+        raise BadRequest(f"--rate '{text}': write requests a second, such as 20, or 20,10 for each model") from None
     return rates[0] if len(rates) == 1 else rates

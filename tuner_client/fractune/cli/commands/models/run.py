@@ -15,8 +15,8 @@ import typer
 from fractune.cli import options
 from fractune.features.fuse.slots_text import apart_text, slots_text
 from fractune.inference.comparing.beside import Beside, time_beside
+from fractune.inference.comparing.interleaved import PACED, Times, differences, spread_text, time_interleaved
 from fractune.inference.comparing.onnxruntime_model import NAME
-from fractune.inference.comparing.turns import PACED, Times, differences, spread_text, time_interleaved
 from fractune.inference.cpu.share import confine
 from fractune.inference.gpu.share import confine_gpu
 from fractune.inference.model import Model, load
@@ -52,9 +52,9 @@ def run(
     ] = None,
     repeats: Annotated[int, typer.Option("--repeats", min=3, help="Times that each variant is timed.")] = 15,
     save_outputs: Annotated[Path | None, typer.Option("--save-outputs", help=".npz file for the outputs.")] = None,
-    beside: Annotated[Peer | None, typer.Option("--beside", help="Time the model there too.")] = None,
+    compare: Annotated[Peer | None, typer.Option("--compare", help="Time the model in this runtime too.")] = None,
     model_file: Annotated[
-        Path | None, typer.Option("--model", help="The ONNX file that the bundle was made from, for --beside.")
+        Path | None, typer.Option("--model", help="The ONNX file that the bundle was made from, for --compare.")
     ] = None,
     public_key: Annotated[
         Path | None, typer.Option("--public-key", help="PEM file; refuse a bundle that its owner did not sign.")
@@ -65,17 +65,17 @@ def run(
     as_json: options.Json = False,
 ) -> None:
     """Run a bundle at this process's share and time it beside the untuned model."""
-    if (beside is None) != (model_file is None):
-        raise BadRequest("--beside and --model go together: --beside onnxruntime --model FILE.onnx")
+    if (compare is None) != (model_file is None):
+        raise BadRequest("--compare and --model go together: --compare onnxruntime --model FILE.onnx")
     key = options.read_key("--public-key", public_key) if public_key else None
     if share:
         _confine(Share.parse(share))
     policy = Policy(allow_unmeasured=True) if unmeasured else DEFAULT_POLICY
     model = load(bundle, share=share, public_key=key, policy=policy)
-    if beside is not None and model.share.unit != "core":
-        raise BadRequest(f"--beside compares on the CPU, and {bundle.name} runs on a GPU; leave it out")
-    if beside is not None and model.slots:
-        raise BadRequest(f"--beside compares one model, and {bundle.name} is several that were fused; leave it out")
+    if compare is not None and model.share.unit != "core":
+        raise BadRequest(f"--compare runs on the CPU, and {bundle.name} runs on a GPU; leave it out")
+    if compare is not None and model.slots:
+        raise BadRequest(f"--compare takes one model, and {bundle.name} holds several fused ones; leave it out")
     given = read_inputs(inputs) if inputs else _random_inputs(model, slot)
     report = _report(model, given, slot, repeats, model_file)
     if save_outputs is not None:
@@ -102,18 +102,18 @@ def _random_inputs(model: Model, slot: int | None) -> dict[str, Array]:
 
 
 def _report(
-    model: Model, inputs: dict[str, Array], slot: int | None, repeats: int, beside_file: Path | None
+    model: Model, inputs: dict[str, Array], slot: int | None, repeats: int, peer_file: Path | None
 ) -> dict[str, Any]:
     choice = model.choice
     outputs, reference = model.run(inputs, slot=slot), model.run(inputs, UNTUNED_VARIANT, slot=slot)
     absolute, relative = differences(outputs, reference)
     variants = tuple(dict.fromkeys((UNTUNED_VARIANT, choice.variant)))
-    if beside_file is None:
-        beside = None
+    if peer_file is None:
+        peer = None
         times = time_interleaved({name: _call(model, inputs, slot, name) for name in variants}, repeats)
     else:
-        beside = time_beside(beside_file, model, inputs, variants, repeats)
-        times = beside.ours
+        peer = time_beside(peer_file, model, inputs, variants, repeats)
+        times = peer.ours
     report: dict[str, Any] = {
         "variant": choice.variant,
         "how": choice.how.value,
@@ -138,8 +138,8 @@ def _report(
         report["tuned_shares"] = sorted(model.bundle.units(model.share.mechanism))
     if model.slots:
         report |= {"slots": list(model.slots), "apart": model.bundle.manifest["apart"], "slot": slot}
-    if beside is not None:
-        report["beside"] = _beside_json(beside)
+    if peer is not None:
+        report["beside"] = _peer_json(peer)
     return report
 
 
@@ -160,14 +160,14 @@ def _times_json(times: Times, prefix: str = "") -> dict[str, Any]:
     }
 
 
-def _beside_json(beside: Beside) -> dict[str, Any]:
+def _peer_json(peer: Beside) -> dict[str, Any]:
     return {
         "name": NAME,
-        "version": beside.version,
-        **_times_json(beside.theirs),
-        "max_abs_difference": beside.max_abs_difference,
-        "max_rel_difference": beside.max_rel_difference,
-        "outputs_agree": beside.outputs_agree,
+        "version": peer.version,
+        **_times_json(peer.theirs),
+        "max_abs_difference": peer.max_abs_difference,
+        "max_rel_difference": peer.max_rel_difference,
+        "outputs_agree": peer.outputs_agree,
     }
 
 
@@ -185,7 +185,7 @@ def _print(report: dict[str, Any], given_by: str) -> None:
         in_loop, paced = (ratio_text(report[f"untuned_{kind}"], report[f"tuned_{kind}"]) for kind in kinds)
         print(_columns("speed-up:", in_loop, paced))
     if "beside" in report:
-        print(_columns("beside:", *_spreads(report["beside"])))
+        print(_columns("peer:", *_spreads(report["beside"])))
     print(f"           on {units_text(report['units'], report['unit'])}, {given_by}; paced: {PACED}")
     print("".join(f"{line}\n" for line in _hints(report)), end="")
     absolute, relative = report["max_abs_difference"], report["max_rel_difference"]
@@ -224,13 +224,13 @@ def _spreads(times: dict[str, Any], prefix: str = "") -> tuple[str, str]:
     return spread_text(times[f"{prefix}run_secs"]), spread_text(times[f"{prefix}paced_run_secs"])
 
 
-def _print_verdict(beside: dict[str, Any], loop_s: float, paced_s: float) -> None:
+def _print_verdict(peer: dict[str, Any], loop_s: float, paced_s: float) -> None:
     """Who is faster; `loop_s` and `paced_s` are the bundle's."""
-    in_loop, paced = _faster("in a loop", loop_s, beside["median_s"]), _faster("paced", paced_s, beside["paced_s"])
+    in_loop, paced = _faster("in a loop", loop_s, peer["median_s"]), _faster("paced", paced_s, peer["paced_s"])
     print(f"verdict:   {in_loop}; {paced}")
-    print(f"           beside: ONNX Runtime {beside['version']} with as many threads")
-    relative = beside["max_rel_difference"]
-    verdict = "agree" if beside["outputs_agree"] else "DO NOT AGREE: compare on inputs of your own"
+    print(f"           peer: ONNX Runtime {peer['version']} with as many threads")
+    relative = peer["max_rel_difference"]
+    verdict = "agree" if peer["outputs_agree"] else "DO NOT AGREE: compare on inputs of your own"
     print(f"           the outputs {verdict} (largest difference {relative:.2e} of the largest value)")
 
 

@@ -114,12 +114,14 @@ def test_a_layout_is_printed_and_nothing_is_run(
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     lines = [f"nvidia-smi -i {h200} -mig 1", f"nvidia-smi mig -i {h200} -cgi 9:4,5:0 -C"]
-    assert main(["shares", "--layout", "3g+4g"]) == 0
+    assert main(["shares", "--mig-layout", "3g+4g"]) == 0
     assert capsys.readouterr().out.splitlines() == lines
-    assert main(["shares", "--layout", "3g+4g", "--json"]) == 0
+    assert main(["shares", "--mig-layout", "3g+4g", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"event": "layout", "commands": lines}
     assert not (tmp_path / "notes").exists()
-    assert main(["shares", "--layout", "3g+4g", "--apply"]) == 4  # this program makes no instances: the mode stays off
+    assert (
+        main(["shares", "--mig-layout", "3g+4g", "--apply"]) == 4
+    )  # this program makes no instances: the mode stays off
     assert (tmp_path / "notes").read_text() == "run\n"
     assert "is pending, not in force" in capsys.readouterr().err
 
@@ -128,9 +130,9 @@ def test_a_layout_is_printed_and_nothing_is_run(
     ("options", "code", "says"),
     [
         (["--apply"], 2, "--apply runs the commands of a layout"),
-        (["--layout", "3g+4g", "--prove"], 2, "--layout changes what --prove would look at"),
-        (["--layout", "4g+4g"], 2, "does not fit"),
-        (["--layout", "many"], 2, "'many' is no instance"),
+        (["--mig-layout", "3g+4g", "--prove"], 2, "--mig-layout changes the shares that --prove checks"),
+        (["--mig-layout", "4g+4g"], 2, "does not fit"),
+        (["--mig-layout", "many"], 2, "'many' is no instance"),
     ],
 )
 @pytest.mark.usefixtures("h200")
@@ -144,5 +146,5 @@ def test_a_layout_needs_a_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
         raise nvml.NoNvidiaDriver("no NVIDIA driver on this machine")
 
     monkeypatch.setattr(nvml, "open_nvml", none)
-    assert main(["shares", "--layout", "3g+4g"]) == 4
+    assert main(["shares", "--mig-layout", "3g+4g"]) == 4
     assert "no NVIDIA driver" in capsys.readouterr().err

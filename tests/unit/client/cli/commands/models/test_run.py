@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from fractune.cli import main
+from fractune.inference.comparing.interleaved import differences
 from fractune.inference.comparing.onnxruntime_model import OnnxRuntimeModel
-from fractune.inference.comparing.turns import differences
 from fractune_core.errors import BadBundle, BadRequest, FractuneError
 from tests.support.client_samples import DEVICE, bundle_bytes
 from tests.unit.client.conftest import Small
@@ -83,7 +83,7 @@ def test_torn_bundles_and_wrong_shares_are_one_line(refused: Callable[..., tuple
         ([str(good), "--share", too_many], 4, f"share '{too_many}' is larger"),
         ([str(good), "--share", "mps:25"], 2, "is of a GPU, and the bundle is for a CPU"),
         ([str(good), "--repeats", "1"], 2, "--repeats"),
-        ([str(good), "--beside", "onnxruntime"], 2, "--beside and --model go together"),
+        ([str(good), "--compare", "onnxruntime"], 2, "--compare and --model go together"),
         ([str(good), "--public-key", str(tmp_path / "none")], 2, "--public-key"),
         ([str(good), "--public-key", str(key)], 2, "not a valid public key"),
     ):
@@ -117,15 +117,15 @@ def test_the_report_in_words_and_as_json(small: Small, tmp_path: Path) -> None:
     assert report["tuned_paced_s"] == sorted(report["tuned_paced_run_secs"])[1]
 
 
-def test_onnx_runtime_beside(small: Small) -> None:
-    args = [str(small.bundle), "--share", "cpu:1", "--repeats", "3", "--beside", "onnxruntime", "--model"]
+def test_onnx_runtime_compared(small: Small) -> None:
+    args = [str(small.bundle), "--share", "cpu:1", "--repeats", "3", "--compare", "onnxruntime", "--model"]
     ended = run_cli(*args, str(small.model))
     assert (ended.returncode, ended.stderr) == (0, "")
-    assert "beside: ONNX Runtime 1." in ended.stdout
+    assert "peer: ONNX Runtime 1." in ended.stdout
     assert "the outputs agree" in ended.stdout
-    beside = json.loads(run_cli(*args, str(small.model), "--json").stdout)["beside"]
-    assert beside["outputs_agree"] is True
-    assert len(beside["run_secs"]) == len(beside["paced_run_secs"]) == 3
+    peer = json.loads(run_cli(*args, str(small.model), "--json").stdout)["beside"]
+    assert peer["outputs_agree"] is True
+    assert len(peer["run_secs"]) == len(peer["paced_run_secs"]) == 3
     wrong = run_cli(*args, str(small.bundle))
     assert wrong.returncode == BadRequest.exit_code
     assert "not the file that small.fractune was made from ('small.onnx')" in wrong.stderr
@@ -135,12 +135,12 @@ def test_onnx_runtime_beside(small: Small) -> None:
 def test_who_is_faster_is_said_plainly(capsys: pytest.CaptureFixture[str]) -> None:
     from fractune.cli.commands.models.run import _print_verdict
 
-    beside = {"median_s": 1e-3, "paced_s": 3e-3, "version": "1.0", "max_rel_difference": 0.5}
-    _print_verdict({**beside, "outputs_agree": False}, loop_s=2e-3, paced_s=2e-3)
+    peer = {"median_s": 1e-3, "paced_s": 3e-3, "version": "1.0", "max_rel_difference": 0.5}
+    _print_verdict({**peer, "outputs_agree": False}, loop_s=2e-3, paced_s=2e-3)
     said = capsys.readouterr().out
     assert "ONNX Runtime is faster in a loop, 2.00x; the bundle is faster paced, 1.50x\n" in said
     assert "DO NOT AGREE" in said
-    _print_verdict({**beside, "outputs_agree": True}, loop_s=0.5e-3, paced_s=2e-3)
+    _print_verdict({**peer, "outputs_agree": True}, loop_s=0.5e-3, paced_s=2e-3)
     assert "the bundle is faster in a loop, 2.00x" in capsys.readouterr().out
 
 
