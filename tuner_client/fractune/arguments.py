@@ -1,4 +1,4 @@
-"""Arguments of the public functions: a wrong type is BadRequest, before the function does anything."""
+"""Arguments of the public functions: former names still work, and a wrong type is BadRequest before any work."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import inspect
 import numbers
 import os
 import types
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -15,6 +16,12 @@ from fractune_core.errors import BadRequest
 P = ParamSpec("P")
 R = TypeVar("R")
 
+_NEW_NAMES = {
+    "in_turn": "interleaved",
+    "layouts": "partitioning",
+    "neighbour": "co_runner",
+}
+"""by the former name; a function without the new argument may use the name for something else"""
 _NUMBERS: dict[Any, type] = {int: numbers.Integral, float: numbers.Real}
 _WORDS: dict[Any, str] = {
     str: "a text",
@@ -31,7 +38,10 @@ _WORDS: dict[Any, str] = {
 
 
 def checked(function: Callable[P, R]) -> Callable[P, R]:
-    """The function, which raises BadRequest for an argument that its annotation does not allow."""
+    """The function, which takes arguments by their former names too, with a DeprecationWarning.
+
+    It raises BadRequest for an argument that its annotation does not allow.
+    """
     signature = inspect.signature(function)
 
     @functools.cache
@@ -45,7 +55,8 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        for name, value in signature.bind(*args, **kwargs).arguments.items():
+        named = _with_new_names(kwargs, signature.parameters)
+        for name, value in signature.bind(*args, **named).arguments.items():
             if signature.parameters[name].kind is not inspect.Parameter.VAR_KEYWORD:
                 _check(name, value, hint(name))
                 continue
@@ -55,9 +66,22 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
                 if option not in known:
                     raise BadRequest(f"{option} is not an option of {function.__name__}; it has {', '.join(known)}")
                 _check(option, given, known[option])
-        return function(*args, **kwargs)
+        return function(*args, **named)
 
     return call
+
+
+def _with_new_names(given: Any, parameters: Mapping[str, inspect.Parameter]) -> Any:
+    """The keyword arguments, by the names that the function has for them. Raises BadRequest for one given by both."""
+    takes_any = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values())
+    named = dict(given)
+    for old, new in _NEW_NAMES.items():
+        if old in named and old not in parameters and (takes_any or new in parameters):
+            if new in named:
+                raise BadRequest(f"{old} is the former name of {new}; give {new} alone")
+            warnings.warn(f"{old} is now called {new}", DeprecationWarning, stacklevel=3)
+            named[new] = named.pop(old)
+    return named
 
 
 def _check(name: str, value: object, hint: Any) -> None:

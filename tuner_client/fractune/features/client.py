@@ -129,6 +129,7 @@ class Client:
         """
         return job_costs(self._rpc, job, since=since, tokens=tokens, limit=limit)
 
+    @checked
     def match(
         self,
         model: ModelSource,
@@ -151,6 +152,7 @@ class Client:
         with model_file(model, run_script=run_script) as path:
             return asked_match(self._rpc, path, asked)
 
+    @checked
     def plan(
         self,
         source: str | os.PathLike[str] | Mapping[str, Any],

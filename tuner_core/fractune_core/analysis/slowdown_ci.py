@@ -40,7 +40,7 @@ class Slowdown(Estimate):
 
 
 def estimate(values: Sequence[float], level: float = LEVEL) -> Estimate:
-    """The median of independently measured `values`, with the interval of the sign test: see `slowdown`, `interleaved`."""
+    """The median of independently measured `values`, with the interval of the sign test (see `slowdown`)."""
     ordered, at = sorted(values), _bound_of_signs(len(values), level)
     low, high = (ordered[at - 1], ordered[-at]) if at else (math.nan, math.nan)
     return Estimate(statistics.median(ordered), low, high)

@@ -93,7 +93,7 @@ class Loops:
 
 
 class AlternationLock:
-    """Two processes hold it alternately, by two locked files: at the first one a process waits until the other has run."""
+    """Two locked files that two processes hold alternately: at the first, a process waits until the other has run."""
 
     def __init__(self, folder: Path) -> None:
         self._next, self._now = (os.open(folder / name, os.O_CREAT | os.O_RDWR) for name in ("next", "now"))

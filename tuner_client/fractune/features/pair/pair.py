@@ -194,8 +194,8 @@ def _overload_notes(
 ) -> list[str]:
     return [
         f"{side.name}: {latency.rate_per_s:g} requests a second are more than, or too close to, its "
-        f"{each.per_s.median:.3g} inferences a second together: the queue would grow without limit, so no latencies were "
-        "measured"
+        f"{each.per_s.median:.3g} inferences a second together: the queue would grow without limit, so no latencies "
+        "were measured"
         for side, each, latency in zip(sides, figures.sides, latencies, strict=False)
         if latency.latency_s is None and latency.rate_per_s >= _BUSIEST * each.per_s.median
     ]
