@@ -23,10 +23,10 @@ from fractune.features.tune.result import TuneResult
 from fractune.inference.choosing import VariantChoice
 from fractune.inference.comparing.compare import Comparison
 from fractune.server.job_status import JobStatus, OperatorMatch, OperatorStatus, ShareResult
+from fractune_core.analysis.co_location import RoundTimes, co_location_figures
 from fractune_core.analysis.match import How
 from fractune_core.analysis.noise import NoiseAdvice
 from fractune_core.analysis.roofline import Arithmetic, Roof
-from fractune_core.analysis.sharing import RoundTimes, sharing_figures
 from fractune_core.analysis.slowdown_ci import slowdown
 from fractune_core.jobs import JobState
 from fractune_core.records import Status
@@ -139,7 +139,7 @@ def pair() -> PairResult:
     )
     sides = (PairSide("light_squeezenet", "cpu:1"), PairSide("light_resnet50", "cpu:1"))
     arrangement = "cpu:1 + cpu:1, each on its own, of cpu:2"
-    return PairResult(arrangement, "own units", "cpu:2", sides, rounds, sharing_figures(rounds))
+    return PairResult(arrangement, "own units", "cpu:2", sides, rounds, co_location_figures(rounds))
 
 
 def plan() -> fractune.PlanResult:
@@ -165,7 +165,7 @@ def results() -> dict[str, Any]:
     """One of each type that functions of `fractune` return."""
     job = tuned_job()
     tuned = TuneResult(job, BundleFile(Path("/tmp/bundles") / "light_squeezenet.fractune", JOB), goal=goal())
-    lost, choice = slowdown((1.1,) * 11, (1.0,) * 11, in_turn=True), VariantChoice("cpu:1", How.EXACT, 0.0, "exact")
+    lost, choice = slowdown((1.1,) * 11, (1.0,) * 11, interleaved=True), VariantChoice("cpu:1", How.EXACT, 0.0, "exact")
     table = tuned.matrix.tables[0]
     return {
         "tune": tuned,

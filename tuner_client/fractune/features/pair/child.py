@@ -20,8 +20,10 @@ _FIRST_CALLS = 3
 
 
 def open_child(args: list[str]) -> dict[str, Callable[..., Any]]:
-    """The arguments are the share, its cores separated by commas, the kind of program (`bundle` or `bubble`), its file
-    or its MiB, and the folder of the alternation lock, empty for none. Raises ShareUnavailable, BadBundle.
+    """The arguments are the share, its cores separated by commas, and the kind of program (`bundle` or `bubble`).
+
+    Then come its file or its MiB, and the folder of the alternation lock, empty for none. Raises ShareUnavailable,
+    BadBundle.
     """
     from fractune_workers.confinement import confinement_for
 
