@@ -160,9 +160,13 @@ def compile_bundle(
     for by_name in prepared.workloads.values():
         prepare_tensor_cores(by_name[DIRECT], parsed)
     texts = [variant["traces"] for variant in variants]
+    schedules = [_schedules(prepared, each) for each in texts]
     weights = Weights()
     lifted = [weights.lifted(_mixed(prepared, each)) for each in texts]
-    compiled = _compiled(prepared, parsed, [each.module for each in lifted], texts)
+    names = [json.dumps([str(parsed), each], sort_keys=True) for each in texts]
+    compiled = _each_once(
+        names, prepared.compiled, lambda at: compile_variant(lifted[at].module, parsed, schedules[at])
+    )
     packed, layout = pack_weights(weights.tensors)
     lines = "".join(json.dumps(record) + "\n" for record in records)
     entries: dict[str, bytes] = {RECORDS: lines.encode(), WEIGHTS: packed}
@@ -202,15 +206,6 @@ def _schedules(prepared: _Prepared, texts: dict[str, str]) -> dict[Workload, str
             )
         found[workload] = trace_of(text)
     return found
-
-
-def _compiled(
-    prepared: _Prepared, target: tvm.target.Target, modules: list[Any], texts: list[dict[str, str]]
-) -> list[dict[str, bytes]]:
-    """The object files of the variants: a module each, and the candidates' texts by workload hash."""
-    schedules = [_schedules(prepared, each) for each in texts]
-    names = [json.dumps([str(target), each], sort_keys=True) for each in texts]
-    return _each_once(names, prepared.compiled, lambda at: compile_variant(modules[at], target, schedules[at]))
 
 
 def _each_once(names: list[str], known: dict[str, Any], compiled: Callable[[int], Any]) -> list[Any]:
