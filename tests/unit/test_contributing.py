@@ -54,8 +54,6 @@ def test_every_room_of_the_packages_has_a_row() -> None:
     """Each folder of a package stands in a row, itself or by a file in it."""
     text = "\n".join(rows())
     named = set(_TOKEN.findall(text))
-    folders = [
-        folder for root in SOURCES for folder in (REPOSITORY / SOURCES[root] / root).iterdir() if folder.is_dir()
-    ]
-    rooms = {folder.name for folder in folders if (folder / "__init__.py").exists()} - {"pb"}
+    packages = [REPOSITORY / source / package for package, source in SOURCES.items()]
+    rooms = {page.parent.name for package in packages for page in package.glob("*/__init__.py")} - {"pb"}
     assert {room for room in rooms if not any(f"{room}/" in token for token in named)} == set()
