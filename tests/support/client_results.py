@@ -130,7 +130,7 @@ def costs() -> CostResult:
         *(Spending("measure", share, pieces=4, worked_s=12_345.6, cpu_s=1.0) for share in SHARES),
         Spending("search", "", pieces=4, worked_s=12_345.6, cpu_s=12_345.6),
     )
-    return CostResult((JobCost(tuned_job(), spent, ID),), Prices("EUR", 0.3, dict.fromkeys(SHARES, 1.0)))
+    return CostResult((JobCost(tuned_job(), spent, ID[:12]),), Prices("EUR", 0.3, dict.fromkeys(SHARES, 1.0)))
 
 
 def pair() -> PairResult:

@@ -10,7 +10,7 @@ from fractune.features.tune.table import latency_table, layout_transforms
 from fractune.features.tune.times_table import time_table
 from fractune.server.job_status import JobStatus
 from fractune.text.rendering import Table
-from fractune.text.text import counts_text, span_text, spent_text, table_console
+from fractune.text.text import counts_text, span_text, spent_text
 from fractune_core.analysis.roofline import NEAR
 
 HEAVIEST = 8
@@ -20,7 +20,7 @@ HEAVIEST = 8
 def print_tables(*tables: Table, picture: Path | None = None) -> None:
     """The tables, then what the first says in lines."""
     for table in tables:
-        table_console().print(table.grid())
+        table.print()
     for line in tables[0].notes:
         print(line)
     print_picture(picture)
@@ -35,7 +35,7 @@ def print_result(job: JobStatus, bundle: str, step: str = "") -> None:
     """`step` names the job's part of the work, where there were others: ` in the last step`."""
     latency, cross, times = latency_table(job), cross_text(model_table(job)), time_table(job, HEAVIEST)
     for table in (latency, cross, times):
-        table_console().print(table.grid())
+        table.print()
     for line in (*times.notes, *cross.notes, *latency.notes):
         print(line)
     done = ", ".join(f"{job.trials_done.get(share, 0)} at {share}" for share in job.shares)

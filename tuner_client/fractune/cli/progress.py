@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import chain
 from typing import Any, Self
 
 from rich.console import Console, Group
@@ -113,17 +114,19 @@ class TableView(View):
 
 
 def job_table(job: JobStatus) -> Group:
-    headings = ["weight", "trials", *(heading for share in job.shares for heading in (f"best {share}", "gain"))]
+    best = (
+        (Column(f"best {share}", numbers=True), Column("gain", numbers=True, dispensable=1)) for share in job.shares
+    )
+    counts = (Column("weight", numbers=True, dispensable=3), Column("trials", numbers=True, dispensable=2))
     selected = sorted((o for o in job.operators if o.selected), key=lambda o: -o.weight)
-    grid = Table(
+    table = Table(
         title=f"{job.model_name}  {job.name}",
-        columns=(Column("operator"), *(Column(heading, numbers=True) for heading in headings)),
+        columns=(Column("operator", wraps_at=16), *counts, *chain(*best)),
         cells=tuple(_operator_cells(operator, job.shares) for operator in selected[:_TABLE_ROWS]),
-    ).grid()
-    grid.columns[0].no_wrap, grid.columns[0].overflow = True, "ellipsis"
+    )
     lines = [Text(f"... and {len(selected) - _TABLE_ROWS} more")] if len(selected) > _TABLE_ROWS else []
     lines += [literal(f"note: {note}", style="yellow") for note in job.notes]
-    return Group(grid, *lines, literal(status_text(job), style="bold"))
+    return Group(table, *lines, literal(status_text(job), style="bold"))
 
 
 def _operator_cells(operator: OperatorStatus, shares: Sequence[str]) -> tuple[str, ...]:

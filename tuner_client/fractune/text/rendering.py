@@ -7,15 +7,22 @@ for markup, and a terminal acts on none of it.
 from __future__ import annotations
 
 import html
+import shutil
+import sys
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
-from rich.console import Console, Group
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.table import Table as Grid
 from rich.text import Text
 
-from fractune.text.text import WIDTH_OF_A_PIPE
 from fractune_core.errors import one_line
+
+WIDTH_OF_A_PIPE = 180
+"""cells that may wrap do so beyond it"""
+_WIDEST = 10_000
+"""no line is cut: a table that cannot be narrow is wider than its terminal"""
 
 
 def literal(text: str, style: str = "") -> Text:
@@ -25,10 +32,15 @@ def literal(text: str, style: str = "") -> Text:
 
 @dataclass(frozen=True)
 class Column:
-    """A column's heading, and whether numbers stand under it: those are set to the right."""
+    """A column of a table."""
 
     heading: str
     numbers: bool = False
+    """set to the right"""
+    dispensable: int = 0
+    """on a narrow terminal columns with the highest number are left out first, and those with 0 never"""
+    wraps_at: int = 0
+    """long cells may be wrapped to this width; 0 = never, as for ids, shares and names of jobs"""
 
 
 @dataclass(frozen=True, repr=False)
@@ -47,25 +59,67 @@ class Table:
     notes: tuple[str, ...] = ()
     """what the table says, sentence by sentence; shown under it"""
 
-    def grid(self) -> Grid:
-        """The table without its notes, for rich."""
-        grid = Grid(title=literal(self.title) if self.title else None, title_justify="left")
-        for column in self.columns:
-            grid.add_column(literal(column.heading), justify="right" if column.numbers else "left")
-        for row in self.cells:
-            grid.add_row(*map(literal, row))
-        return grid
+    def print(self) -> None:
+        """Print the table without its notes to standard output: as wide as the terminal, or whole into a pipe."""
+        Console(width=_WIDEST).print(self.fitted(_terminal_columns()))
 
-    def __rich__(self) -> Group:
-        return Group(self.grid(), *map(literal, self.notes))
+    def fitted(self, width: int | None) -> Group:
+        """The table without its notes, for rich, in at most `width` columns of a terminal if that is possible.
+
+        Columns that may wrap become narrow first, then the dispensable ones are left out, and a line names them. No
+        other cell is cut or wrapped. None = a pipe: every column.
+        """
+        shown = self._widths(width)
+        grid = Grid(title=literal(self.title) if self.title else None, title_justify="left")
+        for at, column_width in shown.items():
+            column = self.columns[at]
+            justify: Literal["left", "right"] = "right" if column.numbers else "left"
+            grid.add_column(literal(column.heading), justify=justify, width=column_width, overflow="fold")
+        for row in self.cells:
+            grid.add_row(*(literal(row[at]) for at in shown))
+        left_out = dict.fromkeys(each.heading for at, each in enumerate(self.columns) if at not in shown)
+        line = f"left out: {', '.join(left_out)}; --json has all"
+        return Group(grid, *([literal(line)] if left_out else []))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield self.fitted(options.max_width)
+        yield from map(literal, self.notes)
 
     def __str__(self) -> str:
-        console = Console(width=WIDTH_OF_A_PIPE, color_system=None, force_terminal=False, force_jupyter=False)
-        with console.capture() as captured:
-            console.print(self.grid())
-        return "\n".join([captured.get().rstrip("\n"), *map(one_line, self.notes)])
+        return "\n".join([self._text(_terminal_columns()), *map(one_line, self.notes)])
 
     __repr__ = __str__
+
+    def _text(self, width: int | None) -> str:
+        console = Console(width=_WIDEST, color_system=None, force_terminal=False, force_jupyter=False)
+        with console.capture() as captured:
+            console.print(self.fitted(width))
+        return captured.get().rstrip("\n")
+
+    def _widths(self, width: int | None) -> dict[int, int]:
+        """The width of each column that is shown, by its place."""
+        needs = {at: self._needs(at, whole_headings=width is None) for at in range(len(self.columns))}
+        limit = WIDTH_OF_A_PIPE if width is None else width
+
+        def spare() -> int:
+            return limit - 1 - sum(3 + least for least, _ in needs.values())
+
+        while width is not None and spare() < 0 and (most := max(self.columns[at].dispensable for at in needs)):
+            needs = {at: need for at, need in needs.items() if self.columns[at].dispensable < most}
+        widths = {at: least for at, (least, _) in needs.items()}
+        left = max(0, spare())
+        for waiting, at in enumerate(sorted(needs, key=lambda at: needs[at][1] - needs[at][0])):
+            given = min(needs[at][1] - needs[at][0], left // (len(needs) - waiting))
+            widths[at], left = widths[at] + given, left - given
+        return widths
+
+    def _needs(self, at: int, *, whole_headings: bool) -> tuple[int, int]:
+        """The least width of a column, and the width at which nothing in it is wrapped."""
+        column = self.columns[at]
+        cells = max((cell_len(one_line(row[at])) for row in self.cells), default=0)
+        heading = one_line(column.heading)
+        headings = max(map(cell_len, [heading] if whole_headings else heading.split()), default=0)
+        return max(headings, min(cells, column.wraps_at or cells)), max(cells, cell_len(heading))
 
     def _repr_html_(self) -> str:
         caption = f"<caption>{html.escape(self.title)}</caption>" if self.title else ""
@@ -81,3 +135,8 @@ class Table:
 
 def _side(column: Column) -> str:
     return f' style="text-align: {"right" if column.numbers else "left"}"'
+
+
+def _terminal_columns() -> int | None:
+    """None = standard output is no terminal."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None

@@ -3,22 +3,12 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
-from rich.console import Console
-
 from fractune_core.errors import one_line
 
-WIDTH_OF_A_PIPE = 180
-"""no terminal, no width: wide enough for whole names"""
 _NOTICED_S = 0.05
-
-
-def table_console() -> Console:
-    """Where tables go: standard output, as wide as the terminal."""
-    return Console(width=None if sys.stdout.isatty() else WIDTH_OF_A_PIPE)
 
 
 def time_text(secs: float | None) -> str:

@@ -10,14 +10,20 @@ from fractune.features.cost.job_cost import JobCost, Prices, by_token, cpu_s, sh
 from fractune.text.rendering import Column, Table
 from fractune.text.text import percent_text
 
+_SHARE_SECONDS = Column("share-seconds", numbers=True, wraps_at=16)
+_CPU_SECONDS = Column("CPU seconds", numbers=True, dispensable=3)
 _NOTE = "measuring in share-seconds; searching, building and compiling in CPU seconds"
 
 
 def cost_table(costs: Sequence[JobCost], prices: Prices | None) -> Table:
     """A row for each job."""
     whose = any(each.token for each in costs)
-    head = ("job", "model", *(("token",) if whose else ()), "state")
-    numbers = ("share-seconds", "CPU seconds", "latency saved", *_money_headings(prices))
+    token = (Column("token"),) if whose else ()
+    columns = (
+        *(Column("job"), Column("model", dispensable=4, wraps_at=12), *token, Column("state", dispensable=5)),
+        *(_SHARE_SECONDS, _CPU_SECONDS, Column("latency saved", numbers=True, dispensable=2)),
+        *(Column(each, numbers=True, dispensable=at) for at, each in enumerate(_money_headings(prices))),
+    )
     rows = [job_cost_json(each, prices) for each in costs]
     cells = [
         (
@@ -27,7 +33,7 @@ def cost_table(costs: Sequence[JobCost], prices: Prices | None) -> Table:
         )
         for each, row in zip(costs, rows, strict=True)
     ]
-    return _table(head, numbers, cells, rows)
+    return Table(columns, tuple(cells), tuple(rows), notes=(_NOTE,))
 
 
 def token_table(costs: Sequence[JobCost], prices: Prices | None) -> Table:
@@ -41,7 +47,9 @@ def token_table(costs: Sequence[JobCost], prices: Prices | None) -> Table:
         )
         for row in rows
     ]
-    return _table(("token",), ("jobs", "share-seconds", "CPU seconds", *money), cells, rows)
+    costs_columns = (Column("jobs", numbers=True), _SHARE_SECONDS, _CPU_SECONDS)
+    columns = (Column("token"), *costs_columns, *(Column(each, numbers=True) for each in money))
+    return Table(columns, tuple(cells), tuple(rows), notes=(_NOTE,))
 
 
 def job_cost_json(each: JobCost, prices: Prices | None) -> dict[str, Any]:
@@ -69,13 +77,6 @@ def token_cost_json(token: str, jobs: Sequence[JobCost], prices: Prices | None) 
     return {"token": token, "jobs": len(jobs), "share_s": shares, "cpu_s": cpu, **money}
 
 
-def _table(
-    head: Sequence[str], numbers: Sequence[str], cells: Sequence[tuple[str, ...]], rows: Sequence[dict[str, Any]]
-) -> Table:
-    columns = (*map(Column, head), *(Column(name, numbers=True) for name in numbers))
-    return Table(columns=columns, cells=tuple(cells), rows=tuple(rows), notes=(_NOTE,))
-
-
 def _money(cost: float, prices: Prices) -> dict[str, Any]:
     return {"cost": cost, "currency": prices.currency}
 
@@ -92,4 +93,4 @@ def _money_text(cost: float | None) -> str:
 
 
 def _shares_text(share_s: dict[str, float]) -> str:
-    return ", ".join(f"{share} {secs:.1f}" for share, secs in share_s.items()) or "-"
+    return ", ".join(f"{share}={secs:.1f}" for share, secs in share_s.items()) or "-"

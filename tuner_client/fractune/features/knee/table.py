@@ -19,11 +19,15 @@ def knee_table(reports: Sequence[KneeReport], title: str) -> Table:
     All of the same device and slack.
     """
     shares = {units: share for report in reports for units, share in report.shares.items()}
-    measured = [Column(f"at {shares[units]}", numbers=True) for units in sorted(shares)]
-    verdict = [Column(name, numbers=True) for name in ("knee", "there", "slower than the whole", "error")]
+    measured = [Column(f"at {shares[units]}", numbers=True, dispensable=4) for units in sorted(shares)]
+    verdict = [
+        *(Column("knee", numbers=True), Column("there", numbers=True)),
+        *(Column("slower than the whole", numbers=True, dispensable=1), Column("error", numbers=True, dispensable=2)),
+        Column("curve", dispensable=3),
+    ]
     return Table(
         title=title,
-        columns=(Column(""), *measured, *verdict, Column("curve")),
+        columns=(Column("", wraps_at=16), *measured, *verdict),
         cells=tuple((report.name, *_times(report, sorted(shares)), *_verdict_cells(report)) for report in reports),
         rows=tuple(map(knee_json, reports)),
         notes=tuple(knee_lines(reports)),

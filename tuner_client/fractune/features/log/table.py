@@ -17,10 +17,14 @@ from fractune_core.shares import units_text
 
 def match_table(matches: Sequence[OperatorMatch], roof: Roof | None = None) -> Table:
     """Which record each operator would use, and why; `roof` is the share's."""
-    names = ("operator", "weight", "how", "time", "GFLOP/s", "of its roof", "regret", "why")
+    columns = (
+        *(Column("operator", wraps_at=16), Column("weight", dispensable=3), Column("how"), Column("time")),
+        *(Column("GFLOP/s", dispensable=4), Column("of its roof", dispensable=2), Column("regret")),
+        Column("why", wraps_at=24),
+    )
     rows = tuple(match_json(each, roof) for each in matches)
     return Table(
-        columns=tuple(map(Column, names)),
+        columns=columns,
         cells=tuple(_match_cells(each, roof) for each in matches),
         rows=rows,
         notes=above_roof_notes(row["roof_part"] for row in rows),
@@ -71,10 +75,15 @@ def records_table(
 
     `arithmetic` is what is known of their operators, by workload hash; `roofs` of their shares, by record id.
     """
-    names = ("record", "kind", "operator", "share", "granted", "median", "GFLOP/s", "of its roof", "spread", "lost")
+    columns = (
+        *(Column("record", dispensable=9), Column("kind", dispensable=2), Column("operator", wraps_at=16)),
+        *(Column("share"), Column("granted", dispensable=3), Column("median"), Column("GFLOP/s", dispensable=6)),
+        *(Column("of its roof", dispensable=4), Column("spread", dispensable=1), Column("lost", dispensable=5)),
+        *(Column("status", wraps_at=16), Column("candidate", dispensable=8)),
+    )
     speeds = [_record_speed(record, arithmetic, roofs) for record in records]
     return Table(
-        columns=tuple(map(Column, (*names, "status", "candidate"))),
+        columns=columns,
         cells=tuple(map(_record_cells, records, speeds)),
         rows=tuple(
             {
@@ -106,10 +115,10 @@ def _record_cells(record: TuningRecord, speed: tuple[float | None, float | None]
     granted = f"{record.granted.units} of {units_text(record.granted.units_total, record.granted.unit)}"
     status = record.status.value if not record.cause else f"{record.status.value}: {record.cause}"
     spread = f"{record.spread:.1%}" if record.status is Status.OK else "-"
-    names = (record.record_id[:8], record.kind.value, _named(record.operator, record), record.share, granted)
+    names = (record.record_id, record.kind.value, _named(record.operator, record), record.share, granted)
     speeds = (gflops_text(speed[0]), percent_text(speed[1]))
     lost = percent_text(_lost(record))
-    return *names, time_text(record.median_s), *speeds, spread, lost, status, record.candidate_id[:8]
+    return *names, time_text(record.median_s), *speeds, spread, lost, status, record.candidate_id
 
 
 def _lost(record: TuningRecord) -> float | None:

@@ -18,7 +18,7 @@ def cross_text(table: CrossTable) -> Table:
     title = table.name if table.weight == 1 else f"{table.name} (x{table.weight})"
     return Table(
         title=f"{title}: tuned at x run at",
-        columns=(Column("tuned at"), *(Column(f"run at {share}", numbers=True) for share in table.shares)),
+        columns=(Column("tuned at"), *(Column(f"run at {share}", numbers=True, wraps_at=13) for share in table.shares)),
         cells=tuple(
             (variant, *(cell_text(table, variant, share) for share in table.shares)) for variant in table.cells
         ),

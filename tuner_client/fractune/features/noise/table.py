@@ -11,7 +11,17 @@ from fractune_core.analysis.noise import REGRET_ALLOWED, TAU_WANTED, WIDEST_TIE,
 from fractune_core.analysis.noise_causes import Explanation
 from fractune_core.shares import units_text
 
-_NUMBERS = ("A/A median", "A/A p90", "tau", "tau, all pairs", "top-1 regret", "lost", "failed", "a candidate")
+_NUMBERS = {
+    "A/A median": 0,
+    "A/A p90": 2,
+    "tau": 0,
+    "tau, all pairs": 3,
+    "top-1 regret": 0,
+    "lost": 1,
+    "failed": 4,
+    "a candidate": 0,
+}
+"""columns, and how dispensable each is"""
 
 
 def noise_table(report: Mapping[str, Any]) -> Table:
@@ -20,7 +30,10 @@ def noise_table(report: Mapping[str, Any]) -> Table:
     share = f"{report['share']} ({granted['units']} of {units_text(granted['units_total'], granted['unit'])})"
     return Table(
         title=f"{report['operator']} at {share}, {report['candidates']} candidates, two passes each",
-        columns=(Column("timed"), *(Column(name, numbers=True) for name in _NUMBERS)),
+        columns=(
+            Column("timed", wraps_at=16),
+            *(Column(name, numbers=True, dispensable=most) for name, most in _NUMBERS.items()),
+        ),
         cells=tuple(map(_cells, report["settings"])),
         rows=tuple(dict(setting) for setting in report["settings"]),
         notes=(

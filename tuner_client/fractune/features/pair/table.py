@@ -14,8 +14,6 @@ from fractune.text.text import time_text
 from fractune_core.analysis.co_location import SideFigures, Verdict
 from fractune_core.analysis.slowdown_ci import Estimate
 
-_NUMBERS = ("alone", "alone there", "together", "s: share", "i: co-runner", "r = s * i", "A/A control")
-
 
 def pair_table(found: PairTimes) -> Table:
     """A row for each model; `rows` as the `models` of the JSON."""
@@ -24,9 +22,10 @@ def pair_table(found: PairTimes) -> Table:
     return Table(
         title=f"{names}: {found.arrangement}",
         columns=(
-            Column("model"),
-            Column("share"),
-            *(Column(whole if name == "alone" else name, numbers=True) for name in _NUMBERS),
+            *(Column("model", wraps_at=12), Column("share"), Column(whole, numbers=True, dispensable=2)),
+            *(Column("alone there", numbers=True, dispensable=1), Column("together", numbers=True)),
+            *(Column(name, numbers=True, wraps_at=8) for name in ("s: share", "i: co-runner", "r = s * i")),
+            Column("A/A control", numbers=True, dispensable=3, wraps_at=8),
         ),
         cells=tuple(_cells(side, each) for side, each in zip(found.sides, found.figures.sides, strict=False)),
         rows=tuple(_model_json(found, index) for index in range(len(found.figures.sides))),

@@ -10,14 +10,20 @@ from fractune.text.text import percent_text, time_text
 from fractune_core.planning.plans import Plan, PlannedModel, PlannedPart, SimulatedModel
 from fractune_core.planning.speeds import Basis
 
+_DISPENSABLE = {"capacity": 2, "p50": 1}
+
 
 def parts_table(plan: Plan) -> Table:
     """A row for each part of each device."""
-    headings = ("device", "share", "at", "model", "batch", "processes", "requests/s", "latency", "by")
-    numbers = {"device", "at", "batch", "processes", "requests/s", "latency"}
+    columns = (
+        *(Column("device", numbers=True), Column("share"), Column("at", numbers=True, dispensable=3)),
+        *(Column("model", wraps_at=12), Column("batch", numbers=True, dispensable=2)),
+        *(Column("processes", numbers=True, dispensable=1), Column("requests/s", numbers=True)),
+        *(Column("latency", numbers=True), Column("by", wraps_at=12)),
+    )
     return Table(
         title=_title(plan),
-        columns=tuple(Column(heading, numbers=heading in numbers) for heading in headings),
+        columns=columns,
         cells=tuple(
             (
                 str(number),
@@ -41,10 +47,10 @@ def parts_table(plan: Plan) -> Table:
 def models_table(plan: Plan) -> Table:
     """A row for each model: what it asks for, what it gets, and what a simulation made of it."""
     simulated = {each.name: each for each in plan.simulated}
-    columns = [Column("model"), *(Column(heading, numbers=True) for heading in _headings(plan))]
+    numbers = (Column(each, numbers=True, dispensable=_DISPENSABLE.get(each, 0)) for each in _headings(plan))
     return Table(
         title="models" if not simulated else "models (p50, p99 and late are simulated)",
-        columns=tuple(columns),
+        columns=(Column("model", wraps_at=12), *numbers),
         cells=tuple((model.name, *_model_cells(plan, model, simulated.get(model.name))) for model in plan.models),
         rows=tuple(plan_json(plan)["models"]),
     )

@@ -40,18 +40,20 @@ def verdict_line(goal: Goal) -> str:
 
 def goal_table(goal: Goal) -> Table:
     """A row for each share: both times, the ratio with its interval, and when the peer's time was reached."""
-    headings = (
-        "ours",
-        goal.peer,
-        "ours / theirs (95 % interval)",
-        "paced, ours / theirs",
-        "parity after",
-        "largest output difference",
+    columns = (
+        *(Column("share"), Column("ours", numbers=True), Column(goal.peer, numbers=True)),
+        Column("ours / theirs (95 % interval)", numbers=True, wraps_at=8),
+        Column("paced, ours / theirs", numbers=True, wraps_at=8),
+        *(
+            Column("parity after", numbers=True, dispensable=1),
+            Column("largest output difference", numbers=True, dispensable=2),
+        ),
+        Column("beaten"),
     )
     timings = goal.steps[-1].timings
     return Table(
         title=f"beside {goal.peer} {goal.version}, in turn, alone, from NumPy to NumPy",
-        columns=(Column("share"), *(Column(name, numbers=True) for name in headings), Column("beaten")),
+        columns=columns,
         cells=tuple(_cells(goal, timing) for timing in timings),
         rows=tuple(_share_json(goal, timing) for timing in timings),
         notes=tuple(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from fractune.server.job_status import JobStatus, OperatorStatus, ShareResult
@@ -60,16 +61,20 @@ def time_table(job: JobStatus, most: int | None = None) -> Table:
     names = {each.workload_hash: each for each in job.operators}
     order = sorted((name for name in found if any(found[name])), key=lambda name: -_weight(found[name]))
     shown, others = order[:most], order[len(order[:most]) :]
-    cells = [(*_operator_cells(names[key]), *map(_cell, found[key])) for key in shown]
+    cells = [(*_operator_cells(names[key]), *chain(*map(_time_cells, found[key]))) for key in shown]
     if others:
         sums = (sum(time.secs for key in others if (time := found[key][at])) for at in range(len(job.results)))
-        cells.append((f"{len(others)} others", "", "", *map(_sum_cell, sums, job.results)))
+        cells.append((f"{len(others)} others", "", "", *chain(*map(_sum_cells, sums, job.results))))
     rests = [each.tuned_s - operators_s(job, each.share) for each in job.results]
-    cells.append(("what is left over", "", "", *map(_sum_cell, rests, job.results)))
-    numbers = (Column(name, numbers=True) for name in ("weight", "trials"))
+    cells.append(("what is left over", "", "", *chain(*map(_sum_cells, rests, job.results))))
+    numbers = (Column("weight", numbers=True, dispensable=3), Column("trials", numbers=True, dispensable=4))
     return Table(
         title=f"{job.model_name}: where the time goes",
-        columns=(Column("operator"), *numbers, *(Column(each.share) for each in job.results)),
+        columns=(
+            Column("operator", wraps_at=16),
+            *numbers,
+            *chain(*(_time_columns(each.share) for each in job.results)),
+        ),
         cells=tuple(cells),
         rows=tuple(_row(names[key], each, time) for key in order for each, time in _measured(job, found[key])),
         notes=(
@@ -104,17 +109,27 @@ def _operator_cells(operator: OperatorStatus) -> tuple[str, ...]:
     return operator.name, str(operator.weight), str(operator.trials)
 
 
-def _cell(time: OperatorTime | None) -> str:
-    """`1.23 ms  31 %  80.1 GFLOP/s  71 % of its roof`, without what is not known."""
+def _time_columns(share: str) -> tuple[Column, ...]:
+    """Seconds at the share, their part of the model's, the speed, and the part of the roof."""
+    return (
+        Column(share, numbers=True),
+        Column("part", numbers=True, dispensable=1),
+        Column("GFLOP/s", numbers=True, dispensable=5),
+        Column("of its roof", numbers=True, dispensable=2),
+    )
+
+
+def _time_cells(time: OperatorTime | None) -> tuple[str, ...]:
     if time is None:
-        return "-"
-    said = [time_text(time.secs), f"{time.model_part * 100:.0f} %"]
-    said += [f"{gflops_text(time.gflops)} GFLOP/s"] if time.gflops is not None else []
-    said += [f"{time.roof_part * 100:.0f} % of its roof"] if time.roof_part is not None else []
-    return "  ".join(said)
+        return "-", "", "", ""
+    roof = "" if time.roof_part is None else f"{time.roof_part * 100:.0f} %"
+    speed = "" if time.gflops is None else gflops_text(time.gflops)
+    return time_text(time.secs), f"{time.model_part * 100:.0f} %", speed, roof
 
 
-def _sum_cell(secs: float, result: ShareResult) -> str:
+def _sum_cells(secs: float, result: ShareResult) -> tuple[str, ...]:
     """Below 0 when operators take longer alone than within the model."""
+    if result.tuned_s <= 0:
+        return "-", "", "", ""
     sign = "-" if secs < 0 else ""
-    return f"{sign}{time_text(abs(secs))}  {secs / result.tuned_s * 100:.0f} %" if result.tuned_s > 0 else "-"
+    return f"{sign}{time_text(abs(secs))}", f"{secs / result.tuned_s * 100:.0f} %", "", ""

@@ -95,7 +95,7 @@ def test_prices_are_read_from_a_file(tmp_path: Path) -> None:
 def test_the_table_has_a_row_a_job_or_a_token() -> None:
     result = CostResult(tuple(map(job_cost, (a_cost("aa"), a_cost("bb"), a_cost("aa")))), PRICES)
     assert [row["token"] for row in result.table.rows] == ["aa", "bb", "aa"]
-    assert "cpu:1 21.0, cpu:2 10.0" in str(result.table)
+    assert "cpu:1=21.0, cpu:2=10.0" in str(result.table)
     assert "cost EUR" in str(result.table)
     assert [(row["token"], row["jobs"], row["cpu_s"]) for row in result.by_token.rows] == [
         ("aa", 2, 20.0),

@@ -17,7 +17,6 @@ from fractune.local.programs import server_admin
 from fractune.local.state import default_state_dir
 from fractune.text.quantities import parse_bytes, parse_lifetime_s
 from fractune.text.rendering import Column, Table
-from fractune.text.text import table_console
 from fractune_core.access.tokens import Quotas, Scope
 from fractune_core.errors import StateUnusable
 from fractune_core.jobs import Priority
@@ -86,9 +85,12 @@ def list_(
         for each in found:
             print(json.dumps(each))
         return
-    whose = ("token", "name", "scope", "state", "expires (UTC)", "priority")
-    columns = map(Column, (*whose, "open jobs", "trials in 24 h", "uploaded bytes"))
-    table_console().print(Table(tuple(columns), tuple(map(_cells, found))))
+    columns = (
+        *(Column("token"), Column("name", wraps_at=12), Column("scope"), Column("state")),
+        *(Column("expires (UTC)", dispensable=1), Column("priority", dispensable=2)),
+        *(Column(each, dispensable=3) for each in ("open jobs", "trials in 24 h", "uploaded bytes")),
+    )
+    Table(columns, tuple(map(_cells, found))).print()
 
 
 @app.command()

@@ -12,7 +12,7 @@ from fractune.cli import options
 from fractune.local.programs import PROOF_FAILED, apply_mig_layout, machine_shares, mig_commands
 from fractune.local.stack import own_env
 from fractune.text.rendering import Column, Table
-from fractune.text.text import percent_text, table_console
+from fractune.text.text import percent_text
 from fractune_core.errors import BadRequest, ShareUnavailable
 from fractune_core.shares import unit_name
 
@@ -64,7 +64,7 @@ def _list(*, prove: bool, as_json: bool) -> None:
 
 
 def _print_device(device: dict[str, Any]) -> None:
-    table_console().print(_table(device))
+    _table(device).print()
     for reason in _refusals(device["offers"]):
         print(f"not offered: {reason}")
     for offer in device["offers"]:
@@ -87,10 +87,18 @@ def _has_failed(offer: dict[str, Any]) -> bool:
 
 
 def _table(device: dict[str, Any]) -> Table:
-    numbers = (Column(heading, numbers=True) for heading in ("granted", "fraction", "memory"))
+    columns = (
+        *(Column("share"), Column("granted", numbers=True), Column("fraction", numbers=True, dispensable=1)),
+        *(
+            Column("memory", numbers=True),
+            Column("by", dispensable=2),
+            Column("units are"),
+            Column("proved by", wraps_at=16),
+        ),
+    )
     return Table(
         title=device["label"],
-        columns=(Column("share"), *numbers, *map(Column, ("by", "units are", "proved by"))),
+        columns=columns,
         cells=tuple(_cells(offer) for offer in device["offers"] if not offer["refusal"]),
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,7 +20,6 @@ from fractune.server.job_status import JobStatus, Worker
 from fractune.sessions.session import server_session, session
 from fractune.text.output_files import check_writable
 from fractune.text.rendering import Column, Table
-from fractune.text.text import table_console
 from fractune_core.shares import units_text
 
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="The job's name, with or without 'jobs/'.")]
@@ -39,8 +39,16 @@ def jobs(
         for job in found:
             print(json.dumps(job_json(job)))
         return
-    headings = ("job", "model", "shares", "priority", "state", "trials", "shared", "created (UTC)", "message")
-    table_console().print(Table(tuple(map(Column, headings)), tuple(map(_job_cells, found))))
+    _jobs_table(found).print()
+
+
+def _jobs_table(found: Sequence[JobStatus]) -> Table:
+    columns = (
+        *(Column("job"), Column("model", wraps_at=12), Column("shares"), Column("priority", dispensable=3)),
+        *(Column("state"), Column("trials", dispensable=1), Column("shared", dispensable=4)),
+        *(Column("created (UTC)", dispensable=5), Column("message", dispensable=2, wraps_at=24)),
+    )
+    return Table(columns, tuple(map(_job_cells, found)))
 
 
 def _job_cells(job: JobStatus) -> tuple[str, ...]:
@@ -104,8 +112,15 @@ def workers(
         for worker in found:
             print(json.dumps(worker_json(worker)))
         return
-    headings = ("worker", "role", "host", "pid", "share", "granted", "device")
-    table_console().print(Table(tuple(map(Column, headings)), tuple(map(_worker_cells, found))))
+    _workers_table(found).print()
+
+
+def _workers_table(found: Sequence[Worker]) -> Table:
+    columns = (
+        *(Column("worker"), Column("role"), Column("host", dispensable=2), Column("pid", dispensable=3)),
+        *(Column("share"), Column("granted", dispensable=1), Column("device", dispensable=4)),
+    )
+    return Table(columns, tuple(map(_worker_cells, found)))
 
 
 def _worker_cells(worker: Worker) -> tuple[str, ...]:

@@ -1,0 +1,113 @@
+"""Tables on a narrow terminal and in a pipe: ids, shares and names of jobs stay whole, and columns go instead."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+
+from fractune.cli.commands.fleet.shares import _table as shares_table
+from fractune.cli.commands.jobs.jobs import _jobs_table, _workers_table
+from fractune.cli.progress import job_table
+from fractune.features.tune.goal_table import goal_table
+from fractune.server.job_status import Worker
+from fractune.text.rendering import Column, Table
+from tests.support.client_results import JOB, SHARES, goal, results, tuned_job
+from tests.support.client_samples import DEVICE, granted
+
+RESULTS = results()
+WORKER = Worker(
+    "workers/measure-cpu-1-a-long-host-name-12345", "measure", "a-long-host-name", 12345, 1.0, DEVICE, granted()
+)
+OFFER = {
+    "share": "mig:1g.18gb",
+    "units": 16,
+    "units_total": 132,
+    "unit": "sm",
+    "fraction": 0.12,
+    "memory_bytes": 1 << 34,
+    "reserved": True,
+    "proof": "read back from inside the share",
+    "refusal": "",
+}
+TABLES = {
+    "latency": RESULTS["tune"].table,
+    "matrix": RESULTS["tune"].matrix.table,
+    "times": RESULTS["tune"].operators,
+    "goal": goal_table(goal()),
+    "knee": RESULTS["knee"].table,
+    "noise": RESULTS["noise"].table,
+    "pair": RESULTS["pair"].table,
+    "plan": RESULTS["plan"].table,
+    "planned models": RESULTS["plan"].models,
+    "cost": RESULTS["cost"].table,
+    "cost by token": RESULTS["cost"].by_token,
+    "match": RESULTS["match"].table,
+    "log show": RESULTS["records"].table,
+    "jobs": _jobs_table([tuned_job()] * 2),
+    "workers": _workers_table([WORKER]),
+    "shares": shares_table({"label": "a GPU", "offers": [OFFER] * 3}),
+}
+SHOW_SHARES = ("latency", "matrix", "times", "goal", "cost", "jobs")
+SHOW_JOBS = ("cost", "jobs")
+
+
+def shown(table: Table, width: int) -> str:
+    """As on a terminal of this width."""
+    console = Console(file=io.StringIO(), width=10_000)
+    console.print(table.fitted(width))
+    return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_table_fits_80_columns(name: str) -> None:
+    text = shown(TABLES[name], 80)
+    *grid, last = text.splitlines()
+    grid += [] if last.startswith("left out: ") else [last]
+    assert max(map(cell_len, grid)) <= 80
+    for share in SHARES if name in SHOW_SHARES else ():
+        assert share in text
+    assert (JOB in text) or name not in SHOW_JOBS
+    assert "…" not in text
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_pipe_gets_every_column(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    TABLES[name].print()
+    text = capsys.readouterr().out
+    assert all(column.heading in text for column in TABLES[name].columns)
+    assert "left out" not in text
+
+
+def test_the_live_table_fits_80_columns() -> None:
+    console = Console(file=io.StringIO(), width=80)
+    console.print(job_table(tuned_job()))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert max(map(cell_len, text.splitlines())) <= 80
+    assert all(each in text for each in (JOB, *SHARES))
+
+
+TABLE = Table(
+    columns=(Column("id"), Column("text", wraps_at=6), Column("a", dispensable=1), Column("b", dispensable=2)),
+    cells=(("0123456789", "some more words", "aaaaaaaa", "bbbbbbbb"),),
+)
+
+
+@pytest.mark.parametrize(
+    ("width", "has", "lacks"),
+    [
+        (80, ("some more words", "aaaaaaaa", "bbbbbbbb"), ("left out",)),
+        (46, ("aaaaaaaa", "bbbbbbbb"), ("some more words", "left out")),
+        (40, ("aaaaaaaa", "left out: b; --json has all"), ("bbbbbbbb",)),
+        (30, ("some more", "left out: a, b; --json has all"), ("aaaaaaaa",)),
+        (5, ("0123456789", "left out: a, b;"), ()),
+    ],
+)
+def test_cells_wrap_first_then_the_most_dispensable_columns_go_and_a_line_names_them(
+    width: int, has: tuple[str, ...], lacks: tuple[str, ...]
+) -> None:
+    text = shown(TABLE, width)
+    assert all(each in text for each in has), text
+    assert not any(each in text for each in lacks), text
