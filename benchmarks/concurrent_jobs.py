@@ -1,10 +1,10 @@
 """Five jobs on one model at the same time, with overlapping shares: their searches, builds, measurements and duration.
 
 The jobs run twice on a one-machine stack, each time from a fresh state: once sharing, as is the default, and once with
-a separate scope for each. The counts come from the log. `searches` are pairs of a job and an operator with trials that
-the job requested. `builds` are builds of trials, distinguished by their CPU seconds. `trials` and `validations` are
-measurements. `repeated` are trials of a candidate at a share at which it already had a trial in the same scope. The
-clock runs from the first submission to the end of the last job.
+a separate namespace for each. The counts come from the log. `searches` are pairs of a job and an operator with trials
+that the job requested. `builds` are builds of trials, distinguished by their CPU seconds. `trials` and `validations`
+are measurements. `repeated` are trials of a candidate at a share at which it already had a trial in the same namespace.
+The clock runs from the first submission to the end of the last job.
 
 Usage: python -m benchmarks.concurrent_jobs [--quick] [--out FILE] [--model NAME] [--only TEXT] [--trials N]
 """
@@ -53,19 +53,23 @@ def main() -> None:
 def _run(model: Model, only: str, trials: int, way: str) -> dict[str, Any]:
     """Counts, and seconds from the first submission to the last end."""
     print(f"{model.name}: {len(JOBS)} jobs, {way} ...", flush=True)
-    scopes = ["" if way == SHARED else f"job{number}" for number in range(len(JOBS))]
+    namespaces = ["" if way == SHARED else f"job{number}" for number in range(len(JOBS))]
     with (
         tempfile.TemporaryDirectory(prefix="fractune-bench-") as folder,
         fractune.local_stack("cpu:1,cpu:2", state=Path(folder) / "state") as client,
     ):
         started = time.monotonic()
         jobs = [
-            client.submit(model.path, shares, trials=trials, only=only, inputs=model.inputs, scope=scope)
-            for shares, scope in zip(JOBS, scopes, strict=True)
+            client.submit(model.path, shares, trials=trials, only=only, inputs=model.inputs, namespace=namespace)
+            for shares, namespace in zip(JOBS, namespaces, strict=True)
         ]
         ended = [job.wait() for job in jobs]
         wall_s = time.monotonic() - started
-        records = [record for scope in dict.fromkeys(scopes) for record in client.log.query(scope=scope, limit=_MOST)]
+        records = [
+            record
+            for namespace in dict.fromkeys(namespaces)
+            for record in client.log.query(namespace=namespace, limit=_MOST)
+        ]
     own = [each.candidates_done for each in ended]
     shared = [each.candidates_shared for each in ended]
     walls_s = [each.wall_s for each in ended]

@@ -1,8 +1,8 @@
 """Against ONNX Runtime: the time until a tuned model is as fast, and its speed in the end.
 
 Each model is tuned from a fresh state by `fractune.tune(until_beats="onnxruntime")`. Tuning runs in steps, the first
-without a search (`--trials 0`). It ends when the bundle beats ONNX Runtime by `--by` at every share (default: half of
-its time, so hardly ever), or when the minutes are over. After each step the bundle and ONNX Runtime are timed
+without a search (`--trials 0`). It ends when the bundle beats ONNX Runtime by `--min-gain` at every share (default:
+half of its time, so hardly ever), or when the minutes are over. After each step the bundle and ONNX Runtime are timed
 alternately, with nothing else running, in a process that is confined to the share. Both have as many threads as the
 share has cores. This gives the curve from tuning time to ratio. The reported ratio of a model is timed once more in the
 end, by repeats that decided nothing. Outputs are compared, which means most for trained weights. A model that fails is
@@ -15,7 +15,7 @@ Results are written after every model, with a picture (.svg) beside them. `--tab
 tables of README.md and docs/performance.md, and measures nothing.
 
 Usage: python -m benchmarks.vs_onnxruntime [--quick] [--out FILE] [--models A,B] [--shares cpu:1,cpu:2]
-[--minutes-a-model 15] [--by 0.5] [--trials N] [--repeats 9] [--tables FILE]
+[--minutes-a-model 15] [--min-gain 0.5] [--trials N] [--repeats 9] [--tables FILE]
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--models", type=_names, help=f"by default {','.join(_MODELS)}")
     parser.add_argument("--shares", type=_names, default=["cpu:1", "cpu:2"])
     parser.add_argument("--minutes-a-model", type=float, help="by default 15")
-    parser.add_argument("--by", type=float, default=0.5, help="part of its time by which to beat it")
+    parser.add_argument("--min-gain", type=float, default=0.5, help="part of its time by which to beat it")
     parser.add_argument("--trials", type=int, help="of a model at most; by default no limit")
     parser.add_argument("--repeats", type=int, help="of the last timing of each model and share; by default 9")
     parser.add_argument("--tables", type=Path, help="print a result file as Markdown, and measure nothing")
@@ -113,7 +113,7 @@ def _tuned(model: Model, args: argparse.Namespace, folder: Path) -> dict[str, An
         model.path,
         args.shares,
         until_beats=PEER,
-        by=args.by,
+        min_gain=args.min_gain,
         minutes=args.minutes_a_model,
         trials=args.trials,
         only=args.only,

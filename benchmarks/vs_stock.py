@@ -238,7 +238,7 @@ def _pair(places: Places, settings: Settings, number: int) -> Pair:
         moments = reached(sides, mine.weights, later)
         commands = 1
         while math.isinf(moments["quality"]["ours"]) and commands <= settings.patience:
-            side.tune("--more")
+            side.tune("--extra-trials")
             commands += 1
             later = measured_again(places.matches, final, sides, target, settings.share)
             moments = reached(sides, mine.weights, later)

@@ -71,7 +71,7 @@ class Submitter:
     def _submit(self, client: fractune.Client) -> None:
         wanted = self._next
         job = client.submit(
-            wanted.model, wanted.shares, more=wanted.candidates, only="conv2d", seed=wanted.seed, round_size=8
+            wanted.model, wanted.shares, extra_trials=wanted.candidates, only="conv2d", seed=wanted.seed, round_size=8
         )
         self.asked, self._next = self.asked + 1, next(self._wanted)
         self.jobs[job.name] = job.status()

@@ -67,7 +67,7 @@ def tune_until_beaten(folder: Path) -> subprocess.CompletedProcess[str]:
 @pytest.mark.long
 def test_what_is_not_reached_is_an_exit_code_and_the_log_goes_on_from_there(tmp_path: Path) -> None:
     model = write_model(tmp_path / "m.onnx")
-    options = goal_options(tmp_path, "--by", "99%", "--only", "conv2d")
+    options = goal_options(tmp_path, "--min-gain", "99%", "--only", "conv2d")
     ended = run_fractune("tune", str(model), *options, "--trials", "6")
     assert (ended.returncode, ended.stderr) == (NOT_BEATEN, "")
     ended.returncode = 0

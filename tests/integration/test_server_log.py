@@ -114,7 +114,7 @@ def test_bad_requests_are_refused_by_name(client: Client, done: pb.Job) -> None:
     bad: dict[str, dict[str, Any]] = {
         "trials is -1": {"trials": -1},
         "round_size is -5": {"round_size": -5},
-        "more is -1": {"more": -1},
+        "extra_trials is -1": {"more": -1},
         "minutes is -1.0": {"minutes": -1},
         "unknown mechanism 'gpu'": {"shares": ["gpu:1"]},
         "no share named": {"shares": []},

@@ -104,7 +104,7 @@ def test_a_second_run_measures_nothing_new_and_more_goes_on_from_there(
     assert again["trials"] == {"cpu:1": 0, "cpu:2": 0}
     assert [each["trials"] for each in again["operators"]] == [each["trials"] for each in tuned[-1]["operators"]]
     # What it finds may be faster: the bundle of the first run stays as it is.
-    further = events(fleet.tune("--more", "2", "--out", str(tmp_path)))[-1]
+    further = events(fleet.tune("--extra-trials", "2", "--out", str(tmp_path)))[-1]
     assert further["trials"] == {"cpu:1": 2, "cpu:2": 2}
 
 
@@ -383,11 +383,11 @@ def test_the_knee_of_two_shares_is_a_bound(fleet: Fleet, tuned: list[dict[str, A
 def test_jobs_at_the_same_time_build_once_and_measure_once_at_each_share(fleet: Fleet) -> None:
     with fractune.connect(fleet.address) as client:
         jobs = [
-            client.submit(fleet.model, shares, trials=8, only=ONLY, scope="together")
+            client.submit(fleet.model, shares, trials=8, only=ONLY, namespace="together")
             for shares in ("cpu:1", SHARES, "cpu:2")
         ]
         ended = [job.wait() for job in jobs]
-        trials = list(client.log.query(scope="together", kind="trial", limit=1000))
+        trials = list(client.log.query(namespace="together", kind="trial", limit=1000))
     candidates = {record.candidate_id for record in trials}
     assert len({(record.candidate_id, record.build_secs) for record in trials}) == len(candidates)
     assert set(Counter((record.candidate_id, record.share) for record in trials).values()) == {1}

@@ -17,9 +17,12 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _NEW_NAMES = {
+    "by": "min_gain",
     "in_turn": "interleaved",
     "layouts": "partitioning",
+    "more": "extra_trials",
     "neighbour": "co_runner",
+    "scope": "namespace",
 }
 """by the former name; a function without the new argument may use the name for something else"""
 _NUMBERS: dict[Any, type] = {int: numbers.Integral, float: numbers.Real}

@@ -15,7 +15,9 @@ from fractune_core.errors import BadRequest
 from fractune_core.names import ROBUST_VARIANT, Collection
 from fractune_core.shares import Share, share_names
 
-_SCOPE = re.compile(r"[0-9A-Za-z._-]{1,64}")
+_NEW_NAMES = {"more": "extra_trials", "scope": "namespace"}
+"""of fields of `JobSpec`, by the former name"""
+_NAMESPACE = re.compile(r"[0-9A-Za-z._-]{1,64}")
 
 
 class JobState(StrEnum):
@@ -88,7 +90,7 @@ class JobSpec(JsonObject):
     """candidates to have measured over all operators, including those already in the log. 0 = search nothing: the
     bundle holds the best in the log, and the untuned default elsewhere
     """
-    more: int = 0
+    extra_trials: Annotated[int, In("more")] = 0
     """candidates to measure beyond what the log holds; replaces `trials` when above 0"""
     minutes: float = 0.0
     """stop searching after this long; 0 = no limit"""
@@ -106,13 +108,20 @@ class JobSpec(JsonObject):
     """of the bundle: empty for one a share, and the robust one; ROBUST_VARIANT for that one only"""
     exact: bool = False
     """no implementation of an operator that rounds otherwise than the operator itself"""
-    scope: str = ""
-    """jobs of one scope share searches, measurements and what the log holds of them; empty = the server's, in which
-    all jobs are that name none"""
+    namespace: Annotated[str, In("scope")] = ""
+    """jobs of one namespace share searches, measurements and the log; empty = the server's, the one of all jobs that
+    name none"""
     fresh: bool = False
     """reads nothing that another job measured, and shares no search with one; what it measures others may read"""
     webhook: str = ""
     """address that the server calls when the job has ended; it is not kept with the job"""
+
+    @classmethod
+    def from_json(cls, data: Any) -> Self:
+        """The job that `to_json` wrote, in this version or another, where fields had their former names."""
+        if isinstance(data, dict):
+            data = {_NEW_NAMES.get(name, name): value for name, value in data.items()}
+        return super().from_json(data)
 
     @classmethod
     def requested(cls, model_name: str, shares: str | Sequence[str], **options: Any) -> Self:
@@ -121,7 +130,7 @@ class JobSpec(JsonObject):
         `shares` is `"cpu:1,cpu:2"` or a list of shares. Raises BadRequest.
         """
         given = {name: value for name, value in options.items() if value is not None}
-        for name in ("more", "minutes", "rerank"):
+        for name in ("extra_trials", "minutes", "rerank"):
             if name in given and not given[name] > 0:
                 raise BadRequest(f"{name} is {given[name]}; it must be above 0, or left out")
         given["priority"] = Priority.parse(given.get("priority", Priority.NORMAL)).number
@@ -135,18 +144,20 @@ class JobSpec(JsonObject):
         return is_among(self.only, operator)
 
     def check(self) -> None:
-        """Raises BadRequest for a budget, a round, a scope or a share that cannot be meant."""
+        """Raises BadRequest for a budget, a round, a namespace or a share that cannot be meant."""
         self._check_sharing()
         if self.trials < 0:
             raise BadRequest(f"trials is {self.trials}; it must be at least 1, or 0 to search nothing")
         if self.round_size <= 0:
             raise BadRequest(f"round_size is {self.round_size}; it must be at least 1")
-        if self.more < 0:
-            raise BadRequest(f"more is {self.more}; it must be at least 1, or 0 to leave it out")
+        if self.extra_trials < 0:
+            raise BadRequest(f"extra_trials is {self.extra_trials}; it must be at least 1, or 0 to leave it out")
         if self.rerank < 0:
             raise BadRequest(f"rerank is {self.rerank}; it must be at least 1, or 0 to search")
-        if self.rerank and (self.more or self.minutes):
-            raise BadRequest(f"rerank is {self.rerank}, which searches nothing; leave more and minutes out, or rerank")
+        if self.rerank and (self.extra_trials or self.minutes):
+            raise BadRequest(
+                f"rerank is {self.rerank}, which searches nothing; leave extra_trials and minutes out, or rerank"
+            )
         if self.variants not in ("", ROBUST_VARIANT):
             raise BadRequest(f"variants is '{self.variants}'; write {ROBUST_VARIANT}, or leave it out for one a share")
         if not 0 <= self.minutes < math.inf:
@@ -161,8 +172,8 @@ class JobSpec(JsonObject):
             )
 
     def _check_sharing(self) -> None:
-        if self.scope and not _SCOPE.fullmatch(self.scope):
-            raise BadRequest(f"scope '{self.scope}': write at most 64 letters, digits, '.', '_' and '-'")
+        if self.namespace and not _NAMESPACE.fullmatch(self.namespace):
+            raise BadRequest(f"namespace '{self.namespace}': write at most 64 letters, digits, '.', '_' and '-'")
         if self.fresh and self.rerank:
             raise BadRequest(f"rerank is {self.rerank}, which reads the log; leave it out, or fresh")
 
@@ -173,7 +184,7 @@ class JobOptions(TypedDict, total=False):
     inputs: Mapping[str, Sequence[int]] | None
     target: str
     trials: int | None
-    more: int | None
+    extra_trials: int | None
     minutes: float | None
     round_size: int
     only: str
@@ -182,7 +193,7 @@ class JobOptions(TypedDict, total=False):
     """a word of `Priority`"""
     rerank: int | None
     exact: bool
-    scope: str
+    namespace: str
     fresh: bool
     webhook: str
 

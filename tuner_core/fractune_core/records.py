@@ -166,7 +166,7 @@ class TuningRecord(JsonObject):
     attempts: int = 0
     """how often its batch was measured, this time included: those before were void. 0 = not known"""
     scope: str = ""
-    """that its job shared it in (`JobSpec.scope`); empty = the server's"""
+    """that its job shared it in (`JobSpec.namespace`); empty = the server's"""
 
     # Kept once it is worked out, as Device.key and GrantedShare.mechanism are: a match asks for them again and again.
     # With one more such value Python would give each record a dictionary of its own, larger than the record.

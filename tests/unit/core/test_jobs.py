@@ -29,6 +29,15 @@ def test_a_job_is_for_shares_of_one_processor() -> None:
     JobSpec(model="a" * 64, model_name="m.onnx", shares=("mps:25", "green:32", "full")).check()
 
 
+def test_a_job_of_an_older_version_has_former_names_of_fields() -> None:
+    stored = {"model": "a" * 64, "model_name": "m.onnx", "shares": ["cpu:1"], "more": 3, "scope": "acme"}
+    spec = JobSpec.from_json(stored)
+    assert (spec.extra_trials, spec.namespace) == (3, "acme")
+    assert JobSpec.from_json(spec.to_json()) == spec
+    with pytest.raises(ValueError, match="got `int`"):
+        JobSpec.from_json(3)
+
+
 def test_words_stand_for_numbers_and_any_number_for_a_word() -> None:
     assert [Priority.parse(word).number for word in ("low", "normal", "high")] == [-1, 0, 1]
     assert [Priority.of(number).value for number in (-7, -1, 0, 1, 5)] == ["low", "low", "normal", "high", "high"]

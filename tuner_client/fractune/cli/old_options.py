@@ -9,11 +9,14 @@ from typer.core import TyperCommand
 
 NEW_NAMES = {
     "--beside": "--compare",
+    "--by": "--min-gain",
     "--gate": "--lock-dir",
     "--in-turn": "--interleaved",
     "--layout": "--mig-layout",
     "--layouts": "--partitioning",
+    "--more": "--extra-trials",
     "--neighbour": "--co-runner",
+    "--scope": "--namespace",
 }
 """by the former name; a command without the new option has no alias, and may use the name for something else"""
 

@@ -87,8 +87,8 @@ Only = Annotated[str, typer.Option("--only", help="Only operators whose name con
 Exact = Annotated[
     bool, typer.Option("--exact", help="Only implementations that round as the operators themselves: no Winograd.")
 ]
-Scope = Annotated[
-    str, typer.Option("--scope", metavar="NAME", help="Share searches and the log with jobs of this scope only.")
+Namespace = Annotated[
+    str, typer.Option("--namespace", metavar="NAME", help="Share searches and the log within this namespace only.")
 ]
 ModelFile = Annotated[Path, typer.Argument(help="ONNX file, TVM IRModule as JSON, or torch.export file.")]
 RunScript = Annotated[
@@ -120,7 +120,7 @@ class ModelOptions:
     inputs: Inputs = None
     run_script: RunScript = False
     target: Target = ""
-    scope: Scope = ""
+    namespace: Namespace = ""
 
     def parsed(self) -> dict[str, Any]:
         """As the Python API takes them. Raises BadRequest."""

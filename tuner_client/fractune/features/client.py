@@ -13,7 +13,7 @@ from fractune.arguments import checked
 from fractune.features.cost.job_cost import JobCost, job_costs
 from fractune.features.job import Job
 from fractune.features.log.log import Log
-from fractune.features.log.match import MatchResult, asked_match, match_request
+from fractune.features.log.match import MatchResult, answered_match, match_request
 from fractune.local.state import default_state_dir
 from fractune.models.source import ModelSource, model_file
 from fractune.server.credentials import PLAIN, Credentials
@@ -140,17 +140,17 @@ class Client:
         inputs: Mapping[str, Sequence[int]] | None = None,
         run_script: bool = False,
         target: str = "",
-        scope: str = "",
+        namespace: str = "",
     ) -> MatchResult:
         """Which record each operator of the model would use at `share`, and why; the options are `fractune.match`'s.
 
         Raises BadModel, BadRequest.
         """
-        asked = match_request(
-            share, policy, inputs or {}, allow_unmeasured=allow_unmeasured, target=target, scope=scope
+        request = match_request(
+            share, policy, inputs or {}, allow_unmeasured=allow_unmeasured, target=target, namespace=namespace
         )
         with model_file(model, run_script=run_script) as path:
-            return asked_match(self._rpc, path, asked)
+            return answered_match(self._rpc, path, request)
 
     @checked
     def plan(

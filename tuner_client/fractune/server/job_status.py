@@ -77,8 +77,8 @@ class JobStatus:
     """shapes given for inputs that the model leaves open"""
     target: str = ""
     """TVM's target as asked for; empty = the measuring processor's own"""
-    scope: str = ""
-    """jobs of one scope share; empty = the server's"""
+    namespace: Annotated[str, In("scope")] = ""
+    """jobs of one namespace share searches and the log; empty = the server's"""
     priority: str = "normal"
     """`low`, `normal` or `high`: what it gets beside other jobs"""
     minutes: float = 0.0
@@ -128,6 +128,11 @@ class JobStatus:
         trials = f"{self.candidates_had}/{self.trials_planned} trials"
         shares = ", ".join(self.shares)
         return f"JobStatus({self.name}: {self.state.value}, {one_line(self.model_name)} at {shares}, {trials})"
+
+    @property
+    def scope(self) -> str:
+        """The former name of `namespace`."""
+        return self.namespace
 
     @property
     def candidates_had(self) -> int:

@@ -110,7 +110,7 @@ class ActiveJob:
     @property
     def budget(self) -> Budget:
         spec = self.stored.spec
-        return Budget(spec.trials, spec.more, spec.round_size, closed=bool(spec.rerank))
+        return Budget(spec.trials, spec.extra_trials, spec.round_size, closed=bool(spec.rerank))
 
     @property
     def is_searching(self) -> bool:
@@ -161,7 +161,7 @@ class ActiveJob:
                 self.stored.target_key,
                 self.stored.device.key,
                 spec.exact,
-                spec.scope,
+                spec.namespace,
                 self.id if spec.fresh else "",
             )
         return key
@@ -231,7 +231,7 @@ class ActiveJob:
 
     def _load_spaces(self, store: Store) -> None:
         """Skip operators whose whole space is measured. A job that asks for extra trials may search them again."""
-        if self.stored.spec.more:
+        if self.stored.spec.extra_trials:
             return
         held = store.spaces.of(self.stored.target_key, self.plans, exact=self.stored.spec.exact)
         for name, candidates in held.items():
@@ -288,7 +288,7 @@ class ActiveJob:
             "work_id": round_id,
             "round_id": round_id,
             "job": self.id,
-            "scope": self.stored.spec.scope,
+            "scope": self.stored.spec.namespace,
             "operator": operator,
         }
 

@@ -144,7 +144,7 @@ class PublishPhase:
 
     def _operators(self, job: ActiveJob) -> list[ValidatedOperator]:
         spec = job.stored.spec
-        shared = self._context.store.log.validated_of((op.workload_hash for op in job.operators), spec.scope)
+        shared = self._context.store.log.validated_of((op.workload_hash for op in job.operators), spec.namespace)
         own = {name: records.of_job(job.id) for name, records in shared.items()} if spec.fresh else shared
         validated = {name: records.exact if spec.exact else records for name, records in own.items()}
         return [ValidatedOperator(op.workload_hash, op.weight, validated[op.workload_hash]) for op in job.operators]
@@ -164,7 +164,7 @@ def bundle_id(job: ActiveJob, variants: list[VariantItem]) -> str:
         job.stored.target,
         sorted(job.stored.granted),
         variants,
-        *([spec.scope, job.id if spec.fresh else ""] if spec.scope or spec.fresh else []),
+        *([spec.namespace, job.id if spec.fresh else ""] if spec.namespace or spec.fresh else []),
     ]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
 

@@ -385,7 +385,7 @@ class TunePhase:
 
 def _note_trials_above_budget(job: ActiveJob) -> None:
     requested, planned = job.stored.spec.trials, job.stored.progress.planned
-    if not job.stored.spec.more and planned > requested:
+    if not job.stored.spec.extra_trials and planned > requested:
         job.note(f"{planned} trials, one for each operator; {requested} were requested")
 
 

@@ -102,7 +102,7 @@ class ValidatePhase:
 
     def _earlier(self, job: ActiveJob, workload_hashes: Iterable[str]) -> dict[str, list[TuningRecord]]:
         """Validations of each operator in the log, by any job."""
-        found = self._log.validated_of(workload_hashes, job.stored.spec.scope)
+        found = self._log.validated_of(workload_hashes, job.stored.spec.namespace)
         return {
             name: [record for record in validated.records if job.log_key(name).has(record)]
             for name, validated in found.items()

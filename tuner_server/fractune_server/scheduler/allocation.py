@@ -148,7 +148,7 @@ class OperatorPlan:
 @dataclass(frozen=True)
 class Budget:
     trials: int
-    more: int
+    extra_trials: int
     """candidates beyond what the log held; replaces `trials` when above 0"""
     round_size: int
     closed: bool = False
@@ -158,14 +158,14 @@ class Budget:
         """Candidates that may still be requested; `gained` = candidates that the job has gained since its start."""
         if self.closed:
             return 0
-        if self.more:
-            return max(0, self.more - gained - sum(plan.in_flight for plan in plans))
+        if self.extra_trials:
+            return max(0, self.extra_trials - gained - sum(plan.in_flight for plan in plans))
         searchable = [plan.count for plan in plans if plan.open]
         return budget.remaining(self.trials, searchable, [plan.count for plan in plans if not plan.open])
 
     def most(self, operators: int) -> float:
         """Limit of candidates for one of `operators` operators."""
-        return math.inf if self.more else budget.cap(self.trials, operators)
+        return math.inf if self.extra_trials else budget.cap(self.trials, operators)
 
     def room(self, plan: OperatorPlan, plans: Sequence[OperatorPlan], gained: int) -> float:
         """Number of further candidates of the operator `plan`, one of `plans`, that the job would take."""
@@ -179,8 +179,8 @@ class Budget:
         It is the rest of the budget, because the other operators have taken what they could use.
         """
         near = [plan.count for plan in plans if plan.near_roof and not plan.exhausted]
-        if self.more:
-            return max(0, self.more - gained) if near else 0
+        if self.extra_trials:
+            return max(0, self.extra_trials - gained) if near else 0
         return budget.unused(self.trials, [plan.count for plan in plans], near)
 
 
@@ -209,12 +209,12 @@ def next_round(
     part = max((plan for plan in free if plan.partial), key=lambda plan: plan.weight, default=None)
     if part is not None:
         return part, int(min(part.partial, limits.round_size, left, high - part.count))
-    owed = [] if limits.more else [plan for plan in free if plan.count < low]
+    owed = [] if limits.extra_trials else [plan for plan in free if plan.count < low]
     if owed:
         plan = max(owed, key=lambda plan: plan.weight)
         return plan, min(round_of(plan.count, limits.round_size), low - plan.count)
     # Operators that cannot start now, because others search them, keep what they lack to their minimum.
-    left -= 0 if limits.more else sum(max(0, low - plan.count) for plan in plans if plan.open)
+    left -= 0 if limits.extra_trials else sum(max(0, low - plan.count) for plan in plans if plan.open)
     if left <= 0:
         return None
     plan = max(free, key=lambda plan: (plan.score, plan.weight))

@@ -166,7 +166,7 @@ class Matcher:
     def _whole_s(self, found: IngestedModel, query: MatchQuery, device: Device, wanted: DeviceType) -> dict[int, float]:
         secs: dict[int, float] = {}
         for job in self._context.store.jobs.done_of_model(query.model):
-            identity = (job.spec.inputs, job.spec.scope, job.target_key, job.device.key)
+            identity = (job.spec.inputs, job.spec.namespace, job.target_key, job.device.key)
             if identity == (dict(query.inputs), query.scope, found.target_key, device.key):
                 secs = {**timed_secs(job, wanted), **secs}
         return secs

@@ -43,7 +43,7 @@ def usage_of(connection: Connection, token_id: str) -> Usage:
 
 def trials_asked(spec: JobSpec) -> int:
     """Trials that the job may make. Beyond them every new operator gets at least one."""
-    return spec.more or spec.trials
+    return spec.extra_trials or spec.trials
 
 
 def check_job(connection: Connection, token_id: str, quotas: Quotas, spec: JobSpec) -> None:

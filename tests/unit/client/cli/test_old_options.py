@@ -11,7 +11,7 @@ import typer
 from fractune.cli import build_app
 from fractune.cli.old_options import NEW_NAMES
 
-VALUES = {"--compare": "onnxruntime", "--lock-dir": "locks"}
+VALUES = {"--compare": "onnxruntime", "--extra-trials": "3", "--lock-dir": "locks", "--min-gain": "5%"}
 """other options take a text, or nothing"""
 
 

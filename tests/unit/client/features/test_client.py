@@ -56,7 +56,14 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_job_is_submitted_with_the_options_of_the_command(
     client: fractune.Client, server: ScriptedServer, model: Path
 ) -> None:
-    options: dict[str, Any] = {"trials": 9, "minutes": 1.5, "more": 3, "round_size": 4, "seed": 7, "target": "llvm"}
+    options: dict[str, Any] = {
+        "trials": 9,
+        "minutes": 1.5,
+        "extra_trials": 3,
+        "round_size": 4,
+        "seed": 7,
+        "target": "llvm",
+    }
     job = client.submit(model, SHARES, **options, only="conv", inputs={"x": (1, 3)}, priority="high")
     assert job.name == "jobs/j1"
     (spec,) = server.specs
@@ -78,10 +85,10 @@ def test_a_model_in_memory_is_sent_as_its_file(client: fractune.Client, server: 
     ("options", "says"),
     [
         ({"trials": -1}, "trials is -1"),
-        ({"more": 0}, "more is 0"),
+        ({"extra_trials": 0}, "extra_trials is 0"),
         ({"minutes": float("nan")}, "minutes is nan"),
         ({"rerank": -1}, "rerank is -1"),
-        ({"rerank": 1, "more": 2}, "searches nothing"),
+        ({"rerank": 1, "extra_trials": 2}, "searches nothing"),
         ({"shares": []}, "no share"),
         ({"shares": ["gpu:1"]}, "unknown mechanism 'gpu'"),
         ({"shares": ["cpu:1", "mps:25"]}, "a job is for one processor"),

@@ -59,7 +59,7 @@ def test_results_of_a_round_do_not_change_the_planned_trials(phase: TunePhase) -
         (16, {}, ["24 trials, one for each operator; 16 were requested"]),
         (0, {}, ["24 trials, one for each operator; 0 were requested"]),
         (24, {}, []),
-        (16, {"more": 30}, []),
+        (16, {"extra_trials": 30}, []),
         (0, {"rerank": 1}, []),
     ],
 )

@@ -54,7 +54,7 @@ OWNER = job("owner", "cpu:1")
         (job("for another target", "cpu:1", target_key='{"kind":"llvm","mcpu":"other"}'), False),
         (job("on another device", "cpu:1", device=replace(DEVICE, units=8)), False),
         (job("of other implementations", "cpu:1", spec={"exact": True}), False),
-        (job("of another scope", "cpu:1", spec={"scope": "acme"}), False),
+        (job("of another namespace", "cpu:1", spec={"namespace": "acme"}), False),
         (job("fresh", "cpu:1", spec={"fresh": True}), False),
         (job("that searches nothing", "cpu:1", spec={"rerank": 1}), False),
         (job("that has ended its search", "cpu:1", state=JobState.VALIDATING), False),

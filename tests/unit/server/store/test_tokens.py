@@ -68,7 +68,7 @@ class TokensContract(StoreContract):
         [
             (Quotas(open_jobs=1), {"trials": 1}, "has 1 open jobs of at most 1"),
             (Quotas(trials_a_day=150), {"trials": 51}, "asks for 51 trials, and token t has 50 of 150 in 24 hours"),
-            (Quotas(trials_a_day=150), {"trials": 1, "more": 51}, "asks for 51 trials"),
+            (Quotas(trials_a_day=150), {"trials": 1, "extra_trials": 51}, "asks for 51 trials"),
             (Quotas(trials_a_day=100), {"trials": 0}, "asks for 0 trials, and token t has 0 of 100"),
             (Quotas(open_jobs=2, trials_a_day=150), {"trials": 50}, ""),
             (Quotas(trials_a_day=101), {"trials": 0}, ""),

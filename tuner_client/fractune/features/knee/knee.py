@@ -57,7 +57,7 @@ def knee(
     operators: bool = False,
     only: str = "",
     target: str = "",
-    scope: str = "",
+    namespace: str = "",
     inputs: Mapping[str, Sequence[int]] | None = None,
     run_script: bool = False,
     server: str | None = None,

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Literal, TypeAlias, TypedDict, Unpack, overload
+from typing import Any, Literal, TypeAlias, TypedDict, Unpack, overload
 
+from fractune.arguments import checked
 from fractune.features.log import jsondatabase
 from fractune.features.log.files import read_jsonl, write_csv, write_jsonl
 from fractune.features.log.table import records_table
@@ -90,7 +91,7 @@ class UnreadableResult:
     """as the worker wrote it"""
 
 
-class RecordFilter(TypedDict, total=False):
+class FilterOptions(TypedDict, total=False):
     """Which records; `Log` says what each field means."""
 
     model: str
@@ -99,7 +100,7 @@ class RecordFilter(TypedDict, total=False):
     device: str
     kind: str
     job: str
-    scope: str
+    namespace: str
 
 
 class Log:
@@ -107,19 +108,20 @@ class Log:
 
     Filters: `model` is part of a model's file name, or `models/SHA256`. `operator` is part of an operator's name, or a
     workload hash. `share` is the requested one (`cpu:1`), `device` part of a device key. `kind` is `trial` or
-    `validation`, `job` a job's name. What is left empty lets everything pass, but `scope`: records are of one, by
-    default the server's. BadRequest for a share or a kind that there cannot be.
+    `validation`, `job` a job's name. What is left empty lets everything pass, but `namespace`: records are of one,
+    by default the server's. BadRequest for a share or a kind that there cannot be.
     """
 
     def __init__(self, rpc: RpcClient) -> None:
         self._rpc = rpc
 
+    @checked
     def query(
         self,
         *,
         limit: int = 100,
         fastest: bool = False,
-        **wanted: Unpack[RecordFilter],
+        **wanted: Unpack[FilterOptions],
     ) -> Records:
         """At most `limit` records, the newest first, or the fastest."""
         only = record_filter(**wanted)
@@ -131,13 +133,14 @@ class Log:
             {Collection.RECORDS.parse(name): from_proto(Roof, each) for name, each in found.roofs.items()},
         )
 
+    @checked
     def export(
         self,
         path: str | os.PathLike[str],
         *,
         file_format: LogFormat = "jsonl",
         force: bool = False,
-        **wanted: Unpack[RecordFilter],
+        **wanted: Unpack[FilterOptions],
     ) -> int:
         """Write all records that pass to `path`, and return their number.
 
@@ -181,12 +184,13 @@ class Log:
         answer = self._rpc.import_records(self._folder_parts(path, share) if path.is_dir() else list(read_jsonl(path)))
         return Imported(answer.added, answer.already_there)
 
+    @checked
     def prune(
         self,
         *,
         keep_best: int = 64,
         dry_run: bool = False,
-        **wanted: Unpack[RecordFilter],
+        **wanted: Unpack[FilterOptions],
     ) -> Pruned:
         """Delete trials beyond the fastest `keep_best` of each operator, target, device and share, for good.
 
@@ -207,12 +211,13 @@ class Log:
         return list(jsondatabase.read_jsondatabase(path, offered))
 
 
-def record_filter(**wanted: Unpack[RecordFilter]) -> pb.RecordFilter:
+def record_filter(**wanted: Unpack[FilterOptions]) -> pb.RecordFilter:
     """Raises BadRequest for a share or a kind that there cannot be."""
     check_record_filter(wanted.get("share", ""), wanted.get("kind", ""))
     if wanted.get("job"):
         wanted["job"] = job_name(wanted["job"])
-    return pb.RecordFilter(**wanted)
+    fields: dict[str, Any] = {**wanted}
+    return pb.RecordFilter(scope=fields.pop("namespace", ""), **fields)
 
 
 def check_export(path: Path, file_format: LogFormat, *, force: bool) -> None:

@@ -56,7 +56,7 @@ def match(
     inputs: Mapping[str, Sequence[int]] | None = None,
     run_script: bool = False,
     target: str = "",
-    scope: str = "",
+    namespace: str = "",
     server: str | None = None,
     state: PathText | None = None,
 ) -> MatchResult:
@@ -65,13 +65,15 @@ def match(
     `policy` is the loosest way to match that is allowed: `exact`, `near` or `robust`. With `allow_unmeasured` a near
     share's fastest is offered though its loss was never measured. The other options and errors are those of `tune`.
     """
-    asked = match_request(share, policy, inputs or {}, allow_unmeasured=allow_unmeasured, target=target, scope=scope)
+    request = match_request(
+        share, policy, inputs or {}, allow_unmeasured=allow_unmeasured, target=target, namespace=namespace
+    )
     with model_file(model, run_script=run_script) as path, session(RpcClient, state, server, compile=True) as client:
-        return asked_match(client, path, asked)
+        return answered_match(client, path, request)
 
 
 def match_request(
-    share: str, policy: str, inputs: Mapping[str, Sequence[int]], *, allow_unmeasured: bool, target: str, scope: str
+    share: str, policy: str, inputs: Mapping[str, Sequence[int]], *, allow_unmeasured: bool, target: str, namespace: str
 ) -> pb.MatchModelRequest:
     """Without its model. Raises BadRequest for a wrong share or shape."""
     return pb.MatchModelRequest(
@@ -80,11 +82,11 @@ def match_request(
         target=target,
         loosest=policy,
         allow_unmeasured=allow_unmeasured,
-        scope=scope,
+        scope=namespace,
     )
 
 
-def asked_match(client: RpcClient, model: Path, request: pb.MatchModelRequest) -> MatchResult:
+def answered_match(client: RpcClient, model: Path, request: pb.MatchModelRequest) -> MatchResult:
     """What the server answers for the file `model`."""
     request.model = client.upload_model(model).name
     answer = client.match_model(request)

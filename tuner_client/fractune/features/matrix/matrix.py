@@ -63,7 +63,7 @@ def matrix(
     rerank: int = 1,
     only: str = "",
     target: str = "",
-    scope: str = "",
+    namespace: str = "",
     inputs: Mapping[str, Sequence[int]] | None = None,
     run_script: bool = False,
     server: str | None = None,
@@ -90,7 +90,11 @@ def job_tables(client: RpcClient, job: JobStatus, *, operators: bool) -> list[Cr
 def operator_tables(client: RpcClient, job: JobStatus) -> list[CrossTable]:
     """The table tuned-at x run-at of every operator that the finished job was about, from published records."""
     request = pb.TabulateModelRequest(
-        model=job.model, shares=job.shares, inputs=from_lists(job.inputs, pb.Shape), target=job.target, scope=job.scope
+        model=job.model,
+        shares=job.shares,
+        inputs=from_lists(job.inputs, pb.Shape),
+        target=job.target,
+        scope=job.namespace,
     )
     published = map(operator_records, client.tabulate_model(request))
     selected = {each.workload_hash for each in job.operators if each.selected}

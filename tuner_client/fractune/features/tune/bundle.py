@@ -68,7 +68,7 @@ def bundle(
     rerank: int = 1,
     target: str = "",
     exact: bool = False,
-    scope: str = "",
+    namespace: str = "",
     inputs: Mapping[str, Sequence[int]] | None = None,
     run_script: bool = False,
     out: PathText | None = None,

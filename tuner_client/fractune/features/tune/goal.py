@@ -36,17 +36,17 @@ class GoalSpec:
     """What is to be reached, and what it may cost."""
 
     peer: str
-    by: float
+    min_gain: float
     """a part: 0.05 = 5 %"""
     minutes: float
-    """of the whole; the last search ends then, and its finals come after"""
+    """of all; the last search ends then, and its validation follows"""
     trials: int | None
     """trials at most, those in the log counted in; None = no limit"""
 
 
 def goal_spec(
     until_beats: str | None,
-    by: float | None,
+    min_gain: float | None,
     spec: JobSpec,
     *,
     minutes: float | None,
@@ -55,24 +55,26 @@ def goal_spec(
 ) -> GoalSpec | None:
     """The goal that a caller asks for, checked; None for none. Raises BadRequest, ShareUnavailable."""
     if until_beats is None:
-        if by is not None:
-            raise BadRequest(f"by is {by} and goes with until_beats; name what is to be beaten, or leave it out")
+        if min_gain is not None:
+            raise BadRequest(
+                f"min_gain is {min_gain} and needs until_beats; name the peer there, or leave min_gain out"
+            )
         return None
     if until_beats not in PEERS:
         raise BadRequest(f"until_beats '{until_beats}' is unknown; write {' or '.join(PEERS)}")
-    if by is not None and not 0 <= by < 1:
-        raise BadRequest(f"by is {by}; it must be at least 0 and below 1, 0.05 being 5 %")
+    if min_gain is not None and not 0 <= min_gain < 1:
+        raise BadRequest(f"min_gain is {min_gain}; it must be at least 0 and below 1, 0.05 being 5 %")
     if server is not None:
         raise BadRequest(
             f"until_beats times the peer on this machine; leave the server out ({server}), or tune without a goal"
         )
-    if spec.more or spec.rerank:
-        raise BadRequest("until_beats makes as many trials as it needs; leave more and rerank out, trials bounds them")
+    if spec.extra_trials or spec.rerank:
+        raise BadRequest("until_beats chooses its trials, and trials limits them; leave extra_trials and rerank out")
     for share in map(Share.parse, spec.shares):
         if share.device_kind != "cpu":
             raise BadRequest(f"share '{share}': until_beats compares on the CPU; name shares such as cpu:1")
         check_share(share)
-    return GoalSpec(until_beats, by or 0.0, DEFAULT_MINUTES if minutes is None else minutes, trials)
+    return GoalSpec(until_beats, min_gain or 0.0, DEFAULT_MINUTES if minutes is None else minutes, trials)
 
 
 def tune_until_beaten(
@@ -131,7 +133,7 @@ class _Pursuit:
         searched = bool(self.goal.steps)
         self._empty_steps = self._empty_steps + 1 if searched and not job.candidates_had else 0
         timings = self._timed_beside(job, bundle)
-        if all(timing.beats(self._wanted.by) for timing in timings):
+        if all(timing.beats(self._wanted.min_gain) for timing in timings):
             timings = self._timed_beside(job, bundle)
         self._timing_s = self._elapsed_s - tuning_s
         trials = job.candidates_had + (self.goal.steps[-1].trials if searched else 0)
@@ -158,7 +160,7 @@ def _timed_peer(model: Path, spec: JobSpec, wanted: GoalSpec) -> Goal:
     timed = {share: time_peer(Share.parse(share), model, spec.inputs, _REPEATS, own_env()) for share in spec.shares}
     version = next(iter(timed.values()))["version"]
     peer_s = {share: statistics.median(each["run_secs"]) for share, each in timed.items()}
-    return Goal(wanted.peer, version, wanted.by, peer_s)
+    return Goal(wanted.peer, version, wanted.min_gain, peer_s)
 
 
 def peer_timing(share: str, model: Path, bundle: Path, repeats: int) -> PeerTiming:

@@ -13,8 +13,9 @@ from fractune_core.analysis.slowdown_ci import Slowdown, slowdown
 _FIRST_TRIALS = 4
 """candidates for each operator that the first search makes, and each later one at least"""
 _GROWTH = 1.5
-"""a step ends with that many times the trials of the step before, so that what follows each search (finals, compiling,
-timing) stays a small part"""
+"""a step ends with that many times the trials of the step before, so that what follows each search (validation,
+compiling, timing) stays a small part
+"""
 _EMPTY_STEPS = 2
 """in a row without a new trial: an operator that one step has searched enough may be searched on in the next"""
 
@@ -62,9 +63,9 @@ class SideBySide:
         """The same as a loss: -0.1 = ours takes a tenth less."""
         return slowdown(self.our_secs, self.peer_secs, interleaved=True)
 
-    def beats(self, by: float) -> bool:
-        """Whether ours takes less than the peer by more than the part `by`, beyond the noise."""
-        return self.interval[1] < 1.0 - by
+    def beats(self, min_gain: float) -> bool:
+        """Whether ours takes less than the peer by more than the part `min_gain`, beyond the noise."""
+        return self.interval[1] < 1.0 - min_gain
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ class Goal:
     """`onnxruntime`"""
     version: str
     """of the peer"""
-    by: float
+    min_gain: float
     """to be beaten by more than this part: 0.05 = 5 %"""
     peer_s: Mapping[str, float]
     """what the peer takes for one inference, in seconds, by share; timed alone before the tuning"""
@@ -112,9 +113,14 @@ class Goal:
     """None while it goes on"""
 
     @property
+    def by(self) -> float:
+        """The former name of `min_gain`."""
+        return self.min_gain
+
+    @property
     def beaten(self) -> bool:
         """Whether the last bundle beats the peer at every share."""
-        return bool(self.steps) and all(timing.beats(self.by) for timing in self.steps[-1].timings)
+        return bool(self.steps) and all(timing.beats(self.min_gain) for timing in self.steps[-1].timings)
 
     def parity_s(self, share: str) -> float | None:
         """Seconds of tuning until the bundle took no longer than the peer at `share`; None if it never did."""

@@ -14,7 +14,7 @@ from fractune.text.text import percent_text, span_text, time_text
 def goal_line(goal: Goal) -> str:
     """`goal  onnxruntime 1.31.1: cpu:1 9.10 ms, cpu:2 5.90 ms`; what is to be beaten."""
     times = ", ".join(f"{share} {time_text(secs)}" for share, secs in goal.peer_s.items())
-    margin = f", to be beaten by {percent_text(goal.by)}" if goal.by else ""
+    margin = f", to be beaten by {percent_text(goal.min_gain)}" if goal.min_gain else ""
     return f"goal  {goal.peer} {goal.version}: {times}{margin}"
 
 
@@ -72,7 +72,7 @@ def goal_json(goal: Goal) -> dict[str, Any]:
     return {
         "peer": goal.peer,
         "version": goal.version,
-        "by": goal.by,
+        "by": goal.min_gain,
         "peer_s": dict(goal.peer_s),
         "beaten": goal.beaten,
         "end": None if goal.end is None else goal.end.name.lower(),
@@ -95,7 +95,7 @@ def _share_json(goal: Goal, timing: PeerTiming) -> dict[str, Any]:
         "share": timing.share,
         "variant": timing.variant,
         **timing_json(timing),
-        "beaten": timing.beats(goal.by),
+        "beaten": timing.beats(goal.min_gain),
         "parity_s": goal.parity_s(timing.share),
     }
 
@@ -136,7 +136,7 @@ def _cells(goal: Goal, timing: PeerTiming) -> tuple[str, ...]:
         _ratio_text(timing.paced),
         "-" if parity_s is None else span_text(parity_s),
         f"{timing.max_rel_difference:.1e}",
-        "yes" if timing.beats(goal.by) else "no",
+        "yes" if timing.beats(goal.min_gain) else "no",
     )
 
 

@@ -26,15 +26,15 @@ def tune(
     trials: int | None = None,
     minutes: float | None = None,
     until_beats: str | None = None,
-    by: float | None = None,
-    more: int | None = None,
+    min_gain: float | None = None,
+    extra_trials: int | None = None,
     round_size: int = JobSpec.round_size,
     seed: int = 0,
     target: str = "",
     rerank: int | None = None,
     only: str = "",
     exact: bool = False,
-    scope: str = "",
+    namespace: str = "",
     fresh: bool = False,
     inputs: Mapping[str, Sequence[int]] | None = None,
     run_script: bool = False,
@@ -53,21 +53,21 @@ def tune(
     with its data in that folder. Ctrl-C cancels the job and ends that stack; what was measured stays in the log.
 
     `shares` is `["cpu:1", "cpu:2"]` or `"cpu:1,cpu:2"`. `trials` candidates (default: 256) are measured in all, those
-    in the log counted in, with 0 none: the bundle is of what the log knows; `more` is beyond the log. The search ends
-    after `minutes`. With `until_beats="onnxruntime"` it ends when the bundle is faster than the ONNX model in ONNX
-    Runtime at every share of this machine's CPU. Faster means by more than the part `by` (0.05 = 5 %) and beyond the
-    noise. It also ends after `minutes` (default: 15), or at `trials` (default: no limit); see `TuneResult.goal`.
-    `round_size` is the most candidates of a round. `target` is TVM's, by default the measuring processor. With `rerank`
-    nothing is searched: so many of every share's best are measured here. `only` names the operators to tune by parts of
-    their names ("conv2d,dense"). `exact` leaves out implementations that round otherwise than the operator itself, as
-    Winograd's convolutions do. Jobs that run at the same time search an operator once, and read its records in the log.
-    They share within one `scope` (default: the server's), and with `fresh` not at all. `inputs` gives shapes to inputs
-    that the model leaves open. A Python file (TVMScript) is refused, unless with `run_script` its code may run here:
-    then the IRModule that it makes is tuned. `priority` is "low", "normal" or "high": beside others a job gets four
-    times the measurements of one that is one step lower, and none waits for ever. A server that allows it calls the
-    address `webhook` when the job has ended. The bundle is the file `out` where that ends in `.fractune`, else
-    `<model>.fractune` in the folder `out`. `progress` shows a bar, nothing (False), or calls a function with each
-    JobStatus. A server that went away is waited for `reconnect_s`.
+    in the log counted in, with 0 none: the bundle is of what the log knows; `extra_trials` are beyond the log. The
+    search ends after `minutes`. With `until_beats="onnxruntime"` it ends when the bundle is faster than the ONNX model
+    in ONNX Runtime at every share of this machine's CPU. Faster means by more than the part `min_gain` (0.05 = 5 %) and
+    beyond the noise. It also ends after `minutes` (default: 15), or at `trials` (default: no limit); see
+    `TuneResult.goal`. `round_size` is the most candidates of a round. `target` is TVM's, by default the measuring
+    processor. With `rerank` nothing is searched: so many of every share's best are measured here. `only` names the
+    operators to tune by parts of their names ("conv2d,dense"). `exact` leaves out implementations that round otherwise
+    than the operator itself, as Winograd's convolutions do. Jobs that run at the same time search an operator once, and
+    read its records in the log. They share within one `namespace` (default: the server's), and with `fresh` not at all.
+    `inputs` gives shapes to inputs that the model leaves open. A Python file (TVMScript) is refused, unless with
+    `run_script` its code may run here: then the IRModule that it makes is tuned. `priority` is "low", "normal" or
+    "high": beside others a job gets four times the measurements of one that is one step lower, and none waits for ever.
+    A server that allows it calls the address `webhook` when the job has ended. The bundle is the file `out` where that
+    ends in `.fractune`, else `<model>.fractune` in the folder `out`. `progress` shows a bar, nothing (False), or calls
+    a function with each JobStatus. A server that went away is waited for `reconnect_s`.
 
     Raises BadModel, BadRequest, ShareUnavailable, ServerUnreachable, StateUnusable, and what ended the job.
     """
@@ -83,7 +83,7 @@ def tune(
         if webhook and until_beats is not None:
             raise BadRequest("webhook: until_beats tunes in steps, and each is a job; leave one of them out")
         where = named_server(state, server)
-        goal = goal_spec(until_beats, by, spec, minutes=minutes, trials=trials, server=where)
+        goal = goal_spec(until_beats, min_gain, spec, minutes=minutes, trials=trials, server=where)
         if goal is not None:
             return tune_until_beaten(path, spec, goal, written, state, choose_view(progress), reconnect_s)
         with finished_job(path, spec, state, server, choose_view(progress), reconnect_s) as (place, job):

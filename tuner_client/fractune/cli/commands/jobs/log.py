@@ -34,7 +34,7 @@ class Wanted:
     device: Annotated[str, typer.Option("--device", help="Part of a device key.")] = ""
     kind: Annotated[str, typer.Option("--kind", help="trial or validation.")] = ""
     job: Annotated[str, typer.Option("--job", help="Only what this job measured.")] = ""
-    scope: options.Scope = ""
+    namespace: options.Namespace = ""
 
 
 class Format(StrEnum):

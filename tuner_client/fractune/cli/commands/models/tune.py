@@ -45,8 +45,8 @@ UntilBeats = Annotated[
         help="Tune until the bundle is faster than the model there, at all shares.",
     ),
 ]
-By = Annotated[
-    str | None, typer.Option("--by", metavar="5%", help="With --until-beats: faster by more than this part.")
+MinGain = Annotated[
+    str | None, typer.Option("--min-gain", metavar="5%", help="With --until-beats: faster by more than this part.")
 ]
 Out = Annotated[
     Path | None,
@@ -75,7 +75,9 @@ class Search:
         float | None,
         typer.Option("--minutes", help=f"Stop searching after this long. [with --until-beats: {DEFAULT_MINUTES:g}]"),
     ] = None
-    more: Annotated[int | None, typer.Option("--more", help="Candidates to measure beyond those known.")] = None
+    extra_trials: Annotated[
+        int | None, typer.Option("--extra-trials", help="Candidates to measure beyond those known.")
+    ] = None
     round_size: Annotated[int, typer.Option("--round", help="Candidates of a round at most.")] = JobSpec.round_size
     seed: Annotated[int, typer.Option("--seed", help="Seed of the search.")] = JobSpec.seed
     rerank: Annotated[
@@ -101,7 +103,7 @@ def tune(
     search: Search,
     of_model: options.ModelOptions,
     until_beats: UntilBeats = None,
-    by: By = None,
+    min_gain: MinGain = None,
     out: Out = None,
     picture: Picture = None,
     detach: Detach = False,
@@ -112,7 +114,7 @@ def tune(
     place: options.JobPlace,
 ) -> None:
     """Tune a model for shares of this machine, or of a server's machines."""
-    part = None if by is None else options.parse_part("--by", by)
+    part = None if min_gain is None else options.parse_part("--min-gain", min_gain)
     asked = {**vars(search), **of_model.parsed()}
     if detach:
         _check_detached({"--until-beats": until_beats, "--out": out, "--picture": picture, "--on-done": on_done})
@@ -125,7 +127,7 @@ def tune(
             model,
             shares,
             until_beats=until_beats,
-            by=part,
+            min_gain=part,
             out=out or Path(),
             progress=view,
             **asked,

@@ -19,7 +19,7 @@ def test_the_log_is_shown_and_filtered(server: ScriptedServer, capsys: pytest.Ca
     server.records = [to_proto(record(f"r{number}"), pb.Record) for number in range(3)]
     at = ["--server", server.address]
     filters = ["--model", "m", "--operator", "conv", "--share", "cpu:1", "--device", "rocket", "--kind", "trial"]
-    filters += ["--scope", "acme"]
+    filters += ["--namespace", "acme"]
     assert main(["log", "show", *filters, "--job", "j1", "--json", *at]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 3
     wanted = pb.RecordFilter(model="m", operator="conv", share="cpu:1", device="rocket", kind="trial", job="jobs/j1")

@@ -86,10 +86,23 @@ def test_quiet_prints_only_the_result(server: ScriptedServer, model: Path, capsy
 
 
 def test_all_options_reach_the_server(server: ScriptedServer, model: Path) -> None:
-    options = ["--trials", "9", "--minutes", "1.5", "--more", "3", "--round", "4", "--seed", "7", "--target", "llvm"]
+    options = [
+        "--trials",
+        "9",
+        "--minutes",
+        "1.5",
+        "--extra-trials",
+        "3",
+        "--round",
+        "4",
+        "--seed",
+        "7",
+        "--target",
+        "llvm",
+    ]
     options += ["--only", "conv", "--input", "x=1,3,8,8", "--input", "a=b=2", "--priority", "high", "--quiet"]
     options += ["--webhook", "https://ci.example.com/x"]
-    options += ["--scope", "acme", "--fresh"]
+    options += ["--namespace", "acme", "--fresh"]
     assert tune(server, model, *options) == 0
     (spec,) = server.specs
     assert (spec.trials, spec.minutes, spec.more, spec.round_size, spec.seed) == (9, 1.5, 3, 4, 7)
@@ -105,13 +118,13 @@ def test_all_options_reach_the_server(server: ScriptedServer, model: Path) -> No
         (["--trials", "-3"], 2, "trials is -3"),
         (["--trials", "many"], 2, "--trials"),
         (["--round", "0"], 2, "round_size is 0"),
-        (["--more", "0"], 2, "more is 0"),
+        (["--extra-trials", "0"], 2, "extra_trials is 0"),
         (["--minutes", "0"], 2, "minutes is 0"),
         (["--minutes", "nan"], 2, "minutes is nan"),
         (["--rerank", "0"], 2, "rerank is 0"),
-        (["--rerank", "2", "--more", "3"], 2, "searches nothing"),
+        (["--rerank", "2", "--extra-trials", "3"], 2, "searches nothing"),
         (["--fresh", "--rerank", "2"], 2, "rerank is 2, which reads the log"),
-        (["--scope", "a b"], 2, "scope 'a b'"),
+        (["--namespace", "a b"], 2, "namespace 'a b'"),
         (["--shares", "gpu:1"], 2, "unknown mechanism 'gpu'"),
         (["--shares", "cpu:0"], 2, "'0' is not a size"),
         (["--shares", "cpu:1,cpu:1"], 2, "named twice"),
@@ -148,12 +161,12 @@ def test_a_missing_model_is_told(server: ScriptedServer, tmp_path: Path, capsys:
     ("options", "code", "says"),
     [
         (["--until-beats", "tflite"], 2, "until_beats 'tflite' is unknown; write onnxruntime"),
-        (["--by", "5%"], 2, "by is 0.05 and goes with until_beats"),
-        ([*BEATS, "--by", "5 percent"], 2, "--by '5 percent'"),
-        ([*BEATS, "--by", "100%"], 2, "by is 1.0"),
+        (["--min-gain", "5%"], 2, "min_gain is 0.05 and needs until_beats"),
+        ([*BEATS, "--min-gain", "5 percent"], 2, "--min-gain '5 percent'"),
+        ([*BEATS, "--min-gain", "100%"], 2, "min_gain is 1.0"),
         ([*BEATS, "--minutes", "0"], 2, "minutes is 0"),
-        ([*BEATS, "--more", "3"], 2, "leave more and rerank out"),
-        ([*BEATS, "--rerank", "1"], 2, "leave more and rerank out"),
+        ([*BEATS, "--extra-trials", "3"], 2, "leave extra_trials and rerank out"),
+        ([*BEATS, "--rerank", "1"], 2, "leave extra_trials and rerank out"),
         ([*BEATS, "--trials", "-1"], 2, "trials is -1"),
         ([*BEATS, "--fresh"], 2, "fresh: until_beats tunes in steps"),
         ([*BEATS, "--server", "127.0.0.1:1"], 2, "leave the server out"),
