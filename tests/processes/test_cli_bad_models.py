@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -158,6 +159,16 @@ def test_the_stack_is_found_by_its_state_folder(address: str, state: Path) -> No
     found = events(run_fractune("workers", "--json", env={"FRACTUNE_STATE": str(state)}))
     assert found == events(run_fractune("workers", "--json", "--server", address))
     assert [worker["granted"]["share"] for worker in found if worker["role"] == "measure"] == ["cpu:1"]
+
+
+def test_a_stopped_stack_says_where_its_log_is(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    up = start_fractune("up", "--shares", "cpu:1", "--listen", "127.0.0.1:0", "--state", str(state), "--json")
+    with stopped_at_end(up):
+        await_event(up, event="ready")
+        up.send_signal(signal.SIGTERM)
+        _, errors = up.communicate(timeout=60)
+    assert (up.returncode, errors) == (143, f"fractune: stopped; the log is kept in {state}\n")
 
 
 @pytest.mark.long

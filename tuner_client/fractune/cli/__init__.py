@@ -87,7 +87,8 @@ def main(args: Sequence[str] | None = None) -> int:
     except Stopped as stopped:
         if stopped.terminal_gone or stopped.reader_gone:
             _silence(sys.stdout, sys.stderr)
-        return stopped.exit_code
+            return stopped.exit_code
+        return _fail(str(stopped), stopped.exit_code)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except typer.Abort:
@@ -114,6 +115,6 @@ def _fail(message: str, code: int) -> int:
         traceback.print_exc()
     try:
         print("fractune:", " ".join(message.split()), file=sys.stderr, flush=True)
-    except BrokenPipeError:
+    except OSError:  # no reader, or a terminal that was closed
         _silence(sys.stderr)
     return code

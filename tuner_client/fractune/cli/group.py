@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import signal
 from typing import Any
 
 from typer.core import TyperGroup
+
+from fractune.cli.ending.stopped import Stopped
 
 _WHOLE = 10_000
 """characters of a summary: none is cut"""
 
 
 class Group(TyperGroup):
+    def invoke(self, ctx: Any) -> Any:
+        """As usual, but Ctrl-C is no mere exit code, so that `main` can say what became of the command."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as stop:
+            stopped = Stopped(signal.SIGINT)
+            stopped.__notes__ = getattr(stop, "__notes__", [])
+            raise stopped from stop
+
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         headings: dict[str, list[tuple[str, str]]] = {}
         for name in self.list_commands(ctx):

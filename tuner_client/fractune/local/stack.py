@@ -124,6 +124,10 @@ def running_stack(options: StackOptions) -> Iterator[Stack]:
         try:
             stack.start()
             yield stack
+        except BaseException as stop:
+            if not isinstance(stop, Exception):  # Ctrl-C, a signal
+                stop.add_note(f"the log is kept in {folder.path}")
+            raise
         finally:
             stack.stop()
 

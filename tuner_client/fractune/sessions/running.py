@@ -71,6 +71,7 @@ def _cancelled_when_stopped(place: Workplace, job: str, view: View) -> Iterator[
         if place.is_own or not view.leaves(job, stop):
             with contextlib.suppress(FractuneError):
                 place.client.cancel_job(job)
+                stop.add_note(f"{job} is cancelled")
         raise
 
 

@@ -60,6 +60,7 @@ class LeavableView(View):
             return False
         except Stopped as stopped:
             return self.leaves(job, stopped)
+        stop.add_note(f"{job} goes on; to follow it: fractune watch {job}")
         return True
 
 
@@ -69,7 +70,6 @@ def _ask(job: str) -> None:
     print(f"\n{job} goes on at the server. Enter leaves it there, Ctrl-C again cancels it: ", end="", file=sys.stderr)
     sys.stderr.flush()
     sys.stdin.readline()
-    print(f"left; to follow it: fractune watch {job}", file=sys.stderr)
 
 
 def _somebody_is_there() -> bool:

@@ -8,13 +8,19 @@ from typing import NoReturn
 
 
 class Stopped(BaseException):
-    """SIGTERM or SIGHUP came, or SIGPIPE would have: unwind in order, then end as if it had killed us."""
+    """SIGTERM, SIGINT or SIGHUP came, or SIGPIPE would have: unwind in order, then end as if it had killed us.
+
+    Its notes say what became of the job and of the stack.
+    """
 
     def __init__(self, signal_number: int) -> None:
         super().__init__(signal_number)
         self.exit_code = 128 + signal_number
         self.terminal_gone = signal_number == signal.SIGHUP
         self.reader_gone = signal_number == signal.SIGPIPE
+
+    def __str__(self) -> str:
+        return "; ".join(["stopped", *getattr(self, "__notes__", [])])
 
 
 def take_signals() -> None:

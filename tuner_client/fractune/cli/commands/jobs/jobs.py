@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,7 +17,9 @@ from fractune.cli.printing import print_result
 from fractune.cli.progress import choose_view
 from fractune.features.client import Client
 from fractune.features.tune.table import result_json
+from fractune.local.state import default_state_dir
 from fractune.server.job_status import JobStatus, Worker
+from fractune.sessions.finding import named_server, running_stack_of
 from fractune.sessions.session import server_session, session
 from fractune.text.output_files import check_writable
 from fractune.text.rendering import Column, Table
@@ -74,7 +77,11 @@ def watch(
     with run_when_done(on_done, view) as fetched:
         with server_session(Client, **vars(place), lasting=False) as client:
             followed = client.job(job)
-            ended = followed.wait(progress=view)
+            try:
+                ended = followed.wait(progress=view)
+            except KeyboardInterrupt as stop:
+                stop.add_note(f"{followed.name} goes on")
+                raise
             if out is not None:
                 fetched.bundle = followed.bundle(out).path
         bundle = str(fetched.bundle or ended.bundle)
@@ -106,6 +113,9 @@ def workers(
     place: options.Place,
 ) -> None:
     """List the workers, and the shares that can be asked for."""
+    if named_server(place.state, place.server) is None and running_stack_of(place.state) is None:
+        folder = place.state or default_state_dir()
+        print(f"no stack runs in {folder}: these workers start for this command, and end with it", file=sys.stderr)
     with session(Client, **vars(place), shares=tuple(shares.split(",")), compile=True, search=True) as client:
         found = client.workers()
     if as_json:

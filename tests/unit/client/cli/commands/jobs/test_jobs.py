@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+import signal
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from fractune.cli import main
+from fractune.cli.commands.jobs import jobs
+from fractune.cli.ending.leaving import LeavableView
+from fractune.cli.ending.stopped import Stopped
+from fractune.features.client import Client
 from fractune_core.pb import fractune_pb2 as pb
 from tests.support.client_samples import bundle_bytes
 from tests.support.processes.cli_process import only_line
@@ -26,6 +32,50 @@ def test_names_and_messages_are_shown_as_they_are(server: ScriptedServer, capsys
     assert "".join(capsys.readouterr().out.split()).count("".join(SHOWN.split())) == 2
     assert main(["workers", "--server", server.address]) == 0
     assert SHOWN in capsys.readouterr().out
+
+
+def test_a_watch_that_is_stopped_says_that_the_job_goes_on(
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(LeavableView, "show", stop)
+    assert main(["watch", "j1", "--server", server.address]) == 130
+    assert capsys.readouterr().err == "fractune: stopped; jobs/j1 goes on\n"
+    assert server.cancelled == []
+
+
+@pytest.mark.parametrize(
+    ("stop", "code"), [(KeyboardInterrupt(), 130), (Stopped(signal.SIGTERM), 143)], ids=["SIGINT", "SIGTERM"]
+)
+def test_a_job_that_a_signal_cancels_is_named_in_one_line(
+    server: ScriptedServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    stop: BaseException,
+    code: int,
+) -> None:
+    def raise_stop(*_: object) -> None:
+        raise stop
+
+    (tmp_path / "m.onnx").write_bytes(b"a model")
+    monkeypatch.setattr(LeavableView, "show", raise_stop)
+    tune = ["tune", str(tmp_path / "m.onnx"), "--shares", "cpu:1", "--out", str(tmp_path / "out")]
+    assert main([*tune, "--server", server.address]) == code
+    assert capsys.readouterr().err == "fractune: stopped; jobs/j1 is cancelled\n"
+    assert server.cancelled == ["jobs/j1"]
+
+
+def test_workers_without_a_stack_say_so(
+    server: ScriptedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["workers", "--server", server.address]) == 0
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(jobs, "session", lambda *_, **__: closing(Client(server.address)))
+    assert main(["workers", "--state", str(tmp_path)]) == 0
+    assert capsys.readouterr().err.startswith(f"no stack runs in {tmp_path}: these workers ")
 
 
 def test_jobs_watch_cancel_and_bundle(
