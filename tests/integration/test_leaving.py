@@ -191,8 +191,9 @@ def test_without_a_terminal_ctrl_c_and_sigterm_cancel_and_sighup_leaves(
     await_event(tuning, event="progress", state="tuning")
     tuning.send_signal(number)
     _, said = tuning.communicate(timeout=60)
-    assert (tuning.returncode, said) == (code, "")
-    assert place.newest().state == state
+    job = place.newest()
+    line = "" if job.state == pb.JOB_STATE_TUNING else f"fractune: stopped; {job.name} is cancelled\n"
+    assert (tuning.returncode, said, job.state) == (code, line, state)
 
 
 def test_a_stack_is_found_by_commands_and_by_connect_and_told_when_it_has_died(

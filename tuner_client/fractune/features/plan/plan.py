@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from fractune.features.plan.deployment import deployment
 from fractune.features.plan.plan_file import LogModel, PlanFile, read_plan
 from fractune.features.plan.table import models_table, parts_table, plan_json, summary
 from fractune.models.source import check_model_file, model_file
@@ -54,10 +53,6 @@ class PlanResult(Drawable):
     def to_json(self) -> dict[str, Any]:
         """As `fractune plan --json` prints it."""
         return plan_json(self.plan)
-
-    def deployment(self, form: str = "commands") -> str:
-        """What to run or apply, as text: `commands`, `compose` or `kubernetes`. Raises BadRequest."""
-        return deployment(self.plan, form)
 
     def _draw(self, path: Path) -> None:
         """Draw the devices and their parts."""

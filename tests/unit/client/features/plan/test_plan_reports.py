@@ -1,4 +1,4 @@
-"""Plans as people see them: tables, JSON, a picture, and what to run or apply."""
+"""Plans as people see them: tables, JSON, and a picture."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import pytest
 
 import fractune
 from fractune.errors import BadRequest
-from fractune.features.plan.deployment import FORMS
 
 ROWS = [{"share": "1g", "batch": 8, "throughput_per_s": 400}, {"share": "3g", "batch": 8, "throughput_per_s": 950}]
 
@@ -30,17 +29,11 @@ def fleet() -> fractune.PlanResult:
     return planned(model("resnet50", 3500), model("bert", 900))
 
 
-def cpu(processes: int = 1) -> fractune.PlanResult:
-    rows = [{"share": "cpu:2", "processes": processes, "throughput_per_s": 10}]
+def cpu() -> fractune.PlanResult:
+    rows = [{"share": "cpu:2", "throughput_per_s": 10}]
     return planned(
         model("a", 8, profile=rows, latency_ms=900), model("b", 8, profile=rows, latency_ms=900), device={"cores": 4}
     )
-
-
-def mps() -> fractune.PlanResult:
-    rows = [{"share": "mps:50", "processes": 2, "throughput_per_s": 100}]
-    both = (model("a", 80, profile=rows), model("b", 80, profile=rows))
-    return planned(*both, device={"gpu": "H100-80GB", "partitioning": "mps"})
 
 
 def test_the_tables_show_every_part_and_every_model(fleet: fractune.PlanResult) -> None:
@@ -95,66 +88,3 @@ def test_the_picture_shows_devices_and_models(fleet: fractune.PlanResult, tmp_pa
     assert path.stat().st_size > 1000
     with pytest.raises(BadRequest, match=r"ends in \.svg or \.png"):
         fleet.draw(tmp_path / "plan.jpg")
-
-
-def test_commands_divide_the_gpus_and_start_the_servers(fleet: fractune.PlanResult) -> None:
-    text = fleet.deployment()
-    lines = text.splitlines()
-    assert lines[0].startswith(f"# Plan for {len(fleet.plan.devices)} x A100-80GB by mig. Printed, not run")
-    assert lines[1] == "# Not verified on a GPU."
-    made = [line for line in lines if " -cgi " in line]
-    assert len(made) == len(fleet.plan.devices)
-    instances = [each for line in made for each in line.split(" -cgi ")[1].removesuffix(" -C").split(",")]
-    ids = {1: 19, 2: 14, 3: 9, 4: 5, 7: 0}
-    assert sorted(instances) == sorted(
-        f"{ids[part.units]}:{part.place}" for parts in fleet.plan.devices for part in parts
-    )
-    assert sum("SERVE resnet50 --batch 8 &" in line for line in lines) == sum(
-        part.model == "resnet50" for parts in fleet.plan.devices for part in parts
-    )
-
-
-def test_cores_are_given_once_each() -> None:
-    text = cpu().deployment("commands")
-    assert "taskset -c 0-1 SERVE" in text
-    assert "taskset -c 2-3 SERVE" in text
-    assert "GPU" not in text
-    assert 'cpuset: "0-1"' in cpu().deployment("compose")
-    assert '"cpu": "2"' in cpu().deployment("kubernetes")
-
-
-def test_percentages_are_divided_among_processes() -> None:
-    text = mps().deployment("commands")
-    assert text.count("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25 SERVE") == 4
-    assert mps().deployment("compose").count('PERCENTAGE: "25"') == 4
-    with pytest.raises(BadRequest, match="no mps shares of several sizes"):
-        mps().deployment("kubernetes")
-
-
-def test_kubernetes_asks_for_the_instances(fleet: fractune.PlanResult) -> None:
-    documents = [json.loads(each) for each in fleet.deployment("kubernetes").split("---\n")[1:]]
-    counted = {
-        (
-            each["spec"]["template"]["spec"]["containers"][0]["args"][1],
-            next(iter(each["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"])),
-        ): each["spec"]["replicas"]
-        for each in documents
-    }
-    for (name, resource), replicas in counted.items():
-        share = f"mig:{resource.removeprefix('nvidia.com/mig-')}"
-        parts = [part for parts in fleet.plan.devices for part in parts if (part.model, part.share) == (name, share)]
-        assert len(parts) == replicas
-
-
-def test_every_form_begins_with_what_it_is(fleet: fractune.PlanResult) -> None:
-    for form in FORMS:
-        assert "Printed, not run" in fleet.deployment(form)
-    with pytest.raises(BadRequest, match="--apply helm: write commands, compose, kubernetes"):
-        fleet.deployment("helm")
-    green = planned(
-        model("a", 8, profile=[{"share": "green:16", "throughput_per_s": 10}]),
-        device={"gpu": "H100-80GB", "partitioning": "green"},
-    )
-    assert "a context that the serving process itself makes" in green.deployment()
-    with pytest.raises(BadRequest, match="green contexts are made inside a process"):
-        green.deployment("compose")

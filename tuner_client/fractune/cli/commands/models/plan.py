@@ -12,7 +12,6 @@ import typer
 from fractune.cli import options
 from fractune.cli.printing import print_tables
 from fractune.cli.progress import choose_view
-from fractune.features.plan.deployment import FORMS
 from fractune.features.plan.plan import plan as make_plan
 from fractune.text.figure import check_picture
 from fractune_core.errors import BadRequest
@@ -36,9 +35,6 @@ def plan(
     ] = False,
     seed: Annotated[int, typer.Option("--seed", help="Of the simulation.")] = 0,
     measure: Annotated[bool, typer.Option("--measure", help="Time what the plan depends on first.")] = False,
-    apply: Annotated[
-        str, typer.Option("--apply", metavar="|".join(FORMS), help="Print what to run or apply. Nothing is run.")
-    ] = "",
     picture: Annotated[Path | None, typer.Option("--picture", help="Draw the devices here (.svg or .png).")] = None,
     as_json: options.Json = False,
     *,
@@ -47,8 +43,6 @@ def plan(
     """Plan models onto parts of devices: the fewest devices for their rates, or the best layout of one device."""
     if minimise is not None and gpus is not None:
         raise BadRequest("--gpus and --minimise exclude each other: --gpus N allows N devices, and few may be used")
-    if apply and apply not in FORMS:
-        raise BadRequest(f"--apply {apply}: write {', '.join(FORMS)}")
     check_picture(picture)
     made = make_plan(
         file,
@@ -57,14 +51,12 @@ def plan(
         simulate=simulate,
         seed=seed,
         measure=measure,
-        progress=choose_view(quiet=bool(apply), as_json=as_json),
+        progress=choose_view(quiet=False, as_json=as_json),
         **vars(place),
     )
     if picture is not None:
         made.draw(picture)
     if as_json:
         print(json.dumps({"event": "plan", **made.to_json()}))
-    elif apply:
-        print(made.deployment(apply))
     else:
         print_tables(made.table, made.models, picture=picture)
