@@ -25,16 +25,16 @@ from fractune_core import __version__
 from fractune_core.errors import BadRequest, FractuneError
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(requested: bool) -> None:
+    if requested:
         typer.echo(f"fractune {__version__}")
         raise typer.Exit
 
 
-def build_app(wanted: str) -> typer.Typer:
-    """The command line with the command `wanted`, or with all commands where none has that name.
+def build_app(name: str) -> typer.Typer:
+    """The command line with the command `name`, or with all commands if none has that name.
 
-    A stack starts many processes: each imports only the module of its own command.
+    A stack starts many processes; each imports only the module of its own command.
     """
     app = typer.Typer(
         name="fractune",
@@ -47,16 +47,16 @@ def build_app(wanted: str) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback(invoke_without_command=True)(_fractune)
-    for name in [wanted] if wanted in COMMANDS else COMMANDS:
-        heading, place, example = COMMANDS[name]
+    for each in [name] if name in COMMANDS else COMMANDS:
+        heading, place, example = COMMANDS[each]
         module = importlib.import_module(f"fractune.cli.commands.{place}")
         shown: dict[str, Any] = {"rich_help_panel": heading, "epilog": f"Example: {example}"}
-        if name in GROUPS:
-            for each in module.app.registered_commands:
-                each.callback, each.cls = with_groups(each.callback), Command
-            app.add_typer(module.app, name=name, cls=Group, **shown)
+        if each in GROUPS:
+            for command in module.app.registered_commands:
+                command.callback, command.cls = with_groups(command.callback), Command
+            app.add_typer(module.app, name=each, cls=Group, **shown)
         else:
-            app.command(name, cls=Command, **shown)(with_groups(getattr(module, name)))
+            app.command(each, cls=Command, **shown)(with_groups(getattr(module, each)))
     return app
 
 
@@ -79,7 +79,7 @@ def main(args: Sequence[str] | None = None) -> int:
     logging.getLogger("fractune").addHandler(logging.NullHandler())
     take_signals()
     try:
-        completion_init()  # the shell asks through the environment
+        completion_init()  # for a shell that requests completions by an environment variable
         command = typer.main.get_command(build_app(args[0] if args else ""))
         with output_that_may_close():
             code = command(args=args, prog_name="fractune", standalone_mode=False)

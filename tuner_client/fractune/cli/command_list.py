@@ -1,4 +1,4 @@
-"""The commands of `fractune`: where each lies, under which heading `--help` lists it, and an example of its use."""
+"""The commands of `fractune`: the module of each, its heading in `--help`, and an example."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Entry(NamedTuple):
 
 
 GROUPS = frozenset({"log", "admin"})
-"""commands that have commands of their own"""
+"""commands with subcommands"""
 
 _TUNE, _JOBS, _ANALYSIS, _FLEET = "Tune and run", "Jobs and the log", "Analysis", "Fleet"
 

@@ -1,6 +1,6 @@
-"""The environment variables of the command line alone, beside those of `fractune.server.credentials`.
+"""Environment variables of the command line, besides those of `fractune.server.credentials`.
 
-The Python API has two more, FRACTUNE_SERVER and FRACTUNE_STATE (`fractune.sessions.finding`, `fractune.local.state`).
+The Python API reads FRACTUNE_SERVER and FRACTUNE_STATE too (`fractune.sessions.finding`, `fractune.local.state`).
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ def wants_tracebacks() -> bool:
 
 
 def fleet_secret(secret_file: Path | None) -> bytes:
-    """The fleet's secret, from the file or from FRACTUNE_SECRET. Raises BadRequest when there is none."""
+    """The fleet's secret, from the file or from FRACTUNE_SECRET. Raises BadRequest if there is none."""
     text = os.environ.get(SECRET, "") if secret_file is None else _read("--secret-file", secret_file)
     if not text.strip():
         source = str(secret_file) if secret_file else SECRET
         raise BadRequest(
-            f"{source} holds no secret; give the server and every worker the same one, by --secret-file or {SECRET}"
+            f"{source} holds no secret; give the server and every worker the same secret, by --secret-file or {SECRET}"
         )
     return text.strip().encode()
 
 
 def redis_address(url: str, password_file: Path | None) -> str:
-    """The address of Redis with the password from the file, which so is in no list of processes. Raises BadRequest."""
+    """The address of Redis with the password from the file, hidden from lists of processes. Raises BadRequest."""
     return _with_password("--redis-password-file", url, password_file)
 
 
 def database_address(url: str | None, password_file: Path | None, *, heed_environment: bool = True) -> str | None:
-    """As `redis_address`, of the database that the options name, else the environment; None for SQLite in the state."""
+    """The address of the database, from the options or else the environment; None for SQLite. Raises BadRequest."""
     option = "--database-password-file"
     if url is None and heed_environment:
         url = os.environ.get(DATABASE) or None
@@ -64,5 +64,5 @@ def _read(option: str, path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        why = error.strerror if isinstance(error, OSError) else "it is not text"
         raise BadRequest(f"cannot read {option} {path}: {why}") from error

@@ -1,4 +1,4 @@
-"""A group of commands whose help lists each command with its whole summary, under the heading of the command."""
+"""A group whose help lists each command under its heading, with an uncut summary."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typer.core import TyperGroup
 from fractune.cli.ending.stopped import Stopped
 
 _WHOLE = 10_000
-"""characters of a summary: none is cut"""
+"""largest length of a summary in characters"""
 
 
 class Group(TyperGroup):

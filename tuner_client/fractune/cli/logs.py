@@ -1,4 +1,4 @@
-"""What the parts of a stack log, and how: lines of text, or JSON for a collector of logs."""
+"""Logs of the parts of a stack: lines of text, or JSON for a log collector."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import typer
 from fractune_core.log_fields import current_log_fields
 
 _CHATTY = ("alembic", "rq")
-"""libraries that tell at INFO what only they care for"""
+"""libraries with INFO messages about their own insides"""
 
 
 class LogLevel(StrEnum):
@@ -28,12 +28,12 @@ class LogFormat(StrEnum):
     JSON = "json"
 
 
-Level = Annotated[LogLevel, typer.Option("--log-level", help="Log this and what is worse.")]
+Level = Annotated[LogLevel, typer.Option("--log-level", help="Least level of logged messages.")]
 Format = Annotated[LogFormat, typer.Option("--log-format", help="Lines of text, or one JSON object a line.")]
 
 
 def set_up_logs(level: LogLevel, form: LogFormat) -> None:
-    """Have this process log to standard error."""
+    """Let this process log to standard error."""
     handler = logging.StreamHandler()
     text = logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s")
     handler.setFormatter(_JsonLines() if form is LogFormat.JSON else text)

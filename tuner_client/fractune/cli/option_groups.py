@@ -1,7 +1,7 @@
-"""Options that go together: a command takes a dataclass as a parameter, and has an option for each of its fields.
+"""Options that belong together: a command takes a dataclass as a parameter, with an option for each field.
 
-Every command with --server also has the options by which a client shows who it is. They set the environment variables
-of `fractune.server.credentials`, which hold file names and no secrets.
+Every command with --server also has the options for the credentials of a client. They set the environment variables of
+`fractune.server.credentials`, which hold file names and no secrets.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class _Caller:
 
 
 def with_groups(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The command as typer takes it: with the options of its groups, and of the caller where it takes --server."""
-    if hasattr(command, "__signature__"):  # done already, for another command line
+    """The command for typer: with the options of its groups, and with the credentials if it takes --server."""
+    if hasattr(command, "__signature__"):  # done for another command line
         return command
     signature = inspect.signature(command, eval_str=True)
     groups: dict[str, type] = {}

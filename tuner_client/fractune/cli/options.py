@@ -42,50 +42,48 @@ Server = Annotated[
     typer.Option(
         "--server",
         metavar="HOST:PORT",
-        help="Use this server (else FRACTUNE_SERVER, else the stack in the state folder, else one of our own).",
+        help="Use this server (else FRACTUNE_SERVER, else the stack in the state folder, else a new one).",
     ),
 ]
 ReconnectS = Annotated[
     float,
-    typer.Option("--reconnect-s", min=0, max=_DAY_S, help="Wait this many seconds for a server that goes away."),
+    typer.Option("--reconnect-s", min=0, max=_DAY_S, help="Seconds to wait for an unreachable server."),
 ]
 OnDone = Annotated[
     str | None,
     typer.Option(
         "--on-done",
         metavar="COMMAND",
-        help="Run this here, in a shell, when the job has ended; FRACTUNE_JOB, FRACTUNE_JOB_STATE ... tell it how.",
+        help="Shell command to run here when the job has ended; FRACTUNE_JOB_STATE and others describe the end.",
     ),
 ]
 Listen = Annotated[str, typer.Option("--listen", metavar="HOST:PORT", help="HOST:PORT or unix:PATH.")]
 Insecure = Annotated[
     bool,
-    typer.Option("--insecure", help="Allow an address that other machines can reach, without credentials."),
+    typer.Option("--insecure", help="Allow an address that other machines can reach without credentials."),
 ]
 Metrics = Annotated[
     str | None,
     typer.Option(
         "--metrics",
         metavar="HOST:PORT",
-        help="Metrics for Prometheus, and health, over HTTP; with --tls-cert over HTTPS where others can reach it.",
+        help="Address for metrics and health over HTTP; over HTTPS with --tls-cert if others can reach it.",
     ),
 ]
-TlsCert = Annotated[
-    Path | None, typer.Option("--tls-cert", help="Serve with TLS: this certificate. Calls then need tokens.")
-]
+TlsCert = Annotated[Path | None, typer.Option("--tls-cert", help="Certificate for TLS. Calls then need tokens.")]
 TlsKey = Annotated[Path | None, typer.Option("--tls-key", help="The key of --tls-cert.")]
 ClientCa = Annotated[
     Path | None,
-    typer.Option("--client-ca", help="With TLS: clients need a certificate of this authority, and then no token."),
+    typer.Option("--client-ca", help="With TLS: authority of client certificates, which replace tokens."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")]
 Inputs = Annotated[
     list[str] | None,
-    typer.Option("--input", metavar="NAME=1,3,224,224", help="Shape of an input that the model leaves open."),
+    typer.Option("--input", metavar="NAME=1,3,224,224", help="Shape of an input whose shape the model leaves open."),
 ]
-Only = Annotated[str, typer.Option("--only", help="Only operators whose name contains this; several: A,B.")]
+Only = Annotated[str, typer.Option("--only", help="Only operators whose name contains one of these (A,B).")]
 Exact = Annotated[
-    bool, typer.Option("--exact", help="Only implementations that round as the operators themselves: no Winograd.")
+    bool, typer.Option("--exact", help="Only implementations with the rounding of the operators: no Winograd.")
 ]
 Namespace = Annotated[
     str, typer.Option("--namespace", metavar="NAME", help="Share searches and the log within this namespace only.")
@@ -93,14 +91,14 @@ Namespace = Annotated[
 ModelFile = Annotated[Path, typer.Argument(help="ONNX file, TVM IRModule as JSON, or torch.export file.")]
 RunScript = Annotated[
     bool,
-    typer.Option("--run-script", help="The model is a Python file (TVMScript): run its code here, send what it makes."),
+    typer.Option("--run-script", help="The model is a Python file (TVMScript): run its code here, send its module."),
 ]
 Target = Annotated[str, typer.Option("--target", help="TVM target (default: the measuring processor's own).")]
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a command finds its server."""
+    """Options that find the server."""
 
     server: Server = None
     state: State = None
@@ -108,14 +106,14 @@ class Place:
 
 @dataclass(frozen=True)
 class JobPlace(Place):
-    """Where a job runs."""
+    """Options that find the server of a job."""
 
     reconnect_s: ReconnectS = RECONNECT_S
 
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """How a model is read, and for what."""
+    """Options that describe the model."""
 
     inputs: Inputs = None
     run_script: RunScript = False
@@ -123,12 +121,12 @@ class ModelOptions:
     namespace: Namespace = ""
 
     def parsed(self) -> dict[str, Any]:
-        """As the Python API takes them. Raises BadRequest."""
+        """The arguments of the Python API. Raises BadRequest."""
         return {**vars(self), "inputs": parse_inputs(self.inputs)}
 
 
 def read_key(option: str, path: Path) -> bytes:
-    """The PEM file of a key. Raises BadRequest when it cannot be read."""
+    """The content of a key's PEM file. Raises BadRequest if it cannot be read."""
     try:
         return path.read_bytes()
     except OSError as error:
@@ -136,7 +134,7 @@ def read_key(option: str, path: Path) -> bytes:
 
 
 def parse_part(option: str, text: str) -> float:
-    """Read `10%` or `0.1`, both a tenth. Raises BadRequest for any other text, and for more than 100 %."""
+    """Read `10%` or `0.1`, both a tenth. Raises BadRequest for other texts, and above 100 %."""
     form = _PART.fullmatch(text.strip())
     if form is None:
         raise BadRequest(f"{option} '{text}': write a percentage such as 10% or a fraction such as 0.1")
@@ -148,18 +146,18 @@ def parse_part(option: str, text: str) -> float:
 
 
 def tls_files(cert: Path | None, key: Path | None, client_ca: Path | None) -> TlsFiles | None:
-    """None without TLS. Raises BadRequest when one of the options misses another."""
+    """None without TLS. Raises BadRequest if an option lacks its counterpart."""
     if cert is not None and key is not None:
         return TlsFiles(cert, key, client_ca)
     if cert is not None or key is not None:
         raise BadRequest("--tls-cert and --tls-key go together; pass both")
     if client_ca is not None:
-        raise BadRequest(f"--client-ca {client_ca}: only TLS knows its callers by certificates; pass --tls-cert too")
+        raise BadRequest(f"--client-ca {client_ca}: client certificates need TLS; pass --tls-cert too")
     return None
 
 
 def parse_inputs(texts: list[str] | None) -> dict[str, list[int]]:
-    """Read `NAME=1,3,224,224` options. Raises BadRequest for another form or a name given twice."""
+    """Read `NAME=1,3,224,224` options. Raises BadRequest for another form or a repeated name."""
     shapes: dict[str, list[int]] = {}
     for text in texts or []:
         name, equals, dims = text.rpartition("=")
@@ -170,7 +168,7 @@ def parse_inputs(texts: list[str] | None) -> dict[str, list[int]]:
         try:
             shapes[name] = [int(dim) for dim in dims.split(",")] if dims else []
         except ValueError:
-            raise BadRequest(f"--input '{text}': '{dims}' is no list of whole numbers such as 1,3,224,224") from None
+            raise BadRequest(f"--input '{text}': '{dims}' is not a list of whole numbers such as 1,3,224,224") from None
         if any(dim < 1 for dim in shapes[name]):
             raise BadRequest(f"--input '{text}': every size must be at least 1")
     return shapes

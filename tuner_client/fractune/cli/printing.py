@@ -1,4 +1,4 @@
-"""What commands print of their results."""
+"""Output that several commands share."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from fractune.text.text import counts_text, span_text, spent_text
 from fractune_core.analysis.roofline import NEAR
 
 HEAVIEST = 8
-"""operators that the closing table shows one by one"""
+"""operators with a row of their own in the closing table"""
 
 
 def print_tables(*tables: Table, picture: Path | None = None) -> None:
-    """The tables, then what the first says in lines."""
+    """Print the tables, then the notes of the first."""
     for table in tables:
         table.print()
     for line in tables[0].notes:
@@ -32,7 +32,7 @@ def print_picture(picture: Path | None) -> None:
 
 
 def print_result(job: JobStatus, bundle: str, step: str = "") -> None:
-    """`step` names the job's part of the work, where there were others: ` in the last step`."""
+    """Print the results of a job. `step` says which part of the work it was: ` in the last step`."""
     latency, cross, times = latency_table(job), cross_text(model_table(job)), time_table(job, HEAVIEST)
     for table in (latency, cross, times):
         table.print()
@@ -41,14 +41,14 @@ def print_result(job: JobStatus, bundle: str, step: str = "") -> None:
     done = ", ".join(f"{job.trials_done.get(share, 0)} at {share}" for share in job.shares)
     print(f"new trials{step}: {done}; failed: {counts_text(dict(job.failures))}")
     if job.candidates_shared:
-        print(f"shared: {job.candidates_shared} more trials, which other jobs asked for")
+        print(f"shared: {job.candidates_shared} more trials, which other jobs requested")
     print(f"layout transforms in one inference: {layout_transforms(job)}")
     if job.trials_saved:
         print(
             f"saved {job.trials_saved} trials: operators at {NEAR * 100:.0f} % of their roof are not searched further"
         )
     print(f"took {span_text(job.wall_s)}{step}, {job.trials_per_s:.1f} trials/s while searching")
-    for title, spent_s in (("by phase", job.phases_s), ("by what workers did, side by side", job.busy_s)):
+    for title, spent_s in (("by phase", job.phases_s), ("by kind of work, in parallel", job.busy_s)):
         if spent_s:
             print(f"  {title}: {spent_text(spent_s)}")
     print(f"bundle: {bundle}")

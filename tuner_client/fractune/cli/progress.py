@@ -1,4 +1,4 @@
-"""How a running job is shown: a live table, plain lines, JSON lines, or nothing."""
+"""Views of a running job: a live table, plain lines, JSON lines, or nothing."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from fractune.text.rendering import Column, Table, literal
 from fractune.text.text import ratio_text, time_text
 
 _TABLE_ROWS = 24
-"""operators that the live table shows, the heaviest first"""
+"""operators in the live table, the heaviest first"""
 _GOAL_STEPS = 3
-"""steps that are shown of a goal, the last ones"""
+"""last steps of a goal that are shown"""
 
 
 def choose_view(*, quiet: bool, as_json: bool) -> LeavableView:
@@ -40,8 +40,9 @@ def _plain_view(*, quiet: bool, as_json: bool) -> View:
 
 
 class JsonView(View):
-    """An object a line, whenever it has changed: `job` (state and notes), `operator`, `progress`, `goal`; and `waiting`
-    while the server is away.
+    """An object on a line for each change: `job` (state and notes), `operator`, `progress`, `goal`.
+
+    `waiting` comes while the server is unreachable.
     """
 
     def __init__(self) -> None:
@@ -138,7 +139,7 @@ def _operator_cells(operator: OperatorStatus, shares: Sequence[str]) -> tuple[st
 
 
 def goal_lines(lines: Sequence[str]) -> list[Text]:
-    """What is to be beaten, and how far the last steps came."""
+    """The goal, and how far the last steps came."""
     steps = [literal(step) for step in lines[1:][-_GOAL_STEPS:]]
     for step in steps:
         step.pad_left(6)

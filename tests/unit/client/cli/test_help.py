@@ -33,6 +33,14 @@ def test_the_commands_stand_under_headings_with_whole_summaries(
     assert max(map(len, shown.splitlines())) <= 80
 
 
+def test_summaries_are_short(whole_app: Any) -> None:
+    groups = [whole_app]
+    for group in groups:
+        for command in group.commands.values():
+            assert len(command.get_short_help_str(1000)) <= 72, command.name
+            groups += [command] if hasattr(command, "commands") else []
+
+
 @pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_every_command_has_an_example_that_parses(
     name: str, whole_app: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -51,7 +51,7 @@ def test_they_set_the_environment(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["--tls-cert", "c"], "--tls-cert and --tls-key go together"),
         (["--tls-key", "k"], "--tls-cert and --tls-key go together"),
-        (["--client-ca", "a"], "--client-ca a: only TLS knows its callers"),
+        (["--client-ca", "a"], "--client-ca a: client certificates need TLS"),
         (["--upload-limit", "2GB"], "--upload-limit '2GB': write a size"),
     ],
 )

@@ -64,7 +64,7 @@ def test_what_other_jobs_asked_for_is_shown_as_shared(capsys: pytest.CaptureFixt
     assert job_json(tuning)["candidates_shared"] == progress_json(tuning)["candidates_shared"] == 3
     assert result_json(done, "")["trials_shared"] == 3
     print_result(done, "")
-    assert "shared: 3 more trials, which other jobs asked for\n" in capsys.readouterr().out
+    assert "shared: 3 more trials, which other jobs requested\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

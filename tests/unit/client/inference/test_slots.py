@@ -110,7 +110,7 @@ def test_run_shows_slots_and_runs_one(fused: FusedVariants, tmp_path: Path, caps
     assert main(["run", str(fused.bundle), "--slot", "1", "--repeats", "3", *files]) == 0
     shown = capsys.readouterr().out
     assert "slots:     2 of 3 filled: 0 variant1, 1 variant2, 2 empty; a run computes all 3" in shown
-    assert "slot 1 alone was asked for: 1 of 3 that each run computes" in shown
+    assert "only slot 1 was requested, of 3 that each run computes" in shown
     with np.load(tmp_path / "out.npz") as saved:
         np.testing.assert_allclose(saved["y"], truth(fused.models[1], image(6)), rtol=1e-4)
     assert main(["run", str(fused.bundle), "--repeats", "3", "--json"]) == 0

@@ -1,1 +1,1 @@
-"""One file a command, in rooms of their own kinds; none knows another room."""
+"""One file a command, in rooms by kind; no room imports another."""

@@ -1,6 +1,6 @@
-"""What a closed pipe does to a command: it unwinds in order and ends as by SIGPIPE, whichever library was writing.
+"""A closed pipe stops a command in order, with the exit code of SIGPIPE, whichever library was writing.
 
-Typer and rich each end a command by code 1 when they meet a BrokenPipeError.
+Typer and rich each end a command with code 1 at a BrokenPipeError.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fractune.cli.ending.stopped import Stopped
 
 
 class _Output:
-    """A stream whose reader may go away: then a write raises Stopped."""
+    """A stream that raises Stopped at a write after its reader has gone."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -41,7 +41,7 @@ def output_that_may_close() -> Iterator[None]:
     """
     streams = sys.stdout, sys.stderr
     with contextlib.ExitStack() as stack:
-        # A command that was started with a stream closed has none.
+        # A stream is None if it was closed when the command started.
         there = [each or stack.enter_context(Path(os.devnull).open("w", encoding="utf-8")) for each in streams]
         sys.stdout, sys.stderr = (cast(TextIO, _Output(each)) for each in there)
         try:

@@ -1,4 +1,4 @@
-"""A job that a server goes on with when this command ends: who decides whether it does."""
+"""Whether a server continues a job when the command that follows it ends."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from fractune.sessions.progress import GoalNews, View
 
 
 class LeavableView(View):
-    """Shows a job by another view; whoever closes the terminal leaves it running, who presses Ctrl-C there is asked."""
+    """Shows a job by another view. A closed terminal leaves the job running; Ctrl-C at a terminal asks."""
 
     def __init__(self, view: View) -> None:
         self._view = view
         self.last: JobStatus | None = None
-        """as it was shown last"""
+        """the job as last shown"""
 
     def __enter__(self) -> Self:
         self._view.__enter__()
@@ -46,14 +46,17 @@ class LeavableView(View):
             self._view.show_absence(absence)
 
     def leaves(self, job: str, stop: BaseException) -> bool:
-        """SIGHUP and a closed output leave the job; Ctrl-C asks where somebody can answer; all else cancels it."""
+        """Whether `stop` leaves the job to the server.
+
+        SIGHUP and a closed output leave it. Ctrl-C asks if the terminal can answer. Everything else cancels it.
+        """
         if isinstance(stop, Stopped):
             return stop.terminal_gone or stop.reader_gone
         if not isinstance(stop, KeyboardInterrupt) or not _somebody_is_there():
             return False
         try:
             with _lost_terminal_stops():
-                self._view.__exit__(None, None, None)  # the question stands below the table
+                self._view.__exit__(None, None, None)  # print the question below the table
                 _ask(job)
         except KeyboardInterrupt:
             print(f"\ncancelling {job}", file=sys.stderr)
@@ -65,15 +68,15 @@ class LeavableView(View):
 
 
 def _ask(job: str) -> None:
-    """Returns when the job is to be left. Ctrl-C raises KeyboardInterrupt."""
-    termios.tcflush(sys.stdin, termios.TCIFLUSH)  # what was typed before the question is no answer to it
+    """Ask, and return if the job should go on. Ctrl-C raises KeyboardInterrupt."""
+    termios.tcflush(sys.stdin, termios.TCIFLUSH)  # drop input from before the question
     print(f"\n{job} goes on at the server. Enter leaves it there, Ctrl-C again cancels it: ", end="", file=sys.stderr)
     sys.stderr.flush()
     sys.stdin.readline()
 
 
 def _somebody_is_there() -> bool:
-    """Whether a question is seen and can be answered: at a terminal, by a command that is not in the background."""
+    """Whether a question can be answered: at a terminal, by a command in the foreground."""
     try:
         at_terminal = sys.stdin.isatty() and sys.stderr.isatty()
         return at_terminal and os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
@@ -83,7 +86,7 @@ def _somebody_is_there() -> bool:
 
 @contextlib.contextmanager
 def _lost_terminal_stops() -> Iterator[None]:
-    """A closed terminal may refuse what is written before its SIGHUP comes, or termios a question: the same thing."""
+    """Raise Stopped for errors of a closed terminal, which come before its SIGHUP."""
     try:
         yield
     except (OSError, termios.error) as error:

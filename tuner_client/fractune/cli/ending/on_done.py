@@ -1,6 +1,6 @@
 """`--on-done COMMAND`: the caller's own command, run here when the job has ended.
 
-Never by the server: there it would let everybody who may submit a job run whatever they like.
+The server never runs it: otherwise everybody who may submit a job could run any command there.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from fractune_core.jobs import JobState
 
 @dataclass
 class Fetched:
-    """What the command that follows the job has fetched of it so far."""
+    """Files that the following command has downloaded so far."""
 
     bundle: Path | None = None
 
 
 @contextlib.contextmanager
 def run_when_done(command: str | None, view: LeavableView) -> Iterator[Fetched]:
-    """Run `command` after the block when the job that `view` showed has ended, well or not.
+    """Run `command` after the block if the job of `view` has ended, well or not.
 
-    A job that was left, or that Ctrl-C cancelled, has nothing to tell. How the command ends changes nothing.
+    It does not run for a job that was left or that Ctrl-C cancelled. Its exit code changes nothing.
     """
     fetched = Fetched()
     try:
@@ -51,7 +51,7 @@ def _run(command: str | None, job: JobStatus | None, fetched: Fetched, exit_code
     if command is None or job is None or job.state.open:
         return
     sys.stdout.flush()
-    # All its data is in its environment and none in its text: no name of a model can become a command. What it
+    # All its data is in its environment and none in its text: no name of a model can become a command. Its output
     # prints goes to standard error: standard output is the result's alone.
     variables = news(job, fetched, exit_code, message)
     ended = subprocess.run(["/bin/sh", "-c", command], env={**os.environ, **variables}, stdout=2, check=False)
@@ -60,7 +60,7 @@ def _run(command: str | None, job: JobStatus | None, fetched: Fetched, exit_code
 
 
 def news(job: JobStatus, fetched: Fetched, exit_code: int, message: str) -> dict[str, str]:
-    """The variables that tell how the job ended; what there is not is empty."""
+    """Environment variables that describe the end of the job; empty if not known."""
     shares = [{"share": each.share, "untuned_s": each.untuned_s, "tuned_s": each.tuned_s} for each in job.results]
     result = {"wall_s": job.wall_s, "trials": dict(job.trials_done), "shares": shares}
     return {

@@ -1,4 +1,4 @@
-"""What SIGTERM and SIGHUP do to a command, and a reader that closes its output: it unwinds in order, as at Ctrl-C."""
+"""SIGTERM, SIGHUP and a closed output stop a command in order, as Ctrl-C does."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import NoReturn
 
 
 class Stopped(BaseException):
-    """SIGTERM, SIGINT or SIGHUP came, or SIGPIPE would have: unwind in order, then end as if it had killed us.
+    """SIGTERM, SIGINT, SIGHUP or SIGPIPE: unwind in order, then exit as if the signal had killed the process.
 
-    Its notes say what became of the job and of the stack.
+    Its notes describe the state of the job and of the stack.
     """
 
     def __init__(self, signal_number: int) -> None:
@@ -24,16 +24,14 @@ class Stopped(BaseException):
 
 
 def take_signals() -> None:
-    """Have both raise Stopped in the main thread; under `nohup` SIGHUP stays ignored."""
+    """Have SIGTERM and SIGHUP raise Stopped in the main thread; under `nohup` SIGHUP stays ignored."""
     signal.signal(signal.SIGTERM, _stop)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         signal.signal(signal.SIGHUP, _stop)
 
 
 def terminal_gone() -> Stopped:
-    """What to raise for a terminal that was closed. The shell and the kernel both send SIGHUP then: the second one
-    shall not disturb the end.
-    """
+    """The exception for a closed terminal. The shell and the kernel both send SIGHUP; the second one is ignored."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     return Stopped(signal.SIGHUP)
 

@@ -1,1 +1,1 @@
-"""One file a command: what looks after a fleet, its parts and its machines."""
+"""Commands that run and manage a fleet."""

@@ -1,4 +1,4 @@
-"""`fractune admin backup` and `fractune admin restore`: what a server remembers, as one file."""
+"""`fractune admin backup` and `fractune admin restore`: the data of a server as one file."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from fractune.text.output_files import check_free, check_writable
 def backup(
     file: Annotated[Path, typer.Argument(help="The file to write.")],
     state: options.State = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace the file if it is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
     as_json: options.Json = False,
 ) -> None:
-    """Write log, jobs, models and bundles to a file, while the server runs or not."""
+    """Write log, jobs, models and bundles to a file. The server may be running."""
     check_free(file, force=force)
     check_writable("FILE", file)
-    _tell("backed up", server_backup().back_up(_folder(state), file), f"to {file}", as_json=as_json)
+    _print("backed up", server_backup().back_up(_folder(state), file), f"to {file}", as_json=as_json)
 
 
 def restore(
@@ -31,19 +31,19 @@ def restore(
     state: options.State = None,
     as_json: options.Json = False,
 ) -> None:
-    """Put a backup into a new state folder; a server or stack started there goes on from it."""
+    """Restore a backup into a new state folder. A server or stack started there continues from it."""
     folder = _folder(state)
-    _tell("restored", server_backup().restore(file, folder), f"to {folder}", as_json=as_json)
+    _print("restored", server_backup().restore(file, folder), f"to {folder}", as_json=as_json)
 
 
 def _folder(state: Path | None) -> Path:
     return (state or default_state_dir()).expanduser()
 
 
-def _tell(did: str, summary: Any, where: str, *, as_json: bool) -> None:
+def _print(verb: str, summary: Any, where: str, *, as_json: bool) -> None:
     """`summary`: a fractune_server.backup.BackupSummary."""
     if as_json:
         print(json.dumps(vars(summary)))
         return
     held = f"{summary.records} records, {summary.jobs} jobs, {summary.files} models and bundles"
-    print(f"{did} {held} ({summary.size_bytes / 1e6:.1f} MB) {where}")
+    print(f"{verb} {held} ({summary.size_bytes / 1e6:.1f} MB) {where}")

@@ -28,28 +28,27 @@ _State = Annotated[Path | None, typer.Option("--state", help="The server's state
 
 @app.command()
 def create(
-    name: Annotated[str, typer.Argument(help="Whose it is, for people: `fractune admin token list` shows it.")],
-    scope: Annotated[Scope, typer.Option("--scope", help="What it may do; each includes those before it.")],
-    out: Annotated[Path, typer.Option("--out", help="File to write the token to: new, for its owner's eyes only.")],
-    expires: Annotated[str | None, typer.Option("--expires", metavar="30d", help="Good for so long: 12h, 30d.")] = None,
-    open_jobs: Annotated[
-        int | None, typer.Option("--open-jobs", min=0, help="Jobs at most that have not ended.")
-    ] = None,
+    name: Annotated[str, typer.Argument(help="A label for its owner, shown by `fractune admin token list`.")],
+    scope: Annotated[Scope, typer.Option("--scope", help="Its rights; each scope includes those before it.")],
+    out: Annotated[Path, typer.Option("--out", help="New file for the token, readable by this user only.")],
+    expires: Annotated[str | None, typer.Option("--expires", metavar="30d", help="Lifetime (default: none).")] = None,
+    open_jobs: Annotated[int | None, typer.Option("--open-jobs", min=0, help="Limit of open jobs.")] = None,
     trials_a_day: Annotated[
-        int | None, typer.Option("--trials-a-day", min=0, help="Trials at most of jobs made within 24 hours.")
+        int | None, typer.Option("--trials-a-day", min=0, help="Limit of trials of jobs created within 24 hours.")
     ] = None,
     upload_bytes: Annotated[
-        str | None, typer.Option("--upload-bytes", metavar="10GiB", help="Size at most of all its models together.")
+        str | None,
+        typer.Option("--upload-bytes", metavar="10GiB", help="Limit of the size of all its models."),
     ] = None,
     max_priority: Annotated[
-        Priority, typer.Option("--max-priority", help="The highest priority that its jobs may have.")
+        Priority, typer.Option("--max-priority", help="Highest priority of its jobs.")
     ] = Priority.NORMAL,
     state: _State = None,
     database: options.Database = None,
     database_password_file: options.DatabasePasswordFile = None,
     as_json: options.Json = False,
 ) -> None:
-    """Make a token, and write it to a file: it is kept nowhere else, and cannot be shown again."""
+    """Create a token and write it to a file. It is stored nowhere else and cannot be shown again."""
     lifetime_s = None if expires is None else parse_lifetime_s("--expires", expires)
     uploads = None if upload_bytes is None else parse_bytes("--upload-bytes", upload_bytes)
     quotas = Quotas(open_jobs, trials_a_day, uploads)
@@ -78,7 +77,7 @@ def list_(
     database_password_file: options.DatabasePasswordFile = None,
     as_json: options.Json = False,
 ) -> None:
-    """List tokens, oldest first, with what they have used of their quotas."""
+    """List tokens, oldest first, with the used part of their quotas."""
     address = _address(state, database, database_password_file)
     found = server_admin(address).list_tokens(state or default_state_dir(), address)
     if as_json:
@@ -101,7 +100,7 @@ def revoke(
     database_password_file: options.DatabasePasswordFile = None,
     as_json: options.Json = False,
 ) -> None:
-    """Revoke a token: its next call is refused. Its jobs go on."""
+    """Revoke a token. Its next call is refused, and its jobs continue."""
     address = _address(state, database, database_password_file)
     changed = server_admin(address).revoke_token(state or default_state_dir(), address, token)
     if as_json:
@@ -111,7 +110,7 @@ def revoke(
 
 
 def _address(state: Path | None, database: str | None, password_file: Path | None) -> str | None:
-    """A folder that is named goes before a database that only the environment names."""
+    """The address of the database. A given state folder takes precedence over the environment."""
     return database_address(database, password_file, heed_environment=state is None)
 
 
@@ -127,7 +126,7 @@ def _used(token: dict[str, Any]) -> list[str]:
 
 
 def _new_file(path: Path) -> int:
-    """A new file that its user alone can read. Raises StateUnusable."""
+    """A new file that only this user can read. Raises StateUnusable."""
     try:
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""`fractune completion`: the completion of commands and options by the shell."""
+"""`fractune completion`: scripts by which a shell completes commands and options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`fractune doctor`: what is there, what is missing, how to get it."""
+"""`fractune doctor`: the uses that this machine is ready for, and the missing parts of the others."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ class UseName(StrEnum):
 
 
 def doctor(
-    wanted: Annotated[
-        list[UseName] | None, typer.Option("--for", help="End with 1 unless this machine is ready for it; repeatable.")
+    uses: Annotated[
+        list[UseName] | None,
+        typer.Option("--for", help="Exit with 1 unless this machine is ready for it; repeatable."),
     ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Say what this machine is ready for, what is missing for the rest, and how to get it."""
-    names = [name.value for name in wanted or []]
-    uses = [use for use in examine() if not names or use.name in names]
-    for use in uses:
+    """Report what this machine is ready for, and how to install the rest."""
+    names = [name.value for name in uses or []]
+    examined = [use for use in examine() if not names or use.name in names]
+    for use in examined:
         typer.echo(json.dumps(use.to_json()) if as_json else _text(use))
-    ready = [use.ready for use in uses]
+    ready = [use.ready for use in examined]
     if not (all(ready) if names else any(ready)):
         raise typer.Exit(1)
 

@@ -1,4 +1,4 @@
-"""`fractune health`: whether a server works, for people and for what starts servers again."""
+"""`fractune health`: whether a server works, for people and for supervisors that restart servers."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ def health(
         typer.Option(
             "--server",
             metavar="HOST:PORT",
-            help=f"The server to ask; unix:PATH too (else FRACTUNE_SERVER, else {options.DEFAULT_LISTEN}).",
+            help=f"The server; unix:PATH too (else FRACTUNE_SERVER, else {options.DEFAULT_LISTEN}).",
         ),
     ] = None,
     timeout_s: Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds to wait for an answer.")] = 5.0,
-    live: Annotated[bool, typer.Option("--live", help="Only whether it has to be started again.")] = False,
+    live: Annotated[bool, typer.Option("--live", help="Check only whether the server must be restarted.")] = False,
     as_json: options.Json = False,
 ) -> None:
-    """Say whether a server is healthy: exit code 0, or 1; 5 when there is no answer."""
-    asked = [HealthPart.ENGINE] if live else list(HealthPart)
+    """Report whether a server is healthy. The exit code is 0 or 1, and 5 if the server does not answer."""
+    parts = [HealthPart.ENGINE] if live else list(HealthPart)
     server = named_server(None, server) or options.DEFAULT_LISTEN
     with RpcClient(server, timeout_s, Credentials.found()) as client:
-        found = {part.value: client.is_serving(part.value) for part in asked}
+        found = {part.value: client.is_serving(part.value) for part in parts}
     if as_json:
         print(json.dumps({"server": server, "healthy": all(found.values()), "parts": found}))
     else:

@@ -1,4 +1,4 @@
-"""`fractune server` and `fractune worker`: the parts of a stack, one by one."""
+"""`fractune server` and `fractune worker`: the parts of a stack, each on its own."""
 
 from __future__ import annotations
 
@@ -56,12 +56,13 @@ def server(
         typer.Option("--local-socket", help="With TLS: serve at this Unix socket too, for its user, without a token."),
     ] = None,
     upload_limit: Annotated[
-        str, typer.Option("--upload-limit", metavar="SIZE", help="Of one model file at most, such as 500MiB.")
+        str, typer.Option("--upload-limit", metavar="SIZE", help="Largest size of a model file, such as 500MiB.")
     ] = "2GiB",
-    resume: Annotated[bool, typer.Option(help="Go on with jobs that were open when the last server ended.")] = True,
+    resume: Annotated[bool, typer.Option(help="Continue jobs that were open when the last server ended.")] = True,
     metrics: options.Metrics = None,
     webhook_hosts: Annotated[
-        str, typer.Option("--webhook-hosts", metavar="HOST,...", help="Hosts that jobs may have called at their end.")
+        str,
+        typer.Option("--webhook-hosts", metavar="HOST,...", help="Hosts that the server may call when jobs end."),
     ] = "",
     webhook_secret_file: Annotated[
         Path | None,
@@ -96,20 +97,20 @@ def server(
 
 
 def worker(
-    role: Annotated[RoleName, typer.Option("--role", help="What to work on.")],
+    role: Annotated[RoleName, typer.Option("--role", help="Kind of work.")],
     redis: Redis,
     share: Annotated[str | None, typer.Option("--share", help="Measurers: the share to measure under.")] = None,
-    cores: Annotated[str | None, typer.Option("--cores", metavar="0,1", help="Which cores to use.")] = None,
+    cores: Annotated[str | None, typer.Option("--cores", metavar="0,1", help="Cores to use.")] = None,
     lock_dir: Annotated[
         Path | None, typer.Option("--lock-dir", help="Folder of the locks that keep measurements undisturbed.")
     ] = None,
-    name: Annotated[str | None, typer.Option("--name", help="Name in the fleet (default: made up).")] = None,
+    name: Annotated[str | None, typer.Option("--name", help="Name in the fleet (default: a random one).")] = None,
     margin: Annotated[
         float | None,
         typer.Option("--margin", help="Measurers: a trial this close to the fastest is timed for longer (1.25)."),
     ] = None,
     cache: Annotated[
-        Cache, typer.Option("--cache", help="Measurers of a GPU: what its cache holds when a call begins.")
+        Cache, typer.Option("--cache", help="Measurers of a GPU: state of its cache at the beginning of a call.")
     ] = Cache.WARM,
     max_model_memory: Annotated[
         str | None,
@@ -117,7 +118,7 @@ def worker(
             "--max-model-memory",
             metavar="SIZE",
             envvar="FRACTUNE_MAX_MODEL_MEMORY",
-            help="Of what works on a model at most, such as 8GiB (default: 40 % of this host's).",
+            help="Memory limit for work on a model, such as 8GiB (default: 40 % of this host's).",
         ),
     ] = None,
     redis_password_file: PasswordFile = None,

@@ -1,4 +1,4 @@
-"""`fractune noise`: what a measurement is worth on this machine."""
+"""`fractune noise`: how reliable a measurement is on this machine."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def noise(
     share: Annotated[str, typer.Option("--share", metavar="cpu:1", help="Share to measure under.")],
     measurers: Annotated[
         str | None,
-        typer.Option("--measurers", metavar="1,2", help="How many to try at the same time (1,2; on a GPU 1,2,4,8)."),
+        typer.Option("--measurers", metavar="1,2", help="Concurrent measurers to try (1,2; on a GPU 1,2,4,8)."),
     ] = None,
     candidates: Annotated[int, typer.Option("--candidates", help="Candidates to time, 8 to 200.")] = 24,
     model: Annotated[
-        Path | None, typer.Option("--model", help="Take this model's heaviest operator (default: a convolution).")
+        Path | None, typer.Option("--model", help="Time this model's heaviest operator (default: a convolution).")
     ] = None,
     only: Annotated[str, typer.Option("--only", help="Only an operator whose name contains one of these (A,B).")] = "",
     inputs: options.Inputs = None,
@@ -40,7 +40,7 @@ def noise(
     state: options.State = None,
     as_json: options.Json = False,
 ) -> None:
-    """Tell what a measurement is worth here, and how many may run at the same time."""
+    """Measure how reliable measurements are on this machine. It also finds how many may run at the same time."""
     Share.parse(share)
     counts = None if measurers is None else parse_measurers(measurers)
     if not FEWEST_CANDIDATES <= candidates <= MOST_CANDIDATES:
@@ -83,6 +83,6 @@ def parse_measurers(text: str) -> list[int]:
 def _check_model(model: Path | None, only: str, inputs: list[str] | None) -> None:
     options.parse_inputs(inputs)
     if model is None and (only or inputs):
-        raise BadRequest("--only and --input choose from a model's operators; pass --model too")
+        raise BadRequest("--only and --input select an operator of a model; pass --model too")
     if model is not None:
         check_model_file(model)

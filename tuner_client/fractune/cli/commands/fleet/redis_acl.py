@@ -16,9 +16,9 @@ ACL_FILE = "users.acl"
 
 
 def redis_acl(
-    folder: Annotated[Path, typer.Argument(help="Where the files are to be; made if need be.")],
+    folder: Annotated[Path, typer.Argument(help="Folder for the files; created if it does not exist.")],
 ) -> None:
-    """Write users.acl for Redis 7 or Valkey, and a password file for each user that has none there yet."""
+    """Write users.acl for Redis 7 or Valkey. Each user without a password file there gets one."""
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         passwords = {user: _password(folder / f"{user}.password") for user in USERS}
@@ -33,7 +33,7 @@ def redis_acl(
 
 
 def _password(path: Path) -> str:
-    """Of 256 random bits, made once; the file appears whole or not at all."""
+    """The password in the file, or a new one of 256 random bits; the file appears whole or not at all."""
     try:
         return path.read_text(encoding="utf-8").strip()
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""`fractune shares`: what shares this machine offers, and whether they hold what they promise."""
+"""`fractune shares`: the shares that this machine offers, and their proofs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _GIB = 2**30
 
 def shares(
     prove: Annotated[
-        bool, typer.Option("--prove", help="Enter each share in a process of its own and read back what it got.")
+        bool, typer.Option("--prove", help="Enter each share in a separate process, and read back what it was granted.")
     ] = False,
     mig_layout: Annotated[
         str | None,
@@ -39,7 +39,7 @@ def shares(
         raise BadRequest("--apply runs the commands of a layout; pass --mig-layout too, such as --mig-layout 3g+4g")
     if prove and mig_layout is not None:
         raise BadRequest("--mig-layout changes the shares that --prove checks; run them one after the other")
-    # The children must import our packages from where this process has them, never from the folder they run in.
+    # The children must import our packages from the place of this process, never from their working directory.
     os.environ.update(own_env())
     if mig_layout is not None:
         _divide(mig_layout, apply=apply, as_json=as_json)
@@ -60,7 +60,7 @@ def _list(*, prove: bool, as_json: bool) -> None:
     except ShareUnavailable as error:
         print(json.dumps({"event": "no_gpu", "reason": str(error)}) if as_json else f"no GPU shares: {error}")
     if failed:
-        raise ShareUnavailable(f"{', '.join(failed)} could not be proved; the reasons stand above")
+        raise ShareUnavailable(f"{', '.join(failed)} could not be proved; the reasons are printed above")
 
 
 def _print_device(device: dict[str, Any]) -> None:
@@ -73,7 +73,7 @@ def _print_device(device: dict[str, Any]) -> None:
 
 
 def _refusals(offers: list[dict[str, Any]]) -> list[str]:
-    """Every proof that failed, and one reason for each mechanism: those of its other shares say the same."""
+    """The reason of every failed proof, and one reason for each mechanism that is not offered."""
     reasons: dict[str, str] = {}
     for offer in offers:
         if offer["refusal"]:

@@ -18,13 +18,13 @@ from fractune_core.shares import parse_shares
 
 
 def default_shares() -> str:
-    """One core, two, four ... up to all that may be used here."""
+    """`cpu:1,cpu:2,cpu:4 ...` up to all cores of this process."""
     cores = len(os.sched_getaffinity(0))
     return ",".join(f"cpu:{1 << power}" for power in range(cores.bit_length()))
 
 
 def _measurers(stack: Stack) -> Counter[str]:
-    """Live measurers by share. A server that has just died is started again, and waited for."""
+    """Live measurers by share. A server that has just died is restarted, and this waits for it."""
     while True:
         try:
             with RpcClient(stack.own_address) as client:

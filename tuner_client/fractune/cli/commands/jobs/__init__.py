@@ -1,1 +1,1 @@
-"""One file a command: what a server did, its jobs, what they cost, and the log of what they measured."""
+"""Commands about the jobs of a server, their cost, and the log of their measurements."""

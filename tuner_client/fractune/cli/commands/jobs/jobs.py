@@ -1,4 +1,4 @@
-"""`fractune jobs`, `watch`, `cancel` and `workers`: what a server is doing."""
+"""`fractune jobs`, `watch`, `cancel` and `workers`: the jobs and workers of a server."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def watch(
     *,
     place: options.JobPlace,
 ) -> None:
-    """Follow a job of a running server until it ends; Ctrl-C stops watching, not the job."""
+    """Follow a job of a running server until it ends. Ctrl-C stops watching, not the job."""
     if out is not None:
         check_writable("--out", out)
     view = choose_view(quiet=False, as_json=as_json)
@@ -97,7 +97,7 @@ def cancel(
     *,
     place: options.Place,
 ) -> None:
-    """Cancel a job; what it has measured stays in the log."""
+    """Cancel a job; its measurements stay in the log."""
     with session(Client, **vars(place)) as client:
         cancelled = client.job(job).cancel()
     if as_json:
@@ -112,7 +112,7 @@ def workers(
     *,
     place: options.Place,
 ) -> None:
-    """List the workers, and the shares that can be asked for."""
+    """List the workers and the available shares."""
     if named_server(place.state, place.server) is None and running_stack_of(place.state) is None:
         folder = place.state or default_state_dir()
         print(f"no stack runs in {folder}: these workers start for this command, and end with it", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""`fractune log show|export|import|prune|dead` and `fractune match`: what is known about speed."""
+"""`fractune log show|export|import|prune|dead` and `fractune match`: the tuning log."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ app = typer.Typer(help="The tuning log: show, export, import, prune, dead.", ric
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """Which records."""
+class Filters:
+    """Filters of records."""
 
     model: Annotated[str, typer.Option("--model", help="Part of the model's file name, or models/SHA256.")] = ""
     operator: Annotated[str, typer.Option("--operator", help="Part of an operator's name, or a workload hash.")] = ""
-    share: Annotated[str, typer.Option("--share", help="Share as it was asked for, such as cpu:1.")] = ""
+    share: Annotated[str, typer.Option("--share", help="Requested share, such as cpu:1.")] = ""
     device: Annotated[str, typer.Option("--device", help="Part of a device key.")] = ""
     kind: Annotated[str, typer.Option("--kind", help="trial or validation.")] = ""
-    job: Annotated[str, typer.Option("--job", help="Only what this job measured.")] = ""
+    job: Annotated[str, typer.Option("--job", help="Only measurements of this job.")] = ""
     namespace: options.Namespace = ""
 
 
@@ -45,17 +45,17 @@ class Format(StrEnum):
 
 @app.command()
 def show(
-    limit: Annotated[int, typer.Option("--limit", min=1, help="At most this many.")] = 20,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="Largest number of records.")] = 20,
     fastest: Annotated[bool, typer.Option("--fastest", help="Fastest first, not newest first.")] = False,
     as_json: options.Json = False,
     *,
-    wanted: Wanted,
+    filters: Filters,
     place: options.Place,
 ) -> None:
     """Show records, newest first."""
-    check_record_filter(wanted.share, wanted.kind)
+    check_record_filter(filters.share, filters.kind)
     with session(Client, **vars(place)) as client:
-        found = client.log.query(**vars(wanted), limit=limit, fastest=fastest)
+        found = client.log.query(**vars(filters), limit=limit, fastest=fastest)
     if as_json:
         for row in found.table.rows:
             print(json.dumps(row))
@@ -66,40 +66,42 @@ def show(
 
 @app.command()
 def export(
-    path: Annotated[Path, typer.Argument(help="File to write (a folder for jsondatabase).")],
-    file_format: Annotated[Format, typer.Option("--format", help="What to write.")] = Format.JSONL,
-    force: Annotated[bool, typer.Option("--force", help="Replace what is there.")] = False,
+    path: Annotated[Path, typer.Argument(help="File to write (for jsondatabase a folder).")],
+    file_format: Annotated[Format, typer.Option("--format", help="Format of the file.")] = Format.JSONL,
+    force: Annotated[bool, typer.Option("--force", help="Replace existing files.")] = False,
     as_json: options.Json = False,
     *,
-    wanted: Wanted,
+    filters: Filters,
     place: options.Place,
 ) -> None:
-    """Write records to a file: CSV, JSON lines, or a MetaSchedule JSONDatabase folder for stock TVM."""
-    check_record_filter(wanted.share, wanted.kind)
+    """Write records to a file. The formats are CSV, JSON lines, or a MetaSchedule JSONDatabase folder for stock TVM."""
+    check_record_filter(filters.share, filters.kind)
     check_export(path, file_format.value, force=force)
     with session(Client, **vars(place)) as client:
         count = client.log.export(
             path,
             file_format=file_format.value,
             force=force,
-            **vars(wanted),
+            **vars(filters),
         )
     print(json.dumps({"path": str(path), "records": count}) if as_json else f"{count} records written to {path}")
 
 
 @app.command()
 def dead(
-    replay: Annotated[bool, typer.Option("--replay", help="Try to read all of them once more.")] = False,
-    limit: Annotated[int, typer.Option("--limit", min=1, help="Show at most this many.")] = 20,
+    replay: Annotated[bool, typer.Option("--replay", help="Have the server read all of them again.")] = False,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="Largest number of results.")] = 20,
     as_json: options.Json = False,
     *,
     place: options.Place,
 ) -> None:
-    """Show results of workers that the server could not read, newest first: of another version, or torn."""
+    """Show results of workers that the server could not read. The newest come first; they are torn, or of another
+    version.
+    """
     with session(Client, **vars(place)) as client:
         if replay:
             count = client.log.replay_unreadable()
-            print(json.dumps({"replayed": count}) if as_json else f"{count} results are read once more")
+            print(json.dumps({"replayed": count}) if as_json else f"{count} results are read again")
             return
         found, total = client.log.unreadable(limit=limit)
     for each in found:
@@ -112,23 +114,23 @@ def dead(
 
 @app.command("import")
 def import_(
-    path: Annotated[Path, typer.Argument(help="JSON lines of ours, or a MetaSchedule JSONDatabase folder.")],
+    path: Annotated[Path, typer.Argument(help="JSON lines of fractune, or a MetaSchedule JSONDatabase folder.")],
     share: Annotated[
         str,
-        typer.Option("--share", help="JSONDatabase: the share it was measured at; the folder does not say."),
+        typer.Option("--share", help="JSONDatabase: share of its measurements, which the folder does not state."),
     ] = "",
     this_host: Annotated[
         bool,
-        typer.Option("--device-from-this-host", help="JSONDatabase: it was measured on this very machine."),
+        typer.Option("--device-from-this-host", help="JSONDatabase: it was measured on this machine."),
     ] = False,
     as_json: options.Json = False,
     *,
     place: options.Place,
 ) -> None:
-    """Add records to the log, all or none; those already there are left as they are."""
-    wanted = _measured_at(path, share, this_host=this_host) if path.is_dir() else ""
-    with session(Client, **vars(place), shares=(wanted,) if wanted else ()) as client:
-        answer = client.log.import_file(path, share=wanted)
+    """Add records to the log, all or none. Existing records stay as they are."""
+    measured_at = _measured_at(path, share, this_host=this_host) if path.is_dir() else ""
+    with session(Client, **vars(place), shares=(measured_at,) if measured_at else ()) as client:
+        answer = client.log.import_file(path, share=measured_at)
     if as_json:
         print(json.dumps({"added": answer.added, "already_there": answer.already_there}))
     else:
@@ -136,10 +138,10 @@ def import_(
 
 
 def _measured_at(path: Path, share: str, *, this_host: bool) -> str:
-    """The share of a JSONDatabase, which does not say what it was measured on; a live measurer of that share does."""
+    """The share of a JSONDatabase folder, which does not state it; a live measurer of that share names the device."""
     if not share or not this_host:
         raise BadRequest(
-            f"{path} is a JSONDatabase folder, which does not say what it was measured on: "
+            f"{path} is a JSONDatabase folder, which does not state its device and share: "
             "pass --share and --device-from-this-host"
         )
     jsondatabase.check_tvm()
@@ -155,16 +157,16 @@ def prune(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Count only, delete nothing.")] = False,
     as_json: options.Json = False,
     *,
-    wanted: Wanted,
+    filters: Filters,
     place: options.Place,
 ) -> None:
-    """Delete trials beyond the best few; published records stay unless --kind validation asks for them."""
-    check_record_filter(wanted.share, wanted.kind)
+    """Delete trials beyond the best few. Published records stay unless --kind validation is given."""
+    check_record_filter(filters.share, filters.kind)
     with session(Client, **vars(place)) as client:
         answer = client.log.prune(
             keep_best=keep_best,
             dry_run=dry_run,
-            **vars(wanted),
+            **vars(filters),
         )
     if as_json:
         print(json.dumps({"deleted": answer.deleted, "kept": answer.kept, "dry_run": dry_run}))
@@ -176,18 +178,18 @@ def match(
     model: Annotated[Path, typer.Argument(help="Model file.")],
     share: Annotated[str, typer.Option("--share", help="Share to match for, such as cpu:1.")],
     policy: Annotated[
-        str, typer.Option("--policy", help="The loosest way to match that is allowed: exact, near or robust.")
+        str, typer.Option("--policy", help="Loosest allowed kind of match: exact, near or robust.")
     ] = "robust",
     allow_unmeasured: Annotated[
         bool,
-        typer.Option("--allow-unmeasured", help="Offer a near share's fastest, its loss not measured."),
+        typer.Option("--allow-unmeasured", help="Allow a near share's fastest record, whose loss was not measured."),
     ] = False,
     as_json: options.Json = False,
     *,
     of_model: options.ModelOptions,
     place: options.Place,
 ) -> None:
-    """Say which record each operator of a model would use at a share, and why."""
+    """Show the record of the log that each operator would use at a share."""
     found = match_model(
         model,
         share,

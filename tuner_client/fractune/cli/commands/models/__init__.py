@@ -1,1 +1,1 @@
-"""One file a command: what is done with a model."""
+"""Commands that take a model or a bundle."""

@@ -1,6 +1,4 @@
-"""`fractune bundle`: the best that the log knows of a model, compiled; what a finished job has compiled; or a check of
-a bundle file.
-"""
+"""`fractune bundle`: a bundle from the log or of a finished job, or a check of a bundle file."""
 
 from __future__ import annotations
 
@@ -26,42 +24,40 @@ _POLICIES = ("shares", ROBUST_VARIANT)
 
 
 def bundle(
-    of: Annotated[
+    source: Annotated[
         str,
         typer.Argument(metavar="MODEL|JOB|BUNDLE", help="Model file, finished job, or with --verify a bundle file."),
     ],
     shares: Annotated[
-        str, typer.Option("--shares", metavar="cpu:1,cpu:2", help="Shares that a model is to be served at.")
+        str, typer.Option("--shares", metavar="cpu:1,cpu:2", help="Shares that will serve the model.")
     ] = "",
     policy: Annotated[
-        str, typer.Option("--policy", help="Of a model: a variant for each share (shares), or one for all (robust).")
+        str, typer.Option("--policy", help="A variant for each share (shares), or one for all shares (robust).")
     ] = "shares",
     rerank: Annotated[
-        int, typer.Option("--rerank", min=1, help="Measure this many of every share's best trials where they lack.")
+        int, typer.Option("--rerank", min=1, help="Number of every share's best trials to measure at the other shares.")
     ] = 1,
     sign: Annotated[
         Path | None, typer.Option("--sign", help="PEM file with the private Ed25519 key to sign the bundle with.")
     ] = None,
-    verify: Annotated[
-        bool, typer.Option("--verify", help="Check every byte of a bundle file, and write none.")
-    ] = False,
+    verify: Annotated[bool, typer.Option("--verify", help="Check every byte of a bundle file; write nothing.")] = False,
     public_key: Annotated[
         Path | None, typer.Option("--public-key", help="PEM file; with --verify, check the signature too.")
     ] = None,
     exact: options.Exact = False,
-    out: Annotated[Path | None, typer.Option("--out", help="File to write (default: after the model).")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="File to write (default: MODEL.fractune).")] = None,
     as_json: options.Json = False,
     *,
     of_model: options.ModelOptions,
     place: options.JobPlace,
 ) -> None:
-    """Write a bundle of the best schedules in the log, without a search; or download the one of a finished job.
+    """Write a bundle of the best schedules in the log, without a search. With a job, download its bundle.
 
     With --verify: check a bundle file, such as fractune bundle --verify model.fractune --public-key public.pem.
     """
     if verify or public_key is not None:
         others = (shares, policy != _POLICIES[0], rerank != 1, sign, exact, out, *vars(of_model).values())
-        _verify(Path(of), public_key, alone=verify and not any(others), as_json=as_json)
+        _verify(Path(source), public_key, alone=verify and not any(others), as_json=as_json)
         return
     if policy not in _POLICIES:
         raise BadRequest(f"--policy '{policy}': write {' or '.join(_POLICIES)}")
@@ -70,14 +66,14 @@ def bundle(
         check_private_key(key)
     if out is not None:
         check_writable("--out", out)
-    model = Path(of)
+    model = Path(source)
     if not model.is_file() and (shares or model.suffix):
         check_model_file(model)
     if not model.is_file():
         with session(Client, place.state, place.server) as client:
-            made = client.job(of).bundle(out)
+            made = client.job(source).bundle(out)
     elif not shares:
-        raise BadRequest(f"{of}: name the shares that the model is to be served at, such as --shares cpu:1,cpu:2")
+        raise BadRequest(f"{source}: name the shares that will serve the model, such as --shares cpu:1,cpu:2")
     else:
         made = bundle_model(
             model,

@@ -1,4 +1,4 @@
-"""`fractune fuse`: variants of one model become one, with a slot for each."""
+"""`fractune fuse`: variants of one model become one model with a slot for each."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from fractune.features.fuse.slots_text import apart_text, slots_text
 
 
 def fuse(
-    models: Annotated[list[Path], typer.Argument(help="Model files that are built alike and differ in weights.")],
+    models: Annotated[list[Path], typer.Argument(help="Model files with the same structure and different weights.")],
     slots: Annotated[
-        int | None, typer.Option("--slots", help="How many slots; those beyond the models stay empty. [default: none]")
+        int | None,
+        typer.Option("--slots", help="Number of slots; spare ones stay empty. [default: one a model]"),
     ] = None,
     inputs: options.Inputs = None,
     run_script: options.RunScript = False,
@@ -27,7 +28,7 @@ def fuse(
     ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Make one model of several variants of a model, to be tuned and served as one."""
+    """Fuse variants of a model into one model with a slot for each."""
     found = fuse_models(models, slots=slots, inputs=options.parse_inputs(inputs), run_script=run_script, out=out)
     if as_json:
         print(json.dumps(_json(found)))

@@ -19,9 +19,9 @@ from fractune.text.figure import check_picture
 def knee(
     model: options.ModelFile,
     shares: Annotated[
-        str, typer.Option("--shares", metavar="cpu:1,cpu:2,cpu:4", help="Shares to look at; best three.")
+        str, typer.Option("--shares", metavar="cpu:1,cpu:2,cpu:4", help="Shares of the curve, three or more.")
     ],
-    slack: Annotated[str, typer.Option("--slack", help="How much slower than the whole device is still good.")] = "10%",
+    slack: Annotated[str, typer.Option("--slack", help="Allowed slow-down against the whole device.")] = "10%",
     operators: Annotated[bool, typer.Option("--operators", help="Also the knee of each operator.")] = False,
     only: options.Only = "",
     picture: Annotated[Path | None, typer.Option("--picture", help="Draw the curves here (.svg or .png).")] = None,
@@ -30,7 +30,7 @@ def knee(
     of_model: options.ModelOptions,
     place: options.JobPlace,
 ) -> None:
-    """Find the smallest share at which a model is almost as fast as on the whole device, by what the log knows."""
+    """Find the smallest share that is nearly as fast as the whole device."""
     allowed = options.parse_part("--slack", slack)
     check_picture(picture)
     found = model_knee(

@@ -26,7 +26,7 @@ def matrix(
     operators: Annotated[bool, typer.Option("--operators", help="Also one table for each operator.")] = False,
     rerank: Annotated[
         int,
-        typer.Option("--rerank", min=1, help="Measure this many of every share's best trials."),
+        typer.Option("--rerank", min=1, help="Number of every share's best trials to measure."),
     ] = 1,
     only: options.Only = "",
     picture: Annotated[Path | None, typer.Option("--picture", help="Draw the table here (.svg or .png).")] = None,
@@ -36,7 +36,7 @@ def matrix(
     of_model: options.ModelOptions,
     place: options.JobPlace,
 ) -> None:
-    """Show how the schedules tuned for each share do at each of the others; measures what the log lacks."""
+    """Compare the schedules tuned for each share at every other share. Measures what the log lacks."""
     check_picture(picture)
     if csv_file is not None:
         check_writable("--csv", csv_file)

@@ -23,24 +23,26 @@ class Minimised(StrEnum):
 
 def plan(
     file: Annotated[Path, typer.Argument(metavar="PLAN.toml", help="The models, their rates, and the device.")],
-    gpus: Annotated[int | None, typer.Option("--gpus", metavar="N", help="Devices at most.")] = None,
+    gpus: Annotated[int | None, typer.Option("--gpus", metavar="N", help="Largest number of devices.")] = None,
     minimise: Annotated[
-        Minimised | None, typer.Option("--minimise", help="As few devices as will do (what happens anyway).")
+        Minimised | None, typer.Option("--minimise", help="Use the fewest devices (the default).")
     ] = None,
     partitioning: Annotated[
         str, typer.Option("--partitioning", metavar="mig|mps|green|cpu", help="How to divide a device.")
     ] = "",
     simulate: Annotated[
-        bool, typer.Option("--simulate", help="Simulate random arrivals; as much headroom as p99 needs.")
+        bool, typer.Option("--simulate", help="Simulate random arrivals, and add the headroom that p99 needs.")
     ] = False,
-    seed: Annotated[int, typer.Option("--seed", help="Of the simulation.")] = 0,
-    measure: Annotated[bool, typer.Option("--measure", help="Time what the plan depends on first.")] = False,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of the simulation.")] = 0,
+    measure: Annotated[bool, typer.Option("--measure", help="Time the shares that the plan depends on first.")] = False,
     picture: Annotated[Path | None, typer.Option("--picture", help="Draw the devices here (.svg or .png).")] = None,
     as_json: options.Json = False,
     *,
     place: options.JobPlace,
 ) -> None:
-    """Plan models onto parts of devices: the fewest devices for their rates, or the best layout of one device."""
+    """Plan models onto parts of devices. The plan has the fewest devices for given rates, or is the best one for one
+    device.
+    """
     if minimise is not None and gpus is not None:
         raise BadRequest("--gpus and --minimise exclude each other: --gpus N allows N devices, and few may be used")
     check_picture(picture)

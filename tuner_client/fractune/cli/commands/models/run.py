@@ -1,4 +1,4 @@
-"""`fractune run`: a bundle at the share that this process is under."""
+"""`fractune run`: a bundle at the share of this process."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 
 
 _OVERHEAD_FACTOR = 1.5
-"""a call this many times as long as the model alone is explained"""
+"""least ratio of a call to the model alone at which the overhead is printed"""
 
 
 class Peer(StrEnum):
-    """What a bundle can be compared with."""
+    """Runtimes for comparison."""
 
     ONNXRUNTIME = NAME
 
@@ -44,13 +44,13 @@ class Peer(StrEnum):
 def run(
     bundle: Annotated[Path, typer.Argument(help="Bundle file.")],
     share: Annotated[
-        str | None, typer.Option("--share", help="Confine this process to the share first (default: as it is).")
+        str | None, typer.Option("--share", help="Confine this process to the share first (default: no change).")
     ] = None,
     inputs: Annotated[Path | None, typer.Option("--inputs", help=".npz file with the inputs by name.")] = None,
     slot: Annotated[
-        int | None, typer.Option("--slot", help="Of a fused model: run this slot alone (default: all of them).")
+        int | None, typer.Option("--slot", help="Run only this slot of a fused model (default: all).")
     ] = None,
-    repeats: Annotated[int, typer.Option("--repeats", min=3, help="Times that each variant is timed.")] = 15,
+    repeats: Annotated[int, typer.Option("--repeats", min=3, help="Number of timings of each variant.")] = 15,
     save_outputs: Annotated[Path | None, typer.Option("--save-outputs", help=".npz file for the outputs.")] = None,
     compare: Annotated[Peer | None, typer.Option("--compare", help="Time the model in this runtime too.")] = None,
     model_file: Annotated[
@@ -60,11 +60,11 @@ def run(
         Path | None, typer.Option("--public-key", help="PEM file; refuse a bundle that its owner did not sign.")
     ] = None,
     unmeasured: Annotated[
-        bool, typer.Option("--allow-unmeasured", help="Allow a variant whose speed at this share was never measured.")
+        bool, typer.Option("--allow-unmeasured", help="Allow a variant that was never measured at this share.")
     ] = False,
     as_json: options.Json = False,
 ) -> None:
-    """Run a bundle at this process's share and time it beside the untuned model."""
+    """Run a bundle at this process's share and time it, tuned and untuned."""
     if (compare is None) != (model_file is None):
         raise BadRequest("--compare and --model go together: --compare onnxruntime --model FILE.onnx")
     key = options.read_key("--public-key", public_key) if public_key else None
@@ -94,7 +94,7 @@ def _confine(share: Share) -> None:
 
 
 def _random_inputs(model: Model, slot: int | None) -> dict[str, Array]:
-    """Those of one slot, where that is asked for and there is such; else of all."""
+    """Inputs of the slot if it exists, else of all slots."""
     inputs = model.random_inputs()
     if slot is None or not 0 <= slot < len(model.slots):
         return inputs
@@ -144,7 +144,7 @@ def _report(
 
 
 def _call(model: Model, inputs: dict[str, Array], slot: int | None, variant: str) -> Callable[[], Any]:
-    """One inference to be timed: on a GPU from memory there to memory there."""
+    """One inference for timing; on a GPU from and to its memory."""
     if model.share.unit == "core" or slot is not None:
         return lambda: model.run(inputs, variant, slot=slot)
     placed = model.placed(inputs)
@@ -195,7 +195,7 @@ def _print(report: dict[str, Any], given_by: str) -> None:
 
 
 def _hints(report: dict[str, Any]) -> list[str]:
-    """How to get a tuned variant where the untuned one ran, and the call's overhead where that is most of a request."""
+    """How to run a tuned variant if the untuned one ran; the overhead of a call if it is a large part."""
     if report.get("tuned_shares"):
         at = report["tuned_shares"][0]
         return [f"hint:      --share {at} runs the variant that was tuned there; --allow-unmeasured runs it here"]
@@ -210,7 +210,7 @@ def _print_slots(report: dict[str, Any]) -> None:
     print(f"slots:     {slots_text(report['slots'])}")
     if report["slot"] is not None:
         count = len(report["slots"])
-        print(f"           slot {report['slot']} alone was asked for: 1 of {count} that each run computes")
+        print(f"           only slot {report['slot']} was requested, of {count} that each run computes")
     if report["apart"]:
         print(f"           {apart_text(report['apart'])}")
 
@@ -225,7 +225,7 @@ def _spreads(times: dict[str, Any], prefix: str = "") -> tuple[str, str]:
 
 
 def _print_verdict(peer: dict[str, Any], loop_s: float, paced_s: float) -> None:
-    """Who is faster; `loop_s` and `paced_s` are the bundle's."""
+    """Print the faster runtime; `loop_s` and `paced_s` are the bundle's."""
     in_loop, paced = _faster("in a loop", loop_s, peer["median_s"]), _faster("paced", paced_s, peer["paced_s"])
     print(f"verdict:   {in_loop}; {paced}")
     print(f"           peer: ONNX Runtime {peer['version']} with as many threads")
@@ -234,10 +234,10 @@ def _print_verdict(peer: dict[str, Any], loop_s: float, paced_s: float) -> None:
     print(f"           the outputs {verdict} (largest difference {relative:.2e} of the largest value)")
 
 
-def _faster(how: str, ours_s: float, theirs_s: float) -> str:
+def _faster(timing: str, ours_s: float, theirs_s: float) -> str:
     if theirs_s < ours_s:
-        return f"ONNX Runtime is faster {how}, {ratio_text(ours_s, theirs_s)}"
-    return f"the bundle is faster {how}, {ratio_text(theirs_s, ours_s)}"
+        return f"ONNX Runtime is faster {timing}, {ratio_text(ours_s, theirs_s)}"
+    return f"the bundle is faster {timing}, {ratio_text(theirs_s, ours_s)}"
 
 
 def _save(path: Path, outputs: dict[str, Array]) -> None:

@@ -33,7 +33,7 @@ from fractune_core.files.bundles import Bundle
 from fractune_core.jobs import JobSpec, Priority
 
 GOAL_MISSED = 10
-"""exit code: everything went well, and --until-beats was not reached"""
+"""exit code if everything went well but --until-beats was not reached"""
 
 
 Shares = Annotated[str, typer.Option("--shares", metavar="cpu:1,cpu:2", help="Shares to tune for.")]
@@ -42,11 +42,11 @@ UntilBeats = Annotated[
     typer.Option(
         "--until-beats",
         metavar=PEERS[0],
-        help="Tune until the bundle is faster than the model there, at all shares.",
+        help="Tune until the bundle is faster than this runtime at all shares.",
     ),
 ]
 MinGain = Annotated[
-    str | None, typer.Option("--min-gain", metavar="5%", help="With --until-beats: faster by more than this part.")
+    str | None, typer.Option("--min-gain", metavar="5%", help="With --until-beats: faster by more than this.")
 ]
 Out = Annotated[
     Path | None,
@@ -55,7 +55,7 @@ Out = Annotated[
 Picture = Annotated[
     Path | None, typer.Option("--picture", help="Draw the table tuned-at x run-at here (.svg or .png).")
 ]
-Detach = Annotated[bool, typer.Option("--detach", help="Print the job's name and leave the job to a running server.")]
+Detach = Annotated[bool, typer.Option("--detach", help="Submit the job to a running server, print its name and exit.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print only the result.")]
 
 
@@ -67,7 +67,7 @@ class Search:
         int | None,
         typer.Option(
             "--trials",
-            help="Candidates to have measured in all, known ones counted in; 0 searches nothing. "
+            help="Number of measured candidates, including those in the log; 0 searches nothing. "
             f"[default: {JobSpec.trials}; with --until-beats no limit]",
         ),
     ] = None
@@ -76,24 +76,24 @@ class Search:
         typer.Option("--minutes", help=f"Stop searching after this long. [with --until-beats: {DEFAULT_MINUTES:g}]"),
     ] = None
     extra_trials: Annotated[
-        int | None, typer.Option("--extra-trials", help="Candidates to measure beyond those known.")
+        int | None, typer.Option("--extra-trials", help="Candidates to measure beyond those in the log.")
     ] = None
-    round_size: Annotated[int, typer.Option("--round", help="Candidates of a round at most.")] = JobSpec.round_size
+    round_size: Annotated[int, typer.Option("--round", help="Most candidates in a round.")] = JobSpec.round_size
     seed: Annotated[int, typer.Option("--seed", help="Seed of the search.")] = JobSpec.seed
     rerank: Annotated[
         int | None,
-        typer.Option("--rerank", help="Search nothing: measure the best this many of every share in the log here."),
+        typer.Option("--rerank", help="Do not search: measure this many of every share's best in the log."),
     ] = None
     only: options.Only = ""
     exact: options.Exact = False
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="Use nothing that other jobs measured, and share no search with them.")
+        bool, typer.Option("--fresh", help="Use no measurements of other jobs, and share no search with them.")
     ] = False
     priority: Annotated[
-        Priority, typer.Option("--priority", help="How much it gets beside other jobs: each step four times as much.")
+        Priority, typer.Option("--priority", help="Share of the fleet; each level gets four times the level below.")
     ] = Priority.NORMAL
     webhook: Annotated[
-        str, typer.Option("--webhook", metavar="URL", help="Have the server call this when the job has ended.")
+        str, typer.Option("--webhook", metavar="URL", help="Address that the server calls when the job has ended.")
     ] = ""
 
 
@@ -115,10 +115,10 @@ def tune(
 ) -> None:
     """Tune a model for shares of this machine, or of a server's machines."""
     part = None if min_gain is None else options.parse_part("--min-gain", min_gain)
-    asked = {**vars(search), **of_model.parsed()}
+    job_options = {**vars(search), **of_model.parsed()}
     if detach:
         _check_detached({"--until-beats": until_beats, "--out": out, "--picture": picture, "--on-done": on_done})
-        _leave(model, shares, asked, place, as_json=as_json)
+        _leave(model, shares, job_options, place, as_json=as_json)
         return
     _check_paths(model, out or Path(), picture)
     view = choose_view(quiet=quiet, as_json=as_json)
@@ -130,7 +130,7 @@ def tune(
             min_gain=part,
             out=out or Path(),
             progress=view,
-            **asked,
+            **job_options,
             **vars(place),
         )
         fetched.bundle = result.bundle.path
@@ -144,16 +144,16 @@ def tune(
 
 
 def _check_detached(given: dict[str, object]) -> None:
-    """Who leaves at once cannot do what comes at the end."""
+    """Raises BadRequest for an option whose work comes after the end of the job."""
     for option, value in given.items():
         if value is not None:
             raise BadRequest(f"{option} and --detach exclude each other: --detach does not wait; 'fractune watch' does")
 
 
-def _leave(model: Path, shares: str, asked: dict[str, Any], place: options.JobPlace, *, as_json: bool) -> None:
-    """Hand the job in and say its name."""
+def _leave(model: Path, shares: str, job_options: dict[str, Any], place: options.JobPlace, *, as_json: bool) -> None:
+    """Submit the job and print its name."""
     with server_session(Client, **vars(place), lasting=True) as client:
-        job = client.submit(model, shares, **asked)
+        job = client.submit(model, shares, **job_options)
         print(json.dumps({"event": "detached", "job": job.name, "server": client.address}) if as_json else job.name)
 
 
@@ -172,7 +172,7 @@ def _print(result: TuneResult, state: Path | None, *, as_json: bool) -> None:
 
 
 def _print_slots(bundle: Path) -> None:
-    """Of a fused model: whose slot each is, and what could not be fused."""
+    """Print the slots of a fused model, and the operators that could not be fused."""
     with contextlib.closing(Bundle(bundle)) as opened:
         slots, apart = (opened.manifest.get(name) for name in ("slots", "apart"))
     if slots:
@@ -182,7 +182,7 @@ def _print_slots(bundle: Path) -> None:
 
 
 def _print_goal(goal: Goal) -> None:
-    """Both times at every share, and how it ended."""
+    """Print both times at every share, and the end of the tuning."""
     print_tables(goal_table(goal))
     print(verdict_line(goal))
 
@@ -193,6 +193,6 @@ def _json(result: TuneResult) -> dict[str, Any]:
 
 
 def _check_paths(model: Path, out: Path, picture: Path | None) -> None:
-    """What cannot be written is found out before anything starts."""
+    """Raises before any work if an output file cannot be written."""
     check_writable("--out", bundle_file(out, model.name))
     check_picture(picture)

@@ -80,7 +80,7 @@ def test_the_password_comes_from_a_file(command: list[str], started: list[Any], 
     [
         ("redis://u@h", None, "cannot read --redis-password-file"),
         ("redis://u@h", b" \n", "is empty; write the password"),
-        ("redis://u@h", b"\xff\xfe", "it is no text"),
+        ("redis://u@h", b"\xff\xfe", "it is not text"),
         ("redis://u:first@h", b"second", "redis://u:***@h has a password, and so has the password file"),
     ],
 )

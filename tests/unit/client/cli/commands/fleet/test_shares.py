@@ -91,7 +91,7 @@ def test_a_proof_that_failed_ends_with_the_code_of_a_share(
     assert main(["shares", "--prove"]) == 4
     out, err = capsys.readouterr()
     assert "not offered: 8 leaked\nnot offered: 16 leaked\n" in out
-    assert err == "fractune: green:8, green:16 could not be proved; the reasons stand above\n"
+    assert err == "fractune: green:8, green:16 could not be proved; the reasons are printed above\n"
 
 
 def test_this_machine_lists_its_cpu(capsys: pytest.CaptureFixture[str]) -> None:

@@ -34,7 +34,7 @@ def test_the_log_is_shown_and_filtered(server: ScriptedServer, capsys: pytest.Ca
     assert said.startswith("2001-09-09T01:46:40+00:00  fractune:results:tune-1 7-0  KeyError('kind')\n  {}\n")
     assert said.endswith("1 of 3 unreadable results\n")
     assert main(["log", "dead", "--replay", *at]) == 0
-    assert capsys.readouterr().out == "3 results are read once more\n"
+    assert capsys.readouterr().out == "3 results are read again\n"
     assert main(["log", "show", "--kind", "best", *at]) == 2
     assert "write trial or validation" in only_line(capsys.readouterr().err)
 

@@ -69,7 +69,7 @@ def test_plain_lines_tell_states_notes_and_the_closing_tables(
     assert "jobs/j1: tuning, 2/8 trials, 2.0 trials/s, 3 s left, failed: run_timeout 1" in said
     assert said.count("note: waiting for a worker: role build") == 1
     assert "  by phase: ingesting 1.0 s, tuning 8.2 s, compiling 3.0 s\n" in said
-    assert "  by what workers did, side by side: build 6.5 s\n" in said
+    assert "  by kind of work, in parallel: build 6.5 s\n" in said
     assert "2.00x" in said
     assert "3.00x" in said
     assert "tuned at x run at" in said
@@ -130,7 +130,7 @@ def test_all_options_reach_the_server(server: ScriptedServer, model: Path) -> No
         (["--shares", "cpu:1,cpu:1"], 2, "named twice"),
         (["--shares", ","], 2, "no share"),
         (["--input", "x"], 2, "NAME=1,3,224,224"),
-        (["--input", "x=1,a"], 2, "no list of whole numbers"),
+        (["--input", "x=1,a"], 2, "is not a list of whole numbers"),
         (["--input", "x=0"], 2, "at least 1"),
         (["--input", "x=1", "--input", "x=2"], 2, "twice"),
         (["--picture", "table.gif"], 2, ".svg or .png"),
