@@ -174,6 +174,7 @@ def _renew(
             # Where the clock was set back, work that begins from now on began after this worker all the same.
             info["started_at"] = min(info["started_at"], time.time() - (time.monotonic() - began_s))
             context.counts.describe(info)
+            info["waits_for"] = context.core_locks.awaited_holders()
             _check_fleet(put_entry(line, context.name, seal_worker(context.secret, info)))
         except redis.RedisError as error:
             _log.debug("the entry is not renewed: %s", error)

@@ -168,7 +168,7 @@ class LineView(View):
     def show(self, job: JobStatus) -> None:
         for note in job.notes:
             if note not in self._notes:
-                print(f"note: {one_line(note)}")
+                print(f"note: {one_line(note)}", flush=True)
         self._notes.update(job.notes)
         now = time.monotonic()
         if job.state is not self._state or now - self._printed_at >= LINE_EVERY_S:

@@ -15,6 +15,14 @@ from fractune_core.shares import Device, GrantedShare
 BUSY, IDLE = "busy", "idle"
 
 
+class CoreHolder(TypedDict):
+    """A process that measures on cores of a host."""
+
+    host: str
+    pid: int
+    cores: list[int]
+
+
 class WorkerInfo(TypedDict):
     """The entry of a live worker, sealed, under `worker_key(name)`, renewed every second."""
 
@@ -39,6 +47,8 @@ class WorkerInfo(TypedDict):
     """seconds since it began to count"""
     counts: NotRequired[list[list[Any]]]
     """since then: `fractune_core.fleet.worker_counts.counts_to_json`"""
+    waits_for: NotRequired[list[CoreHolder]]
+    """the measurements that have kept the worker from its cores for some seconds"""
 
 
 # ---- work, server -> worker or worker -> worker ------------------------------------------------------------------

@@ -24,7 +24,7 @@ from fractune_server.store.records.log import LogKey
 from fractune_server.store.store import Store
 from fractune_server.store.stored_job import StoredJob, StoredOperator
 
-_WAITING = "waiting for a worker: "
+_WAITING = "waiting for "
 _FAILURES_ALLOWED = 3
 """failed searches of an operator after which the job gives it up"""
 
@@ -203,10 +203,10 @@ class ActiveJob:
             self.stored.notes.append(text)
             self.dirty = True
 
-    def note_waiting(self, wanted: Iterable[str]) -> None:
-        """Replace the notes on the workers that the job waits for."""
+    def note_waiting(self, awaited: Iterable[str]) -> None:
+        """Replace the notes on what the job waits for."""
         notes = [note for note in self.stored.notes if not note.startswith(_WAITING)]
-        notes += [_WAITING + role for role in wanted]
+        notes += [_WAITING + each for each in awaited]
         if notes != self.stored.notes:
             self.stored.notes = notes
             self.dirty = True

@@ -1,4 +1,4 @@
-"""Which workers a job needs now, and a note in the job when one has been missing for a while."""
+"""Which workers a job needs now, and a note in the job when one has been missing or kept waiting for a while."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import time
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from fractune_core.errors import one_line
 from fractune_core.jobs import JobState
 from fractune_server.engine.active_job import ActiveJob
 from fractune_server.transport.live_workers import BUILD, COMPILE, MEASURE, TUNE, Fleet
@@ -32,13 +33,14 @@ class MissingWorkers:
         """monotonic seconds"""
 
     def note(self, fleet: Fleet, jobs: Collection[ActiveJob]) -> None:
-        """Note in each job the workers that it has waited for too long."""
+        """Note in each job the workers that it has waited for too long, and the measurements that keep them waiting."""
         now = time.monotonic()
         missing: dict[NeededWorker, float] = {}
         for job in jobs:
             lacking = [needed for needed in needed_workers(job) if not _is_live(needed, fleet, job)]
             missing.update((needed, self._since.get(needed, now)) for needed in lacking)
-            job.note_waiting(str(needed) for needed in lacking if now - missing[needed] >= MISSING_S)
+            late = [f"a worker: {needed}" for needed in lacking if now - missing[needed] >= MISSING_S]
+            job.note_waiting([*late, *_held_cores(fleet, job)])
         self._since = missing
 
 
@@ -54,6 +56,22 @@ def needed_workers(job: ActiveJob) -> list[NeededWorker]:
             return [NeededWorker(BUILD), *measuring]
         case _:
             return measuring
+
+
+def _held_cores(fleet: Fleet, job: ActiveJob) -> list[str]:
+    """The measurements of other stacks that keep the job's workers from their cores."""
+    needed = {(each.role, each.share) for each in needed_workers(job)}
+    own = {(worker["host"], worker["pid"]) for worker in fleet.workers.values()}
+    holders = {
+        (holder["host"], holder["pid"])
+        for worker in fleet.workers.values()
+        if (worker["role"], worker["share"]) in needed
+        for holder in worker.get("waits_for", ())
+    }
+    return [
+        f"the measurement cores of {one_line(host)}, held by PID {pid} of another stack"
+        for host, pid in sorted(holders - own)
+    ]
 
 
 def _is_live(needed: NeededWorker, fleet: Fleet, job: ActiveJob) -> bool:

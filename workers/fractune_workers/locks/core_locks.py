@@ -10,18 +10,25 @@ measurement runs on those cores. The kernel frees the locks of a process that di
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
+import math
 import os
+import socket
 import tempfile
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from fractune_core.codec.plain_json import check_shape
+from fractune_core.fleet.messages import CoreHolder
 from fractune_core.shares import QUIET_BELOW_CORES
 from fractune_workers.locks.flock import is_locked, locked, try_lock
 from fractune_workers.locks.gpu_slots import Claim, GpuSlots, MeasurementSlot
 
+_WAIT_NOTED_S = 4.0
+"""a shorter wait for cores is usual"""
 _log = logging.getLogger(__name__)
 
 
@@ -40,6 +47,8 @@ class CoreLocks:
         self._host_cores = host_cores or os.cpu_count() or 1
         # Process ids are no names here: containers that share the folder all have a process 1.
         self._mark = f"measuring-{uuid.uuid4().hex}"
+        self._wanted: tuple[float, set[int]] | None = None
+        """while this process waits for cores: since when, in monotonic seconds, and for which"""
         self.waited_s = 0.0
         """seconds spent waiting for locks, in all"""
         self._claims = contextlib.ExitStack()
@@ -88,7 +97,10 @@ class CoreLocks:
             self.take(held, owned, shared=False)
             held.enter_context(locked(self.directory / self._mark))
             held.callback((self.directory / self._mark).unlink)
-            yield MeasurementSlot(self._co_runners())
+            own: CoreHolder = {"host": socket.gethostname(), "pid": os.getpid(), "cores": list(owned)}
+            with contextlib.suppress(OSError):  # a full disk: others then do not know who measures
+                (self.directory / self._mark).write_text(json.dumps(own))
+            yield MeasurementSlot(len(self._other_marks()))
 
     @contextlib.contextmanager
     def measuring_on(self, gpu: str, claim: Claim, cores: Iterable[int]) -> Iterator[MeasurementSlot]:
@@ -107,15 +119,36 @@ class CoreLocks:
 
     def take(self, held: contextlib.ExitStack, cores: Iterable[int], *, shared: bool) -> None:
         """Lock `cores`, one after the other; `held` unlocks them."""
-        start = time.perf_counter()
+        start, cores = time.perf_counter(), list(cores)
+        self._wanted = time.monotonic(), set(cores)
         with locked(self.directory / "turnstile", shared=shared):
             for core in cores:
                 held.enter_context(locked(self.directory / f"core-{core}", shared=shared))
+        self._wanted = None
         self.waited_s += time.perf_counter() - start
 
-    def _co_runners(self) -> int:
-        marks = [path for path in self.directory.glob("measuring-*") if path.name != self._mark]
-        return sum(map(is_locked, marks))
+    def awaited_holders(self) -> list[CoreHolder]:
+        """The measurements that have kept this process from its cores for some seconds. Any thread may call it."""
+        since_s, cores = self._wanted or (math.inf, set[int]())
+        if time.monotonic() - since_s < _WAIT_NOTED_S:
+            return []
+        holders = filter(None, map(_read_mark, self._other_marks()))
+        return [holder for holder in holders if not cores.isdisjoint(holder["cores"])]
+
+    def _other_marks(self) -> list[Path]:
+        """The files of other processes that measure now."""
+        marks = (path for path in self.directory.glob("measuring-*") if path.name != self._mark)
+        return [path for path in marks if is_locked(path)]
+
+
+def _read_mark(path: Path) -> CoreHolder | None:
+    """None for a measurement that has just ended, and for one of an older version."""
+    try:
+        holder: CoreHolder = json.loads(path.read_text())
+        check_shape(CoreHolder, holder)
+    except (OSError, ValueError):
+        return None
+    return holder
 
 
 class PreemptibleHold:

@@ -27,7 +27,8 @@ def a_job(state: JobState) -> ActiveJob:
 
 def worker(role: str, share: str = "", isa: str = DEVICE.isa) -> WorkerInfo:
     measuring = role == "measure"
-    info: dict[str, Any] = {"name": f"{role} {share} {isa}", "role": role, "target": ""}
+    info: dict[str, Any] = {"name": f"{role} {share} {isa}", "role": role, "target": "", "share": share}
+    info |= {"host": "here", "pid": 1}
     info |= {"device": replace(DEVICE, isa=isa).to_json() if measuring else {}}
     return cast(WorkerInfo, info | {"granted": granted(int(share[-1])).to_json() if measuring else {}})
 
@@ -55,6 +56,23 @@ def test_what_the_phase_lacks_is_noted_and_goes_when_it_comes(
     assert job.stored.notes == [f"waiting for a worker: {each}" for each in missing]
     others = [worker(role) for role in ("compile", "build", "tune")]
     missing_workers.note(Fleet([*others, *(worker("measure", share) for share in SHARES)]), [job])
+    assert job.stored.notes == []
+
+
+def test_measurements_of_another_stack_that_hold_the_cores_are_noted() -> None:
+    job, missing_workers = a_job(JobState.TUNING), MissingWorkers()
+    present = [worker(role) for role in ("compile", "build", "tune")]
+    measurers = [worker("measure", share) for share in SHARES]
+    own, other = {"host": "here", "pid": 1, "cores": [0]}, {"host": "here", "pid": 7, "cores": [0]}
+    for waiting in (measurers[1], present[1]):
+        waiting["waits_for"] = [own, other]  # type: ignore[list-item]
+    missing_workers.note(Fleet([*present, *measurers]), [job])
+    assert job.stored.notes == ["waiting for the measurement cores of here, held by PID 7 of another stack"]
+    ingesting = a_job(JobState.INGESTING)
+    missing_workers.note(Fleet([*present, *measurers]), [ingesting])
+    assert ingesting.stored.notes == [], "its workers do not wait"
+    measurers[1]["waits_for"] = present[1]["waits_for"] = []
+    missing_workers.note(Fleet([*present, *measurers]), [job])
     assert job.stored.notes == []
 
 

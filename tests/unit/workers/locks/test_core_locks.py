@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from fractune_workers.locks import core_locks
 from fractune_workers.locks.core_locks import CoreLocks
 from fractune_workers.locks.flock import is_locked
 from tests.support.processes.redis_process import wait_until
@@ -153,3 +154,28 @@ def test_measurers_of_one_host_claim_cores_of_their_own_until_they_end(tmp_path:
     assert said[2].startswith(waits)
     assert said[2].endswith("this one shares the cores [2] with them, one measurement at a time")
     assert [said[0], said[1], said[3]] == ["", "", ""]
+
+
+def test_a_process_that_waits_for_its_cores_knows_who_measures_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(core_locks, "_WAIT_NOTED_S", 0.0)
+    measuring, elsewhere = Holder("measuring", tmp_path, "0"), Holder("measuring", tmp_path, "3")
+    assert {measuring.enter(), elsewhere.enter()} == {"in 0", "in 1"}
+    locks = CoreLocks(tmp_path, 8)
+
+    def work() -> None:
+        with locks.working([0, 1]):
+            pass
+
+    assert locks.awaited_holders() == [], "it does not wait"
+    waiting = threading.Thread(target=work)
+    waiting.start()
+    wait_until(lambda: locks.awaited_holders() != [])
+    assert [(holder["pid"], holder["cores"]) for holder in locks.awaited_holders()] == [(measuring.process.pid, [0])]
+    monkeypatch.setattr(core_locks, "_WAIT_NOTED_S", 60.0)
+    assert locks.awaited_holders() == [], "it has not waited for long"
+    measuring.leave()
+    waiting.join()
+    assert locks.awaited_holders() == []
+    elsewhere.leave()
