@@ -1,1 +1,1 @@
-"""A model as a caller has it, as the file that is sent."""
+"""A caller's model as the file for the upload."""

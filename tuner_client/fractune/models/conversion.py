@@ -1,4 +1,4 @@
-"""A Python file that makes an IRModule -> that module as JSON, made by a process of its own."""
+"""Conversion of a Python file with an IRModule to JSON, in a separate process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _HEAD_BYTES = 1 << 16
 
 
 def is_model_script(path: Path) -> bool:
-    """Whether the model file is Python code, by its name or by how it begins. A file that cannot be read is none."""
+    """Whether the model file is Python code, by its name or its beginning; False if it cannot be read."""
     if path.suffix == _SUFFIX:
         return True
     with contextlib.suppress(OSError), path.open("rb") as file:
@@ -27,16 +27,15 @@ def is_model_script(path: Path) -> bool:
 
 
 def json_of_script(path: Path, folder: Path) -> Path:
-    """Run the code of the file with the caller's rights, and write the one IRModule that it makes to `folder`.
+    """Run the code of the file with the caller's rights, and write its only IRModule to `folder`.
 
-    A line on standard error says so, and what the code prints goes there too. Returns the JSON file, which has the
-    script's name. Raises BadModel when the code fails, or makes no module or several; FractuneError where TVM is
-    not installed.
+    A line on standard error announces it, and the code prints there too. Returns the JSON file, with the name of the
+    script. Raises BadModel if the code fails or makes no module or several, and FractuneError if TVM is not installed.
     """
     require("local", "tvm")
     sys.stderr.write(f"{path.name}: running this file's Python code on this machine, to get its IRModule\n")
     sys.stderr.flush()
-    out, said = folder / f"{path.stem}.json", folder / "error"
+    out, error_file = folder / f"{path.stem}.json", folder / "error"
     ended = subprocess.run(
         [
             sys.executable,
@@ -45,15 +44,15 @@ def json_of_script(path: Path, folder: Path) -> Path:
             str(os.getpid()),
             str(path.absolute()),
             str(out),
-            str(said),
+            str(error_file),
         ],
         env={**os.environ, **own_env()},
         stdin=subprocess.DEVNULL,
         stdout=2,  # standard error: standard output is for results
         check=False,
     )
-    if said.exists():
-        raise BadModel(f"{path.name}: {said.read_text(encoding='utf-8')}")
+    if error_file.exists():
+        raise BadModel(f"{path.name}: {error_file.read_text(encoding='utf-8')}")
     if ended.returncode != 0 or not out.exists():
         raise BadModel(f"{path.name}: its code ended the process with code {ended.returncode}, before it was read")
     return out

@@ -1,6 +1,6 @@
-"""Entry of the process that runs a model script: `python -m fractune.models.script_child PARENT_PID SCRIPT OUT SAID`.
+"""Entry of the process for a model script: `python -m fractune.models.script_child PARENT_PID SCRIPT OUT ERROR`.
 
-It writes the module as JSON to OUT, or what is wrong to SAID, in one line.
+It writes the module as JSON to OUT, or a one-line error to ERROR.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ _RUN_NAME = "fractune_model_script"
 
 
 def main() -> None:
-    parent_pid, script, out, said = sys.argv[1:]
+    parent_pid, script, out, error_file = sys.argv[1:]
     die_with_parent(int(parent_pid))
     try:
         Path(out).write_text(module_json(Path(script)), encoding="utf-8")
     except BadModel as error:
-        Path(said).write_text(str(error), encoding="utf-8")
+        Path(error_file).write_text(str(error), encoding="utf-8")
 
 
 def module_json(script: Path) -> str:
-    """The one IRModule to which the script gives a name, as JSON. Raises BadModel."""
+    """The only IRModule with a name in the script, as JSON. Raises BadModel."""
     import tvm
 
     modules = {
@@ -45,7 +45,7 @@ def module_json(script: Path) -> str:
 
 
 def _globals_of(script: Path) -> dict[str, Any]:
-    """What the script has defined when it ends. Raises BadModel when it fails."""
+    """The names that the script has defined at its end. Raises BadModel if it fails."""
     import tvm
     from tvm.script import ir, relax, tirx
 
@@ -55,16 +55,16 @@ def _globals_of(script: Path) -> dict[str, Any]:
     try:
         return runpy.run_path(str(script), init_globals=names, run_name=_RUN_NAME)
     except (Exception, SystemExit) as error:
-        raise BadModel(f"its code failed{_place(error, script)}: {_said(error)}") from error
+        raise BadModel(f"its code failed{_place(error, script)}: {_summary(error)}") from error
 
 
 def _place(error: BaseException, script: Path) -> str:
-    """The line of the script at which it failed; the error of a script that Python cannot parse says so itself."""
+    """The line of the script that failed; empty for a syntax error, whose text has the line."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(script)]
     return f" at line {lines[-1]}" if lines else ""
 
 
-def _said(error: BaseException) -> str:
+def _summary(error: BaseException) -> str:
     """The error's type and the first line of its message."""
     first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
     return ": ".join(filter(None, (type(error).__name__, first)))

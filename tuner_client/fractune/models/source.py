@@ -1,4 +1,4 @@
-"""A model as a caller has it, in a file or in memory, as the file that is sent."""
+"""A caller's model, in a file or in memory, as the file for the upload."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     import tvm
 
 ModelSource: TypeAlias = Union[str, os.PathLike[str], "onnx.ModelProto", "torch.export.ExportedProgram", "tvm.IRModule"]
-"""A path, or a model in memory. None of these packages is imported for it: who has such a model, has imported it."""
+"""A path, or a model in memory. These packages are not imported here: the owner of such a model has imported them."""
 
 
 @contextlib.contextmanager
 def model_file(model: ModelSource, *, run_script: bool = False) -> Iterator[Path]:
-    """The model as a file until the block ends; one in memory is written to a temporary folder, as `model.*`.
+    """The model as a file until the block ends. A model in memory is written to a temporary folder, as `model.*`.
 
-    With `run_script` the code of a Python file runs in a process of its own, and the file is the module that it makes.
-    Raises BadModel when there is no such file, for an object of another type, for a model that cannot be written, and
-    for a Python file without `run_script`.
+    With `run_script` the code of a Python file runs in a separate process, and the file is the module that it makes.
+    Raises BadModel for a missing file, an object of another type, a model that cannot be written, and a Python file
+    without `run_script`.
     """
     path = Path(model) if isinstance(model, str | os.PathLike) else None
     if path is not None:
@@ -44,7 +44,7 @@ def model_file(model: ModelSource, *, run_script: bool = False) -> Iterator[Path
 
 
 def check_model_file(path: Path) -> None:
-    """Raises BadModel where `path` is not a file."""
+    """Raises BadModel if `path` is not a file."""
     if path.is_dir():
         raise BadModel(f"{path}: this is a folder; name the model file in it")
     if not path.is_file():
@@ -63,7 +63,7 @@ def _written(model: object, folder: Path) -> Path:
 
 
 def _writer(model: object) -> tuple[str, Callable[[Any, Path], None]]:
-    """Suffix and function for the type of the model, which is known by its name and its package."""
+    """The suffix and the writing function for a model, by the name and package of its type."""
     for kind in type(model).__mro__:
         found = _WRITERS.get((kind.__module__.partition(".")[0], kind.__name__))
         if found is not None:

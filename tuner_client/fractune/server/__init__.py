@@ -1,1 +1,1 @@
-"""The connection to a server: calls, uploads, credentials, and what it answers about jobs and workers."""
+"""The connection to a server: calls, uploads, credentials, and data of jobs and workers."""

@@ -1,4 +1,4 @@
-"""How a client knows its server, and shows who it is: files, named by the caller or by the environment."""
+"""Files that authenticate server and client, named by the caller or by the environment."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ VARIABLES = {
 
 @dataclass(frozen=True)
 class Credentials:
-    """PEM files, and the file of a token, which is sent over TLS alone. With none of them calls go in plain text."""
+    """PEM files, and the file of a token, which is sent over TLS only. Without any of them calls are in plain text."""
 
     ca: Path | None = None
     """authorities that may have signed the server's certificate"""
     token_file: Path | None = None
     client_cert: Path | None = None
-    """of this client, for a server that asks for one"""
+    """certificate of this client, for a server that requires one"""
     client_key: Path | None = None
 
     @classmethod
     def found(cls, **given: str | os.PathLike[str] | None) -> Self:
-        """What is given, and for what is not (None) what the environment names."""
+        """The given files; for each None the one that the environment names."""
         named = {field: given.get(field) or os.environ.get(variable) for field, variable in VARIABLES.items()}
         return cls(**{field: Path(path).expanduser() if path else None for field, path in named.items()})
 
     def channel(self, address: str, options: Sequence[tuple[str, Any]]) -> grpc.Channel:
-        """A channel to `address`. Raises BadRequest for files that cannot be used, and when a token would leave this
-        machine in plain text.
+        """A channel to `address`. Raises BadRequest for unusable files, and if a token would leave this machine in
+        plain text.
         """
-        import grpc  # here, since every command reads VARIABLES, also those that call no server
+        import grpc  # here, because commands that call no server read VARIABLES too
 
         if self.ca is None or address.startswith(UNIX):
             self._check_plain(address)
@@ -58,7 +58,9 @@ class Credentials:
         return grpc.secure_channel(address, credentials, options=options)
 
     def _check_plain(self, address: str) -> None:
-        """A server on this machine that speaks plain text asks for nothing, so nothing is sent to it."""
+        """Raise BadRequest if credentials would be unused. A local server in plain text needs none, so none are
+        sent.
+        """
         if is_local(address):
             return
         for option, path in (("--token-file", self.token_file), ("--client-cert", self.client_cert)):

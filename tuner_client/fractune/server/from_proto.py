@@ -1,4 +1,4 @@
-"""Messages of the public contract as the client's plain values, where a value is more than a field of a message."""
+"""Messages of the public contract as the client's dataclasses, if a value is more than one field of a message."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def job_status(job: pb.Job) -> JobStatus:
 
 
 def phases_in_order(phases_s: Mapping[str, float]) -> dict[str, float]:
-    """In the order in which a job goes through them; a map of the contract has none."""
+    """In the order of a job's phases; a map of the contract has no order."""
     return {state.value: phases_s[state.value] for state in JobState if state.value in phases_s}
 
 

@@ -1,4 +1,4 @@
-"""A job and what it came to, as plain values: what the client shows, and what a program that uses it sees."""
+"""Jobs, results, matches and workers as plain values, for the client and for programs that use it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fractune_core.shares import Device, GrantedShare
 
 @dataclass(frozen=True)
 class OperatorStatus:
-    """An operator of a job's model, as far as the job is."""
+    """An operator of a job's model and its progress."""
 
     name: Annotated[str, In("display_name")]
     workload_hash: str
@@ -31,17 +31,17 @@ class OperatorStatus:
     selected: bool = True
     """False for an operator that `only` left out"""
     arithmetic: Arithmetic | None = None
-    """what one run asks of a processor; None = not known"""
+    """arithmetic and memory traffic of one run; None = not known"""
 
 
 @dataclass(frozen=True)
 class ShareResult:
-    """The whole model at one share, measured alone, all variants in turn."""
+    """The whole model at one share, measured alone, all variants interleaved."""
 
     share: str
-    """as it was asked for, such as `cpu:1`"""
+    """the requested share, such as `cpu:1`"""
     granted: GrantedShare
-    """what the measurer proved from inside"""
+    """the share that the measurer proved from inside"""
     untuned_s: float
     """median latency without tuning, in seconds"""
     tuned_s: float
@@ -51,19 +51,19 @@ class ShareResult:
     max_error: Mapping[str, float] = field(default_factory=dict)
     """largest difference to the untuned outputs over their largest value, by variant"""
     earlier_job: str = ""
-    """`jobs/...` that measured all this, where this job took it from there: the very same bundle; empty = this job"""
+    """`jobs/...` that measured this, if the result of the same bundle was reused; empty = this job"""
     timed_at: Annotated[float, In("time")] = 0.0
     """when it was measured, in seconds since 1970, UTC; 0 = not known"""
 
     @property
     def speed_up(self) -> float:
-        """Untuned over tuned: 2.0 = twice as fast. Not a number when a time is not known."""
+        """Untuned over tuned: 2.0 = twice as fast. NaN if a time is not known."""
         return self.untuned_s / self.tuned_s if self.tuned_s > 0 else float("nan")
 
 
 @dataclass(frozen=True)
 class JobStatus:
-    """A job at one moment. Times are seconds; what is not known yet is empty or 0."""
+    """A job at one moment. Times are seconds; a value that is not known yet is empty or 0."""
 
     name: str
     """`jobs/...`"""
@@ -76,11 +76,11 @@ class JobStatus:
     inputs: Mapping[str, list[int]] = field(default_factory=dict)
     """shapes given for inputs that the model leaves open"""
     target: str = ""
-    """TVM's target as asked for; empty = the measuring processor's own"""
+    """the requested TVM target; empty = the measuring processor's own"""
     namespace: Annotated[str, In("scope")] = ""
     """jobs of one namespace share searches and the log; empty = the server's"""
     priority: str = "normal"
-    """`low`, `normal` or `high`: what it gets beside other jobs"""
+    """`low`, `normal` or `high`: its share of the fleet relative to other jobs"""
     minutes: float = 0.0
     """limit of the search; 0 = none"""
     created_at: Annotated[float, In("create_time")] = 0.0
@@ -88,17 +88,17 @@ class JobStatus:
     error: str = ""
     """class name of the error that ended the job"""
     message: str = ""
-    """what that error says"""
+    """message of that error"""
     notes: tuple[str, ...] = ()
-    """what is being waited for, and what ingest did to the model"""
+    """what the job waits for, and what ingest did to the model"""
     trials_planned: int = 0
-    """new candidates that the job will have, its own and shared ones, as planned now"""
+    """planned number of new candidates, its own and shared ones"""
     trials_done: Mapping[str, int] = field(default_factory=dict)
     """new measurements by share, failed ones included"""
     candidates_done: int = 0
     """new candidates measured at every share for this job"""
     candidates_shared: int = 0
-    """new candidates that it has at every share because another job asked for them"""
+    """new candidates, measured at every share, that another job requested"""
     failures: Mapping[str, int] = field(default_factory=dict)
     """failed measurements by cause"""
     trials_per_s: float = 0.0
@@ -106,10 +106,9 @@ class JobStatus:
     elapsed_s: float = 0.0
     """since the job was created"""
     phases_s: Mapping[str, float] = field(default_factory=dict)
-    """seconds in each phase so far: `starting` (the stack, where the job had one of its own), then the job's states"""
+    """seconds in each phase so far: `starting` (of a new stack), then the job's states"""
     busy_s: Mapping[str, float] = field(default_factory=dict)
-    """seconds that workers worked, by what they did, without waits for cores; side by side, so that the sum says
-    nothing"""
+    """seconds of work by kind, without waits for cores; kinds overlap, so their sum has no meaning"""
     operators: tuple[OperatorStatus, ...] = ()
     results: Annotated[tuple[ShareResult, ...], In("result.shares")] = ()
     """one for each share, once the job is done"""
@@ -120,9 +119,9 @@ class JobStatus:
     revision: int = 0
     """grows with every change"""
     roofs: Mapping[str, Roof] = field(default_factory=dict)
-    """what a share can do at best, by share; one that is not known is absent"""
+    """roof of each share; a share without a known roof is absent"""
     trials_saved: int = 0
-    """candidates of the budget that were not searched for, because the operators are near their roof"""
+    """candidates of the budget that were not needed, because the operators are near their roof"""
 
     def __repr__(self) -> str:
         trials = f"{self.candidates_had}/{self.trials_planned} trials"
@@ -136,12 +135,12 @@ class JobStatus:
 
     @property
     def candidates_had(self) -> int:
-        """New candidates measured at every share, whoever asked for them."""
+        """New candidates measured at every share, of this job or shared."""
         return self.candidates_done + self.candidates_shared
 
     @property
     def time_left_s(self) -> float | None:
-        """Seconds until the search has its trials at the present rate; None when that is not known."""
+        """Seconds until the search has its trials at the present rate; None if not known."""
         if self.state is not JobState.TUNING or self.trials_per_s <= 0:
             return None
         left_s = max(self.trials_planned - self.candidates_had, 0) / self.trials_per_s
@@ -149,7 +148,7 @@ class JobStatus:
 
 
 def check_ended_well(job: JobStatus) -> None:
-    """Raises the error that ended the job, JobCancelled when somebody cancelled it."""
+    """Raise the error that ended the job, or JobCancelled."""
     if job.state is JobState.FAILED:
         raise error_from_name(job.error, job.message) if job.error else JobFailed(f"{job.name} failed: {job.message}")
     if job.state is JobState.CANCELLED:
@@ -160,22 +159,22 @@ def check_ended_well(job: JobStatus) -> None:
 
 @dataclass(frozen=True)
 class OperatorRecords:
-    """Published records of one operator: how the schedule of each share does at each of the shares."""
+    """Published records of one operator: the schedule of each share at each of the shares."""
 
     operator: OperatorStatus
     cells: tuple[tuple[str, str, TuningRecord], ...]
-    """tuned at, run at, record; what was never measured is absent"""
+    """tuned at, run at, record; unmeasured pairs are absent"""
 
 
 @dataclass(frozen=True)
 class OperatorMatch:
-    """Which record an operator would use at a share, and why."""
+    """The record that an operator would use at a share, and the reason."""
 
     operator: OperatorStatus
     how: str
     """`exact`, `near`, `robust`, or `none`: then the untuned default is used"""
     regret: float | None
-    """worst relative loss at the shares that were looked at, 0.02 = 2 %; None = not measured"""
+    """worst relative loss at the compared shares, 0.02 = 2 %; None = not measured"""
     reason: str
     record: TuningRecord | None
     """None for `none`"""
@@ -201,9 +200,9 @@ class Worker:
 
 @dataclass(frozen=True)
 class OfferedShare:
-    """A share that can be asked for now."""
+    """A share that is available now."""
 
     device: Device
     granted: GrantedShare
     measurers: Annotated[int, In("workers")]
-    """how many live workers measure at it"""
+    """number of live workers that measure at it"""

@@ -1,5 +1,6 @@
-"""The calls of the public contract, with its protobuf messages: every call has a deadline, and every failure is one of
-our errors. `fractune.features.client.Client` is what users are given.
+"""The calls of the public contract, with its protobuf messages.
+
+Every call has a deadline, and every failure raises an error of fractune. Users get `fractune.features.client.Client`.
 """
 
 from __future__ import annotations
@@ -36,11 +37,9 @@ TRANSFER_TIMEOUT_S = 600.0
 MATCH_TIMEOUT_S = 300.0
 """a model that the server has not seen is ingested first"""
 RECONNECT_S = 60.0
-"""how long following a job waits for a server that went away, unless the caller says otherwise: it may be starting
-again
-"""
-SAY_EVERY_S = 5.0
-"""how often a client that follows a job reports that its server is away"""
+"""default seconds to wait for an unreachable server of a job, which may be restarting"""
+REPORT_EVERY_S = 5.0
+"""seconds between reports that the server is away"""
 RECONNECT_EVERY_S = 0.1
 _NO_ANSWER = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 _MAX_MESSAGE_BYTES = 64 << 20
@@ -51,28 +50,28 @@ _ENDED = {pb.JobState.Value(f"JOB_STATE_{state.name}") for state in JobState if 
 
 @dataclass(frozen=True)
 class Absence:
-    """A server that went away, and is waited for. Times in seconds."""
+    """An unreachable server. Times in seconds."""
 
     server: str
     away_s: float
     reconnect_s: float
-    """how long it is waited for in all"""
+    """longest time to wait for it"""
 
 
-def _tell_nobody(_: Absence) -> None:
+def _ignore(_: Absence) -> None:
     pass
 
 
 def job_name(text: str) -> str:
-    """The resource name of a job that a user named, with or without its `jobs/`."""
+    """The resource name of a job from its name with or without `jobs/`."""
     return text if text.startswith("jobs/") else f"jobs/{text}"
 
 
 class RpcClient:
     """A connection to a server at HOST:PORT or unix:PATH; close it, or use it as a context manager.
 
-    Thread-safe. Every method raises what the server answered, as an error of fractune_core.errors, and
-    ServerUnreachable when there is no server or it did not answer in time.
+    Thread-safe. Every method raises the error that the server answered, of fractune_core.errors. It raises
+    ServerUnreachable if there is no server or the answer is late.
     """
 
     def __init__(
@@ -82,8 +81,10 @@ class RpcClient:
         credentials: Credentials = PLAIN,
         reconnect_s: float = RECONNECT_S,
     ) -> None:
-        """`reconnect_s`: how long `watch_job` waits for a server that went away. Raises BadRequest for credentials that
-        cannot be used with this address, and for an address with a scheme, such as `http://`.
+        """`reconnect_s`: how long `watch_job` waits for an unreachable server.
+
+        Raises BadRequest for credentials that do not fit this address, and for an address with a scheme, such as
+        `http://`.
         """
         scheme, separator, _ = address.partition("://")
         if separator:
@@ -98,8 +99,8 @@ class RpcClient:
             ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
             *CLIENT_KEEPALIVE,
         ]
-        # A proxy from the environment is for the web, not for a server on this machine or in this cluster.
-        # Nor is a server that comes back waited for longer than it takes: gRPC would wait up to two minutes.
+        # Proxies of the environment are for the web, not for a server on this machine or in this cluster.
+        # gRPC would wait up to two minutes before it looks for a server that is back.
         options = [*limits, ("grpc.enable_http_proxy", 0), ("grpc.max_reconnect_backoff_ms", _MAX_RECONNECT_MS)]
         self._channel = credentials.channel(address, options)
         self._models = rpc.ModelServiceStub(self._channel)
@@ -108,7 +109,7 @@ class RpcClient:
         self._bundles = rpc.BundleServiceStub(self._channel)
         self._fleet = rpc.FleetServiceStub(self._channel)
         self._plans = rpc.PlanServiceStub(self._channel)
-        self._health: Any = health_pb2_grpc.HealthStub(self._channel)  # its methods are not in its types
+        self._health: Any = health_pb2_grpc.HealthStub(self._channel)  # its types lack its methods
 
     def __enter__(self) -> Self:
         return self
@@ -124,7 +125,7 @@ class RpcClient:
     # ---- models and jobs -----------------------------------------------------------------------------------
 
     def upload_model(self, path: Path) -> pb.Model:
-        """Send what the server lacks of the model file. Raises BadModel when it cannot be read."""
+        """Upload the missing part of the model file. Raises BadModel if it cannot be read."""
         return send_model(self._call, self._models, path, lambda: self._closed)
 
     def create_job(self, spec: pb.JobSpec) -> pb.Job:
@@ -149,7 +150,7 @@ class RpcClient:
                 return
 
     def costs(self, job: str = "", *, since: float | None, tokens: bool, limit: int) -> Iterator[pb.JobCost]:
-        """What the job, else what each that took anything, took: newest first, at most `limit`."""
+        """The costs of the job, or of each job with costs: newest first, at most `limit`."""
         request = pb.ListCostsRequest(
             job=job and job_name(job), with_tokens=tokens, page_size=min(max(limit, 50), 1000)
         )
@@ -163,9 +164,9 @@ class RpcClient:
             if not request.page_token:
                 return
 
-    def watch_job(self, job: str, tell: Callable[[Absence], None] = _tell_nobody) -> Iterator[pb.Job]:
-        """The job now and whenever it changes, until it has ended. A server that went away is waited for, and `tell` is
-        called every SAY_EVERY_S meanwhile.
+    def watch_job(self, job: str, report_absence: Callable[[Absence], None] = _ignore) -> Iterator[pb.Job]:
+        """The job now and at each change, until it has ended. While a lost server is awaited, `report_absence` is
+        called every REPORT_EVERY_S.
         """
         revision = -1
         lost_at: float | None = None
@@ -179,29 +180,31 @@ class RpcClient:
                         yield seen
                     if seen.state in _ENDED:
                         return
-                raise self._unreachable()  # a server that shuts down in order ends the stream before the job
+                raise self._unreachable()  # an orderly shutdown of the server ends the stream before the job
             except ServerUnreachable as error:
                 lost_at = lost_at or time.monotonic()
-                # A named error is the server's own word; only silence is waited out.
+                # The server itself sent a named error; only silence is waited out.
                 if type(error) is not ServerUnreachable or self._closed:
                     raise
                 time.sleep(RECONNECT_EVERY_S)
-                self._await_connection(lost_at, tell)
+                self._await_connection(lost_at, report_absence)
 
-    def _await_connection(self, lost_at: float, tell: Callable[[Absence], None]) -> None:
-        """Raises ServerUnreachable when there is none `reconnect_s` after `lost_at`, or this client is closed."""
+    def _await_connection(self, lost_at: float, report_absence: Callable[[Absence], None]) -> None:
+        """Raises ServerUnreachable if the server is not back `reconnect_s` after `lost_at`, or this client is
+        closed.
+        """
         deadline = lost_at + self._reconnect_s
         while not self._closed and (now := time.monotonic()) < deadline:
-            end = min(deadline, now + SAY_EVERY_S - (now - lost_at) % SAY_EVERY_S)
+            end = min(deadline, now + REPORT_EVERY_S - (now - lost_at) % REPORT_EVERY_S)
             if self._answers_within(end - now):
                 return
             if end <= time.monotonic() < deadline:
-                tell(Absence(self.address, time.monotonic() - lost_at, self._reconnect_s))
+                report_absence(Absence(self.address, time.monotonic() - lost_at, self._reconnect_s))
             time.sleep(RECONNECT_EVERY_S)
         raise self._unreachable()
 
     def _answers_within(self, timeout_s: float) -> bool:
-        """Whether a server answers, whatever it says. Closing this client ends the wait."""
+        """Whether a server answers, even with an error. Closing this client ends the wait."""
         try:
             self._health.Check(health_pb2.HealthCheckRequest(), timeout=timeout_s, wait_for_ready=True)
         except grpc.RpcError as error:
@@ -234,7 +237,7 @@ class RpcClient:
     def export_records(
         self, record_filter: pb.RecordFilter, *, with_workloads: bool
     ) -> Iterator[pb.ExportRecordsResponse]:
-        """All records that pass the filter, oldest first; a workload before the first that needs it."""
+        """All records that pass the filter, oldest first; each workload comes before its first record."""
         request = pb.ExportRecordsRequest(filter=record_filter, with_workloads=with_workloads)
         return self._stream(self._log.ExportRecords, request, TRANSFER_TIMEOUT_S)
 
@@ -252,7 +255,7 @@ class RpcClient:
         return self._call(self._log.MatchModel, request, MATCH_TIMEOUT_S)
 
     def tabulate_model(self, request: pb.TabulateModelRequest) -> list[pb.OperatorTable]:
-        """How the schedule published for each share does at each of the others, operator by operator."""
+        """The schedule published for each share at each of the others, by operator."""
         return list(self._call(self._log.TabulateModel, request, MATCH_TIMEOUT_S).operators)
 
     def make_plan(self, request: pb.MakePlanRequest) -> pb.Plan:
@@ -289,18 +292,18 @@ class RpcClient:
         return list(self._call(self._fleet.ListWorkers, pb.ListWorkersRequest()).workers)
 
     def shares(self) -> list[pb.OfferedShare]:
-        """What can be asked for now."""
+        """The available shares."""
         return list(self._call(self._fleet.ListShares, pb.ListSharesRequest()).shares)
 
     def measurers(self) -> Counter[str]:
-        """How many measurers each share has now, by share as text."""
+        """The current number of measurers by share as text."""
         counts: Counter[str] = Counter()
         for offered in self.shares():
             counts[offered.granted.share] += offered.workers
         return counts
 
     def is_serving(self, service: str) -> bool:
-        """What gRPC's health service says of a service, or of a `fractune_core.names.HealthPart`."""
+        """Whether gRPC's health service reports a service or a `fractune_core.names.HealthPart` as serving."""
         request = health_pb2.HealthCheckRequest(service=service)
         answer = self._call(self._health.Check, request)
         return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
@@ -331,11 +334,11 @@ class RpcClient:
         except grpc.RpcError as error:
             raise self._error_from(error) from error
         except RuntimeError as error:
-            # A signal's exception within gRPC's wait for a lock comes out as a lock that cannot be released.
+            # An exception of a signal within gRPC's wait for a lock appears as an error of that lock.
             if error.__context__ is None or isinstance(error.__context__, Exception):
                 raise
             raise error.__context__ from None
-        except ValueError as error:  # how gRPC says that the channel was closed under a call
+        except ValueError as error:  # gRPC's error for a channel that was closed during a call
             if "closed channel" not in str(error):
                 raise
             raise ServerUnreachable(f"the connection to {self.address} was closed") from error
@@ -351,13 +354,13 @@ class RpcClient:
         if code in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED}:
             return self._unreachable(details)
         if code is grpc.StatusCode.UNIMPLEMENTED:
-            return ServerUnreachable(f"{self.address} is no fractune server, or one of another version: {details}")
+            return ServerUnreachable(f"{self.address} is not a fractune server, or has another version: {details}")
         return FractuneError(f"the server at {self.address} failed: {code.name} {details}; look at its log")
 
     def _unreachable(self, details: str = "") -> ServerUnreachable:
-        """`details` are gRPC's own: the one place that tells why a connection with TLS was not made."""
+        """`details` are gRPC's own, which alone have the cause of a failed TLS connection."""
         if "WRONG_VERSION_NUMBER" in details:
-            return ServerUnreachable(f"what answers at {self.address} speaks no TLS; check --server, or leave --ca out")
+            return ServerUnreachable(f"the server at {self.address} does not use TLS; check --server, or omit --ca")
         if "CERTIFICATE_VERIFY_FAILED" in details or "Hostname Verification" in details:
             return ServerUnreachable(
                 f"the server at {self.address} has no certificate for that name by the authority in --ca; nothing was "
@@ -365,10 +368,10 @@ class RpcClient:
             )
         if self._tls:
             return ServerUnreachable(
-                f"no fractune server answers at {self.address} with TLS; check --server, and whether it asks for "
+                f"no fractune server answers at {self.address} with TLS; check --server, and whether it requires "
                 "--client-cert and --client-key"
             )
-        closed = "; one that asks for TLS needs --ca" if "Socket closed" in details else ""
+        closed = "; a server with TLS needs --ca" if "Socket closed" in details else ""
         return ServerUnreachable(
             f"no fractune server answers at {self.address}; start one with 'fractune up', or check --server{closed}"
         )

@@ -1,4 +1,4 @@
-"""Sending a model file: what the server has of it already is not sent again, neither after a cut nor the next time."""
+"""Uploads of model files. Parts that the server has are not sent again, neither after a cut nor later."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ from fractune_core.pb import fractune_pb2_grpc as rpc
 
 CHUNK_BYTES = 1 << 20
 PATIENCE_S = 60.0
-"""how long an upload that was cut is tried again while the server gets nothing more of it"""
+"""seconds to retry a cut upload while the server receives nothing more of it"""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 
 
 class Call(Protocol):
-    """A call of the contract, which raises our errors."""
+    """A call of the contract; it raises errors of fractune."""
 
     def __call__(self, method: Callable[..., Any], request: object, timeout_s: float | None = None) -> Any: ...
 
 
 def send_model(call: Call, models: rpc.ModelServiceStub, path: Path, is_closed: Callable[[], bool]) -> pb.Model:
-    """The model on the server, which gets what it lacks of the file.
+    """Upload the missing part of the file, and return the server's model.
 
-    An upload that is cut goes on by itself, as long as the server gets more of it within PATIENCE_S. Raises BadModel
-    when the file cannot be read, BadRequest for a name that no server takes, and what the server answered. Nothing is
-    tried again once `is_closed()`: the caller has ended the connection.
+    A cut upload is resumed, as long as the server receives more within PATIENCE_S. Raises BadModel if the file cannot
+    be read, BadRequest for an invalid name, and the errors of the server. Nothing is retried once `is_closed()`: then
+    the caller has ended the connection.
     """
     check_file_name(path.name, "the model file's name")
     upload = _Upload(call, models, path, is_closed)
-    found = upload.ask()  # an unreachable server is not a cut, and reported at once
+    found = upload.ask()  # an unreachable server is not a cut: report it at once
     while found is None:
         try:
             return upload.send()
         except ServerUnreachable as cut:
-            if type(cut) is not ServerUnreachable or is_closed():  # the server's own word, or ours
+            if type(cut) is not ServerUnreachable or is_closed():  # an error from the server, or our own closing
                 raise
             found = upload.come_back(cut)
     return found
@@ -56,17 +56,17 @@ class _Upload:
     path: Path
     is_closed: Callable[[], bool]
     received: int = 0
-    """bytes that the server had when it was asked last"""
+    """bytes that the server had at the last query"""
     pause_s: float = _FIRST_PAUSE_S
 
     def __post_init__(self) -> None:
         self.sha256, self.size = _digest(self.path)
         self.name = f"models/{self.sha256}"
         self.gained_at = time.monotonic()
-        """when it was seen last that the server has got more of it"""
+        """time of the last query that found more bytes"""
 
     def ask(self) -> pb.Model | None:
-        """The model, if the server has all of it; else what it has is known."""
+        """The model if the server has all of it. Otherwise this records how much the server has."""
         with contextlib.suppress(NotFound):
             found: pb.Model = self.call(self.models.GetModel, pb.GetModelRequest(name=self.name))
             return found
@@ -77,14 +77,14 @@ class _Upload:
         return None
 
     def send(self) -> pb.Model:
-        """Send what was missing when the server was asked last."""
+        """Send the part that was missing at the last query."""
         sent: pb.Model = self.call(self.models.UploadModel, self._parts(), transfer_s(self.size - self.received))
         return sent
 
     def come_back(self, cut: ServerUnreachable) -> pb.Model | None:
-        """Ask again after a cut, until there is an answer.
+        """Query the server again after a cut, until it answers.
 
-        Raises ServerUnreachable when there is none within PATIENCE_S, or none that tells of more bytes than before.
+        Raises ServerUnreachable if there is no answer within PATIENCE_S, or none with more bytes than before.
         """
         cut_at = time.monotonic()
         while True:
@@ -101,7 +101,7 @@ class _Upload:
                 return None
 
     def given_up(self, error: ServerUnreachable) -> ServerUnreachable:
-        """With what the next upload need not send again."""
+        """The error, with the number of bytes that the next upload need not send."""
         kept = f"{self.received} of {self.size} bytes of {self.path.name} are kept there for a day"
         return ServerUnreachable(f"{error}; {kept}" if self.received else str(error))
 
@@ -118,7 +118,7 @@ class _Upload:
 
 
 def _digest(path: Path) -> tuple[str, int]:
-    """SHA-256 and size of the file. Raises BadModel when it is empty or cannot be read."""
+    """SHA-256 and size of the file. Raises BadModel if it is empty or cannot be read."""
     try:
         with path.open("rb") as file:
             sha256, size = hashlib.file_digest(file, "sha256").hexdigest(), os.fstat(file.fileno()).st_size

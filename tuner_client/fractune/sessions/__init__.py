@@ -1,1 +1,1 @@
-"""Where a job runs, a server or a stack of its own, and how it is followed to its end."""
+"""Where a job runs, on a server or a new stack, and how it is followed to its end."""

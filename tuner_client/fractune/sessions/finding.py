@@ -1,4 +1,4 @@
-"""Which server a caller means: the one that was named, else the environment's, else the stack of the state folder."""
+"""The server for a caller: the named one, else that of the environment, else the stack of the state folder."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ from fractune.local.state import default_state_dir
 from fractune_core.errors import BadRequest, ServerUnreachable
 
 SERVER = "FRACTUNE_SERVER"
-"""the environment variable that names the server where the caller names neither a server nor a state folder"""
+"""environment variable with the server for callers that name neither a server nor a state folder"""
 
 
 PathText: TypeAlias = str | os.PathLike[str]
 
 
 def named_server(state: PathText | None, server: str | None) -> str | None:
-    """The server that the caller or FRACTUNE_SERVER names; None for none. Raises BadRequest for a folder and a server.
+    """The server that the caller or FRACTUNE_SERVER names; None if neither does.
 
-    What the caller names goes before the environment: with `state`, FRACTUNE_SERVER does not count.
+    A given `state` overrides the environment. Raises BadRequest for both a folder and a server.
     """
     if server is not None and state is not None:
-        raise BadRequest("--state and --server exclude each other: a server has a state folder of its own")
+        raise BadRequest("--state and --server exclude each other: a server has its own state folder")
     return server if server is not None or state is not None else os.environ.get(SERVER) or None
 
 
 def running_stack_of(state: PathText | None) -> StackEntry | None:
-    """The stack that serves in the folder (default: the user's) now; None while none does."""
+    """The stack that is serving in the folder (default: the user's), or None."""
     folder = _folder(state)
     entry = read_entry(folder) if is_running(folder) else None
     return entry if entry and entry.address else None
 
 
 def server_address(state: PathText | None = None, server: str | None = None, *, lasting: bool) -> str:
-    """Where to find the server that is named, else the running stack of the state folder; no stack is started.
+    """The address of the named server, or else of the running stack of the state folder; starts no stack.
 
-    `lasting` asks for a stack that outlives the command that started it, as that of `fractune up` does. Raises
-    ServerUnreachable, which says whether none runs, or it has died, BadRequest for both a folder and a server.
+    `lasting` requires a stack that outlives the command that started it, such as that of `fractune up`. Raises
+    ServerUnreachable if no stack is running or it has died, and BadRequest for both a folder and a server.
     """
     named = named_server(state, server)
     if named is not None:
@@ -61,5 +61,5 @@ def _missing(folder: Path) -> str:
             return f"the stack in {folder} ends with the command that started it (pid {entry.pid}); wait for it"
         return f"the stack in {folder} is still starting; try again in a moment"
     if entry is None:
-        return f"no stack runs in {folder}; start one with 'fractune up'"
+        return f"no stack is running in {folder}; start one with 'fractune up'"
     return f"the stack that ran in {folder} has died (pid {entry.pid} is gone); start it again with 'fractune up'"

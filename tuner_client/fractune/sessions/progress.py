@@ -1,4 +1,4 @@
-"""How a job is followed: by a bar, by plain lines, by a function of the caller's, or not at all."""
+"""Views that follow a job: a bar, plain lines, a function of the caller, or nothing."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ _WORK = {
     JobState.TIMING: "timing the whole model",
 }
 LINE_EVERY_S = 5.0
-"""plain lines: at most this often while nothing but numbers change"""
+"""least seconds between plain lines while only numbers change"""
 
 
 @dataclass(frozen=True)
 class GoalNews:
-    """What a view shows of a goal."""
+    """The part of a goal that views show."""
 
     lines: Sequence[str]
-    """of the goal, then one of each step"""
+    """a line for the goal, then one for each step"""
     fields: Mapping[str, Any]
-    """everything, as plain JSON values"""
+    """all data as JSON values"""
 
 
 class View:
-    """Shows a job as it goes on, between entering and leaving; this one shows nothing."""
+    """Shows the progress of a job within a `with` block; this one shows nothing."""
 
     def __enter__(self) -> Self:
         return self
@@ -52,19 +52,21 @@ class View:
         pass
 
     def show_goal(self, goal: GoalNews) -> None:
-        """Of a tuning that has one, when it is known and after each step."""
+        """Called when the goal of a tuning is known, and after each step."""
 
     def show_absence(self, absence: Absence) -> None:
-        """Every few seconds while the job's server is away."""
+        """Called every few seconds while the job's server is unreachable."""
 
     def leaves(self, job: str, stop: BaseException) -> bool:
-        """Whether the server is to go on with `job` although `stop` ends the following. Else it is cancelled."""
+        """Whether the server should continue `job` although `stop` ends the following; otherwise the job is
+        cancelled.
+        """
         del job, stop
         return False
 
 
 def print_absence(absence: Absence) -> None:
-    """A line on standard error; what is redrawn on a terminal stays below it."""
+    """Print a line on standard error; a redrawn display stays below it."""
     print(
         f"waiting for the server at {absence.server}, which has been away for {absence.away_s:.0f} s of "
         f"{absence.reconnect_s:g}",
@@ -74,14 +76,14 @@ def print_absence(absence: Absence) -> None:
 
 
 ProgressOption: TypeAlias = bool | Callable[[JobStatus], None] | View
-"""True = a bar (plain lines where nothing can be redrawn), False = nothing, or a function that is given each status"""
+"""True = a bar (plain lines on a plain output), False = nothing, or a function that gets each status"""
 
 LineProgress: TypeAlias = bool | Callable[[str], None]
-"""True = lines on standard error, False = nothing, or a function that is given each line"""
+"""True = lines on standard error, False = nothing, or a function that gets each line"""
 
 
 def choose_view(progress: ProgressOption) -> View:
-    """The view that an option `progress` asks for."""
+    """The view for an option `progress`."""
     if isinstance(progress, View):
         return progress
     if callable(progress):
@@ -113,7 +115,7 @@ def status_text(job: JobStatus) -> str:
 
 
 class CallingView(View):
-    """Gives each status to a function; what that raises ends the work, as Ctrl-C would."""
+    """Passes each status to a function; an exception of the function ends the work like Ctrl-C."""
 
     def __init__(self, call: Callable[[JobStatus], None]) -> None:
         self._call = call
@@ -123,10 +125,10 @@ class CallingView(View):
 
 
 class BarView(View):
-    """A bar of the trials, redrawn whenever the job has changed."""
+    """A bar of the trials, redrawn at each change of the job."""
 
     def __init__(self, console: Console) -> None:
-        # The texts are a model's and a server's own: no markup.
+        # The texts come from models and servers, so they are not markup.
         name, status = (TextColumn(field, markup=False) for field in ("{task.description}", "{task.fields[status]}"))
         columns = (name, BarColumn(), status)
         self._progress = Progress(*columns, console=console, auto_refresh=False)
@@ -158,7 +160,7 @@ class BarView(View):
 
 
 class LineView(View):
-    """A line for each change of state and each new note, and every few seconds."""
+    """Prints a line for each change of state and each new note, and every few seconds."""
 
     def __init__(self) -> None:
         self._state: JobState | None = None
@@ -183,7 +185,7 @@ class LineView(View):
 
 
 def line_reporter(progress: LineProgress) -> Callable[[str], None]:
-    """A function that reports a line as asked for."""
+    """A function that reports lines according to an option `progress`."""
     if callable(progress):
         return progress
     return _print_line if progress else lambda _: None

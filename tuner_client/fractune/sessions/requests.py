@@ -1,4 +1,4 @@
-"""What a caller asks for, checked before anything starts."""
+"""Checks of a caller's request before any work."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""A job from its request to its end, on a server or on a stack of its own. It is cancelled when the caller is stopped,
-unless the caller leaves it to the server.
+"""A job from its request to its end, on a server or a new stack.
+
+Stopping the caller cancels the job, unless the caller leaves it to the server.
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ from fractune_core.names import Collection
 from fractune_core.pb import fractune_pb2 as pb
 
 _NEEDS_SEARCH = (JobState.INGESTING, JobState.TUNING, JobState.VALIDATING)
-"""states that a model which the log knows passes at once; in others, a tuner instance would only be in the way"""
+"""states that a model with a complete log passes at once; in others, a tuner instance would take up cores"""
 
 
 @contextlib.contextmanager
 def finished_job(
     model: Path, spec: JobSpec, state: PathText | None, server: str | None, view: View, reconnect_s: float
 ) -> Iterator[tuple[Workplace, JobStatus]]:
-    """Run the job for the file `model` to its end, on a server or on a stack of its own, and hand out that place.
+    """Run the job for the file `model` to its end, on a server or a new stack, and yield that workplace.
 
-    `spec.model` is filled in here. A server that went away is waited for `reconnect_s`. Raises what ended the job;
-    whatever stops the caller cancels it, unless `view` leaves it to the server.
+    `spec.model` is filled in here. An unreachable server is awaited for `reconnect_s`. Raises the error that ended the
+    job. Stopping the caller cancels the job, unless `view` leaves it to the server.
     """
     began = time.perf_counter()
     with tuning_session(state, server, spec.shares, reconnect_s) as place, view:
@@ -45,7 +46,7 @@ def finished_job(
 def run_job(place: Workplace, model: Path, spec: JobSpec, view: View) -> JobStatus:
     """Run the job for the file `model` to its end. `spec.model` is filled in here.
 
-    Raises what ended the job; whatever stops the caller cancels it, unless `view` leaves it to the server.
+    Raises the error that ended the job. Stopping the caller cancels the job, unless `view` leaves it to the server.
     """
 
     def show(job: JobStatus) -> None:
@@ -62,12 +63,12 @@ def run_job(place: Workplace, model: Path, spec: JobSpec, view: View) -> JobStat
 
 @contextlib.contextmanager
 def _cancelled_when_stopped(place: Workplace, job: str, view: View) -> Iterator[None]:
-    """A lost server goes on with the job when it is back; a reader of the output who has enough stops no job."""
+    """Cancel the job when the caller is stopped. A lost server continues it, and a closed output does not cancel it."""
     try:
         yield
     except (FractuneError, BrokenPipeError):
         raise
-    except BaseException as stop:  # Ctrl-C, SIGTERM, an error of the caller's own view
+    except BaseException as stop:  # Ctrl-C, SIGTERM, or an error of the caller's view
         if place.is_own or not view.leaves(job, stop):
             with contextlib.suppress(FractuneError):
                 place.client.cancel_job(job)
@@ -76,17 +77,19 @@ def _cancelled_when_stopped(place: Workplace, job: str, view: View) -> Iterator[
 
 
 def submit(client: RpcClient, model: Path, spec: JobSpec) -> str:
-    """Send the model unless the server has it, and create the job; its name."""
+    """Upload the model unless the server has it, create the job, and return its name."""
     sha256 = Collection.MODELS.parse(client.upload_model(model).name)
     return client.create_job(to_proto(replace(spec, model=sha256), pb.JobSpec)).name
 
 
 def follow(
-    client: RpcClient, job: str, show: Callable[[JobStatus], None], tell: Callable[[Absence], None]
+    client: RpcClient, job: str, show: Callable[[JobStatus], None], report_absence: Callable[[Absence], None]
 ) -> JobStatus:
-    """Show the job whenever it has changed until it has ended, and return it; `tell` of a server that is away."""
+    """Show the job at each change until it has ended, and return it. `report_absence` is called while the server is
+    away.
+    """
     ended = None
-    for message in client.watch_job(job, tell):
+    for message in client.watch_job(job, report_absence):
         ended = job_status(message)
         show(ended)
     if ended is None:

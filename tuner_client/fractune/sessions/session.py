@@ -1,4 +1,4 @@
-"""A client for one piece of work: of a server that is named or found, or of a stack started for the work."""
+"""A client for one piece of work: of a named or found server, or of a new stack."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fractune.sessions.finding import PathText, named_server, running_stack_of, 
 from fractune_core.errors import ServerUnreachable
 
 _VERDICT_S = 1.0
-"""how long a lost connection waits for the stack to say what broke"""
+"""seconds to wait for the stack's own error after a lost connection"""
 
 
 class _Closable(Protocol):
@@ -38,12 +38,11 @@ def session(
     search: bool = False,
     runs_jobs: bool = False,
 ) -> Iterator[AnyClient]:
-    """`connect` to the server that is named or found, or run a stack in `state` with just the workers asked for.
+    """`connect` to the named or found server, or run a stack in `state` with only the requested workers.
 
-    Who needs no workers is content with the stack of another command, too. Jobs that an earlier stack left open stay
-    open, unless this one `runs_jobs`: then they would be in the way, and count as interrupted. Raises BadRequest when
-    both are given, else what RpcClient and running_stack raise; a broken stack is reported as such, not as the lost
-    connection that follows from it.
+    A caller that needs no workers also takes the stack of another command. Jobs that an earlier stack left open stay
+    open, unless this one `runs_jobs`: then they count as interrupted. Raises BadRequest for both a state and a server,
+    and the errors of RpcClient and running_stack. A broken stack raises its own error, not that of the lost connection.
     """
     options = StackOptions(Path(), shares=shares, compile=compile, search=search, resume=not runs_jobs)
     any_stack = not (shares or compile or search)
@@ -60,7 +59,7 @@ def server_session(
     lasting: bool,
     reconnect_s: float = RECONNECT_S,
 ) -> Iterator[AnyClient]:
-    """As `session`, on a server that runs already, as `server_address` finds it."""
+    """As `session`, on a running server that `server_address` finds."""
     address = server_address(state, server, lasting=lasting)
     credentials = _credentials(named_server(state, server))
     with contextlib.closing(connect(address, credentials=credentials, reconnect_s=reconnect_s)) as client:
@@ -69,21 +68,19 @@ def server_session(
 
 @dataclass(frozen=True)
 class Workplace:
-    """Where a job is done."""
+    """The place of a job's work."""
 
     client: RpcClient
     stack: Stack | None
-    """started for this job alone; None for a server that goes on without us"""
+    """started for this job only; None for a server that goes on afterwards"""
 
     @property
     def is_own(self) -> bool:
-        """It ends with the job."""
+        """Whether it ends with the job."""
         return self.stack is not None
 
     def start_search(self) -> None:
-        """Call it when the job begins to search: only then the workers for it start, since a model that the log knows
-        needs none.
-        """
+        """Start the search workers. They start late, because a model with a complete log needs none."""
         if self.stack is not None:
             self.stack.start_search()
 
@@ -92,7 +89,7 @@ class Workplace:
 def tuning_session(
     state: PathText | None, server: str | None, shares: tuple[str, ...], reconnect_s: float
 ) -> Iterator[Workplace]:
-    """As `session`, for a job. A server that went away is waited for `reconnect_s`."""
+    """As `session`, for a job. An unreachable server is awaited for `reconnect_s`."""
     options = StackOptions(Path(), shares=shares, compile=True)
     connect = partial(RpcClient, reconnect_s=reconnect_s)
     with _connected(connect, state, server, options, any_stack=False) as (client, stack):
@@ -122,7 +119,7 @@ def _connected(
 
 
 def _credentials(named: str | None) -> Credentials:
-    """What the environment says of them is about the server that is named; a stack that is found asks for none."""
+    """Credentials from the environment for a named server; a found stack needs none."""
     return Credentials.found() if named else PLAIN
 
 
@@ -133,7 +130,7 @@ def _found(state: PathText | None, *, any_stack: bool) -> str | None:
 
 @contextlib.contextmanager
 def _named_failures(stack: Stack) -> Iterator[None]:
-    """Raise what broke the stack in place of the lost connection that follows from it."""
+    """Raise the error of a broken stack instead of the lost connection that follows from it."""
     try:
         yield
     except ServerUnreachable:

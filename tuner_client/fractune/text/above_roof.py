@@ -13,5 +13,5 @@ _NOTE = (
 
 
 def above_roof_notes(roof_parts: Iterable[float | None]) -> tuple[str, ...]:
-    """The sentence that explains parts above 1; empty where none is."""
+    """A note that explains parts above 1; empty if there are none."""
     return (_NOTE,) if any(part is not None and part > _SHOWN_ABOVE for part in roof_parts) else ()

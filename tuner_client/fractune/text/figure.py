@@ -1,4 +1,4 @@
-"""A picture's file: whether it can be drawn and written is found out before the work."""
+"""Pictures as files: a missing library or an unwritable path is found before the work."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Drawable:
     """A value that draws itself, by `_draw`."""
 
     def draw(self, path: str | os.PathLike[str]) -> None:
-        """Draw it to `path` (.svg or .png).
+        """Draw to `path` (.svg or .png).
 
         Raises BadRequest for another suffix, FractuneError without matplotlib, StateUnusable.
         """
@@ -32,8 +32,8 @@ class Drawable:
 
 
 def check_picture(path: Path | None) -> None:
-    """Raises BadRequest for a format that cannot be drawn, FractuneError when matplotlib is missing, StateUnusable when
-    the file cannot be written.
+    """Raises BadRequest for another format, FractuneError without matplotlib, and StateUnusable for an unwritable
+    file.
     """
     if path is None:
         return

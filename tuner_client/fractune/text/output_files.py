@@ -1,4 +1,4 @@
-"""Files that commands write: whether they can be written is found out before the work, and they appear whole."""
+"""Output files of commands: an unwritable path is found before the work, and files appear whole."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from fractune_core.errors import BadRequest, StateUnusable
 
 
 def check_free(path: Path, *, force: bool) -> None:
-    """Raises BadRequest when `path` is there already and may not be replaced."""
+    """Raises BadRequest if `path` exists and may not be replaced."""
     if path.exists() and not force:
-        raise BadRequest(f"{path} is there already; pass --force to replace it, or another path")
+        raise BadRequest(f"{path} exists; pass --force to replace it, or another path")
 
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[IO[str]]:
-    """A text file that becomes `path` when the block ends well, and vanishes when it does not.
+    """A text file that becomes `path` if the block ends well, and vanishes otherwise.
 
-    Raises StateUnusable when it cannot be written.
+    Raises StateUnusable if it cannot be written.
     """
     draft = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
@@ -38,9 +38,9 @@ def replacing(path: Path) -> Iterator[IO[str]]:
 
 
 def check_writable(option: str, path: Path) -> None:
-    """Raises StateUnusable when the file that `option` names cannot be written, so that no work is done for nothing.
+    """Raises StateUnusable before any work if the file that `option` names cannot be written.
 
-    Folders on the way to it need not be there yet.
+    Its parent folders need not exist.
     """
     if path.is_dir():
         raise StateUnusable(f"{option} {path}: this is a folder; pass a file")

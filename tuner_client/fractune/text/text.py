@@ -12,7 +12,7 @@ _NOTICED_S = 0.05
 
 
 def time_text(secs: float | None) -> str:
-    """`12.3 us`, `4.56 ms`, `1.20 s`; `-` for a time that is not known."""
+    """`12.3 us`, `4.56 ms`, `1.20 s`; `-` if not known."""
     if secs is None or not math.isfinite(secs) or secs <= 0:
         return "-"
     for limit, factor, unit in ((1e-3, 1e6, "us"), (1.0, 1e3, "ms")):
@@ -22,17 +22,17 @@ def time_text(secs: float | None) -> str:
 
 
 def _three_digits(value: float) -> str:
-    """`1.20`, `10.0`, `270`: as many decimals as three digits leave."""
+    """`1.20`, `10.0`, `270`: three digits."""
     return f"{value:.{2 if value < 9.995 else 1 if value < 99.95 else 0}f}"
 
 
 def gflops_text(gflops: float | None) -> str:
-    """`80.1`, `1.20`; `-` for what is not known."""
+    """`80.1`, `1.20`; `-` if not known."""
     return "-" if gflops is None else _three_digits(gflops)
 
 
 def span_text(secs: float) -> str:
-    """A span that people wait for: `42 s`, `3 min 05 s`."""
+    """A duration: `42 s`, `3 min 05 s`."""
     whole = max(round(secs), 0)
     return f"{whole} s" if whole < 60 else f"{whole // 60} min {whole % 60:02d} s"
 
@@ -48,22 +48,22 @@ def spent_text(spent_s: Mapping[str, float]) -> str:
 
 
 def ratio_text(slower: float | None, faster: float | None) -> str:
-    """`1.54x`; `-` when one of the times is not known."""
+    """`1.54x`; `-` if a time is not known."""
     if not slower or not faster or not math.isfinite(slower / faster):
         return "-"
     return f"{slower / faster:.2f}x"
 
 
 def percent_text(fraction: float | None) -> str:
-    """`1.2 %`; `-` for what is not known."""
+    """`1.2 %`; `-` if not known."""
     return "-" if fraction is None else f"{fraction * 100:.1f} %"
 
 
 def score_text(score: float | None) -> str:
-    """`0.98`; `-` for what is not known."""
+    """`0.98`; `-` if not known."""
     return "-" if score is None else f"{score:.2f}"
 
 
 def counts_text(counts: dict[str, int]) -> str:
-    """`bad_output 1, run_timeout 2`; `none`. Workers and models choose the names."""
+    """`bad_output 1, run_timeout 2`; `none`. The names come from workers and models."""
     return ", ".join(f"{one_line(name)} {count}" for name, count in sorted(counts.items())) or "none"

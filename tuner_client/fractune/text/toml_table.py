@@ -1,4 +1,4 @@
-"""A table of a TOML file, read with errors that say where and what to write."""
+"""A table of a TOML file. Errors name the place and what to write."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from fractune_core.errors import BadRequest
 
 
 class TableReader:
-    """Every method raises BadRequest for a value of another kind than asked for."""
+    """Every method raises BadRequest for a value of another type."""
 
     def __init__(self, where: str, values: Mapping[str, Any]) -> None:
         self.where = where
         self._values = values
 
-    def called(self, what: str) -> TableReader:
-        """The same table under a name that tells more."""
-        return TableReader(f"{self.where.partition(':')[0]}: {what}", self._values)
+    def called(self, name: str) -> TableReader:
+        """The same table under a more specific name."""
+        return TableReader(f"{self.where.partition(':')[0]}: {name}", self._values)
 
     def check_keys(self, *known: str) -> None:
         for key in self._values:
             if key not in known:
-                raise BadRequest(f"{self.where}: unknown key '{key}'; there are {', '.join(known)}")
+                raise BadRequest(f"{self.where}: unknown key '{key}'; known keys are {', '.join(known)}")
 
     def has(self, key: str) -> bool:
         return key in self._values
@@ -45,28 +45,28 @@ class TableReader:
         return TableReader(f"{self.where}: [{key}]", self._value(key, {}, Mapping, f"a table; write [{key}]"))
 
     def tables(self, key: str) -> list[TableReader]:
-        """None where it is absent."""
+        """An empty list if absent."""
         found = self._value(key, [], list, f"a list of tables; write [[{key}]]")
         for each in found:
             if not isinstance(each, Mapping):
-                raise BadRequest(f"{self.where}: '{key}' holds {each!r}, which is no table; write [[{key}]]")
+                raise BadRequest(f"{self.where}: '{key}' holds {each!r}, which is not a table; write [[{key}]]")
         return [TableReader(f"{self.where}: {key} {at}", each) for at, each in enumerate(found, 1)]
 
     def shapes(self, key: str) -> dict[str, list[int]]:
-        """As `inputs = {data = [1, 3, 224, 224]}`."""
+        """Shapes such as `inputs = {data = [1, 3, 224, 224]}`."""
         found = self._value(key, {}, Mapping, "a table of shapes")
         for name, dims in found.items():
             if not isinstance(dims, list) or not all(type(dim) is int and dim > 0 for dim in dims):
                 raise BadRequest(f"{self.where}: {key}: '{name}' is {dims!r}; write a shape such as [1, 3, 224, 224]")
         return {name: list(dims) for name, dims in found.items()}
 
-    def _value(self, key: str, default: Any, kind: Any, what: str) -> Any:
+    def _value(self, key: str, default: Any, kind: Any, expected: str) -> Any:
         found = self._values.get(key, default)
         if not isinstance(found, kind) or isinstance(found, bool) or _is_huge(found):
-            raise BadRequest(f"{self.where}: '{key}' is {found!r}, and not {what}")
+            raise BadRequest(f"{self.where}: '{key}' is {found!r}, and not {expected}")
         return found
 
 
 def _is_huge(value: Any) -> bool:
-    """Whether it is a whole number that fits nowhere else."""
+    """Whether it is a whole number above 63 bits."""
     return isinstance(value, int) and value.bit_length() > 63

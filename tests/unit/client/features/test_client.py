@@ -200,7 +200,7 @@ def test_the_log_is_asked_exported_imported_and_pruned(
     assert client.log.export(path) == 3
     assert client.log.import_file(path) == fractune.Imported(added=3, already_there=0)
     assert [part.record for part in server.imported[1:]] == server.records
-    with pytest.raises(BadRequest, match="is there already"):
+    with pytest.raises(BadRequest, match="exists; pass"):
         client.log.export(path)
     assert client.log.export(path, file_format="csv", force=True) == 3
     assert len(path.read_text().splitlines()) == 4

@@ -161,7 +161,7 @@ def test_watching_goes_on_when_the_server_comes_back(tmp_path: Path) -> None:
 
 
 def test_a_server_that_stays_away_is_told_of_and_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fractune.server.rpc.SAY_EVERY_S", 0.2)
+    monkeypatch.setattr("fractune.server.rpc.REPORT_EVERY_S", 0.2)
     address, absences = f"unix:{tmp_path / 's'}", list[Absence]()
     with RpcClient(address, reconnect_s=0.9) as client, pytest.raises(ServerUnreachable, match="no fractune server"):
         list(client.watch_job("j1", absences.append))

@@ -81,7 +81,7 @@ def test_a_job_is_left_to_a_found_stack_in_plain_text_whatever_the_environment_s
 
 
 def test_no_stack_and_a_dead_one_are_told_apart(tmp_path: Path) -> None:
-    with pytest.raises(ServerUnreachable, match=f"no stack runs in {tmp_path}; start one with 'fractune up'"):
+    with pytest.raises(ServerUnreachable, match=f"no stack is running in {tmp_path}; start one with 'fractune up'"):
         server_address(tmp_path, lasting=False)
     (tmp_path / LOCK_FILE).write_text(StackEntry(4, "127.0.0.1:5", for_others=True).to_text())
     with pytest.raises(ServerUnreachable, match=r"has died \(pid 4 is gone\); start it again with 'fractune up'"):

@@ -175,10 +175,10 @@ SMALL = (
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("modles = 1", "plan.toml: unknown key 'modles'; there are device, models"),
+        ("modles = 1", "plan.toml: unknown key 'modles'; known keys are device, models"),
         (SMALL.replace("gpu", "gqu"), r"plan.toml: \[device\]: unknown key 'gqu'"),
-        (SMALL.replace("rate_per_s", "rate"), "plan.toml: model 'a': unknown key 'rate'; there are name, rate_per_s"),
-        (SMALL.replace("latency_ms", "latency"), "profile 1: unknown key 'latency'; there are share, batch"),
+        (SMALL.replace("rate_per_s", "rate"), "plan.toml: model 'a': unknown key 'rate'; known keys are name"),
+        (SMALL.replace("latency_ms", "latency"), "profile 1: unknown key 'latency'; known keys are share, batch"),
         (SMALL + "[[interference]]\nmodel = 'a'\nwith = 'b'", "interference 1: unknown key 'with'"),
         (SMALL.replace("A100-80GB", "A100"), "gpu 'A100' is unknown; write A100-40GB"),
         (SMALL.replace("[device]", "[device]\ncores = 2"), "device: give either gpu or cores"),

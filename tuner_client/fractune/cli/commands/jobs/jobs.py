@@ -115,7 +115,7 @@ def workers(
     """List the workers and the available shares."""
     if named_server(place.state, place.server) is None and running_stack_of(place.state) is None:
         folder = place.state or default_state_dir()
-        print(f"no stack runs in {folder}: these workers start for this command, and end with it", file=sys.stderr)
+        print(f"no stack is running in {folder}: this command starts these workers and ends them", file=sys.stderr)
     with session(Client, **vars(place), shares=tuple(shares.split(",")), compile=True, search=True) as client:
         found = client.workers()
     if as_json:

@@ -26,7 +26,7 @@ def test_backup_and_restore_say_what_they_hold(state: Path, tmp_path: Path, caps
     assert main(["admin", "backup", str(file), "--state", str(state)]) == 0
     assert capsys.readouterr().out.startswith("backed up 1 records, 0 jobs, 0 models and bundles (0.")
     assert main(["admin", "backup", str(file), "--state", str(state)]) == 2
-    assert f"{file} is there already; pass --force" in capsys.readouterr().err
+    assert f"{file} exists; pass --force" in capsys.readouterr().err
     assert main(["admin", "backup", str(file), "--state", str(state), "--force", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["records"] == 1
     assert main(["admin", "restore", str(file), "--state", str(tmp_path / "new")]) == 0

@@ -75,7 +75,7 @@ def test_workers_without_a_stack_say_so(
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(jobs, "session", lambda *_, **__: closing(Client(server.address)))
     assert main(["workers", "--state", str(tmp_path)]) == 0
-    assert capsys.readouterr().err.startswith(f"no stack runs in {tmp_path}: these workers ")
+    assert capsys.readouterr().err.startswith(f"no stack is running in {tmp_path}: this command starts ")
 
 
 def test_jobs_watch_cancel_and_bundle(
