@@ -1,1 +1,1 @@
-"""What `import fractune` offers, by feature: each has its function, result, table and picture together."""
+"""The API of `import fractune`, by feature: each has its function, result, table and picture together."""

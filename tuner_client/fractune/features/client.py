@@ -1,4 +1,4 @@
-"""A server, for programs: submit jobs, ask the tuning log, see who works there."""
+"""A client for programs: submit jobs, query the tuning log, list the workers."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ def connect(
     client_cert: str | os.PathLike[str] | None = None,
     client_key: str | os.PathLike[str] | None = None,
 ) -> Client:
-    """A client of the server at `address`: HOST:PORT or unix:PATH. Nothing is sent before the first call.
+    """A client of the server at `address`: HOST:PORT or unix:PATH. It sends nothing before the first call.
 
-    Without an address it is that of FRACTUNE_SERVER, else of the stack that `fractune up` runs in the state folder:
-    FRACTUNE_STATE, else the user's data folder. Raises ServerUnreachable when none runs there. `timeout_s` is for calls
-    that are answered at once; uploads, downloads and matching have more. Following a job waits `reconnect_s` for a
-    server that went away. With `ca`, the PEM file of the server's authority, calls go over TLS, with the token in
-    `token_file`. If the server requires a certificate, `client_cert` is used with its `client_key`. What is None is
-    taken from FRACTUNE_CA, FRACTUNE_TOKEN_FILE, FRACTUNE_CLIENT_CERT and FRACTUNE_CLIENT_KEY; a stack that was found
-    asks for nothing. Raises BadRequest for files that cannot be used, and for a token that would go to another machine
-    in plain text.
+    The default address is FRACTUNE_SERVER, else that of the stack of `fractune up` in the state folder: FRACTUNE_STATE,
+    else the user's data folder. Raises ServerUnreachable if no stack is running there. `timeout_s` is for quick calls;
+    uploads, downloads and matching have longer limits. Following a job waits `reconnect_s` for an unreachable server.
+
+    With `ca`, the PEM file of the server's authority, calls use TLS, with the token in `token_file`. If the server
+    requires a certificate, `client_cert` is used with its `client_key`. For each None the environment counts:
+    FRACTUNE_CA, FRACTUNE_TOKEN_FILE, FRACTUNE_CLIENT_CERT, FRACTUNE_CLIENT_KEY. A found stack needs none of them.
+    Raises BadRequest for unusable files, and for a token that would reach another machine in plain text.
     """
     named = address or named_server(None, None)
     if named is None:
@@ -62,8 +62,8 @@ def connect(
 class Client:
     """A connection to a server; close it, or use it as a context manager. Thread-safe.
 
-    Every method raises what the server refused, as an error of `fractune.errors`, and ServerUnreachable when there is
-    no server or it did not answer in time.
+    Every method raises the errors of the server, of `fractune.errors`, and ServerUnreachable if there is no server or
+    its answer is late.
     """
 
     log: Log
@@ -104,26 +104,26 @@ class Client:
         run_script: bool = False,
         **options: Unpack[JobOptions],
     ) -> Job:
-        """Send the model unless the server has it, and start a job; the options are those of `fractune.tune`.
+        """Upload the model unless the server has it, and start a job; the options are those of `fractune.tune`.
 
-        Raises BadModel for a model that cannot be read, BadRequest, and what the server refuses.
+        Raises BadModel for an unreadable model, BadRequest, and the errors of the server.
         """
         with model_file(model, run_script=run_script) as path:
             spec = JobSpec.requested(path.name, shares, **options)
             return Job(self._rpc, submit(self._rpc, path, spec))
 
     def job(self, name: str) -> Job:
-        """The job of this name, with or without `jobs/`; that it exists is found out by its first call."""
+        """The job of this name, with or without `jobs/`. The first call finds out whether it exists."""
         return Job(self._rpc, name)
 
     def jobs(self, *, open_only: bool = False, limit: int = 50) -> list[JobStatus]:
-        """At most `limit` jobs, newest first, without their operators; with `open_only` those that have not ended."""
+        """At most `limit` jobs, newest first, without their operators; only open ones with `open_only`."""
         return list(map(job_status, self._rpc.jobs(open_only=open_only, limit=limit)))
 
     def costs(
         self, job: str | None = None, *, since: float | None = None, tokens: bool = False, limit: int = 50
     ) -> list[JobCost]:
-        """What the job, else the newest `limit` jobs that took anything, took of the fleet; as `fractune.cost`.
+        """The costs of the job, else of the newest `limit` jobs with costs; as `fractune.cost`.
 
         Raises NotFound, ScopeMissing.
         """
@@ -142,7 +142,7 @@ class Client:
         target: str = "",
         namespace: str = "",
     ) -> MatchResult:
-        """Which record each operator of the model would use at `share`, and why; the options are `fractune.match`'s.
+        """The record that each operator of the model would use at `share`, and the reason; as `fractune.match`.
 
         Raises BadModel, BadRequest.
         """
@@ -162,7 +162,7 @@ class Client:
         simulate: bool = False,
         seed: int = 0,
     ) -> PlanResult:
-        """A plan made by the server, with what its log knows of the file's `model` entries; else as `fractune.plan`.
+        """A plan by the server, with its log's data on the file's `model` entries; otherwise as `fractune.plan`.
 
         Raises BadRequest, BadModel, BadBundle, NotFound, PlanInfeasible.
         """
@@ -178,7 +178,7 @@ class Client:
         return sorted(map(partial(from_proto, Worker), self._rpc.workers()), key=lambda found: (found.role, found.name))
 
     def shares(self) -> list[OfferedShare]:
-        """The shares that can be asked for now, and on which device."""
+        """The available shares and their devices."""
         return list(map(partial(from_proto, OfferedShare), self._rpc.shares()))
 
 
@@ -186,8 +186,8 @@ class Client:
 def local_stack(shares: str | Sequence[str] = (), *, state: str | os.PathLike[str] | None = None) -> Iterator[Client]:
     """A client of the one-machine stack, which runs until the block ends, with measurers for `shares`.
 
-    Without shares nothing can be tuned, and the log can be asked. A folder `state` serves one stack at a time. Raises
-    StateUnusable, ShareUnavailable, and FractuneError when the stack is not installed.
+    Without shares the stack cannot tune, but its log can be queried. A folder `state` serves one stack at a time.
+    Raises StateUnusable, ShareUnavailable, and FractuneError if the stack is not installed.
     """
     named = share_names(shares) if shares else ()
     where = Path(state) if state else default_state_dir()  # named, so that FRACTUNE_SERVER does not count

@@ -1,4 +1,4 @@
-"""A job of a server, from outside: follow it, wait for it, cancel it, fetch what it made."""
+"""A job of a server: follow it, wait for it, cancel it, download its bundle."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from fractune.text.output_files import check_writable
 
 
 class Job:
-    """A job of a server, made by `Client.submit` and `Client.job`. It goes on whether it is watched or not.
+    """A job of a server, from `Client.submit` or `Client.job`. It runs whether or not it is watched.
 
-    Every method raises ServerUnreachable when the server is gone, NotFound for a job that it does not know.
+    Every method raises ServerUnreachable if the server is gone, and NotFound for an unknown job.
     """
 
     name: str
@@ -38,17 +38,17 @@ class Job:
         return job_status(self._rpc.get_job(self.name))
 
     def watch(self) -> Iterator[JobStatus]:
-        """The job as it is now and whenever it has changed, until it has ended, however that is.
+        """The job now and at each change, until it has ended.
 
-        A server that went away is waited for, as long as `reconnect_s` of `fractune.connect` says. Leaving the loop
-        does not cancel the job.
+        An unreachable server is awaited for `reconnect_s` of `fractune.connect`. Leaving the loop does not cancel the
+        job.
         """
         return map(job_status, self._rpc.watch_job(self.name))
 
     def wait(self, *, progress: ProgressOption = False) -> JobStatus:
-        """Follow the job to its end and return what it came to; Ctrl-C ends the waiting, not the job.
+        """Follow the job to its end and return its status. Ctrl-C ends the waiting, not the job.
 
-        Raises what ended the job (BadModel, ShareUnavailable, JobFailed, ...), JobCancelled when it was cancelled.
+        Raises the error that ended the job (BadModel, ShareUnavailable, JobFailed, ...), or JobCancelled.
         """
         with choose_view(progress) as view:
             ended = follow(self._rpc, self.name, view.show, view.show_absence)
@@ -56,20 +56,20 @@ class Job:
         return ended
 
     def cancel(self) -> JobStatus:
-        """Cancel the job; what it has measured stays in the log."""
+        """Cancel the job; its measurements stay in the log."""
         return job_status(self._rpc.cancel_job(self.name))
 
     def bundle(self, out: str | os.PathLike[str] | None = None) -> BundleFile:
         """Download the bundle to the file `out`, by default `<model>.fractune` in the current folder.
 
-        Raises JobFailed when the job has no bundle, StateUnusable when the file cannot be written.
+        Raises JobFailed if the job has no bundle, StateUnusable if the file cannot be written.
         """
         return self._download(self.status(), out)
 
     def result(self, out: str | os.PathLike[str] = ".", *, progress: ProgressOption = False) -> TuneResult:
         """Wait for the end and download the bundle to the file `out` (`*.fractune`), or into the folder `out`.
 
-        Raises what `wait` and `bundle` raise.
+        Raises the errors of `wait` and `bundle`.
         """
         ended = self.wait(progress=progress)
         return TuneResult(ended, self._download(ended, bundle_file(out, ended.model_name)))

@@ -1,1 +1,1 @@
-"""What jobs took of the fleet, and what that costs."""
+"""The use of the fleet by jobs, and its cost."""

@@ -1,4 +1,4 @@
-"""What jobs took of the fleet: asked of a server, with prices of the caller's own."""
+"""The use of the fleet by jobs, queried from a server, with the caller's prices."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DEFAULT_LIMIT = 50
 
 @dataclass(frozen=True)
 class CostResult:
-    """What jobs took of the fleet, newest first."""
+    """The use of the fleet by jobs, newest first."""
 
     jobs: tuple[JobCost, ...]
     prices: Prices | None = None
@@ -55,11 +55,11 @@ def cost(
     server: str | None = None,
     state: str | os.PathLike[str] | None = None,
 ) -> CostResult:
-    """What `job`, else the newest `limit` jobs that took anything, took of the fleet.
+    """The use of the fleet by `job`, else by the newest `limit` jobs with costs.
 
-    `since` counts only work that ended then or later, in seconds since 1970. `prices` is a TOML file, or the same as a
-    mapping; prices stay here. With `tokens` each job says whose it is, which is for tokens of the scope `admin`.
-    `server` and `state` are those of `tune`.
+    `since` counts only work that ended then or later, in seconds since 1970. `prices` is a TOML file or a mapping with
+    its content; prices stay on this machine. With `tokens` each job has the token of its owner, which needs a token of
+    the scope `admin`. `server` and `state` are those of `tune`.
 
     Raises BadRequest, NotFound, ScopeMissing, ServerUnreachable.
     """
@@ -70,7 +70,7 @@ def cost(
 
 
 def read_prices(source: str | os.PathLike[str] | Mapping[str, Any]) -> Prices:
-    """Prices from a TOML file, or from the same as a mapping. Raises BadRequest."""
+    """Prices from a TOML file, or from a mapping with its content. Raises BadRequest."""
     name, content = ("prices", source) if isinstance(source, Mapping) else (str(source), _parse(Path(source)))
     whole = TableReader(name, content)
     whole.check_keys("currency", "cpu_hour", "share_hour")

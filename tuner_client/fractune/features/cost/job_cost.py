@@ -1,4 +1,4 @@
-"""What jobs took of the fleet, and at given prices what that is worth."""
+"""The use of the fleet by jobs, and its cost at given prices."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _HOUR_S = 3600.0
 
 @dataclass(frozen=True)
 class Prices:
-    """What an hour of the fleet is worth, in any currency."""
+    """Prices of an hour of the fleet, in any currency."""
 
     currency: str = ""
     """a label"""
     cpu_hour: float = 0.0
     """of one core that searches, builds and compiles"""
     share_hour: Mapping[str, float] = field(default_factory=dict)
-    """of a share that is measured at, by share as text"""
+    """of measuring at a share, by share as text"""
 
     def of(self, share_s: Mapping[str, float], cpu_s: float) -> float:
         """Raises BadRequest for a share that has no price."""
@@ -42,7 +42,7 @@ class Prices:
 
 @dataclass(frozen=True)
 class JobCost:
-    """What a job took of the fleet, by the server's ledger. Rounds that several jobs use are of the one that asked."""
+    """The use of the fleet by a job, from the server's ledger. A shared round counts for the job that requested it."""
 
     job: JobStatus
     """without its operators"""
@@ -52,17 +52,17 @@ class JobCost:
 
     @property
     def share_s(self) -> dict[str, float]:
-        """Seconds that shares were measured at, by share."""
+        """Seconds of measuring, by share."""
         return share_s(self.spent)
 
     @property
     def cpu_s(self) -> float:
-        """CPU seconds of all work that is no measurement: reading the model, searches, builds, the bundle."""
+        """CPU seconds of other work: reading the model, searches, builds, the bundle."""
         return cpu_s(self.spent)
 
     @property
     def gained(self) -> float | None:
-        """Part of the untuned latency that the tuning saved, by the geometric mean over the shares: 0.2 = 20 %.
+        """Saved part of the untuned latency, by the geometric mean over the shares: 0.2 = 20 %.
 
         None until the job is done.
         """
@@ -74,7 +74,7 @@ class JobCost:
         return prices.of(self.share_s, self.cpu_s)
 
     def per_percent(self, prices: Prices) -> float | None:
-        """What each percent of latency saved is worth; None where nothing is known to be saved."""
+        """Cost of each percent of saved latency; None if no saving is known."""
         gained = self.gained
         return self.money(prices) / (gained * 100) if gained is not None and gained > 0 else None
 
@@ -82,7 +82,7 @@ class JobCost:
 def job_costs(
     client: RpcClient, job: str | None = None, *, since: float | None, tokens: bool, limit: int
 ) -> list[JobCost]:
-    """What the job, else the newest `limit` jobs that took anything, took. Raises NotFound, ScopeMissing."""
+    """The costs of the job, else of the newest `limit` jobs with costs. Raises NotFound, ScopeMissing."""
     return list(map(job_cost, client.costs(job or "", since=since, tokens=tokens, limit=limit)))
 
 
@@ -103,7 +103,7 @@ def cpu_s(spent: Iterable[Spending]) -> float:
 
 
 def by_token(costs: Iterable[JobCost]) -> dict[str, list[JobCost]]:
-    """The jobs of each token, in the order of their ids; those without a token under the empty text."""
+    """The jobs of each token, ordered by id; jobs without a token have the empty text."""
     found: defaultdict[str, list[JobCost]] = defaultdict(list)
     for each in costs:
         found[each.token].append(each)

@@ -1,4 +1,4 @@
-"""What jobs, or tokens, took of the fleet: as tables and as plain data."""
+"""The use of the fleet by jobs or tokens, as tables and as plain data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Variants of one model in one file, to be tuned and served as one."""
+"""Variants of one model in one file, for tuning and serving as one model."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ _TIMEOUT_S = 600.0
 
 @dataclass(frozen=True)
 class FusedModel:
-    """A fused model on disk; wherever a model is asked for, it is one."""
+    """A fused model on disk; it can be passed wherever a model is expected."""
 
     path: Path
     slots: tuple[str | None, ...]
     """the name of each slot's variant, None for an empty slot"""
     operators: int
-    """kinds of operators to tune"""
+    """number of distinct operators to tune"""
     apart: tuple[str, ...]
-    """the operators that could not get an axis of slots, and are called once for each"""
+    """operators without an axis of slots, which are called once for each slot"""
 
     def __fspath__(self) -> str:
         return os.fspath(self.path)
@@ -47,12 +47,12 @@ def fuse(
     run_script: bool = False,
     out: str | os.PathLike[str] | None = None,
 ) -> FusedModel:
-    """Make one model of `models`, which are built alike and differ in their weights: `fractune.tune` tunes it.
+    """Make one model of `models`, which have the same structure and different weights; `fractune.tune` tunes it.
 
-    The n-th model has the n-th slot; `slots` beyond the last are empty (default: none are). They can be filled
-    later by fusing again with as many slots, and then nothing is tuned anew. `inputs` gives shapes to inputs that
-    the models leave open; with `run_script` Python files (TVMScript) among them run here. The file is `out`, by
-    default `<first model>_x<slots>.fused` in the current folder.
+    The n-th model gets the n-th slot; `slots` beyond the last model stay empty (default: none). Fusing again with the
+    same number of slots fills them later, without new tuning. `inputs` gives shapes to inputs that the models leave
+    open. With `run_script` Python files (TVMScript) among the models run here. The file is `out`, by default `<first
+    model>_x<slots>.fused` in the current folder.
 
     Raises BadRequest for fewer than two models, for wrong slots and for invalid names of variants. Raises BadModel if
     the models have different structures, StateUnusable, and FractuneError if TVM is not installed.
@@ -68,7 +68,7 @@ def fuse(
         check_writable("out", written)
         try:
             written.parent.mkdir(parents=True, exist_ok=True)
-            # Under its own name, which errors quote, and where it can be moved from in one step.
+            # It has the final name, which errors quote, and a place from which one step can move it.
             draft = Path(held.enter_context(tempfile.TemporaryDirectory(dir=written.parent, prefix=".")), written.name)
             with draft.open("wb") as file:
                 write_fused(file, names, paths, count)
@@ -80,17 +80,16 @@ def fuse(
 
 
 def _names(paths: Sequence[Path]) -> list[str]:
-    """Of the variants: their files' names without suffix, and the slot's number where files have the same name."""
+    """Names of the variants: their files without suffix, with the slot's number where files have the same name."""
     count = Counter(path.stem for path in paths)
     return [path.stem if count[path.stem] == 1 else f"{path.stem}-{slot}" for slot, path in enumerate(paths)]
 
 
 def describe_fused(path: Path, inputs: Mapping[str, list[int]], env: Mapping[str, str]) -> dict[str, Any]:
-    """By the workers' compiler, in a child: `operators`, how many kinds of them there are, and `apart`, the names of
-    those called once for each slot.
+    """The description by the workers' compiler, in a child process.
 
-    `env` are variables of the child. Raises BadModel for variants that are not built alike, and for what cannot be
-    fused.
+    `operators` is the number of distinct operators, and `apart` has the names of those called once for each slot. `env`
+    has variables of the child. Raises BadModel for different structures, and for models that cannot be fused.
     """
     require("local", "tvm", "onnx")
     from fractune_workers.child.errors import CallFailed, ChildDied, ChildTimeout

@@ -1,4 +1,4 @@
-"""What is said of a fused model's slots."""
+"""Texts about the slots of a fused model."""
 
 from __future__ import annotations
 
@@ -16,6 +16,6 @@ def slots_text(slots: Sequence[str | None]) -> str:
 
 
 def apart_text(apart: Sequence[str]) -> str:
-    """Of the operators that are called once for each slot; there is one at least."""
+    """The operators, one at least, that are called once for each slot."""
     called = "is called" if len(apart) == 1 else "are called"
     return f"{', '.join(map(one_line, apart))} {called} once for each slot"

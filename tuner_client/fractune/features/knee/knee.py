@@ -22,10 +22,10 @@ from fractune_core.jobs import JobSpec, job_options
 
 @dataclass(frozen=True)
 class KneeResult(Drawable):
-    """The share beyond which the model hardly gains, then, where they were asked for, that of each operator."""
+    """The knee of the model, and if requested that of each operator."""
 
     reports: tuple[KneeReport, ...]
-    """of the model first; an operator that was never measured is left out"""
+    """the model first; without operators that were never measured"""
 
     def __repr__(self) -> str:
         model, operators = self.reports[0], self.reports[1:]
@@ -34,12 +34,12 @@ class KneeResult(Drawable):
 
     @property
     def units(self) -> int | None:
-        """Cores or SMs of the model's knee; None when only one share was measured."""
+        """Cores or SMs at the model's knee; None if only one share was measured."""
         return self.reports[0].knee.units
 
     @property
     def table(self) -> Table:
-        """Times at the shares, the knee and how sure it is."""
+        """Times at the shares, the knee, and its certainty."""
         return knee_table(self.reports, f"{self.reports[0].name}: the knee")
 
     def _draw(self, path: Path) -> None:
@@ -67,8 +67,8 @@ def knee(
 ) -> KneeResult:
     """The smallest share at which the model takes at most `slack` longer than on the whole device (0.1 = 10 %).
 
-    By what the log knows, at three shares or more for a curve; measures what it lacks, searches nothing. With
-    `operators` each operator's knee too. The other options and errors are those of `tune`.
+    It uses the log, with three shares or more for a curve, and measures what the log lacks, without a search. With
+    `operators` it has each operator's knee too. The other options and errors are those of `tune`.
     """
     options = job_options(locals())
     if not 0 <= slack <= 1:

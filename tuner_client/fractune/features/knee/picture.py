@@ -64,7 +64,7 @@ def _draw_panel(axes: Any, report: KneeReport) -> None:
 
 
 def _draw_curve(axes: Any, report: KneeReport, knee_units: int, scale: float) -> None:
-    """The band, the curve (not where only the band is known), the slack and the knee."""
+    """Draw the band, the curve (unless only the band is known), the slack and the knee."""
     knee, curve = report.knee, report.curve
     units = drawn_units(report)
     bounds = [curve.bounds_at(each) for each in units]
@@ -81,7 +81,7 @@ def _draw_curve(axes: Any, report: KneeReport, knee_units: int, scale: float) ->
 
 
 def _draw_measured(axes: Any, report: KneeReport, scale: float) -> None:
-    """Every repeat as a faint dash, the spread as a bar, the median as a dot."""
+    """Draw every repeat as a faint dash, the spread as a bar, the median as a dot."""
     for units, secs in report.run_secs.items():
         axes.vlines(units, min(secs) * scale, max(secs) * scale, color=_MEASURED, linewidth=1, zorder=3)
         axes.scatter([units] * len(secs), [s * scale for s in secs], s=30, marker="_", color=_MEASURED, alpha=0.4)
@@ -90,7 +90,7 @@ def _draw_measured(axes: Any, report: KneeReport, scale: float) -> None:
 
 
 def _scale(report: KneeReport) -> tuple[float, str]:
-    """Factor from seconds, and the unit that it leads to, by the longest time drawn."""
+    """Factor from seconds to the unit of the longest drawn time, and that unit."""
     longest = max(max(secs) for secs in report.run_secs.values())
     if longest < 1e-3:
         return 1e6, "us"
@@ -98,11 +98,11 @@ def _scale(report: KneeReport) -> tuple[float, str]:
 
 
 def _ticks(report: KneeReport) -> list[int]:
-    """The measured shares, the knee and the whole, without those that would be written over each other."""
+    """The measured shares, the knee and the whole, without overlapping labels."""
     total = report.knee.units_total
-    wanted = [total, report.knee.units, *report.run_secs]
+    candidates = [total, report.knee.units, *report.run_secs]
     ticks: list[int] = []
-    for units in wanted:
+    for units in candidates:
         if units is not None and all(abs(units - each) >= 0.08 * total for each in ticks):
             ticks.append(units)
     return sorted(ticks)

@@ -1,4 +1,4 @@
-"""What was measured of a model or an operator at several shares, with its curve and its knee."""
+"""Times of a model or an operator at several shares, with its curve and its knee."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from fractune_core.shares import GrantedShare
 
 @dataclass(frozen=True)
 class KneeReport:
-    """One model's or one operator's times by share."""
+    """Times of one model or operator by share."""
 
     name: str
     """of the model or the operator"""
     unit: str
-    """what a unit is: `core`, `sm`, `slice`"""
+    """kind of the units: `core`, `sm`, `slice`"""
     shares: Mapping[int, str]
-    """the shares asked for by the units they granted, ascending; several that granted the same are joined by `, `"""
+    """requested shares by granted units, ascending; several with the same units are joined by `, `"""
     run_secs: Mapping[int, Sequence[float]]
     """all repeats in seconds by units, ascending"""
     curve: Curve
@@ -35,10 +35,10 @@ class KneeReport:
 def knee_report(
     name: str, measured: Mapping[str, tuple[int, Sequence[float]]], units_total: int, slack: float, unit: str = "unit"
 ) -> KneeReport:
-    """Fit and judge `measured`: by share, the units it granted and all repeats in seconds.
+    """Fit a curve to `measured` and find its knee: by share, the granted units and all repeats in seconds.
 
-    Shares that granted the same units are one: their repeats are taken together. Raises BadRequest when nothing was
-    measured, a share has no repeats, a time is not positive and finite, or a share is larger than the device.
+    Repeats of shares with the same units are combined. Raises BadRequest if there are no measurements, a share has no
+    repeats, a time is not positive and finite, or a share exceeds the device.
     """
     shares: dict[int, str] = {}
     run_secs: dict[int, list[float]] = {}
@@ -52,7 +52,7 @@ def knee_report(
 
 
 def fastest_knee(table: CrossTable, granted: Mapping[str, GrantedShare], slack: float) -> KneeReport:
-    """The knee of what is fastest at each share, whatever share it was tuned at."""
+    """The knee of the fastest variants at each share, wherever they were tuned."""
     fastest = {share: variant for share in table.shares if (variant := table.fastest(share)) is not None}
     measured = {share: (granted[share].units, table.cells[name][share].run_secs) for share, name in fastest.items()}
     whole = next(iter(granted.values()))
@@ -60,7 +60,7 @@ def fastest_knee(table: CrossTable, granted: Mapping[str, GrantedShare], slack: 
 
 
 def drawn_units(report: KneeReport, at_most: int = 200) -> list[int]:
-    """Units to draw the curve at, from the smallest measured to the whole: all, or some with those that matter."""
+    """Units of the drawn curve, from the smallest measured to the whole: all, or some with the important ones."""
     first, last = min(report.run_secs), report.knee.units_total
     step = max(1, (last - first) // at_most)
     return sorted({*range(first, last + 1, step), last, *_known(report)})

@@ -14,9 +14,9 @@ from fractune_core.shares import units_text
 
 
 def knee_table(reports: Sequence[KneeReport], title: str) -> Table:
-    """A row for each of `reports`: the time at every measured share, the knee, and how sure it is.
+    """A row for each of `reports`: the time at every measured share, the knee, and its certainty.
 
-    All of the same device and slack.
+    All have the same device and slack.
     """
     shares = {units: share for report in reports for units, share in report.shares.items()}
     measured = [Column(f"at {shares[units]}", numbers=True, dispensable=4) for units in sorted(shares)]
@@ -39,9 +39,9 @@ def _times(report: KneeReport, units: Sequence[int]) -> list[str]:
 
 
 def knee_json(report: KneeReport) -> dict[str, Any]:
-    """`report` as JSON: times in seconds, `slack`, `loss` and `error` fractions; None = not known.
+    """`report` as JSON: times in seconds, `slack`, `loss` and `error` as fractions; None = not known.
 
-    `knee_units` with two shares is the most that can be needed (`curve` says `bound`).
+    With two shares `knee_units` is an upper bound (`curve` is `bound`).
     """
     knee, curve = report.knee, report.curve
     return {
@@ -70,7 +70,7 @@ def knee_json(report: KneeReport) -> dict[str, Any]:
 
 
 def knee_lines(reports: Sequence[KneeReport]) -> list[str]:
-    """A sentence for each of `reports`, with what the error means where there is one."""
+    """A sentence for each of `reports`, with the prediction error if there is one."""
     return [f"{report.name}: {report.knee.reason}{_error_note(report)}" for report in reports]
 
 
@@ -86,7 +86,7 @@ def _verdict_cells(report: KneeReport) -> tuple[str, str, str, str, str]:
 
 
 def _loss(report: KneeReport) -> float | None:
-    """How much slower the knee is than the whole, as a fraction."""
+    """Slow-down of the knee against the whole, as a fraction."""
     knee = report.knee
     return knee.secs / knee.secs_whole - 1 if knee.secs and knee.secs_whole else None
 

@@ -1,7 +1,7 @@
-"""The tuning log as files: our JSON lines, which can come back, and CSV, which is for looking at.
+"""The tuning log as files: JSON lines, which can be imported again, and CSV for spreadsheets.
 
-A JSON line is `{"workload": {"workload_hash", "json"}}` or `{"record": {...}}`; a workload stands before the
-first record that needs it. CSV has one flat row a record, without the trace.
+A JSON line is `{"workload": {"workload_hash", "json"}}` or `{"record": {...}}`; each workload comes before its first
+record. CSV has one flat row for each record, without the trace.
 """
 
 from __future__ import annotations
@@ -91,8 +91,9 @@ def write_csv(parts: Iterable[pb.ExportRecordsResponse], path: Path) -> int:
 
 
 def csv_row(record: TuningRecord) -> dict[str, Any]:
-    """The record as flat columns; `run_secs`, `throttled_ns` and `disturbance` joined by semicolons, unknown values
-    empty.
+    """The record as flat columns.
+
+    `run_secs`, `throttled_ns` and `disturbance` are joined by semicolons; unknown values are empty.
     """
     disturbance = record.disturbance
     flat: dict[str, Any] = {name: getattr(record, name) for name in CSV_COLUMNS if hasattr(record, name)}
@@ -121,7 +122,7 @@ def csv_row(record: TuningRecord) -> dict[str, Any]:
 
 
 def read_jsonl(path: Path) -> Iterator[pb.ImportRecordsRequest]:
-    """The parts in a file of JSON lines. Raises BadRequest that names the line when one is no such thing."""
+    """The parts in a file of JSON lines. Raises BadRequest with the number of a wrong line."""
     try:
         with path.open(encoding="utf-8") as file:
             for number, line in enumerate(file, start=1):
@@ -140,5 +141,5 @@ def _parse_line(where: str, line: str) -> pb.ImportRecordsRequest:
         return pb.ImportRecordsRequest(record=to_proto(TuningRecord.from_json(data["record"]), pb.Record))
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
         raise BadRequest(
-            f"{where}: no line of a fractune log ({type(error).__name__}: {error}); nothing was imported"
+            f"{where}: not a line of a fractune log ({type(error).__name__}: {error}); nothing was imported"
         ) from error

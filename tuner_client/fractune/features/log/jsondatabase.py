@@ -1,6 +1,6 @@
-"""The tuning log and MetaSchedule's own JSONDatabase: a folder that stock TVM reads and writes.
+"""The tuning log as MetaSchedule's JSONDatabase: a folder that stock TVM reads and writes.
 
-Such a folder knows neither shares nor devices nor wrong output. It takes published records of one share of one device.
+Such a folder has no shares, no devices and no wrong outputs. It takes published records of one share of one device.
 Records from such a folder count as trials, and are checked before publication.
 """
 
@@ -29,19 +29,19 @@ from fractune_core.tir.positions import named_by_position, names_of
 WORKLOADS = "database_workload.json"
 RECORDS = "database_tuning_record.json"
 IMPORTED_POLICY = TimingPolicy("imported", warmups=0, repeats=1, min_repeat_ms=0.0)
-"""how a foreign database was measured is not known"""
+"""the timing policy of a foreign database is not known"""
 
 
 def check_tvm() -> None:
-    """Raises FractuneError when TVM is not installed."""
+    """Raises FractuneError if TVM is not installed."""
     if importlib.util.find_spec("tvm") is None:
         raise FractuneError("a JSONDatabase needs TVM; install 'fractune[run]'")
 
 
 def write_jsondatabase(parts: Iterable[pb.ExportRecordsResponse], path: Path) -> int:
-    """Write the records that have a schedule to a JSONDatabase folder; return their number.
+    """Write the records with a schedule to a JSONDatabase folder; return their number.
 
-    Raises BadRequest when they are of more than one share or device, StateUnusable when it cannot be written.
+    Raises BadRequest for records of several shares or devices, StateUnusable if the folder cannot be written.
     """
     workloads: dict[str, str] = {}
     found: list[TuningRecord] = []
@@ -97,13 +97,13 @@ def _commit(workloads: dict[str, str], records: Sequence[TuningRecord], folder: 
 def read_jsondatabase(path: Path, measured_on: pb.OfferedShare) -> Iterator[pb.ImportRecordsRequest]:
     """The workloads and records of a JSONDatabase folder, as measured at that share of that device.
 
-    Raises BadRequest when the folder cannot be read.
+    Raises BadRequest if the folder cannot be read.
     """
     from tvm.s_tir import meta_schedule as ms
 
     for name in (WORKLOADS, RECORDS):
         if not (path / name).is_file():
-            raise BadRequest(f"{path} is no JSONDatabase folder: it has no {name}")
+            raise BadRequest(f"{path} is not a JSONDatabase folder: it has no {name}")
     try:
         # TVM would create what is missing and lock nothing: it gets a copy.
         with tempfile.TemporaryDirectory() as copy:

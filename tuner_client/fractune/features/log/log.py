@@ -1,4 +1,4 @@
-"""The tuning log of a server: look into it, take records out and in, delete what is not needed."""
+"""The tuning log of a server: query, export, import and prune its records."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ LogFormat: TypeAlias = Literal["csv", "jsonl", "jsondatabase"]
 
 @dataclass(frozen=True)
 class Records(Sequence[TuningRecord]):
-    """Records of the log, in the order asked for."""
+    """Records of the log, in the requested order."""
 
     records: tuple[TuningRecord, ...]
     total: int
-    """how many pass the filter in all; `records` may be fewer"""
+    """number of records that pass the filter; `records` may be fewer"""
     arithmetic: Mapping[str, Arithmetic] = field(default_factory=dict)
-    """what is known of their operators, by workload hash"""
+    """known arithmetic of their operators, by workload hash"""
     roofs: Mapping[str, Roof] = field(default_factory=dict)
-    """what is known of their shares, by record id"""
+    """known roofs of their shares, by record id"""
 
     def __repr__(self) -> str:
         return f"Records({len(self)} of {self.total})"
@@ -65,7 +65,7 @@ class Records(Sequence[TuningRecord]):
 
 @dataclass(frozen=True)
 class Imported:
-    """What became of the records of a file."""
+    """Outcome of an import."""
 
     added: int
     already_there: int
@@ -73,7 +73,7 @@ class Imported:
 
 @dataclass(frozen=True)
 class Pruned:
-    """What became of the records that passed the filter."""
+    """Outcome of pruning."""
 
     deleted: int
     kept: int
@@ -81,18 +81,18 @@ class Pruned:
 
 @dataclass(frozen=True)
 class UnreadableResult:
-    """A result of a worker that the server could not read, and keeps."""
+    """An unreadable result of a worker, which the server keeps."""
 
     set_aside_at: datetime
     place: str
-    """the stream that it came from, and its id there"""
+    """the stream that held it, and its id there"""
     reason: str
     event: str
     """as the worker wrote it"""
 
 
 class FilterOptions(TypedDict, total=False):
-    """Which records; `Log` says what each field means."""
+    """Filters of records, described at `Log`."""
 
     model: str
     operator: str
@@ -108,8 +108,8 @@ class Log:
 
     Filters: `model` is part of a model's file name, or `models/SHA256`. `operator` is part of an operator's name, or a
     workload hash. `share` is the requested one (`cpu:1`), `device` part of a device key. `kind` is `trial` or
-    `validation`, `job` a job's name. What is left empty lets everything pass, but `namespace`: records are of one,
-    by default the server's. BadRequest for a share or a kind that there cannot be.
+    `validation`, `job` a job's name. Empty filters accept everything, except `namespace`: an empty one is the server's
+    own. Raises BadRequest for an impossible share or kind.
     """
 
     def __init__(self, rpc: RpcClient) -> None:
@@ -121,10 +121,10 @@ class Log:
         *,
         limit: int = 100,
         fastest: bool = False,
-        **wanted: Unpack[FilterOptions],
+        **filters: Unpack[FilterOptions],
     ) -> Records:
         """At most `limit` records, the newest first, or the fastest."""
-        only = record_filter(**wanted)
+        only = record_filter(**filters)
         found = self._rpc.records(only, limit, fastest_first=fastest)
         return Records(
             tuple(map(partial(from_proto, TuningRecord), found.records)),
@@ -140,15 +140,15 @@ class Log:
         *,
         file_format: LogFormat = "jsonl",
         force: bool = False,
-        **wanted: Unpack[FilterOptions],
+        **filters: Unpack[FilterOptions],
     ) -> int:
         """Write all records that pass to `path`, and return their number.
 
-        `jsonl` can be read back; `csv` has one flat row for each record. `jsondatabase` is a folder for stock TVM, of
-        one share of one device, by default with validations only (`kind`). Raises BadRequest when `path` is there and
-        `force` is False, StateUnusable when it cannot be written, FractuneError without TVM for a folder.
+        `jsonl` can be imported again; `csv` has one flat row for each record. `jsondatabase` is a folder for stock TVM,
+        of one share of one device, by default with validations only (`kind`). Raises BadRequest if `path` exists and
+        `force` is False, StateUnusable if it cannot be written, FractuneError if a folder needs a missing TVM.
         """
-        only = record_filter(**wanted)
+        only = record_filter(**filters)
         check_export(Path(path), file_format, force=force)
         if file_format == "jsondatabase":
             only.kind = only.kind or Kind.VALIDATION.value  # trials were never checked for right output
@@ -157,9 +157,9 @@ class Log:
         return write(parts, Path(path))
 
     def unreadable(self, *, limit: int = 100) -> tuple[list[UnreadableResult], int]:
-        """The newest results that the server could not read, at most `limit`; and how many there are.
+        """The newest unreadable results, at most `limit`, and the number of all.
 
-        They come from a worker of another version, or are torn. Nothing of them is in the log.
+        They are torn, or come from a worker of another version. The log has nothing of them.
         """
         found = self._rpc.unreadable(limit)
         results = [
@@ -169,16 +169,14 @@ class Log:
         return results, found.total_size
 
     def replay_unreadable(self) -> int:
-        """Have the server try to read all of them once more, and return their number; what it still cannot read is kept
-        again.
-        """
+        """Have the server read all of them again, and return their number. It keeps those that are still unreadable."""
         return self._rpc.replay_unreadable()
 
     def import_file(self, path: str | os.PathLike[str], *, share: str = "") -> Imported:
-        """Add the records of a JSON-lines file of ours, or of a JSONDatabase folder, all or none.
+        """Import a file of JSON lines or a JSONDatabase folder, all records or none.
 
-        Such a folder does not say what it was measured on: `share` does, and a live measurer of that share says on
-        which device. Raises BadRequest for a file or folder that cannot be read, ShareUnavailable.
+        Such a folder does not state its share: `share` does, and a live measurer of that share states the device.
+        Raises BadRequest for an unreadable file or folder, ShareUnavailable.
         """
         path = Path(path)
         answer = self._rpc.import_records(self._folder_parts(path, share) if path.is_dir() else list(read_jsonl(path)))
@@ -190,38 +188,38 @@ class Log:
         *,
         keep_best: int = 64,
         dry_run: bool = False,
-        **wanted: Unpack[FilterOptions],
+        **filters: Unpack[FilterOptions],
     ) -> Pruned:
-        """Delete trials beyond the fastest `keep_best` of each operator, target, device and share, for good.
+        """Delete trials beyond the fastest `keep_best` of each operator, target, device and share.
 
         Published records stay unless `kind` is `validation`. With `dry_run` they are only counted.
         """
-        only = record_filter(**wanted)
+        only = record_filter(**filters)
         answer = self._rpc.prune_records(only, keep_best, dry_run=dry_run)
         return Pruned(answer.deleted, answer.kept)
 
     def _folder_parts(self, path: Path, share: str) -> list[pb.ImportRecordsRequest]:
         if not share:
-            raise BadRequest(f"{path} is a JSONDatabase folder, which does not say what it was measured on; pass share")
+            raise BadRequest(f"{path} is a JSONDatabase folder, which does not state its share; pass share")
         jsondatabase.check_tvm()
-        wanted = str(Share.parse(share))
-        offered = next((each for each in self._rpc.shares() if each.granted.share == wanted), None)
+        requested = str(Share.parse(share))
+        offered = next((each for each in self._rpc.shares() if each.granted.share == requested), None)
         if offered is None:
-            raise ShareUnavailable(f"no measurer offers {wanted}, so what it stands for is not known; start one")
+            raise ShareUnavailable(f"no measurer offers {requested}, so its device is not known; start one")
         return list(jsondatabase.read_jsondatabase(path, offered))
 
 
-def record_filter(**wanted: Unpack[FilterOptions]) -> pb.RecordFilter:
-    """Raises BadRequest for a share or a kind that there cannot be."""
-    check_record_filter(wanted.get("share", ""), wanted.get("kind", ""))
-    if wanted.get("job"):
-        wanted["job"] = job_name(wanted["job"])
-    fields: dict[str, Any] = {**wanted}
+def record_filter(**filters: Unpack[FilterOptions]) -> pb.RecordFilter:
+    """Raises BadRequest for an impossible share or kind."""
+    check_record_filter(filters.get("share", ""), filters.get("kind", ""))
+    if filters.get("job"):
+        filters["job"] = job_name(filters["job"])
+    fields: dict[str, Any] = {**filters}
     return pb.RecordFilter(scope=fields.pop("namespace", ""), **fields)
 
 
 def check_export(path: Path, file_format: LogFormat, *, force: bool) -> None:
-    """Raises BadRequest or FractuneError now for what `Log.export` could not write."""
+    """Raises BadRequest or FractuneError before the work for a failure of `Log.export`."""
     check_free(path, force=force)
     if file_format == "jsondatabase":
         jsondatabase.check_tvm()

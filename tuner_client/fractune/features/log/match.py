@@ -1,4 +1,4 @@
-"""Which record of the log each operator of a model would use at a share, and why."""
+"""The record of the log that each operator of a model would use at a share, and the reason."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from fractune_core.shares import Share
 
 @dataclass(frozen=True)
 class MatchResult:
-    """Which record each operator of a model would use at a share, and why."""
+    """The record that each operator of a model would use at a share, and the reason."""
 
     share: str
     operators: tuple[OperatorMatch, ...]
     roof: Roof | None = None
-    """what the share can do at best; None = not known"""
+    """the share's roof; None = not known"""
 
     def __repr__(self) -> str:
         counts = Counter(each.how for each in self.operators)
@@ -60,10 +60,10 @@ def match(
     server: str | None = None,
     state: PathText | None = None,
 ) -> MatchResult:
-    """Which record of the log each operator of a model would use at `share`, and why; measures nothing.
+    """The record of the log that each operator of a model would use at `share`; measures nothing.
 
-    `policy` is the loosest way to match that is allowed: `exact`, `near` or `robust`. With `allow_unmeasured` a near
-    share's fastest is offered though its loss was never measured. The other options and errors are those of `tune`.
+    `policy` is the loosest allowed kind of match: `exact`, `near` or `robust`. With `allow_unmeasured` a near share's
+    fastest record is allowed, although its loss was never measured. The other options and errors are those of `tune`.
     """
     request = match_request(
         share, policy, inputs or {}, allow_unmeasured=allow_unmeasured, target=target, namespace=namespace
@@ -75,7 +75,7 @@ def match(
 def match_request(
     share: str, policy: str, inputs: Mapping[str, Sequence[int]], *, allow_unmeasured: bool, target: str, namespace: str
 ) -> pb.MatchModelRequest:
-    """Without its model. Raises BadRequest for a wrong share or shape."""
+    """The request without its model. Raises BadRequest for a wrong share or shape."""
     return pb.MatchModelRequest(
         share=str(Share.parse(share)),
         inputs=from_lists(input_shapes(inputs), pb.Shape),
@@ -87,7 +87,7 @@ def match_request(
 
 
 def answered_match(client: RpcClient, model: Path, request: pb.MatchModelRequest) -> MatchResult:
-    """What the server answers for the file `model`."""
+    """The server's matches for the file `model`."""
     request.model = client.upload_model(model).name
     answer = client.match_model(request)
     roof = from_proto(Roof, answer.roof) if answer.HasField("roof") else None

@@ -16,7 +16,7 @@ from fractune_core.shares import units_text
 
 
 def match_table(matches: Sequence[OperatorMatch], roof: Roof | None = None) -> Table:
-    """Which record each operator would use, and why; `roof` is the share's."""
+    """The record that each operator would use, and the reason; `roof` is the share's."""
     columns = (
         *(Column("operator", wraps_at=16), Column("weight", dispensable=3), Column("how"), Column("time")),
         *(Column("GFLOP/s", dispensable=4), Column("of its roof", dispensable=2), Column("regret")),
@@ -51,7 +51,7 @@ def match_json(each: OperatorMatch, roof: Roof | None) -> dict[str, Any]:
 
 
 def _speed(each: OperatorMatch, roof: Roof | None) -> tuple[float | None, float | None]:
-    """GFLOP/s and the part of the roof, of a record that was measured at the very share."""
+    """GFLOP/s and the part of the roof, for a record of the same share."""
     if each.record is None or each.how != How.EXACT:
         return None, None
     work, time_s = each.operator.arithmetic, each.record.median_s
@@ -70,10 +70,10 @@ def _match_cells(each: OperatorMatch, roof: Roof | None) -> tuple[str, ...]:
 def records_table(
     records: Sequence[TuningRecord], arithmetic: Mapping[str, Arithmetic], roofs: Mapping[str, Roof]
 ) -> Table:
-    """A row for each record; `rows` are whole records, with `implementation`, `gflops`, `roof_part` and `lost`, None
-    where not known.
+    """A row for each record.
 
-    `arithmetic` is what is known of their operators, by workload hash; `roofs` of their shares, by record id.
+    `rows` are whole records, with `implementation`, `gflops`, `roof_part` and `lost`, None if not known. `arithmetic`
+    is that of known operators, by workload hash; `roofs` are those of known shares, by record id.
     """
     columns = (
         *(Column("record", dispensable=9), Column("kind", dispensable=2), Column("operator", wraps_at=16)),
@@ -107,7 +107,7 @@ def _record_speed(
 
 
 def _named(operator: str, record: TuningRecord | None) -> str:
-    """`fused_conv2d3_relu (winograd2)`: the operator, and what it is computed by where that is not the direct way."""
+    """`fused_conv2d3_relu (winograd2)`: the operator, and its implementation unless that is the direct one."""
     return f"{operator} ({record.implementation})" if record and record.implementation else operator
 
 
