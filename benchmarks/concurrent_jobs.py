@@ -78,11 +78,11 @@ def _run(model: Model, only: str, trials: int, way: str) -> dict[str, Any]:
 
 def _counts(records: Sequence[TuningRecord]) -> dict[str, int]:
     trials = [record for record in records if record.kind is Kind.TRIAL]
-    places = {(record.scope, record.candidate_id, record.granted.key) for record in trials}
+    places = {(record.namespace, record.candidate_id, record.granted.key) for record in trials}
     return {
         "searches": len({(record.job, record.workload_hash) for record in trials}),
-        "builds": len({(record.scope, record.candidate_id, record.build_secs) for record in trials}),
-        "candidates": len({(record.scope, record.candidate_id) for record in trials}),
+        "builds": len({(record.namespace, record.candidate_id, record.build_secs) for record in trials}),
+        "candidates": len({(record.namespace, record.candidate_id) for record in trials}),
         "trials": len(trials),
         "validations": len(records) - len(trials),
         "repeated": len(trials) - len(places),

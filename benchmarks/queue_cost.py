@@ -56,7 +56,7 @@ def ms_per_candidate(station: WorkerContext, candidates: int, batch: int) -> flo
     start = time.perf_counter()
     for _ in range(candidates // batch):
         items = [{"candidate": uuid.uuid4().hex, "trace": TRACE} for _ in range(batch)]
-        work: Any = {"work_id": uuid.uuid4().hex, "job": "j", "do": "build", "candidates": items}
+        work: Any = {"work_id": uuid.uuid4().hex, "job": "j", "task": "build", "candidates": items}
         queues.enqueue(BUILD_QUEUE, work)
     worker.run(candidates // batch)
     spent_s = time.perf_counter() - start

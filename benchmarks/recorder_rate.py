@@ -67,7 +67,7 @@ def _event(index: int) -> Measured:
     """One `measured` event, with a trace as long as that of a convolution."""
     operator = f"operator{index % _OPERATORS}"
     name, trace = workload_hash(operator), f'["{index}{TRACE}"]'
-    work = {"kind": "trial", "share": "cpu:1", "round_id": uuid.uuid4().hex, "job": "j", "scope": ""}
+    work = {"purpose": "trial", "share": "cpu:1", "round_id": uuid.uuid4().hex, "job": "j", "namespace": ""}
     work_of_round = {**work, "operator": target_operator(operator)}
     record = made_up_record(work_of_round, candidate_id(name, TARGET_KEY, trace), trace)
     return {"event": "measured", "job": "j", "round_id": work["round_id"], "record": record.to_json()}

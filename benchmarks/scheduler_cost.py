@@ -134,7 +134,7 @@ def _world(operators: int, measurers: int) -> Iterator[World]:
         phase = OpenPhase(deps, rounds, fair_queue)
         phase.update_instances(Fleet(_tuner(index) for index in range(measurers)))
         last = job.operators[-1]
-        work: dict[str, Any] = {"kind": "trial", "share": SHARE, "round_id": "l", "job": job.id, "scope": ""}
+        work: dict[str, Any] = {"purpose": "trial", "share": SHARE, "round_id": "l", "job": job.id, "namespace": ""}
         work["operator"] = target_operator(last.name)
         try:
             yield World(deps, phase, rounds, job, made_up_record(work, "candidate", "trace"))

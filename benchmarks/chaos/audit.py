@@ -69,7 +69,7 @@ class AuditFindings:
 def check_audit(audit: Audit, records: Iterable[TuningRecord]) -> AuditFindings:
     """Compare `audit` with all records of a log; all its measurers must keep audit files.
 
-    Doubled counts trials within a scope: a validation may measure a candidate again, that is its trade. A job that
+    Doubled counts trials within a namespace: a validation may measure a candidate again, that is its trade. A job that
     shares with no other (`fresh`) pays for its own trials, so a log with such jobs counts those as doubled.
     """
     found = list(records)
@@ -96,7 +96,7 @@ def _doubled(records: Iterable[TuningRecord]) -> Iterable[str]:
     seen = Counter[tuple[str, str, str]]()
     for record in records:
         if record.kind is Kind.TRIAL:
-            place = (record.scope, record.candidate_id, record.granted.key)
+            place = (record.namespace, record.candidate_id, record.granted.key)
             seen[place] += 1
             if seen[place] > 1:
                 yield record.record_id

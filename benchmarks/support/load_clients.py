@@ -106,7 +106,7 @@ class WatchCheck:
 class _Client:
     def __init__(self, load: LoadPlan, number: int, seen: Observations, ends_at: float) -> None:
         self._load, self._seen, self._ends_at = load, seen, ends_at
-        self._scope = f"client-{number}"
+        self._namespace = f"client-{number}"
         self._jobs_begun = 0
         self._model = load.models[number % len(load.models)]
         self._chance = random.Random(number)
@@ -123,10 +123,10 @@ class _Client:
                 await asyncio.sleep(self._chance.uniform(0.5, 1.5) * self._load.pause_s)
 
     async def _one_job(self) -> None:
-        # A separate scope: each job finds as little as the first one, so that growth is not the job's.
-        scope = f"{self._scope}-{self._jobs_begun}"
+        # A separate namespace: each job finds as little as the first one, so that growth is not the job's.
+        namespace = f"{self._namespace}-{self._jobs_begun}"
         self._jobs_begun += 1
-        spec = pb.JobSpec(model=self._model, shares=[self._load.share], more=self._load.more, scope=scope)
+        spec = pb.JobSpec(model=self._model, shares=[self._load.share], more=self._load.more, namespace=namespace)
         created = await self._timed("CreateJob", self._jobs.CreateJob, pb.CreateJobRequest(spec=spec))
         if created is None:
             return

@@ -112,7 +112,13 @@ def _validations(number: int, operators: int) -> Iterator[TuningRecord]:
 
 def _record(kind: str, operator: str, share: str, trace: str, secs: float) -> TuningRecord:
     name, units = workload_hash(operator), int(share.partition(":")[2])
-    work: dict[str, Any] = {"kind": kind, "share": "cpu:1", "round_id": "made-up", "job": "made-up job", "scope": ""}
+    work: dict[str, Any] = {
+        "purpose": kind,
+        "share": "cpu:1",
+        "round_id": "made-up",
+        "job": "made-up job",
+        "namespace": "",
+    }
     work["operator"] = target_operator(operator)
     candidate = candidate_id(name, TARGET_KEY, trace)
     record = made_up_record(work, candidate, trace, worker="made-up worker")

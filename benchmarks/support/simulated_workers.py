@@ -153,11 +153,11 @@ class SimulatedWorker:
             return
         work, queued_at = found
         started = await self._note_begun(job)
-        self.counts.begin(work["do"], time.time() - queued_at)
+        self.counts.begin(work["task"], time.time() - queued_at)
         began = time.perf_counter()
-        await self._do[work["do"]](work)
-        self.counts.end(work["do"], time.perf_counter() - began, 0.0)
-        self.life.done[work["do"]] += 1
+        await self._do[work["task"]](work)
+        self.counts.end(work["task"], time.perf_counter() - began, 0.0)
+        self.life.done[work["task"]] += 1
         await self._note_ended(job, started)
 
     async def _take(self) -> str:
@@ -266,9 +266,9 @@ class SimulatedWorker:
         proposed |= {"candidates": [item["candidate"] for item in items], "exhausted": False}
         async with self.redis.pipeline(transaction=True) as pipe:
             pipe.xadd(self._stream, {redis_names.EVENT_FIELD: seal_event(SECRET, proposed)})
-            same = ("round_id", "job", "scope", "operator", "device_key", "shares")
+            same = ("round_id", "job", "namespace", "operator", "device_key", "shares")
             for start in range(0, len(items), BATCH):
-                build = {"do": "build", "work_id": uuid.uuid4().hex, "kind": "trial", "reply": self._stream}
+                build = {"task": "build", "work_id": uuid.uuid4().hex, "purpose": "trial", "reply": self._stream}
                 build |= {name: work[name] for name in same} | {"candidates": items[start : start + BATCH]}
                 _enqueue(pipe, redis_names.BUILD_QUEUE, build)
             await self._deliver(pipe, work)
@@ -285,8 +285,8 @@ class SimulatedWorker:
                 blob = redis_names.artifact_blob(work["round_id"], item["candidate"])
                 add_signed_blob(pipe, SECRET, blob, ARTIFACT)
             for share in work["shares"]:
-                measure = {"do": "measure", "work_id": uuid.uuid4().hex, "share": share, "args_info": []}
-                same = ("round_id", "job", "scope", "kind", "operator", "reply")
+                measure = {"task": "measure", "work_id": uuid.uuid4().hex, "share": share, "args_info": []}
+                same = ("round_id", "job", "namespace", "purpose", "operator", "reply")
                 measure |= {name: work[name] for name in same} | {"artifacts": artifacts}
                 _enqueue(pipe, redis_names.measure_queue(work["device_key"], share), measure)
             await self._deliver(pipe, work)
@@ -323,7 +323,7 @@ class SimulatedWorker:
             "event": "piece_done",
             "job": work["job"],
             "work_id": work["work_id"],
-            "do": work["do"],
+            "task": work["task"],
             "share": str(work.get("share", "")),
             "worked_s": 0.1,
             "cpu_s": 0.1,
@@ -339,7 +339,7 @@ def _enqueue(pipe: Any, queue: str, work: Any) -> None:
     now = _text(time.time())
     data = json.dumps([redis_names.HANDLER, None, [seal_work(SECRET, queue, work)], {}]).encode()
     job = f"rq:job:{work['work_id']}"
-    fields = {"created_at": now, "enqueued_at": now, "origin": queue, "status": "queued", "description": work["do"]}
+    fields = {"created_at": now, "enqueued_at": now, "origin": queue, "status": "queued", "description": work["task"]}
     pipe.sadd("rq:queues", f"rq:queue:{queue}")
     pipe.hset(job, "status", "queued")
     pipe.hset(job, mapping={**fields, "data": zlib.compress(data), "timeout": 180})

@@ -247,27 +247,29 @@ def _in_bundle(stage: Stage, job: pb.Job) -> list[pb.Record]:
 def test_scopes_share_nothing_and_a_scope_s_workloads_stay_in_it(stage: Stage) -> None:
     model = stage.model()
     with stage.together():
-        names = [stage.start(model, BOTH, trials=24, scope=scope) for scope in ("", "acme", "acme", "other")]
+        names = [
+            stage.start(model, BOTH, trials=24, namespace=namespace) for namespace in ("", "acme", "acme", "other")
+        ]
     jobs = stage.finish(*names)
     assert [sum(op.trials for op in job.operators) for job in jobs] == [24] * 4
-    for scope, owners in (("", names[:1]), ("acme", names[1:3]), ("other", names[3:])):
-        records = stage.trials(model, scope=scope)
+    for namespace, owners in (("", names[:1]), ("acme", names[1:3]), ("other", names[3:])):
+        records = stage.trials(model, namespace=namespace)
         assert len(records) == 24 * 2
         assert {f"jobs/{record.job}" for record in records} <= set(owners)
-        assert {record.scope for record in records} == {scope}
+        assert {record.namespace for record in records} == {namespace}
     private = stage.model()
-    stage.finish(stage.start(private, BOTH, trials=24, scope="acme"))
+    stage.finish(stage.start(private, BOTH, trials=24, namespace="acme"))
     assert _exported(stage, private, "") == (set(), set())
     assert [len(found) for found in _exported(stage, private, "acme")] == [3, 3]
     match = stage.client.log.MatchModel(pb.MatchModelRequest(model=private, share="cpu:1"))
     assert {each.how for each in match.matches} == {"none"}
-    match = stage.client.log.MatchModel(pb.MatchModelRequest(model=private, share="cpu:1", scope="acme"))
+    match = stage.client.log.MatchModel(pb.MatchModelRequest(model=private, share="cpu:1", namespace="acme"))
     assert "exact" in {each.how for each in match.matches}
 
 
-def _exported(stage: Stage, model: str, scope: str) -> tuple[set[str], set[str]]:
+def _exported(stage: Stage, model: str, namespace: str) -> tuple[set[str], set[str]]:
     """Workload hashes of the texts, and of the records, that an export of the model brings."""
-    chosen = pb.RecordFilter(model=model, scope=scope)
+    chosen = pb.RecordFilter(model=model, namespace=namespace)
     parts = list(stage.client.log.ExportRecords(pb.ExportRecordsRequest(filter=chosen, with_workloads=True)))
     texts = {part.workload.workload_hash for part in parts if part.WhichOneof("part") == "workload"}
     return texts, {part.record.workload_hash for part in parts if part.WhichOneof("part") == "record"}

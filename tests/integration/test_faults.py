@@ -81,12 +81,12 @@ class Measurers:
             put_signed_blob(self.redis, SECRET, artifact_blob(round_id, name), json.dumps(kernel).encode())
         artifacts = [{"candidate": n, "trace": n, "build_secs": 0.0, "status": "ok", "cause": ""} for n in kernels]
         work: Any = {
-            "do": "measure",
+            "task": "measure",
             "work_id": uuid.uuid4().hex,
             "round_id": round_id,
             "job": "j1",
-            "scope": "",
-            "kind": "trial",
+            "namespace": "",
+            "purpose": "trial",
             "operator": {"workload_hash": "f" * 16, "name": "matmul", "target": TARGET, "target_key": TARGET},
             "share": SHARE,
             "args_info": [["TENSOR", "float32", [1]]],

@@ -49,7 +49,7 @@ def server(urls: Urls) -> Iterator[redis.Redis]:
             redis_names.workload_blob("w"),
         ):
             put_blob(connection, name, b"code")
-        work: Any = {"do": "time_model", "work_id": "work1", "job": "job1", "share": "cpu:1", "bundle": BUNDLE}
+        work: Any = {"task": "time_model", "work_id": "work1", "job": "job1", "share": "cpu:1", "bundle": BUNDLE}
         WorkQueues(connection, SECRET).enqueue(MEASURES, work)
         yield connection
 
@@ -110,7 +110,7 @@ def test_a_worker_may_tell_that_its_work_failed(
     worker = SimulatedWorker(urls(role), role, f"{role}-failing", "cpu:1").start()
     try:
         if role != "measure":  # whose queue has work already
-            work: Any = {"do": "any", "work_id": f"to-fail-{role}", "job": "job1"}
+            work: Any = {"task": "any", "work_id": f"to-fail-{role}", "job": "job1"}
             WorkQueues(server, SECRET).enqueue(worker.queue(), work)
         wait_until(lambda: server.zcard(f"rq:failed:{worker.queue()}") == 1)
     finally:
@@ -219,7 +219,7 @@ def test_a_worker_enqueues_only_for_the_next_role(
 ) -> None:
     worker = as_user(user)
     before = server.lrange(f"rq:queue:{queue}", 0, -1)
-    work: Any = {"do": "build", "work_id": "by-user", "job": "j", "round_id": "r"}
+    work: Any = {"task": "build", "work_id": "by-user", "job": "j", "round_id": "r"}
 
     def enqueue() -> None:
         WorkQueues(worker, SECRET).enqueue(queue, work)

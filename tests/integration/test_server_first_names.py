@@ -72,7 +72,13 @@ def test_work_of_another_version_is_dropped_and_the_rest_stays() -> None:
     with running_redis() as url, redis.Redis.from_url(url) as connection:
         first_names.fill_redis(connection)
         queues = WorkQueues(connection, SECRET)
-        mine: messages.TimeModelWork = {"do": "time_model", "work_id": "mine", "job": "j", "share": "s", "bundle": "b"}
+        mine: messages.TimeModelWork = {
+            "task": "time_model",
+            "work_id": "mine",
+            "job": "j",
+            "share": "s",
+            "bundle": "b",
+        }
         queues.enqueue(redis_names.COMPILE_QUEUE, mine)
         queues.enqueue("compile.1", {**mine, "work_id": "of-another-protocol"})
         queues.drop_foreign()

@@ -60,7 +60,7 @@ def handled(fleet: SimulatedFleet, do: str, *jobs: pb.Job) -> list[dict[str, Any
     """What workers were given to do for these jobs, of one kind."""
     names = {job.name.removeprefix("jobs/") for job in jobs}
     done = (work for worker in fleet.workers.values() for work in worker.handled)
-    return [work for work in done if work["do"] == do and work["job"] in names]
+    return [work for work in done if work["task"] == do and work["job"] in names]
 
 
 def test_full_job_then_a_second_run_without_new_trials_then_more(client: Client, fleet: SimulatedFleet) -> None:

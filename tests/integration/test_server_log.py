@@ -28,12 +28,12 @@ from tests.support.processes.server_process import Client, as_call, model_bytes,
 from tests.support.secret import SECRET
 
 BUILD: messages.BuildWork = {
-    "do": "build",
+    "task": "build",
     "work_id": "work1",
     "round_id": "round1",
     "job": "gone",
-    "scope": "",
-    "kind": "trial",
+    "namespace": "",
+    "purpose": "trial",
     "operator": {"workload_hash": "a" * 16, "name": "conv2d", "target": "{}", "target_key": "{}"},
     "device_key": DEVICE.key,
     "shares": ["cpu:1"],

@@ -59,7 +59,7 @@ class Fleet:
             "work_id": uuid.uuid4().hex,
             "round_id": round_id,
             "job": "j1",
-            "scope": "",
+            "namespace": "",
             "operator": {
                 "workload_hash": self.workload["hash"],
                 "name": "matmul",
@@ -72,7 +72,7 @@ class Fleet:
 
     def search(self, round_id: str, count: int) -> None:
         extra = {
-            "do": "search",
+            "task": "search",
             "count": count,
             "exact": False,
             "seed": 3,
@@ -85,7 +85,7 @@ class Fleet:
     def build(self, round_id: str, traces: list[str], kind: str = "trial") -> list[str]:
         names = [candidate_id(self.workload["hash"], self.workload["key"], trace) for trace in traces]
         items = [{"candidate": n, "trace": t} for n, t in zip(names, traces, strict=True)]
-        extra = {"do": "build", "kind": kind, "candidates": items, "reply": SERVER_STREAM}
+        extra = {"task": "build", "purpose": kind, "candidates": items, "reply": SERVER_STREAM}
         self.enqueue(BUILD_QUEUE, {**self.common(round_id), **extra})
         return names
 
@@ -205,7 +205,7 @@ def test_an_unsigned_artifact_is_not_run(fleet: Fleet) -> None:
     round_id, name = uuid.uuid4().hex, "0" * 32
     put_blob(fleet.redis, artifact_blob(round_id, name), b"x" * 200)
     item = {"candidate": name, "trace": "", "build_secs": 0.0, "status": "ok", "cause": ""}
-    extra = {"do": "measure", "kind": "trial", "share": "cpu:1", "args_info": [], "artifacts": [item]}
+    extra = {"task": "measure", "purpose": "trial", "share": "cpu:1", "args_info": [], "artifacts": [item]}
     fleet.enqueue(measure_queue(fleet.device, "cpu:1"), {**fleet.common(round_id), **extra, "reply": SERVER_STREAM})
     wait_until(lambda: any(e.get("round_id") == round_id for e in fleet.events(SERVER_STREAM)))
     (event,) = [e for e in fleet.events(SERVER_STREAM) if e.get("round_id") == round_id]
@@ -217,8 +217,8 @@ def test_work_of_a_round_that_nobody_waits_for_is_skipped(fleet: Fleet) -> None:
     mark(fleet.redis, CANCELLED, round_id)
     work = {
         **fleet.common(round_id),
-        "do": "build",
-        "kind": "trial",
+        "task": "build",
+        "purpose": "trial",
         "candidates": [],
         "reply": SERVER_STREAM,
     }

@@ -173,12 +173,12 @@ def test_a_builder_sends_signed_archives_and_causes_to_the_queue_of_the_gpus_sha
 
 def give_work(connection: redis.Redis, round_id: str, workload: str, target: str, trace: str) -> None:
     work: Any = {
-        "do": "build",
+        "task": "build",
         "work_id": round_id,
         "round_id": round_id,
         "job": "j1",
-        "scope": "",
-        "kind": "trial",
+        "namespace": "",
+        "purpose": "trial",
         "operator": {"workload_hash": workload, "name": "matmul", "target": target, "target_key": target},
         "device_key": "gpu",
         "shares": ["mps:25"],

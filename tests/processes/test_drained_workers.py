@@ -44,7 +44,7 @@ class Drained:
         put_signed_blob(self.redis, SECRET, workload_blob(workload["hash"]), workload["json"].encode())
         names = {"workload_hash": workload["hash"], "name": "m", "target": workload["target"]}
         candidate = candidate_id(workload["hash"], workload["key"], UNTUNED)
-        work: Any = {"do": "build", "work_id": "w", "round_id": "r", "job": "j", "scope": "", "kind": "trial"}
+        work: Any = {"task": "build", "work_id": "w", "round_id": "r", "job": "j", "namespace": "", "purpose": "trial"}
         work |= {"operator": {**names, "target_key": workload["key"]}, "device_key": "d", "shares": ["cpu:1"]}
         work |= {"candidates": [{"candidate": candidate, "trace": UNTUNED}], "reply": "s"}
         self.queues.enqueue(BUILD_QUEUE, work)

@@ -61,7 +61,7 @@ class Stage:
 
     def measured(self, *jobs: pb.Job) -> list[tuple[str, int]]:
         """Each batch of trials of these jobs that was measured at cpu:1, in their order: the job, and how many."""
-        trials = [work for work in self.fleet.workers["measure-1"].handled if work.get("kind") == Kind.TRIAL]
+        trials = [work for work in self.fleet.workers["measure-1"].handled if work.get("purpose") == Kind.TRIAL]
         handled = [(f"jobs/{work['job']}", len(work["artifacts"])) for work in trials]
         return [(job, count) for job, count in handled if job in {each.name for each in jobs}]
 

@@ -48,7 +48,7 @@ def test_a_model_is_read_though_the_child_that_reads_it_is_killed(tmp_path: Path
         connection = redis.Redis.from_url(url)
         process.info(connection)
         put_blob(connection, model_blob(digest), model)
-        work: Any = {"do": "ingest", "work_id": "w", "job": "j", "model": digest, "model_name": "small.onnx"}
+        work: Any = {"task": "ingest", "work_id": "w", "job": "j", "model": digest, "model_name": "small.onnx"}
         work |= {"inputs": {}, "target": "llvm", "isa": ""}
         WorkQueues(connection, SECRET).enqueue(COMPILE_QUEUE, work)
         killed = set[int]()
@@ -83,7 +83,13 @@ class Searching:
     def ask(self, opening: dict[str, Any] | None) -> None:
         workload = self.workload
         operator = {"workload_hash": workload["hash"], "name": "matmul", "target": workload["target"]}
-        work: Any = {"do": "search", "work_id": uuid.uuid4().hex, "round_id": uuid.uuid4().hex, "job": "j", "scope": ""}
+        work: Any = {
+            "task": "search",
+            "work_id": uuid.uuid4().hex,
+            "round_id": uuid.uuid4().hex,
+            "job": "j",
+            "namespace": "",
+        }
         work |= {"operator": {**operator, "target_key": workload["key"]}, "device_key": "d", "shares": ["cpu:1"]}
         work |= {"fresh": False, "count": 4, "exact": False, "seed": 3, "lost": [], "opening": opening}
         WorkQueues(self.redis, SECRET).enqueue(tune_queue("tuner"), work)
@@ -145,7 +151,7 @@ def test_what_a_killed_builder_leaves_is_removed_when_the_next_one_starts(
     monkeypatch.setenv("TMPDIR", str(files))
     workload = matmul_workload(64)
     operator = {"workload_hash": workload["hash"], "name": "matmul", "target": workload["target"]}
-    work: Any = {"do": "build", "work_id": "w", "round_id": "r", "job": "j", "scope": "", "kind": "trial"}
+    work: Any = {"task": "build", "work_id": "w", "round_id": "r", "job": "j", "namespace": "", "purpose": "trial"}
     work |= {"operator": {**operator, "target_key": workload["key"]}, "device_key": "d", "shares": ["cpu:1"]}
     work |= {"candidates": [{"candidate": f"c{place}", "trace": ""} for place in range(50)], "reply": SERVER_STREAM}
     with running_redis() as url:

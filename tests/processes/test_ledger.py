@@ -41,17 +41,17 @@ def cost_of(client: Client, job: str) -> pb.JobCost:
 
 def check(cost: pb.JobCost, fleet: SimulatedFleet) -> None:
     """Each piece of work that was delivered is in the ledger once, with what it took."""
-    told = {(each.do, each.share): each.pieces for each in cost.spent}
+    told = {(each.task, each.share): each.pieces for each in cost.spent}
 
     def done() -> Counter[tuple[str, str]]:
         delivered = {work["work_id"]: work for worker in fleet.workers.values() for work in list(worker.delivered)}
         own = (work for work in delivered.values() if f"jobs/{work['job']}" == cost.job.name)
-        return Counter((work["do"], work.get("share", "")) for work in own)
+        return Counter((work["task"], work.get("share", "")) for work in own)
 
     with contextlib.suppress(TimeoutError):  # a worker notes what it has sent a moment after it was sent
         wait_until(lambda: told == done())
     assert told == done()
-    assert {each.do for each in cost.spent} == KINDS
+    assert {each.task for each in cost.spent} == KINDS
     for each in cost.spent:
         assert (each.worked_s, each.cpu_s) == (each.pieces * WORKED_S, each.pieces * CPU_S)
 
@@ -73,7 +73,7 @@ def test_a_job_costs_what_its_pieces_cost_though_servers_are_killed_and_results_
             check(cost, fleet)
             sums: Counter[str] = Counter()
             for each in cost.spent:
-                sums[each.do] += each.worked_s  # type: ignore[assignment]
+                sums[each.task] += each.worked_s  # type: ignore[assignment]
             assert dict(ended.progress.busy_s) == dict(sums)
 
 

@@ -52,7 +52,7 @@ class Reading:
         """To read a model; the job is called as it is."""
         digest = hashlib.sha256(name.encode()).hexdigest()
         put_blob(self.redis, model_blob(digest), name.encode())
-        work: Any = {"do": "ingest", "work_id": f"work-{name}", "job": name, "model": digest}
+        work: Any = {"task": "ingest", "work_id": f"work-{name}", "job": name, "model": digest}
         work |= {"model_name": f"{name}.onnx", "inputs": {}, "target": "llvm", "isa": ""}
         WorkQueues(self.redis, SECRET).enqueue(COMPILE_QUEUE, work)
 

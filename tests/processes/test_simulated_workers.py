@@ -92,17 +92,17 @@ class Session:
 
 def work_of(role: str, number: int) -> tuple[str, Any]:
     """The queue, and a piece of work for it."""
-    work: dict[str, Any] = {"work_id": f"work{number}", "round_id": f"round{number}", "job": "j", "scope": ""}
-    work |= {"operator": OPERATOR, "device_key": DEVICE.key, "shares": [SHARE], "kind": "trial", "reply": "reply"}
+    work: dict[str, Any] = {"work_id": f"work{number}", "round_id": f"round{number}", "job": "j", "namespace": ""}
+    work |= {"operator": OPERATOR, "device_key": DEVICE.key, "shares": [SHARE], "purpose": "trial", "reply": "reply"}
     built = [{**item, "build_secs": 0.1, "status": "ok", "cause": ""} for item in ITEMS]
     search: Any = {"fresh": False, "count": BATCH, "exact": False, "seed": 0}
     search |= {"lost": [], "opening": {"history": [], "known": [], "transferred": []}}
     return {
-        "tune": (tune_queue("tune-1"), {**work, "do": "search", **search}),
-        "build": (BUILD_QUEUE, {**work, "do": "build", "candidates": ITEMS}),
+        "tune": (tune_queue("tune-1"), {**work, "task": "search", **search}),
+        "build": (BUILD_QUEUE, {**work, "task": "build", "candidates": ITEMS}),
         "measure": (
             measure_queue(DEVICE.key, SHARE),
-            {**work, "do": "measure", "share": SHARE, "args_info": [], "artifacts": built},
+            {**work, "task": "measure", "share": SHARE, "args_info": [], "artifacts": built},
         ),
     }[role]
 

@@ -79,7 +79,7 @@ def test_a_workers_message_of_any_length_fits_into_a_list_of_jobs(tmp_path: Path
         for worker in fleet.workers.values():
             worker.hold.set()
         job = client.create(client.upload(model_bytes(("op", 1))), shares=["cpu:1"], trials=2).name
-        failed: Any = {"event": "work_failed", "job": job.removeprefix("jobs/"), "do": "ingest", "error": "BadModel"}
+        failed: Any = {"event": "work_failed", "job": job.removeprefix("jobs/"), "task": "ingest", "error": "BadModel"}
         failed["message"] = f"node '{'A' * 5_000_000}' cannot be imported; export without it"
         client.wait(job, lambda found: found.state == pb.JOB_STATE_INGESTING)
         fleet.workers["build-1"].redis.xadd(SERVER_STREAM, {EVENT_FIELD: seal_event(SECRET, failed)})

@@ -14,12 +14,12 @@ from tests.support.secret import SECRET
 
 STREAM = redis_names.tuner_stream("tune-1")
 BUILD: messages.BuildWork = {
-    "do": "build",
+    "task": "build",
     "work_id": "work1",
     "round_id": "round1",
     "job": "job1",
-    "scope": "",
-    "kind": "trial",
+    "namespace": "",
+    "purpose": "trial",
     "operator": {"workload_hash": "f" * 16, "name": "conv2d", "target": "{}", "target_key": "{}"},
     "device_key": DEVICE.key,
     "shares": ["cpu:1", "cpu:2"],

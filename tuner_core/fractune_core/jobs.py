@@ -15,8 +15,6 @@ from fractune_core.errors import BadRequest
 from fractune_core.names import ROBUST_VARIANT, Collection
 from fractune_core.shares import Share, share_names
 
-_NEW_NAMES = {"more": "extra_trials", "scope": "namespace"}
-"""of fields of `JobSpec`, by the former name"""
 _NAMESPACE = re.compile(r"[0-9A-Za-z._-]{1,64}")
 
 
@@ -108,20 +106,13 @@ class JobSpec(JsonObject):
     """of the bundle: empty for one a share, and the robust one; ROBUST_VARIANT for that one only"""
     exact: bool = False
     """no implementation of an operator that rounds otherwise than the operator itself"""
-    namespace: Annotated[str, In("scope")] = ""
+    namespace: str = ""
     """jobs of one namespace share searches, measurements and the log; empty = the server's, the one of all jobs that
     name none"""
     fresh: bool = False
     """reads nothing that another job measured, and shares no search with one; what it measures others may read"""
     webhook: str = ""
     """address that the server calls when the job has ended; it is not kept with the job"""
-
-    @classmethod
-    def from_json(cls, data: Any) -> Self:
-        """The job that `to_json` wrote, in this version or another, where fields had their former names."""
-        if isinstance(data, dict):
-            data = {_NEW_NAMES.get(name, name): value for name, value in data.items()}
-        return super().from_json(data)
 
     @classmethod
     def requested(cls, model_name: str, shares: str | Sequence[str], **options: Any) -> Self:

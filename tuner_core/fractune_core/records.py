@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
-from typing import Annotated
+from typing import Annotated, Any, Self
 
 from fractune_core.codec.places import In
-from fractune_core.codec.plain_json import JsonObject
+from fractune_core.codec.plain_json import JsonObject, renamed
 from fractune_core.disturbances import Disturbance
 from fractune_core.implementations import implementation_of
 from fractune_core.names import Collection
@@ -165,8 +165,18 @@ class TuningRecord(JsonObject):
     not known: on a GPU, for a failure, in a record of before"""
     attempts: int = 0
     """how often its batch was measured, this time included: those before were void. 0 = not known"""
-    scope: str = ""
+    namespace: str = ""
     """that its job shared it in (`JobSpec.namespace`); empty = the server's"""
+
+    @classmethod
+    def from_json(cls, data: Any) -> Self:
+        """A log may have the namespace under its first name."""
+        return super().from_json(renamed(data, {"scope": "namespace"}))
+
+    @property
+    def scope(self) -> str:
+        """The former name of `namespace`."""
+        return self.namespace
 
     # Kept once it is worked out, as Device.key and GrantedShare.mechanism are: a match asks for them again and again.
     # With one more such value Python would give each record a dictionary of its own, larger than the record.

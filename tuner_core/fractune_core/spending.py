@@ -18,8 +18,8 @@ class WorkCost:
     work_id: str
     job: str
     """the job that requested it first, where others wait for it too"""
-    do: str
-    """kind of work: `Work.do`"""
+    task: str
+    """kind of work: `Work.task`"""
     share: str
     """share of the measurement; empty for work that measures nothing"""
     worked_s: float
@@ -32,19 +32,24 @@ class WorkCost:
     @classmethod
     def from_event(cls, event: Mapping[str, Any]) -> Self:
         """Raises KeyError, TypeError or ValueError for an invalid event."""
-        work_id, job, do, share = (str(event[name]) for name in ("work_id", "job", "do", "share"))
+        work_id, job, task, share = (str(event[name]) for name in ("work_id", "job", "task", "share"))
         secs = [float(event[name]) for name in ("worked_s", "cpu_s", "ended_at")]
         if not all(math.isfinite(each) and each >= 0 for each in secs):
             raise ValueError(f"seconds are {secs}")
-        return cls(work_id, job, do, share, *secs)
+        return cls(work_id, job, task, share, *secs)
 
 
 @dataclass(frozen=True)
 class Spending:
     """Total cost of one kind of work."""
 
-    do: str
+    task: str
     share: str
     pieces: int
     worked_s: float
     cpu_s: float
+
+    @property
+    def do(self) -> str:
+        """The former name of `task`."""
+        return self.task

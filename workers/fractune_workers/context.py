@@ -50,7 +50,7 @@ class WorkerContext:
     def is_obsolete(self, work: Work) -> bool:
         """True when a worker that died afterwards has delivered the work, or when its job was cancelled."""
         if is_marked(self.redis, DONE, work["work_id"]):
-            _log.warning("%s %s is refused: it was delivered before, or withdrawn", work["do"], work["work_id"])
+            _log.warning("%s %s is refused: it was delivered before, or withdrawn", work["task"], work["work_id"])
             return True
         return not self.is_wanted(work)
 
@@ -107,14 +107,14 @@ class ResultTransaction:
 
     def enqueue(self, queue: str, work: Work) -> None:
         rq_queue = Queue(queue, connection=self._context.redis, serializer=JSONSerializer)
-        trace = tracing.current(work["job"])
-        if trace:
-            work["trace"] = trace
+        traceparent = tracing.current(work["job"])
+        if traceparent:
+            work["traceparent"] = traceparent
         # The one call of RQ that leaves a transaction open for the other results.
         message = seal_work(self._context.secret, queue, work)
         at_front = bool(work.get("at_front"))
         data = Queue.prepare_data(
-            HANDLER, args=(message,), job_id=work["work_id"], description=work["do"], at_front=at_front
+            HANDLER, args=(message,), job_id=work["work_id"], description=work["task"], at_front=at_front
         )
         rq_queue.enqueue_many([data], pipeline=self._pipe)
 
@@ -129,7 +129,7 @@ class ResultTransaction:
             "event": "piece_done",
             "job": self._work["job"],
             "work_id": self._work["work_id"],
-            "do": self._work["do"],
+            "task": self._work["task"],
             "share": str(self._work.get("share", "")),
             "worked_s": spent.worked_s,
             "cpu_s": spent.cpu_s,
@@ -148,7 +148,7 @@ class ResultTransaction:
             except redis.OutOfMemoryError as error:
                 if time.monotonic() > deadline:
                     raise
-                _log.warning("%s waits with its results: %s", self._work["do"], error)
+                _log.warning("%s waits with its results: %s", self._work["task"], error)
             time.sleep(_MEMORY_LOOK_EVERY_S)
             self._pipe.command_stack = list(commands)
 

@@ -53,8 +53,8 @@ class WorkHandler:
                 )
             return
         fields = log_fields(job=work["job"], work=work["work_id"])
-        with fields, tracing.span(work["do"], work.get("trace", ""), work["job"], **_span_attributes(work)):
-            self._context.counts.begin(work["do"], time.time() - queued_at)
+        with fields, tracing.span(work["task"], work.get("traceparent", ""), work["job"], **_span_attributes(work)):
+            self._context.counts.begin(work["task"], time.time() - queued_at)
             self._do(work)
 
     def _do(self, work: Work) -> None:
@@ -76,7 +76,7 @@ class WorkHandler:
             idle_s = start - self._idle_since
             _log.info(
                 "%s took %.2f s, %.2f s of it waiting for locks; before it, %.2f s without work",
-                *(work["do"], *spent(), idle_s),
+                *(work["task"], *spent(), idle_s),
             )
         except (redis.ConnectionError, redis.TimeoutError) as error:
             end(RedisGone(f"Redis went away ({error})"))
@@ -88,18 +88,18 @@ class WorkHandler:
         except FractuneError as error:
             self._report(work, error, meter)
         except Exception as error:  # noqa: BLE001  whatever it is, the server must hear of it
-            _log.exception("%s failed", work["do"])
+            _log.exception("%s failed", work["task"])
             self._report(work, FractuneError(f"{type(error).__name__}: {error}"), meter)
         finally:
             self._in_hand = None
-            context.counts.end(work["do"], *spent())
+            context.counts.end(work["task"], *spent())
             self._idle_since = time.perf_counter()
 
     def _report(self, work: Any, error: FractuneError, meter: Meter) -> None:
         event: WorkFailed = {
             "event": "work_failed",
             "job": work["job"],
-            "do": work["do"],
+            "task": work["task"],
             "error": type(error).__name__,
             "message": str(error),
         }

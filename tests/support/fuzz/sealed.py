@@ -49,10 +49,10 @@ EVENTS: tuple[dict[str, Any], ...] = (
     {"event": "compiled", "job": "j1", "bundle": "b1"},
     {"event": "model_timed", "job": "j1", "share": "cpu:1", "granted": granted("cpu:1").to_json()}
     | {"run_secs": {"untuned": [1.0, 1.1]}, "max_error": {"untuned": 0.0}},
-    {"event": "piece_done", "job": "j1", "work_id": "w1", "do": "measure", "share": "cpu:1"}
+    {"event": "piece_done", "job": "j1", "work_id": "w1", "task": "measure", "share": "cpu:1"}
     | {"worked_s": 1.5, "cpu_s": 0.5, "ended_at": 1e9},
-    {"event": "work_failed", "job": "j1", "do": "build", "round_id": "r", "error": "JobFailed", "message": "why"},
-    {"event": "work_failed", "job": "j1", "do": "ingest", "error": "BadModel", "message": "why"},
+    {"event": "work_failed", "job": "j1", "task": "build", "round_id": "r", "error": "JobFailed", "message": "why"},
+    {"event": "work_failed", "job": "j1", "task": "ingest", "error": "BadModel", "message": "why"},
 )
 WORKER: dict[str, Any] = {
     "protocol": PROTOCOL,
@@ -72,12 +72,12 @@ WORKER: dict[str, Any] = {
     "counts": [["work_duration", "build", "sum", 1.0]],
 }
 _WORK: dict[str, Any] = {
-    "do": "build",
+    "task": "build",
     "work_id": "w1",
     "round_id": "r",
     "job": "j1",
-    "scope": "",
-    "kind": "trial",
+    "namespace": "",
+    "purpose": "trial",
     "operator": target_operator("conv"),
     "device_key": DEVICE.key,
     "shares": ["cpu:1"],

@@ -178,12 +178,12 @@ class SimulatedWorker:
     # ---- work -----------------------------------------------------------------------------------
 
     def _handle(self, work: Any, queued_at: float) -> None:
-        self.counts.begin(work["do"], time.time() - queued_at)
+        self.counts.begin(work["task"], time.time() - queued_at)
         began = time.perf_counter()
         try:
             self._deliver(work)
         finally:
-            self.counts.end(work["do"], time.perf_counter() - began, 0.0)
+            self.counts.end(work["task"], time.perf_counter() - began, 0.0)
 
     def _deliver(self, work: Any) -> None:
         self.handled.append(work)
@@ -194,7 +194,7 @@ class SimulatedWorker:
         self._results = self.redis.pipeline(transaction=True)
         try:
             self._send(redis_names.SERVER_STREAM, piece_done(work))
-            self._handlers[work["do"]](work)
+            self._handlers[work["task"]](work)
             mark(self._results, DONE, work["work_id"])
             self._results.execute()
             self.delivered.append(work)
@@ -218,7 +218,7 @@ class SimulatedWorker:
             model = json.loads(get_blob(self.redis, redis_names.model_blob(work["model"])))
         except ValueError:
             message = f"{work['model_name']} is not an ONNX file"
-            failed = {"event": "work_failed", "job": work["job"], "do": "ingest", "error": "BadModel"}
+            failed = {"event": "work_failed", "job": work["job"], "task": "ingest", "error": "BadModel"}
             self._send(redis_names.SERVER_STREAM, {**failed, "message": message})
             return
         operators = [
@@ -237,7 +237,7 @@ class SimulatedWorker:
     def _search(self, work: dict[str, Any]) -> None:
         name = work["operator"]["workload_hash"]
         stream = redis_names.tuner_stream(self.name)
-        search = (name, work["scope"], work["job"] if work["fresh"] else "")
+        search = (name, work["namespace"], work["job"] if work["fresh"] else "")
         if self.forgetful:
             self._next.clear()
         opening = work["opening"]
@@ -259,14 +259,14 @@ class SimulatedWorker:
         proposed = {"event": "proposed", "job": work["job"], "round_id": work["round_id"], "workload_hash": name}
         proposed |= {"candidates": [i["candidate"] for i in items], "exhausted": len(items) < work["count"]}
         self._send(stream, proposed)
-        same = ("round_id", "job", "scope", "operator", "device_key", "shares", "at_front")
+        same = ("round_id", "job", "namespace", "operator", "device_key", "shares", "at_front")
         for start in range(0, len(items), 4):
-            build = {"do": "build", "work_id": f"{work['work_id']}-b{start}", "kind": "trial", "reply": stream}
+            build = {"task": "build", "work_id": f"{work['work_id']}-b{start}", "purpose": "trial", "reply": stream}
             build |= {field: work[field] for field in same} | {"candidates": items[start : start + 4]}
             self._enqueue(redis_names.BUILD_QUEUE, build)
 
     def _build(self, work: dict[str, Any]) -> None:
-        same = ("round_id", "job", "scope", "kind", "operator", "reply", "at_front")
+        same = ("round_id", "job", "namespace", "purpose", "operator", "reply", "at_front")
         artifacts = [
             {**item, "build_secs": 0.1, "status": outcome(item["trace"]).value, "cause": "made up"}
             for item in work["candidates"]
@@ -274,17 +274,17 @@ class SimulatedWorker:
         for item in artifacts:
             artifact = redis_names.artifact_blob(work["round_id"], item["candidate"])
             if "built" not in item or not has_blob(self.redis, artifact):
-                self.built.append((work["kind"], item["candidate"]))
+                self.built.append((work["purpose"], item["candidate"]))
                 if item["status"] == Status.OK:
                     put_blob(self.redis, artifact, b"code")
         for place, share in enumerate(work["shares"]):
-            measure = {"do": "measure", "work_id": f"{work['work_id']}-m{place}", "share": share, "args_info": []}
+            measure = {"task": "measure", "work_id": f"{work['work_id']}-m{place}", "share": share, "args_info": []}
             measure |= {field: work[field] for field in same} | {"artifacts": artifacts}
             self._enqueue(redis_names.measure_queue(work["device_key"], share), measure)
 
     def _measure(self, work: dict[str, Any]) -> None:
         for item in work["artifacts"]:
-            self.measured.append((work["kind"], item["candidate"], work["share"]))
+            self.measured.append((work["purpose"], item["candidate"], work["share"]))
             record = made_up_record(work, item["candidate"], item["trace"], Status(item["status"]), self.name)
             event = {"event": "measured", "job": work["job"], "round_id": work["round_id"]}
             self._send(work["reply"], {**event, "record": record.to_json()})

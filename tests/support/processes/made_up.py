@@ -56,7 +56,7 @@ def piece_done(work: Any) -> messages.PieceDone:
         "event": "piece_done",
         "job": work["job"],
         "work_id": work["work_id"],
-        "do": work["do"],
+        "task": work["task"],
         "share": work.get("share", ""),
         "worked_s": WORKED_S,
         "cpu_s": CPU_S,
@@ -67,7 +67,7 @@ def piece_done(work: Any) -> messages.PieceDone:
 def made_up_record(
     work: dict[str, Any], candidate: str, trace: str, status: Status = Status.OK, worker: str = "someone"
 ) -> TuningRecord:
-    validating, share = work["kind"] == Kind.VALIDATION, work["share"]
+    validating, share = work["purpose"] == Kind.VALIDATION, work["share"]
     secs = run_time_s(trace, share)
     record = messages.work_record(
         cast(messages.MeasureWork, work),

@@ -54,7 +54,7 @@ def test_a_candidate_measured_twice_at_a_share_is_doubled() -> None:
 
 
 def test_a_candidate_of_another_scope_and_a_validation_are_no_doubles() -> None:
-    records = [trial("a"), trial("a", record_id="other", scope="other"), validation("a", 1, 0.5, record_id="v")]
+    records = [trial("a"), trial("a", record_id="other", namespace="other"), validation("a", 1, 0.5, record_id="v")]
     assert findings(records, records).faultless
 
 

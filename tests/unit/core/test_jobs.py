@@ -4,6 +4,9 @@ import pytest
 
 from fractune_core.errors import BadRequest
 from fractune_core.jobs import JobSpec, Priority
+from fractune_core.pb import fractune_pb2 as pb
+
+NAMESPACED = (pb.JobSpec, pb.RecordFilter, pb.Record, pb.MatchModelRequest, pb.TabulateModelRequest)
 
 
 @pytest.mark.parametrize(
@@ -29,15 +32,6 @@ def test_a_job_is_for_shares_of_one_processor() -> None:
     JobSpec(model="a" * 64, model_name="m.onnx", shares=("mps:25", "green:32", "full")).check()
 
 
-def test_a_job_of_an_older_version_has_former_names_of_fields() -> None:
-    stored = {"model": "a" * 64, "model_name": "m.onnx", "shares": ["cpu:1"], "more": 3, "scope": "acme"}
-    spec = JobSpec.from_json(stored)
-    assert (spec.extra_trials, spec.namespace) == (3, "acme")
-    assert JobSpec.from_json(spec.to_json()) == spec
-    with pytest.raises(ValueError, match="got `int`"):
-        JobSpec.from_json(3)
-
-
 def test_words_stand_for_numbers_and_any_number_for_a_word() -> None:
     assert [Priority.parse(word).number for word in ("low", "normal", "high")] == [-1, 0, 1]
     assert [Priority.of(number).value for number in (-7, -1, 0, 1, 5)] == ["low", "low", "normal", "high", "high"]
@@ -46,3 +40,9 @@ def test_words_stand_for_numbers_and_any_number_for_a_word() -> None:
 def test_another_word_is_refused_in_one_line() -> None:
     with pytest.raises(BadRequest, match="priority is 'urgent'; write low, normal, high"):
         Priority.parse("urgent")
+
+
+def test_the_contract_has_the_namespace_where_it_had_the_scope() -> None:
+    places = {message.DESCRIPTOR.name: message.DESCRIPTOR.fields_by_name["namespace"].number for message in NAMESPACED}
+    assert places == {"JobSpec": 15, "RecordFilter": 7, "Record": 27, "MatchModelRequest": 7, "TabulateModelRequest": 5}
+    assert pb.Spending.DESCRIPTOR.fields_by_name["task"].number == 1

@@ -45,6 +45,12 @@ def test_a_record_of_before_gpus_still_loads() -> None:
     assert TuningRecord.from_json(data) == validation("trace", 2, 0.25)
 
 
+def test_the_namespace_of_a_record_is_read_under_its_former_name() -> None:
+    data = validation("trace", 2, 0.25).to_json()
+    del data["namespace"]
+    assert TuningRecord.from_json(data | {"scope": "acme"}) == validation("trace", 2, 0.25, namespace="acme")
+
+
 @pytest.mark.parametrize("policy", [FIRST_POLICY, TRIAL_POLICY, VALIDATION_POLICY])
 def test_a_cold_repeat_is_one_call_so_there_are_more(policy: TimingPolicy) -> None:
     assert with_cache(policy, WARM) is policy

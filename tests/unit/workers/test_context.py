@@ -18,8 +18,8 @@ from fractune_workers.locks.core_locks import CoreLocks
 from tests.support.processes.redis_process import events_of, running_redis, wait_until
 from tests.support.secret import SECRET
 
-WORK: Any = {"do": "measure", "work_id": "w", "job": "j"}
-FAILED: Any = {"event": "work_failed", "job": "j", "do": "measure", "error": "FractuneError", "message": "m"}
+WORK: Any = {"task": "measure", "work_id": "w", "job": "j"}
+FAILED: Any = {"event": "work_failed", "job": "j", "task": "measure", "error": "FractuneError", "message": "m"}
 
 
 @pytest.fixture

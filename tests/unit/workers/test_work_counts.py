@@ -30,7 +30,7 @@ from fractune_workers.locks.core_locks import CoreLocks
 from fractune_workers.work_counts import WorkCounts
 from tests.support.secret import SECRET
 
-WORK: Any = {"do": "build", "work_id": "w1", "job": "j1"}
+WORK: Any = {"task": "build", "work_id": "w1", "job": "j1"}
 
 
 def told(counts: WorkCounts) -> tuple[str, dict[CountKey, float]]:
@@ -79,7 +79,7 @@ class LoggingRole:
         return BUILD_QUEUE
 
     def handle(self, work: Any) -> None:
-        logging.getLogger("fractune_workers.somewhere").info("deep inside %s", work["do"])
+        logging.getLogger("fractune_workers.somewhere").info("deep inside %s", work["task"])
 
 
 @pytest.fixture

@@ -77,7 +77,7 @@ class JobStatus:
     """shapes given for inputs that the model leaves open"""
     target: str = ""
     """the requested TVM target; empty = the measuring processor's own"""
-    namespace: Annotated[str, In("scope")] = ""
+    namespace: str = ""
     """jobs of one namespace share searches and the log; empty = the server's"""
     priority: str = "normal"
     """`low`, `normal` or `high`: its share of the fleet relative to other jobs"""

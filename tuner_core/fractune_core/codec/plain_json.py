@@ -6,7 +6,7 @@ Fields that a type does not know are passed over: a later version may have added
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from functools import lru_cache
 from typing import Any, Self, TypeVar, cast
@@ -53,6 +53,13 @@ def to_dict(instance: Any) -> dict[str, Any]:
 @lru_cache
 def _names(kind: Any) -> tuple[str, ...]:
     return tuple(field.name for field in fields(kind))
+
+
+def renamed(data: Any, names: Mapping[str, str]) -> Any:
+    """A JSON object of an older version with the keys of today, by `names`; anything else as it is."""
+    if not isinstance(data, dict) or names.keys().isdisjoint(data):
+        return data
+    return {names.get(key, key): value for key, value in data.items()}
 
 
 def read_json(text: str | bytes) -> Any:

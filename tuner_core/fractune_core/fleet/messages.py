@@ -57,12 +57,12 @@ class WorkerInfo(TypedDict):
 class TracedWork(TypedDict):
     """What all work may have. A reader of before passes over it."""
 
-    trace: NotRequired[str]
-    """where it belongs in the trace of its job, W3C's `traceparent`; absent where nothing is traced"""
+    traceparent: NotRequired[str]
+    """W3C trace context: the parent span in the trace of its job; absent where nothing is traced"""
 
 
 class IngestWork(TracedWork):
-    do: Literal["ingest"]
+    task: Literal["ingest"]
     work_id: str
     job: str
     model: str
@@ -101,7 +101,7 @@ class RoundWork(TracedWork):
     round_id: str
     job: str
     """that asked for the round first; others may wait for it too"""
-    scope: str
+    namespace: str
     """of that job"""
     operator: TargetOperator
     at_front: NotRequired[bool]
@@ -120,7 +120,7 @@ class SearchOpening(TypedDict):
 
 
 class SearchWork(RoundWork):
-    do: Literal["search"]
+    task: Literal["search"]
     device_key: str
     shares: list[str]
     """of all jobs that wait for the round"""
@@ -153,8 +153,8 @@ class CandidateItem(TypedDict):
 
 
 class BuildWork(RoundWork):
-    do: Literal["build"]
-    kind: str
+    task: Literal["build"]
+    purpose: str
     """Kind: trial or validation"""
     device_key: str
     shares: list[str]
@@ -175,8 +175,8 @@ class ArtifactItem(TypedDict):
 
 
 class MeasureWork(RoundWork):
-    do: Literal["measure"]
-    kind: str
+    task: Literal["measure"]
+    purpose: str
     share: str
     args_info: list[Any]
     """MetaSchedule's argument descriptions, `["TENSOR", dtype, shape]` each"""
@@ -193,7 +193,7 @@ class VariantItem(TypedDict):
 
 
 class CompileWork(TracedWork):
-    do: Literal["compile"]
+    task: Literal["compile"]
     work_id: str
     job: str
     model: str
@@ -210,7 +210,7 @@ class CompileWork(TracedWork):
 
 
 class TimeModelWork(TracedWork):
-    do: Literal["time_model"]
+    task: Literal["time_model"]
     work_id: str
     job: str
     share: str
@@ -225,7 +225,7 @@ WORK_BY_KIND: dict[str, type[Any]] = {
     "compile": CompileWork,
     "time_model": TimeModelWork,
 }
-"""by what `do` says in each of them"""
+"""by what `task` says in each of them"""
 WORK_KINDS = tuple(WORK_BY_KIND)
 
 Work = IngestWork | SearchWork | BuildWork | MeasureWork | CompileWork | TimeModelWork
@@ -254,7 +254,7 @@ def work_record(
     operator = work["operator"]
     return TuningRecord(
         record_id=record_id(work["round_id"], item["candidate"], granted.share),
-        kind=Kind(work["kind"]),
+        kind=Kind(work["purpose"]),
         candidate_id=item["candidate"],
         workload_hash=operator["workload_hash"],
         operator=operator["name"],
@@ -273,7 +273,7 @@ def work_record(
         job=work["job"],
         worker="",
         measured_at=time.time(),
-        scope=work["scope"],
+        namespace=work["namespace"],
     )
 
 
@@ -323,8 +323,8 @@ class Measured(TypedDict):
     round_id: str
     record: dict[str, Any]
     """TuningRecord as JSON"""
-    trace: NotRequired[str]
-    """of the batch, as `TracedWork.trace`"""
+    traceparent: NotRequired[str]
+    """of the batch, as `TracedWork.traceparent`"""
 
 
 class RoofMeasured(TypedDict):
@@ -361,7 +361,7 @@ class PieceDone(TypedDict):
     event: Literal["piece_done"]
     job: str
     work_id: str
-    do: str
+    task: str
     share: str
     worked_s: float
     cpu_s: float
@@ -371,7 +371,7 @@ class PieceDone(TypedDict):
 class WorkFailed(TypedDict):
     event: Literal["work_failed"]
     job: str
-    do: str
+    task: str
     round_id: NotRequired[str]
     error: str
     """class name in fractune_core.errors"""

@@ -7,7 +7,7 @@ through the consumer group RECORDER; a tuner instance reads its own through the 
 
 from __future__ import annotations
 
-PROTOCOL = 6
+PROTOCOL = 7
 """of the messages: counts up when a side of before would not understand the other. It is part of the name of every
 queue, so that no work comes to a worker that cannot do it."""
 

@@ -9,13 +9,15 @@ import math
 import time
 from typing import Any, TypedDict, cast
 
-from fractune_core.codec.plain_json import check_shape
+from fractune_core.codec.plain_json import check_shape, renamed
 from fractune_core.errors import FractuneError
 from fractune_core.fleet.messages import WORK_BY_KIND, Event, Work, WorkerInfo
 from fractune_core.fleet.redis_names import CLOCK_TOLERANCE_S, WORK_MAX_AGE_S
 from fractune_core.fleet.signing import Unsigned, open_signed_json, sign_json
 
 _EVENT = "a result"
+_FORMER_NAMES = {"do": "task", "trace": "traceparent"}
+"""names in results of workers of protocol 6 and before; docs/decisions/0021-names-in-storage.md"""
 _REPLAYED = "a result that somebody had read once more"
 _GREETING = "the greeting of the server"
 
@@ -26,7 +28,7 @@ class _Dated(TypedDict):
 
 
 class _AnyWork(TypedDict):
-    do: str
+    task: str
     work_id: str
     job: str
 
@@ -74,7 +76,7 @@ def _read_work(opened: Any) -> Work:
 def check_work(work: Work) -> None:
     """Raises Refused for what is no work of this version, whole."""
     try:
-        check_shape(WORK_BY_KIND[work["do"]], work)
+        check_shape(WORK_BY_KIND[work["task"]], work)
     except (KeyError, ValueError) as error:
         raise _unreadable(error) from error
 
@@ -99,7 +101,7 @@ def seal_event(secret: bytes, event: Event) -> str:
 
 def open_event(secret: bytes, message: str | bytes) -> Event:
     """Raises Unsigned. What is inside was sent by this fleet; a part of another version may have sent it."""
-    return cast(Event, open_signed_json(secret, _EVENT, message))
+    return cast(Event, renamed(open_signed_json(secret, _EVENT, message), _FORMER_NAMES))
 
 
 def seal_replayed(secret: bytes, message: str) -> str:

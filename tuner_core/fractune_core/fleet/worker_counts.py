@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 SCHEDULE_TO_START = "schedule_to_start"
-"""seconds from the moment that a piece of work was queued until a worker began it, by what it is (`Work.do`)"""
+"""seconds from the moment that a piece of work was queued until a worker began it, by what it is (`Work.task`)"""
 WORK_DURATION = "work_duration"
 """seconds that it took from then on, without waits for locks, by what it is"""
 GATE_WAIT = "gate_wait"

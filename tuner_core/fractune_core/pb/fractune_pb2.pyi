@@ -266,7 +266,7 @@ class JobSpec(_message.Message):
     RERANK_FIELD_NUMBER: _builtins.int
     VARIANTS_FIELD_NUMBER: _builtins.int
     EXACT_FIELD_NUMBER: _builtins.int
-    SCOPE_FIELD_NUMBER: _builtins.int
+    NAMESPACE_FIELD_NUMBER: _builtins.int
     FRESH_FIELD_NUMBER: _builtins.int
     WEBHOOK_FIELD_NUMBER: _builtins.int
     model: _builtins.str
@@ -296,8 +296,8 @@ class JobSpec(_message.Message):
     """Variants of the bundle: empty for one a share, and the robust one; "robust" for that one only."""
     exact: _builtins.bool
     """No implementation of an operator that rounds otherwise than the operator itself does, as Winograd's convolutions do."""
-    scope: _builtins.str
-    """Jobs of one scope share searches, measurements and what the log holds of them: letters, digits, '.', '_', '-'.
+    namespace: _builtins.str
+    """Jobs of one namespace share searches, measurements and what the log holds of them: letters, digits, '.', '_', '-'.
     Empty = the server's, in which all jobs are that name none.
     """
     fresh: _builtins.bool
@@ -331,13 +331,13 @@ class JobSpec(_message.Message):
         rerank: _builtins.int = ...,
         variants: _builtins.str = ...,
         exact: _builtins.bool = ...,
-        scope: _builtins.str = ...,
+        namespace: _builtins.str = ...,
         fresh: _builtins.bool = ...,
         webhook: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_trials", b"_trials", "trials", b"trials"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_trials", b"_trials", "exact", b"exact", "fresh", b"fresh", "inputs", b"inputs", "minutes", b"minutes", "model", b"model", "more", b"more", "only", b"only", "priority", b"priority", "rerank", b"rerank", "round_size", b"round_size", "scope", b"scope", "seed", b"seed", "shares", b"shares", "target", b"target", "trials", b"trials", "variants", b"variants", "webhook", b"webhook"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_trials", b"_trials", "exact", b"exact", "fresh", b"fresh", "inputs", b"inputs", "minutes", b"minutes", "model", b"model", "more", b"more", "namespace", b"namespace", "only", b"only", "priority", b"priority", "rerank", b"rerank", "round_size", b"round_size", "seed", b"seed", "shares", b"shares", "target", b"target", "trials", b"trials", "variants", b"variants", "webhook", b"webhook"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__trials: _TypeAlias = _typing.Literal["trials"]  # noqa: Y015
     _WhichOneofArgType__trials: _TypeAlias = _typing.Literal["_trials", b"_trials"]  # noqa: Y015
@@ -1107,12 +1107,12 @@ class Spending(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    DO_FIELD_NUMBER: _builtins.int
+    TASK_FIELD_NUMBER: _builtins.int
     SHARE_FIELD_NUMBER: _builtins.int
     PIECES_FIELD_NUMBER: _builtins.int
     WORKED_S_FIELD_NUMBER: _builtins.int
     CPU_S_FIELD_NUMBER: _builtins.int
-    do: _builtins.str
+    task: _builtins.str
     """"ingest", "search", "build", "measure", "compile" or "time_model"."""
     share: _builtins.str
     """Where it was measured, as text; empty for work that measures nothing."""
@@ -1126,7 +1126,7 @@ class Spending(_message.Message):
     def __init__(
         self,
         *,
-        do: _builtins.str = ...,
+        task: _builtins.str = ...,
         share: _builtins.str = ...,
         pieces: _builtins.int = ...,
         worked_s: _builtins.float = ...,
@@ -1134,7 +1134,7 @@ class Spending(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cpu_s", b"cpu_s", "do", b"do", "pieces", b"pieces", "share", b"share", "worked_s", b"worked_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cpu_s", b"cpu_s", "pieces", b"pieces", "share", b"share", "task", b"task", "worked_s", b"worked_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1142,7 +1142,7 @@ Global___Spending: _TypeAlias = Spending  # noqa: Y015
 
 @_typing.final
 class RecordFilter(_message.Message):
-    """Empty fields let everything pass, but for scope."""
+    """Empty fields let everything pass, but for namespace."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1152,7 +1152,7 @@ class RecordFilter(_message.Message):
     DEVICE_FIELD_NUMBER: _builtins.int
     KIND_FIELD_NUMBER: _builtins.int
     JOB_FIELD_NUMBER: _builtins.int
-    SCOPE_FIELD_NUMBER: _builtins.int
+    NAMESPACE_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """models/{sha256}, or part of a model's display name."""
     operator: _builtins.str
@@ -1165,8 +1165,8 @@ class RecordFilter(_message.Message):
     """"trial" or "validation"."""
     job: _builtins.str
     """jobs/{job}"""
-    scope: _builtins.str
-    """Only records of this scope; empty = the server's."""
+    namespace: _builtins.str
+    """Only records of this namespace; empty = the server's."""
     def __init__(
         self,
         *,
@@ -1176,11 +1176,11 @@ class RecordFilter(_message.Message):
         device: _builtins.str = ...,
         kind: _builtins.str = ...,
         job: _builtins.str = ...,
-        scope: _builtins.str = ...,
+        namespace: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "job", b"job", "kind", b"kind", "model", b"model", "operator", b"operator", "scope", b"scope", "share", b"share"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "job", b"job", "kind", b"kind", "model", b"model", "namespace", b"namespace", "operator", b"operator", "share", b"share"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1369,7 +1369,7 @@ class Record(_message.Message):
     THROTTLED_NS_FIELD_NUMBER: _builtins.int
     DISTURBANCE_FIELD_NUMBER: _builtins.int
     ATTEMPTS_FIELD_NUMBER: _builtins.int
-    SCOPE_FIELD_NUMBER: _builtins.int
+    NAMESPACE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """records/{record}"""
     kind: _builtins.str
@@ -1401,7 +1401,7 @@ class Record(_message.Message):
     """SM clock, the lower of before and after; 0 = not known."""
     attempts: _builtins.int
     """How often its batch was measured, this time included: those before were void; 0 = not known."""
-    scope: _builtins.str
+    namespace: _builtins.str
     """That its job shared it in; empty = the server's."""
     @_builtins.property
     def device(self) -> Global___Device: ...
@@ -1454,11 +1454,11 @@ class Record(_message.Message):
         throttled_ns: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         disturbance: Global___Disturbance | None = ...,
         attempts: _builtins.int = ...,
-        scope: _builtins.str = ...,
+        namespace: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_max_error", b"_max_error", "device", b"device", "disturbance", b"disturbance", "granted", b"granted", "max_error", b"max_error", "measure_time", b"measure_time", "policy", b"policy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_error", b"_max_error", "anchor_ratio", b"anchor_ratio", "attempts", b"attempts", "build_secs", b"build_secs", "candidate_id", b"candidate_id", "cause", b"cause", "clock_mhz", b"clock_mhz", "device", b"device", "disturbance", b"disturbance", "granted", b"granted", "job", b"job", "kind", b"kind", "max_error", b"max_error", "measure_time", b"measure_time", "name", b"name", "neighbours", b"neighbours", "operator", b"operator", "policy", b"policy", "run_secs", b"run_secs", "scope", b"scope", "status", b"status", "target", b"target", "target_key", b"target_key", "throttled_ns", b"throttled_ns", "trace", b"trace", "versions", b"versions", "worker", b"worker", "workload_hash", b"workload_hash"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_error", b"_max_error", "anchor_ratio", b"anchor_ratio", "attempts", b"attempts", "build_secs", b"build_secs", "candidate_id", b"candidate_id", "cause", b"cause", "clock_mhz", b"clock_mhz", "device", b"device", "disturbance", b"disturbance", "granted", b"granted", "job", b"job", "kind", b"kind", "max_error", b"max_error", "measure_time", b"measure_time", "name", b"name", "namespace", b"namespace", "neighbours", b"neighbours", "operator", b"operator", "policy", b"policy", "run_secs", b"run_secs", "status", b"status", "target", b"target", "target_key", b"target_key", "throttled_ns", b"throttled_ns", "trace", b"trace", "versions", b"versions", "worker", b"worker", "workload_hash", b"workload_hash"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_error: _TypeAlias = _typing.Literal["max_error"]  # noqa: Y015
     _WhichOneofArgType__max_error: _TypeAlias = _typing.Literal["_max_error", b"_max_error"]  # noqa: Y015
@@ -1948,7 +1948,7 @@ class MatchModelRequest(_message.Message):
     TARGET_FIELD_NUMBER: _builtins.int
     LOOSEST_FIELD_NUMBER: _builtins.int
     ALLOW_UNMEASURED_FIELD_NUMBER: _builtins.int
-    SCOPE_FIELD_NUMBER: _builtins.int
+    NAMESPACE_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """models/{sha256}"""
     share: _builtins.str
@@ -1960,8 +1960,8 @@ class MatchModelRequest(_message.Message):
     """The loosest way to match that is allowed: "exact", "near" or "robust" (the default)."""
     allow_unmeasured: _builtins.bool
     """Offer the fastest of the nearest share also where its loss elsewhere was not measured."""
-    scope: _builtins.str
-    """Only by records of this scope; empty = the server's."""
+    namespace: _builtins.str
+    """Only by records of this namespace; empty = the server's."""
     @_builtins.property
     def inputs(self) -> _containers.MessageMap[_builtins.str, Global___Shape]: ...
     def __init__(
@@ -1973,11 +1973,11 @@ class MatchModelRequest(_message.Message):
         target: _builtins.str = ...,
         loosest: _builtins.str = ...,
         allow_unmeasured: _builtins.bool = ...,
-        scope: _builtins.str = ...,
+        namespace: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["allow_unmeasured", b"allow_unmeasured", "inputs", b"inputs", "loosest", b"loosest", "model", b"model", "scope", b"scope", "share", b"share", "target", b"target"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allow_unmeasured", b"allow_unmeasured", "inputs", b"inputs", "loosest", b"loosest", "model", b"model", "namespace", b"namespace", "share", b"share", "target", b"target"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2075,12 +2075,12 @@ class TabulateModelRequest(_message.Message):
     SHARES_FIELD_NUMBER: _builtins.int
     INPUTS_FIELD_NUMBER: _builtins.int
     TARGET_FIELD_NUMBER: _builtins.int
-    SCOPE_FIELD_NUMBER: _builtins.int
+    NAMESPACE_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """models/{sha256}"""
     target: _builtins.str
-    scope: _builtins.str
-    """Only records of this scope; empty = the server's."""
+    namespace: _builtins.str
+    """Only records of this namespace; empty = the server's."""
     @_builtins.property
     def shares(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Shares as text."""
@@ -2094,11 +2094,11 @@ class TabulateModelRequest(_message.Message):
         shares: _abc.Iterable[_builtins.str] | None = ...,
         inputs: _abc.Mapping[_builtins.str, Global___Shape] | None = ...,
         target: _builtins.str = ...,
-        scope: _builtins.str = ...,
+        namespace: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["inputs", b"inputs", "model", b"model", "scope", b"scope", "shares", b"shares", "target", b"target"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["inputs", b"inputs", "model", b"model", "namespace", b"namespace", "shares", b"shares", "target", b"target"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

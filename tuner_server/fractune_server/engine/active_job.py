@@ -53,7 +53,7 @@ class TrialCounts:
 class SingleWork(NamedTuple):
     """Work with at most one piece of a job in progress."""
 
-    do: Literal["ingest", "compile", "time_model"]
+    task: Literal["ingest", "compile", "time_model"]
     share: str = ""
     """where a model is timed"""
 
@@ -187,7 +187,7 @@ class ActiveJob:
     def work_id(self, work: SingleWork) -> str:
         """The same id after a restart, so that work in progress is not handed out again."""
         place = str(self.shares.index(work.share)) if work.share else ""
-        return f"{self.id}-{work.do}{place}-{self.attempts[work]}"
+        return f"{self.id}-{work.task}{place}-{self.attempts[work]}"
 
     def note_requested(self, work: SingleWork) -> None:
         self.attempts[work] += 1
@@ -288,7 +288,7 @@ class ActiveJob:
             "work_id": round_id,
             "round_id": round_id,
             "job": self.id,
-            "scope": self.stored.spec.namespace,
+            "namespace": self.stored.spec.namespace,
             "operator": operator,
         }
 

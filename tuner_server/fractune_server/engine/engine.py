@@ -197,7 +197,7 @@ class Engine:
             self._publish.take_compiled(job, event)
         elif event["event"] == "model_timed" and state is JobState.TIMING:
             self._publish.take_timed(job, event)
-        elif event["event"] == "work_failed" and event["do"] in ("ingest", "compile", "time_model"):
+        elif event["event"] == "work_failed" and event["task"] in ("ingest", "compile", "time_model"):
             raise error_from_name(event["error"], event["message"])
 
     def _take_without_job(self, event: Event) -> None:
@@ -303,11 +303,11 @@ class Engine:
                 self._rounds.lose(live)
 
     def _note_requeued(self, work: Work, loss: Loss) -> None:
-        self._instruments.requeued.labels(work["do"], loss.value).inc()
+        self._instruments.requeued.labels(work["task"], loss.value).inc()
 
     def _give_up(self, work: Work) -> None:
-        self._instruments.given_up.labels(work["do"]).inc()
-        if work["do"] == "ingest":
+        self._instruments.given_up.labels(work["task"]).inc()
+        if work["task"] == "ingest":
             self._context.model_ingests.fail(_ingest_given_up(work))
         live = self._rounds.get(str(work.get("round_id", "")))
         place = None if live is None else RoundPlace(live.device, live.stored.granted)
@@ -326,7 +326,7 @@ def _ingest_given_up(work: Work) -> WorkFailed:
     return {
         "event": "work_failed",
         "job": work["job"],
-        "do": work["do"],
+        "task": work["task"],
         "error": BadModel.__name__,
         "message": "every worker that read this model died; see their logs",
     }

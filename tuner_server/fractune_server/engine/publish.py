@@ -61,7 +61,7 @@ class PublishPhase:
             choosing = measured_secs(deployment, operators, variants, choosing=True)
             manifest = _manifest(job, variants, measured, choosing)
             work: CompileWork = {
-                "do": "compile",
+                "task": "compile",
                 "work_id": work_id,
                 "job": job.id,
                 "model": job.stored.spec.model,
@@ -98,7 +98,7 @@ class PublishPhase:
         if not self._queues.has(work_id):
             self._send_bundle(job.stored.bundle)
             work: TimeModelWork = {
-                "do": "time_model",
+                "task": "time_model",
                 "work_id": work_id,
                 "job": job.id,
                 "share": share,
@@ -153,7 +153,7 @@ class PublishPhase:
 def bundle_id(job: ActiveJob, variants: list[VariantItem]) -> str:
     """32 hex digits. The id depends on the version, model, shapes, target, shares and schedules.
 
-    It also depends on the scope of the records, and for a fresh job on the job.
+    It also depends on the namespace of the records, and for a fresh job on the job.
     """
     spec = job.stored.spec
     parts = [

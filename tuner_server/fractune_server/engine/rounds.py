@@ -267,18 +267,18 @@ def _further_work(live: LiveRound) -> BuildWork:
     records = [live.ran[name] for name in live.stored.candidates or ()]
     some = records[0]
     return {
-        "do": "build",
+        "task": "build",
         "work_id": f"{live.id}-{zlib.crc32(' '.join(live.stored.granted).encode()):x}",
         "round_id": live.id,
         "job": live.stored.job,
-        "scope": live.key.scope,
+        "namespace": live.key.namespace,
         "operator": {
             "workload_hash": some.workload_hash,
             "name": some.operator,
             "target": some.target,
             "target_key": some.target_key,
         },
-        "kind": live.stored.kind.value,
+        "purpose": live.stored.kind.value,
         "device_key": live.device.key,
         "shares": list(live.stored.granted),
         "candidates": [

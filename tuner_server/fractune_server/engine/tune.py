@@ -305,8 +305,8 @@ class TunePhase:
             {
                 **operator,
                 "work_id": f"{live.id}-{start}" if start else live.id,
-                "do": "build",
-                "kind": Kind.TRIAL.value,
+                "task": "build",
+                "purpose": Kind.TRIAL.value,
                 "device_key": live.device.key,
                 "shares": list(live.stored.granted),
                 "candidates": [{"candidate": name, "trace": traces[name]} for name in names[start : start + _BATCH]],
@@ -320,7 +320,7 @@ class TunePhase:
         new = self._rounds.owners.give(searched, instance.name)
         return {
             **self._operator_work(job, live),
-            "do": "search",
+            "task": "search",
             "device_key": live.device.key,
             "shares": list(live.stored.granted),
             "fresh": job.stored.spec.fresh,

@@ -140,9 +140,9 @@ class ValidatePhase:
     def _start(self, job: ActiveJob, operator: StoredOperator, chosen: dict[str, str]) -> None:
         round_id = uuid.uuid4().hex
         work: BuildWork = {
-            "do": "build",
+            "task": "build",
             **job.round_work(round_id, operator.workload_hash),
-            "kind": Kind.VALIDATION.value,
+            "purpose": Kind.VALIDATION.value,
             "device_key": job.stored.device.key,
             "shares": job.shares,
             "candidates": [{"candidate": name, "trace": trace} for name, trace in chosen.items()],

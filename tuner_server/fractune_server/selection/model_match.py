@@ -76,8 +76,8 @@ class MatchQuery:
     """empty = the device's own"""
     time_left_s: float | None
     """how long the caller will wait"""
-    scope: str = ""
-    """only records of this scope count"""
+    namespace: str = ""
+    """only records of this namespace count"""
 
 
 class Matcher:
@@ -99,7 +99,7 @@ class Matcher:
         fleet = live_workers(self._context.redis, self._context.secret)
         device_share = self._device_share(fleet, Share.parse(share))
         found = self._ingested(fleet, query, device_share)
-        validated = self._validated(found.operators, query.scope)
+        validated = self._validated(found.operators, query.namespace)
         device, target_key = device_share.device.key, found.target_key
         arithmetic = self._context.store.log.arithmetic(task.workload_hash for task in found.operators)
         answers = [
@@ -126,7 +126,7 @@ class Matcher:
         deployment = Deployment(
             device_share.device.key, found.target_key, {share: each.granted for share, each in device_shares.items()}
         )
-        validated = self._validated(found.operators, query.scope)
+        validated = self._validated(found.operators, query.namespace)
         return [_row(task, validated[task.workload_hash], deployment) for task in found.operators]
 
     def times(self, query: MatchQuery, wanted: DeviceType) -> ModelTimes:
@@ -138,7 +138,7 @@ class Matcher:
         device_share = self._on_device(fleet, wanted)
         found = self._ingested(fleet, query, device_share)
         times = ModelTimes(
-            self._operators_s(found, query.scope, device_share.device, wanted),
+            self._operators_s(found, query.namespace, device_share.device, wanted),
             self._whole_s(found, query, device_share.device, wanted),
         )
         if not times.operators_s and not times.whole_s:
@@ -148,8 +148,10 @@ class Matcher:
             )
         return times
 
-    def _operators_s(self, found: IngestedModel, scope: str, device: Device, wanted: DeviceType) -> dict[int, float]:
-        validated = self._validated(found.operators, scope)
+    def _operators_s(
+        self, found: IngestedModel, namespace: str, device: Device, wanted: DeviceType
+    ) -> dict[int, float]:
+        validated = self._validated(found.operators, namespace)
         secs: dict[int, float] = {}
         for mechanism in (wanted.partitioning.value, "full"):
             measured = {
@@ -167,7 +169,7 @@ class Matcher:
         secs: dict[int, float] = {}
         for job in self._context.store.jobs.done_of_model(query.model):
             identity = (job.spec.inputs, job.spec.namespace, job.target_key, job.device.key)
-            if identity == (dict(query.inputs), query.scope, found.target_key, device.key):
+            if identity == (dict(query.inputs), query.namespace, found.target_key, device.key):
                 secs = {**timed_secs(job, wanted), **secs}
         return secs
 
@@ -184,8 +186,8 @@ class Matcher:
         seen = f"its records are of {others[0]}" if others else "it is empty"
         raise NotFound(f"the log has no records of {wanted.name}: {seen}; give a profile, or tune there")
 
-    def _validated(self, tasks: Sequence[OperatorTask], scope: str) -> dict[str, ValidatedRecords]:
-        return self._context.store.log.validated_of((task.workload_hash for task in tasks), scope)
+    def _validated(self, tasks: Sequence[OperatorTask], namespace: str) -> dict[str, ValidatedRecords]:
+        return self._context.store.log.validated_of((task.workload_hash for task in tasks), namespace)
 
     def _ingested(self, fleet: Fleet, query: MatchQuery, device_share: HeldShare) -> IngestedModel:
         key = IngestKey(query.model, dict(query.inputs), query.target or device_share.target)

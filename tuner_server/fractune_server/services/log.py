@@ -142,7 +142,7 @@ def _query(request: pb.MatchModelRequest | pb.TabulateModelRequest, context: grp
         to_lists(request.inputs),
         request.target,
         context.time_remaining(),
-        request.scope,
+        request.namespace,
     )
 
 
@@ -189,5 +189,5 @@ def _filter(message: pb.RecordFilter) -> RecordFilter:
         device=message.device,
         kind=kind,
         job=Collection.JOBS.parse(message.job) if message.job else "",
-        scope=message.scope,
+        namespace=message.namespace,
     )

@@ -33,7 +33,7 @@ def write_dead_letters(redis: Redis, secret: bytes, work: Work, place: RoundPlac
     if "round_id" in work and place is None:
         return
     with redis.pipeline() as pipe:
-        if place is not None and (work["do"] == "build" or work["do"] == "measure"):
+        if place is not None and (work["task"] == "build" or work["task"] == "measure"):
             for event in _crashes(work, place):
                 pipe.xadd(work["reply"], {EVENT_FIELD: seal_event(secret, event)})
         else:
@@ -43,8 +43,8 @@ def write_dead_letters(redis: Redis, secret: bytes, work: Work, place: RoundPlac
 
 
 def _crashes(work: BuildWork | MeasureWork, place: RoundPlace) -> Iterator[Event]:
-    shares = work["shares"] if work["do"] == "build" else [work["share"]]
-    items = work["candidates"] if work["do"] == "build" else work["artifacts"]
+    shares = work["shares"] if work["task"] == "build" else [work["share"]]
+    items = work["candidates"] if work["task"] == "build" else work["artifacts"]
     for share in (each for each in shares if each in place.granted):
         for item in items:
             record = work_record(
@@ -53,8 +53,8 @@ def _crashes(work: BuildWork | MeasureWork, place: RoundPlace) -> Iterator[Event
                 place.device,
                 place.granted[share],
                 Status.CRASHED,
-                f"{ATTEMPTS} workers died while they had this batch ({work['do']})",
-                VALIDATION_POLICY if work["kind"] == Kind.VALIDATION else TRIAL_POLICY,
+                f"{ATTEMPTS} workers died while they had this batch ({work['task']})",
+                VALIDATION_POLICY if work["purpose"] == Kind.VALIDATION else TRIAL_POLICY,
             )
             yield {"event": "measured", "job": work["job"], "round_id": work["round_id"], "record": record.to_json()}
 
@@ -63,10 +63,10 @@ def _failure(work: Work) -> WorkFailed:
     event: WorkFailed = {
         "event": "work_failed",
         "job": work["job"],
-        "do": work["do"],
+        "task": work["task"],
         "error": "JobFailed",
-        "message": f"{ATTEMPTS} workers died during this work: {work['do']}; see their logs",
+        "message": f"{ATTEMPTS} workers died during this work: {work['task']}; see their logs",
     }
-    if work["do"] == "search":
+    if work["task"] == "search":
         event["round_id"] = work["round_id"]
     return event

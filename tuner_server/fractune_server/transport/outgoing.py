@@ -20,7 +20,7 @@ def request_ingest(
     model = context.store.models.get(key.model)
     send_model(context, key.model)
     work: IngestWork = {
-        "do": "ingest",
+        "task": "ingest",
         "work_id": work_id,
         "job": job,
         "model": key.model,

@@ -249,7 +249,7 @@ def _without_retries(redis: Redis) -> Redis:
 def _trace(arrivals: Iterable[Arrival], began: float) -> None:
     """A span for each batch of measurements with records in this commit."""
     events = (arrival.event for arrival in arrivals)
-    batches = Counter((event["job"], event.get("trace", "")) for event in events if event["event"] == "measured")
+    batches = Counter((event["job"], event.get("traceparent", "")) for event in events if event["event"] == "measured")
     ended = time.time()
     for (job, measured), records in batches.items():
         tracing.note(tracing.RECORD, measured, job, began, ended, records=records)
@@ -273,7 +273,7 @@ def _lost(event: Any, error: Exception) -> list[Arrival]:
         failed: WorkFailed = {
             "event": "work_failed",
             "job": str(event["job"]),
-            "do": "measure",
+            "task": "measure",
             "round_id": str(event["round_id"]),
             "error": "FractuneError",
             "message": f"a result of it cannot be read ({error}); is a worker of another version?",

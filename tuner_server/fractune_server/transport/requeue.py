@@ -155,7 +155,7 @@ class Requeuer:
         if deaths >= ATTEMPTS:
             self._divide_or_give_up(queue, job, work, reason)
             return
-        _log.info("%s %s goes back to its queue: %s", work["do"], job.id, reason)
+        _log.info("%s %s goes back to its queue: %s", work["task"], job.id, reason)
         job.meta[_DEATHS] = deaths
         with self._redis.pipeline() as pipe:
             job.save_meta()  # type: ignore[no-untyped-call]
@@ -169,10 +169,10 @@ class Requeuer:
         for piece in pieces:
             self._queues.enqueue(queue.name, piece, at_front=True)
         if pieces:
-            _log.warning("%s %s has killed %d workers: its candidates are divided", work["do"], job.id, ATTEMPTS)
+            _log.warning("%s %s has killed %d workers: its candidates are divided", work["task"], job.id, ATTEMPTS)
             self._queues.withdraw(work["work_id"])
             return
-        _log.warning("%s %s given up after %d attempts: %s", work["do"], job.id, ATTEMPTS, reason)
+        _log.warning("%s %s given up after %d attempts: %s", work["task"], job.id, ATTEMPTS, reason)
         self._give_up(work)
         delete(job)
 
@@ -182,9 +182,9 @@ def _alone(work: Work) -> list[Work]:
 
     Empty for a batch of one, and for work that cannot be divided, such as finalists, which are timed interleaved.
     """
-    if (work["do"] != "build" and work["do"] != "measure") or work["kind"] != Kind.TRIAL:
+    if (work["task"] != "build" and work["task"] != "measure") or work["purpose"] != Kind.TRIAL:
         return []
-    items, name = (work["candidates"], "candidates") if work["do"] == "build" else (work["artifacts"], "artifacts")
+    items, name = (work["candidates"], "candidates") if work["task"] == "build" else (work["artifacts"], "artifacts")
     pieces: Any = [{**work, name: [item], "work_id": f"{work['work_id']}_{at}"} for at, item in enumerate(items)]
     return cast("list[Work]", pieces) if len(items) > 1 else []
 

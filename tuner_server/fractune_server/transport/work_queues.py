@@ -37,10 +37,10 @@ class WorkQueues:
             pipe.execute()
 
     def _prepare(self, queue: str, work: Work, *, at_front: bool) -> EnqueueData:
-        trace = work.get("trace") or tracing.current(work["job"])
-        if trace:
-            work["trace"] = trace
-        args, description = (seal_work(self._secret, queue, work),), f"{work['do']} {work['job']}"
+        traceparent = work.get("traceparent") or tracing.current(work["job"])
+        if traceparent:
+            work["traceparent"] = traceparent
+        args, description = (seal_work(self._secret, queue, work),), f"{work['task']} {work['job']}"
         return Queue.prepare_data(
             HANDLER, args=args, job_id=work["work_id"], at_front=at_front, description=description
         )

@@ -105,7 +105,7 @@ class Builder(Role):
     def _limit_cpu_s(self, work: BuildWork) -> int:
         # A finalist was built in time before: the present median must not cost a winner its place. The untuned default
         # was not built before, and without it nothing is published: a GPU's may be unrolled far.
-        if work["kind"] == Kind.VALIDATION:
+        if work["purpose"] == Kind.VALIDATION:
             return _LONGEST_VALIDATED_S
         return self._deadline.limit_cpu_s(work["operator"]["workload_hash"])
 
@@ -130,12 +130,12 @@ def _artifact(
 
 def _measure_work(work: BuildWork, place: int, args_info: list[Any], artifacts: list[ArtifactItem]) -> MeasureWork:
     return {
-        "do": "measure",
+        "task": "measure",
         "work_id": f"{work['work_id']}-m{place}",  # not random: see `roles/tune.py`
         "round_id": work["round_id"],
         "job": work["job"],
-        "scope": work["scope"],
-        "kind": work["kind"],
+        "namespace": work["namespace"],
+        "purpose": work["purpose"],
         "operator": work["operator"],
         "share": work["shares"][place],
         "args_info": args_info,

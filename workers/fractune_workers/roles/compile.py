@@ -63,10 +63,10 @@ class Compiler(Role):
         try:
             # It gives way to measurements: a slow model would keep them all waiting.
             with self._context.computing(self._child), self._child.while_wanted(lambda: self._context.is_wanted(work)):
-                event = self._ingest(work) if work["do"] == "ingest" else self._compile(work)
+                event = self._ingest(work) if work["task"] == "ingest" else self._compile(work)
             transaction.event(SERVER_STREAM, event)
         except ChildUnwanted as error:
-            _log.info("%s %s: %s", work["do"], work["work_id"], error)
+            _log.info("%s %s: %s", work["task"], work["work_id"], error)
         except FractuneError as error:
             transaction.event(SERVER_STREAM, _failed(work, error))
         transaction.send()
@@ -146,6 +146,6 @@ class Compiler(Role):
 def _failed(work: IngestWork | CompileWork, error: FractuneError) -> WorkFailed:
     kind, message = type(error).__name__, str(error)
     if isinstance(error, CALL_ERRORS):
-        doing = "be read" if work["do"] == "ingest" else "be compiled"
+        doing = "be read" if work["task"] == "ingest" else "be compiled"
         kind, message = "BadModel", f"{work['model_name']} could not {doing}: {error}"
-    return {"event": "work_failed", "job": work["job"], "do": work["do"], "error": kind, "message": message}
+    return {"event": "work_failed", "job": work["job"], "task": work["task"], "error": kind, "message": message}

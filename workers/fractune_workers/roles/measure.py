@@ -89,7 +89,7 @@ class Measurer(Role):
     def handle(self, work: MeasureWork | TimeModelWork) -> None:
         epochs_before = self._session.fault_epochs
         try:
-            if work["do"] == "time_model":
+            if work["task"] == "time_model":
                 self._time_model(work)
             else:
                 self._measure(work)
@@ -100,7 +100,7 @@ class Measurer(Role):
         transaction = self._context.transaction(work)
         batch = self._batch(work)
         operator = (work["operator"]["workload_hash"], work["operator"]["target_key"])
-        is_validation = work["kind"] == Kind.VALIDATION
+        is_validation = work["purpose"] == Kind.VALIDATION
         if is_validation:
             measure = partial(validate, self._session, batch, candidate_id(*operator, UNTUNED))
         else:
@@ -109,7 +109,7 @@ class Measurer(Role):
             roof = self._higher_roof()
             outcomes, conditions = measure_stable(self._session, self._clocks, measure)
         self._context.counts.add(REMEASURED, str(self._share), conditions.attempts - 1)
-        if outcomes and work["kind"] == Kind.TRIAL:
+        if outcomes and work["purpose"] == Kind.TRIAL:
             fastest_s = min(outcome.median_s for outcome in outcomes.values())
             self._best_s[operator] = min(fastest_s, self._best_s.get(operator, math.inf))
         records = [
@@ -224,15 +224,15 @@ def _measured(work: MeasureWork, record: TuningRecord) -> Measured:
         "round_id": work["round_id"],
         "record": record.to_json(),
     }
-    trace = tracing.current(work["job"])
-    return {**event, "trace": trace} if trace else event
+    traceparent = tracing.current(work["job"])
+    return {**event, "traceparent": traceparent} if traceparent else event
 
 
 def _model_failed(work: TimeModelWork, error: FractuneError) -> WorkFailed:
     return {
         "event": "work_failed",
         "job": work["job"],
-        "do": "time_model",
+        "task": "time_model",
         "error": "JobFailed",
         "message": f"the compiled model could not be timed at {work['share']}: {error}",
     }

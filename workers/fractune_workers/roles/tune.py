@@ -63,7 +63,7 @@ class SearchName(NamedTuple):
     workload_hash: str
     target_key: str
     of: str
-    """the scope, and the job where it shares with no other"""
+    """the namespace, and the job where it shares with no other"""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class _TrialResult:
 
     workload_hash: str
     target_key: str
-    scope: str
+    namespace: str
     job: str
     candidate_id: str
     share: str
@@ -134,7 +134,7 @@ class Tuner(Role):
 
     def _search(self, work: SearchWork) -> list[dict[str, str]]:
         of, opening = work["operator"], work["opening"]
-        search = self._search_name(of["workload_hash"], of["target_key"], work["scope"], work["job"])
+        search = self._search_name(of["workload_hash"], of["target_key"], work["namespace"], work["job"])
         operator: dict[str, Any] = search._asdict()
         with self._context.computing(self._child):
             if not self._child.call("knows", _LEARN_TIMEOUT_S, **operator):
@@ -162,9 +162,9 @@ class Tuner(Role):
             transferred=opening["transferred"],
         )
 
-    def _search_name(self, workload_hash: str, target_key: str, scope: str, job: str) -> SearchName:
+    def _search_name(self, workload_hash: str, target_key: str, namespace: str, job: str) -> SearchName:
         """The search for an operator that a job takes part in."""
-        return SearchName(workload_hash, target_key, f"{scope}/{job if job in self._fresh else ''}")
+        return SearchName(workload_hash, target_key, f"{namespace}/{job if job in self._fresh else ''}")
 
     def _read_results(self) -> None:
         """Read the stream's results so far. Acknowledge immediately: losing a result here is harmless."""
@@ -190,7 +190,7 @@ class Tuner(Role):
             return
         result = from_json(_TrialResult, event["record"])
         secs = statistics.median(result.run_secs) if result.status is Status.OK else 0.0
-        name = self._search_name(result.workload_hash, result.target_key, result.scope, result.job)
+        name = self._search_name(result.workload_hash, result.target_key, result.namespace, result.job)
         self._results[name].append((result.candidate_id, result.share, secs))
         if len(self._results) > _UNLEARNED_KEPT:
             del self._results[next(iter(self._results))]
@@ -215,7 +215,7 @@ def _failed(work: SearchWork, error: FractuneError) -> WorkFailed:
     return {
         "event": "work_failed",
         "job": work["job"],
-        "do": "search",
+        "task": "search",
         "round_id": work["round_id"],
         "error": type(error).__name__,
         "message": f"operator {work['operator']['name']}: {error}",
@@ -224,13 +224,13 @@ def _failed(work: SearchWork, error: FractuneError) -> WorkFailed:
 
 def _build_work(work: SearchWork, place: int, batch: list[Any], reply: str) -> BuildWork:
     return {
-        "do": "build",
+        "task": "build",
         # Not random: a search that is repeated yields pieces that are marked as done, and are in the ledger.
         "work_id": f"{work['work_id']}-b{place}",
         "round_id": work["round_id"],
         "job": work["job"],
-        "scope": work["scope"],
-        "kind": Kind.TRIAL.value,
+        "namespace": work["namespace"],
+        "purpose": Kind.TRIAL.value,
         "operator": work["operator"],
         "device_key": work["device_key"],
         "shares": work["shares"],

@@ -19,7 +19,7 @@ from fractune_core.fleet.signed_messages import (
 )
 from fractune_core.fleet.signing import Unsigned, sign_json
 
-WORK: Any = {"do": "time_model", "work_id": "w1", "job": "j1", "share": "cpu:1", "bundle": "b"}
+WORK: Any = {"task": "time_model", "work_id": "w1", "job": "j1", "share": "cpu:1", "bundle": "b"}
 NOW_S = 1_000_000_000.0
 
 
@@ -67,7 +67,7 @@ def test_a_mark_of_done_work_outlives_every_copy_of_the_work() -> None:
 
 
 def test_a_result_is_no_work_and_an_entry_is_good_for_its_worker_alone() -> None:
-    failed: Any = {"event": "work_failed", "job": "j", "do": "build", "error": "E", "message": "m"}
+    failed: Any = {"event": "work_failed", "job": "j", "task": "build", "error": "E", "message": "m"}
     assert open_event(b"ours", seal_event(b"ours", failed)) == failed
     with pytest.raises(Unsigned):
         open_event(b"ours", seal_work(b"ours", COMPILE_QUEUE, WORK))
@@ -76,6 +76,13 @@ def test_a_result_is_no_work_and_an_entry_is_good_for_its_worker_alone() -> None
     assert open_worker(b"ours", "builder-1", entry) == info
     with pytest.raises(Unsigned, match="the entry of worker builder-2 does not carry"):
         open_worker(b"ours", "builder-2", entry)
+
+
+def test_a_result_of_an_older_protocol_is_read_under_the_names_of_today() -> None:
+    old: Any = {"event": "work_failed", "job": "j", "do": "build", "trace": "00-1-2-01"}
+    assert open_event(b"ours", seal_event(b"ours", old)) == {
+        "event": "work_failed", "job": "j", "task": "build", "traceparent": "00-1-2-01"
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -87,9 +94,9 @@ def test_a_result_is_no_work_and_an_entry_is_good_for_its_worker_alone() -> None
         {"work": WORK, "issued_at": None},
         {"work": [], "issued_at": NOW_S},
         {"work": {}, "issued_at": NOW_S},
-        {"work": {**WORK, "do": []}, "issued_at": NOW_S},
+        {"work": {**WORK, "task": []}, "issued_at": NOW_S},
         {"work": {**WORK, "job": 5}, "issued_at": NOW_S},
-        {"work": {"do": "time_model", "work_id": "w1"}, "issued_at": NOW_S},
+        {"work": {"task": "time_model", "work_id": "w1"}, "issued_at": NOW_S},
     ],
 )
 def test_what_the_fleet_signed_and_nobody_here_can_read_is_refused(whole: Any) -> None:
@@ -98,7 +105,7 @@ def test_what_the_fleet_signed_and_nobody_here_can_read_is_refused(whole: Any) -
         open_work(b"ours", COMPILE_QUEUE, "w1", message)
 
 
-@pytest.mark.parametrize("changes", [{"do": "dig"}, {"share": None}, {"bundle": ["b"]}])
+@pytest.mark.parametrize("changes", [{"task": "dig"}, {"share": None}, {"bundle": ["b"]}])
 def test_work_that_no_worker_could_do_is_none(changes: dict[str, Any]) -> None:
     check_work(WORK)
     with pytest.raises(Refused, match="no part here can read it"):

@@ -80,7 +80,7 @@ def register(context: ServerContext, count: int, role: str, share: str = "") -> 
 
 
 def work(number: int) -> Any:
-    return {"do": "build", "work_id": f"w{number}-{uuid.uuid4().hex}", "job": "j", "round_id": "r"}
+    return {"task": "build", "work_id": f"w{number}-{uuid.uuid4().hex}", "job": "j", "round_id": "r"}
 
 
 def test_what_the_server_knows(context: ServerContext) -> None:
@@ -191,5 +191,5 @@ def page(path: str) -> str:
 
 
 def test_the_kinds_of_work_are_those_of_the_messages() -> None:
-    kinds = {re.search(r"'(\w+)'", str(each.__annotations__["do"]))[1] for each in messages.Work.__args__}  # type: ignore[index]
+    kinds = {re.search(r"'(\w+)'", str(each.__annotations__["task"]))[1] for each in messages.Work.__args__}  # type: ignore[index]
     assert kinds == set(WORK_KINDS)

@@ -32,18 +32,18 @@ from tests.support.store_contract import (
 
 class KeptContract(StoreContract):
     def test_look_ups_use_an_index(self, store: Store) -> None:
-        of_operator = "SELECT * FROM records WHERE workload_hash='a' AND kind='trial' AND scope=''"
+        of_operator = "SELECT * FROM records WHERE workload_hash='a' AND kind='trial' AND namespace=''"
         queries = [
             f"{of_operator} AND share_key='s'",
             f"{of_operator} AND share_key='s' ORDER BY ranking_median_s",
-            "SELECT * FROM records WHERE workload_hash IN ('a', 'b') AND kind='validation' AND scope=''",
+            "SELECT * FROM records WHERE workload_hash IN ('a', 'b') AND kind='validation' AND namespace=''",
             "SELECT * FROM validation_versions WHERE workload_hash IN ('a', 'b')",
             "SELECT * FROM records WHERE record_id='a'",
             "SELECT * FROM records WHERE job='a'",
             "SELECT * FROM records WHERE share='a' ORDER BY seq DESC LIMIT 1",
-            "SELECT * FROM records WHERE scope='' ORDER BY ranking_median_s, seq LIMIT 1",
-            "SELECT * FROM records WHERE scope='' ORDER BY seq DESC LIMIT 1",
-            "SELECT count(*) FROM records WHERE scope='' AND seq > 5 AND seq <= 10",
+            "SELECT * FROM records WHERE namespace='' ORDER BY ranking_median_s, seq LIMIT 1",
+            "SELECT * FROM records WHERE namespace='' ORDER BY seq DESC LIMIT 1",
+            "SELECT count(*) FROM records WHERE namespace='' AND seq > 5 AND seq <= 10",
             "SELECT * FROM jobs WHERE state IN ('queued')",
             "SELECT * FROM jobs WHERE id='a'",
             "SELECT * FROM rounds WHERE round_id='a'",

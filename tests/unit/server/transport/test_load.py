@@ -35,7 +35,7 @@ def begin_work(connection: redis.Redis, count: int) -> None:
     names = [f"w{number}" for number in range(WORKERS)]
     loops = [WorkLoop(name, connection, redis_names.COMPILE_QUEUE, lambda *_: None) for name in names]
     for number in range(count):
-        work: Any = {"do": "time_model", "work_id": f"work{number}", "job": "job1", "share": "cpu:1", "bundle": "b"}
+        work: Any = {"task": "time_model", "work_id": f"work{number}", "job": "job1", "share": "cpu:1", "bundle": "b"}
         queues.enqueue(redis_names.COMPILE_QUEUE, work)
         loop = loops[number % WORKERS]
         job_id = loop.take()
@@ -117,7 +117,7 @@ def test_work_is_handed_out_in_one_round_trip(connection: redis.Redis, monkeypat
     queues = WorkQueues(connection, SECRET)
 
     def hand_out(name: str, *, at_front: bool) -> None:
-        work: Any = {"do": "time_model", "work_id": name, "job": "job1", "share": "cpu:1", "bundle": "b"}
+        work: Any = {"task": "time_model", "work_id": name, "job": "job1", "share": "cpu:1", "bundle": "b"}
         queues.enqueue(redis_names.COMPILE_QUEUE, work, at_front=at_front)
 
     hand_out("first", at_front=False)
@@ -130,7 +130,7 @@ def test_work_is_handed_out_in_one_round_trip(connection: redis.Redis, monkeypat
 
 def test_queues_are_dropped_without_a_script(connection: redis.Redis) -> None:
     queues = WorkQueues(connection, SECRET)
-    work: Any = {"do": "search", "work_id": "work1", "job": "job1", "round_id": "round1"}
+    work: Any = {"task": "search", "work_id": "work1", "job": "job1", "round_id": "round1"}
     queues.enqueue(redis_names.tune_queue("gone"), work)
     with commands_of(connection) as commands:
         queues.drop_tuners_but([])

@@ -215,7 +215,7 @@ def test_a_batch_of_trials_that_ends_every_worker_is_divided_and_only_the_guilty
 ) -> None:
     queues, given_up = WorkQueues(connection, SECRET), list[messages.Work]()
     requeuer = Requeuer(connection, queues, given_up.append)
-    queues.enqueue(redis_names.BUILD_QUEUE, {**BUILD, "kind": kind})
+    queues.enqueue(redis_names.BUILD_QUEUE, {**BUILD, "purpose": kind})
     for attempt in range(ATTEMPTS):
         take(connection, f"w{attempt}")
         requeuer.sweep(Fleet(()))

@@ -76,14 +76,14 @@ def artifacts(builder: Builder, share: str, candidates: list[Any]) -> list[Any]:
     """What the measurer of a share is told."""
     operator: Any = {"workload_hash": "w", "name": "matmul", "target": '{"kind": "llvm"}', "target_key": "k"}
     work: Any = {
-        "do": "build",
+        "task": "build",
         "work_id": f"w-{share[-1]}",
         "round_id": "r",
         "job": "j",
-        "kind": "trial",
+        "purpose": "trial",
         "operator": operator,
     }
-    work |= {"scope": "", "device_key": "d", "shares": [share], "reply": "s", "candidates": candidates}
+    work |= {"namespace": "", "device_key": "d", "shares": [share], "reply": "s", "candidates": candidates}
     builder.handle(work)
     name = measure_queue("d", share)
     (job,) = Queue(name, connection=builder._context.redis, serializer=JSONSerializer).jobs

@@ -15,7 +15,7 @@ from fractune_workers.roles import compile as compile_role
 MODEL = b"a model"
 DIGEST = hashlib.sha256(MODEL).hexdigest()
 WORK: Any = {"model": DIGEST, "model_name": "m.onnx", "inputs": {}, "target": "llvm", "bundle": "b", "job": "j"}
-WORK |= {"do": "compile", "work_id": "w", "variants": [], "manifest": {}, "records": []}
+WORK |= {"task": "compile", "work_id": "w", "variants": [], "manifest": {}, "records": []}
 
 
 class TakenOver:

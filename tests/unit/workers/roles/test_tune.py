@@ -29,7 +29,7 @@ def connection() -> Iterator[redis.Redis]:
 
 
 def measured(candidate: str, scope: str = "") -> Any:
-    work: dict[str, Any] = {"kind": "trial", "share": "cpu:1", "round_id": "r", "job": "j", "scope": scope}
+    work: dict[str, Any] = {"purpose": "trial", "share": "cpu:1", "round_id": "r", "job": "j", "namespace": scope}
     work["operator"] = target_operator("conv2d")
     record = made_up_record(work, candidate, f'["{candidate}"]')
     return {"event": "measured", "job": "j", "round_id": "r", "record": record.to_json()}

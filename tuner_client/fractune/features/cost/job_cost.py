@@ -93,13 +93,13 @@ def job_cost(cost: pb.JobCost) -> JobCost:
 def share_s(spent: Iterable[Spending]) -> dict[str, float]:
     secs: defaultdict[str, float] = defaultdict(float)
     for each in spent:
-        if each.do in MEASURING:
+        if each.task in MEASURING:
             secs[each.share] += each.worked_s
     return dict(sorted(secs.items()))
 
 
 def cpu_s(spent: Iterable[Spending]) -> float:
-    return sum(each.cpu_s for each in spent if each.do not in MEASURING)
+    return sum(each.cpu_s for each in spent if each.task not in MEASURING)
 
 
 def by_token(costs: Iterable[JobCost]) -> dict[str, list[JobCost]]:

@@ -55,7 +55,7 @@ _FIRST_COLUMNS = (
     "worker",
     "measured_at",
 )
-_LEFT_OUT = ("target", "trace", "granted", "versions", "scope")
+_LEFT_OUT = ("target", "trace", "granted", "versions", "namespace")
 CSV_COLUMNS = (
     *_FIRST_COLUMNS,
     *(field.name for field in fields(TuningRecord) if field.name not in (*_FIRST_COLUMNS, *_LEFT_OUT)),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, TypedDict, Unpack, overload
+from typing import Literal, TypeAlias, TypedDict, Unpack, overload
 
 from fractune.arguments import checked
 from fractune.features.log import jsondatabase
@@ -214,8 +214,7 @@ def record_filter(**filters: Unpack[FilterOptions]) -> pb.RecordFilter:
     check_record_filter(filters.get("share", ""), filters.get("kind", ""))
     if filters.get("job"):
         filters["job"] = job_name(filters["job"])
-    fields: dict[str, Any] = {**filters}
-    return pb.RecordFilter(scope=fields.pop("namespace", ""), **fields)
+    return pb.RecordFilter(**filters)
 
 
 def check_export(path: Path, file_format: LogFormat, *, force: bool) -> None:

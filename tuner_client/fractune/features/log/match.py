@@ -82,7 +82,7 @@ def match_request(
         target=target,
         loosest=policy,
         allow_unmeasured=allow_unmeasured,
-        scope=namespace,
+        namespace=namespace,
     )
 
 

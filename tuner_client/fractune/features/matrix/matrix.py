@@ -94,7 +94,7 @@ def operator_tables(client: RpcClient, job: JobStatus) -> list[CrossTable]:
         shares=job.shares,
         inputs=from_lists(job.inputs, pb.Shape),
         target=job.target,
-        scope=job.namespace,
+        namespace=job.namespace,
     )
     published = map(operator_records, client.tabulate_model(request))
     selected = {each.workload_hash for each in job.operators if each.selected}

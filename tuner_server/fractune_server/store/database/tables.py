@@ -57,13 +57,13 @@ records = Table(
     Column("versions", JSON, nullable=False),
     Column("disturbance", JSON(none_as_null=True)),
     Column("attempts", Integer, nullable=False),
-    Column("scope", _ID, nullable=False, server_default=""),
+    Column("namespace", _ID, nullable=False, server_default=""),
     # The scheduler's and the match's look-ups; the fastest come first without a sort.
-    Index("ix_records_lookup", "workload_hash", "kind", "scope", "share_key", "ranking_median_s"),
+    Index("ix_records_lookup", "workload_hash", "kind", "namespace", "share_key", "ranking_median_s"),
     Index("ix_records_job", "job", "kind"),
-    # Pages of the log, each of one scope.
-    Index("ix_records_newest", "scope", "seq"),
-    Index("ix_records_fastest", "scope", "ranking_median_s", "seq"),
+    # Pages of the log, each of one namespace.
+    Index("ix_records_newest", "namespace", "seq"),
+    Index("ix_records_fastest", "namespace", "ranking_median_s", "seq"),
     Index("ix_records_share", "share", "seq"),
     sqlite_autoincrement=True,
 )
@@ -198,12 +198,12 @@ pieces = Table(
     metadata,
     Column("work_id", String(128), primary_key=True),
     Column("job", _ID, nullable=False),
-    Column("do", String(16), nullable=False),
+    Column("task", String(16), nullable=False),
     Column("share", String(64), nullable=False),
     Column("worked_s", Float, nullable=False),
     Column("cpu_s", Float, nullable=False),
     Column("ended_at", Float, nullable=False),
-    Index("ix_pieces_job", "job", "do", "share"),
+    Index("ix_pieces_job", "job", "task", "share"),
 )
 
 webhooks = Table(

@@ -12,7 +12,7 @@ from fractune_server.store.database.tables import job_operators, jobs, records
 
 @dataclass(frozen=True)
 class RecordFilter:
-    """Empty fields match everything, except the scope."""
+    """Empty fields match everything, except the namespace."""
 
     model: str = ""
     """SHA-256 of a model, or part of a model's file name; case is ignored, as in all parts of names"""
@@ -23,13 +23,13 @@ class RecordFilter:
     """part of a device key"""
     kind: Kind | None = None
     job: str = ""
-    scope: str = ""
+    namespace: str = ""
 
     def clauses(self) -> list[ColumnElement[bool]]:
         columns = records.c
         found_by_others = self.model or self.share or self.job
         found: list[ColumnElement[bool]] = [
-            within(self.scope) if found_by_others else columns.scope == self.scope,
+            within(self.namespace) if found_by_others else columns.namespace == self.namespace,
         ]
         if self.model:
             found.append(columns.workload_hash.in_(self._workloads_of_model()))
@@ -52,9 +52,10 @@ class RecordFilter:
         return select(job_operators.c.workload_hash).where(job_operators.c.job.in_(chosen)).scalar_subquery()
 
 
-def within(scope: str) -> ColumnElement[bool]:
-    """Whether a record is of the scope, if another index is more selective.
+def within(namespace: str) -> ColumnElement[bool]:
+    """Whether a record is of the namespace, if another index is more selective.
 
-    The expression hides the column: otherwise SQLite would choose an index that begins with the scope, and read it all.
+    The expression hides the column: otherwise SQLite would choose an index that begins with the namespace, and read all
+    of it.
     """
-    return records.c.scope.concat("") == scope
+    return records.c.namespace.concat("") == namespace

@@ -13,10 +13,10 @@ from fractune_server.store.database.database import Database
 from fractune_server.store.database.tables import pieces
 
 _WORKED = (
-    select(pieces.c.do, func.sum(pieces.c.worked_s))
+    select(pieces.c.task, func.sum(pieces.c.worked_s))
     .where(pieces.c.job == bindparam("job"))
-    .group_by(pieces.c.do)
-    .order_by(pieces.c.do)
+    .group_by(pieces.c.task)
+    .order_by(pieces.c.task)
 )
 """made once: building a statement takes longer than running it"""
 
@@ -37,7 +37,7 @@ class Ledger:
 
         By job; those for which nothing was spent are absent.
         """
-        key = pieces.c.job, pieces.c.do, pieces.c.share
+        key = pieces.c.job, pieces.c.task, pieces.c.share
         sums = func.count(), func.sum(pieces.c.worked_s), func.sum(pieces.c.cpu_s)
         chosen = select(*key, *sums).where(pieces.c.job.in_(jobs), pieces.c.ended_at >= since)
         found = defaultdict[str, list[Spending]](list)
@@ -49,4 +49,4 @@ class Ledger:
     def worked_s(self, job: str) -> dict[str, float]:
         """Seconds that workers worked for the job, by kind of work."""
         with self._database.read() as connection:
-            return {do: float(secs) for do, secs in connection.execute(_WORKED, {"job": job})}
+            return {task: float(secs) for task, secs in connection.execute(_WORKED, {"job": job})}

@@ -53,9 +53,9 @@ class LogKey:
     device_key: str
     exact: bool = False
     """without candidates that round differently from the operator itself"""
-    scope: str = ""
+    namespace: str = ""
     job: str = ""
-    """only records of this job; empty = of any job of the scope"""
+    """only records of this job; empty = of any job of the namespace"""
 
     @cached_property
     def search(self) -> LogKey:
@@ -69,8 +69,8 @@ class LogKey:
         return fits and (not self.exact or is_exact(record.trace))
 
     def may_read(self, record: TuningRecord) -> bool:
-        """Whether the record is of the scope and, if the key names a job, of this job."""
-        return record.scope == self.scope and self.job in ("", record.job)
+        """Whether the record is of the namespace and, if the key names a job, of this job."""
+        return record.namespace == self.namespace and self.job in ("", record.job)
 
     def clauses(self, kind: Kind) -> list[ColumnElement[bool]]:
         inexact = sorted(INEXACT) if self.exact else []
@@ -85,7 +85,7 @@ class LogKey:
 
     def readable(self) -> list[ColumnElement[bool]]:
         """As `may_read`."""
-        return [records.c.scope == self.scope, *([records.c.job == self.job] if self.job else [])]
+        return [records.c.namespace == self.namespace, *([records.c.job == self.job] if self.job else [])]
 
 
 @dataclass(frozen=True)
@@ -327,9 +327,9 @@ class TuningLog:
         with self._database.read() as connection:
             return [Donor(*row) for row in connection.execute(query)]
 
-    def validated_of(self, workload_hashes: Iterable[str], scope: str) -> dict[str, ValidatedRecords]:
-        """Validations of many operators in the scope, by workload hash."""
-        return self._validated.of(workload_hashes, scope)
+    def validated_of(self, workload_hashes: Iterable[str], namespace: str) -> dict[str, ValidatedRecords]:
+        """Validations of many operators in the namespace, by workload hash."""
+        return self._validated.of(workload_hashes, namespace)
 
     def newest(self, share: str) -> TuningRecord | None:
         """The latest record at `share`, which is text."""

@@ -67,7 +67,7 @@ def _faults(record: TuningRecord) -> Iterator[str]:
     """One clause for each fault that a reader of the log would stumble over."""
     if not record.device.kind or not record.device.isa or record.device.units < 1:
         yield "device lacks its kind, isa or units"
-    names = (record.record_id, record.candidate_id, record.workload_hash, record.share, record.job, record.scope)
+    names = (record.record_id, record.candidate_id, record.workload_hash, record.share, record.job, record.namespace)
     if any(len(name) > _LONGEST for name in names):
         yield f"one of its names is longer than {_LONGEST} characters"
     if not fits(record, pb.Record, measure_time=None):

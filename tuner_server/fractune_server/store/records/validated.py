@@ -1,4 +1,4 @@
-"""A cache of ValidatedRecords, by operator and scope.
+"""A cache of ValidatedRecords, by operator and namespace.
 
 A row of `validation_versions` counts the changes of an operator's validations. Every transaction that adds or deletes
 validations also increases the count, in any process. Validations that were read at the current count are therefore up
@@ -33,7 +33,7 @@ _VERSIONS = select(validation_versions.c.workload_hash, validation_versions.c.ve
 
 
 _Key = tuple[str, str]
-"""workload hash and scope"""
+"""workload hash and namespace"""
 
 
 @dataclass(frozen=True)
@@ -54,25 +54,25 @@ class ValidatedCache:
         """the most recently used entry at the end"""
         self.kept_bytes = 0
 
-    def of(self, workload_hashes: Iterable[str], scope: str) -> dict[str, ValidatedRecords]:
-        """All validations of these operators in the scope; an operator without any has an empty entry."""
+    def of(self, workload_hashes: Iterable[str], namespace: str) -> dict[str, ValidatedRecords]:
+        """All validations of these operators in the namespace; an operator without any has an empty entry."""
         wanted = list(dict.fromkeys(workload_hashes))
         with self._database.read() as connection:
             versions = _versions(connection, wanted)
-            found = self._current(versions, scope)
+            found = self._current(versions, namespace)
             missing = [name for name in wanted if name not in found]
             # After the counts: validations that change in between are cached under the old count, and read again.
-            read = _read(connection, missing, scope) if missing else {}
-        self._keep({(name, scope): _Kept(versions[name], each, _size(each)) for name, each in read.items()})
+            read = _read(connection, missing, namespace) if missing else {}
+        self._keep({(name, namespace): _Kept(versions[name], each, _size(each)) for name, each in read.items()})
         return {name: found[name] if name in found else read[name] for name in wanted}
 
-    def _current(self, versions: dict[str, int], scope: str) -> dict[str, ValidatedRecords]:
+    def _current(self, versions: dict[str, int], namespace: str) -> dict[str, ValidatedRecords]:
         with self._lock:
             found = {}
             for name, version in versions.items():
-                kept = self._kept.get((name, scope))
+                kept = self._kept.get((name, namespace))
                 if kept is not None and kept.version == version:
-                    self._kept[name, scope] = self._kept.pop((name, scope))
+                    self._kept[name, namespace] = self._kept.pop((name, namespace))
                     found[name] = kept.validated
             return found
 
@@ -110,14 +110,14 @@ def _versions(connection: Connection, workload_hashes: Sequence[str]) -> dict[st
     return found
 
 
-def _read(connection: Connection, workload_hashes: Sequence[str], scope: str) -> dict[str, ValidatedRecords]:
+def _read(connection: Connection, workload_hashes: Sequence[str], namespace: str) -> dict[str, ValidatedRecords]:
     found: dict[str, list[TuningRecord]] = {name: [] for name in workload_hashes}
     reader = RecordReader()
     for part in parts(workload_hashes):
         clauses = (
             records.c.workload_hash.in_(part),
             records.c.kind == Kind.VALIDATION.value,
-            records.c.scope == scope,
+            records.c.namespace == namespace,
         )
         for record in reader.read(connection, *clauses):
             found[record.workload_hash].append(record)

@@ -24,11 +24,11 @@ TOML = 'currency = "EUR"\ncpu_hour = 0.36\n[share_hour]\n"cpu:1" = 3.6\n"cpu:2" 
 
 def a_cost(token: str = "", state: int = -1) -> pb.JobCost:
     spent = [
-        pb.Spending(do="search", pieces=2, worked_s=9.0, cpu_s=6.0),
-        pb.Spending(do="build", pieces=3, worked_s=5.0, cpu_s=4.0),
-        pb.Spending(do="measure", share="cpu:1", pieces=4, worked_s=20.0, cpu_s=19.0),
-        pb.Spending(do="measure", share="cpu:2", pieces=4, worked_s=10.0, cpu_s=19.0),
-        pb.Spending(do="time_model", share="cpu:1", pieces=1, worked_s=1.0, cpu_s=1.0),
+        pb.Spending(task="search", pieces=2, worked_s=9.0, cpu_s=6.0),
+        pb.Spending(task="build", pieces=3, worked_s=5.0, cpu_s=4.0),
+        pb.Spending(task="measure", share="cpu:1", pieces=4, worked_s=20.0, cpu_s=19.0),
+        pb.Spending(task="measure", share="cpu:2", pieces=4, worked_s=10.0, cpu_s=19.0),
+        pb.Spending(task="time_model", share="cpu:1", pieces=1, worked_s=1.0, cpu_s=1.0),
     ]
     return pb.JobCost(job=job_script()[state], spent=spent, token=token)
 

@@ -16,7 +16,9 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, MetaData, Table, text
 
 from fractune_core.access.tokens import Quotas, Scope
+from fractune_core.codec.plain_json import to_dict
 from fractune_core.errors import StateUnusable
+from fractune_core.spending import Spending, WorkCost
 from fractune_server.store.database import database
 from fractune_server.store.database.tables import metadata
 from fractune_server.store.records.rows import record_to_row
@@ -56,12 +58,41 @@ class MigrationsContract(StoreContract):
         old.close()
         store = make()
         (record,) = validations_of(store, KEY.workload_hash).records
-        assert (record.trace, record.disturbance, record.attempts, record.scope) == ("a", None, 0, "")
+        assert (record.trace, record.disturbance, record.attempts, record.namespace) == ("a", None, 0, "")
         store.log.add([validation("b", 1, 1.0)])
         assert len(validations_of(store, KEY.workload_hash).records) == 2
         assert store.log.arithmetic(["f" * 16]) == {}
         assert store.roofs.of(DEVICE.key) == {}
         assert store.log.totals() == rows_by_group(store) == {("cpu:1", "validation", "ok"): 2}
+        store.close()
+
+    def test_namespaces_and_tasks_are_read_from_a_database_with_their_former_names(
+        self, make: Callable[[], Store]
+    ) -> None:
+        old = make()
+        asked = {"model": "a" * 64, "model_name": "m.onnx", "shares": ["cpu:1"], "more": 3, "scope": "acme"}
+        job: dict[str, Any] = dict.fromkeys(metadata.tables["jobs"].columns.keys(), "") | {
+            "seq": 1, "id": "j1", "spec": asked, "state": "done", "created_at": 1.0, "ended_at": 2.0, "revision": 1,
+            "device": DEVICE.to_json(), "granted": [], "notes": [], "progress": {}, "timings": {},
+            "tuning_began": None, "tuning_ended": None,
+        }  # fmt: skip
+        with old.write() as connection:
+            metadata.drop_all(connection)
+            connection.execute(text("DROP TABLE alembic_version"))
+            config = _migrations()
+            config.attributes["connection"] = connection
+            command.upgrade(config, "0014")
+            _insert(connection, "records", record_to_row(validation("a", 1, 1.0)) | {"scope": "acme"})
+            _insert(connection, "pieces", to_dict(WorkCost("w1", "j1", "build", "", 3.0, 2.0, 5.0)) | {"do": "build"})
+            _insert(connection, "jobs", job)
+        old.close()
+        store = make()
+        (record,) = validations_of(store, KEY.workload_hash, "acme").records
+        assert record.namespace == "acme"
+        assert validations_of(store, KEY.workload_hash).records == ()
+        spec = store.jobs.get("j1").spec
+        assert (spec.extra_trials, spec.namespace) == (3, "acme")
+        assert store.ledger.spent(["j1"]) == {"j1": [Spending("build", "", 1, 3.0, 2.0)]}
         store.close()
 
 

@@ -16,7 +16,7 @@ from fractune_server.store.store import Store, sqlite_url
 from tests.support.store_contract import validations_of
 
 OF_ALL = LogKey("w" * 16, "target", "device")
-OF_ONE_JOB = LogKey("w" * 16, "target", "device", exact=True, scope="some", job="j")
+OF_ONE_JOB = LogKey("w" * 16, "target", "device", exact=True, namespace="some", job="j")
 
 
 @pytest.fixture
@@ -54,28 +54,28 @@ def test_what_a_scope_knows_of_an_operator_is_found_without_the_rest(
 ) -> None:
     ask(store.log, key)
     (plan,) = plans
-    assert "ix_records_lookup (workload_hash=? AND kind=? AND scope=?" in plan
+    assert "ix_records_lookup (workload_hash=? AND kind=? AND namespace=?" in plan
 
 
 def test_validations_of_a_scope_are_found_without_those_of_others(store: Store, plans: list[str]) -> None:
     validations_of(store, "w" * 16, "some")
     (plan,) = plans
-    assert "ix_records_lookup (workload_hash=? AND kind=? AND scope=?)" in plan
+    assert "ix_records_lookup (workload_hash=? AND kind=? AND namespace=?)" in plan
 
 
 def test_what_other_operators_of_a_scope_know_is_found_without_other_scopes(store: Store, plans: list[str]) -> None:
     store.log.donors(OF_ALL, "conv%")
     (plan,) = plans
-    assert "(scope=?)" in plan
+    assert "(namespace=?)" in plan
 
 
 @pytest.mark.parametrize("fastest_first", [False, True])
 @pytest.mark.parametrize(
     ("chosen", "by"),
     [
-        (RecordFilter(), "(scope=?)"),
-        (RecordFilter(kind=Kind.TRIAL), "(scope=?)"),
-        (RecordFilter(operator="conv", device="cpu", scope="some"), "(scope=?)"),
+        (RecordFilter(), "(namespace=?)"),
+        (RecordFilter(kind=Kind.TRIAL), "(namespace=?)"),
+        (RecordFilter(operator="conv", device="cpu", namespace="some"), "(namespace=?)"),
         (RecordFilter(job="j"), "ix_records_job (job=?"),
         (RecordFilter(job="j", kind=Kind.TRIAL), "ix_records_job (job=? AND kind=?)"),
         (RecordFilter(share="cpu:1"), "ix_records_share (share=?)"),
@@ -92,4 +92,4 @@ def test_a_page_is_found_by_what_is_rarest(
 
 def test_the_records_of_a_scope_are_counted_from_where_they_were_counted_last(store: Store, plans: list[str]) -> None:
     store.log.count(RecordFilter())
-    assert any("ix_records_newest (scope=? AND seq>? AND seq<?)" in plan for plan in plans)
+    assert any("ix_records_newest (namespace=? AND seq>? AND seq<?)" in plan for plan in plans)

@@ -69,22 +69,24 @@ class LogContract(StoreContract):
         assert [own.has(trial(text, 1, 1.0)) for text in (fast, exact)] == [False, True]
 
     def test_a_key_reads_its_scope_and_where_that_is_said_one_job_alone(self, store: Store) -> None:
-        ours, theirs = replace(KEY, scope="a"), replace(KEY, scope="b")
+        ours, theirs = replace(KEY, namespace="a"), replace(KEY, namespace="b")
         own = replace(ours, job="j2")
-        store.log.add([trial("t", 1, 1.0), trial("u", 1, 2.0, scope="a"), trial("v", 1, 3.0, scope="a", job="j2")])
-        store.log.add([validation("u", 1, 2.0, scope="a"), validation("v", 1, 3.0, scope="a", job="j2")])
+        store.log.add(
+            [trial("t", 1, 1.0), trial("u", 1, 2.0, namespace="a"), trial("v", 1, 3.0, namespace="a", job="j2")]
+        )
+        store.log.add([validation("u", 1, 2.0, namespace="a"), validation("v", 1, 3.0, namespace="a", job="j2")])
         for key, traces in ((KEY, "t"), (ours, "uv"), (own, "v"), (theirs, "")):
             share = granted(1).key
             assert [record.trace for record in store.log.best_trials(key, share, 9)] == list(traces)
             assert len(store.log.trials(key)) == len(traces)
             assert [donor.trials for donor in store.log.donors(key, "%conv2d%")] == ([len(traces)] if traces else [])
-            assert store.log.count(RecordFilter(scope=key.scope, kind=Kind.TRIAL)) == len(traces) + (key == own)
+            assert store.log.count(RecordFilter(namespace=key.namespace, kind=Kind.TRIAL)) == len(traces) + (key == own)
         validated = validations_of(store, KEY.workload_hash, "a")
         assert [record.trace for record in validated.records] == ["u", "v"]
         assert [record.trace for record in validated.of_job("j2").records] == ["v"]
         assert not validations_of(store, KEY.workload_hash).records
         assert [record.trace for record in validated.records if own.has(record)] == ["v"]
-        store.log.prune(RecordFilter(scope="a"), 0, dry_run=False)
+        store.log.prune(RecordFilter(namespace="a"), 0, dry_run=False)
         assert [len(store.log.trials(key)) for key in (KEY, ours)] == [1, 0]
 
     def test_a_workload_with_more_implementations_takes_the_place_of_one_with_fewer(self, store: Store) -> None:

@@ -23,24 +23,26 @@ from tests.support.store_contract import (
     validations_of,
 )
 
-SCOPES = ("", "ours")
+NAMESPACES = ("", "ours")
 
 
 def validated_of(store: Store) -> dict[tuple[str, str], set[str]]:
-    """What a match sees, by scope and workload hash: the records as text."""
+    """What a match sees, by namespace and workload hash: the records as text."""
     return {
-        (scope, name): set(map(repr, found.records))
-        for scope in SCOPES
-        for name, found in store.log.validated_of(WORKLOADS, scope).items()
+        (namespace, name): set(map(repr, found.records))
+        for namespace in NAMESPACES
+        for name, found in store.log.validated_of(WORKLOADS, namespace).items()
     }
 
 
 def true_finals(store: Store) -> dict[tuple[str, str], set[str]]:
     """The same from the pages of the log, which nothing keeps."""
-    found: dict[tuple[str, str], set[str]] = {(scope, name): set() for scope in SCOPES for name in WORKLOADS}
-    for scope in SCOPES:
-        for record in store.log.all(RecordFilter(kind=Kind.VALIDATION, scope=scope)):
-            found[scope, record.workload_hash].add(repr(record))
+    found: dict[tuple[str, str], set[str]] = {
+        (namespace, name): set() for namespace in NAMESPACES for name in WORKLOADS
+    }
+    for namespace in NAMESPACES:
+        for record in store.log.all(RecordFilter(kind=Kind.VALIDATION, namespace=namespace)):
+            found[namespace, record.workload_hash].add(repr(record))
     return found
 
 
@@ -58,15 +60,15 @@ def change_something(draw: random.Random, store: Store) -> None:
     else:
         kind = draw.choice([Kind.VALIDATION, Kind.VALIDATION, Kind.TRIAL, None])
         operator = draw.choice(["", *WORKLOADS])
-        chosen = RecordFilter(kind=kind, operator=operator, scope=draw.choice(SCOPES))
+        chosen = RecordFilter(kind=kind, operator=operator, namespace=draw.choice(NAMESPACES))
         store.log.prune(chosen, draw.randint(0, 1), dry_run=draw.random() < 0.2)
 
 
 def any_record(draw: random.Random) -> TuningRecord:
     workload, trace, units = draw.choice(WORKLOADS), draw.choice("abc"), draw.choice([1, 2])
-    scope = draw.choice(SCOPES)
-    name = f"{workload} {trace}@{units} {scope} {draw.randint(0, 1)}"
-    identity = {"record_id": name, "workload_hash": workload, "scope": scope}
+    namespace = draw.choice(NAMESPACES)
+    name = f"{workload} {trace}@{units} {namespace} {draw.randint(0, 1)}"
+    identity = {"record_id": name, "workload_hash": workload, "namespace": namespace}
     if draw.random() < 0.3:
         return trial(trace, units, draw.random(), **{**identity, "record_id": f"trial {identity['record_id']}"})
     if draw.random() < 0.2:

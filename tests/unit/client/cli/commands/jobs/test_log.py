@@ -23,7 +23,7 @@ def test_the_log_is_shown_and_filtered(server: ScriptedServer, capsys: pytest.Ca
     assert main(["log", "show", *filters, "--job", "j1", "--json", *at]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 3
     wanted = pb.RecordFilter(model="m", operator="conv", share="cpu:1", device="rocket", kind="trial", job="jobs/j1")
-    wanted.scope = "acme"
+    wanted.namespace = "acme"
     assert server.filters[-1] == wanted
     assert main(["log", "show", "--limit", "2", *at]) == 0
     assert "2 of 3 records" in capsys.readouterr().out

@@ -108,7 +108,7 @@ def test_all_options_reach_the_server(server: ScriptedServer, model: Path) -> No
     assert (spec.trials, spec.minutes, spec.more, spec.round_size, spec.seed) == (9, 1.5, 3, 4, 7)
     assert (spec.target, spec.only, spec.priority) == ("llvm", "conv", 1)
     assert spec.webhook == "https://ci.example.com/x"
-    assert (spec.scope, spec.fresh) == ("acme", True)
+    assert (spec.namespace, spec.fresh) == ("acme", True)
     assert {name: list(shape.dims) for name, shape in spec.inputs.items()} == {"x": [1, 3, 8, 8], "a=b": [2]}
 
 
