@@ -45,8 +45,8 @@ def test_what_is_built_otherwise_is_refused_by_name_and_leaves_nothing(models: l
     ended = run_fractune("fuse", *models, "wide.onnx")
     assert ended.returncode == 3
     assert error_line(ended) == (
-        "fractune: 'wide' is not built as 'a' is: node with output 'c1' (Conv): weight 'w1' is float[16, 4, 3, 3], and not "
-        "float[8, 4, 3, 3]; variants of one model differ in their weights alone"
+        "fractune: 'wide' is not built as 'a' is: node with output 'c1' (Conv): weight 'w1' is float[16, 4, 3, 3], "
+        "and not float[8, 4, 3, 3]; variants of one model differ in their weights alone"
     )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.onnx", "b.onnx", "wide.onnx"]
 
