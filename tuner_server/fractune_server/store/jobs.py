@@ -15,7 +15,7 @@ from fractune_core.codec.plain_json import from_json, to_dict
 from fractune_core.errors import NotFound
 from fractune_core.jobs import JobState
 from fractune_core.shares import Device, GrantedShare
-from fractune_server.store.database.database import Database, as_dict, parts
+from fractune_server.store.database.database import Repository, as_dict, parts
 from fractune_server.store.database.tables import job_operators, jobs, rounds, webhooks
 from fractune_server.store.quotas import check_job
 from fractune_server.store.stored_job import Round, StoredJob, StoredOperator
@@ -32,12 +32,7 @@ _DROP_ROUND = delete(rounds).where(rounds.c.round_id == bindparam("round"))
 _REVISIONS = select(jobs.c.id, jobs.c.revision).where(jobs.c.id.in_(bindparam("jobs", expanding=True)))
 
 
-class JobStore:
-    """Any thread may call. Raises StateUnusable when the database cannot be used."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
+class JobStore(Repository):
     def create(self, job: StoredJob, quotas: Quotas | None = None, webhook: str = "") -> None:
         """`webhook`: URL to call at the end of the job. Raises QuotaExceeded if the quotas of its token are used up."""
         with self._database.write() as connection:

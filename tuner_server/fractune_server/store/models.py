@@ -12,7 +12,7 @@ from fractune_core import LOWERING, __version__
 from fractune_core.codec.plain_json import JsonObject, from_json, to_dict
 from fractune_core.errors import NotFound
 from fractune_core.jobs import OperatorTask
-from fractune_server.store.database.database import Database, as_dict
+from fractune_server.store.database.database import Repository, as_dict
 from fractune_server.store.database.tables import ingested, models
 
 
@@ -49,12 +49,7 @@ class IngestedModel(JsonObject):
     operators: list[OperatorTask]
 
 
-class ModelStore:
-    """Any thread may call. Raises StateUnusable when the database cannot be used."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
+class ModelStore(Repository):
     def add(self, model: StoredModel) -> None:
         with self._database.write() as connection:
             self._database.insert_new(connection, models, [to_dict(model)])

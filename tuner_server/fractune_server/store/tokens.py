@@ -11,7 +11,7 @@ from sqlalchemy import RowMapping, insert, select, update
 from fractune_core.access.tokens import Quotas, Scope, TokenText
 from fractune_core.errors import NotFound
 from fractune_core.jobs import Priority
-from fractune_server.store.database.database import Database
+from fractune_server.store.database.database import Repository
 from fractune_server.store.database.tables import tokens
 from fractune_server.store.quotas import Usage, usage_of
 
@@ -40,14 +40,8 @@ class StoredToken:
         return "expired" if self.expires_at is not None and self.expires_at <= now else ""
 
 
-class TokenStore:
-    """Any thread and any process may call: another process revokes tokens while the server runs.
-
-    Raises StateUnusable if the database cannot be used.
-    """
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
+class TokenStore(Repository):
+    """Any process may call too: another process revokes tokens while the server runs."""
 
     def create(
         self,

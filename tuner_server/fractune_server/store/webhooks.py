@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from sqlalchemy import delete, select, update
 
 from fractune_core.jobs import JobState
-from fractune_server.store.database.database import Database
+from fractune_server.store.database.database import Repository
 from fractune_server.store.database.tables import jobs, webhooks
 
 _ENDED = [state.value for state in JobState if not state.open]
@@ -24,12 +24,7 @@ class Webhook:
     """number of attempts so far"""
 
 
-class WebhookStore:
-    """Any thread may call. Raises StateUnusable when the database cannot be used."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
+class WebhookStore(Repository):
     def due(self, now: float, most: int) -> list[Webhook]:
         """Webhooks of ended jobs, the longest waiting first."""
         query = select(webhooks.c.id, webhooks.c.job, webhooks.c.url, webhooks.c.attempts)

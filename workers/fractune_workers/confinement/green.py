@@ -7,30 +7,25 @@ may grow to the whole percentage, so it is refused there.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from fractune_core.errors import ShareUnavailable
-from fractune_core.shares import GrantedShare, Share
+from fractune_core.shares import GrantedShare
 from fractune_workers.confinement.beside_mps import BesideMps
-from fractune_workers.cuda.driver import CudaDriver, open_driver
 from fractune_workers.cuda.green_context import GreenContext
-from fractune_workers.gpu.nvml import Nvml, open_nvml
 
 
 class GreenConfinement(BesideMps):
     """A `green:N` share of the GPU that this process sees first. Once entered, kernels must be launched on `stream`."""
 
-    def __init__(
-        self, share: Share, nvml: Callable[[], Nvml] = open_nvml, driver: Callable[[], CudaDriver] = open_driver
-    ) -> None:
-        super().__init__(share, nvml, driver)
-        self._sms = int(share.size)
-        self._context: GreenContext | None = None
+    _context: GreenContext | None = None
 
     @property
     def stream(self) -> int:
         """The address of the only stream that is confined. Raises ShareUnavailable before `enter`."""
         return self._entered().stream
+
+    @property
+    def _sms(self) -> int:
+        return int(self.share.size)
 
     def probe(self) -> None:
         self._process.refuse_mig()

@@ -26,8 +26,7 @@ class UnderMps(ABC):
     """To inherit from: a share of the GPU that this process sees first, held to by an MPS daemon.
 
     The supervisor's `environment` has the daemon run, and its `leave` gives it back; the confined process changes
-    nothing. `memory_limit_bytes`: device memory that the client may use; None = what the environment says, or no limit.
-    Priorities are left as they are. Raises ShareUnavailable where no GPU can have such a share.
+    nothing. Priorities are left as they are. Raises ShareUnavailable where no GPU can have such a share.
     """
 
     static: ClassVar[bool] = False
@@ -40,14 +39,12 @@ class UnderMps(ABC):
         nvml: Callable[[], Nvml] = open_nvml,
         driver: Callable[[], Driver] = open_driver,
         daemon: MpsDaemon | None = None,
-        memory_limit_bytes: int | None = None,
     ) -> None:
         self.share = share
         self._process = GpuProcess(share, nvml, driver)
         self._process.refuse_mig()
         self.gpu = self._process.gpu
         self.daemon = daemon or mps_daemon(self.gpu.uuid, static=self.static)
-        self._memory_option_bytes = memory_limit_bytes
 
     @property
     def fault_domain(self) -> str:
@@ -132,12 +129,11 @@ class UnderMps(ABC):
 
     @property
     def _memory_limit_bytes(self) -> int | None:
-        """The smaller of the option and the environment's limit; None when there is neither."""
-        limits = [self._memory_option_bytes] if self._memory_option_bytes is not None else []
+        """Device memory that the client may use: the environment's limit, or None."""
         text = os.environ.get(MPS_MEMORY_LIMIT, "")
-        if text:
-            match = _MEMORY_LIMIT.search(text)
-            if match is None:
-                raise ShareUnavailable(f"{MPS_MEMORY_LIMIT}='{text}' sets no limit for device 0; write 0=8G or 0=512M")
-            limits.append(int(match[1]) * _UNITS[match[2]])
-        return min(limits, default=None)
+        if not text:
+            return None
+        match = _MEMORY_LIMIT.search(text)
+        if match is None:
+            raise ShareUnavailable(f"{MPS_MEMORY_LIMIT}='{text}' sets no limit for device 0; write 0=8G or 0=512M")
+        return int(match[1]) * _UNITS[match[2]]

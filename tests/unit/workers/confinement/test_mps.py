@@ -38,16 +38,13 @@ from tests.support.processes.redis_process import wait_until
 
 PERCENT_VARIABLE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 MEMORY_VARIABLE = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
-GIB = 1 << 30
 
 Confinement = MpsConfinement | MpsSmConfinement
 Become = Callable[[Confinement], Path]
 
 
-def mps(
-    text: str = "mps:25", driver: Callable[[], Driver] = open_simulated_driver, limit: int | None = None
-) -> MpsConfinement:
-    return MpsConfinement(Share.parse(text), nvml=OneGpu, driver=driver, memory_limit_bytes=limit)
+def mps(text: str = "mps:25", driver: Callable[[], Driver] = open_simulated_driver) -> MpsConfinement:
+    return MpsConfinement(Share.parse(text), nvml=OneGpu, driver=driver)
 
 
 def mps_sm(text: str = "mps-sm:4", driver: Callable[[], Driver] = open_simulated_driver) -> MpsSmConfinement:
@@ -242,29 +239,23 @@ def test_a_client_is_ended_before_its_kill(become: Become) -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "environment", "told"),
-    [
-        (8 * GIB, "", "0=8192M"),
-        (None, "0=4G", "0=4096M"),
-        (8 * GIB, "0=512M,1=9G", "0=512M"),
-        (2 * GIB, "0=4G", "0=2048M"),
-    ],
+    ("environment", "told"), [("0=8192M", "0=8192M"), ("0=4G", "0=4096M"), ("0=512M,1=9G", "0=512M")]
 )
-def test_the_smaller_memory_limit_holds_and_is_proved(
-    option: int | None, environment: str, told: str, become: Become, monkeypatch: pytest.MonkeyPatch
+def test_the_memory_limit_of_the_environment_holds_and_is_proved(
+    environment: str, told: str, become: Become, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if environment:
-        monkeypatch.setenv(MEMORY_VARIABLE, environment)
-    become(mps(limit=option))
+    monkeypatch.setenv(MEMORY_VARIABLE, environment)
+    become(mps())
     assert os.environ[MEMORY_VARIABLE] == told
     client = mps()
     client.enter()
     assert client.verify().memory_bytes == int(told[2:-1]) << 20
 
 
-def test_a_memory_limit_that_is_not_in_force_is_refused() -> None:
+def test_a_memory_limit_that_is_not_in_force_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(MEMORY_VARIABLE, "0=8G")
     with pytest.raises(ShareUnavailable, match="memory limit of 8192 MiB is not in force, 144384 MiB"):
-        mps(driver=shows(32), limit=8 * GIB).verify()
+        mps(driver=shows(32)).verify()
 
 
 @pytest.mark.parametrize("text", ["8G", "1=8G", "0=8", "0=-1G"])

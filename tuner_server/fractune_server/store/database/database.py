@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Column, Connection, Engine, Row, RowMapping, Table, delete, false, inspect, text
+from sqlalchemy import Column, Connection, Row, RowMapping, Table, delete, false, inspect, text
 from sqlalchemy.dialects import postgresql, sqlite
 
 from fractune_core.errors import StateUnusable
@@ -40,7 +40,7 @@ class Database:
         self._lock = lock
         self._writer = threading.Lock()
         self._held = threading.local()
-        self._engine = make_engine(url)
+        self.engine = make_engine(url)
         self._write_ahead_log = None if is_postgresql(url) else WriteAheadLog(Path(shown(url)))
         try:
             if may_migrate:
@@ -64,10 +64,6 @@ class Database:
                 f"database {where} has schema {found or 'none'}, and this version needs {SCHEMA}; "
                 "start the server of this version first, or use the server's version of fractune"
             )
-
-    @property
-    def engine(self) -> Engine:
-        return self._engine
 
     @contextmanager
     def write(self) -> Iterator[Connection]:
@@ -95,7 +91,7 @@ class Database:
         if held is not None:
             yield held
             return
-        with errors_in_one_line(self._url), self._engine.connect() as connection:
+        with errors_in_one_line(self._url), self.engine.connect() as connection:
             yield connection
 
     @contextmanager
@@ -110,7 +106,7 @@ class Database:
 
     def insert(self, table: Table) -> postgresql.Insert | sqlite.Insert:
         """An INSERT that can handle conflicts."""
-        return postgresql.insert(table) if self._engine.dialect.name == "postgresql" else sqlite.insert(table)
+        return postgresql.insert(table) if self.engine.dialect.name == "postgresql" else sqlite.insert(table)
 
     def insert_new(self, connection: Connection, table: Table, rows: list[dict[str, Any]]) -> int:
         """Insert the rows with new keys; returns their number."""
@@ -145,10 +141,17 @@ class Database:
                 self._write_ahead_log.keep_short()
 
     def close(self) -> None:
-        self._engine.dispose()
+        self.engine.dispose()
 
     def _begin(self) -> AbstractContextManager[Connection]:
-        return self._engine.begin() if self._lock is None else self._lock.begin()
+        return self.engine.begin() if self._lock is None else self._lock.begin()
+
+
+class Repository:
+    """One kind of rows. Any thread may call. Raises StateUnusable when the database cannot be used."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
 
 
 def parts(items: Sequence[str]) -> Iterator[Sequence[str]]:

@@ -9,7 +9,7 @@ from sqlalchemy import Connection, bindparam, func, select
 
 from fractune_core.codec.plain_json import to_dict
 from fractune_core.spending import Spending, WorkCost
-from fractune_server.store.database.database import Database
+from fractune_server.store.database.database import Database, Repository
 from fractune_server.store.database.tables import pieces
 
 _WORKED = (
@@ -26,12 +26,7 @@ def add_pieces(database: Database, connection: Connection, new: Iterable[WorkCos
     database.insert_new(connection, pieces, [to_dict(piece) for piece in new])
 
 
-class Ledger:
-    """Any thread may call. Raises StateUnusable when the database cannot be used."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
+class Ledger(Repository):
     def spent(self, jobs: Collection[str], since: float = 0.0) -> dict[str, list[Spending]]:
         """Spending for each of these jobs by pieces of work that ended at `since` (seconds since 1970) or later.
 

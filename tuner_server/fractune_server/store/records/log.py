@@ -27,7 +27,7 @@ from fractune_core.errors import BadRequest, NotFound
 from fractune_core.implementations import INEXACT, has_others, is_exact, text_of
 from fractune_core.records import Kind, Status, TuningRecord
 from fractune_core.spending import WorkCost
-from fractune_server.store.database.database import Database, parts
+from fractune_server.store.database.database import Database, Repository, parts
 from fractune_server.store.database.tables import records, workloads
 from fractune_server.store.records.filters import RecordFilter
 from fractune_server.store.records.ledger import add_pieces
@@ -118,11 +118,9 @@ class RecordPlace:
     seq: int
 
 
-class TuningLog:
-    """Any thread may call. Raises StateUnusable when the database cannot be used."""
-
+class TuningLog(Repository):
     def __init__(self, database: Database) -> None:
-        self._database = database
+        super().__init__(database)
         self._validated = ValidatedCache(database)
         self._counts = CountCache()
 

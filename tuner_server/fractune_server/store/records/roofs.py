@@ -5,19 +5,14 @@ from __future__ import annotations
 from sqlalchemy import bindparam, case, select
 
 from fractune_core.analysis.roofline import Roof
-from fractune_server.store.database.database import Database
+from fractune_server.store.database.database import Repository
 from fractune_server.store.database.tables import roofs
 
 _BEST = (roofs.c.gflops, roofs.c.gb_per_s, roofs.c.cache_bytes)
 _OF_DEVICE = select(roofs.c.share_key, *_BEST).where(roofs.c.device_key == bindparam("device"))
 
 
-class RoofStore:
-    """Any thread may call. Raises StateUnusable when the database cannot be used."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
+class RoofStore(Repository):
     def add(self, device_key: str, share_key: str, roof: Roof) -> None:
         """Store the roof; of each value the larger one is kept."""
         row = self._database.insert(roofs).values(device_key=device_key, share_key=share_key, **roof.to_json())

@@ -10,7 +10,7 @@ from collections.abc import Collection
 from sqlalchemy import and_, case, select
 
 from fractune_core import LOWERING, __version__
-from fractune_server.store.database.database import Database, parts
+from fractune_server.store.database.database import Repository, parts
 from fractune_server.store.database.tables import spaces
 from fractune_server.store.records.log import LogKey
 
@@ -18,12 +18,7 @@ _VERSION = f"{__version__} {LOWERING}"
 """another version may search in another space"""
 
 
-class SpaceStore:
-    """Any thread may call. Raises StateUnusable when the database cannot be used."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
+class SpaceStore(Repository):
     def add(self, key: LogKey, candidates: int) -> None:
         """Note that the space has this many candidates, or as many as this version has found before."""
         named = {"workload_hash": key.workload_hash, "target_key": key.target_key, "exact": key.exact}
