@@ -1,1 +1,1 @@
-"""How the schedules tuned for each share do at each of the others."""
+"""The loss of the schedules tuned for each share at every other share."""

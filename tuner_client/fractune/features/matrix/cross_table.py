@@ -1,4 +1,4 @@
-"""The table tuned-at x run-at of a model or an operator: every variant at every share, and what it loses there."""
+"""The table tuned-at x run-at of a model or an operator: every variant at every share, with its loss there."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Cell:
     run_secs: Sequence[float]
     """all repeats, in seconds"""
     timing: str
-    """cells of one timing were timed in turn"""
+    """cells with the same timing were timed interleaved"""
 
     @property
     def median_s(self) -> float:
@@ -31,12 +31,11 @@ class Cell:
 
 @dataclass(frozen=True)
 class CrossTable:
-    """Cells by variant (`untuned`, `robust` or the share it was tuned at), then by the share they ran at. What was not
-    measured is absent.
+    """Cells by variant (`untuned`, `robust` or the share it was tuned at), then by the share they ran at.
 
-    All statements of a table hold together with 95 %. Each of its intervals leaves out 5 % divided by the number of
-    comparisons, which is the number of pairs of cells in a column (Bonferroni). The fastest of a column is found by the
-    same repeats that it is compared by, which is why all pairs count and not those with the fastest alone.
+    Unmeasured cells are absent. All statements of a table hold together with 95 %. Each interval leaves out 5 % divided
+    by the number of comparisons, which is the number of pairs of cells in a column (Bonferroni). All pairs count,
+    because the repeats that compare with the fastest of a column also select it.
     """
 
     name: str
@@ -50,14 +49,14 @@ class CrossTable:
 
     @cached_property
     def level(self) -> float:
-        """How often each of the intervals has to cover."""
+        """Coverage of each interval."""
         columns = Counter(share for row in self.cells.values() for share in row)
         return 1.0 - (1.0 - LEVEL) / max(1, sum(math.comb(variants, 2) for variants in columns.values()))
 
     def fastest(self, share: str) -> str | None:
-        """The variant with the smallest median at a share; not one that another beats beyond the noise.
+        """The variant with the smallest median at a share that no other beats beyond the noise.
 
-        What was timed in turn is compared in pairs, which may say another thing than medians do.
+        Interleaved cells are compared in pairs, which may contradict the medians.
         """
         held = {variant: row[share] for variant, row in self.cells.items() if share in row}
         order = sorted(held, key=lambda variant: held[variant].median_s)
@@ -65,19 +64,19 @@ class CrossTable:
         return next(unbeaten, order[0] if order else None)
 
     def slowdown(self, variant: str, share: str) -> Slowdown | None:
-        """Against the fastest at this share; None where it was not measured."""
+        """Slow-down against the fastest at this share; None if it was not measured."""
         fastest = self.fastest(share)
         return None if fastest is None else self.loss_against(fastest, variant, share)
 
     def loss_against(self, other: str, variant: str, share: str) -> Slowdown | None:
-        """What `variant` loses at `share` against the variant `other`."""
+        """Loss of `variant` at `share` against the variant `other`."""
         mine, theirs = self.cells.get(variant, {}).get(share), self.cells.get(other, {}).get(share)
         if mine is None or theirs is None:
             return None
         return self._loss(mine, theirs)
 
     def all(self) -> Iterator[tuple[str, str, Cell, Slowdown]]:
-        """Every cell that was measured: variant, share, cell, loss against the fastest there."""
+        """Every measured cell: variant, share, cell, loss against the fastest there."""
         for variant, row in self.cells.items():
             for share, cell in row.items():
                 lost = self.slowdown(variant, share)
@@ -103,13 +102,15 @@ class CrossTable:
         return slowdown(cell.run_secs, other.run_secs, interleaved=cell.timing == other.timing, level=self.level)
 
     def _is_beaten(self, cell: Cell, other: Cell) -> bool:
-        """Beyond the noise. The interval is worked out only where there is a difference to judge."""
+        """Whether `other` beats `cell` beyond the noise. The interval is computed only if the medians differ that
+        way.
+        """
         is_slower = ratio(cell.run_secs, other.run_secs, interleaved=cell.timing == other.timing) > 1.0
         return is_slower and not self._loss(cell, other).is_tie
 
 
 def model_table(job: JobStatus) -> CrossTable:
-    """Of a finished job: the whole model, timed at each share in turn with its other variants."""
+    """The table of a finished job's whole model, whose variants were timed interleaved at each share."""
     found: dict[str, dict[str, Cell]] = {}
     for each in job.results:
         for variant, run_secs in each.run_secs.items():
@@ -120,7 +121,7 @@ def model_table(job: JobStatus) -> CrossTable:
 
 
 def operator_table(published: OperatorRecords, shares: Sequence[str]) -> CrossTable:
-    """Of one operator: published measurements; those of one job at one share were taken in turn."""
+    """The table of one operator, from published measurements; those of one job at one share were interleaved."""
     found: dict[str, dict[str, Cell]] = {}
     for tuned_at, run_at, record in published.cells:
         found.setdefault(tuned_at, {})[run_at] = Cell(record.reported_secs, record.job)
@@ -130,8 +131,8 @@ def operator_table(published: OperatorRecords, shares: Sequence[str]) -> CrossTa
 
 
 def sentences(table: CrossTable) -> list[str]:
-    """What the table says: each share's schedule at each other share, against the one tuned there."""
-    said = [
+    """Sentences of the table: each share's schedule at every other share, against the schedule tuned there."""
+    lines = [
         _sentence(variant, share, lost)
         for share in table.shares
         for variant in table.shares
@@ -142,8 +143,8 @@ def sentences(table: CrossTable) -> list[str]:
         variant, share, lost = robust
         named = "the robust schedules" if variant == ROBUST_VARIANT else f"the schedules tuned on {share_text(variant)}"
         most = f"at most {with_interval(lost)} (on {share_text(share)})"
-        said.append(f"one variant for all of these shares: {named} lose {most}")
-    return said
+        lines.append(f"one variant for all of these shares: {named} lose {most}")
+    return lines
 
 
 def _sentence(variant: str, share: str, lost: Slowdown) -> str:
@@ -157,20 +158,19 @@ def _sentence(variant: str, share: str, lost: Slowdown) -> str:
 
 
 def verdict(table: CrossTable, variant: str, share: str, lost: Slowdown) -> str:
-    """`fastest` of its column, `tie` where the noise hides the difference, else the loss (`+900 % ± ?` where it is not
-    known how far it holds).
+    """`fastest` of its column, `tie` within the noise, else the loss (`+900 % ± ?` if its interval is not known).
 
-    Several are the fastest when they are one schedule: the same measurement stands in their cells.
+    Several are the fastest if they are one schedule: then their cells have the same measurement.
     """
     fastest = table.fastest(share)
     if fastest is not None and table.cells[variant][share] == table.cells[fastest][share]:
         return "fastest"
-    is_unknown = math.isnan(lost.margin)  # of what was timed too seldom, such as an untuned model that takes seconds
+    is_unknown = math.isnan(lost.margin)  # too few timings, such as of an untuned model that takes seconds
     return "tie" if lost.is_tie and not is_unknown else signed(lost)
 
 
 def share_text(share: str) -> str:
-    """`1 core`, `2 cores`; other mechanisms as they are written."""
+    """`1 core`, `2 cores`; shares of other mechanisms are unchanged."""
     mechanism, _, size = share.partition(":")
     return share if mechanism != "cpu" else f"{size} core{'' if size == '1' else 's'}"
 
@@ -181,14 +181,14 @@ def signed(lost: Slowdown) -> str:
 
 
 def with_interval(lost: Slowdown) -> str:
-    """`14 % ± 3 %`; `546 % (143 % .. 1610 %)` where ± would reach zero and the interval does not."""
+    """`14 % ± 3 %`; `546 % (143 % .. 1610 %)` if ± would reach zero but the interval does not."""
     if not lost.is_tie and abs(lost.median) <= lost.margin:
         return f"{percent(lost.median)} ({percent(lost.low)} .. {percent(lost.high)})"
     return f"{percent(lost.median)} ± {percent(lost.margin)}"
 
 
 def percent(fraction: float) -> str:
-    """`14 %`, `0.4 %`; `?` where it is not known."""
+    """`14 %`, `0.4 %`; `?` if not known."""
     if math.isnan(fraction):
         return "?"
     return f"{fraction * 100:.{1 if abs(fraction) < 0.0995 else 0}f} %"

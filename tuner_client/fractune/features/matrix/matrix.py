@@ -1,4 +1,4 @@
-"""`fractune.matrix`: how the schedules tuned for each share do at each of the others."""
+"""`fractune.matrix`: the schedules tuned for each share, run at every other share."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from fractune_core.pb import fractune_pb2 as pb
 
 @dataclass(frozen=True)
 class Matrix(Drawable):
-    """The tables tuned-at x run-at: of the model, then, where they were asked for, of its operators."""
+    """The tables tuned-at x run-at: the model's, then its operators' if requested."""
 
     tables: tuple[CrossTable, ...]
 
@@ -35,17 +35,17 @@ class Matrix(Drawable):
 
     @property
     def table(self) -> Table:
-        """Of the model: a row for each variant, a column for each share, and what that says."""
+        """The model's table: a row for each variant, a column for each share, with sentences as notes."""
         return cross_text(self.tables[0])
 
     @property
     def operators(self) -> tuple[Table, ...]:
-        """One for each operator; empty unless they were asked for."""
+        """A table for each operator; empty unless requested."""
         return tuple(map(cross_text, self.tables[1:]))
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """What the schedules tuned for each share lose at each of the others, with 95 % intervals."""
+        """The loss of the schedules tuned for each share at every other share, with 95 % intervals."""
         return tuple(sentences(self.tables[0]))
 
     def _draw(self, path: Path) -> None:
@@ -71,7 +71,7 @@ def matrix(
     progress: ProgressOption = True,
     reconnect_s: float = RECONNECT_S,
 ) -> Matrix:
-    """How the schedules tuned for each share do at each of the others; measures what the log lacks, searches nothing.
+    """Compare the schedules tuned for each share at every other share; measures what the log lacks, without a search.
 
     With `operators` there is a table for each operator too. The other options and errors are those of `tune`.
     """
@@ -83,12 +83,12 @@ def matrix(
 
 
 def job_tables(client: RpcClient, job: JobStatus, *, operators: bool) -> list[CrossTable]:
-    """Of a finished job: the model's table, then, where they are asked for, its operators'."""
+    """The tables of a finished job: the model's, then its operators' if requested."""
     return [model_table(job), *(operator_tables(client, job) if operators else ())]
 
 
 def operator_tables(client: RpcClient, job: JobStatus) -> list[CrossTable]:
-    """The table tuned-at x run-at of every operator that the finished job was about, from published records."""
+    """The table tuned-at x run-at of every operator of the finished job, from published records."""
     request = pb.TabulateModelRequest(
         model=job.model,
         shares=job.shares,

@@ -12,14 +12,14 @@ from fractune_core.analysis.slowdown_ci import Slowdown
 from fractune_core.names import ROBUST_VARIANT, UNTUNED_VARIANT
 
 _DARKEST = 0.5
-"""the loss that is drawn darkest"""
+"""loss with the darkest colour"""
 
 
 def draw_table(table: CrossTable, path: Path) -> None:
     """Draw a heat map: a row for each variant, a column for each share it ran at.
 
-    A cell's colour is its loss against the fastest variant in its column, its text the time and that loss; what the
-    noise hides is a tie. Raises StateUnusable.
+    The colour of a cell is its loss against the fastest variant in its column. Its text has the time and that loss; a
+    difference within the noise is a tie. Raises StateUnusable.
     """
     from matplotlib.figure import Figure
 
@@ -48,12 +48,12 @@ def _row_label(variant: str) -> str:
 
 
 def _shade(lost: Slowdown | None) -> float:
-    """The loss as it is coloured: none for a tie, not a number for what was not measured."""
+    """The loss for the colour: 0 for a tie, NaN if not measured."""
     if lost is None:
         return float("nan")
     return 0.0 if lost.is_tie else max(lost.median, 0.0)
 
 
 def _cell_style(shade: float) -> dict[str, Any]:
-    """Centred, light on the dark cells."""
+    """Centred; light on dark cells."""
     return {"ha": "center", "va": "center", "color": "white" if shade > 0.6 * _DARKEST else "black"}

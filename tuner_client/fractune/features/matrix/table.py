@@ -14,7 +14,7 @@ COLUMNS = ("tuned_at", "run_at", "median_s", "loss", "loss_low", "loss_high", "t
 
 
 def cross_text(table: CrossTable) -> Table:
-    """A row for each variant, a column for each share; `rows` has one for each cell, with COLUMNS."""
+    """A row for each variant, a column for each share; `rows` has a row with COLUMNS for each cell."""
     title = table.name if table.weight == 1 else f"{table.name} (x{table.weight})"
     return Table(
         title=f"{title}: tuned at x run at",
@@ -28,7 +28,7 @@ def cross_text(table: CrossTable) -> Table:
 
 
 def cell_text(table: CrossTable, variant: str, share: str) -> str:
-    """`25.4 ms  +14 % ± 3 %`, `22.2 ms  fastest`, `22.3 ms  tie`; `-` for what was not measured."""
+    """`25.4 ms +14 % ± 3 %`, `22.2 ms fastest`, `22.3 ms tie`; `-` if not measured."""
     cell, lost = table.cells.get(variant, {}).get(share), table.slowdown(variant, share)
     if cell is None or lost is None:
         return "-"
@@ -55,5 +55,5 @@ def rows(table: CrossTable) -> list[list[Any]]:
 
 
 def _interval(lost: Slowdown) -> list[float | None]:
-    """JSON knows no NaN."""
+    """JSON has no NaN."""
     return [None, None] if math.isnan(lost.low) else [lost.low, lost.high]

@@ -1,1 +1,1 @@
-"""What a measurement is worth on this machine."""
+"""The reliability of measurements on this machine."""

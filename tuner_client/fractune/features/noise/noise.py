@@ -1,4 +1,4 @@
-"""What a measurement is worth on this machine, found out and saved where the one-machine stack looks for it."""
+"""The reliability of measurements on this machine, saved for the one-machine stack."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ from fractune_core.shares import Share
 MOST_CANDIDATES = 200
 MOST_MEASURERS = 64
 _MEASURERS = {"cpu": (1, 2), "cuda": (1, 2, 4, 8)}
-"""what is tried where nothing is said, by kind of device"""
+"""numbers of measurers by default, by kind of device"""
 
 
 @dataclass(frozen=True)
 class NoiseResult(Drawable):
-    """How well settings agree with the careful reference, and the advice that follows."""
+    """Agreement of the settings with the careful reference, and the advice that follows."""
 
     share: str
     operator: str
-    """whose candidates were timed"""
+    """operator of the timed candidates"""
     advice: NoiseAdvice
-    """how many may measure at once, and the racing margin; `tune` in the same state folder follows it"""
+    """number of concurrent measurers, and the racing margin; `tune` in the same state folder follows the advice"""
     notes: tuple[str, ...]
     saved: Path
-    """the file that has the advice"""
+    """file with the advice"""
     data: Mapping[str, Any]
-    """everything, as `fractune noise --json` prints it: times in seconds, spreads and regrets as fractions"""
+    """all data, as `fractune noise --json` prints them: times in seconds, spreads and regrets as fractions"""
 
     def __repr__(self) -> str:
         advice = f"{self.advice.measurers} measurers at a time, racing margin {self.advice.margin:g}"
@@ -73,28 +73,28 @@ def noise(
     state: str | os.PathLike[str] | None = None,
     progress: LineProgress = True,
 ) -> NoiseResult:
-    """Tell what a measurement under `share` is worth here, and how many may run at the same time.
+    """Measure how reliable measurements under `share` are here, and how many may run at the same time.
 
-    Times `candidates` (8 to 200) twice in every setting, with each number of `measurers` (default: 1 and 2, on a GPU up
-    to 8). They are of the heaviest operator of `model` with one of the parts in `only` in its name, by default a
-    convolution. The advice goes to `noise.json` in the folder `state`. `progress` prints lines to standard error,
-    nothing (False), or calls a function with each line. While it runs, the environment of this process shows child
-    processes where our packages lie.
+    It times `candidates` (8 to 200) twice in every setting, with each number of `measurers` (default: 1 and 2, on a GPU
+    up to 8). The candidates belong to the heaviest operator of `model` with one of the parts in `only` in its name, by
+    default to a convolution. The advice goes to `noise.json` in the folder `state`. `progress` prints lines to standard
+    error, nothing (False), or calls a function with each line. While it runs, the environment of this process points
+    child processes to our packages.
 
-    Raises ShareUnavailable, BadModel, BadRequest, StateUnusable, and FractuneError when too few could be timed.
+    Raises ShareUnavailable, BadModel, BadRequest, StateUnusable, and FractuneError if too few could be timed.
     """
-    wanted = Share.parse(share)
-    counts = list(_MEASURERS[wanted.device_kind] if measurers is None else measurers)
+    requested = Share.parse(share)
+    counts = list(_MEASURERS[requested.device_kind] if measurers is None else measurers)
     _check(counts, candidates)
     if model is None and (only or inputs):
-        raise BadRequest("only and inputs choose from a model's operators; pass model too")
+        raise BadRequest("only and inputs select an operator of a model; pass model too")
     noise_file = Path(state or default_state_dir()).expanduser() / NOISE_FILE
     check_noise_file(noise_file)
     with contextlib.ExitStack() as held:
         path = None if model is None else held.enter_context(model_file(model, run_script=run_script))
         held.enter_context(_children_find_us())
         data = measure_noise(
-            wanted,
+            requested,
             line_reporter(progress),
             measurers=counts,
             candidates=candidates,
@@ -117,7 +117,7 @@ def _check(measurers: Sequence[int], candidates: int) -> None:
 
 @contextlib.contextmanager
 def _children_find_us() -> Iterator[None]:
-    """Child processes import our packages from where this process has them, never from the folder they run in."""
+    """Let child processes import our packages from the place of this process, never from their working directory."""
     before = dict(os.environ)
     added = own_env()
     os.environ.update(added)

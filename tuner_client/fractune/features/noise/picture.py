@@ -1,4 +1,4 @@
-"""Every setting's times over the reference's, by matplotlib."""
+"""The times of every setting over those of the reference, by matplotlib."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `fractune noise` found out, as a table and in sentences."""
+"""The results of `fractune noise` as a table and in sentences."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _reference_line(report: Mapping[str, Any]) -> str:
 
 
 def explanation_lines(report: Mapping[str, Any]) -> list[str]:
-    """What explains the spread of what was timed with nothing else running; none where nothing was counted."""
+    """The causes of the spread of undisturbed timings; empty if nothing was counted."""
     if report["explanation"] is None:
         return []
     found = Explanation(**report["explanation"])
@@ -82,7 +82,7 @@ def explanation_lines(report: Mapping[str, Any]) -> list[str]:
 
 
 def _machine_text(found: Explanation) -> str:
-    """What the anchor says: it suffers from the causes too, and without one it tells of the machine itself."""
+    """What the anchor shows. The causes affect it too; without causes it shows changes of the machine."""
     if found.anchor_spread is None:
         return "the anchor could not be timed"
     left = f"{percent_text(found.anchored_spread)} in place of {percent_text(found.spread)}"
@@ -94,7 +94,7 @@ def _machine_text(found: Explanation) -> str:
 
 
 def advice_lines(report: Mapping[str, Any]) -> list[str]:
-    """What to do, and why."""
+    """The advice and its reasons."""
     advice = NoiseAdvice(**report["advice"])
     bar = f"tau of at least {TAU_WANTED:g} and a winner that loses at most {percent_text(REGRET_ALLOWED)}"
     tau, regret = score_text(advice.tau), percent_text(advice.regret)

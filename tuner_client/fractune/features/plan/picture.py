@@ -1,4 +1,4 @@
-"""A plan as a picture: a bar for each device, its parts in the colours of their models. By matplotlib."""
+"""A plan as a picture, by matplotlib: a bar for each device, with parts in the colours of their models."""
 
 from __future__ import annotations
 

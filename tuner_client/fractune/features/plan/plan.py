@@ -27,7 +27,7 @@ from fractune_core.planning.wire import LoggedModel, request_to_proto
 
 PlanSource: TypeAlias = str | os.PathLike[str] | Mapping[str, Any]
 _ROUNDS = 4
-"""of planning and measuring what the plan then depends on: each changes what the next one depends on"""
+"""rounds of planning and measuring: each measurement can change the plan, and so the next shares to measure"""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class PlanResult(Drawable):
 
     @property
     def models(self) -> Table:
-        """A row for each model: what it asks for and what it gets."""
+        """A row for each model: its demand and its supply."""
         return models_table(self.plan)
 
     def to_json(self) -> dict[str, Any]:
@@ -74,23 +74,23 @@ def plan(
     progress: ProgressOption = True,
     reconnect_s: float = RECONNECT_S,
 ) -> PlanResult:
-    """Plan the models of a plan file (or of a mapping with the same content) onto devices; docs/cli.md describes it.
+    """Plan the models of a plan file (or of a mapping with its content) onto devices; docs/cli.md describes it.
 
-    Models with rates get the fewest devices, then the fewest units of them, and no more than `gpus` devices; without
-    rates one device is divided for the most throughput. `partitioning` is `mig`, `mps`, `green` or `cpu` and
-    overrides the file. With `simulate` requests arrive at random in a simulation by `seed`, and the plan has as much
-    headroom as p99 needs. Times come from bundles and profiles. Times of the file's `model` entries come from the log
-    of `server`, or of the one-machine stack in `state`. With `measure` the shares that the plan depends on are timed
-    there first, without a search. A server that went away meanwhile is waited for `reconnect_s`.
+    Models with rates get the fewest devices, then the fewest units of them, and at most `gpus` devices. Without rates
+    one device is divided for the most throughput. `partitioning` is `mig`, `mps`, `green` or `cpu` and overrides the
+    file. With `simulate` requests arrive at random in a simulation with the seed `seed`, and the plan has the headroom
+    that p99 needs. Times come from bundles and profiles. Times of the file's `model` entries come from the log of
+    `server`, or of the one-machine stack in `state`. With `measure` the shares that the plan depends on are timed there
+    first, without a search. An unreachable server is awaited for `reconnect_s`.
 
-    Raises BadRequest, PlanInfeasible with the model that binds and what would do, BadBundle, FractuneError without the
-    solver, and what `tune` raises where a log is asked.
+    Raises BadRequest, BadBundle, FractuneError without the solver, and the errors of `tune` if a log is used.
+    PlanInfeasible names the limiting model and a remedy.
     """
     read = read_plan(source, gpus=gpus, partitioning=partitioning)
     if measure:
         _check_can_measure(read)
         return _measured_plan(
-            source, read, gpus, partitioning, _Asked(simulate, seed, server, state, progress, reconnect_s)
+            source, read, gpus, partitioning, _Options(simulate, seed, server, state, progress, reconnect_s)
         )
     if not read.logged and server is None:
         return PlanResult(make_plan(read.request, simulated=simulate, seed=seed))
@@ -99,7 +99,7 @@ def plan(
 
 
 def plan_by_server(client: RpcClient, read: PlanFile, *, simulate: bool, seed: int) -> PlanResult:
-    """A plan by the server, with what its log knows of the file's `model` entries."""
+    """A plan by the server, with its log's data on the file's `model` entries."""
     logged = {}
     for name, each in read.logged.items():
         with model_file(each.path) as path:
@@ -110,7 +110,7 @@ def plan_by_server(client: RpcClient, read: PlanFile, *, simulate: bool, seed: i
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _Options:
     simulate: bool
     seed: int
     server: str | None
@@ -120,49 +120,51 @@ class _Asked:
 
 
 def _measured_plan(
-    source: PlanSource, read: PlanFile, gpus: int | None, partitioning: str, asked: _Asked
+    source: PlanSource, read: PlanFile, gpus: int | None, partitioning: str, options: _Options
 ) -> PlanResult:
     """Time the ends and the middle of each model's curve. Then time the parts that the plan takes without a measured
     time of the whole model, until no such part can be timed.
     """
     done: set[tuple[str, str]] = set()
-    wanted = {(name, share) for name in read.logged for share in _ends_and_middle(read)}
+    needed = {(name, share) for name in read.logged for share in _ends_and_middle(read)}
     for _ in range(_ROUNDS):
         for name, model in read.logged.items():
-            shares = [share for of, share in sorted(wanted - done) if of == name]
+            shares = [share for of, share in sorted(needed - done) if of == name]
             if shares:
-                _time(model, shares, asked)
-        done |= wanted
+                _time(model, shares, options)
+        done |= needed
         result = plan(
             source,
             gpus=gpus,
             partitioning=partitioning,
-            simulate=asked.simulate,
-            seed=asked.seed,
-            server=asked.server,
-            state=asked.state,
+            simulate=options.simulate,
+            seed=options.seed,
+            server=options.server,
+            state=options.state,
         )
         parts = [part for parts in result.plan.devices for part in parts]
-        wanted = {
+        needed = {
             (part.model, part.share)
             for part in parts
             if part.model in read.logged and part.basis in (Basis.PREDICTED, Basis.OPERATORS)
         }
-        if not wanted - done:
+        if not needed - done:
             break
     return result
 
 
 def _ends_and_middle(read: PlanFile) -> list[str]:
-    """Shares that make a curve: the smallest, one between, and the whole device."""
+    """Shares for a curve: the smallest, one between, and the whole device."""
     parts = read.request.device.parts
     return list(dict.fromkeys(part.share for part in (parts[0], parts[(len(parts) - 1) // 2], parts[-1])))
 
 
-def _time(model: LogModel, shares: list[str], asked: _Asked) -> None:
-    """A job that searches nothing: the best that the log knows is measured at these shares."""
+def _time(model: LogModel, shares: list[str], options: _Options) -> None:
+    """Run a job that searches nothing and measures the log's best at these shares."""
     spec = JobSpec.requested(model.path.name, shares, inputs=model.inputs, rerank=1)
-    with finished_job(model.path, spec, asked.state, asked.server, choose_view(asked.progress), asked.reconnect_s):
+    with finished_job(
+        model.path, spec, options.state, options.server, choose_view(options.progress), options.reconnect_s
+    ):
         pass
 
 

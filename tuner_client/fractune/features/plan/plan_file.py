@@ -1,4 +1,4 @@
-"""The plan file, TOML: what it may hold, and the request that it makes. docs/cli.md shows one."""
+"""The plan file, TOML: its possible content, and the request that it makes. docs/cli.md shows one."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SOURCES = ("profile", "bundle", "model")
 
 @dataclass(frozen=True)
 class LogModel:
-    """A model whose times are to be asked of a tuning log."""
+    """A model with times from a tuning log."""
 
     path: Path
     inputs: dict[str, list[int]] = field(default_factory=dict)
@@ -38,7 +38,7 @@ class LogModel:
 @dataclass(frozen=True)
 class PlanFile:
     request: PlanRequest
-    """without rows where the log has to say"""
+    """without rows if the log has to supply them"""
     logged: Mapping[str, LogModel]
     """by the name of the model"""
 
@@ -46,10 +46,10 @@ class PlanFile:
 def read_plan(
     source: str | os.PathLike[str] | Mapping[str, Any], *, gpus: int | None = None, partitioning: str = ""
 ) -> PlanFile:
-    """Read a plan file, or the same as a mapping; `gpus` and `partitioning` override it.
+    """Read a plan file, or a mapping with its content; `gpus` and `partitioning` override it.
 
-    Paths in it are relative to its folder. Raises BadRequest for a file that cannot be read or that says what it
-    cannot mean, and BadBundle.
+    Paths are relative to the file's folder. Raises BadRequest for an unreadable file or an impossible value, and
+    BadBundle.
     """
     if isinstance(source, Mapping):
         name, folder, content = "plan", Path(), dict(source)
@@ -83,8 +83,8 @@ def _parse(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise BadRequest(f"{path}: cannot read the plan file ({error.strerror})") from error
     except RecursionError:
-        raise BadRequest(f"{path}: not a TOML file that anybody meant (it is nested too deeply)") from None
-    except ValueError as error:  # TOML that is none, text that is none, or a number of thousands of digits
+        raise BadRequest(f"{path}: not a valid plan (it is nested too deeply)") from None
+    except ValueError as error:  # no TOML, no text, or a number of thousands of digits
         raise BadRequest(f"{path}: not a TOML file ({error})") from error
 
 
@@ -137,7 +137,7 @@ def _profile(table: TableReader, name: str, device: DeviceType, folder: Path) ->
 
 
 def _count(count: int | None) -> int | None:
-    """Here already, since 0 is no count for a server."""
+    """Checked here, since 0 means no count to a server."""
     if count is not None and not 1 <= count <= MOST_DEVICES:
         raise BadRequest(f"count is {count}; it must be from 1 to {MOST_DEVICES} devices")
     return count
@@ -149,6 +149,6 @@ def _interference(whole: TableReader) -> dict[tuple[str, str], float]:
         table.check_keys("model", "beside", "i")
         pair = table.text("model"), table.text("beside")
         if pair in found:
-            raise BadRequest(f"{table.where}: '{pair[0]}' beside '{pair[1]}' is there twice; keep one")
+            raise BadRequest(f"{table.where}: '{pair[0]}' beside '{pair[1]}' appears twice; keep one")
         found[pair] = table.number("i", math.nan)
     return found

@@ -1,4 +1,4 @@
-"""How fast a model is, from the plan file, a CSV file or a bundle."""
+"""The speed of a model, from the plan file, a CSV file or a bundle."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _COLUMNS = ("share", "batch", "processes", "throughput_per_s", "latency_ms")
 
 
 def stated_row(table: TableReader, device: DeviceType) -> Row:
-    """A row of a profile: `share`, and the throughput of all its processes, or a batch's latency, or both."""
+    """A row of a profile: `share`, and the throughput of all its processes, or the latency of a batch, or both."""
     table.check_keys(*_COLUMNS)
     batch, processes = table.whole("batch", 1), table.whole("processes", 1)
     throughput, latency_ms = table.number("throughput_per_s", 0.0), table.number("latency_ms", 0.0)
@@ -35,7 +35,7 @@ def stated_row(table: TableReader, device: DeviceType) -> Row:
 
 
 def csv_rows(path: Path, model: str, device: DeviceType) -> tuple[Row, ...]:
-    """The rows of a CSV file with the columns of a profile; where it has a column `model`, those of this model.
+    """The rows of a CSV file with the columns of a profile; with a column `model`, only those of this model.
 
     Raises BadRequest.
     """
@@ -55,7 +55,7 @@ def csv_rows(path: Path, model: str, device: DeviceType) -> tuple[Row, ...]:
 
 
 def bundle_rows(path: Path, device: DeviceType, batch: int) -> tuple[Row, ...]:
-    """What a bundle measured on this device, of the fastest variant at each share; one run serves `batch` requests.
+    """The times of a bundle on this device, of the fastest variant at each share; one run serves `batch` requests.
 
     Raises BadBundle for a bundle of another device, or one without times at such shares.
     """
@@ -81,7 +81,7 @@ def bundle_rows(path: Path, device: DeviceType, batch: int) -> tuple[Row, ...]:
 
 
 def _typed(line: dict[str, str]) -> dict[str, Any]:
-    """Numbers where they are meant; what is no number is left for the error that follows."""
+    """Typed values; a text that is not a number stays, and is reported later."""
     kinds = {"batch": int, "processes": int, "throughput_per_s": float, "latency_ms": float}
     typed: dict[str, Any] = {}
     for key, text in line.items():

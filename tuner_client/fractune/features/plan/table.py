@@ -45,7 +45,7 @@ def parts_table(plan: Plan) -> Table:
 
 
 def models_table(plan: Plan) -> Table:
-    """A row for each model: what it asks for, what it gets, and what a simulation made of it."""
+    """A row for each model: its demand, its supply, and the results of a simulation."""
     simulated = {each.name: each for each in plan.simulated}
     numbers = (Column(each, numbers=True, dispensable=_DISPENSABLE.get(each, 0)) for each in _headings(plan))
     return Table(
@@ -57,7 +57,7 @@ def models_table(plan: Plan) -> Table:
 
 
 def summary(plan: Plan) -> list[str]:
-    """What the plan comes to, in a sentence or two."""
+    """A summary of the plan in a sentence or two."""
     units = f"{plan.units_used} of {len(plan.devices) * plan.units_per_device} {plan.unit}s"
     if plan.stp is not None:
         return [f"STP {plan.stp:.2f}: {len(plan.models)} jobs on {units}, as much as {plan.stp:.2f} whole devices do"]
@@ -67,7 +67,7 @@ def summary(plan: Plan) -> list[str]:
 
 
 def plan_json(plan: Plan) -> dict[str, Any]:
-    """Times in seconds, parts as fractions; None for what is not known."""
+    """Times in seconds, parts as fractions; None if not known."""
     simulated = {each.name: asdict(each) for each in plan.simulated}
     return {
         "device": plan.device,
@@ -107,8 +107,8 @@ def _basis(part: PlannedPart) -> str:
 def _headings(plan: Plan) -> list[str]:
     if plan.stp is not None:
         return ["of its speed on the whole", "may be off by"]
-    asked = ["rate", "capacity", "used", "target"]
-    return [*asked, "p50", "p99", "late"] if plan.simulated else asked
+    headings = ["rate", "capacity", "used", "target"]
+    return [*headings, "p50", "p99", "late"] if plan.simulated else headings
 
 
 def _model_cells(plan: Plan, model: PlannedModel, simulated: SimulatedModel | None) -> list[str]:

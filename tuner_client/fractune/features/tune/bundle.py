@@ -1,4 +1,4 @@
-"""`fractune.bundle`: the best that the log knows of a model, compiled, and the file that holds it."""
+"""`fractune.bundle`: the best schedules of the log, compiled, and the bundle file."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BundleFile:
-    """A bundle on disk; wherever a path is asked for, it is one."""
+    """A bundle on disk; it can be passed wherever a path is expected."""
 
     path: Path
     job: str = ""
-    """`jobs/...`, which made it"""
+    """`jobs/...` that made it"""
 
     def __fspath__(self) -> str:
         return os.fspath(self.path)
@@ -39,9 +39,9 @@ class BundleFile:
     def load(
         self, *, share: str | None = None, public_key: str | bytes | None = None, policy: Policy = DEFAULT_POLICY
     ) -> Model:
-        """Load the bundle for the share that this process is under, or for `share`: see `fractune.load`.
+        """Load the bundle for the share of this process, or for `share`: see `fractune.load`.
 
-        Raises BadBundle, BadRequest, ShareUnavailable, or FractuneError when TVM's runtime is not installed.
+        Raises BadBundle, BadRequest, ShareUnavailable, or FractuneError if TVM's runtime is not installed.
         """
         from fractune.inference.model import load
 
@@ -77,11 +77,12 @@ def bundle(
     progress: ProgressOption = True,
     reconnect_s: float = RECONNECT_S,
 ) -> BundleFile:
-    """Compile the best schedules that the log knows of a model for `shares`, without a search.
+    """Compile the log's best schedules of a model for `shares`, without a search.
 
-    By `policy` the bundle has a variant for each share, or one that loses least at the worst of them (`robust`). Of
-    every share's best, `rerank` are measured at these shares where the log lacks them. The bundle is the file `out`, by
-    default `<model>.fractune` in the current folder. The other options and errors are those of `tune`.
+    By `policy` the bundle has a variant for each share (`shares`), or the variant with the smallest loss at its worst
+    share (`robust`). Of every share's best schedules, `rerank` are measured at these shares if the log lacks them. The
+    bundle is the file `out`, by default `<model>.fractune` in the current folder. The other options and errors are
+    those of `tune`.
     """
     if policy not in ("shares", ROBUST_VARIANT):
         raise BadRequest(f"policy '{policy}': write shares or {ROBUST_VARIANT}")
@@ -96,7 +97,7 @@ def bundle(
 
 
 def download_bundle(client: RpcClient, job: JobStatus, path: Path) -> BundleFile:
-    """The job's bundle, written to `path`. Raises JobFailed when it has none, StateUnusable."""
+    """Download the job's bundle to `path`. Raises JobFailed if the job has none, StateUnusable."""
     if not job.bundle:
         raise JobFailed(f"{job.name} has no bundle: it is {job.state.value}")
     client.download_bundle(job.bundle, path)

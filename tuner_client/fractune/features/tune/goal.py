@@ -1,4 +1,4 @@
-"""Tuning until a peer is beaten: in steps of ever more trials, each bundle timed beside the peer at every share."""
+"""Tuning until a peer is beaten, in steps of more and more trials; each bundle is timed beside the peer."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ from fractune_core.shares import Share
 PEERS = ("onnxruntime",)
 DEFAULT_MINUTES = 15.0
 _REPEATS = 15
-"""times that both are timed at each share after each step"""
+"""timings of both at each share after each step"""
 _FAR, _REPEATS_FAR = 2.0, 6
-"""what the job found this many times as slow as the peer is timed less often: it may take seconds"""
+"""a bundle that the job found this many times slower than the peer gets fewer timings, which may take seconds"""
 _SHORTEST_SEARCH_S = 1.0
 
 
 @dataclass(frozen=True)
 class GoalSpec:
-    """What is to be reached, and what it may cost."""
+    """The goal and its limits."""
 
     peer: str
     min_gain: float
-    """a part: 0.05 = 5 %"""
+    """a fraction: 0.05 = 5 %"""
     minutes: float
-    """of all; the last search ends then, and its validation follows"""
+    """limit of the whole tuning; the last search ends then, and its validation follows"""
     trials: int | None
-    """trials at most, those in the log counted in; None = no limit"""
+    """limit of trials, including those in the log; None = no limit"""
 
 
 def goal_spec(
@@ -53,7 +53,7 @@ def goal_spec(
     trials: int | None,
     server: str | None,
 ) -> GoalSpec | None:
-    """The goal that a caller asks for, checked; None for none. Raises BadRequest, ShareUnavailable."""
+    """The caller's goal after checks; None for none. Raises BadRequest, ShareUnavailable."""
     if until_beats is None:
         if min_gain is not None:
             raise BadRequest(
@@ -78,7 +78,7 @@ def goal_spec(
 
 
 def tune_until_beaten(
-    model: Path, spec: JobSpec, wanted: GoalSpec, written: Path, state: PathText | None, view: View, reconnect_s: float
+    model: Path, spec: JobSpec, goal: GoalSpec, written: Path, state: PathText | None, view: View, reconnect_s: float
 ) -> TuneResult:
     """Tune `model` until its bundle, in the file `written` from the first step on, beats the peer at every share.
 
@@ -91,7 +91,7 @@ def tune_until_beaten(
     Raises what `fractune.tune` raises; the bundle of the step before stays where it is.
     """
     with view:
-        pursuit = _Pursuit(model, spec, wanted, view)
+        pursuit = _Pursuit(model, spec, goal, view)
         with tuning_session(state, None, spec.shares, reconnect_s) as place:
             target = 0
             while True:
@@ -101,17 +101,17 @@ def tune_until_beaten(
                 if pursuit.goal.end is not None:
                     return TuneResult(job, BundleFile(written, job.name), place.client.measurers(), pursuit.goal)
                 operators = sum(operator.selected for operator in job.operators)
-                target = next_trials(max(target, _known(job)), operators, wanted.trials)
+                target = next_trials(max(target, _known(job)), operators, goal.trials)
 
 
 class _Pursuit:
-    """How far the goal is, and the time that goes by; made by timing the peer."""
+    """The progress toward the goal, and the elapsed time. Making it times the peer."""
 
-    def __init__(self, model: Path, spec: JobSpec, wanted: GoalSpec, view: View) -> None:
-        self._model, self._spec, self._wanted, self._view = model, spec, wanted, view
+    def __init__(self, model: Path, spec: JobSpec, goal: GoalSpec, view: View) -> None:
+        self._model, self._spec, self._goal_spec, self._view = model, spec, goal, view
         self._began = time.monotonic()
         self._empty_steps = 0
-        self.goal = _timed_peer(model, spec, wanted)
+        self.goal = _timed_peer(model, spec, goal)
         self._timing_s = self._elapsed_s
         self._show()
 
@@ -123,23 +123,23 @@ class _Pursuit:
         return time.monotonic() - self._began
 
     def spec_of_step(self, target: int) -> JobSpec:
-        """The job that goes to `target` trials; the first has none, and is not cut short."""
-        left_s = max(self._wanted.minutes * 60 - self._elapsed_s, _SHORTEST_SEARCH_S)
+        """The job up to `target` trials. The first one has no trials and no time limit."""
+        left_s = max(self._goal_spec.minutes * 60 - self._elapsed_s, _SHORTEST_SEARCH_S)
         return replace(self._spec, trials=target, minutes=left_s / 60 if target else 0.0)
 
     def take(self, job: JobStatus, bundle: Path) -> None:
-        """Time the bundle of a step beside the peer, and find out whether to go on."""
+        """Time the bundle of a step beside the peer, and decide whether to go on."""
         tuning_s = self._elapsed_s - self._timing_s
         searched = bool(self.goal.steps)
         self._empty_steps = self._empty_steps + 1 if searched and not job.candidates_had else 0
         timings = self._timed_beside(job, bundle)
-        if all(timing.beats(self._wanted.min_gain) for timing in timings):
+        if all(timing.beats(self._goal_spec.min_gain) for timing in timings):
             timings = self._timed_beside(job, bundle)
         self._timing_s = self._elapsed_s - tuning_s
         trials = job.candidates_had + (self.goal.steps[-1].trials if searched else 0)
         self.goal = replace(self.goal, steps=(*self.goal.steps, GoalStep(tuning_s, trials, timings)))
-        over = self._elapsed_s >= self._wanted.minutes * 60
-        end = goal_end(self.goal, _known(job), self._wanted.trials, self._empty_steps, minutes_over=over)
+        over = self._elapsed_s >= self._goal_spec.minutes * 60
+        end = goal_end(self.goal, _known(job), self._goal_spec.trials, self._empty_steps, minutes_over=over)
         self.goal = replace(self.goal, end=end)
         self._show()
 
@@ -152,21 +152,21 @@ class _Pursuit:
 
 
 def _known(job: JobStatus) -> int:
-    """Trials that the log holds of the job's operators."""
+    """Trials in the log for the job's operators."""
     return sum(operator.trials for operator in job.operators if operator.selected)
 
 
-def _timed_peer(model: Path, spec: JobSpec, wanted: GoalSpec) -> Goal:
+def _timed_peer(model: Path, spec: JobSpec, goal: GoalSpec) -> Goal:
     timed = {share: time_peer(Share.parse(share), model, spec.inputs, _REPEATS, own_env()) for share in spec.shares}
     version = next(iter(timed.values()))["version"]
     peer_s = {share: statistics.median(each["run_secs"]) for share, each in timed.items()}
-    return Goal(wanted.peer, version, wanted.min_gain, peer_s)
+    return Goal(goal.peer, version, goal.min_gain, peer_s)
 
 
 def peer_timing(share: str, model: Path, bundle: Path, repeats: int) -> PeerTiming:
-    """The bundle and the ONNX file that it was made from, in turn at `share` of this machine's CPU, `repeats` times.
+    """The bundle and its ONNX file, interleaved at `share` of this machine's CPU, `repeats` times.
 
-    Raises ShareUnavailable, BadModel, BadBundle, FractuneError when ONNX Runtime is not installed.
+    Raises ShareUnavailable, BadModel, BadBundle, FractuneError if ONNX Runtime is not installed.
     """
     timed = time_beside(Share.parse(share), model, bundle, repeats, own_env())
     ours, theirs = timed["ours"][timed["variant"]], timed["theirs"]

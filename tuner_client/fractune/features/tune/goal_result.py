@@ -1,4 +1,4 @@
-"""A goal in place of a number of trials: a peer to be beaten at every share, and how far a tuning is from that."""
+"""A goal instead of a number of trials: a peer to beat at every share, and the distance to it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from functools import cached_property
 from fractune_core.analysis.slowdown_ci import Slowdown, slowdown
 
 _FIRST_TRIALS = 4
-"""candidates for each operator that the first search makes, and each later one at least"""
+"""least candidates for each operator in each search, and their number in the first"""
 _GROWTH = 1.5
-"""a step ends with that many times the trials of the step before, so that what follows each search (validation,
-compiling, timing) stays a small part
+"""a step ends with this many times the trials of the step before. So the work after each search (validation, compiling,
+timing) stays a small part
 """
 _EMPTY_STEPS = 2
-"""in a row without a new trial: an operator that one step has searched enough may be searched on in the next"""
+"""steps in a row without a new trial that end the tuning; one such step may be followed by a new search"""
 
 
 class GoalEnd(StrEnum):
@@ -31,12 +31,12 @@ class GoalEnd(StrEnum):
 
 @dataclass(frozen=True)
 class SideBySide:
-    """Ours and the peer's inferences, timed in turn."""
+    """Our inferences and the peer's, timed interleaved."""
 
     our_secs: tuple[float, ...]
     """seconds of one inference, all repeats"""
     peer_secs: tuple[float, ...]
-    """of the peer; the n-th was taken next to the n-th of ours"""
+    """of the peer; its n-th repeat was timed next to our n-th"""
 
     @property
     def our_s(self) -> float:
@@ -60,53 +60,53 @@ class SideBySide:
 
     @cached_property
     def slowdown(self) -> Slowdown:
-        """The same as a loss: -0.1 = ours takes a tenth less."""
+        """The ratio as a loss: -0.1 = ours takes a tenth less."""
         return slowdown(self.our_secs, self.peer_secs, interleaved=True)
 
     def beats(self, min_gain: float) -> bool:
-        """Whether ours takes less than the peer by more than the part `min_gain`, beyond the noise."""
+        """Whether ours is faster than the peer by more than the fraction `min_gain`, beyond the noise."""
         return self.interval[1] < 1.0 - min_gain
 
 
 @dataclass(frozen=True)
 class PeerTiming(SideBySide):
-    """The bundle and the peer at one share, in a loop: timed in turn in one process, confined to the share, alone."""
+    """The bundle and the peer at one share, in a loop: interleaved in one process, confined to the share, alone."""
 
     share: str
     variant: str
-    """of the bundle, that ran"""
+    """variant of the bundle that ran"""
     paced: SideBySide
-    """the same with a pause: each request comes 20 ms after the answer to the one before"""
+    """paced: each request comes 20 ms after the answer to the one before"""
     max_rel_difference: float
     """largest difference of the outputs over the largest value of that output"""
     outputs_agree: bool
-    """the difference is no more than rounding"""
+    """whether the difference is only rounding"""
 
 
 @dataclass(frozen=True)
 class GoalStep:
-    """A search and the bundle that it ended with, timed beside the peer."""
+    """A search and its bundle, timed beside the peer."""
 
     tuning_s: float
-    """seconds of tuning from the beginning to this bundle, timing beside the peer not counted"""
+    """seconds of tuning from the beginning to this bundle, without timing beside the peer"""
     trials: int
-    """new candidates measured until then"""
+    """new candidates measured until this bundle"""
     timings: tuple[PeerTiming, ...]
     """one for each share"""
 
 
 @dataclass(frozen=True)
 class Goal:
-    """A peer that a tuning is to beat at every share, and how far it is."""
+    """A peer to beat at every share, and the steps so far."""
 
     peer: str
     """`onnxruntime`"""
     version: str
     """of the peer"""
     min_gain: float
-    """to be beaten by more than this part: 0.05 = 5 %"""
+    """required gain as a fraction: 0.05 = 5 %"""
     peer_s: Mapping[str, float]
-    """what the peer takes for one inference, in seconds, by share; timed alone before the tuning"""
+    """seconds of one inference of the peer by share, timed alone before the tuning"""
     steps: tuple[GoalStep, ...] = ()
     """the first one searches nothing"""
     end: GoalEnd | None = None
@@ -123,7 +123,7 @@ class Goal:
         return bool(self.steps) and all(timing.beats(self.min_gain) for timing in self.steps[-1].timings)
 
     def parity_s(self, share: str) -> float | None:
-        """Seconds of tuning until the bundle took no longer than the peer at `share`; None if it never did."""
+        """Seconds of tuning until the bundle was as fast as the peer at `share`; None if it never was."""
         for step in self.steps:
             if any(timing.share == share and timing.ratio <= 1.0 for timing in step.timings):
                 return step.tuning_s
@@ -131,15 +131,15 @@ class Goal:
 
 
 def next_trials(reached: int, operators: int, most: int | None) -> int:
-    """Trials in all that the next step goes to, after one that went to `reached`; `most` bounds them."""
-    wanted = max(reached + _FIRST_TRIALS * operators, round(_GROWTH * reached))
-    return wanted if most is None else min(wanted, most)
+    """Total of trials for the step after one with `reached`; `most` limits it."""
+    total = max(reached + _FIRST_TRIALS * operators, round(_GROWTH * reached))
+    return total if most is None else min(total, most)
 
 
 def goal_end(goal: Goal, known: int, most: int | None, empty_steps: int, *, minutes_over: bool) -> GoalEnd | None:
     """Why a tuning ends after the last step of `goal`; None = it goes on.
 
-    The log holds `known` trials, and may hold `most`; that many steps in a row found nothing new.
+    The log holds `known` trials, and may hold `most`. The last `empty_steps` steps found nothing new.
     """
     if goal.beaten:
         return GoalEnd.BEATEN

@@ -1,4 +1,4 @@
-"""A goal and how far it was reached, in lines, as tables and as JSON."""
+"""A goal and its progress, in lines, as tables and as JSON."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from fractune.text.text import percent_text, span_text, time_text
 
 
 def goal_line(goal: Goal) -> str:
-    """`goal  onnxruntime 1.31.1: cpu:1 9.10 ms, cpu:2 5.90 ms`; what is to be beaten."""
+    """`goal onnxruntime 1.31.1: cpu:1 9.10 ms, cpu:2 5.90 ms`: the goal."""
     times = ", ".join(f"{share} {time_text(secs)}" for share, secs in goal.peer_s.items())
     margin = f", to be beaten by {percent_text(goal.min_gain)}" if goal.min_gain else ""
     return f"goal  {goal.peer} {goal.version}: {times}{margin}"
 
 
 def goal_news(goal: Goal) -> GoalNews:
-    """What is to be beaten, then how far each step has come."""
+    """The goal, then the result of each step."""
     return GoalNews((goal_line(goal), *map(step_line, goal.steps)), goal_json(goal))
 
 
 def step_line(step: GoalStep) -> str:
-    """`116 trials, 1 min 20 s, ours / theirs: cpu:1 1.42 (1.40 .. 1.45)`; how far a step has come."""
+    """`116 trials, 1 min 20 s, ours / theirs: cpu:1 1.42 (1.40 .. 1.45)`: the result of a step."""
     ratios = ", ".join(f"{timing.share} {_ratio_text(timing)}" for timing in step.timings)
     return f"{step.trials} trials, {span_text(step.tuning_s)}, ours / theirs: {ratios}"
 
 
 def verdict_line(goal: Goal) -> str:
-    """How it ended, in one sentence."""
+    """The end in one sentence."""
     verdict = "is beaten" if goal.beaten else "is not beaten at every share"
     why = "" if goal.beaten or goal.end is None else f": {goal.end.value}"
     step = goal.steps[-1]
@@ -39,7 +39,7 @@ def verdict_line(goal: Goal) -> str:
 
 
 def goal_table(goal: Goal) -> Table:
-    """A row for each share: both times, the ratio with its interval, and when the peer's time was reached."""
+    """A row for each share: both times, the ratio with its interval, and the time of parity."""
     columns = (
         *(Column("share"), Column("ours", numbers=True), Column(goal.peer, numbers=True)),
         Column("ours / theirs (95 % interval)", numbers=True, wraps_at=8),
@@ -52,7 +52,7 @@ def goal_table(goal: Goal) -> Table:
     )
     timings = goal.steps[-1].timings
     return Table(
-        title=f"beside {goal.peer} {goal.version}, in turn, alone, from NumPy to NumPy",
+        title=f"beside {goal.peer} {goal.version}, interleaved, alone, from NumPy to NumPy",
         columns=columns,
         cells=tuple(_cells(goal, timing) for timing in timings),
         rows=tuple(_share_json(goal, timing) for timing in timings),
@@ -115,7 +115,7 @@ def _repeats_json(timed: SideBySide) -> dict[str, Any]:
 
 
 def _ratio_json(timed: SideBySide) -> dict[str, float | None]:
-    """Both medians in seconds, and ours over theirs with its 95 % interval, None where it is not known."""
+    """Both medians in seconds, and the ratio with its 95 % interval, None if not known."""
     low, high = (None if math.isnan(edge) else edge for edge in timed.interval)
     return {
         "our_s": timed.our_s,

@@ -1,4 +1,4 @@
-"""A peer timed at shares of this machine's CPU: a process for each timing, confined as a measurement is, and alone.
+"""Timing of a peer at shares of this machine's CPU, in a confined process for each timing.
 
 Core locks keep every other fractune process of this user off the cores meanwhile.
 """
@@ -17,7 +17,7 @@ _TIMEOUT_S = 1800.0
 
 
 def check_share(share: Share) -> None:
-    """Raises ShareUnavailable for a CPU share that this machine does not have."""
+    """Raises ShareUnavailable if this machine does not have the CPU share."""
     require("worker", "tvm")
     from fractune_workers.confinement.cpu import CpuConfinement
 
@@ -27,10 +27,11 @@ def check_share(share: Share) -> None:
 def time_peer(
     share: Share, model: Path, shapes: Mapping[str, Sequence[int]], repeats: int, env: Mapping[str, str]
 ) -> dict[str, Any]:
-    """What the ONNX file `model` takes in ONNX Runtime at `share`: `version`, and `run_secs`, seconds of one inference,
-    `repeats` times. `shapes` are for inputs that it leaves open; `env` tells the process where our packages are.
+    """Time the ONNX file `model` in ONNX Runtime at `share`: `version`, and `run_secs`, seconds of `repeats`
+    inferences.
 
-    Raises ShareUnavailable, BadModel when ONNX Runtime cannot load or run it, FractuneError when it is not installed.
+    `shapes` are for inputs that it leaves open; `env` points the process to our packages. Raises ShareUnavailable,
+    BadModel if ONNX Runtime cannot load or run it, FractuneError if it is not installed.
     """
     with _confined(share, env) as call:
         timed: dict[str, Any] = call("time_peer", _TIMEOUT_S, path=str(model), shapes=dict(shapes), repeats=repeats)
@@ -38,10 +39,10 @@ def time_peer(
 
 
 def time_beside(share: Share, model: Path, bundle: Path, repeats: int, env: Mapping[str, str]) -> dict[str, Any]:
-    """What the bundle's variant for `share` takes there and what the ONNX file that it was made from takes in ONNX
-    Runtime, in turn: the fields of `fractune.inference.comparing.beside.Beside`, and `variant`.
+    """Time the bundle's variant for `share` and its ONNX file in ONNX Runtime, interleaved.
 
-    Raises as `time_peer`, and BadBundle.
+    Returns the fields of `fractune.inference.comparing.beside.Beside`, and `variant`. Raises as `time_peer`, and
+    BadBundle.
     """
     with _confined(share, env) as call:
         timed: dict[str, Any] = call("time_beside", _TIMEOUT_S, path=str(model), bundle=str(bundle), repeats=repeats)
@@ -50,7 +51,9 @@ def time_beside(share: Share, model: Path, bundle: Path, repeats: int, env: Mapp
 
 @contextlib.contextmanager
 def _confined(share: Share, env: Mapping[str, str]) -> Iterator[Callable[..., Any]]:
-    """Calls of a process at `share`, whose cores are its own until the block ends. Raises ShareUnavailable."""
+    """A function that calls a process at `share`, with cores of its own until the block ends. Raises
+    ShareUnavailable.
+    """
     require("worker", "tvm")
     from fractune_workers.child import Child
     from fractune_workers.confinement.cpu import CpuConfinement

@@ -1,4 +1,4 @@
-"""The process that times a model in its peer, alone or beside a bundle: confined first, as a measurement is."""
+"""The process that times a model in its peer, alone or beside a bundle; it is confined first."""
 
 from __future__ import annotations
 

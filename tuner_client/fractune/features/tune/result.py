@@ -1,4 +1,4 @@
-"""What a tuning comes to: a value that shows itself as tables."""
+"""The result of a tuning, which shows itself as tables."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class TuneResult:
     job: JobStatus
     bundle: BundleFile
     measurers: Mapping[str, int] = field(default_factory=dict)
-    """how many measurers each share had, by share; empty when a server did the work"""
+    """number of measurers of each share, by share; empty if a server did the work"""
     goal: Goal | None = None
-    """what was to be beaten and how far that came, with `until_beats`; `job` is then the last step's"""
+    """the goal and its progress, with `until_beats`; `job` is then the last step's"""
 
     def __repr__(self) -> str:
         times = ", ".join(f"{each.share} {_time_text(each)}" for each in self.shares)
@@ -44,12 +44,14 @@ class TuneResult:
 
     @property
     def operators(self) -> Table:
-        """Where the model's time goes: every operator, the heaviest first, its GFLOP/s and how close to its roof."""
+        """The distribution of the model's time: every operator, the heaviest first, with GFLOP/s and part of the
+        roof.
+        """
         return time_table(self.job)
 
     @property
     def matrix(self) -> Matrix:
-        """How the schedules tuned for each share do at each of the others."""
+        """The schedules tuned for each share at every other share."""
         return Matrix((model_table(self.job),))
 
 

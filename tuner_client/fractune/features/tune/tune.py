@@ -50,26 +50,31 @@ def tune(
 
     Without `server` (HOST:PORT or unix:PATH; default: FRACTUNE_SERVER) the stack of `fractune up` in the folder `state`
     is used (default: FRACTUNE_STATE, else the user's data folder). If none is running, one is started for this call,
-    with its data in that folder. Ctrl-C cancels the job and ends that stack; what was measured stays in the log.
+    with its data in that folder. Ctrl-C cancels the job and ends that stack; the measurements stay in the log.
 
-    `shares` is `["cpu:1", "cpu:2"]` or `"cpu:1,cpu:2"`. `trials` candidates (default: 256) are measured in all, those
-    in the log counted in, with 0 none: the bundle is of what the log knows; `extra_trials` are beyond the log. The
-    search ends after `minutes`. With `until_beats="onnxruntime"` it ends when the bundle is faster than the ONNX model
-    in ONNX Runtime at every share of this machine's CPU. Faster means by more than the part `min_gain` (0.05 = 5 %) and
-    beyond the noise. It also ends after `minutes` (default: 15), or at `trials` (default: no limit); see
-    `TuneResult.goal`. `round_size` is the most candidates of a round. `target` is TVM's, by default the measuring
-    processor. With `rerank` nothing is searched: so many of every share's best are measured here. `only` names the
-    operators to tune by parts of their names ("conv2d,dense"). `exact` leaves out implementations that round otherwise
-    than the operator itself, as Winograd's convolutions do. Jobs that run at the same time search an operator once, and
-    read its records in the log. They share within one `namespace` (default: the server's), and with `fresh` not at all.
-    `inputs` gives shapes to inputs that the model leaves open. A Python file (TVMScript) is refused, unless with
-    `run_script` its code may run here: then the IRModule that it makes is tuned. `priority` is "low", "normal" or
-    "high": beside others a job gets four times the measurements of one that is one step lower, and none waits for ever.
-    A server that allows it calls the address `webhook` when the job has ended. The bundle is the file `out` where that
-    ends in `.fractune`, else `<model>.fractune` in the folder `out`. `progress` shows a bar, nothing (False), or calls
-    a function with each JobStatus. A server that went away is waited for `reconnect_s`.
+    `shares` is `["cpu:1", "cpu:2"]` or `"cpu:1,cpu:2"`. `trials` is the number of measured candidates (default: 256),
+    including those in the log; with 0 the bundle holds the log's best. `extra_trials` are measured beyond the log. The
+    search ends after `minutes`. `round_size` is the most candidates of a round. `target` is TVM's, by default the
+    measuring processor. `rerank` searches nothing: that many of every share's best are measured here.
 
-    Raises BadModel, BadRequest, ShareUnavailable, ServerUnreachable, StateUnusable, and what ended the job.
+    With `until_beats="onnxruntime"` the search ends when the bundle is faster than the ONNX model in ONNX Runtime at
+    every share of this machine's CPU. Faster means by more than the fraction `min_gain` (0.05 = 5 %), beyond the noise.
+    It also ends after `minutes` (default: 15), or at `trials` (default: no limit); see `TuneResult.goal`.
+
+    `only` names the operators to tune by parts of their names ("conv2d,dense"). `exact` excludes implementations that
+    round differently from the operator, such as Winograd's convolutions. `inputs` gives shapes to inputs that the model
+    leaves open. A Python file (TVMScript) is refused, unless `run_script` allows its code to run here; then the
+    IRModule that it makes is tuned.
+
+    Concurrent jobs of one `namespace` (default: the server's) search an operator once, and read its records in the log.
+    With `fresh` a job shares neither. `priority` is "low", "normal" or "high": each level gets four times the
+    measurements of the level below. A server that allows it calls the address `webhook` when the job has ended.
+
+    The bundle is the file `out` if that ends in `.fractune`, else `<model>.fractune` in the folder `out`. `progress`
+    shows a bar, nothing (False), or calls a function with each JobStatus. An unreachable server is awaited for
+    `reconnect_s`.
+
+    Raises BadModel, BadRequest, ShareUnavailable, ServerUnreachable, StateUnusable, and the error that ended the job.
     """
     options = job_options(locals())
     with model_file(model, run_script=run_script) as path:
@@ -88,6 +93,6 @@ def tune(
             return tune_until_beaten(path, spec, goal, written, state, choose_view(progress), reconnect_s)
         with finished_job(path, spec, state, server, choose_view(progress), reconnect_s) as (place, job):
             place.client.download_bundle(job.bundle, written)
-            # Of a stack of our own, asked while it is still there.
+            # The stack of this call is still running.
             measurers = place.client.measurers() if place.is_own else {}
     return TuneResult(job, BundleFile(written, job.name), measurers)

@@ -197,7 +197,7 @@ SMALL = (
         (SMALL.replace("profile =", "requests_per_run = 0\nprofile ="), "requests_per_run is 0"),
         ("[device]\ncores = 2\n[[models]]\nname='a'\nmodel='a.onnx'\ninputs = {data = 3}", "'data' is 3; write"),
         (SMALL.replace("[device]", "[device]\ncount = 0"), "count is 0; it must be from 1 to 4096 devices"),
-        (SMALL + 2 * "[[interference]]\nmodel = 'a'\nbeside = 'a'\ni = 1.1\n", "'a' beside 'a' is there twice"),
+        (SMALL + 2 * "[[interference]]\nmodel = 'a'\nbeside = 'a'\ni = 1.1\n", "'a' beside 'a' appears twice"),
         ("models = 3\n[device]\ncores = 2", "'models' is 3, and not a list of tables"),
         ("[device", "not a TOML file"),
     ],
