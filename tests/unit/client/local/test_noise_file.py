@@ -198,6 +198,15 @@ def test_the_picture_shows_every_setting(tmp_path: Path, name: str) -> None:
         text = (tmp_path / name).read_text()
         assert "tau -, regret -" in text
         assert "tau 0.95, regret 0.0 %" in text
+        assert all(f"<!-- {label} -->" in text for label in ("equal", "pass 1", "pass 2"))
+
+
+def test_the_legend_of_the_noise_names_only_passes_that_are_drawn(tmp_path: Path) -> None:
+    made = report()
+    made["settings"] = [made["settings"][0], setting("first, alone", [[1e-3, None], [2e-3, None]])]
+    draw_noise(made, tmp_path / "noise.svg")
+    text = (tmp_path / "noise.svg").read_text()
+    assert ("<!-- pass 1 -->" in text, "<!-- pass 2 -->" in text) == (True, False)
 
 
 def test_a_home_folder_is_meant_by_a_tilde(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fractune.features.knee.report import KneeReport, drawn_units
+from fractune.features.knee.report import KneeReport, drawn_units, is_open
 from fractune.text.figure import save_figure
 from fractune.text.text import percent_text, time_text
 from fractune_core.shares import unit_name, units_text
@@ -19,6 +19,8 @@ _PANELS_AT_MOST = 12
 """more would be too small to read"""
 _MEASURED, _CURVE, _KNEE = "black", "#0072B2", "#D55E00"
 """black, blue and vermilion of Okabe and Ito, which colour-blind people tell apart"""
+_VISIBLE = 0.005
+"""a narrower band, as a part of the longest time, is not seen"""
 
 
 def draw_knee(reports: Sequence[KneeReport], title: str, path: Path) -> None:
@@ -42,7 +44,7 @@ def draw_knee(reports: Sequence[KneeReport], title: str, path: Path) -> None:
     figure.suptitle(f"{title} ({left_out} more not drawn)" if left_out else title)
     handles = {label: handle for axes in grid for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
     figure.legend(
-        list(handles.values()), list(handles), loc="outside lower center", ncols=5 if columns > 2 else 3, fontsize=8
+        list(handles.values()), list(handles), loc="outside lower center", ncols=6 if columns > 2 else 3, fontsize=8
     )
     save_figure(figure, path)
 
@@ -69,7 +71,9 @@ def _draw_curve(axes: Any, report: KneeReport, knee_units: int, scale: float) ->
     units = drawn_units(report)
     bounds = [curve.bounds_at(each) for each in units]
     lows, highs = [low * scale for low, _ in bounds], [high * scale for _, high in bounds]
-    axes.fill_between(units, lows, highs, color=_CURVE, alpha=0.15, linewidth=0, label="possible between the measured")
+    if max(high - low for low, high in zip(lows, highs, strict=True)) > _VISIBLE * max(highs):
+        label = "possible between the measured"
+        axes.fill_between(units, lows, highs, color=_CURVE, alpha=0.15, linewidth=0, label=label)
     if curve.fit is not None:
         secs = [curve.secs_at(each) * scale for each in units]
         axes.plot(units, secs, color=_CURVE, linewidth=1.5, label="curve")
@@ -83,10 +87,13 @@ def _draw_curve(axes: Any, report: KneeReport, knee_units: int, scale: float) ->
 def _draw_measured(axes: Any, report: KneeReport, scale: float) -> None:
     """Draw every repeat as a faint dash, the spread as a bar, the median as a dot."""
     for units, secs in report.run_secs.items():
+        label = "all repeats" if len(secs) > 1 else None
         axes.vlines(units, min(secs) * scale, max(secs) * scale, color=_MEASURED, linewidth=1, zorder=3)
-        axes.scatter([units] * len(secs), [s * scale for s in secs], s=30, marker="_", color=_MEASURED, alpha=0.4)
+        axes.scatter(
+            [units] * len(secs), [s * scale for s in secs], s=30, marker="_", color=_MEASURED, alpha=0.4, label=label
+        )
     medians = [statistics.median(secs) * scale for secs in report.run_secs.values()]
-    axes.scatter(list(report.run_secs), medians, s=18, color=_MEASURED, zorder=5, label="measured (median, spread)")
+    axes.scatter(list(report.run_secs), medians, s=18, color=_MEASURED, zorder=5, label="measured (median)")
 
 
 def _scale(report: KneeReport) -> tuple[float, str]:
@@ -113,7 +120,7 @@ def _verdict(report: KneeReport) -> str:
     if knee.units is None:
         return "one share measured: no knee"
     at = units_text(knee.units, report.unit)
-    if knee.fewest != knee.most and report.curve.fit is None:
+    if is_open(report):
         return f"two shares measured: {knee.fewest} to {at} needed"
     return f"knee: {at}, {time_text(knee.secs)}{'' if knee.is_measured else ' predicted'}"
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fractune.features.matrix.cross_table import CrossTable
-from fractune_core.analysis.knee import Curve, Knee, find_knee, fit_curve
+from fractune_core.analysis.knee import Curve, CurveKind, Knee, find_knee, fit_curve
 from fractune_core.errors import BadRequest, one_line
 from fractune_core.shares import GrantedShare
 
@@ -57,6 +57,11 @@ def fastest_knee(table: CrossTable, granted: Mapping[str, GrantedShare], slack: 
     measured = {share: (granted[share].units, table.cells[name][share].run_secs) for share, name in fastest.items()}
     whole = next(iter(granted.values()))
     return knee_report(table.name, measured, whole.units_total, slack, whole.unit)
+
+
+def is_open(report: KneeReport) -> bool:
+    """Whether two shares leave more than one answer."""
+    return report.curve.kind is CurveKind.BOUND and report.knee.fewest != report.knee.most
 
 
 def drawn_units(report: KneeReport, at_most: int = 200) -> list[int]:

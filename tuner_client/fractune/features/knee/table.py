@@ -6,10 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from fractune.features.knee.report import KneeReport
+from fractune.features.knee.report import KneeReport, is_open
 from fractune.text.rendering import Column, Table
 from fractune.text.text import percent_text, time_text
-from fractune_core.analysis.knee import CurveKind
 from fractune_core.shares import units_text
 
 
@@ -80,7 +79,7 @@ def _verdict_cells(report: KneeReport) -> tuple[str, str, str, str, str]:
         return "-", "-", "-", "-", report.curve.kind.value
     at = units_text(knee.units, report.unit)
     there = time_text(knee.secs) if knee.is_measured else f"~{time_text(knee.secs)}"
-    if _is_open(report):
+    if is_open(report):
         at = f"{knee.fewest} to {at}"
     return at, there, percent_text(_loss(report)), percent_text(report.curve.error), report.curve.kind.value
 
@@ -91,13 +90,8 @@ def _loss(report: KneeReport) -> float | None:
     return knee.secs / knee.secs_whole - 1 if knee.secs and knee.secs_whole else None
 
 
-def _is_open(report: KneeReport) -> bool:
-    """Whether two shares leave more than one answer."""
-    return report.curve.kind is CurveKind.BOUND and report.knee.fewest != report.knee.most
-
-
 def _error_note(report: KneeReport) -> str:
     error = report.curve.error
-    if error is None or not math.isfinite(error) or report.knee.is_measured or _is_open(report):
+    if error is None or not math.isfinite(error) or report.knee.is_measured or is_open(report):
         return ""
     return f"; predicted times are off by about {percent_text(error)}"

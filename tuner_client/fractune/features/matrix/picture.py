@@ -33,14 +33,21 @@ def draw_table(table: CrossTable, path: Path) -> None:
     axes.set_yticks(range(len(variants)), [_row_label(variant) for variant in variants])
     axes.xaxis.tick_top()
     axes.tick_params(length=0)
-    for (variant, share), lost in losses.items():
-        cell = table.cells[variant][share]
-        text = f"{time_text(cell.median_s)}\n{verdict(table, variant, share, lost)}"
-        axes.text(shares.index(share), variants.index(variant), text, **_cell_style(_shade(lost)))
+    for row, variant in enumerate(variants):
+        for column, share in enumerate(shares):
+            lost = losses.get((variant, share))
+            axes.text(column, row, _cell_text(table, variant, share, lost), **_cell_style(_shade(lost)))
     bar = figure.colorbar(image, ax=axes, ticks=[0, _DARKEST / 2, _DARKEST])
-    bar.ax.set_yticklabels(["as the fastest", f"+{_DARKEST / 2:.0%}", f"+{_DARKEST:.0%} or more"])
+    bar.ax.set_yticklabels(["as the fastest", f"+{_DARKEST / 2 * 100:.0f} %", f"+{_DARKEST * 100:.0f} % or more"])
+    bar.set_label("time against the fastest of the column")
     axes.set_title(f"{table.name}: latency by the share\nit was tuned at and the share it runs at", pad=14)
     save_figure(figure, path)
+
+
+def _cell_text(table: CrossTable, variant: str, share: str, lost: Slowdown | None) -> str:
+    if lost is None:
+        return "not measured"
+    return f"{time_text(table.cells[variant][share].median_s)}\n{verdict(table, variant, share, lost)}"
 
 
 def _row_label(variant: str) -> str:

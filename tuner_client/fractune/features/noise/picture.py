@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
+import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from fractune.text.figure import save_figure
 from fractune.text.text import percent_text, score_text
 
 _COLUMNS = 4
+_CHARACTERS_AN_INCH = 11
 _PASSES = (("#0072B2", "o"), ("#D55E00", "^"))
 """colour and marker of each pass: blue and vermilion of Okabe and Ito, which colour-blind people tell apart"""
 
@@ -32,10 +34,13 @@ def draw_noise(report: Mapping[str, Any], path: Path) -> None:
             axes.set_visible(False)
         else:
             _draw_setting(axes, setting, truth)
-    figure.supxlabel(f"reference: {reference['name']}, two passes (ms)")
-    figure.supylabel("this setting (ms)")
-    figure.suptitle(f"{report['operator']} at {report['share']}: what a measurement is worth")
-    figure.legend(*grid[0].get_legend_handles_labels(), loc="outside lower right", ncols=3, fontsize=8)
+    line = int(figure.get_figwidth() * _CHARACTERS_AN_INCH)
+    figure.supxlabel(textwrap.fill(f"reference: {reference['name']}, two passes (ms)", line), fontsize=10)
+    figure.supylabel("this setting (ms)", fontsize=10)
+    title = f"{report['operator']} at {report['share']}: each candidate's time by setting"
+    figure.suptitle(textwrap.fill(title, line), fontsize=10)
+    handles = {label: handle for axes in grid for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    grid[0].legend(list(handles.values()), list(handles), loc="upper left", fontsize=8)
     save_figure(figure, path)
 
 
@@ -46,6 +51,8 @@ def _draw_setting(axes: Any, setting: Mapping[str, Any], truth: Mapping[str, flo
     axes.plot([low, high], [low, high], color="0.6", linewidth=1, label="equal")
     for index, (colour, marker) in enumerate(_PASSES):
         names = [name for name in truth if setting["median_s"][name][index] is not None]
+        if not names:
+            continue
         axes.scatter(
             [truth[name] * 1e3 for name in names],
             [setting["median_s"][name][index] * 1e3 for name in names],

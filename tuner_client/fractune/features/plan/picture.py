@@ -29,20 +29,30 @@ def draw_plan(plan: Plan, path: Path) -> None:
     figure = Figure(figsize=(9.0, 1.6 + 0.55 * len(drawn)), layout="constrained")
     axes = figure.subplots()
     for row, parts in enumerate(drawn):
-        axes.barh(row, plan.axis, height=0.8, color="none", edgecolor="0.7", hatch="////", linewidth=0.6)
+        label = "not used" if sum(part.length for part in parts) < plan.axis else None
+        axes.barh(row, plan.axis, height=0.8, color="none", edgecolor="0.7", hatch="////", linewidth=0.6, label=label)
         for part in parts:
             _draw_part(axes, row, part, plan.axis, colours[part.model])
     axes.set_yticks(range(len(drawn)), [f"device {number}" for number in range(len(drawn))])
     axes.set_ylim(len(drawn) - 0.5, -0.5)
     axes.set_xlim(0, plan.axis)
     axes.set_xticks(range(plan.axis + 1) if plan.axis <= 16 else [0, plan.axis])
-    axes.set_xlabel("memory slices" if plan.partitioning == "mig" else f"{plan.unit}s, from first to last")
+    axes.set_xlabel(_axis_label(plan))
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.tick_params(left=False)
     left_out = len(plan.devices) - len(drawn)
     title = summary(plan)[0].partition(", solved")[0]
     axes.set_title(f"{title} ({left_out} more not drawn)" if left_out else title, fontsize=10)
+    handles, labels = axes.get_legend_handles_labels()
+    if handles:
+        figure.legend(handles[:1], labels[:1], loc="outside lower right", fontsize=8)
     save_figure(figure, path)
+
+
+def _axis_label(plan: Plan) -> str:
+    if plan.partitioning != "mig":
+        return f"{plan.unit}s, from first to last"
+    return f"memory slices; the title counts compute slices, {plan.units_per_device} a device"
 
 
 def _draw_part(axes: Any, row: int, part: PlannedPart, axis: int, colour: str) -> None:

@@ -112,6 +112,23 @@ def test_every_kind_of_curve_is_drawn(suffix: str, tmp_path: Path) -> None:
     assert path.stat().st_size > 1000
 
 
+def test_the_legend_of_the_knee_names_only_what_is_drawn(tmp_path: Path) -> None:
+    path = tmp_path / "knee.svg"
+    draw_knee([report(measured=ONE)], "one", path)
+    one = path.read_text(encoding="utf-8")
+    flat: Measured = {"a": (1, [2.0]), "b": (66, [2.0]), "c": (132, [2.0])}
+    draw_knee([report(measured=flat)], "flat", path)
+    flat_drawn = path.read_text(encoding="utf-8")
+    draw_knee([report(), report(measured=TWO)], "both", path)
+    both = path.read_text(encoding="utf-8")
+    for label, drawn in (
+        ("measured (median)", (True, True, True)),
+        ("possible between the measured", (False, False, True)),
+        ("all repeats", (False, False, True)),
+    ):
+        assert tuple(f"<!-- {label} -->" in text for text in (one, flat_drawn, both)) == drawn, label
+
+
 def test_what_is_not_drawn_is_said(tmp_path: Path) -> None:
     path = tmp_path / "knee.svg"
     draw_knee([report(f"operator {number}", ONE) for number in range(14)], "knees", path)

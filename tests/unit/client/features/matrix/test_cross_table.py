@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -143,6 +144,16 @@ def test_the_table_is_drawn(tmp_path: Path, suffix: str) -> None:
     assert path.stat().st_size > 5_000
     with pytest.raises(BadRequest):
         check_picture(tmp_path / "table.gif")
+
+
+def test_cells_that_were_not_measured_say_so_in_the_picture(tmp_path: Path) -> None:
+    part = {name: dict(row) for name, row in TABLE.cells.items()}
+    del part["untuned"]["cpu:2"]
+    for table, count in ((TABLE, 0), (replace(TABLE, cells=part), 1)):
+        draw_table(table, tmp_path / "table.svg")
+        text = (tmp_path / "table.svg").read_text()
+        assert text.count("<!-- not measured -->") == count
+        assert "<!-- time against the fastest of the column -->" in text
 
 
 def same_everywhere(

@@ -85,6 +85,15 @@ def test_the_picture_shows_devices_and_models(fleet: fractune.PlanResult, tmp_pa
         text = path.read_text()
         assert "device 0" in text
         assert "resnet50" in text
+        assert "<!-- memory slices; the title counts compute slices, 7 a device -->" in text
+        assert "<!-- not used -->" in text, "what the hatch means"
     assert path.stat().st_size > 1000
     with pytest.raises(BadRequest, match=r"ends in \.svg or \.png"):
         fleet.draw(tmp_path / "plan.jpg")
+
+
+def test_a_plan_that_uses_everything_explains_no_hatch(tmp_path: Path) -> None:
+    cpu().draw(tmp_path / "plan.svg")
+    text = (tmp_path / "plan.svg").read_text()
+    assert "<!-- cores, from first to last -->" in text
+    assert "not used" not in text
