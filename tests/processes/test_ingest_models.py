@@ -16,7 +16,7 @@ from tvm import relax
 from fractune_core.errors import BadModel
 from fractune_workers.children.importing.model_file import load_model
 from fractune_workers.children.importing.passes import extract, prepare
-from fractune_workers.children.tvm_api.weights import Weights
+from fractune_workers.children.tvm_api.weights import LiftedWeights
 
 LIGHT = Path(onnx.__file__).parent / "backend/test/data/light"
 LIGHT_OPERATORS = {
@@ -74,7 +74,7 @@ def random_weight(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarra
 
 def our_outputs(path: Path, inputs: Arrays) -> list[np.ndarray]:
     module = load_model(path, {name: list(value.shape) for name, value in inputs.items()})
-    weights = Weights()
+    weights = LiftedWeights()
     lifted = weights.lifted(prepare(module, TARGET)).module
     machine = relax.VirtualMachine(tvm.relax.build(lifted, TARGET), tvm.cpu())
     result = machine["main"](*map(tvm.runtime.tensor, inputs.values()), *weights.tensors)

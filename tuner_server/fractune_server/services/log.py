@@ -24,7 +24,7 @@ from fractune_server.store.records.filters import RecordFilter
 from fractune_server.store.records.log import RecordPlace
 from fractune_server.store.records.record_check import check_record, check_workload
 from fractune_server.transport.context import ServerContext
-from fractune_server.transport.unreadable import UnreadableResult, replay, unreadable_results
+from fractune_server.transport.unreadable import SetAsideResult, replay, unreadable_results
 
 _IMPORT_LIMIT_BYTES = 256 << 20
 
@@ -130,7 +130,7 @@ class LogService(rpc.LogServiceServicer):
         return pb.ReplayUnreadableResponse(replayed=replay(self._redis, self._secret))
 
 
-def _unreadable(found: UnreadableResult) -> pb.UnreadableResult:
+def _unreadable(found: SetAsideResult) -> pb.UnreadableResult:
     message = pb.UnreadableResult(place=found.place, reason=found.reason, event=found.event)
     message.set_aside_time.FromMilliseconds(int(found.set_aside_at * 1000))
     return message

@@ -18,7 +18,7 @@ _PLACE, _REASON = "place", "reason"
 
 
 @dataclass(frozen=True)
-class UnreadableResult:
+class SetAsideResult:
     """A result, its origin, and why it could not be read."""
 
     entry: str
@@ -40,7 +40,7 @@ def set_aside(redis: Redis, place: str, event: bytes, reason: str) -> None:
     redis.xadd(UNREADABLE, cast(Any, {_PLACE: place, _REASON: reason, EVENT_FIELD: event}), maxlen=_MOST)
 
 
-def unreadable_results(redis: Redis, limit: int) -> tuple[list[UnreadableResult], int]:
+def unreadable_results(redis: Redis, limit: int) -> tuple[list[SetAsideResult], int]:
     """The newest results, at most `limit`, and the number of all."""
     found: Any = redis.xrevrange(UNREADABLE, count=limit)
     return [_result(entry, fields) for entry, fields in found], int(cast(Any, redis.xlen(UNREADABLE)))
@@ -62,6 +62,6 @@ def replay(redis: Redis, secret: bytes) -> int:
     return len(found)
 
 
-def _result(entry: bytes, fields: Any) -> UnreadableResult:
+def _result(entry: bytes, fields: Any) -> SetAsideResult:
     place, reason, event = (fields[name.encode()].decode(errors="replace") for name in (_PLACE, _REASON, EVENT_FIELD))
-    return UnreadableResult(entry.decode(), place, reason, event)
+    return SetAsideResult(entry.decode(), place, reason, event)

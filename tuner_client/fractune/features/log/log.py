@@ -26,7 +26,7 @@ from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.records import Kind, TuningRecord
 from fractune_core.shares import Share
 
-LogFormat: TypeAlias = Literal["csv", "jsonl", "jsondatabase"]
+RecordFormat: TypeAlias = Literal["csv", "jsonl", "jsondatabase"]
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ class Log:
         self,
         path: str | os.PathLike[str],
         *,
-        file_format: LogFormat = "jsonl",
+        file_format: RecordFormat = "jsonl",
         force: bool = False,
         **filters: Unpack[FilterOptions],
     ) -> int:
@@ -217,7 +217,7 @@ def record_filter(**filters: Unpack[FilterOptions]) -> pb.RecordFilter:
     return pb.RecordFilter(**filters)
 
 
-def check_export(path: Path, file_format: LogFormat, *, force: bool) -> None:
+def check_export(path: Path, file_format: RecordFormat, *, force: bool) -> None:
     """Raises BadRequest or FractuneError before the work for a failure of `Log.export`."""
     check_free(path, force=force)
     if file_format == "jsondatabase":

@@ -21,11 +21,11 @@ class Weights:
 
     def of(self, variant: str) -> list[Any]:
         """The weights that the variant takes after its inputs, in their order. Raises BadBundle."""
-        wanted = self._bundle.weights_of(variant)
-        missing = sorted(set(wanted) - self._placed.keys())
+        numbers = self._bundle.weights_of(variant)
+        missing = sorted(set(numbers) - self._placed.keys())
         if missing:
             self._placed.update(zip(missing, self._place(self._read(missing)), strict=True))
-        return [self._placed[number] for number in wanted]
+        return [self._placed[number] for number in numbers]
 
     def _read(self, numbers: Sequence[int]) -> list[Any]:
         """Tensors over one buffer that holds all of them."""

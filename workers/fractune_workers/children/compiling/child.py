@@ -36,7 +36,7 @@ from fractune_workers.children.tvm_api.target import (
     target_key,
 )
 from fractune_workers.children.tvm_api.traces import Workload, read_workload, write_workloads
-from fractune_workers.children.tvm_api.weights import Weights, pack_weights
+from fractune_workers.children.tvm_api.weights import LiftedWeights, pack_weights
 
 _ANY_CORES = 1
 """Operators do not depend on the number of cores, and a trace holds the choices that follow from it"""
@@ -161,7 +161,7 @@ def compile_bundle(
         prepare_tensor_cores(by_name[DIRECT], parsed)
     texts = [variant["traces"] for variant in variants]
     schedules = [_schedules(prepared, each) for each in texts]
-    weights = Weights()
+    weights = LiftedWeights()
     lifted = [weights.lifted(_mixed(prepared, each)) for each in texts]
     names = [json.dumps([str(parsed), each], sort_keys=True) for each in texts]
     compiled = _each_once(

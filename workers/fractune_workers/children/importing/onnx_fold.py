@@ -54,7 +54,7 @@ _NEVER_COMPUTED = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuant
 
 
 @dataclass(frozen=True)
-class _Value:
+class _TensorFacts:
     """The known facts about a tensor."""
 
     type: onnx.TypeProto | None = None
@@ -89,14 +89,14 @@ class Folding:
         self._limits = limits
         self._computed = ComputedConstants(limits)
         self._opsets = {entry.domain: entry.version for entry in model.opset_import}
-        self._known: ChainMap[str, _Value] = ChainMap()
+        self._known: ChainMap[str, _TensorFacts] = ChainMap()
         self._parts = 0
 
     def run(self) -> None:
         """Fold the shape arithmetic of the model, in place, and write down the shapes of its tensors."""
         graph = self._model.graph
         for value in graph.input:
-            self._learn(value.name, _Value(value.type), f"input '{value.name}'")
+            self._learn(value.name, _TensorFacts(value.type), f"input '{value.name}'")
         self._take_weights(graph)
         nodes = [onnx.NodeProto.FromString(node.SerializeToString()) for node in self._walk(graph.node)]
         del graph.node[:]
@@ -125,9 +125,11 @@ class Folding:
         for tensor in graph.initializer:
             kind = helper.make_tensor_type_proto(tensor.data_type, tensor.dims)
             small = math.prod(tensor.dims) <= _LARGEST
-            self._learn(tensor.name, _Value(kind, constant=True, tensor=tensor if small else None), _weight(tensor))
+            self._learn(
+                tensor.name, _TensorFacts(kind, constant=True, tensor=tensor if small else None), _weight(tensor)
+            )
 
-    def _learn(self, name: str, value: _Value, what: str) -> int:
+    def _learn(self, name: str, value: _TensorFacts, what: str) -> int:
         """Bytes of the value, 0 when they are not known."""
         if name in self._known.maps[0]:
             raise BadModel(f"'{name}' is the name of two tensors; export the model again")
@@ -165,16 +167,16 @@ class Folding:
 
     def _fold(self, node: onnx.NodeProto) -> bool:
         """Learn the node's outputs; whether all of them are known numbers now."""
-        inputs = {name: self._known.get(name, _Value()) for name in node.input if name}
+        inputs = {name: self._known.get(name, _TensorFacts()) for name in node.input if name}
         types = self._types(node, inputs)
         self._count_parts(node, inputs)
-        sized = all(_Value(types.get(name)).shape is not None for name in node.output if name)
+        sized = all(_TensorFacts(types.get(name)).shape is not None for name in node.output if name)
         constant = all(value.constant for value in inputs.values()) and (sized or node.op_type not in _NEVER_COMPUTED)
         tensors = self._tensors(node, inputs, types) if constant or node.op_type == "Shape" else []
         for index, name in enumerate(node.output):
             tensor = tensors[index] if tensors else None
             kind = helper.make_tensor_type_proto(tensor.data_type, tensor.dims) if tensor else types.get(name)
-            value = _Value(kind, constant or tensor is not None, tensor)
+            value = _TensorFacts(kind, constant or tensor is not None, tensor)
             size = self._learn(name, value, described(node)) if name else 0
             if constant:
                 self._computed.take(size, described(node))
@@ -182,7 +184,7 @@ class Folding:
             self._count_work(node, inputs)
         return bool(tensors)
 
-    def _types(self, node: onnx.NodeProto, inputs: dict[str, _Value]) -> dict[str, onnx.TypeProto]:
+    def _types(self, node: onnx.NodeProto, inputs: dict[str, _TensorFacts]) -> dict[str, onnx.TypeProto]:
         """The types of its outputs, as far as ONNX can infer them."""
         inner = [self._inner_types(graph) for graph in subgraphs(node)]
         if inner:  # the types that both branches share
@@ -213,13 +215,13 @@ class Folding:
             self._take_weights(graph)
             for _ in self._walk(graph.node):
                 pass
-            known = [self._known.get(value.name, _Value()) for value in graph.output]
+            known = [self._known.get(value.name, _TensorFacts()) for value in graph.output]
         finally:
             self._known = outer
         return [value.type or onnx.TypeProto() for value in known]
 
     def _tensors(
-        self, node: onnx.NodeProto, inputs: dict[str, _Value], types: dict[str, onnx.TypeProto]
+        self, node: onnx.NodeProto, inputs: dict[str, _TensorFacts], types: dict[str, onnx.TypeProto]
     ) -> list[onnx.TensorProto]:
         """The numbers of its outputs where they are small and follow from known values; else none."""
         if domain_of(node.domain) or "" in node.output:
@@ -229,7 +231,7 @@ class Folding:
             return [] if shape is None else [numpy_helper.from_array(_shape_slice(node, shape), node.output[0])]
         if node.op_type not in _FOLDED or any(value.tensor is None for value in inputs.values()):
             return []
-        shapes = [_Value(types.get(name)).shape for name in node.output]
+        shapes = [_TensorFacts(types.get(name)).shape for name in node.output]
         small = all(shape is not None and math.prod(shape) <= _LARGEST for shape in shapes)
         if not small and node.op_type not in _SIZED_BY_INPUTS:
             return []
@@ -239,7 +241,7 @@ class Folding:
         except Exception:  # noqa: BLE001  the reference implementation raises anything; the node stays
             return []
 
-    def _evaluate(self, node: onnx.NodeProto, inputs: dict[str, _Value]) -> Iterable[object]:
+    def _evaluate(self, node: onnx.NodeProto, inputs: dict[str, _TensorFacts]) -> Iterable[object]:
         anything = onnx.TypeProto()
         graph = helper.make_graph(
             [node],
@@ -251,7 +253,7 @@ class Folding:
         arrays = {name: numpy_helper.to_array(value.tensor) for name, value in inputs.items() if value.tensor}
         return list(ReferenceEvaluator(alone).run(None, arrays))
 
-    def _count_work(self, node: onnx.NodeProto, inputs: dict[str, _Value]) -> None:
+    def _count_work(self, node: onnx.NodeProto, inputs: dict[str, _TensorFacts]) -> None:
         """Count the memory that a constant's computation needs beside its result. Raises BadModel where its size is not
         known.
         """
@@ -264,7 +266,7 @@ class Folding:
             products = math.prod(math.prod(shape) for shape in shapes)
             self._computed.take(products * _PRODUCT_BYTES, described(node))
 
-    def _count_parts(self, node: onnx.NodeProto, inputs: dict[str, _Value]) -> None:
+    def _count_parts(self, node: onnx.NodeProto, inputs: dict[str, _TensorFacts]) -> None:
         """Count the parts of splits: the importer makes a node of each."""
         numbers = {each.name: each.i for each in node.attribute}
         if node.op_type == "Split":

@@ -136,7 +136,7 @@ class _Walk:
 
 
 @dataclass(frozen=True)
-class _Value:
+class _SizedValue:
     var: Hashable
     read: Sequence[Hashable]
     size: int
@@ -149,7 +149,7 @@ class InferenceMemory:
 
     def __init__(self) -> None:
         self._kept = 0
-        self._values: list[_Value] = []
+        self._values: list[_SizedValue] = []
 
     def keep(self, size: int) -> None:
         """Count an input or a weight, which is there all the time."""
@@ -157,7 +157,7 @@ class InferenceMemory:
 
     def compute(self, var: Hashable, read: Sequence[Hashable], size: int, what: str) -> None:
         """Count a value that is computed from others; `size` 0 = it refers to the others, like a tuple of them."""
-        self._values.append(_Value(var, read, size, what))
+        self._values.append(_SizedValue(var, read, size, what))
 
     def peak(self, results: Sequence[Hashable]) -> tuple[int, str]:
         """The most bytes that exist at once, and the value that is computed then. `results` are never dropped."""

@@ -26,7 +26,7 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
-class _Kernel:
+class _LoadedKernel:
     library: Any
     args: list[Any]
 
@@ -38,7 +38,7 @@ class MeasurerChild:
         self._confinement = confinement
         self._setup = setup
         self._processor = setup.processor
-        self._kernels: dict[str, _Kernel] = {}
+        self._kernels: dict[str, _LoadedKernel] = {}
         self._args: list[Any] = []
         """of the direct implementation"""
         self._pristine: list[Any] = []
@@ -145,10 +145,10 @@ class MeasurerChild:
         result = timed()
         return result, counters().since(before).to_json()
 
-    def _loaded(self, code: bytes, implementation: str) -> _Kernel:
+    def _loaded(self, code: bytes, implementation: str) -> _LoadedKernel:
         from fractune_workers.children.tvm_api.artifacts import load_objects
 
-        return _Kernel(load_objects([code]), self._args_of(implementation))
+        return _LoadedKernel(load_objects([code]), self._args_of(implementation))
 
     def _args_of(self, implementation: str) -> list[Any]:
         """The arguments for an implementation: the same tensors, except weights in another layout."""
@@ -163,7 +163,7 @@ class MeasurerChild:
             ]
         return self._own_args[implementation]
 
-    def _time(self, kernel: _Kernel, policy: TimingPolicy) -> list[float]:
+    def _time(self, kernel: _LoadedKernel, policy: TimingPolicy) -> list[float]:
         return self._processor.time(kernel.library, kernel.args, policy)
 
     def _time_loaded(self, name: str, policy: TimingPolicy, calls: int) -> list[float]:

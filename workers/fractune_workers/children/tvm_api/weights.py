@@ -25,10 +25,10 @@ class Lifted:
 
     module: tvm.IRModule
     weights: list[int]
-    """in their order: where in `Weights.tensors` each is"""
+    """in their order: where in `LiftedWeights.tensors` each is"""
 
 
-class Weights:
+class LiftedWeights:
     """The weights of several modules that are variants of one model; a weight of several modules is kept once."""
 
     def __init__(self) -> None:

@@ -19,7 +19,7 @@ from tvm.script import tirx as T
 from fractune_core.errors import BadModel
 from fractune_workers.children.importing.passes import extract, is_scheduled, prepare, workload_hash
 from fractune_workers.children.tvm_api.target import default_target, parse_target, vector_unit
-from fractune_workers.children.tvm_api.weights import Weights
+from fractune_workers.children.tvm_api.weights import LiftedWeights
 
 TARGET = default_target(1)
 
@@ -168,7 +168,7 @@ def test_a_model_without_operators_has_nothing_to_tune() -> None:
 def test_lifted_weights_give_the_same_output() -> None:
     """Of these two, the first is large enough to be packed in blocks."""
     prepared = prepare(layers([16, 64, 4]), TARGET)
-    weights = Weights()
+    weights = LiftedWeights()
     lifted = weights.lifted(prepared).module
     lanes = vector_unit(TARGET).lanes
     assert [list(weight.shape) for weight in weights.tensors] == [[64 // lanes, 16, lanes], [64, 4]]
@@ -182,5 +182,5 @@ def test_lifted_weights_give_the_same_output() -> None:
 
 def test_lifting_changes_no_operator() -> None:
     prepared = prepare(layers([16, 32, 4]), TARGET)
-    lifted = Weights().lifted(prepared).module
+    lifted = LiftedWeights().lifted(prepared).module
     assert extract(lifted, TARGET) == extract(prepared, TARGET)

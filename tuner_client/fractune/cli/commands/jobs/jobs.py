@@ -58,8 +58,8 @@ def _job_cells(job: JobStatus) -> tuple[str, ...]:
     trials = f"{job.candidates_had}/{job.trials_planned}" if job.trials_planned else "-"
     shared = str(job.candidates_shared)
     created = f"{datetime.fromtimestamp(job.created_at, UTC):%Y-%m-%d %H:%M:%S}"
-    asked = job.name, job.model_name, ", ".join(job.shares), job.priority
-    return *asked, job.state.value, trials, shared, created, job.message
+    request = job.name, job.model_name, ", ".join(job.shares), job.priority
+    return *request, job.state.value, trials, shared, created, job.message
 
 
 def watch(
