@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fractune_core.errors import FractuneError, RedisGone
+from fractune_core.fleet.redis_names import PROTOCOL_KEY
 
 PROGRAMS = ("valkey-server", "redis-server")
 OLDEST = 7
@@ -68,14 +69,26 @@ def redis_command(socket_path: Path, folder: Path) -> list[str]:
 
 def redis_answers(socket_path: Path) -> bool:
     """Return True if Redis accepts commands: it listens, and has loaded its file."""
+    return _answer(socket_path, "PING").startswith(b"+PONG")
+
+
+def forget_server(socket_path: Path) -> None:
+    """Remove the protocol of the server that used this Redis last: workers that start before the new server would
+    refuse that of an older version.
+    """
+    _answer(socket_path, f"DEL {PROTOCOL_KEY}")
+
+
+def _answer(socket_path: Path, command: str) -> bytes:
+    """The beginning of the answer; empty where there is none."""
     with socket.socket(socket.AF_UNIX) as link:
         link.settimeout(1.0)
         try:
             link.connect(str(socket_path))
-            link.sendall(b"PING\r\n")
-            return link.recv(16).startswith(b"+PONG")
+            link.sendall(f"{command}\r\n".encode())
+            return link.recv(16)
         except OSError:
-            return False
+            return b""
 
 
 def disk_was_full(output: str) -> bool:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import quote
 
-from fractune.local.embedded_redis import disk_was_full, redis_answers, redis_command, redis_given_up
+from fractune.local.embedded_redis import disk_was_full, forget_server, redis_answers, redis_command, redis_given_up
 from fractune.local.noise_file import advice_for
 from fractune.local.processes import POLL_S, Part, Running, end_in_order, tend_all
 from fractune.local.state import StackFolder, open_state, socket_dir
@@ -219,6 +219,7 @@ class Stack:
             redis = Running(self._redis_part())
             running.append(redis)
             self._await_redis(redis)
+            forget_server(self._sockets / _REDIS_SOCKET)
             steady, search = self._worker_parts()
             if not self._ended.is_set():
                 running += [Running(part) for part in [self._server_part(), *steady]]

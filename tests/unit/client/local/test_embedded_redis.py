@@ -6,9 +6,12 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import redis
 
-from fractune.local.embedded_redis import disk_was_full, redis_binary
+from fractune.local.embedded_redis import disk_was_full, forget_server, redis_answers, redis_binary
 from fractune_core.errors import FractuneError
+from fractune_core.fleet.redis_names import PROTOCOL_KEY
+from tests.support.processes.redis_process import running_redis
 
 
 def put_program(folder: Path, name: str, version: str) -> Path:
@@ -59,3 +62,13 @@ def test_without_any_it_is_told_how_to_get_one(tmp_path: Path, monkeypatch: pyte
 )
 def test_redis_says_that_its_disk_was_full(said: str, *, full: bool) -> None:
     assert disk_was_full(said) is full
+
+
+def test_the_protocol_of_an_older_server_is_forgotten(tmp_path: Path) -> None:
+    with running_redis() as url, redis.Redis.from_url(url) as connection:
+        connection.mset({PROTOCOL_KEY: 1, "other": 1})
+        path = Path(url.removeprefix("unix://"))
+        assert redis_answers(path)
+        forget_server(path)
+        assert connection.keys() == [b"other"]
+    assert not redis_answers(tmp_path / "no.sock")
