@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Literal, NotRequired, TypedDict
+from typing import Any, Literal, NotRequired, TypedDict, get_args, get_type_hints
 
 from fractune_core.records import Kind, Status, TimingPolicy, TuningRecord, record_id
 from fractune_core.shares import Device, GrantedShare
@@ -217,18 +217,14 @@ class TimeModelWork(TracedWork):
     bundle: str
 
 
-WORK_BY_KIND: dict[str, type[Any]] = {
-    "ingest": IngestWork,
-    "search": SearchWork,
-    "build": BuildWork,
-    "measure": MeasureWork,
-    "compile": CompileWork,
-    "time_model": TimeModelWork,
-}
-"""by what `task` says in each of them"""
-WORK_KINDS = tuple(WORK_BY_KIND)
+def _by_literal(field: str, union: Any) -> dict[str, type[Any]]:
+    """The members of a union, each by the one value that this field of it may have."""
+    return {get_args(get_type_hints(member)[field])[0]: member for member in get_args(union)}
+
 
 Work = IngestWork | SearchWork | BuildWork | MeasureWork | CompileWork | TimeModelWork
+WORK_BY_KIND = _by_literal("task", Work)
+WORK_KINDS = tuple(WORK_BY_KIND)
 
 
 def cancelled_by(work: Work) -> str:
@@ -379,15 +375,4 @@ class WorkFailed(TypedDict):
 
 
 Event = Ingested | Proposed | SearchForgotten | Measured | RoofMeasured | Compiled | ModelTimed | PieceDone | WorkFailed
-EVENT_BY_KIND: dict[str, type[Any]] = {
-    "ingested": Ingested,
-    "proposed": Proposed,
-    "search_forgotten": SearchForgotten,
-    "measured": Measured,
-    "roof_measured": RoofMeasured,
-    "compiled": Compiled,
-    "model_timed": ModelTimed,
-    "piece_done": PieceDone,
-    "work_failed": WorkFailed,
-}
-"""by what `event` says in each of them"""
+EVENT_BY_KIND = _by_literal("event", Event)

@@ -15,7 +15,7 @@ from fractune_core.codec.plain_json import from_json, to_dict
 from fractune_core.errors import NotFound
 from fractune_core.jobs import JobState
 from fractune_core.shares import Device, GrantedShare
-from fractune_server.store.database.database import Repository, as_dict, parts
+from fractune_server.store.database.database import NAMES, Repository, as_dict, rows_for
 from fractune_server.store.database.tables import job_operators, jobs, rounds, webhooks
 from fractune_server.store.quotas import check_job
 from fractune_server.store.stored_job import Round, StoredJob, StoredOperator
@@ -29,7 +29,7 @@ _OPEN = select(jobs.c.id).where(jobs.c.state.in_([state.value for state in JobSt
 _SAVE = update(jobs).where(jobs.c.id == bindparam("job"), jobs.c.state.not_in(_ENDED))
 _ADD_ROUND = insert(rounds)
 _DROP_ROUND = delete(rounds).where(rounds.c.round_id == bindparam("round"))
-_REVISIONS = select(jobs.c.id, jobs.c.revision).where(jobs.c.id.in_(bindparam("jobs", expanding=True)))
+_REVISIONS = select(jobs.c.id, jobs.c.revision).where(jobs.c.id.in_(NAMES))
 
 
 class JobStore(Repository):
@@ -54,11 +54,8 @@ class JobStore(Repository):
 
     def revisions(self, names: Iterable[str]) -> dict[str, int]:
         """Revisions of the existing jobs among `names`, by id."""
-        found: dict[str, int] = {}
         with self._database.read() as connection:
-            for part in parts(list(names)):
-                found.update((name, revision) for name, revision in connection.execute(_REVISIONS, {"jobs": part}))
-        return found
+            return dict(rows_for(connection, _REVISIONS, names))
 
     def page(self, limit: int, before: int | None, *, open_only: bool) -> list[tuple[int, StoredJob]]:
         """At most `limit` jobs before a number (None = from the newest), newest first, with their numbers."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Column, Connection, Row, RowMapping, Table, delete, false, inspect, text
+from sqlalchemy import Column, Connection, Row, RowMapping, Select, Table, bindparam, delete, false, inspect, text
 from sqlalchemy.dialects import postgresql, sqlite
 
 from fractune_core.errors import StateUnusable
@@ -21,6 +21,8 @@ SCHEMA = "0015"
 """the newest revision among the migrations"""
 _MIGRATIONS = Path(__file__).with_name("migrations")
 _PART = 500
+NAMES: Any = bindparam("names", expanding=True)
+"""the list that `rows_for` gives a query"""
 
 
 class Database:
@@ -158,6 +160,12 @@ def parts(items: Sequence[str]) -> Iterator[Sequence[str]]:
     """`items` in parts that fit into one statement."""
     for start in range(0, len(items), _PART):
         yield items[start : start + _PART]
+
+
+def rows_for(connection: Connection, query: Select[Any], names: Iterable[str]) -> Iterator[Any]:
+    """The rows of a query with `NAMES`, for any number of names."""
+    for part in parts(list(names)):
+        yield from connection.execute(query, {"names": part})
 
 
 def as_dict(row: RowMapping) -> dict[str, Any]:

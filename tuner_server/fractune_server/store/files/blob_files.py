@@ -9,10 +9,10 @@ from contextlib import closing
 from pathlib import Path
 from typing import BinaryIO, Self
 
-from fractune_core.errors import BadBundle, NotFound, StateUnusable
+from fractune_core.errors import BadBundle, NotFound
 from fractune_core.files.bundles import SUFFIX, Bundle
 from fractune_core.fleet.blobs import CHUNK_BYTES
-from fractune_server.store.files.upload_parts import PartWriter, UploadParts
+from fractune_server.store.files.upload_parts import PartWriter, UploadParts, errors_in_one_line
 
 
 class BlobStore:
@@ -23,12 +23,10 @@ class BlobStore:
         self._models = folder / "blobs"
         self._bundles = folder / "bundles"
         for path in (self._models, self._bundles):
-            try:
+            with errors_in_one_line(path):
                 path.mkdir(parents=True, exist_ok=True)
                 for torn in path.glob("tmp*"):
                     torn.unlink()
-            except OSError as error:
-                raise _unusable(path, error) from error
 
     def add_model(self, sha256: str, part: PartWriter) -> None:
         """Store a model file whose part is whole. Raises BadRequest if the digest does not match."""
@@ -76,10 +74,8 @@ class _Draft:
         self._folder = folder
 
     def __enter__(self) -> Self:
-        try:
+        with errors_in_one_line(self._folder):
             descriptor, name = tempfile.mkstemp(dir=self._folder)
-        except OSError as error:
-            raise _unusable(self._folder, error) from error
         self._path = Path(name)
         self._file: BinaryIO = os.fdopen(descriptor, "wb")
         return self
@@ -88,19 +84,15 @@ class _Draft:
         self.fill(lambda file: file.write(chunk))
 
     def fill(self, write: Callable[[BinaryIO], object]) -> None:
-        try:
+        with errors_in_one_line(self._folder):
             write(self._file)
-        except OSError as error:
-            raise _unusable(self._folder, error) from error
 
     def publish(self, path: Path) -> None:
         """Flush the file to the disk, then give it its name in one step."""
-        try:
+        with errors_in_one_line(self._folder):
             self._file.flush()
             os.fsync(self._file.fileno())
             self._path.replace(path)
-        except OSError as error:
-            raise _unusable(self._folder, error) from error
 
     def __exit__(self, *_: object) -> None:
         self._file.close()
@@ -115,7 +107,3 @@ def _read(path: Path, missing: str) -> Iterator[bytes]:
     with file:
         while chunk := file.read(CHUNK_BYTES):
             yield chunk
-
-
-def _unusable(folder: Path, error: OSError) -> StateUnusable:
-    return StateUnusable(f"{folder}: {error.strerror}; free some space there, or make it writable")

@@ -34,7 +34,7 @@ class UploadParts:
         self._lock = threading.Lock()
         self._open: dict[str, _Part] = {}
         """parts of the uploads in progress, by name"""
-        with _errors_in_one_line(folder):
+        with errors_in_one_line(folder):
             folder.mkdir(parents=True, exist_ok=True)
 
     def received(self, owner: str, sha256: str) -> int:
@@ -47,7 +47,7 @@ class UploadParts:
     def kept(self, owner: str) -> dict[str, int]:
         """Sizes of this sender's parts in bytes, by SHA-256."""
         prefix = _name(owner, "")
-        with _errors_in_one_line(self._folder):
+        with errors_in_one_line(self._folder):
             sizes = {path.name: stat.st_size for path, stat in self._by_age()}
         return {name.removeprefix(prefix): size for name, size in sizes.items() if name.startswith(prefix)}
 
@@ -64,7 +64,7 @@ class UploadParts:
                 part = self._open[name] = _Part(self._folder / name)
             part.writers += 1
         try:
-            with _errors_in_one_line(self._folder):
+            with errors_in_one_line(self._folder):
                 self._make_room(size - offset)
                 writer = PartWriter(part, sha256, offset)
             with contextlib.closing(writer):
@@ -145,7 +145,7 @@ class PartWriter:
                 return False
             rest = memoryview(data)
             try:
-                with _errors_in_one_line(self._part.path.parent):
+                with errors_in_one_line(self._part.path.parent):
                     while rest:
                         written = os.pwrite(descriptor, rest, self._offset)
                         self._offset += written
@@ -157,7 +157,7 @@ class PartWriter:
 
     def finish(self, to: Path) -> None:
         """Turn the part into the file `to`; if the digest does not match, throw the part away."""
-        with self._part.lock, _errors_in_one_line(self._part.path.parent):
+        with self._part.lock, errors_in_one_line(self._part.path.parent):
             descriptor = self._checked()
             if descriptor is None:
                 return
@@ -196,7 +196,7 @@ def _name(owner: str, sha256: str) -> str:
 
 
 @contextlib.contextmanager
-def _errors_in_one_line(folder: Path) -> Iterator[None]:
+def errors_in_one_line(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:

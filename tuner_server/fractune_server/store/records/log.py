@@ -13,7 +13,6 @@ from sqlalchemy import (
     Connection,
     Select,
     and_,
-    bindparam,
     delete,
     func,
     select,
@@ -27,7 +26,7 @@ from fractune_core.errors import BadRequest, NotFound
 from fractune_core.implementations import INEXACT, has_others, is_exact, text_of
 from fractune_core.records import Kind, Status, TuningRecord
 from fractune_core.spending import WorkCost
-from fractune_server.store.database.database import Database, Repository, parts
+from fractune_server.store.database.database import NAMES, Database, Repository, rows_for
 from fractune_server.store.database.tables import records, workloads
 from fractune_server.store.records.filters import RecordFilter
 from fractune_server.store.records.ledger import add_pieces
@@ -39,7 +38,7 @@ _PAGE = 500
 
 
 _ARITHMETIC = select(workloads.c.workload_hash, workloads.c.flops, workloads.c.io_bytes).where(
-    workloads.c.workload_hash.in_(bindparam("names", expanding=True))
+    workloads.c.workload_hash.in_(NAMES)
 )
 """made once: building a statement takes longer than running it"""
 
@@ -211,11 +210,8 @@ class TuningLog(Repository):
                 connection.execute(update(workloads).where(columns.workload_hash == name).values(fuller))
 
     def _known_workloads(self, connection: Connection, wanted: set[str]) -> set[str]:
-        known: set[str] = set()
-        for part in parts(sorted(wanted)):
-            query = select(workloads.c.workload_hash).where(workloads.c.workload_hash.in_(part))
-            known.update(connection.scalars(query))
-        return known
+        query = select(workloads.c.workload_hash).where(workloads.c.workload_hash.in_(NAMES))
+        return {name for (name,) in rows_for(connection, query, wanted)}
 
     # ---- reading --------------------------------------------------------------------------------
 
@@ -230,12 +226,9 @@ class TuningLog(Repository):
 
     def arithmetic(self, workload_hashes: Iterable[str]) -> dict[str, Arithmetic]:
         """The known arithmetic of these workloads, by workload hash."""
-        found: dict[str, Arithmetic] = {}
         with self._database.read() as connection:
-            for part in parts(list(dict.fromkeys(workload_hashes))):
-                rows = connection.execute(_ARITHMETIC, {"names": part})
-                found.update({name: Arithmetic(flops, io_bytes) for name, flops, io_bytes in rows if flops or io_bytes})
-        return found
+            rows = rows_for(connection, _ARITHMETIC, dict.fromkeys(workload_hashes))
+            return {name: Arithmetic(flops, io_bytes) for name, flops, io_bytes in rows if flops or io_bytes}
 
     def totals(self) -> dict[RecordGroup, int]:
         """Numbers of records that were ever added to the log."""
@@ -244,12 +237,9 @@ class TuningLog(Repository):
 
     def existing(self, record_ids: Iterable[str]) -> set[str]:
         """The record ids that the log holds."""
-        found: set[str] = set()
+        query = select(records.c.record_id).where(records.c.record_id.in_(NAMES))
         with self._database.read() as connection:
-            for part in parts(list(record_ids)):
-                query = select(records.c.record_id).where(records.c.record_id.in_(part))
-                found.update(connection.scalars(query))
-        return found
+            return {name for (name,) in rows_for(connection, query, record_ids)}
 
     def trials(self, key: LogKey) -> list[TrialRow]:
         """All trials of one operator, at all shares."""
@@ -298,14 +288,11 @@ class TuningLog(Repository):
 
     def traces(self, key: LogKey, candidates: Iterable[str]) -> dict[str, str]:
         """Trace by candidate, for candidates of one operator."""
-        found: dict[str, str] = {}
+        query = select(records.c.candidate_id, records.c.trace).where(
+            *key.clauses(Kind.TRIAL), records.c.candidate_id.in_(NAMES)
+        )
         with self._database.read() as connection:
-            for part in parts(list(candidates)):
-                query = select(records.c.candidate_id, records.c.trace).where(
-                    *key.clauses(Kind.TRIAL), records.c.candidate_id.in_(part)
-                )
-                found.update((candidate, trace) for candidate, trace in connection.execute(query))
-        return found
+            return dict(rows_for(connection, query, candidates))
 
     def donors(self, key: LogKey, pattern: str) -> list[Donor]:
         """Donors among operators named like `pattern` (SQL), including the operator's own trials at other shares."""

@@ -10,7 +10,7 @@ from collections.abc import Collection
 from sqlalchemy import and_, case, select
 
 from fractune_core import LOWERING, __version__
-from fractune_server.store.database.database import Repository, parts
+from fractune_server.store.database.database import NAMES, Repository, rows_for
 from fractune_server.store.database.tables import spaces
 from fractune_server.store.records.log import LogKey
 
@@ -31,11 +31,10 @@ class SpaceStore(Repository):
     def of(self, target_key: str, workload_hashes: Collection[str], *, exact: bool) -> dict[str, int]:
         """Number of candidates by workload hash, of the exhausted spaces."""
         query = select(spaces.c.workload_hash, spaces.c.candidates).where(
-            spaces.c.target_key == target_key, spaces.c.exact == exact, spaces.c.version == _VERSION
+            spaces.c.target_key == target_key,
+            spaces.c.exact == exact,
+            spaces.c.version == _VERSION,
+            spaces.c.workload_hash.in_(NAMES),
         )
-        found: dict[str, int] = {}
         with self._database.read() as connection:
-            for some in parts(list(workload_hashes)):
-                rows = connection.execute(query.where(spaces.c.workload_hash.in_(some)))
-                found.update((name, candidates) for name, candidates in rows)
-        return found
+            return dict(rows_for(connection, query, workload_hashes))

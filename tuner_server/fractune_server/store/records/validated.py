@@ -11,11 +11,11 @@ import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, bindparam, select
+from sqlalchemy import Connection, select
 
 from fractune_core.analysis.validated import ValidatedRecords
 from fractune_core.records import Kind, TuningRecord
-from fractune_server.store.database.database import Database, parts
+from fractune_server.store.database.database import NAMES, Database, parts, rows_for
 from fractune_server.store.database.tables import records, validation_versions
 from fractune_server.store.records.rows import RecordReader
 
@@ -27,7 +27,7 @@ _ENTRY_BYTES = 3000
 """measured further size of an entry, also of an empty one; most scopes have no validations of most operators"""
 
 _VERSIONS = select(validation_versions.c.workload_hash, validation_versions.c.version).where(
-    validation_versions.c.workload_hash.in_(bindparam("names", expanding=True))
+    validation_versions.c.workload_hash.in_(NAMES)
 )
 """made once: building a statement takes longer than running it"""
 
@@ -104,10 +104,8 @@ def count_change(database: Database, connection: Connection, workload_hashes: It
 
 def _versions(connection: Connection, workload_hashes: Sequence[str]) -> dict[str, int]:
     """Counts of changes; 0 for an operator without any."""
-    found = dict.fromkeys(workload_hashes, 0)
-    for part in parts(workload_hashes):
-        found.update((name, version) for name, version in connection.execute(_VERSIONS, {"names": part}))
-    return found
+    found = dict(rows_for(connection, _VERSIONS, workload_hashes))
+    return dict.fromkeys(workload_hashes, 0) | found
 
 
 def _read(connection: Connection, workload_hashes: Sequence[str], namespace: str) -> dict[str, ValidatedRecords]:
