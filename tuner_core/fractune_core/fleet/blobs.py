@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from fractune_core.errors import NotFound
 from fractune_core.fleet.redis_names import BLOB_TTL_S, RELEASED_BLOB_TTL_S, blob_key
-from fractune_core.fleet.signing import open_signed, sign
+from fractune_core.fleet.signing import Unsigned, open_signed, sign
 
 CHUNK_BYTES = 4 << 20
 
@@ -80,6 +80,15 @@ def has_blob(redis: BlobRedis, name: str) -> bool:
 def renew_blob(redis: BlobRedis, name: str) -> bool:
     """Whether it is there; then it lives as long as one that is new."""
     return bool(redis.expire(blob_key(name), BLOB_TTL_S))
+
+
+def renew_signed_blob(redis: BlobRedis, secret: bytes, name: str) -> bool:
+    """Like `renew_blob`; False for a blob without this fleet's signature, such as a blob of an older version."""
+    try:
+        get_signed_blob(redis, secret, name)
+    except (NotFound, Unsigned):
+        return False
+    return renew_blob(redis, name)
 
 
 def release_blobs(redis: BlobRedis, names: Iterable[str]) -> None:

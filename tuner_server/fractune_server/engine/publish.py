@@ -12,7 +12,7 @@ from typing import Any
 from fractune_core import __version__
 from fractune_core.analysis.match import Match
 from fractune_core.files import bundles
-from fractune_core.fleet.blobs import get_signed_blob, put_signed_blob, renew_blob
+from fractune_core.fleet.blobs import get_signed_blob, put_signed_blob, renew_signed_blob
 from fractune_core.fleet.messages import Compiled, CompileWork, ModelTimed, TimeModelWork, VariantItem
 from fractune_core.fleet.redis_names import COMPILE_QUEUE, bundle_blob, measure_queue
 from fractune_core.implementations import DIRECT
@@ -135,7 +135,7 @@ class PublishPhase:
 
     def _send_bundle(self, bundle: str) -> None:
         """Put the signed bundle where the measuring workers find it."""
-        if not renew_blob(self._context.redis, bundle_blob(bundle)):
+        if not renew_signed_blob(self._context.redis, self._context.secret, bundle_blob(bundle)):
             payload = b"".join(self._context.files.bundle(bundle))
             put_signed_blob(self._context.redis, self._context.secret, bundle_blob(bundle), payload)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import redis
 
-from fractune_core.fleet.blobs import has_blob, put_blob, put_signed_blob, renew_blob
+from fractune_core.fleet.blobs import has_blob, put_blob, put_signed_blob, renew_blob, renew_signed_blob
 from fractune_core.fleet.marks import CANCELLED, mark
 from fractune_core.fleet.messages import IngestWork
 from fractune_core.fleet.redis_names import COMPILE_QUEUE, model_blob, workload_blob
@@ -42,7 +42,7 @@ def send_model(context: ServerContext, sha256: str) -> None:
 def send_workload(context: ServerContext, workload_hash: str) -> None:
     """Put a workload where workers find it."""
     name = workload_blob(workload_hash)
-    if not renew_blob(context.redis, name):
+    if not renew_signed_blob(context.redis, context.secret, name):
         put_signed_blob(context.redis, context.secret, name, context.store.log.workload(workload_hash).encode())
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import redis
 
-from fractune_core.fleet.blobs import get_signed_blob, put_signed_blob
+from fractune_core.fleet.blobs import get_signed_blob, put_blob, put_signed_blob, renew_signed_blob
 from fractune_core.fleet.redis_names import blob_key
 from fractune_core.fleet.signing import Unsigned
 from tests.support.secret import SECRET
@@ -17,3 +17,14 @@ def test_a_file_under_another_name_is_not_read(connection: redis.Redis) -> None:
     connection.rename(blob_key("artifact:one"), blob_key("artifact:two"))
     with pytest.raises(Unsigned, match="blob artifact:two does not carry this fleet's signature"):
         get_signed_blob(connection, SECRET, "artifact:two")
+
+
+def test_a_file_without_this_fleets_signature_is_not_kept(connection: redis.Redis) -> None:
+    """Older versions stored workloads unsigned: the server replaces them."""
+    put_blob(connection, "workload:w", b"{}")
+    assert not renew_signed_blob(connection, SECRET, "workload:w")
+    put_signed_blob(connection, b"another secret", "workload:w", b"{}")
+    assert not renew_signed_blob(connection, SECRET, "workload:w")
+    put_signed_blob(connection, SECRET, "workload:w", b"{}")
+    assert renew_signed_blob(connection, SECRET, "workload:w")
+    assert not renew_signed_blob(connection, SECRET, "workload:gone")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import redis
 
-from fractune_core.fleet.blobs import has_blob, put_blob
+from fractune_core.fleet.blobs import get_signed_blob, has_blob, put_blob
 from fractune_core.fleet.redis_names import (
     BLOB_TTL_S,
     RELEASED_BLOB_TTL_S,
@@ -30,7 +30,7 @@ from fractune_server.store.models import IngestKey
 from fractune_server.store.store import Store, sqlite_url
 from fractune_server.store.stored_job import StoredJob, StoredOperator
 from fractune_server.transport.context import ServerContext
-from fractune_server.transport.outgoing import send_model
+from fractune_server.transport.outgoing import send_model, send_workload
 from fractune_server.transport.work_queues import WorkQueues
 from tests.support.client_samples import bundle_bytes
 from tests.support.processes.redis_process import running_redis
@@ -136,6 +136,13 @@ def test_a_blob_that_is_needed_again_lives_as_long_as_a_new_one(context: ServerC
     assert lifetimes(context, model_blob(MODEL)) == [RELEASED_BLOB_TTL_S]
     send_model(context, MODEL)
     assert lifetimes(context, model_blob(MODEL)) == [BLOB_TTL_S]
+
+
+def test_a_workload_that_an_older_version_stored_unsigned_is_replaced(context: ServerContext) -> None:
+    context.store.log.add_workloads([("w1", "{}")])
+    put_blobs(context, workload_blob("w1"))
+    send_workload(context, "w1")
+    assert get_signed_blob(context.redis, SECRET, workload_blob("w1")) == b"{}"
 
 
 def test_the_model_of_a_call_that_waits_for_its_operators_stays(context: ServerContext, jobs: OpenJobs) -> None:
