@@ -28,7 +28,7 @@ class _Caller:
     ca: Annotated[Path | None, _option("ca", "Use TLS with --server; the file has its authority's certificate.")] = None
     token_file: Annotated[Path | None, _option("token_file", "File with the token for --server.")] = None
     client_cert: Annotated[
-        Path | None, _option("client_cert", "Certificate of this client, where --server asks for one.")
+        Path | None, _option("client_cert", "Certificate of this client, if --server requires one.")
     ] = None
     client_key: Annotated[Path | None, _option("client_key", "The key of --client-cert.")] = None
 
