@@ -81,8 +81,9 @@ def bundle(
 
     By `policy` the bundle has a variant for each share (`shares`), or the variant with the smallest loss at its worst
     share (`robust`). Of every share's best schedules, `rerank` are measured at these shares if the log lacks them. The
-    bundle is the file `out`, by default `<model>.fractune` in the current folder. The other options and errors are
-    those of `tune`.
+    bundle is the file `out`, by default `<model>.fractune` in the current folder.
+
+    The other options and errors are those of `tune`.
     """
     if policy not in ("shares", ROBUST_VARIANT):
         raise BadRequest(f"policy '{policy}': write shares or {ROBUST_VARIANT}")
