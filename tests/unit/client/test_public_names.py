@@ -95,5 +95,5 @@ def test_signatures_are_typed_and_name_no_message_of_the_wire(name: str, functio
 
 @pytest.mark.parametrize("name", ["tune", "bundle", "matrix", "knee", "match", "noise", "compare", "connect", "load"])
 def test_docstrings_of_functions_name_the_errors(name: str) -> None:
-    text = inspect.getdoc(getattr(fractune, name)) or ""
+    text = " ".join((inspect.getdoc(getattr(fractune, name)) or "").split())
     assert any(word in text for word in (*ERRORS.__all__, "errors are those of `tune`")) or name == "connect"
