@@ -152,7 +152,7 @@ def test_a_log_that_is_none_of_ours_is_refused_whole(address: str, tmp_path: Pat
     (tmp_path / "db").mkdir()
     args = ("--share", "cpu:1", "--device-from-this-host", "--server", address)
     ended = run_fractune("log", "import", str(tmp_path / "db"), *args)
-    assert (ended.returncode, "no JSONDatabase folder" in error_line(ended)) == (2, True)
+    assert (ended.returncode, "is not a JSONDatabase folder" in error_line(ended)) == (2, True)
 
 
 def test_the_stack_is_found_by_its_state_folder(address: str, state: Path) -> None:

@@ -79,15 +79,14 @@ def test_a_server_whose_clock_is_set_while_it_runs_ends_and_the_next_one_goes_on
 ) -> None:
     process = server(f"later {hours}", url, tmp_path)
     with stopped_at_end(process), simulated_fleet(url) as fleet:
-        builds = fleet.workers["build-1"].hold
         wait_until(lambda: (tmp_path / "s").exists() or process.poll() is not None, 60)
         with Client(f"unix:{tmp_path / 's'}") as client:
+            fleet.hold_measurers_after(16)  # no phase ends before the server has noticed
             name = client.create(client.upload(fresh()), trials=40, round_size=4).name
-            client.wait(name, lambda job: job.progress.candidates_done >= 8)
-            builds.set()  # no phase ends before the server has noticed
+            fleet.wait_until_measurers_hold()
             process.send_signal(signal.SIGUSR1)
             assert f"the clock of this server is {said} that of Redis" in last_line(process)
-            builds.clear()
+            fleet.release_measurers()
         with running_server(url, tmp_path / "state") as again, again.client() as client:
             job = client.finish(name, 120)
             assert (job.state, job.message) == (pb.JOB_STATE_DONE, "")

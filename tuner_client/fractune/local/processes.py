@@ -73,7 +73,7 @@ class Running:
         words = _last_words(said)
         end = _format_end(self.part.name, code, words, self.part.log_file)
         if code > 0 and code not in _RETRIED_CODES:
-            raise _refusal(code, words) or FractuneError(end)
+            raise _refusal(code, words) or self.part.hindrance(said) or FractuneError(end)
         hindrance = self.part.hindrance(said)
         if hindrance is not None:
             raise hindrance
