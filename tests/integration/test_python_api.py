@@ -136,7 +136,8 @@ def test_ctrl_c_cancels_the_job_and_ends_the_stack(folder: Path) -> None:
         tuning.kill()
         tuning.communicate()
     assert tuning.returncode == -signal.SIGINT
-    assert said.splitlines()[-1] == "KeyboardInterrupt"
+    _, _, notes = said.rpartition("\nKeyboardInterrupt\n")
+    assert notes.splitlines()[-1] == f"the log is kept in {folder / 'state'}"
     wait_until(lambda: not any(parent_of(pid) for pid in started), 30)
     assert users_of(folder / "state") == []
     (job,) = events(run_fractune("jobs", "--state", str(folder / "state"), "--json"))

@@ -26,7 +26,7 @@ def given(tmp_path: Path) -> Slice:
 
 
 def test_shares_tells_nothing_of_a_gpu_that_is_not_there(given: Slice) -> None:
-    with pytest.raises(PartFailed, match=f"tells nothing of {H200.uuid}.*{REFUSED}"):
+    with pytest.raises(PartFailed, match=f"prints nothing about {H200.uuid}.*{REFUSED}"):
         shares.run(given)
 
 
