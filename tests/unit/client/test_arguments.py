@@ -35,6 +35,7 @@ fractune: Any = typed_fractune  # wrong types are the point here
         (lambda: fractune.knee("m.onnx", "cpu:1", slack="x"), "slack: 'x' is of type str; give a number"),
         (lambda: fractune.load(3), "path: 3 is of type int"),
         (lambda: fractune.connect(3), "address: 3 is of type int"),
+        (lambda: fractune.connect("127.0.0.1:1").job(3), "name: 3 is of type int"),
         (lambda: fractune.connect("127.0.0.1:1").submit("m", "cpu:1", seed="s"), "seed: 's' is of type str"),
     ],
 )

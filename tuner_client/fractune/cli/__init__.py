@@ -98,7 +98,7 @@ def main(args: Sequence[str] | None = None) -> int:
     except typer.TyperException as error:
         context = getattr(error, "ctx", None)
         place = context.command_path if context else "fractune"
-        return _fail(f"{error.format_message()} Try '{place} --help'.", BadRequest.exit_code)
+        return _fail(f"{error.format_message().rstrip('.')}. Try '{place} --help'.", BadRequest.exit_code)
     except Exception as error:  # noqa: BLE001  - the outermost frame: nothing else would report it
         why = f"{type(error).__name__}: {error}"
         return _fail(f"unexpected error: {why}; set {DEBUG}=1 to see where", FractuneError.exit_code)

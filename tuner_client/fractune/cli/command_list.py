@@ -29,7 +29,7 @@ COMMANDS = {
     "cancel": Entry(_JOBS, "jobs.jobs", "fractune cancel 4f1c9a02d7e8"),
     "cost": Entry(_JOBS, "jobs.cost", "fractune cost --since 7d"),
     "log": Entry(_JOBS, "jobs.log", "fractune log show --share cpu:1 --fastest"),
-    "match": Entry(_ANALYSIS, "jobs.log", "fractune match model.onnx --share cpu:3"),
+    "match": Entry(_ANALYSIS, "jobs.log", "fractune match model.onnx --share cpu:2"),
     "matrix": Entry(_ANALYSIS, "models.matrix", "fractune matrix model.onnx --shares cpu:1,cpu:2"),
     "knee": Entry(_ANALYSIS, "models.knee", "fractune knee model.onnx --shares cpu:1,cpu:2,cpu:4"),
     "pair": Entry(_ANALYSIS, "models.pair", "fractune pair a.fractune b.fractune --overlap cpu:2"),

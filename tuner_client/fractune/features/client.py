@@ -112,6 +112,7 @@ class Client:
             spec = JobSpec.requested(path.name, shares, **options)
             return Job(self._rpc, submit(self._rpc, path, spec))
 
+    @checked
     def job(self, name: str) -> Job:
         """The job of this name, with or without `jobs/`. The first call finds out whether it exists."""
         return Job(self._rpc, name)

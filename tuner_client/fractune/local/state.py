@@ -135,6 +135,8 @@ def _ensure_secret(path: Path) -> None:
 
 
 def _unusable(path: Path, error: OSError) -> StateUnusable:
+    if isinstance(error, FileExistsError | NotADirectoryError):
+        return StateUnusable(f"state folder {path}: a file is in the way; pass --state with a folder")
     why = error.strerror or str(error)
     return StateUnusable(f"state folder {path}: {why}; free space there, or pass --state with a writable folder")
 

@@ -120,6 +120,8 @@ class Bundle:
             return Archive(source)
         except FileNotFoundError as error:
             raise BadBundle(f"{self.name}: no such file") from error
+        except IsADirectoryError as error:
+            raise BadBundle(f"{self.name}: this is a folder; name the bundle file in it") from error
         except (BadArchive, OSError) as error:
             raise self._no_bundle(error) from error
 

@@ -320,6 +320,8 @@ def test_a_manifest_that_names_an_object_which_is_not_there() -> None:
 def test_no_file(tmp_path: Path) -> None:
     with pytest.raises(BadBundle, match="no such file"):
         Bundle(tmp_path / "none.fractune")
+    with pytest.raises(BadBundle, match="this is a folder; name the bundle file in it"):
+        Bundle(tmp_path)
 
 
 def test_the_whole_models_times_are_added_and_all_else_stays() -> None:

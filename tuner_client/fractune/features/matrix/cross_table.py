@@ -14,6 +14,9 @@ from fractune_core.analysis.slowdown_ci import LEVEL, Slowdown, ratio, slowdown
 from fractune_core.errors import one_line
 from fractune_core.names import ROBUST_VARIANT, UNTUNED_VARIANT
 
+_UNDECIDED = 0.5
+"""a tie whose interval reaches further than this decides nothing"""
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -149,6 +152,8 @@ def sentences(table: CrossTable) -> list[str]:
 
 def _sentence(variant: str, share: str, lost: Slowdown) -> str:
     served, tuned = f"served on {share_text(share)}", f"the schedule tuned on {share_text(variant)}"
+    if lost.is_tie and lost.margin > _UNDECIDED:
+        return f"{served}, the measurement does not decide whether {tuned} is as fast ({signed(lost)}); repeat it"
     if lost.is_tie:
         return f"{served}, {tuned} does as well as the one tuned there, within the noise ({signed(lost)})"
     if lost.median > 0:

@@ -66,7 +66,7 @@ def time_table(job: JobStatus, most: int | None = None) -> Table:
         sums = (sum(time.secs for key in others if (time := found[key][at])) for at in range(len(job.results)))
         cells.append((f"{len(others)} others", "", "", *chain(*map(_sum_cells, sums, job.results))))
     rests = [each.tuned_s - operators_s(job, each.share) for each in job.results]
-    cells.append(("what is left over", "", "", *chain(*map(_sum_cells, rests, job.results))))
+    cells.append(("rest of the model", "", "", *chain(*map(_sum_cells, rests, job.results))))
     numbers = (Column("weight", numbers=True, dispensable=3), Column("trials", numbers=True, dispensable=4))
     return Table(
         title=f"{job.model_name}: where the time goes",

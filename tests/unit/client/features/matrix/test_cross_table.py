@@ -204,3 +204,10 @@ def test_a_wide_interval_without_zero_is_shown_by_its_ends_and_is_no_tie() -> No
     assert signed(Slowdown(5.46, 1.43, 16.1)) == "+546 % (143 % .. 1610 %)"
     assert signed(Slowdown(-0.3, -0.9, -0.01)) == "-30 % (-90 % .. -1.0 %)"
     assert signed(Slowdown(0.01, -0.02, 0.04)) == "+1.0 % ± 3.0 %"
+
+
+def test_a_tie_whose_interval_is_wide_decides_nothing() -> None:
+    wide = Cell([secs * 1e-3 for secs in (0.2, 0.3, 0.5, 0.9, 1.0, 1.1, 2.0, 4.0, 9.0)], "j1")
+    cells = {"cpu:1": {"cpu:1": cell(2e-3), "cpu:2": wide}, "cpu:2": {"cpu:1": cell(2e-3), "cpu:2": cell(1e-3)}}
+    said = sentences(CrossTable("m.onnx", 1, SHARES, cells))
+    assert any("the measurement does not decide whether the schedule tuned on 1 core" in line for line in said)

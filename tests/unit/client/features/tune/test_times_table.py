@@ -37,7 +37,7 @@ def test_the_heaviest_operators_come_first_then_the_others_and_what_is_left_over
         ("conv", "2", "8", "4.00 ms", "40 %", "50.0", "50 %"),
         ("dense", "1", "8", "1.25 ms", "12 %", "80.0", "80 %"),
         ("5 others", "", "", "500 us", "5 %", "", ""),
-        ("what is left over", "", "", "4.25 ms", "42 %", "", ""),
+        ("rest of the model", "", "", "4.25 ms", "42 %", "", ""),
     )
     assert len(table.rows) == 7
     assert table.rows[0]["secs"] == pytest.approx(4e-3)
@@ -49,7 +49,7 @@ def test_all_operators_are_shown_unless_few_are_asked_for_and_the_parts_add_up()
     table = time_table(job(*(operator(f"op{number}", 1, 1e-3) for number in range(9)), tuned_s=12e-3))
     assert len(table.cells) == 10
     assert sum(row["model_part"] for row in table.rows) == pytest.approx(0.75)
-    assert table.cells[-1] == ("what is left over", "", "", "3.00 ms", "25 %", "", "")
+    assert table.cells[-1] == ("rest of the model", "", "", "3.00 ms", "25 %", "", "")
 
 
 def test_what_is_not_known_or_in_doubt_is_not_said() -> None:
@@ -64,7 +64,7 @@ def test_what_is_not_known_or_in_doubt_is_not_said() -> None:
 
 def test_operators_that_take_longer_alone_than_the_model_leave_less_than_nothing() -> None:
     table = time_table(job(operator("conv", 1, 12e-3)))
-    assert table.cells[-1] == ("what is left over", "", "", "-2.00 ms", "-20 %", "", "")
+    assert table.cells[-1] == ("rest of the model", "", "", "-2.00 ms", "-20 %", "", "")
     assert any(note.startswith("Less than nothing is left over") for note in table.notes)
 
 

@@ -16,7 +16,9 @@ from fractune.text.quantities import parse_lifetime_s
 
 
 def cost(
-    job: Annotated[str | None, typer.Argument(metavar="[JOB]", help="One job (default: the newest).")] = None,
+    job: Annotated[
+        str | None, typer.Argument(metavar="[JOB]", help="One job (default: the newest --limit jobs).")
+    ] = None,
     since: Annotated[
         str | None,
         typer.Option("--since", metavar="30d", help="Only work that ended within this time (12h, 30d)."),

@@ -76,7 +76,8 @@ class Search:
         typer.Option("--minutes", help=f"Stop searching after this long. [with --until-beats: {DEFAULT_MINUTES:g}]"),
     ] = None
     extra_trials: Annotated[
-        int | None, typer.Option("--extra-trials", help="Candidates to measure beyond those in the log.")
+        int | None,
+        typer.Option("--extra-trials", help="Candidates beyond those in the log, in place of --trials."),
     ] = None
     round_size: Annotated[int, typer.Option("--round", help="Most candidates in a round.")] = JobSpec.round_size
     seed: Annotated[int, typer.Option("--seed", help="Seed of the search.")] = JobSpec.seed
