@@ -167,7 +167,7 @@ def test_what_was_never_tuned_has_no_matrix_and_no_bundle(fleet: Fleet, tmp_path
     for command in ("matrix", "bundle"):
         ended = run_fractune(command, str(stranger), "--shares", "cpu:1", "--server", fleet.address)
         assert ended.returncode == 9
-        assert "but for from_blocks" in error_line(ended)
+        assert "only of from_blocks" in error_line(ended)
         assert "tune it first" in error_line(ended)
 
 
@@ -275,7 +275,7 @@ def test_ctrl_c_cancels_the_job(fleet: Fleet) -> None:
         job = json.loads(tuning.stdout.readline())["job"]
         tuning.send_signal(2)
         _, said = tuning.communicate(timeout=30)
-        assert (tuning.returncode, said) == (130, "")
+        assert (tuning.returncode, said) == (130, f"fractune: stopped; {job} is cancelled\n")
     (state,) = [each["state"] for each in events(run_fractune("jobs", "--json", *at)) if each["job"] == job]
     assert state == "cancelled"
 
