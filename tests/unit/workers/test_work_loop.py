@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -65,3 +66,13 @@ def test_a_job_that_is_gone_is_passed_over(redis_url: str) -> None:
         connection.rpush(queue.key, "gone")
         WorkLoop("compile-1", connection, COMPILE_QUEUE, lambda *_: pytest.fail("done")).run(1)
         assert connection.keys("rq:*") == []
+
+
+@pytest.mark.parametrize("text", [b"[" * 100_000, b'[0, 0, ["' + b"a" * (65 << 20) + b'"]]'], ids=["deep", "long"])
+def test_a_job_that_no_memory_could_hold_is_one_that_is_not_ours(redis_url: str, text: bytes) -> None:
+    done: list[str] = []
+    with redis.Redis.from_url(redis_url) as connection:
+        connection.hset("rq:job:odd", "data", zlib.compress(text))
+        connection.rpush(Queue(COMPILE_QUEUE, connection=connection).key, "odd")
+        WorkLoop("compile-1", connection, COMPILE_QUEUE, lambda _, message: done.append(message)).run(1)
+    assert done == [""]

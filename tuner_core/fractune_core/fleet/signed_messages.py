@@ -9,7 +9,7 @@ import math
 import time
 from typing import Any, TypedDict, cast
 
-from fractune_core.codec.plain_json import check_shape, renamed
+from fractune_core.codec.plain_json import check_shape, from_json, renamed
 from fractune_core.errors import FractuneError
 from fractune_core.fleet.messages import WORK_BY_KIND, Event, Work, WorkerInfo
 from fractune_core.fleet.redis_names import CLOCK_TOLERANCE_S, WORK_MAX_AGE_S
@@ -31,6 +31,11 @@ class _AnyWork(TypedDict):
     task: str
     work_id: str
     job: str
+
+
+class _Replayed(TypedDict):
+    event: str
+    issued_at: float
 
 
 class Refused(FractuneError):
@@ -86,7 +91,7 @@ def _unreadable(error: Exception) -> Refused:
 
 
 def _check_age(age_s: float) -> None:
-    if age_s > WORK_MAX_AGE_S:
+    if not age_s <= WORK_MAX_AGE_S:  # NaN too
         raise Refused(f"it was queued {age_s / 3600:.1f} h ago, and work is good for {WORK_MAX_AGE_S / 3600:g} h")
     if age_s < -CLOCK_TOLERANCE_S:
         raise Refused(
@@ -101,7 +106,10 @@ def seal_event(secret: bytes, event: Event) -> str:
 
 def open_event(secret: bytes, message: str | bytes) -> Event:
     """Raises Unsigned. What is inside was sent by this fleet; a part of another version may have sent it."""
-    return cast(Event, renamed(open_signed_json(secret, _EVENT, message), _FORMER_NAMES))
+    event = renamed(open_signed_json(secret, _EVENT, message), _FORMER_NAMES)
+    if not isinstance(event, dict):
+        raise Unsigned(f"{_EVENT} is signed by this fleet and is no object")
+    return cast(Event, event)
 
 
 def seal_replayed(secret: bytes, message: str) -> str:
@@ -117,7 +125,14 @@ def open_replayed(secret: bytes, message: str | bytes) -> tuple[str, float]:
     opened = open_signed_json(secret, _REPLAYED, message)
     if isinstance(opened, str):
         return opened, math.inf
-    return opened["event"], time.time() - opened["issued_at"]
+    try:
+        replayed = from_json(_Replayed, opened)
+        age_s = time.time() - replayed["issued_at"]
+    except (OverflowError, ValueError) as error:
+        raise Unsigned(f"{_REPLAYED} is signed by this fleet and cannot be read ({error})") from error
+    if math.isnan(age_s):
+        raise Unsigned(f"{_REPLAYED} has no time")
+    return replayed["event"], age_s
 
 
 def seal_worker(secret: bytes, info: WorkerInfo) -> str:

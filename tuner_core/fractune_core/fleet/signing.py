@@ -11,13 +11,14 @@ import hmac
 import json
 from typing import Any
 
+from fractune_core.codec.plain_json import read_json
 from fractune_core.errors import FractuneError
 
 _DIGEST_BYTES = 32
 
 
 class Unsigned(FractuneError):
-    """What does not carry this fleet's signature for its purpose: unsigned, altered, of another fleet, or misplaced."""
+    """What is no message of this fleet for its purpose: unsigned, altered, of another fleet, misplaced, or no JSON."""
 
 
 def sign(secret: bytes, purpose: str, payload: bytes) -> bytes:
@@ -45,7 +46,10 @@ def open_signed_json(secret: bytes, purpose: str, signed: str | bytes) -> Any:
     digest, _, text = encoded.partition(b" ")
     if not hmac.compare_digest(digest, _digest(secret, purpose, text).hex().encode()):
         raise _unsigned(purpose)
-    return json.loads(text)
+    try:
+        return read_json(text)
+    except ValueError as error:
+        raise Unsigned(f"{purpose} is signed by this fleet and cannot be read ({error})") from error
 
 
 def _digest(secret: bytes, purpose: str, payload: bytes) -> bytes:

@@ -40,7 +40,7 @@ def decode(message: bytes) -> dict[str, Any]:
     if not isinstance(decoded, dict):
         raise ValueError("it is not an object")  # noqa: TRY004  one error for all that is malformed
     frames = decoded.pop("frames", {})
-    if frames and not (isinstance(frames, dict) and isinstance(decoded.get("value"), dict)):
+    if not isinstance(frames, dict) or (frames and not isinstance(decoded.get("value"), dict)):
         raise ValueError("its frames have no place")
     for name, count in frames.items():
         if type(count) is not int or not 0 <= count <= len(message) - start:

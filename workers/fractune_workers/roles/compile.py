@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from fractune_core.errors import FractuneError
 from fractune_core.fleet.blobs import put_signed_blob, read_blob
 from fractune_core.fleet.messages import Compiled, CompileWork, Ingested, IngestWork, WorkFailed
 from fractune_core.fleet.redis_names import COMPILE_QUEUE, SERVER_STREAM, bundle_blob, model_blob
+from fractune_core.fleet.signed_messages import Refused
 from fractune_core.fleet.signing import Unsigned
 from fractune_core.host.memory import model_memory_bytes
 from fractune_core.host.strangers_files import read_strangers_file, remove_tree
@@ -24,6 +26,7 @@ _CHILD = "fractune_workers.children.compiling.child"
 _INGEST_TIMEOUT_S = 600.0
 _COMPILE_TIMEOUT_S = 1800.0
 _RECYCLE_CALLS = 50
+_SHA256 = re.compile("[0-9a-f]{64}")
 
 _log = logging.getLogger(__name__)
 
@@ -123,6 +126,8 @@ class Compiler(Role):
 
     def _model_file(self, digest: str, name: str) -> Path:
         """The model as a file that the child cannot change. Messages of the importer quote its own name."""
+        if not _SHA256.fullmatch(digest):  # it becomes a path
+            raise Refused(f"the model {digest[:80]!a} is not named by a SHA-256 in hexadecimal")
         path = self._models_dir / digest / Path(name).name
         if not path.exists():
             path.parent.mkdir(exist_ok=True)

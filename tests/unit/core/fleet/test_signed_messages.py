@@ -11,6 +11,7 @@ from fractune_core.fleet.signed_messages import (
     Refused,
     check_work,
     open_event,
+    open_replayed,
     open_work,
     open_worker,
     seal_event,
@@ -110,3 +111,23 @@ def test_work_that_no_worker_could_do_is_none(changes: dict[str, Any]) -> None:
     check_work(WORK)
     with pytest.raises(Refused, match="no part here can read it"):
         check_work(WORK | changes)
+
+
+def test_work_whose_time_is_no_number_is_refused() -> None:
+    message = sign_json(b"ours", f"work on the queue {COMPILE_QUEUE}", {"work": WORK, "issued_at": float("nan")})
+    with pytest.raises(Refused, match="queued"):
+        open_work(b"ours", COMPILE_QUEUE, "w1", message)
+
+
+@pytest.mark.parametrize(
+    "value", [{}, 5, [], *({"event": "e", "issued_at": time} for time in ("y", float("nan"), 10**400)), {"event": 5}]
+)
+def test_a_signed_replay_that_is_none_is_refused_as_unsigned(value: object) -> None:
+    with pytest.raises(Unsigned):
+        open_replayed(b"ours", sign_json(b"ours", "a result that somebody had read once more", value))
+
+
+@pytest.mark.parametrize("value", [None, 5, [], "text"])
+def test_a_signed_result_that_is_no_object_is_refused_as_unsigned(value: object) -> None:
+    with pytest.raises(Unsigned):
+        open_event(b"ours", sign_json(b"ours", "a result", value))

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import hashlib
+import hmac
 import json
 
 import pytest
@@ -60,3 +62,10 @@ def test_a_message_whose_text_was_altered_is_unsigned() -> None:
     for altered in (signed.replace("1}", "2}"), signed.upper(), signed[65:], f"{signed} ", signed.replace(" ", "", 1)):
         with pytest.raises(Unsigned):
             open_signed_json(b"ours", PURPOSE, altered)
+
+
+@pytest.mark.parametrize("text", [b"", b"no JSON", b"\xff", b"[" * 100_000])
+def test_signed_text_that_is_no_json_is_refused_as_unsigned(text: bytes) -> None:
+    digest = hmac.digest(b"ours", PURPOSE.encode() + b"\0" + text, hashlib.sha256)
+    with pytest.raises(Unsigned, match="cannot be read"):
+        open_signed_json(b"ours", PURPOSE, digest.hex().encode() + b" " + text)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 from typing import Any
 
 import pytest
@@ -102,3 +104,9 @@ def test_the_entry_of_a_worker_that_could_not_be_told_is_left_out(changes: dict[
 def test_what_is_said_of_an_entry_can_be_written_to_any_log(caplog: pytest.LogCaptureFixture) -> None:
     assert not open_entries(SECRET, entry({"protocol": "\ud800"})).workers
     assert caplog.text.encode()
+
+
+def test_an_entry_that_is_nested_too_deeply_is_left_out() -> None:
+    purpose, text = b"the entry of worker w", b"[" * 100_000
+    digest = hmac.digest(SECRET, purpose + b"\0" + text, hashlib.sha256)
+    assert not open_entries(SECRET, {"w": digest.hex().encode() + b" " + text}).workers

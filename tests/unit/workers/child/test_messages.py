@@ -52,6 +52,10 @@ def raw(header: Any, frames: bytes = b"") -> bytes:
         raw({"value": [], "frames": {"object": 4}}, b"four"),
         raw({"frames": {"object": 4}}, b"four"),
         raw({"value": {}, "frames": [4]}, b"four"),
+        raw({"value": {}, "frames": None}),
+        raw({"value": {}, "frames": []}),
+        raw({"value": {}, "frames": 0}),
+        raw({"value": {}, "frames": ""}),
     ],
 )
 def test_what_is_no_message_is_refused(message: bytes) -> None:

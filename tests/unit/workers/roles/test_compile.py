@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from fractune_core.fleet.signed_messages import Refused
 from fractune_workers.child.errors import CallFailed
 from fractune_workers.roles import compile as compile_role
 
@@ -72,3 +73,9 @@ def test_it_publishes_nothing_that_a_link_of_its_child_leads_to(attacked: Simple
         with pytest.raises(CallFailed, match="the child left no bundle"):
             attacked.compiler._compile(WORK)
     assert not attacked.published
+
+
+@pytest.mark.parametrize("digest", ["..", "/tmp", DIGEST.upper(), f"{DIGEST}\n", "a" * 63])
+def test_only_a_digest_names_the_folder_of_a_model(attacked: SimpleNamespace, digest: str) -> None:
+    with pytest.raises(Refused, match="is not named by a SHA-256"):
+        attacked.compiler._model_file(digest, "m.onnx")

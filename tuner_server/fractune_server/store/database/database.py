@@ -179,11 +179,17 @@ def _migrate(connection: Connection) -> None:
         return
     from alembic import command
     from alembic.config import Config
+    from alembic.util import CommandError
 
     config = Config()
     config.set_main_option("script_location", str(_MIGRATIONS))
     config.attributes["connection"] = connection
-    command.upgrade(config, "head")
+    try:
+        command.upgrade(config, "head")
+    except CommandError as error:
+        if "Can't locate revision" not in str(error):
+            raise
+        raise StateUnusable("the database was made by a newer version of fractune; upgrade") from error
 
 
 def _revision(connection: Connection) -> str | None:

@@ -115,6 +115,14 @@ class TestSqliteMigrations(OnSqlite, MigrationsContract):
         beside.close()
         store.close()
 
+    def test_a_database_of_a_newer_version_is_refused_in_one_line(self, tmp_path: Path) -> None:
+        store = Store(sqlite_url(tmp_path))
+        with store.write() as connection:
+            connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+        store.close()
+        with pytest.raises(StateUnusable, match="was made by a newer version of fractune; upgrade"):
+            Store(sqlite_url(tmp_path))
+
 
 def _migrations() -> Config:
     config = Config()
