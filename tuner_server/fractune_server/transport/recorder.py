@@ -29,6 +29,7 @@ from fractune_core.spending import WorkCost
 from fractune_server.store.records.log import TuningLog
 from fractune_server.store.records.record_check import check_measured
 from fractune_server.transport.unreadable import set_aside
+from fractune_server.transport.work_queues import readable_names
 
 
 class Unreadable(FractuneError):
@@ -156,7 +157,7 @@ class Recorder:
         self._expected.discard(stream)
 
     def _join_streams(self) -> list[str]:
-        names = {name.decode() for name in cast("set[bytes]", self._redis.smembers(STREAMS))}
+        names = readable_names(cast("set[bytes]", self._redis.smembers(STREAMS)), STREAMS)
         streams = sorted({SERVER_STREAM, *names, *self._expected})
         for stream in streams:
             if stream not in self._joined:

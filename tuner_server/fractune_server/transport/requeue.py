@@ -14,7 +14,6 @@ from redis import Redis
 from rq import Queue
 from rq.executions import Execution, ExecutionRegistry
 from rq.job import Job, JobStatus
-from rq.utils import as_text
 from rq.worker import BaseWorker, WorkerStatus
 
 from fractune_core.fleet.marks import CANCELLED, HANDED_BACK, is_marked, unmark
@@ -22,7 +21,7 @@ from fractune_core.fleet.messages import Work, cancelled_by
 from fractune_core.log_fields import log_fields
 from fractune_core.records import Kind
 from fractune_server.transport.live_workers import Fleet
-from fractune_server.transport.work_queues import WorkQueues, delete, fetch
+from fractune_server.transport.work_queues import WorkQueues, delete, fetch, readable_names
 
 ATTEMPTS = 3
 _STUCK_S = 10.0
@@ -199,9 +198,13 @@ def _held_work(redis: Redis, queues: Sequence[Queue]) -> list[_HeldWork]:
     return [
         _HeldWork(
             queue,
-            [Execution.from_composite_key(as_text(each), redis) for each in next(found)],
-            [as_text(each) for each in next(found)],
-            [as_text(each) for each in next(found)],
+            [
+                Execution.from_composite_key(each, redis)
+                for each in readable_names(next(found), queue.name)
+                if each.count(":") == 1
+            ],
+            readable_names(next(found), queue.name),
+            readable_names(next(found), queue.name),
         )
         for queue in queues
     ]
@@ -216,10 +219,18 @@ def _read(redis: Redis, executions: Sequence[Execution]) -> dict[str, Execution]
     running: dict[str, Execution] = {}
     for execution, (worker, created_at) in zip(executions, found, strict=True):
         if created_at is not None:
-            execution.worker_name = as_text(worker or b"")
-            execution.created_at = datetime.fromtimestamp(float(created_at), tz=UTC)
+            execution.worker_name = (worker or b"").decode(errors="replace")
+            execution.created_at = _time(created_at)
             running[execution.id] = execution
     return running
+
+
+def _time(seconds: bytes) -> datetime:
+    """1970 for what is no time: it was no worker of ours that wrote it."""
+    try:
+        return datetime.fromtimestamp(float(seconds), tz=UTC)
+    except (OSError, OverflowError, ValueError):
+        return datetime.fromtimestamp(0, tz=UTC)
 
 
 def _alive(execution: Execution, fleet: Fleet) -> bool:

@@ -8,11 +8,10 @@ from datetime import datetime
 from typing import Any
 
 from redis import Redis
-from rq import Queue
 from rq.job import Job
-from rq.serializers import JSONSerializer
 
 from fractune_core.fleet.redis_names import UNREADABLE, is_of_protocol, role_and_share
+from fractune_server.transport.work_queues import all_queues
 
 _QUEUED_AT = "enqueued_at"
 
@@ -35,7 +34,7 @@ class WaitingWork:
 
 def waiting_work(redis: Redis) -> WaitingWork:
     """The work that waits now, in three round trips. Raises redis.RedisError."""
-    queues = [each for each in Queue.all(redis, serializer=JSONSerializer) if is_of_protocol(each.name)]
+    queues = [each for each in all_queues(redis) if is_of_protocol(each.name)]
     with redis.pipeline(transaction=False) as pipe:
         pipe.xlen(UNREADABLE)
         for queue in queues:

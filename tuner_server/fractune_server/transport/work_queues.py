@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
+from functools import lru_cache
+from typing import cast
 
 from redis import Redis
 from rq import Queue
@@ -101,7 +104,7 @@ class WorkQueues:
 
     def all(self) -> list[Queue]:
         """Every queue that was ever used."""
-        return Queue.all(self._redis, serializer=JSONSerializer)
+        return all_queues(self._redis)
 
     def idle(self) -> bool:
         """Whether no work waits or runs in any queue."""
@@ -116,20 +119,49 @@ class WorkQueues:
         return Queue(name, connection=self._redis, serializer=JSONSerializer)
 
 
+def all_queues(redis: Redis) -> list[Queue]:
+    """Every queue of RQ's; what else was written among their names is passed over."""
+    prefix = Queue.redis_queue_namespace_prefix
+    keys = cast("set[bytes]", redis.smembers(Queue.redis_queues_keys))
+    return [
+        Queue.from_queue_key(key, connection=redis, serializer=JSONSerializer)
+        for key in readable_names(keys, Queue.redis_queues_keys)
+        if key.startswith(prefix) and key != prefix
+    ]
+
+
+def readable_names(names: Iterable[bytes], place: str) -> list[str]:
+    """Names in Redis, without those that are not UTF-8: writers to Redis may write anything."""
+    readable = []
+    for name in names:
+        try:
+            readable.append(name.decode())
+        except UnicodeDecodeError:
+            _warn_once(place, name)
+    return readable
+
+
+@lru_cache(maxsize=1024)
+def _warn_once(place: str, name: bytes) -> None:
+    _log.warning("%s in Redis has the name %r, which is not UTF-8; it is passed over", place, name[:80])
+
+
 def _held(queue: Queue) -> set[str]:
     """Ids of the jobs that wait in the queue, are being taken from it, run, or have failed."""
-    return {
-        *queue.get_job_ids(),
-        *queue.intermediate_queue.get_job_ids(),
-        *(job_id for job_id, _ in queue.started_job_registry.get_job_and_execution_ids(cleanup=False)),
-        *queue.failed_job_registry.get_job_ids(cleanup=False),
-    }
+    with queue.connection.pipeline(transaction=False) as pipe:
+        pipe.lrange(queue.key, 0, -1)
+        pipe.lrange(queue.intermediate_queue_key, 0, -1)
+        pipe.zrange(queue.failed_job_registry.key, 0, -1)
+        pipe.zrange(queue.started_job_registry.key, 0, -1)
+        *jobs, executions = (readable_names(names, queue.name) for names in pipe.execute())
+    return {*itertools.chain(*jobs), *(each.partition(":")[0] for each in executions)}
 
 
 def _remove(queue: Queue) -> None:
     """Remove the queue with its waiting work. RQ's own way runs a script in Redis, which fractune's users may not."""
+    waiting = readable_names(cast("list[bytes]", queue.connection.lrange(queue.key, 0, -1)), queue.name)
     with queue.connection.pipeline() as pipe:
-        pipe.delete(queue.key, *map(Job.key_for, queue.get_job_ids()))
+        pipe.delete(queue.key, *map(Job.key_for, waiting))
         pipe.srem(Queue.redis_queues_keys, queue.key)
         pipe.execute()
 

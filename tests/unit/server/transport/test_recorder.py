@@ -321,3 +321,10 @@ def test_a_piece_that_cannot_be_read_is_set_aside(connection: redis.Redis, store
     assert [arrival for _ in range(2) for arrival in recorder.poll(10).arrivals] == []
     assert connection.xlen(redis_names.UNREADABLE) == 1
     assert store.ledger.spent(["job1"]) == {}
+
+
+def test_a_stream_whose_name_nobody_can_read_is_passed_over(connection: redis.Redis, store: Store) -> None:
+    connection.sadd(redis_names.STREAMS, b"\xff")
+    recorder = Recorder(connection, store.log, SECRET, list)
+    recorder.poll(0)
+    assert recorder.streams == {redis_names.SERVER_STREAM, STREAM}

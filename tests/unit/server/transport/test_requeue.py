@@ -20,6 +20,7 @@ from fractune_core.fleet.marks import CANCELLED, DONE, HANDED_BACK, is_marked, m
 from fractune_core.fleet.signed_messages import seal_work
 from fractune_server.transport.live_workers import Fleet
 from fractune_server.transport.requeue import ATTEMPTS, Loss, Requeuer
+from fractune_server.transport.waiting_work import waiting_work
 from fractune_server.transport.work_queues import WorkQueues
 from tests.support.fleet_messages import BUILD, worker_info
 from tests.support.processes.redis_process import wait_until
@@ -318,3 +319,26 @@ def test_queues_of_tuner_instances_that_are_gone_are_dropped(connection: redis.R
     assert [queues.has(name) for name in ("tune-1", "tune-2", "work1")] == [False, True, True]
     queues.clear()
     assert queues.idle()
+
+
+def test_names_and_times_that_nobody_can_read_are_passed_over(
+    connection: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    queues, requeued = WorkQueues(connection, SECRET), list[messages.Work]()
+    queues.enqueue(redis_names.BUILD_QUEUE, BUILD)
+    take(connection, "w1")
+    queue = Queue(redis_names.BUILD_QUEUE, connection=connection)
+    held: Any = connection.zrange(queue.started_job_registry.key, 0, -1)
+    (started,) = held
+    connection.hset(f"rq:execution:{started.decode()}", mapping={"created_at": "soon", "worker_name": b"\xff"})
+    connection.sadd("rq:queues", b"\xff", "other", "rq:queue:")
+    connection.rpush(queue.key, b"\xff")
+    connection.rpush(queue.intermediate_queue_key, b"\xff")
+    connection.zadd(queue.failed_job_registry.key, {b"\xff": 1.0})
+    connection.zadd(queue.started_job_registry.key, {b"\xff": 1.0, b"a:b:c": 1.0, b"a": 1.0})
+    queues.drop_foreign()
+    assert waiting_work(connection).unreadable == 0
+    Requeuer(connection, queues, lambda _: None, lambda work, _: requeued.append(work)).sweep(Fleet(()))
+    assert requeued == [BUILD]
+    assert "is not UTF-8; it is passed over" in caplog.text
+    queues.clear()
