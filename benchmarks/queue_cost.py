@@ -1,6 +1,6 @@
 """The cost of the queue for a candidate: in batches as fractune sends them, against one piece of work for each.
 
-Redis and RQ's worker loop are real. The role is simulated: it only delivers one result a candidate, in the transaction
+Redis and the work loop are real. The role is simulated: it only delivers one result a candidate, in the transaction
 that every real role uses. Usage: python -m benchmarks.queue_cost [--quick] [--out FILE]
 """
 
@@ -21,6 +21,7 @@ from fractune_server.transport.work_queues import WorkQueues
 from fractune_workers.context import WorkerContext
 from fractune_workers.entry import WorkHandler
 from fractune_workers.locks.core_locks import CoreLocks
+from fractune_workers.roles import Role
 from fractune_workers.roles.tune import BATCH
 from fractune_workers.work_loop import WorkLoop
 from tests.support.processes.redis_process import running_redis
@@ -30,7 +31,7 @@ TRACE = "x" * 3500
 LIMIT_MS = 5.0
 
 
-class SimulatedRole:
+class SimulatedRole(Role):
     """Delivers an event for each candidate, and does no work."""
 
     def __init__(self, station: WorkerContext) -> None:
@@ -46,11 +47,14 @@ class SimulatedRole:
             delivery.event(SERVER_STREAM, event)
         delivery.send()
 
+    def stop(self) -> None:
+        pass
+
 
 def ms_per_candidate(station: WorkerContext, candidates: int, batch: int) -> float:
     """Milliseconds from before the first piece of work is queued until the last result is in the stream."""
     station.redis.flushall()
-    handler = WorkHandler(station, SimulatedRole(station))  # type: ignore[arg-type]
+    handler = WorkHandler(station, SimulatedRole(station))
     worker = WorkLoop(uuid.uuid4().hex, station.redis, handler.queue, handler.handle)
     queues = WorkQueues(station.redis, station.secret)
     start = time.perf_counter()

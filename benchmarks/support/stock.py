@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import json
 import math
 import os
@@ -155,7 +156,7 @@ def _search(tasks: list[Any], cores: int, work_dir: str, trials: int, round_size
 
 
 def _import_intrinsics() -> None:
-    import tvm.s_tir.tensor_intrin  # noqa: F401 for its registrations
+    importlib.import_module("tvm.s_tir.tensor_intrin")  # for its registrations
 
 
 def _watch(names: list[str], measured: list[Any], failures: Counter[str]) -> Any:

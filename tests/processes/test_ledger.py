@@ -6,7 +6,7 @@ import contextlib
 import subprocess
 import sys
 import uuid
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import grpc
@@ -71,9 +71,9 @@ def test_a_job_costs_what_its_pieces_cost_though_servers_are_killed_and_results_
             ended = client.finish(name)
             cost = cost_of(client, name)
             check(cost, fleet)
-            sums: Counter[str] = Counter()
+            sums: defaultdict[str, float] = defaultdict(float)
             for each in cost.spent:
-                sums[each.task] += each.worked_s  # type: ignore[assignment]
+                sums[each.task] += each.worked_s
             assert dict(ended.progress.busy_s) == dict(sums)
 
 

@@ -97,7 +97,7 @@ def test_the_server_is_one_that_our_command_line_starts(
     tls = {str(path) for path in (options.tls.cert, options.tls.key)} if options.tls else set()
     assert found.files | tls == {f"/run/secrets/{name}" for name in service["secrets"]}
     checked = service["healthcheck"]["test"][-1]
-    listens = {f"unix:{options.local_socket}", options.listen.replace("0.0.0.0", "127.0.0.1")}  # noqa: S104
+    listens = {f"unix:{options.local_socket}", f"127.0.0.1:{options.listen.rpartition(':')[2]}"}
     assert checked in listens
 
 

@@ -413,8 +413,3 @@ def test_without_tvm_the_way_to_it_is_told(small: Small, monkeypatch: pytest.Mon
         fractune.load(small.bundle)
     monkeypatch.undo()
     runtime._load_libraries.cache_clear()
-
-
-def test_names_that_are_not_there() -> None:
-    with pytest.raises(AttributeError, match="has no attribute 'lode'"):
-        fractune.lode  # type: ignore[attr-defined]  # noqa: B018

@@ -121,15 +121,15 @@ def test_the_bound_of_signs_is_that_of_the_published_tables(count: int, bound: i
     assert _bound_of_signs(count, 0.95) == bound
 
 
-@given(SECS, st.booleans())
-def test_against_itself_nothing_is_lost(secs: list[float], interleaved: bool) -> None:  # noqa: FBT001
+@given(secs=SECS, interleaved=st.booleans())
+def test_against_itself_nothing_is_lost(*, secs: list[float], interleaved: bool) -> None:
     found = slowdown(secs, secs, interleaved=interleaved)
     assert found.median == 0.0
     assert found.is_tie
 
 
-@given(SECS, SECS, st.floats(0.1, 10), st.booleans())
-def test_only_the_ratio_matters(mine: list[float], best: list[float], factor: float, interleaved: bool) -> None:  # noqa: FBT001
+@given(mine=SECS, best=SECS, factor=st.floats(0.1, 10), interleaved=st.booleans())
+def test_only_the_ratio_matters(*, mine: list[float], best: list[float], factor: float, interleaved: bool) -> None:
     one = slowdown(mine, best, interleaved=interleaved)
     scaled = slowdown([factor * secs for secs in mine], [factor * secs for secs in best], interleaved=interleaved)
     assert [scaled.median, scaled.low, scaled.high] == pytest.approx([one.median, one.low, one.high], abs=1e-6)

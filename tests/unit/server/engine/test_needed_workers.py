@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from fractune_core.fleet.messages import WorkerInfo
+from fractune_core.fleet.messages import CoreHolder, WorkerInfo
 from fractune_core.jobs import JobSpec, JobState
 from fractune_server.engine import needed_workers
 from fractune_server.engine.active_job import ActiveJob, SingleWork
@@ -63,9 +63,10 @@ def test_measurements_of_another_stack_that_hold_the_cores_are_noted() -> None:
     job, missing_workers = a_job(JobState.TUNING), MissingWorkers()
     present = [worker(role) for role in ("compile", "build", "tune")]
     measurers = [worker("measure", share) for share in SHARES]
-    own, other = {"host": "here", "pid": 1, "cores": [0]}, {"host": "here", "pid": 7, "cores": [0]}
+    own: CoreHolder = {"host": "here", "pid": 1, "cores": [0]}
+    other: CoreHolder = {"host": "here", "pid": 7, "cores": [0]}
     for waiting in (measurers[1], present[1]):
-        waiting["waits_for"] = [own, other]  # type: ignore[list-item]
+        waiting["waits_for"] = [own, other]
     missing_workers.note(Fleet([*present, *measurers]), [job])
     assert job.stored.notes == ["waiting for the measurement cores of here, held by PID 7 of another stack"]
     ingesting = a_job(JobState.INGESTING)
