@@ -45,14 +45,14 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
 
     It raises BadRequest for an argument that its annotation does not allow.
     """
-    signature = inspect.signature(function)
+    signature, names = inspect.signature(function), inspect.unwrap(function).__globals__
 
     @functools.cache
     def hint(name: str) -> Any:
         """Any for an annotation that names a type of a package that may not be installed."""
         annotation = signature.parameters[name].annotation
         try:
-            return eval(annotation, function.__globals__) if isinstance(annotation, str) else Any  # noqa: S307  - ours
+            return eval(annotation, names) if isinstance(annotation, str) else Any  # noqa: S307  - ours
         except NameError:
             return Any
 

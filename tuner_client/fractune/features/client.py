@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from fractune.arguments import checked
-from fractune.features.cost.job_cost import JobCost, job_costs
+from fractune.features.cost.job_cost import DEFAULT_LIMIT, JobCost, job_costs
 from fractune.features.job import Job
 from fractune.features.log.log import Log
 from fractune.features.log.match import MatchResult, answered_match, match_request
@@ -117,12 +117,14 @@ class Client:
         """The job of this name, with or without `jobs/`. The first call finds out whether it exists."""
         return Job(self._rpc, name)
 
+    @checked
     def jobs(self, *, open_only: bool = False, limit: int = 50) -> list[JobStatus]:
         """At most `limit` jobs, newest first, without their operators; only open ones with `open_only`."""
         return list(map(job_status, self._rpc.jobs(open_only=open_only, limit=limit)))
 
+    @checked
     def costs(
-        self, job: str | None = None, *, since: float | None = None, tokens: bool = False, limit: int = 50
+        self, job: str | None = None, *, since: float | None = None, tokens: bool = False, limit: int = DEFAULT_LIMIT
     ) -> list[JobCost]:
         """The costs of the job, else of the newest `limit` jobs with costs; as `fractune.cost`.
 

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from fractune.arguments import checked
 from fractune.features.tune.bundle import BundleFile, download_bundle
 from fractune.features.tune.result import TuneResult
 from fractune.server.from_proto import job_status
@@ -45,6 +46,7 @@ class Job:
         """
         return map(job_status, self._rpc.watch_job(self.name))
 
+    @checked
     def wait(self, *, progress: ProgressOption = False) -> JobStatus:
         """Follow the job to its end and return its status. Ctrl-C ends the waiting, not the job.
 
@@ -59,6 +61,7 @@ class Job:
         """Cancel the job; its measurements stay in the log."""
         return job_status(self._rpc.cancel_job(self.name))
 
+    @checked
     def bundle(self, out: str | os.PathLike[str] | None = None) -> BundleFile:
         """Download the bundle to the file `out`, by default `<model>.fractune` in the current folder.
 
@@ -66,6 +69,7 @@ class Job:
         """
         return self._download(self.status(), out)
 
+    @checked
     def result(self, out: str | os.PathLike[str] = ".", *, progress: ProgressOption = False) -> TuneResult:
         """Wait for the end and download the bundle to the file `out` (`*.fractune`), or into the folder `out`.
 

@@ -1,7 +1,7 @@
 """The programs of the server and the workers, for the command line. `fractune server` and `fractune worker` become
 them. `fractune noise` measures with them. `fractune shares` and `fractune doctor` take this machine's inventory from
-them. Only this part of the client imports the server and the workers, and only when it is called: the client alone is
-installed without them.
+them. Only this part of the client imports the server and the workers, and only when it is called: the client may be
+installed without the libraries that they need.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Checks of a caller's request before any work."""
+"""A caller's request before any work: checks of its filters, and the file of its bundle."""
 
 from __future__ import annotations
 

@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from fractune_core.errors import BadRequest
+
+
+def read_toml(path: Path, subject: str) -> dict[str, Any]:
+    """The content of a TOML file. Raises BadRequest, which calls an unreadable file `subject` ("the prices")."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BadRequest(f"{path}: cannot read {subject} ({error.strerror})") from error
+    except RecursionError:
+        raise BadRequest(f"{path}: not a valid TOML file (it is nested too deeply)") from None
+    except ValueError as error:  # no TOML, no text, or a number of thousands of digits
+        raise BadRequest(f"{path}: not a TOML file ({error})") from error
 
 
 class TableReader:

@@ -52,7 +52,7 @@ def _run(command: str | None, job: JobStatus | None, fetched: Fetched, exit_code
         return
     sys.stdout.flush()
     # All its data is in its environment and none in its text: no name of a model can become a command. Its output
-    # prints goes to standard error: standard output is the result's alone.
+    # goes to standard error: standard output is the result's alone.
     variables = news(job, fetched, exit_code, message)
     ended = subprocess.run(["/bin/sh", "-c", command], env={**os.environ, **variables}, stdout=2, check=False)
     if ended.returncode != 0:

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import math
 import os
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fractune.features.cost.job_cost import JobCost, Prices, job_costs
+from fractune.features.cost.job_cost import DEFAULT_LIMIT, JobCost, Prices, job_costs
 from fractune.features.cost.table import cost_table, token_table
 from fractune.server.rpc import RpcClient
 from fractune.sessions.session import session
 from fractune.text.rendering import Table
-from fractune.text.toml_table import TableReader
+from fractune.text.toml_table import TableReader, read_toml
 from fractune_core.errors import BadRequest
 from fractune_core.shares import Share
-
-DEFAULT_LIMIT = 50
 
 
 @dataclass(frozen=True)
@@ -71,8 +68,8 @@ def cost(
 
 def read_prices(source: str | os.PathLike[str] | Mapping[str, Any]) -> Prices:
     """Prices from a TOML file, or from a mapping with its content. Raises BadRequest."""
-    name, content = ("prices", source) if isinstance(source, Mapping) else (str(source), _parse(Path(source)))
-    whole = TableReader(name, content)
+    content = source if isinstance(source, Mapping) else read_toml(Path(source), "the prices")
+    whole = TableReader("prices" if content is source else str(source), content)
     whole.check_keys("currency", "cpu_hour", "share_hour")
     shares = whole.table("share_hour")
     names = content.get("share_hour", {})
@@ -81,15 +78,6 @@ def read_prices(source: str | os.PathLike[str] | Mapping[str, Any]) -> Prices:
         cpu_hour=_price(whole, "cpu_hour"),
         share_hour={str(Share.parse(share)): _price(shares, share) for share in names},
     )
-
-
-def _parse(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise BadRequest(f"{path}: cannot read the prices ({error.strerror})") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise BadRequest(f"{path}: not a TOML file ({error})") from error
 
 
 def _price(table: TableReader, key: str) -> float:

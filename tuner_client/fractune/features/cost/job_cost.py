@@ -17,6 +17,8 @@ from fractune_core.spending import MEASURING, Spending
 
 _HOUR_S = 3600.0
 
+DEFAULT_LIMIT = 50
+
 
 @dataclass(frozen=True)
 class Prices:

@@ -156,6 +156,7 @@ class Log:
         write = {"csv": write_csv, "jsonl": write_jsonl, "jsondatabase": jsondatabase.write_jsondatabase}[file_format]
         return write(parts, Path(path))
 
+    @checked
     def unreadable(self, *, limit: int = 100) -> tuple[list[UnreadableResult], int]:
         """The newest unreadable results, at most `limit`, and the number of all.
 
@@ -172,6 +173,7 @@ class Log:
         """Have the server read all of them again, and return their number. It keeps those that are still unreadable."""
         return self._rpc.replay_unreadable()
 
+    @checked
     def import_file(self, path: str | os.PathLike[str], *, share: str = "") -> Imported:
         """Import a file of JSON lines or a JSONDatabase folder, all records or none.
 

@@ -89,9 +89,7 @@ def plan(
     read = read_plan(source, gpus=gpus, partitioning=partitioning)
     if measure:
         _check_can_measure(read)
-        return _measured_plan(
-            source, read, gpus, partitioning, _Options(simulate, seed, server, state, progress, reconnect_s)
-        )
+        return _measured_plan(read, _Options(simulate, seed, server, state, progress, reconnect_s))
     if not read.logged and server is None:
         return PlanResult(make_plan(read.request, simulated=simulate, seed=seed))
     with session(RpcClient, state, server, compile=bool(read.logged)) as client:
@@ -119,9 +117,7 @@ class _Options:
     reconnect_s: float
 
 
-def _measured_plan(
-    source: PlanSource, read: PlanFile, gpus: int | None, partitioning: str, options: _Options
-) -> PlanResult:
+def _measured_plan(read: PlanFile, options: _Options) -> PlanResult:
     """Time the ends and the middle of each model's curve. Then time the parts that the plan takes without a measured
     time of the whole model, until no such part can be timed.
     """
@@ -133,15 +129,8 @@ def _measured_plan(
             if shares:
                 _time(model, shares, options)
         done |= needed
-        result = plan(
-            source,
-            gpus=gpus,
-            partitioning=partitioning,
-            simulate=options.simulate,
-            seed=options.seed,
-            server=options.server,
-            state=options.state,
-        )
+        with session(RpcClient, options.state, options.server, compile=True) as client:
+            result = plan_by_server(client, read, simulate=options.simulate, seed=options.seed)
         parts = [part for parts in result.plan.devices for part in parts]
         needed = {
             (part.model, part.share)

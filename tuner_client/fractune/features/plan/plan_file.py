@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 import os
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fractune.features.plan.rows import bundle_rows, csv_rows, stated_row
-from fractune.text.toml_table import TableReader
+from fractune.text.toml_table import TableReader, read_toml
 from fractune_core.errors import BadRequest
 from fractune_core.planning.devices import DeviceType, device_type
 from fractune_core.planning.requests import (
@@ -55,7 +54,7 @@ def read_plan(
         name, folder, content = "plan", Path(), dict(source)
     else:
         path = Path(source)
-        name, folder, content = path.name, path.parent, _parse(path)
+        name, folder, content = path.name, path.parent, read_toml(path, "the plan file")
     whole = TableReader(name, content)
     whole.check_keys("device", "models", "interference", "headroom", "penalty", "latency_part")
     device, count = _device(whole.table("device"), partitioning)
@@ -75,17 +74,6 @@ def read_plan(
         latency_part=whole.number("latency_part", DEFAULT_LATENCY_PART),
     )
     return PlanFile(request, logged)
-
-
-def _parse(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise BadRequest(f"{path}: cannot read the plan file ({error.strerror})") from error
-    except RecursionError:
-        raise BadRequest(f"{path}: not a valid plan (it is nested too deeply)") from None
-    except ValueError as error:  # no TOML, no text, or a number of thousands of digits
-        raise BadRequest(f"{path}: not a TOML file ({error})") from error
 
 
 def _device(table: TableReader, partitioning: str) -> tuple[DeviceType, int | None]:

@@ -1,4 +1,4 @@
-"""What a finished job came to: as JSON, as tables, and as the table tuned-at x run-at."""
+"""The result of a finished job, as JSON and as tables."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from fractune.sessions.finding import named_server, running_stack_of
 from fractune.sessions.session import server_session, session
 from fractune.text.output_files import check_writable
 from fractune.text.rendering import Column, Table
-from fractune_core.shares import units_text
+from fractune_core.shares import share_names, units_text
 
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="The job's name, with or without 'jobs/'.")]
 
@@ -113,10 +113,11 @@ def workers(
     place: options.Place,
 ) -> None:
     """List the workers and the available shares."""
+    named = share_names(shares)
     if named_server(place.state, place.server) is None and running_stack_of(place.state) is None:
         folder = place.state or default_state_dir()
         print(f"no stack is running in {folder}: this command starts these workers and ends them", file=sys.stderr)
-    with session(Client, **vars(place), shares=tuple(shares.split(",")), compile=True, search=True) as client:
+    with session(Client, **vars(place), shares=named, compile=True, search=True) as client:
         found = client.workers()
     if as_json:
         for worker in found:

@@ -118,7 +118,15 @@ def tune(
     part = None if min_gain is None else options.parse_part("--min-gain", min_gain)
     job_options = {**vars(search), **of_model.parsed()}
     if detach:
-        _check_detached({"--until-beats": until_beats, "--out": out, "--picture": picture, "--on-done": on_done})
+        _check_detached(
+            {
+                "--until-beats": until_beats,
+                "--min-gain": min_gain,
+                "--out": out,
+                "--picture": picture,
+                "--on-done": on_done,
+            }
+        )
         _leave(model, shares, job_options, place, as_json=as_json)
         return
     _check_paths(model, out or Path(), picture)

@@ -211,7 +211,7 @@ def test_a_detached_job_is_named_and_nothing_is_written(
     told = json.loads(capsys.readouterr().out)
     assert told == {"event": "detached", "job": "jobs/j1", "server": server.address}
     assert [spec.trials for spec in server.specs] == [7, 7]
-    for option in (["--out", "."], ["--picture", "a.svg"], ["--on-done", "true"], BEATS):
+    for option in (["--out", "."], ["--picture", "a.svg"], ["--on-done", "true"], ["--min-gain", "5%"], BEATS):
         assert main([*asked, *option]) == 2
         assert f"{option[0]} and --detach exclude each other" in only_line(capsys.readouterr().err)
     assert len(server.specs) == 2
