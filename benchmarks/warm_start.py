@@ -3,8 +3,8 @@
 (a) The same command a second time: new trials and wall seconds. (b) The sibling B is tuned from a fresh state, and in a
 state that holds the log of A. Measured are the seconds and trials until the second run holds the final latency of the
 first one, by each run's own trials; also until within 2 % of it. The clock starts with the command. The published
-schedules of both are measured again, operator by
-    operator, with nothing else running.
+schedules of both are measured again, operator by operator,
+with nothing else running.
 
 Two families: one network at two resolutions, and two networks of a kind. Usage: python -m benchmarks.warm_start
 [--quick] [--out FILE] [--families resolution,zoo] [--trials N] [--share cpu:N] [--only TEXT]

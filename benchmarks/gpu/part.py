@@ -48,7 +48,7 @@ class Slice:
 
     @property
     def logs(self) -> Path:
-        """The file with the whole output of a command."""
+        """The folder with the whole output of each command."""
         return self.private / "said"
 
     @property

@@ -37,7 +37,7 @@ def green_of(gpu: Gpu, percent: int) -> str:
 
 
 def refusal_of(share: str) -> str:
-    """The reason why this machine lacks this share; empty when there is. Nothing is started."""
+    """The reason why this machine lacks this share; empty where it has it. Nothing is started."""
     try:
         confinement_for(Share.parse(share)).probe()
     except ShareUnavailable as error:

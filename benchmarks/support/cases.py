@@ -36,7 +36,7 @@ class Summary:
     """infinite where ours did not get there once"""
 
     def verdict(self, bar: float) -> str:
-        """Return True if the median is at most the bar, as far as the interval decides it."""
+        """Whether the median is at most the bar: "holds", "does not hold" or, by the interval, "cannot tell"."""
         if self.high <= bar:
             return "holds"
         return "does not hold" if self.low > bar else "cannot tell"

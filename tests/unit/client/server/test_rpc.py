@@ -172,7 +172,7 @@ def test_a_server_that_stays_away_is_told_of_and_given_up(tmp_path: Path, monkey
 def test_each_absence_is_waited_for_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A job that has not changed between two of them is shown once more, and the server was there."""
     now, script, server = [0.0], job_script(), ScriptedServer()
-    monkeypatch.setattr("fractune.server.rpc.time", SimpleNamespace(monotonic=lambda: now[0], sleep=time.sleep))
+    monkeypatch.setattr("fractune.server.rpc.time", SimpleNamespace(monotonic=lambda: now[0], sleep=lambda _: None))
 
     def watch(_: grpc.ServicerContext) -> Iterator[pb.Job]:
         now[0] += 30.0

@@ -33,18 +33,11 @@ from fractune_server.transport.context import ServerContext
 from fractune_server.transport.outgoing import send_model, send_workload
 from fractune_server.transport.work_queues import WorkQueues
 from tests.support.client_samples import bundle_bytes
-from tests.support.processes.redis_process import running_redis
 from tests.support.samples import DEVICE, granted
 from tests.support.secret import SECRET
 
 MODEL, OTHER = "a" * 64, "b" * 64
 OPERATORS = 50
-
-
-@pytest.fixture(scope="module")
-def redis_url() -> Iterator[str]:
-    with running_redis() as url:
-        yield url
 
 
 @pytest.fixture

@@ -37,7 +37,8 @@ def job(name: str, *shares: str, spec: dict[str, Any] | None = None, **stored: A
 @pytest.fixture
 def phase() -> TunePhase:
     context: Any = SimpleNamespace(store=None)
-    made = TunePhase(context, SimpleNamespace(trials=list), FairQueue())  # type: ignore[arg-type]
+    rounds: Any = SimpleNamespace(trials=list)
+    made = TunePhase(context, rounds, FairQueue())
     made._offered = {(DEVICE.key, "cpu:1"), (DEVICE.key, "cpu:2")}
     return made
 

@@ -7,7 +7,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 import redis
@@ -29,17 +29,10 @@ from fractune_server.transport.work_queues import WorkQueues
 from tests.support.paths import REPOSITORY
 from tests.support.processes.fleet_simulated import SimulatedWorker
 from tests.support.processes.made_up import DEVICE
-from tests.support.processes.redis_process import running_redis
 from tests.support.samples import validation
 from tests.support.secret import SECRET
 
 REDIS_ROUND_TRIPS, SQL_QUERIES = 3, 2
-
-
-@pytest.fixture(scope="module")
-def redis_url() -> Iterator[str]:
-    with running_redis() as url:
-        yield url
 
 
 @pytest.fixture
@@ -191,5 +184,5 @@ def page(path: str) -> str:
 
 
 def test_the_kinds_of_work_are_those_of_the_messages() -> None:
-    kinds = {re.search(r"'(\w+)'", str(each.__annotations__["task"]))[1] for each in messages.Work.__args__}  # type: ignore[index]
+    kinds = {get_args(get_type_hints(each)["task"])[0] for each in get_args(messages.Work)}
     assert kinds == set(WORK_KINDS)

@@ -42,11 +42,7 @@ class MigrationsContract(StoreContract):
     def test_a_log_of_the_first_schema_is_brought_up_to_date(self, make: Callable[[], Store]) -> None:
         old = make()
         with old.write() as connection:
-            metadata.drop_all(connection)
-            connection.execute(text("DROP TABLE alembic_version"))
-            config = _migrations()
-            config.attributes["connection"] = connection
-            command.upgrade(config, "0001")
+            _make(connection, "0001")
             row = record_to_row(validation("a", 1, 1.0))
             first_names = {
                 "kind": "final",
@@ -77,11 +73,7 @@ class MigrationsContract(StoreContract):
             "tuning_began": None, "tuning_ended": None,
         }  # fmt: skip
         with old.write() as connection:
-            metadata.drop_all(connection)
-            connection.execute(text("DROP TABLE alembic_version"))
-            config = _migrations()
-            config.attributes["connection"] = connection
-            command.upgrade(config, "0014")
+            _make(connection, "0014")
             _insert(connection, "records", record_to_row(validation("a", 1, 1.0)) | {"scope": "acme"})
             _insert(connection, "pieces", to_dict(WorkCost("w1", "j1", "build", "", 3.0, 2.0, 5.0)) | {"do": "build"})
             _insert(connection, "jobs", job)
@@ -128,6 +120,15 @@ def _migrations() -> Config:
     config = Config()
     config.set_main_option("script_location", str(Path(database.__file__).with_name("migrations")))
     return config
+
+
+def _make(connection: Connection, schema: str) -> None:
+    """The empty tables of an older schema, in place of those of today."""
+    metadata.drop_all(connection)
+    connection.execute(text("DROP TABLE alembic_version"))
+    config = _migrations()
+    config.attributes["connection"] = connection
+    command.upgrade(config, schema)
 
 
 def _insert(connection: Connection, name: str, row: dict[str, Any]) -> None:

@@ -75,7 +75,8 @@ def test_json_and_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert (data["event"], data["device"]) == ("plan", "A100-80GB")
     assert data["models"][0]["simulated"]["holds"]
     assert picture.is_file()
-    assert main(["plan", file, "--minimise", "gpus"]) == 0
+    assert main(["plan", file, "--minimise", "gpus", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["devices"]
 
 
 @pytest.mark.parametrize(
