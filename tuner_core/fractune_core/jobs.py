@@ -85,8 +85,8 @@ class JobSpec(JsonObject):
     target: str = ""
     """TVM's target as text; empty = the measuring worker's own processor"""
     trials: int = 256
-    """candidates to have measured over all operators, including those already in the log. 0 = search nothing: the
-    bundle holds the best in the log, and the untuned default elsewhere
+    """candidates to have measured over all operators, including those already in the log. 0 = only the first
+    candidate of each operator that the log lacks
     """
     extra_trials: Annotated[int, In("more")] = 0
     """candidates to measure beyond what the log holds; replaces `trials` when above 0"""
@@ -138,7 +138,7 @@ class JobSpec(JsonObject):
         """Raises BadRequest for a budget, a round, a namespace or a share that cannot be meant."""
         self._check_sharing()
         if self.trials < 0:
-            raise BadRequest(f"trials is {self.trials}; it must be at least 1, or 0 to search nothing")
+            raise BadRequest(f"trials is {self.trials}; it must be at least 1, or 0 for first candidates alone")
         if self.round_size <= 0:
             raise BadRequest(f"round_size is {self.round_size}; it must be at least 1")
         if self.extra_trials < 0:

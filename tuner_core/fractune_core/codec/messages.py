@@ -31,20 +31,23 @@ _TIMESTAMP = "google.protobuf.Timestamp"
 
 
 def to_proto(instance: Any, message_type: type[_M], **given: Any) -> _M:
-    """The dataclass as a message; `given` are fields of the message. Raises ValueError for what it has no room for."""
+    """The dataclass as a message; `given` are fields of the message. Raises BadRequest for what it has no room for."""
     kinds: Any = type(instance), message_type
     for name, target, write in _writers(*kinds, frozenset(given)):
         value = getattr(instance, name)
         if value is not None:
             given[target] = value if write is None else write(value)
-    return message_type(**given)
+    try:
+        return message_type(**given)
+    except ValueError as error:
+        raise BadRequest(f"{message_type.DESCRIPTOR.name}: {error}") from error
 
 
 def fits(instance: Any, message_type: type[Message], **given: Any) -> bool:
     """Whether the message has room for the dataclass: most of its whole numbers have 32 bits."""
     try:
         to_proto(instance, message_type, **given)
-    except (BadRequest, ValueError):
+    except BadRequest:
         return False
     return True
 

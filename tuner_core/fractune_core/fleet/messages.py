@@ -352,7 +352,7 @@ class ModelTimed(TypedDict):
 
 
 class PieceDone(TypedDict):
-    """With the results of each piece of work: what it took, a `fractune_core.spending.Piece`."""
+    """With the results of each piece of work: what it took, a `fractune_core.spending.WorkCost`."""
 
     event: Literal["piece_done"]
     job: str

@@ -9,6 +9,7 @@ from pathlib import Path
 from fractune_core.access.tls_files import TlsFiles
 from fractune_core.errors import BadRequest
 from fractune_core.records import COLD, WARM
+from fractune_core.share_kinds import CPU
 from fractune_core.shares import Share
 
 MODEL_LIMIT_BYTES = 2 << 30
@@ -105,4 +106,4 @@ class WorkerOptions:
     @property
     def measures_on_cpu(self) -> bool:
         share = self.parsed_share
-        return share is not None and share.device_kind == "cpu"
+        return share is not None and share.device_kind == CPU

@@ -274,8 +274,8 @@ class JobSpec(_message.Message):
     target: _builtins.str
     """TVM's target as text; empty = the measuring worker's own processor."""
     trials: _builtins.int
-    """Candidates to have measured over all operators, those already in the log counted in. Absent = 256; 0 = search
-    nothing: the bundle holds the best that the log knows, and the untuned default where it knows nothing.
+    """Candidates to have measured over all operators, those already in the log counted in. Absent = 256; 0 = only
+    the first candidate of each operator that the log lacks.
     """
     more: _builtins.int
     """Candidates to measure beyond what the log holds; replaces trials when above 0."""

@@ -92,6 +92,7 @@ class Engine:
         self._stopping.set()
         if self._thread.ident is not None:
             self._thread.join()
+        self._publish.stop()
 
     def _run(self) -> None:
         try:

@@ -41,6 +41,10 @@ class PublishPhase:
         self._rounds = rounds
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="bundles")
 
+    def stop(self) -> None:
+        """Wait until the bundle in progress is written."""
+        self._writer.shutdown()
+
     def compile(self, job: ActiveJob) -> None:
         """Request the bundle. If the same bundle exists, take it with its known times."""
         if _COMPILE in job.requested:

@@ -19,6 +19,7 @@ from fractune_core.records import Kind, TuningRecord
 from fractune_core.shares import parse_shares
 from fractune_server.selection.model_match import Matcher, MatchQuery, OperatorAnswer, OperatorRow
 from fractune_server.services.arriving import arriving
+from fractune_server.services.job_view import arithmetic_to_proto
 from fractune_server.services.paging import first_page, page_size, read_token, write_token
 from fractune_server.store.records.filters import RecordFilter
 from fractune_server.store.records.log import RecordPlace
@@ -154,8 +155,7 @@ def _policy(request: pb.MatchModelRequest) -> Policy:
 
 
 def _task(task: OperatorTask, arithmetic: Arithmetic | None = None) -> pb.Operator:
-    known = None if arithmetic is None else to_proto(arithmetic, pb.Arithmetic)
-    return to_proto(task, pb.Operator, selected=True, arithmetic=known)
+    return to_proto(task, pb.Operator, selected=True, arithmetic=arithmetic_to_proto(arithmetic))
 
 
 def _row(row: OperatorRow) -> pb.OperatorTable:

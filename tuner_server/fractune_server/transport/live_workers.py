@@ -38,7 +38,7 @@ class _AnyWorker(TypedDict):
 
 @dataclass(frozen=True)
 class HeldShare:
-    """A share of a device, as a live worker holds it."""
+    """A share of a device, as a live worker holds it or a record of the log has it."""
 
     device: Device
     granted: GrantedShare

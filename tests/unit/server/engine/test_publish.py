@@ -80,3 +80,14 @@ def test_a_bundle_that_cannot_be_written_is_an_error_of_its_job() -> None:
     phase = PublishPhase(context, unused, unused)
     with pytest.raises(StateUnusable, match="disk full"):
         wait_until(lambda: ended(phase, job))
+
+
+def test_a_stop_waits_until_the_bundle_is_written() -> None:
+    files, job = SlowFiles(), timed_job()
+    context: Any = SimpleNamespace(files=files)
+    unused: Any = None
+    phase = PublishPhase(context, unused, unused)
+    assert not ended(phase, job)
+    threading.Timer(0.1, files.go.set).start()
+    phase.stop()
+    assert files.written

@@ -47,7 +47,7 @@ class Database:
         try:
             if may_migrate:
                 with self.write() as connection:
-                    _migrate(connection)
+                    _migrate(connection, shown(self._url))
             else:
                 self._check_revision()
         except BaseException:
@@ -173,23 +173,23 @@ def as_dict(row: RowMapping) -> dict[str, Any]:
     return {str(name): value for name, value in row.items()}
 
 
-def _migrate(connection: Connection) -> None:
-    """Migrate the tables. Loading Alembic takes half a second, so it is loaded only if needed."""
-    if _revision(connection) == SCHEMA:
+def _migrate(connection: Connection, where: str) -> None:
+    """Migrate the tables of the database `where`. Loading Alembic takes half a second, so it is loaded only if needed.
+
+    Raises StateUnusable for the database of a newer version.
+    """
+    found = _revision(connection)
+    if found == SCHEMA:
         return
+    if found is not None and found > SCHEMA:  # revisions have four digits
+        raise StateUnusable(f"database {where} was made by a newer version of fractune; upgrade")
     from alembic import command
     from alembic.config import Config
-    from alembic.util import CommandError
 
     config = Config()
     config.set_main_option("script_location", str(_MIGRATIONS))
     config.attributes["connection"] = connection
-    try:
-        command.upgrade(config, "head")
-    except CommandError as error:
-        if "Can't locate revision" not in str(error):
-            raise
-        raise StateUnusable("the database was made by a newer version of fractune; upgrade") from error
+    command.upgrade(config, "head")
 
 
 def _revision(connection: Connection) -> str | None:

@@ -24,7 +24,7 @@ KEPT_BYTES = 64 << 20
 _RECORD_BYTES = 1450
 """measured size of a record without its trace, with the values that a match derives"""
 _ENTRY_BYTES = 3000
-"""measured further size of an entry, also of an empty one; most scopes have no validations of most operators"""
+"""measured further size of an entry, also of an empty one; most namespaces have no validations of most operators"""
 
 _VERSIONS = select(validation_versions.c.workload_hash, validation_versions.c.version).where(
     validation_versions.c.workload_hash.in_(NAMES)
