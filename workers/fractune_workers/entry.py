@@ -23,6 +23,10 @@ from fractune_workers.roles import Role
 _log = logging.getLogger(__name__)
 
 
+REDIS_LOST = (redis.ConnectionError, redis.TimeoutError, redis.OutOfMemoryError)
+"""errors after which a worker ends, so that its work is queued again"""
+
+
 class WorkHandler:
     """Does the work that comes over the queue of `role`."""
 
@@ -76,12 +80,12 @@ class WorkHandler:
             idle_s = start - self._idle_since
             _log.info(
                 "%s took %.2f s, %.2f s of it waiting for locks; before it, %.2f s without work",
-                *(work["task"], *spent(), idle_s),
+                work["task"],
+                *spent(),
+                idle_s,
             )
-        except (redis.ConnectionError, redis.TimeoutError) as error:
-            end(RedisGone(f"Redis went away ({error})"))
-        except redis.OutOfMemoryError as error:
-            end(RedisGone(f"Redis is out of memory ({error}); give it more (maxmemory), then start this worker again"))
+        except REDIS_LOST as error:
+            end(redis_lost(error))
         except ShareUnavailable as error:
             context.hand_back(work)
             end(error)
@@ -120,6 +124,13 @@ def _span_attributes(work: Any) -> dict[str, str | int]:
     if items is not None or "count" in work:
         attributes["candidates"] = work["count"] if items is None else len(items)
     return attributes
+
+
+def redis_lost(error: Exception) -> RedisGone:
+    """What to do about one of REDIS_LOST."""
+    if isinstance(error, redis.OutOfMemoryError):
+        return RedisGone(f"Redis is out of memory ({error}); give it more (maxmemory), then start this worker again")
+    return RedisGone(f"Redis went away ({error}); start it, then start this worker again")
 
 
 def end(error: FractuneError) -> NoReturn:

@@ -19,7 +19,7 @@ from redis.retry import Retry
 
 from fractune_core import __version__, tracing
 from fractune_core.analysis.noise import DEFAULT_MARGIN
-from fractune_core.errors import BadRequest, FractuneError, RedisGone
+from fractune_core.errors import BadRequest, FractuneError
 from fractune_core.fleet.messages import WorkerInfo
 from fractune_core.fleet.options import WorkerOptions
 from fractune_core.fleet.redis_connection import check_clock, no_redis
@@ -30,7 +30,7 @@ from fractune_core.fleet.worker_entries import FleetFacts, drop_entry, fleet_fac
 from fractune_core.host.sandbox import hide_memory
 from fractune_core.share_kinds import CPU
 from fractune_workers.context import WorkerContext
-from fractune_workers.entry import WorkHandler, end
+from fractune_workers.entry import REDIS_LOST, WorkHandler, end, redis_lost
 from fractune_workers.locks.core_locks import CoreLocks, default_lock_dir
 from fractune_workers.roles import Role
 from fractune_workers.roles.build import Builder
@@ -66,8 +66,8 @@ def run_worker(options: WorkerOptions) -> None:
                 loop = WorkLoop(context.name, context.redis, handler.queue, handler.handle)
                 loop.stop_on_signals(handler.note_stop)
                 loop.run()
-        except (redis.ConnectionError, redis.TimeoutError, redis.OutOfMemoryError) as error:
-            raise RedisGone(f"Redis went away ({error}); start it, then start this worker again") from error
+        except REDIS_LOST as error:
+            raise redis_lost(error) from error
         finally:
             role.stop()
 
@@ -84,7 +84,7 @@ def _stay_on(options: WorkerOptions) -> None:
 
 
 def _worker_context(options: WorkerOptions, scratch_dir: Path) -> WorkerContext:
-    # RQ waits on its queues for longer than redis-py's own limit of a few seconds.
+    # The loop waits on its queue for longer than redis-py's own limit of a few seconds.
     retry = Retry(ExponentialBackoff(), _REDIS_RETRIES)
     try:
         connection = redis.Redis.from_url(options.redis_url, retry=retry, socket_timeout=ANSWER_TIMEOUT_S)

@@ -88,6 +88,8 @@ class WorkLoop:
                 self._note_state(pipe, WorkerStatus.IDLE)
                 pipe.execute()
             self._is_waiting = True
+            if self._stopped_at is not None:  # before it would have raised
+                return None
             job_id: Any = self._redis.blmove(
                 self._queue.key, self._queue.intermediate_queue_key, wait_s, "LEFT", "RIGHT"
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import zlib
 from collections.abc import Iterator
 from typing import Any
@@ -11,7 +12,9 @@ import redis
 from rq import Queue
 from rq.serializers import JSONSerializer
 
+from fractune_core.errors import RedisGone
 from fractune_core.fleet.redis_names import COMPILE_QUEUE, HANDLER
+from fractune_workers.entry import REDIS_LOST, redis_lost
 from fractune_workers.work_loop import WorkLoop
 from tests.support.processes.redis_process import commands_of, running_redis
 
@@ -76,3 +79,29 @@ def test_a_job_that_no_memory_could_hold_is_one_that_is_not_ours(redis_url: str,
         connection.rpush(Queue(COMPILE_QUEUE, connection=connection).key, "odd")
         WorkLoop("compile-1", connection, COMPILE_QUEUE, lambda _, message: done.append(message)).run(1)
     assert done == [""]
+
+
+def test_a_stop_that_comes_just_before_the_wait_takes_no_work(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    handlers: dict[int, Any] = {}
+    monkeypatch.setattr("signal.signal", handlers.__setitem__)
+    with redis.Redis.from_url(redis_url) as connection:
+        queue = Queue(COMPILE_QUEUE, connection=connection, serializer=JSONSerializer)
+        queue.enqueue_call(HANDLER, args=("",), job_id="waiting")
+        loop = WorkLoop("compile-1", connection, COMPILE_QUEUE, lambda *_: pytest.fail("it was taken"))
+        loop.stop_on_signals(lambda: None)
+        handlers[signal.SIGTERM](signal.SIGTERM, None)
+        assert loop.take() is None
+        assert queue.get_job_ids() == ["waiting"]
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (redis.OutOfMemoryError("used memory"), r"^Redis is out of memory \(used memory\); give it more"),
+        (redis.ConnectionError("reset"), r"^Redis went away \(reset\); start it, then start this worker again$"),
+    ],
+)
+def test_a_worker_that_has_lost_its_redis_says_what_to_do(error: redis.RedisError, says: str) -> None:
+    assert isinstance(error, REDIS_LOST)
+    with pytest.raises(RedisGone, match=says):
+        raise redis_lost(error)

@@ -130,7 +130,7 @@ def _loads(soname: str) -> bool:
 
 
 def libraries() -> list[LibraryHere]:
-    """All of them, imported in a process of its own each: the process that looks must not load CUDA's driver."""
+    """The packages of LIBRARIES, each imported in a process of its own: this process must not load CUDA's driver."""
     return [_look(package, module, oldest) for package, (module, oldest) in LIBRARIES.items()]
 
 

@@ -21,7 +21,7 @@ import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from fractune_core.codec.plain_json import check_shape
+from fractune_core.codec.plain_json import check_shape, read_json
 from fractune_core.fleet.messages import CoreHolder
 from fractune_core.shares import QUIET_BELOW_CORES
 from fractune_workers.locks.flock import is_locked, locked, try_lock
@@ -144,7 +144,7 @@ class CoreLocks:
 def _read_mark(path: Path) -> CoreHolder | None:
     """None for a measurement that has just ended, and for one of an older version."""
     try:
-        holder: CoreHolder = json.loads(path.read_text())
+        holder: CoreHolder = read_json(path.read_bytes())
         check_shape(CoreHolder, holder)
     except (OSError, ValueError):
         return None

@@ -62,17 +62,17 @@ class _Kernels:
         """The module with those that were made."""
         return self._builder.get()
 
-    def writing(self, name: Any, parameter: int, piece: Slice) -> Any:
+    def writing(self, name: Any, parameter: int, place: Slice) -> Any:
         """The variable of the function `name` with another tensor for that parameter."""
-        shape = shape_of(piece.result)
-        key = name.name_hint, parameter, shape, piece.axis, piece.offset
+        shape = shape_of(place.result)
+        key = name.name_hint, parameter, shape, place.axis, place.offset
         if key not in self._made:
-            made = into_piece(self._mod[name], parameter, shape, piece.axis, piece.offset)
+            made = into_slice(self._mod[name], parameter, shape, place.axis, place.offset)
             self._made[key] = self._builder.add_func(made, f"{name.name_hint}_part{len(self._made)}")
         return self._made[key]
 
 
-def into_piece(function: Any, parameter: int, shape: Sequence[int], axis: int, offset: int) -> Any:
+def into_slice(function: Any, parameter: int, shape: Sequence[int], axis: int, offset: int) -> Any:
     """A TIR function, scheduled or not, with a buffer of `shape` for one of its parameters. It uses the slice of the
     buffer from `offset` on along `axis`.
     """
@@ -114,8 +114,8 @@ class _Block:
         """by variable: the one that has been allocated for it"""
         self._places: dict[Any, tuple[Any, int]] = {}
         """by a tensor that is a part: the result, and the offset there in bytes"""
-        self._pieces: dict[Any, Slice] = {}
-        """by a tensor that is a part in pieces: where it lies in the result"""
+        self._slices: dict[Any, Slice] = {}
+        """by a tensor that is a part in slices: where it lies in the result"""
         self._results: set[Any] = set()
         self._made: set[Any] = set()
         for binding in bindings:
@@ -125,29 +125,29 @@ class _Block:
         placed: list[Any] = []
         for binding in self._bindings:
             replaced = binding.var in self._places or binding.var in self._results
-            if binding.var in self._pieces:
-                placed.extend(self._allocated(self._pieces[binding.var].result))
+            if binding.var in self._slices:
+                placed.extend(self._allocated(self._slices[binding.var].result))
             elif replaced:
                 placed.extend(self._allocated(binding.var))
             else:
-                placed.extend(self._in_pieces(binding))
+                placed.extend(self._in_slices(binding))
         return placed
 
-    def _in_pieces(self, binding: Any) -> Iterator[Any]:
+    def _in_slices(self, binding: Any) -> Iterator[Any]:
         """A call of a kernel that computes a part in slices gets the result instead. Other names of the part are
         dropped.
         """
         value = binding.value
-        if isinstance(value, relax.Var) and self._tensors.get(value) in self._pieces:
+        if isinstance(value, relax.Var) and self._tensors.get(value) in self._slices:
             return
         arguments = list(value.args) if isinstance(value, relax.Call) else []
-        at = next((at for at, each in enumerate(arguments) if each in self._pieces), None)
+        at = next((at for at, each in enumerate(arguments) if each in self._slices), None)
         if at is None:
             yield binding
             return
-        piece = self._pieces[arguments[at]]
-        arguments[at] = piece.result
-        kernel = self._kernels.writing(value.op, at, piece)
+        place = self._slices[arguments[at]]
+        arguments[at] = place.result
+        kernel = self._kernels.writing(value.op, at, place)
         yield relax.VarBinding(binding.var, relax.Call(kernel, arguments, value.attrs, value.ty_args))
 
     def _look_at(self, var: Any, value: Any) -> None:
@@ -163,15 +163,15 @@ class _Block:
             if prod(shape_of(var)[:axis]) == 1:
                 self._place(var, value.args[0].fields)
             else:
-                self._place_pieces(var, value.args[0].fields, axis)
+                self._place_slices(var, value.args[0].fields, axis)
 
-    def _place_pieces(self, result: Any, parts: Any, axis: int) -> None:
+    def _place_slices(self, result: Any, parts: Any, axis: int) -> None:
         offset = 0
         for part in parts:
             tensor = self._tensors.get(part)
-            if tensor is None or tensor in self._places or tensor in self._pieces or tensor in self._results:
+            if tensor is None or tensor in self._places or tensor in self._slices or tensor in self._results:
                 raise FractuneError(f"'{part}' cannot be laid into a concatenation; compile and ingest have come apart")
-            self._pieces[tensor] = Slice(result, axis, offset)
+            self._slices[tensor] = Slice(result, axis, offset)
             offset += int(part.ty.shape[axis])
 
     def _place(self, result: Any, parts: Any) -> None:

@@ -122,7 +122,7 @@ class _Walk:
         self._limits.check_nodes(self._nodes, f"the module, up to {self._name},")
 
     def _bytes(self, ty: Any, what: str) -> int:
-        return sum(check_tensor(*_shape_andelement_bytes(tensor), what) for tensor in self._tensors(ty))
+        return sum(check_tensor(*_shape_and_element_bytes(tensor), what) for tensor in self._tensors(ty))
 
     def _tensors(self, ty: Any) -> Iterator[Any]:
         self._fields += 1
@@ -204,7 +204,7 @@ def _operator(value: Any) -> str:
     return str(getattr(getattr(value, "op", None), "name", type(value).__name__))
 
 
-def _shape_andelement_bytes(tensor: Any) -> tuple[list[int], int]:
+def _shape_and_element_bytes(tensor: Any) -> tuple[list[int], int]:
     """Dimensions (none where one is not fixed), and bytes of an element."""
     dims = tensor.shape if isinstance(tensor.shape, relax.ShapeExpr) else []
     return _fixed(dims), element_bytes(tensor.dtype)

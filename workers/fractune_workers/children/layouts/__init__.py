@@ -1,1 +1,1 @@
-"""The layouts of a model's tensors, the kernels for these layouts, and the passes before and after them."""
+"""The layouts of a model's tensors, and the kernels for these layouts."""

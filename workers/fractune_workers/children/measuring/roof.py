@@ -62,7 +62,9 @@ class CpuRoof:
         self._best = Roof(0.0, 0.0, last_cache_bytes() or _STREAM_BYTES)
 
     def measure(self) -> Roof:
-        """The best of all measurements so far. The first takes half a second, later ones 10 ms."""
+        """The best of all measurements so far. The first takes half a second. The next two take 0.1 s with
+        the memory, and later ones 10 ms.
+        """
         gb_per_s = self._gb_per_s() if self._triads_left else 0.0
         self._best = self._best.raised_to(Roof(self._gflops(self._fma_s), gb_per_s, 0))
         self._fma_s, self._triads_left = _NEXT_FMA_S, max(0, self._triads_left - 1)

@@ -88,6 +88,5 @@ class _Settler(PyExprMutator):
 
     def visit_call_(self, call: Any) -> Any:
         visited = super().visit_call_(call)
-        return (
-            _kernel(self.builder_, visited) if operator_of(call) == _CONCAT and call not in self._in_place else visited
-        )
+        needs_kernel = operator_of(call) == _CONCAT and call not in self._in_place
+        return _kernel(self.builder_, visited) if needs_kernel else visited

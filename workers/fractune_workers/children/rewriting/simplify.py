@@ -59,8 +59,8 @@ class _Simplifier(PyExprMutator):
     def visit_call_(self, call: Any) -> Any:
         visited = super().visit_call_(call)
         rule = _RULES.get(operator_of(visited))
-        rewritten = rule(self, visited) if rule and has_fixed_shapes(call) else None
-        return visited if rewritten is None else rewritten
+        made = rule(self, visited) if rule and has_fixed_shapes(call) else None
+        return visited if made is None else made
 
     def visit_tuple_getitem_(self, op: Any) -> Any:
         visited = super().visit_tuple_getitem_(op)

@@ -23,9 +23,7 @@ from fractune_workers.children.tvm_api.traces import args_of
 
 _PACKAGE = "tvm.s_tir.tensor_intrin"
 _MODULES = {"x86_64": ("dot_product_common", "x86"), "aarch64": ("dot_product_common", "arm_cpu")}
-
-
-_TYPES = frozenset({"float16", "int8"})
+_TENSOR_CORE_TYPES = frozenset({"float16", "int8"})
 """types that TVM's rules put on tensor cores; `float32` stays `float32`, on the other cores"""
 
 
@@ -51,7 +49,7 @@ def prepare_tensor_cores(workload: Any, target: tvm.target.Target) -> bool:
 
     The registration takes many seconds, once in a process. Schedules of operators of other types never need it.
     """
-    if target.kind.name != "cuda" or not _TYPES & {dtype for _, dtype, _ in args_of(workload)}:
+    if target.kind.name != "cuda" or not _TENSOR_CORE_TYPES & {dtype for _, dtype, _ in args_of(workload)}:
         return False
     keep_out_gpu_intrinsics()
     _load("cuda")

@@ -18,6 +18,7 @@ from typing import Any
 import tvm
 
 from fractune_core import targets
+from fractune_core.codec.plain_json import read_json
 from fractune_core.errors import BadRequest, first_line
 from fractune_core.shares import Device
 from fractune_workers.children.tvm_api import cuda_target
@@ -175,7 +176,7 @@ def _config(text: str) -> dict[str, Any] | str:
         return cuda_target.config_of(text)
     if text.startswith("{"):
         try:
-            config: dict[str, Any] = json.loads(text)
+            config: dict[str, Any] = read_json(text)
         except ValueError as error:
             raise BadRequest(f"target '{text}' is not JSON: {error}; {_HINT}") from error
         return config

@@ -13,7 +13,7 @@ from tvm.relax.backend.cpu_generic import pipeline
 from tvm.s_tir import Schedule
 
 from fractune_core.errors import FractuneError
-from fractune_workers.children.compiling.concat_in_place import into_piece, parts_in_place
+from fractune_workers.children.compiling.concat_in_place import into_slice, parts_in_place
 from fractune_workers.children.compiling.variants import compile_variant
 from fractune_workers.children.fusing.fuse import fused
 from fractune_workers.children.importing.passes import prepare
@@ -190,7 +190,7 @@ def test_a_scheduled_kernel_writes_into_its_piece_alone(*, vectorized: bool) -> 
         written = sch.cache_write(block, 0, "global")
         sch.reverse_compute_at(written, sch.get_loops(block)[0])
         sch.vectorize(sch.get_loops(written)[-1])
-    made = into_piece(sch.mod["main"], 1, (3, 9, 8), 1, 4).with_attr("global_symbol", "main")
+    made = into_slice(sch.mod["main"], 1, (3, 9, 8), 1, 4).with_attr("global_symbol", "main")
     kernel = tvm.compile(tvm.IRModule({"main": made}), TARGET)
     numbers = np.arange(96, dtype="float32").reshape(3, 4, 8)
     result = tvm.runtime.tensor(np.full((3, 9, 8), -1, "float32"))

@@ -88,6 +88,7 @@ def test_cores_in_the_text_win() -> None:
         ('{"kind": "llvm", "mcpu": "pentium9"}', "LLVM knows no CPU 'pentium9'"),
         ('{"kind": "llvm", "speed": 11}', "Unknown config option 'speed'"),
         ("{nonsense", "is not JSON"),
+        ('{"a":' * 100_000, "is not JSON"),
         ("llvm mcpu=skylake", "cannot read 'mcpu=skylake'"),
         ("llvm -mcpu skylake", "cannot read '-mcpu'"),
         ("llvm -mattr=avx2", "write the feature 'avx2' as +avx2 or -avx2"),
