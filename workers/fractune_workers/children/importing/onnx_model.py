@@ -17,7 +17,6 @@ reason. Slimming and the importer compute constants, so a model with constants o
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -27,13 +26,13 @@ import onnxslim
 import tvm
 from google.protobuf.message import Message
 from onnx import version_converter
-from tvm.relax.frontend.onnx import from_onnx
 
 from fractune_core.errors import BadModel, first_line
 from fractune_workers.children.importing.limits import Limits
 from fractune_workers.children.importing.onnx_count import check_count
 from fractune_workers.children.importing.onnx_fold import Folding
-from fractune_workers.children.importing.onnx_graph import described, domain_of, inputs_of, named, operator_of, parsed
+from fractune_workers.children.importing.onnx_graph import described, domain_of, inputs_of, parsed
+from fractune_workers.children.importing.onnx_importer import from_onnx
 from fractune_workers.children.importing.onnx_shapes import fix_shapes
 from fractune_workers.children.tvm_api.keep_out import hushed
 
@@ -152,24 +151,16 @@ def _import(model: onnx.ModelProto, notes: list[str]) -> tvm.IRModule:
         with hushed():
             return from_onnx(model)
     except Exception as error:
-        raise BadModel("; ".join([_explain(model, error), *notes, *_checker_notes(model)])) from error
+        raise BadModel("; ".join([_explain(error), *notes, *_checker_notes(model)])) from error
 
 
-def _explain(model: onnx.ModelProto, error: Exception) -> str:
-    unsupported = re.search(r"operators are not supported for frontend ONNX: (.+)", str(error))
-    if unsupported:
-        return _name_unsupported(model.graph, unsupported.group(1).split(", "))
+def _explain(error: Exception) -> str:
+    if isinstance(error, BadModel):
+        return str(error)
     node = _failing_node(error)
     if node is None:
         return f"TVM cannot import the model: {first_line(error)}"
     return f"TVM cannot import {described(node)}: {first_line(error)}"
-
-
-def _name_unsupported(graph: onnx.GraphProto, operators: list[str]) -> str:
-    node = next(node for node in graph.node if node.op_type in operators)
-    others = sorted({name for name in operators if name != node.op_type})
-    also = f" (also unsupported: {', '.join(others)})" if others else ""
-    return f"{named(node)} has operator {operator_of(node)}, which TVM cannot import{also}; export without it"
 
 
 def _failing_node(error: Exception) -> onnx.NodeProto | None:

@@ -1,0 +1,71 @@
+"""Small ONNX models, made here and run as the importer understands them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import tvm
+from onnx import helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+from tvm import relax
+
+from fractune_workers.children.importing.limits import Limits
+from fractune_workers.children.importing.onnx_model import load_onnx
+from fractune_workers.children.importing.passes import prepare
+
+Array = npt.NDArray[Any]
+OPSET = 21
+TARGET = tvm.target.Target("llvm")
+
+
+def onnx_model(
+    nodes: Sequence[onnx.NodeProto],
+    inputs: Mapping[str, Array],
+    weights: Mapping[str, Array] | None = None,
+    opset: int = OPSET,
+    outputs: Sequence[str] = (),
+) -> onnx.ModelProto:
+    """A model with inputs shaped as these arrays; `outputs`: those of the last node by default."""
+    values = [
+        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(each.dtype), each.shape)
+        for name, each in inputs.items()
+    ]
+    results = [onnx.ValueInfoProto(name=name) for name in outputs or nodes[-1].output if name]
+    graph = helper.make_graph(nodes, "g", values, results)
+    graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in (weights or {}).items())
+    opsets = [helper.make_opsetid("", opset), helper.make_opsetid("com.microsoft", 1)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=10)
+
+
+def imported(model: onnx.ModelProto) -> tvm.IRModule:
+    data = model.SerializeToString()
+    return load_onnx(data, {}, Limits(len(data)))
+
+
+def run_imported(model: onnx.ModelProto, inputs: Mapping[str, Array]) -> list[Array]:
+    """The outputs of the model as it is imported, planned and compiled without a schedule."""
+    mod = prepare(imported(model), TARGET)
+    with tvm.transform.PassContext(opt_level=0):
+        machine = relax.VirtualMachine(relax.build(mod, TARGET), tvm.cpu())
+    results = machine["main"](*[tvm.runtime.tensor(np.ascontiguousarray(value)) for value in inputs.values()])
+    return [each.numpy() for each in (results if hasattr(results, "__len__") else [results])]
+
+
+def run_reference(model: onnx.ModelProto, inputs: Mapping[str, Array]) -> list[Array]:
+    """The outputs by ONNX's own reference implementation."""
+    return list(ReferenceEvaluator(model).run(None, dict(inputs)))
+
+
+def run_by_onnxruntime(path: Path, inputs: Mapping[str, Array]) -> list[Array]:
+    """The outputs by ONNX Runtime, not optimised and with exact integer products."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.add_session_config_entry("session.x64quantprecision", "1")
+    return list(onnxruntime.InferenceSession(str(path), options).run(None, dict(inputs)))

@@ -1,0 +1,16 @@
+"""The operators of ONNX that are converted here, by name: those that TVM's importer lacks, or converts with another
+meaning. An operator of another domain than ONNX's own has its domain in front: `com.microsoft.QGemm`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fractune_workers.children.importing.onnx_node import Converter
+from fractune_workers.children.importing.quantization import QUANTIZATION
+
+CONVERTERS: Mapping[str, Converter] = {**QUANTIZATION}
+
+TVM_MICROSOFT = frozenset({"Attention", "BiasGelu", "EmbedLayerNormalization", "FastGelu", "SkipLayerNormalization"})
+"""Operators of the domain `com.microsoft` that TVM's importer converts; it looks at no domain."""
+MICROSOFT = "com.microsoft"

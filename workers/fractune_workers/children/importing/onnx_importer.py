@@ -1,0 +1,123 @@
+"""TVM's ONNX importer with our converters before its own.
+
+TVM's importer knows operators by their names alone. Here an operator of another domain is another operator, a node's
+converter is looked up in `CONVERTERS` first, and a refusal names the node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import onnx
+import tvm
+from tvm import relax
+from tvm.relax.frontend.onnx import onnx_frontend
+
+from fractune_core.errors import BadModel
+from fractune_workers.children.importing.onnx_converters import CONVERTERS, MICROSOFT, TVM_MICROSOFT
+from fractune_workers.children.importing.onnx_graph import domain_of, named, operator_of
+from fractune_workers.children.importing.onnx_node import OnnxNode
+
+_SEQUENCES = """
+    Optional OptionalGetElement SequenceConstruct SequenceEmpty SequenceErase SequenceInsert ConcatFromSequence
+    SplitToSequence
+"""
+"""Operators with one output that is a tuple in Relax"""
+_TAKE_SHAPES = "Cast CastLike Concat ConstantOfShape Equal Expand Gather Reshape Resize Shape Slice Squeeze Where"
+"""Operators whose converters in TVM take a shape in place of a tensor"""
+_IF = "If"
+
+
+def from_onnx(model: onnx.ModelProto) -> tvm.IRModule:
+    """The model as a Relax module with the entry `main`. Raises BadModel for a node that cannot be imported, and other
+    errors where TVM's importer fails.
+    """
+    opset = next((entry.version for entry in model.opset_import if not domain_of(entry.domain)), 1)
+    return Importer({}, "float32").from_onnx(model.graph, opset)
+
+
+def is_known(node: onnx.NodeProto) -> bool:
+    """Whether there is a converter for the node's operator."""
+    if operator_of(node) in CONVERTERS or operator_of(node) == _IF:
+        return True
+    domain = domain_of(node.domain)
+    if node.op_type not in onnx_frontend._get_convert_map():  # noqa: SLF001  TVM offers no other list
+        return False
+    is_microsofts = node.op_type in TVM_MICROSOFT
+    return domain == MICROSOFT if is_microsofts else not domain
+
+
+class Importer(onnx_frontend.ONNXGraphImporter):
+    _nodes: dict[str, Any]
+    """by name: the values so far"""
+
+    def _check_for_unsupported_ops(self, graph: onnx.GraphProto) -> None:
+        unknown = [node for node in graph.node if not is_known(node)]
+        if unknown:
+            operator = operator_of(unknown[0])
+            others = sorted({operator_of(node) for node in unknown} - {operator})
+            also = f" (also unsupported: {', '.join(others)})" if others else ""
+            raise BadModel(
+                f"{named(unknown[0])} has operator {operator}, which TVM cannot import{also}; export without it"
+            )
+
+    def _construct_nodes(self, graph: onnx.GraphProto) -> None:
+        for node in graph.node:
+            self.convert(node)
+
+    def convert(self, node: onnx.NodeProto) -> None:
+        """Convert one node, and name its outputs."""
+        inputs = onnx_frontend.onnx_input(self._nodes[name] if name else None for name in node.input)
+        attributes = self._parse_attr(node.attribute)
+        if operator_of(node) in CONVERTERS:
+            call = OnnxNode(node, inputs, attributes, self.opset, self.bb, self)
+            self._name_outputs(node, CONVERTERS[operator_of(node)](call))
+        elif node.op_type == _IF:
+            branches = [self.convert_branch(attributes[name]) for name in ("then_branch", "else_branch")]
+            blocks = [relax.SeqExpr(blocks=[], body=branch) for branch in branches]
+            self._name_outputs(node, self.bb.emit(relax.If(inputs[0], *blocks)))
+        else:
+            self._name_outputs(node, self._convert_by_tvm(node, inputs, attributes))
+
+    def _convert_by_tvm(self, node: onnx.NodeProto, inputs: list[relax.Expr | None], attributes: dict[str, Any]) -> Any:
+        for value in inputs:
+            is_shape = isinstance(value, relax.Expr) and isinstance(value.ty, relax.ShapeType)
+            if is_shape and node.op_type not in _TAKE_SHAPES.split():
+                raise ValueError("one of its inputs is a shape that is not known before it is computed")
+        attributes["tvm_custom"] = {"name": node.name, "num_outputs": len(node.output)}
+        value = self._convert_operator(node.op_type, inputs, attributes, self.opset)
+        return [value] if node.op_type in _SEQUENCES.split() else value
+
+    def _name_outputs(self, node: onnx.NodeProto, result: Any) -> None:
+        values = self._fields(result)
+        if len(values) < len(node.output) and any(node.output[len(values) :]):
+            raise ValueError(f"it has {len(node.output)} outputs, and only {len(values)} are computed")
+        for name, value in zip(node.output, values, strict=False):
+            if name:
+                self._nodes[name] = value
+
+    def _fields(self, result: Any) -> Sequence[Any]:
+        """The values of a node's outputs."""
+        if isinstance(result, list | tuple):
+            return [self.bb.normalize(value) if isinstance(value, relax.Expr) else value for value in result]
+        if isinstance(result, relax.Tuple):
+            return [self.bb.normalize(field) for field in result.fields]
+        if isinstance(result, relax.Expr) and isinstance(self.bb.normalize(result).ty, relax.TupleType):
+            bound = self.bb.normalize(result)
+            return [self.bb.emit(relax.TupleGetItem(bound, index)) for index in range(len(bound.ty.fields))]
+        return [self.bb.normalize(result) if isinstance(result, relax.Expr) else result]
+
+    def convert_branch(self, graph: onnx.GraphProto) -> relax.Expr:
+        """The outputs of a branch. It may read the values around it, and its own names end with it."""
+        outer = self._nodes
+        self._nodes = dict(outer)
+        try:
+            for tensor in graph.initializer:
+                self._nodes[tensor.name] = relax.const(self._parse_array(tensor))
+            for node in graph.node:
+                self.convert(node)
+            outputs = [self._nodes[value.name] for value in graph.output]
+            return outputs[0] if len(outputs) == 1 else relax.Tuple(outputs)
+        finally:
+            self._nodes = outer

@@ -1,0 +1,69 @@
+"""An ONNX node as a converter sees it, and what a converter may ask of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+import tvm
+from tvm import relax
+
+from fractune_core.errors import BadModel
+from fractune_workers.children.importing.onnx_graph import described
+
+
+@dataclass(frozen=True)
+class OnnxNode:
+    """A node on its way into Relax, with its inputs converted."""
+
+    proto: onnx.NodeProto
+    inputs: Sequence[relax.Expr | None]
+    """None for an input that the node leaves out"""
+    attributes: Mapping[str, Any]
+    """numbers, bytes, tuples of these, tensors and graphs"""
+    opset: int
+    """of the model: its version of ONNX's own operators"""
+    builder: relax.BlockBuilder
+    importer: Any
+    """the `Importer` that converts the model: for operators with subgraphs"""
+
+    def optional(self, index: int) -> relax.Expr | None:
+        """The input at `index`, normalized; None where the node leaves it out."""
+        value = self.inputs[index] if index < len(self.inputs) else None
+        return None if value is None else self.builder.normalize(value)
+
+    def input(self, index: int) -> relax.Expr:
+        """The input at `index`, normalized. Raises BadModel where the node leaves it out."""
+        value = self.optional(index)
+        if value is None:
+            raise self.refused(f"it has no input {index}; export the model again")
+        return value
+
+    def constant(self, index: int) -> np.ndarray[Any, Any] | None:
+        """The numbers of a constant input; None for a computed one, and for one that is left out."""
+        value = self.optional(index)
+        return value.value.numpy() if isinstance(value, tvm.ir.GenericConst) else None
+
+    def emit(self, value: relax.Expr) -> relax.Expr:
+        """Bind `value` to a variable, which has a type that can be asked for."""
+        return self.builder.emit(value)
+
+    def refused(self, why: str) -> BadModel:
+        """The error for a node that cannot be imported. `why` says what is wrong, and what to do."""
+        return BadModel(f"cannot import {described(self.proto)}: {why}")
+
+
+Converter = Callable[[OnnxNode], "relax.Expr | Sequence[relax.Expr]"]
+"""One value, or a value for each output of the node."""
+
+
+def shape_of(value: relax.Expr) -> list[int]:
+    """The dimensions of a normalized value of fixed shape."""
+    return [int(dim) for dim in value.ty.shape]
+
+
+def dtype_of(value: relax.Expr) -> str:
+    return str(value.ty.dtype)
