@@ -1,4 +1,4 @@
-"""CONTRIBUTING.md names files and folders that exist."""
+"""The tables and the steps of CONTRIBUTING.md name files and folders that exist."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from tests.support.arrows.rooms import SOURCES
 from tests.support.paths import REPOSITORY
 
 _TOKEN = re.compile(r"`([\w./-]+)`")
+_STEPS = re.compile(r"\n## ((?:Add|Change) .+)\n")
 _ROOTS = [REPOSITORY, *(REPOSITORY / source for source in SOURCES.values())]
 
 
@@ -18,6 +19,12 @@ def rows() -> list[str]:
     section = page.partition("\n## Where a change goes\n")[2].partition("\n## ")[0]
     found = [line for line in section.splitlines() if line.startswith("| ")]
     return [row for row in found if not row.startswith(("| to change", "| tests |"))]
+
+
+def steps() -> list[str]:
+    """The sections that list the steps of a change."""
+    page = (REPOSITORY / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    return [page[found.end() :].partition("\n## ")[0] for found in _STEPS.finditer(page)]
 
 
 def is_path(token: str) -> bool:
@@ -42,8 +49,15 @@ def test_every_file_of_where_a_change_goes_exists(row: str) -> None:
     assert missing(row) == []
 
 
+@pytest.mark.parametrize("section", steps())
+def test_every_file_of_the_steps_of_a_change_exists(section: str) -> None:
+    assert any(map(is_path, _TOKEN.findall(section)))
+    assert missing(section) == []
+
+
 def test_a_file_that_is_gone_is_found() -> None:
     assert len(rows()) > 40
+    assert len(steps()) == 5
     assert missing("| x | `fractune_core/shares.py`, `records.py`, `gone.py`, `fractune_core/gone/` |") == [
         "gone.py",
         "fractune_core/gone/",
