@@ -10,7 +10,11 @@ import redis
 
 from fractune.features.log.files import read_jsonl
 from fractune_core.fleet import messages, redis_names
+from fractune_core.jobs import OperatorTask
 from fractune_core.pb import fractune_pb2 as pb
+from fractune_server.engine.ingest import ingest_key
+from fractune_server.store.models import IngestedModel
+from fractune_server.store.store import Store, sqlite_url
 from fractune_server.transport.work_queues import WorkQueues
 from tests.support import first_names
 from tests.support.processes.redis_process import running_redis, wait_until
@@ -24,6 +28,7 @@ def test_a_job_cut_off_in_its_validation_asks_for_it_again(tmp_path: Path) -> No
     state = tmp_path / "state"
     first_names.write_state(state)
     first_names.back_to_validation(state)
+    _note_ingested(state)
     waited = list(first_names.waiting_records())
     with running_redis() as url, redis.Redis.from_url(url) as connection:
         first_names.fill_redis(connection)
@@ -42,6 +47,15 @@ def test_a_job_cut_off_in_its_validation_asks_for_it_again(tmp_path: Path) -> No
         assert same.total_size == len(records) == 20 - len(waited)
         assert connection.xpending(redis_names.SERVER_STREAM, redis_names.RECORDER)["pending"] == 0
         assert not queues.has(first_names.STALE_WORK)
+
+
+def _note_ingested(state: Path) -> None:
+    """As if the version of the job had lowered its model like this version, which continues only such jobs."""
+    store = Store(sqlite_url(state))
+    job, operators = store.jobs.get(first_names.JOB), store.jobs.operators(first_names.JOB)
+    tasks = [OperatorTask(each.workload_hash, each.name, each.weight) for each in operators]
+    store.models.save_ingested(ingest_key(job), IngestedModel(job.target, job.target_key, tasks))
+    store.close()
 
 
 def test_an_exported_log_is_imported(tmp_path: Path) -> None:

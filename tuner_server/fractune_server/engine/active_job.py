@@ -198,6 +198,13 @@ class ActiveJob:
         self.enter(state)
         self.stored.ended_at = self.stored.progress.entered_at[state.value]  # so that the phases add up
 
+    def restart(self, reason: str) -> None:
+        """Begin with the ingest again. Trials of the job so far count if its operators stay the same."""
+        self.operators = []
+        self.stored.progress.known = None
+        self.note(reason)
+        self.enter(JobState.INGESTING)
+
     def note(self, text: str) -> None:
         if text not in self.stored.notes:
             self.stored.notes.append(text)

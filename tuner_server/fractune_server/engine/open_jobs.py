@@ -13,11 +13,14 @@ from fractune_core.fleet.redis_names import model_blob
 from fractune_core.jobs import JobState
 from fractune_core.log_fields import log_fields
 from fractune_server.engine.active_job import ActiveJob
+from fractune_server.engine.ingest import ingest_key
 from fractune_server.engine.rounds import Rounds
 from fractune_server.transport.context import ServerContext
 from fractune_server.transport.outgoing import mark_cancelled
 
 SAVE_EVERY_S = 0.2
+_NEEDS_OPERATORS = (JobState.TUNING, JobState.VALIDATING, JobState.COMPILING)
+_OTHER_VERSION = "another version of fractune read its model; the model is read again, and the search begins anew"
 
 _log = logging.getLogger(__name__)
 
@@ -94,10 +97,27 @@ class OpenJobs:
     def _load(self, name: str) -> ActiveJob:
         store = self._context.store
         job = ActiveJob(store.jobs.get(name), store.jobs.operators(name))
+        if job.stored.state in _NEEDS_OPERATORS and not self._is_ingested(job):
+            self._restart(job)
         job.note_saved(dict(enumerate(job.operators)))
         if job.operators:
             job.load_plans(store)
         return job
+
+    def _is_ingested(self, job: ActiveJob) -> bool:
+        """Whether this version finds the job's operators in the model; it cannot compile a bundle for others."""
+        found = self._context.store.models.find_ingested(ingest_key(job.stored))
+        names = [operator.workload_hash for operator in job.operators]
+        return found is not None and names == [task.workload_hash for task in found.operators]
+
+    def _restart(self, job: ActiveJob) -> None:
+        """Ingest the model again. Trials of operators that both versions know count for the job."""
+        with log_fields(job=job.id):
+            _log.warning("job %s: %s", job.id, _OTHER_VERSION)
+        job.restart(_OTHER_VERSION)
+        with self._context.store.writing():
+            self._context.store.jobs.save(job.stored)
+            self._context.store.jobs.drop_operators(job.id)
 
     def _save(self, job: ActiveJob, now: float) -> bool:
         """False if the job has ended in the store meanwhile."""

@@ -71,14 +71,14 @@ class Rounds:
     def load(self, jobs: Collection[ActiveJob]) -> None:
         """Load the rounds of an earlier server; the open jobs that requested them subscribe again.
 
-        Rounds that it had not handed out are cancelled.
+        Rounds that it had not handed out are cancelled, and rounds of operators that their job no longer has.
         """
         store, open_jobs = self._context.store, {job.id: job for job in jobs}
         for stored in store.jobs.rounds():
             asker = open_jobs.get(stored.job) or ActiveJob(store.jobs.get(stored.job), [])
             granted = stored.granted or asker.stored.granted
             live = LiveRound(replace(stored, granted=granted), asker.log_key(stored.workload_hash), asker.stored.device)
-            if stored.job in open_jobs:
+            if any(operator.workload_hash == stored.workload_hash for operator in asker.operators):
                 live.subscribers[stored.job] = asker
             if stored.candidates is not None:
                 live.propose(stored.candidates)

@@ -146,6 +146,10 @@ class JobStore(Repository):
             rows = connection.execute(_OPERATORS_OF, {"job": job}).mappings().all()
         return [from_json(StoredOperator, as_dict(row)) for row in rows]
 
+    def drop_operators(self, job: str) -> None:
+        with self._database.write() as connection:
+            connection.execute(delete(job_operators).where(job_operators.c.job == job))
+
     def save_round(self, round_: Round) -> None:
         granted = [share.to_json() for share in round_.granted.values()]
         row = {**to_dict(round_), "kind": round_.kind.value, "granted": granted}

@@ -12,6 +12,7 @@ import pytest
 import redis
 
 from fractune_core.fleet.blobs import get_signed_blob, has_blob, put_blob
+from fractune_core.fleet.marks import CANCELLED, DONE, is_marked, mark
 from fractune_core.fleet.redis_names import (
     BLOB_TTL_S,
     RELEASED_BLOB_TTL_S,
@@ -20,15 +21,17 @@ from fractune_core.fleet.redis_names import (
     model_blob,
     workload_blob,
 )
-from fractune_core.jobs import JobSpec, JobState
+from fractune_core.jobs import JobSpec, JobState, OperatorTask
+from fractune_core.records import Kind
+from fractune_server.engine.ingest import ingest_key
 from fractune_server.engine.open_jobs import OpenJobs
 from fractune_server.engine.publish import PublishPhase
 from fractune_server.engine.rounds import Rounds
 from fractune_server.scheduler.fair_queue import FairQueue
 from fractune_server.store.files.blob_files import BlobStore
-from fractune_server.store.models import IngestKey
+from fractune_server.store.models import IngestedModel, IngestKey
 from fractune_server.store.store import Store, sqlite_url
-from fractune_server.store.stored_job import StoredJob, StoredOperator
+from fractune_server.store.stored_job import Round, StoredJob, StoredOperator
 from fractune_server.transport.context import ServerContext
 from fractune_server.transport.outgoing import send_model, send_workload
 from fractune_server.transport.work_queues import WorkQueues
@@ -66,6 +69,8 @@ def create(context: ServerContext, name: str, model: str = MODEL, *operators: st
     context.store.jobs.create(stored)
     made = [StoredOperator(each, each, 1, selected=True) for each in operators]
     context.store.jobs.save(stored, dict(enumerate(made)))
+    tasks = [OperatorTask(each, each, 1) for each in operators]
+    context.store.models.save_ingested(ingest_key(stored), IngestedModel("llvm", "llvm", tasks))
 
 
 def put_blobs(context: ServerContext, *names: str) -> None:
@@ -157,3 +162,35 @@ def test_a_bundle_that_two_jobs_had_made_is_taken_though_its_blob_went_with_the_
         second, {"event": "compiled", "job": "second", "bundle": "c" * 32}
     )
     assert (second.stored.bundle, second.stored.state) == ("c" * 32, JobState.TIMING)
+
+
+@pytest.mark.parametrize("state", [JobState.TUNING, JobState.VALIDATING, JobState.COMPILING])
+def test_a_job_with_operators_of_another_version_begins_with_the_ingest_again(
+    context: ServerContext, monkeypatch: pytest.MonkeyPatch, state: JobState
+) -> None:
+    """Else it would search to its end, and the compiler would then refuse its operators."""
+    with monkeypatch.context() as earlier:
+        earlier.setattr("fractune_server.store.models.LOWERING", 0)
+        create(context, "j", MODEL, "w1", "w2")
+        stored = context.store.jobs.get("j")
+        stored.state = state
+        context.store.jobs.save(stored)
+    context.store.jobs.save_round(Round("r", "j", Kind.TRIAL, "w1", "t1", 4))
+    mark(context.redis, DONE, "r")  # so that it counts as handed out
+    rounds = new_rounds(context)
+    jobs = OpenJobs(context, rounds)
+    jobs.update()
+    again = context.store.jobs.get("j")
+    assert (again.state, context.store.jobs.operators("j")) == (JobState.INGESTING, [])
+    assert "another version of fractune read its model" in again.notes[0]
+    rounds.drop_unwanted()
+    assert context.store.jobs.rounds() == []
+    assert is_marked(context.redis, CANCELLED, "r")
+
+
+def test_a_job_with_operators_of_this_version_continues(context: ServerContext) -> None:
+    create(context, "j", MODEL, "w1", "w2")
+    jobs = OpenJobs(context, new_rounds(context))
+    jobs.update()
+    job = jobs.all()[0]
+    assert (job.stored.state, list(job.plans), job.stored.notes) == (JobState.TUNING, ["w1", "w2"], [])
