@@ -53,7 +53,7 @@ def measuring_text(share: str, advice: NoiseAdvice | None, measurers: int) -> st
         return f"measuring at {share}: {setting} (default; 'fractune noise --share {share}' measures the best settings)"
     day = time.strftime("%Y-%m-%d", time.gmtime(advice.measured_at))
     worth = f"tau {advice.tau:.2f}" if advice.tau is not None else "all ties"
-    lost = f", top-1 regret {advice.regret:.1%}" if advice.regret is not None else ""
+    lost = f", top-1 regret {advice.regret * 100:.1f} %" if advice.regret is not None else ""
     return f"measuring at {share}: {setting} (by 'fractune noise' of {day}: {worth}{lost})"
 
 

@@ -7,6 +7,7 @@ for markup, and a terminal acts on none of it.
 from __future__ import annotations
 
 import html
+import re
 import shutil
 import sys
 from dataclasses import dataclass
@@ -19,10 +20,10 @@ from rich.text import Text
 
 from fractune_core.errors import one_line
 
-WIDTH_OF_A_PIPE = 180
-"""cells that may wrap do so beyond it"""
 _WIDEST = 10_000
 """no line is cut: a table that cannot be narrow is wider than its terminal"""
+_PIECE = re.compile(r"[^\s_]*_+|[^\s_]+|\s+")
+"""a line of a wrapped cell ends at a space or behind an underscore of a name, if it can"""
 
 
 def literal(text: str, style: str = "") -> Text:
@@ -67,7 +68,7 @@ class Table:
         """The table without its notes, for rich, in at most `width` columns of a terminal if that is possible.
 
         Columns that may wrap become narrow first, then the dispensable ones are left out, and a line names them. No
-        other cell is cut or wrapped. None = a pipe: every column.
+        other cell is cut or wrapped. None = a pipe: every column, and every row on one line.
         """
         shown = self._widths(width)
         grid = Grid(title=literal(self.title) if self.title else None, title_justify="left")
@@ -76,7 +77,7 @@ class Table:
             justify: Literal["left", "right"] = "right" if column.numbers else "left"
             grid.add_column(literal(column.heading), justify=justify, width=column_width, overflow="fold")
         for row in self.cells:
-            grid.add_row(*(literal(row[at]) for at in shown))
+            grid.add_row(*(Text(_wrapped(one_line(row[at]), column_width)) for at, column_width in shown.items()))
         left_out = dict.fromkeys(each.heading for at, each in enumerate(self.columns) if at not in shown)
         line = f"left out: {', '.join(left_out)}; --json has all"
         return Group(grid, *([literal(line)] if left_out else []))
@@ -98,13 +99,14 @@ class Table:
 
     def _widths(self, width: int | None) -> dict[int, int]:
         """The width of each column that is shown, by its place."""
-        needs = {at: self._needs(at, whole_headings=width is None) for at in range(len(self.columns))}
-        limit = WIDTH_OF_A_PIPE if width is None else width
+        needs = {at: self._needs(at) for at in range(len(self.columns))}
+        if width is None:
+            return {at: whole for at, (_, whole) in needs.items()}
 
         def spare() -> int:
-            return limit - 1 - sum(3 + least for least, _ in needs.values())
+            return width - 1 - sum(3 + least for least, _ in needs.values())
 
-        while width is not None and spare() < 0 and (most := max(self.columns[at].dispensable for at in needs)):
+        while spare() < 0 and (most := max(self.columns[at].dispensable for at in needs)):
             needs = {at: need for at, need in needs.items() if self.columns[at].dispensable < most}
         widths = {at: least for at, (least, _) in needs.items()}
         left = max(0, spare())
@@ -113,12 +115,12 @@ class Table:
             widths[at], left = widths[at] + given, left - given
         return widths
 
-    def _needs(self, at: int, *, whole_headings: bool) -> tuple[int, int]:
+    def _needs(self, at: int) -> tuple[int, int]:
         """The least width of a column, and the width at which nothing in it is wrapped."""
         column = self.columns[at]
         cells = max((cell_len(one_line(row[at])) for row in self.cells), default=0)
         heading = one_line(column.heading)
-        headings = max(map(cell_len, [heading] if whole_headings else heading.split()), default=0)
+        headings = max(map(cell_len, heading.split()), default=0)
         return max(headings, min(cells, column.wraps_at or cells)), max(cells, cell_len(heading))
 
     def _repr_html_(self) -> str:
@@ -131,6 +133,16 @@ class Table:
     def _html_cells(self, row: tuple[str, ...]) -> str:
         pairs = zip(self.columns, row, strict=True)
         return "".join(f"<td{_side(column)}>{html.escape(cell)}</td>" for column, cell in pairs)
+
+
+def _wrapped(text: str, width: int) -> str:
+    """`text` in lines of at most `width` cells, but for pieces that are longer: the grid folds those."""
+    lines = [""]
+    for piece in _PIECE.findall(text):
+        if lines[-1] and cell_len(lines[-1] + piece.rstrip()) > width:
+            lines.append("")
+        lines[-1] += piece if lines[-1] else piece.lstrip()
+    return "\n".join(map(str.rstrip, lines))
 
 
 def _side(column: Column) -> str:

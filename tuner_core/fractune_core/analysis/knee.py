@@ -301,14 +301,15 @@ def _reason(curve: Curve, units_total: int, slack: float, units: int, span: tupl
         return (
             f"two shares measured: at most {of} are needed and at least {fewest}; measure one between for an estimate"
         )
-    loss = curve.secs_at(units) / curve.secs_at(units_total) - 1
+    within = f"within {slack * 100:.1f} %"
+    loss = f"{(curve.secs_at(units) / curve.secs_at(units_total) - 1) * 100:.1f} % slower"
     how = "measured" if {units, units_total} <= curve.measured.keys() else "predicted"
     if units == units_total:
-        text = f"gains up to the whole: no smaller share is within {slack:.1%} of it"
+        text = f"gains up to the whole: no smaller share is {within} of it"
     elif units == min(curve.measured):
-        text = f"{of}: the smallest share measured is within {slack:.1%} of the whole ({how}: {loss:.1%} slower)"
+        text = f"{of}: the smallest share measured is {within} of the whole ({how}: {loss})"
     else:
-        text = f"{of}: the fewest within {slack:.1%} of the whole ({how}: {loss:.1%} slower)"
+        text = f"{of}: the fewest {within} of the whole ({how}: {loss})"
     return text + _notes(curve, units_total)
 
 

@@ -106,7 +106,7 @@ def choose(
         if found is not None:
             label = "the nearest shares" if how is How.NEAR else "all shares measured"
             regret = reported_regret(found[0], times, times if reported is None else reported, shares, default)
-            reason = f"loses at most {regret:.1%} at {label} ({units_text(sorted(shares), unit)})"
+            reason = f"loses at most {regret * 100:.1f} % at {label} ({units_text(sorted(shares), unit)})"
             return _chosen(how, found[0], default, regret, reason)
     measured = units_text(sorted(times), unit) if times else "no share"
     if policy.allow_unmeasured and times:

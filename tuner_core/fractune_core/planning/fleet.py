@@ -241,7 +241,7 @@ def _too_few(request: PlanRequest, program: _FleetProgram, count: int) -> str:
     most = {name: program.most_of(name, allowed) for name in heaviest[:_EXPLAINED]}
     kept = {name: most[name] / (program.needed[name] or 1.0) for name in most if most[name] > 0}
     devices = f"{allowed} x {request.device.name}"
-    with_headroom = f" with {request.headroom:.0%} headroom" if request.headroom else ""
+    with_headroom = f" with {request.headroom * 100:.0f} % headroom" if request.headroom else ""
     if not kept:
         return (
             f"{devices} cannot serve these rates{with_headroom}, whichever one model is left out; "

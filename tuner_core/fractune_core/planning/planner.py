@@ -45,7 +45,9 @@ def _with_enough_headroom(request: PlanRequest, plan: Plan, seed: int) -> Plan:
         worst = max((each for each in plan.simulated if not each.holds), key=lambda each: each.late, default=None)
         if worst is None:
             return plan
-        late = f"with {headroom:.0%} headroom p99 of '{worst.name}' is {worst.p99_s * 1e3:.4g} ms, over its target"
+        late = (
+            f"with {headroom * 100:.0f} % headroom p99 of '{worst.name}' is {worst.p99_s * 1e3:.4g} ms, over its target"
+        )
     raise PlanInfeasible(f"simulated: {late}; give it a longer target, or ways with smaller batches")
 
 
@@ -56,26 +58,28 @@ def _notes(request: PlanRequest, plan: Plan) -> list[str]:
     if request.device.kind == "cuda":
         notes.append("not verified on a GPU")
     if plan.simulated:
-        notes.append(f"simulated: Poisson arrivals, one queue a model; {plan.headroom:.0%} headroom is what p99 needs")
+        needed = f"{plan.headroom * 100:.0f} % headroom"
+        notes.append(f"simulated with Poisson arrivals and one queue for each model; p99 needs {needed}")
     if not plan.is_proved:
         notes.append("the solver ran out of time: there may be a better plan")
     predicted = [part for part in parts if part.basis is Basis.PREDICTED]
     if predicted:
         worst = max(part.error for part in predicted)
         notes.append(
-            f"{len(predicted)} of {len(parts)} parts by predicted times, made longer by their error (up to "
-            f"{worst:.1%}); --measure times them"
+            f"the times of {len(predicted)} of {len(parts)} parts are predicted, and padded by the prediction error "
+            f"(up to {worst * 100:.1f} %); --measure times them"
         )
     summed = [part for part in parts if part.basis is Basis.OPERATORS]
     if summed:
         notes.append(
-            f"{len(summed)} of {len(parts)} parts by the times of the model's operators: the whole model was not timed "
-            "there; 'fractune tune' and --measure time it"
+            f"the times of {len(summed)} of {len(parts)} parts are sums over the model's operators, because the whole "
+            "model was not timed there; 'fractune tune' and --measure time it"
         )
     slowed = [part for part in parts if part.slowdown > 1]
     assumed = [part for part in slowed if part.slowdown == 1 + request.penalty]
     if assumed:
         notes.append(
-            f"{len(assumed)} parts beside neighbours that are assumed, not measured, to cost {request.penalty:.0%}"
+            f"{len(assumed)} of {len(parts)} parts are assumed to lose {request.penalty * 100:.0f} % by their "
+            "co-runners; the loss was not measured"
         )
     return notes

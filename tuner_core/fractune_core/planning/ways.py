@@ -76,7 +76,7 @@ def explain_no_way(
         )
     way, part = min(found, key=lambda each: each[0].latency_s)
     target_ms, takes_ms = (model.latency_s or math.inf) * 1e3, way.latency_s * 1e3
-    beside = f" beside neighbours that cost {way.slowdown - 1:.0%}" if way.slowdown > 1 else ""
+    beside = f" with co-runners (they cost {(way.slowdown - 1) * 100:.0f} %)" if way.slowdown > 1 else ""
     enough_ms = math.ceil(takes_ms / request.latency_part * 1e4) / 1e4
     return (
         f"model '{model.name}' is too slow for its target on any part of {request.device.name}: a batch of "

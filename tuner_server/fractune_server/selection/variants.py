@@ -134,7 +134,7 @@ def _robust(deployment: Deployment, operators: Sequence[ValidatedOperator]) -> V
     defaults = {op.workload_hash: deployment.default(op) for op in operators}
     weights = {op.workload_hash: op.weight for op in operators}
     chosen, regret = robust_for_model(choosing, weights, range(len(shares)), defaults, reported=reported)
-    reason = f"the model loses at most {regret:.1%} at {_shares_text(shares)}"
+    reason = f"the model loses at most {regret * 100:.1f} % at {_shares_text(shares)}"
     return Variant(
         ROBUST_VARIANT,
         {

@@ -189,8 +189,8 @@ def _notes(noise: float, reference: Score, own_cores: Mapping[int, bool]) -> lis
         notes.append("the candidates are ties: nothing to rank, so the advice is careful; try more of them, or --model")
     elif not reference.is_good:
         notes.append(
-            f"the reference does not agree with itself (A/A p90 {noise:.1%}), so the advice is careful: something else "
-            "uses this machine, or its clock wanders; repeat this when it is quiet"
+            f"the reference does not agree with itself (A/A p90 {noise * 100:.1f} %), so the advice is careful: "
+            "something else uses this machine, or its clock wanders; repeat this when it is quiet"
         )
     return notes
 

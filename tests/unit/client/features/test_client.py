@@ -322,7 +322,7 @@ def test_progress_is_a_bar_lines_a_function_or_nothing(capsys: pytest.CaptureFix
     assert "done, 8/8 trials" in shown.splitlines()[-1]
 
 
-@pytest.mark.parametrize(("regret", "known", "shown"), [(float("nan"), None, "not measured"), (0.02, 0.02, "2.0%")])
+@pytest.mark.parametrize(("regret", "known", "shown"), [(float("nan"), None, "not measured"), (0.02, 0.02, "2.0 %")])
 def test_a_regret_that_was_not_measured_is_none(regret: float, known: float | None, shown: str) -> None:
     answer = pb.OperatorMatch(operator=pb.Operator(display_name="conv"), how="near", regret=regret)
     found = fractune.MatchResult("cpu:1", (operator_match(answer),))

@@ -44,7 +44,7 @@ def test_between_two_shares_the_one_that_loses_least_at_both() -> None:
     choice = choose_variant(a_bundle(measured=MEASURED), 2)
     assert (choice.variant, choice.how) == ("cpu:4", How.NEAR)
     assert choice.regret == pytest.approx(0.05)
-    assert "loses at most 5.0%" in choice.reason
+    assert "loses at most 5.0 %" in choice.reason
 
 
 def test_what_chose_a_variant_does_not_tell_what_it_loses() -> None:

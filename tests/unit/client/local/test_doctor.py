@@ -196,6 +196,7 @@ def test_it_reads_like_a_list(machine: list[Here], capsys: pytest.CaptureFixture
     assert "  + driver: 580.65.06, for CUDA 13.0" in lines
     assert any(line.startswith("  - GPU: no NVIDIA GPU is visible") for line in lines)
     assert any(line.startswith("  o MPS control: only shares mps:N") for line in lines)
+    assert lines[-1] == "+ found, - missing, o missing but not required"
 
 
 def test_json_is_one_use_a_line(machine: list[Here], capsys: pytest.CaptureFixture[str]) -> None:

@@ -113,7 +113,7 @@ def test_more_measurers_are_tried_on_a_gpu(
 def test_it_is_said_how_many_measure_and_who_says_so(advice: NoiseAdvice | None, measurers: int, says: str) -> None:
     text = measuring_text("mps:25", advice, measurers)
     assert text.startswith(says)
-    assert ("by 'fractune noise' of 1970-01-01: tau 0.95, top-1 regret 1.0%" in text) is (advice is not None)
+    assert ("by 'fractune noise' of 1970-01-01: tau 0.95, top-1 regret 1.0 %" in text) is (advice is not None)
     assert ("'fractune noise --share mps:25' measures the best settings" in text) is (advice is None)
 
 
@@ -132,7 +132,7 @@ def test_the_advice_is_printed_and_saved(
     monkeypatch.setattr(api_noise, "measure_noise", lambda *_, **__: report())
     assert main(["noise", "--share", "cpu:1", "--state", str(tmp_path)]) == 0
     said = capsys.readouterr().out
-    assert "further apart than 2.0 %" in said
+    assert "within 2.0 %" in said
     assert "note: 2 measurers share cores" in said
     assert "measurers at the same time: 2 (tau 0.95, regret 1.0 %" in said
     assert "builds beside a measurement: no" in said

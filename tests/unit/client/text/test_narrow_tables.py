@@ -79,6 +79,13 @@ def test_a_pipe_gets_every_column(name: str, capsys: pytest.CaptureFixture[str])
     text = capsys.readouterr().out
     assert all(column.heading in text for column in TABLES[name].columns)
     assert "left out" not in text
+    assert len(text.splitlines()) == len(TABLES[name].cells) + 4 + bool(TABLES[name].title)  # a row is a line
+
+
+def test_a_name_wraps_behind_an_underscore() -> None:
+    table = Table(columns=(Column("operator", wraps_at=16),), cells=(("fused_conv2d12_add2_relu2 (winograd4)",),))
+    lines = [line.strip("│ ") for line in shown(table, 21).splitlines() if "│" in line]
+    assert lines == ["fused_conv2d12_", "add2_relu2", "(winograd4)"]
 
 
 def test_the_live_table_fits_80_columns() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from fractune.text.roof_notes import roof_notes
 from fractune.text.text import counts_text, ratio_text, span_text, time_text
 
 
@@ -29,3 +30,12 @@ def test_spans_ratios_and_counts() -> None:
     assert [span_text(42.4), span_text(185)] == ["42 s", "3 min 05 s"]
     assert [ratio_text(3.0, 2.0), ratio_text(None, 2.0), ratio_text(1.0, 0.0)] == ["1.50x", "-", "-"]
     assert [counts_text({"b": 2, "a": 1}), counts_text({})] == ["a 1, b 2", "none"]
+
+
+@pytest.mark.parametrize(
+    ("parts", "said"),
+    [((), ""), ((None, 0.5), ""), ((1.2, None), "More than 100 %"), ((None, None), "No part of a roof is known")],
+)
+def test_an_unusual_column_of_roof_parts_has_a_note(parts: tuple[float | None, ...], said: str) -> None:
+    assert "".join(roof_notes(parts)).startswith(said)
+    assert bool(roof_notes(parts)) is bool(said)

@@ -94,7 +94,7 @@ def test_the_knee_of_a_falling_curve() -> None:
     assert (knee.units, knee.secs, knee.secs_whole) == (4, 2.1, 2.0)
     assert knee.is_measured
     assert knee.is_whole_measured
-    assert knee.reason == "4 of 8 units: the fewest within 10.0% of the whole (measured: 5.0% slower)"
+    assert knee.reason == "4 of 8 units: the fewest within 10.0 % of the whole (measured: 5.0 % slower)"
 
 
 def test_a_knee_between_the_measured_shares_is_predicted() -> None:

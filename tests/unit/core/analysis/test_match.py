@@ -43,7 +43,7 @@ def test_a_near_share_takes_what_loses_least_on_both_sides() -> None:
     )
     assert (answer.how, trace(answer)) == (How.NEAR, "b")
     assert answer.regret == pytest.approx(0.1)
-    assert "10.0%" in answer.reason
+    assert "10.0 %" in answer.reason
 
 
 def test_what_chose_a_schedule_is_told_of_nothing() -> None:
@@ -60,7 +60,7 @@ def test_what_chose_a_schedule_is_told_of_nothing() -> None:
     near = match(records, 3)
     assert (near.how, trace(near)) == (How.NEAR, "a")
     assert near.regret == pytest.approx(0.3)
-    assert near.reason == "loses at most 30.0% at the nearest shares (2, 4 cores)"
+    assert near.reason == "loses at most 30.0 % at the nearest shares (2, 4 cores)"
 
 
 def test_of_several_measurements_the_repeats_that_choose_take_one_and_its_others_are_told() -> None:
@@ -79,7 +79,7 @@ def test_a_loss_is_told_of_the_share_at_which_the_repeats_that_choose_lose_most_
 def test_beyond_the_measured_shares_the_two_next_to_it_count() -> None:
     rows = {1: {"a": 9.0, "b": 1.0}, 4: {"a": 1.0, "b": 1.2}, 8: {"a": 1.0, "b": 1.5}}
     assert choose(rows, 16, UNTUNED) == Choice(
-        How.NEAR, "a", 0.0, "loses at most 0.0% at the nearest shares (4, 8 units)"
+        How.NEAR, "a", 0.0, "loses at most 0.0 % at the nearest shares (4, 8 units)"
     )
 
 

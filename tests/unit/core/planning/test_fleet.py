@@ -281,7 +281,7 @@ def test_a_rate_that_no_number_of_devices_comes_near_is_said(rate: float) -> Non
 
 def test_headroom_that_does_not_fit_is_said() -> None:
     with pytest.raises(
-        PlanInfeasible, match=r"1 x A100-80GB cannot serve .* with 5% headroom: the limiting model is 'a'"
+        PlanInfeasible, match=r"1 x A100-80GB cannot serve .* with 5 % headroom: the limiting model is 'a'"
     ):
         plan_fleet(request(demand("a", SCALES, 700), count=1, headroom=0.05))
 
@@ -293,7 +293,7 @@ def test_the_target_that_a_refusal_names_will_do(secs: float) -> None:
     def asked(latency_s: float) -> PlanRequest:
         return PlanRequest(cpu_type(2), (demand("a", {1: 1 / secs, 2: 0.5 / secs}, 0.1, latency_s=latency_s),))
 
-    with pytest.raises(PlanInfeasible, match="beside neighbours that cost 13%") as refused:
+    with pytest.raises(PlanInfeasible, match=r"with co-runners \(they cost 13 %\)") as refused:
         plan_fleet(asked(secs))
     named = re.search(r"a target of (\S+) ms would suffice", str(refused.value))
     assert named is not None

@@ -77,7 +77,7 @@ def test_a_simulation_takes_as_much_headroom_as_p99_needs() -> None:
     assert plan.headroom > 0
     assert plan.units_used > bare.units_used
     assert all(model.holds for model in plan.simulated)
-    assert any(note.startswith("simulated: ") for note in plan.notes)
+    assert any(note.startswith("simulated with ") for note in plan.notes)
     assert make_plan(asked, simulated=True).simulated == plan.simulated
     assert make_plan(replace(asked, headroom=0.5), simulated=True).headroom == 0.5
 
@@ -92,9 +92,9 @@ def test_readers_are_told_what_the_plan_stands_on() -> None:
     three = tuple(row for row in ROWS if row.units in {1, 3, 7} and row.batch == 1)
     predicted = make_plan(request(demand(rows=three, rate=100.0, latency_s=0.016)))
     assert {part.basis for part in predicted.devices[0]} == {Basis.PREDICTED}
-    assert any("1 of 1 parts by predicted times" in note for note in predicted.notes)
+    assert any("times of 1 of 1 parts are predicted" in note for note in predicted.notes)
     host = make_plan(request(demand(rate=80.0, rows=(Row(1, 1, 1, 100.0, 0.01),)), device=cpu_type(2)))
-    assert host.notes == ("1 parts beside neighbours that are assumed, not measured, to cost 13%",)
+    assert host.notes == ("1 of 1 parts are assumed to lose 13 % by their co-runners; the loss was not measured",)
 
 
 def test_without_the_solver_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

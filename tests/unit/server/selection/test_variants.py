@@ -92,7 +92,7 @@ def test_one_variant_for_shares_of_several_mechanisms() -> None:
     }
     robust = variants[3].matches["f" * 16]
     assert robust.regret == pytest.approx(0.2)
-    assert robust.reason == "the model loses at most 20.0% at mps:25, mps:50, full"
+    assert robust.reason == "the model loses at most 20.0 % at mps:25, mps:50, full"
 
 
 def on_gpu(share: str) -> GrantedShare:

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fractune.server.job_status import OperatorMatch
-from fractune.text.above_roof import above_roof_notes
 from fractune.text.rendering import Column, Table
+from fractune.text.roof_notes import roof_notes
 from fractune.text.text import gflops_text, percent_text, time_text
 from fractune_core.analysis.match import How
 from fractune_core.analysis.roofline import Arithmetic, Roof, gflops, reached
@@ -27,7 +27,7 @@ def match_table(matches: Sequence[OperatorMatch], roof: Roof | None = None) -> T
         columns=columns,
         cells=tuple(_match_cells(each, roof) for each in matches),
         rows=rows,
-        notes=above_roof_notes(row["roof_part"] for row in rows),
+        notes=roof_notes(row["roof_part"] for row in rows),
     )
 
 
@@ -60,7 +60,7 @@ def _speed(each: OperatorMatch, roof: Roof | None) -> tuple[float | None, float 
 
 def _match_cells(each: OperatorMatch, roof: Roof | None) -> tuple[str, ...]:
     time_s = each.record.median_s if each.record else None
-    regret = "not measured" if each.regret is None else f"{each.regret:.1%}"
+    regret = "not measured" if each.regret is None else percent_text(each.regret)
     speed_gflops, roof_part = _speed(each, roof)
     speeds = (gflops_text(speed_gflops), percent_text(roof_part))
     name = _named(each.operator.name, each.record)
@@ -95,7 +95,7 @@ def records_table(
             }
             for record, speed in zip(records, speeds, strict=True)
         ),
-        notes=above_roof_notes(roof_part for _, roof_part in speeds),
+        notes=roof_notes(roof_part for _, roof_part in speeds),
     )
 
 
@@ -114,7 +114,7 @@ def _named(operator: str, record: TuningRecord | None) -> str:
 def _record_cells(record: TuningRecord, speed: tuple[float | None, float | None]) -> tuple[str, ...]:
     granted = f"{record.granted.units} of {units_text(record.granted.units_total, record.granted.unit)}"
     status = record.status.value if not record.cause else f"{record.status.value}: {record.cause}"
-    spread = f"{record.spread:.1%}" if record.status is Status.OK else "-"
+    spread = percent_text(record.spread) if record.status is Status.OK else "-"
     names = (record.record_id, record.kind.value, _named(record.operator, record), record.share, granted)
     speeds = (gflops_text(speed[0]), percent_text(speed[1]))
     lost = percent_text(_lost(record))

@@ -61,8 +61,8 @@ def _cells(setting: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _reference_line(report: Mapping[str, Any]) -> str:
     return (
-        f"reference: {report['settings'][0]['name']}. tau: Kendall's tau-b over the pairs that the reference times "
-        f"further apart than {percent_text(report['tie_width'])} (its own A/A p90, at most {percent_text(WIDEST_TIE)})."
+        f"reference: {report['settings'][0]['name']}. tau is Kendall's tau-b; pairs that the reference times within "
+        f"{percent_text(report['tie_width'])} (its A/A p90, at most {percent_text(WIDEST_TIE)}) are ties."
     )
 
 
@@ -73,35 +73,34 @@ def explanation_lines(report: Mapping[str, Any]) -> list[str]:
     found = Explanation(**report["explanation"])
     machine = _machine_text(found)
     if not found.causes:
-        return [f"none of what the kernel counts explains the spread ({found.pairs} pairs); {machine}"]
+        return [f"no counter of the kernel explains the spread ({found.pairs} pairs); {machine}"]
     causes = ", ".join(f"{cause} (tau {score_text(found.taus[cause])})" for cause in found.causes)
     calm, disturbed = percent_text(found.calm_spread), percent_text(found.disturbed_spread)
-    halves = f"{calm} apart (median), the other half {disturbed}"
-    less = f"of {found.pairs} pairs the half with less {found.causes[0]} lies"
-    return [f"the spread is explained by {causes}: {less} {halves}; {machine}"]
+    halves = f"the half of {found.pairs} pairs with less {found.causes[0]} differs by {calm} (median)"
+    return [f"the spread is explained by {causes}: {halves}, the other half by {disturbed}; {machine}"]
 
 
 def _machine_text(found: Explanation) -> str:
-    """What the anchor shows. The causes affect it too; without causes it shows changes of the machine."""
+    """The anchor's evidence. The causes affect it too; without causes it shows changes of the machine."""
     if found.anchor_spread is None:
         return "the anchor could not be timed"
     left = f"{percent_text(found.anchored_spread)} in place of {percent_text(found.spread)}"
-    divided = f"divided by the anchor beside, the pairs lie {left} apart"
+    divided = f"divided by the anchor's times, pairs differ by {left}"
     if not found.anchor_explains:
-        return f"nor does the speed of the machine: {divided}" if not found.causes else divided
-    moved = f"by {percent_text(found.anchor_spread)} (the anchor, median)"
-    return f"{divided}; it changes {moved}" if found.causes else f"the machine changes its speed {moved}: {divided}"
+        return f"the machine's speed does not explain it either: {divided}" if not found.causes else divided
+    moved = f"by {percent_text(found.anchor_spread)} (median)"
+    return f"{divided}; the anchor varies {moved}" if found.causes else f"the machine's speed varies {moved}: {divided}"
 
 
 def advice_lines(report: Mapping[str, Any]) -> list[str]:
     """The advice and its reasons."""
     advice = NoiseAdvice(**report["advice"])
-    bar = f"tau of at least {TAU_WANTED:g} and a winner that loses at most {percent_text(REGRET_ALLOWED)}"
+    bar = f"tau of at least {TAU_WANTED:g} and a regret of at most {percent_text(REGRET_ALLOWED)}"
     tau, regret = score_text(advice.tau), percent_text(advice.regret)
-    found = f"tau {tau}, regret {regret}; wanted: {bar}"
+    found = f"tau {tau}, regret {regret}; required: {bar}"
     keeps = "keeps" if report["race_keeps_winner"] else "does not keep"
     return [
         f"measurers at the same time: {advice.measurers} ({found})",
         f"builds beside a measurement: {'yes' if advice.builds_beside else 'no'}",
-        f"racing margin: {advice.margin:g}; the race at margin {report['race_margin']:g} {keeps} a winner",
+        f"racing margin: {advice.margin:g}; at margin {report['race_margin']:g} the race {keeps} the winner",
     ]

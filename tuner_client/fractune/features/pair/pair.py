@@ -169,7 +169,7 @@ def _notes(arrangement: Arrangement, sides: Sequence[PairSide], figures: CoLocat
     if not arrangement.is_verified:
         notes.append("not verified on a GPU: pair has never run on one")
     if arrangement.whole is None:
-        notes.append("the whole GPU cannot exist beside its parts: s, r, STP and the verdicts are not known")
+        notes.append("s, r, STP and the verdicts are unknown: no process can use the whole GPU while its parts exist")
     notes += [
         f"{side.name}: the bundle has no time at one of these shares, so an untuned variant ran; tune the model there"
         for side in sides
@@ -193,9 +193,8 @@ def _overload_notes(
     sides: Sequence[PairSide], figures: CoLocationFigures, latencies: Sequence[RateLatency]
 ) -> list[str]:
     return [
-        f"{side.name}: {latency.rate_per_s:g} requests a second are more than, or too close to, its "
-        f"{each.per_s.median:.3g} inferences a second together: the queue would grow without limit, so no latencies "
-        "were measured"
+        f"{side.name}: {latency.rate_per_s:g} requests a second are too many for {each.per_s.median:.3g} inferences a "
+        "second together; its queue would grow without limit, so no latencies were measured"
         for side, each, latency in zip(sides, figures.sides, latencies, strict=False)
         if latency.latency_s is None and latency.rate_per_s >= _BUSIEST * each.per_s.median
     ]

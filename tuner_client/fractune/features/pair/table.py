@@ -97,12 +97,12 @@ def _sentences(found: PairTimes) -> Iterator[str]:
             f"{side.name} {side_figures.per_s.median:.3g}/s"
             for side, side_figures in zip(found.sides, figures.sides, strict=True)
         )
-        yield f"closed loop, one request of each model in flight: {each}"
+        yield f"throughput together, in a closed loop with one request of each model: {each}"
     if figures.stp is not None and figures.antt is not None:
         yield f"STP {_estimate_text(figures.stp)}, ANTT {_estimate_text(figures.antt)}"
     yield from _verdicts(found)
     if found.latencies:
-        yield "random requests, one of each model in flight: " + "; ".join(
+        yield "latency of random requests, one of each model at a time: " + "; ".join(
             _latency_text(side, latency) for side, latency in zip((one, other), found.latencies, strict=False)
         )
     if found.how == INTERLEAVED:
@@ -124,16 +124,16 @@ def _verdicts(found: PairTimes) -> Iterator[str]:
     if figures.makespan is None or figures.mean_completion is None:
         return
     makespan, mean = figures.makespan_verdict, figures.mean_completion_verdict
-    spans = f"{_change_text(figures.makespan)} until both have done equally many inferences"
-    yield f"makespan: {_verdict_text(makespan)} ({spans}, against one after the other)"
-    means = f"{_change_text(figures.mean_completion)} in the mean, against the shorter model first"
+    spans = f"{_change_text(figures.makespan)} for equally many inferences of both"
+    yield f"makespan: {_verdict_text(makespan)} ({spans}, compared with one model after the other)"
+    means = f"{_change_text(figures.mean_completion)}, compared with the shorter model first"
     yield f"mean completion: {_verdict_text(mean)} ({means})"
     if {makespan, mean} == {Verdict.TOGETHER, Verdict.APART}:
         yield "the verdicts disagree: the first counts if you wait for both models, the second if you wait for each"
 
 
 def _verdict_text(verdict: Verdict | None) -> str:
-    return "tie, the interval decides nothing" if verdict is Verdict.TIE else f"{verdict}"
+    return "tie within the noise" if verdict is Verdict.TIE else f"{verdict}"
 
 
 def _latency_text(side: PairSide, latency: RateLatency) -> str:

@@ -19,7 +19,7 @@ def parts_table(plan: Plan) -> Table:
         *(Column("device", numbers=True), Column("share"), Column("at", numbers=True, dispensable=3)),
         *(Column("model", wraps_at=12), Column("batch", numbers=True, dispensable=2)),
         *(Column("processes", numbers=True, dispensable=1), Column("requests/s", numbers=True)),
-        *(Column("latency", numbers=True), Column("by", wraps_at=12)),
+        *(Column("latency", numbers=True), Column("time is", wraps_at=12)),
     )
     return Table(
         title=_title(plan),
@@ -60,9 +60,9 @@ def summary(plan: Plan) -> list[str]:
     """A summary of the plan in a sentence or two."""
     units = f"{plan.units_used} of {len(plan.devices) * plan.units_per_device} {plan.unit}s"
     if plan.stp is not None:
-        return [f"STP {plan.stp:.2f}: {len(plan.models)} jobs on {units}, as much as {plan.stp:.2f} whole devices do"]
+        return [f"STP {plan.stp:.2f}: {len(plan.models)} jobs on {units} do the work of {plan.stp:.2f} whole devices"]
     count = len(plan.devices)
-    head = f" with {plan.headroom:.0%} headroom" if plan.headroom else ""
+    head = f" with {plan.headroom * 100:.0f} % headroom" if plan.headroom else ""
     return [f"{count} x {plan.device}{head}: {units}, solved in {plan.solve_s:.2f} s"]
 
 
@@ -100,13 +100,13 @@ def _title(plan: Plan) -> str:
 def _basis(part: PlannedPart) -> str:
     text = part.basis.value
     if part.basis is Basis.PREDICTED:
-        text += f" (+{part.error:.1%})"
-    return f"{text}, beside others x{part.slowdown:.2f}" if part.slowdown > 1 else text
+        text += f" (+{percent_text(part.error)})"
+    return f"{text}, x{part.slowdown:.2f} by co-runners" if part.slowdown > 1 else text
 
 
 def _headings(plan: Plan) -> list[str]:
     if plan.stp is not None:
-        return ["of its speed on the whole", "may be off by"]
+        return ["of whole-device speed", "prediction error"]
     headings = ["rate", "capacity", "used", "target"]
     return [*headings, "p50", "p99", "late"] if plan.simulated else headings
 

@@ -8,8 +8,8 @@ from itertools import chain
 from typing import Any
 
 from fractune.server.job_status import JobStatus, OperatorStatus, ShareResult
-from fractune.text.above_roof import above_roof_notes
 from fractune.text.rendering import Column, Table
+from fractune.text.roof_notes import roof_notes
 from fractune.text.text import gflops_text, time_text
 from fractune_core.analysis.roofline import Roof, gflops, reached
 
@@ -78,7 +78,7 @@ def time_table(job: JobStatus, most: int | None = None) -> Table:
         cells=tuple(cells),
         rows=tuple(_row(names[key], each, time) for key in order for each, time in _measured(job, found[key])),
         notes=(
-            *above_roof_notes(time.roof_part for key in shown for time in found[key] if time),
+            *roof_notes(time.roof_part for key in shown for time in found[key] if time),
             *((_LESS_THAN_NOTHING,) if any(rest < 0 for rest in rests) else ()),
         ),
     )

@@ -39,7 +39,9 @@ class Comparison:
     last: VariantChoice
 
     def __repr__(self) -> str:
-        loop, paced = (f"{each.median:+.1%} ± {each.margin:.1%}" for each in (self.slowdown, self.paced_slowdown))
+        loop, paced = (
+            f"{each.median * 100:+.1f} % ± {each.margin * 100:.1f} %" for each in (self.slowdown, self.paced_slowdown)
+        )
         return f"Comparison(slowdown {loop}, paced {paced}, max_rel_difference {self.max_rel_difference:.1e})"
 
     def is_slower(self, tolerance: float = 0.0) -> bool:

@@ -27,27 +27,27 @@ def test_the_causes_are_named_with_what_the_spread_is_without_the_strongest() ->
     said, machine = line().split("; ", 1)
     causes, halves = said.split(": ")
     assert causes == "the spread is explained by steal (tau 0.51), waiting (tau 0.44)"
-    assert halves == "of 96 pairs the half with less steal lies 2.0 % apart (median), the other half 14.5 %"
-    assert machine == "divided by the anchor beside, the pairs lie 11.0 % in place of 10.0 % apart"
+    assert halves == ("the half of 96 pairs with less steal differs by 2.0 % (median), the other half by 14.5 %")
+    assert machine == "divided by the anchor's times, pairs differ by 11.0 % in place of 10.0 %"
 
 
 def test_an_anchor_that_suffers_too() -> None:
     assert line(anchored_spread=0.03).endswith(
-        "the pairs lie 3.0 % in place of 10.0 % apart; it changes by 16.2 % (the anchor, median)"
+        "pairs differ by 3.0 % in place of 10.0 %; the anchor varies by 16.2 % (median)"
     )
 
 
 def test_a_machine_that_changes_its_speed_by_itself() -> None:
     said, machine = line(causes=[], anchored_spread=0.03).split("; ", 1)
-    assert said == "none of what the kernel counts explains the spread (96 pairs)"
+    assert said == "no counter of the kernel explains the spread (96 pairs)"
     assert machine == (
-        "the machine changes its speed by 16.2 % (the anchor, median): divided by the anchor beside, the pairs lie "
-        "3.0 % in place of 10.0 % apart"
+        "the machine's speed varies by 16.2 % (median): divided by the anchor's times, pairs differ by 3.0 % in place "
+        "of 10.0 %"
     )
 
 
 def test_a_spread_that_nothing_explains() -> None:
-    assert "; nor does the speed of the machine: divided" in line(causes=[])
+    assert "; the machine's speed does not explain it either: divided" in line(causes=[])
 
 
 def test_an_anchor_that_could_not_be_timed() -> None:

@@ -89,7 +89,7 @@ def test_a_pair_is_told_as_a_table_sentences_and_json(
     text = str(found.table)
     assert "a beside b: cpu:1 + cpu:1, each on its own, of cpu:2" in text
     assert "1.65 (1.65 .. 1.65)" in text  # r of a: 1.5 * 1.1
-    assert "closed loop, one request of each model in flight: a 30.3/s, b 7.69/s" in text
+    assert "throughput together, in a closed loop with one request of each model: a 30.3/s, b 7.69/s" in text
     assert "STP 1.38 (1.38 .. 1.38), ANTT 1.48 (1.48 .. 1.48)" in text
     assert "makespan: together (-10.3 % (-10.3 .. -10.3)" in text
     assert "mean completion: apart (+0.4 % (+0.4 .. +0.4)" in text
@@ -106,7 +106,7 @@ def test_a_tie_says_that_the_interval_decides_nothing(measured: Callable[..., Si
     double = RoundTimes(0.02, 0.02, 0.02, 0.04)
     measured(double, double)
     said = fractune.pair(bundle, bundle, overlap="cpu:2", progress=False).sentences
-    assert any(line.startswith("makespan: tie, the interval decides nothing") for line in said)
+    assert any(line.startswith("makespan: tie within the noise") for line in said)
 
 
 def test_a_bubble_tells_how_sensitive_a_model_is_and_claims_no_cause(
@@ -143,9 +143,9 @@ def test_a_rate_that_cannot_be_served_is_not_measured_and_said(
     asked = measured(A, B)
     found = fractune.pair(bundle, bundle, rate=30, progress=False)
     assert asked.rates is None
-    assert [line for line in found.notes if "requests a second are more than" in line] == [
-        f"a: 30 requests a second are more than, or too close to, its {does} inferences a second together: the queue "
-        "would grow without limit, so no latencies were measured"
+    assert [line for line in found.notes if "requests a second are too many" in line] == [
+        f"a: 30 requests a second are too many for {does} inferences a second together; its queue would grow without "
+        "limit, so no latencies were measured"
         for does in ("30.3", "7.69")
     ]
 
@@ -163,7 +163,7 @@ def test_on_a_gpu_it_says_that_it_was_never_verified(measured: Callable[..., Sim
     measured(RoundTimes(None, 0.03, 0.03, 0.033), RoundTimes(None, 0.03, 0.03, 0.033))
     found = fractune.pair(path, path, shares="mig:1g.18gb,mig:1g.18gb", progress=False)
     assert any(note.startswith("not verified on a GPU") for note in found.notes)
-    assert any("s, r, STP and the verdicts are not known" in note for note in found.notes)
+    assert any("s, r, STP and the verdicts are unknown" in note for note in found.notes)
     assert "-" in found.table.cells[0]
 
 

@@ -49,14 +49,14 @@ def test_predictions_and_neighbours_are_shown() -> None:
     predicted = planned(model("a", 500, memory_gib=15, profile=[*ROWS, {"share": "7g", "batch": 8, "latency_ms": 4}]))
     assert {part.share for part in predicted.plan.devices[0]} == {"mig:2g.20gb"}
     assert "predicted (+" in str(predicted.table)
-    assert "1 of 1 parts by predicted times" in str(predicted.table)
-    assert "beside others x1.13" in str(cpu().table)
+    assert "times of 1 of 1 parts are predicted" in str(predicted.table)
+    assert "x1.13 by co-runners" in str(cpu().table)
 
 
 def test_a_simulated_plan_says_so() -> None:
     simulated = planned(model("a", 700), simulate=True)
     assert "simulated" in str(simulated.models)
-    assert "simulated: Poisson arrivals" in str(simulated.table)
+    assert "simulated with Poisson arrivals" in str(simulated.table)
     found = simulated.to_json()["models"][0]["simulated"]
     assert found["holds"]
     assert found["requests"] == 18_000
@@ -65,7 +65,7 @@ def test_a_simulated_plan_says_so() -> None:
 
 def test_one_device_shows_speeds_and_stp() -> None:
     jobs = planned(model("a", None), model("b", None))
-    assert "of its speed on the whole" in str(jobs.models)
+    assert "of whole-device speed" in str(jobs.models)
     assert str(jobs.table).count("STP ") == 1
 
 

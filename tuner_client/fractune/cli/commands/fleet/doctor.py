@@ -31,6 +31,8 @@ def doctor(
     examined = [use for use in examine() if not names or use.name in names]
     for use in examined:
         typer.echo(json.dumps(use.to_json()) if as_json else _text(use))
+    if not as_json:
+        typer.echo("+ found, - missing, o missing but not required")
     ready = [use.ready for use in examined]
     if not (all(ready) if names else any(ready)):
         raise typer.Exit(1)

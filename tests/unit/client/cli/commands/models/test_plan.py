@@ -57,7 +57,7 @@ def test_the_plan_file_of_the_docs_runs_as_it_is_printed(tmp_path: Path, capsys:
     example = section.partition("```toml\n")[2].partition("```")[0]
     assert "[[interference]]" in example
     assert main(["plan", write(tmp_path, example), "--simulate"]) == 0
-    assert "simulated: Poisson arrivals" in capsys.readouterr().out
+    assert "simulated with Poisson arrivals" in capsys.readouterr().out
 
 
 def test_a_plan_of_stated_times_needs_no_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
