@@ -58,15 +58,28 @@ def _note_ingested(state: Path) -> None:
     store.close()
 
 
-def test_an_exported_log_is_imported(tmp_path: Path) -> None:
-    lines = [json.loads(line) for line in first_names.LOG.read_text().splitlines()]
-    assert {line["record"]["kind"] for line in lines if "record" in line} == {"trial", "final"}
+@pytest.mark.parametrize(
+    ("log", "kind"), [(first_names.LOG, "final"), (first_names.SCHEMA_0013 / "log.jsonl", "validation")]
+)
+def test_an_exported_log_is_imported(log: Path, kind: str, tmp_path: Path) -> None:
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    assert {line["record"]["kind"] for line in lines if "record" in line} == {"trial", kind}
     with running_redis() as url, running_server(url, tmp_path / "state") as server, server.client() as client:
-        answer = client.log.ImportRecords(read_jsonl(first_names.LOG))
+        answer = client.log.ImportRecords(read_jsonl(log))
         assert (answer.added, answer.already_there) == (len(lines) - 1, 0)
         records = client.log.ListRecords(pb.ListRecordsRequest(page_size=100)).records
         assert {record.kind for record in records} == {"trial", "validation"}
         assert {record.policy.name for record in records if record.kind == "validation"} == {"validation"}
+
+
+@pytest.mark.parametrize("assets", [first_names.ASSETS, first_names.SCHEMA_0013], ids=lambda folder: folder.name)
+def test_the_bundle_of_an_older_job_is_downloaded(assets: Path, tmp_path: Path) -> None:
+    first_names.write_state(tmp_path / "state", assets)
+    with running_redis() as url, running_server(url, tmp_path / "state") as server, server.client() as client:
+        (job,) = client.jobs.ListJobs(pb.ListJobsRequest(page_size=10)).jobs
+        assert job.state == pb.JOB_STATE_DONE
+        parts = client.bundles.DownloadBundle(pb.DownloadBundleRequest(name=job.result.bundle))
+        assert b"".join(part.data for part in parts) == (assets / "small.fractune").read_bytes()
 
 
 def test_a_client_of_before_may_still_write_the_first_name(tmp_path: Path) -> None:

@@ -14,6 +14,8 @@ import redis
 from tests.support.paths import REPOSITORY
 
 ASSETS = REPOSITORY / "tests" / "assets" / "first_names"
+SCHEMA_0013 = REPOSITORY / "tests" / "assets" / "schema_0013"
+"""the same kinds of files, written later"""
 BUNDLE = ASSETS / "small.fractune"
 LOG = ASSETS / "log.jsonl"
 JOB = "75674ab1a50f"
@@ -23,12 +25,12 @@ STALE_WORK = "a31f7e58418346ef8e58f895c1c0eeca"
 """a build that waits in redis.aof"""
 
 
-def write_state(folder: Path) -> None:
+def write_state(folder: Path, assets: Path = ASSETS) -> None:
     """A state folder with the job done: database and bundle."""
     (folder / "bundles").mkdir(parents=True)
-    (folder / "fractune.db").write_bytes(gzip.decompress((ASSETS / "fractune.db.gz").read_bytes()))
+    (folder / "fractune.db").write_bytes(gzip.decompress((assets / "fractune.db.gz").read_bytes()))
     bundle = query(folder, "SELECT bundle FROM jobs")[0][0]
-    shutil.copy(BUNDLE, folder / "bundles" / f"{bundle}.fractune")
+    shutil.copy(assets / BUNDLE.name, folder / "bundles" / f"{bundle}.fractune")
 
 
 def back_to_validation(folder: Path) -> None:

@@ -14,7 +14,15 @@ from fractune_core.records import FIRST_POLICY, TRIAL_POLICY, VALIDATION_POLICY,
 from fractune_server.store.records.filters import RecordFilter
 from fractune_server.store.store import Store, sqlite_url
 from fractune_server.store.stored_job import Round
-from tests.support.first_names import JOB, ROUND, back_to_validation, query, waiting_records, write_state
+from tests.support.first_names import (
+    JOB,
+    ROUND,
+    SCHEMA_0013,
+    back_to_validation,
+    query,
+    waiting_records,
+    write_state,
+)
 from tests.support.store_contract import validations_of
 
 
@@ -83,3 +91,16 @@ def test_records_and_policies_outside_the_database_are_read_too() -> None:
     assert TimingPolicy.from_json({**TRIAL_POLICY.to_json()}) == TRIAL_POLICY
     with pytest.raises(ValueError, match="finals"):
         Kind("finals")
+
+
+def test_a_database_of_schema_0013_is_read(tmp_path: Path) -> None:
+    write_state(tmp_path, SCHEMA_0013)
+    store = Store(sqlite_url(tmp_path))
+    job = store.jobs.get("d8379832aca0")
+    records = list(store.log.all(RecordFilter()))
+    operators = store.jobs.operators(job.id)
+    store.close()
+    assert (job.state, job.spec.target, job.spec.trials) == (JobState.DONE, "llvm -mcpu=x86-64-v3", 8)
+    assert Counter(record.kind for record in records) == {Kind.TRIAL: 8, Kind.VALIDATION: 11}
+    assert {record.namespace for record in records} == {""}
+    assert len(operators) == 5
