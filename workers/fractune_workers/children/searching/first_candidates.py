@@ -18,7 +18,7 @@ import tvm_ffi
 from tvm.s_tir import Schedule
 
 from fractune_core.tir.kernel_names import CONV, DEPTHWISE, MATMUL
-from fractune_workers.children.searching import winograd
+from fractune_workers.children.searching import integers, winograd
 from fractune_workers.children.searching.register_tiles import Extents, Tiling, tilings
 from fractune_workers.children.searching.sketches import (
     AT_ROOT,
@@ -64,6 +64,9 @@ def first_candidates(workload: Any, spaces: Iterable[Any], postprocs: Iterable[A
     decided: Iterator[Sketch]
     if winograd.is_winograd(workload.mod):
         tiles = winograd.first_tiles(workload.mod, unit.registers)
+        decided = (_decided(sketches[which], each, _SHORT_UNROLL) for which, each in tiles)
+    elif integers.is_integer(workload.mod):
+        tiles = integers.first_tiles(workload.mod, unit.registers)
         decided = (_decided(sketches[which], each, _SHORT_UNROLL) for which, each in tiles)
     else:
         decided = _plainest(sketches) if kernel is None else _tiled(sketches, kernel, unit)

@@ -15,8 +15,9 @@ from typing import Any
 from tvm.s_tir import meta_schedule as ms
 
 from fractune_core.tir.kernel_names import GEMM, IMAGE, IMAGE_COLUMNS, OUTPUT, OUTPUT_COLUMNS, PADDED
+from fractune_workers.children.searching.epilogues import inline_epilogue
 from fractune_workers.children.searching.register_tiles import MOST_BLOCKS, MOST_PIXELS, Extents, tilings
-from fractune_workers.children.searching.sketches import MISFITS, block_named
+from fractune_workers.children.searching.sketches import block_named
 
 _MOST_UNROLLED = 64
 """multiplications"""
@@ -90,7 +91,7 @@ def _schedule(sch: Any, *, by_rows: bool) -> None:
     of a chunk in tiles of accumulators. (4) The image's sums, row by row of tiles.
     """
     gemm, output = (sch.get_sblock(name, "main") for name in (GEMM, OUTPUT))
-    _inline_epilogue(sch, output)
+    inline_epilogue(sch, output)
     *_, blocks, rows, columns, _, _, _ = sch.get_loops(gemm)
     block_tile = sch.sample_perfect_tile(blocks, 3, MOST_BLOCKS)
     row_tile = sch.sample_perfect_tile(rows, 3, MOST_PIXELS)
@@ -106,27 +107,6 @@ def _schedule(sch: Any, *, by_rows: bool) -> None:
     else:
         sch.parallel(sch.fuse(*_sum_image(sch, image)))
         sch.parallel(sch.fuse(*chunk))
-
-
-def _inline_epilogue(sch: Any, output: Any) -> None:
-    """Turn the operators after the output into one computation. It becomes part of the output where each of its
-    elements comes from one element of the output.
-    """
-    *between, last = _after(sch, output) or [None]
-    for block in between:
-        sch.compute_inline(block)
-    if last is None:
-        return
-    try:
-        sch.reverse_compute_inline(last)
-    except MISFITS:
-        sch.parallel(sch.get_loops(last)[0])
-
-
-def _after(sch: Any, output: Any) -> list[Any]:
-    """The blocks behind `output`, in the order of the module."""
-    names = [str(sch.get(block).name_hint) for block in sch.get_child_blocks(sch.get_sblock("root"))]
-    return [sch.get_sblock(name, "main") for name in names[names.index(str(sch.get(output).name_hint)) + 1 :]]
 
 
 def _chunk_output(sch: Any, output: Any, block_tile: list[Any], row_tile: list[Any]) -> list[Any]:

@@ -22,7 +22,9 @@ from fractune_workers.children.tvm_api.target import architecture
 from fractune_workers.children.tvm_api.traces import args_of
 
 _PACKAGE = "tvm.s_tir.tensor_intrin"
-_MODULES = {"x86_64": ("dot_product_common", "x86"), "aarch64": ("dot_product_common", "arm_cpu")}
+_X86 = "x86_64"
+_OWN = "fractune_workers.children.tvm_api.dot_products"
+_MODULES = {_X86: ("dot_product_common", "x86"), "aarch64": ("dot_product_common", "arm_cpu")}
 _TENSOR_CORE_TYPES = frozenset({"float16", "int8"})
 """types that TVM's rules put on tensor cores; `float32` stays `float32`, on the other cores"""
 
@@ -42,6 +44,9 @@ def load_intrinsics(target: tvm.target.Target) -> None:
         return
     for name in _MODULES.get(architecture(target), ()):
         _load(name)
+    if architecture(target) == _X86:
+        with _stacks_without_source():
+            importlib.import_module(_OWN)
 
 
 def prepare_tensor_cores(workload: Any, target: tvm.target.Target) -> bool:

@@ -1,0 +1,103 @@
+"""Products of whole numbers in integer arithmetic, beside the direct ones in float32.
+
+They have the same arguments, output and epilogue. Their weights have a narrow type, and lie as the processor's dot
+products read them.
+
+The sums are exact in int32: K products of 8-bit numbers overflow from a depth of 33 000 on, far beyond any layer's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tvm
+from tvm import te
+
+from fractune_core.implementations import INT8, INT16
+from fractune_core.tir.kernel_names import INTEGER_SUMS, ROWS, SUMS
+
+_Array = npt.NDArray[Any]
+_FLOAT, _SUM = "float32", "int32"
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """The smallest and the largest whole number of a kernel's data, and of its weights."""
+
+    data: tuple[int, int]
+    weights: tuple[int, int]
+
+    def numbers(self) -> list[int]:
+        return [*self.data, *self.weights]
+
+    def sums_fit(self, depth: int) -> bool:
+        """Whether sums of `depth` products fit into int32."""
+        largest = max(map(abs, self.data)) * max(map(abs, self.weights))
+        return depth * largest < np.iinfo(_SUM).max
+
+
+@dataclass(frozen=True)
+class IntegerProduct:
+    """An implementation of `kernels.matmul` for whole numbers."""
+
+    data: str
+    weight: str
+    """types of the operands"""
+
+    @property
+    def group(self) -> int:
+        """Neighbouring numbers that lie together in 32 bits."""
+        return 32 // int(tvm.DataType(self.data).bits)
+
+    def fits(self, bounds: Bounds, depth: int) -> bool:
+        """Whether the types hold the operands, and int32 the sums over `depth` products."""
+        holds = _holds(self.data, bounds.data) and _holds(self.weight, bounds.weights)
+        return holds and bounds.sums_fit(depth)
+
+    def pack(self, weights: _Array) -> _Array:
+        """The direct kernel's weights (..., N/b, K, b) as (..., N/b, K/g, b, g) with zeros behind the last of K."""
+        *outer, depth, lanes = weights.shape
+        groups = -(-depth // self.group)
+        missing = [(0, 0)] * (weights.ndim - 2) + [(0, groups * self.group - depth), (0, 0)]
+        grouped = np.pad(weights, missing).reshape(*outer, groups, self.group, lanes)
+        return np.ascontiguousarray(grouped.swapaxes(-1, -2)).astype(self.weight)
+
+    def compute(self, data: te.Tensor, weight: te.Tensor) -> te.Tensor:
+        """(..., M, K) float32 and weights of `pack` -> (..., M, N/b, b) float32, as `kernels.matmul`."""
+        blocks, groups, lanes, group = (int(dim) for dim in weight.shape)
+        rows = self._rows(data, groups * group)
+        ko, ki = te.reduce_axis((0, groups), "ko"), te.reduce_axis((0, group), "ki")
+
+        def product(*index: Any) -> Any:
+            *outer, block, lane = index
+            number = rows(*outer, ko * group + ki).astype(_SUM)
+            return te.sum(number * weight(block, ko, lane, ki).astype(_SUM), axis=[ko, ki])
+
+        shape = (*data.shape[:-1], blocks, lanes)
+        sums = te.compute(shape, product, name=INTEGER_SUMS)
+        return te.compute(shape, lambda *index: sums(*index).astype(_FLOAT), name=SUMS)
+
+    def _rows(self, data: te.Tensor, depth: int) -> te.Tensor:
+        """The data in its type, with zeros up to `depth`."""
+        given = int(data.shape[-1])
+
+        def number(*index: Any) -> Any:
+            # By int32: AVX2 has no conversion from float32 to a narrower type.
+            whole = data(*index).astype(_SUM).astype(self.data)
+            if depth == given:
+                return whole
+            return tvm.tirx.if_then_else(index[-1] < given, whole, tvm.tirx.const(0, self.data))
+
+        return te.compute((*data.shape[:-1], depth), number, name=ROWS)
+
+
+def _holds(dtype: str, bounds: tuple[int, int]) -> bool:
+    limits = np.iinfo(dtype)
+    return bool(limits.min <= bounds[0] and bounds[1] <= limits.max)
+
+
+INTEGERS = {INT8: IntegerProduct("uint8", "int8"), INT16: IntegerProduct("int16", "int16")}
+"""by the implementation's name, the faster first"""
