@@ -67,8 +67,8 @@ def _operand(planner: Planner, operand: Any, blocks: Blocks, fill: float) -> Any
 
 
 def _packed_operand(numbers: Array, blocks: Blocks, fill: float) -> Array:
-    if numbers.size == 1:
-        return numbers.reshape(())
+    if numbers.size == 1:  # a scalar becomes a number in the code, a tensor of one element stays an argument
+        return numbers.reshape((1,) * min(numbers.ndim, 1))
     aligned = numbers.reshape((1,) * (len(blocks.kept) - numbers.ndim) + numbers.shape)
     whole = np.expand_dims(aligned, blocks.dropped)
     if whole.shape[blocks.axis] == 1:

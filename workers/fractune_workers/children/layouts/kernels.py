@@ -18,7 +18,7 @@ import tvm
 from tvm import te, topi
 
 from fractune_core.tir.kernel_names import CONV, DEPTHWISE, MATMUL
-from fractune_workers.children.layouts.blocks import pack
+from fractune_workers.children.layouts.blocks import block_count, pack
 
 _Array = npt.NDArray[Any]
 
@@ -186,12 +186,30 @@ def _tap(data: te.Tensor, window: Window, index: tuple[Any, ...], outside: Any) 
 
 
 def matmul(data: te.Tensor, weight: te.Tensor) -> te.Tensor:
-    """(..., M, K) and (N/b, K, b) -> (..., M, N/b, b), which lies in memory as (..., M, N)."""
-    blocks, depth, size = (int(dim) for dim in weight.shape)
+    """(..., M, K) and (N/b, K, b) -> (..., M, N/b, b), which lies in memory as (..., M, N). A packed operand that is
+    computed may have axes before these, as many as `data` before its last two.
+    """
+    *batch, blocks, depth, size = (int(dim) for dim in weight.shape)
     k = te.reduce_axis((0, depth), "k")
 
     def element(*index: Any) -> Any:
         *rows, block, lane = index
-        return te.sum(data(*rows, k) * weight(block, k, lane), axis=[k])
+        return te.sum(data(*rows, k) * weight(*rows[: len(batch)], block, k, lane), axis=[k])
 
     return te.compute((*data.shape[:-1], blocks, size), element, name=MATMUL)
+
+
+def packed_columns(data: te.Tensor, size: int) -> te.Tensor:
+    """(..., K, N) -> (..., N/b, K, b): the right operand of a product. 0 in the lanes that stand for no column."""
+    *batch, depth, columns = (int(dim) for dim in data.shape)
+    count = block_count(columns, size)
+
+    def element(*index: Any) -> Any:
+        *outer, block, k, lane = index
+        column = block * size + lane
+        value = data(*outer, k, column)
+        if count * size == columns:
+            return value
+        return tvm.tirx.if_then_else(column < columns, value, tvm.tirx.const(0, data.dtype))
+
+    return te.compute((*batch, count, depth, size), element, name="packed_columns")

@@ -67,6 +67,10 @@ class Planner(PyExprMutator):
 
     # For rules
 
+    def emit(self, value: Any) -> Any:
+        """A variable with the value."""
+        return self.builder_.emit(value)
+
     def in_blocks(self, value: Any) -> tuple[Any, Blocks] | None:
         """The value in blocks, if it is there already."""
         return self._known.get(value) if isinstance(value, relax.Var) else None

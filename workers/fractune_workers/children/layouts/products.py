@@ -1,4 +1,4 @@
-"""Layout rules of convolutions and matrix products with constant weights: they compute in blocks."""
+"""Layout rules of convolutions with constant weights and of matrix products: they compute in blocks."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from fractune_workers.children.layouts.planner import CHANNELS, Array, Made, Pla
 from fractune_workers.children.rewriting.expressions import shape_of
 
 _FLOAT = "float32"
+_MATRIX_RANK = 2
 _TAKES_AN_EPILOGUE = {"op_pattern": 4}
 """TVM's kOutEWiseFusable: element-wise operators after a kernel are fused with it. TVM sets it by itself for a kernel
 of one block."""
@@ -89,11 +90,30 @@ def _dense_conv2d(planner: Planner, data: Any, numbers: Array, window: Window) -
 
 def matmul(planner: Planner, call: Any) -> Made:
     data, weight = call.args
-    numbers = planner.constant(weight)
-    if numbers is None or numbers.ndim != 2 or numbers.dtype != _FLOAT or data.ty.dtype != _FLOAT:
-        return None
     shape = shape_of(call)
-    if len(shape) < 2 or 2 * shape[-1] <= planner.lanes:
+    if data.ty.dtype != _FLOAT or weight.ty.dtype != _FLOAT or len(shape) < _MATRIX_RANK:
         return None
-    packed = relax.const(pack(numbers, 1, planner.lanes).transpose(1, 0, 2).copy())
+    if 2 * shape[-1] <= planner.lanes:
+        return None
+    numbers = planner.constant(weight)
+    if numbers is None:
+        packed = _packed(planner, data, weight)
+    else:
+        packed = (
+            relax.const(pack(numbers, 1, planner.lanes).transpose(1, 0, 2).copy())
+            if numbers.ndim == _MATRIX_RANK
+            else None
+        )
+    if packed is None:
+        return None
     return planner.kernel(kernels.matmul, data, packed, name="matmul"), planner.blocks(shape, len(shape) - 1)
+
+
+def _packed(planner: Planner, data: Any, weight: Any) -> Any | None:
+    """A computed right operand, packed when the model runs, as constant weights are before. None where the product has
+    too few rows to make up for it.
+    """
+    rows, other = shape_of(data), shape_of(weight)
+    if len(rows) != len(other) or rows[:-2] != other[:-2] or rows[-2] < 2 * planner.lanes:
+        return None
+    return planner.emit(planner.kernel(kernels.packed_columns, weight, size=planner.lanes, name="pack"))

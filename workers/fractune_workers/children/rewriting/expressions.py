@@ -9,6 +9,13 @@ import numpy.typing as npt
 import tvm
 from tvm import relax
 
+ELEMENTWISE = frozenset({
+    "abs", "add", "ceil", "clip", "cos", "divide", "erf", "exp", "floor", "log", "maximum", "minimum", "multiply",
+    "negative", "nn.gelu", "nn.gelu_tanh", "nn.leakyrelu", "nn.relu", "nn.relu6", "nn.silu", "nn.softplus", "power",
+    "round", "rsqrt", "sigmoid", "sign", "sin", "sqrt", "square", "subtract", "tanh",
+})  # fmt: skip
+"""operators that compute each element from one element of each operand"""
+
 
 def shape_of(value: Any) -> tuple[int, ...]:
     """The shape of a tensor whose shape is fixed."""

@@ -234,7 +234,16 @@ def test_products_with_a_constant_compute_in_blocks(shape: tuple[int, ...], colu
     assert transforms(names) == (columns % LANES > 0)
 
 
-def test_products_of_two_inputs_stay_plain() -> None:
+@pytest.mark.parametrize("batch", [(), (3,), (1, 2)])
+@pytest.mark.parametrize("columns", [8, 7])
+def test_products_of_two_inputs_pack_the_right_one(batch: tuple[int, ...], columns: int) -> None:
+    mod = network([(*batch, 9, 6), (*batch, 6, columns)], lambda net, x, y: net.emit(op.matmul(x, y)))
+    names = check(mod)
+    assert names[:2] == ["pack", "matmul"]
+    assert transforms(names) == (columns % LANES > 0)
+
+
+def test_products_of_few_rows_with_an_input_stay_plain() -> None:
     mod = network([(4, 8), (8, 8)], lambda net, x, y: net.emit(op.matmul(x, y)))
     assert check(mod) == ["relax.matmul"]
 
