@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from fractune.inference.cpu.backend import OnCpu
 from fractune.inference.cpu.share import ShareHere
 from fractune.inference.gpu.backend import OnGpu
+from fractune.inference.tvm_runtime.kept_inputs import KeptInputs
 from fractune.inference.tvm_runtime.tensors import TensorSpec
 from fractune_core.errors import BadBundle
 from fractune_core.files.bundles import Bundle
@@ -30,6 +31,10 @@ class Backend(Protocol):
 
     def arguments(self, specs: Sequence[TensorSpec], inputs: Mapping[str, Any]) -> list[Any]:
         """The inputs as tensors, in the order of `specs`. Raises BadRequest. Any thread may call it."""
+        ...
+
+    def kept_inputs(self, specs: Sequence[TensorSpec]) -> KeptInputs | None:
+        """Memory into which `run`'s inputs are copied; None where they are better used in place."""
         ...
 
     def run(self, main: Callable[..., Any], arguments: Sequence[Any]) -> list[Any]:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fractune.inference.backends import backend_for
 from fractune.inference.choosing import VariantChoice, choose_variant
 from fractune.inference.cpu.share import ShareHere
-from fractune.inference.runner import Runner
+from fractune.inference.one_thread import one_thread_choice
+from fractune.inference.runner import runner_for
 from fractune.inference.signatures import open_bundle
 from fractune.inference.slots import Slots
 from fractune.inference.tvm_runtime import tensors
@@ -49,8 +50,9 @@ class Model:
     """A bundle's variants over one copy of its weights. Any thread may call it; calls run one after the other.
 
     A model runs with as many threads as its share has cores, each on its part of the share's CPUs. None of them is the
-    caller's: several callers at once would only disturb each other there. On a GPU it is one thread. Two models run
-    side by side.
+    caller's: several callers at once would only disturb each other there. A model of one thread, because the share has
+    one core or the model is too small for more, runs on the thread of its caller. On a GPU the model has one thread of
+    its own. Two models run side by side.
     """
 
     choice: VariantChoice
@@ -77,6 +79,7 @@ class Model:
         self._turn = threading.Lock()
         self._mains: dict[str, Any] = {}
         self._stop: Callable[[], Any] | None = None
+        self._kept = self._backend.kept_inputs(self.inputs)
         self._take(self._backend.look())
 
     def run(self, inputs: Mapping[str, Any], variant: str | None = None, *, slot: int | None = None) -> list[Array]:
@@ -88,6 +91,11 @@ class Model:
         """
         if slot is not None:
             return self.run_slots({slot: inputs}, variant)[slot]
+        if self._kept is not None:
+            with self._turn:
+                if self._kept.fill(inputs):
+                    # Copied before the next call: an output may lie in the memory of an input.
+                    return [self._backend.array(tensor) for tensor in self._outputs(self._kept.tensors, variant)]
         return [self._backend.array(tensor) for tensor in self.run_tensors(inputs, variant)]
 
     def run_slots(
@@ -112,8 +120,11 @@ class Model:
         """
         arguments = self._backend.arguments(self.inputs, inputs)
         with self._turn:
-            main = self._main(variant or self.choice.variant)
-            outputs: list[Any] = self._runner.call(lambda: self._backend.run(main, arguments))
+            return self._outputs(arguments, variant)
+
+    def _outputs(self, arguments: Sequence[Any], variant: str | None) -> list[Any]:
+        main = self._main(variant or self.choice.variant)
+        outputs: list[Any] = self._runner.call(self._backend.run, main, arguments)
         if len(outputs) != len(self.outputs):
             raise BadBundle(
                 f"{self.bundle.name}: its code gives {len(outputs)} outputs, and its manifest names "
@@ -143,10 +154,12 @@ class Model:
 
     def _take(self, here: ShareHere) -> None:
         choice = choose_variant(self.bundle, here.units, self._policy, here.mechanism)
+        alone = one_thread_choice(self.bundle, here.units, choice, self._policy, here.mechanism)
+        choice = alone or choice
         self._main(choice.variant)
         if self._stop is not None:
             self._stop()
-        self._runner = Runner(here.threads, here.cpus)
+        self._runner = runner_for(here, 1 if alone else here.threads)
         self._stop = weakref.finalize(self, self._runner.stop)
         self.share, self.choice = here, choice
 

@@ -1,7 +1,9 @@
-"""The thread of a model. TVM keeps a thread pool, and scratch memory, for each thread that calls a model. So all calls
+"""The threads that run a model.
+
+TVM keeps a thread pool, and scratch memory, for each thread that calls a model. So all calls of a model that has a pool
 go to one thread. However many threads a program has, it has one pool of the share's size and one scratch memory. The
 caller's affinity stays unchanged, and another share takes only another thread. A hand-over and back costs some 10 to 50
-us.
+us. A model of one thread has no pool, so it needs no hand-over: each call runs on the thread of its caller.
 
 Each thread of the pool has CPUs of its own (`parts`), so that no two of them are woken on one.
 """
@@ -12,11 +14,14 @@ import os
 import queue
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from fractune.inference.cpu.parts import parts
-from fractune.inference.cpu.share import allowed_cpus
+from fractune.inference.cpu.share import ShareHere, allowed_cpus
 from fractune.inference.tvm_runtime.runtime import use_cpus
+from fractune.inference.tvm_runtime.without_pool import call_without_pool, has_thread_limit
+from fractune_core.share_kinds import CPU, kind_of
 
 _STOP_TIMEOUT_S = 60.0
 
@@ -33,6 +38,14 @@ class _Answer:
         self.error: BaseException | None = None
 
 
+def runner_for(here: ShareHere, threads: int) -> Runner | CallersThread:
+    """What runs a model by `threads` threads on that share."""
+    # CUDA keeps state for each thread of the host: there all calls come from one.
+    if threads == 1 and kind_of(here.mechanism).device_kind == CPU and has_thread_limit():
+        return CallersThread()
+    return Runner(threads, here.cpus)
+
+
 class Runner:
     """A thread confined to `cpus`, with a TVM pool of `threads` threads there, itself one of them. It leaves out CPUs
     that the process may not use any more at the first call. It lives until `stop`, or until the process ends. In a
@@ -44,12 +57,12 @@ class Runner:
         self.cpus = cpus
         self._start()
 
-    def call(self, function: Callable[[], Any]) -> Any:
+    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """The result of `function` on that thread; raises its exception."""
         if self._process != os.getpid():
             self._start()
         answer = _Answer()
-        self._calls.put((function, answer))
+        self._calls.put((partial(function, *arguments), answer))
         answer.done.acquire()
         if answer.error is not None:
             raise answer.error
@@ -70,6 +83,24 @@ class Runner:
         # Not `self`: a model without other references must not be held by its own thread.
         self._thread = threading.Thread(target=_serve, args=arguments, name="fractune-run", daemon=True)
         self._thread.start()
+
+
+class CallersThread:
+    """Calls on the threads of the callers, one at a time, without a pool. No thread is moved: a call runs on the CPUs
+    that its caller may use. Needs `has_thread_limit`.
+    """
+
+    def __init__(self) -> None:
+        self._turn = threading.Lock()
+
+    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """The result of `function`; raises its exception."""
+        with self._turn:
+            return call_without_pool(function, *arguments)
+
+    def stop(self) -> None:
+        """Wait for a call under way and begin no other, so that the process does not end around one."""
+        self._turn.acquire(timeout=_STOP_TIMEOUT_S)
 
 
 def _serve(calls: queue.SimpleQueue[_Call | None], threads: int, cpus: tuple[int, ...]) -> None:

@@ -10,6 +10,7 @@ from fractune.inference.cpu import share
 from fractune.inference.cpu.processor import check_processor
 from fractune.inference.cpu.share import ShareHere
 from fractune.inference.tvm_runtime import tensors
+from fractune.inference.tvm_runtime.kept_inputs import KeptInputs, are_small
 from fractune.inference.tvm_runtime.runtime import load_runtime
 from fractune.inference.tvm_runtime.tensors import TensorSpec
 from fractune.inference.tvm_runtime.variants import MISFITS, load_variant, misfit
@@ -55,6 +56,9 @@ class OnCpu:
 
     def arguments(self, specs: Sequence[TensorSpec], inputs: Mapping[str, Any]) -> list[Any]:
         return tensors.as_arguments(specs, inputs)
+
+    def kept_inputs(self, specs: Sequence[TensorSpec]) -> KeptInputs | None:
+        return KeptInputs(specs) if are_small(specs) else None
 
     def run(self, main: Callable[..., Any], arguments: Sequence[Any]) -> list[Any]:
         try:

@@ -59,6 +59,9 @@ class OnGpu:
     def arguments(self, specs: Sequence[TensorSpec], inputs: Mapping[str, Any]) -> list[Any]:
         return tensors.as_arguments(specs, inputs, self.kind)
 
+    def kept_inputs(self, specs: Sequence[TensorSpec]) -> None:  # noqa: ARG002  `run` has memory for them on the GPU
+        return None
+
     def run(self, main: Callable[..., Any], arguments: Sequence[Any]) -> list[Any]:
         try:
             there = [self._input(at, argument) for at, argument in enumerate(arguments)]

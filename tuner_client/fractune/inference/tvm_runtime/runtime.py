@@ -80,6 +80,11 @@ def _library_folder() -> Path:
     return Path(spec.submodule_search_locations[0]) / "lib"
 
 
+def runtime_library() -> str:
+    """The path of TVM's runtime."""
+    return str(_library_folder() / _LIBRARIES[0])
+
+
 def compiler_function(name: str) -> Callable[..., Any] | None:
     """A function of TVM's compiler; None where the compiler is not installed."""
     import tvm_ffi
@@ -163,4 +168,4 @@ def use_cpus(parts: Sequence[Sequence[int]]) -> None:
             os.sched_setaffinity(0, parts[thread])
         return 0
 
-    ctypes.CDLL(str(_library_folder() / _LIBRARIES[0])).TVMBackendParallelLaunch(_TASK(place), None, len(parts))
+    ctypes.CDLL(runtime_library()).TVMBackendParallelLaunch(_TASK(place), None, len(parts))

@@ -55,7 +55,7 @@ def as_arguments(
     there. Raises BadRequest, which lists the expected inputs, for wrong ones.
     """
     readable = _checked(specs, inputs, gpu)
-    return [_tensor(spec.name, readable[spec.name]) for spec in specs]
+    return [as_tensor(spec.name, readable[spec.name]) for spec in specs]
 
 
 def as_arrays(specs: Sequence[TensorSpec], inputs: Mapping[str, Any]) -> dict[str, Array]:
@@ -125,7 +125,8 @@ def device_of(value: Any) -> tuple[int, int]:
     return int(kind), int(number)
 
 
-def _tensor(name: str, value: Any) -> Any:
+def as_tensor(name: str, value: Any) -> Any:
+    """The input `name` as a tensor, over its memory if that fits. Raises BadRequest if memory of a GPU does not."""
     import numpy as np
     import tvm_ffi
 
@@ -141,7 +142,7 @@ def _tensor(name: str, value: Any) -> Any:
         raise BadRequest(
             f"input '{name}' is not a contiguous array on the GPU, or is not aligned; make a copy of it there"
         )
-    return _tensor(name, _aligned_copy(as_array(value)))
+    return as_tensor(name, _aligned_copy(as_array(value)))
 
 
 def _aligned_copy(array: Array) -> Array:
@@ -161,9 +162,10 @@ def as_array(tensor: Any) -> Array:
     """A tensor's memory as a NumPy array; they share it."""
     import numpy as np
 
-    dtype = numpy_dtype(str(tensor.dtype))
-    if dtype.kind in _KINDS_OF_DLPACK:
+    try:
         return np.from_dlpack(tensor)
+    except (BufferError, RuntimeError):  # a type that NumPy's DLPack does not know
+        dtype = numpy_dtype(str(tensor.dtype))
     size = math.prod(tensor.shape) * dtype.itemsize
     return np.from_dlpack(viewed(tensor, (size,), "uint8")).view(dtype).reshape(tuple(tensor.shape))
 
@@ -172,7 +174,7 @@ def empty_array(like: Any) -> tuple[Array, Any]:
     """An array for a tensor's contents, and a tensor over the array's memory."""
     dtype, shape = numpy_dtype(str(like.dtype)), tuple(like.shape)
     array = aligned_bytes(math.prod(shape) * dtype.itemsize).view(dtype).reshape(shape)
-    return array, _tensor("output", array)
+    return array, as_tensor("output", array)
 
 
 @functools.cache

@@ -1,0 +1,73 @@
+"""Models that one thread runs faster than a pool of threads, by the times in the bundle."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fractune
+from fractune.inference.choosing import choose_variant
+from fractune.inference.one_thread import POOL_COST_S, one_thread_choice
+from fractune.inference.runner import CallersThread, Runner
+from fractune_core.analysis.match import DEFAULT_POLICY
+from fractune_core.files.bundles import Bundle, write_bundle
+from tests.support.client_samples import bundle_bytes
+from tests.unit.client.conftest import Small
+
+Times = dict[str, dict[str, float]]
+
+
+def chosen(measured: Times, units: int = 4) -> str | None:
+    bundle = Bundle(bundle_bytes(measured=measured))
+    choice = one_thread_choice(bundle, units, choose_variant(bundle, units), DEFAULT_POLICY, "cpu")
+    return choice.variant if choice else None
+
+
+@pytest.mark.parametrize(
+    ("alone_s", "pool_s", "variant"),
+    [
+        (1e-6, 1e-6, "cpu:1"),
+        (1e-3 + 0.9 * POOL_COST_S, 1e-3, "cpu:1"),
+        (1e-3 + 1.1 * POOL_COST_S, 1e-3, None),
+        (1.0, 0.3, None),
+    ],
+)
+def test_one_thread_where_a_pool_gains_less_than_it_costs(alone_s: float, pool_s: float, variant: str | None) -> None:
+    measured = {"cpu:1": {"cpu:1": alone_s, "cpu:4": 2 * alone_s}, "cpu:4": {"cpu:1": 2 * pool_s, "cpu:4": pool_s}}
+    assert chosen(measured) == variant
+
+
+def test_without_times_at_one_core_one_thread_takes_at_most_all_threads_time() -> None:
+    assert chosen({"cpu:4": {"cpu:4": POOL_COST_S / 3.1}}) == "cpu:4"
+    assert chosen({"cpu:4": {"cpu:4": POOL_COST_S / 2.9}}) is None
+    assert chosen({}) is None
+
+
+def test_a_share_of_one_core_needs_no_choice() -> None:
+    assert chosen({"cpu:1": {"cpu:1": 1e-6}}, units=1) is None
+
+
+def small_with(small: Small, path: Path, measured: Times) -> Any:
+    bundle = Bundle(small.bundle)
+    entries = {name: bundle.read(name) for name in bundle.manifest["sha256"]}
+    with path.open("wb") as file:
+        write_bundle(file, {**bundle.manifest, "measured": measured}, entries)
+    return fractune.load(path)
+
+
+def test_a_tiny_model_has_no_pool_at_any_share_and_says_why(small: Small, tmp_path: Path, affinity: set[int]) -> None:
+    if len(affinity) < 2:
+        pytest.skip("one CPU")
+    os.sched_setaffinity(0, sorted(affinity)[:2])
+    times = {"cpu:1": {"cpu:1": 1e-5}, "cpu:2": {"cpu:2": 1e-5}}
+    tiny = small_with(small, tmp_path / "tiny.fractune", times)
+    large = small_with(small, tmp_path / "large.fractune", {"cpu:1": {"cpu:1": 2.0}, "cpu:2": {"cpu:2": 1.0}})
+    assert (type(tiny._runner), type(large._runner)) == (CallersThread, Runner)
+    assert (tiny.choice.variant, large.choice.variant) == ("cpu:1", "cpu:2")
+    assert tiny.choice.reason.startswith("one thread runs it: its operators are too short for a pool of 2 threads")
+    inputs = tiny.random_inputs()
+    np.testing.assert_allclose(tiny.run(inputs)[0], large.run(inputs)[0], rtol=1e-5)

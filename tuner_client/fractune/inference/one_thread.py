@@ -1,0 +1,34 @@
+"""Models too small for a pool of threads: one thread runs them faster, whatever the share."""
+
+from __future__ import annotations
+
+from fractune.inference.choosing import VariantChoice, choose_variant
+from fractune_core.analysis.match import Policy
+from fractune_core.files.bundles import Bundle
+from fractune_core.share_kinds import CPU, kind_of
+
+POOL_COST_S = 50e-6
+"""The part of a call with a pool that no measurement of an operator contains: the hand-over to the pool's first thread,
+which wakes the others, and back. 30 to 80 us on two kinds of machines with two cores, more where they are busy."""
+
+
+def one_thread_choice(
+    bundle: Bundle, units: int, choice: VariantChoice, policy: Policy, mechanism: str
+) -> VariantChoice | None:
+    """The variant that one thread runs faster than a pool of `units` threads runs `choice`. None if no measurement
+    shows one. The times are the bundle's sums of operators: at one core, or without them at most `units` times as long.
+    """
+    if units < 2 or kind_of(mechanism).device_kind != CPU:
+        return None
+    times = bundle.choosing(mechanism)
+    pool_s = times.get(units, {}).get(choice.variant)
+    if not pool_s:
+        return None
+    alone = choose_variant(bundle, 1, policy, mechanism)
+    alone_s = times.get(1, {}).get(alone.variant)
+    if alone_s is None:
+        alone, alone_s = choice, units * pool_s
+    if alone_s > pool_s + POOL_COST_S:
+        return None
+    reason = f"one thread runs it: its operators are too short for a pool of {units} threads ({alone.reason})"
+    return VariantChoice(alone.variant, alone.how, alone.regret, reason)
