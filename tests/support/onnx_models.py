@@ -47,11 +47,13 @@ def imported(model: onnx.ModelProto) -> tvm.IRModule:
     return load_onnx(data, {}, Limits(len(data)))
 
 
-def run_imported(model: onnx.ModelProto, inputs: Mapping[str, Array]) -> list[Array]:
+def run_imported(
+    model: onnx.ModelProto, inputs: Mapping[str, Array], target: tvm.target.Target = TARGET
+) -> list[Array]:
     """The outputs of the model as it is imported, planned and compiled without a schedule."""
-    mod = prepare(imported(model), TARGET)
+    mod = prepare(imported(model), target)
     with tvm.transform.PassContext(opt_level=0):
-        machine = relax.VirtualMachine(relax.build(mod, TARGET), tvm.cpu())
+        machine = relax.VirtualMachine(relax.build(mod, target), tvm.cpu())
     results = machine["main"](*[tvm.runtime.tensor(np.ascontiguousarray(value)) for value in inputs.values()])
     return [each.numpy() for each in (results if hasattr(results, "__len__") else [results])]
 

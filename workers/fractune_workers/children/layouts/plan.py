@@ -11,6 +11,7 @@ from tvm import relax
 
 from fractune_workers.children.layouts import elementwise, images, products, shuffle
 from fractune_workers.children.layouts.planner import Planner, Rule
+from fractune_workers.children.layouts.recurrences import with_vectors
 from fractune_workers.children.rewriting.channels_last import with_channels_last
 from fractune_workers.children.rewriting.expressions import rewritten
 from fractune_workers.children.tvm_api.target import vector_unit
@@ -41,6 +42,7 @@ def planned(mod: tvm.IRModule, target: tvm.target.Target, implementation: str = 
     """
     if target.kind.name != "llvm":
         return with_channels_last(mod) if target.kind.name == "cuda" else mod
-    planner = Planner(mod.clone(), _RULES, vector_unit(target).lanes, implementation)
+    unit = vector_unit(target)
+    planner = Planner(mod.clone(), _RULES, unit.lanes, implementation)
     tidy = [relax.transform.EliminateCommonSubexpr(), relax.transform.DeadCodeElimination()]
-    return tvm.transform.Sequential(tidy)(rewritten(mod, planner))
+    return tvm.transform.Sequential(tidy)(with_vectors(rewritten(mod, planner), unit))

@@ -1,0 +1,183 @@
+"""LSTM, GRU and RNN: the numbers of ONNX Runtime, whatever the attributes, and a refusal that names the node."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import pytest
+import tvm
+from onnx import helper
+
+from fractune_core.errors import BadModel
+from fractune_workers.children.importing.passes import prepare
+from tests.support.onnx_models import imported, onnx_model, run_by_onnxruntime, run_imported
+
+Array = npt.NDArray[Any]
+AVX2 = tvm.target.Target({"kind": "llvm", "mcpu": "x86-64-v3"})
+AVX512 = tvm.target.Target({"kind": "llvm", "mcpu": "skylake-avx512"})
+NARROW = tvm.target.Target({"kind": "llvm", "mcpu": "x86-64"})
+GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
+CELLS = list(GATES)
+ORDER = ("X", "W", "R", "B", "sequence_lens", "initial_h", "initial_c", "P")
+WEIGHTS = ("W", "R", "B", "P")
+
+
+def operands(
+    cell: str, *, steps: int = 5, batch: int = 1, width: int = 6, units: int = 8, both: bool = False, more: str = ""
+) -> dict[str, Array]:
+    """Random numbers for X, W and R, and for the inputs named in `more`."""
+    rng = np.random.default_rng(0)
+    directions, gates = 2 if both else 1, GATES[cell] * units
+    shapes = {
+        "X": (steps, batch, width),
+        "W": (directions, gates, width),
+        "R": (directions, gates, units),
+        "B": (directions, 2 * gates),
+        "initial_h": (directions, batch, units),
+        "initial_c": (directions, batch, units),
+        "P": (directions, 3 * units),
+    }
+    made: dict[str, Array] = {
+        name: (rng.standard_normal(shape) / 2).astype(np.float32)
+        for name, shape in shapes.items()
+        if name in ("X", "W", "R", *more.split())
+    }
+    if "sequence_lens" in more:
+        made["sequence_lens"] = (np.arange(batch) % steps + 1).astype(np.int32)
+    return made
+
+
+def model_of(cell: str, values: dict[str, Array], *, constant: bool = True, **attributes: Any) -> onnx.ModelProto:
+    directions, _, units = values["R"].shape
+    names = [name if name in values else "" for name in ORDER]
+    while not names[-1]:
+        names.pop()
+    outputs = ["Y", "Y_h", "Y_c"][: 3 if cell == "LSTM" else 2]
+    attributes.setdefault("direction", "bidirectional" if directions == 2 else "forward")
+    node = helper.make_node(cell, names, outputs, name="cell", **{"hidden_size": units, **attributes})
+    weights = {name: value for name, value in values.items() if constant and name in WEIGHTS}
+    given = {name: value for name, value in values.items() if name not in weights}
+    return onnx_model([node], given, weights, opset=14)
+
+
+def check(
+    folder: Path, cell: str, values: dict[str, Array], target: tvm.target.Target = NARROW, **options: Any
+) -> None:
+    model = model_of(cell, values, **options)
+    given = {value.name: values[value.name] for value in model.graph.input}
+    path = folder / "model.onnx"
+    path.write_bytes(model.SerializeToString())
+    for ours, theirs in zip(run_imported(model, given, target), run_by_onnxruntime(path, given), strict=True):
+        assert ours.shape == theirs.shape
+        np.testing.assert_allclose(ours, theirs, atol=5e-6)
+
+
+@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("options", [{"constant": True}, {"constant": False}], ids=["constant", "computed"])
+def test_both_directions_of_rows_of_several_lengths(tmp_path: Path, cell: str, options: dict[str, bool]) -> None:
+    values = operands(cell, batch=7, units=13, both=True, more="B sequence_lens initial_h initial_c")
+    if cell != "LSTM":
+        del values["initial_c"]
+    check(tmp_path, cell, values, **options)
+
+
+def test_a_row_without_steps_keeps_its_state() -> None:
+    values = operands("LSTM", batch=2, more="sequence_lens initial_h initial_c")
+    values["sequence_lens"][:] = [0, 5]
+    model = model_of("LSTM", values)
+    outputs, *states = run_imported(model, {v.name: values[v.name] for v in model.graph.input})
+    assert not outputs[:, :, 0].any()
+    for state, name in zip(states, ("initial_h", "initial_c"), strict=True):
+        np.testing.assert_array_equal(state[:, 0], values[name][:, 0])
+
+
+@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("units", [1, 3, 16, 37])
+def test_any_number_of_units(tmp_path: Path, cell: str, units: int) -> None:
+    check(tmp_path, cell, operands(cell, batch=2, units=units), AVX2, direction="reverse")
+
+
+def test_peepholes_clip_and_coupled_gates(tmp_path: Path) -> None:
+    values = operands("LSTM", batch=2, both=True, more="B P initial_c")
+    check(tmp_path, "LSTM", values)
+    check(tmp_path, "LSTM", values, clip=0.2, input_forget=1)
+
+
+def test_a_gru_that_resets_the_product(tmp_path: Path) -> None:
+    check(tmp_path, "GRU", operands("GRU", both=True), linear_before_reset=1)
+    check(tmp_path, "GRU", operands("GRU", both=True, more="B initial_h"), linear_before_reset=1, clip=0.5)
+    check(tmp_path, "GRU", operands("GRU", more="B"), constant=False, linear_before_reset=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "alpha", "beta"),
+    [
+        ("Relu", [], []),
+        ("Affine", [0.5], [0.1]),
+        ("LeakyRelu", [0.2], []),
+        ("ThresholdedRelu", [0.3], []),
+        ("ScaledTanh", [0.5], [0.7]),
+        ("HardSigmoid", [0.3], [0.4]),
+        ("Elu", [0.8], []),
+        ("Softsign", [], []),
+        ("Softplus", [], []),
+    ],
+)
+def test_activations(tmp_path: Path, name: str, alpha: list[float], beta: list[float]) -> None:
+    """Each direction has its own."""
+    parameters = {"activation_alpha": alpha, "activation_beta": beta}
+    given = {key: value for key, value in parameters.items() if value}
+    check(tmp_path, "RNN", operands("RNN", both=True), activations=["Tanh", name], **given)
+
+
+def test_batch_first() -> None:
+    """ONNX Runtime has no such layout: the same operator with its axes exchanged is the truth."""
+    values = operands("LSTM", batch=3, both=True, more="sequence_lens initial_h initial_c")
+    expected = run_imported(plain := model_of("LSTM", values), {v.name: values[v.name] for v in plain.graph.input})
+    for name in ("X", "initial_h", "initial_c"):
+        values[name] = np.ascontiguousarray(values[name].swapaxes(0, 1))
+    turned = model_of("LSTM", values, layout=1)
+    outputs = run_imported(turned, {v.name: values[v.name] for v in turned.graph.input})
+    np.testing.assert_allclose(outputs[0], expected[0].transpose(2, 0, 1, 3), atol=1e-6)
+    for ours, theirs in zip(outputs[1:], expected[1:], strict=True):
+        np.testing.assert_allclose(ours, theirs.swapaxes(0, 1), atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float64"])
+def test_other_widths_of_numbers(dtype: str) -> None:
+    values = operands("LSTM", more="B")
+    wide = run_imported(model_of("LSTM", values), {"X": values["X"]})
+    cast = {name: value.astype(dtype) for name, value in values.items()}
+    for ours, theirs in zip(run_imported(model_of("LSTM", cast), {"X": cast["X"]}), wide, strict=True):
+        assert ours.dtype == dtype
+        np.testing.assert_allclose(ours, theirs, atol=2e-3 if dtype == "float16" else 1e-6)
+
+
+@pytest.mark.parametrize(("target", "register"), [(AVX2, "ymm"), (AVX512, "zmm")], ids=["AVX2", "AVX-512"])
+def test_the_recurrence_multiplies_and_adds_in_whole_registers(target: tvm.target.Target, register: str) -> None:
+    mod = prepare(imported(model_of("LSTM", operands("LSTM", units=64))), target)
+    kernel = next(f for f in mod.functions.values() if f.attrs and "fractune.recurrence" in f.attrs)
+    code = tvm.compile(tvm.IRModule({"kernel": kernel.with_attr("global_symbol", "kernel")}), target)
+    lines = code.mod.inspect_source("asm").splitlines()
+    assert sum("vfmadd" in line and "ps" in line and register in line for line in lines) >= 8
+
+
+@pytest.mark.parametrize(
+    ("attributes", "message"),
+    [
+        ({"direction": "sideways"}, "attribute 'direction' is 'sideways'; write one of forward"),
+        ({"layout": 2}, "attribute 'layout' is 2"),
+        ({"hidden_size": 9}, "attribute 'hidden_size' is 9, and R has 8 units"),
+        ({"activations": ["Tanh"]}, "attribute 'activations' has 1 functions; write 3 for each direction"),
+        ({"activations": ["Tanh", "Sine", "Tanh"]}, "attribute 'activations' has 'Sine', which is unknown"),
+        ({"activations": ["ScaledTanh", "Tanh", "Tanh"]}, "activation 'scaledtanh' needs a number"),
+        ({"direction": "bidirectional"}, r"input W has the shape \[1, 32, 6\], and \[2, 32, 6\] is expected"),
+    ],
+)
+def test_a_refusal_names_the_node_and_the_attribute(attributes: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadModel, match=rf"cannot import node 'cell' \(LSTM\): its {message}"):
+        imported(model_of("LSTM", operands("LSTM"), **attributes))

@@ -1,0 +1,225 @@
+"""ONNX's recurrent operators: LSTM, GRU and RNN.
+
+The inputs' products with their weights, for all steps at once, are a matrix product like any other. The recurrence
+itself is one kernel (`layouts/recurrence.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+from tvm import relax
+
+from fractune_workers.children.importing.onnx_node import Converter, OnnxNode, dtype_of, shape_of
+from fractune_workers.children.layouts.activations import ACTIVATIONS, Activation
+from fractune_workers.children.layouts.recurrence import GRU, LSTM, RNN, Recurrence, activations_of, split
+from fractune_workers.children.layouts.recurrence_kernel import Blocks, recurrence_kernel
+
+_DEFAULT_ACTIVATIONS = {LSTM: ("sigmoid", "tanh", "tanh"), GRU: ("sigmoid", "tanh"), RNN: ("tanh",)}
+_DIRECTIONS = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
+_COMPUTED_TYPES = ("float32", "float64")
+_X, _W, _R, _B, _LENGTHS, _H, _C, _P = range(8)
+_NAMES = ("X", "W", "R", "B", "sequence_lens", "initial_h", "initial_c", "P")
+_HIDDEN = 2
+"""a GRU's gate with the reset"""
+
+
+def _convert(cell: str, node: OnnxNode) -> Sequence[relax.Expr]:
+    asked = dtype_of(node.input(_X))
+    narrow = asked == "float16"
+    if not narrow and asked not in _COMPUTED_TYPES:
+        raise node.refused(f"it computes with {asked}; export it with float32")
+    operands = {at: _operand(node, at, widened=narrow) for at in range(8)}
+    of = _recurrence(cell, node, operands)
+    _check_shapes(node, of, operands)
+    outputs = _recurrent_outputs(node, of, operands)
+    return [node.emit(relax.op.astype(each, asked)) for each in outputs] if narrow else outputs
+
+
+def _operand(node: OnnxNode, at: int, *, widened: bool) -> relax.Expr | None:
+    """An input, as float32 where the operator has float16."""
+    value = node.optional(at)
+    if value is None or not widened or at == _LENGTHS:
+        return value
+    numbers = node.constant(at)
+    return node.emit(relax.op.astype(value, "float32")) if numbers is None else relax.const(numbers.astype("float32"))
+
+
+def _recurrence(cell: str, node: OnnxNode, operands: Mapping[int, relax.Expr | None]) -> Recurrence:
+    attributes = node.attributes
+    direction = _text(attributes.get("direction", "forward"))
+    if direction not in _DIRECTIONS:
+        raise node.refused(f"its attribute 'direction' is '{direction}'; write one of {', '.join(_DIRECTIONS)}")
+    layout = int(attributes.get("layout", 0))
+    if layout not in (0, 1):
+        raise node.refused(f"its attribute 'layout' is {layout}; write 0 or 1")
+    backwards = _DIRECTIONS[direction]
+    data, weights = node.input(_X), node.input(_R)
+    if len(shape_of(data)) != 3 or len(shape_of(weights)) != 3:
+        raise node.refused(f"X and R have the shapes {shape_of(data)} and {shape_of(weights)}; both have 3 axes")
+    outer = shape_of(data)[:2]
+    steps, batch = outer if layout == 0 else reversed(outer)
+    units = shape_of(weights)[2]
+    if min(steps, batch, units) < 1:
+        raise node.refused(f"it has {steps} steps of {batch} rows and {units} units; each must be at least 1")
+    if int(attributes.get("hidden_size", units)) != units:
+        raise node.refused(f"its attribute 'hidden_size' is {attributes['hidden_size']}, and R has {units} units")
+    return Recurrence(
+        cell=cell,
+        steps=steps,
+        batch=batch,
+        units=units,
+        backwards=backwards,
+        activations=_activations(cell, node, len(backwards)),
+        dtype="float64" if dtype_of(data) == "float64" else "float32",
+        clip=float(attributes.get("clip", 0.0)),
+        couples_forget=cell == LSTM and bool(attributes.get("input_forget", 0)),
+        resets_product=cell == GRU and bool(attributes.get("linear_before_reset", 0)),
+        has_lengths=operands[_LENGTHS] is not None and not _is_full(node, steps),
+        has_peepholes=cell == LSTM and operands[_P] is not None,
+        batch_first=bool(layout),
+    )
+
+
+def _is_full(node: OnnxNode, steps: int) -> bool:
+    """Whether the lengths are known, and those of all rows are all steps."""
+    lengths = node.constant(_LENGTHS)
+    return lengths is not None and bool((lengths == steps).all())
+
+
+def _activations(cell: str, node: OnnxNode, directions: int) -> tuple[tuple[Activation, ...], ...]:
+    """By direction. A function takes as many of the parameters in the attributes as it has."""
+    each = activations_of(cell)
+    names = [_text(name) for name in node.attributes.get("activations", ())] or _DEFAULT_ACTIVATIONS[cell] * directions
+    if len(names) != each * directions:
+        raise node.refused(f"its attribute 'activations' has {len(names)} functions; write {each} for each direction")
+    unknown = next((name for name in names if name.lower() not in ACTIVATIONS), None)
+    if unknown is not None:
+        raise node.refused(
+            f"its attribute 'activations' has '{unknown}', which is unknown; write one of {', '.join(ACTIVATIONS)}"
+        )
+    alphas, betas = (iter(_numbers(node, f"activation_{name}")) for name in ("alpha", "beta"))
+    made = [_activation(node, name.lower(), alphas, betas) for name in names]
+    return tuple(tuple(made[at : at + each]) for at in range(0, len(made), each))
+
+
+def _activation(node: OnnxNode, name: str, alphas: Iterator[float], betas: Iterator[float]) -> Activation:
+    defaults = zip((alphas, betas), ACTIVATIONS[name].defaults, strict=False)
+    parameters = [number for given, default in defaults if (number := next(given, default)) is not None]
+    if len(parameters) < len(ACTIVATIONS[name].defaults):
+        raise node.refused(f"its activation '{name}' needs a number in 'activation_alpha' and in 'activation_beta'")
+    return Activation(name, *parameters)
+
+
+def _numbers(node: OnnxNode, name: str) -> list[float]:
+    given = node.attributes.get(name, ())
+    return [float(number) for number in (given if isinstance(given, tuple) else (given,))]
+
+
+def _check_shapes(node: OnnxNode, of: Recurrence, operands: Mapping[int, relax.Expr | None]) -> None:
+    gates = of.gates * of.units
+    expected = {
+        _W: (of.directions, gates, shape_of(node.input(_X))[2]),
+        _R: (of.directions, gates, of.units),
+        _B: (of.directions, 2 * gates),
+        _LENGTHS: (of.batch,),
+        _H: of.states,
+        _C: of.states,
+        _P: (of.directions, 3 * of.units),
+    }
+    node.input(_W)
+    for at, shape in expected.items():
+        value = operands[at]
+        if value is not None and shape_of(value) != list(shape):
+            raise node.refused(f"its input {_NAMES[at]} has the shape {shape_of(value)}, and {list(shape)} is expected")
+
+
+def _recurrent_outputs(
+    node: OnnxNode, of: Recurrence, operands: Mapping[int, relax.Expr | None]
+) -> Sequence[relax.Expr]:
+    data, weights, bias = (operands[at] for at in (_X, _W, _B))
+    added, inside = (None, None) if bias is None else _biases(node, of, bias)
+    zeros = relax.const(np.zeros(of.states), of.dtype)
+    first, cells = (zeros if operands[at] is None else operands[at] for at in (_H, _C))
+    arguments = [_projected(node, of, data, weights, added), *_recurrent_weights(node, of, operands[_R]), first]
+    if of.has_cell_state:
+        arguments.append(cells)
+    if of.has_peepholes:
+        arguments.append(operands[_P])
+    if of.resets_product:
+        arguments.append(relax.const(np.zeros((of.directions, of.units)), of.dtype) if inside is None else inside)
+    if of.has_lengths:
+        arguments.append(node.emit(relax.op.astype(operands[_LENGTHS], "int32")))
+    made = [of.outputs, of.states, *([of.states] if of.has_cell_state else [])]
+    kernel = node.builder.add_func(recurrence_kernel(of, Blocks()), of.cell.lower())
+    call = relax.call_tir(kernel, arguments, [relax.TensorType(shape, of.dtype) for shape in made])
+    results = node.emit(call)
+    return [node.emit(relax.TupleGetItem(results, at)) for at in range(len(made))]
+
+
+def _projected(node: OnnxNode, of: Recurrence, data: Any, weights: Any, bias: Any) -> relax.Expr:
+    """The inputs' products with their weights for all steps, with the bias."""
+    *outer, inputs = shape_of(data)
+    columns = of.directions * of.gates * of.units
+    numbers = node.constant(_W)
+    if numbers is None:
+        rows = node.emit(relax.op.reshape(weights, (columns, inputs)))
+        right = node.emit(relax.op.permute_dims(rows))
+    else:
+        right = relax.const(np.ascontiguousarray(numbers.reshape(columns, inputs).T), of.dtype)
+    left = node.emit(relax.op.reshape(data, (outer[0] * outer[1], inputs)))
+    product = node.emit(relax.op.matmul(left, right))
+    if bias is not None:
+        product = node.emit(relax.op.add(product, bias))
+    return node.emit(relax.op.reshape(product, of.projected))
+
+
+def _recurrent_weights(node: OnnxNode, of: Recurrence, weights: Any) -> list[relax.Expr]:
+    """As the kernel reads them (`split`), by phase."""
+    numbers = node.constant(_R)
+    if numbers is not None:
+        return [relax.const(each, of.dtype) for each in split(numbers, of)]
+    by_gate = node.emit(relax.op.reshape(weights, (of.directions, of.gates, of.units, of.units)))
+    made = []
+    for gates in of.phases:
+        own = by_gate
+        if len(gates) < of.gates:
+            own = node.emit(relax.op.strided_slice(by_gate, [1], [gates[0]], [gates[-1] + 1]))
+        turned = node.emit(relax.op.permute_dims(own, [0, 3, 1, 2]))
+        made.append(node.emit(relax.op.reshape(turned, (of.directions, of.units, len(gates) * of.units))))
+    return made
+
+
+def _biases(node: OnnxNode, of: Recurrence, bias: Any) -> tuple[Any, Any]:
+    """The bias that is added to the projected inputs (1, D*G*H), and the one inside a GRU's reset (D, H)."""
+    gates, units = of.gates * of.units, of.units
+    numbers = node.constant(_B)
+    if numbers is not None:
+        both = numbers.astype(of.dtype).reshape(of.directions, 2, of.gates, units)
+        recurrent, inside = both[:, 1].copy(), None
+        if of.resets_product:
+            inside = relax.const(recurrent[:, _HIDDEN].copy(), of.dtype)
+            recurrent[:, _HIDDEN] = 0
+        return relax.const((both[:, 0] + recurrent).reshape(1, -1), of.dtype), inside
+    part = partial(_slice, node, bias)
+    if not of.resets_product:
+        added = node.emit(relax.op.add(part(0, gates), part(gates, 2 * gates)))
+        return node.emit(relax.op.reshape(added, (1, of.directions * gates))), None
+    outside = node.emit(relax.op.add(part(0, 2 * units), part(gates, gates + 2 * units)))
+    whole = node.emit(relax.op.concat([outside, part(2 * units, gates)], axis=1))
+    return node.emit(relax.op.reshape(whole, (1, of.directions * gates))), part(2 * gates - units, 2 * gates)
+
+
+def _slice(node: OnnxNode, value: Any, begin: int, end: int) -> relax.Expr:
+    """Columns of a matrix."""
+    return node.emit(relax.op.strided_slice(value, [1], [begin], [end]))
+
+
+def _text(value: Any) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+
+
+RECURRENT: Mapping[str, Converter] = {cell: partial(_convert, cell) for cell in (LSTM, GRU, RNN)}

@@ -1,0 +1,138 @@
+"""The recurrence of an LSTM, a GRU or a plain RNN as one kernel with the loop over time.
+
+The product of the inputs with their weights does not depend on the state, and is computed before for all steps. What is
+left of a step is the product of the state with the recurrent weights, and the activations. The weights of all gates of
+a block of units lie side by side (`pack`): a step reads them once, from one end to the other.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from fractune_workers.children.layouts.activations import Activation
+
+Array = npt.NDArray[Any]
+
+LSTM, GRU, RNN = "LSTM", "GRU", "RNN"
+_GATES = {LSTM: 4, GRU: 3, RNN: 1}
+_ACTIVATIONS = {LSTM: 3, GRU: 2, RNN: 1}
+
+
+@dataclass(frozen=True)
+class Recurrence:
+    """What a kernel of a recurrent operator computes; the words and the order of gates are ONNX's."""
+
+    cell: str
+    """LSTM, GRU or RNN"""
+    steps: int
+    batch: int
+    units: int
+    """the hidden size"""
+    backwards: tuple[bool, ...]
+    """by direction, whether it begins with the last step"""
+    activations: tuple[tuple[Activation, ...], ...]
+    """by direction: f, g, h of an LSTM; f, g of a GRU; f of an RNN"""
+    dtype: str = "float32"
+    clip: float = 0.0
+    """bound of what the activations read; 0 = none"""
+    couples_forget: bool = False
+    """of an LSTM: the forget gate is one less the input gate"""
+    resets_product: bool = False
+    """of a GRU: the reset gate scales the product of the state with its weights, and not the state"""
+    has_lengths: bool = False
+    has_peepholes: bool = False
+    batch_first: bool = False
+    """whether the batch is the outermost axis of inputs, outputs and states"""
+
+    @property
+    def directions(self) -> int:
+        return len(self.backwards)
+
+    @property
+    def gates(self) -> int:
+        return _GATES[self.cell]
+
+    @property
+    def phases(self) -> tuple[tuple[int, ...], ...]:
+        """The gates whose products with the state are computed together; a later phase reads what an earlier one
+        makes.
+        """
+        if self.cell == GRU and not self.resets_product:
+            return (0, 1), (2,)
+        return (tuple(range(self.gates)),)
+
+    @property
+    def has_cell_state(self) -> bool:
+        return self.cell == LSTM
+
+    @property
+    def projected(self) -> tuple[int, ...]:
+        """The shape of the inputs' products with their weights, biases added."""
+        return *self.outer(self.steps, self.batch), self.directions, self.gates, self.units
+
+    @property
+    def states(self) -> tuple[int, ...]:
+        """The shape of the states before the first and after the last step."""
+        return self.ordered(self.directions, self.batch, self.units)
+
+    @property
+    def outputs(self) -> tuple[int, ...]:
+        """The shape of the states after all steps."""
+        if self.batch_first:
+            return self.batch, self.steps, self.directions, self.units
+        return self.steps, self.directions, self.batch, self.units
+
+    def outer(self, step: Any, row: Any) -> tuple[Any, ...]:
+        """The outer axes of the inputs: an index, or the shape."""
+        return (row, step) if self.batch_first else (step, row)
+
+    def ordered(self, direction: Any, row: Any, unit: Any) -> tuple[Any, ...]:
+        """Of a state: an index, or the shape."""
+        return (row, direction, unit) if self.batch_first else (direction, row, unit)
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        known = json.loads(text)
+        activations = tuple(tuple(Activation(**each) for each in own) for own in known.pop("activations"))
+        return cls(**{**known, "backwards": tuple(known["backwards"]), "activations": activations})
+
+
+def activations_of(cell: str) -> int:
+    """The number of activation functions of one direction."""
+    return _ACTIVATIONS[cell]
+
+
+def split(weights: Array, recurrence: Recurrence) -> list[Array]:
+    """The weights of each phase as the plain kernel reads them: (D, H, G*H), by the unit of the state that is read.
+    ONNX's recurrent weights are (D, G*H, H), gates one after the other.
+    """
+    directions, _, units = weights.shape
+    by_gate = weights.reshape(directions, recurrence.gates, units, units)
+    return [
+        np.ascontiguousarray(by_gate[:, list(gates)].reshape(directions, -1, units).transpose(0, 2, 1))
+        for gates in recurrence.phases
+    ]
+
+
+def pack(weights: Array, gates: int, block: int) -> Array:
+    """A phase's weights (D, H, G*H) in blocks of units (D, H/block, H, G, block): the last block is filled up with
+    zeros.
+    """
+    directions, read, _ = weights.shape
+    by_gate = weights.reshape(directions, read, gates, -1)
+    room = -by_gate.shape[-1] % block
+    filled = np.pad(by_gate, ((0, 0), (0, 0), (0, 0), (0, room)))
+    return np.ascontiguousarray(filled.reshape(directions, read, gates, -1, block).transpose(0, 3, 1, 2, 4))
+
+
+def packed_shape(recurrence: Recurrence, gates: Sequence[int], block: int) -> tuple[int, ...]:
+    return recurrence.directions, -(-recurrence.units // block), recurrence.units, len(gates), block
