@@ -1,17 +1,23 @@
-"""Arguments of the public functions: former names still work, and a wrong type is BadRequest before any work."""
+"""Arguments of the public functions: former names still work, and a wrong type is BadRequest before any work.
+
+Errors name arguments, not the options of the command line.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import numbers
 import os
+import re
 import types
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from fractune_core.errors import BadRequest
+from fractune_core.errors import BadRequest, FractuneError
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -38,12 +44,27 @@ _WORDS: dict[Any, str] = {
     Mapping: "a mapping",
     Callable: "a function",
 }
+_OPTION = re.compile(r"'[^']*'|--([a-z][a-z-]*)")
+"""an option of the command line, or a quoted text such as a whole command, which stays"""
+_CONNECTION = frozenset({"server", "state", "ca", "token_file", "client_cert", "client_key"})
+"""arguments that errors of any call may name"""
+_command_line = ContextVar("_command_line", default=False)
+
+
+@contextlib.contextmanager
+def command_line() -> Iterator[None]:
+    """Within the block errors keep the names of options: the command line calls these functions too."""
+    token = _command_line.set(True)
+    try:
+        yield
+    finally:
+        _command_line.reset(token)
 
 
 def checked(function: Callable[P, R]) -> Callable[P, R]:
     """The function, which takes arguments by their former names too, with a DeprecationWarning.
 
-    It raises BadRequest for an argument that its annotation does not allow.
+    It raises BadRequest for an argument that its annotation does not allow. Its errors name arguments.
     """
     signature, names = inspect.signature(function), inspect.unwrap(function).__globals__
 
@@ -59,19 +80,36 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         named = _with_new_names(kwargs, signature.parameters)
+        known_names = {*signature.parameters, *_CONNECTION}
         for name, value in signature.bind(*args, **named).arguments.items():
             if signature.parameters[name].kind is not inspect.Parameter.VAR_KEYWORD:
                 _check(name, value, hint(name))
                 continue
             (options,) = get_args(hint(name))  # of Unpack
             known = get_type_hints(options)
+            known_names |= known.keys()
             for option, given in value.items():
                 if option not in known:
                     raise BadRequest(f"{option} is not an option of {function.__name__}; it has {', '.join(known)}")
                 _check(option, given, known[option])
-        return function(*args, **named)
+        try:
+            return function(*args, **named)
+        except FractuneError as error:
+            if not _command_line.get():
+                error.args = (_with_arguments(str(error), known_names),)
+            raise
 
     return call
+
+
+def _with_arguments(text: str, known: set[str]) -> str:
+    """`text` with arguments in place of options: `--min-gain` becomes `min_gain`."""
+
+    def name_of(option: re.Match[str]) -> str:
+        name = (option[1] or "").replace("-", "_")
+        return name if name in known else option[0]
+
+    return _OPTION.sub(name_of, text)
 
 
 def _with_new_names(given: Any, parameters: Mapping[str, inspect.Parameter]) -> Any:
@@ -88,30 +126,37 @@ def _with_new_names(given: Any, parameters: Mapping[str, inspect.Parameter]) -> 
 
 
 def _check(name: str, value: object, hint: Any) -> None:
-    if not _fits(value, hint):
-        raise BadRequest(f"{name}: {value!r:.80} is of type {type(value).__name__}; give {_words(hint)}")
+    wrong = _misfit(name, value, hint)
+    if wrong is not None:
+        place, found, wanted = wrong
+        raise BadRequest(f"{place}: {found!r:.80} is of type {type(found).__name__}; give {_words(wanted)}")
 
 
-def _fits(value: Any, hint: Any) -> bool:
+def _misfit(place: str, value: Any, hint: Any) -> tuple[str, Any, Any] | None:
+    """The place, value and hint of the first element that does not fit, such as `shares[1]`; None if all fit."""
     origin, inner = get_origin(hint) or hint, get_args(hint)
+    wrong = (place, value, hint)
     if origin in (Union, types.UnionType):
-        return any(_fits(value, each) for each in inner)
+        tried = [_misfit(place, value, each) for each in inner]
+        return None if None in tried else next((each for each in tried if each and each[0] != place), wrong)
     if origin is Literal:
-        return value in inner
+        return None if value in inner else wrong
     if origin is None:
-        return value is None
+        return None if value is None else wrong
     if origin in _NUMBERS:
-        return isinstance(value, _NUMBERS[origin]) and not isinstance(value, bool)
+        return None if isinstance(value, _NUMBERS[origin]) and not isinstance(value, bool) else wrong
     if origin is Any or not isinstance(origin, type):
-        return True  # also the name of a type of another package
+        return None  # also the name of a type of another package
     if not isinstance(value, origin) or (isinstance(value, str) and origin is Sequence):
-        return False
+        return wrong
     whole: Any = value
+    elements: list[tuple[str, Any, Any]] = []
     if issubclass(origin, Mapping) and len(inner) == 2:
-        return all(_fits(key, inner[0]) and _fits(each, inner[1]) for key, each in whole.items())
-    if issubclass(origin, Sequence) and inner:
-        return all(_fits(each, inner[0]) for each in whole)
-    return True
+        for key, each in whole.items():
+            elements += [(f"{place}, a key", key, inner[0]), (f"{place}[{key!r}]", each, inner[1])]
+    elif issubclass(origin, Sequence) and inner:
+        elements = [(f"{place}[{at}]", each, inner[0]) for at, each in enumerate(whole)]
+    return next(filter(None, (_misfit(*each) for each in elements)), None)
 
 
 def _words(hint: Any) -> str:

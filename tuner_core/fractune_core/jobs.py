@@ -124,6 +124,8 @@ class JobSpec(JsonObject):
         for name in ("extra_trials", "minutes", "rerank"):
             if name in given and not given[name] > 0:
                 raise BadRequest(f"{name} is {given[name]}; it must be above 0, or left out")
+        if "trials" in given and "extra_trials" in given:
+            raise BadRequest("extra_trials counts beyond the log, and trials includes the log; give one of them")
         given["priority"] = Priority.parse(given.get("priority", Priority.NORMAL)).number
         given["inputs"] = input_shapes(given.get("inputs", {}))
         spec = cls(model="", model_name=model_name, shares=share_names(shares), **given)

@@ -23,14 +23,17 @@ fractune: Any = typed_fractune  # wrong types are the point here
             lambda: fractune.tune("m.onnx", shares=1),
             r"shares: 1 is of type int; give a text or a sequence \(a text each\)",
         ),
-        (lambda: fractune.tune("m.onnx", ["cpu:1", 2]), "shares: .* is of type list"),
+        (lambda: fractune.tune("m.onnx", ["cpu:1", 2]), r"shares\[1\]: 2 is of type int; give a text"),
         (
             lambda: fractune.tune("m.onnx", "cpu:1", trials="8"),
             "trials: '8' is of type str; give a whole number or None",
         ),
         (lambda: fractune.tune("m.onnx", "cpu:1", trials=True), "trials: True is of type bool"),
         (lambda: fractune.tune("m.onnx", "cpu:1", minutes="x"), "minutes: 'x' is of type str; give a number or None"),
-        (lambda: fractune.tune("m.onnx", "cpu:1", inputs={"x": "1,2"}), "inputs: .* is of type dict; give a mapping"),
+        (
+            lambda: fractune.tune("m.onnx", "cpu:1", inputs={"x": "1,2"}),
+            r"inputs\['x'\]: '1,2' is of type str; give a sequence \(a whole number each\)",
+        ),
         (lambda: fractune.tune("m.onnx", "cpu:1", out=3), "out: 3 is of type int; give a text or a path"),
         (lambda: fractune.knee("m.onnx", "cpu:1", slack="x"), "slack: 'x' is of type str; give a number"),
         (lambda: fractune.load(3), "path: 3 is of type int"),
@@ -72,3 +75,23 @@ def test_numbers_of_numpy_and_paths_are_as_good_as_pythons(tmp_path: Path) -> No
 def test_inputs_without_names_are_refused(inputs: Any) -> None:
     with pytest.raises(BadRequest, match=r"is not a mapping; give arrays by name, as \{'x': array\}"):
         as_arrays([TensorSpec("x", "float32", (2,))], inputs)
+
+
+def test_an_error_names_arguments_and_not_options(tmp_path: Path) -> None:
+    (tmp_path / "m.onnx").write_bytes(b"x")
+    with pytest.raises(BadRequest, match=r"^min_gain is 0\.1 and needs until_beats; name the peer there"):
+        fractune.tune(tmp_path / "m.onnx", "cpu:1", min_gain=0.1)
+    with pytest.raises(BadRequest, match=r"^state and server exclude each other"):
+        fractune.cost(server="h:1", state=tmp_path)
+
+
+@pytest.mark.parametrize("address", ["tuner", "tuner:", ":50051", "tuner:http"])
+def test_an_address_without_a_port_is_refused_at_once(address: str) -> None:
+    with pytest.raises(BadRequest, match="write HOST:PORT, such as localhost:50051, or unix:PATH"):
+        fractune.connect(address)
+
+
+def test_a_knee_of_one_share_is_refused_before_the_job(tmp_path: Path) -> None:
+    (tmp_path / "m.onnx").write_bytes(b"x")
+    with pytest.raises(BadRequest, match=r"^shares cpu:1: a knee needs two shares"):
+        fractune.knee(tmp_path / "m.onnx", "cpu:1", server="127.0.0.1:1")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from pathlib import Path
 
 from fractune.arguments import checked
 from fractune.features.tune.bundle import BundleFile, download_bundle
@@ -13,7 +12,7 @@ from fractune.server.from_proto import job_status
 from fractune.server.job_status import JobStatus, check_ended_well
 from fractune.server.rpc import RpcClient, job_name
 from fractune.sessions.progress import ProgressOption, choose_view
-from fractune.sessions.requests import bundle_file
+from fractune.sessions.requests import bundle_file, named_bundle_file
 from fractune.sessions.running import follow
 from fractune.text.output_files import check_writable
 
@@ -63,7 +62,7 @@ class Job:
 
     @checked
     def bundle(self, out: str | os.PathLike[str] | None = None) -> BundleFile:
-        """Download the bundle to the file `out`, by default `<model>.fractune` in the current folder.
+        """Download the bundle to the file `out`, or as `<model>.fractune` into the folder `out` (default: the current).
 
         Raises JobFailed if the job has no bundle, StateUnusable if the file cannot be written.
         """
@@ -79,6 +78,6 @@ class Job:
         return TuneResult(ended, self._download(ended, bundle_file(out, ended.model_name)))
 
     def _download(self, job: JobStatus, out: str | os.PathLike[str] | None) -> BundleFile:
-        path = Path(out).absolute() if out is not None else bundle_file(".", job.model_name)
-        check_writable("out", path)
+        path = named_bundle_file(out, job.model_name)
+        check_writable("--out", path)
         return download_bundle(self._rpc, job, path)

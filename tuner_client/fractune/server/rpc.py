@@ -83,12 +83,14 @@ class RpcClient:
     ) -> None:
         """`reconnect_s`: how long `watch_job` waits for an unreachable server.
 
-        Raises BadRequest for credentials that do not fit this address, and for an address with a scheme, such as
-        `http://`.
+        Raises BadRequest for credentials that do not fit this address, and for an address of another form.
         """
         scheme, separator, _ = address.partition("://")
         if separator:
             raise BadRequest(f"server '{scheme}://...': write HOST:PORT, and --ca FILE for TLS")
+        host, _, port = address.rpartition(":")
+        if not address.startswith(UNIX) and not (host and port.isdecimal()):
+            raise BadRequest(f"server '{address}': write HOST:PORT, such as localhost:50051, or unix:PATH")
         self.address = address
         self._tls = credentials.ca is not None and not address.startswith(UNIX)
         self._timeout_s = timeout_s

@@ -1,4 +1,4 @@
-"""A caller's request before any work: checks of its filters, and the file of its bundle."""
+"""Checks of a caller's request before any work: the filters, and the file of the bundle."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from pathlib import Path
 
 from fractune_core.errors import BadRequest
 from fractune_core.files.bundles import SUFFIX
+from fractune_core.files.fused import SUFFIX as FUSED
 from fractune_core.records import Kind
 from fractune_core.shares import Share
+
+_MODEL_SUFFIXES = (".onnx", ".pt2", ".json", ".py", FUSED)
 
 
 def check_record_filter(share: str, kind: str) -> None:
@@ -24,6 +27,17 @@ def check_record_filter(share: str, kind: str) -> None:
 
 
 def bundle_file(out: str | os.PathLike[str], model_name: str) -> Path:
-    """The file for a model's bundle: `out` itself (`*.fractune`), or `<model>.fractune` in the folder `out`."""
+    """The file for a model's bundle: `out` itself (`*.fractune`), or `<model>.fractune` in the folder `out`.
+
+    Raises BadRequest if `out` has the name of a model file, which would become a folder.
+    """
     path = Path(out).absolute()
+    if path.suffix in _MODEL_SUFFIXES and not path.is_dir():
+        raise BadRequest(f"--out {out}: this is the name of a model; write NAME{SUFFIX}, or a folder for the bundle")
     return path if path.suffix == SUFFIX else path / f"{Path(model_name).stem}{SUFFIX}"
+
+
+def named_bundle_file(out: str | os.PathLike[str] | None, model_name: str) -> Path:
+    """The file `out`, or `<model>.fractune` in the folder `out` if it exists; None = in the current folder."""
+    path = Path(out or ".").absolute()
+    return path / f"{Path(model_name).stem}{SUFFIX}" if path.is_dir() and path.suffix != SUFFIX else path

@@ -24,24 +24,24 @@ class Drawable:
 
         Raises BadRequest for another suffix, FractuneError without matplotlib, StateUnusable.
         """
-        check_picture(Path(path))
+        check_picture(Path(path), "path")
         self._draw(Path(path))
 
     def _draw(self, path: Path) -> None:
         raise NotImplementedError
 
 
-def check_picture(path: Path | None) -> None:
+def check_picture(path: Path | None, name: str = "--picture") -> None:
     """Raises BadRequest for another format, FractuneError without matplotlib, and StateUnusable for an unwritable
     file.
     """
     if path is None:
         return
     if path.suffix not in _SUFFIXES:
-        raise BadRequest(f"--picture {path}: write a name that ends in {' or '.join(_SUFFIXES)}")
+        raise BadRequest(f"{name} {path}: write a name that ends in {' or '.join(_SUFFIXES)}")
     if importlib.util.find_spec("matplotlib") is None:
-        raise FractuneError("--picture needs matplotlib; install 'fractune[plot]'")
-    check_writable("--picture", path)
+        raise FractuneError("a picture needs matplotlib; install 'fractune[plot]'")
+    check_writable(name, path)
 
 
 def save_figure(figure: Figure, path: Path) -> None:

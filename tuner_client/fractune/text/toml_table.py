@@ -18,7 +18,9 @@ def read_toml(path: Path, subject: str) -> dict[str, Any]:
         raise BadRequest(f"{path}: cannot read {subject} ({error.strerror})") from error
     except RecursionError:
         raise BadRequest(f"{path}: not a valid TOML file (it is nested too deeply)") from None
-    except ValueError as error:  # no TOML, no text, or a number of thousands of digits
+    except UnicodeDecodeError:
+        raise BadRequest(f"{path}: not a TOML file (it is not text); name the file with {subject}") from None
+    except ValueError as error:  # no TOML, or a number of thousands of digits
         raise BadRequest(f"{path}: not a TOML file ({error})") from error
 
 

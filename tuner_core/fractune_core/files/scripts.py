@@ -4,7 +4,7 @@ from __future__ import annotations
 
 REFUSAL = (
     "is TVMScript, which is Python code, and neither servers nor workers run that; write its module with "
-    "tvm.ir.save_json, or pass --run-script (in Python run_script=True), which runs the file on your own machine"
+    "tvm.ir.save_json, or pass --run-script, which runs the file on your own machine"
 )
 
 _READ_BYTES = 1 << 16

@@ -208,7 +208,10 @@ class Matcher:
             if known is not None and share.cores <= known.granted.units_total:
                 granted = replace(known.granted, share=text, units=share.cores, ids=())
                 return HeldShare(known.device, granted, target_key(known.target))
-        raise NotFound(f"share {text}: no worker offers it, and the log holds no record of it")
+        raise NotFound(
+            f"share {text}: no worker offers it, and the log holds no record of it; tune the model there, or name "
+            "another share"
+        )
 
     def _ingest(self, fleet: Fleet, key: IngestKey, device: Device, time_left_s: float | None) -> IngestedModel:
         self._context.store.models.get(key.model)

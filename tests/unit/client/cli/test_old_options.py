@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import typer
 
-from fractune.cli import build_app
+from fractune.cli import build_app, main
 from fractune.cli.old_options import NEW_NAMES
 
 VALUES = {"--compare": "onnxruntime", "--extra-trials": "3", "--lock-dir": "locks", "--min-gain": "5%"}
@@ -49,3 +49,14 @@ def test_the_former_name_means_the_same_and_is_not_shown(command: Any, old: str,
     shown = [*command.get_help(by_new).split(), *(each.value for each in command.shell_complete(by_new, "--"))]
     assert new in shown
     assert old not in shown
+
+
+@pytest.mark.parametrize("namespace", [["--namespace=b"], ["--namespace", "b"]])
+def test_an_option_by_both_names_is_refused(namespace: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["log", "show", "--scope", "a", *namespace]) == 2
+    assert "--scope is the former name of --namespace; give --namespace alone" in capsys.readouterr().err
+
+
+def test_every_command_with_out_has_its_letter() -> None:
+    for name, command in commands(typer.main.get_command(build_app(""))):
+        assert all("-o" in param.opts for param in command.params if "--out" in param.opts), name

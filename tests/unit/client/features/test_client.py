@@ -59,7 +59,6 @@ def test_a_job_is_submitted_with_the_options_of_the_command(
     options: dict[str, Any] = {
         "trials": 9,
         "minutes": 1.5,
-        "extra_trials": 3,
         "round_size": 4,
         "seed": 7,
         "target": "llvm",
@@ -67,12 +66,14 @@ def test_a_job_is_submitted_with_the_options_of_the_command(
     job = client.submit(model, SHARES, **options, only="conv", inputs={"x": (1, 3)}, priority="high")
     assert job.name == "jobs/j1"
     (spec,) = server.specs
-    assert (spec.trials, spec.minutes, spec.more, spec.round_size, spec.seed) == (9, 1.5, 3, 4, 7)
+    assert (spec.trials, spec.minutes, spec.round_size, spec.seed) == (9, 1.5, 4, 7)
     assert (spec.target, spec.only, spec.priority, list(spec.shares)) == ("llvm", "conv", 1, SHARES)
     assert {name: list(shape.dims) for name, shape in spec.inputs.items()} == {"x": [1, 3]}
     assert server.models[spec.model] == b"a model"
     client.submit(str(model), "cpu:1,cpu:2", rerank=2)
     assert (server.specs[1].rerank, list(server.specs[1].shares)) == (2, SHARES)
+    client.submit(str(model), "cpu:1,cpu:2", extra_trials=3)
+    assert server.specs[2].more == 3
 
 
 def test_a_model_in_memory_is_sent_as_its_file(client: fractune.Client, server: ScriptedServer, tmp_path: Path) -> None:
@@ -86,6 +87,7 @@ def test_a_model_in_memory_is_sent_as_its_file(client: fractune.Client, server: 
     [
         ({"trials": -1}, "trials is -1"),
         ({"extra_trials": 0}, "extra_trials is 0"),
+        ({"trials": 9, "extra_trials": 3}, "trials includes the log; give one of them"),
         ({"minutes": float("nan")}, "minutes is nan"),
         ({"rerank": -1}, "rerank is -1"),
         ({"rerank": 1, "extra_trials": 2}, "searches nothing"),

@@ -64,7 +64,7 @@ def report() -> dict[str, Any]:
     [
         (["--share", "cpu:0"], 2, "cpu:0"),
         (["--share", "nothing"], 2, "unknown mechanism"),
-        (["--share", "cpu:1", "--measurers", "0"], 2, "--measurers '0'"),
+        (["--share", "cpu:1", "--measurers", "0"], 2, "--measurers is [0]"),
         (["--share", "cpu:1", "--measurers", "1,x"], 2, "--measurers '1,x'"),
         (["--share", "cpu:1", "--measurers", ""], 2, "--measurers ''"),
         (["--share", "cpu:1", "--measurers", "1000"], 2, "from 1 to"),

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fractune.sessions.requests import bundle_file
+from fractune.sessions.requests import bundle_file, named_bundle_file
+from fractune_core.errors import BadRequest
 
 
 @pytest.mark.parametrize(
@@ -15,3 +16,17 @@ from fractune.sessions.requests import bundle_file
 )
 def test_out_is_a_file_by_its_ending_or_a_folder(out: str, written: str) -> None:
     assert bundle_file(out, "net.onnx") == Path(written).absolute()
+
+
+@pytest.mark.parametrize("out", ["x.onnx", "x.pt2", "a/net.json", "x.fused"])
+def test_the_name_of_a_model_is_not_made_a_folder(out: str, tmp_path: Path) -> None:
+    with pytest.raises(BadRequest, match="this is the name of a model"):
+        bundle_file(tmp_path / out, "net.onnx")
+    (tmp_path / out).mkdir(parents=True)
+    assert bundle_file(tmp_path / out, "net.onnx") == tmp_path / out / "net.fractune"
+
+
+def test_a_bundle_goes_to_any_file_or_into_a_folder(tmp_path: Path) -> None:
+    assert named_bundle_file(tmp_path / "served.bin", "net.onnx") == tmp_path / "served.bin"
+    assert named_bundle_file(tmp_path, "net.onnx") == tmp_path / "net.fractune"
+    assert named_bundle_file(None, "net.onnx") == Path("net.fractune").absolute()

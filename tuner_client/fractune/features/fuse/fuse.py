@@ -65,7 +65,7 @@ def fuse(
         for name in names:
             check_file_name(name, "a variant's name")
         written = (Path(f"{paths[0].stem}_x{count}{SUFFIX}") if out is None else Path(out)).absolute()
-        check_writable("out", written)
+        check_writable("--out", written)
         try:
             written.parent.mkdir(parents=True, exist_ok=True)
             # It has the final name, which errors quote, and a place from which one step can move it.

@@ -72,9 +72,11 @@ def knee(
     """
     options = job_options(locals())
     if not 0 <= slack <= 1:
-        raise BadRequest(f"slack is {slack}; it must be from 0 to 1, 0.1 being 10 %")
+        raise BadRequest(f"--slack is {slack}; it must be from 0 to 1, 0.1 being 10 %")
     with model_file(model, run_script=run_script) as path:
         spec = JobSpec.requested(path.name, shares, rerank=1, **options)
+        if len(spec.shares) < 2:
+            raise BadRequest(f"--shares {spec.shares[0]}: a knee needs two shares, and a curve three; name more")
         with finished_job(path, spec, state, server, choose_view(progress), reconnect_s) as (place, job):
             tables = job_tables(place.client, job, operators=operators)
     granted = {each.share: each.granted for each in job.results}

@@ -128,8 +128,10 @@ def read_jsonl(path: Path) -> Iterator[pb.ImportRecordsRequest]:
             for number, line in enumerate(file, start=1):
                 if line.strip():
                     yield _parse_line(f"{path}:{number}", line)
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadRequest(f"cannot read {path}: {error}") from error
+    except UnicodeDecodeError:
+        raise BadRequest(f"{path}: not JSON lines of a fractune log (it is not text); nothing was imported") from None
+    except OSError as error:
+        raise BadRequest(f"cannot read {path}: {error.strerror}") from error
 
 
 def _parse_line(where: str, line: str) -> pb.ImportRecordsRequest:

@@ -87,7 +87,7 @@ def noise(
     counts = list(_MEASURERS[requested.device_kind] if measurers is None else measurers)
     _check(counts, candidates)
     if model is None and (only or inputs):
-        raise BadRequest("only and inputs select an operator of a model; pass model too")
+        raise BadRequest("--only and --input select an operator of a model; pass --model too")
     noise_file = Path(state or default_state_dir()).expanduser() / NOISE_FILE
     check_noise_file(noise_file)
     with contextlib.ExitStack() as held:
@@ -110,9 +110,9 @@ def noise(
 
 def _check(measurers: Sequence[int], candidates: int) -> None:
     if not measurers or not all(1 <= count <= MOST_MEASURERS for count in measurers):
-        raise BadRequest(f"measurers is {list(measurers)}; name at least one, each from 1 to {MOST_MEASURERS}")
+        raise BadRequest(f"--measurers is {list(measurers)}; name at least one, each from 1 to {MOST_MEASURERS}")
     if not FEWEST_CANDIDATES <= candidates <= MOST_CANDIDATES:
-        raise BadRequest(f"candidates is {candidates}; it must be from {FEWEST_CANDIDATES} to {MOST_CANDIDATES}")
+        raise BadRequest(f"--candidates is {candidates}; it must be from {FEWEST_CANDIDATES} to {MOST_CANDIDATES}")
 
 
 @contextlib.contextmanager

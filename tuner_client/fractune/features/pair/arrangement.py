@@ -62,7 +62,9 @@ def arrange(
     together exceed the machine.
     """
     if shares is not None and (overlap is not None or interleaved):
-        raise BadRequest("shares names one share for each, overlap and interleaved one for both; give one of them")
+        raise BadRequest(
+            "--shares names a share for each model, --overlap and --interleaved one for both; give one of them"
+        )
     if shares is None and overlap is None and not interleaved and (device_kind != "cpu" or len(cores) > 1):
         shares = f"cpu:{len(cores) // 2},cpu:{len(cores) // 2}" if device_kind == "cpu" else _HALVES
     if shares is None:
@@ -75,7 +77,7 @@ def arrange(
     whole = one.kind.whole
     if whole and int(one.size) + int(other.size) > int(whole):
         raise ShareUnavailable(
-            f"shares {shares} exceed the whole GPU; request smaller shares, or one for both by overlap"
+            f"--shares {shares} exceed the whole GPU; request smaller shares, or one for both by --overlap"
         )
     first = Placement(one, taken[: one.host_cores])
     second = Placement(other, taken[len(first.cores) :])
@@ -90,9 +92,9 @@ def usable_cores() -> list[int]:
 def _two(text: str, device_kind: str) -> tuple[Share, Share]:
     named = [_served(part, device_kind) for part in text.split(",")]
     if len(named) != 2:
-        raise BadRequest(f"shares '{text}': name two, one for each, such as cpu:1,cpu:1")
+        raise BadRequest(f"--shares '{text}': name two, one for each, such as cpu:1,cpu:1")
     if named[0].mechanism != named[1].mechanism or not named[0].size:
-        raise BadRequest(f"shares '{text}': two parts of one device by one mechanism, such as mps:50,mps:50")
+        raise BadRequest(f"--shares '{text}': two parts of one device by one mechanism, such as mps:50,mps:50")
     return named[0], named[1]
 
 
@@ -110,7 +112,7 @@ def _taken(shares: Sequence[Share], cores: Sequence[int], requested: str) -> tup
     if count > len(cores):
         raise ShareUnavailable(
             f"{requested} takes {count} cores, and {len(cores)} may be used here; request smaller shares, or the same "
-            "cores for both by overlap"
+            "cores for both by --overlap"
         )
     return tuple(cores[:count])
 

@@ -82,11 +82,11 @@ def pair(
     programs = _programs(a, b, co_runner)
     rates = _rates(rate, sum(program.is_model for program in programs))
     if rounds < FEWEST_ROUNDS:
-        raise BadRequest(f"rounds is {rounds}; it must be at least {FEWEST_ROUNDS} for an interval")
+        raise BadRequest(f"--rounds is {rounds}; it must be at least {FEWEST_ROUNDS} for an interval")
     kind = _device_kind(programs)
     if co_runner is not None and (interleaved or kind != "cpu"):
         reason = "cannot alternate" if interleaved else "is in the memory of the CPU, and the bundle is for a GPU"
-        raise BadRequest(f"co_runner {co_runner} {reason}; name another bundle")
+        raise BadRequest(f"--co-runner {co_runner} {reason}; name another bundle")
     text = shares if isinstance(shares, str) or shares is None else ",".join(map(str, shares))
     arrangement = arrange(kind, shares=text, overlap=overlap, interleaved=interleaved, cores=usable_cores())
     with co_located(programs, arrangement, seed, own_env()) as both:
@@ -103,13 +103,13 @@ def _programs(
     a: str | os.PathLike[str], b: str | os.PathLike[str] | None, co_runner: str | None
 ) -> tuple[Program, Program]:
     if (b is None) == (co_runner is None):
-        raise BadRequest("name two bundles, or one bundle and a co_runner such as bubble:32MiB")
+        raise BadRequest("name two bundles, or one bundle and --co-runner bubble:32MiB")
     first = Program("bundle", os.fspath(Path(a).absolute()))
     if b is not None:
         return first, Program("bundle", os.fspath(Path(b).absolute()))
     sizes = {f"bubble:{size}MiB": str(size) for size in BUBBLES_MIB}
     if co_runner not in sizes:
-        raise BadRequest(f"co_runner '{co_runner}' is unknown; write {', '.join(sizes)}")
+        raise BadRequest(f"--co-runner '{co_runner}' is unknown; write {', '.join(sizes)}")
     return first, Program("bubble", sizes[co_runner])
 
 
@@ -120,9 +120,9 @@ def _rates(rate: float | Sequence[float] | None, models: int) -> list[float]:
     given = list(rate) if isinstance(rate, Sequence) else [rate] * models
     for each in given:
         if not 0 < each < math.inf:
-            raise BadRequest(f"rate is {each}; it must be above 0: requests a second, such as 20")
+            raise BadRequest(f"--rate is {each}; it must be above 0: requests a second, such as 20")
     if len(given) != models:
-        raise BadRequest(f"rate has {len(given)} numbers for {models} model(s); give one for both, or one for each")
+        raise BadRequest(f"--rate has {len(given)} numbers for {models} model(s); give one for both, or one for each")
     return given
 
 

@@ -13,7 +13,7 @@ from fractune.server.job_status import JobStatus
 from fractune.server.rpc import RECONNECT_S, RpcClient
 from fractune.sessions.finding import PathText
 from fractune.sessions.progress import ProgressOption, choose_view
-from fractune.sessions.requests import bundle_file
+from fractune.sessions.requests import named_bundle_file
 from fractune.sessions.running import finished_job
 from fractune.text.output_files import check_writable
 from fractune_core.analysis.match import DEFAULT_POLICY, Policy
@@ -23,6 +23,8 @@ from fractune_core.names import ROBUST_VARIANT
 
 if TYPE_CHECKING:
     from fractune.inference.model import Model
+
+POLICIES = ("shares", ROBUST_VARIANT)
 
 
 @dataclass(frozen=True)
@@ -81,17 +83,17 @@ def bundle(
 
     By `policy` the bundle has a variant for each share (`shares`), or the variant with the smallest loss at its worst
     share (`robust`). Of every share's best schedules, `rerank` are measured at these shares if the log lacks them. The
-    bundle is the file `out`, by default `<model>.fractune` in the current folder.
+    bundle is the file `out`, or `<model>.fractune` in the folder `out` (default: the current one).
 
     The other options and errors are those of `tune`.
     """
-    if policy not in ("shares", ROBUST_VARIANT):
-        raise BadRequest(f"policy '{policy}': write shares or {ROBUST_VARIANT}")
+    if policy not in POLICIES:
+        raise BadRequest(f"--policy '{policy}': write {' or '.join(POLICIES)}")
     options = job_options(locals())
     variants = ROBUST_VARIANT if policy == ROBUST_VARIANT else ""
     with model_file(model, run_script=run_script) as path:
-        written = Path(out).absolute() if out is not None else bundle_file(".", path.name)
-        check_writable("out", written)
+        written = named_bundle_file(out, path.name)
+        check_writable("--out", written)
         spec = JobSpec.requested(path.name, shares, variants=variants, **options)
         with finished_job(path, spec, state, server, choose_view(progress), reconnect_s) as (place, job):
             return download_bundle(place.client, job, written)

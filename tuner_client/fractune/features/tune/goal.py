@@ -57,22 +57,24 @@ def goal_spec(
     if until_beats is None:
         if min_gain is not None:
             raise BadRequest(
-                f"min_gain is {min_gain} and needs until_beats; name the peer there, or leave min_gain out"
+                f"--min-gain is {min_gain} and needs --until-beats; name the peer there, or leave --min-gain out"
             )
         return None
     if until_beats not in PEERS:
-        raise BadRequest(f"until_beats '{until_beats}' is unknown; write {' or '.join(PEERS)}")
+        raise BadRequest(f"--until-beats '{until_beats}' is unknown; write {' or '.join(PEERS)}")
     if min_gain is not None and not 0 <= min_gain < 1:
-        raise BadRequest(f"min_gain is {min_gain}; it must be at least 0 and below 1, 0.05 being 5 %")
+        raise BadRequest(f"--min-gain is {min_gain}; it must be at least 0 and below 1, 0.05 being 5 %")
     if server is not None:
         raise BadRequest(
-            f"until_beats times the peer on this machine; leave the server out ({server}), or tune without a goal"
+            f"--until-beats times the peer on this machine; leave the server out ({server}), or tune without a goal"
         )
     if spec.extra_trials or spec.rerank:
-        raise BadRequest("until_beats chooses its trials, and trials limits them; leave extra_trials and rerank out")
+        raise BadRequest(
+            "--until-beats chooses its trials, and --trials limits them; leave --extra-trials and --rerank out"
+        )
     for share in map(Share.parse, spec.shares):
         if share.device_kind != "cpu":
-            raise BadRequest(f"share '{share}': until_beats compares on the CPU; name shares such as cpu:1")
+            raise BadRequest(f"share '{share}': --until-beats compares on the CPU; name shares such as cpu:1")
         check_share(share)
     return GoalSpec(until_beats, min_gain or 0.0, DEFAULT_MINUTES if minutes is None else minutes, trials)
 

@@ -80,13 +80,15 @@ def tune(
     with model_file(model, run_script=run_script) as path:
         spec = JobSpec.requested(path.name, shares, **options)
         written = bundle_file(out, path.name)
-        check_writable("out", written)
+        check_writable("--out", written)
         if until_beats is not None and is_fused(path):
-            raise BadRequest(f"{path.name} is a fused model, which no peer runs; leave until_beats out")
+            raise BadRequest(f"{path.name} is a fused model, which no peer runs; leave --until-beats out")
         if fresh and until_beats is not None:
-            raise BadRequest("fresh: until_beats tunes in steps, and each reads the measurements of those before it")
+            raise BadRequest(
+                "--fresh: --until-beats tunes in steps, and each reads the measurements of those before it"
+            )
         if webhook and until_beats is not None:
-            raise BadRequest("webhook: until_beats tunes in steps, and each is a job; leave one of them out")
+            raise BadRequest("--webhook: --until-beats tunes in steps, and each is a job; leave one of them out")
         where = named_server(state, server)
         goal = goal_spec(until_beats, min_gain, spec, minutes=minutes, trials=trials, server=where)
         if goal is not None:

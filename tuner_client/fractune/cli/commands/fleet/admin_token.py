@@ -30,7 +30,7 @@ _State = Annotated[Path | None, typer.Option("--state", help="The server's state
 def create(
     name: Annotated[str, typer.Argument(help="A label for its owner, shown by `fractune admin token list`.")],
     scope: Annotated[Scope, typer.Option("--scope", help="Its rights; each scope includes those before it.")],
-    out: Annotated[Path, typer.Option("--out", help="New file for the token, readable by this user only.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="New file for the token, readable by this user only.")],
     expires: Annotated[str | None, typer.Option("--expires", metavar="30d", help="Lifetime (default: none).")] = None,
     open_jobs: Annotated[int | None, typer.Option("--open-jobs", min=0, help="Limit of open jobs.")] = None,
     trials_a_day: Annotated[

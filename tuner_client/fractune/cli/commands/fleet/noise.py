@@ -10,14 +10,10 @@ import typer
 
 from fractune.cli import options
 from fractune.cli.printing import print_picture, print_tables
-from fractune.features.noise.noise import MOST_CANDIDATES, MOST_MEASURERS
 from fractune.features.noise.noise import noise as measure_noise
-from fractune.models.source import check_model_file
 from fractune.text.figure import check_picture
 from fractune.text.text import span_text
-from fractune_core.analysis.noise import FEWEST_CANDIDATES
 from fractune_core.errors import BadRequest
-from fractune_core.shares import Share
 
 
 def noise(
@@ -41,16 +37,10 @@ def noise(
     as_json: options.Json = False,
 ) -> None:
     """Measure how reliable measurements are on this machine. It also finds how many may run at the same time."""
-    Share.parse(share)
-    counts = None if measurers is None else parse_measurers(measurers)
-    if not FEWEST_CANDIDATES <= candidates <= MOST_CANDIDATES:
-        allowed = f"from {FEWEST_CANDIDATES} to {MOST_CANDIDATES}"
-        raise BadRequest(f"--candidates is {candidates}; it must be {allowed}")
-    _check_model(model, only, inputs)
     check_picture(picture)
     found = measure_noise(
         share,
-        measurers=counts,
+        measurers=None if measurers is None else parse_measurers(measurers),
         candidates=candidates,
         model=model,
         only=only,
@@ -72,17 +62,6 @@ def noise(
 def parse_measurers(text: str) -> list[int]:
     """Read `1,2,4`. Raises BadRequest."""
     try:
-        counts = [int(part) for part in text.split(",")]
+        return [int(part) for part in text.split(",")]
     except ValueError:
         raise BadRequest(f"--measurers '{text}': write whole numbers, such as 1,2") from None
-    if not all(1 <= count <= MOST_MEASURERS for count in counts):
-        raise BadRequest(f"--measurers '{text}': each must be from 1 to {MOST_MEASURERS}")
-    return counts
-
-
-def _check_model(model: Path | None, only: str, inputs: list[str] | None) -> None:
-    options.parse_inputs(inputs)
-    if model is None and (only or inputs):
-        raise BadRequest("--only and --input select an operator of a model; pass --model too")
-    if model is not None:
-        check_model_file(model)

@@ -20,6 +20,7 @@ from fractune.features.tune.table import result_json
 from fractune.local.state import default_state_dir
 from fractune.server.job_status import JobStatus, Worker
 from fractune.sessions.finding import named_server, running_stack_of
+from fractune.sessions.requests import named_bundle_file
 from fractune.sessions.session import server_session, session
 from fractune.text.output_files import check_writable
 from fractune.text.rendering import Column, Table
@@ -64,7 +65,9 @@ def _job_cells(job: JobStatus) -> tuple[str, ...]:
 
 def watch(
     job: JobArgument,
-    out: Annotated[Path | None, typer.Option("--out", help="File to write the bundle to when the job is done.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="File or folder for the bundle when the job is done.")
+    ] = None,
     on_done: options.OnDone = None,
     as_json: options.Json = False,
     *,
@@ -72,7 +75,7 @@ def watch(
 ) -> None:
     """Follow a job of a running server until it ends. Ctrl-C stops watching, not the job."""
     if out is not None:
-        check_writable("--out", out)
+        check_writable("--out", named_bundle_file(out, job))
     view = choose_view(quiet=False, as_json=as_json)
     with run_when_done(on_done, view) as fetched:
         with server_session(Client, **vars(place), lasting=False) as client:

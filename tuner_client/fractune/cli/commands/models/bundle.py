@@ -12,15 +12,12 @@ import typer
 from fractune.cli import options
 from fractune.cli.progress import choose_view
 from fractune.features.client import Client
+from fractune.features.tune.bundle import POLICIES
 from fractune.features.tune.bundle import bundle as bundle_model
 from fractune.inference.signatures import check_private_key, open_bundle
 from fractune.models.source import check_model_file
 from fractune.sessions.session import session
-from fractune.text.output_files import check_writable
 from fractune_core.errors import BadRequest
-from fractune_core.names import ROBUST_VARIANT
-
-_POLICIES = ("shares", ROBUST_VARIANT)
 
 
 def bundle(
@@ -45,7 +42,7 @@ def bundle(
         Path | None, typer.Option("--public-key", help="PEM file; with --verify, check the signature too.")
     ] = None,
     exact: options.Exact = False,
-    out: Annotated[Path | None, typer.Option("--out", help="File to write (default: MODEL.fractune).")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="File or folder (default: MODEL.fractune).")] = None,
     as_json: options.Json = False,
     *,
     of_model: options.ModelOptions,
@@ -56,16 +53,12 @@ def bundle(
     With --verify: check a bundle file, such as fractune bundle --verify model.fractune --public-key public.pem.
     """
     if verify or public_key is not None:
-        others = (shares, policy != _POLICIES[0], rerank != 1, sign, exact, out, *vars(of_model).values())
+        others = (shares, policy != POLICIES[0], rerank != 1, sign, exact, out, *vars(of_model).values())
         _verify(Path(source), public_key, alone=verify and not any(others), as_json=as_json)
         return
-    if policy not in _POLICIES:
-        raise BadRequest(f"--policy '{policy}': write {' or '.join(_POLICIES)}")
     key = options.read_key("--sign", sign) if sign else None
     if key is not None:
         check_private_key(key)
-    if out is not None:
-        check_writable("--out", out)
     model = Path(source)
     if not model.is_file() and (shares or model.suffix):
         check_model_file(model)

@@ -50,7 +50,7 @@ MinGain = Annotated[
 ]
 Out = Annotated[
     Path | None,
-    typer.Option("--out", help="File NAME.fractune, or folder, for the bundle (default: the current folder)."),
+    typer.Option("--out", "-o", help="File NAME.fractune, or folder, for the bundle (default: the current folder)."),
 ]
 Picture = Annotated[
     Path | None, typer.Option("--picture", help="Draw the table tuned-at x run-at here (.svg or .png).")

@@ -91,8 +91,6 @@ def test_all_options_reach_the_server(server: ScriptedServer, model: Path) -> No
         "9",
         "--minutes",
         "1.5",
-        "--extra-trials",
-        "3",
         "--round",
         "4",
         "--seed",
@@ -105,7 +103,7 @@ def test_all_options_reach_the_server(server: ScriptedServer, model: Path) -> No
     options += ["--namespace", "acme", "--fresh"]
     assert tune(server, model, *options) == 0
     (spec,) = server.specs
-    assert (spec.trials, spec.minutes, spec.more, spec.round_size, spec.seed) == (9, 1.5, 3, 4, 7)
+    assert (spec.trials, spec.minutes, spec.round_size, spec.seed) == (9, 1.5, 4, 7)
     assert (spec.target, spec.only, spec.priority) == ("llvm", "conv", 1)
     assert spec.webhook == "https://ci.example.com/x"
     assert (spec.namespace, spec.fresh) == ("acme", True)
@@ -115,16 +113,18 @@ def test_all_options_reach_the_server(server: ScriptedServer, model: Path) -> No
 @pytest.mark.parametrize(
     ("options", "code", "says"),
     [
-        (["--trials", "-3"], 2, "trials is -3"),
+        (["--trials", "-3"], 2, "--trials is -3"),
         (["--trials", "many"], 2, "--trials"),
-        (["--round", "0"], 2, "round_size is 0"),
-        (["--extra-trials", "0"], 2, "extra_trials is 0"),
+        (["--round", "0"], 2, "--round is 0"),
+        (["--extra-trials", "0"], 2, "--extra-trials is 0"),
+        (["--trials", "9", "--extra-trials", "3"], 2, "give one of them"),
+        (["--out", "x.onnx"], 2, "--out x.onnx: this is the name of a model"),
         (["--minutes", "0"], 2, "minutes is 0"),
         (["--minutes", "nan"], 2, "minutes is nan"),
         (["--rerank", "0"], 2, "rerank is 0"),
         (["--rerank", "2", "--extra-trials", "3"], 2, "searches nothing"),
         (["--fresh", "--rerank", "2"], 2, "rerank is 2, which reads the log"),
-        (["--namespace", "a b"], 2, "namespace 'a b'"),
+        (["--namespace", "a b"], 2, "--namespace 'a b'"),
         (["--shares", "gpu:1"], 2, "unknown mechanism 'gpu'"),
         (["--shares", "cpu:0"], 2, "'0' is not a size"),
         (["--shares", "cpu:1,cpu:1"], 2, "named twice"),
@@ -160,17 +160,17 @@ def test_a_missing_model_is_told(server: ScriptedServer, tmp_path: Path, capsys:
 @pytest.mark.parametrize(
     ("options", "code", "says"),
     [
-        (["--until-beats", "tflite"], 2, "until_beats 'tflite' is unknown; write onnxruntime"),
-        (["--min-gain", "5%"], 2, "min_gain is 0.05 and needs until_beats"),
+        (["--until-beats", "tflite"], 2, "--until-beats 'tflite' is unknown; write onnxruntime"),
+        (["--min-gain", "5%"], 2, "--min-gain is 0.05 and needs --until-beats"),
         ([*BEATS, "--min-gain", "5 percent"], 2, "--min-gain '5 percent'"),
-        ([*BEATS, "--min-gain", "100%"], 2, "min_gain is 1.0"),
+        ([*BEATS, "--min-gain", "100%"], 2, "--min-gain is 1.0"),
         ([*BEATS, "--minutes", "0"], 2, "minutes is 0"),
-        ([*BEATS, "--extra-trials", "3"], 2, "leave extra_trials and rerank out"),
-        ([*BEATS, "--rerank", "1"], 2, "leave extra_trials and rerank out"),
+        ([*BEATS, "--extra-trials", "3"], 2, "leave --extra-trials and --rerank out"),
+        ([*BEATS, "--rerank", "1"], 2, "leave --extra-trials and --rerank out"),
         ([*BEATS, "--trials", "-1"], 2, "trials is -1"),
-        ([*BEATS, "--fresh"], 2, "fresh: until_beats tunes in steps"),
+        ([*BEATS, "--fresh"], 2, "--fresh: --until-beats tunes in steps"),
         ([*BEATS, "--server", "127.0.0.1:1"], 2, "leave the server out"),
-        ([*BEATS, "--shares", "mps:25"], 2, "share 'mps:25': until_beats compares on the CPU"),
+        ([*BEATS, "--shares", "mps:25"], 2, "share 'mps:25': --until-beats compares on the CPU"),
         ([*BEATS, "--shares", "cpu:9999"], 4, "share 'cpu:9999' is larger than this machine"),
     ],
 )
