@@ -54,7 +54,7 @@ def run_imported(
     mod = prepare(imported(model), target)
     with tvm.transform.PassContext(opt_level=0):
         machine = relax.VirtualMachine(relax.build(mod, target), tvm.cpu())
-    results = machine["main"](*[tvm.runtime.tensor(np.ascontiguousarray(value)) for value in inputs.values()])
+    results = machine["main"](*[tvm.runtime.tensor(np.array(value, order="C")) for value in inputs.values()])
     return [each.numpy() for each in (results if hasattr(results, "__len__") else [results])]
 
 

@@ -6,11 +6,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from fractune_workers.children.importing.integer_products import INTEGER_PRODUCTS
 from fractune_workers.children.importing.onnx_node import Converter
 from fractune_workers.children.importing.quantization import QUANTIZATION
 from fractune_workers.children.importing.recurrent import RECURRENT
 
-CONVERTERS: Mapping[str, Converter] = {**QUANTIZATION, **RECURRENT}
+CONVERTERS: Mapping[str, Converter] = {
+    **INTEGER_PRODUCTS,
+    **QUANTIZATION,
+    **RECURRENT,
+}
 
 TVM_MICROSOFT = frozenset({"Attention", "BiasGelu", "EmbedLayerNormalization", "FastGelu", "SkipLayerNormalization"})
 """Operators of the domain `com.microsoft` that TVM's importer converts; it looks at no domain."""

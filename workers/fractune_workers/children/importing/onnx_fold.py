@@ -307,7 +307,9 @@ def _shape_slice(node: onnx.NodeProto, shape: list[int]) -> np.ndarray[tuple[int
 
 
 def _complete(declared: onnx.TypeProto, inferred: onnx.TypeProto) -> None:
-    """Give a graph's output the shape that was inferred."""
+    """Give a graph's output the shape that was inferred, and the type where the graph states none."""
+    if declared.WhichOneof("value") is None:
+        declared.CopyFrom(inferred)
     if declared.HasField("tensor_type") and inferred.HasField("tensor_type"):
         declared.tensor_type.shape.CopyFrom(inferred.tensor_type.shape)
 

@@ -10,13 +10,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import onnx
+import onnx.numpy_helper
 import tvm
 from tvm import relax
 from tvm.relax.frontend.onnx import onnx_frontend
 
 from fractune_core.errors import BadModel
+from fractune_workers.children.importing.element_types import AS_BYTES, WITHOUT_KERNELS
 from fractune_workers.children.importing.onnx_converters import CONVERTERS, MICROSOFT, TVM_MICROSOFT
-from fractune_workers.children.importing.onnx_graph import domain_of, named, operator_of
+from fractune_workers.children.importing.onnx_graph import described, domain_of, named, operator_of
 from fractune_workers.children.importing.onnx_node import OnnxNode
 
 _SEQUENCES = """
@@ -34,7 +36,7 @@ def from_onnx(model: onnx.ModelProto) -> tvm.IRModule:
     errors where TVM's importer fails.
     """
     opset = next((entry.version for entry in model.opset_import if not domain_of(entry.domain)), 1)
-    return Importer({}, "float32").from_onnx(model.graph, opset)
+    return Importer(element_types(model.graph)).from_onnx(model.graph, opset)
 
 
 def is_known(node: onnx.NodeProto) -> bool:
@@ -48,9 +50,22 @@ def is_known(node: onnx.NodeProto) -> bool:
     return domain == MICROSOFT if is_microsofts else not domain
 
 
+def element_types(graph: onnx.GraphProto) -> dict[str, int]:
+    """By name: ONNX's number of the type of a tensor's elements, as far as the graph states it."""
+    values = [*graph.input, *graph.output, *graph.value_info]
+    stated = {value.name: value.type.tensor_type.elem_type for value in values}
+    return {**stated, **{tensor.name: tensor.data_type for tensor in graph.initializer}}
+
+
 class Importer(onnx_frontend.ONNXGraphImporter):
     _nodes: dict[str, Any]
     """by name: the values so far"""
+
+    def __init__(self, element_types: dict[str, int]) -> None:
+        """`element_types`: ONNX's numbers of the types of tensors, by name."""
+        as_bytes = {name: AS_BYTES[kind] for name, kind in element_types.items() if kind in AS_BYTES}
+        super().__init__({}, as_bytes)
+        self.element_types = element_types
 
     def _check_for_unsupported_ops(self, graph: onnx.GraphProto) -> None:
         unknown = [node for node in graph.node if not is_known(node)]
@@ -61,6 +76,17 @@ class Importer(onnx_frontend.ONNXGraphImporter):
             raise BadModel(
                 f"{named(unknown[0])} has operator {operator}, which TVM cannot import{also}; export without it"
             )
+
+        for node in graph.node:
+            self._check_types(node)
+
+    def _check_types(self, node: onnx.NodeProto) -> None:
+        """Raises BadModel where the node reads or makes numbers of a type that no kernel computes with."""
+        for name in [*node.input, *node.output]:
+            kind = WITHOUT_KERNELS.get(self.element_types.get(name, 0))
+            if kind:
+                why = f"'{name}' has elements of type {kind}, which no kernel reads"
+                raise BadModel(f"cannot import {described(node)}: {why}; export it with float32 or as int8")
 
     def _construct_nodes(self, graph: onnx.GraphProto) -> None:
         for node in graph.node:
@@ -108,11 +134,17 @@ class Importer(onnx_frontend.ONNXGraphImporter):
             return [self.bb.emit(relax.TupleGetItem(bound, index)) for index in range(len(bound.ty.fields))]
         return [self.bb.normalize(result) if isinstance(result, relax.Expr) else result]
 
+    def _parse_array(self, tensor: onnx.TensorProto) -> tvm.runtime.Tensor:
+        array = onnx.numpy_helper.to_array(tensor)
+        as_bytes = AS_BYTES.get(tensor.data_type)
+        return tvm.runtime.tensor(array.astype(as_bytes) if as_bytes else array)
+
     def convert_branch(self, graph: onnx.GraphProto) -> relax.Expr:
         """The outputs of a branch. It may read the values around it, and its own names end with it."""
         outer = self._nodes
         self._nodes = dict(outer)
         try:
+            self.element_types.update(element_types(graph))
             for tensor in graph.initializer:
                 self._nodes[tensor.name] = relax.const(self._parse_array(tensor))
             for node in graph.node:

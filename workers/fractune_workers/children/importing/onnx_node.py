@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import onnx
-import tvm
 from tvm import relax
 
 from fractune_core.errors import BadModel
 from fractune_workers.children.importing.onnx_graph import described
+from fractune_workers.children.rewriting.expressions import is_constant
 
 
 @dataclass(frozen=True)
@@ -42,10 +42,15 @@ class OnnxNode:
             raise self.refused(f"it has no input {index}; export the model again")
         return value
 
+    def element_type(self, index: int) -> int:
+        """ONNX's number of the type of an input's elements; 0 where it is not known, or the input is left out."""
+        name = self.proto.input[index] if index < len(self.proto.input) else ""
+        return int(self.importer.element_types.get(name, 0))
+
     def constant(self, index: int) -> np.ndarray[Any, Any] | None:
         """The numbers of a constant input; None for a computed one, and for one that is left out."""
-        value = self.optional(index)
-        return value.value.numpy() if isinstance(value, tvm.ir.GenericConst) else None
+        value: Any = self.optional(index)
+        return value.value.numpy() if is_constant(value) else None
 
     def emit(self, value: relax.Expr) -> relax.Expr:
         """Bind `value` to a variable, which has a type that can be asked for."""
@@ -67,3 +72,11 @@ def shape_of(value: relax.Expr) -> list[int]:
 
 def dtype_of(value: relax.Expr) -> str:
     return str(value.ty.dtype)
+
+
+def as_type(dtype: str, value: relax.Expr) -> relax.Expr:
+    """The value in this type. A constant is converted at once."""
+    if is_constant(value):
+        return relax.const(value.value.numpy().astype(dtype))
+    known = isinstance(value.ty, relax.TensorType) and dtype_of(value) == dtype
+    return value if known else relax.op.astype(value, dtype)

@@ -1,7 +1,8 @@
 """Quantizing and dequantizing, with ONNX's meaning: ties round to even, and nothing saturates but the result.
 
 A quantized activation stays float32 between QuantizeLinear and DequantizeLinear: `clip(round(x / scale) + zero)` are
-whole numbers. So the pair is a chain of element-wise operators. A dequantized constant is a constant.
+whole numbers. So the pair is a chain of element-wise operators. A dequantized constant is a constant. Numbers of 2 and
+4 bits are held as bytes, since no kernel reads smaller elements.
 """
 
 from __future__ import annotations
@@ -9,33 +10,196 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+from onnx import TensorProto
+from onnx.helper import tensor_dtype_to_np_dtype
 from tvm import relax
 
-from fractune_workers.children.importing.onnx_node import Converter, OnnxNode
+from fractune_workers.children.importing.element_types import AS_BYTES, INTEGER_RANGES
+from fractune_workers.children.importing.onnx_node import Converter, OnnxNode, as_type, dtype_of, shape_of
+from fractune_workers.children.rewriting.expressions import bound_call, is_constant, operator_of
 
+_Array = npt.NDArray[Any]
+_COUNTED: dict[int, str] = {
+    TensorProto.INT8: "int8",
+    TensorProto.UINT8: "uint8",
+    TensorProto.INT16: "int16",
+    TensorProto.UINT16: "uint16",
+}
+"""Types that Relax's own operators quantize to and from, when scales and zero points are constants"""
 _BYTE_RANGE = (0, 255)
+_AXIS = 1
+"""ONNX's default"""
+
+
+def _quantize(node: OnnxNode) -> relax.Expr:
+    kind = int(node.attributes.get("output_dtype") or node.element_type(2) or TensorProto.UINT8)
+    bounds = INTEGER_RANGES.get(kind)
+    if bounds is None:
+        raise node.refused(f"it quantizes to {TensorProto.DataType.Name(kind)}; quantize to whole numbers, as int8")
+    x, scale, zero = node.input(0), node.input(1), node.optional(2)
+    blocks = _Blocks(node, shape_of(x))
+    plain = None if node.attributes.get("precision") else blocks.plain(x, kind)
+    if plain is not None:
+        return node.emit(relax.op.quantize(x, *plain, out_dtype=_COUNTED[kind]))
+    precision = node.attributes.get("precision")
+    dtype = str(tensor_dtype_to_np_dtype(precision)) if precision else _wider(dtype_of(x), dtype_of(scale))
+    ratio = relax.op.divide(blocks.split(as_type(dtype, x)), blocks.parameter(as_type(dtype, scale)))
+    numbers = as_type("float32", node.emit(relax.op.round(ratio)))
+    if zero is not None and not _is_zero(node.constant(2)):
+        numbers = relax.op.add(numbers, blocks.parameter(as_type("float32", zero)))
+    numbers = node.emit(blocks.join(relax.op.clip(numbers, *bounds)))
+    return node.emit(as_type(AS_BYTES.get(kind) or str(tensor_dtype_to_np_dtype(kind)), numbers))
+
+
+def _dequantize(node: OnnxNode) -> relax.Expr:
+    x, scale, zero = node.input(0), node.input(1), node.optional(2)
+    blocks = _Blocks(node, shape_of(x))
+    kind = node.attributes.get("output_dtype")
+    dtype = str(tensor_dtype_to_np_dtype(kind)) if kind else dtype_of(scale)
+    numbers, scales, zeros = (node.constant(index) for index in range(3))
+    if numbers is not None and scales is not None and (zero is None or zeros is not None):
+        return relax.const(_dequantized(blocks, numbers, scales, zeros).astype(dtype))
+    plain = blocks.plain(scale, node.element_type(0))
+    if plain is not None and dtype == "float32":
+        return node.emit(relax.op.dequantize(x, *plain, out_dtype=dtype))
+    whole = blocks.split(_as_numbers(node, x))
+    if zero is not None and not _is_zero(zeros):
+        whole = relax.op.subtract(whole, blocks.parameter(as_type("float32", zero)))
+    return as_type(dtype, blocks.join(relax.op.multiply(whole, blocks.parameter(as_type("float32", scale)))))
+
+
+def _dequantized(blocks: _Blocks, x: _Array, scale: _Array, zero: _Array | None) -> _Array:
+    numbers = x.astype(np.float32)
+    if zero is not None and not _is_zero(zero):
+        numbers = numbers - blocks.repeated(zero.astype(np.float32))
+    return numbers * blocks.repeated(scale.astype(np.float32))
+
+
+def _as_numbers(node: OnnxNode, x: relax.Expr) -> relax.Expr:
+    """Quantized numbers as float32; those that were rounded and clipped here are float32 already."""
+    cast = bound_call(node.builder, x, "astype")
+    if cast is not None and dtype_of(cast.args[0]) == "float32" and _is_clipped(node, cast.args[0]):
+        return cast.args[0]
+    return as_type("float32", x)
+
+
+def _is_clipped(node: OnnxNode, numbers: relax.Expr) -> bool:
+    """Whether they are within the bounds of their type, perhaps after a change of shape."""
+    value = node.builder.lookup_binding(numbers) if isinstance(numbers, relax.Var) else numbers
+    return operator_of(value) == "clip" or (operator_of(value) == "reshape" and _is_clipped(node, value.args[0]))
+
+
+class _Blocks:
+    """How scales and zero points lie along the numbers: one for all, one for each index of an axis, or one for each
+    block of an axis.
+    """
+
+    def __init__(self, node: OnnxNode, shape: list[int]) -> None:
+        self._node = node
+        self._shape = shape
+        self._size = int(node.attributes.get("block_size", 0))
+        self._axis = int(node.attributes.get("axis", _AXIS))
+        parameter = shape_of(node.input(1))
+        self._is_one = len(parameter) == 0 or (parameter == [1] and not self._size)
+        if self._is_one:
+            return
+        if not -len(shape) <= self._axis < len(shape):
+            if len(shape) != 1 or parameter != shape:
+                raise node.refused(f"axis {self._axis} is not one of {len(shape)} axes; export the model again")
+            self._axis = 0  # exporters leave the default at vectors
+        self._axis %= len(shape)
+        if self._size:
+            self._check_blocks(parameter)
+        elif parameter != [shape[self._axis]]:
+            raise node.refused(f"scales of shape {parameter} do not fit axis {self._axis} of {shape}; export it again")
+
+    def _check_blocks(self, scales: list[int]) -> None:
+        length = self._shape[self._axis]
+        if self._size < 0 or length % self._size:
+            raise self._node.refused(f"blocks of {self._size} do not divide axis {self._axis} of {self._shape}; pad it")
+        expected = [*self._shape]
+        expected[self._axis] = length // self._size
+        if scales != expected:
+            raise self._node.refused(f"scales of shape {scales}, but its blocks need {expected}; export it again")
+
+    def plain(self, value: relax.Expr, kind: int) -> tuple[relax.Expr, relax.Expr, int] | None:
+        """A scale, a zero point and their axis for Relax's own operators, which `rewriting` knows; None where these
+        have another meaning. They quantize float32 numbers to and from the type `kind`; `value` has the type of the
+        floating-point side.
+        """
+        node = self._node
+        scale, zero = node.constant(1), node.constant(2)
+        types = {dtype_of(value), dtype_of(node.input(1))}
+        if scale is None or kind not in _COUNTED or types != {"float32"} or self._size:
+            return None
+        if zero is None and node.optional(2) is not None:
+            return None
+        zero = np.zeros_like(scale, dtype=_COUNTED[kind]) if zero is None else zero
+        shape = [] if self._is_one else [-1]
+        return relax.const(scale.reshape(shape)), relax.const(zero.reshape(shape)), 0 if self._is_one else self._axis
+
+    def split(self, numbers: relax.Expr) -> relax.Expr:
+        """The numbers with a block's numbers along an axis of their own."""
+        if not self._size:
+            return numbers
+        before, after = self._shape[: self._axis], self._shape[self._axis + 1 :]
+        return relax.op.reshape(numbers, [*before, self._shape[self._axis] // self._size, self._size, *after])
+
+    def join(self, numbers: relax.Expr) -> relax.Expr:
+        return relax.op.reshape(self._node.builder.normalize(numbers), self._shape) if self._size else numbers
+
+    def parameter(self, value: relax.Expr) -> relax.Expr:
+        """Scales or zero points in a shape that broadcasts over the numbers as they are split."""
+        shape = self._parameter_shape()
+        if is_constant(value):
+            return relax.const(value.value.numpy().reshape(shape))
+        return relax.op.reshape(self._node.builder.normalize(value), shape)
+
+    def repeated(self, values: _Array) -> _Array:
+        """The same of constants, for the numbers as they are."""
+        if self._size:
+            return np.repeat(values, self._size, axis=self._axis)
+        return values.reshape(self._parameter_shape())
+
+    def _parameter_shape(self) -> list[int]:
+        if self._is_one:  # not a number in the code, so that layers share an operator
+            return [1] if self._shape else []
+        if self._size:
+            blocks = shape_of(self._node.input(1))
+            return [*blocks[: self._axis + 1], 1, *blocks[self._axis + 1 :]]
+        return [-1 if axis == self._axis else 1 for axis in range(len(self._shape))]
 
 
 def _dynamic_quantize(node: OnnxNode) -> Sequence[relax.Expr]:
     """uint8 numbers, a scale and a zero point; zeros become zeros, with zero point 0."""
     x = node.input(0)
-    dtype = str(x.ty.dtype)
+    dtype = dtype_of(x)
     lowest, highest = (relax.const(bound, dtype) for bound in _BYTE_RANGE)
     smallest = node.emit(relax.op.minimum(relax.op.min(x), lowest))
     spread = node.emit(relax.op.subtract(relax.op.maximum(relax.op.max(x), lowest), smallest))
     spread = relax.op.where(relax.op.equal(spread, lowest), relax.const(1, dtype), spread)
     scale = node.emit(relax.op.divide(spread, highest))
     zero = relax.op.subtract(lowest, relax.op.divide(smallest, scale))
-    zero = node.emit(relax.op.round(_clipped(zero, _BYTE_RANGE)))
+    zero = node.emit(relax.op.round(relax.op.clip(zero, *_BYTE_RANGE)))
     numbers = relax.op.add(relax.op.round(relax.op.divide(x, scale)), zero)
-    return [relax.op.astype(_clipped(numbers, _BYTE_RANGE), "uint8"), scale, relax.op.astype(zero, "uint8")]
+    numbers = node.emit(relax.op.clip(numbers, *_BYTE_RANGE))
+    return [node.emit(as_type("uint8", numbers)), scale, node.emit(as_type("uint8", zero))]
 
 
-def _clipped(value: Any, bounds: tuple[int, int]) -> Any:
-    return relax.op.clip(value, *bounds)
+def _wider(first: str, second: str) -> str:
+    """The type of a quotient: whole numbers are divided as float32, and two floating-point types as the wider."""
+    return first if first == second and "float" in first else "float32"
+
+
+def _is_zero(numbers: _Array | None) -> bool:
+    return numbers is not None and not numbers.any()
 
 
 QUANTIZATION: Mapping[str, Converter] = {
+    "DequantizeLinear": _dequantize,
     "DynamicQuantizeLinear": _dynamic_quantize,
+    "QuantizeLinear": _quantize,
 }
 """by ONNX's names"""

@@ -1,0 +1,120 @@
+"""Quantized operators have ONNX's meaning: compared with its reference implementation, bit by bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from fractune_core.errors import BadModel
+from tests.support.onnx_models import imported, onnx_model, run_imported, run_reference
+
+Array = npt.NDArray[Any]
+DRAW = np.random.default_rng(0)
+X = np.concatenate([[0.5, 1.5, 2.5, -0.5, 3.5, -2.5, 300, -300], DRAW.normal(0, 40, 16)]).astype(np.float32)
+ROWS = X.reshape(3, 8)
+SCALES = np.array([0.5, 1, 3], np.float32)
+
+
+def quantized_and_back(weights: dict[str, Array], **attributes: Any) -> onnx.ModelProto:
+    names = list(weights)
+    down = helper.make_node("QuantizeLinear", ["x", *names], ["q"], **attributes)
+    up = helper.make_node("DequantizeLinear", ["q", *names], ["y"], **attributes)
+    return onnx_model([down, up], {"x": ROWS}, weights, outputs=["q", "y"])
+
+
+def check(model: onnx.ModelProto, inputs: dict[str, Array]) -> None:
+    """The same numbers and types as by the reference, where types of less than a byte are bytes."""
+    for ours, theirs in zip(run_imported(model, inputs), run_reference(model, inputs), strict=True):
+        kind = np.int8 if theirs.dtype == ml_dtypes.int4 else np.uint8 if theirs.dtype == ml_dtypes.uint4 else None
+        assert ours.dtype == (kind or theirs.dtype)
+        np.testing.assert_array_equal(ours, theirs.astype(ours.dtype))
+
+
+@pytest.mark.parametrize("zero", [np.uint8(7), np.int8(-3), np.uint16(900), np.int16(-5), None], ids=str)
+def test_one_scale(zero: Any) -> None:
+    weights = {"s": np.array(0.5, np.float32), **({} if zero is None else {"z": np.array(zero)})}
+    check(quantized_and_back(weights), {"x": ROWS})
+
+
+@pytest.mark.parametrize("kind", [ml_dtypes.int4, ml_dtypes.uint4])
+def test_four_bits(kind: Any) -> None:
+    check(quantized_and_back({"s": np.array(8, np.float32), "z": np.array(3, kind)}), {"x": ROWS})
+
+
+@pytest.mark.parametrize("zeros", [np.array([1, 2, 3], np.uint8), np.array([-1, 0, 5], np.int8)], ids=str)
+def test_a_scale_for_each_row(zeros: Array) -> None:
+    check(quantized_and_back({"s": SCALES, "z": zeros}, axis=-2), {"x": ROWS})
+
+
+def test_a_scale_for_each_block() -> None:
+    scales = DRAW.uniform(0.5, 2, (3, 4)).astype(np.float32)
+    zeros = DRAW.integers(0, 9, (3, 4)).astype(np.uint8)
+    check(quantized_and_back({"s": scales, "z": zeros}, axis=1, block_size=2), {"x": ROWS})
+
+
+def test_blocks_that_do_not_divide_the_axis_are_refused() -> None:
+    model = quantized_and_back({"s": SCALES[:, None].repeat(3, 1)}, axis=1, block_size=3)
+    with pytest.raises(BadModel, match=r"'q' \(QuantizeLinear\): blocks of 3 do not divide axis 1 of \[3, 8\]; pad it"):
+        imported(model)
+
+
+def test_numbers_that_no_kernel_reads_are_refused() -> None:
+    model = onnx_model([helper.make_node("Cast", ["x"], ["y"], to=TensorProto.FLOAT8E5M2)], {"x": X})
+    with pytest.raises(BadModel, match=r"\(Cast\): 'y' has elements of type FLOAT8E5M2, which no kernel reads"):
+        imported(model)
+
+
+def test_computed_scales_and_zero_points() -> None:
+    inputs: dict[str, Array] = {"x": ROWS, "s": SCALES, "z": np.array([1, 2, 3], np.uint8)}
+    node = helper.make_node("QuantizeLinear", list(inputs), ["y"], axis=0)
+    check(onnx_model([node], inputs), inputs)
+
+
+def test_half_precision() -> None:
+    x = ROWS.astype(np.float16)
+    node = helper.make_node("QuantizeLinear", ["x", "s"], ["y"], output_dtype=TensorProto.INT8)
+    check(onnx_model([node], {"x": x}, {"s": np.array(0.7, np.float16)}), {"x": x})
+
+
+def test_a_dequantized_weight_is_a_constant() -> None:
+    weights = {"w": np.arange(-12, 12).reshape(8, 3).astype(ml_dtypes.int4), "s": SCALES}
+    nodes = [
+        helper.make_node("DequantizeLinear", ["w", "s"], ["f"], axis=1),
+        helper.make_node("MatMul", ["x", "f"], ["y"]),
+    ]
+    model = onnx_model(nodes, {"x": ROWS}, weights)
+    assert "dequantize" not in imported(model).script()
+    np.testing.assert_allclose(run_imported(model, {"x": ROWS})[0], run_reference(model, {"x": ROWS})[0], rtol=1e-5)
+
+
+ZEROS = {
+    "none": {},
+    "one": {"az": np.uint8(9), "bz": np.int8(-3)},
+    "vectors": {"az": np.arange(5, dtype=np.uint8)[:, None], "bz": np.arange(4, dtype=np.int8)},
+}
+
+
+@pytest.mark.parametrize("zeros", ZEROS.values(), ids=ZEROS)
+@pytest.mark.parametrize("weights", ["constant", "computed"])
+def test_products_of_whole_numbers(zeros: dict[str, Any], weights: str) -> None:
+    a = {"a": DRAW.integers(0, 256, (5, 6), dtype=np.uint8)}
+    b = {"b": DRAW.integers(-128, 128, (6, 4), dtype=np.int8)}
+    points = {name: np.array(value) for name, value in zeros.items()}
+    node = helper.make_node("MatMulInteger", ["a", "b", *points], ["y"])
+    known = {**b, **points} if weights == "constant" else {}
+    given = a if known else {**a, **b, **points}
+    check(onnx_model([node], given, known), given)
+
+
+@pytest.mark.parametrize("zero", [np.array(5, np.int8), np.array([1, -2, 3, 0], np.int8)], ids=["one", "vector"])
+def test_convolutions_of_whole_numbers(zero: Array) -> None:
+    x = {"x": DRAW.integers(0, 256, (1, 2, 6, 6), dtype=np.uint8)}
+    weights = {"w": DRAW.integers(-128, 128, (4, 1, 3, 3), dtype=np.int8), "xz": np.array(7, np.uint8), "wz": zero}
+    node = helper.make_node("ConvInteger", ["x", *weights], ["y"], pads=[1, 1, 1, 1], group=2, strides=[2, 1])
+    check(onnx_model([node], x, weights), x)
