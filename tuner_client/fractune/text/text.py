@@ -21,6 +21,11 @@ def time_text(secs: float | None) -> str:
     return f"{_three_digits(secs)} s"
 
 
+def common_unit(longest_s: float) -> tuple[str, float]:
+    """The unit for times up to `longest_s` that stand together, and the factor from seconds to it."""
+    return ("us", 1e6) if longest_s < 1e-3 else ("ms", 1e3) if longest_s < 1 else ("s", 1.0)
+
+
 def _three_digits(value: float) -> str:
     """`1.20`, `10.0`, `270`: three digits."""
     return f"{value:.{2 if value < 9.995 else 1 if value < 99.95 else 0}f}"

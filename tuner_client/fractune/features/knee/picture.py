@@ -11,7 +11,7 @@ from typing import Any
 
 from fractune.features.knee.report import KneeReport, drawn_units, is_open
 from fractune.text.figure import save_figure
-from fractune.text.text import percent_text, time_text
+from fractune.text.text import common_unit, percent_text, time_text
 from fractune_core.shares import unit_name, units_text
 
 _COLUMNS = 4
@@ -50,7 +50,7 @@ def draw_knee(reports: Sequence[KneeReport], title: str, path: Path) -> None:
 
 
 def _draw_panel(axes: Any, report: KneeReport) -> None:
-    scale, unit_of_time = _scale(report)
+    unit_of_time, scale = common_unit(max(map(max, report.run_secs.values())))
     if report.knee.units is not None:
         _draw_curve(axes, report, report.knee.units, scale)
     _draw_measured(axes, report, scale)
@@ -94,14 +94,6 @@ def _draw_measured(axes: Any, report: KneeReport, scale: float) -> None:
         )
     medians = [statistics.median(secs) * scale for secs in report.run_secs.values()]
     axes.scatter(list(report.run_secs), medians, s=18, color=_MEASURED, zorder=5, label="measured (median)")
-
-
-def _scale(report: KneeReport) -> tuple[float, str]:
-    """Factor from seconds to the unit of the longest drawn time, and that unit."""
-    longest = max(max(secs) for secs in report.run_secs.values())
-    if longest < 1e-3:
-        return 1e6, "us"
-    return (1e3, "ms") if longest < 1 else (1.0, "s")
 
 
 def _ticks(report: KneeReport) -> list[int]:

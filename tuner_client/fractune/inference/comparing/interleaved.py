@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -100,8 +99,3 @@ def differences(outputs: Sequence[Array], reference: Sequence[Array]) -> tuple[f
         scale = float(np.abs(ref[finite]).max(initial=0.0)) or 1.0
         absolute, relative = max(absolute, largest), max(relative, largest / scale)
     return absolute, relative
-
-
-def spread_text(run_secs: Sequence[float]) -> str:
-    """`1.23 ms (1.20 .. 1.31)`: median, smallest and largest."""
-    return f"{statistics.median(run_secs) * 1e3:.4g} ms ({min(run_secs) * 1e3:.4g} .. {max(run_secs) * 1e3:.4g})"

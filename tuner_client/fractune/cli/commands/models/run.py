@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,14 +15,15 @@ import typer
 from fractune.cli import options
 from fractune.features.fuse.slots_text import apart_text, slots_text
 from fractune.inference.comparing.beside import Beside, time_beside
-from fractune.inference.comparing.interleaved import PACED, Times, differences, spread_text, time_interleaved
+from fractune.inference.comparing.interleaved import PACED, Times, differences, time_interleaved
 from fractune.inference.comparing.onnxruntime_model import NAME
 from fractune.inference.cpu.share import confine
 from fractune.inference.gpu.share import confine_gpu
 from fractune.inference.model import Model, load
 from fractune.inference.tvm_runtime.array_files import array_names, read_inputs, write_arrays
-from fractune.text.text import ratio_text, time_text
+from fractune.text.text import common_unit, time_text
 from fractune_core.analysis.match import DEFAULT_POLICY, Policy
+from fractune_core.analysis.slowdown_ci import slowdown
 from fractune_core.errors import BadRequest, StateUnusable
 from fractune_core.names import UNTUNED_VARIANT
 from fractune_core.shares import Share, units_text
@@ -176,22 +177,22 @@ def _print(report: dict[str, Any], given_by: str) -> None:
     print(f"variant:   {report['variant']} ({report['reason']})")
     if "slots" in report:
         _print_slots(report)
-    print(_columns("", "in a loop", "paced"))
+    unit, factor = common_unit(max(report["untuned_s"], report["untuned_paced_s"]))
+    print(_columns("", f"in a loop ({unit})", f"paced ({unit})"))
     tuned = report["variant"] != UNTUNED_VARIANT
     for name in ("tuned", "untuned") if tuned else ("untuned",):
-        print(_columns(f"{name}:", *_spreads(report, f"{name}_")))
+        print(_columns(f"{name}:", *(_spread(secs, factor) for secs in _repeats(report, f"{name}_"))))
     if tuned:
-        kinds = ("s", "paced_s")
-        in_loop, paced = (ratio_text(report[f"untuned_{kind}"], report[f"tuned_{kind}"]) for kind in kinds)
-        print(_columns("speed-up:", in_loop, paced))
+        gains = map(_gain_text, _repeats(report, "untuned_"), _repeats(report, "tuned_"))
+        print(_columns("speed-up:", *gains))
     if "beside" in report:
-        print(_columns("peer:", *_spreads(report["beside"])))
+        print(_columns("peer:", *(_spread(secs, factor) for secs in _repeats(report["beside"]))))
     print(f"           on {units_text(report['units'], report['unit'])}, {given_by}; paced: {PACED}")
     print("".join(f"{line}\n" for line in _hints(report)), end="")
     absolute, relative = report["max_abs_difference"], report["max_rel_difference"]
     print(f"outputs:   largest difference {absolute:.2e}, relative {relative:.2e}")
     if "beside" in report:
-        _print_verdict(report["beside"], report["tuned_s"], report["tuned_paced_s"])
+        _print_verdict(report["beside"], *_repeats(report, "tuned_"))
 
 
 def _hints(report: dict[str, Any]) -> list[str]:
@@ -219,14 +220,28 @@ def _columns(name: str, in_loop: str, paced: str) -> str:
     return f"{name:<10} {in_loop:<30} {paced}"
 
 
-def _spreads(times: dict[str, Any], prefix: str = "") -> tuple[str, str]:
-    """In a loop and paced."""
-    return spread_text(times[f"{prefix}run_secs"]), spread_text(times[f"{prefix}paced_run_secs"])
+def _repeats(times: dict[str, Any], prefix: str = "") -> tuple[list[float], list[float]]:
+    """Seconds in a loop and paced."""
+    return times[f"{prefix}run_secs"], times[f"{prefix}paced_run_secs"]
 
 
-def _print_verdict(peer: dict[str, Any], loop_s: float, paced_s: float) -> None:
-    """Print the faster runtime; `loop_s` and `paced_s` are the bundle's."""
-    in_loop, paced = _faster("in a loop", loop_s, peer["median_s"]), _faster("paced", paced_s, peer["paced_s"])
+def _spread(run_secs: Sequence[float], factor: float) -> str:
+    """`1.23 (1.20 .. 1.31)`: median, smallest and largest, in the unit of `factor`."""
+    return f"{statistics.median(run_secs) * factor:.4g} ({min(run_secs) * factor:.4g} .. {max(run_secs) * factor:.4g})"
+
+
+def _gain_text(slower: Sequence[float], faster: Sequence[float]) -> str:
+    """`1.54x (1.50 .. 1.57)`: the ratio of interleaved repeats with its 95 % interval, if there are enough."""
+    found = slowdown(slower, faster, interleaved=True)
+    gain, known = f"{1 + found.median:.2f}x", not math.isnan(found.low)
+    tie = ", a tie" if found.is_tie and known else ""
+    return f"{gain} ({1 + found.low:.2f} .. {1 + found.high:.2f}){tie}" if known else gain
+
+
+def _print_verdict(peer: dict[str, Any], loop_secs: Sequence[float], paced_secs: Sequence[float]) -> None:
+    """Print the faster runtime; `loop_secs` and `paced_secs` are the bundle's."""
+    their_loop, their_paced = _repeats(peer)
+    in_loop, paced = _faster("in a loop", loop_secs, their_loop), _faster("paced", paced_secs, their_paced)
     print(f"verdict:   {in_loop}; {paced}")
     print(f"           peer: ONNX Runtime {peer['version']} with as many threads")
     relative = peer["max_rel_difference"]
@@ -234,10 +249,13 @@ def _print_verdict(peer: dict[str, Any], loop_s: float, paced_s: float) -> None:
     print(f"           the outputs {verdict} (largest difference {relative:.2e} of the largest value)")
 
 
-def _faster(timing: str, ours_s: float, theirs_s: float) -> str:
-    if theirs_s < ours_s:
-        return f"ONNX Runtime is faster {timing}, {ratio_text(ours_s, theirs_s)}"
-    return f"the bundle is faster {timing}, {ratio_text(theirs_s, ours_s)}"
+def _faster(timing: str, ours: Sequence[float], theirs: Sequence[float]) -> str:
+    lost = slowdown(ours, theirs, interleaved=True)
+    if lost.is_tie and not math.isnan(lost.low):
+        return f"a tie {timing}, {_gain_text(theirs, ours).removesuffix(', a tie')}"
+    if lost.median > 0:
+        return f"ONNX Runtime is faster {timing}, {_gain_text(ours, theirs)}"
+    return f"the bundle is faster {timing}, {_gain_text(theirs, ours)}"
 
 
 def _save(path: Path, outputs: dict[str, Array]) -> None:

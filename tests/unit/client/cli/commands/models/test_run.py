@@ -102,7 +102,7 @@ def test_the_report_in_words_and_as_json(small: Small, tmp_path: Path) -> None:
         "on 1 core,",
         "speed-up:",
         "share:     cpu:1 as requested, of ",
-        "in a loop                      paced\n",
+        "in a loop (us)                 paced (us)\n",
         "paced: each request comes 20 ms after the previous answer\n",
     ):
         assert says in ended.stdout
@@ -135,13 +135,14 @@ def test_onnx_runtime_compared(small: Small) -> None:
 def test_who_is_faster_is_said_plainly(capsys: pytest.CaptureFixture[str]) -> None:
     from fractune.cli.commands.models.run import _print_verdict
 
-    peer = {"median_s": 1e-3, "paced_s": 3e-3, "version": "1.0", "max_rel_difference": 0.5}
-    _print_verdict({**peer, "outputs_agree": False}, loop_s=2e-3, paced_s=2e-3)
+    peer = {"run_secs": [1e-3] * 9, "paced_run_secs": [3e-3] * 9, "version": "1.0", "max_rel_difference": 0.5}
+    _print_verdict({**peer, "outputs_agree": False}, [2e-3] * 9, [2e-3] * 9)
     said = capsys.readouterr().out
-    assert "ONNX Runtime is faster in a loop, 2.00x; the bundle is faster paced, 1.50x\n" in said
+    assert "ONNX Runtime is faster in a loop, 2.00x (2.00 .. 2.00); the bundle is faster paced, 1.50x" in said
     assert "DO NOT AGREE" in said
-    _print_verdict({**peer, "outputs_agree": True}, loop_s=0.5e-3, paced_s=2e-3)
-    assert "the bundle is faster in a loop, 2.00x" in capsys.readouterr().out
+    noisy = [1e-3 * (1 + 0.1 * (-1) ** number) for number in range(9)]
+    _print_verdict({**peer, "outputs_agree": True}, noisy, [2e-3] * 9)
+    assert "a tie in a loop, 0.91x (0.91 .. 1.11); the bundle is faster paced, 1.50x" in capsys.readouterr().out
 
 
 def test_without_onnx_runtime_the_way_to_it_is_told(small: Small, monkeypatch: pytest.MonkeyPatch) -> None:
