@@ -23,6 +23,7 @@ from rq.serializers import JSONSerializer
 from rq.worker import WorkerStatus
 
 from fractune_core.codec.plain_json import read_json
+from fractune_core.fleet.job_data import unpack
 
 ANSWER_TIMEOUT_S = 25.0
 """A worker that waits for work gives up a connection after this time: the network may have lost the answer."""
@@ -31,8 +32,6 @@ _WAIT_S = 15
 _RECONNECT_EVERY_S = 1.0
 _KEPT_S = 24 * 3600
 """How long Redis keeps the books of a worker that has died."""
-_LONGEST_JOB_BYTES = 64 << 20
-"""What Redis holds is unsigned and compressed: a few bytes may claim any memory."""
 _SAME_REQUEST_S = 1.0
 """A second signal within this time is the same request: a terminal and the command may both send one."""
 
@@ -123,7 +122,7 @@ class WorkLoop:
         """The message that a job carries; empty for a job that is not ours, None where there is none."""
         try:
             data: Any = self._redis.hget(Job.key_for(job_id), "data")
-            message = None if data is None else read_json(_decompress(data))[2][0]
+            message = None if data is None else read_json(unpack(data))[2][0]
         except redis.ResponseError as error:
             _log.warning("job %s is refused: it cannot be read (%s)", job_id, error)
             return None
@@ -158,12 +157,3 @@ class WorkLoop:
     def _note_state(self, pipe: Any, state: WorkerStatus) -> None:
         pipe.hset(self._key, "state", state)
         pipe.expire(self._key, _KEPT_S)
-
-
-def _decompress(data: bytes) -> bytes:
-    """Raises zlib.error also for more than `_LONGEST_JOB_BYTES`."""
-    stream = zlib.decompressobj()
-    text = stream.decompress(data, _LONGEST_JOB_BYTES)
-    if not stream.eof:
-        raise zlib.error("it is incomplete or too long")
-    return text

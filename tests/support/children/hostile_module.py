@@ -13,6 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from fractune_core.errors import FractuneError
+
 _PIECE = 1 << 20
 
 
@@ -127,6 +129,11 @@ def stall(said: int, sent: str = "") -> None:
     time.sleep(600)
 
 
+def answer_with(name: str) -> None:
+    """Answer with the error called `name`, whatever it means to the worker."""
+    raise type(name, (FractuneError,), {})("not me")
+
+
 def ingest(path: str, **_other: Any) -> dict[str, Any]:
     """Of a model whose name says what it costs."""
     name = Path(path).stem
@@ -146,4 +153,6 @@ def ingest(path: str, **_other: Any) -> dict[str, Any]:
 def open_child(_args: list[str]) -> dict[str, Callable[..., Any]]:
     offered = (attempt, read, write, environment, parents_environment, leave_group)
     reaching = (connect, connect_to_path, send_to_path)
-    return {each.__name__: each for each in (*offered, *reaching, stall, allocate, fill_and_end, burn, ingest)}
+    return {
+        each.__name__: each for each in (*offered, *reaching, stall, allocate, fill_and_end, burn, ingest, answer_with)
+    }

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from fractune_core.errors import BadModel, FractuneError
 from fractune_core.host import memory
 from fractune_workers import child as child_module
 from fractune_workers.child import Child
@@ -220,6 +221,21 @@ def test_an_answer_that_is_none_ends_it(start: Start, said: int, sent: str) -> N
     with pytest.raises(ChildDied):
         child.call("stall", 20, said=said, sent=sent)
     assert child.pid is None
+
+
+@pytest.mark.parametrize(
+    "name", ["ShareUnavailable", "ShareNotReady", "RedisGone", "StateUnusable", "ChildKilled", "ChildTimeout", "Other"]
+)
+def test_an_error_that_no_reader_raises_does_not_act_on_its_worker(start: Start, name: str) -> None:
+    """A worker ends after ShareUnavailable, and its work is done again."""
+    with pytest.raises(FractuneError, match="not me") as caught:
+        start().call("answer_with", 20, name=name)
+    assert type(caught.value) is FractuneError
+
+
+def test_an_error_of_the_model_keeps_its_class(start: Start) -> None:
+    with pytest.raises(BadModel, match="not me"):
+        start().call("answer_with", 20, name="BadModel")
 
 
 @pytest.mark.parametrize(("usable_gib", "gib"), [(1, 1), (8, 4), (100, 40)])

@@ -28,9 +28,10 @@ from fractune_workers.context import WorkerContext
 from fractune_workers.entry import WorkHandler
 from fractune_workers.locks.core_locks import CoreLocks
 from fractune_workers.work_counts import WorkCounts
+from tests.support.fleet_messages import BUILD
 from tests.support.secret import SECRET
 
-WORK: Any = {"task": "build", "work_id": "w1", "job": "j1"}
+WORK: Any = {**BUILD, "work_id": "w1", "job": "j1"}
 
 
 def told(counts: WorkCounts) -> tuple[str, dict[CountKey, float]]:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import math
 import time
-from typing import Any, TypedDict, cast
+from typing import Any, Literal, TypedDict, cast
 
 from fractune_core.codec.plain_json import check_shape, from_json, renamed
 from fractune_core.errors import FractuneError
-from fractune_core.fleet.messages import WORK_BY_KIND, Event, Work, WorkerInfo
+from fractune_core.fleet.messages import WORK_BY_KIND, WORK_KINDS, Event, Work, WorkerInfo
 from fractune_core.fleet.redis_names import CLOCK_TOLERANCE_S, WORK_MAX_AGE_S
 from fractune_core.fleet.signing import Unsigned, open_signed_json, sign_json
 
@@ -28,9 +28,7 @@ class _Dated(TypedDict):
 
 
 class _AnyWork(TypedDict):
-    task: str
-    work_id: str
-    job: str
+    task: Literal[WORK_KINDS]  # type: ignore[valid-type]
 
 
 class _Replayed(TypedDict):
@@ -50,7 +48,8 @@ def seal_work(secret: bytes, queue: str, work: Work) -> str:
 def open_work(secret: bytes, queue: str, job_id: str, message: str | bytes) -> Work:
     """The work inside a message that came over `queue` in RQ's job `job_id`.
 
-    Raises Refused for what was not signed by this fleet for this queue, came in another job, or is too old.
+    Raises Refused for what was not signed by this fleet for this queue, lacks a field, came in another job, or is too
+    old.
     """
     return open_dated_work(secret, queue, job_id, message)[0]
 
@@ -69,25 +68,14 @@ def open_dated_work(secret: bytes, queue: str, job_id: str, message: str | bytes
 
 
 def _read_work(opened: Any) -> Work:
-    """Raises Refused for what this fleet has signed and is no work; the rest is for who does it to know."""
+    """Raises Refused for a signed message that is not work of this version."""
     try:
         check_shape(_Dated, opened)
         check_shape(_AnyWork, opened["work"])
+        check_shape(WORK_BY_KIND[opened["work"]["task"]], opened["work"])
     except ValueError as error:
-        raise _unreadable(error) from error
+        raise Refused(f"no part here can read it ({error}); is a part of the fleet of another version?") from error
     return cast(Work, opened["work"])
-
-
-def check_work(work: Work) -> None:
-    """Raises Refused for what is no work of this version, whole."""
-    try:
-        check_shape(WORK_BY_KIND[work["task"]], work)
-    except (KeyError, ValueError) as error:
-        raise _unreadable(error) from error
-
-
-def _unreadable(error: Exception) -> Refused:
-    return Refused(f"no part here can read it ({error}); is a part of the fleet of another version?")
 
 
 def _check_age(age_s: float) -> None:
@@ -117,22 +105,21 @@ def seal_replayed(secret: bytes, message: str) -> str:
     return sign_json(secret, _REPLAYED, {"event": message, "issued_at": time.time()})
 
 
-def open_replayed(secret: bytes, message: str | bytes) -> tuple[str, float]:
+def open_replayed(secret: bytes, message: str | bytes) -> tuple[bytes, float]:
     """The result as a worker sealed it, and the age of the replay in seconds. Raises Unsigned.
 
     The age is infinite for a replay of an older version, which did not note the time.
     """
     opened = open_signed_json(secret, _REPLAYED, message)
-    if isinstance(opened, str):
-        return opened, math.inf
     try:
-        replayed = from_json(_Replayed, opened)
-        age_s = time.time() - replayed["issued_at"]
+        undated = isinstance(opened, str)
+        replayed = from_json(_Replayed, {"event": opened, "issued_at": -math.inf} if undated else opened)
+        event, age_s = replayed["event"].encode(errors="surrogateescape"), time.time() - replayed["issued_at"]
     except (OverflowError, ValueError) as error:
         raise Unsigned(f"{_REPLAYED} is signed by this fleet and cannot be read ({error})") from error
     if math.isnan(age_s):
         raise Unsigned(f"{_REPLAYED} has no time")
-    return replayed["event"], age_s
+    return event, age_s
 
 
 def seal_worker(secret: bytes, info: WorkerInfo) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import redis
 
-from fractune_core.errors import BadModel, FractuneError, RedisGone, error_from_name
+from fractune_core.errors import BadModel, FractuneError, RedisGone
 from fractune_core.fleet.marks import drop_old_marks
 from fractune_core.fleet.messages import WORK_KINDS, Event, Work, WorkFailed
 from fractune_core.fleet.redis_connection import check_clock
@@ -29,7 +29,7 @@ from fractune_server.engine.rounds import Rounds
 from fractune_server.engine.tune import Instance, TunePhase
 from fractune_server.engine.validate import ValidatePhase
 from fractune_server.scheduler.fair_queue import FairQueue
-from fractune_server.transport.context import ServerContext
+from fractune_server.transport.context import ServerContext, reported_error
 from fractune_server.transport.dead_letters import RoundPlace, write_dead_letters
 from fractune_server.transport.live_workers import TUNE, live_workers
 from fractune_server.transport.recorder import Arrival, Recorder
@@ -199,7 +199,7 @@ class Engine:
         elif event["event"] == "model_timed" and state is JobState.TIMING:
             self._publish.take_timed(job, event)
         elif event["event"] == "work_failed" and event["task"] in ("ingest", "compile", "time_model"):
-            raise error_from_name(event["error"], event["message"])
+            raise reported_error(event)
 
     def _take_without_job(self, event: Event) -> None:
         """Apply an ingest that a call waits for, or release what arrived too late for its job."""

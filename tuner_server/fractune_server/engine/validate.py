@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Iterable
 
 from fractune_core.analysis.validated import choosing_order
-from fractune_core.errors import NotFound, error_from_name
+from fractune_core.errors import NotFound
 from fractune_core.fleet.messages import BuildWork, WorkFailed
 from fractune_core.fleet.redis_names import BUILD_QUEUE, SERVER_STREAM
 from fractune_core.jobs import JobState
@@ -28,7 +28,7 @@ from fractune_server.scheduler.finalists import (
 )
 from fractune_server.store.records.log import LogKey
 from fractune_server.store.stored_job import Round, StoredOperator
-from fractune_server.transport.context import ServerContext
+from fractune_server.transport.context import ServerContext, reported_error
 
 _PASSES = 3
 """limit of validation rounds of an operator in a job; after each, the next best replace the failed finalists"""
@@ -66,7 +66,7 @@ class ValidatePhase:
     def take_failed(self, job: ActiveJob, live: LiveRound, event: WorkFailed) -> None:
         """The finalists could not be built or measured. Raises the error after the last round that is allowed."""
         if job.validations[live.stored.workload_hash] >= _PASSES:
-            raise error_from_name(event["error"], event["message"])
+            raise reported_error(event)
         self._rounds.end(live)
 
     def _begin(self, job: ActiveJob) -> None:

@@ -20,7 +20,15 @@ from fractune_core.analysis.roofline import Roof
 from fractune_core.codec.plain_json import check_shape
 from fractune_core.errors import FractuneError
 from fractune_core.fleet.messages import EVENT_BY_KIND, Event, WorkFailed
-from fractune_core.fleet.redis_names import EVENT_FIELD, RECORDER, REPLAYED_FIELD, SERVER_STREAM, STREAMS, TUNER
+from fractune_core.fleet.redis_names import (
+    CLOCK_TOLERANCE_S,
+    EVENT_FIELD,
+    RECORDER,
+    REPLAYED_FIELD,
+    SERVER_STREAM,
+    STREAMS,
+    TUNER,
+)
 from fractune_core.fleet.signed_messages import open_event, open_replayed
 from fractune_core.fleet.signing import Unsigned
 from fractune_core.records import TuningRecord
@@ -204,13 +212,14 @@ class Recorder:
             message = fields.get(EVENT_FIELD.encode())
             return [] if message is None else self._open(place, message)
         try:
-            event, age_s = open_replayed(self._secret, replayed)
+            message, age_s = open_replayed(self._secret, replayed)
         except Unsigned as error:
             self._set_aside(place, replayed, str(error))
             return []
-        message = event.encode(errors="surrogateescape")
-        if age_s > _REPLAY_MAX_AGE_S:  # else a writer in Redis could repeat it forever
-            self._set_aside(place, message, f"its replay is older than {_REPLAY_MAX_AGE_S / 3600:g} h; replay it again")
+        # Else a writer in Redis could repeat it forever.
+        if not -CLOCK_TOLERANCE_S <= age_s <= _REPLAY_MAX_AGE_S:
+            wrong = "is dated in the future" if age_s < 0 else f"is older than {_REPLAY_MAX_AGE_S / 3600:g} h"
+            self._set_aside(place, message, f"its replay {wrong}; replay it again")
             return []
         return [replace(arrival, replayed=True) for arrival in self._open(place, message)]
 

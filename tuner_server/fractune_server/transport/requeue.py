@@ -150,12 +150,12 @@ class Requeuer:
             delete(job)
             return
         handed_back = unmark(self._redis, HANDED_BACK, work["work_id"])
-        deaths = job.meta.get(_DEATHS, 0) + (0 if handed_back or loss is Loss.NEVER_BEGUN else 1)
+        deaths = _deaths(job) + (0 if handed_back or loss is Loss.NEVER_BEGUN else 1)
         if deaths >= ATTEMPTS:
             self._divide_or_give_up(queue, job, work, reason)
             return
         _log.info("%s %s goes back to its queue: %s", work["task"], job.id, reason)
-        job.meta[_DEATHS] = deaths
+        job.meta = {_DEATHS: deaths}
         with self._redis.pipeline() as pipe:
             job.save_meta()  # type: ignore[no-untyped-call]
             job.set_status(JobStatus.QUEUED, pipeline=pipe)
@@ -174,6 +174,13 @@ class Requeuer:
         _log.warning("%s %s given up after %d attempts: %s", work["task"], job.id, ATTEMPTS, reason)
         self._give_up(work)
         delete(job)
+
+
+def _deaths(job: Job) -> int:
+    """Workers that died with the job. 0 for anything but a count, because writers to Redis may write anything."""
+    meta: object = job.meta
+    count = meta.get(_DEATHS) if isinstance(meta, dict) else 0
+    return count if isinstance(count, int) else 0
 
 
 def _alone(work: Work) -> list[Work]:

@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import itertools
 import logging
+import zlib
 from collections.abc import Collection, Iterable
 from functools import lru_cache
-from typing import cast
+from typing import Any, cast
 
 from redis import Redis
 from rq import Queue
 from rq.exceptions import DeserializationError, InvalidJobOperation, NoSuchJobError
-from rq.job import Job
+from rq.job import Job, parse_job_id
 from rq.queue import EnqueueData
 from rq.serializers import JSONSerializer
 
 from fractune_core import tracing
+from fractune_core.fleet.job_data import unpack
 from fractune_core.fleet.marks import DONE, is_marked, mark
 from fractune_core.fleet.messages import Work
 from fractune_core.fleet.redis_names import HANDLER, is_of_protocol, tune_queue
-from fractune_core.fleet.signed_messages import Refused, check_work, open_work, seal_work
+from fractune_core.fleet.signed_messages import Refused, open_work, seal_work
 from fractune_core.log_fields import log_fields
+
+_JOB_FIELDS = ("data", "meta", "status", "origin")
+"""the fields of RQ's job that the server reads; RQ would unpack others of any size"""
 
 _log = logging.getLogger(__name__)
 
@@ -71,7 +76,6 @@ class WorkQueues:
         """The work of a job in this queue. Work that every worker would refuse is dropped, and logged: None."""
         try:
             work = open_work(self._secret, queue.name, job.id, message_of(job))
-            check_work(work)
         except Refused as error:
             with log_fields(work=job.id):
                 _log.warning("dropped %s from the queue %s: %s", job.id, queue.name, error)
@@ -182,10 +186,16 @@ def delete(job: Job) -> None:
 def fetch(redis: Redis, job_id: str) -> Job | None:
     """RQ's job; None if it is gone. A job that RQ cannot read is removed."""
     try:
-        return Job.fetch(job_id, connection=redis, serializer=JSONSerializer)
+        job = Job(parse_job_id(job_id), connection=redis, serializer=JSONSerializer)
+        found = zip(_JOB_FIELDS, cast("list[Any]", redis.hmget(job.key, _JOB_FIELDS)), strict=True)
+        fields = {name.encode(): value for name, value in found if value is not None}
+        if b"data" in fields:
+            unpack(fields[b"data"])
+        job.restore(fields)
+        return job
     except NoSuchJobError:
         return None
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, zlib.error) as error:
         with log_fields(work=job_id):
             _log.warning("dropped job %s: it is not a job of fractune, and cannot be read (%r)", job_id, error)
         redis.delete(Job.key_for(job_id))

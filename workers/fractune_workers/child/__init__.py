@@ -149,7 +149,7 @@ class Child:
         if answer is None:
             raise ChildTimeout(f"no answer within {timeout_s:g} s", released=self.kill())
         if "error" in answer:
-            failure = error_of(answer)
+            failure = error_of(answer, sandboxed=self._sandbox is not None)
             if isinstance(failure, ChildDied):
                 self.stop()  # it is about to end: no other call may find it
             raise failure
@@ -320,7 +320,7 @@ class Child:
             raise self._death() from error
         if "error" in ready:
             self.kill()
-            raise error_of(ready)
+            raise error_of(ready, sandboxed=self._sandbox is not None)
         self.lacking = ready["lacking"]
 
     def _not_ready(self) -> ChildTimeout:

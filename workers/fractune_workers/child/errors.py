@@ -8,7 +8,7 @@ import signal
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-from fractune_core.errors import FractuneError, error_from_name
+from fractune_core.errors import BadModel, BadRequest, FractuneError, error_from_name
 from fractune_core.host.limits import memory_limit
 
 TRIES = 3
@@ -52,6 +52,9 @@ class ChildTimeout(FractuneError):
 class CallFailed(FractuneError):
     """The call raised inside the child, which lives on; the message is the exception's first line."""
 
+
+_OF_READERS = frozenset(kind.__name__ for kind in (BadModel, BadRequest, ChildDied, LimitMet))
+"""errors that a child which reads models may raise, beside CallFailed"""
 
 CALL_ERRORS = (CallFailed, ChildDied, ChildTimeout)
 """Raised by a call when what it runs may be to blame."""
@@ -97,8 +100,13 @@ def retry_if_killed(run: Callable[[], _T]) -> _T:
         raise ChildKilled(f"{error}, {TRIES} times in a row; is this machine out of memory?") from error
 
 
-def error_of(answer: Mapping[str, str]) -> FractuneError:
-    """The error that a child's answer names."""
-    if answer["error"] == CallFailed.__name__:
-        return CallFailed(answer["message"])
-    return error_from_name(answer["error"], answer["message"])
+def error_of(answer: Mapping[str, str], *, sandboxed: bool) -> FractuneError:
+    """The error that a child's answer names.
+
+    A sandboxed child may be hostile: another name than those of `_OF_READERS` could end its worker, or have the work
+    done again without end. It makes a plain FractuneError.
+    """
+    name, message = answer["error"], answer["message"]
+    if name == CallFailed.__name__:
+        return CallFailed(message)
+    return error_from_name(name if not sandboxed or name in _OF_READERS else "", message)

@@ -17,6 +17,7 @@ from fractune_core.fleet.signed_messages import Refused
 from fractune_core.fleet.signing import Unsigned
 from fractune_core.host.memory import model_memory_bytes
 from fractune_core.host.strangers_files import read_strangers_file, remove_tree
+from fractune_core.names import check_file_name
 from fractune_workers.child.errors import CALL_ERRORS, CallFailed, ChildUnwanted, retry_if_killed
 from fractune_workers.context import WorkerContext
 from fractune_workers.reader import reader_child
@@ -128,6 +129,7 @@ class Compiler(Role):
         """The model as a file that the child cannot change. Messages of the importer quote its own name."""
         if not _SHA256.fullmatch(digest):  # it becomes a path
             raise Refused(f"the model {digest[:80]!a} is not named by a SHA-256 in hexadecimal")
+        check_file_name(Path(name).name, "the model's name")
         path = self._models_dir / digest / Path(name).name
         if not path.exists():
             path.parent.mkdir(exist_ok=True)

@@ -24,7 +24,7 @@ from fractune_server.store.store import Store, sqlite_url
 from fractune_server.transport.dead_letters import RoundPlace, write_dead_letters
 from fractune_server.transport.recorder import Recorder
 from fractune_server.transport.trim import trim
-from fractune_server.transport.unreadable import replay
+from fractune_server.transport.unreadable import replay, unreadable_results
 from tests.support.fleet_messages import BUILD, STREAM, record, send, send_once_more
 from tests.support.processes.made_up import DEVICE
 from tests.support.secret import SECRET
@@ -139,17 +139,20 @@ def test_a_result_that_somebody_else_gives_once_more_is_set_aside(connection: re
     assert count(store) == 0
 
 
-def test_a_replay_that_is_repeated_later_is_set_aside(
-    connection: redis.Redis, store: Store, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("age_s", "reason"), [(3700.0, "is older than 1 h"), (-3700.0, "is dated in the future")])
+def test_a_replay_of_another_time_is_set_aside(
+    connection: redis.Redis, store: Store, monkeypatch: pytest.MonkeyPatch, age_s: float, reason: str
 ) -> None:
+    """A replay that never aged could be repeated forever."""
     send_once_more(connection, record("a"))
     issued_at = time.time()
-    monkeypatch.setattr("time.time", lambda: issued_at + 3700.0)
+    monkeypatch.setattr("time.time", lambda: issued_at + age_s)
     recorder = Recorder(connection, store.log, SECRET, list)
     recorder.poll(10)
     recorder.acknowledge(recorder.poll(10))
     assert count(store) == 0
     monkeypatch.undo()
+    assert reason in unreadable_results(connection, 1)[0][0].reason
     assert replay(connection, SECRET) == 1
     recorder.acknowledge(recorder.poll(10))
     assert count(store) == 1, "an operator may replay it again"

@@ -15,7 +15,7 @@ from rq import Queue, SimpleWorker
 from rq.job import Job
 from rq.serializers import JSONSerializer
 
-from fractune_core.fleet import messages, redis_names
+from fractune_core.fleet import job_data, messages, redis_names
 from fractune_core.fleet.marks import CANCELLED, DONE, HANDED_BACK, is_marked, mark
 from fractune_core.fleet.signed_messages import seal_work
 from fractune_server.transport.live_workers import Fleet
@@ -308,6 +308,25 @@ def test_a_job_that_cannot_be_read_is_dropped(connection: redis.Redis, torn: Any
     Requeuer(connection, queues, lambda _: None).sweep(Fleet(()))
     assert connection.zcard(failed.key) == 0
     assert queues.has("work1")
+
+
+def test_a_job_that_would_fill_the_memory_is_dropped(connection: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    queues = WorkQueues(connection, SECRET)
+    queues.enqueue(redis_names.BUILD_QUEUE, BUILD)
+    monkeypatch.setattr(job_data, "_MOST_BYTES", 100)
+    queues.drop_foreign()
+    assert not queues.has("work1")
+
+
+@pytest.mark.parametrize("meta", [{"deaths": "many"}, ["deaths"], {"deaths": None}])
+def test_a_count_of_deaths_that_is_none_counts_as_0(connection: redis.Redis, meta: Any) -> None:
+    queues, given_up = WorkQueues(connection, SECRET), list[messages.Work]()
+    queues.enqueue(redis_names.BUILD_QUEUE, ALONE)
+    take(connection, "w1")
+    connection.hset("rq:job:work1", "meta", json.dumps(meta))
+    Requeuer(connection, queues, given_up.append).sweep(Fleet(()))
+    assert waiting(connection) == 1
+    assert given_up == []
 
 
 def test_queues_of_tuner_instances_that_are_gone_are_dropped(connection: redis.Redis) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from fractune_core.errors import BadRequest
 from fractune_core.fleet.signed_messages import Refused
 from fractune_workers.child.errors import CallFailed
 from fractune_workers.roles import compile as compile_role
@@ -79,3 +80,10 @@ def test_it_publishes_nothing_that_a_link_of_its_child_leads_to(attacked: Simple
 def test_only_a_digest_names_the_folder_of_a_model(attacked: SimpleNamespace, digest: str) -> None:
     with pytest.raises(Refused, match="is not named by a SHA-256"):
         attacked.compiler._model_file(digest, "m.onnx")
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "models/..", "m" * 300])
+def test_a_name_that_no_file_can_have_is_refused(attacked: SimpleNamespace, name: str) -> None:
+    """The path of a model named ".." would be the folder of all models."""
+    with pytest.raises(BadRequest, match="the model's name is '"):
+        attacked.compiler._model_file(DIGEST, name)
