@@ -99,12 +99,6 @@ class Stage:
 
 
 @pytest.fixture(scope="module")
-def redis_url() -> Iterator[str]:
-    with running_redis() as url:
-        yield url
-
-
-@pytest.fixture(scope="module")
 def stage(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     state = tmp_path_factory.mktemp("here") / "state"
     with (

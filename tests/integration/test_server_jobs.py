@@ -6,7 +6,6 @@ import json
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -17,37 +16,12 @@ from fractune_core.fleet.marks import CANCELLED, is_marked
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.records import candidate_id
 from fractune_server.services.jobs import MAX_WATCHERS
-from tests.support.processes.fleet_simulated import SimulatedFleet, simulated_fleet
+from tests.support.processes.fleet_simulated import SimulatedFleet
 from tests.support.processes.made_up import DEVICE
-from tests.support.processes.redis_process import running_redis, wait_until
-from tests.support.processes.server_process import Client, ServerProcess, as_call, model_bytes, running_server
+from tests.support.processes.redis_process import wait_until
+from tests.support.processes.server_process import Client, as_call, model_bytes
 
 OPERATORS = (("conv2d_a", 4), ("conv2d_b", 2), ("dense", 1))
-
-
-@pytest.fixture(scope="module")
-def redis_url() -> Iterator[str]:
-    with running_redis() as url:
-        yield url
-
-
-@pytest.fixture(scope="module")
-def fleet(redis_url: str) -> Iterator[SimulatedFleet]:
-    with simulated_fleet(redis_url) as fleet:
-        yield fleet
-
-
-@pytest.fixture(scope="module")
-def server(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with running_server(redis_url, tmp_path_factory.mktemp("here") / "state") as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def client(server: ServerProcess, fleet: SimulatedFleet) -> Iterator[Client]:
-    assert fleet.workers
-    with server.client() as client:
-        yield client
 
 
 def fresh(*operators: tuple[str, int], space: int = 1_000_000) -> bytes:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import grpc
-import pytest
 import redis
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message_factory import GetMessageClass
@@ -22,12 +20,6 @@ from tests.support.processes.cli_process import error_line, run_fractune
 from tests.support.processes.redis_process import running_redis
 from tests.support.processes.server_process import ServerProcess, running_server
 from tests.support.secret import SECRET
-
-
-@pytest.fixture(scope="module")
-def redis_url() -> Iterator[str]:
-    with running_redis() as url:
-        yield url
 
 
 def refused(redis_url: str, state: Path, **options: Any) -> tuple[int, str]:

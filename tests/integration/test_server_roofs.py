@@ -13,8 +13,7 @@ from fractune_core.codec.messages import from_proto
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.records import TuningRecord
 from tests.support.processes.fleet_simulated import SimulatedFleet, simulated_fleet
-from tests.support.processes.redis_process import running_redis
-from tests.support.processes.server_process import Client, ServerProcess, running_server
+from tests.support.processes.server_process import Client
 
 GFLOPS_OF_A_CORE = 100.0
 WORK = Arithmetic(flops=GFLOPS_OF_A_CORE * 1e9 * 2.4e-4, io_bytes=1 << 20)
@@ -23,30 +22,11 @@ TRIALS = 64
 
 
 @pytest.fixture(scope="module")
-def redis_url() -> Iterator[str]:
-    with running_redis() as url:
-        yield url
-
-
-@pytest.fixture(scope="module")
 def fleet(redis_url: str) -> Iterator[SimulatedFleet]:
     with simulated_fleet(redis_url) as fleet:
         for cores in (1, 2):
             fleet.workers[f"measure-{cores}"].roof = Roof(cores * GFLOPS_OF_A_CORE, 1000.0, 1 << 25)
         yield fleet
-
-
-@pytest.fixture(scope="module")
-def server(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with running_server(redis_url, tmp_path_factory.mktemp("here") / "state") as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def client(server: ServerProcess, fleet: SimulatedFleet) -> Iterator[Client]:
-    assert fleet.workers
-    with server.client() as client:
-        yield client
 
 
 def model(name: str, **arithmetic: float) -> bytes:

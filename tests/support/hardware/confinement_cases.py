@@ -19,7 +19,8 @@ from pathlib import Path
 
 from fractune_core.errors import ShareUnavailable
 from fractune_core.shares import Share
-from fractune_workers.confinement import Confinement, confinement_for
+from fractune_workers.confinement import confinement_for
+from fractune_workers.confinement.base import Confinement
 from fractune_workers.confinement.full import FullConfinement
 from fractune_workers.confinement.green import GreenConfinement
 from fractune_workers.confinement.mig import MigConfinement

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fractune_core.cuda.environment import MPS_PIPE_DIRECTORY, VISIBLE_DEVICES
 from fractune_core.shares import Share
-from fractune_workers.confinement.contained import Contained
+from fractune_workers.confinement.base import Confinement
 from fractune_workers.cuda.driver import CudaDriver, open_driver
 from fractune_workers.gpu.nvml import Nvml, open_nvml
 from fractune_workers.gpu.process import GpuProcess
@@ -16,7 +16,7 @@ from fractune_workers.gpu.process import GpuProcess
 _DEFAULT_PIPE_DIR = "/tmp/nvidia-mps"  # noqa: S108  CUDA's own
 
 
-class BesideMps(Contained):
+class BesideMps(Confinement):
     """To inherit from: a share of the GPU that this process sees first. Faults stay with the process, unless an MPS
     daemon may be there: CUDA makes every process a client of the daemon that it finds.
     """

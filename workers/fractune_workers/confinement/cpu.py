@@ -9,10 +9,10 @@ from pathlib import Path
 from fractune_core.errors import ShareUnavailable
 from fractune_core.host.cgroups import ROOT, cpu_quota
 from fractune_core.shares import GrantedShare, Share
-from fractune_workers.confinement.contained import Contained
+from fractune_workers.confinement.base import Confinement
 
 
-class CpuConfinement(Contained):
+class CpuConfinement(Confinement):
     """A `cpu:N` share on the cores `units`, or on the first N that this process may use.
 
     `root` is the folder below which `/proc` and `/sys` tell of this process's cgroups.

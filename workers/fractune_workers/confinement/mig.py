@@ -13,7 +13,7 @@ from pathlib import Path
 from fractune_core.cuda.environment import VISIBLE_DEVICES
 from fractune_core.errors import ShareUnavailable
 from fractune_core.shares import GrantedShare, Share
-from fractune_workers.confinement.contained import Contained
+from fractune_workers.confinement.base import Confinement
 from fractune_workers.cuda.driver import CudaDriver, open_driver
 from fractune_workers.gpu.nvml import MigInstance, Nvml, open_nvml
 from fractune_workers.gpu.process import GpuProcess
@@ -21,7 +21,7 @@ from fractune_workers.locks.core_locks import default_lock_dir
 from fractune_workers.locks.folder_locks import FolderLocks, Held
 
 
-class MigConfinement(Contained):
+class MigConfinement(Confinement):
     """An instance of the GPU that this process sees first.
 
     `environment` claims one that no other worker of this user holds, until `leave` or the end of the process; the

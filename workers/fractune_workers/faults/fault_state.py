@@ -17,9 +17,11 @@ Nothing here reads a clock or a file: every method gives the state that follows.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
+
+from fractune_core.codec.plain_json import JsonObject, from_json
 
 REMEMBERED = 256
 """Suspects and verdicts kept. The oldest are forgotten, at the price of one more fault."""
@@ -73,7 +75,7 @@ class ArtifactFailure:
 
 
 @dataclass(frozen=True)
-class FaultState:
+class FaultState(JsonObject):
     number: int = 0
     failure: str = ""
     """why the state failed; empty while it is open"""
@@ -188,25 +190,12 @@ class FaultState:
         others = {name: attempt for name, attempt in self.attempts.items() if name != member}
         return self.attempts[member], replace(self, attempts=others)
 
-    def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "clients": sorted(self.clients), "waiting": sorted(self.waiting)}
-
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> FaultState:
-        """The state that `to_json` wrote. Raises KeyError or TypeError for anything else."""
-        attempts = {
-            name: Attempt(tuple(attempt["artifacts"]), alone=attempt["alone"])
-            for name, attempt in data["attempts"].items()
-        }
-        return cls(
-            number=data["number"],
-            failure=data["failure"],
-            clients=frozenset(data["clients"]),
-            attempts=attempts,
-            waiting=frozenset(data["waiting"]),
-            suspects=tuple(data["suspects"]),
-            verdicts={name: ArtifactFailure(**verdict) for name, verdict in data["verdicts"].items()},
-        )
+    def from_json(cls, data: Any) -> FaultState:
+        """The state that `to_json` wrote. Raises ValueError for anything else, and for the state of another version."""
+        if not isinstance(data, dict) or data.keys() != cls().to_json().keys():
+            raise ValueError("its fields are others")
+        return from_json(cls, data)
 
 
 def _cleared(state: FaultState, artifacts: tuple[str, ...]) -> FaultState:

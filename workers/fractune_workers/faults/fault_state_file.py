@@ -62,9 +62,9 @@ class FaultStateFile:
             return FaultState.from_json(json.loads(path.read_bytes()))
         except FileNotFoundError:
             return FaultState()
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except ValueError as error:
             raise StateUnusable(
-                f"{path} is no state of this version ({type(error).__name__}: {error}); "
+                f"{path} is no state of this version ({error}); "
                 f"end the measurers of device {self.identity}, remove the file and start them again"
             ) from error
 

@@ -19,7 +19,7 @@ from fractune_core.errors import FractuneError, ShareUnavailable
 from fractune_core.records import Status
 from fractune_workers.child import Child
 from fractune_workers.child.errors import ChildDied, ChildTimeout
-from fractune_workers.confinement import Confinement
+from fractune_workers.confinement.base import Confinement
 from fractune_workers.faults.fault_state import ArtifactFailure, Ending, FaultState, Step
 from fractune_workers.faults.fault_state_file import FaultStateFile
 

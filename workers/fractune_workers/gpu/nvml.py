@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -160,12 +161,9 @@ class NvidiaMl:
 
     def _instance(self, gpu: Any, number: int) -> MigInstance | None:
         """None where an instance was removed: the numbers have holes."""
-        try:
-            handle = self._library.nvmlDeviceGetMigDeviceHandleByIndex(gpu, number)
-        except self._library.NVMLError as error:
-            if error.value == _NOT_FOUND:
-                return None
-            raise _failed("nvmlDeviceGetMigDeviceHandleByIndex", error) from error
+        handle = self._ask("nvmlDeviceGetMigDeviceHandleByIndex", gpu, number, tolerated=(_NOT_FOUND,))
+        if handle is None:
+            return None
         attributes = self._ask("nvmlDeviceGetAttributes", handle)
         profile = _PROFILE.search(self._ask("nvmlDeviceGetName", handle))
         return MigInstance(
@@ -175,20 +173,18 @@ class NvidiaMl:
             memory_bytes=attributes.memorySizeMB * _MIB,
         )
 
-    def _ask(self, call: str, *args: Any) -> Any:
+    def _ask(self, call: str, *args: Any, tolerated: Collection[int] = (), otherwise: Any = None) -> Any:
+        """The answer of `call`; `otherwise` for NVML's error numbers in `tolerated`."""
         try:
             return getattr(self._library, call)(*args)
         except self._library.NVMLError as error:
+            if error.value in tolerated:
+                return otherwise
             raise _failed(call, error) from error
 
     def _ask_optional(self, call: str, *args: Any, otherwise: Any) -> Any:
         """As `_ask`; `otherwise` for what this device or this library does not support."""
-        try:
-            return getattr(self._library, call)(*args)
-        except self._library.NVMLError as error:
-            if error.value in _UNSUPPORTED:
-                return otherwise
-            raise _failed(call, error) from error
+        return self._ask(call, *args, tolerated=_UNSUPPORTED, otherwise=otherwise)
 
 
 def open_nvml() -> Nvml:

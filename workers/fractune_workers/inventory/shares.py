@@ -168,25 +168,21 @@ def _proved(share: Share, expected: ShareInfo) -> ShareInfo:
     """The share as a child was granted it that entered it as a worker would."""
     confinement = confinement_for(share)
     try:
-        granted, device_key = _enter(share, confinement.environment())
+        granted, device_key = _ask_within(share, confinement.environment(), "granted", "device_key")
     except FractuneError as error:  # refused, or the child died or hung
         return replace(expected, units=None, reserved=None, proof=PROOF_FAILED, refusal=str(error))
     finally:
         confinement.leave()
+    proved = GrantedShare.from_json(granted)
     return replace(
         expected,
-        units=granted.units,
-        units_total=granted.units_total,
-        memory_bytes=granted.memory_bytes,
-        reserved=granted.reserved,
+        units=proved.units,
+        units_total=proved.units_total,
+        memory_bytes=proved.memory_bytes,
+        reserved=proved.reserved,
         proof=share.kind.proof,
         device_key=device_key,
     )
-
-
-def _enter(share: Share, environment: dict[str, str]) -> tuple[GrantedShare, str]:
-    granted, device_key = _ask_within(share, environment, "granted", "device_key")
-    return GrantedShare.from_json(granted), device_key
 
 
 def _ask_within(share: Share, environment: dict[str, str], *methods: str) -> list[Any]:

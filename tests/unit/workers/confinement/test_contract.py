@@ -12,7 +12,7 @@ import pytest
 from fractune_core.errors import ShareUnavailable
 from fractune_core.shares import GrantedShare, Share
 from fractune_workers.child import Child
-from fractune_workers.confinement import Confinement
+from fractune_workers.confinement.base import Confinement
 from tests.support.hardware.confinement_cases import CASES, GPU_CASES, Case
 
 CALL_TIMEOUT_S = 30.0

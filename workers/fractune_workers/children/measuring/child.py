@@ -15,7 +15,8 @@ from fractune_core.implementations import DIRECT
 from fractune_core.records import TimingPolicy
 from fractune_core.shares import Share
 from fractune_workers.children.measuring.interleaved import time_interleaved
-from fractune_workers.confinement import Confinement, confinement_for, stream_of
+from fractune_workers.confinement import confinement_for, stream_of
+from fractune_workers.confinement.base import Confinement
 
 if TYPE_CHECKING:
     from fractune_workers.children.measuring.setup import MeasuringSetup
