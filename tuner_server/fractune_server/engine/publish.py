@@ -6,13 +6,13 @@ import hashlib
 import json
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 from fractune_core import __version__
 from fractune_core.analysis.match import Match
 from fractune_core.files import bundles
-from fractune_core.fleet.blobs import get_signed_blob, put_signed_blob, renew_signed_blob
+from fractune_core.fleet.blobs import get_signed_blob, put_signed_blob, renew_blob, renew_signed_blob
 from fractune_core.fleet.messages import Compiled, CompileWork, ModelTimed, TimeModelWork, VariantItem
 from fractune_core.fleet.redis_names import COMPILE_QUEUE, bundle_blob, measure_queue
 from fractune_core.implementations import DIRECT
@@ -29,7 +29,7 @@ from fractune_server.transport.work_queues import WorkQueues
 
 _COMPILE = SingleWork("compile")
 _WRITING_S = 0.05
-"""a tick waits at most this long for a bundle's file"""
+"""the engine waits at most this long for a bundle's file, and not for a file behind another one"""
 
 
 class PublishPhase:
@@ -40,6 +40,7 @@ class PublishPhase:
         self._queues = queues
         self._rounds = rounds
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="bundles")
+        self._last_writing: Future[None] | None = None
 
     def stop(self) -> None:
         """Wait until the bundle in progress is written."""
@@ -100,7 +101,7 @@ class PublishPhase:
             return
         work_id = job.work_id(timing)
         if not self._queues.has(work_id):
-            self._send_bundle(job.stored.bundle)
+            self._send_bundle(job)
             work: TimeModelWork = {
                 "task": "time_model",
                 "work_id": work_id,
@@ -127,8 +128,11 @@ class PublishPhase:
         """Write the times into the bundle, then end the job. Another thread writes, because it copies the file."""
         if job.bundle_writing is None:
             timed = {share: served_secs(timing, share) for share, timing in job.stored.timings.items()}
+            is_next = self._last_writing is None or self._last_writing.done()
             job.bundle_writing = self._writer.submit(self._context.files.add_times, job.stored.bundle, timed)
-        wait([job.bundle_writing], _WRITING_S)
+            self._last_writing = job.bundle_writing
+            if is_next:
+                wait([job.bundle_writing], _WRITING_S)
         if job.bundle_writing.done():
             job.bundle_writing.result()
             job.end(JobState.DONE)
@@ -137,11 +141,12 @@ class PublishPhase:
         job.stored.bundle = bundle
         job.enter(JobState.TIMING)
 
-    def _send_bundle(self, bundle: str) -> None:
-        """Put the signed bundle where the measuring workers find it."""
-        if not renew_signed_blob(self._context.redis, self._context.secret, bundle_blob(bundle)):
-            payload = b"".join(self._context.files.bundle(bundle))
-            put_signed_blob(self._context.redis, self._context.secret, bundle_blob(bundle), payload)
+    def _send_bundle(self, job: ActiveJob) -> None:
+        """Put the signed bundle where the measuring workers find it. Redis returns it for one share alone."""
+        redis, secret, blob = self._context.redis, self._context.secret, bundle_blob(job.stored.bundle)
+        if not (renew_blob(redis, blob) if job.bundle_sent else renew_signed_blob(redis, secret, blob)):
+            put_signed_blob(redis, secret, blob, b"".join(self._context.files.bundle(job.stored.bundle)))
+        job.bundle_sent = True
 
     def _deployment(self, job: ActiveJob) -> Deployment:
         return Deployment(job.stored.device.key, job.stored.target_key, job.stored.granted)

@@ -1,4 +1,4 @@
-"""What makes a bundle the same one."""
+"""When a bundle is made again, how it is sent, and how its times are written."""
 
 from __future__ import annotations
 
@@ -6,17 +6,23 @@ import threading
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
+import redis
 
 from fractune_core.errors import StateUnusable
+from fractune_core.fleet import blobs
+from fractune_core.fleet.redis_names import bundle_blob
 from fractune_core.jobs import JobSpec, JobState
 from fractune_server.engine import publish
 from fractune_server.engine.active_job import ActiveJob
 from fractune_server.engine.publish import PublishPhase, bundle_id
 from fractune_server.store.stored_job import StoredJob
+from fractune_server.transport.work_queues import WorkQueues
 from tests.support.processes.redis_process import wait_until
 from tests.support.samples import DEVICE, granted
+from tests.support.secret import SECRET
 
 
 def a_job(model: str = "a", target: str = "llvm") -> ActiveJob:
@@ -91,3 +97,38 @@ def test_a_stop_waits_until_the_bundle_is_written() -> None:
     threading.Timer(0.1, files.go.set).start()
     phase.stop()
     assert files.written
+
+
+def test_the_engine_waits_for_one_of_the_bundles_that_wait_for_their_writer(monkeypatch: pytest.MonkeyPatch) -> None:
+    files, waits = SlowFiles(), list[object]()
+    monkeypatch.setattr(publish, "wait", lambda *given: waits.append(given))
+    context: Any = SimpleNamespace(files=files)
+    unused: Any = None
+    phase = PublishPhase(context, unused, unused)
+    jobs = [timed_job() for _ in range(3)]
+    assert not any(ended(phase, job) for job in jobs * 2)
+    assert len(waits) == 1
+    files.go.set()
+    for job in jobs:
+        wait_until(lambda job=job: ended(phase, job))
+
+
+def test_redis_returns_a_bundle_for_the_first_share_alone(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with redis.Redis.from_url(redis_url) as connection:
+        connection.flushall()
+        files = SimpleNamespace(bundle=lambda _bundle: [b"the bundle"])
+        context: Any = SimpleNamespace(redis=connection, secret=SECRET, files=files)
+        rounds: Any = SimpleNamespace(goes_first=lambda _job: False)
+        phase, job = PublishPhase(context, WorkQueues(connection, SECRET), rounds), a_job()
+        job.stored.granted = {"cpu:1": granted(1), "cpu:2": granted(2)}
+        job.enter(JobState.TIMING)
+        read = Mock(wraps=blobs.get_blob)
+        monkeypatch.setattr(blobs, "get_blob", read)
+        phase.time(job)
+        job.stored.timings["cpu:1"] = {"run_secs": {}}
+        phase.time(job)
+        assert read.call_count == 1
+        assert blobs.get_signed_blob(connection, SECRET, bundle_blob(job.stored.bundle)) == b"the bundle"
+        connection.flushall()
+        phase._send_bundle(job)
+        assert blobs.has_blob(connection, bundle_blob(job.stored.bundle)), "Redis may have come back empty"
