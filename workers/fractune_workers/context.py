@@ -1,4 +1,4 @@
-"""What every role needs: the queue, the fleet's secret, the core locks, and one way to deliver results."""
+"""The resources of every role: the queue, the fleet's secret, the core locks, and one way to deliver results."""
 
 from __future__ import annotations
 

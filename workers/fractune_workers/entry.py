@@ -127,7 +127,7 @@ def _span_attributes(work: Any) -> dict[str, str | int]:
 
 
 def redis_lost(error: Exception) -> RedisGone:
-    """What to do about one of REDIS_LOST."""
+    """The error for one of REDIS_LOST, with its remedy."""
     if isinstance(error, redis.OutOfMemoryError):
         return RedisGone(f"Redis is out of memory ({error}); give it more (maxmemory), then start this worker again")
     return RedisGone(f"Redis went away ({error}); start it, then start this worker again")

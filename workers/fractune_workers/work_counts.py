@@ -1,4 +1,4 @@
-"""What this worker counts while it works: the numbers of `fractune_core.fleet.worker_counts`, to be added up."""
+"""The counters of this worker: the numbers of `fractune_core.fleet.worker_counts`, to be added up."""
 
 from __future__ import annotations
 

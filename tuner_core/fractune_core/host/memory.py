@@ -24,9 +24,14 @@ def model_memory_bytes(limit_bytes: int | None = None) -> int:
     return max(int(_MODEL_SHARE * usable), min(_FEWEST_MODEL_BYTES, usable))
 
 
+def host_memory_bytes() -> int:
+    """All of the host's memory, whatever this process may use."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
 def usable_memory_bytes(root: Path = ROOT) -> int:
     """The host's memory, or the least that this process's cgroup and its ancestors allow."""
-    found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    found = [host_memory_bytes()]
     for folder in cgroup_folders(root, "memory"):
         for name in _LIMITS:
             try:

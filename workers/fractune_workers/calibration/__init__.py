@@ -1,1 +1,1 @@
-"""The noise experiment: what a measurement is worth on this machine."""
+"""The noise experiment: the reliability of measurements on this machine."""

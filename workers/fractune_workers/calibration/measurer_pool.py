@@ -50,7 +50,7 @@ class PooledMeasurer:
         self.thread = ChildThread(self._session.stop)
 
     def handshake(self) -> Future[dict[str, Any]]:
-        """What the child says of its share. The future raises ShareUnavailable."""
+        """The child's `device_info`, once its share is verified. The future raises ShareUnavailable."""
 
         def device_info() -> dict[str, Any]:
             self._session.handshake()

@@ -29,7 +29,7 @@ from fractune_workers.measuring.session import Outcome
 
 @dataclass(frozen=True)
 class Setting:
-    """How candidates are timed."""
+    """A way to time candidates."""
 
     policy: TimingPolicy | None
     """None = raced, as a search does it"""
@@ -142,7 +142,7 @@ def _scored(setting: Setting, timed: Sequence[Pass], judged: Score, own_cores: M
 
 
 def _disturbed(timed: Sequence[Pass]) -> dict[str, Any]:
-    """What was counted beside a setting, and how each cause went with the time."""
+    """The counts beside a setting, and the rank correlation of each cause with the times."""
     seen = [disturbance for each in timed for disturbance in each.disturbances]
     whole = total(seen)
     return {
@@ -153,7 +153,7 @@ def _disturbed(timed: Sequence[Pass]) -> dict[str, Any]:
 
 
 def _explanation(passes: Passes) -> dict[str, Any] | None:
-    """What explains the spread of all that was timed with nothing else running; None where nothing was counted."""
+    """The explanation of the spread of all timings with nothing else running; None where nothing was counted."""
     alone = [timed for setting, timed in passes.items() if setting.measurers == 1 and not setting.builds]
     found = explain([_pairs(timed) for timed in alone])
     return asdict(found) if found else None

@@ -61,7 +61,7 @@ _log = logging.getLogger(__name__)
 
 
 class Preemption(Protocol):
-    """What may interrupt a call for a while; `fractune_workers.locks.core_locks.PreemptibleHold` is one."""
+    """The holder of cores that may interrupt a call: `fractune_workers.locks.core_locks.PreemptibleHold`."""
 
     def is_wanted(self) -> bool: ...
 
@@ -327,7 +327,7 @@ class Child:
         return ChildTimeout(f"the child was not ready within {_START_TIMEOUT_S:g} s", released=self.kill())
 
     def _death(self) -> ChildDied:
-        """How the process ended."""
+        """The error that says how the process ended."""
         self._drop_link()
         if self._process is None:
             return ChildDied("the child was never started")

@@ -1,4 +1,4 @@
-"""How a call of a child fails, and when a death of the child counts against its work."""
+"""Errors of a child's calls, and the rule by which a death of the child counts against its work."""
 
 from __future__ import annotations
 

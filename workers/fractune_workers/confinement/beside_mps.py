@@ -1,4 +1,4 @@
-"""What all shares of a GPU without MPS or MIG have in common: the GPU, and faults when an MPS daemon may be there."""
+"""The common part of a GPU's shares without MPS or MIG: the GPU, and its faults where an MPS daemon may be."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from fractune_core.errors import ShareUnavailable
 from fractune_core.host.cgroups import ROOT, cpu_quota
+from fractune_core.host.memory import host_memory_bytes
 from fractune_core.shares import GrantedShare, Share
 from fractune_workers.confinement.base import Confinement
 
@@ -66,7 +67,7 @@ class CpuConfinement(Confinement):
             units=len(self.cores),
             units_total=os.cpu_count() or len(self._allowed),
             unit=self.share.kind.unit,
-            memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+            memory_bytes=host_memory_bytes(),
             reserved=False,
             ids=tuple(self.cores),
         )

@@ -37,7 +37,7 @@ class NoConfinement(BesideMps):
         """The process stays as it was started."""
 
     def verify(self) -> GrantedShare:
-        """What CUDA shows. It is not proved that a kernel keeps to it, nor that no other process uses the same."""
+        """The SMs that CUDA shows. Unproved: that a kernel stays on them, and that no other process uses them."""
         driver = self._process.driver
         shown = driver.sm_count()
         return GrantedShare(

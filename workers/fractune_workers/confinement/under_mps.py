@@ -1,4 +1,4 @@
-"""What all shares under MPS have in common: a GPU, its daemon, and what a client must find from inside."""
+"""The common part of all shares under MPS: a GPU, its daemon, and the checks of a client from inside."""
 
 from __future__ import annotations
 

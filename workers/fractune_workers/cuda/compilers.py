@@ -111,7 +111,7 @@ class Nvrtc:
             self._nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
 
     def _read(self, what: str, program: ctypes.c_void_p) -> bytes:
-        """What `nvrtcGet...` gives of the program; its text ends in a zero byte, a cubin in its own last byte."""
+        """The result of `nvrtcGet...` for the program; a text ends in a zero byte, a cubin in its own last byte."""
         size = ctypes.c_size_t()
         self._call(f"{what}Size", program, ctypes.byref(size))
         buffer = ctypes.create_string_buffer(size.value)

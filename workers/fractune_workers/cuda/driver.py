@@ -69,7 +69,7 @@ class DriverFailed(ShareUnavailable):
 
 
 class Driver(Protocol):
-    """What a confined process asks CUDA about the device that it sees as number 0. Opened after the share was entered.
+    """CUDA's answers to a confined process about its device number 0. Opened after the share was entered.
 
     Every method raises DriverFailed.
     """
@@ -106,7 +106,7 @@ class CudaDriver:
         self.call("cuCtxSetCurrent", self.call("cuDevicePrimaryCtxRetain", self.device))
 
     def call(self, name: str, *args: Any) -> Any:
-        """What `cuda.NAME(*args)` returns: one value, or a tuple of several. Raises DriverFailed for its error code."""
+        """The result of `cuda.NAME(*args)`: one value, or a tuple. Raises DriverFailed for its error code."""
         try:
             result, *values = getattr(self.cuda, name)(*args)
         except RuntimeError as error:  # no libcuda.so.1, or an old one without this function

@@ -67,7 +67,7 @@ class Attempt:
 
 @dataclass(frozen=True)
 class ArtifactFailure:
-    """How an artifact failed."""
+    """The failure of an artifact."""
 
     status: str
     """`fractune_core.records.Status`"""

@@ -53,7 +53,7 @@ def plan_layout(text: str, gpu: Gpu) -> list[Placed]:
 
 
 def commands(placed: Sequence[Placed], gpu: Gpu) -> list[Command]:
-    """What to run as root, in this order: MIG mode on if it is off, present instances away, the new ones made."""
+    """The commands to run as root, in order: MIG mode on if it is off, present instances away, the new ones made."""
     mig = ("nvidia-smi", "mig", "-i", gpu.uuid)
     tuples = ",".join(f"{profile.id}:{place}" for profile, place in placed)
     made: list[Command] = []

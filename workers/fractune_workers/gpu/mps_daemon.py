@@ -271,7 +271,7 @@ class OwnMpsDaemon(MpsDaemon):
 
 
 def default_folder(gpu_uuid: str) -> Path:
-    """Where this user's workers on this host find the daemon of a GPU."""
+    """The folder of a GPU's daemon for this user's workers on this host."""
     return Path(tempfile.gettempdir()) / f"fractune-mps-{os.getuid()}-{gpu_uuid}"
 
 

@@ -23,7 +23,7 @@ _Driver = TypeVar("_Driver", bound=Driver)
 
 
 class GpuProcess(Generic[_Driver]):
-    """What every share of a GPU needs, whatever confines to it. Every method raises ShareUnavailable."""
+    """The checks that all shares of a GPU have in common. Every method raises ShareUnavailable."""
 
     def __init__(self, share: Share, nvml: Callable[[], Nvml], driver: Callable[[], _Driver]) -> None:
         self._share = share

@@ -1,1 +1,1 @@
-"""What this machine has: shares and their proof, CUDA, packages."""
+"""The inventory of this machine: shares and their proof, CUDA, packages."""

@@ -50,7 +50,7 @@ class CompilerHere:
 
 @dataclass(frozen=True)
 class CudaHere:
-    """What was found; empty where something is missing."""
+    """The findings; a field is empty where something is missing."""
 
     compilers: Sequence[CompilerHere]
     """the one that builds use first"""

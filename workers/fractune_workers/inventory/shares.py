@@ -1,4 +1,4 @@
-"""What this machine has: its devices, the shares of each, and the proof of each one.
+"""The devices of this machine, the shares of each, and the proof of each share.
 
 Whether a share can be had is asked of its own confinement. Where CUDA or MPS rounds, the units are known only once
 a process has entered the share; until then they are what is expected, or not said at all.
@@ -10,11 +10,12 @@ import contextlib
 import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from fractune_core.cuda.environment import VISIBLE_DEVICES
 from fractune_core.errors import BadRequest, FractuneError, ShareUnavailable
+from fractune_core.host.cpu_name import cpu_name
+from fractune_core.host.memory import host_memory_bytes
 from fractune_core.shares import GrantedShare, Share
 from fractune_workers.child import Child
 from fractune_workers.confinement import confinement_for
@@ -82,12 +83,13 @@ def machine_shares(*, prove: bool) -> Iterator[DeviceShares]:
 
 def _cpu_shares(*, prove: bool) -> DeviceShares:
     cores, total = len(os.sched_getaffinity(0)), os.cpu_count() or 1
-    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    blank = ShareInfo("", None, total, "", memory_bytes, reserved=False, proof="")
+    blank = ShareInfo("", None, total, "", host_memory_bytes(), reserved=False, proof="")
     shares = [
         _share_info(Share("cpu", str(count)), replace(blank, units=count), prove=prove) for count in _doubling(1, cores)
     ]
-    return DeviceShares("cpu", f"{_cpu_name()} ({cores} of {total} cores may be used here)", "", tuple(shares))
+    return DeviceShares(
+        "cpu", f"{cpu_name() or 'host CPU'} ({cores} of {total} cores may be used here)", "", tuple(shares)
+    )
 
 
 def _gpu_shares(gpu: Gpu, *, prove: bool) -> DeviceShares:
@@ -186,7 +188,7 @@ def _proved(share: Share, expected: ShareInfo) -> ShareInfo:
 
 
 def _ask_within(share: Share, environment: dict[str, str], *methods: str) -> list[Any]:
-    """What a child says that has entered the share."""
+    """The answers of a child that has entered the share."""
     child = Child("fractune_workers.children.measuring.proving", [str(share)], env=environment)
     try:
         return [child.call(method, _PROVE_TIMEOUT_S) for method in methods]
@@ -215,11 +217,3 @@ def _doubling(least: int, most: int) -> list[int]:
         sizes.append(least)
         least *= 2
     return [*sizes, most]
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return "host CPU"
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "host CPU")

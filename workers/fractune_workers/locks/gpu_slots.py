@@ -25,7 +25,7 @@ _LOOK_EVERY_S = 0.005
 
 @dataclass(frozen=True)
 class Claim:
-    """What a measurement takes of a GPU while it runs."""
+    """The part of a GPU that a measurement takes while it runs."""
 
     exclusion_group: str = ""
     """claims of one group may be held at the same time, claims of two never; empty = this one only alone"""
@@ -47,7 +47,7 @@ ALONE = Claim()
 
 
 def claim_of(granted: GrantedShare) -> Claim:
-    """What a measurement under the share takes. SMs that are reserved are its own, and need no room beside others'."""
+    """The claim of a measurement under the share. Reserved SMs are its own, and need no room beside others'."""
     if not granted.kind.side_by_side:
         return ALONE
     return Claim(granted.mechanism, 0 if granted.reserved else granted.units, granted.units_total)

@@ -152,7 +152,7 @@ class MeasurementSession:
 
     @property
     def fault_epochs(self) -> int:
-        """How many fault epochs this session has begun; 0 where a fault stays with its process."""
+        """Number of fault epochs that this session has begun; 0 where a fault stays with its process."""
         return 0 if self._guard is None else self._guard.epochs
 
     def handshake(self) -> None:
@@ -175,7 +175,7 @@ class MeasurementSession:
 
     @property
     def generation(self) -> int:
-        """How many children there have been."""
+        """Number of children so far."""
         return self._child.generation
 
     def anchor(self) -> float:

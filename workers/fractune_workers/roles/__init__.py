@@ -1,4 +1,4 @@
-"""What a worker does, one file for each role. A role runs in the supervisor: it never imports TVM."""
+"""The roles of workers, one file for each. A role runs in the supervisor: it never imports TVM."""
 
 from __future__ import annotations
 

@@ -20,6 +20,8 @@ import tvm
 from fractune_core import targets
 from fractune_core.codec.plain_json import read_json
 from fractune_core.errors import BadRequest, first_line
+from fractune_core.host.cpu_name import cpu_name
+from fractune_core.host.memory import host_memory_bytes
 from fractune_core.shares import Device
 from fractune_workers.children.tvm_api import cuda_target
 
@@ -144,14 +146,13 @@ def _host_triple() -> str:
 
 def host_device() -> Device:
     """The host CPU as a device; its units are all cores of the machine, whatever this process may use."""
-    pages, page_bytes = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
     return Device(
         kind="cpu",
         isa=host_cpu(),
         units=os.cpu_count() or 1,
-        memory_gib=round(pages * page_bytes / 2**30),
+        memory_gib=round(host_memory_bytes() / 2**30),
         l2_kib=_l2_kib(Path("/sys/devices/system/cpu/cpu0/cache")),
-        label=_model_name(Path("/proc/cpuinfo")),
+        label=cpu_name(),
     )
 
 
@@ -252,11 +253,3 @@ def _cache_kib(cache: Path) -> dict[str, int]:
             continue
         sizes[level] = int(size.rstrip("KM")) * (1024 if size.endswith("M") else 1)
     return sizes
-
-
-def _model_name(cpuinfo: Path) -> str:
-    try:
-        lines = cpuinfo.read_text().splitlines()
-    except OSError:
-        return ""
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
