@@ -43,7 +43,8 @@ from fractune.text.text import span_text, time_text
 PEER = "onnxruntime"
 _MODELS = (
     *("squeezenet", "resnet50", "densenet121", "shufflenet", "inception_v2"),
-    *("magika", "ocr_detection", "ocr_recognition"),
+    *("magika", "ocr_detection", "ocr_recognition", "crnn", "crnn_dynamic", "smart_turn", "silero", "silero_ifless"),
+    *("minilm", "minilm_dynamic", "transformer", "yolov8n", "speech_embedding"),
 )
 _FEWEST_REPEATS = 6
 """for an interval of 95 %"""
@@ -133,7 +134,7 @@ def _tuned(model: Model, args: argparse.Namespace, folder: Path) -> dict[str, An
 
 
 def _write(args: argparse.Namespace, rows: Sequence[Mapping[str, Any]]) -> None:
-    settings = {key: getattr(args, key) for key in ("shares", "minutes_a_model", "by", "trials", "repeats")}
+    settings = {key: getattr(args, key) for key in ("shares", "minutes_a_model", "min_gain", "trials", "repeats")}
     write_result("vs_onnxruntime", args, {**settings, "summary": summary(rows), "models": rows})
     if not args.quick or args.out is not None:
         found = curves(rows)

