@@ -17,8 +17,7 @@ from fractune.features.log.match import MatchResult, answered_match, match_reque
 from fractune.local.state import default_state_dir
 from fractune.models.source import ModelSource, model_file
 from fractune.server.credentials import PLAIN, Credentials
-from fractune.server.from_proto import job_status
-from fractune.server.job_status import JobStatus, OfferedShare, Worker
+from fractune.server.job_status import JobStatus, OfferedShare, Worker, job_status
 from fractune.server.rpc import CALL_TIMEOUT_S, RECONNECT_S, RpcClient
 from fractune.sessions.finding import named_server, server_address
 from fractune.sessions.running import submit

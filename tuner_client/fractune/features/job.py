@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from fractune.arguments import checked
 from fractune.features.tune.bundle import BundleFile, download_bundle
 from fractune.features.tune.result import TuneResult
-from fractune.server.from_proto import job_status
-from fractune.server.job_status import JobStatus, check_ended_well
+from fractune.server.job_status import JobStatus, check_ended_well, job_status
 from fractune.server.rpc import RpcClient, job_name
 from fractune.sessions.progress import ProgressOption, choose_view
 from fractune.sessions.requests import bundle_file, named_bundle_file

@@ -1,1 +1,1 @@
-"""Where a job runs, on a server or a new stack, and how it is followed to its end."""
+"""The place of a job, a server or a new stack, and the views that follow it to its end."""

@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from fractune.server.from_proto import job_status
-from fractune.server.job_status import JobStatus, check_ended_well
+from fractune.server.job_status import JobStatus, check_ended_well, job_status
 from fractune.server.rpc import Absence, RpcClient
 from fractune.sessions.finding import PathText
 from fractune.sessions.progress import View

@@ -15,8 +15,7 @@ from fractune.cli.progress import JsonView, TableView, job_table, progress_json
 from fractune.features.tune.goal_result import Goal, GoalStep, PeerTiming, SideBySide
 from fractune.features.tune.goal_table import goal_news
 from fractune.features.tune.table import result_json
-from fractune.server.from_proto import job_status
-from fractune.server.job_status import JobStatus
+from fractune.server.job_status import JobStatus, job_status
 from fractune.sessions.progress import BarView, LineView, status_text
 from fractune_core.jobs import JobState
 from tests.support.client_samples import job_script

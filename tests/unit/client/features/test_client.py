@@ -26,7 +26,7 @@ from fractune.errors import (
     ShareUnavailable,
     StateUnusable,
 )
-from fractune.server.from_proto import job_status, operator_match
+from fractune.server.job_status import job_status, operator_match
 from fractune.sessions.progress import BarView, LineView, View, choose_view
 from fractune_core.codec.messages import from_proto, to_proto
 from fractune_core.files.bundles import Bundle

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fractune.features.matrix.matrix import operator_tables
-from fractune.server.from_proto import job_status
+from fractune.server.job_status import job_status
 from fractune.server.rpc import RpcClient
 from fractune_core.pb import fractune_pb2 as pb
 from tests.support.client_samples import job_script

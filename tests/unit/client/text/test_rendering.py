@@ -8,7 +8,7 @@ from xml.etree import ElementTree as ET
 from rich.console import Console
 
 from fractune.features.tune.table import latency_table
-from fractune.server.from_proto import job_status
+from fractune.server.job_status import job_status
 from fractune.text.rendering import Column, Table
 from tests.support.client_samples import job_script
 from tests.support.paths import REPOSITORY

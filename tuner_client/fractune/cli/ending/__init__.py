@@ -1,1 +1,1 @@
-"""How a command ends: stopped by a signal, by a closed output or terminal, or by the end of its job."""
+"""The end of a command: stopped by a signal, by a closed output or terminal, or by the end of its job."""

@@ -7,8 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from fractune.server.from_proto import job_status
-from fractune.server.job_status import JobStatus
+from fractune.server.job_status import JobStatus, job_status
 from fractune.server.rpc import RpcClient
 from fractune_core.codec.messages import from_proto
 from fractune_core.errors import BadRequest

@@ -10,8 +10,7 @@ from typing import Any
 
 from fractune.features.log.table import match_table
 from fractune.models.source import ModelSource, model_file
-from fractune.server.from_proto import operator_match
-from fractune.server.job_status import OperatorMatch
+from fractune.server.job_status import OperatorMatch, operator_match
 from fractune.server.rpc import RpcClient
 from fractune.sessions.finding import PathText
 from fractune.sessions.session import session

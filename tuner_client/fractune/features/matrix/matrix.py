@@ -9,8 +9,7 @@ from pathlib import Path
 from fractune.features.matrix.cross_table import CrossTable, model_table, operator_table, sentences
 from fractune.features.matrix.table import cross_text
 from fractune.models.source import ModelSource, model_file
-from fractune.server.from_proto import operator_records
-from fractune.server.job_status import JobStatus
+from fractune.server.job_status import JobStatus, operator_records
 from fractune.server.rpc import RECONNECT_S, RpcClient
 from fractune.sessions.finding import PathText
 from fractune.sessions.progress import ProgressOption, choose_view

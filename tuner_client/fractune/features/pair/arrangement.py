@@ -1,4 +1,4 @@
-"""How two co-runners are placed on a processor: the part of each, and the whole that either would have alone."""
+"""The placement of two co-runners on a processor: the part of each, and the whole that either would have alone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OWN_UNITS, SAME_UNITS, INTERLEAVED = "own units", "same units", "in turn"
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a process runs."""
+    """The share and cores of a process."""
 
     share: Share
     cores: tuple[int, ...] = ()

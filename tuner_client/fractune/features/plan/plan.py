@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -87,13 +87,23 @@ def plan(
     PlanInfeasible names the limiting model and a remedy.
     """
     read = read_plan(source, gpus=gpus, partitioning=partitioning)
+
+    def planned() -> PlanResult:
+        with session(RpcClient, state, server, compile=bool(read.logged)) as client:
+            return plan_by_server(client, read, simulate=simulate, seed=seed)
+
+    def time(model: LogModel, shares: list[str]) -> None:
+        """Run a job that searches nothing and measures the log's best at these shares."""
+        spec = JobSpec.requested(model.path.name, shares, inputs=model.inputs, rerank=1)
+        with finished_job(model.path, spec, state, server, choose_view(progress), reconnect_s):
+            pass
+
     if measure:
         _check_can_measure(read)
-        return _measured_plan(read, _Options(simulate, seed, server, state, progress, reconnect_s))
+        return _measured_plan(read, planned, time)
     if not read.logged and server is None:
         return PlanResult(make_plan(read.request, simulated=simulate, seed=seed))
-    with session(RpcClient, state, server, compile=bool(read.logged)) as client:
-        return plan_by_server(client, read, simulate=simulate, seed=seed)
+    return planned()
 
 
 def plan_by_server(client: RpcClient, read: PlanFile, *, simulate: bool, seed: int) -> PlanResult:
@@ -107,17 +117,7 @@ def plan_by_server(client: RpcClient, read: PlanFile, *, simulate: bool, seed: i
     return PlanResult(from_proto(Plan, client.make_plan(request)))
 
 
-@dataclass(frozen=True)
-class _Options:
-    simulate: bool
-    seed: int
-    server: str | None
-    state: str | os.PathLike[str] | None
-    progress: ProgressOption
-    reconnect_s: float
-
-
-def _measured_plan(read: PlanFile, options: _Options) -> PlanResult:
+def _measured_plan(read: PlanFile, planned: Callable[[], PlanResult], time: Callable[..., None]) -> PlanResult:
     """Time the ends and the middle of each model's curve. Then time the parts that the plan takes without a measured
     time of the whole model, until no such part can be timed.
     """
@@ -127,10 +127,9 @@ def _measured_plan(read: PlanFile, options: _Options) -> PlanResult:
         for name, model in read.logged.items():
             shares = [share for of, share in sorted(needed - done) if of == name]
             if shares:
-                _time(model, shares, options)
+                time(model, shares)
         done |= needed
-        with session(RpcClient, options.state, options.server, compile=True) as client:
-            result = plan_by_server(client, read, simulate=options.simulate, seed=options.seed)
+        result = planned()
         parts = [part for parts in result.plan.devices for part in parts]
         needed = {
             (part.model, part.share)
@@ -146,15 +145,6 @@ def _ends_and_middle(read: PlanFile) -> list[str]:
     """Shares for a curve: the smallest, one between, and the whole device."""
     parts = read.request.device.parts
     return list(dict.fromkeys(part.share for part in (parts[0], parts[(len(parts) - 1) // 2], parts[-1])))
-
-
-def _time(model: LogModel, shares: list[str], options: _Options) -> None:
-    """Run a job that searches nothing and measures the log's best at these shares."""
-    spec = JobSpec.requested(model.path.name, shares, inputs=model.inputs, rerank=1)
-    with finished_job(
-        model.path, spec, options.state, options.server, choose_view(options.progress), options.reconnect_s
-    ):
-        pass
 
 
 def _check_can_measure(read: PlanFile) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from fractune.features.tune.bundle import BundleFile
 from fractune.features.tune.goal_result import Goal, GoalStep, PeerTiming, SideBySide, goal_end, next_trials
 from fractune.features.tune.goal_table import goal_news
-from fractune.features.tune.peer import check_share, time_beside, time_peer
+from fractune.features.tune.peer import check_share, timing_process
 from fractune.features.tune.result import TuneResult
 from fractune.local.stack import own_env
 from fractune.server.job_status import JobStatus
@@ -159,9 +159,11 @@ def _known(job: JobStatus) -> int:
 
 
 def _timed_peer(model: Path, spec: JobSpec, goal: GoalSpec) -> Goal:
-    timed = {share: time_peer(Share.parse(share), model, spec.inputs, _REPEATS, own_env()) for share in spec.shares}
-    version = next(iter(timed.values()))["version"]
-    peer_s = {share: statistics.median(each["run_secs"]) for share, each in timed.items()}
+    version, peer_s = "", {}
+    for share in spec.shares:
+        with timing_process(share, own_env()) as call:
+            timed = call("time_peer", path=str(model), shapes=spec.inputs, repeats=_REPEATS)
+        version, peer_s[share] = timed["version"], statistics.median(timed["run_secs"])
     return Goal(goal.peer, version, goal.min_gain, peer_s)
 
 
@@ -170,7 +172,8 @@ def peer_timing(share: str, model: Path, bundle: Path, repeats: int) -> PeerTimi
 
     Raises ShareUnavailable, BadModel, BadBundle, FractuneError if ONNX Runtime is not installed.
     """
-    timed = time_beside(Share.parse(share), model, bundle, repeats, own_env())
+    with timing_process(share, own_env()) as call:
+        timed = call("time_beside", path=str(model), bundle=str(bundle), repeats=repeats)
     ours, theirs = timed["ours"][timed["variant"]], timed["theirs"]
     return PeerTiming(
         tuple(ours["loop_secs"]),

@@ -21,7 +21,7 @@ _EMPTY_STEPS = 2
 
 
 class GoalEnd(StrEnum):
-    """Why a tuning with a goal ended; the values are printed."""
+    """The reason for the end of a tuning with a goal; the values are printed."""
 
     BEATEN = "it is beaten at every share"
     MINUTES = "the minutes are over"
@@ -137,7 +137,7 @@ def next_trials(reached: int, operators: int, most: int | None) -> int:
 
 
 def goal_end(goal: Goal, known: int, most: int | None, empty_steps: int, *, minutes_over: bool) -> GoalEnd | None:
-    """Why a tuning ends after the last step of `goal`; None = it goes on.
+    """The reason to end a tuning after the last step of `goal`; None = it goes on.
 
     The log holds `known` trials, and may hold `most`. The last `empty_steps` steps found nothing new.
     """

@@ -6,8 +6,7 @@ Core locks keep every other fractune process of this user off the cores meanwhil
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from fractune.local.programs import require
@@ -24,47 +23,25 @@ def check_share(share: Share) -> None:
     CpuConfinement(share).probe()
 
 
-def time_peer(
-    share: Share, model: Path, shapes: Mapping[str, Sequence[int]], repeats: int, env: Mapping[str, str]
-) -> dict[str, Any]:
-    """Time the ONNX file `model` in ONNX Runtime at `share`: `version`, and `run_secs`, seconds of `repeats`
-    inferences.
-
-    `shapes` are for inputs that it leaves open; `env` points the process to our packages. Raises ShareUnavailable,
-    BadModel if ONNX Runtime cannot load or run it, FractuneError if it is not installed.
-    """
-    with _confined(share, env) as call:
-        timed: dict[str, Any] = call("time_peer", _TIMEOUT_S, path=str(model), shapes=dict(shapes), repeats=repeats)
-    return timed
-
-
-def time_beside(share: Share, model: Path, bundle: Path, repeats: int, env: Mapping[str, str]) -> dict[str, Any]:
-    """Time the bundle's variant for `share` and its ONNX file in ONNX Runtime, interleaved.
-
-    Returns the fields of `fractune.inference.comparing.beside.Beside`, and `variant`. Raises as `time_peer`, and
-    BadBundle.
-    """
-    with _confined(share, env) as call:
-        timed: dict[str, Any] = call("time_beside", _TIMEOUT_S, path=str(model), bundle=str(bundle), repeats=repeats)
-    return timed
-
-
 @contextlib.contextmanager
-def _confined(share: Share, env: Mapping[str, str]) -> Iterator[Callable[..., Any]]:
-    """A function that calls a process at `share`, with cores of its own until the block ends. Raises
-    ShareUnavailable.
+def timing_process(share: str, env: Mapping[str, str]) -> Iterator[Callable[..., Any]]:
+    """A function that calls `time_peer` or `time_beside` of `peer_child`, in a process at `share`.
+
+    The process has cores of its own until the block ends; `env` points it to our packages. Raises ShareUnavailable.
+    The call raises BadModel if ONNX Runtime cannot load or run the model, BadBundle, FractuneError if it is not
+    installed.
     """
     require("worker", "tvm")
     from fractune_workers.child import Child
     from fractune_workers.confinement.cpu import CpuConfinement
     from fractune_workers.locks.core_locks import CoreLocks, default_lock_dir
 
-    confinement = CpuConfinement(share)
+    confinement = CpuConfinement(Share.parse(share))
     confinement.probe()
-    args = [str(share), ",".join(map(str, confinement.cores))]
+    args = [share, ",".join(map(str, confinement.cores))]
     child = Child("fractune.features.tune.peer_child", args, {**env, **confinement.environment()})
     try:
         with CoreLocks(default_lock_dir()).measuring(confinement.cores):
-            yield child.call
+            yield lambda method, **arguments: child.call(method, _TIMEOUT_S, **arguments)
     finally:
         child.stop()

@@ -38,7 +38,7 @@ def result_json(job: JobStatus, bundle: str) -> dict[str, Any]:
 
 
 def layout_transforms(job: JobStatus) -> int:
-    """How many operators of one inference change a layout."""
+    """The number of operators of one inference that change a layout."""
     return sum(each.weight for each in job.operators if changes_layout(each.name))
 
 

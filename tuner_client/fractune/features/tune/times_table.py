@@ -1,4 +1,4 @@
-"""Where a model's time goes: its heaviest operators at each share, how fast they are, and what is left over."""
+"""The distribution of a model's time: its heaviest operators at each share, their speed, and the rest."""
 
 from __future__ import annotations
 

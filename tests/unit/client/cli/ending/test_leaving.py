@@ -17,8 +17,7 @@ import typer
 from fractune.cli.ending.leaving import LeavableView
 from fractune.cli.ending.on_done import news, run_when_done
 from fractune.cli.ending.stopped import Stopped, take_signals
-from fractune.server.from_proto import job_status
-from fractune.server.job_status import JobStatus
+from fractune.server.job_status import JobStatus, job_status
 from fractune.sessions.progress import View
 from fractune_core.errors import JobFailed
 from fractune_core.jobs import JobState

@@ -12,7 +12,7 @@ import pytest
 from fractune.features.matrix.cross_table import Cell, CrossTable, model_table, operator_table, sentences, signed
 from fractune.features.matrix.picture import draw_table
 from fractune.features.matrix.table import cell_text, rows, table_json
-from fractune.server.from_proto import job_status, operator_records
+from fractune.server.job_status import job_status, operator_records
 from fractune.text.figure import check_picture
 from fractune_core.analysis.slowdown_ci import Slowdown
 from fractune_core.codec.messages import to_proto

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fractune.features.tune.table import doubts, latency_table, result_json
-from fractune.server.from_proto import job_status
+from fractune.server.job_status import job_status
 from tests.support.client_samples import job_script
 
 

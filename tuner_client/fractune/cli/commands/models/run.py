@@ -196,7 +196,7 @@ def _print(report: dict[str, Any], given_by: str) -> None:
 
 
 def _hints(report: dict[str, Any]) -> list[str]:
-    """How to run a tuned variant if the untuned one ran; the overhead of a call if it is a large part."""
+    """A way to run a tuned variant if the untuned one ran; the overhead of a call if it is a large part."""
     if report.get("tuned_shares"):
         at = report["tuned_shares"][0]
         return [f"hint:      --share {at} runs the variant that was tuned there; --allow-unmeasured runs it here"]

@@ -17,17 +17,14 @@ from fractune.cli.progress import choose_view
 from fractune.features.client import Client
 from fractune.features.fuse.slots_text import apart_text, slots_text
 from fractune.features.tune.goal import DEFAULT_MINUTES, PEERS
-from fractune.features.tune.goal_result import Goal
 from fractune.features.tune.goal_table import goal_json, goal_table, verdict_line
 from fractune.features.tune.result import TuneResult
 from fractune.features.tune.table import result_json
 from fractune.features.tune.tune import tune as tune_model
 from fractune.local.noise_file import advice_for, measuring_text
 from fractune.local.state import default_state_dir
-from fractune.sessions.requests import bundle_file
 from fractune.sessions.session import server_session
 from fractune.text.figure import check_picture
-from fractune.text.output_files import check_writable
 from fractune_core.errors import BadRequest
 from fractune_core.files.bundles import Bundle
 from fractune_core.jobs import JobSpec, Priority
@@ -129,7 +126,7 @@ def tune(
         )
         _leave(model, shares, job_options, place, as_json=as_json)
         return
-    _check_paths(model, out or Path(), picture)
+    check_picture(picture)
     view = choose_view(quiet=quiet, as_json=as_json)
     with run_when_done(on_done, view) as fetched:
         result = tune_model(
@@ -168,7 +165,8 @@ def _leave(model: Path, shares: str, job_options: dict[str, Any], place: options
 
 def _print(result: TuneResult, state: Path | None, *, as_json: bool) -> None:
     if as_json:
-        print(json.dumps(_json(result)), flush=True)
+        goal = {} if result.goal is None else {"goal": goal_json(result.goal)}
+        print(json.dumps({**result_json(result.job, str(result.bundle.path)), **goal}), flush=True)
         return
     several = result.goal is not None and len(result.goal.steps) > 1
     print_result(result.job, str(result.bundle.path), step=" in the last step" if several else "")
@@ -176,7 +174,8 @@ def _print(result: TuneResult, state: Path | None, *, as_json: bool) -> None:
         for share, advice in advice_for(state or default_state_dir(), result.job.shares).items():
             print(measuring_text(share, advice, result.measurers[share]))
     if result.goal is not None:
-        _print_goal(result.goal)
+        print_tables(goal_table(result.goal))
+        print(verdict_line(result.goal))
     _print_slots(result.bundle.path)
 
 
@@ -188,20 +187,3 @@ def _print_slots(bundle: Path) -> None:
         print(f"slots: {slots_text(slots)}")
     if apart:
         print(f"note: {apart_text(apart)}")
-
-
-def _print_goal(goal: Goal) -> None:
-    """Print both times at every share, and the end of the tuning."""
-    print_tables(goal_table(goal))
-    print(verdict_line(goal))
-
-
-def _json(result: TuneResult) -> dict[str, Any]:
-    goal = {} if result.goal is None else {"goal": goal_json(result.goal)}
-    return {**result_json(result.job, str(result.bundle.path)), **goal}
-
-
-def _check_paths(model: Path, out: Path, picture: Path | None) -> None:
-    """Raises before any work if an output file cannot be written."""
-    check_writable("--out", bundle_file(out, model.name))
-    check_picture(picture)

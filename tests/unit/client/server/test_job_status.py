@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fractune.server.from_proto import job_status
+from fractune.server.job_status import job_status
 from tests.support.client_samples import job_script
 
 
