@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fractune.inference.cpu.backend import OnCpu
@@ -10,6 +10,7 @@ from fractune.inference.cpu.share import ShareHere
 from fractune.inference.gpu.backend import OnGpu
 from fractune.inference.tvm_runtime.kept_inputs import KeptInputs
 from fractune.inference.tvm_runtime.tensors import TensorSpec
+from fractune.inference.tvm_runtime.variants import Variant
 from fractune_core.errors import BadBundle
 from fractune_core.files.bundles import Bundle
 from fractune_core.shares import Share
@@ -25,8 +26,8 @@ class Backend(Protocol):
         """The share that the process is under now. Raises ShareUnavailable if it is not the requested share."""
         ...
 
-    def load_main(self, variant: str) -> Callable[..., Any]:
-        """The entry of a variant, which has its weights. Raises BadBundle if no variant has this name."""
+    def load_variant(self, variant: str) -> Variant:
+        """A variant with its weights. Raises BadBundle if no variant has this name."""
         ...
 
     def arguments(self, specs: Sequence[TensorSpec], inputs: Mapping[str, Any]) -> list[Any]:
@@ -37,8 +38,12 @@ class Backend(Protocol):
         """Memory into which `run`'s inputs are copied; None where they are better used in place."""
         ...
 
-    def run(self, main: Callable[..., Any], arguments: Sequence[Any]) -> list[Any]:
+    def run(self, variant: Variant, arguments: Sequence[Any]) -> list[Any]:
         """The complete outputs, in place. Call it on the thread of the model, one call at a time."""
+        ...
+
+    def run_into(self, variant: Variant, arguments: Sequence[Any], outputs: Sequence[Any]) -> None:
+        """As `run`, but the outputs are in the tensors `outputs` afterwards."""
         ...
 
     def placed(self, arguments: Sequence[Any]) -> list[Any]:

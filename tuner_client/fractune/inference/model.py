@@ -10,9 +10,11 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fractune.inference.backends import backend_for
+from fractune.inference.bound import Bound
 from fractune.inference.choosing import VariantChoice, choose_variant
 from fractune.inference.cpu.share import ShareHere
 from fractune.inference.one_thread import one_thread_choice
@@ -20,6 +22,8 @@ from fractune.inference.runner import runner_for
 from fractune.inference.signatures import open_bundle
 from fractune.inference.slots import Slots
 from fractune.inference.tvm_runtime import tensors
+from fractune.inference.tvm_runtime.bound_memory import BoundMemory
+from fractune.inference.tvm_runtime.variants import Variant
 from fractune_core.analysis.match import DEFAULT_POLICY, Policy
 from fractune_core.errors import BadBundle
 from fractune_core.files.bundles import Bundle
@@ -77,7 +81,7 @@ class Model:
         self._backend = backend_for(bundle, Share.parse(share) if share else None)
         self._policy = policy
         self._turn = threading.Lock()
-        self._mains: dict[str, Any] = {}
+        self._variants: dict[str, Variant] = {}
         self._stop: Callable[[], Any] | None = None
         self._kept = self._backend.kept_inputs(self.inputs)
         self._take(self._backend.look())
@@ -123,14 +127,28 @@ class Model:
             return self._outputs(arguments, variant)
 
     def _outputs(self, arguments: Sequence[Any], variant: str | None) -> list[Any]:
-        main = self._main(variant or self.choice.variant)
-        outputs: list[Any] = self._runner.call(self._backend.run, main, arguments)
+        outputs: list[Any] = self._runner.call(self._backend.run, self._variant(variant), arguments)
         if len(outputs) != len(self.outputs):
             raise BadBundle(
                 f"{self.bundle.name}: its code gives {len(outputs)} outputs, and its manifest names "
                 f"{len(self.outputs)}; make the bundle again"
             )
         return outputs
+
+    def bind(
+        self,
+        inputs: Mapping[str, Any] | None = None,
+        outputs: Mapping[str, Any] | None = None,
+        variant: str | None = None,
+    ) -> Bound:
+        """Memory for all inputs and outputs, for calls that copy and check nothing: see `Bound`. Raises BadRequest for
+        arrays that cannot be used in place, and for outputs whose shape depends on the data.
+        """
+        return Bound(BoundMemory(self.inputs, inputs, self.outputs, outputs), partial(self._run_bound, variant))
+
+    def _run_bound(self, variant: str | None, arguments: Sequence[Any], outputs: Sequence[Any]) -> None:
+        with self._turn:
+            self._runner.call(self._backend.run_into, self._variant(variant), arguments, outputs)
 
     def placed(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """The inputs as tensors on the model's device, for many runs without a copy."""
@@ -156,15 +174,16 @@ class Model:
         choice = choose_variant(self.bundle, here.units, self._policy, here.mechanism)
         alone = one_thread_choice(self.bundle, here.units, choice, self._policy, here.mechanism)
         choice = alone or choice
-        self._main(choice.variant)
+        self._variant(choice.variant)
         if self._stop is not None:
             self._stop()
         self._runner = runner_for(here, 1 if alone else here.threads)
         self._stop = weakref.finalize(self, self._runner.stop)
         self.share, self.choice = here, choice
 
-    def _main(self, variant: str) -> Any:
-        """The entry of a variant, loaded on first use, which takes a few milliseconds."""
-        if variant not in self._mains:
-            self._mains[variant] = self._backend.load_main(variant)
-        return self._mains[variant]
+    def _variant(self, name: str | None) -> Variant:
+        """The chosen variant, or the one of that name, loaded on first use, which takes a few milliseconds."""
+        name = name or self.choice.variant
+        if name not in self._variants:
+            self._variants[name] = self._backend.load_variant(name)
+        return self._variants[name]

@@ -12,6 +12,8 @@ from fractune_core.names import ROBUST_VARIANT, UNTUNED_VARIANT
 
 ALIGNMENT_BYTES = 64
 """Weights begin at multiples of it, as the compiled code expects of memory"""
+MAIN_INTO = "main_into"
+"""The entry of a variant that computes the outputs in memory of the caller. Variants of older bundles lack it"""
 ITEM_BYTES = {
     **dict.fromkeys(("bool", "int8", "uint8"), 1),
     **dict.fromkeys(("int16", "uint16", "float16", "bfloat16"), 2),

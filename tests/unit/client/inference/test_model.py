@@ -27,6 +27,7 @@ from fractune.inference.cpu.processor import CPUINFO, isa_name, read_cpuinfo
 from fractune.inference.tvm_runtime import tensors
 from fractune.inference.tvm_runtime.runtime import aligned_bytes
 from fractune.inference.tvm_runtime.tensors import as_arguments, as_array
+from fractune.inference.tvm_runtime.variants import Variant
 from fractune_core.analysis.match import How
 from fractune_core.errors import BadBundle, BadRequest, FractuneError, ShareUnavailable
 from fractune_core.files.bundles import Bundle, write_bundle
@@ -322,7 +323,7 @@ def test_a_run_that_fails_does_not_blame_the_bundle(small: Small) -> None:
         raise RuntimeError("std::bad_alloc")
 
     with pytest.raises(FractuneError, match="the model failed on the CPU") as raised:
-        OnCpu(Bundle(small.bundle), None).run(refuse, [])
+        OnCpu(Bundle(small.bundle), None).run(Variant(refuse, refuse), [])
     assert not isinstance(raised.value, BadBundle)
 
 

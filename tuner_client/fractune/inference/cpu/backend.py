@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +11,9 @@ from fractune.inference.cpu.processor import check_processor
 from fractune.inference.cpu.share import ShareHere
 from fractune.inference.tvm_runtime import tensors
 from fractune.inference.tvm_runtime.kept_inputs import KeptInputs, are_small
-from fractune.inference.tvm_runtime.runtime import load_runtime
+from fractune.inference.tvm_runtime.runtime import copy_tensor, load_runtime
 from fractune.inference.tvm_runtime.tensors import TensorSpec
-from fractune.inference.tvm_runtime.variants import MISFITS, load_variant, misfit
+from fractune.inference.tvm_runtime.variants import MISFITS, Variant, load_variant, misfit
 from fractune.inference.tvm_runtime.weights import Weights
 from fractune_core.errors import FractuneError, ShareUnavailable, first_line
 from fractune_core.files.bundles import Bundle
@@ -51,7 +51,7 @@ class OnCpu:
             )
         return replace(here, units=self._cores, reason=f"cpu:{self._cores} as requested, of {here.reason}")
 
-    def load_main(self, variant: str) -> Callable[..., Any]:
+    def load_variant(self, variant: str) -> Variant:
         return load_variant(self._bundle, variant, self._weights)
 
     def arguments(self, specs: Sequence[TensorSpec], inputs: Mapping[str, Any]) -> list[Any]:
@@ -60,13 +60,26 @@ class OnCpu:
     def kept_inputs(self, specs: Sequence[TensorSpec]) -> KeptInputs | None:
         return KeptInputs(specs) if are_small(specs) else None
 
-    def run(self, main: Callable[..., Any], arguments: Sequence[Any]) -> list[Any]:
+    def run(self, variant: Variant, arguments: Sequence[Any]) -> list[Any]:
         try:
-            return tensors.flat(main(*arguments))
+            return tensors.flat(variant.main(*arguments))
         except MISFITS as error:
-            if isinstance(error, RuntimeError) and _SHAPE_CHECK not in str(error):
-                raise FractuneError(f"the model failed on the CPU ({first_line(error)})") from error
-            raise misfit(self._bundle, error) from error
+            raise self._failure(error) from error
+
+    def run_into(self, variant: Variant, arguments: Sequence[Any], outputs: Sequence[Any]) -> None:
+        if variant.into is None:
+            for made, output in zip(self.run(variant, arguments), outputs, strict=True):
+                copy_tensor(made, output)
+            return
+        try:
+            variant.into(arguments, outputs)
+        except MISFITS as error:
+            raise self._failure(error) from error
+
+    def _failure(self, error: Exception) -> FractuneError:
+        if isinstance(error, RuntimeError) and _SHAPE_CHECK not in str(error):
+            return FractuneError(f"the model failed on the CPU ({first_line(error)})")
+        return misfit(self._bundle, error)
 
     def placed(self, arguments: Sequence[Any]) -> list[Any]:
         return list(arguments)

@@ -4,7 +4,7 @@ work is on CUDA's default stream, so copies and kernels run in order; `run` wait
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fractune.inference.cpu.processor import check_host_code
@@ -14,7 +14,7 @@ from fractune.inference.gpu.driver import GpuHere, NoDriver
 from fractune.inference.gpu.share import check_gpu, check_held, gpu_share_here
 from fractune.inference.tvm_runtime import runtime, tensors
 from fractune.inference.tvm_runtime.tensors import TensorSpec
-from fractune.inference.tvm_runtime.variants import load_variant, misfit
+from fractune.inference.tvm_runtime.variants import Variant, load_variant, misfit
 from fractune.inference.tvm_runtime.weights import Weights
 from fractune_core.errors import BadBundle, FractuneError, first_line
 from fractune_core.files.bundles import Bundle
@@ -53,7 +53,7 @@ class OnGpu:
             check_held(self._share, here, self._whole_sms)
         return here
 
-    def load_main(self, variant: str) -> Callable[..., Any]:
+    def load_variant(self, variant: str) -> Variant:
         return load_variant(self._bundle, variant, self._weights, (self.kind, runtime.CPU))
 
     def arguments(self, specs: Sequence[TensorSpec], inputs: Mapping[str, Any]) -> list[Any]:
@@ -62,16 +62,21 @@ class OnGpu:
     def kept_inputs(self, specs: Sequence[TensorSpec]) -> None:  # noqa: ARG002  `run` has memory for them on the GPU
         return None
 
-    def run(self, main: Callable[..., Any], arguments: Sequence[Any]) -> list[Any]:
+    def run(self, variant: Variant, arguments: Sequence[Any]) -> list[Any]:
         try:
             there = [self._input(at, argument) for at, argument in enumerate(arguments)]
-            outputs = tensors.flat(main(*there))
+            outputs = tensors.flat(variant.main(*there))
             runtime.synchronise(self.device)
         except RuntimeError as error:
             raise FractuneError(f"the model failed on the GPU ({first_line(error)}); {_LOST}") from error
         except (ValueError, TypeError) as error:
             raise misfit(self._bundle, error) from error
         return outputs
+
+    def run_into(self, variant: Variant, arguments: Sequence[Any], outputs: Sequence[Any]) -> None:
+        for made, output in zip(self.run(variant, arguments), outputs, strict=True):
+            self._copy(made, output)
+        runtime.synchronise(self.device)
 
     def placed(self, arguments: Sequence[Any]) -> list[Any]:
         there = [self._copy(argument, self._room_for(argument)) for argument in arguments]

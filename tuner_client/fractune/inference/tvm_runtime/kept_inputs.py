@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from fractune.inference.tvm_runtime.runtime import aligned_bytes
-from fractune.inference.tvm_runtime.tensors import TensorSpec, as_tensor, numpy_dtype
-
-if TYPE_CHECKING:
-    from fractune.inference.tvm_runtime.tensors import Array
+from fractune.inference.tvm_runtime.tensors import TensorSpec, array_of, as_tensor, numpy_dtype
 
 _MOST_BYTES = 1 << 16
 """of all inputs: a copy of them takes no longer than the tensors of one call"""
@@ -20,7 +16,7 @@ class KeptInputs:
     """The tensors of a model's inputs. Only one call at a time may use them."""
 
     def __init__(self, specs: Sequence[TensorSpec]) -> None:
-        self._memory = [(spec.name, empty_input(spec)) for spec in specs]
+        self._memory = [(spec.name, array_of(spec)) for spec in specs]
         self._checked = [(name, array, array.dtype, array.shape) for name, array in self._memory]
         self.tensors = [as_tensor(name, array) for name, array in self._memory]
 
@@ -41,12 +37,6 @@ class KeptInputs:
 def are_small(specs: Sequence[TensorSpec]) -> bool:
     """Whether copies of all inputs are worth keeping memory for them."""
     return sum(_bytes_of(spec) for spec in specs) <= _MOST_BYTES
-
-
-def empty_input(spec: TensorSpec) -> Array:
-    """An array for an input, as compiled code takes it."""
-    array: Array = aligned_bytes(_bytes_of(spec)).view(numpy_dtype(spec.dtype)).reshape(spec.shape)
-    return array
 
 
 def _bytes_of(spec: TensorSpec) -> int:

@@ -12,12 +12,13 @@ import importlib.util
 import os
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fractune_core.cuda.toolkit import load_cudart
 from fractune_core.errors import FractuneError
-from fractune_core.files.manifests import ALIGNMENT_BYTES
+from fractune_core.files.manifests import ALIGNMENT_BYTES, MAIN_INTO
 
 _LIBRARIES = ("libtvm_runtime.so", "libtvm_runtime_extra.so")
 """the second holds sorting and random numbers, which some models call"""
@@ -104,9 +105,22 @@ def _function(name: str) -> Callable[..., Any]:
     return tvm_ffi.get_global_func(name)
 
 
-def load_main(objects: Sequence[bytes], devices: Sequence[tuple[int, int]]) -> tuple[Callable[..., Any], int]:
-    """The entry function of a variant's object files, on a separate virtual machine, and its number of tensors.
-    `devices`: the device of the tensors first, the CPU last. For other files TVM raises exceptions of any kind.
+@dataclass(frozen=True)
+class Entries:
+    """The functions of a variant's code. No two threads may call them at the same time."""
+
+    main: Callable[..., Any]
+    """returns its outputs, for inputs and weights"""
+    takes: int
+    """the number of these tensors"""
+    into: Callable[..., Any] | None
+    """takes tensors for the outputs as well, and returns nothing; None in older bundles, and where the memory of an
+    output is not allocated for it alone"""
+
+
+def load_entries(objects: Sequence[bytes], devices: Sequence[tuple[int, int]]) -> Entries:
+    """The functions of a variant's object files, on a separate virtual machine. `devices`: the device of the tensors
+    first, the CPU last. For other files TVM raises exceptions of any kind.
     """
     import tvm_ffi_orcjit
 
@@ -115,7 +129,11 @@ def load_main(objects: Sequence[bytes], devices: Sequence[tuple[int, int]]) -> t
     module = _function("tvm_ffi_orcjit.SessionLoadModule")(session, list(objects), "", None, None)
     machine = module["vm_load_executable"]()
     machine["vm_initialization"](*(number for device in devices for number in (*device, _POOLED_ALLOCATOR)))
-    return machine["main"], int(machine["get_function_arity"]("main"))
+    try:
+        into = machine[MAIN_INTO]
+    except AttributeError:
+        into = None
+    return Entries(machine["main"], int(machine["get_function_arity"]("main")), into)
 
 
 def viewed(tensor: Any, shape: Sequence[int], dtype: str) -> Any:

@@ -54,16 +54,16 @@ def as_arguments(
     multiple of 64 bytes; else they are copied. They may lie on the `gpu` (DLPack's numbers) too, and are not copied
     there. Raises BadRequest, which lists the expected inputs, for wrong ones.
     """
-    readable = _checked(specs, inputs, gpu)
-    return [as_tensor(spec.name, readable[spec.name]) for spec in specs]
+    found = _checked(specs, inputs, gpu)
+    return [as_tensor(spec.name, found[spec.name]) for spec in specs]
 
 
 def as_arrays(specs: Sequence[TensorSpec], inputs: Mapping[str, Any]) -> dict[str, Array]:
     """The inputs, in memory of the CPU, as NumPy arrays over that memory. Raises BadRequest as `as_arguments`."""
     import numpy as np
 
-    readable = _checked(specs, inputs, None)
-    return {name: value if isinstance(value, np.ndarray) else as_array(value) for name, value in readable.items()}
+    found = _checked(specs, inputs, None)
+    return {name: value if isinstance(value, np.ndarray) else as_array(value) for name, value in found.items()}
 
 
 def _checked(specs: Sequence[TensorSpec], inputs: Any, gpu: tuple[int, int] | None) -> dict[str, Any]:
@@ -71,13 +71,13 @@ def _checked(specs: Sequence[TensorSpec], inputs: Any, gpu: tuple[int, int] | No
     if not isinstance(inputs, Mapping):
         names = ", ".join(f"{spec.name!r}: array" for spec in specs)
         raise BadRequest(f"inputs: {type(inputs).__name__} is not a mapping; give arrays by name, as {{{names}}}")
-    readable = {name: _readable(name, value, gpu) for name, value in inputs.items()}
-    check_inputs(specs, readable)
-    return readable
+    found = {name: readable(name, value, gpu) for name, value in inputs.items()}
+    check_tensors(specs, found)
+    return found
 
 
-def check_inputs(specs: Sequence[TensorSpec], inputs: Mapping[str, Any]) -> None:
-    """Raises BadRequest with the expected inputs unless names, types and shapes are exactly these."""
+def check_tensors(specs: Sequence[TensorSpec], inputs: Mapping[str, Any], verb: str = "takes") -> None:
+    """Raises BadRequest, with what the model takes or gives, unless names, types and shapes are exactly these."""
     if len(inputs) == len(specs) and all(spec.name in inputs and _is(spec, inputs[spec.name]) for spec in specs):
         return
     found = [
@@ -88,7 +88,7 @@ def check_inputs(specs: Sequence[TensorSpec], inputs: Mapping[str, Any]) -> None
     found += [f"{name} (unknown)" for name in inputs if name not in {spec.name for spec in specs}]
     expected = [str(spec) for spec in specs]
     if found != expected:
-        raise BadRequest(f"the model takes {', '.join(expected)}; given: {', '.join(found) or 'nothing'}")
+        raise BadRequest(f"the model {verb} {', '.join(expected)}; given: {', '.join(found) or 'nothing'}")
 
 
 def _is(spec: TensorSpec, value: Any) -> bool:
@@ -97,7 +97,7 @@ def _is(spec: TensorSpec, value: Any) -> bool:
     return bool(value.dtype == dtype) and tuple(value.shape) == spec.shape
 
 
-def _readable(name: str, value: Any, gpu: tuple[int, int] | None) -> Any:
+def readable(name: str, value: Any, gpu: tuple[int, int] | None) -> Any:
     """The value as a NumPy array, or as a tensor over the memory of something with `__dlpack__`."""
     import numpy as np
     import tvm_ffi
@@ -131,18 +131,24 @@ def as_tensor(name: str, value: Any) -> Any:
     import tvm_ffi
 
     if isinstance(value, np.ndarray):
-        fits = value.flags.c_contiguous and value.flags.writeable and value.ctypes.data % ALIGNMENT_BYTES == 0
-        fitting = value if fits else _aligned_copy(value)
+        fitting = value if fits(value) else _aligned_copy(value)
         if value.dtype.kind in _KINDS_OF_DLPACK:
             return tvm_ffi.from_dlpack(fitting)
         return viewed(tvm_ffi.from_dlpack(_bare(fitting)), value.shape, str(value.dtype))
-    if value.is_contiguous() and value.data_ptr() % ALIGNMENT_BYTES == 0:
+    if fits(value):
         return value
     if device_of(value)[0] not in MEMORY_OF_CPUS:
         raise BadRequest(
             f"input '{name}' is not a contiguous array on the GPU, or is not aligned; make a copy of it there"
         )
     return as_tensor(name, _aligned_copy(as_array(value)))
+
+
+def fits(value: Any) -> bool:
+    """Whether compiled code can use the memory of a NumPy array or a tensor."""
+    if hasattr(value, "ctypes"):
+        return bool(value.flags.c_contiguous and value.flags.writeable and value.ctypes.data % ALIGNMENT_BYTES == 0)
+    return bool(value.is_contiguous() and value.data_ptr() % ALIGNMENT_BYTES == 0)
 
 
 def _aligned_copy(array: Array) -> Array:
@@ -172,9 +178,15 @@ def as_array(tensor: Any) -> Array:
 
 def empty_array(like: Any) -> tuple[Array, Any]:
     """An array for a tensor's contents, and a tensor over the array's memory."""
-    dtype, shape = numpy_dtype(str(like.dtype)), tuple(like.shape)
-    array = aligned_bytes(math.prod(shape) * dtype.itemsize).view(dtype).reshape(shape)
+    array = array_of(TensorSpec("output", str(like.dtype), tuple(like.shape)))
     return array, as_tensor("output", array)
+
+
+def array_of(spec: TensorSpec) -> Array:
+    """An array of that type and shape, aligned as compiled code expects it. Its shape must not depend on data."""
+    dtype, shape = numpy_dtype(spec.dtype), [dim for dim in spec.shape if dim is not None]
+    array: Array = aligned_bytes(math.prod(shape) * dtype.itemsize).view(dtype).reshape(shape)
+    return array
 
 
 @functools.cache

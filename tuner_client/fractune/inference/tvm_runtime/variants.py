@@ -1,11 +1,12 @@
-"""A variant of a bundle as a function of its inputs: code, weights and manifest must fit together."""
+"""A variant of a bundle as functions of its inputs: code, weights and manifest must fit together."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from fractune.inference.tvm_runtime.runtime import CPU, load_main
+from fractune.inference.tvm_runtime.runtime import CPU, load_entries
 from fractune.inference.tvm_runtime.weights import Weights
 from fractune_core.errors import BadBundle, first_line
 from fractune_core.files.bundles import Bundle
@@ -14,28 +15,41 @@ MISFITS = (RuntimeError, ValueError, TypeError, AttributeError)
 """TVM's exceptions for a file that is not code, and for tensors that the code does not take"""
 
 
+@dataclass(frozen=True)
+class Variant:
+    """A variant with its weights. No two threads may call its functions at the same time."""
+
+    main: Callable[..., Any]
+    """returns its outputs, for the inputs"""
+    into: Callable[[Sequence[Any], Sequence[Any]], None] | None
+    """computes the outputs in given tensors, for the inputs and these; None where the code cannot"""
+
+
 def load_variant(
     bundle: Bundle, variant: str, weights: Weights, devices: Sequence[tuple[int, int]] = (CPU,)
-) -> Callable[..., Any]:
-    """The variant's `main` with its weights; it takes the inputs. No two threads may call it at the same time.
-    `devices`: the device of the tensors first, the CPU last. Raises BadBundle for a missing variant, for code that
-    cannot be loaded, and for more or fewer inputs and weights than the code takes.
+) -> Variant:
+    """Load a variant. `devices`: the device of the tensors first, the CPU last. Raises BadBundle for a missing variant,
+    for code that cannot be loaded, and for more or fewer inputs and weights than the code takes.
     """
     objects, own = bundle.objects(variant), weights.of(variant)
     inputs = len(bundle.manifest["inputs"])
     try:
-        main, takes = load_main(objects, devices)
+        entries = load_entries(objects, devices)
     except MISFITS as error:
         raise BadBundle(
             f"{bundle.name}: the code of the variant '{variant}' cannot be loaded ({first_line(error)}); "
             "make the bundle again"
         ) from error
-    if takes != inputs + len(own):
+    if entries.takes != inputs + len(own):
         raise BadBundle(
-            f"{bundle.name}: the code of the variant '{variant}' takes {takes} tensors, and its manifest names "
+            f"{bundle.name}: the code of the variant '{variant}' takes {entries.takes} tensors, and its manifest names "
             f"{inputs} inputs and {len(own)} weights; make the bundle again"
         )
-    return lambda *tensors: main(*tensors, *own)
+    main, into = entries.main, entries.into
+    return Variant(
+        lambda *tensors: main(*tensors, *own),
+        None if into is None else lambda inputs, outputs: into(*inputs, *own, *outputs),
+    )
 
 
 def misfit(bundle: Bundle, error: Exception) -> BadBundle:

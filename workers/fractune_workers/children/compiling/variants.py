@@ -16,6 +16,7 @@ from tvm.s_tir import meta_schedule as ms
 from fractune_core.errors import FractuneError
 from fractune_workers.children.building.cuda import packed_imports, scheduled_by_default, source_compiler
 from fractune_workers.children.compiling.concat_in_place import parts_in_place
+from fractune_workers.children.compiling.outputs_in_place import with_entry_for_outputs
 from fractune_workers.children.importing.passes import is_scheduled
 from fractune_workers.children.tvm_api.cuda_target import compiler_for
 from fractune_workers.children.tvm_api.traces import Workload, read_trace
@@ -41,6 +42,8 @@ def compile_variant(mod: Any, target: Any, schedules: dict[Workload, str]) -> di
         if for_gpu:
             mod = scheduled_by_default(mod, target)
         mod = parts_in_place(tvm.transform.Sequential(pipeline.dataflow_lower_passes(target))(mod))
+        if not for_gpu:
+            mod = with_entry_for_outputs(mod)
         rest = tvm.transform.Sequential(pipeline.finalize_passes(target))
         library = tvm.relax.build(mod, target=target, relax_pipeline=rest)
     return _export(library, _packer(target) if for_gpu else None)

@@ -1,0 +1,94 @@
+"""Memory of a caller that compiled code uses in place, call after call."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+from typing import TYPE_CHECKING, Any
+
+from fractune.inference.tvm_runtime.tensors import (
+    TensorSpec,
+    array_of,
+    as_array,
+    as_tensor,
+    check_tensors,
+    fits,
+    readable,
+)
+from fractune_core.errors import BadRequest
+from fractune_core.files.manifests import ALIGNMENT_BYTES
+
+if TYPE_CHECKING:
+    from fractune.inference.tvm_runtime.tensors import Array
+
+
+class BoundMemory:
+    """Arrays for all inputs and outputs; those that are not given are made. It holds them, so that none is freed.
+
+    Raises BadRequest for a given array of another type or shape, in memory that compiled code cannot use in place, or
+    in memory that an output shares; and for an output whose shape depends on the data.
+    """
+
+    def __init__(
+        self,
+        inputs: Sequence[TensorSpec],
+        given_inputs: Mapping[str, Any] | None,
+        outputs: Sequence[TensorSpec],
+        given_outputs: Mapping[str, Any] | None,
+    ) -> None:
+        for spec in outputs:
+            if None in spec.shape:
+                raise BadRequest(f"output {spec} has a shape that depends on the data; it cannot be bound: use run")
+        takes, gives = _given(inputs, given_inputs, "takes"), _given(outputs, given_outputs, "gives")
+        self.arguments = [as_tensor(spec.name, takes[spec.name]) for spec in inputs]
+        self.results = [as_tensor(spec.name, gives[spec.name]) for spec in outputs]
+        names = [(f"input '{spec.name}'", tensor) for spec, tensor in zip(inputs, self.arguments, strict=True)]
+        written = [(f"output '{spec.name}'", tensor) for spec, tensor in zip(outputs, self.results, strict=True)]
+        _check_apart(names, written)
+        self.inputs = {name: _array(value) for name, value in takes.items()}
+        self.outputs = {name: _array(value) for name, value in gives.items()}
+        self._held = [reference for value in (*takes.values(), *gives.values()) for reference in _holds(value)]
+
+
+def _given(specs: Sequence[TensorSpec], given: Mapping[str, Any] | None, verb: str) -> dict[str, Any]:
+    """An array, or a tensor over memory of another library, for each of `specs`."""
+    if not isinstance(given, Mapping | None):
+        raise BadRequest(f"bind: {type(given).__name__} is not a mapping; give arrays by name, or none")
+    values = {name: readable(name, value, None) for name, value in (given or {}).items()}
+    named = [spec for spec in specs if spec.name in values]
+    check_tensors(named if len(named) == len(values) else specs, values, verb)
+    for name, value in values.items():
+        if not fits(value):
+            raise BadRequest(
+                f"bind: '{name}' cannot be used in place: its memory must be contiguous, writable and begin at a "
+                f"multiple of {ALIGNMENT_BYTES} bytes; leave it out, and bind makes an array"
+            )
+    return {spec.name: values[spec.name] if spec.name in values else array_of(spec) for spec in specs}
+
+
+def _check_apart(inputs: Sequence[tuple[str, Any]], outputs: Sequence[tuple[str, Any]]) -> None:
+    """Inputs may share memory with each other, but code may write an output before it has read all inputs."""
+    pairs = [*combinations(outputs, 2), *((one, another) for one in inputs for another in outputs)]
+    for (name, tensor), (other_name, other) in pairs:
+        begin, other_begin = tensor.data_ptr(), other.data_ptr()
+        if begin < other_begin + _bytes(other) and other_begin < begin + _bytes(tensor):
+            raise BadRequest(f"{name} and {other_name} lie in the same memory; give each an array of its own")
+
+
+def _bytes(tensor: Any) -> int:
+    return int(as_array(tensor).nbytes)
+
+
+def _array(value: Any) -> Array:
+    array: Array = value if hasattr(value, "ctypes") else as_array(value)
+    return array
+
+
+def _holds(value: Any) -> Any:
+    """Weak references to a NumPy array and those that it is a view of: NumPy does not resize an array that has one, so
+    its memory stays where it is.
+    """
+    while hasattr(value, "ctypes"):
+        yield weakref.ref(value)
+        value = value.base
