@@ -3,7 +3,8 @@
 End to end: a real Redis and a real server process. The workers are simulated and answer at once, in threads of this
 process, so their part is in the figure as well. The queue: benchmarks.queue_cost. The recorder: records from a stream
 into SQLite. The scheduler: a decision with many open operators and a large fleet, at three sizes, so that its growth
-shows. Usage: python -m benchmarks.overhead [--quick] [--out FILE] [--trials N] [--records N]
+shows. A call of a tiny model: benchmarks.call_cost.
+Usage: python -m benchmarks.overhead [--quick] [--out FILE] [--trials N] [--records N]
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import statistics
 import tempfile
 from pathlib import Path
 
-from benchmarks import queue_cost
+from benchmarks import call_cost, queue_cost
 from benchmarks.recorder_rate import records_per_s
 from benchmarks.scheduler_cost import SHARE, costs_ms
 from benchmarks.support.machine import arguments, write_result
@@ -46,16 +47,20 @@ def main() -> None:
     print(f"queue: {queue:.2f} ms a candidate in batches of {BATCH}")
     rate = records_per_s(records)
     print(f"recorder: {rate:.0f} records/s over {records}")
+    calls_us = call_cost.call_costs_us(4 if args.quick else 200)
+    print(", ".join(f"{name} {cost_us:.1f} us" for name, cost_us in calls_us.items()))
     scheduler = {size: costs_ms(size, min(MEASURERS, size)) for size in sizes}
     _print_scheduler(scheduler)
     bars = {"trial_ms": TRIAL_BAR_MS, "queue_ms": QUEUE_BAR_MS, "records_per_s": RECORDS_BAR}
     data = {"trials": trials, "ms_per_trial": service, "queue_ms": queue, "records": records, "records_per_s": rate}
-    bars["decision_ms"] = DECISION_BAR_MS
+    data["calls_us"] = calls_us
+    bars |= {"decision_ms": DECISION_BAR_MS, "call_us": call_cost.LIMIT_US}
     write_result("overhead", args, {**data, "measurers": MEASURERS, "scheduler_ms": scheduler, "bars": bars})
     decision = scheduler[sizes[-1]]["decision"]
     print(
         f"overhead: {service['tuning']:.1f} ms a trial (bar {TRIAL_BAR_MS:g}), queue {queue:.2f} ms "
-        f"(bar {QUEUE_BAR_MS:g}), recorder {rate:.0f} records/s (bar {RECORDS_BAR:g}), a decision with "
+        f"(bar {QUEUE_BAR_MS:g}), recorder {rate:.0f} records/s (bar {RECORDS_BAR:g}), a call {calls_us['run']:.1f} us "
+        f"(bar {call_cost.LIMIT_US:g}), a decision with "
         f"{sizes[-1]} operators {decision:.2f} ms (bar {DECISION_BAR_MS:g})"
     )
 

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 class BoundMemory:
     """Arrays for all inputs and outputs; those that are not given are made. It holds them, so that none is freed.
 
-    Raises BadRequest for a given array of another type or shape, in memory that compiled code cannot use in place, or
-    in memory that an output shares; and for an output whose shape depends on the data.
+    Raises BadRequest for an array of another type or shape, in memory that compiled code cannot use in place, or that
+    overlaps an output. Raises it also for an output whose shape depends on the data.
     """
 
     def __init__(
