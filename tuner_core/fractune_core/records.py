@@ -52,17 +52,17 @@ class Kind(StrEnum):
 
     @classmethod
     def _missing_(cls, value: object) -> Kind | None:
-        """The first name of a validation, in logs and requests of before."""
+        """Accept the first name of a validation, which older logs and clients use."""
         return cls.VALIDATION if value == _VALIDATION_BEFORE else None
 
 
 WARM, COLD = "warm", "cold"
-"""What the second-level cache of a GPU holds when a call begins: what the last call left there, or nothing of use"""
+"""State of a GPU's second-level cache when a call begins: as the last call left it, or without useful data"""
 
 
 @dataclass(frozen=True)
 class TimingPolicy(JsonObject):
-    """What repeats, what warms, what is flushed. A time budget never cuts `repeats`."""
+    """Numbers of repeats and warm-ups, and the cache's state. A time budget never cuts `repeats`."""
 
     name: str
     warmups: int
@@ -75,7 +75,7 @@ class TimingPolicy(JsonObject):
     """WARM or COLD"""
     choosing: int = 0
     """how many of the repeats kept, the first of them, say which schedule is used; only the others are reported. 0 =
-    they are not divided: of a trial, of what cannot win, in a record of before"""
+    they are not divided: in trials, for candidates that cannot win, and in older records"""
 
     def undivided(self) -> TimingPolicy:
         """As many repeats as this one reports, and none to choose by: for a timing that chooses nothing."""
@@ -162,7 +162,7 @@ class TuningRecord(JsonObject):
     """tvm, tvm-ffi, llvm, driver, cuda: whatever applies"""
     disturbance: Disturbance | None = None
     """what else went on meanwhile: of a trial beside this timing, of a validation beside that of all finalists. None =
-    not known: on a GPU, for a failure, in a record of before"""
+    not known: on a GPU, for a failure, in an older record"""
     attempts: int = 0
     """how often its batch was measured, this time included: those before were void. 0 = not known"""
     namespace: str = ""

@@ -27,7 +27,7 @@ def _one(_size: str) -> int:
 
 @dataclass(frozen=True)
 class ShareKind:
-    """What is known of a mechanism without asking a machine. `size` is the text after the colon of a share."""
+    """Properties of a mechanism that are the same on all machines. `size` is the text after the colon of a share."""
 
     mechanism: str
     """identity: records of one mechanism say nothing about another"""

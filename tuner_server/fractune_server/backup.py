@@ -36,7 +36,7 @@ _BUNDLE = re.compile(rf"bundles/[0-9A-Za-z_-]+{re.escape(SUFFIX)}")
 
 @dataclass(frozen=True)
 class BackupSummary:
-    """What a backup holds."""
+    """Numbers of things in a backup."""
 
     records: int
     jobs: int

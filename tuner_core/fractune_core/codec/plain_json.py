@@ -97,7 +97,7 @@ def is_storable(text: Any) -> bool:
 
 
 class _Unstorable(Exception):
-    """What is wrong with a value; on the way out its path grows."""
+    """The defect of a value. Each enclosing object adds to the path."""
 
     path = ""
 

@@ -29,7 +29,7 @@ _UNREADABLE = (zipfile.BadZipFile, ValueError, OSError, EOFError, struct.error, 
 
 
 class BadArchive(Exception):
-    """What is wrong with an archive, as a clause without the file's name and without advice."""
+    """A defect of an archive, as a clause without the file's name and without advice."""
 
 
 class Archive:

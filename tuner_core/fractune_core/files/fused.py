@@ -83,7 +83,7 @@ def write_fused(file: BinaryIO, names: Sequence[str], paths: Sequence[Path], slo
 
 
 def read_fused(data: bytes) -> FusedContents | None:
-    """What the bytes of an archive hold; None for another archive than a fused model. Raises BadArchive, BadModel."""
+    """The content of an archive; None for an archive that is not a fused model. Raises BadArchive, BadModel."""
     with Archive(data) as archive:
         if _HEADER not in archive.names:
             return None

@@ -1,4 +1,4 @@
-"""What a bundle's manifest must hold, as plain JSON. `docs/bundle.md` tells it to readers."""
+"""The shape of a bundle's manifest, as plain JSON; `docs/bundle.md` describes it."""
 
 from __future__ import annotations
 

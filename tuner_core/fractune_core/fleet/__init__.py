@@ -1,1 +1,1 @@
-"""What server and workers agree on through Redis: messages and their signatures, files, marks, who is there."""
+"""The protocol of server and workers over Redis: signed messages, files, marks, entries of live workers."""

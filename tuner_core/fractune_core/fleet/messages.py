@@ -42,7 +42,7 @@ class WorkerInfo(TypedDict):
     """TVM's default target of the measuring device as JSON; empty for roles that do not measure"""
     versions: dict[str, str]
     state: NotRequired[str]
-    """BUSY or IDLE; this and what follows, a worker of before does not say"""
+    """BUSY or IDLE; older workers lack this field and those below"""
     uptime_s: NotRequired[float]
     """seconds since it began to count"""
     counts: NotRequired[list[list[Any]]]
@@ -55,7 +55,7 @@ class WorkerInfo(TypedDict):
 
 
 class TracedWork(TypedDict):
-    """What all work may have. A reader of before passes over it."""
+    """Optional fields of all work. Older readers ignore them."""
 
     traceparent: NotRequired[str]
     """W3C trace context: the parent span in the trace of its job; absent where nothing is traced"""
@@ -95,7 +95,7 @@ class TargetOperator(TypedDict):
 
 
 class RoundWork(TracedWork):
-    """What the work of one round of an operator has in common."""
+    """The common fields of the work of one round of an operator."""
 
     work_id: str
     round_id: str
@@ -109,7 +109,7 @@ class RoundWork(TracedWork):
 
 
 class SearchOpening(TypedDict):
-    """What a search begins with where it is new to its instance: all that the log knows."""
+    """The log's knowledge of an operator, for an instance that is new to the search."""
 
     history: list[PastTrial]
     """of the operator"""
@@ -283,7 +283,7 @@ class OperatorItem(TypedDict):
     workload: str
     """MetaSchedule's Workload as JSON text; where there are several implementations, theirs too"""
     flops: NotRequired[float]
-    """with `io_bytes` an Arithmetic; a worker of before does not say"""
+    """with `io_bytes` an Arithmetic; older workers lack both"""
     io_bytes: NotRequired[int]
 
 

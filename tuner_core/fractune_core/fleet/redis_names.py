@@ -8,8 +8,8 @@ through the consumer group RECORDER; a tuner instance reads its own through the 
 from __future__ import annotations
 
 PROTOCOL = 7
-"""of the messages: counts up when a side of before would not understand the other. It is part of the name of every
-queue, so that no work comes to a worker that cannot do it."""
+"""Version of the messages. It rises when older workers would not understand a message. Every queue has it in its name,
+so that work reaches only workers that can do it."""
 
 PREFIX = "fractune:"
 PROTOCOL_KEY = PREFIX + "protocol"

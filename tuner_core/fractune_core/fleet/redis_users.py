@@ -30,7 +30,7 @@ _SERVER_COMMANDS = (
 
 
 def _worker(role: str) -> Sequence[str]:
-    """What every worker does: live, take work of its role, and deliver results."""
+    """Rules of every worker: to renew its entry, take work of its role, and deliver results."""
     return (
         "(+get %R~fractune:protocol %R~fractune:greeting)",
         f"(+set +del ~fractune:worker:{role}-*)",
@@ -83,7 +83,7 @@ def acl_file(passwords: Mapping[str, str]) -> str:
 
 
 def user_rules(user: str) -> str:
-    """What the user may do, as the words of `ACL SETUSER`."""
+    """The rules of the user, as the words of `ACL SETUSER`."""
     return " ".join(("resetkeys", "resetchannels", "-@all", _CONNECT, *_RULES[user]))
 
 

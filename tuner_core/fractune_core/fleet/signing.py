@@ -18,7 +18,7 @@ _DIGEST_BYTES = 32
 
 
 class Unsigned(FractuneError):
-    """What is no message of this fleet for its purpose: unsigned, altered, of another fleet, misplaced, or no JSON."""
+    """Not a message of this fleet for its purpose: unsigned, altered, of another fleet, misplaced, or not JSON."""
 
 
 def sign(secret: bytes, purpose: str, payload: bytes) -> bytes:
@@ -41,7 +41,7 @@ def sign_json(secret: bytes, purpose: str, value: object) -> str:
 
 
 def open_signed_json(secret: bytes, purpose: str, signed: str | bytes) -> Any:
-    """What `sign_json` was given. Raises Unsigned."""
+    """The value given to `sign_json`. Raises Unsigned."""
     encoded = signed if isinstance(signed, bytes) else signed.encode(errors="surrogatepass")
     digest, _, text = encoded.partition(b" ")
     if not hmac.compare_digest(digest, _digest(secret, purpose, text).hex().encode()):

@@ -1,4 +1,4 @@
-"""What a worker has counted since it started, as its entry carries it: numbers by what they are of, which only grow."""
+"""Counts of a worker since its start, as its entry carries them. They only grow."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ COUNT = "count"
 
 
 class CountKey(NamedTuple):
-    """What one number is of."""
+    """The meaning of one count."""
 
     name: str
     """one of the names above"""
@@ -43,7 +43,7 @@ def counts_to_json(counts: Mapping[CountKey, float]) -> list[list[Any]]:
 
 
 def counts_from_json(rows: Any) -> dict[CountKey, float]:
-    """What `counts_to_json` wrote, and of another version of it what can be read."""
+    """The counts that `counts_to_json` wrote; of another version, those that can be read."""
     found = rows if isinstance(rows, list) else []
     return {CountKey(*row[:3]): float(row[3]) for row in found if _is_readable(row)}
 

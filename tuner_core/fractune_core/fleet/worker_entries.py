@@ -12,7 +12,7 @@ from fractune_core.fleet.redis_names import PROTOCOL_KEY, WORKER_TTL_S, WORKERS,
 
 
 class FleetFacts(NamedTuple):
-    """What a worker has to agree with, as Redis knows it."""
+    """The server's protocol and secret, which a worker must share, as Redis holds them."""
 
     protocol: str | None
     """the server's; None = none has come yet"""

@@ -17,6 +17,7 @@ from functools import cached_property
 
 from fractune_core.errors import BadRequest
 from fractune_core.planning.mig import COMPUTE_SLICES, MEMORY_SLICES, PLAIN
+from fractune_core.share_kinds import CPU, CUDA
 from fractune_core.shares import Device, Share, units_text
 
 MPS_STEP = 5
@@ -116,7 +117,7 @@ class DeviceType:
     @property
     def kind(self) -> str:
         """`cpu` or `cuda`"""
-        return "cpu" if self.partitioning is Partitioning.CPU else "cuda"
+        return CPU if self.partitioning is Partitioning.CPU else CUDA
 
     @property
     def isolates(self) -> bool:
@@ -141,7 +142,7 @@ class DeviceType:
             found = [part for part in self.parts if text in (part.share, part.share.removeprefix("mig:").split(".")[0])]
             if found:
                 return found[0].units
-        elif text == "full" and self.kind == "cuda":
+        elif text == "full" and self.kind == CUDA:
             return self.units
         elif text.startswith(f"{self.partitioning}:"):
             size = int(Share.parse(text).size)
@@ -163,9 +164,9 @@ class DeviceType:
             return f"a {measured_on.kind.upper().replace('CUDA', 'GPU')} and not {self.name}"
         same = measured_on.units == (self.sms or self.units) and self.isa in {"", measured_on.isa}
         near = math.isinf(self.memory_gib) or abs(measured_on.memory_gib / self.memory_gib - 1) <= _MEMORY_TOLERANCE
-        if same and (near or self.kind == "cpu"):
+        if same and (near or self.kind == CPU):
             return ""
-        unit = "cores" if self.kind == "cpu" else "SMs"
+        unit = "cores" if self.kind == CPU else "SMs"
         return f"{measured_on.label or measured_on.isa} with {measured_on.units} {unit} and not {self.name}"
 
     def _some_shares(self) -> list[str]:

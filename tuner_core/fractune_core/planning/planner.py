@@ -11,6 +11,7 @@ from fractune_core.planning.plans import Plan
 from fractune_core.planning.requests import PlanRequest
 from fractune_core.planning.simulation import simulate
 from fractune_core.planning.speeds import Basis
+from fractune_core.share_kinds import CUDA
 
 HEADROOMS = (0.0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0)
 """tried in this order, from the requested headroom on"""
@@ -55,7 +56,7 @@ def _notes(request: PlanRequest, plan: Plan) -> list[str]:
     """Facts that a reader must know before confirming the plan."""
     parts = [part for parts in plan.devices for part in parts]
     notes = []
-    if request.device.kind == "cuda":
+    if request.device.kind == CUDA:
         notes.append("not verified on a GPU")
     if plan.simulated:
         needed = f"{plan.headroom * 100:.0f} % headroom"

@@ -1,4 +1,4 @@
-"""What a plan is asked for: models with their rates and targets, a kind of device, and what neighbours cost.
+"""The request for a plan: models with their rates and targets, a kind of device, and the cost of neighbours.
 
 [device]
 gpu = "A100-80GB"              # or cores = 8

@@ -12,6 +12,7 @@ from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.planning.devices import DeviceType, device_type
 from fractune_core.planning.requests import ModelDemand, PlanRequest
 from fractune_core.planning.speeds import Basis, Row
+from fractune_core.share_kinds import CPU
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class LoggedModel:
 
 
 RowsOf = Callable[[LoggedModel, DeviceType], tuple[Row, ...]]
-"""What a log knows of a model on a device"""
+"""The knowledge of a log about a model on a device"""
 
 
 def request_to_proto(
@@ -35,7 +36,7 @@ def request_to_proto(
 ) -> pb.MakePlanRequest:
     """`logged` has, by name, the models whose times the server is to look up."""
     device = request.device
-    is_cpu = device.kind == "cpu"
+    is_cpu = device.kind == CPU
     return to_proto(
         request,
         pb.MakePlanRequest,

@@ -1,1 +1,1 @@
-"""What the server counts while it works, for those who watch it: `fractune_server.monitoring` shows it."""
+"""Counters of the server, which `fractune_server.monitoring` shows."""

@@ -17,6 +17,7 @@ from fractune_core.jobs import OperatorTask
 from fractune_core.names import UNTUNED_VARIANT
 from fractune_core.planning.devices import DeviceType
 from fractune_core.records import TuningRecord
+from fractune_core.share_kinds import CPU
 from fractune_core.shares import Device, GrantedShare, Share
 from fractune_core.targets import target_key
 from fractune_server.selection.variants import Deployment, ValidatedOperator
@@ -202,9 +203,9 @@ class Matcher:
         record = self._context.store.log.newest(text)
         if record is not None:
             return HeldShare(record.device, record.granted, record.target_key)
-        if share.mechanism == "cpu":
-            cpus = [offer for offer in fleet.offers if offer.device.kind == "cpu"]
-            known = cpus[0] if cpus else self._context.store.log.newest_of_kind("cpu")
+        if share.device_kind == CPU:
+            cpus = [offer for offer in fleet.offers if offer.device.kind == CPU]
+            known = cpus[0] if cpus else self._context.store.log.newest_of_kind(CPU)
             if known is not None and share.cores <= known.granted.units_total:
                 granted = replace(known.granted, share=text, units=share.cores, ids=())
                 return HeldShare(known.device, granted, target_key(known.target))

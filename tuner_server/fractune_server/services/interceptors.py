@@ -1,4 +1,4 @@
-"""What happens around every call: metrics, errors as status codes, and a limit on the calls that run at once."""
+"""Interceptors of every call: metrics, errors as status codes, and a limit on concurrent calls."""
 
 from __future__ import annotations
 

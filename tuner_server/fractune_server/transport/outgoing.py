@@ -1,4 +1,4 @@
-"""What workers need beside their work: model files, workloads, and marks of cancelled work."""
+"""Model files, workloads, and marks of cancelled work, which workers need beside their work."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ _ARITHMETIC = select(workloads.c.workload_hash, workloads.c.flops, workloads.c.i
 
 @dataclass(frozen=True)
 class LogKey:
-    """What a record is about, except the share."""
+    """The subject of a record, without the share."""
 
     workload_hash: str
     target_key: str

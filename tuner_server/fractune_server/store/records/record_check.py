@@ -1,4 +1,4 @@
-"""What an imported record must look like: a log that is trusted for years takes in nothing doubtful."""
+"""Checks of imported records: a log that is trusted for years accepts nothing doubtful."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each piece of work took of the fleet (of earlier work nothing is known), and whom to tell of a job's end."""
+"""The ledger of pieces of work, empty for earlier work, and the webhooks of jobs."""
 
 from __future__ import annotations
 
