@@ -45,7 +45,7 @@ class Ended:
 
 def run_timed(command: Sequence[str], env: Mapping[str, str] | None = None) -> Ended:
     """Run a command to its end. Raises SystemExit with its last words when it fails. Main thread only."""
-    _adopt_orphans()
+    adopt_orphans()
     signal.signal(signal.SIGTERM, _stop)
     cpu_before_s, started = _cpu_of_children(), time.time()
     lines: list[tuple[float, str]] = []
@@ -128,8 +128,8 @@ def _stop(*_: object) -> None:
     raise SystemExit("benchmarks: stopped")
 
 
-def _adopt_orphans() -> None:
-    """A process that outlives its parent becomes our child, so that its CPU time counts here."""
+def adopt_orphans() -> None:
+    """Processes that outlive their parent become our children: their CPU time counts here, and they can be ended."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 

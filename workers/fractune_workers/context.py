@@ -18,7 +18,7 @@ from fractune_core import tracing
 from fractune_core.errors import FractuneError
 from fractune_core.fleet.blobs import add_signed_blob, get_signed_blob
 from fractune_core.fleet.marks import CANCELLED, DONE, HANDED_BACK, is_marked, mark
-from fractune_core.fleet.messages import Event, PieceDone, Work, cancelled_by
+from fractune_core.fleet.messages import Event, PieceDone, Work, WorkFailed, cancelled_by
 from fractune_core.fleet.redis_names import EVENT_FIELD, HANDLER, SERVER_STREAM
 from fractune_core.fleet.signed_messages import seal_event, seal_work
 from fractune_workers.child import Child
@@ -100,6 +100,20 @@ class ResultTransaction:
     def events(self, stream: str, events: Iterable[Event]) -> None:
         for event in events:
             self.event(stream, event)
+
+    def failure(self, kind: str, message: str) -> WorkFailed:
+        """The event of a failure of the work; `kind` names the error's class."""
+        work: Any = self._work
+        event: WorkFailed = {
+            "event": "work_failed",
+            "job": work["job"],
+            "task": work["task"],
+            "error": kind,
+            "message": message,
+        }
+        if "round_id" in work:
+            event["round_id"] = work["round_id"]
+        return event
 
     def blob(self, name: str, payload: bytes) -> None:
         """Put `payload`, signed, where the next worker finds it."""

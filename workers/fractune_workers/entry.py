@@ -12,7 +12,7 @@ import redis
 
 from fractune_core import tracing
 from fractune_core.errors import FractuneError, RedisGone, ShareUnavailable
-from fractune_core.fleet.messages import Work, WorkFailed
+from fractune_core.fleet.messages import Work
 from fractune_core.fleet.redis_names import SERVER_STREAM
 from fractune_core.fleet.signed_messages import Refused, open_dated_work
 from fractune_core.log_fields import log_fields
@@ -99,18 +99,9 @@ class WorkHandler:
             context.counts.end(work["task"], *spent())
             self._idle_since = time.perf_counter()
 
-    def _report(self, work: Any, error: FractuneError, meter: Meter) -> None:
-        event: WorkFailed = {
-            "event": "work_failed",
-            "job": work["job"],
-            "task": work["task"],
-            "error": type(error).__name__,
-            "message": str(error),
-        }
-        if "round_id" in work:
-            event["round_id"] = work["round_id"]
+    def _report(self, work: Work, error: FractuneError, meter: Meter) -> None:
         transaction = self._context.transaction(work, meter)
-        transaction.event(SERVER_STREAM, event)
+        transaction.event(SERVER_STREAM, transaction.failure(type(error).__name__, str(error)))
         transaction.send()
 
 

@@ -23,8 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.support.machine import facts, write_json
+from benchmarks.support.processes import adopt_orphans
 from tests.support.breakages.table import Breakage, breakages
-from tests.support.breakages.trial import Checkout, Outcome, Verdict, adopt_orphans
+from tests.support.breakages.trial import Checkout, Outcome, Verdict
 from tests.support.paths import REPOSITORY
 
 _NOTICED = (Verdict.CAUGHT, Verdict.HUNG)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import shutil
 import signal
@@ -22,7 +21,6 @@ from tests.support.breakages.table import Breakage
 from tests.support.paths import REPOSITORY
 
 _ROOTS = ("tuner_core", "tuner_server", "workers", "tuner_client", ".")
-_PR_SET_CHILD_SUBREAPER = 36
 _LAST_WORDS_S = 30.0
 """after Ctrl-C a test may end what it has started"""
 
@@ -102,11 +100,6 @@ def _python_of(folder: Path) -> Path:
     packages = Path(sysconfig.get_path("purelib", "venv", {"base": str(home), "platbase": str(home)}))
     (packages / "checkout.pth").write_text("".join(f"{place}\n" for place in places))
     return home / "bin" / "python"
-
-
-def adopt_orphans() -> None:
-    """Processes that outlive the one that started them become this one's: a broken promise may leave some."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def _run_within(command: list[str | Path], folder: Path, limit_s: float) -> int | None:

@@ -18,7 +18,7 @@ from fractune_workers.cuda.driver import CudaDriver, open_driver
 from fractune_workers.gpu.nvml import MigInstance, Nvml, open_nvml
 from fractune_workers.gpu.process import GpuProcess
 from fractune_workers.locks.core_locks import default_lock_dir
-from fractune_workers.locks.folder_locks import FolderLocks, Held
+from fractune_workers.locks.flock import FolderLocks, Held
 
 
 class MigConfinement(Confinement):

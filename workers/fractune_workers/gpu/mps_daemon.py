@@ -26,7 +26,7 @@ from fractune_core.cuda.environment import (
 from fractune_core.errors import ShareUnavailable
 from fractune_workers.gpu.mps_control import PROGRAM, MpsControl, MpsFailed, MpsUnreachable, ServerState
 from fractune_workers.gpu.mps_partitions import PartitionPool
-from fractune_workers.locks.folder_locks import FolderLocks, Held
+from fractune_workers.locks.flock import FolderLocks, Held
 
 _ACTIVE_TIMEOUT_S = 60.0
 _START_TIMEOUT_S = 20.0

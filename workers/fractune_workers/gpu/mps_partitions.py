@@ -10,7 +10,7 @@ import contextlib
 
 from fractune_core.errors import ShareUnavailable
 from fractune_workers.gpu.mps_control import MpsControl, MpsFailed, Partition, PartitionRefused
-from fractune_workers.locks.folder_locks import FolderLocks, Held
+from fractune_workers.locks.flock import FolderLocks, Held
 
 _MOST_PARTITIONS = 64
 """more than any GPU has chunks"""

@@ -11,7 +11,7 @@ from typing import Any
 
 from fractune_core.errors import FractuneError
 from fractune_core.fleet.blobs import put_signed_blob, read_blob
-from fractune_core.fleet.messages import Compiled, CompileWork, Ingested, IngestWork, WorkFailed
+from fractune_core.fleet.messages import Compiled, CompileWork, Ingested, IngestWork
 from fractune_core.fleet.redis_names import COMPILE_QUEUE, SERVER_STREAM, bundle_blob, model_blob
 from fractune_core.fleet.signed_messages import Refused
 from fractune_core.fleet.signing import Unsigned
@@ -72,7 +72,7 @@ class Compiler(Role):
         except ChildUnwanted as error:
             _log.info("%s %s: %s", work["task"], work["work_id"], error)
         except FractuneError as error:
-            transaction.event(SERVER_STREAM, _failed(work, error))
+            transaction.event(SERVER_STREAM, transaction.failure(*_failure(work, error)))
         transaction.send()
 
     def _ingest(self, work: IngestWork) -> Ingested:
@@ -150,9 +150,9 @@ class Compiler(Role):
         partial.rename(path)
 
 
-def _failed(work: IngestWork | CompileWork, error: FractuneError) -> WorkFailed:
-    kind, message = type(error).__name__, str(error)
-    if isinstance(error, CALL_ERRORS):
-        doing = "be read" if work["task"] == "ingest" else "be compiled"
-        kind, message = "BadModel", f"{work['model_name']} could not {doing}: {error}"
-    return {"event": "work_failed", "job": work["job"], "task": work["task"], "error": kind, "message": message}
+def _failure(work: IngestWork | CompileWork, error: FractuneError) -> tuple[str, str]:
+    """The error's class for the user, and its message."""
+    if not isinstance(error, CALL_ERRORS):
+        return type(error).__name__, str(error)
+    doing = "be read" if work["task"] == "ingest" else "be compiled"
+    return "BadModel", f"{work['model_name']} could not {doing}: {error}"

@@ -25,7 +25,6 @@ from fractune_core.fleet.messages import (
     RoofMeasured,
     TimeModelWork,
     WorkerInfo,
-    WorkFailed,
     work_record,
 )
 from fractune_core.fleet.redis_names import SERVER_STREAM, artifact_blob, bundle_blob, measure_queue
@@ -179,7 +178,8 @@ class Measurer(Role):
             with self._slot(alone=True):
                 answer = self._session.time_model(path)
         except FractuneError as error:
-            transaction.event(SERVER_STREAM, _model_failed(work, error))
+            message = f"the compiled model could not be timed at {work['share']}: {error}"
+            transaction.event(SERVER_STREAM, transaction.failure("JobFailed", message))
         else:
             timed: ModelTimed = {
                 "event": "model_timed",
@@ -226,13 +226,3 @@ def _measured(work: MeasureWork, record: TuningRecord) -> Measured:
     }
     traceparent = tracing.current(work["job"])
     return {**event, "traceparent": traceparent} if traceparent else event
-
-
-def _model_failed(work: TimeModelWork, error: FractuneError) -> WorkFailed:
-    return {
-        "event": "work_failed",
-        "job": work["job"],
-        "task": "time_model",
-        "error": "JobFailed",
-        "message": f"the compiled model could not be timed at {work['share']}: {error}",
-    }

@@ -20,7 +20,6 @@ from fractune_core.fleet.messages import (
     SearchForgotten,
     SearchOpening,
     SearchWork,
-    WorkFailed,
 )
 from fractune_core.fleet.redis_names import (
     BUILD_QUEUE,
@@ -126,7 +125,7 @@ class Tuner(Role):
         except _Forgotten:
             event = _forgotten(work)
         except FractuneError as error:
-            event = _failed(work, error)
+            event = transaction.failure(type(error).__name__, f"operator {work['operator']['name']}: {error}")
         transaction.event(self._stream, event)
         for place, batch in enumerate(chunks(candidates, BATCH)):
             transaction.enqueue(BUILD_QUEUE, _build_work(work, place, batch, self._stream))
@@ -209,17 +208,6 @@ def _proposed(work: SearchWork, candidates: list[dict[str, str]]) -> Proposed:
 
 def _forgotten(work: SearchWork) -> SearchForgotten:
     return {"event": "search_forgotten", "job": work["job"], "round_id": work["round_id"]}
-
-
-def _failed(work: SearchWork, error: FractuneError) -> WorkFailed:
-    return {
-        "event": "work_failed",
-        "job": work["job"],
-        "task": "search",
-        "round_id": work["round_id"],
-        "error": type(error).__name__,
-        "message": f"operator {work['operator']['name']}: {error}",
-    }
 
 
 def _build_work(work: SearchWork, place: int, batch: list[Any], reply: str) -> BuildWork:
