@@ -57,25 +57,6 @@ OnDone = Annotated[
         help="Shell command to run here when the job has ended; FRACTUNE_JOB_STATE and others describe the end.",
     ),
 ]
-Listen = Annotated[str, typer.Option("--listen", metavar="HOST:PORT", help="HOST:PORT or unix:PATH.")]
-Insecure = Annotated[
-    bool,
-    typer.Option("--insecure", help="Allow an address that other machines can reach without credentials."),
-]
-Metrics = Annotated[
-    str | None,
-    typer.Option(
-        "--metrics",
-        metavar="HOST:PORT",
-        help="Address for metrics and health over HTTP; over HTTPS with --tls-cert if others can reach it.",
-    ),
-]
-TlsCert = Annotated[Path | None, typer.Option("--tls-cert", help="Certificate for TLS. Calls then need tokens.")]
-TlsKey = Annotated[Path | None, typer.Option("--tls-key", help="The key of --tls-cert.")]
-ClientCa = Annotated[
-    Path | None,
-    typer.Option("--client-ca", help="With TLS: authority of client certificates, which replace tokens."),
-]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")]
 Inputs = Annotated[
     list[str] | None,
@@ -94,6 +75,43 @@ RunScript = Annotated[
     typer.Option("--run-script", help="The model is a Python file (TVMScript): run its code here, send its module."),
 ]
 Target = Annotated[str, typer.Option("--target", help="TVM target (default: the measuring processor's own).")]
+
+
+@dataclass(frozen=True)
+class Serving:
+    """Options of an address to serve at."""
+
+    listen: Annotated[str, typer.Option("--listen", metavar="HOST:PORT", help="HOST:PORT or unix:PATH.")] = (
+        DEFAULT_LISTEN
+    )
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Allow an address that other machines can reach without credentials.")
+    ] = False
+    metrics: Annotated[
+        str | None,
+        typer.Option(
+            "--metrics",
+            metavar="HOST:PORT",
+            help="Address for metrics and health over HTTP; over HTTPS with --tls-cert if others can reach it.",
+        ),
+    ] = None
+    tls_cert: Annotated[Path | None, typer.Option("--tls-cert", help="TLS certificate. Calls then need tokens.")] = None
+    tls_key: Annotated[Path | None, typer.Option("--tls-key", help="The key of --tls-cert.")] = None
+    client_ca: Annotated[
+        Path | None,
+        typer.Option("--client-ca", help="With TLS: authority of client certificates, which replace tokens."),
+    ] = None
+
+    def parsed(self) -> dict[str, Any]:
+        """The fields of these names in `ServerOptions`. Raises BadRequest if an option lacks its counterpart."""
+        tls = None
+        if self.tls_cert is not None and self.tls_key is not None:
+            tls = TlsFiles(self.tls_cert, self.tls_key, self.client_ca)
+        elif self.tls_cert is not None or self.tls_key is not None:
+            raise BadRequest("--tls-cert and --tls-key go together; pass both")
+        elif self.client_ca is not None:
+            raise BadRequest(f"--client-ca {self.client_ca}: client certificates need TLS; pass --tls-cert too")
+        return {"listen": self.listen, "insecure": self.insecure, "metrics": self.metrics, "tls": tls}
 
 
 @dataclass(frozen=True)
@@ -143,17 +161,6 @@ def parse_part(option: str, text: str) -> float:
         hint = f"; write {text.strip()}% for a percentage" if not form[2] and part <= 100 else ""
         raise BadRequest(f"{option} '{text}': it must be from 0 to 100 % (0 to 1){hint}")
     return part
-
-
-def tls_files(cert: Path | None, key: Path | None, client_ca: Path | None) -> TlsFiles | None:
-    """None without TLS. Raises BadRequest if an option lacks its counterpart."""
-    if cert is not None and key is not None:
-        return TlsFiles(cert, key, client_ca)
-    if cert is not None or key is not None:
-        raise BadRequest("--tls-cert and --tls-key go together; pass both")
-    if client_ca is not None:
-        raise BadRequest(f"--client-ca {client_ca}: client certificates need TLS; pass --tls-cert too")
-    return None
 
 
 def parse_inputs(texts: list[str] | None) -> dict[str, list[int]]:

@@ -1,29 +1,15 @@
-"""Checks of a caller's request before any work: the filters, and the file of the bundle."""
+"""The file for a model's bundle."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 from pathlib import Path
 
 from fractune_core.errors import BadRequest
 from fractune_core.files.bundles import SUFFIX
 from fractune_core.files.fused import SUFFIX as FUSED
-from fractune_core.records import Kind
-from fractune_core.shares import Share
 
 _MODEL_SUFFIXES = (".onnx", ".pt2", ".json", ".py", FUSED)
-
-
-def check_record_filter(share: str, kind: str) -> None:
-    """Raises BadRequest for a share or a kind that no record can have."""
-    if share:
-        Share.parse(share)
-    if kind:
-        with contextlib.suppress(ValueError):
-            Kind(kind)
-            return
-        raise BadRequest(f"kind '{kind}': write {' or '.join(each.value for each in Kind)}")
 
 
 def bundle_file(out: str | os.PathLike[str], model_name: str) -> Path:

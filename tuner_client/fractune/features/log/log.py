@@ -15,7 +15,6 @@ from fractune.features.log import jsondatabase
 from fractune.features.log.files import read_jsonl, write_csv, write_jsonl
 from fractune.features.log.table import records_table
 from fractune.server.rpc import RpcClient, job_name
-from fractune.sessions.requests import check_record_filter
 from fractune.text.output_files import check_free
 from fractune.text.rendering import Table
 from fractune_core.analysis.roofline import Arithmetic, Roof
@@ -213,7 +212,10 @@ class Log:
 
 def record_filter(**filters: Unpack[FilterOptions]) -> pb.RecordFilter:
     """Raises BadRequest for an impossible share or kind."""
-    check_record_filter(filters.get("share", ""), filters.get("kind", ""))
+    if filters.get("share"):
+        Share.parse(filters["share"])
+    if filters.get("kind", "") not in ("", *Kind):
+        raise BadRequest(f"kind '{filters['kind']}': write {' or '.join(Kind)}")
     if filters.get("job"):
         filters["job"] = job_name(filters["job"])
     return pb.RecordFilter(**filters)

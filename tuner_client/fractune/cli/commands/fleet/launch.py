@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -20,18 +21,26 @@ from fractune_core.records import COLD, WARM
 
 _LEAST_MODEL_MEMORY = 1 << 30
 
-Redis = Annotated[
-    str,
-    typer.Option(
-        "--redis", metavar="URL", envvar="FRACTUNE_REDIS", help="redis[s]://USER@HOST:PORT/DB or unix:///PATH."
-    ),
-]
-PasswordFile = Annotated[
-    Path | None, typer.Option("--redis-password-file", help="File with the password of the user that --redis names.")
-]
-SecretFile = Annotated[
-    Path | None, typer.Option("--secret-file", help="File with the fleet's secret (else FRACTUNE_SECRET).")
-]
+
+@dataclass(frozen=True)
+class Fleet:
+    """Options of every part of a fleet."""
+
+    redis: Annotated[
+        str,
+        typer.Option(
+            "--redis", metavar="URL", envvar="FRACTUNE_REDIS", help="redis[s]://USER@HOST:PORT/DB or unix:///PATH."
+        ),
+    ]
+    redis_password_file: Annotated[
+        Path | None,
+        typer.Option("--redis-password-file", help="File with the password of the user that --redis names."),
+    ] = None
+    secret_file: Annotated[
+        Path | None, typer.Option("--secret-file", help="File with the fleet's secret (else FRACTUNE_SECRET).")
+    ] = None
+    log_level: logs.Level = LogLevel.INFO
+    log_format: logs.Format = LogFormat.TEXT
 
 
 class Cache(StrEnum):
@@ -40,17 +49,11 @@ class Cache(StrEnum):
 
 
 def server(
-    redis: Redis,
-    listen: options.Listen = options.DEFAULT_LISTEN,
+    fleet: Fleet,
+    serving: options.Serving,
     state: options.State = None,
     database: options.Database = None,
     database_password_file: options.DatabasePasswordFile = None,
-    redis_password_file: PasswordFile = None,
-    secret_file: SecretFile = None,
-    insecure: options.Insecure = False,
-    tls_cert: options.TlsCert = None,
-    tls_key: options.TlsKey = None,
-    client_ca: options.ClientCa = None,
     local_socket: Annotated[
         Path | None,
         typer.Option("--local-socket", help="With TLS: serve at this Unix socket too, for its user, without a token."),
@@ -59,7 +62,6 @@ def server(
         str, typer.Option("--upload-limit", metavar="SIZE", help="Largest size of a model file, such as 500MiB.")
     ] = "2GiB",
     resume: Annotated[bool, typer.Option(help="Continue jobs that were open when the last server ended.")] = True,
-    metrics: options.Metrics = None,
     webhook_hosts: Annotated[
         str,
         typer.Option("--webhook-hosts", metavar="HOST,...", help="Hosts that the server may call when jobs end."),
@@ -71,34 +73,29 @@ def server(
     ready_file: Annotated[
         Path | None, typer.Option("--ready-file", help="Write the bound address here once serving.")
     ] = None,
-    log_level: logs.Level = LogLevel.INFO,
-    log_format: logs.Format = LogFormat.TEXT,
 ) -> None:
     """Run the server alone."""
-    set_up_logs(log_level, log_format)
+    set_up_logs(fleet.log_level, fleet.log_format)
     run_server(
         ServerOptions(
-            listen=listen,
-            redis_url=redis_address(redis, redis_password_file),
+            redis_url=redis_address(fleet.redis, fleet.redis_password_file),
             state_dir=state or default_state_dir(),
-            secret=fleet_secret(secret_file),
+            secret=fleet_secret(fleet.secret_file),
             database_url=database_address(database, database_password_file),
-            insecure=insecure,
-            tls=options.tls_files(tls_cert, tls_key, client_ca),
             local_socket=local_socket,
             upload_limit_bytes=parse_bytes("--upload-limit", upload_limit),
             resume=resume,
-            metrics=metrics,
             webhook_hosts=webhook_hosts,
             webhook_secret_file=webhook_secret_file,
             ready_file=ready_file,
+            **serving.parsed(),
         )
     )
 
 
 def worker(
     role: Annotated[RoleName, typer.Option("--role", help="Kind of work.")],
-    redis: Redis,
+    fleet: Fleet,
     share: Annotated[str | None, typer.Option("--share", help="Measurers: the share to measure under.")] = None,
     cores: Annotated[str | None, typer.Option("--cores", metavar="0,1", help="Cores to use.")] = None,
     lock_dir: Annotated[
@@ -121,18 +118,14 @@ def worker(
             help="Memory limit for work on a model, such as 8GiB (default: 40 % of this host's).",
         ),
     ] = None,
-    redis_password_file: PasswordFile = None,
-    secret_file: SecretFile = None,
-    log_level: logs.Level = LogLevel.INFO,
-    log_format: logs.Format = LogFormat.TEXT,
 ) -> None:
     """Run one worker alone."""
-    set_up_logs(log_level, log_format)
+    set_up_logs(fleet.log_level, fleet.log_format)
     run_worker(
         WorkerOptions(
             role.value,
-            redis_address(redis, redis_password_file),
-            fleet_secret(secret_file),
+            redis_address(fleet.redis, fleet.redis_password_file),
+            fleet_secret(fleet.secret_file),
             share=share,
             cores=_parse_cores(cores) if cores else None,
             lock_dir=lock_dir,
@@ -140,7 +133,7 @@ def worker(
             margin=margin,
             cache=cache.value,
             max_model_memory_bytes=_parse_model_memory(max_model_memory) if max_model_memory else None,
-            secret_files=tuple(path for path in (secret_file, redis_password_file) if path is not None),
+            secret_files=tuple(path for path in (fleet.secret_file, fleet.redis_password_file) if path is not None),
         )
     )
 

@@ -37,14 +37,10 @@ def _measurers(stack: Stack) -> Counter[str]:
 
 def up(
     shares: Annotated[str, typer.Option("--shares", help="Shares to offer (default: cpu:1, cpu:2, cpu:4 ...).")] = "",
-    listen: options.Listen = options.DEFAULT_LISTEN,
     state: options.State = None,
-    insecure: options.Insecure = False,
-    metrics: options.Metrics = None,
-    tls_cert: options.TlsCert = None,
-    tls_key: options.TlsKey = None,
-    client_ca: options.ClientCa = None,
     as_json: options.Json = False,
+    *,
+    serving: options.Serving,
 ) -> None:
     """Run the whole stack on this machine until stopped, for other clients."""
     offered = tuple(str(share) for share in parse_shares(shares or default_shares()))
@@ -53,11 +49,8 @@ def up(
         shares=offered,
         compile=True,
         search=True,
-        listen=listen,
-        insecure=insecure,
-        tls=options.tls_files(tls_cert, tls_key, client_ca),
-        metrics=metrics,
         resume=True,
+        **serving.parsed(),
     )
     with running_stack(stack_options) as stack:
         measurers = _measurers(stack)

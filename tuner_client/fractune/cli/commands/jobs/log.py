@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -14,9 +16,8 @@ from fractune.cli import options
 from fractune.cli.printing import print_tables
 from fractune.features.client import Client
 from fractune.features.log import jsondatabase
-from fractune.features.log.log import check_export
+from fractune.features.log.log import Log, check_export, record_filter
 from fractune.features.log.match import match as match_model
-from fractune.sessions.requests import check_record_filter
 from fractune.sessions.session import session
 from fractune_core.errors import BadRequest
 from fractune_core.shares import Share
@@ -37,6 +38,14 @@ class Filters:
     namespace: options.Namespace = ""
 
 
+@contextlib.contextmanager
+def _log(filters: Filters, place: options.Place) -> Iterator[Log]:
+    """The tuning log. Raises BadRequest for an impossible filter before a stack starts."""
+    record_filter(**vars(filters))
+    with session(Client, **vars(place)) as client:
+        yield client.log
+
+
 class Format(StrEnum):
     CSV = "csv"
     JSONL = "jsonl"
@@ -53,9 +62,8 @@ def show(
     place: options.Place,
 ) -> None:
     """Show records, newest first."""
-    check_record_filter(filters.share, filters.kind)
-    with session(Client, **vars(place)) as client:
-        found = client.log.query(**vars(filters), limit=limit, fastest=fastest)
+    with _log(filters, place) as log:
+        found = log.query(**vars(filters), limit=limit, fastest=fastest)
     if as_json:
         for row in found.table.rows:
             print(json.dumps(row))
@@ -75,15 +83,9 @@ def export(
     place: options.Place,
 ) -> None:
     """Write records to a file. The formats are CSV, JSON lines, or a MetaSchedule JSONDatabase folder for stock TVM."""
-    check_record_filter(filters.share, filters.kind)
     check_export(path, file_format.value, force=force)
-    with session(Client, **vars(place)) as client:
-        count = client.log.export(
-            path,
-            file_format=file_format.value,
-            force=force,
-            **vars(filters),
-        )
+    with _log(filters, place) as log:
+        count = log.export(path, file_format=file_format.value, force=force, **vars(filters))
     print(json.dumps({"path": str(path), "records": count}) if as_json else f"{count} records written to {path}")
 
 
@@ -161,13 +163,8 @@ def prune(
     place: options.Place,
 ) -> None:
     """Delete trials beyond the best few. Published records stay unless --kind validation is given."""
-    check_record_filter(filters.share, filters.kind)
-    with session(Client, **vars(place)) as client:
-        answer = client.log.prune(
-            keep_best=keep_best,
-            dry_run=dry_run,
-            **vars(filters),
-        )
+    with _log(filters, place) as log:
+        answer = log.prune(keep_best=keep_best, dry_run=dry_run, **vars(filters))
     if as_json:
         print(json.dumps({"deleted": answer.deleted, "kept": answer.kept, "dry_run": dry_run}))
     else:
