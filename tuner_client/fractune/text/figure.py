@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fractune.text.output_files import check_writable
 from fractune_core.errors import BadRequest, FractuneError, StateUnusable
@@ -42,6 +44,23 @@ def check_picture(path: Path | None, name: str = "--picture") -> None:
     if importlib.util.find_spec("matplotlib") is None:
         raise FractuneError("a picture needs matplotlib; install 'fractune[plot]'")
     check_writable(name, path)
+
+
+def draw_panels(
+    figure: Figure, drawn: Sequence[Any], columns: int, draw: Callable[..., None], *, same_scale: bool = False
+) -> Any:
+    """Draw each value on axes of its own by `draw(axes, value)`; returns all axes, and their legend's handles and
+    labels, each label once.
+    """
+    rows = -(-len(drawn) // columns)
+    grid = list(figure.subplots(rows, columns, squeeze=False, sharex=same_scale, sharey=same_scale).flat)
+    for axes, value in itertools.zip_longest(grid, drawn):
+        if value is None:
+            axes.set_visible(False)
+        else:
+            draw(axes, value)
+    handles = {label: handle for axes in grid for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    return grid, list(handles.values()), list(handles)
 
 
 def save_figure(figure: Figure, path: Path) -> None:

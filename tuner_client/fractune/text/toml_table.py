@@ -19,7 +19,7 @@ def read_toml(path: Path, subject: str) -> dict[str, Any]:
     except RecursionError:
         raise BadRequest(f"{path}: not a valid TOML file (it is nested too deeply)") from None
     except UnicodeDecodeError:
-        raise BadRequest(f"{path}: not a TOML file (it is not text); name the file with {subject}") from None
+        raise BadRequest(f"{path}: this file is not text; give {subject} in TOML") from None
     except ValueError as error:  # no TOML, or a number of thousands of digits
         raise BadRequest(f"{path}: not a TOML file ({error})") from error
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import statistics
 from collections.abc import Sequence
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fractune.features.knee.report import KneeReport, drawn_units, is_open
-from fractune.text.figure import save_figure
+from fractune.text.figure import draw_panels, save_figure
 from fractune.text.text import common_unit, percent_text, time_text
 from fractune_core.shares import unit_name, units_text
 
@@ -34,18 +33,10 @@ def draw_knee(reports: Sequence[KneeReport], title: str, path: Path) -> None:
     columns = min(len(drawn), _COLUMNS)
     rows = math.ceil(len(drawn) / columns)
     figure = Figure(figsize=(max(1.0 + 3.1 * columns, 6.0), 1.3 + 2.8 * rows), layout="constrained")
-    grid = list(figure.subplots(rows, columns, squeeze=False).flat)
-    for axes, report in itertools.zip_longest(grid, drawn):
-        if report is None:
-            axes.set_visible(False)
-        else:
-            _draw_panel(axes, report)
+    _, *legend = draw_panels(figure, drawn, columns, _draw_panel)
     left_out = len(reports) - len(drawn)
     figure.suptitle(f"{title} ({left_out} more not drawn)" if left_out else title)
-    handles = {label: handle for axes in grid for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
-    figure.legend(
-        list(handles.values()), list(handles), loc="outside lower center", ncols=6 if columns > 2 else 3, fontsize=8
-    )
+    figure.legend(*legend, loc="outside lower center", ncols=6 if columns > 2 else 3, fontsize=8)
     save_figure(figure, path)
 
 

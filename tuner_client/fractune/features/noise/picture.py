@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import statistics
 import textwrap
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fractune.text.figure import save_figure
+from fractune.text.figure import draw_panels, save_figure
 from fractune.text.text import percent_text, score_text
 
 _COLUMNS = 4
@@ -28,19 +28,14 @@ def draw_noise(report: Mapping[str, Any], path: Path) -> None:
     columns = min(len(others), _COLUMNS)
     rows = math.ceil(len(others) / columns)
     figure = Figure(figsize=(0.6 + 2.8 * columns, 0.9 + 2.9 * rows), layout="constrained")
-    grid = list(figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).flat)
-    for axes, setting in itertools.zip_longest(grid, others):
-        if setting is None:
-            axes.set_visible(False)
-        else:
-            _draw_setting(axes, setting, truth)
+    draw = partial(_draw_setting, truth=truth)
+    grid, *legend = draw_panels(figure, others, columns, draw, same_scale=True)
     line = int(figure.get_figwidth() * _CHARACTERS_AN_INCH)
     figure.supxlabel(textwrap.fill(f"reference: {reference['name']}, two passes (ms)", line), fontsize=10)
     figure.supylabel("this setting (ms)", fontsize=10)
     title = f"{report['operator']} at {report['share']}: each candidate's time by setting"
     figure.suptitle(textwrap.fill(title, line), fontsize=10)
-    handles = {label: handle for axes in grid for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
-    grid[0].legend(list(handles.values()), list(handles), loc="upper left", fontsize=8)
+    grid[0].legend(*legend, loc="upper left", fontsize=8)
     save_figure(figure, path)
 
 

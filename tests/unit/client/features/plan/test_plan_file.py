@@ -211,6 +211,9 @@ def test_what_a_plan_file_cannot_mean_is_one_line(tmp_path: Path, text: str, say
 def test_a_file_that_is_not_there_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(BadRequest, match="cannot read the plan file"):
         read_plan(tmp_path / "plan.toml")
+    (tmp_path / "mlp.onnx").write_bytes(b"\x08\xff\x00")
+    with pytest.raises(BadRequest, match=r"mlp\.onnx: this file is not text; give the plan file in TOML$"):
+        read_plan(tmp_path / "mlp.onnx")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(FractuneError, match=r"a.fractune: no such file"):
         read_plan(plan_with_bundle())
