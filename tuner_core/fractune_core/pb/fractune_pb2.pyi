@@ -444,7 +444,7 @@ Global___Job: _TypeAlias = Job  # noqa: Y015
 
 @_typing.final
 class Roof(_message.Message):
-    """What the arithmetic and the memory of a share give, each asked for alone: the limits of its operators' speed."""
+    """The rates of arithmetic and memory of a share, each measured alone: the limits of its operators' speed."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -474,7 +474,7 @@ Global___Roof: _TypeAlias = Roof  # noqa: Y015
 
 @_typing.final
 class Arithmetic(_message.Message):
-    """What one run of an operator asks of a processor, estimated from its TIR before any schedule."""
+    """The arithmetic and memory traffic of one run of an operator, estimated from its TIR before any schedule."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1101,7 +1101,7 @@ Global___JobCost: _TypeAlias = JobCost  # noqa: Y015
 
 @_typing.final
 class Spending(_message.Message):
-    """What all pieces of work of one kind took together. A job pays for the rounds that it asked for first, and others for
+    """The cost of all pieces of work of one kind. A job pays for the rounds that it asked for first, and others for
     theirs, whoever uses the results.
     """
 
@@ -1276,7 +1276,7 @@ class TimingPolicy(_message.Message):
     repeats: _builtins.int
     min_repeat_ms: _builtins.float
     cache: _builtins.str
-    """What the second-level cache holds when a call begins: "warm" or "cold"; empty = "warm"."""
+    """The state of the second-level cache when a call begins: "warm" or "cold"; empty = "warm"."""
     choosing: _builtins.int
     """How many of a record's run_secs, the first of them, say which schedule is used; only the others are reported.
     0 = they are not divided.
@@ -1419,11 +1419,11 @@ class Record(_message.Message):
     def versions(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
     @_builtins.property
     def throttled_ns(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
-        """What held the clock down meanwhile, and for how long in nanoseconds, by reason."""
+        """Nanoseconds for which the clock was held down meanwhile, by reason."""
 
     @_builtins.property
     def disturbance(self) -> Global___Disturbance:
-        """What else went on meanwhile; absent when not known."""
+        """Disturbances meanwhile; absent when not known."""
 
     def __init__(
         self,
@@ -1468,7 +1468,7 @@ Global___Record: _TypeAlias = Record  # noqa: Y015
 
 @_typing.final
 class Disturbance(_message.Message):
-    """What the kernel counted beside a timing on a CPU, for its cores and threads."""
+    """Counts of the kernel beside a timing on a CPU, for its cores and threads."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -2143,7 +2143,7 @@ class OperatorTable(_message.Message):
     def operator(self) -> Global___Operator: ...
     @_builtins.property
     def cells(self) -> _containers.RepeatedCompositeFieldContainer[Global___TableCell]:
-        """What was never measured is absent."""
+        """Values that were never measured are absent."""
 
     def __init__(
         self,
@@ -2409,7 +2409,7 @@ class MakePlanRequest(_message.Message):
     count: _builtins.int
     """Devices at most; 0 = as many as needed."""
     penalty: _builtins.float
-    """What a neighbour costs where nothing was measured, as a fraction. Absent = 0.13."""
+    """The cost of a neighbour where nothing was measured, as a fraction. Absent = 0.13."""
     headroom: _builtins.float
     """Planned for beyond each rate, as a fraction."""
     latency_part: _builtins.float

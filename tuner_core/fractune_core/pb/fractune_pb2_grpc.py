@@ -62,7 +62,7 @@ class ModelServiceServicer:
 
     def UploadModel(self, request_iterator, context):
         """Uploads a model in chunks: first a header, then data. Uploading what is there already is a no-op.
-        What has arrived of an upload that is cut is kept for a day: GetUpload says how much, and the next one may begin
+        The server keeps the received part of a cut upload for a day: GetUpload says how much, and the next one may begin
         there (ModelHeader.offset_bytes).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -70,7 +70,7 @@ class ModelServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetUpload(self, request, context):
-        """What the server keeps of an upload of the caller's that was cut. Parts of other callers are not seen.
+        """The part of a cut upload of the caller that the server keeps. Parts of other callers are not seen.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -278,7 +278,7 @@ class JobServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListCosts(self, request, context):
-        """What jobs took of the fleet, by the ledger: every piece of work is in it once, with its results.
+        """The cost of jobs to the fleet, by the ledger: every piece of work is in it once, with its results.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -994,7 +994,7 @@ class FleetServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListShares(self, request, context):
-        """What can be asked for now: the shares that live workers hold.
+        """The offer of the moment: the shares that live workers hold.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -43,11 +43,11 @@ class ModelServiceStub:
     def __new__(cls, channel: _aio.Channel) -> ModelServiceAsyncStub: ...
     UploadModel: _grpc.StreamUnaryMultiCallable[_fractune_pb2.UploadModelRequest, _fractune_pb2.Model]
     """Uploads a model in chunks: first a header, then data. Uploading what is there already is a no-op.
-    What has arrived of an upload that is cut is kept for a day: GetUpload says how much, and the next one may begin
+    The server keeps the received part of a cut upload for a day: GetUpload says how much, and the next one may begin
     there (ModelHeader.offset_bytes).
     """
     GetUpload: _grpc.UnaryUnaryMultiCallable[_fractune_pb2.GetUploadRequest, _fractune_pb2.Upload]
-    """What the server keeps of an upload of the caller's that was cut. Parts of other callers are not seen."""
+    """The part of a cut upload of the caller that the server keeps. Parts of other callers are not seen."""
     GetModel: _grpc.UnaryUnaryMultiCallable[_fractune_pb2.GetModelRequest, _fractune_pb2.Model]
 
 @_typing.type_check_only
@@ -60,11 +60,11 @@ class ModelServiceAsyncStub(ModelServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     UploadModel: _aio.StreamUnaryMultiCallable[_fractune_pb2.UploadModelRequest, _fractune_pb2.Model]  # type: ignore[assignment]
     """Uploads a model in chunks: first a header, then data. Uploading what is there already is a no-op.
-    What has arrived of an upload that is cut is kept for a day: GetUpload says how much, and the next one may begin
+    The server keeps the received part of a cut upload for a day: GetUpload says how much, and the next one may begin
     there (ModelHeader.offset_bytes).
     """
     GetUpload: _aio.UnaryUnaryMultiCallable[_fractune_pb2.GetUploadRequest, _fractune_pb2.Upload]  # type: ignore[assignment]
-    """What the server keeps of an upload of the caller's that was cut. Parts of other callers are not seen."""
+    """The part of a cut upload of the caller that the server keeps. Parts of other callers are not seen."""
     GetModel: _aio.UnaryUnaryMultiCallable[_fractune_pb2.GetModelRequest, _fractune_pb2.Model]  # type: ignore[assignment]
 
 class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -80,7 +80,7 @@ class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_fractune_pb2.Model, _abc.Awaitable[_fractune_pb2.Model]]:
         """Uploads a model in chunks: first a header, then data. Uploading what is there already is a no-op.
-        What has arrived of an upload that is cut is kept for a day: GetUpload says how much, and the next one may begin
+        The server keeps the received part of a cut upload for a day: GetUpload says how much, and the next one may begin
         there (ModelHeader.offset_bytes).
         """
 
@@ -90,7 +90,7 @@ class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _fractune_pb2.GetUploadRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_fractune_pb2.Upload, _abc.Awaitable[_fractune_pb2.Upload]]:
-        """What the server keeps of an upload of the caller's that was cut. Parts of other callers are not seen."""
+        """The part of a cut upload of the caller that the server keeps. Parts of other callers are not seen."""
 
     @_abc_1.abstractmethod
     def GetModel(
@@ -118,7 +118,7 @@ class JobServiceStub:
     WatchJob: _grpc.UnaryStreamMultiCallable[_fractune_pb2.WatchJobRequest, _fractune_pb2.Job]
     """Streams the job as it is now and then whenever it changes, until it has ended."""
     ListCosts: _grpc.UnaryUnaryMultiCallable[_fractune_pb2.ListCostsRequest, _fractune_pb2.ListCostsResponse]
-    """What jobs took of the fleet, by the ledger: every piece of work is in it once, with its results."""
+    """The cost of jobs to the fleet, by the ledger: every piece of work is in it once, with its results."""
 
 @_typing.type_check_only
 class JobServiceAsyncStub(JobServiceStub):
@@ -135,7 +135,7 @@ class JobServiceAsyncStub(JobServiceStub):
     WatchJob: _aio.UnaryStreamMultiCallable[_fractune_pb2.WatchJobRequest, _fractune_pb2.Job]  # type: ignore[assignment]
     """Streams the job as it is now and then whenever it changes, until it has ended."""
     ListCosts: _aio.UnaryUnaryMultiCallable[_fractune_pb2.ListCostsRequest, _fractune_pb2.ListCostsResponse]  # type: ignore[assignment]
-    """What jobs took of the fleet, by the ledger: every piece of work is in it once, with its results."""
+    """The cost of jobs to the fleet, by the ledger: every piece of work is in it once, with its results."""
 
 class JobServiceServicer(metaclass=_abc_1.ABCMeta):
     """---- Jobs -------------------------------------------------------------------------------------
@@ -185,7 +185,7 @@ class JobServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _fractune_pb2.ListCostsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_fractune_pb2.ListCostsResponse, _abc.Awaitable[_fractune_pb2.ListCostsResponse]]:
-        """What jobs took of the fleet, by the ledger: every piece of work is in it once, with its results."""
+        """The cost of jobs to the fleet, by the ledger: every piece of work is in it once, with its results."""
 
 def add_JobServiceServicer_to_server(servicer: JobServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 
@@ -341,7 +341,7 @@ class FleetServiceStub:
     def __new__(cls, channel: _aio.Channel) -> FleetServiceAsyncStub: ...
     ListWorkers: _grpc.UnaryUnaryMultiCallable[_fractune_pb2.ListWorkersRequest, _fractune_pb2.ListWorkersResponse]
     ListShares: _grpc.UnaryUnaryMultiCallable[_fractune_pb2.ListSharesRequest, _fractune_pb2.ListSharesResponse]
-    """What can be asked for now: the shares that live workers hold."""
+    """The offer of the moment: the shares that live workers hold."""
 
 @_typing.type_check_only
 class FleetServiceAsyncStub(FleetServiceStub):
@@ -350,7 +350,7 @@ class FleetServiceAsyncStub(FleetServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     ListWorkers: _aio.UnaryUnaryMultiCallable[_fractune_pb2.ListWorkersRequest, _fractune_pb2.ListWorkersResponse]  # type: ignore[assignment]
     ListShares: _aio.UnaryUnaryMultiCallable[_fractune_pb2.ListSharesRequest, _fractune_pb2.ListSharesResponse]  # type: ignore[assignment]
-    """What can be asked for now: the shares that live workers hold."""
+    """The offer of the moment: the shares that live workers hold."""
 
 class FleetServiceServicer(metaclass=_abc_1.ABCMeta):
     """---- The fleet --------------------------------------------------------------------------------"""
@@ -368,7 +368,7 @@ class FleetServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _fractune_pb2.ListSharesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_fractune_pb2.ListSharesResponse, _abc.Awaitable[_fractune_pb2.ListSharesResponse]]:
-        """What can be asked for now: the shares that live workers hold."""
+        """The offer of the moment: the shares that live workers hold."""
 
 def add_FleetServiceServicer_to_server(servicer: FleetServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 
