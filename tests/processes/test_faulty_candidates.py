@@ -163,7 +163,8 @@ def test_a_neighbour_of_a_fault_is_timed_and_not_blamed(
     with running(PooledMeasurer(share, [])) as neighbour, running(PooledMeasurer(share, [])) as culprit:
         for greeting in [neighbour.handshake(), culprit.handshake()]:
             greeting.result()
-        beside, faulty = neighbour.time(innocent, None), culprit.time(guilty, None)
+        beside = neighbour.thread.submit(lambda: neighbour._session.trials(innocent))
+        faulty = culprit.thread.submit(lambda: culprit._session.trials(guilty))
         assert faulty.result()["bad"].status in FAILED | {Status.RUN_TIMEOUT}
         assert faulty.result()["good"].status is Status.OK
         assert set(statuses(beside.result()).values()) == {Status.OK}, beside.result()

@@ -58,23 +58,18 @@ class PooledMeasurer:
 
         return self.thread.submit(device_info)
 
-    def time(self, batch: ArtifactBatch, policy: TimingPolicy | None) -> Future[dict[str, Outcome]]:
-        """Time every candidate under `policy`, or race them when there is none."""
-        return self.thread.submit(lambda: self._time(batch, policy))
-
     def time_anchored(self, batch: ArtifactBatch, policy: TimingPolicy | None) -> Future[TimedBatch]:
-        """The same, and the anchor before and after, as beside the batches of a job."""
+        """Time every candidate under `policy`, or race them if there is none. The anchor is timed before and after, as
+        beside the batches of a job.
+        """
 
         def timed() -> TimedBatch:
             before = self._session.anchor()
-            outcomes = self._time(batch, policy)
+            outcomes = self._session.timed(batch, policy) if policy else self._session.trials(batch)
             after = self._session.anchor()
             return TimedBatch(outcomes, (before + after) / 2 if before and after else 0.0)
 
         return self.thread.submit(timed)
-
-    def _time(self, batch: ArtifactBatch, policy: TimingPolicy | None) -> dict[str, Outcome]:
-        return self._session.timed(batch, policy) if policy else self._session.trials(batch)
 
 
 @dataclass(frozen=True)

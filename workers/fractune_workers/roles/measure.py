@@ -70,8 +70,16 @@ class Measurer(Role):
     def start(self) -> None:
         self._session.handshake()
 
+    @property
+    def _device(self) -> Device:
+        return Device.from_json(self._session.device_info["device"])
+
+    @property
+    def _granted(self) -> GrantedShare:
+        return GrantedShare.from_json(self._session.device_info["granted"])
+
     def queue(self) -> str:
-        return measure_queue(Device.from_json(self._session.device_info["device"]).key, str(self._share))
+        return measure_queue(self._device.key, str(self._share))
 
     def describe(self, info: WorkerInfo) -> None:
         info["device"] = self._session.device_info["device"]
@@ -145,8 +153,8 @@ class Measurer(Role):
         return {
             "event": "roof_measured",
             "job": work["job"],
-            "device_key": Device.from_json(self._session.device_info["device"]).key,
-            "share_key": GrantedShare.from_json(self._session.device_info["granted"]).key,
+            "device_key": self._device.key,
+            "share_key": self._granted.key,
             "roof": roof.to_json(),
         }
 
@@ -155,8 +163,7 @@ class Measurer(Role):
         locks, cores, gpu = self._context.core_locks, self._context.cores, self._session.gpu_uuid
         if gpu is None:
             return locks.measuring(cores)
-        granted = GrantedShare.from_json(self._session.device_info["granted"])
-        return locks.measuring_on(gpu, ALONE if alone else claim_of(granted), cores)
+        return locks.measuring_on(gpu, ALONE if alone else claim_of(self._granted), cores)
 
     def _batch(self, work: MeasureWork) -> ArtifactBatch:
         """The artifacts that were built, their signatures checked. Raises NotFound or Unsigned."""
@@ -199,10 +206,8 @@ class Measurer(Role):
     ) -> TuningRecord:
         """`measured`: None for what could not be built."""
         outcome = measured or Outcome(Status(item["status"]), item["cause"])
-        device = Device.from_json(self._session.device_info["device"])
-        granted = GrantedShare.from_json(self._session.device_info["granted"])
         return replace(
-            work_record(work, item, device, granted, outcome.status, outcome.cause, outcome.policy),
+            work_record(work, item, self._device, self._granted, outcome.status, outcome.cause, outcome.policy),
             run_secs=outcome.run_secs,
             anchor_ratio=conditions.anchor_ratio,
             neighbours=co_runners,

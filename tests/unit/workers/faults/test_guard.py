@@ -42,7 +42,8 @@ class Measurers:
         return self.pooled[number]._session._child
 
     def trials(self, number: int, **kernels: str) -> Callable[[], dict[str, Outcome]]:
-        return self.pooled[number].time(batch(**kernels), None).result
+        measurer = self.pooled[number]
+        return measurer.thread.submit(lambda: measurer._session.trials(batch(**kernels))).result
 
     def validate(self, number: int, **kernels: str) -> dict[str, Outcome]:
         measurer = self.pooled[number]
