@@ -15,6 +15,7 @@ from tvm.relax.expr_functor import PyExprMutator, PyExprVisitor, mutator, visito
 
 from fractune_workers.children.importing.passes import workload_hash
 from fractune_workers.children.rewriting.expressions import is_constant, operator_of, shape_of
+from fractune_workers.children.tvm_api.functions import called_functions
 from fractune_workers.children.tvm_api.traces import Workload
 
 _CALL = "call_tir"
@@ -41,14 +42,16 @@ def with_implementations(
     theirs = {name: calls_of(other) for name, other in others.items()}
     names = [chosen.get(workload_hash(function_of(direct, call)), "") for call in calls_of(direct)]
     mixer = _Mixer(direct, ((others[name], theirs[name][at]) if name else None for at, name in enumerate(names)))
-    mixer.builder_.update_func(direct.get_global_var("main"), mixer.visit_expr(direct["main"]))
+    for name in called_functions(direct):
+        mixer.builder_.update_func(name, mixer.visit_expr(direct[name]))
     return mixer.builder_.get()
 
 
 def calls_of(mod: tvm.IRModule) -> list[Any]:
-    """The calls of operators in the `main` of a prepared module, in their order."""
+    """The calls of operators in the functions of a prepared module, in their order."""
     collector = _Collector()
-    collector.visit_expr(mod["main"])
+    for name in called_functions(mod):
+        collector.visit_expr(mod[name])
     return collector.calls
 
 

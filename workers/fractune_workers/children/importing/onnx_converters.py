@@ -7,11 +7,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fractune_workers.children.importing.integer_products import INTEGER_PRODUCTS
+from fractune_workers.children.importing.onnx_branches import BRANCHES
 from fractune_workers.children.importing.onnx_node import Converter
 from fractune_workers.children.importing.quantization import QUANTIZATION
 from fractune_workers.children.importing.recurrent import RECURRENT
 
 CONVERTERS: Mapping[str, Converter] = {
+    **BRANCHES,
     **INTEGER_PRODUCTS,
     **QUANTIZATION,
     **RECURRENT,

@@ -25,7 +25,7 @@ from onnx.reference import ReferenceEvaluator
 
 from fractune_core.errors import BadModel
 from fractune_workers.children.importing.limits import ComputedConstants, Limits, check_tensor
-from fractune_workers.children.importing.onnx_graph import described, domain_of, subgraphs
+from fractune_workers.children.importing.onnx_graph import described, domain_of, names_read, subgraphs
 
 _LARGEST = 65_536
 """Elements of a constant that still is shape arithmetic; larger ones are weights and stay as they are"""
@@ -105,7 +105,7 @@ class Folding:
 
     def _write(self, graph: onnx.GraphProto) -> None:
         """The folded constants that are used, and the shapes of all other tensors."""
-        used = {name for node in graph.node for name in _names_read(node)} | {value.name for value in graph.output}
+        used = {name for node in graph.node for name in names_read(node)} | {value.name for value in graph.output}
         present = {tensor.name for tensor in graph.initializer}
         for name in sorted(used - present):
             value = self._known.get(name)
@@ -281,7 +281,7 @@ class Folding:
 def _sorted(nodes: Sequence[onnx.NodeProto]) -> Sequence[onnx.NodeProto]:
     """The nodes in an order where each comes after the nodes that it reads. Raises BadModel for a cycle."""
     makers = {name: index for index, node in enumerate(nodes) for name in node.output if name}
-    before = [{makers[name] for name in _names_read(node) if name in makers} for node in nodes]
+    before = [{makers[name] for name in names_read(node) if name in makers} for node in nodes]
     if all(made < index for index, needed in enumerate(before) for made in needed):
         return nodes
     try:
@@ -289,16 +289,6 @@ def _sorted(nodes: Sequence[onnx.NodeProto]) -> Sequence[onnx.NodeProto]:
     except graphlib.CycleError as error:
         raise BadModel("has nodes that wait for each other's outputs; export the model again") from error
     return [nodes[index] for index in order]
-
-
-def _names_read(node: onnx.NodeProto) -> set[str]:
-    """Everything that the node may read, inside its subgraphs too."""
-    names = set(node.input)
-    for graph in subgraphs(node):
-        for inner in graph.node:
-            names |= _names_read(inner)
-        names |= {value.name for value in graph.output}
-    return names
 
 
 def _shape_slice(node: onnx.NodeProto, shape: list[int]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:

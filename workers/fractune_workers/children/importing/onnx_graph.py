@@ -44,3 +44,16 @@ def named(node: onnx.NodeProto) -> str:
 
 def described(node: onnx.NodeProto) -> str:
     return f"{named(node)} ({operator_of(node)})"
+
+
+def names_read(node: onnx.NodeProto) -> set[str]:
+    """All that the node reads, inside its subgraphs too."""
+    return set(node.input).union(*map(captured_by, subgraphs(node)))
+
+
+def captured_by(graph: onnx.GraphProto) -> set[str]:
+    """The names that a subgraph reads from the graph around it."""
+    own = {name for node in graph.node for name in node.output}
+    own.update(tensor.name for tensor in graph.initializer)
+    own.update(value.name for value in graph.input)
+    return {value.name for value in graph.output}.union(*map(names_read, graph.node)) - own - {""}

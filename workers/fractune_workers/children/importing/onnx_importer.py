@@ -17,9 +17,11 @@ from tvm.relax.frontend.onnx import onnx_frontend
 
 from fractune_core.errors import BadModel
 from fractune_workers.children.importing.element_types import AS_BYTES, WITHOUT_KERNELS
+from fractune_workers.children.importing.onnx_branches import Branches
 from fractune_workers.children.importing.onnx_converters import CONVERTERS, MICROSOFT, TVM_MICROSOFT
 from fractune_workers.children.importing.onnx_graph import described, domain_of, named, operator_of
 from fractune_workers.children.importing.onnx_node import OnnxNode
+from fractune_workers.children.importing.sections import with_sections
 
 _SEQUENCES = """
     Optional OptionalGetElement SequenceConstruct SequenceEmpty SequenceErase SequenceInsert ConcatFromSequence
@@ -28,20 +30,19 @@ _SEQUENCES = """
 """Operators with one output that is a tuple in Relax"""
 _TAKE_SHAPES = "Cast CastLike Concat ConstantOfShape Equal Expand Gather Reshape Resize Shape Slice Squeeze Where"
 """Operators whose converters in TVM take a shape in place of a tensor"""
-_IF = "If"
 
 
-def from_onnx(model: onnx.ModelProto) -> tvm.IRModule:
+def from_onnx(model: onnx.ModelProto, branches: Branches) -> tvm.IRModule:
     """The model as a Relax module with the entry `main`. Raises BadModel for a node that cannot be imported, and other
     errors where TVM's importer fails.
     """
     opset = next((entry.version for entry in model.opset_import if not domain_of(entry.domain)), 1)
-    return Importer(element_types(model.graph)).from_onnx(model.graph, opset)
+    return with_sections(Importer(element_types(model.graph), branches).from_onnx(model.graph, opset))
 
 
 def is_known(node: onnx.NodeProto) -> bool:
     """Whether there is a converter for the node's operator."""
-    if operator_of(node) in CONVERTERS or operator_of(node) == _IF:
+    if operator_of(node) in CONVERTERS:
         return True
     domain = domain_of(node.domain)
     if node.op_type not in onnx_frontend._get_convert_map():  # noqa: SLF001  TVM offers no other list
@@ -61,11 +62,12 @@ class Importer(onnx_frontend.ONNXGraphImporter):
     _nodes: dict[str, Any]
     """by name: the values so far"""
 
-    def __init__(self, element_types: dict[str, int]) -> None:
+    def __init__(self, element_types: dict[str, int], branches: Branches) -> None:
         """`element_types`: ONNX's numbers of the types of tensors, by name."""
         as_bytes = {name: AS_BYTES[kind] for name, kind in element_types.items() if kind in AS_BYTES}
         super().__init__({}, as_bytes)
         self.element_types = element_types
+        self.branches = branches
 
     def _check_for_unsupported_ops(self, graph: onnx.GraphProto) -> None:
         unknown = [node for node in graph.node if not is_known(node)]
@@ -99,10 +101,6 @@ class Importer(onnx_frontend.ONNXGraphImporter):
         if operator_of(node) in CONVERTERS:
             call = OnnxNode(node, inputs, attributes, self.opset, self.bb, self)
             self._name_outputs(node, CONVERTERS[operator_of(node)](call))
-        elif node.op_type == _IF:
-            branches = [self.convert_branch(attributes[name]) for name in ("then_branch", "else_branch")]
-            blocks = [relax.SeqExpr(blocks=[], body=branch) for branch in branches]
-            self._name_outputs(node, self.bb.emit(relax.If(inputs[0], *blocks)))
         else:
             self._name_outputs(node, self._convert_by_tvm(node, inputs, attributes))
 
@@ -138,18 +136,3 @@ class Importer(onnx_frontend.ONNXGraphImporter):
         array = onnx.numpy_helper.to_array(tensor)
         as_bytes = AS_BYTES.get(tensor.data_type)
         return tvm.runtime.tensor(array.astype(as_bytes) if as_bytes else array)
-
-    def convert_branch(self, graph: onnx.GraphProto) -> relax.Expr:
-        """The outputs of a branch. It may read the values around it, and its own names end with it."""
-        outer = self._nodes
-        self._nodes = dict(outer)
-        try:
-            self.element_types.update(element_types(graph))
-            for tensor in graph.initializer:
-                self._nodes[tensor.name] = relax.const(self._parse_array(tensor))
-            for node in graph.node:
-                self.convert(node)
-            outputs = [self._nodes[value.name] for value in graph.output]
-            return outputs[0] if len(outputs) == 1 else relax.Tuple(outputs)
-        finally:
-            self._nodes = outer

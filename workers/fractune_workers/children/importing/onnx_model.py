@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
 import onnx
 import onnx.inliner
@@ -28,7 +29,8 @@ from google.protobuf.message import Message
 from onnx import version_converter
 
 from fractune_core.errors import BadModel, first_line
-from fractune_workers.children.importing.limits import Limits
+from fractune_workers.children.importing.limits import ComputedConstants, Limits
+from fractune_workers.children.importing.onnx_branches import Branches
 from fractune_workers.children.importing.onnx_count import check_count
 from fractune_workers.children.importing.onnx_fold import Folding
 from fractune_workers.children.importing.onnx_graph import described, domain_of, inputs_of, parsed
@@ -58,15 +60,23 @@ def load_onnx(data: bytes, shapes: Mapping[str, Sequence[int]], limits: Limits) 
         model = onnx.inliner.inline_local_functions(model)
     _drop_weights_from_inputs(model)
     fix_shapes(model.graph, shapes)
+    return _read(model, limits, ComputedConstants(limits), is_branch=False)
+
+
+def _read(model: onnx.ModelProto, limits: Limits, captured: ComputedConstants, *, is_branch: bool) -> tvm.IRModule:
+    """Fold, slim and import a model with fixed shapes, or a branch of one; `captured` are constants of branches."""
     notes: list[str] = []
     try:
         Folding(model, limits).run()
     except (ValueError, TypeError, KeyError, IndexError) as error:
         raise BadModel(f"has a graph that cannot be read: {first_line(error)}; export the model again") from error
+    branches = Branches(model, partial(_read, limits=limits, captured=captured, is_branch=True), captured)
     if _opset(model) < _OLDEST_OPSET:
         model = _try(notes, f"conversion from opset {_opset(model)} failed", _convert, model)
     model = _try(notes, "slimming failed", _slim, model)
-    return _import(model, notes)
+    if not model.graph.node and not is_branch:
+        raise BadModel("has nothing to tune: its outputs are constants")
+    return _import(model, branches, notes)
 
 
 def _parse(data: bytes) -> onnx.ModelProto:
@@ -135,10 +145,7 @@ def _slim(model: onnx.ModelProto) -> onnx.ModelProto:
     if sum(count**2 for count in readers.values()) > _MOST_PAIRS_OF_READERS:
         name, count = readers.most_common(1)[0]
         raise ValueError(f"'{name}' is read by {count:,} nodes, which takes onnxslim a time that grows with the square")
-    slimmed = onnxslim.slim(model)
-    if not slimmed.graph.node:
-        raise BadModel("has nothing to tune: its outputs are constants")
-    return slimmed
+    return onnxslim.slim(model)
 
 
 def _convert(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -146,10 +153,10 @@ def _convert(model: onnx.ModelProto) -> onnx.ModelProto:
     return version_converter.convert_version(model, _CONVERTED_OPSET)
 
 
-def _import(model: onnx.ModelProto, notes: list[str]) -> tvm.IRModule:
+def _import(model: onnx.ModelProto, branches: Branches, notes: list[str]) -> tvm.IRModule:
     try:
         with hushed():
-            return from_onnx(model)
+            return from_onnx(model, branches)
     except Exception as error:
         raise BadModel("; ".join([_explain(error), *notes, *_checker_notes(model)])) from error
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from fractune_core.files.manifests import ALIGNMENT_BYTES
 from fractune_workers.children.tvm_api.arrays import numpy_dtype
+from fractune_workers.children.tvm_api.functions import called_functions
 
 _SMALLEST = 16
 """Constants of fewer elements stay in the code, where the compiler can see their values"""
@@ -29,30 +31,33 @@ class Lifted:
 
 
 class LiftedWeights:
-    """The weights of several modules that are variants of one model; a weight of several modules is kept once."""
+    """The weights of several modules that are variants of one model; equal weights are kept once."""
 
     def __init__(self) -> None:
         self.tensors: list[tvm.runtime.Tensor] = []
+        self._known: dict[Any, int] = {}
+        """by tensor: its place"""
         self._places: dict[Any, int] = {}
+        """by type, shape and digest"""
 
     def lifted(self, mod: tvm.IRModule) -> Lifted:
-        """The module with its constants as parameters of `main`, named `weight0`, `weight1` and so on."""
+        """The module with its constants as parameters of `main`, named `weight0`, `weight1` and so on. Functions that
+        `main` calls take theirs from their callers.
+        """
         lifter = _Lifter(mod)
-        main = mod["main"]
-        body = lifter.visit_expr(main.body)
-        params = [*main.params, *lifter.params.values()]
-        lifted = mod.clone()
-        lifted.update_func(
-            lifted.get_global_var("main"),
-            relax.Function(params, body, main.ret_ty, main.is_pure, main.attrs),
-        )
-        return Lifted(lifted, [self._place(tensor) for tensor in lifter.params])
+        for name in called_functions(mod):
+            lifter.lift(name)
+        return Lifted(lifter.builder_.get(), [self._place(tensor) for tensor in lifter.constants])
 
     def _place(self, tensor: tvm.runtime.Tensor) -> int:
-        if tensor not in self._places:
-            self._places[tensor] = len(self.tensors)
-            self.tensors.append(tensor)
-        return self._places[tensor]
+        if tensor not in self._known:
+            numbers = tensor.numpy()
+            key = str(tensor.dtype), numbers.shape, hashlib.sha256(numbers.data).digest()
+            if key not in self._places:
+                self._places[key] = len(self.tensors)
+                self.tensors.append(tensor)
+            self._known[tensor] = self._places[key]
+        return self._known[tensor]
 
 
 def pack_weights(weights: Sequence[Any]) -> tuple[bytes, list[dict[str, Any]]]:
@@ -82,13 +87,39 @@ def _array(packed: bytes, weight: Mapping[str, Any]) -> Any:
 @mutator
 class _Lifter(PyExprMutator):
     def __init__(self, mod: tvm.IRModule) -> None:
-        super().__init__(mod)
-        self.params: dict[Any, relax.Var] = {}
-        """by the constant that it stands for; one that is used twice is one parameter"""
+        super().__init__(mod.clone())
+        self._mod = mod
+        self.constants: dict[Any, Any] = {}
+        """of the last function that was lifted: by tensor, the constant"""
+        self._params: dict[Any, relax.Var] = {}
+        """by the tensor that it stands for; one that is used twice is one parameter"""
+        self._lifted: dict[Any, tuple[Any, list[Any]]] = {}
+        """by the variable of a function: that of the lifted one, and the constants that it takes"""
+
+    def lift(self, name: Any) -> None:
+        """Lift a function behind those that it calls."""
+        function = self._mod[name]
+        self.constants, self._params = {}, {}
+        body = self.visit_expr(function.body)
+        params = [*function.params, *self._params.values()]
+        lifted = relax.Function(params, body, function.ret_ty, function.is_pure, function.attrs)
+        if name.name_hint == "main":
+            self.builder_.update_func(name, lifted)
+        else:
+            made = self.builder_.add_func(lifted, name.name_hint)
+            self._lifted[name] = made, list(self.constants.values())
+
+    def visit_call_(self, op: Any) -> Any:
+        visited = super().visit_call_(op)
+        if op.op not in self._lifted:
+            return visited
+        function, constants = self._lifted[op.op]
+        return relax.Call(function, [*visited.args, *map(self.visit_expr, constants)], visited.attrs, visited.ty_args)
 
     def visit_generic_const_(self, op: Any) -> Any:
         if not hasattr(op.value, "shape") or math.prod(op.value.shape) < _SMALLEST:
             return op
-        if op.value not in self.params:
-            self.params[op.value] = relax.Var(f"weight{len(self.params)}", op.ty)
-        return self.params[op.value]
+        if op.value not in self._params:
+            self._params[op.value] = relax.Var(f"weight{len(self._params)}", op.ty)
+            self.constants[op.value] = op
+        return self._params[op.value]

@@ -1,0 +1,137 @@
+"""The branches of an `If` whose condition is known only when the model runs.
+
+Each branch is read like a model of its own: the values around it that it reads are its inputs, or constants. So it is
+folded and slimmed by itself, and becomes a function that runs only when it is taken. TVM's importer computes both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import onnx
+import tvm
+import tvm_ffi
+from onnx import helper, numpy_helper
+from tvm import relax
+from tvm.relax.expr_functor import PyExprMutator, mutator
+
+from fractune_core.errors import BadModel
+from fractune_workers.children.importing.element_types import AS_BYTES
+from fractune_workers.children.importing.limits import ComputedConstants
+from fractune_workers.children.importing.onnx_graph import captured_by, described, subgraphs
+from fractune_workers.children.importing.onnx_node import Converter, OnnxNode, dtype_of, shape_of
+from fractune_workers.children.rewriting.expressions import is_constant
+from fractune_workers.children.tvm_api.arrays import numpy_dtype
+
+_IF = "If"
+_DOMAIN = "fractune"
+_NUMBER = "number"
+_SEPARATE_INITIALIZERS_IR = 4
+_CONST_HINT = "if an input decides which branch is taken, make it a constant with --input NAME=const:VALUE"
+
+
+class Branches:
+    """The branches of one model, set aside while the model around them is slimmed: `onnxslim` breaks what is inside."""
+
+    def __init__(
+        self, model: onnx.ModelProto, read: Callable[[onnx.ModelProto], tvm.IRModule], captured: ComputedConstants
+    ) -> None:
+        """`read` is all that is done to a model from folding on. `captured` counts the constants that branches read.
+
+        Each `If` of the model, in place, becomes a node of another domain that reads all that its branches read.
+        """
+        self._read, self._captured = read, captured
+        self._opsets, self._version = list(model.opset_import), max(_SEPARATE_INITIALIZERS_IR, model.ir_version)
+        self._nodes: list[onnx.NodeProto] = []
+        nodes = [
+            self._set_aside(node) if node.op_type == _IF and not node.domain else node for node in model.graph.node
+        ]
+        if self._nodes:
+            del model.graph.node[:]
+            model.graph.node.extend(nodes)
+            model.opset_import.append(helper.make_opsetid(_DOMAIN, 1))
+
+    def _set_aside(self, node: onnx.NodeProto) -> onnx.NodeProto:
+        own = onnx.NodeProto()
+        own.CopyFrom(node)
+        captured = sorted(set().union(*map(captured_by, subgraphs(node))))
+        made = helper.make_node(_IF, [*node.input[:1], *captured], node.output, node.name, domain=_DOMAIN)
+        made.attribute.append(helper.make_attribute(_NUMBER, len(self._nodes)))
+        self._nodes.append(own)
+        return made
+
+    def convert(self, node: OnnxNode) -> relax.Expr:
+        """The `If` that the node stands for."""
+        own = self._nodes[int(node.attributes[_NUMBER])]
+        node = replace(node, proto=own)
+        graphs = {each.name: each.g for each in own.attribute}
+        names = sorted(set().union(*map(captured_by, graphs.values())))
+        around = dict(zip(names, node.inputs[1:], strict=True))
+        calls = [self._call(node, graphs[name], around) for name in ("then_branch", "else_branch")]
+        types = [call.op.ty.ret for call in calls]
+        if not tvm_ffi.structural_equal(*types):
+            raise node.refused(f"its branches make {types[0]} and {types[1]}, which must be equal; {_CONST_HINT}")
+        condition = node.input(0)
+        if shape_of(condition):
+            condition = node.emit(relax.op.squeeze(condition))
+        return node.emit(relax.If(condition, *(relax.SeqExpr(blocks=[], body=call) for call in calls)))
+
+    def _call(self, node: OnnxNode, graph: onnx.GraphProto, values: Mapping[str, Any]) -> relax.Call:
+        """A call of the branch, which becomes a function of the node's module. `values`: those around it, by name."""
+        around = {name: values[name] for name in sorted(captured_by(graph))}
+        try:
+            module = self._read(self._model(node, graph, around))
+        except BadModel as error:
+            raise BadModel(f"a branch of {described(node.proto)}: {error}; {_CONST_HINT}") from error
+        arguments = [value for value in around.values() if not is_constant(value)]
+        return relax.Call(_Adopter(node.builder, module).main(), arguments)
+
+    def _model(self, node: OnnxNode, graph: onnx.GraphProto, around: Mapping[str, Any]) -> onnx.ModelProto:
+        inputs, constants = [], list(graph.initializer)
+        for name, value in around.items():
+            if node.importer.element_types.get(name) in AS_BYTES:
+                raise node.refused(f"a branch reads '{name}', whose numbers have less than a byte; export without it")
+            if is_constant(value):
+                numbers = value.value.numpy()
+                self._captured.take(numbers.nbytes, f"'{name}', which a branch of {described(node.proto)} reads,")
+                constants.append(numpy_helper.from_array(numbers, name))
+            else:
+                kind = helper.np_dtype_to_tensor_dtype(numpy_dtype(dtype_of(value)))
+                inputs.append(helper.make_tensor_value_info(name, kind, shape_of(value)))
+        # An output may be a value from around the branch, which a model cannot pass on without a node.
+        nodes, outputs = list(graph.node), []
+        for at, output in enumerate(graph.output):
+            nodes.append(helper.make_node("Identity", [output.name], [f"{output.name}/{at}"]))
+            outputs.append(onnx.ValueInfoProto(name=f"{output.name}/{at}"))
+        whole = helper.make_graph(nodes, graph.name or "branch", inputs, outputs, constants)
+        return helper.make_model(whole, opset_imports=self._opsets, ir_version=self._version)
+
+
+@mutator
+class _Adopter(PyExprMutator):
+    """Takes the functions of a module into the one that is being built."""
+
+    def __init__(self, builder: relax.BlockBuilder, module: tvm.IRModule) -> None:
+        super().__init__()
+        self._into, self._module = builder, module
+        self._adopted: dict[Any, Any] = {}
+
+    def main(self) -> Any:
+        return self._adopt(self._module.get_global_var("main"), "branch")
+
+    def visit_global_var_(self, op: Any) -> Any:
+        return self._adopt(op, str(op.name_hint))
+
+    def _adopt(self, name: Any, hint: str) -> Any:
+        if name not in self._adopted:
+            function = self._module[name]
+            if isinstance(function, relax.Function):
+                inner = self.visit_expr(function.body)
+                function = relax.Function(function.params, inner, function.ret_ty, function.is_pure)
+            self._adopted[name] = self._into.add_func(function, hint)
+        return self._adopted[name]
+
+
+BRANCHES: Mapping[str, Converter] = {f"{_DOMAIN}.{_IF}": lambda node: node.importer.branches.convert(node)}
