@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from pathlib import Path
@@ -24,6 +24,7 @@ from fractune_workers.children.fusing.fuse import prepare_variants
 from fractune_workers.children.importing.model_file import load_variants
 from fractune_workers.children.importing.passes import Operator, extract
 from fractune_workers.children.layouts.implementations import IMPLEMENTATIONS
+from fractune_workers.children.tvm_api.dot_products import dot_products
 from fractune_workers.children.tvm_api.intrinsics import keep_out_gpu_intrinsics, load_intrinsics, prepare_tensor_cores
 from fractune_workers.children.tvm_api.keep_out import stay_off_gpus
 from fractune_workers.children.tvm_api.target import (
@@ -37,6 +38,7 @@ from fractune_workers.children.tvm_api.target import (
 )
 from fractune_workers.children.tvm_api.traces import Workload, read_workload, write_workloads
 from fractune_workers.children.tvm_api.weights import LiftedWeights, pack_weights
+from fractune_workers.children.tvm_api.whole_numbers import whole_numbers
 
 _ANY_CORES = 1
 """Operators do not depend on the number of cores, and a trace holds the choices that follow from it"""
@@ -76,7 +78,7 @@ def _prepared(path: str, inputs: str, identity: str) -> _Prepared:
     operators = extract(direct, target)
     workloads = {operator.workload_hash: {DIRECT: read_workload(operator.workload_json)} for operator in operators}
     others = {}
-    for name in IMPLEMENTATIONS if _has_others(target, operators) else ():
+    for name in _others(target, operators, [by_name[DIRECT] for by_name in workloads.values()]):
         other = prepare_variants(loaded, target, name).module
         found = implementations_of(direct, other)
         if found:
@@ -87,9 +89,15 @@ def _prepared(path: str, inputs: str, identity: str) -> _Prepared:
     return _Prepared(direct, operators, others, workloads, names, loaded.slots, fused.apart)
 
 
-def _has_others(target: tvm.target.Target, operators: list[Operator]) -> bool:
-    """Whether some operator may have another implementation: only convolutions on a CPU, which are blocked."""
-    return target.kind.name == "llvm" and any(_MANY_WAYS in operator.name for operator in operators)
+def _others(target: tvm.target.Target, operators: list[Operator], direct: Iterable[Workload]) -> list[str]:
+    """The implementations that some operator may have: of convolutions on a CPU, which are blocked, and of products of
+    whole numbers, where the processor has instructions for them.
+    """
+    if target.kind.name != "llvm":
+        return []
+    images = any(_MANY_WAYS in operator.name for operator in operators)
+    integers = dot_products(target) if any(whole_numbers(workload.mod) for workload in direct) else []
+    return [*(IMPLEMENTATIONS if images else ()), *integers]
 
 
 def ingest(path: str, inputs: dict[str, list[int]], target: str, isa: str) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -60,13 +61,26 @@ def _operand(planner: Planner, operand: Any, blocks: Blocks, fill: float) -> Any
         return known[0] if same_parts else planner.changed(operand, replace(theirs, parts=blocks.parts))
     numbers = planner.constant(operand)
     if numbers is not None:
-        return relax.const(_packed_operand(numbers, blocks, fill))
-    if shape_of(operand) != blocks.plain:
-        return None
-    return planner.changed(operand, blocks)
+        return relax.const(packed_operand(numbers, blocks, fill))
+    shape = shape_of(operand)
+    if shape == blocks.plain:
+        return planner.changed(operand, blocks)
+    return _broadcast(planner, operand, shape, blocks)
 
 
-def _packed_operand(numbers: Array, blocks: Blocks, fill: float) -> Array:
+def _broadcast(planner: Planner, operand: Any, shape: tuple[int, ...], blocks: Blocks) -> Any | None:
+    """One number, or one for each channel of the last axis, that is computed at run time; None for another operand."""
+    emit = planner.builder_.emit
+    if prod(shape) == 1:
+        return operand if len(shape) <= 1 else emit(relax.op.reshape(operand, [1]))
+    is_last = blocks.axis == len(blocks.shape) - 1 and not blocks.dropped
+    if is_last and shape[-1] == blocks.shape[-1] == prod(shape) and not blocks.filled_up:
+        return emit(relax.op.reshape(operand, [blocks.count, blocks.size]))
+    return None
+
+
+def packed_operand(numbers: Array, blocks: Blocks, fill: float) -> Array:
+    """A constant operand, laid out like a value in `blocks`, with `fill` in the lanes that stand for no channel."""
     if numbers.size == 1:  # a scalar becomes a number in the code, a tensor of one element stays an argument
         return numbers.reshape((1,) * min(numbers.ndim, 1))
     aligned = numbers.reshape((1,) * (len(blocks.kept) - numbers.ndim) + numbers.shape)

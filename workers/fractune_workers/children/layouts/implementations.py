@@ -17,6 +17,7 @@ import numpy.typing as npt
 from tvm import te
 
 from fractune_core import implementations as names
+from fractune_workers.children.layouts.integers import INTEGERS
 from fractune_workers.children.layouts.kernels import Window
 from fractune_workers.children.layouts.winograd import WINOGRAD2, WINOGRAD4, Winograd
 
@@ -68,12 +69,17 @@ def repacked(name: str, weights: _Array) -> _Array:
     return IMPLEMENTATIONS[name].pack(weights)
 
 
-def own_arguments(name: str, arguments: Sequence[_Array]) -> list[_Array]:
-    """The arguments of an operator for the implementation called `name`, from the arguments of the direct one.
+def own_arguments(name: str, arguments: Sequence[_Array], described: Sequence[Any]) -> list[_Array]:
+    """The arguments of an operator for the implementation called `name`, from the arguments of the direct one, which
+    `described` describes (`tvm_api.traces.args_of`).
 
-    Its weights are in blocks of both kinds of channels, and have more dimensions than all other arguments. In a fused
-    model each slot has weights of its own.
+    Weights of whole numbers are the second argument of whole numbers. Weights of other convolutions are in blocks of
+    both kinds of channels, and have more dimensions than all other arguments. In a fused model each slot has weights of
+    its own.
     """
+    if name in INTEGERS:
+        _, weights = (at for at, (_, _, _, *bounds) in enumerate(described) if bounds)
+        return [INTEGERS[name].pack(each) if at == weights else each for at, each in enumerate(arguments)]
     most = max(each.ndim for each in arguments)
     return [_repacked_slots(name, each) if each.ndim == most else each for each in arguments]
 

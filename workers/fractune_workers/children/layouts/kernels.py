@@ -17,8 +17,9 @@ import numpy.typing as npt
 import tvm
 from tvm import te, topi
 
-from fractune_core.tir.kernel_names import CONV, DEPTHWISE, MATMUL
+from fractune_core.tir.kernel_names import CONV, DEPTHWISE, MATMUL, WHOLE_NUMBERS
 from fractune_workers.children.layouts.blocks import block_count, pack
+from fractune_workers.children.layouts.integers import Bounds
 
 _Array = npt.NDArray[Any]
 
@@ -185,9 +186,9 @@ def _tap(data: te.Tensor, window: Window, index: tuple[Any, ...], outside: Any) 
     return tvm.tirx.if_then_else(inside, data(n, k, y, x, lane), outside)
 
 
-def matmul(data: te.Tensor, weight: te.Tensor) -> te.Tensor:
+def matmul(data: te.Tensor, weight: te.Tensor, whole: Bounds | None = None) -> te.Tensor:
     """(..., M, K) and (N/b, K, b) -> (..., M, N/b, b), which lies in memory as (..., M, N). A packed operand that is
-    computed may have axes before these, as many as `data` before its last two.
+    computed may have axes before these, as many as `data` before its last two. `whole`: both are whole numbers.
     """
     *batch, blocks, depth, size = (int(dim) for dim in weight.shape)
     k = te.reduce_axis((0, depth), "k")
@@ -196,7 +197,8 @@ def matmul(data: te.Tensor, weight: te.Tensor) -> te.Tensor:
         *rows, block, lane = index
         return te.sum(data(*rows, k) * weight(*rows[: len(batch)], block, k, lane), axis=[k])
 
-    return te.compute((*data.shape[:-1], blocks, size), element, name=MATMUL)
+    attributes = {WHOLE_NUMBERS: whole.numbers()} if whole else None
+    return te.compute((*data.shape[:-1], blocks, size), element, name=MATMUL, attrs=attributes)
 
 
 def packed_columns(data: te.Tensor, size: int) -> te.Tensor:

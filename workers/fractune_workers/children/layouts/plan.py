@@ -14,11 +14,13 @@ from fractune_workers.children.layouts.planner import Planner, Rule
 from fractune_workers.children.layouts.recurrences import with_vectors
 from fractune_workers.children.rewriting.channels_last import with_channels_last
 from fractune_workers.children.rewriting.expressions import rewritten
+from fractune_workers.children.tvm_api.dot_products import dot_products
 from fractune_workers.children.tvm_api.target import vector_unit
 
 _RULES: dict[str, Rule] = {
     "nn.conv2d": products.conv2d,
     "matmul": products.matmul,
+    "astype": products.cast,
     "nn.max_pool2d": images.pool,
     "nn.avg_pool2d": images.pool,
     "nn.adaptive_avg_pool2d": images.adaptive_pool,
@@ -37,12 +39,12 @@ _RULES: dict[str, Rule] = {
 def planned(mod: tvm.IRModule, target: tvm.target.Target, implementation: str = "") -> tvm.IRModule:
     """The module with its layouts planned for the target; its results stay the same.
 
-    The implementation of this name computes the convolutions that it fits; all others are computed directly. Calls and
-    their arguments correspond one to one, whatever the implementation.
+    The implementation of this name computes the convolutions and products that it fits; all others are computed
+    directly. Calls and their arguments correspond one to one, whatever the implementation.
     """
     if target.kind.name != "llvm":
         return with_channels_last(mod) if target.kind.name == "cuda" else mod
     unit = vector_unit(target)
-    planner = Planner(mod.clone(), _RULES, unit.lanes, implementation)
+    planner = Planner(mod.clone(), _RULES, unit.lanes, implementation, dot_products(target))
     tidy = [relax.transform.EliminateCommonSubexpr(), relax.transform.DeadCodeElimination()]
     return tvm.transform.Sequential(tidy)(with_vectors(rewritten(mod, planner), unit))

@@ -17,9 +17,9 @@ import tvm
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from fractune_core.implementations import DIRECT
 from fractune_core.names import FROM_BLOCKS, TO_BLOCKS
 from fractune_workers.children.layouts.blocks import Blocks, from_blocks, to_blocks
-from fractune_workers.children.layouts.implementations import IMPLEMENTATIONS
 from fractune_workers.children.rewriting.expressions import has_fixed_shapes, numbers_of, operator_of, shape_of
 
 Array = npt.NDArray[Any]
@@ -37,11 +37,20 @@ def is_image(blocks: Blocks) -> bool:
 
 @mutator
 class Planner(PyExprMutator):
-    def __init__(self, mod: tvm.IRModule, rules: Mapping[str, Rule], lanes: int, implementation: str) -> None:
+    def __init__(
+        self,
+        mod: tvm.IRModule,
+        rules: Mapping[str, Rule],
+        lanes: int,
+        implementation: str = DIRECT,
+        dot_products: Sequence[str] = (),
+    ) -> None:
         super().__init__(mod)
         self._rules = rules
         self.lanes = lanes
-        self.implementation = IMPLEMENTATIONS[implementation] if implementation else None
+        self.implementation = implementation
+        self.dot_products = dot_products
+        """implementations of products of whole numbers that the target has instructions for, the faster first"""
         self._known: dict[Any, tuple[Any, Blocks]] = {}
         """by the variable of a plain value: the variable of the same in blocks"""
         self._made: Made = None
@@ -63,7 +72,7 @@ class Planner(PyExprMutator):
         if not isinstance(value, relax.Var):
             value = self.builder_.emit(value)
         self._made = value, blocks
-        return self._plain(value, blocks)
+        return self.plain(value, blocks)
 
     # For rules
 
@@ -107,7 +116,8 @@ class Planner(PyExprMutator):
         made = partial(compute, **options)
         return self.builder_.call_te(made, *operands, primfunc_name_hint=name, primfunc_attrs=attributes)
 
-    def _plain(self, value: Any, blocks: Blocks) -> Any:
+    def plain(self, value: Any, blocks: Blocks) -> Any:
+        """A value in blocks, as a plain one."""
         innermost = blocks.axis == len(blocks.shape) - 1
         if innermost and not blocks.filled_up:  # it lies in memory as it should
             return relax.op.reshape(value, blocks.plain)

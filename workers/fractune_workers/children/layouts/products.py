@@ -5,15 +5,27 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import numpy as np
 from tvm import relax
 
-from fractune_workers.children.layouts import kernels
+from fractune_core.implementations import DIRECT
+from fractune_workers.children.layouts import elementwise, kernels
 from fractune_workers.children.layouts.blocks import pack
+from fractune_workers.children.layouts.implementations import IMPLEMENTATIONS
+from fractune_workers.children.layouts.integers import INTEGERS, Bounds
 from fractune_workers.children.layouts.kernels import Window, pack_groups
 from fractune_workers.children.layouts.planner import CHANNELS, Array, Made, Planner
-from fractune_workers.children.rewriting.expressions import shape_of
+from fractune_workers.children.layouts.quantized import (
+    Columns,
+    Rows,
+    integer_columns,
+    integer_rows,
+    quantized_columns,
+    quantized_rows,
+)
+from fractune_workers.children.rewriting.expressions import bound_call, shape_of
 
-_FLOAT = "float32"
+_FLOAT, _INT = "float32", "int32"
 _MATRIX_RANK = 2
 _TAKES_AN_EPILOGUE = {"op_pattern": 4}
 """TVM's kOutEWiseFusable: element-wise operators after a kernel are fused with it. TVM sets it by itself for a kernel
@@ -81,7 +93,7 @@ def _parts(planner: Planner, data: Any, groups: int, numbers: Array) -> int:
 def _dense_conv2d(planner: Planner, data: Any, numbers: Array, window: Window) -> Any:
     image, blocks = planner.into_blocks(data, CHANNELS)
     packed = pack(pack(numbers, 1, planner.lanes, parts=blocks.parts), 0, planner.lanes)
-    other = planner.implementation
+    other = IMPLEMENTATIONS.get(planner.implementation)
     if other is None or not other.fits(window, packed.shape, (blocks.shape[2], blocks.shape[3])):
         return planner.kernel(kernels.conv2d, image, relax.const(packed), name="conv2d", window=window)
     weights = relax.const(other.pack(packed))
@@ -96,14 +108,16 @@ def matmul(planner: Planner, call: Any) -> Made:
     if 2 * shape[-1] <= planner.lanes:
         return None
     numbers = planner.constant(weight)
+    rows = quantized_rows(planner, data)
     if numbers is None:
         packed = _packed(planner, data, weight)
+    elif numbers.ndim == _MATRIX_RANK:
+        columns = quantized_columns(numbers) if rows else None
+        if rows and columns:
+            return _whole_matmul(planner, rows, columns, shape)
+        packed = relax.const(_packed_columns(numbers, planner.lanes))
     else:
-        packed = (
-            relax.const(pack(numbers, 1, planner.lanes).transpose(1, 0, 2).copy())
-            if numbers.ndim == _MATRIX_RANK
-            else None
-        )
+        return None
     if packed is None:
         return None
     return planner.kernel(kernels.matmul, data, packed, name="matmul"), planner.blocks(shape, len(shape) - 1)
@@ -117,3 +131,49 @@ def _packed(planner: Planner, data: Any, weight: Any) -> Any | None:
     if len(rows) != len(other) or rows[:-2] != other[:-2] or rows[-2] < 2 * planner.lanes:
         return None
     return planner.emit(planner.kernel(kernels.packed_columns, weight, size=planner.lanes, name="pack"))
+
+
+def cast(planner: Planner, call: Any) -> Made:
+    """A product of integers that becomes float32: its sums need not be int32 in between."""
+    product = bound_call(planner.builder_, call.args[0], "matmul")
+    if product is None or (str(product.ty.dtype), str(call.ty.dtype)) != (_INT, _FLOAT):
+        return elementwise.unary(planner, call)
+    shape = shape_of(call)
+    if len(shape) < _MATRIX_RANK or 2 * shape[-1] <= planner.lanes:
+        return None
+    rows, columns = integer_rows(planner, product.args[0]), integer_columns(planner, product.args[1])
+    return _whole_matmul(planner, rows, columns, shape) if rows and columns else None
+
+
+def _whole_matmul(planner: Planner, rows: Rows, columns: Columns, shape: tuple[int, ...]) -> Made:
+    """The product of the whole numbers, less the part of the zero point, times the steps of rows and columns."""
+    blocks = planner.blocks(shape, len(shape) - 1)
+    emit = planner.emit
+    value = emit(_sums(planner, rows, columns))
+    if not (isinstance(rows.zero, float) and rows.zero == 0):
+        totals = columns.numbers.sum(axis=0, dtype=np.float64).astype(_FLOAT)
+        if isinstance(rows.zero, float):
+            offset = relax.const(elementwise.packed_operand(totals * np.float32(rows.zero), blocks, 0.0))
+        else:
+            offset = emit(relax.op.multiply(rows.zero, relax.const(elementwise.packed_operand(totals, blocks, 0.0))))
+        value = emit(relax.op.subtract(value, offset))
+    steps = columns.steps * np.float32(rows.step)
+    if not (steps == 1).all():
+        value = emit(relax.op.multiply(value, relax.const(elementwise.packed_operand(steps, blocks, 1.0))))
+    return value, blocks
+
+
+def _sums(planner: Planner, rows: Rows, columns: Columns) -> Any:
+    bounds = Bounds(rows.bounds, columns.bounds)
+    packed = _packed_columns(columns.numbers, planner.lanes)
+    fitting = (name for name in planner.dot_products if INTEGERS[name].fits(bounds, len(columns.numbers)))
+    if next(fitting, DIRECT) != planner.implementation or planner.implementation == DIRECT:
+        return planner.kernel(kernels.matmul, rows.numbers, relax.const(packed), name="matmul", whole=bounds)
+    own = INTEGERS[planner.implementation]
+    weights = relax.const(own.pack(packed))
+    return planner.kernel(own.compute, rows.numbers, weights, name="matmul", attributes=_TAKES_AN_EPILOGUE)
+
+
+def _packed_columns(numbers: Array, lanes: int) -> Array:
+    """(K, N) -> (N/b, K, b)."""
+    return pack(numbers, 1, lanes).transpose(1, 0, 2).copy()

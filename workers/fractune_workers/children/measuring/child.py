@@ -40,8 +40,9 @@ class MeasurerChild:
         self._setup = setup
         self._processor = setup.processor
         self._kernels: dict[str, _LoadedKernel] = {}
+        self._described: list[Any] = []
+        """the arguments of the direct implementation, without their contents"""
         self._args: list[Any] = []
-        """of the direct implementation"""
         self._pristine: list[Any] = []
         self._own_args: dict[str, list[Any]] = {}
         """of others, by name"""
@@ -81,6 +82,7 @@ class MeasurerChild:
         self._own_args.clear()
         tvm_ffi_orcjit.default_session().clear_free_slabs()
         self._args, self._reference = [], []  # their memory first: that of two workloads may be too much
+        self._described = args_info
         self._args = random_args(args_info, seed, self._processor)
         self._pristine = [self._processor.read(arg) for arg in self._args]
 
@@ -158,7 +160,9 @@ class MeasurerChild:
         if implementation == DIRECT:
             return self._args
         if implementation not in self._own_args:
-            arrays = zip(own_arguments(implementation, self._pristine), self._pristine, self._args, strict=True)
+            arrays = zip(
+                own_arguments(implementation, self._pristine, self._described), self._pristine, self._args, strict=True
+            )
             self._own_args[implementation] = [
                 arg if array is pristine else self._processor.tensor(array) for array, pristine, arg in arrays
             ]

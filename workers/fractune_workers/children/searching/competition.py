@@ -13,6 +13,7 @@ from typing import Any
 
 from fractune_core.implementations import DIRECT, INEXACT, implementation_of, text_of, trace_of
 from fractune_workers.children.layouts.implementations import order_of
+from fractune_workers.children.layouts.integers import INTEGERS
 from fractune_workers.children.searching.operator_search import OperatorSearch
 from fractune_workers.children.tvm_api.traces import args_of
 
@@ -120,7 +121,9 @@ class CompetingSearches:
 
 def _likeliest_first(workloads: Mapping[str, Any]) -> list[str]:
     """In this order they have their turns, as long as nothing is known."""
-    if len(workloads) == 1:
-        return list(workloads)
-    expected = order_of([tuple(shape) for _, _, shape in args_of(workloads[DIRECT])])
-    return sorted(workloads, key=lambda name: expected.index(name) if name in expected else len(expected))
+    integers = [name for name in INTEGERS if name in workloads]
+    others = [name for name in workloads if name not in integers]
+    if len(others) == 1:
+        return [*integers, *others]
+    expected = order_of([tuple(shape) for _, _, shape, *_ in args_of(workloads[DIRECT])])
+    return integers + sorted(others, key=lambda name: expected.index(name) if name in expected else len(expected))

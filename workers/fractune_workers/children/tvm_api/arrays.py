@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,15 +13,18 @@ from fractune_workers.children.tvm_api.processor import Processor
 
 
 def random_args(args_info: list[Any], seed: int, processor: Processor) -> list[Any]:
-    """Arguments with random contents on the processor, one `["TENSOR", dtype, shape]` description each.
+    """Arguments with random contents on the processor, one description each: `["TENSOR", dtype, shape]`, and the
+    smallest and the largest number where they are whole numbers.
 
     Integers are 0 or 1: they may be indices, and a larger one could point outside of its tensor.
     """
     rng = np.random.default_rng(seed)
-    return [processor.tensor(_random_array(rng, dtype, shape)) for _, dtype, shape in args_info]
+    return [processor.tensor(_random_array(rng, *described)) for _, *described in args_info]
 
 
-def _random_array(rng: np.random.Generator, dtype: str, shape: list[int]) -> Any:
+def _random_array(rng: np.random.Generator, dtype: str, shape: list[int], bounds: Sequence[int] = ()) -> Any:
+    if bounds:
+        return rng.integers(bounds[0], bounds[1] + 1, size=shape).astype(numpy_dtype(dtype))
     if dtype.startswith(("float", "bfloat")):
         return rng.uniform(0.1, 1.0, size=shape).astype(numpy_dtype(dtype))
     return rng.integers(0, 2, size=shape).astype(numpy_dtype(dtype))

@@ -23,7 +23,7 @@ from fractune_workers.children.tvm_api.traces import args_of
 
 _PACKAGE = "tvm.s_tir.tensor_intrin"
 _X86 = "x86_64"
-_OWN = "fractune_workers.children.tvm_api.dot_products"
+_OWN = "fractune_workers.children.tvm_api.dot_intrinsics"
 _MODULES = {_X86: ("dot_product_common", "x86"), "aarch64": ("dot_product_common", "arm_cpu")}
 _TENSOR_CORE_TYPES = frozenset({"float16", "int8"})
 """types that TVM's rules put on tensor cores; `float32` stays `float32`, on the other cores"""
@@ -54,7 +54,7 @@ def prepare_tensor_cores(workload: Any, target: tvm.target.Target) -> bool:
 
     The registration takes many seconds, once in a process. Schedules of operators of other types never need it.
     """
-    if target.kind.name != "cuda" or not _TENSOR_CORE_TYPES & {dtype for _, dtype, _ in args_of(workload)}:
+    if target.kind.name != "cuda" or not _TENSOR_CORE_TYPES & {dtype for _, dtype, *_ in args_of(workload)}:
         return False
     keep_out_gpu_intrinsics()
     _load("cuda")

@@ -16,6 +16,7 @@ from fractune_core.implementations import DIRECT, joined_workloads, parted_workl
 from fractune_core.records import UNTUNED
 from fractune_core.tir.lookups import by_position
 from fractune_core.tir.positions import Names, named_by_position, names_of
+from fractune_workers.children.tvm_api.whole_numbers import whole_numbers
 
 
 class Workload:
@@ -75,10 +76,13 @@ def _plain(value: Any) -> Any:
 
 
 def args_of(workload: Workload) -> list[Any]:
-    """The arguments of the workload's entry function: `["TENSOR", dtype, shape]` each."""
+    """The arguments of the workload's entry function: `["TENSOR", dtype, shape]` each. Whole numbers in float32 have
+    their smallest and largest one behind it: `["TENSOR", "float32", [4, 64], [0, 255]]`.
+    """
+    bounds = whole_numbers(workload.mod)
     return [
-        [kind, str(dtype), [int(dim) for dim in shape]]
-        for kind, dtype, shape in (
+        [kind, str(dtype), [int(dim) for dim in shape], *([bounds[at]] if at in bounds else [])]
+        for at, (kind, dtype, shape) in enumerate(
             info.as_json() for info in ArgInfo.from_entry_func(workload.mod, remove_preproc=True)
         )
     ]

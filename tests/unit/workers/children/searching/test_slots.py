@@ -125,7 +125,7 @@ def test_each_slot_gets_its_own_weights_in_another_implementation() -> None:
     rng = np.random.default_rng(0)
     weights = rng.standard_normal((SLOTS, 2, 2, 3, 3, 4, 4)).astype("float32")
     image, output = np.zeros((SLOTS, 1, 2, 8, 8, 4), "float32"), np.zeros((SLOTS, 1, 2, 8, 8, 4), "float32")
-    found = own_arguments(WINOGRAD2, [image, weights, output])
+    found = own_arguments(WINOGRAD2, [image, weights, output], [])
     assert found[0] is image
     assert found[2] is output
     for slot in range(SLOTS):

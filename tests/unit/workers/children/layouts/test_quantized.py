@@ -1,0 +1,212 @@
+"""Products of quantized values: recognised in each form, and computed in whole numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import tvm
+import tvm_ffi
+from tvm import relax, s_tir
+
+from fractune_core.implementations import INT8, INT16
+from fractune_core.tir.kernel_names import MATMUL, WHOLE_NUMBERS
+from fractune_workers.children.importing.passes import extract, prepare
+from fractune_workers.children.layouts.quantized import quantized_columns
+from fractune_workers.children.tvm_api.arrays import random_args
+from fractune_workers.children.tvm_api.intrinsics import load_intrinsics
+from fractune_workers.children.tvm_api.processor import cpu_processor
+from fractune_workers.children.tvm_api.traces import args_of, read_workload
+from tests.unit.workers.children.layouts.networks import Network, calls, network, outputs
+
+Array = npt.NDArray[Any]
+op = relax.op
+RNG = np.random.default_rng(3)
+NARROW = tvm.target.Target({"kind": "llvm", "mcpu": "x86-64", "num-cores": 2})
+"""4 lanes, and no instruction for products of whole numbers"""
+AVX2 = tvm.target.Target({"kind": "llvm", "mcpu": "haswell", "num-cores": 2})
+VNNI = tvm.target.Target({"kind": "llvm", "mcpu": "cascadelake", "num-cores": 2})
+STEP = 0.05
+
+
+def one(number: float) -> Any:
+    return relax.const(np.array([number], "float32"))
+
+
+def clipped(net: Network, x: Any, low: int, high: int, zero: int) -> Any:
+    """Rounded and clipped, and less the zero point."""
+    counted = net.emit(op.round(net.emit(op.divide(x, one(STEP)))))
+    if zero:
+        counted = net.emit(op.add(counted, one(zero)))
+    within = net.emit(op.clip(counted, low, high))
+    return net.emit(op.subtract(within, one(zero))) if zero else within
+
+
+def within_limits(net: Network, x: Any, low: int, high: int, zero: int) -> Any:
+    """The limits themselves without the zero point."""
+    counted = net.emit(op.round(net.emit(op.divide(x, one(STEP)))))
+    return net.emit(op.maximum(net.emit(op.minimum(counted, one(high - zero))), one(low - zero)))
+
+
+def activation(x: Array, low: int, high: int, zero: int) -> Array:
+    step = np.float32(STEP)
+    found: Array = (np.clip(np.round(x / step) + zero, low, high) - zero) * step
+    return found
+
+
+def weights(depth: int, columns: int, bounds: tuple[int, int] = (-128, 127)) -> tuple[Array, Array]:
+    """Whole numbers, and a step for each column."""
+    numbers = RNG.integers(bounds[0], bounds[1] + 1, (depth, columns))
+    return numbers, RNG.uniform(1e-3, 1e-1, columns).astype("float32")
+
+
+def product(form: Callable[..., Any], columns: Array, low: int, high: int, zero: int) -> Callable[[Network, Any], Any]:
+    def body(net: Network, x: Any) -> Any:
+        value = net.emit(op.multiply(form(net, x, low, high, zero), one(STEP)))
+        made = net.emit(op.matmul(value, relax.const(columns)))
+        return net.emit(op.add(made, relax.const(np.linspace(-1, 1, columns.shape[1], dtype="float32"))))
+
+    return body
+
+
+def annotated(mod: Any) -> list[list[int]]:
+    """The bounds of every direct kernel of whole numbers."""
+    blocks: list[Any] = []
+    for function in mod.functions.values():
+        if isinstance(function, tvm.tirx.PrimFunc):
+            tvm_ffi.structural_walk(function.body, (s_tir.SBlock, blocks.append))
+    kernels = (block for block in blocks if WHOLE_NUMBERS in block.annotations)
+    return [[int(number) for number in kernel.annotations[WHOLE_NUMBERS]] for kernel in kernels]
+
+
+@pytest.mark.parametrize("form", [clipped, within_limits])
+@pytest.mark.parametrize(
+    ("low", "high", "zero"),
+    [
+        pytest.param(0, 255, 0, id="uint8"),
+        pytest.param(0, 255, 28, id="uint8, zero point"),
+        pytest.param(-128, 127, 0, id="int8"),
+        pytest.param(-128, 127, -5, id="int8, zero point"),
+    ],
+)
+@pytest.mark.parametrize(("shape", "columns"), [((6, 10), 16), ((1, 5, 7), 18)], ids=["whole blocks", "odd"])
+def test_a_quantized_product_is_one_of_whole_numbers(
+    form: Callable[..., Any], low: int, high: int, zero: int, shape: tuple[int, ...], columns: int
+) -> None:
+    numbers, steps = weights(shape[-1], columns)
+    floats = (numbers * steps).astype("float32")
+    mod = network([shape], product(form, floats, low, high, zero))
+    x = RNG.normal(0, 5, shape).astype("float32")
+    bias = np.linspace(-1, 1, columns, dtype="float32")
+    expected = activation(x, low, high, zero).astype("float64") @ floats + bias
+    direct = prepare(mod, NARROW)
+    assert annotated(direct) == [[0, 255, -128, 127]]
+    np.testing.assert_allclose(outputs(direct, NARROW, [x]), expected, atol=2e-6 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize(("name", "target"), [(INT16, AVX2), (INT8, VNNI)])
+def test_each_implementation_makes_the_same_calls(name: str, target: Any) -> None:
+    numbers, steps = weights(12, 32)
+    mod = network([(6, 12)], product(clipped, (numbers * steps).astype("float32"), 0, 255, 7))
+    direct, other = prepare(mod, target), prepare(mod, target, name)
+    assert [each.rstrip("0123456789") for each in calls(direct)] == [each.rstrip("0123456789") for each in calls(other)]
+    assert annotated(direct)
+    assert not annotated(other)
+    (kernel,) = (each for each in calls(other) if "matmul" in each)
+    assert "add" in kernel
+
+
+@pytest.mark.parametrize(
+    ("name", "target", "bounds"),
+    [
+        pytest.param(INT8, AVX2, (-128, 127), id="bytes without an instruction for them"),
+        pytest.param(INT16, VNNI, (-128, 127), id="pairs where bytes are faster"),
+        pytest.param(INT8, VNNI, (-200, 100), id="weights that are no signed bytes"),
+    ],
+)
+def test_what_an_implementation_does_not_fit_is_computed_directly(
+    name: str, target: Any, bounds: tuple[int, int]
+) -> None:
+    numbers, steps = weights(12, 32, bounds)
+    mod = network([(6, 12)], product(clipped, (numbers * steps).astype("float32"), 0, 255, 7))
+    tvm.ir.assert_structural_equal(prepare(mod, target, name), prepare(mod, target))
+
+
+def integers(numbers: Array, zero_of_weights: Any, dtype: str) -> Callable[..., Any]:
+    """As MatMulInteger comes: bytes and a zero point that is computed, and a scale after the product."""
+
+    def body(net: Network, x: Any, zero: Any, scale: Any) -> Any:
+        low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
+        data = net.emit(op.astype(net.emit(op.clip(net.emit(op.round(x)), int(low), int(high))), dtype))
+        point = net.emit(op.astype(net.emit(op.astype(zero, dtype)), "int32"))
+        left = net.emit(op.subtract(net.emit(op.astype(data, "int32")), point))
+        right = net.emit(op.astype(relax.const(numbers), "int32"))
+        if zero_of_weights is not None:
+            right = net.emit(op.subtract(right, relax.const(np.array(zero_of_weights, "int32"))))
+        made = net.emit(op.astype(net.emit(op.matmul(left, right)), "float32"))
+        return net.emit(op.multiply(made, scale))
+
+    return body
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8"])
+@pytest.mark.parametrize("zero_of_weights", [None, 103])
+@pytest.mark.parametrize("columns", [16, 18])
+def test_an_integer_product_is_exact(dtype: str, zero_of_weights: int | None, columns: int) -> None:
+    kind = "int8" if zero_of_weights is None else "uint8"
+    limits = np.iinfo(kind)
+    numbers = RNG.integers(limits.min, limits.max + 1, (9, columns)).astype(kind)
+    mod = network([(5, 9), (), (columns,)], integers(numbers, zero_of_weights, dtype))
+    low = int(np.iinfo(dtype).min)
+    x = RNG.integers(low, low + 256, (5, 9)).astype("float32")
+    zero, scale = np.array(low + 11, "float32"), RNG.uniform(0.5, 2, columns).astype("float32")
+    whole = (x.astype(int) - int(zero)) @ (numbers.astype(int) - (zero_of_weights or 0))
+    direct = prepare(mod, NARROW)
+    assert annotated(direct) == [[0, 255, *((-128, 127) if zero_of_weights is None else (-255, 255))]]
+    np.testing.assert_array_equal(outputs(direct, NARROW, [x, zero, scale]), whole.astype("float32") * scale)
+    fused = [each for each in calls(direct) if "matmul" in each]
+    assert len(fused) == 1
+    assert "multiply" in fused[0]
+
+
+def test_other_weights_stay_in_float32() -> None:
+    mod = network([(6, 12)], product(clipped, RNG.normal(size=(12, 16)).astype("float32"), 0, 255, 7))
+    assert annotated(prepare(mod, NARROW)) == []
+
+
+def test_data_that_are_not_rounded_stay_in_float32() -> None:
+    def body(net: Network, x: Any) -> Any:
+        scaled = net.emit(op.multiply(net.emit(op.clip(x, 0, 255)), one(STEP)))
+        return net.emit(op.matmul(scaled, relax.const(numbers.astype("float32"))))
+
+    numbers, _ = weights(12, 16)
+    assert annotated(prepare(network([(6, 12)], body), NARROW)) == []
+
+
+def test_numbers_and_steps_are_found_in_float32_weights() -> None:
+    numbers, steps = weights(40, 24)
+    numbers[:, 3] = 0
+    numbers[0, 4:] = 127  # with fewer steps a column may be the same
+    found = quantized_columns((numbers * steps).astype("float32"))
+    assert found is not None
+    np.testing.assert_allclose(found.numbers * found.steps, numbers * steps, rtol=3e-7)
+    np.testing.assert_array_equal(found.numbers[:, 4:], numbers[:, 4:])
+
+
+def test_arguments_of_a_measurement_are_whole_numbers() -> None:
+    load_intrinsics(NARROW)
+    numbers, steps = weights(12, 16)
+    mod = network([(60, 12)], product(clipped, (numbers * steps).astype("float32"), 0, 255, 7))
+    workloads = [read_workload(each.workload_json) for each in extract(prepare(mod, NARROW), NARROW)]
+    described = next(args_of(each) for each in workloads if MATMUL in str(each.mod))
+    bounds = [tuple(each[3]) if len(each) > 3 else None for each in described]
+    assert bounds == [(0, 255), (-128, 127), *[None] * (len(described) - 2)]
+    data, columns, *others = (each.numpy() for each in random_args(described, 1, cpu_processor()))
+    for array, (low, high) in ((data, (0, 255)), (columns, (-128, 127))):
+        np.testing.assert_array_equal(array, np.round(array))
+        assert low <= array.min() < low + 9
+        assert high - 9 < array.max() <= high
+    assert all(0 <= each.min() <= each.max() <= 1 for each in others)

@@ -1,0 +1,221 @@
+"""Quantized operands: the whole numbers behind a value, with the step and the zero point that make the value of them.
+
+A product of two such values is a product of whole numbers. A correction for the zero point of the data and a scale
+come after it. float32 holds the sums exactly up to 2^24. Two forms are known. In float32, data are `(whole - zero) *
+step`, rounded and clipped, and weights are constants. In int32, both are integers less a zero point.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from tvm import relax
+
+from fractune_workers.children.layouts.integers import Bounds
+from fractune_workers.children.layouts.planner import Array, Planner
+from fractune_workers.children.rewriting.expressions import operator_of, shape_of
+
+_FLOAT, _INT = "float32", "int32"
+_MOVES = frozenset({"reshape", "permute_dims", "expand_dims", "squeeze"})
+_BYTE, _WIDE = (-128, 127), (-255, 255)
+"""ranges of weights"""
+_MOST_STEPS = 255
+_SAMPLE = 64
+"""rows that are looked at first"""
+_ROUNDING = 2.0**-21
+"""relative, of weights that were computed in float32 as whole numbers times a step"""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Whole numbers in float32: the value is `(numbers - zero) * step`."""
+
+    numbers: Any
+    """a plain variable"""
+    bounds: tuple[int, int]
+    zero: Any = 0.0
+    """a number, or a float32 variable of one element"""
+    step: float = 1.0
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Constant weights of whole numbers: the value of a column is its numbers times its step."""
+
+    numbers: Array
+    """float32"""
+    steps: Array
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """The range of bytes if the numbers are in it: few ranges make few operators."""
+        smallest, largest = float(self.numbers.min(initial=0)), float(self.numbers.max(initial=0))
+        return _BYTE if _BYTE[0] <= smallest and largest <= _BYTE[1] else _WIDE
+
+
+def quantized_rows(planner: Planner, value: Any) -> Rows | None:
+    """Of a float32 value `(clip(round(x) + zero) - zero) * step`, with what only moves numbers after it."""
+    call = _call(planner, value)
+    name = operator_of(call)
+    if name in _MOVES:
+        found = quantized_rows(planner, call.args[0])
+        if found is None:
+            return None
+        moved = planner.emit(relax.Call(call.op, [found.numbers, *call.args[1:]], call.attrs))
+        return replace(found, numbers=moved)
+    if name != "multiply" or (step := _number(planner, call.args[1])) is None:
+        return None
+    zero, clipped = 0.0, call.args[0]
+    less = _call(planner, clipped)
+    if operator_of(less) == "subtract" and (given := _number(planner, less.args[1])) is not None:
+        zero, clipped = given, less.args[0]
+    bounds = _clipped_bounds(planner, clipped)
+    if bounds is None or not zero.is_integer():
+        return None
+    return _of_bytes(planner, Rows(clipped, bounds, zero, step))
+
+
+def integer_rows(planner: Planner, value: Any) -> Rows | None:
+    """Of an int32 value: bytes, or bytes less a zero point."""
+    zero: Any = 0.0
+    call = _call(planner, value)
+    if operator_of(call) == "subtract":
+        zero = _zero(planner, call.args[1])
+        call = _call(planner, call.args[0])
+    if zero is None or operator_of(call) != "astype":
+        return None
+    given = call.args[0]
+    if str(given.ty.dtype) not in ("uint8", "int8"):
+        return None
+    limits = np.iinfo(str(given.ty.dtype))
+    cast = _call(planner, given)
+    before = cast.args[0] if operator_of(cast) == "astype" else None
+    if before is not None and _clipped_bounds(planner, before) == (limits.min, limits.max):
+        numbers = before
+    else:
+        numbers = planner.emit(relax.op.astype(given, _FLOAT))
+    return _of_bytes(planner, Rows(numbers, (int(limits.min), int(limits.max)), zero))
+
+
+def quantized_columns(weights: Array) -> Columns | None:
+    """Of float32 weights (K, N), in which each column is a multiple of whole numbers from -255 to 255; else None."""
+    largest = np.abs(weights).max(axis=0)
+    scaled = np.divide(weights, largest, where=largest > 0, out=np.zeros_like(weights)).astype(np.float64)
+    counts = _step_counts(scaled)
+    if counts is None:
+        return None
+    return Columns(
+        np.round(scaled * counts).astype(_FLOAT), np.where(largest > 0, largest / counts, 1.0).astype(_FLOAT)
+    )
+
+
+def integer_columns(planner: Planner, value: Any) -> Columns | None:
+    """Of int32 weights (K, N), a constant, or one less a zero point."""
+    numbers = _constant(planner, value)
+    if numbers is None or numbers.ndim != 2 or np.abs(numbers).max(initial=0) > _WIDE[1]:
+        return None
+    return Columns(numbers.astype(_FLOAT), np.ones(numbers.shape[1], _FLOAT))
+
+
+def bounds_of(rows: Rows, columns: Columns) -> Bounds:
+    return Bounds(rows.bounds, columns.bounds)
+
+
+def _step_counts(scaled: Array) -> Array | None:
+    """For each column of numbers from -1 to 1, the fewest steps from 0 to 1 that make all of them whole."""
+    counts = np.zeros(scaled.shape[1])
+    for steps in range(1, _MOST_STEPS + 1):
+        left = np.flatnonzero(counts == 0)
+        likely = left[_are_whole(scaled[:_SAMPLE, left], steps)]
+        counts[likely[_are_whole(scaled[:, likely], steps)]] = steps
+    return counts if counts.all() else None
+
+
+def _are_whole(columns: Array, steps: int) -> Array:
+    """Whether all numbers of a column are multiples of `1 / steps`, up to rounding."""
+    apart = np.abs(columns * steps - np.round(columns * steps))
+    found: Array = apart.max(axis=0, initial=0) <= _ROUNDING * steps
+    return found
+
+
+def _of_bytes(planner: Planner, rows: Rows) -> Rows:
+    """The rows with numbers from 0 on, as the dot products of bytes need them."""
+    lowest = rows.bounds[0]
+    if lowest >= 0:
+        return rows
+    shift = relax.const(np.array([-lowest], _FLOAT))
+    known = planner.in_blocks(rows.numbers)
+    if known is None:
+        numbers = planner.emit(relax.op.add(rows.numbers, shift))
+    else:
+        numbers = planner.plain(planner.emit(relax.op.add(known[0], shift)), known[1])
+    number = isinstance(rows.zero, float)
+    zero = rows.zero - lowest if number else planner.emit(relax.op.add(rows.zero, shift))
+    return replace(rows, numbers=numbers, bounds=(0, rows.bounds[1] - lowest), zero=zero)
+
+
+def _clipped_bounds(planner: Planner, value: Any) -> tuple[int, int] | None:
+    """The range of whole numbers that a value is rounded and clipped to, by one operator or by two."""
+    call = _call(planner, value)
+    inner = _call(planner, call.args[0]) if operator_of(call) == "maximum" else None
+    low: float | None
+    high: float | None
+    if operator_of(call) == "clip":
+        whole = call.args[0]
+        low, high = (float(bound.value) for bound in call.args[1:])
+    elif operator_of(inner) == "minimum" and inner is not None:
+        whole, low, high = inner.args[0], _number(planner, call.args[1]), _number(planner, inner.args[1])
+    else:
+        return None
+    if low is None or high is None or not (low.is_integer() and high.is_integer() and _is_whole(planner, whole)):
+        return None
+    return (int(low), int(high)) if 0 < high - low <= np.iinfo("uint8").max else None
+
+
+def _is_whole(planner: Planner, value: Any) -> bool:
+    call = _call(planner, value)
+    if operator_of(call) == "add":
+        left, right = call.args
+        number = _number(planner, right)
+        is_whole = _is_whole(planner, right) if number is None else number.is_integer()
+        return is_whole and _is_whole(planner, left)
+    return operator_of(call) == "round"
+
+
+def _zero(planner: Planner, value: Any) -> Any:
+    """An int32 zero point in float32; None for several."""
+    number = _number(planner, value)
+    if number is not None:
+        return number
+    if int(np.prod(shape_of(value))) != 1:
+        return None
+    emit = planner.emit
+    return emit(relax.op.reshape(emit(relax.op.astype(value, _FLOAT)), [1]))
+
+
+def _constant(planner: Planner, value: Any) -> Array | None:
+    """The numbers of a constant, of a cast one, or of a difference of constants."""
+    numbers = planner.constant(value)
+    call = _call(planner, value)
+    if numbers is not None or call is None:
+        return numbers
+    if operator_of(call) == "astype" and (inner := _constant(planner, call.args[0])) is not None:
+        return inner.astype(str(call.ty.dtype))
+    if operator_of(call) == "subtract":
+        left, right = (_constant(planner, each) for each in call.args)
+        return None if left is None or right is None else left - right
+    return None
+
+
+def _number(planner: Planner, value: Any) -> float | None:
+    """The one number of a constant."""
+    numbers = _constant(planner, value)
+    return float(numbers.ravel()[0]) if numbers is not None and numbers.size == 1 else None
+
+
+def _call(planner: Planner, value: Any) -> Any:
+    """The call that a variable is bound to; None for another value."""
+    bound = planner.builder_.lookup_binding(value) if isinstance(value, relax.Var) else value
+    return bound if isinstance(bound, relax.Call) else None
