@@ -54,23 +54,26 @@ class WorkerInfo(TypedDict):
 # ---- work, server -> worker or worker -> worker ------------------------------------------------------------------
 
 
-class TracedWork(TypedDict):
-    """Optional fields of all work. Older readers ignore them."""
+class AnyWork(TypedDict):
+    """The common fields of all work."""
 
+    work_id: str
+    job: str
     traceparent: NotRequired[str]
     """W3C trace context: the parent span in the trace of its job; absent where nothing is traced"""
 
 
-class IngestWork(TracedWork):
-    task: Literal["ingest"]
-    work_id: str
-    job: str
+class ModelWork(AnyWork):
     model: str
     """SHA-256 of the model file: it is the blob `model_blob(model)`"""
     model_name: str
     inputs: dict[str, list[int]]
     target: str
-    """target text as the user or the measuring worker gave it"""
+    """for an ingest, target text as the user or the measuring worker gave it; else TVM's target as JSON"""
+
+
+class IngestWork(ModelWork):
+    task: Literal["ingest"]
     isa: str
     """of the device that will run the code: a worker on such a machine checks that the target fits it"""
 
@@ -94,13 +97,10 @@ class TargetOperator(TypedDict):
     target_key: str
 
 
-class RoundWork(TracedWork):
-    """The common fields of the work of one round of an operator."""
+class RoundWork(AnyWork):
+    """The common fields of the work of one round of an operator. `job` asked for the round first; others may wait."""
 
-    work_id: str
     round_id: str
-    job: str
-    """that asked for the round first; others may wait for it too"""
     namespace: str
     """of that job"""
     operator: TargetOperator
@@ -192,14 +192,8 @@ class VariantItem(TypedDict):
     """trace by workload hash; an operator that is missing stays untuned"""
 
 
-class CompileWork(TracedWork):
+class CompileWork(ModelWork):
     task: Literal["compile"]
-    work_id: str
-    job: str
-    model: str
-    model_name: str
-    inputs: dict[str, list[int]]
-    target: str
     bundle: str
     """its id: signed, it is to be put into the blob `bundle_blob(bundle)`"""
     manifest: dict[str, Any]
@@ -209,10 +203,8 @@ class CompileWork(TracedWork):
     """the published TuningRecords as JSON, to travel inside the bundle"""
 
 
-class TimeModelWork(TracedWork):
+class TimeModelWork(AnyWork):
     task: Literal["time_model"]
-    work_id: str
-    job: str
     share: str
     bundle: str
 
@@ -320,7 +312,7 @@ class Measured(TypedDict):
     record: dict[str, Any]
     """TuningRecord as JSON"""
     traceparent: NotRequired[str]
-    """of the batch, as `TracedWork.traceparent`"""
+    """of the batch, as `AnyWork.traceparent`"""
 
 
 class RoofMeasured(TypedDict):

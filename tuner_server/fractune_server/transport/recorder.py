@@ -193,7 +193,7 @@ class Recorder:
                 self._joined.clear()
             raise
         pairs = reply.items() if isinstance(reply, dict) else reply or ()
-        return {_text(stream): entries for stream, entries in pairs}
+        return {text(stream): entries for stream, entries in pairs}
 
     def _decode(self, reply: Mapping[str, Any]) -> ArrivalBatch:
         read_at = time.perf_counter()
@@ -334,5 +334,5 @@ def _flat(found: Any) -> list[tuple[bytes, dict[bytes, bytes]]]:
     return [(entry, fields or {}) for entry, fields in found]
 
 
-def _text(name: bytes | str) -> str:
+def text(name: bytes | str) -> str:
     return name.decode() if isinstance(name, bytes) else name

@@ -8,7 +8,7 @@ from typing import Any
 from redis import Redis
 
 from fractune_core.fleet.redis_names import RECORDER, SERVER_STREAM, tuner_stream
-from fractune_server.transport.recorder import Recorder
+from fractune_server.transport.recorder import Recorder, text
 
 
 def trim(redis: Redis, recorder: Recorder, alive: Collection[str], needed: Collection[str]) -> None:
@@ -28,14 +28,14 @@ def trim(redis: Redis, recorder: Recorder, alive: Collection[str], needed: Colle
         (stream, group)
         for stream, found in groups.items()
         for group in found
-        if _text(group["name"]) == RECORDER or stream in reading
+        if text(group["name"]) == RECORDER or stream in reading
     ]
     done: dict[str, bytes | str] = {}
     for (stream, _), entry in zip(counting, _first_unacknowledged(redis, counting), strict=True):
         done[stream] = min(done.get(stream, entry), entry, key=_order)
     with redis.pipeline(transaction=False) as pipe:
         for stream, entry in done.items():
-            pipe.xtrim(stream, minid=_text(entry), approximate=False)
+            pipe.xtrim(stream, minid=text(entry), approximate=False)
         pipe.execute()
 
 
@@ -60,15 +60,11 @@ def _first_unacknowledged(redis: Redis, counting: Sequence[tuple[str, dict[str, 
 
 
 def _drained(redis: Redis, stream: str, groups: list[dict[str, Any]]) -> bool:
-    recorder = next(group for group in groups if _text(group["name"]) == RECORDER)
+    recorder = next(group for group in groups if text(group["name"]) == RECORDER)
     last = redis.xinfo_stream(stream)["last-generated-id"]
-    return not recorder["pending"] and _text(recorder["last-delivered-id"]) == _text(last)
+    return not recorder["pending"] and text(recorder["last-delivered-id"]) == text(last)
 
 
 def _order(entry: bytes | str) -> tuple[int, int]:
-    millis, _, counter = _text(entry).partition("-")
+    millis, _, counter = text(entry).partition("-")
     return int(millis), int(counter)
-
-
-def _text(value: bytes | str) -> str:
-    return value.decode() if isinstance(value, bytes) else value

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
-from types import TracebackType
-from typing import Self
+from contextlib import AbstractContextManager, contextmanager
 
 from sqlalchemy import Connection, func, select
 from sqlalchemy.exc import DBAPIError
@@ -21,7 +19,7 @@ _LOST = (
 )
 
 
-class ServerLock:
+class ServerLock(AbstractContextManager["ServerLock"]):
     """Holds a connection until it is closed; one thread at a time. Raises StateUnusable, and BadRequest for the URL.
 
     PostgreSQL releases an advisory lock when its session ends, after the session's last transaction. Therefore all
@@ -64,10 +62,5 @@ class ServerLock:
         self._connection.close()
         self._engine.dispose()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

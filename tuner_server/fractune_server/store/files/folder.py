@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import fcntl
 import os
+from contextlib import AbstractContextManager
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from fractune_core.errors import StateUnusable
 
 
-class StateFolder:
+class StateFolder(AbstractContextManager["StateFolder"]):
     """Holds the lock of a state folder until it is closed. Raises StateUnusable."""
 
     def __init__(self, path: Path) -> None:
@@ -46,10 +45,5 @@ class StateFolder:
     def close(self) -> None:
         self._lock.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
