@@ -16,7 +16,9 @@ from typing import Any
 import redis
 
 from benchmarks.support.machine import arguments, write_result
+from fractune_core.fleet.messages import BuildWork
 from fractune_core.fleet.redis_names import BUILD_QUEUE, SERVER_STREAM
+from fractune_core.records import Kind
 from fractune_server.transport.work_queues import WorkQueues
 from fractune_workers.context import WorkerContext
 from fractune_workers.entry import WorkHandler
@@ -59,14 +61,28 @@ def ms_per_candidate(station: WorkerContext, candidates: int, batch: int) -> flo
     queues = WorkQueues(station.redis, station.secret)
     start = time.perf_counter()
     for _ in range(candidates // batch):
-        items = [{"candidate": uuid.uuid4().hex, "trace": TRACE} for _ in range(batch)]
-        work: Any = {"work_id": uuid.uuid4().hex, "job": "j", "task": "build", "candidates": items}
-        queues.enqueue(BUILD_QUEUE, work)
+        queues.enqueue(BUILD_QUEUE, _build_work(batch))
     worker.run(candidates // batch)
     spent_s = time.perf_counter() - start
     if station.redis.xlen(SERVER_STREAM) != candidates + candidates // batch:  # and what each piece has taken
         raise SystemExit("queue_cost: results are missing")
     return spent_s / candidates * 1e3
+
+
+def _build_work(candidates: int) -> BuildWork:
+    return {
+        "task": "build",
+        "work_id": uuid.uuid4().hex,
+        "round_id": "round",
+        "job": "job",
+        "namespace": "",
+        "purpose": Kind.TRIAL.value,
+        "operator": {"workload_hash": "a" * 16, "name": "conv2d", "target": "{}", "target_key": "{}"},
+        "device_key": "device",
+        "shares": ["cpu:1"],
+        "candidates": [{"candidate": uuid.uuid4().hex, "trace": TRACE} for _ in range(candidates)],
+        "reply": "",
+    }
 
 
 def costs_of(candidates: int, rounds: int) -> dict[int, list[float]]:

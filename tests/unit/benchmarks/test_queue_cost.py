@@ -1,0 +1,11 @@
+"""The benchmark of the queue sends work that workers of this version accept."""
+
+from __future__ import annotations
+
+from benchmarks.queue_cost import costs_of
+from fractune_workers.roles.tune import BATCH
+
+
+def test_all_results_come_back() -> None:
+    costs = costs_of(candidates=BATCH, rounds=1)
+    assert {batch: len(found) for batch, found in costs.items()} == {1: 1, BATCH: 1}
