@@ -250,14 +250,14 @@ def test_another_scope(place: Place, scope: Scope) -> None:
 @row("plain text to the port with TLS", "the connection is closed")
 def test_plain_text_to_tls(place: Place) -> None:
     assert answer_to(place.server.address, None) is grpc.StatusCode.UNAVAILABLE
-    with connect(place.server.address) as client, pytest.raises(ServerUnreachable, match="with TLS needs --ca"):
+    with connect(place.server.address) as client, pytest.raises(ServerUnreachable, match="with TLS needs ca"):
         client.jobs()
 
 
 @row("a server whose certificate is by an authority other than `--ca`", "the client hangs up, and sends no token")
 def test_another_authority(place: Place, tmp_path: Path) -> None:
     token = token_file(tmp_path, place.token())
-    said = "no certificate for that name by the authority in --ca"
+    said = "no certificate for that name by the authority in ca"
     with (
         connect(place.server.address, ca=place.stranger.cert, token_file=token) as client,
         pytest.raises(ServerUnreachable, match=said),
@@ -399,7 +399,7 @@ def test_the_owner_of_a_token_is_let_in_and_told_what_it_may_not(place: Place, t
             client.log.prune()
     with (
         connect(place.server.address, ca=place.authority.cert) as client,
-        pytest.raises(AccessRefused, match="needs a token; ask its operator for one, and pass --token-file"),
+        pytest.raises(AccessRefused, match="needs a token; ask its operator for one, and pass token_file"),
     ):
         client.jobs()
 

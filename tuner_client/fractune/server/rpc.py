@@ -362,18 +362,18 @@ class RpcClient:
     def _unreachable(self, details: str = "") -> ServerUnreachable:
         """`details` are gRPC's own, which alone have the cause of a failed TLS connection."""
         if "WRONG_VERSION_NUMBER" in details:
-            return ServerUnreachable(f"the server at {self.address} does not use TLS; check --server, or omit --ca")
+            return ServerUnreachable(f"the server at {self.address} does not use TLS; check the address, or omit --ca")
         if "CERTIFICATE_VERIFY_FAILED" in details or "Hostname Verification" in details:
             return ServerUnreachable(
                 f"the server at {self.address} has no certificate for that name by the authority in --ca; nothing was "
-                "sent to it: check --ca and --server"
+                "sent to it: check --ca and the address"
             )
         if self._tls:
             return ServerUnreachable(
-                f"no fractune server answers at {self.address} with TLS; check --server, and whether it requires "
+                f"no fractune server answers at {self.address} with TLS; check the address, and whether it requires "
                 "--client-cert and --client-key"
             )
         closed = "; a server with TLS needs --ca" if "Socket closed" in details else ""
         return ServerUnreachable(
-            f"no fractune server answers at {self.address}; start one with 'fractune up', or check --server{closed}"
+            f"no fractune server answers at {self.address}; start one with 'fractune up', or check the address{closed}"
         )
