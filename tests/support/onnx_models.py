@@ -63,11 +63,13 @@ def run_reference(model: onnx.ModelProto, inputs: Mapping[str, Array]) -> list[A
     return list(ReferenceEvaluator(model).run(None, dict(inputs)))
 
 
-def run_by_onnxruntime(path: Path, inputs: Mapping[str, Array]) -> list[Array]:
+def run_by_onnxruntime(model: onnx.ModelProto | Path, inputs: Mapping[str, Array]) -> list[Array]:
     """The outputs by ONNX Runtime, not optimised and with exact integer products."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.add_session_config_entry("session.x64quantprecision", "1")
-    return list(onnxruntime.InferenceSession(str(path), options).run(None, dict(inputs)))
+    options.log_severity_level = 3
+    given = str(model) if isinstance(model, Path) else model.SerializeToString()
+    return list(onnxruntime.InferenceSession(given, options).run(None, dict(inputs)))

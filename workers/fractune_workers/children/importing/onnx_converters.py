@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from fractune_workers.children.importing.corrected import CORRECTED
 from fractune_workers.children.importing.integer_products import INTEGER_PRODUCTS
 from fractune_workers.children.importing.onnx_branches import BRANCHES
 from fractune_workers.children.importing.onnx_node import Converter
@@ -14,11 +15,8 @@ from fractune_workers.children.importing.recurrent import RECURRENT
 
 CONVERTERS: Mapping[str, Converter] = {
     **BRANCHES,
+    **CORRECTED,
     **INTEGER_PRODUCTS,
     **QUANTIZATION,
     **RECURRENT,
 }
-
-TVM_MICROSOFT = frozenset({"Attention", "BiasGelu", "EmbedLayerNormalization", "FastGelu", "SkipLayerNormalization"})
-"""Operators of the domain `com.microsoft` that TVM's importer converts; it looks at no domain."""
-MICROSOFT = "com.microsoft"

@@ -24,6 +24,7 @@ from onnx import defs, helper, numpy_helper, shape_inference
 from onnx.reference import ReferenceEvaluator
 
 from fractune_core.errors import BadModel
+from fractune_workers.children.importing.decompositions import decomposed
 from fractune_workers.children.importing.limits import ComputedConstants, Limits, check_tensor
 from fractune_workers.children.importing.onnx_graph import described, domain_of, names_read, subgraphs
 
@@ -91,6 +92,7 @@ class Folding:
         self._opsets = {entry.domain: entry.version for entry in model.opset_import}
         self._known: ChainMap[str, _TensorFacts] = ChainMap()
         self._parts = 0
+        self._nodes = len(model.graph.node)
 
     def run(self) -> None:
         """Fold the shape arithmetic of the model, in place, and write down the shapes of its tensors."""
@@ -154,8 +156,19 @@ class Folding:
             yield from self._walk(branch.node)
             for inner, outer in zip(branch.output, node.output, strict=True):
                 yield from self._visit(helper.make_node("Identity", [inner.name], [outer]))
+        elif (nodes := self._decomposed(node)) is not None:
+            yield from self._walk(nodes)
         elif not self._fold(node):
             yield node
+
+    def _decomposed(self, node: onnx.NodeProto) -> Sequence[onnx.NodeProto] | None:
+        """The nodes that a node is decomposed into; None where it stays."""
+        types = {name: self._known.get(name, _TensorFacts()).type for name in node.input if name}
+        nodes = decomposed(node, types, self._opsets.get("", 1))
+        if nodes is not None:
+            self._nodes += len(nodes)
+            self._limits.check_nodes(self._nodes, f"the model, with operators like {described(node)} decomposed,")
+        return nodes
 
     def _taken_branch(self, node: onnx.NodeProto) -> onnx.GraphProto | None:
         """The branch that an `If` with a constant condition takes."""
@@ -196,7 +209,7 @@ class Folding:
         try:
             return dict(
                 shape_inference.infer_node_outputs(
-                    defs.get_schema(node.op_type, self._opsets.get(node.domain, 1), node.domain),
+                    self._schema(node),
                     node,
                     {name: value.type for name, value in inputs.items() if value.type},
                     {name: each for name, each in tensors.items() if math.prod(each.dims) <= _MOST_SHAPE_ELEMENTS},
@@ -206,6 +219,13 @@ class Folding:
             )
         except Exception:  # noqa: BLE001  an operator that ONNX does not know, or whose inputs do not fit it
             return {}
+
+    def _schema(self, node: onnx.NodeProto) -> defs.OpSchema:
+        """ONNX's description of the operator, in the newest version for one that the model's opset lacks."""
+        try:
+            return defs.get_schema(node.op_type, self._opsets.get(node.domain, 1), node.domain)
+        except defs.SchemaError:
+            return defs.get_schema(node.op_type, node.domain)
 
     def _inner_types(self, graph: onnx.GraphProto) -> list[onnx.TypeProto]:
         """The types of a subgraph's outputs. The nodes in it are sized, and stay."""

@@ -18,7 +18,7 @@ from tvm.relax.frontend.onnx import onnx_frontend
 from fractune_core.errors import BadModel
 from fractune_workers.children.importing.element_types import AS_BYTES, WITHOUT_KERNELS
 from fractune_workers.children.importing.onnx_branches import Branches
-from fractune_workers.children.importing.onnx_converters import CONVERTERS, MICROSOFT, TVM_MICROSOFT
+from fractune_workers.children.importing.onnx_converters import CONVERTERS
 from fractune_workers.children.importing.onnx_graph import described, domain_of, named, operator_of
 from fractune_workers.children.importing.onnx_node import OnnxNode
 from fractune_workers.children.importing.sections import with_sections
@@ -30,6 +30,8 @@ _SEQUENCES = """
 """Operators with one output that is a tuple in Relax"""
 _TAKE_SHAPES = "Cast CastLike Concat ConstantOfShape Equal Expand Gather Reshape Resize Shape Slice Squeeze Where"
 """Operators whose converters in TVM take a shape in place of a tensor"""
+_NOT_ONNX = "AllClassNMS Attention BiasGelu EmbedLayerNormalization FastGelu MatMulInteger16 SkipLayerNormalization"
+"""Names by which TVM's importer knows operators of other domains; it looks at no domain."""
 
 
 def from_onnx(model: onnx.ModelProto, branches: Branches) -> tvm.IRModule:
@@ -44,11 +46,8 @@ def is_known(node: onnx.NodeProto) -> bool:
     """Whether there is a converter for the node's operator."""
     if operator_of(node) in CONVERTERS:
         return True
-    domain = domain_of(node.domain)
-    if node.op_type not in onnx_frontend._get_convert_map():  # noqa: SLF001  TVM offers no other list
-        return False
-    is_microsofts = node.op_type in TVM_MICROSOFT
-    return domain == MICROSOFT if is_microsofts else not domain
+    known = onnx_frontend._get_convert_map()  # noqa: SLF001  TVM offers no other list
+    return not domain_of(node.domain) and node.op_type in known and node.op_type not in _NOT_ONNX.split()
 
 
 def element_types(graph: onnx.GraphProto) -> dict[str, int]:

@@ -1,0 +1,110 @@
+"""Operators that are decomposed into simpler ones, by name: those of other domains, and those that ONNX itself defines
+as functions of others.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import onnx
+from onnx import defs
+
+from fractune_workers.children.importing.decomposed_attention import ATTENTION
+from fractune_workers.children.importing.decomposed_fused import FUSED
+from fractune_workers.children.importing.decomposed_quantized import QUANTIZED
+from fractune_workers.children.importing.decomposition import Decompose, Decomposition
+from fractune_workers.children.importing.onnx_graph import domain_of, operator_of, subgraphs
+from fractune_workers.children.importing.onnx_importer import is_known
+
+DECOMPOSITIONS: Mapping[str, Decompose] = {
+    **ATTENTION,
+    **FUSED,
+    **QUANTIZED,
+}
+
+Types = Mapping[str, onnx.TypeProto | None]
+_COUNTER = itertools.count()
+
+
+def decomposed(node: onnx.NodeProto, types: Types, opset: int) -> Sequence[onnx.NodeProto] | None:
+    """The nodes that stand for a node; None for a node that stays. `types`: of its inputs, by name. Raises BadModel."""
+    decompose = DECOMPOSITIONS.get(operator_of(node))
+    if decompose is not None:
+        made = Decomposition(node, types, opset)
+        decompose(made)
+        return made.nodes
+    return None if is_known(node) else _by_onnx(node, types, opset)
+
+
+def _by_onnx(node: onnx.NodeProto, types: Types, opset: int) -> Sequence[onnx.NodeProto] | None:
+    """The body of the function by which ONNX defines the operator; None where there is none."""
+    if domain_of(node.domain):
+        return None
+    try:
+        schema: Any = defs.get_schema(node.op_type, opset)
+    except defs.SchemaError:
+        return None
+    body = onnx.FunctionProto()
+    if schema.has_context_dependent_function:
+        given = [types.get(name) or onnx.TypeProto() for name in node.input]
+        known = all(kind.WhichOneof("value") for name, kind in zip(node.input, given, strict=True) if name)
+        version = _newest(schema.context_dependent_function_opset_versions, opset)
+        if known and version:
+            call = node.SerializeToString(), [kind.SerializeToString() for kind in given]
+            body.ParseFromString(schema.get_context_dependent_function_with_opset_version(version, *call))
+    elif schema.has_function and _newest(schema.function_opset_versions, opset):
+        version = _newest(schema.function_opset_versions, opset)
+        body.ParseFromString(schema.get_function_with_opset_version(version))
+    return _inlined(node, body) if body.node else None
+
+
+def _newest(versions: Sequence[int], opset: int) -> int:
+    """The newest of these versions that a model of this opset may use; 0 for none."""
+    return max((version for version in versions if version <= opset), default=0)
+
+
+def _inlined(node: onnx.NodeProto, body: onnx.FunctionProto) -> Sequence[onnx.NodeProto]:
+    """The nodes of a function's body for one call of it."""
+    names = dict(itertools.zip_longest(body.input, node.input[: len(body.input)], fillvalue=""))
+    names |= {inner: outer for inner, outer in zip(body.output, node.output, strict=False) if outer}
+    given = {each.name: each for each in body.attribute_proto} | {each.name: each for each in node.attribute}
+    prefix = f"{node.op_type}.{next(_COUNTER)}."
+    return [_renamed(inner, names, given, prefix) for inner in body.node]
+
+
+def _renamed(
+    node: onnx.NodeProto, names: Mapping[str, str], given: Mapping[str, onnx.AttributeProto], prefix: str
+) -> onnx.NodeProto:
+    """The node as the caller's: with its names, and with the attributes that the call gives."""
+    made = onnx.NodeProto()
+    made.CopyFrom(node)
+    made.input[:] = [names.get(name, prefix + name) if name else "" for name in node.input]
+    made.output[:] = [names.get(name, prefix + name) if name else "" for name in node.output]
+    del made.attribute[:]
+    for each in node.attribute:
+        if not each.ref_attr_name:
+            made.attribute.add().CopyFrom(each)
+        elif each.ref_attr_name in given:
+            made.attribute.add().CopyFrom(given[each.ref_attr_name])
+            made.attribute[-1].name = each.name
+    for graph in subgraphs(made):
+        _rename_within(graph, names, given, prefix)
+    return made
+
+
+def _rename_within(
+    graph: onnx.GraphProto, names: Mapping[str, str], given: Mapping[str, onnx.AttributeProto], prefix: str
+) -> None:
+    """The same of a subgraph, in place."""
+    inner = dict(names)
+    for value in graph.input:
+        inner[value.name] = value.name = prefix + value.name
+    for tensor in graph.initializer:
+        inner[tensor.name] = tensor.name = prefix + tensor.name
+    for value in graph.output:
+        value.name = inner.get(value.name, prefix + value.name)
+    nodes = [_renamed(each, inner, given, prefix) for each in graph.node]
+    del graph.node[:]
+    graph.node.extend(nodes)
