@@ -13,7 +13,6 @@ import weakref
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 _MOST_DIRECTORY_BYTES = 2**24
@@ -103,9 +102,7 @@ class Archive:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _entry(self, name: str) -> zipfile.ZipInfo:

@@ -268,6 +268,10 @@ def work_record(
 # ---- events, worker -> server ------------------------------------------------------------------------------------
 
 
+class AnyEvent(TypedDict):
+    job: str
+
+
 class OperatorItem(TypedDict):
     workload_hash: str
     name: str
@@ -279,17 +283,15 @@ class OperatorItem(TypedDict):
     io_bytes: NotRequired[int]
 
 
-class Ingested(TypedDict):
+class Ingested(AnyEvent):
     event: Literal["ingested"]
-    job: str
     target: str
     target_key: str
     operators: list[OperatorItem]
 
 
-class Proposed(TypedDict):
+class Proposed(AnyEvent):
     event: Literal["proposed"]
-    job: str
     round_id: str
     workload_hash: str
     candidates: list[str]
@@ -297,17 +299,15 @@ class Proposed(TypedDict):
     """True when the operator's space holds no further candidate"""
 
 
-class SearchForgotten(TypedDict):
+class SearchForgotten(AnyEvent):
     """In place of Proposed, if the instance does not know the search and got no records of it."""
 
     event: Literal["search_forgotten"]
-    job: str
     round_id: str
 
 
-class Measured(TypedDict):
+class Measured(AnyEvent):
     event: Literal["measured"]
-    job: str
     round_id: str
     record: dict[str, Any]
     """TuningRecord as JSON"""
@@ -315,26 +315,23 @@ class Measured(TypedDict):
     """of the batch, as `AnyWork.traceparent`"""
 
 
-class RoofMeasured(TypedDict):
+class RoofMeasured(AnyEvent):
     """Once for each measuring process, with its first batch; not for a GPU."""
 
     event: Literal["roof_measured"]
-    job: str
     device_key: str
     share_key: str
     roof: dict[str, Any]
     """Roof as JSON"""
 
 
-class Compiled(TypedDict):
+class Compiled(AnyEvent):
     event: Literal["compiled"]
-    job: str
     bundle: str
 
 
-class ModelTimed(TypedDict):
+class ModelTimed(AnyEvent):
     event: Literal["model_timed"]
-    job: str
     share: str
     granted: dict[str, Any]
     run_secs: dict[str, list[float]]
@@ -343,11 +340,10 @@ class ModelTimed(TypedDict):
     """by variant: largest difference to the untuned output, over that output's largest value"""
 
 
-class PieceDone(TypedDict):
+class PieceDone(AnyEvent):
     """With the results of each piece of work: what it took, a `fractune_core.spending.WorkCost`."""
 
     event: Literal["piece_done"]
-    job: str
     work_id: str
     task: str
     share: str
@@ -356,9 +352,8 @@ class PieceDone(TypedDict):
     ended_at: float
 
 
-class WorkFailed(TypedDict):
+class WorkFailed(AnyEvent):
     event: Literal["work_failed"]
-    job: str
     task: str
     round_id: NotRequired[str]
     error: str

@@ -16,17 +16,15 @@ from fractune_core.errors import NotFound
 from fractune_core.jobs import JobState
 from fractune_core.shares import Device, GrantedShare
 from fractune_server.store.database.database import NAMES, Repository, as_dict, rows_for
-from fractune_server.store.database.tables import job_operators, jobs, rounds, webhooks
+from fractune_server.store.database.tables import ENDED, job_operators, jobs, rounds, webhooks
 from fractune_server.store.quotas import check_job
 from fractune_server.store.stored_job import Round, StoredJob, StoredOperator
-
-_ENDED = [state.value for state in JobState if not state.open]
 
 # Made once: building a statement takes longer than running it.
 _BY_ID = select(jobs).where(jobs.c.id == bindparam("job"))
 _OPERATORS_OF = select(job_operators).where(job_operators.c.job == bindparam("job")).order_by(job_operators.c.position)
 _OPEN = select(jobs.c.id).where(jobs.c.state.in_([state.value for state in JobState if state.open]))
-_SAVE = update(jobs).where(jobs.c.id == bindparam("job"), jobs.c.state.not_in(_ENDED))
+_SAVE = update(jobs).where(jobs.c.id == bindparam("job"), jobs.c.state.not_in(ENDED))
 _ADD_ROUND = insert(rounds)
 _DROP_ROUND = delete(rounds).where(rounds.c.round_id == bindparam("round"))
 _REVISIONS = select(jobs.c.id, jobs.c.revision).where(jobs.c.id.in_(NAMES))
@@ -63,7 +61,7 @@ class JobStore(Repository):
         if before is not None:
             query = query.where(jobs.c.seq < before)
         if open_only:
-            query = query.where(jobs.c.state.not_in(_ENDED))
+            query = query.where(jobs.c.state.not_in(ENDED))
         with self._database.read() as connection:
             rows = connection.execute(query).mappings().all()
         return [(row["seq"], _from_row(row)) for row in rows]
@@ -137,7 +135,7 @@ class JobStore(Repository):
         }
         with self._database.write() as connection:
             changed = connection.execute(
-                update(jobs).where(jobs.c.id == job, jobs.c.state.not_in(_ENDED)).values(values)
+                update(jobs).where(jobs.c.id == job, jobs.c.state.not_in(ENDED)).values(values)
             ).rowcount
         return bool(changed)
 

@@ -10,10 +10,9 @@ from sqlalchemy import Connection, func, or_, select
 from fractune_core.access.tokens import Quotas
 from fractune_core.errors import QuotaExceeded
 from fractune_core.jobs import JobSpec, JobState
-from fractune_server.store.database.tables import jobs, models
+from fractune_server.store.database.tables import ENDED, jobs, models
 
 _DAY_S = 24 * 3600.0
-_ENDED = [state.value for state in JobState if not state.open]
 
 
 @dataclass(frozen=True)
@@ -28,7 +27,7 @@ class Usage:
 def usage_of(connection: Connection, token_id: str) -> Usage:
     since = time.time() - _DAY_S
     query = select(jobs.c.state, jobs.c.created_at, jobs.c.spec, jobs.c.progress).where(
-        jobs.c.token == token_id, or_(jobs.c.created_at > since, jobs.c.state.not_in(_ENDED))
+        jobs.c.token == token_id, or_(jobs.c.created_at > since, jobs.c.state.not_in(ENDED))
     )
     open_jobs = trials = 0
     for state, created_at, spec, progress in connection.execute(query):

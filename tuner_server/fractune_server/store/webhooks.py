@@ -6,11 +6,8 @@ from dataclasses import dataclass
 
 from sqlalchemy import delete, select, update
 
-from fractune_core.jobs import JobState
 from fractune_server.store.database.database import Repository
-from fractune_server.store.database.tables import jobs, webhooks
-
-_ENDED = [state.value for state in JobState if not state.open]
+from fractune_server.store.database.tables import ENDED, jobs, webhooks
 
 
 @dataclass(frozen=True)
@@ -29,7 +26,7 @@ class WebhookStore(Repository):
         """Webhooks of ended jobs, the longest waiting first."""
         query = select(webhooks.c.id, webhooks.c.job, webhooks.c.url, webhooks.c.attempts)
         query = query.join(jobs, jobs.c.id == webhooks.c.job)
-        query = query.where(jobs.c.state.in_(_ENDED), webhooks.c.next_at <= now).order_by(webhooks.c.next_at)
+        query = query.where(jobs.c.state.in_(ENDED), webhooks.c.next_at <= now).order_by(webhooks.c.next_at)
         with self._database.read() as connection:
             return [Webhook(*row) for row in connection.execute(query.limit(most))]
 

@@ -17,7 +17,12 @@ from sqlalchemy import (
     Text,
 )
 
+from fractune_core.jobs import JobState
+
 metadata = MetaData()
+
+ENDED = [state.value for state in JobState if not state.open]
+"""states of ended jobs"""
 
 _SERIAL = BigInteger().with_variant(Integer, "sqlite")
 _ID = String(64)
