@@ -12,6 +12,7 @@ from typing import Annotated, Any, Self, TypedDict, cast
 from fractune_core.codec.places import In
 from fractune_core.codec.plain_json import JsonObject
 from fractune_core.errors import BadRequest
+from fractune_core.model_inputs import Inputs, as_shapes
 from fractune_core.names import ROBUST_VARIANT, Collection
 from fractune_core.shares import Share, share_names
 
@@ -81,7 +82,8 @@ class JobSpec(JsonObject):
     model_name: str
     shares: tuple[str, ...]
     inputs: dict[str, list[int]] = field(default_factory=dict)
-    """shapes for the inputs whose dimensions the model leaves open"""
+    """shapes for the inputs whose dimensions the model leaves open. A key `NAME=const:NUMBERS` with an empty shape
+    makes the input a constant (`model_inputs.py`)."""
     target: str = ""
     """TVM's target as text; empty = the measuring worker's own processor"""
     trials: int = 256
@@ -127,7 +129,7 @@ class JobSpec(JsonObject):
         if "trials" in given and "extra_trials" in given:
             raise BadRequest("extra_trials counts beyond the log, and trials includes the log; give one of them")
         given["priority"] = Priority.parse(given.get("priority", Priority.NORMAL)).number
-        given["inputs"] = input_shapes(given.get("inputs", {}))
+        given["inputs"] = as_shapes(given.get("inputs", {}))
         spec = cls(model="", model_name=model_name, shares=share_names(shares), **given)
         spec.check()
         return spec
@@ -174,7 +176,7 @@ class JobSpec(JsonObject):
 class JobOptions(TypedDict, total=False):
     """The options of a job as callers give them, described at the fields of `JobSpec`. None is as good as left out."""
 
-    inputs: Mapping[str, Sequence[int]] | None
+    inputs: Inputs | None
     target: str
     trials: int | None
     extra_trials: int | None
@@ -194,14 +196,6 @@ class JobOptions(TypedDict, total=False):
 def job_options(given: Mapping[str, Any]) -> JobOptions:
     """The options of a job among named arguments."""
     return cast("JobOptions", {name: given[name] for name in JobOptions.__annotations__ if name in given})
-
-
-def input_shapes(inputs: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
-    """Raises BadRequest for a size below 1."""
-    for name, dims in inputs.items():
-        if any(dim < 1 for dim in dims):
-            raise BadRequest(f"inputs: '{name}' has the shape {list(dims)}; every size must be at least 1")
-    return {name: [int(dim) for dim in dims] for name, dims in inputs.items()}
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import typer
 from fractune.server.rpc import RECONNECT_S
 from fractune_core.access.tls_files import TlsFiles
 from fractune_core.errors import BadRequest
+from fractune_core.model_inputs import CONSTANT
 
 DEFAULT_LISTEN = "127.0.0.1:50051"
 _DAY_S = 86_400.0
@@ -60,7 +61,11 @@ OnDone = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")]
 Inputs = Annotated[
     list[str] | None,
-    typer.Option("--input", metavar="NAME=1,3,224,224", help="Shape of an input whose shape the model leaves open."),
+    typer.Option(
+        "--input",
+        metavar="NAME=1,3,224,224",
+        help="Shape of an input with open dimensions, or NAME=const:NUMBER: a constant.",
+    ),
 ]
 Only = Annotated[str, typer.Option("--only", help="Only operators whose name contains one of these (A,B).")]
 Exact = Annotated[
@@ -163,19 +168,23 @@ def parse_part(option: str, text: str) -> float:
     return part
 
 
-def parse_inputs(texts: list[str] | None) -> dict[str, list[int]]:
-    """Read `NAME=1,3,224,224` options. Raises BadRequest for another form or a repeated name."""
-    shapes: dict[str, list[int]] = {}
+def parse_inputs(texts: list[str] | None) -> dict[str, list[int] | str]:
+    """Read `NAME=1,3,224,224` and `NAME=const:16000` options. Raises BadRequest for another form or a repeated name."""
+    shapes: dict[str, list[int] | str] = {}
     for text in texts or []:
         name, equals, dims = text.rpartition("=")
         if not equals or not name:
-            raise BadRequest(f"--input '{text}': write NAME=1,3,224,224")
+            raise BadRequest(f"--input '{text}': write NAME=1,3,224,224, or NAME={CONSTANT}16000 for a constant")
         if name in shapes:
-            raise BadRequest(f"--input '{text}': the shape of '{name}' is given twice")
+            raise BadRequest(f"--input '{text}': '{name}' is given twice")
+        if dims.startswith(CONSTANT):
+            shapes[name] = dims
+            continue
         try:
-            shapes[name] = [int(dim) for dim in dims.split(",")] if dims else []
+            sizes = [int(dim) for dim in dims.split(",")] if dims else []
         except ValueError:
             raise BadRequest(f"--input '{text}': '{dims}' is not a list of whole numbers such as 1,3,224,224") from None
-        if any(dim < 1 for dim in shapes[name]):
+        if any(size < 1 for size in sizes):
             raise BadRequest(f"--input '{text}': every size must be at least 1")
+        shapes[name] = sizes
     return shapes

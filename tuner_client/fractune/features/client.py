@@ -24,6 +24,7 @@ from fractune.sessions.running import submit
 from fractune.sessions.session import session
 from fractune_core.codec.messages import from_proto
 from fractune_core.jobs import JobOptions, JobSpec
+from fractune_core.model_inputs import Inputs
 from fractune_core.shares import share_names
 
 if TYPE_CHECKING:
@@ -139,7 +140,7 @@ class Client:
         *,
         policy: str = "robust",
         allow_unmeasured: bool = False,
-        inputs: Mapping[str, Sequence[int]] | None = None,
+        inputs: Inputs | None = None,
         run_script: bool = False,
         target: str = "",
         namespace: str = "",

@@ -312,7 +312,9 @@ class JobSpec(_message.Message):
 
     @_builtins.property
     def inputs(self) -> _containers.MessageMap[_builtins.str, Global___Shape]:
-        """Shapes for the inputs whose dimensions the model leaves open, by input name."""
+        """Shapes for the inputs whose dimensions the model leaves open, by input name. A key such as "sr=const:16000" with an
+        empty shape makes the input a constant.
+        """
 
     def __init__(
         self,

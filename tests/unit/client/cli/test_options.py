@@ -38,5 +38,6 @@ def test_any_other_part_is_refused(text: str, says: str) -> None:
 
 def test_input_shapes_are_read() -> None:
     assert parse_inputs(["x=1,3", "scalar="]) == {"x": [1, 3], "scalar": []}
+    assert parse_inputs(["x=1,3", "sr=const:16000"]) == {"x": [1, 3], "sr": "const:16000"}
     with pytest.raises(BadRequest):
         parse_inputs(["=1"])

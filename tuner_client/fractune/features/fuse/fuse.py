@@ -17,7 +17,7 @@ from fractune.models.source import ModelSource, model_file
 from fractune.text.output_files import check_writable
 from fractune_core.errors import BadModel, StateUnusable
 from fractune_core.files.fused import SUFFIX, check_slots, slot_names, write_fused
-from fractune_core.jobs import input_shapes
+from fractune_core.model_inputs import Inputs, as_shapes
 from fractune_core.names import check_file_name
 
 _TIMEOUT_S = 600.0
@@ -43,7 +43,7 @@ def fuse(
     models: Sequence[ModelSource],
     *,
     slots: int | None = None,
-    inputs: Mapping[str, Sequence[int]] | None = None,
+    inputs: Inputs | None = None,
     run_script: bool = False,
     out: str | os.PathLike[str] | None = None,
 ) -> FusedModel:
@@ -58,7 +58,7 @@ def fuse(
     the models have different structures, StateUnusable, and FractuneError if TVM is not installed.
     """
     count = check_slots(len(models), slots)
-    fixed = input_shapes(inputs or {})
+    fixed = as_shapes(inputs or {})
     with contextlib.ExitStack() as held:
         paths = [held.enter_context(model_file(model, run_script=run_script)) for model in models]
         names = _names(paths)

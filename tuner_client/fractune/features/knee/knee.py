@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from fractune.text.figure import Drawable
 from fractune.text.rendering import Table
 from fractune_core.errors import BadRequest, one_line
 from fractune_core.jobs import JobSpec, job_options
+from fractune_core.model_inputs import Inputs
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ def knee(
     only: str = "",
     target: str = "",
     namespace: str = "",
-    inputs: Mapping[str, Sequence[int]] | None = None,
+    inputs: Inputs | None = None,
     run_script: bool = False,
     server: str | None = None,
     state: PathText | None = None,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from fractune.text.rendering import Table
 from fractune.text.text import counts_text
 from fractune_core.analysis.roofline import Roof
 from fractune_core.codec.messages import from_lists, from_proto
-from fractune_core.jobs import input_shapes
+from fractune_core.model_inputs import Inputs, as_shapes
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.shares import Share
 
@@ -52,7 +51,7 @@ def match(
     *,
     policy: str = "robust",
     allow_unmeasured: bool = False,
-    inputs: Mapping[str, Sequence[int]] | None = None,
+    inputs: Inputs | None = None,
     run_script: bool = False,
     target: str = "",
     namespace: str = "",
@@ -72,12 +71,12 @@ def match(
 
 
 def match_request(
-    share: str, policy: str, inputs: Mapping[str, Sequence[int]], *, allow_unmeasured: bool, target: str, namespace: str
+    share: str, policy: str, inputs: Inputs, *, allow_unmeasured: bool, target: str, namespace: str
 ) -> pb.MatchModelRequest:
     """The request without its model. Raises BadRequest for a wrong share or shape."""
     return pb.MatchModelRequest(
         share=str(Share.parse(share)),
-        inputs=from_lists(input_shapes(inputs), pb.Shape),
+        inputs=from_lists(as_shapes(inputs), pb.Shape),
         target=target,
         loosest=policy,
         allow_unmeasured=allow_unmeasured,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from fractune.text.rendering import Table
 from fractune_core.codec.messages import from_lists
 from fractune_core.errors import one_line
 from fractune_core.jobs import JobSpec, job_options
+from fractune_core.model_inputs import Inputs
 from fractune_core.pb import fractune_pb2 as pb
 
 
@@ -63,7 +64,7 @@ def matrix(
     only: str = "",
     target: str = "",
     namespace: str = "",
-    inputs: Mapping[str, Sequence[int]] | None = None,
+    inputs: Inputs | None = None,
     run_script: bool = False,
     server: str | None = None,
     state: PathText | None = None,

@@ -20,7 +20,7 @@ from fractune.text.figure import Drawable
 from fractune.text.rendering import Table
 from fractune_core.analysis.noise import FEWEST_CANDIDATES, NoiseAdvice
 from fractune_core.errors import BadRequest, one_line
-from fractune_core.jobs import input_shapes
+from fractune_core.model_inputs import Inputs, as_shapes
 from fractune_core.shares import Share
 
 MOST_CANDIDATES = 200
@@ -67,7 +67,7 @@ def noise(
     candidates: int = 24,
     model: ModelSource | None = None,
     only: str = "",
-    inputs: Mapping[str, Sequence[int]] | None = None,
+    inputs: Inputs | None = None,
     run_script: bool = False,
     seed: int = 0,
     state: str | os.PathLike[str] | None = None,
@@ -100,7 +100,7 @@ def noise(
             candidates=candidates,
             seed=seed,
             model=path,
-            inputs=input_shapes(inputs or {}),
+            inputs=as_shapes(inputs or {}),
             only=only,
         )
     advice = NoiseAdvice(**data["advice"])

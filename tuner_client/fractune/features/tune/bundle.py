@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +19,7 @@ from fractune.text.output_files import check_writable
 from fractune_core.analysis.match import DEFAULT_POLICY, Policy
 from fractune_core.errors import BadRequest, JobFailed
 from fractune_core.jobs import JobSpec, job_options
+from fractune_core.model_inputs import Inputs
 from fractune_core.names import ROBUST_VARIANT
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def bundle(
     target: str = "",
     exact: bool = False,
     namespace: str = "",
-    inputs: Mapping[str, Sequence[int]] | None = None,
+    inputs: Inputs | None = None,
     run_script: bool = False,
     out: PathText | None = None,
     server: str | None = None,

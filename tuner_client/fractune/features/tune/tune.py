@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from fractune.features.tune.bundle import BundleFile
 from fractune.features.tune.goal import goal_spec, tune_until_beaten
@@ -17,6 +17,7 @@ from fractune.text.output_files import check_writable
 from fractune_core.errors import BadRequest
 from fractune_core.files.fused import is_fused
 from fractune_core.jobs import JobSpec, job_options
+from fractune_core.model_inputs import Inputs
 
 
 def tune(
@@ -36,7 +37,7 @@ def tune(
     exact: bool = False,
     namespace: str = "",
     fresh: bool = False,
-    inputs: Mapping[str, Sequence[int]] | None = None,
+    inputs: Inputs | None = None,
     run_script: bool = False,
     priority: str = "normal",
     webhook: str = "",

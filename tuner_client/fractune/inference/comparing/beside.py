@@ -14,6 +14,7 @@ from fractune.inference.comparing.onnxruntime_model import NAME, OnnxRuntimeMode
 from fractune.inference.model import Model
 from fractune.inference.tvm_runtime.tensors import random_inputs
 from fractune_core.errors import BadRequest
+from fractune_core.model_inputs import constants_in, shapes_in
 
 if TYPE_CHECKING:
     from fractune.inference.tvm_runtime.tensors import Array
@@ -49,9 +50,12 @@ def time_beside(path: Path, model: Model, inputs: Mapping[str, Array], variants:
     """
     _check_same(path, model)
     peer = OnnxRuntimeModel(path, model.share.units)
-    feed_names = _paired([spec.name for spec in model.inputs], peer.input_names, "inputs")
+    constants = peer.constants(model.bundle.manifest.get("constants", {}))
+    fed = [name for name in peer.input_names if name not in constants]
+    feed_names = _paired([spec.name for spec in model.inputs], fed, "inputs")
     output_names = list(_paired([spec.name for spec in model.outputs], peer.output_names, "outputs").values())
-    run_peer = partial(peer.run, {feed_names[name]: array for name, array in inputs.items()}, output_names)
+    feed = {**constants, **{feed_names[name]: array for name, array in inputs.items()}}
+    run_peer = partial(peer.run, feed, output_names)
     outputs, reference = model.run(inputs), run_peer()
     finalists = {name: partial(model.run, inputs, name) for name in variants}
     times = time_interleaved({**finalists, NAME: run_peer}, repeats, apart=True)
@@ -68,7 +72,9 @@ def time_peer(path: Path, threads: int, shapes: Mapping[str, Sequence[int]], rep
     Raises BadModel when ONNX Runtime cannot load or run it, FractuneError when it is not installed.
     """
     peer = OnnxRuntimeModel(path, threads)
-    run_peer = partial(peer.run, random_inputs(peer.input_specs(shapes)), peer.output_names)
+    constants = peer.constants(constants_in(shapes))
+    specs = peer.input_specs(shapes_in(shapes), constants)
+    run_peer = partial(peer.run, {**random_inputs(specs), **constants}, peer.output_names)
     return peer.version, time_interleaved({NAME: run_peer}, repeats, apart=True)[NAME].loop_secs
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fractune.inference.tvm_runtime.tensors import TensorSpec
+from fractune.inference.tvm_runtime.tensors import TensorSpec, numpy_dtype
 from fractune_core.errors import BadModel, FractuneError
+from fractune_core.model_inputs import fitting_shape, parse_numbers
 
 if TYPE_CHECKING:
     from fractune.inference.tvm_runtime.tensors import Array
@@ -53,9 +54,26 @@ class OnnxRuntimeModel:
             raise BadModel(f"{self._name}: ONNX Runtime cannot run it ({message})") from error
         return outputs
 
-    def input_specs(self, shapes: Mapping[str, Sequence[int]]) -> list[TensorSpec]:
-        """The inputs, with `shapes` for open inputs. Raises BadModel for an input that stays open."""
-        nodes = self._session.get_inputs()
+    def constants(self, numbers: Mapping[str, str]) -> dict[str, Array]:
+        """The inputs that are constants in the bundle (name -> numbers as text), as ONNX Runtime takes them. Raises
+        BadRequest for numbers that do not fit.
+        """
+        import numpy as np
+
+        made = {}
+        for node in self._session.get_inputs():
+            if node.name in numbers:
+                dtype = numpy_dtype(self._type(node))
+                given = parse_numbers(node.name, numbers[node.name], str(dtype))
+                dims = [dim if isinstance(dim, int) else None for dim in node.shape]
+                shape = fitting_shape(node.name, len(given), dims)
+                array = np.asarray(given, dtype)
+                made[node.name] = np.full(shape, array[0]) if len(array) == 1 else array.reshape(shape)
+        return made
+
+    def input_specs(self, shapes: Mapping[str, Sequence[int]], constants: Collection[str] = ()) -> list[TensorSpec]:
+        """The inputs but the `constants`, with `shapes` for open ones. Raises BadModel for an input that stays open."""
+        nodes = [node for node in self._session.get_inputs() if node.name not in constants]
         sizes = {
             dim: size
             for node in nodes
@@ -71,5 +89,8 @@ class OnnxRuntimeModel:
                 f"{self._name}: input '{node.name}' has the open shape {node.shape}; "
                 f"give it by --input {node.name}=1,3,224,224"
             )
-        kind = node.type.removeprefix("tensor(").removesuffix(")")
-        return TensorSpec(node.name, _TYPES.get(kind, kind), tuple(shape))
+        return TensorSpec(node.name, self._type(node), tuple(shape))
+
+    def _type(self, node: Any) -> str:
+        kind = str(node.type).removeprefix("tensor(").removesuffix(")")
+        return _TYPES.get(kind, kind)

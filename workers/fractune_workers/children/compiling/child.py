@@ -15,6 +15,7 @@ from fractune_core import __version__
 from fractune_core.errors import BadRequest, FractuneError
 from fractune_core.files.bundles import RECORDS, WEIGHTS, object_entry, write_bundle
 from fractune_core.implementations import DIRECT, implementation_of, trace_of
+from fractune_core.model_inputs import constants_in
 from fractune_core.targets import capability, runs_on
 from fractune_workers.children.compiling.implementations import implementations_of, with_implementations
 from fractune_workers.children.compiling.side_by_side import side_by_side
@@ -85,7 +86,7 @@ def _prepared(path: str, inputs: str, identity: str) -> _Prepared:
             others[name] = other
         for workload_hash, workload in found.items():
             workloads[workload_hash][name] = workload
-    names = names_in_file(loaded.files[0])
+    names = names_in_file(loaded.files[0], constants_in(json.loads(inputs)))
     return _Prepared(direct, operators, others, workloads, names, loaded.slots, fused.apart)
 
 
@@ -188,6 +189,7 @@ def compile_bundle(
         "code": {"architecture": architecture(parsed), "features": needed_features(parsed)},
         **describe_main(lifted[0].module, len(lifted[0].weights), prepared.names),
         **({"slots": list(prepared.slots), "apart": list(prepared.apart)} if prepared.slots else {}),
+        **({"constants": constants} if (constants := constants_in(inputs)) else {}),
         "weights": layout,
         "variants": described,
         "versions": {"tvm": tvm.__version__, "fractune": __version__},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import tvm
@@ -18,11 +18,12 @@ Names = tuple[list[str], list[str]]
 """of the inputs and of the outputs"""
 
 
-def names_in_file(data: bytes) -> Names:
+def names_in_file(data: bytes, constants: Collection[str] = ()) -> Names:
     """The names of inputs and outputs in the bytes of a model file, where TVM does not keep them; empty lists for
-    formats without such names.
+    formats without such names. `constants` are no inputs any more.
     """
-    return _torch_names(data) if data.startswith(_ZIP) else _onnx_names(data)
+    inputs, outputs = _torch_names(data) if data.startswith(_ZIP) else _onnx_names(data)
+    return [name for name in inputs if name not in constants], outputs
 
 
 def _onnx_names(data: bytes) -> Names:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from fractune_core.errors import BadModel
 from fractune_core.files.archives import BadArchive
 from fractune_core.files.fused import read_fused
 from fractune_core.files.scripts import REFUSAL, is_script
+from fractune_core.model_inputs import constants_in
 from fractune_workers.children.importing.limits import Limits
 from fractune_workers.children.importing.relax_sizes import check_sizes
 
@@ -29,7 +30,7 @@ _LFS_POINTER = "version https://git-lfs"
 _FORMATS = "ONNX, a TVM IRModule as JSON, or a torch.export program (.pt2)"
 
 Shapes = Mapping[str, Sequence[int]]
-"""Input name -> dimensions, as the user fixed them"""
+"""Input name -> dimensions, as the user fixed them; constants among them are `NAME=const:NUMBERS`"""
 
 
 @dataclass(frozen=True)
@@ -113,6 +114,8 @@ def _load(data: bytes, shapes: Shapes, limits: Limits) -> tvm.IRModule:
     if data.startswith(_ZIP):
         if read_fused(data) is not None:
             raise BadModel("is a fused model; name one of its variants' own files")
+        if constants := constants_in(shapes):
+            raise BadModel(f"input {_quoted(constants)}: only an input of an ONNX model can be made a constant")
         from fractune_workers.children.importing.torch_program import load_torch
 
         return load_torch(data, shapes)
@@ -159,5 +162,5 @@ def _check_fixed(mod: tvm.IRModule) -> None:
             raise BadModel(f"input '{param.name}' has open dimensions: {param.ty}; fix its shape")
 
 
-def _quoted(shapes: Shapes) -> str:
+def _quoted(shapes: Iterable[str]) -> str:
     return json.dumps(min(shapes))

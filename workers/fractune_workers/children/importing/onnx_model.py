@@ -29,13 +29,14 @@ from google.protobuf.message import Message
 from onnx import version_converter
 
 from fractune_core.errors import BadModel, first_line
+from fractune_core.model_inputs import constants_in, shapes_in
 from fractune_workers.children.importing.limits import ComputedConstants, Limits
 from fractune_workers.children.importing.onnx_branches import Branches
 from fractune_workers.children.importing.onnx_count import check_count
 from fractune_workers.children.importing.onnx_fold import Folding
 from fractune_workers.children.importing.onnx_graph import described, domain_of, inputs_of, parsed
 from fractune_workers.children.importing.onnx_importer import from_onnx
-from fractune_workers.children.importing.onnx_shapes import fix_shapes
+from fractune_workers.children.importing.onnx_shapes import fix_constants, fix_shapes
 from fractune_workers.children.tvm_api.keep_out import hushed
 
 _OLDEST_OPSET = 13
@@ -59,7 +60,8 @@ def load_onnx(data: bytes, shapes: Mapping[str, Sequence[int]], limits: Limits) 
     if model.functions:
         model = onnx.inliner.inline_local_functions(model)
     _drop_weights_from_inputs(model)
-    fix_shapes(model.graph, shapes)
+    fix_constants(model.graph, constants_in(shapes))
+    fix_shapes(model.graph, shapes_in(shapes))
     return _read(model, limits, ComputedConstants(limits), is_branch=False)
 
 

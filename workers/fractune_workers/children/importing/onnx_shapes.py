@@ -1,12 +1,16 @@
-"""Fixes every dimension of an ONNX model's inputs to the user's shapes."""
+"""Fixes every dimension of an ONNX model's inputs to the user's shapes, and makes some of them constants."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import onnx
+from onnx import helper, numpy_helper
 
-from fractune_core.errors import BadModel
+from fractune_core.errors import BadModel, BadRequest
+from fractune_core.model_inputs import fitting_shape, parse_numbers
+from fractune_workers.children.importing.limits import check_tensor
 
 _NAMELESS = frozenset({"", "?", "-1", "None"})
 """Exporters write these for a dimension without a name; two of them need not be equal."""
@@ -36,6 +40,30 @@ def fix_shapes(graph: onnx.GraphProto, shapes: Mapping[str, Sequence[int]]) -> N
             f"fix them with --input {left_open[0]}=DIM,DIM,..."
         )
     _forget_inferred(graph)
+
+
+def fix_constants(graph: onnx.GraphProto, constants: Mapping[str, str]) -> None:
+    """Make the inputs in `constants` (name -> numbers as text) weights of the graph, in place. Raises BadModel for an
+    unknown input, and for numbers that do not fit its type or shape.
+    """
+    inputs = {value.name: value for value in graph.input}
+    for name, text in constants.items():
+        if name not in inputs:
+            raise BadModel(f"no input is named '{name}'; the inputs are {describe(graph)}")
+        tensor = inputs[name].type.tensor_type
+        dtype = helper.tensor_dtype_to_np_dtype(tensor.elem_type) if tensor.elem_type else np.dtype("float32")
+        if dtype.kind not in "biuf":
+            raise BadModel(f"input '{name}' has elements of type {dtype}, and a constant has numbers; leave it open")
+        dims = [_size(dim) for dim in tensor.shape.dim] if tensor.HasField("shape") else [None]
+        try:
+            numbers = parse_numbers(name, text, dtype.name)
+            shape = fitting_shape(name, len(numbers), dims)
+        except BadRequest as error:
+            raise BadModel(str(error)) from error
+        check_tensor(shape, dtype.itemsize, f"input '{name}'")
+        whole = np.full(shape, numbers[0], dtype) if len(numbers) == 1 else np.asarray(numbers, dtype).reshape(shape)
+        graph.initializer.append(numpy_helper.from_array(whole, name))
+        graph.input.remove(inputs[name])
 
 
 def describe(graph: onnx.GraphProto) -> str:

@@ -1,0 +1,58 @@
+"""Inputs of a job: shapes, and constants in the same mapping."""
+
+from __future__ import annotations
+
+import pytest
+
+from fractune_core.errors import BadRequest
+from fractune_core.jobs import JobSpec
+from fractune_core.model_inputs import as_shapes, constants_in, fitting_shape, parse_numbers, shapes_in
+
+
+def test_a_constant_goes_where_shapes_go() -> None:
+    inputs = JobSpec.requested("m.onnx", "cpu:1", inputs={"x": (1, 3), "sr": "const:16000"}).inputs
+    assert inputs == {"x": [1, 3], "sr=const:16000": []}
+    assert shapes_in(inputs) == {"x": [1, 3]}
+    assert constants_in(inputs) == {"sr": "16000"}
+
+
+@pytest.mark.parametrize("text", ["16000", "const:", "const: "])
+def test_a_text_without_numbers_is_refused(text: str) -> None:
+    with pytest.raises(BadRequest, match=rf"inputs: 'sr' is '{text}'; write a list of sizes, or const:16000"):
+        as_shapes({"sr": text})
+
+
+@pytest.mark.parametrize(
+    ("text", "dtype", "numbers"),
+    [
+        ("16000", "int64", [16000]),
+        ("1, -2", "int8", [1, -2]),
+        ("0.5,1e3", "float32", [0.5, 1000.0]),
+        ("true", "bool", [1]),
+    ],
+)
+def test_numbers_of_each_kind(text: str, dtype: str, numbers: list[float]) -> None:
+    assert parse_numbers("x", text, dtype) == numbers
+
+
+@pytest.mark.parametrize(
+    ("text", "dtype", "message"),
+    [
+        ("1.5", "int64", "'1.5' is not a number of type int64"),
+        ("300", "uint8", "300 does not fit into uint8, which has 0 to 255"),
+        ("1,,2", "float32", "'' is not a number of type float32"),
+        ("maybe", "bool", "'maybe' is not a number of type bool"),
+    ],
+)
+def test_a_wrong_number_is_named(text: str, dtype: str, message: str) -> None:
+    with pytest.raises(BadRequest, match=f"input 'x': {message}"):
+        parse_numbers("x", text, dtype)
+
+
+def test_the_shape_of_a_constant() -> None:
+    assert fitting_shape("x", 1, []) == []
+    assert fitting_shape("x", 1, [2, None]) == [2, 1]
+    assert fitting_shape("x", 6, [2, 3]) == [2, 3]
+    assert fitting_shape("x", 4, [None]) == [4]
+    with pytest.raises(BadRequest, match=r"has the shape \[2, 3\], and 4 numbers are given; give 1 or 6"):
+        fitting_shape("x", 4, [2, 3])

@@ -1,0 +1,71 @@
+"""Inputs of an ONNX model that become constants: what follows from them is folded."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+from tvm import relax
+
+from fractune_core.errors import BadModel
+from fractune_workers.children.compiling.signature import names_in_file
+from fractune_workers.children.importing.limits import Limits
+from fractune_workers.children.importing.onnx_model import load_onnx
+
+X = np.ones((2, 3), np.float32)
+
+
+def rated(kind: int = TensorProto.INT64) -> onnx.ModelProto:
+    """An `If` that asks for a rate of 16,000."""
+    branches = [
+        helper.make_graph(
+            [helper.make_node(operator, ["x"], [operator])],
+            operator,
+            [],
+            [helper.make_tensor_value_info(operator, TensorProto.FLOAT, [2, 3])],
+        )
+        for operator in ("Relu", "Neg")
+    ]
+    nodes = [
+        helper.make_node("Equal", ["sr", "rate"], ["yes"]),
+        helper.make_node("If", ["yes"], ["y"], then_branch=branches[0], else_branch=branches[1]),
+    ]
+    inputs = [
+        helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 3]),
+        helper.make_tensor_value_info("sr", kind, []),
+    ]
+    graph = helper.make_graph(nodes, "g", inputs, [helper.make_tensor_value_info("y", TensorProto.FLOAT, [2, 3])])
+    graph.initializer.append(helper.make_tensor("rate", kind, [], [16000]))
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def load(model: onnx.ModelProto, inputs: dict[str, list[int]]) -> relax.Function:
+    data = model.SerializeToString()
+    return load_onnx(data, inputs, Limits(len(data)))["main"]
+
+
+@pytest.mark.parametrize(("rate", "operator"), [(16000, "relax.nn.relu"), (8000, "relax.negative")])
+def test_the_branch_of_a_constant_rate_alone_is_left(rate: int, operator: str) -> None:
+    main = load(rated(), {f"sr=const:{rate}": []})
+    assert [param.name for param in main.params] == ["x"]
+    assert [b.value.op.name for block in main.body.blocks for b in block.bindings if hasattr(b.value, "op")] == [
+        operator
+    ]
+
+
+def test_the_names_of_inputs_lack_the_constant() -> None:
+    assert names_in_file(rated().SerializeToString(), {"sr": "16000"}) == (["x"], ["y"])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("rs=const:1", r"no input is named 'rs'; the inputs are x \[2, 3\], sr \[\]"),
+        ("sr=const:fast", "input 'sr': 'fast' is not a number of type int64"),
+        ("sr=const:1,2", r"input 'sr' has the shape \[\], and 2 numbers are given; give 1 or 1"),
+    ],
+)
+def test_a_wrong_constant_is_named(text: str, message: str) -> None:
+    with pytest.raises(BadModel, match=message):
+        load(rated(), {text: []})
