@@ -31,8 +31,8 @@ fractune: Any = typed_fractune  # wrong types are the point here
         (lambda: fractune.tune("m.onnx", "cpu:1", trials=True), "trials: True is of type bool"),
         (lambda: fractune.tune("m.onnx", "cpu:1", minutes="x"), "minutes: 'x' is of type str; give a number or None"),
         (
-            lambda: fractune.tune("m.onnx", "cpu:1", inputs={"x": "1,2"}),
-            r"inputs\['x'\]: '1,2' is of type str; give a sequence \(a whole number each\)",
+            lambda: fractune.tune("m.onnx", "cpu:1", inputs={"x": 12}),
+            r"inputs\['x'\]: 12 is of type int; give a sequence \(a whole number each\) or a text",
         ),
         (lambda: fractune.tune("m.onnx", "cpu:1", out=3), "out: 3 is of type int; give a text or a path"),
         (lambda: fractune.knee("m.onnx", "cpu:1", slack="x"), "slack: 'x' is of type str; give a number"),
