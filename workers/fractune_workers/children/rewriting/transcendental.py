@@ -38,16 +38,11 @@ def _by(compute: Callable[..., Any], name: str) -> Callable[[Any, Any], Any]:
     )
 
 
-def _softmax(builder: Any, call: Any) -> Any:
-    return builder.call_te(topi.nn.fast_softmax, call.args[0], call.attrs.axis, primfunc_name_hint="softmax")
-
-
 LEGALIZATIONS: dict[str, Callable[[Any, Any], Any]] = {
     "relax.erf": _by(topi.fast_erf, "erf"),
     "relax.exp": _by(topi.fast_exp, "exp"),
     "relax.nn.gelu": _by(_gelu, "gelu"),
     "relax.nn.silu": _by(_silu, "silu"),
-    "relax.nn.softmax": _softmax,
     "relax.sigmoid": _by(_sigmoid, "sigmoid"),
     "relax.tanh": _by(topi.fast_tanh, "tanh"),
 }

@@ -1,9 +1,9 @@
 """The first candidates of an operator: computed from its loops and the target's vector unit, not drawn.
 
-Kernels of blocked layouts get the likeliest register tiles. Any other operator gets the sketch that splits no
-reduction, with short unrolled loops and every block in a loop nest of its own. A reduction that does not change the
-innermost axis gets a schedule with vectors along it: MetaSchedule's sketches keep a reduction's loops innermost, and
-walk that axis number by number.
+Kernels of blocked layouts get the likeliest register tiles, and reductions of rows likely numbers of vectors. Any other
+operator gets the sketch that splits no reduction, with short unrolled loops and every block in a loop nest of its own.
+A reduction that does not change the innermost axis gets a schedule with vectors along it: MetaSchedule's sketches keep
+a reduction's loops innermost, and walk that axis number by number.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import tvm_ffi
 from tvm.s_tir import Schedule
 
 from fractune_core.tir.kernel_names import CONV, DEPTHWISE, MATMUL
-from fractune_workers.children.searching import integers, winograd
+from fractune_workers.children.searching import integers, rows, winograd
 from fractune_workers.children.searching.register_tiles import Extents, Tiling, tilings
 from fractune_workers.children.searching.sketches import (
     AT_ROOT,
@@ -56,6 +56,10 @@ class _Kernel:
     """Axes of blocks, rows and columns; products have no rows. Axes before these (a batch, a fused model's slots) have
     loops around everything."""
 
+    @property
+    def is_product(self) -> bool:
+        return self.axes[1] is None
+
 
 def first_candidates(workload: Any, spaces: Iterable[Any], postprocs: Iterable[Any], unit: VectorUnit) -> Iterator[Any]:
     """Schedules of a CPU's operator, the likeliest first, none twice, at most MOST."""
@@ -68,6 +72,8 @@ def first_candidates(workload: Any, spaces: Iterable[Any], postprocs: Iterable[A
     elif integers.is_integer(workload.mod):
         tiles = integers.first_tiles(workload.mod, unit.registers)
         decided = (_decided(sketches[which], each, _SHORT_UNROLL) for which, each in tiles)
+    elif (shape := rows.row_shape(workload.mod, unit.lanes)) is not None:
+        decided = (_decided(sketches[0], each, _SHORT_UNROLL) for each in rows.first_tiles(shape))
     else:
         decided = _plainest(sketches) if kernel is None else _tiled(sketches, kernel, unit)
     made: Iterator[Any] = (applied(trace, workload.mod, rules) for trace in decided)
@@ -101,7 +107,8 @@ def _kernel_of(mod: Any) -> _Kernel | None:
 def _tiled(sketches: list[Sketch], kernel: _Kernel, unit: VectorUnit) -> Iterator[Sketch]:
     sketch = _blocks_innermost(sketches[min(_FUSING_DEEP, len(sketches) - 1)], kernel)
     blocks, rows, columns = (1 if axis is None else kernel.spatial[axis] for axis in kernel.axes)
-    extents = Extents(blocks, rows, columns, kernel.reduction, kernel.spatial[-1] * _FLOAT_BYTES)
+    vector_bytes = kernel.spatial[-1] * _FLOAT_BYTES
+    extents = Extents(blocks, rows, columns, kernel.reduction, vector_bytes, product=kernel.is_product)
     for tiling in tilings(extents, unit.registers):
         yield _decided(sketch, _tiles(kernel, tiling), tiling.unroll_steps)
 
@@ -131,6 +138,9 @@ def _tiles(kernel: _Kernel, tiling: Tiling) -> list[list[int]]:
         if axis is not None:
             inner[axis] = (factors[0], factors[1])
     spatial = [[extent // prod(inner[axis]), 1, *inner[axis]] for axis, extent in enumerate(kernel.spatial)]
+    if kernel.is_product:  # the loop over columns runs inside the one over blocks
+        outer, between, *rest = spatial[kernel.axes[2]]
+        spatial[kernel.axes[2]] = [between, outer, *rest]
     return spatial + [[extent // part, part] for extent, part in zip(kernel.reduction, tiling.reduction, strict=True)]
 
 

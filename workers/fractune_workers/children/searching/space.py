@@ -7,7 +7,7 @@ from typing import Any
 import tvm
 from tvm.s_tir import meta_schedule as ms
 
-from fractune_workers.children.searching import integers, winograd
+from fractune_workers.children.searching import integers, rows, winograd
 from fractune_workers.children.tvm_api.intrinsics import prepare_tensor_cores
 from fractune_workers.children.tvm_api.target import vector_unit
 
@@ -28,6 +28,9 @@ def space_for(workload: Any, target: tvm.target.Target) -> Any:
     usual = ms.TuneContext(mod=workload.mod, target=target, space_generator="post-order-apply").space_generator
     if winograd.is_winograd(workload.mod):
         return winograd.space(usual)
+    lanes = vector_unit(target).lanes
+    if rows.row_shape(workload.mod, lanes):
+        return rows.space(workload.mod, usual, lanes)
     if integers.is_integer(workload.mod):
         return integers.space(usual, workload.mod, target)
     return ms.space_generator.PostOrderApply(

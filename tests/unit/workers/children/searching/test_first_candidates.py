@@ -48,6 +48,10 @@ def softmax(net: Network, x: Any) -> Any:
     return net.emit(op.nn.softmax(x, 3))
 
 
+def activation(net: Network, x: Any) -> Any:
+    return net.emit(op.nn.relu(x))
+
+
 def operator(body: Callable[..., Any], kind: str) -> Operator:
     mod = network([(1, 8, 6, 12)], body)
     return next(found for found in extract(prepare(mod, TARGET), TARGET) if kind in found.name)
@@ -67,7 +71,8 @@ def run(mod: Any, args: list[Any]) -> Any:
         pytest.param(product, "matmul", MOST, id="product"),
         pytest.param(reduction, "max", 2, id="reduction"),
         pytest.param(mean, "mean", 2, id="mean"),
-        pytest.param(softmax, "softmax", 1, id="anything else"),
+        pytest.param(softmax, "softmax", 5, id="rows"),
+        pytest.param(activation, "relu", 1, id="anything else"),
     ],
 )
 def test_they_compute_what_the_operator_does(body: Callable[..., Any], kind: str, count: int) -> None:
