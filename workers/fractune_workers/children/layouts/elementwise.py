@@ -43,13 +43,13 @@ def binary(planner: Planner, call: Any) -> Made:
         return None
     if blocks.filled_up and name in BINARY_OF_CHANNELS and planner.constant(operands[1]) is None:
         return None
-    laid = [_operand(planner, operand, blocks, BINARY.get(name, 0.0)) for operand in operands]
+    laid = [laid_out(planner, operand, blocks, BINARY.get(name, 0.0)) for operand in operands]
     if any(operand is None for operand in laid):
         return None
     return relax.Call(call.op, laid, call.attrs), blocks
 
 
-def _operand(planner: Planner, operand: Any, blocks: Blocks, fill: float) -> Any | None:
+def laid_out(planner: Planner, operand: Any, blocks: Blocks, fill: float) -> Any | None:
     """An operand of an element-wise operator, laid out like a value in `blocks`; None where it does not fit."""
     known = planner.in_blocks(operand)
     if known:
@@ -69,14 +69,15 @@ def _operand(planner: Planner, operand: Any, blocks: Blocks, fill: float) -> Any
 
 
 def _broadcast(planner: Planner, operand: Any, shape: tuple[int, ...], blocks: Blocks) -> Any | None:
-    """One number, or one for each channel of the last axis, that is computed at run time; None for another operand."""
-    emit = planner.builder_.emit
+    """One number, or one for each channel, that is computed at run time; None for another operand."""
     if prod(shape) == 1:
-        return operand if len(shape) <= 1 else emit(relax.op.reshape(operand, [1]))
-    is_last = blocks.axis == len(blocks.shape) - 1 and not blocks.dropped
-    if is_last and shape[-1] == blocks.shape[-1] == prod(shape) and not blocks.filled_up:
-        return emit(relax.op.reshape(operand, [blocks.count, blocks.size]))
-    return None
+        return operand if len(shape) <= 1 else planner.emit(relax.op.reshape(operand, [1]))
+    aligned = (1,) * (len(blocks.shape) - len(shape)) + shape
+    if blocks.dropped or not aligned[blocks.axis] == blocks.shape[blocks.axis] == prod(shape):
+        return None
+    if blocks.axis == len(blocks.shape) - 1 and not blocks.filled_up:
+        return planner.emit(relax.op.reshape(operand, [blocks.count, blocks.size]))
+    return planner.changed(planner.emit(relax.op.reshape(operand, aligned)), replace(blocks, shape=aligned))
 
 
 def packed_operand(numbers: Array, blocks: Blocks, fill: float) -> Array:

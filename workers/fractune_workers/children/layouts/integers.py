@@ -18,30 +18,16 @@ from tvm import te
 
 from fractune_core.implementations import INT8, INT16
 from fractune_core.tir.kernel_names import INTEGER_SUMS, ROWS, SUMS
+from fractune_workers.children.layouts.bounds import Bounds
+from fractune_workers.children.layouts.kernels import Window
 
 _Array = npt.NDArray[Any]
 _FLOAT, _SUM = "float32", "int32"
 
 
 @dataclass(frozen=True)
-class Bounds:
-    """The smallest and the largest whole number of a kernel's data, and of its weights."""
-
-    data: tuple[int, int]
-    weights: tuple[int, int]
-
-    def numbers(self) -> list[int]:
-        return [*self.data, *self.weights]
-
-    def sums_fit(self, depth: int) -> bool:
-        """Whether sums of `depth` products fit into int32."""
-        largest = max(map(abs, self.data)) * max(map(abs, self.weights))
-        return depth * largest < np.iinfo(_SUM).max
-
-
-@dataclass(frozen=True)
 class IntegerProduct:
-    """An implementation of `kernels.matmul` for whole numbers."""
+    """An implementation of `kernels.matmul` and `kernels.conv2d` for whole numbers."""
 
     data: str
     weight: str
@@ -58,7 +44,9 @@ class IntegerProduct:
         return holds and bounds.sums_fit(depth)
 
     def pack(self, weights: _Array) -> _Array:
-        """The direct kernel's weights (..., N/b, K, b) as (..., N/b, K/g, b, g) with zeros behind the last of K."""
+        """The direct kernel's weights (..., K, b) as (..., K/g, b, g), with zeros behind the last of K. For a product K
+        is its depth, for a convolution a block of input channels.
+        """
         *outer, depth, lanes = weights.shape
         groups = -(-depth // self.group)
         missing = [(0, 0)] * (weights.ndim - 2) + [(0, groups * self.group - depth), (0, 0)]
@@ -79,6 +67,37 @@ class IntegerProduct:
         shape = (*data.shape[:-1], blocks, lanes)
         sums = te.compute(shape, product, name=INTEGER_SUMS)
         return te.compute(shape, lambda *index: sums(*index).astype(_FLOAT), name=SUMS)
+
+    def convolve(self, data: te.Tensor, weight: te.Tensor, window: Window) -> te.Tensor:
+        """(N, C/b, H, W, b) float32 and weights of `pack` -> (N, K/b, Y, X, b) float32, as `kernels.conv2d`."""
+        out_blocks, in_blocks, height, width, groups, lanes, group = (int(dim) for dim in weight.shape)
+        image = self._image(data, window)
+        batch, _, rows, columns, _ = (int(dim) for dim in image.shape)
+        extents = {"co": in_blocks, "ry": height, "rx": width, "ci": groups, "ki": group}
+        axes = [te.reduce_axis((0, extent), name) for name, extent in extents.items()]
+        co, ry, rx, ci, ki = axes
+
+        def product(n: Any, k: Any, y: Any, x: Any, lane: Any) -> Any:
+            number = image(n, co, *window.at(y, x, ry, rx), ci * group + ki).astype(_SUM)
+            return te.sum(number * weight(k, co, ry, rx, ci, lane, ki).astype(_SUM), axis=axes)
+
+        shape = (batch, out_blocks, *window.extents(rows, columns, (height, width)), lanes)
+        sums = te.compute(shape, product, name=INTEGER_SUMS)
+        return te.compute(shape, lambda *index: sums(*index).astype(_FLOAT), name=SUMS)
+
+    def _image(self, data: te.Tensor, window: Window) -> te.Tensor:
+        """The image in its type, with zeros around it."""
+        top, left, bottom, right = window.padding
+        batch, blocks, height, width, lanes = (int(dim) for dim in data.shape)
+
+        def number(n: Any, c: Any, y: Any, x: Any, lane: Any) -> Any:
+            whole = data(n, c, y - top, x - left, lane).astype(_SUM).astype(self.data)
+            if not any(window.padding):
+                return whole
+            inside = tvm.tirx.all(y >= top, y < top + height, x >= left, x < left + width)
+            return tvm.tirx.if_then_else(inside, whole, tvm.tirx.const(0, self.data))
+
+        return te.compute((batch, blocks, height + top + bottom, width + left + right, lanes), number, name=ROWS)
 
     def _rows(self, data: te.Tensor, depth: int) -> te.Tensor:
         """The data in its type, with zeros up to `depth`."""

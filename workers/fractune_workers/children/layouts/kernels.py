@@ -19,7 +19,7 @@ from tvm import te, topi
 
 from fractune_core.tir.kernel_names import CONV, DEPTHWISE, MATMUL, WHOLE_NUMBERS
 from fractune_workers.children.layouts.blocks import block_count, pack
-from fractune_workers.children.layouts.integers import Bounds
+from fractune_workers.children.layouts.bounds import Bounds
 
 _Array = npt.NDArray[Any]
 
@@ -76,9 +76,11 @@ def conv2d_first(data: te.Tensor, weight: te.Tensor, window: Window) -> te.Tenso
     return te.compute(shape, element, name=CONV)
 
 
-def conv2d(data: te.Tensor, weight: te.Tensor, window: Window) -> te.Tensor:
-    """(N, C/b, H, W, b) and (K/b, C/b, R, S, b, b), the last two input and output channels -> (N, K/b, Y, X, b)."""
-    return _conv2d(data, weight, window, lambda _: 0)
+def conv2d(data: te.Tensor, weight: te.Tensor, window: Window, whole: Bounds | None = None) -> te.Tensor:
+    """(N, C/b, H, W, b) and (K/b, C/b, R, S, b, b), the last two input and output channels -> (N, K/b, Y, X, b).
+    `whole`: both are whole numbers.
+    """
+    return _conv2d(data, weight, window, lambda _: 0, whole)
 
 
 def grouped_conv2d(data: te.Tensor, weight: te.Tensor, window: Window, group: tuple[int, int]) -> te.Tensor:
@@ -111,7 +113,13 @@ def pack_groups(weight: _Array, groups: int, lanes: int) -> _Array:
     return np.stack([blocks[min(begin, most) :][:length] for blocks, (begin, _) in zip(packed, runs, strict=True)])
 
 
-def _conv2d(data: te.Tensor, weight: te.Tensor, window: Window, first_block: Callable[[Any], Any]) -> te.Tensor:
+def _conv2d(
+    data: te.Tensor,
+    weight: te.Tensor,
+    window: Window,
+    first_block: Callable[[Any], Any],
+    whole: Bounds | None = None,
+) -> te.Tensor:
     """Each block of outputs reads the blocks of inputs that it has weights for, from `first_block` on."""
     out_blocks, in_blocks, *kernel, in_size, out_size = (int(dim) for dim in weight.shape)
     image = window.padded(data)
@@ -126,7 +134,7 @@ def _conv2d(data: te.Tensor, weight: te.Tensor, window: Window, first_block: Cal
         return te.sum(pixel * weight(k, co, ry, rx, ci, lane), axis=[co, ry, rx, ci])
 
     shape = (batch, out_blocks, *window.extents(height, width, (kernel[0], kernel[1])), out_size)
-    return te.compute(shape, element, name=CONV)
+    return te.compute(shape, element, name=CONV, attrs=_attributes(whole))
 
 
 def depthwise_conv2d(data: te.Tensor, weight: te.Tensor, window: Window) -> te.Tensor:
@@ -197,8 +205,11 @@ def matmul(data: te.Tensor, weight: te.Tensor, whole: Bounds | None = None) -> t
         *rows, block, lane = index
         return te.sum(data(*rows, k) * weight(*rows[: len(batch)], block, k, lane), axis=[k])
 
-    attributes = {WHOLE_NUMBERS: whole.numbers()} if whole else None
-    return te.compute((*data.shape[:-1], blocks, size), element, name=MATMUL, attrs=attributes)
+    return te.compute((*data.shape[:-1], blocks, size), element, name=MATMUL, attrs=_attributes(whole))
+
+
+def _attributes(whole: Bounds | None) -> dict[str, Any] | None:
+    return {WHOLE_NUMBERS: whole.numbers()} if whole else None
 
 
 def packed_columns(data: te.Tensor, size: int) -> te.Tensor:

@@ -78,7 +78,7 @@ class Planner(PyExprMutator):
 
     def emit(self, value: Any) -> Any:
         """A variable with the value."""
-        return self.builder_.emit(value)
+        return value if isinstance(value, relax.Var) else self.builder_.emit(value)
 
     def in_blocks(self, value: Any) -> tuple[Any, Blocks] | None:
         """The value in blocks, if it is there already."""
@@ -115,6 +115,12 @@ class Planner(PyExprMutator):
         """A call of the tensor expression `compute(*operands, **options)` as a function with `attributes`."""
         made = partial(compute, **options)
         return self.builder_.call_te(made, *operands, primfunc_name_hint=name, primfunc_attrs=attributes)
+
+    def plain_of(self, value: Any, blocks: Blocks) -> Any:
+        """A variable of the plain value, of one in blocks; rules find the value in blocks under it."""
+        plain = self.emit(self.plain(value, blocks))
+        self._known[plain] = value, blocks
+        return plain
 
     def plain(self, value: Any, blocks: Blocks) -> Any:
         """A value in blocks, as a plain one."""

@@ -10,23 +10,29 @@ from tvm import relax
 
 from fractune_core.implementations import DIRECT
 from fractune_workers.children.layouts import elementwise, kernels
-from fractune_workers.children.layouts.blocks import pack
+from fractune_workers.children.layouts.blocks import Blocks, pack
+from fractune_workers.children.layouts.bounds import Bounds
 from fractune_workers.children.layouts.implementations import IMPLEMENTATIONS
-from fractune_workers.children.layouts.integers import INTEGERS, Bounds
+from fractune_workers.children.layouts.integers import INTEGERS, IntegerProduct
 from fractune_workers.children.layouts.kernels import Window, pack_groups
 from fractune_workers.children.layouts.planner import CHANNELS, Array, Made, Planner
 from fractune_workers.children.layouts.quantized import (
     Columns,
     Rows,
+    called,
+    centred,
+    columns_of,
     integer_columns,
     integer_rows,
+    of_bytes,
     quantized_columns,
     quantized_rows,
 )
-from fractune_workers.children.rewriting.expressions import bound_call, shape_of
+from fractune_workers.children.rewriting.expressions import operator_of, shape_of
 
 _FLOAT, _INT = "float32", "int32"
 _MATRIX_RANK = 2
+_PRODUCTS = frozenset({"matmul", "nn.conv2d"})
 _TAKES_AN_EPILOGUE = {"op_pattern": 4}
 """TVM's kOutEWiseFusable: element-wise operators after a kernel are fused with it. TVM sets it by itself for a kernel
 of one block."""
@@ -35,9 +41,38 @@ of one block."""
 def conv2d(planner: Planner, call: Any) -> Made:
     data, weight = call.args
     numbers = planner.constant(weight)
+    if numbers is None or numbers.dtype != _FLOAT:
+        return None
+    rows = quantized_rows(planner, data)
+    columns = quantized_columns(columns_of(numbers)) if rows else None
+    if rows and columns:
+        return _whole_conv2d(planner, call, rows, columns, numbers.shape)
+    return _conv2d(planner, call, data, numbers)
+
+
+def _whole_conv2d(planner: Planner, call: Any, rows: Rows, columns: Columns, shape: tuple[int, ...]) -> Made:
+    """The convolution of whole numbers with weights of `shape`, times the steps of rows and columns."""
+    rows = centred(planner, rows)
+    numbers = np.ascontiguousarray(columns.numbers.T).reshape(shape)
+    made = _conv2d(planner, call, rows.numbers, numbers, Bounds(rows.bounds, columns.bounds))
+    if made is None:
+        return None
+    value, blocks = made
+    return _in_steps(planner.emit(value), blocks, (columns.steps * np.float32(rows.step))[:, None, None])
+
+
+def _in_steps(value: Any, blocks: Blocks, steps: Array) -> Made:
+    """A value in blocks times the steps, which are those of its channels."""
+    if (steps == 1).all():
+        return value, blocks
+    laid = relax.const(elementwise.packed_operand(steps, blocks, 1.0))
+    return relax.op.multiply(value, laid), blocks
+
+
+def _conv2d(planner: Planner, call: Any, data: Any, numbers: Array, whole: Bounds | None = None) -> Made:
+    """`whole`: data and numbers are whole numbers within these bounds."""
     attrs = call.attrs
-    plain = (str(attrs.data_layout), str(attrs.kernel_layout), str(attrs.out_layout)) == ("NCHW", "OIHW", "NCHW")
-    if numbers is None or numbers.dtype != _FLOAT or not plain:
+    if (str(attrs.data_layout), str(attrs.kernel_layout), str(attrs.out_layout)) != ("NCHW", "OIHW", "NCHW"):
         return None
     window = Window.of(attrs)
     out_channels, group_channels = numbers.shape[:2]
@@ -50,7 +85,7 @@ def conv2d(planner: Planner, call: Any) -> Made:
         packed = pack(numbers, 0, lanes)
         return planner.kernel(kernels.conv2d_first, data, relax.const(packed), name="conv2d", window=window), made
     if groups == 1:
-        return _dense_conv2d(planner, data, numbers, window), made
+        return _dense_conv2d(planner, data, numbers, window, whole), made
     grouped = _depthwise_conv2d if group_channels == 1 and out_channels == groups else _grouped_conv2d
     value, parts = grouped(planner, data, numbers, groups, window)
     return value, planner.blocks(made.shape, CHANNELS, parts)
@@ -90,14 +125,30 @@ def _parts(planner: Planner, data: Any, groups: int, numbers: Array) -> int:
     return groups if known is None or known[1].parts == wanted.parts else 1
 
 
-def _dense_conv2d(planner: Planner, data: Any, numbers: Array, window: Window) -> Any:
+def _dense_conv2d(planner: Planner, data: Any, numbers: Array, window: Window, whole: Bounds | None) -> Any:
     image, blocks = planner.into_blocks(data, CHANNELS)
     packed = pack(pack(numbers, 1, planner.lanes, parts=blocks.parts), 0, planner.lanes)
+    integer = _integer(planner, whole, numbers[0].size)
+    if integer is not None:
+        return _own_kernel(planner, integer.convolve, image, integer.pack(packed), name="conv2d", window=window)
     other = IMPLEMENTATIONS.get(planner.implementation)
-    if other is None or not other.fits(window, packed.shape, (blocks.shape[2], blocks.shape[3])):
-        return planner.kernel(kernels.conv2d, image, relax.const(packed), name="conv2d", window=window)
-    weights = relax.const(other.pack(packed))
-    return planner.kernel(other.compute, image, weights, name="conv2d", attributes=_TAKES_AN_EPILOGUE, window=window)
+    if other is not None and other.fits(window, packed.shape, (blocks.shape[2], blocks.shape[3])):
+        return _own_kernel(planner, other.compute, image, other.pack(packed), name="conv2d", window=window)
+    return planner.kernel(kernels.conv2d, image, relax.const(packed), name="conv2d", window=window, whole=whole)
+
+
+def _integer(planner: Planner, bounds: Bounds | None, depth: int) -> IntegerProduct | None:
+    """The implementation that is asked for, if it is the fastest one for whole numbers within the bounds."""
+    if bounds is None:
+        return None
+    fitting = (name for name in planner.dot_products if INTEGERS[name].fits(bounds, depth))
+    name = next(fitting, DIRECT)
+    return INTEGERS[name] if name != DIRECT and name == planner.implementation else None
+
+
+def _own_kernel(planner: Planner, compute: Any, data: Any, weights: Array, **options: Any) -> Any:
+    """A kernel of several blocks with weights of its own."""
+    return planner.kernel(compute, data, relax.const(weights), attributes=_TAKES_AN_EPILOGUE, **options)
 
 
 def matmul(planner: Planner, call: Any) -> Made:
@@ -134,44 +185,64 @@ def _packed(planner: Planner, data: Any, weight: Any) -> Any | None:
 
 
 def cast(planner: Planner, call: Any) -> Made:
-    """A product of integers that becomes float32: its sums need not be int32 in between."""
-    product = bound_call(planner.builder_, call.args[0], "matmul")
-    if product is None or (str(product.ty.dtype), str(call.ty.dtype)) != (_INT, _FLOAT):
+    """A product of integers, perhaps with integers added, that becomes float32: its sums need not be int32 between."""
+    if (str(call.args[0].ty.dtype), str(call.ty.dtype)) != (_INT, _FLOAT):
         return elementwise.unary(planner, call)
+    value = called(planner, call.args[0])
+    added = None
+    if operator_of(value) == "add":
+        left, right = value.args
+        product = called(planner, left)
+        value, added = (product, right) if operator_of(product) in _PRODUCTS else (called(planner, right), left)
+    if operator_of(value) not in _PRODUCTS or shape_of(value) != shape_of(call):
+        return elementwise.unary(planner, call)
+    made = _integer_product(planner, value)
+    if made is None or added is None:
+        return made
+    value, blocks = planner.emit(made[0]), made[1]
+    numbers = planner.constant(added)
+    floats = planner.emit(relax.op.astype(added, _FLOAT)) if numbers is None else relax.const(numbers.astype(_FLOAT))
+    operand = elementwise.laid_out(planner, floats, blocks, 0.0)
+    return None if operand is None else (relax.op.add(value, operand), blocks)
+
+
+def _integer_product(planner: Planner, call: Any) -> Made:
+    """In float32."""
     shape = shape_of(call)
-    if len(shape) < _MATRIX_RANK or 2 * shape[-1] <= planner.lanes:
+    rows, columns = integer_rows(planner, call.args[0]), integer_columns(planner, call.args[1])
+    if rows is None or columns is None:
         return None
-    rows, columns = integer_rows(planner, product.args[0]), integer_columns(planner, product.args[1])
-    return _whole_matmul(planner, rows, columns, shape) if rows and columns else None
+    if operator_of(call) == "nn.conv2d":
+        return _whole_conv2d(planner, call, rows, columns, shape_of(call.args[1]))
+    is_product = len(shape) >= _MATRIX_RANK and 2 * shape[-1] > planner.lanes
+    return _whole_matmul(planner, rows, columns, shape) if is_product else None
 
 
 def _whole_matmul(planner: Planner, rows: Rows, columns: Columns, shape: tuple[int, ...]) -> Made:
     """The product of the whole numbers, less the part of the zero point, times the steps of rows and columns."""
+    rows = of_bytes(planner, rows)
     blocks = planner.blocks(shape, len(shape) - 1)
-    emit = planner.emit
-    value = emit(_sums(planner, rows, columns))
+    value = planner.emit(_sums(planner, rows, columns))
     if not (isinstance(rows.zero, float) and rows.zero == 0):
-        totals = columns.numbers.sum(axis=0, dtype=np.float64).astype(_FLOAT)
-        if isinstance(rows.zero, float):
-            offset = relax.const(elementwise.packed_operand(totals * np.float32(rows.zero), blocks, 0.0))
-        else:
-            offset = emit(relax.op.multiply(rows.zero, relax.const(elementwise.packed_operand(totals, blocks, 0.0))))
-        value = emit(relax.op.subtract(value, offset))
-    steps = columns.steps * np.float32(rows.step)
-    if not (steps == 1).all():
-        value = emit(relax.op.multiply(value, relax.const(elementwise.packed_operand(steps, blocks, 1.0))))
-    return value, blocks
+        value = planner.emit(relax.op.subtract(value, _part_of_zero(planner, rows, columns, blocks)))
+    return _in_steps(value, blocks, columns.steps * np.float32(rows.step))
+
+
+def _part_of_zero(planner: Planner, rows: Rows, columns: Columns, blocks: Blocks) -> Any:
+    """The zero point of the rows times the sums of the columns."""
+    totals = columns.numbers.sum(axis=0, dtype=np.float64).astype(_FLOAT)
+    if isinstance(rows.zero, float):
+        return relax.const(elementwise.packed_operand(totals * np.float32(rows.zero), blocks, 0.0))
+    return planner.emit(relax.op.multiply(rows.zero, relax.const(elementwise.packed_operand(totals, blocks, 0.0))))
 
 
 def _sums(planner: Planner, rows: Rows, columns: Columns) -> Any:
     bounds = Bounds(rows.bounds, columns.bounds)
     packed = _packed_columns(columns.numbers, planner.lanes)
-    fitting = (name for name in planner.dot_products if INTEGERS[name].fits(bounds, len(columns.numbers)))
-    if next(fitting, DIRECT) != planner.implementation or planner.implementation == DIRECT:
-        return planner.kernel(kernels.matmul, rows.numbers, relax.const(packed), name="matmul", whole=bounds)
-    own = INTEGERS[planner.implementation]
-    weights = relax.const(own.pack(packed))
-    return planner.kernel(own.compute, rows.numbers, weights, name="matmul", attributes=_TAKES_AN_EPILOGUE)
+    integer = _integer(planner, bounds, len(columns.numbers))
+    if integer is not None:
+        return _own_kernel(planner, integer.compute, rows.numbers, integer.pack(packed), name="matmul")
+    return planner.kernel(kernels.matmul, rows.numbers, relax.const(packed), name="matmul", whole=bounds)
 
 
 def _packed_columns(numbers: Array, lanes: int) -> Array:

@@ -13,14 +13,13 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
-from fractune_workers.children.layouts.integers import Bounds
 from fractune_workers.children.layouts.planner import Array, Planner
 from fractune_workers.children.rewriting.expressions import operator_of, shape_of
 
 _FLOAT, _INT = "float32", "int32"
 _MOVES = frozenset({"reshape", "permute_dims", "expand_dims", "squeeze"})
-_BYTE, _WIDE = (-128, 127), (-255, 255)
-"""ranges of weights"""
+_UNSIGNED, _BYTE, _WIDE = (0, 255), (-128, 127), (-255, 255)
+"""ranges of whole numbers"""
 _MOST_STEPS = 255
 _SAMPLE = 64
 """rows that are looked at first"""
@@ -50,14 +49,13 @@ class Columns:
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """The range of bytes if the numbers are in it: few ranges make few operators."""
-        smallest, largest = float(self.numbers.min(initial=0)), float(self.numbers.max(initial=0))
-        return _BYTE if _BYTE[0] <= smallest and largest <= _BYTE[1] else _WIDE
+        smallest, largest = float(self.numbers.min(initial=-1)), float(self.numbers.max(initial=0))
+        return _range_of(smallest, largest)
 
 
 def quantized_rows(planner: Planner, value: Any) -> Rows | None:
     """Of a float32 value `(clip(round(x) + zero) - zero) * step`, with what only moves numbers after it."""
-    call = _call(planner, value)
+    call = called(planner, value)
     name = operator_of(call)
     if name in _MOVES:
         found = quantized_rows(planner, call.args[0])
@@ -68,35 +66,35 @@ def quantized_rows(planner: Planner, value: Any) -> Rows | None:
     if name != "multiply" or (step := _number(planner, call.args[1])) is None:
         return None
     zero, clipped = 0.0, call.args[0]
-    less = _call(planner, clipped)
+    less = called(planner, clipped)
     if operator_of(less) == "subtract" and (given := _number(planner, less.args[1])) is not None:
         zero, clipped = given, less.args[0]
     bounds = _clipped_bounds(planner, clipped)
     if bounds is None or not zero.is_integer():
         return None
-    return _of_bytes(planner, Rows(clipped, bounds, zero, step))
+    return Rows(clipped, bounds, zero, step)
 
 
 def integer_rows(planner: Planner, value: Any) -> Rows | None:
     """Of an int32 value: bytes, or bytes less a zero point."""
     zero: Any = 0.0
-    call = _call(planner, value)
+    call = called(planner, value)
     if operator_of(call) == "subtract":
         zero = _zero(planner, call.args[1])
-        call = _call(planner, call.args[0])
+        call = called(planner, call.args[0])
     if zero is None or operator_of(call) != "astype":
         return None
     given = call.args[0]
     if str(given.ty.dtype) not in ("uint8", "int8"):
         return None
     limits = np.iinfo(str(given.ty.dtype))
-    cast = _call(planner, given)
+    cast = called(planner, given)
     before = cast.args[0] if operator_of(cast) == "astype" else None
     if before is not None and _clipped_bounds(planner, before) == (limits.min, limits.max):
         numbers = before
     else:
         numbers = planner.emit(relax.op.astype(given, _FLOAT))
-    return _of_bytes(planner, Rows(numbers, (int(limits.min), int(limits.max)), zero))
+    return Rows(numbers, (int(limits.min), int(limits.max)), zero)
 
 
 def quantized_columns(weights: Array) -> Columns | None:
@@ -112,15 +110,53 @@ def quantized_columns(weights: Array) -> Columns | None:
 
 
 def integer_columns(planner: Planner, value: Any) -> Columns | None:
-    """Of int32 weights (K, N), a constant, or one less a zero point."""
+    """Of int32 weights (K, N), a constant, or one less a zero point. Those of a convolution (N, ...) become such."""
     numbers = _constant(planner, value)
-    if numbers is None or numbers.ndim != 2 or np.abs(numbers).max(initial=0) > _WIDE[1]:
+    if numbers is None or numbers.ndim < 2 or np.abs(numbers).max(initial=0) > _WIDE[1]:
         return None
-    return Columns(numbers.astype(_FLOAT), np.ones(numbers.shape[1], _FLOAT))
+    columns = columns_of(numbers.astype(_FLOAT))
+    return Columns(columns, np.ones(columns.shape[1], _FLOAT))
 
 
-def bounds_of(rows: Rows, columns: Columns) -> Bounds:
-    return Bounds(rows.bounds, columns.bounds)
+def columns_of(weights: Array) -> Array:
+    """Weights as (K, N): those of a convolution have their outputs first."""
+    return weights if weights.ndim == 2 else weights.reshape(len(weights), -1).T
+
+
+def of_bytes(planner: Planner, rows: Rows) -> Rows:
+    """The rows with numbers from 0 on, as the dot products of bytes need them."""
+    lowest = rows.bounds[0]
+    if lowest >= 0:
+        return rows
+    shift = relax.const(np.array([-lowest], _FLOAT))
+    zero = rows.zero - lowest if isinstance(rows.zero, float) else planner.emit(relax.op.add(rows.zero, shift))
+    numbers = _shifted(planner, relax.op.add, rows.numbers, shift)
+    return replace(rows, numbers=numbers, bounds=(0, rows.bounds[1] - lowest), zero=zero)
+
+
+def centred(planner: Planner, rows: Rows) -> Rows:
+    """The rows with zero as their zero point, as padding with zeros needs them."""
+    if not isinstance(rows.zero, float):
+        return Rows(_shifted(planner, relax.op.subtract, rows.numbers, rows.zero), _WIDE, step=rows.step)
+    low, high = (int(bound - rows.zero) for bound in rows.bounds)
+    numbers = rows.numbers
+    if rows.zero:
+        numbers = _shifted(planner, relax.op.subtract, numbers, relax.const(np.array([rows.zero], _FLOAT)))
+    return Rows(numbers, _range_of(low, high), step=rows.step)
+
+
+def _shifted(planner: Planner, operator: Any, numbers: Any, by: Any) -> Any:
+    """In blocks where the numbers are, so that it is part of the kernel before."""
+    known = planner.in_blocks(numbers)
+    if known is None:
+        return planner.emit(operator(numbers, by))
+    value = planner.emit(operator(known[0], by))
+    return planner.plain_of(value, known[1])
+
+
+def _range_of(low: float, high: float) -> tuple[int, int]:
+    """One of the few ranges that operators have: few ranges make few operators."""
+    return next(each for each in (_UNSIGNED, _BYTE, _WIDE) if each[0] <= low and high <= each[1])
 
 
 def _step_counts(scaled: Array) -> Array | None:
@@ -140,26 +176,10 @@ def _are_whole(columns: Array, steps: int) -> Array:
     return found
 
 
-def _of_bytes(planner: Planner, rows: Rows) -> Rows:
-    """The rows with numbers from 0 on, as the dot products of bytes need them."""
-    lowest = rows.bounds[0]
-    if lowest >= 0:
-        return rows
-    shift = relax.const(np.array([-lowest], _FLOAT))
-    known = planner.in_blocks(rows.numbers)
-    if known is None:
-        numbers = planner.emit(relax.op.add(rows.numbers, shift))
-    else:
-        numbers = planner.plain(planner.emit(relax.op.add(known[0], shift)), known[1])
-    number = isinstance(rows.zero, float)
-    zero = rows.zero - lowest if number else planner.emit(relax.op.add(rows.zero, shift))
-    return replace(rows, numbers=numbers, bounds=(0, rows.bounds[1] - lowest), zero=zero)
-
-
 def _clipped_bounds(planner: Planner, value: Any) -> tuple[int, int] | None:
     """The range of whole numbers that a value is rounded and clipped to, by one operator or by two."""
-    call = _call(planner, value)
-    inner = _call(planner, call.args[0]) if operator_of(call) == "maximum" else None
+    call = called(planner, value)
+    inner = called(planner, call.args[0]) if operator_of(call) == "maximum" else None
     low: float | None
     high: float | None
     if operator_of(call) == "clip":
@@ -175,7 +195,7 @@ def _clipped_bounds(planner: Planner, value: Any) -> tuple[int, int] | None:
 
 
 def _is_whole(planner: Planner, value: Any) -> bool:
-    call = _call(planner, value)
+    call = called(planner, value)
     if operator_of(call) == "add":
         left, right = call.args
         number = _number(planner, right)
@@ -198,7 +218,7 @@ def _zero(planner: Planner, value: Any) -> Any:
 def _constant(planner: Planner, value: Any) -> Array | None:
     """The numbers of a constant, of a cast one, or of a difference of constants."""
     numbers = planner.constant(value)
-    call = _call(planner, value)
+    call = called(planner, value)
     if numbers is not None or call is None:
         return numbers
     if operator_of(call) == "astype" and (inner := _constant(planner, call.args[0])) is not None:
@@ -215,7 +235,7 @@ def _number(planner: Planner, value: Any) -> float | None:
     return float(numbers.ravel()[0]) if numbers is not None and numbers.size == 1 else None
 
 
-def _call(planner: Planner, value: Any) -> Any:
+def called(planner: Planner, value: Any) -> Any:
     """The call that a variable is bound to; None for another value."""
     bound = planner.builder_.lookup_binding(value) if isinstance(value, relax.Var) else value
     return bound if isinstance(bound, relax.Call) else None

@@ -65,19 +65,18 @@ def first_candidates(workload: Any, spaces: Iterable[Any], postprocs: Iterable[A
     """Schedules of a CPU's operator, the likeliest first, none twice, at most MOST."""
     sketches, rules = sketches_of(spaces), list(postprocs)
     kernel = _kernel_of(workload.mod)
+    by_hand = {winograd: winograd.is_winograd, integers: integers.is_integer}
+    own = next((module for module, is_own in by_hand.items() if is_own(workload.mod)), None)
     decided: Iterator[Sketch]
-    if winograd.is_winograd(workload.mod):
-        tiles = winograd.first_tiles(workload.mod, unit.registers)
-        decided = (_decided(sketches[which], each, _SHORT_UNROLL) for which, each in tiles)
-    elif integers.is_integer(workload.mod):
-        tiles = integers.first_tiles(workload.mod, unit.registers)
+    if own is not None:
+        tiles = own.first_tiles(workload.mod, unit.registers)
         decided = (_decided(sketches[which], each, _SHORT_UNROLL) for which, each in tiles)
     elif (shape := rows.row_shape(workload.mod, unit.lanes)) is not None:
         decided = (_decided(sketches[0], each, _SHORT_UNROLL) for each in rows.first_tiles(shape))
     else:
         decided = _plainest(sketches) if kernel is None else _tiled(sketches, kernel, unit)
     made: Iterator[Any] = (applied(trace, workload.mod, rules) for trace in decided)
-    if kernel is None and not any(map(_reuses, sketches)):
+    if kernel is None and own is None and not any(map(_reuses, sketches)):
         made = chain([finished(vector_reduction(workload.mod, unit.lanes), rules)], made)
     seen: set[int] = set()
     for sch in made:

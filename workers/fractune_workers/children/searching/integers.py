@@ -1,4 +1,4 @@
-"""The design space of products of whole numbers, and the first candidates in it.
+"""The design space of products and convolutions of whole numbers, and the first candidates in it.
 
 MetaSchedule's rules would not put the dot products of the processor into a kernel with an epilogue, so this space is
 made by hand. A tile of accumulators, rows by blocks of outputs, is summed up over the whole depth, and leaves through
@@ -26,6 +26,11 @@ from fractune_workers.children.tvm_api.dot_products import DotProduct, dot_produ
 
 _MOST_ROWS, _MOST_BLOCKS, _MOST_STEPS = 16, 6, 4
 """of a tile, all of it unrolled"""
+_MOST_ROWS_OF_IMAGE = 4
+_SPATIAL = 0
+"""TVM's number for an axis that is not reduced"""
+_OF_PRODUCT = 2
+"""reduced loops: groups, and the numbers of a group"""
 _VECTOR_BYTES = 64
 BEFORE, BY_ROWS = 0, 1
 """sketches: where the rows become whole numbers"""
@@ -48,17 +53,40 @@ def space(usual: Any, mod: Any, target: tvm.target.Target) -> Any:
 
 
 def first_tiles(mod: Any, registers: int) -> Iterator[tuple[int, list[list[int]]]]:
-    """The likeliest first: which sketch, and its tiles of rows, of blocks and of the depth."""
+    """The likeliest first: which sketch, and its tiles. They are those of rows, blocks and depth of a product; of a
+    convolution those of rows, columns, blocks, and the input channels of a block.
+    """
     found = _extents_of(mod)
     if found is None:
         return
-    rows, blocks, groups = found
-    extents = Extents(blocks, 1, rows, (groups,), _VECTOR_BYTES)
-    fitting = (tiling.registers for tiling in tilings(extents, registers))
-    tiles = ((columns, inner) for inner, _, columns in fitting if columns <= _MOST_ROWS and inner <= _MOST_BLOCKS)
+    spatial, reduction = found
+    if len(reduction) > 1:
+        yield from _tiles_of_image(spatial, reduction, registers)
+        return
+    rows, blocks = spatial
+    extents = Extents(blocks, 1, rows, reduction, _VECTOR_BYTES)
+    tiles = ((columns, inner) for inner, _, columns in _accumulators(extents, registers))
     for (row, block), (sketch, run) in product(dict.fromkeys(tiles), ((BEFORE, rows), (BY_ROWS, _RUN), (BEFORE, _RUN))):
         count = _divisor(rows // row, max(run // row, 1))
-        yield sketch, [[rows // row // count, count, row], [blocks // block, block], [groups, 1]]
+        yield sketch, [[rows // row // count, count, row], [blocks // block, block], [*reduction, 1]]
+
+
+def _tiles_of_image(
+    spatial: tuple[int, ...], reduction: tuple[int, ...], registers: int
+) -> Iterator[tuple[int, list[list[int]]]]:
+    blocks, rows, columns = spatial
+    extents = Extents(blocks, rows, columns, reduction, _VECTOR_BYTES)
+    for block, row, column in dict.fromkeys(_accumulators(extents, registers)):
+        tiles = [[rows // row, row], [columns // column, column], [blocks // block, block], [reduction[-1], 1]]
+        yield BEFORE, tiles
+
+
+def _accumulators(extents: Extents, registers: int) -> Iterator[tuple[int, int, int]]:
+    """Tiles of blocks, rows and columns."""
+    for tiling in tilings(extents, registers):
+        blocks, rows, columns = tiling.registers
+        if columns <= _MOST_ROWS and rows <= _MOST_ROWS_OF_IMAGE and blocks <= _MOST_BLOCKS:
+            yield blocks, rows, columns
 
 
 def _divisor(extent: int, limit: int) -> int:
@@ -66,13 +94,17 @@ def _divisor(extent: int, limit: int) -> int:
     return next(factor for factor in range(min(extent, limit), 0, -1) if extent % factor == 0)
 
 
-def _extents_of(mod: Any) -> tuple[int, int, int] | None:
-    """Rows, blocks of outputs, and groups of the depth; None for another operator."""
+def _extents_of(mod: Any) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """Of the spatial loops and the reduced ones, without a batch, lanes and the numbers of a group; None for another
+    operator. A product has rows and blocks of outputs; a convolution has blocks, rows and columns.
+    """
     block = block_named(mod, INTEGER_SUMS)
     if block is None:
         return None
-    *_, rows, blocks, _, groups, _ = (int(var.dom.extent) for var in block.iter_vars)
-    return rows, blocks, groups
+    axes = [(int(var.iter_type) == _SPATIAL, int(var.dom.extent)) for var in block.iter_vars]
+    spatial = tuple(extent for is_spatial, extent in axes if is_spatial)
+    reduction = tuple(extent for is_spatial, extent in axes if not is_spatial)[:-1]
+    return spatial[-3:-1] if len(reduction) == 1 else spatial[-4:-1], reduction
 
 
 def _dot_of(mod: Any, target: tvm.target.Target) -> DotProduct:
@@ -88,6 +120,12 @@ def _dot_of(mod: Any, target: tvm.target.Target) -> DotProduct:
 
 
 def _sketches(sch: Any, dot: DotProduct) -> list[Any]:
+    if (
+        sum(int(var.iter_type) != _SPATIAL for var in sch.get(sch.get_sblock(INTEGER_SUMS, "main")).iter_vars)
+        > _OF_PRODUCT
+    ):
+        _schedule_image(sch, dot)
+        return [sch]
     made = [sch, sch.copy()]
     for each, by_rows in zip(made, (False, True), strict=True):
         _schedule(each, dot, by_rows=by_rows)
@@ -104,10 +142,7 @@ def _schedule(sch: Any, dot: DotProduct, *, by_rows: bool) -> None:
     chunk, tile, row = sch.split(rows, sch.sample_perfect_tile(rows, 3, _MOST_ROWS))
     panel, block = sch.split(blocks, sch.sample_perfect_tile(blocks, 2, _MOST_BLOCKS))
     sch.reorder(*outer, chunk, panel, tile, row, block, lane)
-    sch.compute_at(sums, tile, preserve_unit_loops=True)
-    for loop in (row, block):
-        sch.unroll(loop)
-    sch.vectorize(lane)
+    _finish_tile(sch, sums, tile, [row, block, lane])
     if by_rows:
         sch.compute_at(numbers, chunk, preserve_unit_loops=True)
         _vectorize_rows(sch, numbers, dot)
@@ -115,19 +150,48 @@ def _schedule(sch: Any, dot: DotProduct, *, by_rows: bool) -> None:
     else:
         sch.parallel(sch.fuse(*_vectorize_rows(sch, numbers, dot)))
         sch.parallel(sch.fuse(*outer, chunk, panel))
-    _sum_up(sch, sums, dot)  # TVM makes no loop around a dot product parallel
-
-
-def _sum_up(sch: Any, sums: Any, dot: DotProduct) -> None:
     *_, row, block, lane, groups, number = sch.get_loops(sums)
-    depth, step = sch.split(groups, sch.sample_perfect_tile(groups, 2, _MOST_STEPS))
-    sch.reorder(depth, step, row, block, lane, number)
-    start = sch.decompose_reduction(sums, depth)
-    sch.tensorize(lane, dot.name)
-    for loop in (step, row, block):
+    _sum_up(sch, sums, dot, [row, block], lane, [groups], number)
+
+
+def _schedule_image(sch: Any, dot: DotProduct) -> None:
+    """As `_schedule`, of a convolution: its rows are the whole padded image, which becomes whole numbers before."""
+    numbers, sums, output = (sch.get_sblock(name, "main") for name in (ROWS, INTEGER_SUMS, SUMS))
+    inline_epilogue(sch, output)
+    *outer, blocks, rows, columns, lane = sch.get_loops(output)
+    row_tile, row = sch.split(rows, sch.sample_perfect_tile(rows, 2, _MOST_ROWS_OF_IMAGE))
+    tile, column = sch.split(columns, sch.sample_perfect_tile(columns, 2, _MOST_ROWS))
+    panel, block = sch.split(blocks, sch.sample_perfect_tile(blocks, 2, _MOST_BLOCKS))
+    sch.reorder(*outer, panel, row_tile, tile, row, column, block, lane)
+    _finish_tile(sch, sums, tile, [row, column, block, lane])
+    sch.parallel(sch.fuse(*_vectorize_rows(sch, numbers, dot)))
+    sch.parallel(sch.fuse(*outer, panel, row_tile))
+    *_, block, row, column, lane, co, ry, rx, ci, number = sch.get_loops(sums)
+    _sum_up(sch, sums, dot, [row, column, block], lane, [co, ry, rx, ci], number)
+
+
+def _finish_tile(sch: Any, sums: Any, tile: Any, inside: list[Any]) -> None:
+    """Compute the sums of a tile where the output of the tile is made, in unrolled loops around a vector."""
+    sch.compute_at(sums, tile, preserve_unit_loops=True)
+    *unrolled, lane = inside
+    for loop in unrolled:
         sch.unroll(loop)
-    *_, row, block, lane = sch.get_loops(start)
-    for loop in (row, block):
+    sch.vectorize(lane)
+
+
+def _sum_up(sch: Any, sums: Any, dot: DotProduct, tile: list[Any], lane: Any, reduced: list[Any], number: Any) -> None:
+    """The sums of a tile over the reduced loops, by dot products of lanes and the numbers of a group. This comes last:
+    TVM makes no loop around a dot product parallel.
+    """
+    *around, groups = reduced
+    depth, step = sch.split(groups, sch.sample_perfect_tile(groups, 2, _MOST_STEPS))
+    sch.reorder(*around, depth, step, *tile, lane, number)
+    start = sch.decompose_reduction(sums, [*around, depth][0])
+    sch.tensorize(lane, dot.name)
+    for loop in (step, *tile):
+        sch.unroll(loop)
+    *unrolled, lane = sch.get_loops(start)[-len(tile) - 1 :]
+    for loop in unrolled:
         sch.unroll(loop)
     sch.vectorize(lane)
 

@@ -210,3 +210,67 @@ def test_arguments_of_a_measurement_are_whole_numbers() -> None:
         assert low <= array.min() < low + 9
         assert high - 9 < array.max() <= high
     assert all(0 <= each.min() <= each.max() <= 1 for each in others)
+
+
+def convolved(image: Array, weights: Array, padding: int) -> Array:
+    """By its definition, in float64."""
+    padded = np.pad(image.astype("float64"), ((0, 0), (0, 0), (padding, padding), (padding, padding)))
+    patches = np.lib.stride_tricks.sliding_window_view(padded, weights.shape[2:], axis=(2, 3))
+    found: Array = np.einsum("ncyxrs,kcrs->nkyx", patches, weights, optimize=True)
+    return found
+
+
+@pytest.mark.parametrize("form", [clipped, within_limits])
+@pytest.mark.parametrize(("zero", "bounds"), [(0, [0, 255]), (28, [-255, 255])])
+def test_a_quantized_convolution_is_one_of_whole_numbers(form: Any, zero: int, bounds: list[int]) -> None:
+    numbers = RNG.integers(-128, 128, (8, 8, 3, 3))
+    steps = RNG.uniform(1e-3, 1e-1, (8, 1, 1, 1)).astype("float32")
+    floats = (numbers * steps).astype("float32")
+
+    def body(net: Network, x: Any) -> Any:
+        value = net.emit(op.multiply(form(net, x, 0, 255, zero), one(STEP)))
+        made = net.emit(op.nn.conv2d(value, relax.const(floats), padding=1))
+        return net.emit(op.nn.relu(made))
+
+    mod = network([(1, 8, 5, 6)], body)
+    x = RNG.normal(0, 5, (1, 8, 5, 6)).astype("float32")
+    expected = np.maximum(convolved(activation(x, 0, 255, zero), floats, 1), 0)
+    direct = prepare(mod, NARROW)
+    assert annotated(direct) == [[*bounds, -128, 127]]
+    np.testing.assert_allclose(outputs(direct, NARROW, [x]), expected, atol=2e-6 * expected.max())
+    name, target = (INT16, AVX2) if zero else (INT8, VNNI)
+    assert [each.rstrip("0123456789") for each in calls(prepare(mod, target, name))] == [
+        each.rstrip("0123456789") for each in calls(prepare(mod, target))
+    ]
+    assert not annotated(prepare(mod, target, name))
+
+
+@pytest.mark.parametrize(
+    ("channels", "groups"),
+    [pytest.param(8, 1, id="dense"), pytest.param(1, 1, id="first"), pytest.param(8, 8, id="depthwise")],
+)
+def test_an_integer_convolution_is_exact(channels: int, groups: int) -> None:
+    """As ConvInteger comes, with computed zero point and bias, and a zero point of the weights."""
+    numbers = RNG.integers(0, 256, (8, channels // groups, 3, 3)).astype("uint8")
+
+    def body(net: Network, x: Any, zero: Any, bias: Any) -> Any:
+        data = net.emit(op.astype(net.emit(op.clip(net.emit(op.round(x)), 0, 255)), "uint8"))
+        point = net.emit(op.reshape(net.emit(op.astype(net.emit(op.astype(zero, "uint8")), "int32")), [1]))
+        left = net.emit(op.subtract(net.emit(op.astype(data, "int32")), point))
+        right = relax.const(numbers.astype("int32") - 103)
+        made = net.emit(op.nn.conv2d(left, right, padding=1, groups=groups))
+        made = net.emit(op.add(made, net.emit(op.reshape(net.emit(op.astype(bias, "int32")), [1, 8, 1, 1]))))
+        return net.emit(op.multiply(net.emit(op.astype(made, "float32")), one(0.5)))
+
+    mod = network([(1, channels, 5, 6), (), (8,)], body)
+    bias = np.arange(-4, 4, dtype="float32") * 1000
+    x, zero = RNG.integers(0, 256, (1, channels, 5, 6)).astype("float32"), np.array(131, "float32")
+    if groups == 1:
+        whole = convolved(x - 131, numbers.astype(int) - 103, 1)
+    else:
+        parts = [convolved(x[:, [at]] - 131, numbers[[at]].astype(int) - 103, 1) for at in range(channels)]
+        whole = np.concatenate(parts, axis=1)
+    direct = prepare(mod, NARROW)
+    assert annotated(direct) == ([[-255, 255, -255, 255]] if channels > 1 and groups == 1 else [])
+    np.testing.assert_array_equal(outputs(direct, NARROW, [x, zero, bias]), (whole + bias[:, None, None]) * 0.5)
+    assert any("conv2d" in each and "add" in each for each in calls(direct))

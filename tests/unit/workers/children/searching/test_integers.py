@@ -12,7 +12,9 @@ from tvm import te, topi
 
 from fractune_core.implementations import INT8, INT16
 from fractune_workers.children.layouts.blocks import pack
-from fractune_workers.children.layouts.integers import INTEGERS, Bounds
+from fractune_workers.children.layouts.bounds import Bounds
+from fractune_workers.children.layouts.integers import INTEGERS
+from fractune_workers.children.layouts.kernels import Window
 from fractune_workers.children.searching.operator_search import OperatorSearch
 from fractune_workers.children.tvm_api.dot_products import dot_product
 from fractune_workers.children.tvm_api.target import missing_features, vector_unit
@@ -65,6 +67,24 @@ def workload_of(name: str, shape: tuple[int, ...], weights: Array, *, activated:
     return Workload(tvm.IRModule({"main": function}))
 
 
+def convolution_of(name: str, image: tuple[int, ...], weights: Array, window: Window) -> Workload:
+    """The convolution of an image in blocks by packed weights."""
+    implementation = INTEGERS[name]
+    given = [te.placeholder(image, "float32"), te.placeholder(weights.shape, implementation.weight)]
+    function = te.create_prim_func([*given, implementation.convolve(given[0], given[1], window)])
+    return Workload(tvm.IRModule({"main": function.with_attr("global_symbol", "main")}))
+
+
+def convolved(image: Array, weights: Array, window: Window) -> Array:
+    """By its definition, in int64: (N, C, H, W) and (K, C, R, S) -> (N, K, Y, X)."""
+    top, left, bottom, right = window.padding
+    padded = np.pad(image, ((0, 0), (0, 0), (top, bottom), (left, right)))
+    patches = np.lib.stride_tricks.sliding_window_view(padded, weights.shape[2:], axis=(2, 3))
+    chosen = patches[:, :, :: window.strides[0], :: window.strides[1]]
+    found: Array = np.einsum("ncyxrs,kcrs->nkyx", chosen, weights, optimize=True)
+    return found
+
+
 def schedules(workload: Workload, target: tvm.target.Target, count: int) -> list[Any]:
     proposed = OperatorSearch(workload, target, seed=1, threads=1).propose(count, str)
     return [read_trace(each["trace"], workload) for each in proposed]
@@ -104,6 +124,40 @@ def test_products_are_exact(
     for sch in schedules(workload_of(name, data.shape, own), target, 4):
         made = run(sch.mod, target, data.astype("float32"), own, np.zeros((*rows, own.shape[0], lanes), "float32"))
         np.testing.assert_array_equal(made.reshape(*rows, -1)[..., :columns], data @ weights)
+
+
+@pytest.mark.parametrize(("mcpu", "name", "instruction", "register"), INSTRUCTIONS)
+@pytest.mark.parametrize(
+    ("channels", "outputs", "extent", "kernel", "window"),
+    [
+        pytest.param(32, 32, 6, 3, Window((1, 1), (1, 1, 1, 1), (1, 1)), id="padded"),
+        pytest.param(16, 48, 7, 1, Window((1, 1), (0, 0, 0, 0), (1, 1)), id="1 x 1"),
+        pytest.param(5, 19, 9, 3, Window((2, 2), (1, 0, 0, 1), (1, 1)), id="strided, channels filled up"),
+    ],
+)
+def test_convolutions_are_exact(
+    mcpu: str,
+    name: str,
+    instruction: str,
+    register: str,
+    channels: int,
+    outputs: int,
+    extent: int,
+    kernel: int,
+    window: Window,
+) -> None:
+    del instruction, register
+    target = target_of(mcpu)
+    skip_unless_runnable(target)
+    lanes = vector_unit(target).lanes
+    image, weights = operands(name, (2, channels, extent), extent, outputs * channels * kernel**2 // extent + 1)
+    weights = np.resize(weights, (outputs, channels, kernel, kernel))
+    expected = pack(convolved(image, weights, window), 1, lanes)
+    given = pack(image.astype("float32"), 1, lanes)
+    own = INTEGERS[name].pack(pack(pack(weights.astype("float32"), 1, lanes), 0, lanes))
+    for sch in schedules(convolution_of(name, given.shape, own, window), target, 3):
+        made = run(sch.mod, target, given, own, np.zeros(expected.shape, "float32"))
+        np.testing.assert_array_equal(made, expected)
 
 
 @pytest.mark.parametrize(("mcpu", "name", "instruction", "register"), INSTRUCTIONS)
