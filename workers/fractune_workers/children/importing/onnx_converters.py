@@ -11,6 +11,7 @@ from fractune_workers.children.importing.integer_products import INTEGER_PRODUCT
 from fractune_workers.children.importing.onnx_branches import BRANCHES
 from fractune_workers.children.importing.onnx_node import Converter
 from fractune_workers.children.importing.quantization import QUANTIZATION
+from fractune_workers.children.importing.quantized_lstm import QUANTIZED_LSTM
 from fractune_workers.children.importing.recurrent import RECURRENT
 
 CONVERTERS: Mapping[str, Converter] = {
@@ -18,5 +19,6 @@ CONVERTERS: Mapping[str, Converter] = {
     **CORRECTED,
     **INTEGER_PRODUCTS,
     **QUANTIZATION,
+    **QUANTIZED_LSTM,
     **RECURRENT,
 }

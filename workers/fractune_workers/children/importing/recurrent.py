@@ -21,26 +21,32 @@ from fractune_workers.children.layouts.recurrence_kernel import Blocks, recurren
 _DEFAULT_ACTIVATIONS = {LSTM: ("sigmoid", "tanh", "tanh"), GRU: ("sigmoid", "tanh"), RNN: ("tanh",)}
 _DIRECTIONS = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
 _COMPUTED_TYPES = ("float32", "float64")
-_X, _W, _R, _B, _LENGTHS, _H, _C, _P = range(8)
+X, W, R, B, _LENGTHS, _H, _C, _P = range(8)
 _NAMES = ("X", "W", "R", "B", "sequence_lens", "initial_h", "initial_c", "P")
 _HIDDEN = 2
 """a GRU's gate with the reset"""
 
 
 def _convert(cell: str, node: OnnxNode) -> Sequence[relax.Expr]:
-    asked = dtype_of(node.input(_X))
+    asked = dtype_of(node.input(X))
     narrow = asked == "float16"
     if not narrow and asked not in _COMPUTED_TYPES:
         raise node.refused(f"it computes with {asked}; export it with float32")
-    operands = {at: _operand(node, at, widened=narrow) for at in range(8)}
-    of = _recurrence(cell, node, operands)
-    _check_shapes(node, of, operands)
-    outputs = _recurrent_outputs(node, of, operands)
+    operands = operands_of(node, widened=narrow)
+    of = recurrence_of(cell, node, operands)
+    added, inside = biases(node, of, operands[B])
+    projected = _projected(node, of, operands, added)
+    weights = _recurrent_weights(node, of, operands[R])
+    outputs = outputs_of(node, of, operands, [projected, *weights], inside=inside)
     return [node.emit(relax.op.astype(each, asked)) for each in outputs] if narrow else outputs
 
 
+def operands_of(node: OnnxNode, *, widened: bool = False) -> Mapping[int, relax.Expr | None]:
+    """The inputs by their places, those of an LSTM; as float32 where the operator has float16 (`widened`)."""
+    return {at: _operand(node, at, widened=widened) for at in range(len(_NAMES))}
+
+
 def _operand(node: OnnxNode, at: int, *, widened: bool) -> relax.Expr | None:
-    """An input, as float32 where the operator has float16."""
     value = node.optional(at)
     if value is None or not widened or at == _LENGTHS:
         return value
@@ -48,7 +54,8 @@ def _operand(node: OnnxNode, at: int, *, widened: bool) -> relax.Expr | None:
     return node.emit(relax.op.astype(value, "float32")) if numbers is None else relax.const(numbers.astype("float32"))
 
 
-def _recurrence(cell: str, node: OnnxNode, operands: Mapping[int, relax.Expr | None]) -> Recurrence:
+def recurrence_of(cell: str, node: OnnxNode, operands: Mapping[int, relax.Expr | None]) -> Recurrence:
+    """What the node computes. Raises BadModel for attributes and shapes that do not fit."""
     attributes = node.attributes
     direction = _text(attributes.get("direction", "forward"))
     if direction not in _DIRECTIONS:
@@ -57,7 +64,7 @@ def _recurrence(cell: str, node: OnnxNode, operands: Mapping[int, relax.Expr | N
     if layout not in (0, 1):
         raise node.refused(f"its attribute 'layout' is {layout}; write 0 or 1")
     backwards = _DIRECTIONS[direction]
-    data, weights = node.input(_X), node.input(_R)
+    data, weights = node.input(X), node.input(R)
     if len(shape_of(data)) != 3 or len(shape_of(weights)) != 3:
         raise node.refused(f"X and R have the shapes {shape_of(data)} and {shape_of(weights)}; both have 3 axes")
     outer = shape_of(data)[:2]
@@ -67,7 +74,7 @@ def _recurrence(cell: str, node: OnnxNode, operands: Mapping[int, relax.Expr | N
         raise node.refused(f"it has {steps} steps of {batch} rows and {units} units; each must be at least 1")
     if int(attributes.get("hidden_size", units)) != units:
         raise node.refused(f"its attribute 'hidden_size' is {attributes['hidden_size']}, and R has {units} units")
-    return Recurrence(
+    of = Recurrence(
         cell=cell,
         steps=steps,
         batch=batch,
@@ -82,6 +89,8 @@ def _recurrence(cell: str, node: OnnxNode, operands: Mapping[int, relax.Expr | N
         has_peepholes=cell == LSTM and operands[_P] is not None,
         batch_first=bool(layout),
     )
+    _check_shapes(node, of, operands)
+    return of
 
 
 def _is_full(node: OnnxNode, steps: int) -> bool:
@@ -122,31 +131,38 @@ def _numbers(node: OnnxNode, name: str) -> list[float]:
 def _check_shapes(node: OnnxNode, of: Recurrence, operands: Mapping[int, relax.Expr | None]) -> None:
     gates = of.gates * of.units
     expected = {
-        _W: (of.directions, gates, shape_of(node.input(_X))[2]),
-        _R: (of.directions, gates, of.units),
-        _B: (of.directions, 2 * gates),
+        W: (of.directions, gates, shape_of(node.input(X))[2]),
+        R: (of.directions, gates, of.units),
+        B: (of.directions, 2 * gates),
         _LENGTHS: (of.batch,),
         _H: of.states,
         _C: of.states,
         _P: (of.directions, 3 * of.units),
     }
-    node.input(_W)
+    node.input(W)
     for at, shape in expected.items():
         value = operands[at]
         if value is not None and shape_of(value) != list(shape):
             raise node.refused(f"its input {_NAMES[at]} has the shape {shape_of(value)}, and {list(shape)} is expected")
 
 
-def _recurrent_outputs(
-    node: OnnxNode, of: Recurrence, operands: Mapping[int, relax.Expr | None]
+def outputs_of(
+    node: OnnxNode,
+    of: Recurrence,
+    operands: Mapping[int, relax.Expr | None],
+    begin: Sequence[relax.Expr],
+    *,
+    scales: relax.Expr | None = None,
+    inside: relax.Expr | None = None,
 ) -> Sequence[relax.Expr]:
-    data, weights, bias = (operands[at] for at in (_X, _W, _B))
-    added, inside = (None, None) if bias is None else _biases(node, of, bias)
+    """The outputs, by a call of the kernel. `begin`: the projected inputs and the recurrent weights; `scales`: of whole
+    weights; `inside`: the bias inside a GRU's reset.
+    """
     zeros = relax.const(np.zeros(of.states), of.dtype)
-    first, cells = (zeros if operands[at] is None else operands[at] for at in (_H, _C))
-    arguments = [_projected(node, of, data, weights, added), *_recurrent_weights(node, of, operands[_R]), first]
-    if of.has_cell_state:
-        arguments.append(cells)
+    states = [zeros if operands[at] is None else operands[at] for at in (_H, _C)]
+    arguments = [*begin, *states[: 2 if of.has_cell_state else 1]]
+    if scales is not None:
+        arguments.append(scales)
     if of.has_peepholes:
         arguments.append(operands[_P])
     if of.resets_product:
@@ -160,11 +176,12 @@ def _recurrent_outputs(
     return [node.emit(relax.TupleGetItem(results, at)) for at in range(len(made))]
 
 
-def _projected(node: OnnxNode, of: Recurrence, data: Any, weights: Any, bias: Any) -> relax.Expr:
+def _projected(node: OnnxNode, of: Recurrence, operands: Mapping[int, relax.Expr | None], bias: Any) -> relax.Expr:
     """The inputs' products with their weights for all steps, with the bias."""
+    data, weights = operands[X], operands[W]
     *outer, inputs = shape_of(data)
     columns = of.directions * of.gates * of.units
-    numbers = node.constant(_W)
+    numbers = node.constant(W)
     if numbers is None:
         rows = node.emit(relax.op.reshape(weights, (columns, inputs)))
         right = node.emit(relax.op.permute_dims(rows))
@@ -179,7 +196,7 @@ def _projected(node: OnnxNode, of: Recurrence, data: Any, weights: Any, bias: An
 
 def _recurrent_weights(node: OnnxNode, of: Recurrence, weights: Any) -> list[relax.Expr]:
     """As the kernel reads them (`split`), by phase."""
-    numbers = node.constant(_R)
+    numbers = node.constant(R)
     if numbers is not None:
         return [relax.const(each, of.dtype) for each in split(numbers, of)]
     by_gate = node.emit(relax.op.reshape(weights, (of.directions, of.gates, of.units, of.units)))
@@ -193,10 +210,14 @@ def _recurrent_weights(node: OnnxNode, of: Recurrence, weights: Any) -> list[rel
     return made
 
 
-def _biases(node: OnnxNode, of: Recurrence, bias: Any) -> tuple[Any, Any]:
-    """The bias that is added to the projected inputs (1, D*G*H), and the one inside a GRU's reset (D, H)."""
+def biases(node: OnnxNode, of: Recurrence, bias: Any) -> tuple[Any, Any]:
+    """The bias that is added to the projected inputs (1, D*G*H), and the one inside a GRU's reset (D, H); None each
+    where there is none.
+    """
+    if bias is None:
+        return None, None
     gates, units = of.gates * of.units, of.units
-    numbers = node.constant(_B)
+    numbers = node.constant(B)
     if numbers is not None:
         both = numbers.astype(of.dtype).reshape(of.directions, 2, of.gates, units)
         recurrent, inside = both[:, 1].copy(), None

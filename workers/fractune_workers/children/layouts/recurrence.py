@@ -49,6 +49,9 @@ class Recurrence:
     has_peepholes: bool = False
     batch_first: bool = False
     """whether the batch is the outermost axis of inputs, outputs and states"""
+    whole_weights: str = ""
+    """Type of recurrent weights that are whole numbers; empty = `dtype`. With such weights each step quantizes the
+    state to 8 bits by the range of its numbers, as DynamicQuantizeLinear does, and the products are exact."""
 
     @property
     def directions(self) -> int:

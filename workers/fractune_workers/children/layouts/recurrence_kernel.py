@@ -17,6 +17,7 @@ from tvm.tirx.script.builder import ir as builder
 
 from fractune_workers.children.layouts.recurrence import Recurrence, packed_shape
 from fractune_workers.children.layouts.recurrent_cells import Buffers, Cells, Tile, vector
+from fractune_workers.children.layouts.recurrent_quantization import QuantizedState
 from fractune_workers.children.tvm_api.arrays import element_bytes
 from fractune_workers.children.tvm_api.target import VectorUnit
 
@@ -64,7 +65,8 @@ def recurrence_kernel(recurrence: Recurrence, blocks: Blocks) -> tirx.PrimFunc:
 
     - the projected inputs; for each phase the recurrent weights (`recurrence.split`, or packed in blocks);
     - the states before the first step, of an LSTM the cells' as well;
-    - where the recurrence has them: peepholes (D, 3*H), the bias inside a GRU's reset (D, H), lengths (B) int32;
+    - where the recurrence has them: the scales of whole weights (D, G*H), peepholes (D, 3*H), the bias inside a GRU's
+      reset (D, H), lengths (B) int32;
     - the states after every step, after the last one, and of an LSTM the cells' after the last one.
     """
     with IRBuilder() as made, builder.prim_func(is_private=True, s_tir=True):
@@ -82,9 +84,13 @@ class _Kernel:
     def build(self) -> None:
         of = self._of
         projected = self._argument("projected", of.projected)
-        self._weights = [self._argument(f"weights{at}", self._weights_shape(each)) for at, each in enumerate(of.phases)]
+        self._weights = [
+            self._argument(f"weights{at}", self._weights_shape(each), of.whole_weights)
+            for at, each in enumerate(of.phases)
+        ]
         self._first = self._argument("first", of.states)
         self._first_cells = self._argument("first_cells", of.states) if of.has_cell_state else None
+        scales = self._argument("scales", (of.directions, of.gates * of.units)) if of.whole_weights else None
         peepholes = self._argument("peepholes", (of.directions, 3 * of.units)) if of.has_peepholes else None
         bias = self._argument("bias", (of.directions, of.units)) if of.resets_product else None
         lengths = self._argument("lengths", (of.batch,), "int32") if of.has_lengths else None
@@ -93,6 +99,7 @@ class _Kernel:
         self._cells = self._argument("last_cells", of.states) if of.has_cell_state else None
         rows = (of.directions, of.batch, of.units)
         self._state = builder.alloc_buffer((2, *rows), of.dtype)
+        self._quantized = QuantizedState(of, self._state, scales) if of.whole_weights else None
         self._reset_state: Any = None
         update = None
         if len(of.phases) > 1:
@@ -119,6 +126,8 @@ class _Kernel:
         with loop(0, of.directions) as direction:
             self._begin(direction)
             with builder.serial(0, of.steps) as step:
+                if self._quantized is not None:
+                    self._quantized.quantize(direction, step, self._blocks.units)
                 for phase in range(len(of.phases)):
                     self._phase(phase, direction, step, inner)
             self._end(direction)
@@ -177,26 +186,39 @@ class _Kernel:
     def _tile(self, phase: int, tile: Tile) -> None:
         gates = self._of.phases[phase]
         sums = builder.alloc_buffer((tile.rows, len(gates), tile.width), self._of.dtype, scope="local")
+        if self._quantized is None:
+            for row in range(tile.rows):
+                for at, gate in enumerate(gates):
+                    with vector(tile.width) as lane:
+                        builder.buffer_store(sums, self._ends.initial(tile, row, gate, lane), [row, at, lane])
+            self._add_products(phase, tile, sums, 0, self._of.units)
+        else:
+            self._quantized.sums(tile, sums, partial(self._add_products, phase, tile), self._ends.initial)
         for row in range(tile.rows):
-            for at, gate in enumerate(gates):
-                with vector(tile.width) as lane:
-                    builder.buffer_store(sums, self._ends.initial(tile, row, gate, lane), [row, at, lane])
-        with builder.serial(0, self._of.units) as read:
+            self._ends.finish(phase, tile, row, sums)
+
+    def _add_products(self, phase: int, tile: Tile, sums: Any, begin: Any, count: int) -> None:
+        """Add the products of `count` units of the state with their weights."""
+        gates = self._of.phases[phase]
+        with builder.serial(0, count) as at_read:
+            read = begin + at_read
             for row in range(tile.rows):
                 state = self._read(phase, tile, row, read)
                 for at in range(len(gates)):
                     with vector(tile.width) as lane:
                         weight = self._weight(phase, tile, read, at, lane)
                         builder.buffer_store(sums, sums[row, at, lane] + state * weight, [row, at, lane])
-        for row in range(tile.rows):
-            self._ends.finish(phase, tile, row, sums)
 
     def _read(self, phase: int, tile: Tile, row: int, unit: Any) -> Any:
+        if self._quantized is not None:
+            return self._quantized.numbers[tile.direction, tile.first_row + row, unit]
         if phase:
             return self._reset_state[tile.direction, tile.first_row + row, unit]
         return self._state[tile.step % 2, tile.direction, tile.first_row + row, unit]
 
     def _weight(self, phase: int, tile: Tile, read: Any, at: int, lane: Any) -> Any:
         if self._blocks.packed:
-            return self._weights[phase][tile.direction, tile.first_unit // self._blocks.units, read, at, lane]
-        return self._weights[phase][tile.direction, read, at * self._of.units + tile.first_unit + lane]
+            weight = self._weights[phase][tile.direction, tile.first_unit // self._blocks.units, read, at, lane]
+        else:
+            weight = self._weights[phase][tile.direction, read, at * self._of.units + tile.first_unit + lane]
+        return tirx.Cast(self._of.dtype, weight) if self._of.whole_weights else weight

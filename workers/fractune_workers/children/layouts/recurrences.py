@@ -43,7 +43,7 @@ class _Vectorizer(PyExprMutator):
         blocks = replace(blocks, packed=all(each is not None for each in weights))
         for at, (gates, each) in enumerate(zip(recurrence.phases, weights, strict=True)):
             if blocks.packed and each is not None:
-                arguments[1 + at] = relax.const(pack(each, len(gates), blocks.units), recurrence.dtype)
+                arguments[1 + at] = relax.const(pack(each, len(gates), blocks.units), str(each.dtype))
         kernel = self.builder_.add_func(recurrence_kernel(recurrence, blocks), recurrence.cell.lower())
         return relax.call_tir(kernel, relax.Tuple(arguments), list(call.ty.fields))
 
