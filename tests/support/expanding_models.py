@@ -256,6 +256,18 @@ def loop() -> bytes:
     return model([*nodes, node("Add", ["x", "s"], ["y"])], weights)
 
 
+def endless() -> bytes:
+    """A loop without a number of iterations, whose condition always holds."""
+    value = helper.make_tensor_value_info
+    body = helper.make_graph(
+        [node("Identity", ["go"], ["go_on"]), node("Relu", ["a"], ["b"])],
+        "body",
+        [value("at", TensorProto.INT64, []), value("go", TensorProto.BOOL, []), value("a", TensorProto.FLOAT, [4])],
+        [value("go_on", TensorProto.BOOL, []), value("b", TensorProto.FLOAT, [4])],
+    )
+    return model([node("Loop", ["", "yes", "x"], ["y"], body=body)], {"yes": np.array(1, dtype=bool)})
+
+
 def in_a_branch() -> bytes:
     """What an `If` computes whose condition depends on the input."""
     value = helper.make_tensor_value_info("s", TensorProto.FLOAT, None)
@@ -417,7 +429,8 @@ ATTACKS: dict[str, tuple[Callable[[], bytes], str]] = {
     "Gather": (gather, rf"\(Gather\) {TENSOR}"),
     "many dimensions": (many_dimensions, r"\(Reshape\) is a tensor of 1001 dimensions, and 32 is the limit"),
     "a random constant": (random_constant, rf"\(RandomNormal\) {TENSOR}"),
-    "Loop": (loop, r"\(Loop\) is a loop, which TVM cannot import"),
+    "Loop": (loop, rf"\(Concat\) {COMPUTED}"),
+    "an endless loop": (endless, r"\(Loop\) unrolled, has 30,0\d\d nodes, and 30,000 is the limit"),
     "what a branch computes": (in_a_branch, rf"\(ConstantOfShape\) {TENSOR}"),
     "nodes out of order": (out_of_order, rf"\(Expand\) {TENSOR}"),
     "SplitToSequence": (split, r"split into parts has 16,777,216 nodes"),

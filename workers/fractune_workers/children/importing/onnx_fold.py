@@ -17,6 +17,7 @@ import math
 from collections import ChainMap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import onnx
@@ -27,12 +28,14 @@ from fractune_core.errors import BadModel
 from fractune_workers.children.importing.decompositions import decomposed
 from fractune_workers.children.importing.limits import ComputedConstants, Limits, check_tensor
 from fractune_workers.children.importing.onnx_graph import described, domain_of, names_read, subgraphs
+from fractune_workers.children.importing.onnx_loops import unrolled
 
 _LARGEST = 65_536
 """Elements of a constant that still is shape arithmetic; larger ones are weights and stay as they are"""
 _MOST_SHAPE_ELEMENTS = 4096
 """Of a constant that ONNX may need to infer a shape: a shape, scales, the sizes of a split"""
-_LOOPS = frozenset({"Loop", "Scan", "SequenceMap"})
+_UNROLLED = frozenset({"Loop", "Scan"})
+_REFUSED_LOOP = "SequenceMap"
 _SUM_OF_PRODUCTS = "Einsum"
 _PAIR = 2
 """Operands that need no memory but the result's; of more, the products of two are kept"""
@@ -99,8 +102,8 @@ class Folding:
         graph = self._model.graph
         for value in graph.input:
             self._learn(value.name, _TensorFacts(value.type), f"input '{value.name}'")
-        self._take_weights(graph)
-        nodes = [onnx.NodeProto.FromString(node.SerializeToString()) for node in self._walk(graph.node)]
+        self._take_weights(graph.initializer)
+        nodes = [onnx.NodeProto.FromString(node.SerializeToString()) for node in self.walk(graph.node)]
         del graph.node[:]
         graph.node.extend(nodes)
         self._write(graph)
@@ -123,8 +126,8 @@ class Folding:
                 elif known and known.type:
                     graph.value_info.add(name=name, type=known.type)
 
-    def _take_weights(self, graph: onnx.GraphProto) -> None:
-        for tensor in graph.initializer:
+    def _take_weights(self, tensors: Iterable[onnx.TensorProto]) -> None:
+        for tensor in tensors:
             kind = helper.make_tensor_type_proto(tensor.data_type, tensor.dims)
             small = math.prod(tensor.dims) <= _LARGEST
             self._learn(
@@ -140,24 +143,51 @@ class Folding:
             return 0
         return check_tensor(value.shape, _element_bytes(value.type.tensor_type.elem_type), what)
 
-    def _walk(self, nodes: Sequence[onnx.NodeProto]) -> Iterable[onnx.NodeProto]:
+    def numbers(self, name: str) -> np.ndarray[Any, Any] | None:
+        """Of a small constant."""
+        known = self._known.get(name)
+        return None if known is None or known.tensor is None else numpy_helper.to_array(known.tensor)
+
+    def shape(self, name: str) -> list[int] | None:
+        """Of a tensor with fixed dimensions."""
+        return self._known.get(name, _TensorFacts()).shape
+
+    def add_constant(self, name: str, numbers: np.ndarray[Any, Any]) -> None:
+        tensor = numpy_helper.from_array(numbers, name)
+        kind = helper.make_tensor_type_proto(tensor.data_type, tensor.dims)
+        self._learn(name, _TensorFacts(kind, constant=True, tensor=tensor), f"constant '{name}'")
+
+    def add_weights(self, tensors: Iterable[onnx.TensorProto]) -> None:
+        """Take weights of a subgraph whose nodes come into the graph around it."""
+        added = list(tensors)
+        self._take_weights(added)
+        if len(self._known.maps) == 1:  # nodes within a subgraph stay
+            self._model.graph.initializer.extend(added)
+
+    def count(self, nodes: int, what: str) -> None:
+        """Raises BadModel when the model has too many nodes with these."""
+        self._nodes += nodes
+        self._limits.check_nodes(self._nodes, what)
+
+    def walk(self, nodes: Sequence[onnx.NodeProto]) -> Iterable[onnx.NodeProto]:
         """The nodes that stay."""
         for node in _sorted(nodes):
             yield from self._visit(node)
 
     def _visit(self, node: onnx.NodeProto) -> Iterable[onnx.NodeProto]:
-        if node.op_type in _LOOPS:
+        if node.op_type in _UNROLLED and not domain_of(node.domain):
+            yield from unrolled(node, self._opsets.get("", 1), self)
+            return
+        if node.op_type == _REFUSED_LOOP:
             raise BadModel(f"{described(node)} is a loop, which TVM cannot import; export without it")
         branch = self._taken_branch(node)
         if branch is not None:
-            self._take_weights(branch)
-            if len(self._known.maps) == 1:  # nodes within a subgraph stay
-                self._model.graph.initializer.extend(branch.initializer)
-            yield from self._walk(branch.node)
+            self.add_weights(branch.initializer)
+            yield from self.walk(branch.node)
             for inner, outer in zip(branch.output, node.output, strict=True):
                 yield from self._visit(helper.make_node("Identity", [inner.name], [outer]))
         elif (nodes := self._decomposed(node)) is not None:
-            yield from self._walk(nodes)
+            yield from self.walk(nodes)
         elif not self._fold(node):
             yield node
 
@@ -166,8 +196,7 @@ class Folding:
         types = {name: self._known.get(name, _TensorFacts()).type for name in node.input if name}
         nodes = decomposed(node, types, self._opsets.get("", 1))
         if nodes is not None:
-            self._nodes += len(nodes)
-            self._limits.check_nodes(self._nodes, f"the model, with operators like {described(node)} decomposed,")
+            self.count(len(nodes), f"the model, with operators like {described(node)} decomposed,")
         return nodes
 
     def _taken_branch(self, node: onnx.NodeProto) -> onnx.GraphProto | None:
@@ -232,8 +261,8 @@ class Folding:
         outer = self._known
         self._known = outer.new_child()
         try:
-            self._take_weights(graph)
-            for _ in self._walk(graph.node):
+            self._take_weights(graph.initializer)
+            for _ in self.walk(graph.node):
                 pass
             known = [self._known.get(value.name, _TensorFacts()) for value in graph.output]
         finally:

@@ -1,6 +1,6 @@
 """Recurrent products of whole numbers in TIR: the state of each step is quantized to 8 bits, the weights are already.
 
-The products are exact. They are summed in float32, whose sums of whole numbers are exact up to 2**24. Where the sums may
+The products are exact. They are summed in float32, whose sums of whole numbers are exact up to 2**24. Where sums may
 exceed that, they are computed in several parts, which are added up in int32.
 """
 

@@ -1,0 +1,128 @@
+"""`Loop` and `Scan`: unrolled where the number of iterations is known, and refused with what to do where it is not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from fractune_core.errors import BadModel
+from tests.support.onnx_models import imported, onnx_model, run_by_onnxruntime, run_imported
+
+Array = npt.NDArray[Any]
+X = np.arange(12, dtype=np.float32).reshape(3, 4)
+value = helper.make_tensor_value_info
+
+
+def loop_body(*, until: int | None = None, weights: dict[str, Array] | None = None) -> onnx.GraphProto:
+    """a = a * step + x; stacks a; goes on while the count is below `until`."""
+    nodes = [
+        helper.make_node("Mul", ["a", "step"], ["scaled"]),
+        helper.make_node("Add", ["scaled", "x"], ["b"]),
+        helper.make_node("Identity", ["b"], ["seen"]),
+    ]
+    if until is None:
+        nodes.append(helper.make_node("Identity", ["go"], ["more"]))
+    else:
+        nodes.append(helper.make_node("Less", ["at", "until"], ["more"]))
+    graph = helper.make_graph(
+        nodes,
+        "body",
+        [value("at", TensorProto.INT64, []), value("go", TensorProto.BOOL, []), value("a", TensorProto.FLOAT, [3, 4])],
+        [
+            value("more", TensorProto.BOOL, []),
+            value("b", TensorProto.FLOAT, [3, 4]),
+            value("seen", TensorProto.FLOAT, [3, 4]),
+        ],
+    )
+    own = {"step": np.full((), 0.5, np.float32), **(weights or {})}
+    if until is not None:
+        own["until"] = np.array(until)
+    graph.initializer.extend(numpy_helper.from_array(each, name) for name, each in own.items())
+    return graph
+
+
+def check(folder: Path, model: onnx.ModelProto) -> None:
+    """Against ONNX Runtime: ONNX's own reference keeps the first value of a state, and does not stack."""
+    path = folder / "model.onnx"
+    path.write_bytes(model.SerializeToString())
+    for ours, theirs in zip(run_imported(model, {"x": X}), run_by_onnxruntime(path, {"x": X}), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-6)
+
+
+@pytest.mark.parametrize("opset", [11, 17])
+def test_a_number_of_iterations(tmp_path: Path, opset: int) -> None:
+    node = helper.make_node("Loop", ["n", "", "x"], ["y", "all"], body=loop_body())
+    check(tmp_path, onnx_model([node], {"x": X}, {"n": np.array(4)}, opset))
+
+
+def test_a_condition_that_follows_from_constants(tmp_path: Path) -> None:
+    node = helper.make_node("Loop", ["", "yes", "x"], ["y", "all"], body=loop_body(until=2))
+    check(tmp_path, onnx_model([node], {"x": X}, {"yes": np.ones((), bool)}))
+
+
+def test_a_loop_in_a_loop(tmp_path: Path) -> None:
+    inner = helper.make_node("Loop", ["n", "", "a"], ["b", "seen"], body=loop_body())
+    body = helper.make_graph(
+        [inner, helper.make_node("Identity", ["go"], ["more"])],
+        "outer",
+        [value("at", TensorProto.INT64, []), value("go", TensorProto.BOOL, []), value("a", TensorProto.FLOAT, [3, 4])],
+        [value("more", TensorProto.BOOL, []), value("b", TensorProto.FLOAT, [3, 4])],
+    )
+    node = helper.make_node("Loop", ["n", "", "x"], ["y"], body=body)
+    check(tmp_path, onnx_model([node], {"x": X}, {"n": np.array(3)}))
+
+
+def scan(**attributes: Any) -> onnx.NodeProto:
+    body = helper.make_graph(
+        [helper.make_node("Add", ["s", "row"], ["t"]), helper.make_node("Neg", ["t"], ["out"])],
+        "body",
+        [value("s", TensorProto.FLOAT, None), value("row", TensorProto.FLOAT, None)],
+        [value("t", TensorProto.FLOAT, None), value("out", TensorProto.FLOAT, None)],
+    )
+    return helper.make_node("Scan", ["first", "x"], ["last", "all"], body=body, num_scan_inputs=1, **attributes)
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        {},
+        {"scan_input_axes": [1], "scan_output_axes": [1]},
+        {"scan_input_directions": [1], "scan_output_directions": [1]},
+    ],
+    ids=["rows", "columns", "backwards"],
+)
+def test_a_scan_over_slices(tmp_path: Path, attributes: dict[str, Any]) -> None:
+    length = 3 if "scan_input_axes" in attributes else 4
+    check(tmp_path, onnx_model([scan(**attributes)], {"x": X}, {"first": np.zeros(length, np.float32)}))
+
+
+def test_a_computed_number_of_iterations_is_refused() -> None:
+    nodes = [
+        helper.make_node("ReduceSum", ["x"], ["sum"], keepdims=0),
+        helper.make_node("Cast", ["sum"], ["n"], to=TensorProto.INT64),
+        helper.make_node("Loop", ["n", "", "x"], ["y", "all"], name="many", body=loop_body()),
+    ]
+    with pytest.raises(BadModel, match=r"node 'many' \(Loop\) runs as often as a computed number says; export"):
+        imported(onnx_model(nodes, {"x": X}))
+
+
+def test_a_computed_condition_is_refused() -> None:
+    nodes = [
+        helper.make_node("ReduceSum", ["x"], ["sum"], keepdims=0),
+        helper.make_node("Cast", ["sum"], ["yes"], to=TensorProto.BOOL),
+        helper.make_node("Loop", ["n", "yes", "x"], ["y", "all"], name="while", body=loop_body()),
+    ]
+    with pytest.raises(BadModel, match=r"node 'while' \(Loop\) runs as long as a computed condition holds"):
+        imported(onnx_model(nodes, {"x": X}, {"n": np.array(4)}))
+
+
+def test_too_many_iterations_are_refused_before_they_are_made() -> None:
+    node = helper.make_node("Loop", ["n", "", "x"], ["y", "all"], name="many", body=loop_body())
+    with pytest.raises(BadModel, match=r"node 'many' \(Loop\) unrolled, has [\d,]{20,} nodes, and 30,000 is the limit"):
+        imported(onnx_model([node], {"x": X}, {"n": np.array(2**60)}))
