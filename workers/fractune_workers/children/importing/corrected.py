@@ -1,12 +1,21 @@
-"""Operators that TVM's importer converts with another meaning than ONNX's, or only in part."""
+"""Operators that TVM's importer converts with another meaning than ONNX's, or only in part. The forms that are right go
+to TVM's converter; others are converted here, or refused.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
+import numpy as np
+import tvm
 from tvm import relax
 
-from fractune_workers.children.importing.onnx_node import Converter, OnnxNode
+from fractune_workers.children.importing.corrected_resize import RESIZE
+from fractune_workers.children.importing.element_types import AS_BYTES
+from fractune_workers.children.importing.onnx_node import Converter, OnnxNode, as_type, dtype_of, shape_of
+
+_TRAINING = "which is for training; export it for inference"
 
 
 def _gelu(node: OnnxNode) -> relax.Expr:
@@ -17,5 +26,188 @@ def _gelu(node: OnnxNode) -> relax.Expr:
     return (relax.op.nn.gelu_tanh if kind == b"tanh" else relax.op.nn.gelu)(node.input(0))
 
 
-CORRECTED: Mapping[str, Converter] = {"Gelu": _gelu}
+def _batch_norm(node: OnnxNode) -> Any:
+    if node.attributes.get("training_mode", 0):
+        raise node.refused(f"training_mode=1, {_TRAINING}")
+    return node.by_tvm()
+
+
+def _dropout(node: OnnxNode) -> Any:
+    """Nothing is dropped outside training, and the mask keeps all."""
+    training, ratio = node.constant(2), node.constant(1)
+    is_off = node.optional(2) is None or (training is not None and not training.any())
+    if not is_off and (ratio is None or ratio.any()):
+        raise node.refused(f"training_mode may be true, {_TRAINING}")
+    x = node.input(0)
+    return [x, relax.op.full(shape_of(x), relax.const(np.array(1, bool)), "bool")][: len(node.proto.output)]
+
+
+def _is_inf(node: OnnxNode) -> relax.Expr:
+    x = node.input(0)
+    found = relax.op.isinf(x)
+    zero = relax.const(0, dtype_of(x))
+    if not node.attributes.get("detect_positive", 1):
+        found = relax.op.logical_and(found, relax.op.less(x, zero))
+    if not node.attributes.get("detect_negative", 1):
+        found = relax.op.logical_and(found, relax.op.greater(x, zero))
+    return found
+
+
+def _mod(node: OnnxNode) -> Any:
+    """Of floating-point numbers with the divisor's sign: TVM's gives NaN for an infinite divisor."""
+    x, y = node.input(0), node.input(1)
+    if node.attributes.get("fmod", 0) or "float" not in dtype_of(x):
+        return node.by_tvm()
+    zero = relax.const(0, dtype_of(x))
+    rest = node.emit(relax.op.mod(x, y))
+    apart = relax.op.logical_xor(relax.op.less(rest, zero), relax.op.less(y, zero))
+    moved = relax.op.logical_and(apart, relax.op.not_equal(rest, zero))
+    return relax.op.where(moved, relax.op.add(rest, y), rest)
+
+
+def _bit_shift(node: OnnxNode) -> relax.Expr:
+    """A shift by more bits than there are, or by less than none, leaves no bit of the number."""
+    x, by = node.input(0), node.input(1)
+    dtype = dtype_of(x)
+    bits = tvm.DataType(dtype).bits
+    left = node.attributes.get("direction") == b"LEFT"
+    within = relax.op.logical_and(
+        relax.op.less(by, relax.const(bits, dtype)), relax.op.greater_equal(by, relax.const(0, dtype))
+    )
+    safe = node.emit(relax.op.where(within, by, relax.const(0 if left else bits - 1, dtype)))
+    shifted = (relax.op.left_shift if left else relax.op.right_shift)(x, safe)
+    emptied = left or not dtype.startswith("int")
+    return relax.op.where(within, shifted, relax.const(0, dtype)) if emptied else shifted
+
+
+def _cast(node: OnnxNode) -> Any:
+    made = node.importer.element_types.get(node.proto.output[0], 0)
+    kind = int(node.attributes.get("to", 0)) or node.element_type(1) or made
+    if kind in AS_BYTES:
+        raise node.refused("it casts to numbers of less than a byte; cast to int8 or quantize")
+    return node.by_tvm()
+
+
+def _layer_norm(node: OnnxNode) -> Any:
+    if not any(node.proto.output[1:]):
+        return _first(node.by_tvm())
+    x = node.input(0)
+    axis = int(node.attributes.get("axis", -1)) % len(shape_of(x))
+    axes = list(range(axis, len(shape_of(x))))
+    numbers = node.emit(as_type("float32", x))
+    mean = node.emit(relax.op.mean(numbers, axes, keepdims=True))
+    spread = node.emit(relax.op.variance(numbers, axes, keepdims=True))
+    epsilon = relax.const(float(node.attributes.get("epsilon", 1e-5)), "float32")
+    return [_first(node.by_tvm()), mean, relax.op.rsqrt(relax.op.add(spread, epsilon))]
+
+
+def _first(value: Any) -> Any:
+    return value.fields[0] if isinstance(value, relax.Tuple) else value
+
+
+def _space_to_depth(node: OnnxNode) -> Any:
+    if node.attributes.get("mode", b"DCR") != b"CRD":
+        return node.by_tvm()
+    size = int(node.attributes["blocksize"])
+    batch, channels, height, width = shape_of(node.input(0))
+    split = relax.op.reshape(node.input(0), [batch, channels, height // size, size, width // size, size])
+    ordered = relax.op.permute_dims(node.emit(split), [0, 1, 3, 5, 2, 4])
+    return relax.op.reshape(node.emit(ordered), [batch, channels * size * size, height // size, width // size])
+
+
+def _conv_transpose(node: OnnxNode) -> Any:
+    """With `output_shape`, the padding follows from it."""
+    attributes = dict(node.attributes)
+    wanted = attributes.pop("output_shape", None)
+    if not wanted:
+        return node.by_tvm()
+    sizes, kernel = shape_of(node.input(0))[2:], shape_of(node.input(1))[2:]
+    ones, zeros = [1] * len(sizes), [0] * len(sizes)
+    strides, dilations = attributes.get("strides", ones), attributes.get("dilations", ones)
+    extra = attributes.get("output_padding", zeros)
+    totals = [
+        stride * (size - 1) + more + (length - 1) * dilation + 1 - out
+        for stride, size, more, length, dilation, out in zip(
+            strides, sizes, extra, kernel, dilations, wanted[-len(sizes) :], strict=True
+        )
+    ]
+    if min(totals) < 0:
+        raise node.refused(f"output_shape={list(wanted)} is larger than its input makes it; export it with padding")
+    less = [total // 2 for total in totals]
+    more = [total - half for total, half in zip(totals, less, strict=True)]
+    upper = attributes.pop("auto_pad", b"NOTSET") == b"SAME_UPPER"
+    attributes["pads"] = (*less, *more) if upper else (*more, *less)
+    return node.by_tvm(attributes)
+
+
+def _suppression(node: OnnxNode) -> Any:
+    for index in range(2, 5):
+        if node.optional(index) is not None and node.constant(index) is None:
+            raise node.refused(f"its input '{node.proto.input[index]}' is computed; make it a constant")
+    return node.by_tvm()
+
+
+def _roi_align(node: OnnxNode) -> Any:
+    if node.attributes.get("mode", b"avg") != b"avg":
+        raise node.refused("mode='max' is not supported; export it with mode='avg'")
+    return node.by_tvm()
+
+
+def _top_k(node: OnnxNode) -> Any:
+    if dtype_of(node.input(0)).startswith("uint"):
+        raise node.refused(f"it sorts {dtype_of(node.input(0))}, which no kernel does; cast it to int32 before")
+    return node.by_tvm()
+
+
+def _reduce(node: OnnxNode) -> Any:
+    if dtype_of(node.input(0)) == "bool":
+        raise node.refused("it reduces truth values, which no kernel does; cast them to int32 before")
+    return node.by_tvm()
+
+
+def _pow(node: OnnxNode) -> Any:
+    """Powers are computed in floating point; whole bases are refused where float64 would not be exact."""
+    base, exponent = node.input(0), node.input(1)
+    if "float" in dtype_of(base) and dtype_of(base) == dtype_of(exponent):
+        return node.by_tvm()
+    if "float" in dtype_of(base):
+        return relax.op.power(base, node.builder.normalize(as_type(dtype_of(base), exponent)))
+    raise node.refused(f"its base is {dtype_of(base)}, and powers are computed in floating point; cast it before")
+
+
+def _rms_norm(node: OnnxNode) -> Any:
+    """From any axis on: TVM's is for a scale of one axis."""
+    x, scale = node.input(0), node.input(1)
+    rank = len(shape_of(x))
+    axis = int(node.attributes.get("axis", -1)) % rank
+    if axis == rank - 1:
+        return node.by_tvm()
+    numbers = node.emit(as_type("float32", x))
+    squares = relax.op.mean(relax.op.multiply(numbers, numbers), list(range(axis, rank)), keepdims=True)
+    epsilon = relax.const(np.float32(node.attributes.get("epsilon", 1e-5)))
+    normed = node.emit(relax.op.multiply(numbers, relax.op.rsqrt(node.emit(relax.op.add(squares, epsilon)))))
+    return relax.op.multiply(node.builder.normalize(as_type(dtype_of(scale), normed)), scale)
+
+
+CORRECTED: Mapping[str, Converter] = {
+    "BatchNormalization": _batch_norm,
+    "BitShift": _bit_shift,
+    "Cast": _cast,
+    "CastLike": _cast,
+    "ConvTranspose": _conv_transpose,
+    "Dropout": _dropout,
+    "Gelu": _gelu,
+    "IsInf": _is_inf,
+    "LayerNormalization": _layer_norm,
+    "Mod": _mod,
+    "NonMaxSuppression": _suppression,
+    "Pow": _pow,
+    "RMSNormalization": _rms_norm,
+    "ReduceMax": _reduce,
+    "ReduceMin": _reduce,
+    "RoiAlign": _roi_align,
+    "SpaceToDepth": _space_to_depth,
+    "TopK": _top_k,
+    **RESIZE,
+}
 """by ONNX's names"""

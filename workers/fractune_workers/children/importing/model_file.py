@@ -56,12 +56,12 @@ def load_variants(path: Path, inputs: Shapes | None = None) -> Variants:
         data = _read(path)
         fused = read_fused(data) if data.startswith(_ZIP) else None
         if fused is None:
-            return Variants((path.name,), (_load_fixed(data, shapes, Limits(len(data))),), (data,))
+            return Variants((path.name,), (load_fixed(data, shapes, Limits(len(data))),), (data,))
         limits = Limits(len(data), len(fused.names))
         modules = []
         for name, payload in zip(fused.names, fused.payloads, strict=True):
             with _named(f"variant '{name}'"):
-                modules.append(_load_fixed(payload, shapes, limits))
+                modules.append(load_fixed(payload, shapes, limits))
     return Variants(fused.names, tuple(modules), fused.payloads, tuple(fused.slot_names))
 
 
@@ -72,7 +72,7 @@ def load_model(path: Path, inputs: Shapes | None = None) -> tvm.IRModule:
     """
     with _named(path.name):
         data = _read(path)
-        return _load_fixed(data, dict(inputs or {}), Limits(len(data)))
+        return load_fixed(data, dict(inputs or {}), Limits(len(data)))
 
 
 @contextlib.contextmanager
@@ -86,7 +86,7 @@ def _named(name: str) -> Iterator[None]:
         raise BadModel(f"{name}: is an archive that cannot be read: {error}; copy or export it again") from error
 
 
-def _load_fixed(data: bytes, shapes: Shapes, limits: Limits) -> tvm.IRModule:
+def load_fixed(data: bytes, shapes: Shapes, limits: Limits) -> tvm.IRModule:
     from fractune_workers.children.importing.ir_module import refuse_malformed
 
     mod = _load(data, shapes, limits)

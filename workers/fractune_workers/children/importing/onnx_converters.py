@@ -10,6 +10,7 @@ from fractune_workers.children.importing.corrected import CORRECTED
 from fractune_workers.children.importing.integer_products import INTEGER_PRODUCTS
 from fractune_workers.children.importing.onnx_branches import BRANCHES
 from fractune_workers.children.importing.onnx_node import Converter
+from fractune_workers.children.importing.packed_weights import PACKED_WEIGHTS
 from fractune_workers.children.importing.quantization import QUANTIZATION
 from fractune_workers.children.importing.quantized_lstm import QUANTIZED_LSTM
 from fractune_workers.children.importing.recurrent import RECURRENT
@@ -18,6 +19,7 @@ CONVERTERS: Mapping[str, Converter] = {
     **BRANCHES,
     **CORRECTED,
     **INTEGER_PRODUCTS,
+    **PACKED_WEIGHTS,
     **QUANTIZATION,
     **QUANTIZED_LSTM,
     **RECURRENT,

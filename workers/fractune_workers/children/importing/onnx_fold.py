@@ -27,8 +27,9 @@ from onnx.reference import ReferenceEvaluator
 from fractune_core.errors import BadModel
 from fractune_workers.children.importing.decompositions import decomposed
 from fractune_workers.children.importing.limits import ComputedConstants, Limits, check_tensor
-from fractune_workers.children.importing.onnx_graph import described, domain_of, names_read, subgraphs
+from fractune_workers.children.importing.onnx_graph import described, domain_of, names_read, operator_of, subgraphs
 from fractune_workers.children.importing.onnx_loops import unrolled
+from fractune_workers.children.importing.packed_weights import PACKED_WEIGHTS, inferred
 
 _LARGEST = 65_536
 """Elements of a constant that still is shape arithmetic; larger ones are weights and stay as they are"""
@@ -235,6 +236,8 @@ class Folding:
         if any(value.type is None for value in inputs.values()):
             return {}
         tensors = {name: value.tensor for name, value in inputs.items() if value.tensor}
+        if operator_of(node) in PACKED_WEIGHTS:
+            return inferred(node, {name: value.type for name, value in inputs.items() if value.type})
         try:
             return dict(
                 shape_inference.infer_node_outputs(

@@ -101,9 +101,10 @@ class Importer(onnx_frontend.ONNXGraphImporter):
             call = OnnxNode(node, inputs, attributes, self.opset, self.bb, self)
             self._name_outputs(node, CONVERTERS[operator_of(node)](call))
         else:
-            self._name_outputs(node, self._convert_by_tvm(node, inputs, attributes))
+            self._name_outputs(node, self.convert_by_tvm(node, inputs, attributes))
 
-    def _convert_by_tvm(self, node: onnx.NodeProto, inputs: list[relax.Expr | None], attributes: dict[str, Any]) -> Any:
+    def convert_by_tvm(self, node: onnx.NodeProto, inputs: list[relax.Expr | None], attributes: dict[str, Any]) -> Any:
+        """The outputs of a node by TVM's own converter."""
         for value in inputs:
             is_shape = isinstance(value, relax.Expr) and isinstance(value.ty, relax.ShapeType)
             if is_shape and node.op_type not in _TAKE_SHAPES.split():

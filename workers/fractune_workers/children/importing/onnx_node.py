@@ -56,6 +56,10 @@ class OnnxNode:
         """Bind `value` to a variable, which has a type that can be asked for."""
         return self.builder.emit(value)
 
+    def by_tvm(self, attributes: Mapping[str, Any] | None = None) -> Any:
+        """The outputs as TVM's converter makes them, with other attributes than the node's where they are given."""
+        return self.importer.convert_by_tvm(self.proto, self.inputs, dict(attributes or self.attributes))
+
     def refused(self, why: str) -> BadModel:
         """The error for a node that cannot be imported. `why` says what is wrong, and what to do."""
         return BadModel(f"cannot import {described(self.proto)}: {why}")

@@ -1,0 +1,73 @@
+"""Operators that TVM's importer converts with another meaning: ONNX's own numbers, or a refusal by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from onnx import helper
+
+from fractune_core.errors import BadModel
+from tests.support.onnx_models import imported, onnx_model, run_imported, run_reference
+
+Array = npt.NDArray[Any]
+IMAGE = np.arange(1 * 2 * 4 * 6, dtype=np.float32).reshape(1, 2, 4, 6)
+NUMBERS = np.array([-5.5, 5.5, np.inf, -np.inf, 3], np.float32)
+RESIZED = [
+    ("nearest", "half_pixel", [1, 1, 1.75, 0.5]),
+    ("nearest", "asymmetric", [1, 1, 2, 2]),
+    ("linear", "half_pixel", [1, 1, 0.6, 1.3]),
+    ("linear", "align_corners", [1, 1, 0.6, 2]),
+    ("linear", "pytorch_half_pixel", [1, 1, 2, 2]),
+]
+
+
+@pytest.mark.parametrize(("mode", "place", "scales"), RESIZED)
+def test_resize_by_scales(mode: str, place: str, scales: list[float]) -> None:
+    node = helper.make_node("Resize", ["x", "", "s"], ["y"], mode=mode, coordinate_transformation_mode=place)
+    model = onnx_model([node], {"x": IMAGE}, {"s": np.array(scales, np.float32)})
+    ours, theirs = run_imported(model, {"x": IMAGE})[0], run_reference(model, {"x": IMAGE})[0]
+    np.testing.assert_allclose(ours, theirs, rtol=1e-4)
+
+
+def test_whole_factors_stay_one_operator() -> None:
+    node = helper.make_node("Resize", ["x", "", "s"], ["y"])
+    model = onnx_model([node], {"x": IMAGE}, {"s": np.array([1, 1, 2, 2], np.float32)})
+    assert "image.resize2d" in imported(model).script()
+
+
+CASES: list[tuple[str, list[Array], dict[str, Any]]] = [
+    ("Mod", [NUMBERS, np.array([3, -3, 2, 2, -np.inf], np.float32)], {}),
+    ("IsInf", [NUMBERS], {"detect_negative": 0}),
+    ("IsInf", [NUMBERS], {"detect_positive": 0}),
+    ("BitShift", [np.array([5, 200, 1], np.uint8), np.array([1, 3, 9], np.uint8)], {"direction": "RIGHT"}),
+    ("BitShift", [np.array([5, 200, 1], np.uint8), np.array([1, 3, 9], np.uint8)], {"direction": "LEFT"}),
+    ("Pow", [np.array([2, 3], np.float32), np.array([3, 2], np.int64)], {}),
+]
+
+
+@pytest.mark.parametrize(("operator", "values", "attributes"), CASES)
+def test_numbers_as_by_onnx(operator: str, values: list[Array], attributes: dict[str, Any]) -> None:
+    given = {f"i{index}": value for index, value in enumerate(values)}
+    model = onnx_model([helper.make_node(operator, list(given), ["y"], **attributes)], given)
+    with np.errstate(invalid="ignore"):
+        (theirs,) = run_reference(model, given)
+    np.testing.assert_array_equal(run_imported(model, given)[0], theirs)
+
+
+@pytest.mark.parametrize(
+    ("operator", "attributes", "words"),
+    [
+        ("Resize", {"antialias": 1}, "antialias=1 is not supported; export it with antialias=0"),
+        ("Cast", {"to": 22}, "it casts to numbers of less than a byte"),
+        ("ReduceMax", {}, "it reduces truth values"),
+    ],
+)
+def test_a_refusal_names_the_node(operator: str, attributes: dict[str, Any], words: str) -> None:
+    x = IMAGE > 0 if operator == "ReduceMax" else IMAGE
+    extra = ["", "s"] if operator == "Resize" else []
+    node = helper.make_node(operator, ["x", *extra], ["y"], "it", **attributes)
+    with pytest.raises(BadModel, match=rf"node 'it' \({operator}\): {words}"):
+        imported(onnx_model([node], {"x": x}, {"s": np.array([1, 1, 2, 2], np.float32)} if extra else {}))
