@@ -70,6 +70,8 @@ class SimulatedSession:
     def anchor(self) -> float:
         return 1.0
 
+    anchor_before = anchor
+
     def timed(self, batch: ArtifactBatch, policy: TimingPolicy) -> dict[str, Outcome]:
         return {name: self._time(name, code, policy) for name, code in batch.codes.items()}
 

@@ -106,6 +106,8 @@ class RoundWork(AnyWork):
     operator: TargetOperator
     at_front: NotRequired[bool]
     """this, and what comes of it, goes before what waits in its queue: the job was given less than the others"""
+    repeat_ms: NotRequired[float]
+    """of a validation, how long a repeat is; the policy's own length if absent"""
 
 
 class SearchOpening(TypedDict):

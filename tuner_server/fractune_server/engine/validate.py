@@ -22,6 +22,7 @@ from fractune_server.scheduler.finalists import (
     NEGLIGIBLE,
     finalists,
     is_settled,
+    minor_operators,
     outlook,
     tuned_part,
     worth_validating,
@@ -30,6 +31,7 @@ from fractune_server.store.records.log import LogKey
 from fractune_server.store.stored_job import Round, StoredOperator
 from fractune_server.transport.context import ServerContext, reported_error
 
+_MINOR_REPEAT_MS = 2.0
 _PASSES = 3
 """limit of validation rounds of an operator in a job; after each, the next best replace the failed finalists"""
 
@@ -76,14 +78,15 @@ class ValidatePhase:
             return
         known = self._earlier(job, [op.workload_hash for op in job.selected])
         best = {name: self._best(job, name, earlier) for name, earlier in known.items()}
-        worth: set[str] = set()
+        worth, minor = set[str](), {op.workload_hash for op in job.selected}
         for share in job.share_keys:
-            worth |= worth_validating(
-                {
-                    op.workload_hash: outlook(op.weight, best[op.workload_hash][share], known[op.workload_hash], share)
-                    for op in job.selected
-                }
-            )
+            outlooks = {
+                op.workload_hash: outlook(op.weight, best[op.workload_hash][share], known[op.workload_hash], share)
+                for op in job.selected
+            }
+            worth |= worth_validating(outlooks)
+            minor &= minor_operators(outlooks)
+        job.minor = minor
         for operator in job.selected:
             if operator.workload_hash not in worth:
                 self._end(job, operator, known[operator.workload_hash])
@@ -148,6 +151,8 @@ class ValidatePhase:
             "candidates": [{"candidate": name, "trace": trace} for name, trace in chosen.items()],
             "reply": SERVER_STREAM,
         }
+        if operator.workload_hash in job.minor:
+            work["repeat_ms"] = _MINOR_REPEAT_MS
         stored = Round(round_id, job.id, Kind.VALIDATION, operator.workload_hash, "", len(chosen))
         stored.granted = dict(job.stored.granted)
         live = LiveRound(stored, job.log_key(operator.workload_hash), job.stored.device, {job.id: job})

@@ -11,6 +11,8 @@ from fractune_core.analysis.validated import choosing_order
 from fractune_core.records import Status, TuningRecord
 
 BEST_PER_SHARE = 2
+MINOR = 0.01
+"""part of the model's time below which an operator's repeats are short"""
 NEGLIGIBLE = 0.01
 """part of the model's time that all skipped validations together may forgo"""
 
@@ -86,6 +88,14 @@ def worth_validating(outlooks: Mapping[str, Outlook]) -> set[str]:
             break
         worth.remove(name)
     return worth
+
+
+def minor_operators(outlooks: Mapping[str, Outlook]) -> set[str]:
+    """The operators in `outlooks` at one share that take a small part of the model's time each, so that their times
+    need not be as exact. Their errors are independent: the sum of many is as exact as that of a few large ones.
+    """
+    limit_s = MINOR * sum(each.known_s for each in outlooks.values())
+    return {name for name, each in outlooks.items() if 0 < each.known_s < limit_s}
 
 
 def outlook(weight: int, best: Sequence[TuningRecord], earlier: Sequence[TuningRecord], share: str) -> Outlook:

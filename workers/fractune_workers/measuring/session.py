@@ -12,8 +12,9 @@ from __future__ import annotations
 import hashlib
 import math
 import statistics
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -48,6 +49,8 @@ VOIDING = frozenset({"sw_thermal", "hw_thermal", "hw_power_brake"})
 """Temporary reasons to slow down. The cap on power is not one: a kernel that draws too much power meets it every time,
 here and in production."""
 _CHILD = "fractune_workers.children.measuring.child"
+_ANCHOR_HOLDS_S = 0.3
+"""Between batches that follow each other one anchor is after the one and before the other."""
 _HANDSHAKE_TIMEOUT_S = 60.0
 _TRIAL_TIMEOUT_S = 30.0
 _MODEL_TIMEOUT_S = 900.0
@@ -96,9 +99,17 @@ class ArtifactBatch:
     """object files by candidate, of those that could be built"""
     implementations: Mapping[str, str] = field(default_factory=dict)
     """by candidate, of those that are not of the direct one: what arguments they take"""
+    repeat_ms: float | None = None
+    """how long a repeat of a validation is over a warm cache; None = as long as its policy says"""
 
     def implementation(self, candidate: str) -> str:
         return self.implementations.get(candidate, DIRECT)
+
+    def repeated(self, policy: TimingPolicy) -> TimingPolicy:
+        """The policy with this batch's length of repeats."""
+        if self.repeat_ms is None or policy.cache != WARM:
+            return policy
+        return replace(policy, min_repeat_ms=self.repeat_ms)
 
 
 class MeasurementSession:
@@ -143,6 +154,8 @@ class MeasurementSession:
             raise
         self._verified = 0
         self._prepared: tuple[int, ArtifactBatch | None] = (0, None)
+        self._last_anchor = (0.0, 0, 0.0)
+        """its ratio, the child, and when it was timed, in monotonic seconds"""
         self.preparation = 0
         """how often a child was given a batch's arguments: it then lost the kernels that it held"""
         self.loss_allowed = ONE_CORE_LOSS_ALLOWED if share.host_cores == 1 else LOSS_ALLOWED
@@ -181,9 +194,18 @@ class MeasurementSession:
     def anchor(self) -> float:
         """Time of the anchor kernel over its first time in this child; 0 when it could not be timed."""
         try:
-            return float(self.run((), None, partial(self.call, "anchor", _TRIAL_TIMEOUT_S)))
+            ratio = float(self.run((), None, partial(self.call, "anchor", _TRIAL_TIMEOUT_S)))
         except CHILD_ERRORS:
             return 0.0
+        self._last_anchor = ratio, self.generation, time.monotonic()
+        return ratio
+
+    def anchor_before(self) -> float:
+        """As `anchor`. On a CPU the anchor after the last batch counts, if it was timed in this child just before."""
+        ratio, generation, timed_s = self._last_anchor
+        if self.gpu_uuid is None and generation == self.generation and time.monotonic() - timed_s < _ANCHOR_HOLDS_S:
+            return ratio
+        return self.anchor()
 
     def roof(self) -> Roof | None:
         """The best roof that this session's child has measured, now included; None on a GPU, and after a failure."""
@@ -199,11 +221,14 @@ class MeasurementSession:
         """Race the candidates, each on its own: only one that comes close to the fastest so far is timed for longer.
 
         `best_s`: the fastest median of this operator before, in seconds. Successive halving in its smallest form
-        (Jamieson and Talwalkar, AISTATS 2016): two rungs, and a margin instead of a quota.
+        (Jamieson and Talwalkar, AISTATS 2016): two rungs, and a margin instead of a quota. A candidate without a
+        competitor gets the first rung only.
         """
         outcomes: dict[str, Outcome] = {}
+        is_alone = len(batch.codes) == 1 and best_s == math.inf
+        rungs = self._rungs[:1] if is_alone else self._rungs
         for name in batch.codes:
-            outcomes[name] = self._race(batch, name, self._rungs, best_s * self._margin)
+            outcomes[name] = self._race(batch, name, rungs, best_s * self._margin)
             best_s = min(best_s, outcomes[name].median_s)
         return outcomes
 
@@ -291,8 +316,12 @@ class AnchoredSession(Protocol):
     @property
     def generation(self) -> int: ...
 
+    def anchor_before(self) -> float:
+        """The anchor before a batch; 0 when it could not be timed."""
+        ...
+
     def anchor(self) -> float:
-        """0 when it could not be timed."""
+        """The anchor now; 0 when it could not be timed."""
         ...
 
 
@@ -318,7 +347,7 @@ def measure_stable(
        measured were kept from their cores.
     """
     for attempt in range(1, ATTEMPTS + 1):
-        before, child = session.anchor(), session.generation
+        before, child = session.anchor_before(), session.generation
         clock_before = clocks()
         outcomes = measure()
         after = session.anchor()

@@ -6,7 +6,7 @@ All must be in one child. A new child checks those that were right again.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from fractune_core.codec.plain_json import from_json
@@ -29,12 +29,17 @@ _log = logging.getLogger(__name__)
 
 
 def validate(session: MeasurementSession, batch: ArtifactBatch, untuned: str) -> dict[str, Outcome]:
-    """Check every finalist's output against that of `untuned`, then time those that were right, one repeat each a
-    round.
+    """The outcomes of one `validation`."""
+    return validation(session, batch, untuned)()
+
+
+def validation(session: MeasurementSession, batch: ArtifactBatch, untuned: str) -> Callable[[], dict[str, Outcome]]:
+    """A function that checks every finalist's output against that of `untuned`, then times those that were right, one
+    repeat each a round. If it is called again, it checks only what its child does not hold any more.
     """
     if untuned not in batch.codes:
-        return _without_reference(batch.codes)
-    return _Validation(session, batch, untuned).outcomes()
+        return lambda: _without_reference(batch.codes)
+    return _Validation(session, batch, untuned).outcomes
 
 
 class _Validation:
@@ -53,6 +58,7 @@ class _Validation:
         """finalists that were compared with the reference in one child, and the session's preparation of it"""
 
     def outcomes(self) -> dict[str, Outcome]:
+        self._failed = {}
         while True:
             self._check_all()
             if self._untuned in self._failed:
@@ -143,8 +149,9 @@ class _Validation:
         self._session.call("load", LOAD_TIMEOUT_S, name=name, code=code, implementation=implementation)
 
     def _interleaved(self, names: Sequence[str]) -> dict[str, Any]:
-        policy = self._session.validation_policy.to_json()
-        answer: dict[str, Any] = self._session.call("time_interleaved", _TIMING_TIMEOUT_S, names=names, policy=policy)
+        policy = self._batch.repeated(self._session.validation_policy)
+        options = {"names": names, "reference": self._untuned, "policy": policy.to_json()}
+        answer: dict[str, Any] = self._session.call("time_interleaved", _TIMING_TIMEOUT_S, **options)
         return answer
 
     def _timed(self, answer: Mapping[str, Any], name: str) -> Outcome:

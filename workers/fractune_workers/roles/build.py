@@ -129,7 +129,7 @@ def _artifact(
 
 
 def _measure_work(work: BuildWork, place: int, args_info: list[Any], artifacts: list[ArtifactItem]) -> MeasureWork:
-    return {
+    made: MeasureWork = {
         "task": "measure",
         "work_id": f"{work['work_id']}-m{place}",  # not random: see `roles/tune.py`
         "round_id": work["round_id"],
@@ -143,3 +143,6 @@ def _measure_work(work: BuildWork, place: int, args_info: list[Any], artifacts: 
         "reply": work["reply"],
         "at_front": work.get("at_front", False),
     }
+    if "repeat_ms" in work:
+        made["repeat_ms"] = work["repeat_ms"]
+    return made

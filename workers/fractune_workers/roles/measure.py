@@ -7,6 +7,7 @@ A batch is delivered whole, and measured again when the machine changed under it
 from __future__ import annotations
 
 import math
+import time
 import zlib
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -43,8 +44,12 @@ from fractune_workers.measuring.session import (
     Outcome,
     measure_stable,
 )
-from fractune_workers.measuring.validation import validate
+from fractune_workers.measuring.validation import validation
 from fractune_workers.roles import Role
+
+_FIRST_ROOFS = 3
+"""the first ones measure the memory too"""
+_ROOF_EVERY_S = 1.0
 
 
 class Measurer(Role):
@@ -66,6 +71,9 @@ class Measurer(Role):
         """fastest median seen here, by workload and target: trials race against it"""
         self._highest_roof = Roof(0.0, 0.0, 0)
         self._measures_roof = True
+        self._roofs = 0
+        self._next_roof_s = 0.0
+        """in monotonic seconds"""
 
     def start(self) -> None:
         self._session.handshake()
@@ -109,7 +117,7 @@ class Measurer(Role):
         operator = (work["operator"]["workload_hash"], work["operator"]["target_key"])
         is_validation = work["purpose"] == Kind.VALIDATION
         if is_validation:
-            measure = partial(validate, self._session, batch, candidate_id(*operator, UNTUNED))
+            measure = validation(self._session, batch, candidate_id(*operator, UNTUNED))
         else:
             measure = partial(self._session.trials, batch, self._best_s.get(operator, math.inf))
         with self._slot(alone=is_validation) as slot:
@@ -139,11 +147,15 @@ class Measurer(Role):
     def _higher_roof(self) -> Roof | None:
         """The share's roof where it is higher than all that this process has found before; None otherwise.
 
-        It is measured with every batch, when the cores are this worker's own. A co-runner on the same physical core may
-        lower the roof for a while, but it lowers the kernels as much.
+        It is measured with the first batches and then once a second, when the cores are this worker's own. A co-runner
+        on the same physical core may lower the roof for a while, but it lowers the kernels as much.
         """
+        if time.monotonic() < self._next_roof_s:
+            return None
         found = self._session.roof() if self._measures_roof else None
         self._measures_roof = found is not None  # after a failure it is not tried again
+        self._roofs += 1
+        self._next_roof_s = time.monotonic() + (_ROOF_EVERY_S if self._roofs >= _FIRST_ROOFS else 0.0)
         if found is None:
             return None
         before, self._highest_roof = self._highest_roof, self._highest_roof.raised_to(found)
@@ -175,7 +187,7 @@ class Measurer(Role):
         named = ((item["candidate"], implementation_of(item["trace"])) for item in work["artifacts"])
         others = {candidate: implementation for candidate, implementation in named if implementation != DIRECT}
         seed = zlib.crc32(work["operator"]["workload_hash"].encode())
-        return ArtifactBatch(work["args_info"], seed, codes, others)
+        return ArtifactBatch(work["args_info"], seed, codes, others, work.get("repeat_ms"))
 
     def _time_model(self, work: TimeModelWork) -> None:
         transaction = self._context.transaction(work)

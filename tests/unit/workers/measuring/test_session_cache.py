@@ -49,7 +49,7 @@ def test_every_policy_is_for_the_cache_of_the_session(
         Share.parse("cpu:1"), sorted(os.sched_getaffinity(0))[:1], lock_dir=tmp_path, cache=cache
     )
     batch = ArtifactBatch([["TENSOR", "float32", [1]]], 0, {"a": b"a"})
-    trial = session.trials(batch)["a"]
+    trial = session.trials(batch, 1.0)["a"]
     final = validate(session, batch, "a")["a"]
     asked = [TimingPolicy.from_json(each) for each in NotedChild.asked]
     assert asked == [with_cache(policy, cache) for policy in (FIRST_POLICY, TRIAL_POLICY, VALIDATION_POLICY)]

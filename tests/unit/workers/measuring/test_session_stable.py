@@ -68,6 +68,8 @@ class Session:
     def anchor(self) -> float:
         return next(self._anchors)
 
+    anchor_before = anchor
+
     def clocks(self) -> Clocks:
         return Clocks(next(self._mhz), dict(self._throttled_ns))
 

@@ -127,6 +127,24 @@ def test_a_roof_is_told_whenever_it_is_higher_than_before(tmp_path: Path, monkey
     busy, quiet, of_a_new_child = Roof(50.0, 8.0, 1 << 25), Roof(99.0, 8.0, 1 << 25), Roof(80.0, 9.0, 1 << 25)
     found = iter([busy, busy, quiet, busy, of_a_new_child, None])
     monkeypatch.setattr(measurer._session, "roof", lambda: next(found))
+    monkeypatch.setattr("fractune_workers.roles.measure._ROOF_EVERY_S", 0.0)
     told = [measurer._higher_roof() for _ in range(7)]  # what could not be measured is not tried a seventh time
     measurer.stop()
     assert told == [busy, None, quiet, None, Roof(99.0, 9.0, 1 << 25), None, None]
+
+
+def test_after_the_first_roofs_one_a_second_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    context = WorkerContext("m", redis.Redis(), b"secret", CoreLocks(tmp_path / "gate", 8), [0], tmp_path)
+    measurer = Measurer(context, Share.parse("cpu:1"))
+    now_s, made = [100.0], list[float]()
+
+    def roof() -> Roof:
+        made.append(now_s[0])
+        return Roof(50.0, 8.0, 1 << 25)
+
+    monkeypatch.setattr(measurer._session, "roof", roof)
+    monkeypatch.setattr("fractune_workers.roles.measure.time.monotonic", lambda: now_s[0])
+    for now_s[0] in (100.0, 100.1, 100.2, 100.3, 101.1, 101.3, 102.0, 102.4):
+        measurer._higher_roof()
+    measurer.stop()
+    assert made == [100.0, 100.1, 100.2, 101.3, 102.4]

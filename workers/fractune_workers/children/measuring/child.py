@@ -14,7 +14,7 @@ from fractune_core.errors import ShareUnavailable
 from fractune_core.implementations import DIRECT
 from fractune_core.records import TimingPolicy
 from fractune_core.shares import Share
-from fractune_workers.children.measuring.interleaved import time_interleaved
+from fractune_workers.children.measuring.interleaved import Reference, time_interleaved
 from fractune_workers.confinement import confinement_for, stream_of
 from fractune_workers.confinement.base import Confinement
 
@@ -47,6 +47,8 @@ class MeasurerChild:
         self._own_args: dict[str, list[Any]] = {}
         """of others, by name"""
         self._reference: list[Any] = []
+        self._check_s: dict[str, float] = {}
+        """seconds of the call by which each kernel was checked"""
 
     def methods(self) -> dict[str, Callable[..., Any]]:
         """The methods that the parent may call, by name. All launch in the confined place."""
@@ -79,6 +81,7 @@ class MeasurerChild:
         from fractune_workers.children.tvm_api.arrays import random_args
 
         self._kernels.clear()
+        self._check_s.clear()
         self._own_args.clear()
         tvm_ffi_orcjit.default_session().clear_free_slabs()
         self._args, self._reference = [], []  # their memory first: that of two workloads may be too much
@@ -120,13 +123,14 @@ class MeasurerChild:
             self._reference = outputs
         return max(map(difference, outputs, self._reference))
 
-    def time_interleaved(self, names: Sequence[str], policy: dict[str, Any]) -> dict[str, Any]:
+    def time_interleaved(self, names: Sequence[str], policy: dict[str, Any], reference: str = "") -> dict[str, Any]:
         """Time the kernels interleaved, one repeat each a round, so that all are timed under the same conditions.
 
         Returns the effective `policy` (slow kernels, and kernels far behind, get fewer repeats) and `run_secs` by name,
-        and the `disturbance` of the whole timing.
+        and the `disturbance` of the whole timing. `reference`: the kernel to which the outputs of others are compared.
         """
-        timed = partial(time_interleaved, names, TimingPolicy.from_json(policy), self._time_loaded)
+        checked = Reference(reference, self._check_s.get(reference, 0.0))
+        timed = partial(time_interleaved, names, TimingPolicy.from_json(policy), self._time_loaded, checked)
         (kept, run_secs), disturbance = self._watched(timed)
         policies = {name: each.to_json() for name, each in kept.items()}
         return {"policy": policies, "run_secs": run_secs, "disturbance": disturbance}
@@ -180,7 +184,7 @@ class MeasurerChild:
         for arg, contents in zip(self._args, self._pristine, strict=True):
             self._processor.write(arg, contents)
         kernel = self._kernels[name]
-        kernel.library["main"](*kernel.args)
+        self._check_s[name] = self._processor.secs_of_one(kernel.library, kernel.args)
         return [self._processor.read(arg) for arg in self._args]
 
     def _engaged(self, method: Callable[..., Any]) -> Callable[..., Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from fractune_core.records import WARM, TimingPolicy
 
@@ -15,24 +15,47 @@ _FEWEST_REPEATS = 3
 _SLOW_S = 0.2
 _FAR_BEHIND = 3.0
 """times the time of the fastest: with any number of repeats, the kernel is not the winner"""
+_FIRST_MS = 1.0
+"""the length of the first timing of each kernel"""
+_CHECK_TIMES_S = 0.05
+"""A call that takes this long is no longer over a cold cache than over a warm one"""
 _SPARE = 1.05
 """A repeat that comes out a little too short is made again, and longer"""
 
 
+@dataclass(frozen=True)
+class Reference:
+    """The kernel to which the outputs of others are compared: the untuned default."""
+
+    name: str = ""
+    """empty: none"""
+    check_s: float = 0.0
+    """seconds of the call by which it was checked; 0 = not known"""
+
+
 def time_interleaved(
-    names: Sequence[str], policy: TimingPolicy, timed: Timer
+    names: Sequence[str], policy: TimingPolicy, timed: Timer, reference: Reference = Reference()
 ) -> tuple[dict[str, TimingPolicy], dict[str, list[float]]]:
     """The effective policy, and the seconds of one call in each repeat, by name.
 
-    The first timing of each kernel warms up, and shows whether it is slow, or far behind the fastest. These kernels get
-    the fewest repeats, and all their timings are kept (TVM calls a kernel once before it times it). The first timing of
-    a slow kernel chooses. The timings of a kernel far behind are not divided, because it is not chosen. A kernel that
-    is both, like the untuned default of a large operator, gets only its first timing.
+    The first timing of each kernel is short. It warms up, and shows whether the kernel is slow, or far behind the
+    fastest. A slow kernel gets four repeats, of which the first chooses. A kernel far behind gets three. They are not
+    divided, because it is not chosen. A kernel that is both gets one.
+
+    The reference gets a single repeat if it is far behind. Its first timing is the call by which it was checked, if
+    that took long: then nothing calls it again.
     """
     single = replace(policy, name="single", warmups=0, repeats=1)
-    first = {name: timed(name, single, 1)[0] for name in names}
-    kept = {name: _policy_for(secs, min(first.values()), policy) for name, secs in first.items()}
-    run_secs = {name: [] if kept[name].warmups else [secs] for name, secs in first.items()}
+    short = replace(single, min_repeat_ms=min(policy.min_repeat_ms, _FIRST_MS))
+    known = {reference.name: reference.check_s} if reference.check_s > _CHECK_TIMES_S else {}
+    first = {name: known.get(name) or timed(name, short, 1)[0] for name in names}
+    fastest_s = min(first.values())
+    kept = {name: _policy_for(secs, fastest_s, policy, name == reference.name) for name, secs in first.items()}
+    # A single call that is longer than a repeat is a whole repeat.
+    run_secs = {
+        name: [secs] if not kept[name].warmups and secs >= policy.min_repeat_ms * 1e-3 else []
+        for name, secs in first.items()
+    }
     for _ in range(policy.repeats):
         for name in names:
             if len(run_secs[name]) < kept[name].repeats:
@@ -40,11 +63,11 @@ def time_interleaved(
     return kept, run_secs
 
 
-def _policy_for(secs: float, fastest_s: float, policy: TimingPolicy) -> TimingPolicy:
+def _policy_for(secs: float, fastest_s: float, policy: TimingPolicy, is_reference: bool) -> TimingPolicy:  # noqa: FBT001
     # One call over a cold cache is too little to judge by.
     is_behind = policy.cache == WARM and secs > _FAR_BEHIND * fastest_s
     if is_behind:
-        repeats = 1 if secs > _SLOW_S else _FEWEST_REPEATS
+        repeats = 1 if is_reference or secs > _SLOW_S else _FEWEST_REPEATS
         return replace(policy, warmups=0, repeats=repeats, choosing=0)
     if secs > _SLOW_S:
         return replace(policy, warmups=0, repeats=1 + _FEWEST_REPEATS, choosing=1)

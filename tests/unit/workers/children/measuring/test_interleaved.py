@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from fractune_core.records import COLD, VALIDATION_POLICY, TimingPolicy, with_cache
-from fractune_workers.children.measuring.interleaved import time_interleaved
+from fractune_workers.children.measuring.interleaved import Reference, time_interleaved
 
 
 @dataclass
@@ -20,7 +20,8 @@ class Kernels:
 
     def time(self, name: str, policy: TimingPolicy, calls: int) -> list[float]:
         assert (policy.warmups, policy.repeats) == (0, 1)
-        assert policy.min_repeat_ms == VALIDATION_POLICY.min_repeat_ms or policy.cache == COLD
+        is_first = name not in {known for known, _ in self.asked}
+        assert policy.cache == COLD or policy.min_repeat_ms in {1.0 if is_first else 10.0, 10.0}
         self.asked.append((name, calls))
         return [self.secs[name]]
 
@@ -58,7 +59,9 @@ def test_what_is_slow_or_far_behind_has_few_repeats_and_says_so(
     assert {name: policy for name, policy in kept.items() if policy != VALIDATION_POLICY} == few
     assert {name: len(found) for name, found in run_secs.items()} == {name: kept[name].repeats for name in secs}
     made = Counter(name for name, _ in kernels.asked)
-    assert made == {name: policy.warmups + policy.repeats for name, policy in kept.items()}
+    # The first timing is short, and no repeat unless a single call takes long.
+    dropped = {name: policy.warmups or secs[name] < 10e-3 for name, policy in kept.items()}
+    assert made == {name: policy.repeats + dropped[name] for name, policy in kept.items()}
 
 
 def test_what_is_slow_and_far_behind_is_timed_once() -> None:
@@ -67,6 +70,34 @@ def test_what_is_slow_and_far_behind_is_timed_once() -> None:
     assert kept == {"untuned": replace(BEHIND, repeats=1), "a": VALIDATION_POLICY}
     assert run_secs["untuned"] == [0.5]
     assert [name for name, _ in kernels.asked].count("untuned") == 1
+
+
+@pytest.mark.parametrize(
+    ("check_s", "secs", "made", "repeats"),
+    [
+        (0.4, 0.3, 0, [0.4]),
+        (0.06, 0.05, 0, [0.06]),
+        (0.04, 0.03, 1, [0.03]),
+        (0.0, 5e-3, 2, [5e-3]),
+        (0.0, 5e-6, 2, [5e-6]),
+    ],
+)
+def test_a_reference_far_behind_is_timed_once_at_most(
+    check_s: float, secs: float, made: int, repeats: list[float]
+) -> None:
+    kernels = Kernels({"untuned": secs, "a": secs / 100})
+    reference = Reference("untuned", check_s)
+    kept, run_secs = time_interleaved(list(kernels.secs), VALIDATION_POLICY, kernels.time, reference)
+    assert kept == {"untuned": replace(BEHIND, repeats=1), "a": VALIDATION_POLICY}
+    assert run_secs["untuned"] == repeats
+    assert [name for name, _ in kernels.asked].count("untuned") == made
+
+
+def test_a_reference_that_can_win_is_timed_like_the_others() -> None:
+    kernels = Kernels({"untuned": 1.1e-3, "a": 1e-3})
+    kept, run_secs = time_interleaved(list(kernels.secs), VALIDATION_POLICY, kernels.time, Reference("untuned"))
+    assert set(kept.values()) == {VALIDATION_POLICY}
+    assert {len(each) for each in run_secs.values()} == {VALIDATION_POLICY.repeats}
 
 
 def test_one_call_over_a_cold_cache_is_no_reason_for_fewer() -> None:
