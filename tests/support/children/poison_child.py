@@ -57,12 +57,14 @@ class PoisonedChild:
         return {"policy": policies[0], "run_secs": [1e-3] * 3}
 
     def check(self, name: str) -> float:
+        self._device.note("checked", name)
         kernel = self._kernels[name]
         self._run({**kernel, "do": "good"} if kernel["do"] == "crash_while_interleaved" else kernel)
         self._reference = self._reference or name
         return 0.0 if name == self._reference else 1e-6
 
-    def time_interleaved(self, names: Sequence[str], policy: dict[str, Any]) -> dict[str, Any]:
+    def time_interleaved(self, names: Sequence[str], policy: dict[str, Any], reference: str) -> dict[str, Any]:
+        del reference
         self._device.note("interleaved", " ".join(sorted(names)))
         for name in names:
             self._run(self._kernels[name])

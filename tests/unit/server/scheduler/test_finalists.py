@@ -9,7 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fractune_core.records import Status
-from fractune_server.scheduler.finalists import NEGLIGIBLE, Outlook, is_settled, outlook, worth_validating
+from fractune_server.scheduler.finalists import (
+    NEGLIGIBLE,
+    Outlook,
+    is_settled,
+    minor_operators,
+    outlook,
+    worth_validating,
+)
 from tests.support.samples import divided, granted, validation
 
 SHARE = granted(1).key
@@ -58,6 +65,18 @@ def test_small_gains_are_left_out_while_together_they_stay_negligible() -> None:
     assert worth_validating(heavy | light) == {"heavy"}
     many = {f"light{number}": Outlook(1.0, 0.8) for number in range(10)}
     assert len(worth_validating(heavy | many)) == 1 + 10 - 2
+
+
+def test_operators_below_a_hundredth_of_the_model_are_minor() -> None:
+    outlooks = {
+        "heavy": Outlook(None, 98.0),
+        "published": Outlook(0.9, 5.0),
+        "light": Outlook(None, 0.5),
+        "at the limit": Outlook(None, 1.1),
+        "unknown": Outlook(None, math.inf),
+    }
+    assert minor_operators(outlooks) == {"published", "light"}
+    assert minor_operators({}) == set()
 
 
 @given(

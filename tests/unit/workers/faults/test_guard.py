@@ -26,7 +26,7 @@ from fractune_workers.faults.fault_state_file import FaultStateFile
 from fractune_workers.faults.guard import guard_for
 from fractune_workers.measuring import session as session_module
 from fractune_workers.measuring.session import ArtifactBatch, MeasurementSession, Outcome, artifact_name
-from fractune_workers.measuring.validation import validate
+from fractune_workers.measuring.validation import validate, validation
 from tests.support.children.poison import FOLDER, PoisonConfinement, PoisonDevice
 from tests.support.processes.redis_process import wait_until
 from tests.support.processes.worker_processes import alive
@@ -254,6 +254,19 @@ def test_a_validation_that_was_void_is_measured_again_as_a_whole(measurers: Meas
         "other": (1e-6, VALIDATION_POLICY.repeats),
     }
     assert measurers.child(0).generation == 1
+
+
+def test_a_void_validation_checks_again_only_what_its_child_has_lost(measurers: Measurers) -> None:
+    measurer, same = measurers.pooled[0], batch(untuned="good", other="good")
+    measure = validation(measurer._session, same, "untuned")
+    for turn in (1, 2):
+        outcomes = measurer.thread.submit(measure).result()
+        assert {name: outcome.max_error for name, outcome in outcomes.items()} == {"untuned": 0.0, "other": 1e-6}
+        assert len(measurers.device.notes("interleaved")) == turn
+        assert len(measurers.device.notes("checked")) == 2
+    measurer.thread.submit(measurer._session.forget_batch).result()
+    measurer.thread.submit(measure).result()
+    assert len(measurers.device.notes("checked")) == 4
 
 
 def test_without_the_untuned_default_there_is_no_validation(measurers: Measurers) -> None:

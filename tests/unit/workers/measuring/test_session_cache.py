@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,8 @@ from fractune_core.shares import Share
 from fractune_workers.measuring import session as session_module
 from fractune_workers.measuring.session import ArtifactBatch, MeasurementSession
 from fractune_workers.measuring.validation import validate
+
+_ARGS = [["TENSOR", "float32", [1]]]
 
 
 class NotedChild:
@@ -54,3 +58,46 @@ def test_every_policy_is_for_the_cache_of_the_session(
     asked = [TimingPolicy.from_json(each) for each in NotedChild.asked]
     assert asked == [with_cache(policy, cache) for policy in (FIRST_POLICY, TRIAL_POLICY, VALIDATION_POLICY)]
     assert (trial.policy, final.policy) == (asked[1], asked[2])
+
+
+@pytest.fixture
+def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MeasurementSession:
+    monkeypatch.setattr(session_module, "Child", NotedChild)
+    return MeasurementSession(Share.parse("cpu:1"), sorted(os.sched_getaffinity(0))[:1], lock_dir=tmp_path)
+
+
+def test_a_candidate_without_a_competitor_gets_the_first_timing_only(session: MeasurementSession) -> None:
+    one, two = (ArtifactBatch(_ARGS, 0, dict.fromkeys(names, b"")) for names in ("a", "ab"))
+    for batch, best_s, rungs in ((one, math.inf, 1), (one, 1.0, 2), (two, math.inf, 4)):
+        NotedChild.asked.clear()
+        session.trials(batch, best_s)
+        assert len(NotedChild.asked) == rungs
+
+
+def test_a_batch_may_set_the_length_of_repeats_over_a_warm_cache(session: MeasurementSession) -> None:
+    validate(session, ArtifactBatch(_ARGS, 0, {"a": b""}, repeat_ms=2.0), "a")
+    assert TimingPolicy.from_json(NotedChild.asked[-1]) == replace(VALIDATION_POLICY, min_repeat_ms=2.0)
+    cold = with_cache(VALIDATION_POLICY, COLD)
+    assert ArtifactBatch(_ARGS, 0, {}, repeat_ms=2.0).repeated(cold) == cold
+
+
+def test_the_anchor_between_two_batches_is_timed_once(
+    session: MeasurementSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s, made = [50.0], list[float]()
+    monkeypatch.setattr("fractune_workers.measuring.session.time.monotonic", lambda: now_s[0])
+
+    def ratio(*_: Any) -> float:
+        made.append(now_s[0])
+        return 1.0
+
+    monkeypatch.setattr(session, "call", ratio)
+    assert session.anchor_before() == 1.0
+    session.anchor()
+    now_s[0] += 0.25
+    session.anchor_before()
+    now_s[0] += 0.25
+    session.anchor_before()
+    session._child.generation += 1
+    session.anchor_before()
+    assert made == [50.0, 50.0, 50.5, 50.5]
