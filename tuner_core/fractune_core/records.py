@@ -68,7 +68,7 @@ class TimingPolicy(JsonObject):
     warmups: int
     """repeats timed and dropped"""
     repeats: int
-    """repeats kept: at least 3, but 1 of what is slow and far behind"""
+    """repeats kept: at least 3, but 1 of what is slow and far behind, and of an untuned default far behind"""
     min_repeat_ms: float
     """one repeat calls the kernel until this long has passed"""
     cache: str = WARM
@@ -88,7 +88,7 @@ class TimingPolicy(JsonObject):
 
 
 FIRST_POLICY = TimingPolicy("first", warmups=1, repeats=3, min_repeat_ms=1.0)
-"""every trial's first timing, and the only one of a trial that is far behind"""
+"""every trial's first timing, and the only one of a trial that is far behind or has no competitor"""
 TRIAL_POLICY = TimingPolicy("trial", warmups=1, repeats=3, min_repeat_ms=10.0)
 """the timing of a contender"""
 VALIDATION_POLICY = TimingPolicy("validation", warmups=1, repeats=14, min_repeat_ms=10.0, choosing=5)

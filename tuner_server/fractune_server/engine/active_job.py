@@ -79,7 +79,7 @@ class ActiveJob:
     """workload hashes of the operators that need no further validation"""
     validation_began: bool = False
     minor: set[str] = field(default_factory=set)
-    """workload hashes of the operators of which each is a small part of the model's time: see `minor_operators`"""
+    """workload hashes of operators that are a small part of the model's time: see `minor_operators`"""
     bundle_sent: bool = False
     """the signature of the bundle in Redis was checked for this job"""
     bundle_writing: Future[None] | None = None

@@ -39,7 +39,7 @@ def time_interleaved(
     """The effective policy, and the seconds of one call in each repeat, by name.
 
     The first timing of each kernel is short. It warms up, and shows whether the kernel is slow, or far behind the
-    fastest. A slow kernel gets four repeats, of which the first chooses. A kernel far behind gets three. They are not
+    fastest. A slow kernel gets four repeats, and the first chooses. A kernel far behind gets three. They are not
     divided, because it is not chosen. A kernel that is both gets one.
 
     The reference gets a single repeat if it is far behind. Its first timing is the call by which it was checked, if
