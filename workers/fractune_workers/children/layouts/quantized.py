@@ -7,6 +7,7 @@ step`, rounded and clipped, and weights are constants. In int32, both are intege
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -55,6 +56,24 @@ class Columns:
 
 def quantized_rows(planner: Planner, value: Any) -> Rows | None:
     """Of a float32 value `(clip(round(x) + zero) - zero) * step`, with what only moves numbers after it."""
+    return _in_plain(planner, value, _quantized)
+
+
+def integer_rows(planner: Planner, value: Any) -> Rows | None:
+    """Of an int32 value: bytes, or bytes less a zero point."""
+    return _in_plain(planner, value, _integers)
+
+
+def _in_plain(planner: Planner, value: Any, find: Callable[[Planner, Any], Rows | None]) -> Rows | None:
+    """What `find` finds for the value, which may be in blocks."""
+    known = planner.in_blocks(value)
+    if known is None:
+        return find(planner, value)
+    found = find(planner, known[0])
+    return None if found is None else replace(found, numbers=planner.plain_of(found.numbers, known[1]))
+
+
+def _quantized(planner: Planner, value: Any) -> Rows | None:
     call = called(planner, value)
     name = operator_of(call)
     if name in _MOVES:
@@ -75,8 +94,7 @@ def quantized_rows(planner: Planner, value: Any) -> Rows | None:
     return Rows(clipped, bounds, zero, step)
 
 
-def integer_rows(planner: Planner, value: Any) -> Rows | None:
-    """Of an int32 value: bytes, or bytes less a zero point."""
+def _integers(planner: Planner, value: Any) -> Rows | None:
     zero: Any = 0.0
     call = called(planner, value)
     if operator_of(call) == "subtract":

@@ -274,3 +274,20 @@ def test_an_integer_convolution_is_exact(channels: int, groups: int) -> None:
     assert annotated(direct) == ([[-255, 255, -255, 255]] if channels > 1 and groups == 1 else [])
     np.testing.assert_array_equal(outputs(direct, NARROW, [x, zero, bias]), (whole + bias[:, None, None]) * 0.5)
     assert any("conv2d" in each and "add" in each for each in calls(direct))
+
+
+def test_data_in_blocks_stay_there() -> None:
+    """A quantized convolution after another kernel: the numbers are its epilogue."""
+
+    def body(net: Network, x: Any) -> Any:
+        made = net.conv(x, 8, 1)
+        data = net.emit(op.astype(net.emit(op.clip(net.emit(op.round(made)), 0, 255)), "uint8"))
+        left = net.emit(op.subtract(net.emit(op.astype(data, "int32")), relax.const(np.array([7], "int32"))))
+        right = relax.const(RNG.integers(-9, 9, (8, 8, 3, 3)).astype("int32"))
+        return net.emit(op.astype(net.emit(op.nn.conv2d(left, right, padding=1)), "float32"))
+
+    direct = prepare(network([(1, 8, 5, 6)], body), NARROW)
+    assert annotated(direct) == [[-255, 255, -128, 127]]
+    first, second = (each for each in calls(direct) if "conv2d" in each)
+    assert "subtract" in first
+    assert "subtract" not in second
