@@ -77,6 +77,8 @@ def prepare(mod: tvm.IRModule, target: tvm.target.Target, implementation: str = 
     try:
         with target, tvm.transform.PassContext(opt_level=3):
             return settled(passes(planned(looked_up(simplify(mod)), target, implementation)))
+    except BadModel:
+        raise
     except Exception as error:
         raise BadModel(f"TVM cannot lower the model: {first_line(error)}") from error
 

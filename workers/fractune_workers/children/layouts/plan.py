@@ -11,7 +11,7 @@ from tvm import relax
 
 from fractune_workers.children.layouts import elementwise, images, products, shuffle
 from fractune_workers.children.layouts.planner import Planner, Rule
-from fractune_workers.children.layouts.recurrences import with_vectors
+from fractune_workers.children.layouts.recurrences import refuse_recurrences, with_vectors
 from fractune_workers.children.rewriting.channels_last import with_channels_last
 from fractune_workers.children.rewriting.expressions import rewritten
 from fractune_workers.children.tvm_api.dot_products import dot_products
@@ -40,9 +40,11 @@ def planned(mod: tvm.IRModule, target: tvm.target.Target, implementation: str = 
     """The module with its layouts planned for the target; its results stay the same.
 
     The implementation of this name computes the convolutions and products that it fits; all others are computed
-    directly. Calls and their arguments correspond one to one, whatever the implementation.
+    directly. Calls and their arguments correspond one to one, whatever the implementation. Raises BadModel for a
+    recurrent operator on a GPU.
     """
     if target.kind.name != "llvm":
+        refuse_recurrences(mod)
         return with_channels_last(mod) if target.kind.name == "cuda" else mod
     unit = vector_unit(target)
     planner = Planner(mod.clone(), _RULES, unit.lanes, implementation, dot_products(target))

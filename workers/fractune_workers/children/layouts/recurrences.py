@@ -10,6 +10,7 @@ import tvm_ffi
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from fractune_core.errors import BadModel
 from fractune_workers.children.layouts.recurrence import Recurrence, pack
 from fractune_workers.children.layouts.recurrence_kernel import RECURRENCE, Blocks, blocks_for, recurrence_kernel
 from fractune_workers.children.rewriting.expressions import numbers_of, operator_of, rewritten
@@ -18,9 +19,17 @@ from fractune_workers.children.tvm_api.target import VectorUnit
 
 def with_vectors(mod: tvm.IRModule, unit: VectorUnit) -> tvm.IRModule:
     """The module with each recurrent kernel in blocks for the vector unit."""
-    if not any(function.attrs and RECURRENCE in function.attrs for function in mod.functions.values()):
-        return mod
-    return rewritten(mod, _Vectorizer(mod.clone(), unit))
+    return rewritten(mod, _Vectorizer(mod.clone(), unit)) if _recurrent(mod) else mod
+
+
+def refuse_recurrences(mod: tvm.IRModule) -> None:
+    """Raises BadModel for a module with recurrent kernels: their loops are those of a CPU."""
+    if _recurrent(mod):
+        raise BadModel("has an LSTM, GRU or RNN, which has no kernel for a GPU; tune it for shares of a CPU")
+
+
+def _recurrent(mod: tvm.IRModule) -> list[Any]:
+    return [function for function in mod.functions.values() if function.attrs and RECURRENCE in function.attrs]
 
 
 @mutator

@@ -10,10 +10,12 @@ import numpy.typing as npt
 import onnx
 import pytest
 import tvm
+import tvm_ffi
 from onnx import helper
 
 from fractune_core.errors import BadModel
 from fractune_workers.children.importing.passes import prepare
+from fractune_workers.children.layouts.recurrence_kernel import RECURRENCE
 from tests.support.onnx_models import imported, onnx_model, run_by_onnxruntime, run_imported
 
 Array = npt.NDArray[Any]
@@ -181,3 +183,19 @@ def test_the_recurrence_multiplies_and_adds_in_whole_registers(target: tvm.targe
 def test_a_refusal_names_the_node_and_the_attribute(attributes: dict[str, Any], message: str) -> None:
     with pytest.raises(BadModel, match=rf"cannot import node 'cell' \(LSTM\): its {message}"):
         imported(model_of("LSTM", operands("LSTM"), **attributes))
+
+
+def test_a_gpu_has_no_kernel_for_it() -> None:
+    with pytest.raises(BadModel, match="has an LSTM, GRU or RNN, which has no kernel for a GPU; tune it for shares"):
+        prepare(imported(model_of("LSTM", operands("LSTM"))), tvm.target.Target({"kind": "cuda", "arch": "sm_80"}))
+
+
+def test_an_attribute_of_another_function_changes_nothing() -> None:
+    """A module from a file may have the attribute at any function: the function stays what it is."""
+    small, large = (imported(model_of("LSTM", operands("LSTM", units=units))) for units in (8, 16))
+    (name,) = (gv for gv, f in small.functions.items() if f.attrs and RECURRENCE in f.attrs)
+    (other,) = (f for f in large.functions.values() if f.attrs and RECURRENCE in f.attrs)
+    for text in (other.attrs[RECURRENCE], "{}", "x", '{"cell": 1}'):
+        small.update_func(name, small[name].with_attr(RECURRENCE, text))
+        kernels = [f for f in prepare(small, NARROW).functions.values() if f.attrs and RECURRENCE in f.attrs]
+        assert [tvm_ffi.structural_equal(each, small[name]) for each in kernels] == [True]
