@@ -113,3 +113,15 @@ def test_after_the_first_timing_it_is_known_how_many_calls_fill_a_repeat() -> No
     assert {calls for name, calls in kernels.asked if name == "untuned"} == {1}
     assert {calls for name, calls in kernels.asked if name == "nothing"} == {1}
     assert [calls for name, calls in kernels.asked if name == "a"][:2] == [1, 1050]
+
+
+def test_a_kernel_that_gets_faster_fills_its_repeats_with_more_calls() -> None:
+    secs = iter([2e-5, *[1e-5] * VALIDATION_POLICY.repeats])
+    asked: list[int] = []
+
+    def timed(_name: str, _policy: TimingPolicy, calls: int) -> list[float]:
+        asked.append(calls)
+        return [next(secs)]
+
+    time_interleaved(["a"], VALIDATION_POLICY, timed)
+    assert asked[:4] == [1, 525, 1050, 1050]
