@@ -84,7 +84,7 @@ def _widths(made: Decomposition, weight: int) -> list[int]:
 
 def _heads(made: Decomposition, *widths: int) -> int:
     heads = int(made.attribute("num_heads", 0))
-    if heads < 1 or any(width % heads for width in widths):
+    if heads < 1 or any(width < 1 or width % heads for width in widths):
         raise made.refused(f"num_heads={heads} does not divide {' and '.join(map(str, widths))}; export it again")
     return heads
 

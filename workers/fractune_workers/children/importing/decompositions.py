@@ -11,6 +11,7 @@ from typing import Any
 import onnx
 from onnx import defs
 
+from fractune_core.errors import BadModel, first_line
 from fractune_workers.children.importing.decomposed_attention import ATTENTION
 from fractune_workers.children.importing.decomposed_fused import FUSED
 from fractune_workers.children.importing.decomposed_quantized import QUANTIZED
@@ -32,10 +33,18 @@ def decomposed(node: onnx.NodeProto, types: Types, opset: int) -> Sequence[onnx.
     """The nodes that stand for a node; None for a node that stays. `types`: of its inputs, by name. Raises BadModel."""
     decompose = DECOMPOSITIONS.get(operator_of(node))
     if decompose is not None:
-        made = Decomposition(node, types, opset)
-        decompose(made)
-        return made.nodes
+        return _by_table(Decomposition(node, types, opset), decompose)
     return None if is_known(node) else _by_onnx(node, types, opset)
+
+
+def _by_table(made: Decomposition, decompose: Decompose) -> Sequence[onnx.NodeProto]:
+    try:
+        decompose(made)
+    except BadModel:
+        raise
+    except Exception as error:  # attributes and shapes of any kind come from the file
+        raise made.refused(f"its attributes and inputs do not fit ({first_line(error)}); export it again") from error
+    return made.nodes
 
 
 def _by_onnx(node: onnx.NodeProto, types: Types, opset: int) -> Sequence[onnx.NodeProto] | None:
@@ -43,9 +52,14 @@ def _by_onnx(node: onnx.NodeProto, types: Types, opset: int) -> Sequence[onnx.No
     if domain_of(node.domain):
         return None
     try:
-        schema: Any = defs.get_schema(node.op_type, opset)
-    except defs.SchemaError:
+        body = _body(defs.get_schema(node.op_type, opset), node, types, opset)
+    except Exception:  # noqa: BLE001  no such operator, or ONNX cannot write the function of this node
         return None
+    return _inlined(node, body) if body.node else None
+
+
+def _body(schema: Any, node: onnx.NodeProto, types: Types, opset: int) -> onnx.FunctionProto:
+    """The function by which ONNX defines the operator; empty where there is none."""
     body = onnx.FunctionProto()
     if schema.has_context_dependent_function:
         given = [types.get(name) or onnx.TypeProto() for name in node.input]
@@ -57,7 +71,7 @@ def _by_onnx(node: onnx.NodeProto, types: Types, opset: int) -> Sequence[onnx.No
     elif schema.has_function and _newest(schema.function_opset_versions, opset):
         version = _newest(schema.function_opset_versions, opset)
         body.ParseFromString(schema.get_function_with_opset_version(version))
-    return _inlined(node, body) if body.node else None
+    return body
 
 
 def _newest(versions: Sequence[int], opset: int) -> int:
