@@ -55,6 +55,11 @@ class Blocks:
         return self.shape[self.axis] < self.count * self.size
 
     @property
+    def is_view(self) -> bool:
+        """Whether the plain tensor lies in memory in the same order."""
+        return self.axis == len(self.shape) - 1 and not self.filled_up
+
+    @property
     def physical(self) -> tuple[int, ...]:
         """The shape in memory."""
         return (*self.shape[: self.axis], self.count, *self.shape[self.axis + 1 :], self.size)

@@ -69,14 +69,21 @@ def laid_out(planner: Planner, operand: Any, blocks: Blocks, fill: float) -> Any
 
 
 def _broadcast(planner: Planner, operand: Any, shape: tuple[int, ...], blocks: Blocks) -> Any | None:
-    """One number, or one for each channel, that is computed at run time; None for another operand."""
+    """A repeated operand that is computed at run time; None for one that does not fit.
+
+    It is one number, or one for each channel. Where the last axis is in blocks, it may be repeated along any axes.
+    """
     if prod(shape) == 1:
         return operand if len(shape) <= 1 else planner.emit(relax.op.reshape(operand, [1]))
     aligned = (1,) * (len(blocks.shape) - len(shape)) + shape
-    if blocks.dropped or not aligned[blocks.axis] == blocks.shape[blocks.axis] == prod(shape):
+    if blocks.dropped or any(own not in (1, whole) for own, whole in zip(aligned, blocks.shape, strict=True)):
         return None
-    if blocks.axis == len(blocks.shape) - 1 and not blocks.filled_up:
-        return planner.emit(relax.op.reshape(operand, [blocks.count, blocks.size]))
+    if blocks.is_view:
+        inner = [1, 1] if shape[-1] == 1 else [blocks.count, blocks.size]
+        outer = [] if prod(shape[:-1]) == 1 else shape[:-1]
+        return planner.emit(relax.op.reshape(operand, [*outer, *inner]))
+    if not aligned[blocks.axis] == blocks.shape[blocks.axis] == prod(shape):
+        return None
     return planner.changed(planner.emit(relax.op.reshape(operand, aligned)), replace(blocks, shape=aligned))
 
 

@@ -94,6 +94,8 @@ class Planner(PyExprMutator):
 
     def changed(self, value: Any, blocks: Blocks) -> Any:
         """A plain value, put into `blocks`."""
+        if blocks.is_view:
+            return self.builder_.emit(relax.op.reshape(value, blocks.physical))
         return self.builder_.emit(self.kernel(to_blocks, value, blocks=blocks, name=TO_BLOCKS))
 
     def blocks(self, shape: Sequence[int], axis: int, parts: int = 1) -> Blocks:
@@ -124,7 +126,6 @@ class Planner(PyExprMutator):
 
     def plain(self, value: Any, blocks: Blocks) -> Any:
         """A value in blocks, as a plain one."""
-        innermost = blocks.axis == len(blocks.shape) - 1
-        if innermost and not blocks.filled_up:  # it lies in memory as it should
+        if blocks.is_view:
             return relax.op.reshape(value, blocks.plain)
         return self.kernel(from_blocks, value, blocks=blocks, name=FROM_BLOCKS)

@@ -5,6 +5,7 @@
   weights.
 - ONNX's `Sum`, `Max` and `Min` come as a reduced stack. They become element-wise operators.
 - Quantized values are float32 (`quantization.py`), and convolutions over lines are over images (`lines.py`).
+- Normalisations and GELU are one operator (`composites.py`), and reshapes meet and cancel (`flat_rows.py`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from fractune_workers.children.rewriting import lines, quantization
+from fractune_workers.children.rewriting import composites, flat_rows, lines, quantization
 from fractune_workers.children.rewriting.expressions import (
     ELEMENTWISE,
     operator_of,
@@ -33,10 +34,11 @@ _CHANNELS = 1
 
 def simplify(mod: tvm.IRModule) -> tvm.IRModule:
     """The module with every Relax function rewritten; its results stay the same, up to rounding."""
-    once = set[Any]().union(*map(used_once, relax_functions(mod).values()))
-    simplifier = Simplifier(mod.clone(), _RULES, once)
     tidy = tvm.transform.Sequential([relax.transform.CanonicalizeBindings(), relax.transform.DeadCodeElimination()])
-    return tidy(rewritten(mod, simplifier))
+    for rules in _RULES:
+        once = set[Any]().union(*map(used_once, relax_functions(mod).values()))
+        mod = tidy(rewritten(mod, Simplifier(mod.clone(), rules, once)))
+    return mod
 
 
 def _shape_change(simplifier: Simplifier, call: Any) -> Any | None:
@@ -109,14 +111,25 @@ def _broadcast(_: Simplifier, call: Any) -> Any | None:
     return data if shape_of(data) == shape_of(call) else None
 
 
-_RULES: dict[str, tuple[Rule, ...]] = {
-    **dict.fromkeys(("permute_dims", "reshape", "expand_dims", "squeeze"), (_shape_change,)),
-    **dict.fromkeys(_PAIRWISE, (_reduced_stack,)),
-    **dict.fromkeys(ELEMENTWISE, (lines.elementwise,)),
-    "broadcast_to": (_broadcast,),
-    "dequantize": (quantization.dequantized,),
-    "nn.batch_norm": (_batch_norm,),
-    "nn.conv1d": (lines.conv1d,),
-    "strided_slice": (lines.channel_slice,),
-}
-"""by the Relax operator: the first that fits is applied"""
+_RULES: tuple[dict[str, tuple[Rule, ...]], ...] = (
+    {
+        **dict.fromkeys(("permute_dims", "reshape", "expand_dims", "squeeze"), (_shape_change,)),
+        **dict.fromkeys(_PAIRWISE, (_reduced_stack,)),
+        **dict.fromkeys(ELEMENTWISE, (lines.elementwise,)),
+        "add": (composites.scaled_norm, lines.elementwise),
+        "broadcast_to": (_broadcast,),
+        "dequantize": (quantization.dequantized,),
+        "divide": (composites.layer_norm, lines.elementwise),
+        "multiply": (composites.gelu, composites.layer_norm, composites.scaled_norm, lines.elementwise),
+        "nn.batch_norm": (_batch_norm,),
+        "nn.conv1d": (lines.conv1d,),
+        "strided_slice": (lines.channel_slice,),
+    },
+    {
+        **dict.fromkeys(ELEMENTWISE, (flat_rows.elementwise,)),
+        "matmul": (flat_rows.matmul,),
+        "nn.layer_norm": (flat_rows.layer_norm,),
+        "reshape": (flat_rows.reshaped,),
+    },
+)
+"""of each pass, by the Relax operator: the first that fits is applied"""

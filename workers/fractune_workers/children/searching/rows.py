@@ -118,7 +118,8 @@ def _schedule(sch: Any, rows: int, lanes: int) -> None:
     steps for vectors. (3) The cores share the rows, and every block is computed row by row. (4) Vectors.
     """
     *earlier, last = _blocks(sch)
-    blocks = [*(block for block in earlier if not _inlined(sch, block, rows)), last]
+    kept = [block for block in reversed(earlier) if not _inlined(sch, block, rows)]
+    blocks = [*reversed(kept), last]
     reductions = [block for block in blocks if _reduces(sch.get(block))]
     parts = _parted(sch, reductions, lanes)
     row = _row_loop(sch, last, rows)

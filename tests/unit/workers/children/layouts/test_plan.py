@@ -277,3 +277,14 @@ def test_ingest_and_compile_see_the_same_operators(mcpu: str) -> None:
     assert first == second
     lanes = vector_unit(target).lanes
     assert lanes == {"x86-64": 4, "x86-64-v3": 8, "skylake-avx512": 16}[mcpu]
+
+
+@pytest.mark.parametrize("shape", [(2, 5, 8), (1, 5, 8), (8,), (1, 1, 1), (2, 5, 1), (1, 1, 8)])
+def test_a_computed_operand_that_is_repeated_keeps_the_blocks(shape: tuple[int, ...]) -> None:
+    def body(net: Network, x: Any, y: Any) -> Any:
+        product = net.emit(op.matmul(x, net.weight(6, 8)))
+        return net.emit(op.nn.relu(net.emit(op.add(product, y))))
+
+    names = check(network([(2, 5, 6), shape], body))
+    assert transforms(names) == 0
+    assert names[-3:] == ["relax.add", "relax.nn.relu", "relax.reshape"]
