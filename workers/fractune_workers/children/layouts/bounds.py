@@ -13,9 +13,12 @@ class Bounds:
 
     data: tuple[int, int]
     weights: tuple[int, int]
+    computed: bool = False
+    """whether the weights are computed when the model runs"""
 
     def numbers(self) -> list[int]:
-        return [*self.data, *self.weights]
+        """As an annotation has them (`kernel_names.WHOLE_NUMBERS`)."""
+        return [*self.data, *self.weights, *([1] if self.computed else [])]
 
     def sums_fit(self, depth: int) -> bool:
         """Whether sums of `depth` products fit into int32."""

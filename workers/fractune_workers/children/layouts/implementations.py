@@ -23,6 +23,8 @@ from fractune_workers.children.layouts.winograd import WINOGRAD2, WINOGRAD4, Win
 
 _Array = npt.NDArray[Any]
 _WEIGHT_DIMS = 6
+_RANGE = 2
+"""the smallest and the largest number"""
 _TRANSFORM, _READ_WEIGHT = 8.0, 12.0
 """Multiplications that take as long as transforming one element of a tile, and as reading one weight from beyond the
 second cache. Fitted to both algorithms of Winograd at nine convolutions, on a processor with AVX-512."""
@@ -73,12 +75,14 @@ def own_arguments(name: str, arguments: Sequence[_Array], described: Sequence[An
     """The arguments of an operator for the implementation called `name`, from the arguments of the direct one, which
     `described` describes (`tvm_api.traces.args_of`).
 
-    Weights of whole numbers are the second argument of whole numbers. Weights of other convolutions are in blocks of
-    both kinds of channels, and have more dimensions than all other arguments. In a fused model each slot has weights of
-    its own.
+    Weights of whole numbers are the second argument of whole numbers. They stay where they are computed. Weights of
+    other convolutions are in blocks of both kinds of channels, and have more dimensions than all other arguments. In a
+    fused model each slot has weights of its own.
     """
     if name in INTEGERS:
         _, weights = (at for at, (_, _, _, *bounds) in enumerate(described) if bounds)
+        if len(described[weights][3]) > _RANGE:
+            return list(arguments)
         return [INTEGERS[name].pack(each) if at == weights else each for at, each in enumerate(arguments)]
     most = max(each.ndim for each in arguments)
     return [_repacked_slots(name, each) if each.ndim == most else each for each in arguments]

@@ -17,7 +17,7 @@ import tvm
 from tvm import te
 
 from fractune_core.implementations import INT8, INT16
-from fractune_core.tir.kernel_names import INTEGER_SUMS, ROWS, SUMS
+from fractune_core.tir.kernel_names import COLUMNS, INTEGER_SUMS, ROWS, SUMS
 from fractune_workers.children.layouts.bounds import Bounds
 from fractune_workers.children.layouts.kernels import Window
 
@@ -55,18 +55,28 @@ class IntegerProduct:
 
     def compute(self, data: te.Tensor, weight: te.Tensor) -> te.Tensor:
         """(..., M, K) float32 and weights of `pack` -> (..., M, N/b, b) float32, as `kernels.matmul`."""
-        blocks, groups, lanes, group = (int(dim) for dim in weight.shape)
+        *batch, blocks, groups, lanes, group = (int(dim) for dim in weight.shape)
         rows = self._rows(data, groups * group)
         ko, ki = te.reduce_axis((0, groups), "ko"), te.reduce_axis((0, group), "ki")
 
         def product(*index: Any) -> Any:
             *outer, block, lane = index
             number = rows(*outer, ko * group + ki).astype(_SUM)
-            return te.sum(number * weight(block, ko, lane, ki).astype(_SUM), axis=[ko, ki])
+            return te.sum(number * weight(*outer[: len(batch)], block, ko, lane, ki).astype(_SUM), axis=[ko, ki])
 
         shape = (*data.shape[:-1], blocks, lanes)
         sums = te.compute(shape, product, name=INTEGER_SUMS)
         return te.compute(shape, lambda *index: sums(*index).astype(_FLOAT), name=SUMS)
+
+    def compute_both(self, data: te.Tensor, weight: te.Tensor) -> te.Tensor:
+        """As `compute`, of the direct kernel's weights (..., N/b, K, b), which are computed. K is whole groups."""
+        *outer, depth, lanes = (int(dim) for dim in weight.shape)
+
+        def number(*index: Any) -> Any:
+            *block, group, lane, which = index
+            return weight(*block, group * self.group + which, lane).astype(_SUM).astype(self.weight)
+
+        return self.compute(data, te.compute((*outer, depth // self.group, lanes, self.group), number, name=COLUMNS))
 
     def convolve(self, data: te.Tensor, weight: te.Tensor, window: Window) -> te.Tensor:
         """(N, C/b, H, W, b) float32 and weights of `pack` -> (N, K/b, Y, X, b) float32, as `kernels.conv2d`."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
-from fractune_core.implementations import DIRECT
+from fractune_core.implementations import DIRECT, INT16
 from fractune_workers.children.layouts import elementwise, kernels
 from fractune_workers.children.layouts.blocks import Blocks, pack
 from fractune_workers.children.layouts.bounds import Bounds
@@ -17,6 +17,7 @@ from fractune_workers.children.layouts.integers import INTEGERS, IntegerProduct
 from fractune_workers.children.layouts.kernels import Window, pack_groups
 from fractune_workers.children.layouts.planner import CHANNELS, Array, Made, Planner
 from fractune_workers.children.layouts.quantized import (
+    WIDE,
     Columns,
     Rows,
     called,
@@ -32,6 +33,8 @@ from fractune_workers.children.rewriting.expressions import operator_of, shape_o
 
 _FLOAT, _INT = "float32", "int32"
 _MATRIX_RANK = 2
+_WHOLE_GROUPS = 2
+"""depths of two computed values that pairs cover"""
 _PRODUCTS = frozenset({"matmul", "nn.conv2d"})
 _TAKES_AN_EPILOGUE = {"op_pattern": 4}
 """TVM's kOutEWiseFusable: element-wise operators after a kernel are fused with it. TVM sets it by itself for a kernel
@@ -161,6 +164,9 @@ def matmul(planner: Planner, call: Any) -> Made:
     numbers = planner.constant(weight)
     rows = quantized_rows(planner, data)
     if numbers is None:
+        other = quantized_rows(planner, weight) if rows else None
+        if rows and other and shape_of(data)[-1] % _WHOLE_GROUPS == 0:
+            return _computed_matmul(planner, rows, other, shape)
         packed = _packed(planner, data, weight)
     elif numbers.ndim == _MATRIX_RANK:
         columns = quantized_columns(numbers) if rows else None
@@ -182,6 +188,28 @@ def _packed(planner: Planner, data: Any, weight: Any) -> Any | None:
     if len(rows) != len(other) or rows[:-2] != other[:-2] or rows[-2] < 2 * planner.lanes:
         return None
     return planner.emit(planner.kernel(kernels.packed_columns, weight, size=planner.lanes, name="pack"))
+
+
+def _computed_matmul(planner: Planner, rows: Rows, other: Rows, shape: tuple[int, ...]) -> Made:
+    """The product of two computed values, by whole numbers. Without the zero points of either it needs no correction,
+    and pairs of 16 bits hold them.
+    """
+    rows, other = centred(planner, rows), centred(planner, other)
+    packed = _packed(planner, rows.numbers, other.numbers)
+    if packed is None:
+        return None
+    bounds = Bounds(WIDE, WIDE, computed=True)  # of every layer, so that layers share an operator
+    pairs = INTEGERS[INT16]
+    if (
+        planner.implementation == INT16
+        and INT16 in planner.dot_products
+        and pairs.fits(bounds, shape_of(rows.numbers)[-1])
+    ):
+        value = planner.kernel(pairs.compute_both, rows.numbers, packed, name="matmul", attributes=_TAKES_AN_EPILOGUE)
+    else:
+        value = planner.kernel(kernels.matmul, rows.numbers, packed, name="matmul", whole=bounds)
+    step = relax.const(np.array([np.float32(rows.step) * np.float32(other.step)], _FLOAT))
+    return relax.op.multiply(planner.emit(value), step), planner.blocks(shape, len(shape) - 1)
 
 
 def cast(planner: Planner, call: Any) -> Made:

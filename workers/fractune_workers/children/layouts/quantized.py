@@ -19,7 +19,7 @@ from fractune_workers.children.rewriting.expressions import operator_of, shape_o
 
 _FLOAT, _INT = "float32", "int32"
 _MOVES = frozenset({"reshape", "permute_dims", "expand_dims", "squeeze"})
-_UNSIGNED, _BYTE, _WIDE = (0, 255), (-128, 127), (-255, 255)
+_UNSIGNED, _BYTE, WIDE = (0, 255), (-128, 127), (-255, 255)
 """ranges of whole numbers"""
 _MOST_STEPS = 255
 _SAMPLE = 64
@@ -130,7 +130,7 @@ def quantized_columns(weights: Array) -> Columns | None:
 def integer_columns(planner: Planner, value: Any) -> Columns | None:
     """Of int32 weights (K, N), a constant, or one less a zero point. Those of a convolution (N, ...) become such."""
     numbers = _constant(planner, value)
-    if numbers is None or numbers.ndim < 2 or np.abs(numbers).max(initial=0) > _WIDE[1]:
+    if numbers is None or numbers.ndim < 2 or np.abs(numbers).max(initial=0) > WIDE[1]:
         return None
     columns = columns_of(numbers.astype(_FLOAT))
     return Columns(columns, np.ones(columns.shape[1], _FLOAT))
@@ -155,7 +155,7 @@ def of_bytes(planner: Planner, rows: Rows) -> Rows:
 def centred(planner: Planner, rows: Rows) -> Rows:
     """The rows with zero as their zero point, as padding with zeros needs them."""
     if not isinstance(rows.zero, float):
-        return Rows(_shifted(planner, relax.op.subtract, rows.numbers, rows.zero), _WIDE, step=rows.step)
+        return Rows(_shifted(planner, relax.op.subtract, rows.numbers, rows.zero), WIDE, step=rows.step)
     low, high = (int(bound - rows.zero) for bound in rows.bounds)
     numbers = rows.numbers
     if rows.zero:
@@ -174,7 +174,7 @@ def _shifted(planner: Planner, operator: Any, numbers: Any, by: Any) -> Any:
 
 def _range_of(low: float, high: float) -> tuple[int, int]:
     """One of the few ranges that operators have: few ranges make few operators."""
-    return next(each for each in (_UNSIGNED, _BYTE, _WIDE) if each[0] <= low and high <= each[1])
+    return next(each for each in (_UNSIGNED, _BYTE, WIDE) if each[0] <= low and high <= each[1])
 
 
 def _step_counts(scaled: Array) -> Array | None:

@@ -17,12 +17,12 @@ import tvm
 from tvm.s_tir import Schedule
 from tvm.s_tir import meta_schedule as ms
 
-from fractune_core.tir.kernel_names import INTEGER_SUMS, ROWS, SUMS
+from fractune_core.tir.kernel_names import COLUMNS, INTEGER_SUMS, ROWS, SUMS
 from fractune_workers.children.layouts.integers import INTEGERS
 from fractune_workers.children.searching.epilogues import inline_epilogue
 from fractune_workers.children.searching.register_tiles import Extents, tilings
 from fractune_workers.children.searching.sketches import block_named
-from fractune_workers.children.tvm_api.dot_products import DotProduct, dot_product
+from fractune_workers.children.tvm_api.dot_products import DotProduct, dot_product, pairing
 
 _MOST_ROWS, _MOST_BLOCKS, _MOST_STEPS = 16, 6, 4
 """of a tile, all of it unrolled"""
@@ -151,7 +151,17 @@ def _schedule(sch: Any, dot: DotProduct, *, by_rows: bool) -> None:
         sch.parallel(sch.fuse(*_vectorize_rows(sch, numbers, dot)))
         sch.parallel(sch.fuse(*outer, chunk, panel))
     *_, row, block, lane, groups, number = sch.get_loops(sums)
+    _pair_columns(sch, dot)
     _sum_up(sch, sums, dot, [row, block], lane, [groups], number)
+
+
+def _pair_columns(sch: Any, dot: DotProduct) -> None:
+    """Weights that are computed become whole numbers before, by vectors."""
+    names = [str(sch.get(block).name_hint) for block in sch.get_child_blocks(sch.get_sblock("root"))]
+    if COLUMNS in names:
+        *outer, lane, _ = sch.get_loops(sch.get_sblock(COLUMNS, "main"))
+        sch.parallel(sch.fuse(*outer[:-1]))
+        sch.tensorize(lane, pairing(dot.lanes))
 
 
 def _schedule_image(sch: Any, dot: DotProduct) -> None:

@@ -8,9 +8,10 @@ from typing import Any
 from tvm.s_tir import TensorIntrin
 from tvm.script import tirx as T
 
-from fractune_workers.children.tvm_api.dot_products import DOT_PRODUCTS, DotProduct
+from fractune_workers.children.tvm_api.dot_products import DOT_PRODUCTS, DotProduct, pairing
 
 _SUM = "int32"
+_BITS, _LOWER_BITS = 16, 0xFFFF
 
 
 def _description(dot: DotProduct) -> Any:
@@ -75,5 +76,53 @@ def _instruction(dot: DotProduct) -> Any:
     return adding if dot.adds else added
 
 
+def _pairs_description(lanes: int) -> Any:
+    @T.prim_func(s_tir=True)
+    def described(
+        numbers: T.Buffer((2, lanes), "float32", offset_factor=1),  # type: ignore[valid-type]
+        pairs: T.Buffer((lanes, 2), "int16", offset_factor=1),  # type: ignore[valid-type]
+    ) -> None:
+        with T.sblock("root"):
+            T.reads(numbers[0:2, 0:lanes])
+            T.writes(pairs[0:lanes, 0:2])
+            for lane in T.serial(0, lanes):
+                for k in T.serial(0, 2):
+                    with T.sblock("update"):
+                        vi, vk = T.axis.remap("SS", [lane, k])
+                        pairs[vi, vk] = T.cast(T.cast(numbers[vk, vi], _SUM), "int16")
+
+    return described
+
+
+def _pairs(lanes: int) -> Any:
+    """The lower 16 bits of the one vector, and the other 16 bits higher."""
+    floats, wide, narrow = f"float32x{lanes}", f"{_SUM}x{lanes}", f"int16x{2 * lanes}"
+
+    @T.prim_func(s_tir=True)
+    def paired(
+        numbers: T.Buffer((2, lanes), "float32", offset_factor=1),  # type: ignore[valid-type]
+        pairs: T.Buffer((lanes, 2), "int16", offset_factor=1),  # type: ignore[valid-type]
+    ) -> None:
+        with T.sblock("root"):
+            T.reads(numbers[0:2, 0:lanes])
+            T.writes(pairs[0:lanes, 0:2])
+            pairs.vstore(
+                [0, 0],
+                T.reinterpret(
+                    T.bitwise_or(
+                        T.bitwise_and(
+                            T.cast(numbers.vload([0, 0], floats), wide), T.broadcast(T.int32(_LOWER_BITS), lanes)
+                        ),
+                        T.shift_left(T.cast(numbers.vload([1, 0], floats), wide), T.broadcast(T.int32(_BITS), lanes)),
+                    ),
+                    dtype=narrow,
+                ),
+            )
+
+    return paired
+
+
+for _lanes in (8, 16):
+    TensorIntrin.register(pairing(_lanes), _pairs_description(_lanes), _pairs(_lanes), override=True)
 for _dot in chain(*DOT_PRODUCTS.values()):
     TensorIntrin.register(_dot.name, _description(_dot), _instruction(_dot), override=True)

@@ -63,3 +63,8 @@ def dot_products(target: Any) -> list[str]:
     """The implementations of products of whole numbers that a CPU target has instructions for, the faster first."""
     lanes = vector_unit(target).lanes
     return [name for name in DOT_PRODUCTS if dot_product(name, target, lanes)]
+
+
+def pairing(lanes: int) -> str:
+    """The name of the tensor intrinsic that turns two vectors of float32 into one of pairs of 16 bits."""
+    return f"fractune_pairs_{lanes}"

@@ -77,7 +77,8 @@ def _plain(value: Any) -> Any:
 
 def args_of(workload: Workload) -> list[Any]:
     """The arguments of the workload's entry function: `["TENSOR", dtype, shape]` each. Whole numbers in float32 have
-    their smallest and largest one behind it: `["TENSOR", "float32", [4, 64], [0, 255]]`.
+    their smallest and largest one behind it: `["TENSOR", "float32", [4, 64], [0, 255]]`. Computed weights have a third
+    number there, 1.
     """
     bounds = whole_numbers(workload.mod)
     return [

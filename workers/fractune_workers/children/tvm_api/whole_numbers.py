@@ -11,7 +11,9 @@ from fractune_core.tir.kernel_names import WHOLE_NUMBERS
 
 
 def whole_numbers(mod: Any) -> dict[int, list[int]]:
-    """By the place of an argument: its smallest and its largest number. The data come before the weights."""
+    """By the place of an argument: its smallest and its largest number, and a 1 behind them for weights that are
+    computed. The data come before the weights.
+    """
     function = mod["main"]
     blocks: list[Any] = []
     tvm_ffi.structural_walk(function.body, (s_tir.SBlock, blocks.append))

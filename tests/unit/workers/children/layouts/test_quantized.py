@@ -82,6 +82,11 @@ def annotated(mod: Any) -> list[list[int]]:
     return [[int(number) for number in kernel.annotations[WHOLE_NUMBERS]] for kernel in kernels]
 
 
+def names(mod: Any) -> list[str]:
+    """Of the calls, without TVM's numbers."""
+    return [each.rstrip("0123456789") for each in calls(mod)]
+
+
 @pytest.mark.parametrize("form", [clipped, within_limits])
 @pytest.mark.parametrize(
     ("low", "high", "zero"),
@@ -112,7 +117,7 @@ def test_each_implementation_makes_the_same_calls(name: str, target: Any) -> Non
     numbers, steps = weights(12, 32)
     mod = network([(6, 12)], product(clipped, (numbers * steps).astype("float32"), 0, 255, 7))
     direct, other = prepare(mod, target), prepare(mod, target, name)
-    assert [each.rstrip("0123456789") for each in calls(direct)] == [each.rstrip("0123456789") for each in calls(other)]
+    assert names(direct) == names(other)
     assert annotated(direct)
     assert not annotated(other)
     (kernel,) = (each for each in calls(other) if "matmul" in each)
@@ -239,9 +244,7 @@ def test_a_quantized_convolution_is_one_of_whole_numbers(form: Any, zero: int, b
     assert annotated(direct) == [[*bounds, -128, 127]]
     np.testing.assert_allclose(outputs(direct, NARROW, [x]), expected, atol=2e-6 * expected.max())
     name, target = (INT16, AVX2) if zero else (INT8, VNNI)
-    assert [each.rstrip("0123456789") for each in calls(prepare(mod, target, name))] == [
-        each.rstrip("0123456789") for each in calls(prepare(mod, target))
-    ]
+    assert names(prepare(mod, target, name)) == names(prepare(mod, target))
     assert not annotated(prepare(mod, target, name))
 
 
@@ -291,3 +294,26 @@ def test_data_in_blocks_stay_there() -> None:
     first, second = (each for each in calls(direct) if "conv2d" in each)
     assert "subtract" in first
     assert "subtract" not in second
+
+
+@pytest.mark.parametrize("form", [clipped, within_limits])
+def test_a_product_of_two_quantized_values_is_one_of_whole_numbers(form: Any) -> None:
+    def body(net: Network, x: Any, y: Any) -> Any:
+        left = net.emit(op.multiply(form(net, x, 0, 255, 28), one(STEP)))
+        right = net.emit(op.multiply(form(net, y, 0, 255, 140), one(STEP)))
+        made = net.emit(op.matmul(left, net.emit(op.permute_dims(right, [0, 1, 3, 2]))))
+        return net.emit(op.nn.relu(made))
+
+    mod = network([(1, 2, 40, 10), (1, 2, 40, 10)], body)
+    x, y = (RNG.normal(0, 5, (1, 2, 40, 10)).astype("float32") for _ in range(2))
+    right = activation(y, 0, 255, 140).swapaxes(2, 3).astype("float64")
+    expected = np.maximum(activation(x, 0, 255, 28).astype("float64") @ right, 0)
+    direct = prepare(mod, NARROW)
+    assert annotated(direct) == [[-255, 255, -255, 255, 1]]
+    np.testing.assert_allclose(outputs(direct, NARROW, [x, y]), expected, atol=2e-6 * expected.max())
+    float32, other = prepare(mod, AVX2), prepare(mod, AVX2, INT16)
+    assert annotated(float32)
+    assert not annotated(other)
+    assert [each.rstrip("0123456789") for each in calls(float32)] == [
+        each.rstrip("0123456789") for each in calls(other)
+    ]

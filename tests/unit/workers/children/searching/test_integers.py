@@ -160,6 +160,22 @@ def test_convolutions_are_exact(
         np.testing.assert_array_equal(made, expected)
 
 
+@pytest.mark.parametrize("mcpu", ["haswell", "skylake-avx512", "cascadelake", "alderlake"])
+def test_products_of_two_computed_values_are_exact(mcpu: str) -> None:
+    target = target_of(mcpu)
+    skip_unless_runnable(target)
+    lanes = vector_unit(target).lanes
+    rng = np.random.default_rng(0)
+    data, weights = rng.integers(-255, 256, (3, 6, 10)), rng.integers(-255, 256, (3, 10, 2 * lanes))
+    packed = np.ascontiguousarray(weights.reshape(3, 10, 2, lanes).swapaxes(1, 2)).astype("float32")
+    given = [te.placeholder(data.shape, "float32"), te.placeholder(packed.shape, "float32")]
+    function = te.create_prim_func([*given, INTEGERS[INT16].compute_both(given[0], given[1])])
+    workload = Workload(tvm.IRModule({"main": function.with_attr("global_symbol", "main")}))
+    for sch in schedules(workload, target, 4):
+        made = run(sch.mod, target, data.astype("float32"), packed, np.zeros((3, 6, 2, lanes), "float32"))
+        np.testing.assert_array_equal(made.reshape(3, 6, 2 * lanes), data @ weights)
+
+
 @pytest.mark.parametrize(("mcpu", "name", "instruction", "register"), INSTRUCTIONS)
 def test_the_first_candidate_has_the_instruction_of_the_processor(
     mcpu: str, name: str, instruction: str, register: str
