@@ -35,7 +35,7 @@ _LARGEST = 65_536
 """Elements of a constant that still is shape arithmetic; larger ones are weights and stay as they are"""
 _MOST_SHAPE_ELEMENTS = 4096
 """Of a constant that ONNX may need to infer a shape: a shape, scales, the sizes of a split"""
-_UNROLLED = frozenset({"Loop", "Scan"})
+UNROLLED = frozenset({"Loop", "Scan"})
 _REFUSED_LOOP = "SequenceMap"
 _SUM_OF_PRODUCTS = "Einsum"
 _PAIR = 2
@@ -176,7 +176,7 @@ class Folding:
             yield from self._visit(node)
 
     def _visit(self, node: onnx.NodeProto) -> Iterable[onnx.NodeProto]:
-        if node.op_type in _UNROLLED and not domain_of(node.domain):
+        if node.op_type in UNROLLED and not domain_of(node.domain):
             yield from unrolled(node, self._opsets.get("", 1), self)
             return
         if node.op_type == _REFUSED_LOOP:

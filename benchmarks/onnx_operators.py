@@ -1,0 +1,97 @@
+"""ONNX's own tests of its operators, through the importer: how many pass, are refused, and fail.
+
+Each case is imported, compiled without a schedule and compared with ONNX's numbers. A refusal is one clear line, before
+anything is compiled; anything else that is not the right numbers is a failure. `--page` writes docs/models.md from the
+result file and from the importer's tables, and runs nothing.
+
+Usage: python -m benchmarks.onnx_operators [--only TEXT] [--quick] [--out FILE] [--page]
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections import Counter
+from multiprocessing.connection import Connection
+from typing import Any
+
+from benchmarks.support.machine import RESULTS, arguments, write_result
+from benchmarks.support.models_page import PAGE, models_page
+from benchmarks.support.node_cases import FAILED, REFUSED, STATUSES, Outcome, node_cases, operator_of_case, run_case
+
+NAME = "onnx_operators"
+_QUICK = "quantizelinear"
+_CASE_TIMEOUT_S = 60
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--only", default="", help="cases whose name contains this text")
+    parser.add_argument("--page", action="store_true", help="write docs/models.md and run nothing")
+    args = parser.parse_args()
+    if args.page:
+        PAGE.write_text(models_page(RESULTS / f"{NAME}.json"), encoding="utf-8")
+        return
+    only = args.only or (_QUICK if args.quick else "")
+    cases = {name: case for name, case in node_cases().items() if only in name}
+    outcomes = run_cases(list(cases))
+    operators: dict[str, dict[str, Any]] = {}
+    for name, outcome in outcomes.items():
+        row = operators.setdefault(operator_of_case(cases[name]), {**dict.fromkeys(STATUSES, 0), "refusals": {}})
+        row[outcome.status] += 1
+        if outcome.status == REFUSED:
+            row["refusals"].setdefault(outcome.detail, name)
+    counts = Counter(outcome.status for outcome in outcomes.values())
+    failures = {name: outcome.detail for name, outcome in outcomes.items() if outcome.status == FAILED}
+    for name, detail in failures.items():
+        print(f"{name}: {detail}")
+    print("  ".join(f"{status} {counts[status]}" for status in STATUSES))
+    data = {"counts": {status: counts[status] for status in STATUSES}, "failures": failures, "operators": operators}
+    write_result(NAME, args, data)
+
+
+def run_cases(names: list[str]) -> dict[str, Outcome]:
+    """The outcomes by name. They are run in a process of their own: a compiler may crash."""
+    child = _Child()
+    outcomes = {}
+    for name in names:
+        outcome = child.run(name)
+        outcomes[name] = outcome or Outcome(FAILED, "the process died, or took too long")
+        if outcome is None:
+            child = _Child()
+    child.end()
+    return outcomes
+
+
+class _Child:
+    def __init__(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs,), daemon=True)
+        self._process.start()
+        theirs.close()
+
+    def run(self, name: str) -> Outcome | None:
+        """None where the process died or took too long; it is ended then."""
+        try:
+            self._pipe.send(name)
+            if self._pipe.poll(_CASE_TIMEOUT_S):
+                outcome: Outcome = self._pipe.recv()
+                return outcome
+        except (EOFError, OSError):
+            pass
+        self.end()
+        return None
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.join()
+
+
+def _serve(pipe: Connection) -> None:
+    cases = node_cases()
+    while True:
+        pipe.send(run_case(cases[pipe.recv()]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""docs/models.md: what the importer does with each operator, from its tables and from the results of ONNX's tests."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from onnx import defs, helper
+
+from fractune_workers.children.importing.decompositions import DECOMPOSITIONS
+from fractune_workers.children.importing.onnx_converters import CONVERTERS
+from fractune_workers.children.importing.onnx_fold import UNROLLED
+from fractune_workers.children.importing.onnx_importer import is_known
+
+PAGE = Path(__file__).parents[2] / "docs" / "models.md"
+_HEAD = Path(__file__).with_name("models_page_head.md")
+_INTERNAL = "fractune."
+_MOST_REASON = 150
+
+
+def models_page(results: Path) -> str:
+    """The page as text."""
+    measured = json.loads(results.read_text()) if results.exists() else {"counts": {}, "operators": {}}
+    rows = [_row(name, measured["operators"].get(name)) for name in sorted(_names(), key=str.lower)]
+    head = _HEAD.read_text(encoding="utf-8").format(counts=_counts(measured["counts"]))
+    table = ["| operator | how | ONNX's cases: passed / refused | refused forms |", "|---|---|---|---|", *rows]
+    return head + "\n".join(table) + "\n"
+
+
+def _counts(counts: dict[str, int]) -> str:
+    if not counts:
+        return "The benchmark prints how many of ONNX's cases pass, are refused and fail."
+    numbers = ", ".join(f"{number} {status}" for status, number in counts.items())
+    return f"ONNX's tests, {sum(counts.values())} cases:\n{numbers}."
+
+
+def _names() -> set[str]:
+    own = {schema.name for schema in defs.get_all_schemas() if not schema.domain and not schema.deprecated}
+    tables = {name for name in {*CONVERTERS, *DECOMPOSITIONS} if not name.startswith(_INTERNAL)}
+    return own | tables
+
+
+def how(name: str) -> str:
+    """Whether an operator is native, decomposed or refused."""
+    if name in DECOMPOSITIONS or name in UNROLLED:
+        return "decomposed"
+    domain, _, operator = name.rpartition(".")
+    if name == "If" or is_known(helper.make_node(operator, [], [], domain=domain)):
+        return "native"
+    schema: Any = None if "." in name else defs.get_schema(name)
+    if schema is not None and (schema.has_function or schema.has_context_dependent_function):
+        return "decomposed"
+    return "refused"
+
+
+def _row(name: str, tried: dict[str, Any] | None) -> str:
+    kind = how(name)
+    passed = tried["passed"] + tried["passed with constants"] if tried else 0
+    cases = f"{passed} / {tried['refused']}" if tried else ""
+    if kind == "refused" or (tried and not passed and tried["refused"] and name not in UNROLLED):
+        return f"| {name} | refused | {cases} | no kernel computes it; export without it |"
+    return f"| {name} | {kind} | {cases} | {_reasons(tried['refusals']) if tried else ''} |"
+
+
+def _reasons(refusals: dict[str, str]) -> str:
+    short = {reason.partition("): ")[2] or reason for reason in refusals}
+    text = "; ".join(sorted(short))[:_MOST_REASON]
+    return text.replace("|", "/").replace("\n", " ")

@@ -1,0 +1,142 @@
+"""ONNX's own tests of its operators, run through the importer: imported, compiled without a schedule, and compared.
+
+Parameters of an operator (axes, a shape) are inputs in these tests, and constants in models. So a case that is refused
+is tried again with all inputs but the first as constants.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import onnx
+import tvm
+from onnx import numpy_helper
+from tvm import relax
+
+from fractune_core.errors import BadModel, first_line
+from fractune_workers.children.importing.limits import Limits
+from fractune_workers.children.importing.model_file import load_fixed
+from fractune_workers.children.importing.passes import prepare
+from fractune_workers.children.tvm_api.keep_out import hushed
+
+TARGET = "llvm -mcpu=x86-64-v3"
+PASSED, WITH_CONSTANTS, REFUSED, FAILED = "passed", "passed with constants", "refused", "failed"
+STATUSES = (PASSED, WITH_CONSTANTS, REFUSED, FAILED)
+_BYTES = {"int4": "int8", "uint4": "uint8", "int2": "int8", "uint2": "uint8"}
+"""numbers of less than a byte are held as bytes"""
+_EPSILONS = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
+_ROUNDINGS = 4
+"""units in the last place that a result in float16 or bfloat16 may be off: the tests' tolerance is less than one"""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    status: str
+    detail: str = ""
+    """the refusal, or what went wrong"""
+
+
+@cache
+def node_cases() -> dict[str, Any]:
+    """ONNX's cases by name."""
+    from onnx.backend.test.case.node import collect_testcases
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return {case.name: case for case in collect_testcases(None)}
+
+
+def operator_of_case(case: Any) -> str:
+    """The operator that a case tests, with its domain. The case of an expanded function tests the function."""
+    node = case.model.graph.node[-1]
+    name = str(node.op_type)
+    label = re.match(r"([A-Z]\w*?)_test_\w+_expanded_function_", " ".join(n for n in node.input if n))
+    domain = node.domain
+    return f"{domain}.{name}" if domain and not label else (label.group(1) if label else name)
+
+
+def run_case(case: Any) -> Outcome:
+    given, wanted = ([_array(each) for each in side] for side in case.data_sets[0])
+    if not all(isinstance(each, np.ndarray) for each in given):
+        return Outcome(REFUSED, "an input is a sequence or left out; only tensors are inputs")
+    outcome = _run(case, case.model, given, wanted)
+    if outcome.status == REFUSED and len(given) > 1:
+        constant = _run(case, _with_constants(case.model, given), given[:1], wanted)
+        if constant.status != REFUSED:
+            return Outcome(WITH_CONSTANTS) if constant.status == PASSED else constant
+    return outcome
+
+
+def _run(case: Any, model: onnx.ModelProto, given: Sequence[Any], wanted: Sequence[Any]) -> Outcome:
+    data = model.SerializeToString()
+    try:
+        with hushed():
+            mod = load_fixed(data, {}, Limits(len(data)))
+    except BadModel as error:
+        return Outcome(REFUSED, str(error))
+    except Exception as error:  # noqa: BLE001  a failure of the case, of whatever type
+        return Outcome(FAILED, f"{type(error).__name__}: {first_line(error)}")
+    try:
+        made = _compute(mod, given)
+    except Exception as error:  # noqa: BLE001
+        return Outcome(FAILED, f"{type(error).__name__}: {first_line(error)}")
+    if len(model.graph.output) == 1 and isinstance(wanted[0], list):
+        made = [made]
+    difference = _difference(made, list(wanted), case.rtol, case.atol)
+    return Outcome(FAILED, difference) if difference else Outcome(PASSED)
+
+
+def _compute(mod: tvm.IRModule, given: Sequence[Any]) -> list[Any]:
+    target = tvm.target.Target({"kind": "llvm", "mcpu": "x86-64-v3"})
+    with hushed():
+        prepared = prepare(mod, target)
+        with tvm.transform.PassContext(opt_level=0):
+            machine = relax.VirtualMachine(relax.build(prepared, target), tvm.cpu())
+    made = machine["main"](*[tvm.runtime.tensor(np.array(_as_bytes(each), order="C")) for each in given])
+    return [made.numpy()] if hasattr(made, "numpy") else [_numbers(each) for each in made]
+
+
+def _numbers(value: Any) -> Any:
+    return value.numpy() if hasattr(value, "numpy") else [_numbers(each) for each in value]
+
+
+def _with_constants(model: onnx.ModelProto, given: Sequence[Any]) -> onnx.ModelProto:
+    made = onnx.ModelProto()
+    made.CopyFrom(model)
+    inputs = list(model.graph.input)
+    del made.graph.input[1:]
+    for value, numbers in zip(inputs[1:], given[1:], strict=True):
+        made.graph.initializer.append(numpy_helper.from_array(np.asarray(numbers), value.name))
+    return made
+
+
+def _array(value: Any) -> Any:
+    if isinstance(value, onnx.TensorProto):
+        return numpy_helper.to_array(value)
+    return np.asarray(value) if isinstance(value, np.generic) else value
+
+
+def _as_bytes(numbers: Any) -> Any:
+    return numbers.astype(_BYTES.get(str(numbers.dtype), numbers.dtype))
+
+
+def _difference(ours: Any, theirs: Any, rtol: float, atol: float) -> str:
+    """What differs; empty where nothing does."""
+    if isinstance(theirs, list):
+        if not isinstance(ours, list) or len(ours) != len(theirs):
+            return f"{len(ours)} values, expected {len(theirs)}"
+        found = (_difference(*pair, rtol, atol) for pair in zip(ours, theirs, strict=True))
+        return next(filter(None, found), "")
+    wanted = _as_bytes(np.asarray(theirs))
+    if ours.shape != wanted.shape or ours.dtype != wanted.dtype:
+        return f"{ours.dtype}{ours.shape}, expected {wanted.dtype}{wanted.shape}"
+    if str(ours.dtype) in _EPSILONS:
+        rtol = atol = _ROUNDINGS * _EPSILONS[str(ours.dtype)]
+    close = np.isclose(ours.astype(np.float64), wanted.astype(np.float64), rtol, atol, equal_nan=True)
+    return "" if close.all() else f"{close.size - close.sum()} of {close.size} numbers differ"

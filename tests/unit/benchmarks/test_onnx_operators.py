@@ -1,0 +1,43 @@
+"""ONNX's own operator tests through the importer; docs/models.md agrees with their results and with the tables."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.onnx_operators import NAME
+from benchmarks.support.machine import RESULTS
+from benchmarks.support.models_page import PAGE, how, models_page
+from benchmarks.support.node_cases import FAILED, PASSED, REFUSED, node_cases, run_case
+
+RESULT = RESULTS / f"{NAME}.json"
+QUICK = "quantizelinear matmulinteger convinteger qlinear celu isinf layer_normalization_2d gelu"
+
+
+def test_the_page_is_what_the_results_and_the_tables_say() -> None:
+    assert PAGE.read_text(encoding="utf-8") == models_page(RESULT)
+
+
+@pytest.mark.parametrize("part", QUICK.split())
+def test_onnx_agrees(part: str) -> None:
+    outcomes = {name: run_case(case) for name, case in node_cases().items() if name.startswith(f"test_{part}")}
+    assert PASSED in {outcome.status for outcome in outcomes.values()}
+    assert {name: each.detail for name, each in outcomes.items() if each.status == FAILED} == {}
+    for outcome in outcomes.values():
+        assert "\n" not in outcome.detail
+        assert outcome.status != REFUSED or outcome.detail
+
+
+@pytest.mark.parametrize(
+    ("operator", "kind"),
+    [
+        ("Conv", "native"),
+        ("If", "native"),
+        ("QLinearConv", "decomposed"),
+        ("Celu", "decomposed"),
+        ("com.microsoft.MatMulNBits", "native"),
+        ("com.microsoft.Attention", "decomposed"),
+        ("StringConcat", "refused"),
+    ],
+)
+def test_how_an_operator_is_imported(operator: str, kind: str) -> None:
+    assert how(operator) == kind
