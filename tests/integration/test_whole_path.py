@@ -116,7 +116,9 @@ def test_the_bundle_runs_at_each_share_with_that_shares_variant(
     np.savez(inputs, x=np.ones((1, 4, 16, 16), "float32"))
     args = ["--share", share, "--repeats", "3", "--inputs", str(inputs), "--save-outputs", str(outputs)]
     (report,) = events(run_fractune("run", tuned[-1]["bundle"], *args, "--json"))
-    assert (report["variant"], report["exact"], report["units"]) == (share, True, int(share[-1]))
+    # The model is so small that one thread may run it at any share, by the times in the bundle.
+    variant = "cpu:1" if report["reason"].startswith("one thread runs it") else share
+    assert (report["variant"], report["exact"], report["units"]) == (variant, True, int(share[-1]))
     assert report["max_rel_difference"] < 1e-3
     assert len(report["tuned_run_secs"]) == len(report["untuned_run_secs"]) == 3
     assert np.load(outputs)["y"].shape == tuple(report["outputs"][0]["shape"])

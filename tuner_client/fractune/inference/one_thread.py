@@ -11,6 +11,9 @@ POOL_COST_S = 50e-6
 """The part of a call with a pool that no measurement of an operator contains: the hand-over to the pool's first thread,
 which wakes the others, and back. 30 to 80 us on two kinds of machines with two cores, more where they are busy."""
 
+TINY_S = 1e-3
+"""Of a model that takes longer, the hand-over is a small part, and a disturbed measurement must not take its pool"""
+
 
 def one_thread_choice(
     bundle: Bundle, units: int, choice: VariantChoice, policy: Policy, mechanism: str
@@ -22,7 +25,7 @@ def one_thread_choice(
         return None
     times = bundle.choosing(mechanism)
     pool_s = times.get(units, {}).get(choice.variant)
-    if not pool_s:
+    if not pool_s or pool_s > TINY_S:
         return None
     alone = choose_variant(bundle, 1, policy, mechanism)
     alone_s = times.get(1, {}).get(alone.variant)

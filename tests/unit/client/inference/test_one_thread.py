@@ -11,7 +11,7 @@ import pytest
 
 import fractune
 from fractune.inference.choosing import choose_variant
-from fractune.inference.one_thread import POOL_COST_S, one_thread_choice
+from fractune.inference.one_thread import POOL_COST_S, TINY_S, one_thread_choice
 from fractune.inference.runner import CallersThread, Runner
 from fractune_core.analysis.match import DEFAULT_POLICY
 from fractune_core.files.bundles import Bundle, write_bundle
@@ -31,8 +31,9 @@ def chosen(measured: Times, units: int = 4) -> str | None:
     ("alone_s", "pool_s", "variant"),
     [
         (1e-6, 1e-6, "cpu:1"),
-        (1e-3 + 0.9 * POOL_COST_S, 1e-3, "cpu:1"),
-        (1e-3 + 1.1 * POOL_COST_S, 1e-3, None),
+        (0.9 * TINY_S + 0.9 * POOL_COST_S, 0.9 * TINY_S, "cpu:1"),
+        (0.9 * TINY_S + 1.1 * POOL_COST_S, 0.9 * TINY_S, None),
+        (1.1 * TINY_S, 1.1 * TINY_S, None),
         (1.0, 0.3, None),
     ],
 )
