@@ -13,6 +13,8 @@ from fractune_core.errors import BadRequest
 
 CONSTANT = "const:"
 _JOINED = f"={CONSTANT}"
+_LARGEST_SIZE = 2**63 - 1
+"""ONNX's and the messages' numbers have 64 bits."""
 _WORDS = {"true": True, "false": False, "1": True, "0": False}
 
 Inputs = Mapping[str, Sequence[int] | str]
@@ -30,6 +32,8 @@ def as_shapes(inputs: Inputs) -> dict[str, list[int]]:
             made[f"{name}{_JOINED}{numbers.strip()}"] = []
         elif any(size < 1 for size in given):
             raise BadRequest(f"inputs: '{name}' has the shape {list(given)}; every size must be at least 1")
+        elif any(size > _LARGEST_SIZE for size in given):
+            raise BadRequest(f"inputs: '{name}' has a size above {_LARGEST_SIZE:,}, which no memory holds; correct it")
         else:
             made[name] = [int(size) for size in given]
     names = [name.partition(_JOINED)[0] for name in made]

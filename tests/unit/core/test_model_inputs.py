@@ -22,6 +22,12 @@ def test_a_text_without_numbers_is_refused(text: str) -> None:
         as_shapes({"sr": text})
 
 
+@pytest.mark.parametrize("size", [2**63, 2**80])
+def test_a_size_that_no_message_holds_is_refused(size: int) -> None:
+    with pytest.raises(BadRequest, match="inputs: 'x' has a size above 9,223,372,036,854,775,807"):
+        JobSpec.requested("m.onnx", "cpu:1", inputs={"x": (size, 1)})
+
+
 @pytest.mark.parametrize(
     ("text", "dtype", "numbers"),
     [

@@ -33,11 +33,11 @@ _TIMESTAMP = "google.protobuf.Timestamp"
 def to_proto(instance: Any, message_type: type[_M], **given: Any) -> _M:
     """The dataclass as a message; `given` are fields of the message. Raises BadRequest for what it has no room for."""
     kinds: Any = type(instance), message_type
-    for name, target, write in _writers(*kinds, frozenset(given)):
-        value = getattr(instance, name)
-        if value is not None:
-            given[target] = value if write is None else write(value)
     try:
+        for name, target, write in _writers(*kinds, frozenset(given)):
+            value = getattr(instance, name)
+            if value is not None:
+                given[target] = value if write is None else write(value)
         return message_type(**given)
     except ValueError as error:
         raise BadRequest(f"{message_type.DESCRIPTOR.name}: {error}") from error
@@ -71,8 +71,12 @@ def to_lists(messages: Mapping[str, Any]) -> dict[str, list[Any]]:
 
 
 def from_lists(lists: Mapping[str, Iterable[Any]], message_type: type[_M]) -> dict[str, _M]:
+    """The lists as messages that stand for lists. Raises BadRequest for what they have no room for."""
     name = _only_field(message_type.DESCRIPTOR).name
-    return {key: message_type(**{name: values}) for key, values in lists.items()}
+    try:
+        return {key: message_type(**{name: values}) for key, values in lists.items()}
+    except ValueError as error:
+        raise BadRequest(f"{message_type.DESCRIPTOR.name}: {error}") from error
 
 
 # ---- made once for each pair of types ----------------------------------------------------------------------------

@@ -144,7 +144,7 @@ def _mask(made: Decomposition, index: int, sizes: _Sizes, kind: int) -> str:
 
 def _causal(made: Decomposition, sizes: _Sizes, kind: int) -> str:
     """What is added to the scores of later keys; empty where a query looks at all."""
-    if not made.attribute("unidirectional", 0):
+    if made.attribute("unidirectional", 0) != 1:
         return ""
     ends = [made.constant(bound) for bound in (0, sizes.keys, 1)]
     queries = [made.constant(bound) for bound in (sizes.keys - sizes.queries, sizes.keys, 1)]

@@ -6,6 +6,7 @@ folded and slimmed by itself, and becomes a function that runs only when it is t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -28,6 +29,7 @@ from fractune_workers.children.tvm_api.arrays import numpy_dtype
 _IF = "If"
 _DOMAIN = "fractune"
 _NUMBER = "number"
+_SIDES = ("then_branch", "else_branch")
 _SEPARATE_INITIALIZERS_IR = 4
 _CONST_HINT = "if an input decides which branch is taken, make it a constant with --input NAME=const:VALUE"
 
@@ -64,19 +66,28 @@ class Branches:
 
     def convert(self, node: OnnxNode) -> relax.Expr:
         """The `If` that the node stands for."""
-        own = self._nodes[int(node.attributes[_NUMBER])]
+        own = self.original(node.proto)
         node = replace(node, proto=own)
-        graphs = {each.name: each.g for each in own.attribute}
+        condition = _condition(node)
+        graphs = {each.name: each.g for each in own.attribute if each.HasField("g")}
+        missing = next((name for name in _SIDES if name not in graphs), None)
+        if missing is not None:
+            raise node.refused(f"it has no graph '{missing}'; export the model again")
         names = sorted(set().union(*map(captured_by, graphs.values())))
         around = dict(zip(names, node.inputs[1:], strict=True))
-        calls = [self._call(node, graphs[name], around) for name in ("then_branch", "else_branch")]
+        calls = [self._call(node, graphs[name], around) for name in _SIDES]
         types = [call.op.ty.ret for call in calls]
         if not tvm_ffi.structural_equal(*types):
             raise node.refused(f"its branches make {types[0]} and {types[1]}, which must be equal; {_CONST_HINT}")
-        condition = node.input(0)
         if shape_of(condition):
             condition = node.emit(relax.op.squeeze(condition))
         return node.emit(relax.If(condition, *(relax.SeqExpr(blocks=[], body=call) for call in calls)))
+
+    def original(self, node: onnx.NodeProto) -> onnx.NodeProto:
+        """The `If` that the node stands for, or the node itself."""
+        if node.domain != _DOMAIN:
+            return node
+        return self._nodes[next(each.i for each in node.attribute if each.name == _NUMBER)]
 
     def _call(self, node: OnnxNode, graph: onnx.GraphProto, values: Mapping[str, Any]) -> relax.Call:
         """A call of the branch, which becomes a function of the node's module. `values`: those around it, by name."""
@@ -107,6 +118,15 @@ class Branches:
             outputs.append(onnx.ValueInfoProto(name=f"{output.name}/{at}"))
         whole = helper.make_graph(nodes, graph.name or "branch", inputs, outputs, constants)
         return helper.make_model(whole, opset_imports=self._opsets, ir_version=self._version)
+
+
+def _condition(node: OnnxNode) -> relax.Expr:
+    """Raises BadModel for a condition that is not one bool."""
+    condition = node.input(0)
+    dtype, shape = dtype_of(condition), shape_of(condition)
+    if dtype != "bool" or math.prod(shape) != 1:
+        raise node.refused(f"its condition has the type {dtype} and the shape {shape}; it must be one bool")
+    return condition
 
 
 @mutator

@@ -95,6 +95,10 @@ class Importer(onnx_frontend.ONNXGraphImporter):
 
     def convert(self, node: onnx.NodeProto) -> None:
         """Convert one node, and name its outputs."""
+        unknown = next((name for name in node.input if name and name not in self._nodes), None)
+        if unknown is not None:
+            known = described(self.branches.original(node))
+            raise BadModel(f"cannot import {known}: it reads '{unknown}', which no node makes; export the model again")
         inputs = onnx_frontend.onnx_input(self._nodes[name] if name else None for name in node.input)
         attributes = self._parse_attr(node.attribute)
         if operator_of(node) in CONVERTERS:

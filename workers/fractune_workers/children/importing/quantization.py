@@ -39,6 +39,9 @@ def _quantize(node: OnnxNode) -> relax.Expr:
     if bounds is None:
         raise node.refused(f"it quantizes to {TensorProto.DataType.Name(kind)}; quantize to whole numbers, as int8")
     x, scale, zero = node.input(0), node.input(1), node.optional(2)
+    known = node.constant(1)
+    if known is not None and not known.all():
+        raise node.refused("its scale is 0, and nothing can be divided by 0; export it with another scale")
     blocks = _Blocks(node, shape_of(x))
     plain = None if node.attributes.get("precision") else blocks.plain(x, kind)
     if plain is not None:
@@ -176,6 +179,10 @@ def _dynamic_quantize(node: OnnxNode) -> Sequence[relax.Expr]:
     """uint8 numbers, a scale and a zero point; zeros become zeros, with zero point 0."""
     x = node.input(0)
     dtype = dtype_of(x)
+    if "float" not in dtype:
+        raise node.refused(
+            f"it quantizes {dtype}, and only floating-point numbers have a range; export it with float32"
+        )
     lowest, highest = (relax.const(bound, dtype) for bound in _BYTE_RANGE)
     smallest = node.emit(relax.op.minimum(relax.op.min(x), lowest))
     spread = node.emit(relax.op.subtract(relax.op.maximum(relax.op.max(x), lowest), smallest))

@@ -32,7 +32,7 @@ def _convert(node: OnnxNode) -> Sequence[relax.Expr]:
     inputs = [node.optional(at) for at in range(_OPERANDS)]
     inputs[W], inputs[R] = (relax.const(each, str(each.dtype)) for each in (columns, recurrent))
     plain = replace(node, inputs=inputs)
-    operands = operands_of(plain)
+    operands = operands_of(plain, whole_weights=True)
     of = replace(recurrence_of(LSTM, plain, operands), whole_weights=str(recurrent.dtype))
     added, _ = biases(plain, of, operands[B])
     projected = _projected(node, of, columns, column_scales, added)

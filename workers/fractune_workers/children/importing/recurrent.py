@@ -41,9 +41,23 @@ def _convert(cell: str, node: OnnxNode) -> Sequence[relax.Expr]:
     return [node.emit(relax.op.astype(each, asked)) for each in outputs] if narrow else outputs
 
 
-def operands_of(node: OnnxNode, *, widened: bool = False) -> Mapping[int, relax.Expr | None]:
-    """The inputs by their places, those of an LSTM; as float32 where the operator has float16 (`widened`)."""
+def operands_of(
+    node: OnnxNode, *, widened: bool = False, whole_weights: bool = False
+) -> Mapping[int, relax.Expr | None]:
+    """The inputs by their places, those of an LSTM; as float32 where the operator has float16 (`widened`).
+
+    Raises BadModel for an input of another type than X, but for weights that are whole numbers.
+    """
+    for at in range(len(_NAMES)):
+        if not (whole_weights and at in (W, R)):
+            _check_type(node, at)
     return {at: _operand(node, at, widened=widened) for at in range(len(_NAMES))}
+
+
+def _check_type(node: OnnxNode, at: int) -> None:
+    value, expected = node.optional(at), "int32" if at == _LENGTHS else dtype_of(node.input(X))
+    if value is not None and dtype_of(value) != expected:
+        raise node.refused(f"its input {_NAMES[at]} has {dtype_of(value)}, and {expected} is expected; export it again")
 
 
 def _operand(node: OnnxNode, at: int, *, widened: bool) -> relax.Expr | None:
@@ -82,7 +96,7 @@ def recurrence_of(cell: str, node: OnnxNode, operands: Mapping[int, relax.Expr |
         backwards=backwards,
         activations=_activations(cell, node, len(backwards)),
         dtype="float64" if dtype_of(data) == "float64" else "float32",
-        clip=float(attributes.get("clip", 0.0)),
+        clip=_clip(node),
         couples_forget=cell == LSTM and bool(attributes.get("input_forget", 0)),
         resets_product=cell == GRU and bool(attributes.get("linear_before_reset", 0)),
         has_lengths=operands[_LENGTHS] is not None and not _is_full(node, steps),
@@ -91,6 +105,14 @@ def recurrence_of(cell: str, node: OnnxNode, operands: Mapping[int, relax.Expr |
     )
     _check_shapes(node, of, operands)
     return of
+
+
+def _clip(node: OnnxNode) -> float:
+    """The bound of what goes into the activations; 0 for none."""
+    clip = float(node.attributes.get("clip", 0.0))
+    if not clip >= 0:
+        raise node.refused(f"its attribute 'clip' is {clip:g}; write a positive number, or leave it out")
+    return clip
 
 
 def _is_full(node: OnnxNode, steps: int) -> bool:

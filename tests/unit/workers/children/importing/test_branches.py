@@ -105,3 +105,26 @@ def test_a_refusal_inside_a_branch_names_both_nodes() -> None:
         BadModel, match=r"a branch of node 'choice' \(If\): node 'strange' has operator com\.example\.Odd"
     ):
         imported(choice(product("a", "Relu"), odd))
+
+
+@pytest.mark.parametrize(
+    "condition", [np.array(1, np.float32), np.array([False, True]), np.array(1, np.int64)], ids=str
+)
+def test_a_condition_that_is_not_one_bool_is_refused(condition: Array) -> None:
+    node = helper.make_node(
+        "If", ["c"], ["y"], name="choice", then_branch=product("a", "Relu"), else_branch=product("b", "Neg")
+    )
+    with pytest.raises(BadModel, match=r"node 'choice' \(If\): its condition has the type .*; it must be one bool"):
+        imported(onnx_model([node], {"x": X, "c": condition}, {"w": WEIGHT}))
+
+
+def test_a_missing_branch_is_refused() -> None:
+    node = helper.make_node("If", ["c"], ["y"], name="choice", then_branch=product("a", "Relu"))
+    with pytest.raises(BadModel, match=r"node 'choice' \(If\): it has no graph 'else_branch'; export"):
+        imported(onnx_model([node], {"x": X, "c": np.ones((), np.bool_)}, {"w": WEIGHT}))
+
+
+def test_a_branch_that_reads_an_unknown_name_is_refused() -> None:
+    odd = graph([helper.make_node("Relu", ["nobody"], ["o"])], "o")
+    with pytest.raises(BadModel, match=r"node 'choice' \(If\): it reads 'nobody', which no node makes"):
+        imported(choice(product("a", "Relu"), odd))

@@ -88,6 +88,7 @@ CASES: list[Case] = [
     ("Attention", [floats(2, 5, 8), *QKV, MASK], {"num_heads": 2}),
     ("Attention", [floats(2, 5, 8), *QKV, MASK.sum(1, dtype=np.int32)], {"num_heads": 2}),
     ("Attention", [floats(2, 5, 8), *QKV], {"num_heads": 4, "unidirectional": 1, "scale": 0.3}),
+    ("Attention", [floats(2, 5, 8), *QKV], {"num_heads": 4, "unidirectional": -1}),
     ("MultiHeadAttention", [floats(2, 5, 8), floats(2, 7, 8), floats(2, 7, 8), floats(24)], {"num_heads": 2}),
     (
         "QAttention",

@@ -118,3 +118,24 @@ def test_convolutions_of_whole_numbers(zero: Array) -> None:
     weights = {"w": DRAW.integers(-128, 128, (4, 1, 3, 3), dtype=np.int8), "xz": np.array(7, np.uint8), "wz": zero}
     node = helper.make_node("ConvInteger", ["x", *weights], ["y"], pads=[1, 1, 1, 1], group=2, strides=[2, 1])
     check(onnx_model([node], x, weights), x)
+
+
+@pytest.mark.parametrize("dtype", ["int32", "uint8"])
+def test_a_dynamic_scale_of_whole_numbers_is_refused(dtype: str) -> None:
+    """It would be a division of whole numbers, by 0."""
+    x = np.ones((3, 6), dtype)
+    node = helper.make_node("DynamicQuantizeLinear", ["x"], ["q", "s", "z"], name="d")
+    with pytest.raises(
+        BadModel, match=rf"'d' \(DynamicQuantizeLinear\): it quantizes {dtype}, and only floating-point"
+    ):
+        imported(onnx_model([node], {"x": x}))
+    product = helper.make_node("DynamicQuantizeMatMul", ["x", "w", "s"], ["y"], name="d", domain="com.microsoft")
+    weights: dict[str, Array] = {"w": np.ones((6, 2), np.int8), "s": np.array(0.1, np.float32)}
+    with pytest.raises(BadModel, match=rf"it quantizes {dtype}, and only floating-point"):
+        imported(onnx_model([product], {"x": x}, weights))
+
+
+def test_a_scale_of_0_is_refused() -> None:
+    node = helper.make_node("QuantizeLinear", ["x", "s"], ["y"], name="q")
+    with pytest.raises(BadModel, match=r"'q' \(QuantizeLinear\): its scale is 0"):
+        imported(onnx_model([node], {"x": np.ones((2, 3), np.float32)}, {"s": np.zeros((), np.float32)}))

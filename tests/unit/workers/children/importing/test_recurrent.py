@@ -177,12 +177,34 @@ def test_the_recurrence_multiplies_and_adds_in_whole_registers(target: tvm.targe
         ({"activations": ["Tanh"]}, "attribute 'activations' has 1 functions; write 3 for each direction"),
         ({"activations": ["Tanh", "Sine", "Tanh"]}, "attribute 'activations' has 'Sine', which is unknown"),
         ({"activations": ["ScaledTanh", "Tanh", "Tanh"]}, "activation 'scaledtanh' needs a number"),
+        ({"clip": -1.0}, "attribute 'clip' is -1; write a positive number"),
+        ({"clip": float("nan")}, "attribute 'clip' is nan; write a positive number"),
         ({"direction": "bidirectional"}, r"input W has the shape \[1, 32, 6\], and \[2, 32, 6\] is expected"),
     ],
 )
 def test_a_refusal_names_the_node_and_the_attribute(attributes: dict[str, Any], message: str) -> None:
     with pytest.raises(BadModel, match=rf"cannot import node 'cell' \(LSTM\): its {message}"):
         imported(model_of("LSTM", operands("LSTM"), **attributes))
+
+
+@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize(
+    ("name", "dtype", "expected"),
+    [
+        ("initial_h", "float64", "float32"),
+        ("W", "float64", "float32"),
+        ("R", "float16", "float32"),
+        ("X", "float16", "float16"),
+        ("sequence_lens", "float32", "int32"),
+        ("sequence_lens", "int64", "int32"),
+    ],
+)
+def test_an_input_of_another_type_is_refused(cell: str, name: str, dtype: str, expected: str) -> None:
+    values = operands(cell, batch=2, more="initial_h sequence_lens")
+    values[name] = values[name].astype(dtype)
+    named, found = ("W", "float32") if name == "X" else (name, dtype)
+    with pytest.raises(BadModel, match=rf"\({cell}\): its input {named} has {found}, and {expected} is expected"):
+        imported(model_of(cell, values))
 
 
 def test_a_gpu_has_no_kernel_for_it() -> None:
