@@ -187,7 +187,8 @@ def test_match_says_which_record_and_why(client: Client, done: pb.Job, fleet: Si
     code, said = refused(match, client, client.upload(b"no model", "x.onnx"), "cpu:1")
     assert (code, said) == (grpc.StatusCode.INVALID_ARGUMENT, "x.onnx is not an ONNX file")
     code, said = refused(match, client, done.spec.model, "mig:1g.18gb")
-    assert code is grpc.StatusCode.NOT_FOUND
+    assert code is grpc.StatusCode.FAILED_PRECONDITION
+    assert "no worker offers it, and the log holds no record of it" in said
     fleet.remove("compile-1")
     try:
         code, said = refused(match, client, client.upload(model_bytes(("unread", 1))), "cpu:1")

@@ -158,7 +158,8 @@ def test_match_names_the_record_that_was_published(fleet: Fleet, tuned: list[dic
         elif match["how"] == "exact":
             assert (match["record"]["kind"], match["record"]["share"]) == ("validation", "cpu:1")
         else:
-            assert "the untuned default is the best known" in match["reason"]
+            assert match["reason"] == "the untuned default is the fastest measured at 1 core"
+            assert match["untuned_s"] > 0
 
 
 def test_what_was_never_tuned_has_no_matrix_and_no_bundle(fleet: Fleet, tmp_path: Path) -> None:

@@ -74,6 +74,8 @@ class Match:
     regret: float
     """as in Choice"""
     reason: str
+    untuned_s: float | None = None
+    """where the untuned default is to be used: its reported time at this very share; None = not measured there"""
 
 
 def choose(
@@ -100,7 +102,10 @@ def choose(
     """
     if units in times:
         name = _fastest(times[units], default)
-        return _chosen(How.EXACT, name, default, 0.0, f"fastest published at {units_text(units, unit)}")
+        here = units_text(units, unit)
+        if name == default:
+            return Choice(How.NONE, None, 0.0, f"the untuned default is the fastest measured at {here}")
+        return Choice(How.EXACT, name, 0.0, f"fastest published at {here}")
     for how, shares in ((How.NEAR, _nearest_two(times, units)), (How.ROBUST, sorted(times))):
         found = least_regret(times, shares, default) if policy.allows(how) and len(shares) > 1 else None
         if found is not None:
@@ -111,8 +116,9 @@ def choose(
     measured = units_text(sorted(times), unit) if times else "no share"
     if policy.allow_unmeasured and times:
         nearest = min(times, key=lambda other: (_ratio(other, units), other))
-        reason = f"fastest at {units_text(nearest, unit)}; what it loses here was never measured"
-        return _chosen(How.NEAR, _fastest(times[nearest], default), default, math.nan, reason)
+        name, at = _fastest(times[nearest], default), units_text(nearest, unit)
+        reason = f"{'is the ' if name == default else ''}fastest at {at}; what it loses here was never measured"
+        return _chosen(How.NEAR, name, default, math.nan, reason)
     here = units_text(units, unit)
     return Choice(How.NONE, None, math.nan, f"not measured at {here}, and no measured regret: measured at {measured}")
 
@@ -165,7 +171,8 @@ def find_match(
         measured.choosing, granted.units, measured.default, policy, granted.unit, reported=measured.reported
     )
     if choice.name is None:
-        return Match(choice.how, None, choice.regret, choice.reason)
+        untuned = measured.fastest(measured.default, granted.units)
+        return Match(choice.how, None, choice.regret, choice.reason, untuned.median_s if untuned else None)
     own = measured.by_candidate[choice.name]
     return Match(
         choice.how,
@@ -189,7 +196,7 @@ def _why_nothing(published: Sequence[TuningRecord], granted: GrantedShare, devic
 
 def _chosen(how: How, name: str, default: str, regret: float, reason: str) -> Choice:
     if name == default:
-        return Choice(How.NONE, None, regret, f"the untuned default is the best known: {reason}")
+        return Choice(How.NONE, None, regret, f"the untuned default {reason}")
     return Choice(how, name, regret, reason)
 
 

@@ -34,6 +34,7 @@ _LOOK_EVERY_S = 0.1
 
 @dataclass(frozen=True)
 class OperatorAnswer:
+    share: str
     task: OperatorTask
     match: Match
     arithmetic: Arithmetic | None
@@ -94,8 +95,8 @@ class Matcher:
         2. The model's operators: from an earlier ingest, else from a new one.
         3. For each operator the match in the log.
 
-        Raises NotFound if the share or the model is unknown, ShareUnavailable if no worker can read the model, and
-        ServerUnreachable if reading it takes too long.
+        Raises NotFound if the model is unknown, ShareUnavailable if the share is unknown or no worker can read the
+        model, and ServerUnreachable if reading it takes too long.
         """
         fleet = live_workers(self._context.redis, self._context.secret)
         device_share = self._device_share(fleet, Share.parse(share))
@@ -105,6 +106,7 @@ class Matcher:
         arithmetic = self._context.store.log.arithmetic(task.workload_hash for task in found.operators)
         answers = [
             OperatorAnswer(
+                share,
                 task,
                 find_match(validated[task.workload_hash], device_share.granted, device, target_key, policy),
                 arithmetic.get(task.workload_hash),
@@ -209,7 +211,7 @@ class Matcher:
             if known is not None and share.cores <= known.granted.units_total:
                 granted = replace(known.granted, share=text, units=share.cores, ids=())
                 return HeldShare(known.device, granted, target_key(known.target))
-        raise NotFound(
+        raise ShareUnavailable(
             f"share {text}: no worker offers it, and the log holds no record of it; tune the model there, or name "
             "another share"
         )

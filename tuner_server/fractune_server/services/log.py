@@ -168,8 +168,11 @@ def _row(row: OperatorRow) -> pb.OperatorTable:
 
 def _answer(answer: OperatorAnswer) -> pb.OperatorMatch:
     task, match = answer.task, answer.match
+    operator = _task(task, answer.arithmetic)
+    if match.untuned_s is not None:
+        operator.untuned_s[answer.share] = match.untuned_s
     return pb.OperatorMatch(
-        operator=_task(task, answer.arithmetic),
+        operator=operator,
         how=match.how.value,
         record=None if match.record is None else to_proto(match.record, pb.Record),
         regret=match.regret,

@@ -134,6 +134,17 @@ def test_the_untuned_default_may_win() -> None:
     assert "untuned default" in answer.reason
 
 
+def test_an_untuned_default_that_wins_is_told_with_its_reported_time_at_this_share_only() -> None:
+    records = [divided(UNTUNED, 1, 1.0, 1.2), divided("a", 1, 2.0, 2.0), divided(UNTUNED, 4, 1.0, 1.0)]
+    here = match(records, 1)
+    assert (here.reason, here.untuned_s) == ("the untuned default is the fastest measured at 1 core", 1.2)
+    between = match([*records, divided("a", 4, 2.0, 2.0)], 2)
+    assert between.reason == "the untuned default loses at most 0.0 % at the nearest shares (1, 4 cores)"
+    assert between.untuned_s is None
+    unmeasured = match(records[:2], 8, UNMEASURED)
+    assert unmeasured.reason == "the untuned default is the fastest at 1 core; what it loses here was never measured"
+
+
 def test_slower_than_the_default_at_a_share_that_counts_is_never_chosen() -> None:
     records = [
         validation(UNTUNED, 2, 1.0),

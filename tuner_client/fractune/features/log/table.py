@@ -11,7 +11,8 @@ from fractune.text.roof_notes import roof_notes
 from fractune.text.text import gflops_text, percent_text, time_text
 from fractune_core.analysis.match import How
 from fractune_core.analysis.roofline import Arithmetic, Roof, gflops, reached
-from fractune_core.records import Status, TuningRecord
+from fractune_core.names import UNTUNED_VARIANT
+from fractune_core.records import UNTUNED, Status, TuningRecord
 from fractune_core.shares import units_text
 
 
@@ -33,7 +34,8 @@ def match_table(matches: Sequence[OperatorMatch], roof: Roof | None = None) -> T
 
 def match_json(each: OperatorMatch, roof: Roof | None) -> dict[str, Any]:
     """`regret` and `roof_part` are fractions, None where not known; `record` a mapping, None for `none`. The direct
-    `implementation` has an empty name.
+    `implementation` has an empty name. `untuned_s` are seconds of the untuned default, where it is to be used and was
+    measured at this share, else None.
     """
     speed_gflops, roof_part = _speed(each, roof)
     return {
@@ -47,6 +49,7 @@ def match_json(each: OperatorMatch, roof: Roof | None) -> dict[str, Any]:
         "roof_part": roof_part,
         "implementation": each.record.implementation if each.record else None,
         "record": each.record.to_json() if each.record else None,
+        "untuned_s": _untuned_s(each),
     }
 
 
@@ -58,8 +61,13 @@ def _speed(each: OperatorMatch, roof: Roof | None) -> tuple[float | None, float 
     return gflops(work, time_s), reached(work, roof, time_s)
 
 
+def _untuned_s(each: OperatorMatch) -> float | None:
+    """Of an operator without a record: the time of its untuned default at the share, if it was measured there."""
+    return next(iter(each.operator.untuned_s.values()), None)
+
+
 def _match_cells(each: OperatorMatch, roof: Roof | None) -> tuple[str, ...]:
-    time_s = each.record.median_s if each.record else None
+    time_s = each.record.median_s if each.record else _untuned_s(each)
     regret = "not measured" if each.regret is None else percent_text(each.regret)
     speed_gflops, roof_part = _speed(each, roof)
     speeds = (gflops_text(speed_gflops), percent_text(roof_part))
@@ -115,7 +123,8 @@ def _record_cells(record: TuningRecord, speed: tuple[float | None, float | None]
     granted = f"{record.granted.units} of {units_text(record.granted.units_total, record.granted.unit)}"
     status = record.status.value if not record.cause else f"{record.status.value}: {record.cause}"
     spread = percent_text(record.spread) if record.status is Status.OK else "-"
-    names = (record.record_id, record.kind.value, _named(record.operator, record), record.share, granted)
+    untuned = f" ({UNTUNED_VARIANT})" if record.trace == UNTUNED else ""
+    names = (record.record_id, record.kind.value, _named(record.operator, record) + untuned, record.share, granted)
     speeds = (gflops_text(speed[0]), percent_text(speed[1]))
     lost = percent_text(_lost(record))
     return *names, time_text(record.median_s), *speeds, spread, lost, status, record.candidate_id

@@ -12,7 +12,7 @@ from fractune.server.job_status import JobStatus, OperatorMatch, OperatorStatus,
 from fractune_core.analysis.roofline import Arithmetic, Roof
 from fractune_core.disturbances import Disturbance
 from fractune_core.jobs import JobState
-from fractune_core.records import Status
+from fractune_core.records import UNTUNED, Status
 from tests.support.client_samples import granted, record
 
 ROOF = Roof(gflops=100.0, gb_per_s=10.0, cache_bytes=1 << 20)
@@ -111,3 +111,15 @@ def test_a_record_tells_what_part_of_its_time_was_lost() -> None:
     assert [row["lost"] for row in told.rows] == [pytest.approx(0.2), None]
     assert "20.0 %" in told.cells[0]
     assert len(told.columns) == len(told.cells[0])
+
+
+def test_a_record_of_the_untuned_default_is_named_as_such_behind_the_operator() -> None:
+    told = records_table([record(trace=UNTUNED), record("bb")], {}, {})
+    assert [row[2] for row in told.cells] == ["fused_conv2d (untuned)", "fused_conv2d"]
+
+
+def test_a_match_without_a_record_shows_the_time_of_the_untuned_default_where_it_was_measured() -> None:
+    measured, elsewhere = replace(operator("conv", 1, 1.0), untuned_s={"cpu:1": 2e-3}), operator("conv", 1, 1.0)
+    found = match_table([OperatorMatch(each, "none", 0.0, "", None) for each in (measured, elsewhere)])
+    assert ["2.00 ms" in row for row in found.cells] == [True, False]
+    assert [row["untuned_s"] for row in found.rows] == [2e-3, None]
