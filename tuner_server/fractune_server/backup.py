@@ -26,6 +26,7 @@ from pathlib import Path
 from fractune_core import __version__
 from fractune_core.errors import BadRequest, StateUnusable
 from fractune_core.files.bundles import SUFFIX
+from fractune_core.host.file_systems import is_full
 from fractune_server.store.files.folder import StateFolder
 
 _FORMAT = 1
@@ -67,7 +68,8 @@ def back_up(state: Path, file: Path) -> BackupSummary:
             size_bytes = archive.stat().st_size
             archive.replace(file)
     except (OSError, sqlite3.Error) as error:
-        raise StateUnusable(f"no backup at {file}: {_text(error)}; free space there, or name another file") from error
+        remedy = "free space there, or " if _is_full(error) else ""
+        raise StateUnusable(f"no backup at {file}: {_text(error)}; {remedy}name another file") from error
     return BackupSummary(records, jobs, files, size_bytes)
 
 
@@ -175,6 +177,12 @@ def _is_file(name: str) -> bool:
 def _digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _is_full(error: OSError | sqlite3.Error) -> bool:
+    if isinstance(error, OSError):
+        return is_full(error)
+    return getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
 
 
 def _text(error: Exception) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
+import os
 import tarfile
 import threading
 from pathlib import Path
@@ -142,3 +144,18 @@ def test_another_file_is_no_backup(tmp_path: Path) -> None:
         restore(tmp_path / "file", tmp_path / "new")
     with pytest.raises(StateUnusable, match="No such file"):
         restore(tmp_path / "none", tmp_path / "new")
+
+
+@pytest.mark.parametrize(
+    ("code", "advice"), [(errno.ENOSPC, "free space there, or name another file"), (errno.ENOENT, "name another file")]
+)
+def test_more_space_is_advised_only_where_the_disk_is_full(
+    code: int, advice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    (tmp_path / "fractune.db").touch()
+    monkeypatch.setattr("fractune_server.backup._copy_database", fail)
+    with pytest.raises(StateUnusable, match=f": {os.strerror(code)}; {advice}$"):
+        back_up(tmp_path, tmp_path / "backup")

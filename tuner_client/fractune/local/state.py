@@ -14,6 +14,7 @@ import platformdirs
 
 from fractune.local.stack_lock import LOCK_FILE, StackEntry, read_entry, take
 from fractune_core.errors import StateUnusable
+from fractune_core.host.file_systems import is_full
 
 STATE = "FRACTUNE_STATE"
 """the environment variable that names the folder in place of an option"""
@@ -137,8 +138,8 @@ def _ensure_secret(path: Path) -> None:
 def _unusable(path: Path, error: OSError) -> StateUnusable:
     if isinstance(error, FileExistsError | NotADirectoryError):
         return StateUnusable(f"state folder {path}: a file is in the way; pass --state with a folder")
-    why = error.strerror or str(error)
-    return StateUnusable(f"state folder {path}: {why}; free space there, or pass --state with a writable folder")
+    why, remedy = error.strerror or str(error), "free space there, or " if is_full(error) else ""
+    return StateUnusable(f"state folder {path}: {why}; {remedy}pass --state with a writable folder")
 
 
 @contextlib.contextmanager

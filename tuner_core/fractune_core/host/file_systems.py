@@ -1,7 +1,8 @@
-"""The kind of file system that a path lies on, by the kernel's table of mounts."""
+"""The kind of file system that a path lies on, by the kernel's table of mounts; whether it is full."""
 
 from __future__ import annotations
 
+import errno
 import re
 from pathlib import Path
 
@@ -11,6 +12,11 @@ _NETWORK = re.compile(
     r"|fuse\.(sshfs|rclone|s3fs|gcsfuse|glusterfs|ceph(-fuse)?|davfs2?|smbnetfs|juicefs|weed|moosefs|mfs|goofys|blobfuse2?)"
 )
 _ESCAPED = re.compile(r"\\([0-7]{3})")
+
+
+def is_full(error: OSError) -> bool:
+    """Whether the disk, or the user's quota of it, has no space left."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def network_file_system(path: Path, mounts: Path | None = None) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import subprocess
@@ -48,6 +49,21 @@ def test_the_folder_of_a_killed_stack_is_free_again(tmp_path: Path) -> None:
         assert folder.lock_file.read_text() == f"{os.getpid()}\n"
 
 
+@pytest.mark.parametrize(
+    ("code", "advice"), [(errno.ENOSPC, "free space"), (errno.EDQUOT, "free space"), (errno.ENOENT, "pass --state")]
+)
+def test_more_space_is_advised_only_where_the_disk_is_full(
+    code: int, advice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(StackFolder, "probe", fail)
+    said = str(StackFolder(tmp_path).failure())
+    assert said.startswith(f"state folder {tmp_path}: {os.strerror(code)}; {advice}")
+    assert said.endswith("pass --state with a writable folder")
+
+
 @pytest.mark.parametrize("path", ["/proc/fractune", "/dev/null/state"])
 def test_a_folder_that_cannot_be_made_is_named(path: str) -> None:
     with pytest.raises(StateUnusable, match=f"state folder {path}: .*--state"), open_state(Path(path)):
@@ -62,7 +78,9 @@ def test_a_folder_that_takes_no_bytes_is_found_out_at_once(tmp_path: Path) -> No
         "    print(type(e).__name__, e)"
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert said.startswith(f"StateUnusable state folder {tmp_path}: File too large; free space there")
+    assert said.startswith(
+        f"StateUnusable state folder {tmp_path}: File too large; pass --state with a writable folder"
+    )
 
 
 def test_sockets_go_to_a_short_folder_when_the_state_path_is_too_long(tmp_path: Path) -> None:
