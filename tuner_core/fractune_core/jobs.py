@@ -127,7 +127,10 @@ class JobSpec(JsonObject):
             if name in given and not given[name] > 0:
                 raise BadRequest(f"{name} is {given[name]}; it must be above 0, or left out")
         if "trials" in given and "extra_trials" in given:
-            raise BadRequest("extra_trials counts beyond the log, and trials includes the log; give one of them")
+            raise BadRequest(
+                f"trials is {given['trials']}, which includes the log, and extra_trials is {given['extra_trials']}, "
+                "beyond the log; give one of them"
+            )
         given["priority"] = Priority.parse(given.get("priority", Priority.NORMAL)).number
         given["inputs"] = as_shapes(given.get("inputs", {}))
         spec = cls(model="", model_name=model_name, shares=share_names(shares), **given)

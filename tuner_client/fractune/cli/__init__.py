@@ -24,6 +24,14 @@ from fractune.cli.option_groups import with_groups
 from fractune_core import __version__
 from fractune_core.errors import BadRequest, FractuneError
 
+_WRONG_VALUES = {
+    "int_parsing": "'{value}' is not a whole number",
+    "float_parsing": "'{value}' is not a number",
+    "greater_than_equal": "{value} is less than {ge}",
+    "less_than_equal": "{value} is more than {le}",
+}
+"""by the parsing library's type of error"""
+
 
 def _print_version(requested: bool) -> None:
     if requested:
@@ -98,10 +106,25 @@ def main(args: Sequence[str] | None = None) -> int:
     except typer.TyperException as error:
         context = getattr(error, "ctx", None)
         place = context.command_path if context else "fractune"
-        return _fail(f"{error.format_message().rstrip('.')}. Try '{place} --help'.", BadRequest.exit_code)
+        return _fail(f"{_usage(error)}. Try '{place} --help'.", BadRequest.exit_code)
     except Exception as error:  # noqa: BLE001  - the outermost frame: nothing else would report it
         why = f"{type(error).__name__}: {error}"
         return _fail(f"unexpected error: {why}; set {DEBUG}=1 to see where", FractuneError.exit_code)
+
+
+def _usage(error: Any) -> str:
+    """What is wrong with the command, in fractune's words where typer passes on those of the library that parses."""
+    text: str = error.format_message().rstrip(".")
+    if not hasattr(error.__cause__, "errors"):
+        return text
+    wrong = error.__cause__.errors()[0]
+    form = _WRONG_VALUES.get(wrong["type"])
+    why = (
+        form.format(value=wrong["input"], **wrong.get("ctx", {}))
+        if form
+        else wrong["msg"].removeprefix("Value error, ")
+    )
+    return text.replace(error.message.rstrip("."), why.rstrip("."))
 
 
 def _silence(*streams: TextIO) -> None:

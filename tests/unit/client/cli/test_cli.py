@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -62,3 +63,32 @@ def test_a_command_whose_output_is_closed_from_the_start_works() -> None:
     command = f"exec {sys.executable} -m fractune.cli --version >&-"
     ended = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, check=False)
     assert (ended.returncode, ended.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["worker", "--role", "paint"], "'--role': 'paint' is not one of 'compile', 'tune', 'build', 'measure'"),
+        (["tune", "m", "--shares", "cpu:1", "--trials", "abc"], "'--trials': 'abc' is not a whole number"),
+        (["tune", "m", "--shares", "cpu:1", "--minutes", "abc"], "'--minutes': 'abc' is not a number"),
+        (["run", "m", "--repeats", "0"], "'--repeats': 0 is less than 3"),
+        (["watch", "j1", "--reconnect-s", "1e9"], "'--reconnect-s': 1e9 is more than 86400.0"),
+        (["run", "m", "--repeats", "9" * 5000], "'--repeats': Unable to parse"),
+        (["run"], "Missing argument 'bundle'"),
+    ],
+)
+def test_a_wrong_value_is_quoted_in_words_of_our_own(
+    args: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(args) == 2
+    line = only_line(capsys.readouterr().err)
+    assert says in line
+    assert line.endswith(f". Try 'fractune {args[0]} --help'.")
+
+
+def test_trials_and_extra_trials_are_named_as_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "m.onnx").write_bytes(b"")
+    command = ["tune", str(tmp_path / "m.onnx"), "--shares", "cpu:1", "--trials", "5", "--extra-trials", "4"]
+    assert main(command) == 2
+    wrong = "--trials is 5, which includes the log, and --extra-trials is 4, beyond the log; give one of them"
+    assert only_line(capsys.readouterr().err).endswith(wrong)

@@ -87,7 +87,7 @@ def test_a_model_in_memory_is_sent_as_its_file(client: fractune.Client, server: 
     [
         ({"trials": -1}, "trials is -1"),
         ({"extra_trials": 0}, "extra_trials is 0"),
-        ({"trials": 9, "extra_trials": 3}, "trials includes the log; give one of them"),
+        ({"trials": 9, "extra_trials": 3}, "which includes the log, and extra_trials is"),
         ({"minutes": float("nan")}, "minutes is nan"),
         ({"rerank": -1}, "rerank is -1"),
         ({"rerank": 1, "extra_trials": 2}, "searches nothing"),

@@ -51,7 +51,9 @@ def run(
     slot: Annotated[
         int | None, typer.Option("--slot", help="Run only this slot of a fused model (default: all).")
     ] = None,
-    repeats: Annotated[int, typer.Option("--repeats", min=3, help="Number of timings of each variant.")] = 15,
+    repeats: Annotated[
+        int, typer.Option("--repeats", min=3, help="Number of timings of each variant, at least 3.")
+    ] = 15,
     save_outputs: Annotated[Path | None, typer.Option("--save-outputs", help=".npz file for the outputs.")] = None,
     compare: Annotated[Peer | None, typer.Option("--compare", help="Time the model in this runtime too.")] = None,
     model_file: Annotated[
