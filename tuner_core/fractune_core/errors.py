@@ -23,10 +23,13 @@ The exit codes are a promise to scripts; `docs/exit-codes.md` lists them for use
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import ClassVar
 
 _MOST_CHARACTERS = 2_000
 """Of a message"""
+_MOST_NAMES = 10
+"""Of a list in a message"""
 
 
 class FractuneError(Exception):
@@ -155,6 +158,13 @@ def shortened(text: str, most: int) -> str:
     gap = " ... "
     kept = most - len(gap)
     return text if len(text) <= most else f"{text[: kept - kept // 2]}{gap}{text[len(text) - kept // 2 :]}"
+
+
+def some_of(names: Iterable[str]) -> str:
+    """The names for a message; of many names the first ten, and the number of the others."""
+    known = list(names)
+    others = f" and {len(known) - _MOST_NAMES} more" if len(known) > _MOST_NAMES else ""
+    return ", ".join(known[:_MOST_NAMES]) + others
 
 
 def first_line(error: Exception) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import grpc
 import pytest
 
-from fractune_core.errors import BadModel, FractuneError, error_from_name, error_kinds, shortened
+from fractune_core.errors import BadModel, FractuneError, error_from_name, error_kinds, shortened, some_of
 
 KINDS = {name: kind for name, kind in error_kinds().items() if kind.__module__ == "fractune_core.errors"}
 
@@ -51,3 +51,9 @@ def test_an_error_is_revived_by_name() -> None:
 
 def test_an_unknown_name_is_still_an_error_of_ours() -> None:
     assert type(error_from_name("Nonsense", "x")) is FractuneError
+
+
+def test_of_many_names_a_message_has_ten_and_the_number_of_the_others() -> None:
+    assert some_of(["a", "b"]) == "a, b"
+    assert some_of(map(str, range(10))) == "0, 1, 2, 3, 4, 5, 6, 7, 8, 9"
+    assert some_of(map(str, range(13))) == "0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 3 more"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from fractune_core.analysis.roofline import Arithmetic
-from fractune_core.errors import BadModel
+from fractune_core.errors import BadModel, some_of
 from fractune_core.fleet.messages import Ingested, OperatorItem
 from fractune_core.jobs import JobState, OperatorTask
 from fractune_core.targets import with_cores
@@ -70,6 +70,6 @@ def _take(job: ActiveJob, found: IngestedModel) -> None:
         for task in found.operators
     ]
     if not job.selected:
-        names = ", ".join(task.name for task in found.operators)
+        names = some_of(sorted(task.name for task in found.operators))
         raise BadModel(f"no operator's name contains '{stored.spec.only}'; {stored.spec.model_name} has {names}")
     job.enter(JobState.TUNING)

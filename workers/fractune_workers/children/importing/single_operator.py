@@ -9,7 +9,7 @@ from typing import Any
 import tvm
 from tvm import relax
 
-from fractune_core.errors import BadModel
+from fractune_core.errors import BadModel, some_of
 from fractune_core.jobs import is_among
 from fractune_workers.children.importing.model_file import load_model
 from fractune_workers.children.importing.passes import Operator, extract, prepare
@@ -40,7 +40,7 @@ def heaviest(path: str, inputs: dict[str, list[int]], only: str, target: str) ->
     operators = extract(prepare(load_model(Path(path), inputs), parsed), parsed)
     chosen = [operator for operator in operators if is_among(only, operator.name)]
     if not chosen:
-        names = ", ".join(sorted(operator.name for operator in operators))
+        names = some_of(sorted(operator.name for operator in operators))
         raise BadModel(f"no operator has '{only}' in its name; there are {names}")
     return _to_json(max(chosen, key=lambda operator: operator.flops * operator.weight), parsed)
 

@@ -13,7 +13,7 @@ import typer
 
 from fractune.cli import options
 from fractune.cli.ending.on_done import run_when_done
-from fractune.cli.printing import print_result
+from fractune.cli.printing import print_result, print_tables
 from fractune.cli.progress import choose_view
 from fractune.features.client import Client
 from fractune.features.tune.table import result_json
@@ -24,6 +24,7 @@ from fractune.sessions.requests import named_bundle_file
 from fractune.sessions.session import server_session, session
 from fractune.text.output_files import check_writable
 from fractune.text.rendering import Column, Table
+from fractune_core.errors import one_line
 from fractune_core.shares import share_names, units_text
 
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="The job's name, with or without 'jobs/'.")]
@@ -43,16 +44,17 @@ def jobs(
         for job in found:
             print(json.dumps(job_json(job)))
         return
-    _jobs_table(found).print()
+    print_tables(_jobs_table(found))
 
 
 def _jobs_table(found: Sequence[JobStatus]) -> Table:
     columns = (
         *(Column("job"), Column("model", wraps_at=12), Column("shares"), Column("priority", dispensable=3)),
         *(Column("state"), Column("trials", dispensable=1), Column("shared", dispensable=4)),
-        *(Column("created (UTC)", dispensable=5), Column("message", dispensable=2, wraps_at=24)),
+        Column("created (UTC)", dispensable=5),
     )
-    return Table(columns, tuple(map(_job_cells, found)))
+    reasons = tuple(f"{job.name} {job.state.value}: {one_line(job.message)}" for job in found if job.message)
+    return Table(columns, tuple(map(_job_cells, found)), notes=reasons)
 
 
 def _job_cells(job: JobStatus) -> tuple[str, ...]:
@@ -60,7 +62,7 @@ def _job_cells(job: JobStatus) -> tuple[str, ...]:
     shared = str(job.candidates_shared)
     created = f"{datetime.fromtimestamp(job.created_at, UTC):%Y-%m-%d %H:%M:%S}"
     request = job.name, job.model_name, ", ".join(job.shares), job.priority
-    return *request, job.state.value, trials, shared, created, job.message
+    return *request, job.state.value, trials, shared, created
 
 
 def watch(

@@ -105,3 +105,13 @@ def test_jobs_watch_cancel_and_bundle(
     assert json.loads(capsys.readouterr().out)["role"] == "build"
     assert main(["workers", *at]) == 0
     assert "workers/w1" in capsys.readouterr().out
+
+
+def test_a_reason_stands_under_the_table_of_jobs_and_widens_no_row(
+    server: ScriptedServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.script[-1].message = reason = "no operator's name contains 'zzz'; " + "m.onnx " * 100
+    assert main(["jobs", "--server", server.address]) == 0
+    *rows, last = capsys.readouterr().out.splitlines()
+    assert last.endswith(reason)
+    assert max(map(len, rows)) < 150
