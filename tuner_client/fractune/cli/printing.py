@@ -47,7 +47,8 @@ def print_result(job: JobStatus, bundle: str, step: str = "") -> None:
         print(
             f"saved {job.trials_saved} trials: operators at {NEAR * 100:.0f} % of their roof are not searched further"
         )
-    print(f"took {span_text(job.wall_s)}{step}, {job.trials_per_s:.1f} trials/s while searching")
+    rate = f", {job.trials_per_s:.1f} trials/s while searching" if job.trials_per_s > 0 else ""
+    print(f"took {span_text(job.wall_s)}{step}{rate}")
     for title, spent_s in (("by phase", job.phases_s), ("by kind of work, in parallel", job.busy_s)):
         if spent_s:
             print(f"  {title}: {spent_text(spent_s)}")

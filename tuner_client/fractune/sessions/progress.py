@@ -27,6 +27,8 @@ _WORK = {
 }
 LINE_EVERY_S = 5.0
 """least seconds between plain lines while only numbers change"""
+EQUAL_LINE_EVERY_S = 60.0
+"""least seconds between equal plain lines: they only show that the job goes on"""
 
 
 @dataclass(frozen=True)
@@ -165,17 +167,18 @@ class LineView(View):
     def __init__(self) -> None:
         self._state: JobState | None = None
         self._notes: set[str] = set()
-        self._printed_at = 0.0
+        self._line, self._printed_at = "", 0.0
 
     def show(self, job: JobStatus) -> None:
         for note in job.notes:
             if note not in self._notes:
                 print(f"note: {one_line(note)}", flush=True)
         self._notes.update(job.notes)
-        now = time.monotonic()
-        if job.state is not self._state or now - self._printed_at >= LINE_EVERY_S:
-            self._state, self._printed_at = job.state, now
-            print(f"{job.name}: {status_text(job)}", flush=True)
+        now, line = time.monotonic(), f"{job.name}: {status_text(job)}"
+        least_s = EQUAL_LINE_EVERY_S if line == self._line else LINE_EVERY_S
+        if job.state is not self._state or now - self._printed_at >= least_s:
+            self._state, self._line, self._printed_at = job.state, line, now
+            print(line, flush=True)
 
     def show_goal(self, goal: GoalNews) -> None:
         print(goal.lines[-1], flush=True)

@@ -103,3 +103,21 @@ def test_a_goal_is_shown_in_the_live_table_as_lines_and_as_events(capsys: pytest
     assert "fused_conv2d" in shown
     goals = [json.loads(line) for line in said.splitlines() if line.startswith('{"event": "goal"')]
     assert [len(goal["steps"]) for goal in goals] == [0, 1]
+
+
+def test_equal_lines_come_once_a_minute(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    view, validating = LineView(), JobStatus("jobs/j1", JobState.VALIDATING)
+    for now in range(1000, 1130, 5):
+        monkeypatch.setattr("time.monotonic", lambda now=now: float(now))
+        view.show(validating)
+    assert len(capsys.readouterr().out.splitlines()) == 3
+    view.show(replace(validating, failures={"wrong_output": 1}))
+    assert len(capsys.readouterr().out.splitlines()) == 1
+
+
+def test_a_job_without_a_search_has_no_rate(capsys: pytest.CaptureFixture[str]) -> None:
+    done = job_status(job_script()[-1])
+    print_result(replace(done, trials_per_s=0.0), "")
+    assert "trials/s" not in capsys.readouterr().out
+    print_result(replace(done, trials_per_s=2.0), "")
+    assert ", 2.0 trials/s while searching" in capsys.readouterr().out
