@@ -61,6 +61,10 @@ class Share:
         Raises BadRequest for any other text.
         """
         text = text.strip()
+        if "," in text:
+            raise BadRequest(
+                f"share '{text}': this is a list; name one share, such as {text.partition(',')[0].strip()}"
+            )
         word, _, size = text.partition(":")
         kinds = [kind for kind in SHARE_KINDS if kind.word == word]
         for kind in kinds:

@@ -72,6 +72,11 @@ def test_instances_with_as_many_sms_and_other_memory_are_other_shares() -> None:
     assert slim.key == GrantedShare("mig:1g.5gb", 14, 108, "sm", (5 << 30) - 4096, reserved=True).key
 
 
+def test_a_list_where_one_share_belongs_is_named_as_the_mistake() -> None:
+    with pytest.raises(BadRequest, match=r"^share 'cpu:1, cpu:2': this is a list; name one share, such as cpu:1$"):
+        Share.parse("cpu:1, cpu:2")
+
+
 @pytest.mark.parametrize(("text", "kind"), [("cpu:1", "cpu"), ("mps:25", "cuda"), ("full", "cuda"), ("none", "cuda")])
 def test_a_share_tells_the_kind_of_its_device(text: str, kind: str) -> None:
     assert Share.parse(text).device_kind == kind

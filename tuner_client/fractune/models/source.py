@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, Union
 
 from fractune.models.conversion import is_model_script, json_of_script
 from fractune_core.errors import BadModel
+from fractune_core.files.bundles import is_bundle
 from fractune_core.files.scripts import REFUSAL
 
 if TYPE_CHECKING:
@@ -44,11 +45,13 @@ def model_file(model: ModelSource, *, run_script: bool = False) -> Iterator[Path
 
 
 def check_model_file(path: Path) -> None:
-    """Raises BadModel if `path` is not a file."""
+    """Raises BadModel if `path` is not a file, or is a bundle."""
     if path.is_dir():
         raise BadModel(f"{path}: this is a folder; name the model file in it")
     if not path.is_file():
         raise BadModel(f"{path}: no such model file")
+    if is_bundle(path):
+        raise BadModel(f"{path}: this is a bundle, which `fractune run` runs; name the model that it was made from")
 
 
 def _written(model: object, folder: Path) -> Path:

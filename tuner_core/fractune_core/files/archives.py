@@ -48,7 +48,8 @@ class Archive:
         except BaseException as error:
             self._file.close()
             if isinstance(error, _UNREADABLE):
-                raise BadArchive(f"it is not a whole zip archive ({error})") from error
+                why = "" if isinstance(error, zipfile.BadZipFile) else f" ({error})"
+                raise BadArchive(f"it is not a whole zip archive{why}") from error
             raise
         self.comment = self._zip.comment
         """of the whole archive"""

@@ -46,6 +46,15 @@ CheckSignature = Callable[[str, bytes, bytes | None], None]
 """Takes the bundle's name, the bytes of its manifest and its signature. Raises BadBundle for what it does not trust"""
 
 
+def is_bundle(path: Path) -> bool:
+    """Whether a file is an archive with a manifest and the comment of a bundle; nothing else of it is checked."""
+    try:
+        with Archive(path) as archive:
+            return MANIFEST in archive.names and archive.comment.startswith(_COMMENT.encode())
+    except (BadArchive, OSError):
+        return False
+
+
 def object_entry(variant: int, name: str) -> str:
     """Zip entry of an object file of the variant with this index in the manifest."""
     return f"variants/{variant}/{name}"
@@ -135,7 +144,7 @@ class Bundle:
             raise self._no_bundle(error) from error
 
     def _no_bundle(self, error: Exception) -> BadBundle:
-        return BadBundle(f"{self.name}: not a fractune bundle, or torn ({error}); make it again")
+        return BadBundle(f"{self.name}: not a fractune bundle, or torn: {error}; make it again")
 
     def _check_digest(self) -> None:
         if self._archive.comment != _comment(self.manifest_bytes):

@@ -80,7 +80,7 @@ class JobService(rpc.JobServiceServicer):
     def CancelJob(self, request: pb.CancelJobRequest, context: grpc.ServicerContext) -> pb.Job:
         job = Collection.JOBS.parse(request.name)
         _check_may_cancel(self._context.store.jobs.get(job), caller())
-        if self._context.store.jobs.end(job, JobState.CANCELLED, "JobCancelled", "cancelled on request"):
+        if self._context.store.jobs.end(job, JobState.CANCELLED, "JobCancelled", "on request"):
             self._context.notifier.announce()
             mark_cancelled(self._context.redis, job)
         return self._view(job)

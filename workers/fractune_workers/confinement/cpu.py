@@ -9,7 +9,7 @@ from pathlib import Path
 from fractune_core.errors import ShareUnavailable
 from fractune_core.host.cgroups import ROOT, cpu_quota
 from fractune_core.host.memory import host_memory_bytes
-from fractune_core.shares import GrantedShare, Share
+from fractune_core.shares import GrantedShare, Share, units_text
 from fractune_workers.confinement.base import Confinement
 
 
@@ -33,8 +33,8 @@ class CpuConfinement(Confinement):
         wanted = self.share.cores
         if wanted > len(self._allowed):
             raise ShareUnavailable(
-                f"share '{self.share}' is larger than this machine: {len(self._allowed)} core(s) may be used here; "
-                f"ask for cpu:{len(self._allowed)} at most"
+                f"share '{self.share}' is larger than this machine: {units_text(len(self._allowed), 'core')} may be "
+                f"used here; ask for cpu:{len(self._allowed)} at most"
             )
         if len(self.cores) != wanted or not set(self.cores) <= set(self._allowed):
             raise ShareUnavailable(
@@ -80,7 +80,8 @@ class CpuConfinement(Confinement):
         if quota is not None and quota < self.share.cores:
             raise ShareUnavailable(
                 f"share '{self.share}' cannot be verified: the quota of a cgroup caps this process at {quota:g} "
-                "core(s); raise the limit of its container or slice, or ask for a smaller share"
+                f"core{'' if quota == 1 else 's'}; raise the limit of its container or slice, or ask for a smaller "
+                "share"
             )
 
 

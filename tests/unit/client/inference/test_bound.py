@@ -133,7 +133,7 @@ PLACE = "cannot be used in place: its memory must be contiguous, writable and be
         ({"x": np.zeros((4, 8))}, None, r"the model takes x float32\[4, 8\]; given: x float64"),
         ({"z": np.zeros(1)}, None, r"the model takes x float32\[4, 8\]; given: z \(unknown\)"),
         (None, {"y": np.zeros(9, "float32")}, r"the model gives y float32\[8\]; given: y float32\[9\]"),
-        ({"x": [1.0]}, None, "input 'x' is a list"),
+        ({"x": [1.0]}, None, "input 'x' is of type list"),
         ([aligned((4, 8))], None, "bind: list is not a mapping"),
         ({"x": aligned((8, 4)).T}, None, PLACE),
         ({"x": aligned((4, 16))[:, ::2]}, None, PLACE),

@@ -215,7 +215,7 @@ def test_wrong_inputs_are_told_with_what_is_expected(model: Model, wrong: dict[s
 
 
 def test_what_is_no_array_is_refused(model: Model) -> None:
-    with pytest.raises(BadRequest, match="input 'x' is a list; give a NumPy array"):
+    with pytest.raises(BadRequest, match="input 'x' is of type list; give a NumPy array"):
         model.run({"x": [1.0, 2.0]})
 
 

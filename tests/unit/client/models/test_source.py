@@ -13,6 +13,7 @@ import pytest
 
 from fractune.errors import BadModel
 from fractune.models.source import model_file
+from tests.support.client_samples import bundle_bytes
 from tests.support.paths import REPOSITORY
 from tests.support.processes.cli_process import write_model
 
@@ -93,3 +94,10 @@ def test_an_error_of_the_block_is_no_bad_model(tmp_path: Path) -> None:
     model = onnx.load(write_model(tmp_path / "m.onnx"))
     with pytest.raises(RuntimeError, match="mine"), model_file(model):
         raise RuntimeError("mine")
+
+
+def test_a_bundle_is_no_model(tmp_path: Path) -> None:
+    path = tmp_path / "m.fractune"
+    path.write_bytes(bundle_bytes())
+    with pytest.raises(BadModel, match="this is a bundle, which `fractune run` runs"), model_file(path):
+        pass

@@ -103,6 +103,14 @@ def test_a_variant_that_is_not_there_is_named_with_those_that_are() -> None:
         Bundle(a_bundle()).objects("cpu:9")
 
 
+def test_a_file_of_another_kind_is_refused_without_the_words_of_the_zip_library(tmp_path: Path) -> None:
+    path = tmp_path / "m.fractune"
+    path.write_bytes(b"no zip")
+    said = "m.fractune: not a fractune bundle, or torn: it is not a whole zip archive; make it again"
+    with pytest.raises(BadBundle, match=f"^{said}$"):
+        Bundle(path)
+
+
 def test_a_file_torn_anywhere_is_refused(tmp_path: Path) -> None:
     whole, path = a_bundle(), tmp_path / "torn.fractune"
     for length in {*range(0, len(whole), 13), *range(len(whole) - 150, len(whole))}:

@@ -109,4 +109,4 @@ except ShareUnavailable as error:
     print(error)
 """
     with capped_cgroup(cores=0.5) as cgroup:
-        assert "caps this process at 0.5 core(s)" in cgroup.run(code)
+        assert "caps this process at 0.5 cores; raise" in cgroup.run(code)

@@ -61,6 +61,7 @@ CSV_COLUMNS = (
     *(field.name for field in fields(TuningRecord) if field.name not in (*_FIRST_COLUMNS, *_LEFT_OUT)),
 )
 """newer fields of the record come last"""
+_CSV_START = ",".join(_FIRST_COLUMNS[:2])
 
 
 def write_jsonl(parts: Iterable[pb.ExportRecordsResponse], path: Path) -> int:
@@ -126,6 +127,8 @@ def read_jsonl(path: Path) -> Iterator[pb.ImportRecordsRequest]:
     try:
         with path.open(encoding="utf-8") as file:
             for number, line in enumerate(file, start=1):
+                if number == 1 and line.startswith(_CSV_START):
+                    raise BadRequest(f"{path} is a CSV, which cannot be imported; export with --format jsonl")
                 if line.strip():
                     yield _parse_line(f"{path}:{number}", line)
     except UnicodeDecodeError:

@@ -64,7 +64,7 @@ def confine(share: Share) -> None:
     allowed = sorted(os.sched_getaffinity(0))
     if share.cores > len(allowed):
         raise ShareUnavailable(
-            f"share '{share}' is larger than the {len(allowed)} core(s) of this process; "
+            f"share '{share}' is larger than the {_cores(len(allowed))} of this process; "
             f"request cpu:{len(allowed)} at most"
         )
     os.sched_setaffinity(0, allowed[: share.cores])

@@ -106,7 +106,7 @@ def readable(name: str, value: Any, gpu: tuple[int, int] | None) -> Any:
         return np.asarray(value)
     if not hasattr(value, "__dlpack__"):
         kind = type(value).__name__
-        raise BadRequest(f"input '{name}' is a {kind}; give a NumPy array, or an object with __dlpack__")
+        raise BadRequest(f"input '{name}' is of type {kind}; give a NumPy array, or an object with __dlpack__")
     try:
         device = device_of(value)
         if device == gpu:

@@ -47,7 +47,7 @@ def test_this_process() -> None:
 def test_confining_takes_the_first_cpus_and_no_more_than_there_are(affinity: set[int]) -> None:
     confine(Share.parse("cpu:1"))
     assert os.sched_getaffinity(0) == {min(affinity)}
-    with pytest.raises(ShareUnavailable, match=r"share 'cpu:2' is larger than the 1 core\(s\)"):
+    with pytest.raises(ShareUnavailable, match=r"share 'cpu:2' is larger than the 1 core of this"):
         confine(Share.parse("cpu:2"))
     with pytest.raises(BadRequest, match="is of a GPU"):
         confine(Share.parse("mps:25"))

@@ -63,3 +63,15 @@ def test_match_says_which_record_and_why(
     assert json.loads(capsys.readouterr().out)["reason"] == "no published record"
     assert main(["match", str(model), "--share", "cpu:1", "--server", server.address]) == 0
     assert "no published record" in capsys.readouterr().out
+
+
+def test_a_csv_cannot_be_imported_and_the_line_names_the_format_that_can(
+    server: ScriptedServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.records = [to_proto(record("r1"), pb.Record)]
+    path, at = tmp_path / "log.csv", ["--server", server.address]
+    assert main(["log", "export", str(path), "--format", "csv", *at]) == 0
+    capsys.readouterr()
+    assert main(["log", "import", str(path), *at]) == 2
+    line = only_line(capsys.readouterr().err)
+    assert line.endswith("log.csv is a CSV, which cannot be imported; export with --format jsonl")
