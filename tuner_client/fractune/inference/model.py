@@ -55,12 +55,14 @@ class Model:
 
     A model runs with as many threads as its share has cores, each on its part of the share's CPUs. None of them is the
     caller's: several callers at once would only disturb each other there. A model of one thread, because the share has
-    one core or the model is too small for more, runs on the thread of its caller. On a GPU the model has one thread of
+    one core or more threads gain too little, runs on the thread of its caller. On a GPU the model has one thread of
     its own. Two models run side by side.
     """
 
     choice: VariantChoice
     """the variant that `run` runs, and the reason"""
+    threads: int
+    """threads of the host that run the model: as many as the share has cores, or 1 if more gain too little"""
     share: ShareHere
     """the share that it was chosen for"""
     slots: tuple[str | None, ...]
@@ -177,7 +179,8 @@ class Model:
         self._variant(choice.variant)
         if self._stop is not None:
             self._stop()
-        self._runner = runner_for(here, 1 if alone else here.threads)
+        self.threads = 1 if alone else here.threads
+        self._runner = runner_for(here, self.threads)
         self._stop = weakref.finalize(self, self._runner.stop)
         self.share, self.choice = here, choice
 

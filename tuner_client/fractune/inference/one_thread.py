@@ -1,4 +1,4 @@
-"""Models too small for a pool of threads: one thread runs them faster, whatever the share."""
+"""Models that gain nothing from a pool of threads: one thread runs them faster, whatever the share."""
 
 from __future__ import annotations
 
@@ -28,10 +28,13 @@ def one_thread_choice(
     if not pool_s or pool_s > TINY_S:
         return None
     alone = choose_variant(bundle, 1, policy, mechanism)
-    alone_s = times.get(1, {}).get(alone.variant)
+    alone_s, at_most = times.get(1, {}).get(alone.variant), ""
     if alone_s is None:
-        alone, alone_s = choice, units * pool_s
+        alone, alone_s, at_most = choice, units * pool_s, "at most "
     if alone_s > pool_s + POOL_COST_S:
         return None
-    reason = f"one thread runs it: its operators are too short for a pool of {units} threads ({alone.reason})"
+    reason = (
+        f"one thread runs it: by the bundle's times {units} threads gain less than the {POOL_COST_S * 1e6:.0f} us that "
+        f"their pool costs ({at_most}{alone_s * 1e3:.3g} ms on 1 core, {pool_s * 1e3:.3g} ms on {units})"
+    )
     return VariantChoice(alone.variant, alone.how, alone.regret, reason)

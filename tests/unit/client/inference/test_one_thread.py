@@ -48,6 +48,21 @@ def test_without_times_at_one_core_one_thread_takes_at_most_all_threads_time() -
     assert chosen({}) is None
 
 
+def test_the_reason_has_the_times_that_it_compares() -> None:
+    """The operators of a model that gains nothing need not be short."""
+    bundle = Bundle(bundle_bytes(measured={"cpu:1": {"cpu:1": 2.87e-3}, "cpu:4": {"cpu:4": 7.2e-3}}))
+    choice = one_thread_choice(bundle, 4, choose_variant(bundle, 4), DEFAULT_POLICY, "cpu")
+    assert choice is not None
+    assert choice.reason == (
+        "one thread runs it: by the bundle's times 4 threads gain less than the 50 us that their pool costs "
+        "(2.87 ms on 1 core, 7.2 ms on 4)"
+    )
+    bundle = Bundle(bundle_bytes(measured={"cpu:4": {"cpu:4": 1e-5}}))
+    choice = one_thread_choice(bundle, 4, choose_variant(bundle, 4), DEFAULT_POLICY, "cpu")
+    assert choice is not None
+    assert choice.reason.endswith("(at most 0.04 ms on 1 core, 0.01 ms on 4)")
+
+
 def test_a_share_of_one_core_needs_no_choice() -> None:
     assert chosen({"cpu:1": {"cpu:1": 1e-6}}, units=1) is None
 
@@ -69,6 +84,6 @@ def test_a_tiny_model_has_no_pool_at_any_share_and_says_why(small: Small, tmp_pa
     large = small_with(small, tmp_path / "large.fractune", {"cpu:1": {"cpu:1": 2.0}, "cpu:2": {"cpu:2": 1.0}})
     assert (type(tiny._runner), type(large._runner)) == (CallersThread, Runner)
     assert (tiny.choice.variant, large.choice.variant) == ("cpu:1", "cpu:2")
-    assert tiny.choice.reason.startswith("one thread runs it: its operators are too short for a pool of 2 threads")
+    assert (tiny.threads, large.threads) == (1, 2)
     inputs = tiny.random_inputs()
     np.testing.assert_allclose(tiny.run(inputs)[0], large.run(inputs)[0], rtol=1e-5)

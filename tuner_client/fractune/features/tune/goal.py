@@ -19,6 +19,7 @@ from fractune.sessions.progress import View
 from fractune.sessions.running import run_job
 from fractune.sessions.session import tuning_session
 from fractune_core.errors import BadRequest
+from fractune_core.files.fused import is_fused
 from fractune_core.jobs import JobSpec
 from fractune_core.shares import Share
 
@@ -47,6 +48,7 @@ class GoalSpec:
 def goal_spec(
     until_beats: str | None,
     min_gain: float | None,
+    model: Path,
     spec: JobSpec,
     *,
     minutes: float | None,
@@ -68,15 +70,26 @@ def goal_spec(
         raise BadRequest(
             f"--until-beats times the peer on this machine; leave the server out ({server}), or tune without a goal"
         )
+    _check_job(model, spec)
+    return GoalSpec(until_beats, min_gain or 0.0, DEFAULT_MINUTES if minutes is None else minutes, trials)
+
+
+def _check_job(model: Path, spec: JobSpec) -> None:
+    """Raise BadRequest or ShareUnavailable for a model or options that do not fit a goal."""
+    if is_fused(model):
+        raise BadRequest(f"{model.name} is a fused model, which no peer runs; leave --until-beats out")
     if spec.extra_trials or spec.rerank:
         raise BadRequest(
             "--until-beats chooses its trials, and --trials limits them; leave --extra-trials and --rerank out"
         )
+    if spec.fresh:
+        raise BadRequest("--fresh: --until-beats tunes in steps, and each reads the measurements of those before it")
+    if spec.webhook:
+        raise BadRequest("--webhook: --until-beats tunes in steps, and each is a job; leave one of them out")
     for share in map(Share.parse, spec.shares):
         if share.device_kind != "cpu":
             raise BadRequest(f"share '{share}': --until-beats compares on the CPU; name shares such as cpu:1")
         check_share(share)
-    return GoalSpec(until_beats, min_gain or 0.0, DEFAULT_MINUTES if minutes is None else minutes, trials)
 
 
 def tune_until_beaten(

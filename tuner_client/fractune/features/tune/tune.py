@@ -14,8 +14,6 @@ from fractune.sessions.progress import ProgressOption, choose_view
 from fractune.sessions.requests import bundle_file
 from fractune.sessions.running import finished_job
 from fractune.text.output_files import check_writable
-from fractune_core.errors import BadRequest
-from fractune_core.files.fused import is_fused
 from fractune_core.jobs import JobSpec, job_options
 from fractune_core.model_inputs import Inputs
 
@@ -82,16 +80,8 @@ def tune(
         spec = JobSpec.requested(path.name, shares, **options)
         written = bundle_file(out, path.name)
         check_writable("--out", written)
-        if until_beats is not None and is_fused(path):
-            raise BadRequest(f"{path.name} is a fused model, which no peer runs; leave --until-beats out")
-        if fresh and until_beats is not None:
-            raise BadRequest(
-                "--fresh: --until-beats tunes in steps, and each reads the measurements of those before it"
-            )
-        if webhook and until_beats is not None:
-            raise BadRequest("--webhook: --until-beats tunes in steps, and each is a job; leave one of them out")
         where = named_server(state, server)
-        goal = goal_spec(until_beats, min_gain, spec, minutes=minutes, trials=trials, server=where)
+        goal = goal_spec(until_beats, min_gain, path, spec, minutes=minutes, trials=trials, server=where)
         if goal is not None:
             return tune_until_beaten(path, spec, goal, written, state, choose_view(progress), reconnect_s)
         with finished_job(path, spec, state, server, choose_view(progress), reconnect_s) as (place, job):

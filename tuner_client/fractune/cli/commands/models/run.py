@@ -125,6 +125,7 @@ def _report(
         "reason": choice.reason,
         "units": model.share.units,
         "unit": model.share.unit,
+        "threads": model.threads,
         "share": model.share.reason,
         **_times_json(times[choice.variant], "tuned_"),
         **_times_json(times[UNTUNED_VARIANT], "untuned_"),
@@ -189,7 +190,8 @@ def _print(report: dict[str, Any], given_by: str) -> None:
         print(_columns("speed-up:", *gains))
     if "beside" in report:
         print(_columns("peer:", *(_spread(secs, factor) for secs in _repeats(report["beside"]))))
-    print(f"           on {units_text(report['units'], report['unit'])}, {given_by}; paced: {PACED}")
+    alone = "one thread, " if report["threads"] == 1 and report["unit"] == "core" and report["units"] > 1 else ""
+    print(f"           {alone}on {units_text(report['units'], report['unit'])}, {given_by}; paced: {PACED}")
     print("".join(f"{line}\n" for line in _hints(report)), end="")
     absolute, relative = report["max_abs_difference"], report["max_rel_difference"]
     print(f"outputs:   largest difference {absolute:.2e}, relative {relative:.2e}")

@@ -109,7 +109,7 @@ def test_the_report_in_words_and_as_json(small: Small, tmp_path: Path) -> None:
     assert np.load(tmp_path / "out.npz")["y"].shape == (1, 10)
     report: dict[str, Any] = json.loads(run_cli(*args, "--json").stdout)
     assert (report["variant"], report["how"], report["exact"], report["units"]) == ("cpu:1", "exact", True, 1)
-    assert report["regret"] is None
+    assert (report["regret"], report["threads"]) == (None, 1)
     assert report["max_rel_difference"] == 0.0
     assert report["outputs"] == [{"name": "y", "dtype": "float32", "shape": [1, 10]}]
     for times in ("tuned_run_secs", "tuned_paced_run_secs", "untuned_run_secs", "untuned_paced_run_secs"):
@@ -130,6 +130,27 @@ def test_onnx_runtime_compared(small: Small) -> None:
     assert wrong.returncode == BadRequest.exit_code
     assert "not the file that small.fractune was made from ('small.onnx')" in wrong.stderr
     assert "cannot be read" in run_cli(*args, "none.onnx").stderr
+
+
+@pytest.mark.parametrize(
+    ("units", "unit", "threads", "says"),
+    [
+        (2, "core", 1, " one thread, on 2 cores"),
+        (2, "core", 2, " on 2 cores"),
+        (1, "core", 1, " on 1 core"),
+        (66, "sm", 1, " on 66 SMs"),
+    ],
+)
+def test_one_thread_at_several_cores_is_named_below_the_times(
+    capsys: pytest.CaptureFixture[str], units: int, unit: str, threads: int, says: str
+) -> None:
+    from fractune.cli.commands.models.run import _print
+
+    times = {f"untuned_{name}run_secs": [1e-3] * 3 for name in ("", "paced_")}
+    report = {"variant": "untuned", "reason": "", "share": "", "tuned_s": 1e-3, "max_abs_difference": 0.0}
+    report |= {"untuned_s": 1e-3, "untuned_paced_s": 1e-3, "max_rel_difference": 0.0}
+    _print({**report, **times, "units": units, "unit": unit, "threads": threads}, "random inputs")
+    assert f"          {says}, random inputs; paced: " in capsys.readouterr().out
 
 
 def test_who_is_faster_is_said_plainly(capsys: pytest.CaptureFixture[str]) -> None:

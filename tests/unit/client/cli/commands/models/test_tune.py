@@ -169,6 +169,7 @@ def test_a_missing_model_is_told(server: ScriptedServer, tmp_path: Path, capsys:
         ([*BEATS, "--rerank", "1"], 2, "leave --extra-trials and --rerank out"),
         ([*BEATS, "--trials", "-1"], 2, "trials is -1"),
         ([*BEATS, "--fresh"], 2, "--fresh: --until-beats tunes in steps"),
+        ([*BEATS, "--webhook", "https://ci.example.com/x"], 2, "--webhook: --until-beats tunes in steps"),
         ([*BEATS, "--server", "127.0.0.1:1"], 2, "leave the server out"),
         ([*BEATS, "--shares", "mps:25"], 2, "share 'mps:25': --until-beats compares on the CPU"),
         ([*BEATS, "--shares", "cpu:9999"], 4, "share 'cpu:9999' is larger than this machine"),
