@@ -37,5 +37,18 @@ def test_spans_ratios_and_counts() -> None:
     [((), ""), ((None, 0.5), ""), ((1.2, None), "More than 100 %"), ((None, None), "No part of a roof is known")],
 )
 def test_an_unusual_column_of_roof_parts_has_a_note(parts: tuple[float | None, ...], said: str) -> None:
-    assert "".join(roof_notes(parts)).startswith(said)
-    assert bool(roof_notes(parts)) is bool(said)
+    notes = roof_notes(parts, "core", has_roof=True)
+    assert "".join(notes).startswith(said)
+    assert bool(notes) is bool(said)
+
+
+@pytest.mark.parametrize(
+    ("unit", "has_roof", "says"),
+    [
+        ("sm", False, "the roof of a GPU is not measured."),
+        ("core", False, "the log has no roof of these shares"),
+        ("core", True, "the operators may stay in the cache"),
+    ],
+)
+def test_an_empty_column_of_roofs_has_its_one_cause(unit: str, says: str, *, has_roof: bool) -> None:
+    assert "".join(roof_notes([None], unit, has_roof=has_roof)).startswith(f"No part of a roof is known: {says}")

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import pytest
 
 from fractune_core.errors import ShareUnavailable
+from fractune_core.share_kinds import SHARE_KINDS
 from fractune_core.shares import GrantedShare, Share
 from fractune_workers.child import Child
 from fractune_workers.confinement.base import Confinement
@@ -57,6 +58,11 @@ def machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         for variable, value in environment.items():
             monkeypatch.setenv(variable, value)
         yield Machine(request.param, case)
+
+
+def test_every_kind_of_share_that_proves_something_has_a_case() -> None:
+    """`none` proves nothing."""
+    assert {kind.mechanism for kind in SHARE_KINDS} - {"none"} == set(CASES)
 
 
 def verified(child: Child) -> GrantedShare:

@@ -9,6 +9,7 @@ from typing import Any
 from fractune.features.knee.report import KneeReport, is_open
 from fractune.text.rendering import Column, Table
 from fractune.text.text import percent_text, time_text
+from fractune_core.analysis.slowdown_ci import slowdown
 from fractune_core.shares import units_text
 
 
@@ -21,7 +22,10 @@ def knee_table(reports: Sequence[KneeReport], title: str) -> Table:
     measured = [Column(f"at {shares[units]}", numbers=True, dispensable=4) for units in sorted(shares)]
     verdict = [
         *(Column("knee", numbers=True), Column("there", numbers=True)),
-        *(Column("slower than the whole", numbers=True, dispensable=1), Column("error", numbers=True, dispensable=2)),
+        *(
+            Column("slower than the whole", numbers=True, dispensable=1),
+            Column("prediction error", numbers=True, dispensable=2),
+        ),
         Column("curve", dispensable=3),
     ]
     return Table(
@@ -64,6 +68,7 @@ def knee_json(report: KneeReport) -> dict[str, Any]:
         "whole_s": knee.secs_whole,
         "whole_is_measured": knee.is_whole_measured,
         "loss": _loss(report),
+        **dict(zip(("loss_low", "loss_high"), _loss_interval(report) or (None, None), strict=True)),
         "reason": knee.reason,
     }
 
@@ -81,13 +86,32 @@ def _verdict_cells(report: KneeReport) -> tuple[str, str, str, str, str]:
     there = time_text(knee.secs) if knee.is_measured else f"~{time_text(knee.secs)}"
     if is_open(report):
         at = f"{knee.fewest} to {at}"
-    return at, there, percent_text(_loss(report)), percent_text(report.curve.error), report.curve.kind.value
+    return at, there, _loss_text(report), percent_text(report.curve.error), report.curve.kind.value
 
 
 def _loss(report: KneeReport) -> float | None:
     """Slow-down of the knee against the whole, as a fraction."""
     knee = report.knee
     return knee.secs / knee.secs_whole - 1 if knee.secs and knee.secs_whole else None
+
+
+def _loss_interval(report: KneeReport) -> tuple[float, float] | None:
+    """Ends of the 95 % interval of `_loss`. None if a time is predicted or of another share, or has few repeats."""
+    knee, units, whole = report.knee, report.knee.units, report.knee.units_total
+    if units is None or units == whole:
+        return None
+    measured = report.curve.measured
+    if measured.get(units) != knee.secs or measured.get(whole) != knee.secs_whole:
+        return None
+    lost = slowdown(report.run_secs[units], report.run_secs[whole], interleaved=False)
+    return None if math.isnan(lost.low) else (lost.low, lost.high)
+
+
+def _loss_text(report: KneeReport) -> str:
+    """`5.2 %`, with its interval `5.2 % (1.0 % .. 9.3 %)`."""
+    interval = _loss_interval(report)
+    text = percent_text(_loss(report))
+    return text if interval is None else f"{text} ({' .. '.join(map(percent_text, interval))})"
 
 
 def _error_note(report: KneeReport) -> str:

@@ -24,11 +24,14 @@ def match_table(matches: Sequence[OperatorMatch], roof: Roof | None = None) -> T
         Column("why", wraps_at=24),
     )
     rows = tuple(match_json(each, roof) for each in matches)
+    exact = [each.record for each in matches if each.record and each.how == How.EXACT]
     return Table(
         columns=columns,
         cells=tuple(_match_cells(each, roof) for each in matches),
         rows=rows,
-        notes=roof_notes(row["roof_part"] for row in rows),
+        notes=roof_notes(
+            (row["roof_part"] for row in rows if row["how"] == How.EXACT), _unit(exact), has_roof=roof is not None
+        ),
     )
 
 
@@ -103,8 +106,13 @@ def records_table(
             }
             for record, speed in zip(records, speeds, strict=True)
         ),
-        notes=roof_notes(roof_part for _, roof_part in speeds),
+        notes=roof_notes((roof_part for _, roof_part in speeds), _unit(records), has_roof=bool(roofs)),
     )
+
+
+def _unit(records: Sequence[TuningRecord]) -> str:
+    """`core` if any record is of a CPU, else `sm`; empty without records."""
+    return min((record.granted.unit for record in records), default="")
 
 
 def _record_speed(

@@ -87,7 +87,10 @@ class CrossTable:
                     yield variant, share, cell, lost
 
     def robust(self) -> tuple[str, str, Slowdown] | None:
-        """The tuned variant with the smallest loss at its worst share: variant, that share, that loss."""
+        """The tuned variant with the smallest loss at its worst share: variant, that share, that loss.
+
+        Among variants that lose nothing beyond the noise, it is the one that was made for all shares, if there is one.
+        """
         worst = {
             variant: max(
                 ((share, lost) for share in self.shares if (lost := self.slowdown(variant, share)) is not None),
@@ -99,7 +102,14 @@ class CrossTable:
         if not worst:
             return None
         variant = min(worst, key=lambda name: (worst[name][1].median, name))
+        if self.is_lossless(variant) and ROBUST_VARIANT in worst and self.is_lossless(ROBUST_VARIANT):
+            variant = ROBUST_VARIANT
         return variant, *worst[variant]
+
+    def is_lossless(self, variant: str) -> bool:
+        """Whether `variant` loses nothing beyond the noise at any share where it was measured."""
+        losses = (self.slowdown(variant, share) for share in self.shares)
+        return all(lost is None or lost.low <= 0.0 for lost in losses)
 
     def _loss(self, cell: Cell, other: Cell) -> Slowdown:
         return slowdown(cell.run_secs, other.run_secs, interleaved=cell.timing == other.timing, level=self.level)
@@ -146,6 +156,8 @@ def sentences(table: CrossTable) -> list[str]:
         variant, share, lost = robust
         named = "the robust schedules" if variant == ROBUST_VARIANT else f"the schedules tuned on {share_text(variant)}"
         most = f"at most {with_interval(lost)} (on {share_text(share)})"
+        if table.is_lossless(variant):
+            most = f"nothing beyond the noise at any of these shares ({signed(lost)} on {share_text(share)})"
         lines.append(f"one variant for all of these shares: {named} lose {most}")
     return lines
 

@@ -78,7 +78,11 @@ def time_table(job: JobStatus, most: int | None = None) -> Table:
         cells=tuple(cells),
         rows=tuple(_row(names[key], each, time) for key in order for each, time in _measured(job, found[key])),
         notes=(
-            *roof_notes(time.roof_part for key in shown for time in found[key] if time),
+            *roof_notes(
+                (time.roof_part for key in shown for time in found[key] if time),
+                job.results[0].granted.unit if job.results else "",
+                has_roof=any(each.share in job.roofs for each in job.results),
+            ),
             *((_LESS_THAN_NOTHING,) if any(rest < 0 for rest in rests) else ()),
         ),
     )

@@ -96,6 +96,21 @@ def test_a_measured_knee_names_its_share() -> None:
     assert (data["knee_units"], data["knee_share"], data["knee_is_measured"]) == (66, "mps:50", True)
 
 
+def test_a_measured_loss_has_its_interval() -> None:
+    times = {
+        "mps:50": (66, [1.05 + 0.001 * n for n in range(9)]),
+        "mps:100": (132, [1.0 + 0.001 * n for n in range(9)]),
+    }
+    one = report(measured={**times, "mps:12": (16, [4.0])}, slack=0.05)
+    data = knee_json(one)
+    assert data["knee_share"] == "mps:50"
+    assert 0.04 < data["loss_low"] < data["loss"] < data["loss_high"] < 0.06
+    (cells,) = knee_table([one], "").cells
+    assert f"5.0 % ({data['loss_low'] * 100:.1f} % .. {data['loss_high'] * 100:.1f} %)" in cells
+    predicted = knee_json(report())
+    assert (predicted["loss_low"], predicted["loss_high"]) == (None, None)
+
+
 def test_sentences_say_how_sure_they_are() -> None:
     predicted, bound, nothing = knee_lines([report(), report("conv2d", TWO), report("dense", ONE)])
     assert predicted.startswith("squeezenet: ")

@@ -68,4 +68,4 @@ def _write_csv(tables: Sequence[CrossTable], path: Path) -> None:
         writer.writerow(("subject", "weight", *COLUMNS))
         for table in tables:
             for *row, repeats in rows(table):
-                writer.writerow([table.name, table.weight, *row, " ".join(map(str, repeats))])
+                writer.writerow([table.name, table.weight, *row, ";".join(map(str, repeats))])
