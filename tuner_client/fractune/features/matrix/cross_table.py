@@ -157,7 +157,9 @@ def sentences(table: CrossTable) -> list[str]:
         named = "the robust schedules" if variant == ROBUST_VARIANT else f"the schedules tuned on {share_text(variant)}"
         most = f"at most {with_interval(lost)} (on {share_text(share)})"
         if table.is_lossless(variant):
-            most = f"nothing beyond the noise at any of these shares ({signed(lost)} on {share_text(share)})"
+            most = "nothing beyond the noise at any of these shares"
+            if lost.high > 0.0:
+                most += f" ({signed(lost)} on {share_text(share)})"
         lines.append(f"one variant for all of these shares: {named} lose {most}")
     return lines
 
