@@ -144,8 +144,12 @@ class Model:
         variant: str | None = None,
     ) -> Bound:
         """Memory for all inputs and outputs, for calls that copy and check nothing: see `Bound`. Raises BadRequest for
-        arrays that cannot be used in place, and for outputs whose shape depends on the data.
+        arrays that cannot be used in place, and for outputs whose shape depends on the data; BadBundle for an unknown
+        variant.
         """
+        if variant is not None:
+            with self._turn:
+                self._variant(variant)
         return Bound(BoundMemory(self.inputs, inputs, self.outputs, outputs), partial(self._run_bound, variant))
 
     def _run_bound(self, variant: str | None, arguments: Sequence[Any], outputs: Sequence[Any]) -> None:

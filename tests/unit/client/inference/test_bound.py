@@ -18,7 +18,7 @@ from fractune import Model
 from fractune.inference.tvm_runtime.bound_memory import BoundMemory
 from fractune.inference.tvm_runtime.runtime import aligned_bytes, load_runtime
 from fractune.inference.tvm_runtime.tensors import TensorSpec
-from fractune_core.errors import BadRequest
+from fractune_core.errors import BadBundle, BadRequest
 from tests.unit.client.conftest import Small
 
 SHAPE, OUTPUT_SHAPE = (1, 4, 16, 16), (1, 10)
@@ -134,6 +134,7 @@ PLACE = "cannot be used in place: its memory must be contiguous, writable and be
         ({"z": np.zeros(1)}, None, r"the model takes x float32\[4, 8\]; given: z \(unknown\)"),
         (None, {"y": np.zeros(9, "float32")}, r"the model gives y float32\[8\]; given: y float32\[9\]"),
         ({"x": [1.0]}, None, "input 'x' is of type list"),
+        ({"x": np.ma.masked_array(aligned((4, 8)), mask=True)}, None, "input 'x' is a masked array"),
         ([aligned((4, 8))], None, "bind: list is not a mapping"),
         ({"x": aligned((8, 4)).T}, None, PLACE),
         ({"x": aligned((4, 16))[:, ::2]}, None, PLACE),
@@ -163,3 +164,8 @@ def test_an_output_shares_memory_with_nothing() -> None:
 def test_an_output_whose_shape_depends_on_the_data_is_not_bound() -> None:
     with pytest.raises(BadRequest, match=r"output y float32\[None\] has a shape that depends on the data"):
         BoundMemory([X], None, [replace(Y, shape=(None,))], None)
+
+
+def test_an_unknown_variant_is_refused_before_the_first_run(model: Model) -> None:
+    with pytest.raises(BadBundle, match="no variant 'cpu:9'"):
+        model.bind(variant="cpu:9")

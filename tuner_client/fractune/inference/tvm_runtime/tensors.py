@@ -103,6 +103,8 @@ def readable(name: str, value: Any, gpu: tuple[int, int] | None) -> Any:
     import tvm_ffi
 
     if isinstance(value, np.ndarray | np.generic):
+        if type(value) is not np.ndarray and isinstance(value, np.ma.MaskedArray):
+            raise BadRequest(f"input '{name}' is a masked array, and no mask is applied; give its filled(VALUE)")
         return np.asarray(value)
     if not hasattr(value, "__dlpack__"):
         kind = type(value).__name__

@@ -26,7 +26,7 @@ import onnx.inliner
 import onnxslim
 import tvm
 from google.protobuf.message import Message
-from onnx import version_converter
+from onnx import helper, version_converter
 
 from fractune_core.errors import BadModel, first_line
 from fractune_core.model_inputs import constants_in, shapes_in
@@ -68,6 +68,7 @@ def load_onnx(data: bytes, shapes: Mapping[str, Sequence[int]], limits: Limits) 
 def _read(model: onnx.ModelProto, limits: Limits, captured: ComputedConstants, *, is_branch: bool) -> tvm.IRModule:
     """Fold, slim and import a model with fixed shapes, or a branch of one; `captured` are constants of branches."""
     notes: list[str] = []
+    inputs = [_copied(value) for value in model.graph.input]
     try:
         Folding(model, limits).run()
     except (ValueError, TypeError, KeyError, IndexError) as error:
@@ -76,6 +77,7 @@ def _read(model: onnx.ModelProto, limits: Limits, captured: ComputedConstants, *
     if _opset(model) < _OLDEST_OPSET:
         model = _try(notes, f"conversion from opset {_opset(model)} failed", _convert, model)
     model = _try(notes, "slimming failed", _slim, model)
+    _restore_inputs(model.graph, inputs)
     if not model.graph.node and not is_branch:
         raise BadModel("has nothing to tune: its outputs are constants")
     return _import(model, branches, notes)
@@ -153,6 +155,25 @@ def _slim(model: onnx.ModelProto) -> onnx.ModelProto:
 def _convert(model: onnx.ModelProto) -> onnx.ModelProto:
     """In its own step before slimming, which may blow constants up to hundreds of megabytes of weights."""
     return version_converter.convert_version(model, _CONVERTED_OPSET)
+
+
+def _copied(value: onnx.ValueInfoProto) -> onnx.ValueInfoProto:
+    copy = onnx.ValueInfoProto()
+    copy.CopyFrom(value)
+    return copy
+
+
+def _restore_inputs(graph: onnx.GraphProto, inputs: Sequence[onnx.ValueInfoProto]) -> None:
+    """Put inputs back that no node reads any more: callers give them. Those of types that no kernel reads stay away."""
+    left = {value.name for value in graph.input}
+    kept = [value for value in inputs if value.name in left or _is_numeric(value)]
+    del graph.input[:]
+    graph.input.extend(kept)
+
+
+def _is_numeric(value: onnx.ValueInfoProto) -> bool:
+    kind = value.type.tensor_type.elem_type
+    return bool(kind) and helper.tensor_dtype_to_np_dtype(kind).kind in "biuf"
 
 
 def _import(model: onnx.ModelProto, branches: Branches, notes: list[str]) -> tvm.IRModule:

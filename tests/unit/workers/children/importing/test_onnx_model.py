@@ -225,3 +225,16 @@ def test_softmax_of_an_old_opset_keeps_its_old_meaning(save: Save) -> None:
     x = np.random.default_rng(0).standard_normal((1, 3, 4), np.float32)
     expected = np.exp(x) / np.exp(x).sum()
     np.testing.assert_allclose(machine["main"](tvm.runtime.tensor(x)).numpy(), expected, rtol=1e-5)
+
+
+def test_inputs_that_no_node_reads_stay(save: Save) -> None:
+    """Callers of the ONNX model give them. Slimming drops them, and those of which only the shape is read."""
+    nodes = [
+        helper.make_node("Shape", ["shaped"], ["s"]),
+        helper.make_node("Reshape", ["x", "s"], ["r"]),
+        helper.make_node("Relu", ["r"], ["y"]),
+    ]
+    inputs = [tensor("first", [1]), tensor("x", [2, 6]), tensor("shaped", [3, 4]), tensor("last", [2])]
+    inputs.append(helper.make_tensor_value_info("text", TensorProto.STRING, [1]))
+    names = [param.name for param in load_model(save(model(nodes, inputs)))["main"].params]
+    assert names == ["first", "x", "shaped", "last"]
