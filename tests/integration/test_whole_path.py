@@ -47,8 +47,9 @@ class Fleet:
     model: Path
 
     def tune(self, *more: str) -> subprocess.CompletedProcess[str]:
+        trials = () if "--extra-trials" in more else ("--trials", "8")
         return run_fractune(
-            *("tune", str(self.model), "--shares", ",".join(SHARES), "--trials", "8", "--only", ONLY),
+            *("tune", str(self.model), "--shares", ",".join(SHARES), *trials, "--only", ONLY),
             *("--server", self.address, "--out", str(self.folder), "--json", *more),
         )
 
