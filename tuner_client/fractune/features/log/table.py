@@ -106,7 +106,11 @@ def records_table(
             }
             for record, speed in zip(records, speeds, strict=True)
         ),
-        notes=roof_notes((roof_part for _, roof_part in speeds), _unit(records), has_roof=bool(roofs)),
+        notes=roof_notes(
+            (part for record, (_, part) in zip(records, speeds, strict=True) if record.status is Status.OK),
+            _unit(records),
+            has_roof=bool(roofs),
+        ),
     )
 
 

@@ -62,6 +62,26 @@ def test_what_is_not_known_or_in_doubt_is_not_said() -> None:
     assert table.rows[1]["roof_part"] is None
 
 
+def test_each_table_gives_the_cause_of_its_empty_column_of_roofs() -> None:
+    on_gpu = replace(granted("mps:25", 33), unit="sm")
+    near = OperatorMatch(operator("conv", 1, 1e-3), "near", 0.1, "", record())
+    exact = replace(near, how="exact")
+    gpu, no_roof, doubtful = "of a GPU is not measured", "the log has no roof of these shares", "may stay in the cache"
+    small = operator("take", 1, 3e-3, work=None)
+    for table, says in (
+        (records_table([record(granted=on_gpu)], {}, {}), gpu),
+        (records_table([record()], {}, {}), no_roof),
+        (records_table([record()], {}, {"aa": ROOF}), doubtful),
+        (match_table([replace(exact, record=record(granted=on_gpu))]), gpu),
+        (match_table([exact]), no_roof),
+        (time_table(job(small)), doubtful),
+        (time_table(replace(job(small), roofs={})), no_roof),
+    ):
+        assert [says in note for note in table.notes] == [True]
+    failed = record(status=Status.RUN_TIMEOUT, run_secs=())
+    assert match_table([near], ROOF).notes == records_table([failed], {}, {}).notes == ()
+
+
 def test_operators_that_take_longer_alone_than_the_model_leave_less_than_nothing() -> None:
     table = time_table(job(operator("conv", 1, 12e-3)))
     assert table.cells[-1] == ("rest of the model", "", "", "-2.00 ms", "-20 %", "", "")
