@@ -35,6 +35,9 @@ class OperatorStatus:
     """False for an operator that `only` left out"""
     arithmetic: Arithmetic | None = None
     """arithmetic and memory traffic of one run; None = not known"""
+    implementations: Mapping[str, str] = field(default_factory=dict)
+    """of the schedule with the time in `best_s`, by share, once the job is done: empty for the direct one; a share
+    without a known one is absent"""
 
 
 @dataclass(frozen=True)

@@ -690,6 +690,26 @@ class Operator(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class ImplementationsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     DISPLAY_NAME_FIELD_NUMBER: _builtins.int
     WEIGHT_FIELD_NUMBER: _builtins.int
     WORKLOAD_HASH_FIELD_NUMBER: _builtins.int
@@ -698,6 +718,7 @@ class Operator(_message.Message):
     UNTUNED_S_FIELD_NUMBER: _builtins.int
     SELECTED_FIELD_NUMBER: _builtins.int
     ARITHMETIC_FIELD_NUMBER: _builtins.int
+    IMPLEMENTATIONS_FIELD_NUMBER: _builtins.int
     display_name: _builtins.str
     weight: _builtins.int
     workload_hash: _builtins.str
@@ -717,6 +738,12 @@ class Operator(_message.Message):
     def arithmetic(self) -> Global___Arithmetic:
         """Absent when not known."""
 
+    @_builtins.property
+    def implementations(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Implementation of the schedule with the time in best_s, by share, of a job that is done; empty for the direct one,
+        absent when not known.
+        """
+
     def __init__(
         self,
         *,
@@ -728,10 +755,11 @@ class Operator(_message.Message):
         untuned_s: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         selected: _builtins.bool = ...,
         arithmetic: Global___Arithmetic | None = ...,
+        implementations: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["arithmetic", b"arithmetic"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arithmetic", b"arithmetic", "best_s", b"best_s", "display_name", b"display_name", "selected", b"selected", "trials", b"trials", "untuned_s", b"untuned_s", "weight", b"weight", "workload_hash", b"workload_hash"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arithmetic", b"arithmetic", "best_s", b"best_s", "display_name", b"display_name", "implementations", b"implementations", "selected", b"selected", "trials", b"trials", "untuned_s", b"untuned_s", "weight", b"weight", "workload_hash", b"workload_hash"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from fractune_core.analysis.roofline import Arithmetic, Roof
+from fractune_core.analysis.validated import ValidatedRecords
 from fractune_core.codec.messages import from_lists, to_proto
 from fractune_core.codec.times import timestamp
 from fractune_core.jobs import JobState
@@ -23,20 +24,40 @@ def job_to_proto(
     operators: Sequence[StoredOperator] = (),
     arithmetic: Mapping[str, Arithmetic] = MappingProxyType({}),
     roofs: Mapping[str, Roof] = MappingProxyType({}),
+    validated: Mapping[str, ValidatedRecords] = MappingProxyType({}),
 ) -> pb.Job:
-    """`arithmetic` holds what is known of the operators, by workload hash; `roofs` those of the device by share key."""
+    """`arithmetic` holds what is known of the operators, by workload hash, and `validated` their validations; `roofs`
+    those of the device by share key.
+    """
     return to_proto(
         job,
         pb.Job,
         progress=_progress(job),
         operators=[
-            to_proto(operator, pb.Operator, arithmetic=arithmetic_to_proto(arithmetic.get(operator.workload_hash)))
+            to_proto(
+                operator,
+                pb.Operator,
+                arithmetic=arithmetic_to_proto(arithmetic.get(operator.workload_hash)),
+                implementations=_implementations(job, operator, validated.get(operator.workload_hash)),
+            )
             for operator in operators
         ],
         model_display_name=job.spec.model_name,
         roofs={share: to_proto(roofs[each.key], pb.Roof) for share, each in job.granted.items() if each.key in roofs},
         result=_result(job) if job.state is JobState.DONE else None,
     )
+
+
+def _implementations(job: StoredJob, operator: StoredOperator, validated: ValidatedRecords | None) -> dict[str, str]:
+    """By share: the implementation of the validation that gave the operator's best time."""
+    if validated is None:
+        return {}
+    return {
+        share: record.implementation
+        for share, granted in job.granted.items()
+        for record in validated.measured(job.device.key, job.target_key, granted.mechanism).records
+        if record.granted.key == granted.key and record.median_s == operator.best_s.get(share)
+    }
 
 
 def arithmetic_to_proto(arithmetic: Arithmetic | None) -> pb.Arithmetic | None:

@@ -129,8 +129,11 @@ class JobService(rpc.JobServiceServicer):
         with store.reading():
             stored, operators = store.jobs.get(job), store.jobs.operators(job)
             arithmetic = store.log.arithmetic(operator.workload_hash for operator in operators)
-            roofs = store.roofs.of(stored.device.key)
-        return job_to_proto(stored, operators, arithmetic, roofs)
+            roofs, validated = store.roofs.of(stored.device.key), {}
+            if stored.state is JobState.DONE:
+                hashes = (operator.workload_hash for operator in operators)
+                validated = store.log.validated_of(hashes, stored.spec.namespace)
+        return job_to_proto(stored, operators, arithmetic, roofs, validated)
 
     @contextmanager
     def _place(self) -> Iterator[None]:

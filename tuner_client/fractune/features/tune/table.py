@@ -136,11 +136,14 @@ def operator_json(operator: OperatorStatus) -> dict[str, Any]:
 
 
 def operator_result_json(job: JobStatus, operator: OperatorStatus) -> dict[str, Any]:
-    """`gflops`, `roof_part` and `model_part` (fractions) by share; null for what is not known."""
+    """`implementation`, `gflops`, `roof_part` and `model_part` (fractions) by share; null for what is not known, but
+    an unknown implementation is absent.
+    """
     found = {each.share: operator_time(operator, each, job.roofs.get(each.share)) for each in job.results}
     measured = {share: time for share, time in found.items() if time is not None}
     return {
         **operator_json(operator),
+        "implementation": dict(operator.implementations),
         "gflops": {share: time.gflops for share, time in measured.items()},
         "roof_part": {share: time.roof_part for share, time in measured.items()},
         "model_part": {share: time.model_part for share, time in measured.items()},

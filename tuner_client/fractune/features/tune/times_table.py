@@ -99,6 +99,7 @@ def _measured(job: JobStatus, times: list[OperatorTime | None]) -> Iterator[tupl
 def _row(operator: OperatorStatus, result: ShareResult, time: OperatorTime) -> dict[str, Any]:
     return {
         "operator": operator.name,
+        "implementation": operator.implementations.get(result.share),
         "weight": operator.weight,
         "trials": operator.trials,
         "share": result.share,
@@ -110,7 +111,20 @@ def _row(operator: OperatorStatus, result: ShareResult, time: OperatorTime) -> d
 
 
 def _operator_cells(operator: OperatorStatus) -> tuple[str, ...]:
-    return operator.name, str(operator.weight), str(operator.trials)
+    return _named(operator), str(operator.weight), str(operator.trials)
+
+
+def _named(operator: OperatorStatus) -> str:
+    """`conv2d (winograd2)`, or `conv2d (winograd2 at cpu:1)` where another share has another implementation; the
+    direct one has no name.
+    """
+    shares: dict[str, list[str]] = {}
+    for share in operator.best_s:
+        shares.setdefault(operator.implementations.get(share, ""), []).append(share)
+    named = [
+        name if len(shares) == 1 else f"{name} at {', '.join(shares[name])}" for name in sorted(filter(None, shares))
+    ]
+    return f"{operator.name} ({'; '.join(named)})" if named else operator.name
 
 
 def _time_columns(share: str) -> tuple[Column, ...]:

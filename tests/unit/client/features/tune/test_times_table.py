@@ -143,3 +143,21 @@ def test_a_match_without_a_record_shows_the_time_of_the_untuned_default_where_it
     found = match_table([OperatorMatch(each, "none", 0.0, "", None) for each in (measured, elsewhere)])
     assert ["2.00 ms" in row for row in found.cells] == [True, False]
     assert [row["untuned_s"] for row in found.rows] == [2e-3, None]
+
+
+@pytest.mark.parametrize(
+    ("implementations", "shown"),
+    [
+        ({}, "conv"),
+        ({"cpu:1": "", "cpu:2": ""}, "conv"),
+        ({"cpu:1": "winograd4", "cpu:2": "winograd4"}, "conv (winograd4)"),
+        ({"cpu:1": "winograd4", "cpu:2": ""}, "conv (winograd4 at cpu:1)"),
+        ({"cpu:1": "winograd4", "cpu:2": "winograd2"}, "conv (winograd2 at cpu:2; winograd4 at cpu:1)"),
+    ],
+)
+def test_an_implementation_stands_behind_the_operator(implementations: dict[str, str], shown: str) -> None:
+    best_s = {"cpu:1": 1e-3, "cpu:2": 1e-3}
+    conv = replace(operator("conv", 1, 1e-3), best_s=best_s, implementations=implementations)
+    table = time_table(job(conv))
+    assert table.cells[0][0] == shown
+    assert table.rows[0]["implementation"] == implementations.get("cpu:1")

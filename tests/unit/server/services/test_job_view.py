@@ -1,0 +1,29 @@
+"""A stored job as callers see it."""
+
+from __future__ import annotations
+
+import time
+
+from fractune_core.analysis.validated import ValidatedRecords
+from fractune_core.jobs import JobSpec, JobState
+from fractune_server.services.job_view import job_to_proto
+from fractune_server.store.stored_job import StoredJob, StoredOperator
+from tests.support.samples import DEVICE, TARGET_KEY, granted, validation
+
+
+def test_an_operator_names_the_implementation_of_its_best_time_at_each_share() -> None:
+    shares = {f"cpu:{units}": granted(units) for units in (1, 2, 4)}
+    spec = JobSpec(model="0" * 64, model_name="m.onnx", shares=tuple(shares))
+    now = time.time()
+    job = StoredJob("j1", spec, now, DEVICE, shares, "", JobState.DONE, ended_at=now, target_key=TARGET_KEY)
+    best_s = {"cpu:1": 1.0, "cpu:2": 2.0, "cpu:4": 3.0}
+    operators = [StoredOperator(name, name, 1, selected=True, best_s=best_s) for name in ("conv", "unknown")]
+    records = (
+        validation("winograd4:[]", 1, 1.0),
+        validation("[]", 1, 2.0),
+        validation("[]", 2, 2.0),
+        validation("winograd4:[]", 4, 1.0),
+    )
+    shown = job_to_proto(job, operators, validated={"conv": ValidatedRecords(records)})
+    found = [dict(operator.implementations) for operator in shown.operators]
+    assert found == [{"cpu:1": "winograd4", "cpu:2": ""}, {}]
