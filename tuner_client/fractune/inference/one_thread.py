@@ -1,4 +1,4 @@
-"""Models that gain nothing from a pool of threads: one thread runs them faster, whatever the share."""
+"""Models of less than a millisecond that gain nothing from a pool: one thread runs them faster, whatever the share."""
 
 from __future__ import annotations
 
@@ -35,6 +35,6 @@ def one_thread_choice(
         return None
     reason = (
         f"one thread runs it: by the bundle's times {units} threads gain less than the {POOL_COST_S * 1e6:.0f} us that "
-        f"their pool costs ({at_most}{alone_s * 1e3:.3g} ms on 1 core, {pool_s * 1e3:.3g} ms on {units})"
+        f"their pool costs ({at_most}{alone_s * 1e6:.4g} us on 1 core, {pool_s * 1e6:.4g} us on {units})"
     )
     return VariantChoice(alone.variant, alone.how, alone.regret, reason)

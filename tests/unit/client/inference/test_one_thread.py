@@ -49,18 +49,17 @@ def test_without_times_at_one_core_one_thread_takes_at_most_all_threads_time() -
 
 
 def test_the_reason_has_the_times_that_it_compares() -> None:
-    """The operators of a model that gains nothing need not be short."""
-    bundle = Bundle(bundle_bytes(measured={"cpu:1": {"cpu:1": 2.87e-3}, "cpu:4": {"cpu:4": 7.2e-3}}))
+    bundle = Bundle(bundle_bytes(measured={"cpu:1": {"cpu:1": 1.04e-3}, "cpu:4": {"cpu:4": 0.9995e-3}}))
     choice = one_thread_choice(bundle, 4, choose_variant(bundle, 4), DEFAULT_POLICY, "cpu")
     assert choice is not None
     assert choice.reason == (
         "one thread runs it: by the bundle's times 4 threads gain less than the 50 us that their pool costs "
-        "(2.87 ms on 1 core, 7.2 ms on 4)"
+        "(1040 us on 1 core, 999.5 us on 4)"
     )
     bundle = Bundle(bundle_bytes(measured={"cpu:4": {"cpu:4": 1e-5}}))
     choice = one_thread_choice(bundle, 4, choose_variant(bundle, 4), DEFAULT_POLICY, "cpu")
     assert choice is not None
-    assert choice.reason.endswith("(at most 0.04 ms on 1 core, 0.01 ms on 4)")
+    assert choice.reason.endswith("(at most 40 us on 1 core, 10 us on 4)")
 
 
 def test_a_share_of_one_core_needs_no_choice() -> None:
