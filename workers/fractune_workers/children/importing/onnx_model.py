@@ -11,8 +11,9 @@ steps, in this order:
     6. slim: merge and drop nodes, put batch normalization into convolutions;
     7. import.
 
-Steps 5 and 6 are optional. Where one fails, the model goes on without it, and the error of a failed import names the
-reason. Slimming and the importer compute constants, so a model with constants of unknown size is refused before.
+Steps 5 and 6 are optional. Where one fails, the model goes on without it. If TVM's importer fails then, the error
+names the reason; a refusal of ours stays as it is. Slimming and the importer compute constants, so a model with
+constants of unknown size is refused before.
 """
 
 from __future__ import annotations
@@ -180,13 +181,13 @@ def _import(model: onnx.ModelProto, branches: Branches, notes: list[str]) -> tvm
     try:
         with hushed():
             return from_onnx(model, branches)
+    except BadModel:
+        raise
     except Exception as error:
         raise BadModel("; ".join([_explain(error), *notes, *_checker_notes(model)])) from error
 
 
 def _explain(error: Exception) -> str:
-    if isinstance(error, BadModel):
-        return str(error)
     node = _failing_node(error)
     if node is None:
         return f"TVM cannot import the model: {first_line(error)}"

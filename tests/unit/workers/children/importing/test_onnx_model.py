@@ -238,3 +238,11 @@ def test_inputs_that_no_node_reads_stay(save: Save) -> None:
     inputs.append(helper.make_tensor_value_info("text", TensorProto.STRING, [1]))
     names = [param.name for param in load_model(save(model(nodes, inputs)))["main"].params]
     assert names == ["first", "x", "shaped", "last"]
+
+
+def test_a_refusal_that_names_the_node_has_no_notes_of_other_tools(save: Save) -> None:
+    """ONNX's checker would add its own line about the other attribute."""
+    node = helper.make_node("LSTM", ["x", "w", "r"], ["y"], name="cell", direction="sideways", odd=1)
+    weights = {"w": np.zeros((1, 16, 3), np.float32), "r": np.zeros((1, 16, 4), np.float32)}
+    with pytest.raises(BadModel, match=r"'direction' is 'sideways'; write one of [a-z, ]*$"):
+        load_model(save(model([node], [tensor("x", [5, 1, 3])], weights)))
