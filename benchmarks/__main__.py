@@ -10,7 +10,8 @@ import sys
 
 BENCHMARKS = (
     *("plan", "queue_cost", "call_cost", "load", "overhead", "match", "rerank", "fused", "pairs", "concurrent_jobs"),
-    *("service_load", "fleet", "warm_start", "k_shares", "memory", "share_matrix", "vs_stock", "vs_onnxruntime"),
+    *("service_load", "fleet", "warm_start", "k_shares", "memory", "share_matrix", "vs_stock"),
+    *("onnx_operators", "vs_onnxruntime"),
 )
 """modules of this package; the longest come last"""
 

@@ -11,11 +11,13 @@ from typing import Annotated, Any, Self, TypedDict, cast
 
 from fractune_core.codec.places import In
 from fractune_core.codec.plain_json import JsonObject
-from fractune_core.errors import BadRequest
+from fractune_core.errors import BadRequest, shortened
 from fractune_core.model_inputs import Inputs, as_shapes
 from fractune_core.names import ROBUST_VARIANT, Collection
 from fractune_core.shares import Share, share_names
 
+_SHOWN = 100
+"""characters of a wrong namespace in a message"""
 _NAMESPACE = re.compile(r"[0-9A-Za-z._-]{1,64}")
 
 
@@ -171,7 +173,9 @@ class JobSpec(JsonObject):
 
     def _check_sharing(self) -> None:
         if self.namespace and not _NAMESPACE.fullmatch(self.namespace):
-            raise BadRequest(f"namespace '{self.namespace}': write at most 64 letters, digits, '.', '_' and '-'")
+            raise BadRequest(
+                f"namespace '{shortened(self.namespace, _SHOWN)}': write at most 64 letters, digits, '.', '_' and '-'"
+            )
         if self.fresh and self.rerank:
             raise BadRequest(f"rerank is {self.rerank}, which reads the log; leave it out, or fresh")
 

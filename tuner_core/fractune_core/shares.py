@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from fractune_core.codec.plain_json import JsonObject
-from fractune_core.errors import BadRequest
+from fractune_core.errors import BadRequest, shortened
 from fractune_core.share_kinds import CPU, CUDA, SHARE_KINDS, ShareKind, kind_of, write_one
 
+_SHOWN = 200
+"""characters of a list of shares in a message"""
 MOST_MEASURERS = 4
 """at one share, where the noise was never measured"""
 QUIET_BELOW_CORES = 4
@@ -130,7 +132,7 @@ def parse_shares(text: str) -> list[Share]:
         raise BadRequest(f"no share in '{text}'; {write_one(SHARE_KINDS)}")
     repeated = {str(share) for share in shares if shares.count(share) > 1}
     if repeated:
-        raise BadRequest(f"share '{min(repeated)}' is named twice in '{text}'; name each share once")
+        raise BadRequest(f"share '{min(repeated)}' is named twice in '{shortened(text, _SHOWN)}'; name each share once")
     return shares
 
 

@@ -145,3 +145,8 @@ def test_two_kinds_may_share_a_word_if_their_sizes_differ(monkeypatch: pytest.Mo
     found = Share.parse("cpu:1500m")
     assert (found.mechanism, str(found)) == ("cpu-limit", "cpu:1500m")
     assert Share.parse("cpu:2").mechanism == "cpu"
+
+
+def test_a_long_list_is_not_quoted_whole() -> None:
+    with pytest.raises(BadRequest, match=r"^share 'cpu:1' is named twice in .{,220}; name each share once$"):
+        parse_shares("cpu:1," * 10_000)
