@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -83,7 +83,7 @@ def _run(case: Any, model: onnx.ModelProto, given: Sequence[Any], wanted: Sequen
     except Exception as error:  # noqa: BLE001  a failure of the case, of whatever type
         return Outcome(FAILED, f"{type(error).__name__}: {first_line(error)}")
     try:
-        made = _compute(mod, given)
+        made = _compute(mod, dict(zip((each.name for each in model.graph.input), given, strict=True)))
     except Exception as error:  # noqa: BLE001
         return Outcome(FAILED, f"{type(error).__name__}: {first_line(error)}")
     if len(model.graph.output) == 1 and isinstance(wanted[0], list):
@@ -92,13 +92,15 @@ def _run(case: Any, model: onnx.ModelProto, given: Sequence[Any], wanted: Sequen
     return Outcome(FAILED, difference) if difference else Outcome(PASSED)
 
 
-def _compute(mod: tvm.IRModule, given: Sequence[Any]) -> list[Any]:
+def _compute(mod: tvm.IRModule, given: Mapping[str, Any]) -> list[Any]:
+    """`given`: by name. An input that decides only a shape, which is fixed, is not an input of the module."""
+    arrays = [_as_bytes(given[parameter.name]) for parameter in mod["main"].params]
     target = tvm.target.Target({"kind": "llvm", "mcpu": "x86-64-v3"})
     with hushed():
         prepared = prepare(mod, target)
         with tvm.transform.PassContext(opt_level=0):
             machine = relax.VirtualMachine(relax.build(prepared, target), tvm.cpu())
-    made = machine["main"](*[tvm.runtime.tensor(np.array(_as_bytes(each), order="C")) for each in given])
+    made = machine["main"](*[tvm.runtime.tensor(np.array(each, order="C")) for each in arrays])
     return [made.numpy()] if hasattr(made, "numpy") else [_numbers(each) for each in made]
 
 

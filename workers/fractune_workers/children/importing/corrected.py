@@ -5,11 +5,13 @@ to TVM's converter; others are converted here, or refused.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import tvm
 from tvm import relax
+from tvm.relax.frontend.onnx import onnx_frontend
 
 from fractune_workers.children.importing.corrected_resize import RESIZE
 from fractune_workers.children.importing.element_types import AS_BYTES
@@ -141,15 +143,38 @@ def _conv_transpose(node: OnnxNode) -> Any:
 
 
 def _suppression(node: OnnxNode) -> Any:
+    """TVM drops boxes that overlap by the threshold, ONNX those above it; the thresholds' defaults differ too."""
     for index in range(2, 5):
         if node.optional(index) is not None and node.constant(index) is None:
             raise node.refused(f"its input '{node.proto.input[index]}' is computed; make it a constant")
-    return node.by_tvm()
+    overlap, score = node.constant(3), node.constant(4)
+    above = np.nextafter(np.float32(0) if overlap is None else overlap.astype(np.float32), np.float32(np.inf))
+    lowest = np.finfo(np.float32).min if score is None else score
+    given = [node.optional(index) for index in range(3)]
+    inputs = onnx_frontend.onnx_input([*given, relax.const(above), relax.const(lowest)])
+    return replace(node, inputs=inputs).by_tvm()
 
 
 def _roi_align(node: OnnxNode) -> Any:
     if node.attributes.get("mode", b"avg") != b"avg":
         raise node.refused("mode='max' is not supported; export it with mode='avg'")
+    return node.by_tvm()
+
+
+def _equal(node: OnnxNode) -> Any:
+    """TVM's maximum of negative infinities is the smallest finite number. So "is the maximum -inf", which asks whether
+    a row of an attention mask is masked as a whole, becomes "are all numbers -inf".
+    """
+    for value, other in ((0, 1), (1, 0)):
+        limit, largest = node.constant(other), node.input(value)
+        made = node.builder.lookup_binding(largest) if isinstance(largest, relax.Var) else largest
+        is_maximum = isinstance(made, relax.Call) and made.op == tvm.ir.Op.get("relax.max")
+        if is_maximum and limit is not None and limit.size and np.isneginf(limit.astype(np.float32)).all():
+            masked = node.emit(relax.op.equal(made.args[0], relax.const(-np.inf, dtype_of(made.args[0]))))
+            as_numbers = node.emit(relax.op.astype(masked, "int8"))
+            alike = node.emit(relax.op.min(as_numbers, made.attrs.axis, made.attrs.keepdims))
+            ones = relax.const(np.ones(limit.shape, np.int8))
+            return relax.op.equal(alike, ones)
     return node.by_tvm()
 
 
@@ -196,6 +221,7 @@ CORRECTED: Mapping[str, Converter] = {
     "CastLike": _cast,
     "ConvTranspose": _conv_transpose,
     "Dropout": _dropout,
+    "Equal": _equal,
     "Gelu": _gelu,
     "IsInf": _is_inf,
     "LayerNormalization": _layer_norm,

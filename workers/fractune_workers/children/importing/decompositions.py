@@ -52,10 +52,11 @@ def _by_onnx(node: onnx.NodeProto, types: Types, opset: int) -> Sequence[onnx.No
     if domain_of(node.domain):
         return None
     try:
-        body = _body(defs.get_schema(node.op_type, opset), node, types, opset)
+        schema = defs.get_schema(node.op_type, opset)
+        body = _body(schema, node, types, opset)
     except Exception:  # noqa: BLE001  no such operator, or ONNX cannot write the function of this node
         return None
-    return _inlined(node, body) if body.node else None
+    return _inlined(node, body, _defaults(schema)) if body.node else None
 
 
 def _body(schema: Any, node: onnx.NodeProto, types: Types, opset: int) -> onnx.FunctionProto:
@@ -74,16 +75,26 @@ def _body(schema: Any, node: onnx.NodeProto, types: Types, opset: int) -> onnx.F
     return body
 
 
+def _defaults(schema: Any) -> dict[str, onnx.AttributeProto]:
+    """By name: the values of attributes that a node leaves out."""
+    values = {name: each.default_value for name, each in schema.attributes.items()}
+    return {name: value for name, value in values.items() if value.type != onnx.AttributeProto.UNDEFINED}
+
+
 def _newest(versions: Sequence[int], opset: int) -> int:
     """The newest of these versions that a model of this opset may use; 0 for none."""
     return max((version for version in versions if version <= opset), default=0)
 
 
-def _inlined(node: onnx.NodeProto, body: onnx.FunctionProto) -> Sequence[onnx.NodeProto]:
+def _inlined(
+    node: onnx.NodeProto, body: onnx.FunctionProto, defaults: Mapping[str, onnx.AttributeProto]
+) -> Sequence[onnx.NodeProto]:
     """The nodes of a function's body for one call of it."""
     names = dict(itertools.zip_longest(body.input, node.input[: len(body.input)], fillvalue=""))
     names |= {inner: outer for inner, outer in zip(body.output, node.output, strict=False) if outer}
-    given = {each.name: each for each in body.attribute_proto} | {each.name: each for each in node.attribute}
+    given = (
+        {**defaults} | {each.name: each for each in body.attribute_proto} | {each.name: each for each in node.attribute}
+    )
     prefix = f"{node.op_type}.{next(_COUNTER)}."
     return [_renamed(inner, names, given, prefix) for inner in body.node]
 

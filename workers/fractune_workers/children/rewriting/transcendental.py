@@ -2,7 +2,7 @@
 
 LLVM calls the C library once for each element of an exponential, and a vector kernel waits for it. TVM has rational
 approximations in vector code (those of Eigen and Cephes, as `topi.fast_*`). For float32 their error is some units in
-the last place. Other types keep TVM's own legalization.
+the last place. For other types `topi.fast_*` are TVM's exact functions.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tvm import te, topi
+from tvm import te, tirx, topi
 
 _ROOT_HALF = 0.5**0.5
 
 
 def _sigmoid(x: te.Tensor) -> te.Tensor:
-    return topi.add(topi.multiply(topi.fast_tanh(topi.multiply(x, 0.5)), 0.5), 0.5)
+    half = tirx.const(0.5, x.dtype)
+    return topi.add(topi.multiply(topi.fast_tanh(topi.multiply(x, half)), half), half)
 
 
 def _silu(x: te.Tensor) -> te.Tensor:
@@ -24,7 +25,8 @@ def _silu(x: te.Tensor) -> te.Tensor:
 
 
 def _gelu(x: te.Tensor) -> te.Tensor:
-    return topi.multiply(topi.multiply(x, 0.5), topi.add(topi.fast_erf(topi.multiply(x, _ROOT_HALF)), 1.0))
+    half, root_half, one = (tirx.const(value, x.dtype) for value in (0.5, _ROOT_HALF, 1.0))
+    return topi.multiply(topi.multiply(x, half), topi.add(topi.fast_erf(topi.multiply(x, root_half)), one))
 
 
 _BEGINS_A_KERNEL = {"op_pattern": 4}
