@@ -63,9 +63,9 @@ def operator_of_case(case: Any) -> str:
 
 def run_case(case: Any) -> Outcome:
     given, wanted = ([_array(each) for each in side] for side in case.data_sets[0])
-    if not all(isinstance(each, np.ndarray) for each in given):
-        return Outcome(REFUSED, "an input is a sequence or left out; only tensors are inputs")
     outcome = _run(case, case.model, given, wanted)
+    if not all(isinstance(each, np.ndarray) for each in given):
+        return outcome if outcome.status == REFUSED else Outcome(REFUSED, "an input is left out; give it a shape")
     if outcome.status == REFUSED and len(given) > 1:
         constant = _run(case, _with_constants(case.model, given), given[:1], wanted)
         if constant.status != REFUSED:

@@ -37,7 +37,7 @@ from fractune_workers.children.importing.onnx_count import check_count
 from fractune_workers.children.importing.onnx_fold import Folding
 from fractune_workers.children.importing.onnx_graph import described, domain_of, inputs_of, parsed
 from fractune_workers.children.importing.onnx_importer import from_onnx
-from fractune_workers.children.importing.onnx_shapes import fix_constants, fix_shapes
+from fractune_workers.children.importing.onnx_shapes import check_inputs, fix_constants, fix_shapes
 from fractune_workers.children.tvm_api.keep_out import hushed
 
 _OLDEST_OPSET = 13
@@ -62,6 +62,7 @@ def load_onnx(data: bytes, shapes: Mapping[str, Sequence[int]], limits: Limits) 
         model = onnx.inliner.inline_local_functions(model)
     _drop_weights_from_inputs(model)
     fix_constants(model.graph, constants_in(shapes))
+    check_inputs(model.graph, shapes_in(shapes))
     fix_shapes(model.graph, shapes_in(shapes))
     return _read(model, limits, ComputedConstants(limits), is_branch=False)
 
@@ -70,6 +71,7 @@ def _read(model: onnx.ModelProto, limits: Limits, captured: ComputedConstants, *
     """Fold, slim and import a model with fixed shapes, or a branch of one; `captured` are constants of branches."""
     notes: list[str] = []
     inputs = [_copied(value) for value in model.graph.input]
+    last = model.graph.node[-1] if model.graph.node else None
     try:
         Folding(model, limits).run()
     except (ValueError, TypeError, KeyError, IndexError) as error:
@@ -80,7 +82,8 @@ def _read(model: onnx.ModelProto, limits: Limits, captured: ComputedConstants, *
     model = _try(notes, "slimming failed", _slim, model)
     _restore_inputs(model.graph, inputs)
     if not model.graph.node and not is_branch:
-        raise BadModel("has nothing to tune: its outputs are constants")
+        where = f", such as that of {described(last)}" if last else ""
+        raise BadModel(f"has nothing to tune: its outputs are constants{where}; tune a model that computes from inputs")
     return _import(model, branches, notes)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 import numpy as np
 import onnx
@@ -11,9 +11,26 @@ from onnx import helper, numpy_helper
 from fractune_core.errors import BadModel, BadRequest
 from fractune_core.model_inputs import fitting_shape, parse_numbers
 from fractune_workers.children.importing.limits import check_tensor
+from fractune_workers.children.importing.onnx_graph import described, names_read
 
+_TENSOR = "tensor_type"
 _NAMELESS = frozenset({"", "?", "-1", "None"})
 """Exporters write these for a dimension without a name; two of them need not be equal."""
+
+
+def check_inputs(graph: onnx.GraphProto, fixed: Container[str]) -> None:
+    """Raises BadModel for an input that is no tensor of numbers, unless its name is in `fixed`."""
+    for value in graph.input:
+        kind = str(value.type.WhichOneof("value") or _TENSOR)
+        is_text = kind == _TENSOR and value.type.tensor_type.elem_type == onnx.TensorProto.STRING
+        if (kind == _TENSOR or value.name in fixed) and not is_text:
+            continue
+        reader = next((node for node in graph.node if value.name in names_read(node)), None)
+        where = f" of {described(reader)}" if reader else ""
+        what = "text" if is_text else f"of kind {kind.removesuffix('_type')}"
+        raise BadModel(
+            f"input '{value.name}'{where} is {what}, and inputs are tensors of numbers; export the model without it"
+        )
 
 
 def fix_shapes(graph: onnx.GraphProto, shapes: Mapping[str, Sequence[int]]) -> None:
