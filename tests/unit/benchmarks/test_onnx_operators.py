@@ -10,7 +10,7 @@ from benchmarks.support.models_page import PAGE, how, models_page
 from benchmarks.support.node_cases import FAILED, PASSED, REFUSED, node_cases, run_case
 
 RESULT = RESULTS / f"{NAME}.json"
-QUICK = "quantizelinear matmulinteger convinteger qlinear celu isinf layer_normalization_2d gelu"
+QUICK = "quantizelinear_axis matmulinteger convinteger qlinearconv celu isinf attention_24_fullymasked gelu_tanh"
 
 
 def test_the_page_is_what_the_results_and_the_tables_say() -> None:

@@ -2,7 +2,8 @@
 
 LLVM calls the C library once for each element of an exponential, and a vector kernel waits for it. TVM has rational
 approximations in vector code (those of Eigen and Cephes, as `topi.fast_*`). For float32 their error is some units in
-the last place. For other types `topi.fast_*` are TVM's exact functions.
+the last place. Numbers of 16 bits are computed as float32: the approximations would be wrong in the first digits.
+For float64 `topi.fast_*` are TVM's exact functions.
 """
 
 from __future__ import annotations
@@ -34,9 +35,15 @@ _BEGINS_A_KERNEL = {"op_pattern": 4}
 approximation reads its argument several times, so the inlined code of a chain of them would grow exponentially."""
 
 
-def _by(compute: Callable[..., Any], name: str) -> Callable[[Any, Any], Any]:
+_SHORT = ("float16", "bfloat16")
+
+
+def _by(compute: Callable[[te.Tensor], te.Tensor], name: str) -> Callable[[Any, Any], Any]:
+    def widened(x: te.Tensor) -> te.Tensor:
+        return topi.cast(compute(topi.cast(x, "float32")), x.dtype) if str(x.dtype) in _SHORT else compute(x)
+
     return lambda builder, call: builder.call_te(
-        compute, call.args[0], primfunc_name_hint=name, primfunc_attrs=_BEGINS_A_KERNEL
+        widened, call.args[0], primfunc_name_hint=name, primfunc_attrs=_BEGINS_A_KERNEL
     )
 
 

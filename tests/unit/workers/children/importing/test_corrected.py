@@ -10,7 +10,7 @@ import pytest
 from onnx import helper
 
 from fractune_core.errors import BadModel
-from tests.support.onnx_models import imported, onnx_model, run_imported, run_reference
+from tests.support.onnx_models import imported, onnx_model, run_by_onnxruntime, run_imported, run_reference
 
 Array = npt.NDArray[Any]
 IMAGE = np.arange(1 * 2 * 4 * 6, dtype=np.float32).reshape(1, 2, 4, 6)
@@ -55,6 +55,40 @@ def test_numbers_as_by_onnx(operator: str, values: list[Array], attributes: dict
     with np.errstate(invalid="ignore"):
         (theirs,) = run_reference(model, given)
     np.testing.assert_array_equal(run_imported(model, given)[0], theirs)
+
+
+@pytest.mark.parametrize("keepdims", [0, 1])
+def test_a_row_is_masked_as_a_whole_by_infinity_alone(keepdims: int) -> None:
+    low = np.finfo(np.float32).min
+    x = np.array([[-np.inf, -np.inf], [-np.inf, low], [-np.inf, np.nan], [-np.inf, 3]], np.float32)
+    nodes = [
+        helper.make_node("ReduceMax", ["x", "axes"], ["largest"], keepdims=keepdims),
+        helper.make_node("Equal", ["largest", "limit"], ["y"]),
+    ]
+    model = onnx_model(nodes, {"x": x}, {"axes": np.array([-1]), "limit": np.array([-np.inf], np.float32)})
+    masked = run_imported(model, {"x": x})[0]
+    assert masked.shape == ((4, 1) if keepdims else (4,))
+    assert masked.ravel().tolist() == [True, False, False, False]
+
+
+BOXES = np.array([[[0, 0, 1, 1], [0, 0, 1, 2], [0, 0, 1, 1], [5, 5, 6, 6]]], np.float32)
+"""Boxes 0 and 1 overlap by 0.5, boxes 0 and 2 are alike, box 3 is apart."""
+SCORES = np.array([[[0.9, 0.8, 0.7, -0.1]]], np.float32)
+MOST, HALF, POSITIVE = np.array([4]), np.array([0.5], np.float32), np.array([0], np.float32)
+SUPPRESSED: list[tuple[dict[str, Array], list[int]]] = [
+    ({"m": MOST}, [0, 3]),
+    ({"m": MOST, "iou": HALF}, [0, 1, 3]),
+    ({"m": MOST, "iou": HALF, "score": POSITIVE}, [0, 1]),
+]
+
+
+@pytest.mark.parametrize(("thresholds", "kept"), SUPPRESSED)
+def test_boxes_are_dropped_above_the_threshold(thresholds: dict[str, Array], kept: list[int]) -> None:
+    node = helper.make_node("NonMaxSuppression", ["boxes", "scores", *thresholds], ["y"])
+    given = {"boxes": BOXES, "scores": SCORES}
+    model = onnx_model([node], given, thresholds)
+    assert run_imported(model, given)[0].tolist() == [[0, 0, index] for index in kept]
+    np.testing.assert_array_equal(run_by_onnxruntime(model, given)[0][:, 2], kept)
 
 
 @pytest.mark.parametrize(

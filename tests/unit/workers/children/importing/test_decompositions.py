@@ -166,3 +166,9 @@ def test_an_operator_of_onnx_that_only_onnx_defines() -> None:
     x = floats(3, 4)
     model = onnx_model([helper.make_node("Celu", ["x"], ["y"], alpha=2.0)], {"x": x})
     np.testing.assert_allclose(run_imported(model, {"x": x})[0], run_reference(model, {"x": x})[0], rtol=1e-5)
+
+
+def test_a_function_of_onnx_has_the_defaults_of_its_attributes() -> None:
+    given = {"x": floats(3, 4)}
+    model = onnx_model([helper.make_node("Celu", ["x"], ["y"])], given)
+    np.testing.assert_allclose(run_imported(model, given)[0], run_reference(model, given)[0], rtol=1e-5, atol=1e-6)

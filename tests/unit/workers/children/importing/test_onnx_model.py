@@ -141,7 +141,20 @@ def test_a_node_that_the_importer_stumbles_over_is_named(save: Save) -> None:
 
 def test_constant_outputs_are_nothing_to_tune(save: Save) -> None:
     nodes = [helper.make_node("Shape", ["x"], ["s"]), helper.make_node("Cast", ["s"], ["y"], to=FLOAT)]
-    assert "nothing to tune" in refusal(save(model(nodes, [tensor("x", [4, 4])])))
+    message = refusal(save(model(nodes, [tensor("x", [4, 4])])))
+    assert "nothing to tune: its outputs are constants, such as that of node with output 'y' (Cast)" in message
+
+
+def test_an_input_of_text_is_named_with_its_node(save: Save) -> None:
+    words = helper.make_tensor_value_info("x", onnx.TensorProto.STRING, [2])
+    message = refusal(save(model([helper.make_node("Identity", ["x"], ["y"], name="it")], [words])))
+    assert "input 'x' of node 'it' (Identity) is text" in message
+
+
+def test_an_input_that_is_a_sequence_is_named_with_its_node(save: Save) -> None:
+    several = helper.make_tensor_sequence_value_info("x", FLOAT, [2])
+    message = refusal(save(model([helper.make_node("Identity", ["x"], ["y"], name="it")], [several])))
+    assert "input 'x' of node 'it' (Identity) is of kind sequence" in message
 
 
 def test_open_dimensions_are_listed_with_what_to_write(save: Save) -> None:

@@ -12,7 +12,6 @@ import tvm
 from tvm import relax
 
 from fractune_workers.children.importing.passes import prepare
-from tests.unit.workers.children.layouts.networks import network
 
 TARGET = tvm.target.Target({"kind": "llvm", "mcpu": "x86-64-v3"})
 X = np.linspace(-9, 9, 8192, dtype="float32")
@@ -38,8 +37,22 @@ def softmax(x: Any) -> Any:
     ],
 )
 def test_they_are_close(compute: Callable[..., Any], reference: Callable[..., Any]) -> None:
-    mod = prepare(network([X.shape], lambda net, x: net.emit(compute(x))), TARGET)
-    library = relax.build(mod, TARGET)
-    result = relax.VirtualMachine(library, tvm.cpu())["main"](tvm.runtime.tensor(X)).numpy()
+    result = computed(compute, X)
     expected = reference(X.astype("float64"))
     assert np.abs(result - expected).max() < 1e-6 * max(1.0, np.abs(expected).max())
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float64"])
+@pytest.mark.parametrize("compute", [op.erf, op.sigmoid, op.nn.silu, op.nn.gelu])
+def test_other_types_are_close(compute: Callable[..., Any], dtype: str) -> None:
+    narrow, exact = (computed(compute, X.astype(each)) for each in (dtype, "float32"))
+    assert narrow.dtype == dtype
+    np.testing.assert_allclose(narrow.astype("float32"), exact, rtol=2e-3, atol=1e-3)
+
+
+def computed(compute: Callable[..., Any], x: Any) -> Any:
+    builder, given = relax.BlockBuilder(), relax.Var("x", relax.TensorType(x.shape, str(x.dtype)))
+    with builder.function("main", [given]):
+        builder.emit_func_output(builder.emit(compute(given)))
+    mod = prepare(builder.get(), TARGET)
+    return relax.VirtualMachine(relax.build(mod, TARGET), tvm.cpu())["main"](tvm.runtime.tensor(x)).numpy()
