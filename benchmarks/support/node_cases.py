@@ -93,7 +93,7 @@ def _run(case: Any, model: onnx.ModelProto, given: Sequence[Any], wanted: Sequen
 
 
 def _compute(mod: tvm.IRModule, given: Mapping[str, Any]) -> list[Any]:
-    """`given`: by name. An input that decides only a shape, which is fixed, is not an input of the module."""
+    """`given`: by name. The module has no input of text that no node reads."""
     arrays = [_as_bytes(given[parameter.name]) for parameter in mod["main"].params]
     target = tvm.target.Target({"kind": "llvm", "mcpu": "x86-64-v3"})
     with hushed():

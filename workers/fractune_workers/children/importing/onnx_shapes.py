@@ -19,17 +19,21 @@ _NAMELESS = frozenset({"", "?", "-1", "None"})
 
 
 def check_inputs(graph: onnx.GraphProto, fixed: Container[str]) -> None:
-    """Raises BadModel for an input that is no tensor of numbers, unless its name is in `fixed`."""
+    """Raises BadModel for an input that a node reads and that is no tensor of numbers. The user's shapes make tensors
+    of those in `fixed`.
+    """
     for value in graph.input:
         kind = str(value.type.WhichOneof("value") or _TENSOR)
         is_text = kind == _TENSOR and value.type.tensor_type.elem_type == onnx.TensorProto.STRING
         if (kind == _TENSOR or value.name in fixed) and not is_text:
             continue
         reader = next((node for node in graph.node if value.name in names_read(node)), None)
-        where = f" of {described(reader)}" if reader else ""
+        if reader is None:
+            continue
         what = "text" if is_text else f"of kind {kind.removesuffix('_type')}"
         raise BadModel(
-            f"input '{value.name}'{where} is {what}, and inputs are tensors of numbers; export the model without it"
+            f"input '{value.name}' of {described(reader)} is {what}, and inputs are tensors of numbers; "
+            "export the model without it"
         )
 
 
