@@ -15,6 +15,16 @@ NAMES = {
     "inception_v2": "Inception v2",
     "ocr_detection": "OCR detection",
     "ocr_recognition": "OCR recognition",
+    "crnn": "CRNN (bidirectional LSTM)",
+    "crnn_dynamic": "CRNN, dynamic int8",
+    "smart_turn": "smart-turn, int8",
+    "silero": "Silero VAD (LSTM)",
+    "silero_ifless": "Silero VAD (convolutions)",
+    "minilm": "MiniLM",
+    "minilm_dynamic": "MiniLM, dynamic int8",
+    "transformer": "3 layers of a transformer",
+    "yolov8n": "YOLOv8n",
+    "speech_embedding": "speech embedding",
 }
 """by the benchmark's name, where people know a model by another"""
 
@@ -22,13 +32,13 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 def short_table(rows: Rows) -> str:
-    """A line for each model and share: both times and their ratio, in a loop and paced. For README.md."""
+    """A line for each model: at each share both times in a loop and their ratio. For README.md."""
+    shares = list(dict.fromkeys(share for row in _timed(rows) for share in row["final"]))
     lines = [
-        [_name(row), f"`{share}`", _short(timed), _short(timed["paced"])]
+        [_name(row), *(_short(row["final"][share]) if share in row["final"] else "" for share in shares)]
         for row in _timed(rows)
-        for share, timed in row["final"].items()
     ]
-    return _markdown(("model", "share", "in a loop", "paced"), lines)
+    return _markdown(("model", *(f"`{share}`" for share in shares)), lines)
 
 
 def full_table(rows: Rows) -> str:
