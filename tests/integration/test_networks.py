@@ -135,7 +135,7 @@ def test_a_watcher_of_a_network_that_stays_away_ends_in_one_line(tmp_path: Path,
         assert all(line.startswith("waiting for the server at ") for line in waits)
         assert last == (
             f"fractune: no fractune server answers at {network.address}; start one with 'fractune up', or check "
-            "--server\n"
+            "the address\n"
         )
 
 
