@@ -61,6 +61,14 @@ def affinity() -> Iterator[set[int]]:
     os.sched_setaffinity(0, before)
 
 
+@pytest.fixture
+def two_cpus(affinity: set[int]) -> list[int]:
+    """Two of the cores that this process may use. The test is skipped where there is only one."""
+    if len(affinity) < 2:
+        pytest.skip("one CPU")
+    return sorted(affinity)[:2]
+
+
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[Postgres]:
     """One for all tests of a process that ask for it."""

@@ -27,9 +27,9 @@ Y = TensorSpec("y", "float32", (8,))
 
 
 @pytest.fixture(params=["cpu:1", "cpu:2"])
-def model(request: pytest.FixtureRequest, small: Small, affinity: set[int]) -> Model:
-    if request.param == "cpu:2" and len(affinity) < 2:
-        pytest.skip("one CPU")
+def model(request: pytest.FixtureRequest, small: Small) -> Model:
+    if request.param == "cpu:2":
+        request.getfixturevalue("two_cpus")
     return fractune.load(small.bundle, share=request.param)
 
 

@@ -28,6 +28,8 @@ def test_it_runs_and_every_variant_gives_the_same(bundle: Path, shares: list[str
     try:
         model = fractune.load(bundle)
     except BadBundle as error:
+        if not str(error).endswith("; tune the model here"):
+            raise
         pytest.skip(str(error))  # it is machine code for one generation of processors
     inputs = model.random_inputs(seed=1)
     untuned = model.run(inputs, "untuned")[0]

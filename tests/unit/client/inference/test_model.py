@@ -78,16 +78,13 @@ def test_inputs_and_outputs_have_the_names_of_the_file(model: Model) -> None:
     assert [str(spec) for spec in model.outputs] == ["y float32[1, 10]"]
 
 
-def test_the_share_decides_and_rematch_follows_it(small: Small, affinity: set[int]) -> None:
-    if len(affinity) < 2:
-        pytest.skip("one CPU")
-    two = sorted(affinity)[:2]
-    os.sched_setaffinity(0, two)
+def test_the_share_decides_and_rematch_follows_it(small: Small, two_cpus: list[int]) -> None:
+    os.sched_setaffinity(0, two_cpus)
     model = fractune.load(small.bundle)
-    assert (model.choice.variant, model.choice.how, model.share.cpus) == ("cpu:2", How.EXACT, tuple(two))
+    assert (model.choice.variant, model.choice.how, model.share.cpus) == ("cpu:2", How.EXACT, tuple(two_cpus))
     inputs = model.random_inputs()
     (before,) = model.run(inputs)
-    for cpus in ({two[0]}, {two[1]}, set(two)):
+    for cpus in ({two_cpus[0]}, {two_cpus[1]}, set(two_cpus)):
         os.sched_setaffinity(0, cpus)
         others = set(thread_affinities())  # the pool of before too: its threads end late where the cores are busy
         start = time.perf_counter()
@@ -115,11 +112,9 @@ def test_a_share_that_is_asked_for(small: Small, affinity: set[int]) -> None:
         fractune.load(small.bundle, share="mps:25")
 
 
-def test_a_share_that_is_gone_is_told_and_the_model_goes_on(small: Small, affinity: set[int]) -> None:
-    if len(affinity) < 2:
-        pytest.skip("one CPU")
+def test_a_share_that_is_gone_is_told_and_the_model_goes_on(small: Small, two_cpus: list[int]) -> None:
     model = fractune.load(small.bundle, share="cpu:2")
-    os.sched_setaffinity(0, {min(affinity)})
+    os.sched_setaffinity(0, two_cpus[:1])
     with pytest.raises(ShareUnavailable, match=r"share 'cpu:2' is larger"):
         model.rematch()
     assert model.run(model.random_inputs())[0].shape == (1, 10)
