@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,12 +19,15 @@ def test_out_is_a_file_by_its_ending_or_a_folder(out: str, written: str) -> None
     assert bundle_file(out, "net.onnx") == Path(written).absolute()
 
 
+@pytest.mark.parametrize("place", [bundle_file, named_bundle_file])
 @pytest.mark.parametrize("out", ["x.onnx", "x.pt2", "a/net.json", "x.fused"])
-def test_the_name_of_a_model_is_not_made_a_folder(out: str, tmp_path: Path) -> None:
+def test_the_name_of_a_model_is_neither_overwritten_nor_made_a_folder(
+    place: Callable[[Path, str], Path], out: str, tmp_path: Path
+) -> None:
     with pytest.raises(BadRequest, match="this is the name of a model"):
-        bundle_file(tmp_path / out, "net.onnx")
+        place(tmp_path / out, "net.onnx")
     (tmp_path / out).mkdir(parents=True)
-    assert bundle_file(tmp_path / out, "net.onnx") == tmp_path / out / "net.fractune"
+    assert place(tmp_path / out, "net.onnx") == tmp_path / out / "net.fractune"
 
 
 def test_a_bundle_goes_to_any_file_or_into_a_folder(tmp_path: Path) -> None:
