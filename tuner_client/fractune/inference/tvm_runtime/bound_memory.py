@@ -40,7 +40,8 @@ class BoundMemory:
         for spec in outputs:
             if None in spec.shape:
                 raise BadRequest(f"output {spec} has a shape that depends on the data; it cannot be bound: use run")
-        takes, gives = _given(inputs, given_inputs, "takes"), _given(outputs, given_outputs, "gives")
+        takes = _given("input", inputs, given_inputs, "takes")
+        gives = _given("output", outputs, given_outputs, "gives")
         self.arguments = [as_tensor(spec.name, takes[spec.name]) for spec in inputs]
         self.results = [as_tensor(spec.name, gives[spec.name]) for spec in outputs]
         names = [(f"input '{spec.name}'", tensor) for spec, tensor in zip(inputs, self.arguments, strict=True)]
@@ -51,18 +52,18 @@ class BoundMemory:
         self._held = [reference for value in (*takes.values(), *gives.values()) for reference in _holds(value)]
 
 
-def _given(specs: Sequence[TensorSpec], given: Mapping[str, Any] | None, verb: str) -> dict[str, Any]:
+def _given(kind: str, specs: Sequence[TensorSpec], given: Mapping[str, Any] | None, verb: str) -> dict[str, Any]:
     """An array, or a tensor over memory of another library, for each of `specs`."""
     if not isinstance(given, Mapping | None):
         raise BadRequest(f"bind: {type(given).__name__} is not a mapping; give arrays by name, or none")
-    values = {name: readable(name, value, None) for name, value in (given or {}).items()}
+    values = {name: readable(f"{kind} '{name}'", value, None) for name, value in (given or {}).items()}
     named = [spec for spec in specs if spec.name in values]
     check_tensors(named if len(named) == len(values) else specs, values, verb)
     for name, value in values.items():
         if not fits(value):
             raise BadRequest(
-                f"bind: '{name}' cannot be used in place: its memory must be contiguous, writable and begin at a "
-                f"multiple of {ALIGNMENT_BYTES} bytes; leave it out, and bind makes an array"
+                f"bind: {kind} '{name}' cannot be used in place: its memory must be contiguous, writable and begin at "
+                f"a multiple of {ALIGNMENT_BYTES} bytes; leave it out, and bind makes an array"
             )
     return {spec.name: values[spec.name] if spec.name in values else array_of(spec) for spec in specs}
 

@@ -71,7 +71,7 @@ def _checked(specs: Sequence[TensorSpec], inputs: Any, gpu: tuple[int, int] | No
     if not isinstance(inputs, Mapping):
         names = ", ".join(f"{spec.name!r}: array" for spec in specs)
         raise BadRequest(f"inputs: {type(inputs).__name__} is not a mapping; give arrays by name, as {{{names}}}")
-    found = {name: readable(name, value, gpu) for name, value in inputs.items()}
+    found = {name: readable(f"input '{name}'", value, gpu) for name, value in inputs.items()}
     check_tensors(specs, found)
     return found
 
@@ -97,28 +97,30 @@ def _is(spec: TensorSpec, value: Any) -> bool:
     return bool(value.dtype == dtype) and tuple(value.shape) == spec.shape
 
 
-def readable(name: str, value: Any, gpu: tuple[int, int] | None) -> Any:
-    """The value as a NumPy array, or as a tensor over the memory of something with `__dlpack__`."""
+def readable(label: str, value: Any, gpu: tuple[int, int] | None) -> Any:
+    """The value as a NumPy array, or as a tensor over the memory of something with `__dlpack__`. Raises BadRequest,
+    which names the value by its `label`, such as "input 'x'".
+    """
     import numpy as np
     import tvm_ffi
 
     if isinstance(value, np.ndarray | np.generic):
         if type(value) is not np.ndarray and isinstance(value, np.ma.MaskedArray):
-            raise BadRequest(f"input '{name}' is a masked array, and no mask is applied; give its filled(VALUE)")
+            raise BadRequest(f"{label} is a masked array, and no mask is applied; give its filled(VALUE)")
         return np.asarray(value)
     if not hasattr(value, "__dlpack__"):
         kind = type(value).__name__
-        raise BadRequest(f"input '{name}' is of type {kind}; give a NumPy array, or an object with __dlpack__")
+        raise BadRequest(f"{label} is of type {kind}; give a NumPy array, or an object with __dlpack__")
     try:
         device = device_of(value)
         if device == gpu:
             return tvm_ffi.from_dlpack(value.__dlpack__(stream=_DEFAULT_STREAM))
         if device[0] not in MEMORY_OF_CPUS:
-            raise BadRequest(f"input '{name}' lies on another device; copy it to the CPU first")
+            raise BadRequest(f"{label} lies on another device; copy it to the CPU first")
         return tvm_ffi.from_dlpack(value)
     except (AttributeError, TypeError, ValueError, BufferError, RuntimeError) as error:
         message = str(error).partition("\n")[0]
-        raise BadRequest(f"input '{name}' cannot be read by DLPack ({message}); give a NumPy array") from error
+        raise BadRequest(f"{label} cannot be read by DLPack ({message}); give a NumPy array") from error
 
 
 def device_of(value: Any) -> tuple[int, int]:
