@@ -44,8 +44,8 @@ _WORDS: dict[Any, str] = {
     Mapping: "a mapping",
     Callable: "a function",
 }
-_OPTION = re.compile(r"'[^']*'|--([a-z][a-z-]*)")
-"""an option of the command line, or a quoted text such as a whole command, which stays"""
+_OPTION = re.compile(r"(?<!\w)'[^']*'|--([a-z][a-z-]*)")
+"""an option of the command line, or a quoted text such as a whole command, which stays; no quote begins in a word"""
 _CONNECTION = frozenset({"server", "state", "ca", "token_file", "client_cert", "client_key"})
 """arguments that errors of any call may name"""
 _command_line = ContextVar("_command_line", default=False)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import fractune as typed_fractune
+from fractune.arguments import checked
 from fractune.inference.tvm_runtime.tensors import TensorSpec, as_arrays
 from fractune_core.errors import BadRequest, ServerUnreachable
 
@@ -83,6 +84,15 @@ def test_an_error_names_arguments_and_not_options(tmp_path: Path) -> None:
         fractune.tune(tmp_path / "m.onnx", "cpu:1", min_gain=0.1)
     with pytest.raises(BadRequest, match=r"^state and server exclude each other"):
         fractune.cost(server="h:1", state=tmp_path)
+
+
+def test_an_apostrophe_in_a_word_begins_no_quoted_text() -> None:
+    @checked
+    def search(min_gain: float) -> None:
+        raise BadRequest(f"the peer's --min-gain is {min_gain}, not the job's; write 'tune --min-gain 1'")
+
+    with pytest.raises(BadRequest, match=r"^the peer's min_gain is 2, not the job's; write 'tune --min-gain 1'$"):
+        search(2)
 
 
 @pytest.mark.parametrize("address", ["tuner", "tuner:", ":50051", "tuner:http"])

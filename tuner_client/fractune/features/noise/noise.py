@@ -87,7 +87,7 @@ def noise(
     counts = list(_MEASURERS[requested.device_kind] if measurers is None else measurers)
     _check(counts, candidates)
     if model is None and (only or inputs):
-        raise BadRequest("--only and --input select an operator of a model; pass --model too")
+        raise BadRequest("--only and inputs select an operator of a model; pass --model too")
     noise_file = Path(state or default_state_dir()).expanduser() / NOISE_FILE
     check_noise_file(noise_file)
     with contextlib.ExitStack() as held:
