@@ -23,6 +23,7 @@ from fractune_core.access.addresses import UNIX
 from fractune_core.access.connections import CLIENT_KEEPALIVE
 from fractune_core.codec.times import timestamp
 from fractune_core.errors import BadRequest, FractuneError, ServerUnreachable, StateUnusable, error_from_name
+from fractune_core.host.file_systems import is_full
 from fractune_core.jobs import JobState
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.pb import fractune_pb2_grpc as rpc
@@ -283,9 +284,8 @@ class RpcClient:
                     file.write(part.data)
             draft.replace(to)
         except OSError as error:
-            raise StateUnusable(
-                f"cannot write the bundle {to}: {error.strerror}; pass --out with a folder that has room"
-            ) from error
+            remedy = "a folder that has room" if is_full(error) else "another path"
+            raise StateUnusable(f"cannot write the bundle {to}: {error.strerror}; pass --out with {remedy}") from error
         finally:
             with contextlib.suppress(OSError):
                 draft.unlink(missing_ok=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -22,6 +24,7 @@ from fractune_core.errors import (
     NotFound,
     RedisGone,
     ServerUnreachable,
+    StateUnusable,
     error_kinds,
 )
 from fractune_core.pb import fractune_pb2 as pb
@@ -223,9 +226,22 @@ def test_a_bundle_arrives_whole_or_not_at_all(client: RpcClient, server: Scripte
     assert (tmp_path / "m.fractune").read_bytes() == b"0123456789"
     with pytest.raises(NotFound):
         client.download_bundle("bundles/none", tmp_path / "n.fractune")
-    with pytest.raises(FractuneError, match="cannot write the bundle"):
+    with pytest.raises(FractuneError, match=r"cannot write the bundle .*; pass --out with another path$"):
         client.download_bundle("bundles/b1", tmp_path / "m.fractune" / "under-a-file")
     assert [path.name for path in tmp_path.iterdir()] == ["m.fractune"]
+
+
+def test_a_bundle_for_a_full_disk_needs_another_folder(
+    client: RpcClient, server: ScriptedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_draft: Path, _to: Path) -> NoReturn:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    server.bundles["bundles/b1"] = b"0123456789"
+    monkeypatch.setattr(Path, "replace", refuse)
+    with pytest.raises(StateUnusable, match=r"No space left on device; pass --out with a folder that has room$"):
+        client.download_bundle("bundles/b1", tmp_path / "m.fractune")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_job_names_are_taken_with_and_without_their_collection() -> None:
