@@ -3,10 +3,10 @@
 Each model is tuned from a fresh state by `fractune.tune(until_beats="onnxruntime")`. Tuning runs in steps, the first
 without a search (`--trials 0`). It ends when the bundle beats ONNX Runtime by `--min-gain` at every share (default:
 half of its time, so hardly ever), or when the minutes are over. After each step the bundle and ONNX Runtime are timed
-alternately, with nothing else running, in a process that is confined to the share. Both have as many threads as the
-share has cores. This gives the curve from tuning time to ratio. The reported ratio of a model is timed once more in the
-end, by repeats that decided nothing. Outputs are compared, which means most for trained weights. A model that fails is
-a row with its cause.
+alternately, with nothing else running, in a process that is confined to the share. ONNX Runtime has a thread for each
+core of the share. So has the bundle, but a tiny model runs on one. This gives the curve from tuning time to ratio. The
+reported ratio of a model is timed once more in the end, by repeats that decided nothing. Outputs are compared, which
+means most for trained weights. A model that fails is a row with its cause.
 
 Both are timed in a loop, where one request follows the other, and paced, where each request comes 20 ms after the
 previous answer. The curve and the goal are of the loop.

@@ -43,7 +43,8 @@ class Beside:
 
 
 def time_beside(path: Path, model: Model, inputs: Mapping[str, Array], variants: Sequence[str], repeats: int) -> Beside:
-    """Time `variants` of `model` beside the ONNX file at `path` in ONNX Runtime, which has as many threads.
+    """Time `variants` of `model` beside the ONNX file at `path` in ONNX Runtime, which has a thread for each core of
+    the share.
 
     Raises BadRequest if the bundle was not made from this file, BadModel when ONNX Runtime cannot load or run it,
     FractuneError when it is not installed.

@@ -247,7 +247,7 @@ def _print_verdict(peer: dict[str, Any], loop_secs: Sequence[float], paced_secs:
     their_loop, their_paced = _repeats(peer)
     in_loop, paced = _faster("in a loop", loop_secs, their_loop), _faster("paced", paced_secs, their_paced)
     print(f"verdict:   {in_loop}; {paced}")
-    print(f"           peer: ONNX Runtime {peer['version']} with as many threads")
+    print(f"           peer: ONNX Runtime {peer['version']} with a thread for each core of the share")
     relative = peer["max_rel_difference"]
     verdict = "agree" if peer["outputs_agree"] else "DO NOT AGREE: compare on inputs of your own"
     print(f"           the outputs {verdict} (largest difference {relative:.2e} of the largest value)")
