@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 from fractune.inference.cpu.backend import OnCpu
 from fractune.inference.cpu.share import ShareHere
 from fractune.inference.gpu.backend import OnGpu
-from fractune.inference.tvm_runtime.kept_inputs import KeptInputs
 from fractune.inference.tvm_runtime.tensors import TensorSpec
 from fractune.inference.tvm_runtime.variants import Variant
 from fractune_core.errors import BadBundle
@@ -22,6 +21,9 @@ if TYPE_CHECKING:
 class Backend(Protocol):
     """A bundle's weights on its processor, and the execution of its variants there."""
 
+    keeps_inputs: bool
+    """whether small inputs are better copied into memory that stays; a GPU has memory for them in `run`"""
+
     def look(self) -> ShareHere:
         """The share that the process is under now. Raises ShareUnavailable if it is not the requested share."""
         ...
@@ -32,10 +34,6 @@ class Backend(Protocol):
 
     def arguments(self, specs: Sequence[TensorSpec], inputs: Mapping[str, Any]) -> list[Any]:
         """The inputs as tensors, in the order of `specs`. Raises BadRequest. Any thread may call it."""
-        ...
-
-    def kept_inputs(self, specs: Sequence[TensorSpec]) -> KeptInputs | None:
-        """Memory into which `run`'s inputs are copied; None where they are better used in place."""
         ...
 
     def run(self, variant: Variant, arguments: Sequence[Any]) -> list[Any]:

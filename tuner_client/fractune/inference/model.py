@@ -23,6 +23,7 @@ from fractune.inference.signatures import open_bundle
 from fractune.inference.slots import Slots
 from fractune.inference.tvm_runtime import tensors
 from fractune.inference.tvm_runtime.bound_memory import BoundMemory
+from fractune.inference.tvm_runtime.kept_inputs import KeptInputs, are_small
 from fractune.inference.tvm_runtime.variants import Variant
 from fractune_core.analysis.match import DEFAULT_POLICY, Policy
 from fractune_core.errors import BadBundle
@@ -85,7 +86,8 @@ class Model:
         self._turn = threading.Lock()
         self._variants: dict[str, Variant] = {}
         self._stop: Callable[[], Any] | None = None
-        self._kept = self._backend.kept_inputs(self.inputs)
+        keeps = self._backend.keeps_inputs and are_small(self.inputs)
+        self._kept = KeptInputs(self.inputs) if keeps else None
         self._take(self._backend.look())
 
     def run(self, inputs: Mapping[str, Any], variant: str | None = None, *, slot: int | None = None) -> list[Array]:

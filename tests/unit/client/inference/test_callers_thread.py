@@ -24,7 +24,7 @@ load_runtime()
 
 
 def limit() -> int:
-    return int(without_pool._thread_limit()[0]())  # type: ignore[index]
+    return int(without_pool._thread_limit()[0]())
 
 
 def test_a_thread_has_its_own_limit_again_after_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,7 +38,7 @@ def test_a_thread_has_its_own_limit_again_after_a_call(monkeypatch: pytest.Monke
     with pytest.raises(KeyError, match="as it is"):
         call_without_pool(fail)
     assert limit() == before
-    monkeypatch.setattr(without_pool, "_thread_limit", lambda: None)
+    monkeypatch.setattr(without_pool, "_thread_limit", lambda: ())
     assert not without_pool.has_thread_limit()
 
 

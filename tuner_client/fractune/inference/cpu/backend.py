@@ -10,7 +10,6 @@ from fractune.inference.cpu import share
 from fractune.inference.cpu.processor import check_processor
 from fractune.inference.cpu.share import ShareHere
 from fractune.inference.tvm_runtime import tensors
-from fractune.inference.tvm_runtime.kept_inputs import KeptInputs, are_small
 from fractune.inference.tvm_runtime.runtime import copy_tensor, load_runtime
 from fractune.inference.tvm_runtime.tensors import TensorSpec
 from fractune.inference.tvm_runtime.variants import MISFITS, Variant, load_variant, misfit
@@ -30,6 +29,8 @@ memory, are RuntimeErrors as well."""
 
 class OnCpu:
     """See `Backend`. Raises BadBundle, FractuneError, BadRequest for a share that cannot serve a model on a CPU."""
+
+    keeps_inputs = True
 
     def __init__(self, bundle: Bundle, share: Share | None) -> None:
         if share:
@@ -56,9 +57,6 @@ class OnCpu:
 
     def arguments(self, specs: Sequence[TensorSpec], inputs: Mapping[str, Any]) -> list[Any]:
         return tensors.as_arguments(specs, inputs)
-
-    def kept_inputs(self, specs: Sequence[TensorSpec]) -> KeptInputs | None:
-        return KeptInputs(specs) if are_small(specs) else None
 
     def run(self, variant: Variant, arguments: Sequence[Any]) -> list[Any]:
         try:

@@ -29,6 +29,7 @@ _LOST = "after an error of a kernel CUDA refuses this process all further work: 
 class OnGpu:
     """See `Backend`. Raises BadBundle, BadRequest, ShareUnavailable, FractuneError when a part is not installed."""
 
+    keeps_inputs = False
     device = "cuda:0"
     """the first GPU that CUDA shows this process"""
     kind = (2, 0)
@@ -58,9 +59,6 @@ class OnGpu:
 
     def arguments(self, specs: Sequence[TensorSpec], inputs: Mapping[str, Any]) -> list[Any]:
         return tensors.as_arguments(specs, inputs, self.kind)
-
-    def kept_inputs(self, specs: Sequence[TensorSpec]) -> None:  # noqa: ARG002  `run` has memory for them on the GPU
-        return None
 
     def run(self, variant: Variant, arguments: Sequence[Any]) -> list[Any]:
         try:

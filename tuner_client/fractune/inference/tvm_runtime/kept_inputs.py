@@ -16,9 +16,9 @@ class KeptInputs:
     """The tensors of a model's inputs. Only one call at a time may use them."""
 
     def __init__(self, specs: Sequence[TensorSpec]) -> None:
-        self._memory = [(spec.name, array_of(spec)) for spec in specs]
-        self._checked = [(name, array, array.dtype, array.shape) for name, array in self._memory]
-        self.tensors = [as_tensor(name, array) for name, array in self._memory]
+        memory = [(spec.name, array_of(spec)) for spec in specs]
+        self._checked = [(name, array, array.dtype, array.shape) for name, array in memory]
+        self.tensors = [as_tensor(name, array) for name, array in memory]
 
     def fill(self, inputs: Any) -> bool:
         """Copy the inputs. Returns False for anything but a dict of NumPy arrays as the model takes them; then the

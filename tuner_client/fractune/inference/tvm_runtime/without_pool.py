@@ -20,14 +20,14 @@ _WRITE = "_ZN3tvm7runtime9threading17SetMaxConcurrencyEi"
 
 def has_thread_limit() -> bool:
     """Whether this TVM lets a thread do without a pool."""
-    return _thread_limit() is not None
+    return bool(_thread_limit())
 
 
 def call_without_pool(function: Callable[..., Any], *arguments: Any) -> Any:
     """The result of `function`, which has no pool on this thread meanwhile. The thread's limit is the same afterwards,
     for other code that it runs by TVM. Needs `has_thread_limit`.
     """
-    read, write = _thread_limit()  # type: ignore[misc]
+    read, write = _thread_limit()
     before = read()
     write(1)
     try:
@@ -37,10 +37,11 @@ def call_without_pool(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 @functools.cache
-def _thread_limit() -> tuple[Any, Any] | None:
+def _thread_limit() -> tuple[Any, ...]:
+    """TVM's functions that read and write the limit; empty if TVM does not export them."""
     # Both return at once, so they keep the interpreter's lock.
     library = ctypes.PyDLL(runtime_library())
     try:
         return library[_READ], library[_WRITE]
     except AttributeError:
-        return None
+        return ()
