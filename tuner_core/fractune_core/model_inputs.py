@@ -22,7 +22,7 @@ Inputs = Mapping[str, Sequence[int] | str]
 
 
 def as_shapes(inputs: Inputs) -> dict[str, list[int]]:
-    """The inputs as a job has them. Raises BadRequest for a size below 1, and for a text that is no constant."""
+    """The inputs as a job has them. Raises BadRequest for a size below 1, and for text without `const:` or numbers."""
     made: dict[str, list[int]] = {}
     for name, given in inputs.items():
         if isinstance(given, str):

@@ -68,7 +68,7 @@ class TimingPolicy(JsonObject):
     warmups: int
     """repeats timed and dropped"""
     repeats: int
-    """repeats kept: at least 3, but 1 of what is slow and far behind, and of an untuned default far behind"""
+    """repeats kept: at least 3, but 1 for a slow candidate far behind, and for an untuned default far behind"""
     min_repeat_ms: float
     """one repeat calls the kernel until this long has passed"""
     cache: str = WARM

@@ -113,7 +113,7 @@ def main(args: Sequence[str] | None = None) -> int:
 
 
 def _usage(error: Any) -> str:
-    """What is wrong with the command, in fractune's words where typer passes on those of the library that parses."""
+    """The error of the command line. Errors of typer's parsing library are in fractune's words."""
     text: str = error.format_message().rstrip(".")
     if not hasattr(error.__cause__, "errors"):
         return text

@@ -12,7 +12,7 @@ POOL_COST_S = 50e-6
 which wakes the others, and back. 30 to 80 us on two kinds of machines with two cores, more where they are busy."""
 
 TINY_S = 1e-3
-"""Of a model that takes longer, the hand-over is a small part, and a disturbed measurement must not take its pool"""
+"""The hand-over is a small part of a longer call. There a disturbed measurement must not take the pool away"""
 
 
 def one_thread_choice(

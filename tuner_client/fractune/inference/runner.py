@@ -39,7 +39,7 @@ class _Answer:
 
 
 def runner_for(here: ShareHere, threads: int) -> Runner | CallersThread:
-    """What runs a model by `threads` threads on that share."""
+    """The runner of a model with `threads` threads at that share."""
     # CUDA keeps state for each thread of the host: there all calls come from one.
     if threads == 1 and kind_of(here.mechanism).device_kind == CPU and has_thread_limit():
         return CallersThread()

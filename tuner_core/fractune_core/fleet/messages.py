@@ -107,7 +107,7 @@ class RoundWork(AnyWork):
     at_front: NotRequired[bool]
     """this, and what comes of it, goes before what waits in its queue: the job was given less than the others"""
     repeat_ms: NotRequired[float]
-    """of a validation, how long a repeat is; the policy's own length if absent"""
+    """length of one repeat of a validation; the policy's own length if absent"""
 
 
 class SearchOpening(TypedDict):
