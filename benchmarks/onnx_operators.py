@@ -9,14 +9,15 @@ Usage: python -m benchmarks.onnx_operators [--only TEXT] [--quick] [--out FILE] 
 
 from __future__ import annotations
 
-import multiprocessing
 from collections import Counter
-from multiprocessing.connection import Connection
 from typing import Any
 
 from benchmarks.support.machine import RESULTS, arguments, write_result
 from benchmarks.support.models_page import PAGE, models_page
-from benchmarks.support.node_cases import FAILED, REFUSED, STATUSES, Outcome, node_cases, operator_of_case, run_case
+from benchmarks.support.node_cases import FAILED, REFUSED, STATUSES, Outcome, node_cases, operator_of_case
+from benchmarks.support.processes import import_path
+from fractune_workers.child import Child
+from fractune_workers.child.errors import CALL_ERRORS
 
 NAME = "onnx_operators"
 _QUICK = "quantizelinear"
@@ -51,46 +52,18 @@ def main() -> None:
 
 def run_cases(names: list[str]) -> dict[str, Outcome]:
     """The outcomes by name. They are run in a process of their own: a compiler may crash."""
-    child = _Child()
-    outcomes = {}
-    for name in names:
-        outcome = child.run(name)
-        outcomes[name] = outcome or Outcome(FAILED, "the process died, or took too long")
-        if outcome is None:
-            child = _Child()
-    child.end()
-    return outcomes
+    child = Child("benchmarks.support.node_cases", env={"PYTHONPATH": import_path()})
+    try:
+        return {name: _outcome(child, name) for name in names}
+    finally:
+        child.kill()
 
 
-class _Child:
-    def __init__(self) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs,), daemon=True)
-        self._process.start()
-        theirs.close()
-
-    def run(self, name: str) -> Outcome | None:
-        """None where the process died or took too long; it is ended then."""
-        try:
-            self._pipe.send(name)
-            if self._pipe.poll(_CASE_TIMEOUT_S):
-                outcome: Outcome = self._pipe.recv()
-                return outcome
-        except (EOFError, OSError):
-            pass
-        self.end()
-        return None
-
-    def end(self) -> None:
-        self._process.kill()
-        self._process.join()
-
-
-def _serve(pipe: Connection) -> None:
-    cases = node_cases()
-    while True:
-        pipe.send(run_case(cases[pipe.recv()]))
+def _outcome(child: Child, name: str) -> Outcome:
+    try:
+        return Outcome(**child.call("run", _CASE_TIMEOUT_S, name=name))
+    except CALL_ERRORS as error:
+        return Outcome(FAILED, str(error))
 
 
 if __name__ == "__main__":

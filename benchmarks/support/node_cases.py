@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any
 
@@ -25,7 +25,6 @@ from fractune_workers.children.importing.model_file import load_fixed
 from fractune_workers.children.importing.passes import prepare
 from fractune_workers.children.tvm_api.keep_out import hushed
 
-TARGET = "llvm -mcpu=x86-64-v3"
 PASSED, WITH_CONSTANTS, REFUSED, FAILED = "passed", "passed with constants", "refused", "failed"
 STATUSES = (PASSED, WITH_CONSTANTS, REFUSED, FAILED)
 _BYTES = {"int4": "int8", "uint4": "uint8", "int2": "int8", "uint2": "uint8"}
@@ -74,18 +73,20 @@ def run_case(case: Any) -> Outcome:
 
 
 def _run(case: Any, model: onnx.ModelProto, given: Sequence[Any], wanted: Sequence[Any]) -> Outcome:
+    try:
+        return _compared(case, model, given, wanted)
+    except Exception as error:  # noqa: BLE001  a failure of the case, of whatever type
+        return Outcome(FAILED, f"{type(error).__name__}: {first_line(error)}")
+
+
+def _compared(case: Any, model: onnx.ModelProto, given: Sequence[Any], wanted: Sequence[Any]) -> Outcome:
     data = model.SerializeToString()
     try:
         with hushed():
             mod = load_fixed(data, {}, Limits(len(data)))
     except BadModel as error:
         return Outcome(REFUSED, str(error))
-    except Exception as error:  # noqa: BLE001  a failure of the case, of whatever type
-        return Outcome(FAILED, f"{type(error).__name__}: {first_line(error)}")
-    try:
-        made = _compute(mod, dict(zip((each.name for each in model.graph.input), given, strict=True)))
-    except Exception as error:  # noqa: BLE001
-        return Outcome(FAILED, f"{type(error).__name__}: {first_line(error)}")
+    made = _compute(mod, dict(zip((each.name for each in model.graph.input), given, strict=True)))
     if len(model.graph.output) == 1 and isinstance(wanted[0], list):
         made = [made]
     difference = _difference(made, list(wanted), case.rtol, case.atol)
@@ -142,3 +143,7 @@ def _difference(ours: Any, theirs: Any, rtol: float, atol: float) -> str:
         rtol = atol = _ROUNDINGS * _EPSILONS[str(ours.dtype)]
     close = np.isclose(ours.astype(np.float64), wanted.astype(np.float64), rtol, atol, equal_nan=True)
     return "" if close.all() else f"{close.size - close.sum()} of {close.size} numbers differ"
+
+
+def open_child(_args: list[str]) -> dict[str, Callable[..., Any]]:
+    return {"run": lambda name: asdict(run_case(node_cases()[name]))}
