@@ -67,7 +67,7 @@ class _Sections:
             for binding in run:
                 self._bind(binding.var, binding.value)
             return
-        own = [binding.var for binding in run]
+        own = dict.fromkeys(binding.var for binding in run)
         read = [var for binding in run for var in _variables(binding.value)]
         free = [var for var in dict.fromkeys(read) if var not in own]
         used = {var for binding in later for var in _variables(binding.value)}
