@@ -268,6 +268,16 @@ def endless() -> bytes:
     return model([node("Loop", ["", "yes", "x"], ["y"], body=body)], {"yes": np.array(1, dtype=bool)})
 
 
+def wide_loop() -> bytes:
+    """An empty body, and a node for each input of each iteration."""
+    value = helper.make_tensor_value_info
+    names = [f"p{index}" for index in range(60)]
+    inputs = [value(name, TensorProto.FLOAT, None) for name in ("s", *names)]
+    body = helper.make_graph([], "body", inputs, [value("s", TensorProto.FLOAT, None)])
+    scan = node("Scan", ["x", *["w"] * len(names)], ["y"], body=body, num_scan_inputs=len(names))
+    return model([node("ConstantOfShape", ["n"], ["w"]), scan], {"n": np.array([2_000])})
+
+
 def in_a_branch() -> bytes:
     """What an `If` computes whose condition depends on the input."""
     value = helper.make_tensor_value_info("s", TensorProto.FLOAT, None)
@@ -431,6 +441,7 @@ ATTACKS: dict[str, tuple[Callable[[], bytes], str]] = {
     "a random constant": (random_constant, rf"\(RandomNormal\) {TENSOR}"),
     "Loop": (loop, rf"\(Concat\) {COMPUTED}"),
     "an endless loop": (endless, r"\(Loop\) unrolled, has 30,0\d\d nodes, and 30,000 is the limit"),
+    "a wide loop": (wide_loop, r"\(Scan\) unrolled, has [\d,]+ nodes, and 30,000 is the limit"),
     "what a branch computes": (in_a_branch, rf"\(ConstantOfShape\) {TENSOR}"),
     "nodes out of order": (out_of_order, rf"\(Expand\) {TENSOR}"),
     "SplitToSequence": (split, r"split into parts has 16,777,216 nodes"),

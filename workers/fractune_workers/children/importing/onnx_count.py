@@ -43,6 +43,11 @@ def check_count(model: onnx.ModelProto, limits: Limits) -> None:
         raise BadModel(f"weight '{name}' is sparse; save the model with dense weights")
 
 
+def count_nodes(nodes: Iterable[onnx.NodeProto]) -> int:
+    """The count of nodes that call no functions."""
+    return _count(nodes, {})
+
+
 def _count_function(name: _Name, functions: dict[_Name, onnx.FunctionProto], counts: dict[_Name, int]) -> None:
     """Fill in the count of a function, and of all that it calls. Raises BadModel for a cycle."""
     waiting, open_names = [name], set[_Name]()

@@ -15,8 +15,8 @@ import onnx
 from onnx import helper
 
 from fractune_core.errors import BadModel
-from fractune_workers.children.importing.onnx_count import MOST_CONNECTIONS
-from fractune_workers.children.importing.onnx_graph import described, subgraphs
+from fractune_workers.children.importing.onnx_count import MOST_CONNECTIONS, count_nodes
+from fractune_workers.children.importing.onnx_graph import described
 
 _AXES_ARE_INPUTS = 13
 """The first opset in which `Unsqueeze` reads its axes"""
@@ -59,6 +59,8 @@ class _Unrolling:
         self._name = next(filter(None, node.output), node.name)
         self._attributes = {each.name: helper.get_attribute_value(each) for each in node.attribute}
         self._counted = False
+        self._around = 0
+        """nodes that each iteration adds around the body: `Gather` and `Unsqueeze`"""
 
     def _count_all(self, trips: int) -> None:
         """Count all iterations before the first one is made."""
@@ -66,7 +68,8 @@ class _Unrolling:
         self._counted = True
 
     def _count(self, trips: int) -> None:
-        self._folder.count(trips * _size(self._body), f"the model, with {described(self._node)} unrolled,")
+        nodes = max(1, count_nodes(self._body.node) + self._around)
+        self._folder.count(trips * nodes, f"the model, with {described(self._node)} unrolled,")
 
     def _iteration(self, number: int, given: Mapping[str, str]) -> Iterable[onnx.NodeProto]:
         """The nodes of one iteration; `given` are the values of the body's inputs. `self._results` are its outputs."""
@@ -117,12 +120,13 @@ class _Unrolling:
 
 class _Loop(_Unrolling):
     def nodes(self) -> Iterable[onnx.NodeProto]:
+        state = list(self._node.input[2:])
+        self._around = max(0, len(self._node.output) - len(state))
         trips, goes_on = self._trips(), self._goes_on()
         has_condition = len(self._node.input) > 1 and bool(self._node.input[1])
         if trips is not None and not has_condition:
             self._count_all(trips)
         count, *names = (value.name for value in self._body.input)
-        state = list(self._node.input[2:])
         made: list[list[str]] = []
         number, yes = 0, np.ones((), np.bool_)
         while goes_on and (trips is None or number < trips):
@@ -161,6 +165,7 @@ class _Scan(_Unrolling):
         scanned = list(self._node.input[len(self._node.input) - int(self._attributes["num_scan_inputs"]) :])
         state = list(self._node.input[: len(self._node.input) - len(scanned)])
         stacked = len(self._node.output) - len(state)
+        self._around = len(scanned) + max(0, stacked)
         axes = self._each("scan_input_axes", len(scanned))
         backwards = self._each("scan_input_directions", len(scanned))
         trips = self._trips(scanned, axes)
@@ -197,11 +202,6 @@ class _Scan(_Unrolling):
         if None in shapes or len(trips) != 1:
             raise BadModel(f"{described(self._node)} reads inputs without one known length; {_HINT}")
         return trips.pop()
-
-
-def _size(graph: onnx.GraphProto) -> int:
-    """The nodes in a graph and in its subgraphs, at least 1."""
-    return max(1, len(graph.node) + sum(_size(inner) for node in graph.node for inner in subgraphs(node)))
 
 
 def _renamed(graph: onnx.GraphProto, known: Mapping[str, str], prefix: str) -> onnx.GraphProto:
