@@ -19,8 +19,9 @@ _NAMELESS = frozenset({"", "?", "-1", "None"})
 
 
 def check_inputs(graph: onnx.GraphProto, fixed: Container[str]) -> None:
-    """Raises BadModel for an input that a node reads and that is no tensor of numbers. The user's shapes make tensors
-    of those in `fixed`.
+    """Check that every input that a node reads is a tensor of numbers. Raises BadModel for any other input.
+
+    An input in `fixed` becomes a tensor, because the user gives its shape.
     """
     for value in graph.input:
         kind = str(value.type.WhichOneof("value") or _TENSOR)
@@ -72,9 +73,11 @@ def fix_constants(graph: onnx.GraphProto, constants: Mapping[str, str]) -> None:
         if name not in inputs:
             raise BadModel(f"no input is named '{name}'; the inputs are {describe(graph)}")
         tensor = inputs[name].type.tensor_type
-        dtype = helper.tensor_dtype_to_np_dtype(tensor.elem_type) if tensor.elem_type else np.dtype("float32")
-        if dtype.kind not in "biuf":
-            raise BadModel(f"input '{name}' has elements of type {dtype}, and a constant has numbers; leave it open")
+        kind = tensor.elem_type or onnx.TensorProto.FLOAT
+        dtype = helper.tensor_dtype_to_np_dtype(kind) if kind in onnx.TensorProto.DataType.values() else None
+        if dtype is None or dtype.kind not in "biuf":
+            what = dtype or f"{kind}, which ONNX does not define"
+            raise BadModel(f"input '{name}' has elements of type {what}, and a constant has numbers; leave it open")
         dims = [_size(dim) for dim in tensor.shape.dim] if tensor.HasField("shape") else [None]
         try:
             numbers = parse_numbers(name, text, dtype.name)

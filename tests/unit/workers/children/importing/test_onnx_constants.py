@@ -59,6 +59,16 @@ def test_the_names_of_inputs_lack_the_constant() -> None:
 
 
 @pytest.mark.parametrize(
+    ("kind", "what"), [(99, "99, which ONNX does not define"), (TensorProto.STRING, "object")], ids=["unknown", "text"]
+)
+def test_only_an_input_of_numbers_becomes_a_constant(kind: int, what: str) -> None:
+    model = rated()
+    model.graph.input[1].type.tensor_type.elem_type = kind
+    with pytest.raises(BadModel, match=f"input 'sr' has elements of type {what}, and a constant has numbers; leave"):
+        load(model, {"sr=const:16000": []})
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
         ("rs=const:1", r"no input is named 'rs'; the inputs are x \[2, 3\], sr \[\]"),
