@@ -15,6 +15,7 @@ from tvm.relax.frontend.onnx import onnx_frontend
 
 from fractune_workers.children.importing.corrected_resize import RESIZE
 from fractune_workers.children.importing.element_types import AS_BYTES
+from fractune_workers.children.importing.onnx_graph import text_of
 from fractune_workers.children.importing.onnx_node import Converter, OnnxNode, as_type, dtype_of, shape_of
 
 _TRAINING = "which is for training; export it for inference"
@@ -24,7 +25,7 @@ def _gelu(node: OnnxNode) -> relax.Expr:
     """Of any opset: TVM's converter reads `approximate` from opset 20 on only."""
     kind = node.attributes.get("approximate", b"none")
     if kind not in (b"none", b"tanh"):
-        raise node.refused(f"approximate='{kind.decode(errors='replace')}' is neither 'none' nor 'tanh'")
+        raise node.refused(f"approximate='{text_of(kind)}' is neither 'none' nor 'tanh'")
     return (relax.op.nn.gelu_tanh if kind == b"tanh" else relax.op.nn.gelu)(node.input(0))
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
+from fractune_workers.children.importing.onnx_graph import text_of
 from fractune_workers.children.importing.onnx_node import Converter, OnnxNode, dtype_of, shape_of
 
 _SCALES, _SIZES = 2, 3
@@ -128,8 +129,7 @@ def _taken(value: relax.Expr, axis: int, indices: list[int]) -> relax.Expr:
 
 
 def _text(node: OnnxNode, name: str, default: str) -> str:
-    value = node.attributes.get(name, default)
-    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+    return text_of(node.attributes.get(name, default))
 
 
 RESIZE: Mapping[str, Converter] = {"Resize": _resize}

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from onnx import TensorProto
 
 from fractune_workers.children.importing.decomposition import Decompose, Decomposition
+from fractune_workers.children.importing.onnx_graph import text_of
 
 _ACTIVATIONS = {
     "": (),
@@ -120,7 +121,7 @@ def _gemm(made: Decomposition) -> None:
 
 
 def _activate(made: Decomposition, value: str, parameters: list[float]) -> None:
-    activation = made.text("activation")
+    activation = text_of(made.attribute("activation", ""))
     if activation not in _ACTIVATIONS:
         raise made.refused(f"activation '{activation}' is not one of {', '.join(filter(None, _ACTIVATIONS))}")
     given = dict(zip(_ACTIVATIONS[activation], parameters, strict=False))

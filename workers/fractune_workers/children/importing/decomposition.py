@@ -40,10 +40,6 @@ class Decomposition:
         """The node's attributes but these."""
         return {name: value for name, value in self._attributes.items() if name not in left_out}
 
-    def text(self, name: str) -> str:
-        value = self._attributes.get(name, b"")
-        return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
-
     def optional(self, index: int) -> str:
         """The name of an input; empty where the node leaves it out."""
         return str(self.node.input[index]) if index < len(self.node.input) else ""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import onnx
 from google.protobuf.message import DecodeError
 
@@ -44,6 +46,11 @@ def named(node: onnx.NodeProto) -> str:
 
 def described(node: onnx.NodeProto) -> str:
     return f"{named(node)} ({operator_of(node)})"
+
+
+def text_of(value: Any) -> str:
+    """The text of an attribute, which ONNX holds as bytes."""
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
 def names_read(node: onnx.NodeProto) -> set[str]:

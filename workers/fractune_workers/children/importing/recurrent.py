@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
+from fractune_workers.children.importing.onnx_graph import text_of
 from fractune_workers.children.importing.onnx_node import Converter, OnnxNode, dtype_of, shape_of
 from fractune_workers.children.layouts.activations import ACTIVATIONS, Activation
 from fractune_workers.children.layouts.recurrence import GRU, LSTM, RNN, Recurrence, activations_of, split
@@ -71,7 +72,7 @@ def _operand(node: OnnxNode, at: int, *, widened: bool) -> relax.Expr | None:
 def recurrence_of(cell: str, node: OnnxNode, operands: Mapping[int, relax.Expr | None]) -> Recurrence:
     """What the node computes. Raises BadModel for attributes and shapes that do not fit."""
     attributes = node.attributes
-    direction = _text(attributes.get("direction", "forward"))
+    direction = text_of(attributes.get("direction", "forward"))
     if direction not in _DIRECTIONS:
         raise node.refused(f"its attribute 'direction' is '{direction}'; write one of {', '.join(_DIRECTIONS)}")
     layout = int(attributes.get("layout", 0))
@@ -124,7 +125,9 @@ def _is_full(node: OnnxNode, steps: int) -> bool:
 def _activations(cell: str, node: OnnxNode, directions: int) -> tuple[tuple[Activation, ...], ...]:
     """By direction. A function takes as many of the parameters in the attributes as it has."""
     each = activations_of(cell)
-    names = [_text(name) for name in node.attributes.get("activations", ())] or _DEFAULT_ACTIVATIONS[cell] * directions
+    names = [text_of(name) for name in node.attributes.get("activations", ())] or _DEFAULT_ACTIVATIONS[
+        cell
+    ] * directions
     if len(names) != each * directions:
         raise node.refused(f"its attribute 'activations' has {len(names)} functions; write {each} for each direction")
     unknown = next((name for name in names if name.lower() not in ACTIVATIONS), None)
@@ -259,10 +262,6 @@ def biases(node: OnnxNode, of: Recurrence, bias: Any) -> tuple[Any, Any]:
 def _slice(node: OnnxNode, value: Any, begin: int, end: int) -> relax.Expr:
     """Columns of a matrix."""
     return node.emit(relax.op.strided_slice(value, [1], [begin], [end]))
-
-
-def _text(value: Any) -> str:
-    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
 RECURRENT: Mapping[str, Converter] = {cell: partial(_convert, cell) for cell in (LSTM, GRU, RNN)}
