@@ -54,7 +54,8 @@ def _by_onnx(node: onnx.NodeProto, types: Types, opset: int) -> Sequence[onnx.No
     try:
         schema = defs.get_schema(node.op_type, opset)
         body = _body(schema, node, types, opset)
-    except Exception:  # noqa: BLE001  no such operator, or ONNX cannot write the function of this node
+    except (defs.SchemaError, IndexError, RuntimeError, ValueError):
+        # ONNX does not define the operator, or cannot build its function for these attributes and inputs.
         return None
     return _inlined(node, body, _defaults(schema)) if body.node else None
 
