@@ -85,8 +85,8 @@ class _TensorFacts:
 class Folding:
     """One walk over a model's graph.
 
-    Raises BadModel for a tensor or constants that would be too large, for a constant of unknown size, for a loop, and
-    for a malformed graph.
+    Raises BadModel for a tensor or constants that would be too large, for a constant of unknown size, and for a
+    malformed graph. Raises it also for a loop whose number of iterations is not known.
     """
 
     def __init__(self, model: onnx.ModelProto, limits: Limits) -> None:

@@ -18,6 +18,7 @@ constants of unknown size is refused before.
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -70,7 +71,7 @@ def load_onnx(data: bytes, shapes: Mapping[str, Sequence[int]], limits: Limits) 
 def _read(model: onnx.ModelProto, limits: Limits, captured: ComputedConstants, *, is_branch: bool) -> tvm.IRModule:
     """Fold, slim and import a model with fixed shapes, or a branch of one; `captured` are constants of branches."""
     notes: list[str] = []
-    inputs = [_copied(value) for value in model.graph.input]
+    inputs = [copy.deepcopy(value) for value in model.graph.input]
     last = model.graph.node[-1] if model.graph.node else None
     try:
         Folding(model, limits).run()
@@ -161,14 +162,8 @@ def _convert(model: onnx.ModelProto) -> onnx.ModelProto:
     return version_converter.convert_version(model, _CONVERTED_OPSET)
 
 
-def _copied(value: onnx.ValueInfoProto) -> onnx.ValueInfoProto:
-    copy = onnx.ValueInfoProto()
-    copy.CopyFrom(value)
-    return copy
-
-
 def _restore_inputs(graph: onnx.GraphProto, inputs: Sequence[onnx.ValueInfoProto]) -> None:
-    """Put inputs back that no node reads any more: callers give them. Those of types that no kernel reads stay away."""
+    """Put back the inputs that slimming dropped, because callers pass them. Inputs without numbers stay out."""
     left = {value.name for value in graph.input}
     kept = [value for value in inputs if value.name in left or _is_numeric(value)]
     del graph.input[:]

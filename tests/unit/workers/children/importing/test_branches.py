@@ -125,6 +125,6 @@ def test_a_missing_branch_is_refused() -> None:
 
 
 def test_a_branch_that_reads_an_unknown_name_is_refused() -> None:
-    odd = graph([helper.make_node("Relu", ["nobody"], ["o"])], "o")
-    with pytest.raises(BadModel, match=r"node 'choice' \(If\): it reads 'nobody', which no node makes"):
+    odd = graph([helper.make_node("Relu", ["missing"], ["o"])], "o")
+    with pytest.raises(BadModel, match=r"node 'choice' \(If\): it reads 'missing', which no node makes"):
         imported(choice(product("a", "Relu"), odd))

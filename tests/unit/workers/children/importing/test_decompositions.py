@@ -48,7 +48,7 @@ MASK = np.array([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]], np.int32)
 CONV = [bytes_(1, 2, 5, 5), one(0.02), point(120), signed(4, 2, 3, 3), np.abs(floats(4)) / 50, ZEROS]
 
 Case = tuple[str, list[Array | None], dict[str, Any]]
-"""an operator of com.microsoft, its inputs, of which the first is computed, and its attributes"""
+"""an operator of com.microsoft, its inputs, and its attributes; the first input is computed, others are constants"""
 
 CASES: list[Case] = [
     ("QLinearAdd", [*A, *B, *Y], {}),
@@ -155,9 +155,9 @@ def test_decomposed_nodes_count() -> None:
 def test_a_causal_mask_is_counted_before_it_is_made() -> None:
     node = helper.make_node("Attention", ["x", "w"], ["y"], domain="com.microsoft", num_heads=1, unidirectional=1)
     model = onnx_model([node], {"x": np.zeros((1, 1), np.float32)}, {"w": floats(1, 3)})
-    for dims in (model.graph.input[0].type.tensor_type.shape.dim,):
-        dims.add().CopyFrom(dims[1])
-        dims[1].dim_value = 2**17
+    dims = model.graph.input[0].type.tensor_type.shape.dim
+    dims.add().CopyFrom(dims[1])
+    dims[1].dim_value = 2**17
     with pytest.raises(BadModel, match=r"is the limit"):
         load_onnx(model.SerializeToString(), {}, Limits(1000))
 

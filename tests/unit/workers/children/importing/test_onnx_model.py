@@ -241,7 +241,7 @@ def test_softmax_of_an_old_opset_keeps_its_old_meaning(save: Save) -> None:
 
 
 def test_inputs_that_no_node_reads_stay(save: Save) -> None:
-    """Callers of the ONNX model give them. Slimming drops them, and those of which only the shape is read."""
+    """Callers pass every input of the ONNX model. Slimming drops an input if no node reads its numbers."""
     nodes = [
         helper.make_node("Shape", ["shaped"], ["s"]),
         helper.make_node("Reshape", ["x", "s"], ["r"]),
