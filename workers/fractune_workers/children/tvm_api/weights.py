@@ -52,7 +52,9 @@ class LiftedWeights:
     def _place(self, tensor: tvm.runtime.Tensor) -> int:
         if tensor not in self._known:
             numbers = tensor.numpy()
-            key = str(tensor.dtype), numbers.shape, hashlib.sha256(numbers.data).digest()
+            # As bytes: Python's buffers do not know bfloat16.
+            digest = hashlib.sha256(numbers.reshape(-1).view(np.uint8)).digest()
+            key = str(tensor.dtype), numbers.shape, digest
             if key not in self._places:
                 self._places[key] = len(self.tensors)
                 self.tensors.append(tensor)

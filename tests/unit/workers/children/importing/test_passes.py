@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 
+import ml_dtypes
 import numpy as np
 import pytest
 import tvm
@@ -178,6 +179,17 @@ def test_lifted_weights_give_the_same_output() -> None:
     after = relax.VirtualMachine(tvm.relax.build(lifted, TARGET), tvm.cpu())["main"](x, *weights.tensors)
     np.testing.assert_array_equal(before.numpy(), after.numpy())
     assert before.numpy().any()
+
+
+def test_weights_of_bfloat16_are_lifted() -> None:
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType([1, 16], "bfloat16"))
+    with builder.function("main", [x]):
+        weight = relax.const(np.ones((16, 16), ml_dtypes.bfloat16))
+        builder.emit_func_output(builder.emit(relax.op.matmul(x, weight)))
+    weights = LiftedWeights()
+    weights.lifted(builder.get())
+    assert [str(tensor.dtype) for tensor in weights.tensors] == ["bfloat16"]
 
 
 def test_lifting_changes_no_operator() -> None:
