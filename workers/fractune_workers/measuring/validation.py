@@ -35,7 +35,7 @@ def validate(session: MeasurementSession, batch: ArtifactBatch, untuned: str) ->
 
 def validation(session: MeasurementSession, batch: ArtifactBatch, untuned: str) -> Callable[[], dict[str, Outcome]]:
     """A function that checks every finalist's output against that of `untuned`, then times those that were right, one
-    repeat each a round. If it is called again, it checks only what its child does not hold any more.
+    repeat each a round. A second call checks only finalists that failed, or that the child no longer holds.
     """
     if untuned not in batch.codes:
         return lambda: _without_reference(batch.codes)
@@ -72,10 +72,14 @@ class _Validation:
         reference itself has failed.
         """
         tried = set[str]()
-        while missing := [name for name in self._names if name not in self._failed and name not in self._held()]:
+        while missing := [name for name in self._names if name not in self._failed and not self._is_right(name)]:
             self._check_next(missing[0], tried)
             if self._untuned in self._failed:
                 return
+
+    def _is_right(self, name: str) -> bool:
+        """Whether the present child holds the finalist, and its output was right."""
+        return name in self._right and name in self._held()
 
     def _check_next(self, name: str, tried: set[str]) -> None:
         """`tried`: finalists that lost their child before, and run alone now."""

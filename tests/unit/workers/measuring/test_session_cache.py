@@ -10,11 +10,20 @@ from typing import Any
 
 import pytest
 
-from fractune_core.records import COLD, FIRST_POLICY, TRIAL_POLICY, VALIDATION_POLICY, WARM, TimingPolicy, with_cache
+from fractune_core.records import (
+    COLD,
+    FIRST_POLICY,
+    TRIAL_POLICY,
+    VALIDATION_POLICY,
+    WARM,
+    Status,
+    TimingPolicy,
+    with_cache,
+)
 from fractune_core.shares import Share
 from fractune_workers.measuring import session as session_module
 from fractune_workers.measuring.session import ArtifactBatch, MeasurementSession
-from fractune_workers.measuring.validation import validate
+from fractune_workers.measuring.validation import validate, validation
 
 _ARGS = [["TENSOR", "float32", [1]]]
 
@@ -41,7 +50,7 @@ class NotedChild:
             self.asked.append(payload["policy"])
             names = payload["names"]
             return {"policy": dict.fromkeys(names, payload["policy"]), "run_secs": dict.fromkeys(names, [1e-3] * 3)}
-        return 0.0 if method == "check" else {}
+        return float(payload["name"] == "wrong") if method == "check" else {}
 
 
 @pytest.mark.parametrize("cache", [WARM, COLD])
@@ -79,6 +88,13 @@ def test_a_batch_may_set_the_length_of_repeats_over_a_warm_cache(session: Measur
     assert TimingPolicy.from_json(NotedChild.asked[-1]) == replace(VALIDATION_POLICY, min_repeat_ms=2.0)
     cold = with_cache(VALIDATION_POLICY, COLD)
     assert ArtifactBatch(_ARGS, 0, {}, repeat_ms=2.0).repeated(cold) == cold
+
+
+def test_a_wrong_finalist_is_wrong_in_each_timing_of_a_validation(session: MeasurementSession) -> None:
+    measure = validation(session, ArtifactBatch(_ARGS, 0, {"a": b"", "wrong": b""}), "a")
+    for _ in range(2):
+        statuses = {name: outcome.status for name, outcome in measure().items()}
+        assert statuses == {"a": Status.OK, "wrong": Status.WRONG_OUTPUT}
 
 
 def test_the_anchor_between_two_batches_is_timed_once(
