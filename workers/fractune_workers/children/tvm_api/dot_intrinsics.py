@@ -14,34 +14,16 @@ _SUM = "int32"
 _BITS, _LOWER_BITS = 16, 0xFFFF
 
 
-def _description(dot: DotProduct) -> Any:
-    """The computation that the instruction takes the place of in a schedule."""
-    lanes, group = dot.lanes, dot.group
+def _function(dot: DotProduct, *, as_loops: bool) -> Any:
+    """The computation in loops, as a schedule has it, or by the instruction that takes the place of the loops.
 
-    @T.prim_func(s_tir=True)
-    def described(
-        row: T.Buffer((group,), dot.data, offset_factor=1),  # type: ignore[valid-type]
-        weights: T.Buffer((lanes, group), dot.weight, offset_factor=1),  # type: ignore[valid-type]
-        sums: T.Buffer((lanes,), _SUM, offset_factor=1),  # type: ignore[valid-type]
-    ) -> None:
-        with T.sblock("root"):
-            T.reads(sums[0:lanes], row[0:group], weights[0:lanes, 0:group])
-            T.writes(sums[0:lanes])
-            for lane in T.serial(0, lanes):
-                for k in T.serial(0, group):
-                    with T.sblock("update"):
-                        vi, vk = T.axis.remap("SR", [lane, k])
-                        sums[vi] = sums[vi] + T.cast(row[vk], _SUM) * T.cast(weights[vi, vk], _SUM)
-
-    return described
-
-
-def _instruction(dot: DotProduct) -> Any:
+    TVM's parser evaluates the conditions: the function contains one of the three forms.
+    """
     lanes, group, llvm = dot.lanes, dot.group, dot.llvm
     few, many, vector = f"{dot.data}x{group}", f"{dot.weight}x{lanes * group}", f"{_SUM}x{lanes}"
 
     @T.prim_func(s_tir=True)
-    def adding(
+    def function(
         row: T.Buffer((group,), dot.data, offset_factor=1),  # type: ignore[valid-type]
         weights: T.Buffer((lanes, group), dot.weight, offset_factor=1),  # type: ignore[valid-type]
         sums: T.Buffer((lanes,), _SUM, offset_factor=1),  # type: ignore[valid-type]
@@ -49,31 +31,29 @@ def _instruction(dot: DotProduct) -> Any:
         with T.sblock("root"):
             T.reads(sums[0:lanes], row[0:group], weights[0:lanes, 0:group])
             T.writes(sums[0:lanes])
-            sums[T.ramp(T.int32(0), 1, lanes)] = T.call_llvm_pure_intrin(
-                T.llvm_lookup_intrinsic_id(llvm),
-                sums.vload([0], vector),
-                T.reinterpret(T.broadcast(T.reinterpret(row.vload([0], few), dtype=_SUM), lanes), dtype=many),
-                weights.vload([0, 0], many),
-                dtype=vector,
-            )
+            if as_loops:
+                for lane in T.serial(0, lanes):
+                    for k in T.serial(0, group):
+                        with T.sblock("update"):
+                            vi, vk = T.axis.remap("SR", [lane, k])
+                            sums[vi] = sums[vi] + T.cast(row[vk], _SUM) * T.cast(weights[vi, vk], _SUM)
+            elif dot.adds:
+                sums[T.ramp(T.int32(0), 1, lanes)] = T.call_llvm_pure_intrin(
+                    T.llvm_lookup_intrinsic_id(llvm),
+                    sums.vload([0], vector),
+                    T.reinterpret(T.broadcast(T.reinterpret(row.vload([0], few), dtype=_SUM), lanes), dtype=many),
+                    weights.vload([0, 0], many),
+                    dtype=vector,
+                )
+            else:
+                sums[T.ramp(T.int32(0), 1, lanes)] += T.call_llvm_pure_intrin(
+                    T.llvm_lookup_intrinsic_id(llvm),
+                    T.reinterpret(T.broadcast(T.reinterpret(row.vload([0], few), dtype=_SUM), lanes), dtype=many),
+                    weights.vload([0, 0], many),
+                    dtype=vector,
+                )
 
-    @T.prim_func(s_tir=True)
-    def added(
-        row: T.Buffer((group,), dot.data, offset_factor=1),  # type: ignore[valid-type]
-        weights: T.Buffer((lanes, group), dot.weight, offset_factor=1),  # type: ignore[valid-type]
-        sums: T.Buffer((lanes,), _SUM, offset_factor=1),  # type: ignore[valid-type]
-    ) -> None:
-        with T.sblock("root"):
-            T.reads(sums[0:lanes], row[0:group], weights[0:lanes, 0:group])
-            T.writes(sums[0:lanes])
-            sums[T.ramp(T.int32(0), 1, lanes)] += T.call_llvm_pure_intrin(
-                T.llvm_lookup_intrinsic_id(llvm),
-                T.reinterpret(T.broadcast(T.reinterpret(row.vload([0], few), dtype=_SUM), lanes), dtype=many),
-                weights.vload([0, 0], many),
-                dtype=vector,
-            )
-
-    return adding if dot.adds else added
+    return function
 
 
 def _pairs_description(lanes: int) -> Any:
@@ -125,4 +105,5 @@ def _pairs(lanes: int) -> Any:
 for _lanes in (8, 16):
     TensorIntrin.register(pairing(_lanes), _pairs_description(_lanes), _pairs(_lanes), override=True)
 for _dot in chain(*DOT_PRODUCTS.values()):
-    TensorIntrin.register(_dot.name, _description(_dot), _instruction(_dot), override=True)
+    _as_loops, _instruction = _function(_dot, as_loops=True), _function(_dot, as_loops=False)
+    TensorIntrin.register(_dot.name, _as_loops, _instruction, override=True)
