@@ -18,7 +18,7 @@ _FAR_BEHIND = 3.0
 _FIRST_MS = 1.0
 """the length of the first timing of each kernel"""
 _CHECK_TIMES_S = 0.05
-"""A call that takes this long is no longer over a cold cache than over a warm one"""
+"""A longer call takes about as long with a cold cache as with a warm one"""
 _SPARE = 1.05
 """A repeat that comes out a little too short is made again, and longer"""
 
@@ -39,18 +39,20 @@ def time_interleaved(
     """The effective policy, and the seconds of one call in each repeat, by name.
 
     The first timing of each kernel is short. It warms up, and shows whether the kernel is slow, or far behind the
-    fastest. A slow kernel gets four repeats, and the first chooses. A kernel far behind gets three. They are not
-    divided, because it is not chosen. A kernel that is both gets one.
+    fastest. A slow kernel gets four repeats, and the first chooses. A kernel far behind gets three repeats. None of
+    them chooses, because the kernel cannot win. A kernel that is slow and far behind gets one repeat.
 
-    The reference gets a single repeat if it is far behind. Its first timing is the call by which it was checked, if
-    that took long: then nothing calls it again.
+    The reference gets a single repeat if it is far behind. If the call by which it was checked took long, that call is
+    its first timing. If the reference is also far behind, then the timer does not call it again.
     """
     single = replace(policy, name="single", warmups=0, repeats=1)
     short = replace(single, min_repeat_ms=min(policy.min_repeat_ms, _FIRST_MS))
     known = {reference.name: reference.check_s} if reference.check_s > _CHECK_TIMES_S else {}
     first = {name: known.get(name) or timed(name, short, 1)[0] for name in names}
     fastest_s = min(first.values())
-    kept = {name: _policy_for(secs, fastest_s, policy, name == reference.name) for name, secs in first.items()}
+    kept = {
+        name: _policy_for(secs, fastest_s, policy, is_reference=name == reference.name) for name, secs in first.items()
+    }
     # A single call that is longer than a repeat is a whole repeat.
     run_secs = {
         name: [secs] if not kept[name].warmups and secs >= policy.min_repeat_ms * 1e-3 else []
@@ -60,12 +62,12 @@ def time_interleaved(
         for name in names:
             if len(run_secs[name]) < kept[name].repeats:
                 # The first timing is over colder caches than the repeats, which would come out too short.
-                calls = _calls(min([first[name], *run_secs[name]]), policy)
+                calls = calls_for(min([first[name], *run_secs[name]]), policy)
                 run_secs[name] += timed(name, single, calls)
     return kept, run_secs
 
 
-def _policy_for(secs: float, fastest_s: float, policy: TimingPolicy, is_reference: bool) -> TimingPolicy:  # noqa: FBT001
+def _policy_for(secs: float, fastest_s: float, policy: TimingPolicy, *, is_reference: bool) -> TimingPolicy:
     # One call over a cold cache is too little to judge by.
     is_behind = policy.cache == WARM and secs > _FAR_BEHIND * fastest_s
     if is_behind:
@@ -76,6 +78,6 @@ def _policy_for(secs: float, fastest_s: float, policy: TimingPolicy, is_referenc
     return policy
 
 
-def _calls(secs: float, policy: TimingPolicy) -> int:
+def calls_for(secs: float, policy: TimingPolicy) -> int:
     """The calls that fill a repeat, so that the timer need not search them each time."""
     return max(1, math.ceil(_SPARE * policy.min_repeat_ms * 1e-3 / secs)) if secs > 0 else 1

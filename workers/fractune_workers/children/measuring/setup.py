@@ -4,7 +4,6 @@ anchor.
 
 from __future__ import annotations
 
-import math
 import os
 import statistics
 from collections.abc import Callable
@@ -22,6 +21,7 @@ from fractune_core.errors import ShareUnavailable
 from fractune_core.records import TimingPolicy
 from fractune_core.shares import Device
 from fractune_workers.children.measuring.counters import Counters, KernelCounters
+from fractune_workers.children.measuring.interleaved import calls_for
 from fractune_workers.children.measuring.roof import CpuRoof
 from fractune_workers.children.tvm_api.arrays import random_args
 from fractune_workers.children.tvm_api.artifacts import build_object, load_objects
@@ -35,7 +35,6 @@ from fractune_workers.gpu.visible import gpu_device, visible_gpu
 
 _POOL_LOOP = 64
 _ANCHOR_SIZE = 128
-_SPARE = 1.05
 _ANCHOR_POLICY = TimingPolicy("anchor", warmups=1, repeats=3, min_repeat_ms=3.0)
 
 
@@ -139,7 +138,7 @@ def matmul_anchor(target: Any, processor: Processor) -> Callable[[], float]:
         nonlocal calls
         secs = statistics.median(processor.time(kernel, args, _ANCHOR_POLICY, calls))
         # Known from now on, so that the timer need not search them.
-        calls = max(1, math.ceil(_SPARE * _ANCHOR_POLICY.min_repeat_ms * 1e-3 / secs)) if secs > 0 else 1
+        calls = calls_for(secs, _ANCHOR_POLICY)
         return secs
 
     return seconds
