@@ -20,7 +20,7 @@ from tvm.s_tir import meta_schedule as ms
 from fractune_core.tir.kernel_names import COLUMNS, INTEGER_SUMS, ROWS, SUMS
 from fractune_workers.children.layouts.integers import INTEGERS
 from fractune_workers.children.searching.epilogues import inline_epilogue
-from fractune_workers.children.searching.register_tiles import Extents, tilings
+from fractune_workers.children.searching.register_tiles import Extents, divisors, tilings
 from fractune_workers.children.searching.sketches import block_named
 from fractune_workers.children.tvm_api.dot_products import DotProduct, dot_product, pairing
 
@@ -67,7 +67,7 @@ def first_tiles(mod: Any, registers: int) -> Iterator[tuple[int, list[list[int]]
     extents = Extents(blocks, 1, rows, reduction, _VECTOR_BYTES)
     tiles = ((columns, inner) for inner, _, columns in _accumulators(extents, registers))
     for (row, block), (sketch, run) in product(dict.fromkeys(tiles), ((BEFORE, rows), (BY_ROWS, _RUN), (BEFORE, _RUN))):
-        count = _divisor(rows // row, max(run // row, 1))
+        count = divisors(rows // row, max(run // row, 1))[-1]
         yield sketch, [[rows // row // count, count, row], [blocks // block, block], [*reduction, 1]]
 
 
@@ -87,11 +87,6 @@ def _accumulators(extents: Extents, registers: int) -> Iterator[tuple[int, int, 
         blocks, rows, columns = tiling.registers
         if columns <= _MOST_ROWS and rows <= _MOST_ROWS_OF_IMAGE and blocks <= _MOST_BLOCKS:
             yield blocks, rows, columns
-
-
-def _divisor(extent: int, limit: int) -> int:
-    """The largest up to the limit."""
-    return next(factor for factor in range(min(extent, limit), 0, -1) if extent % factor == 0)
 
 
 def _extents_of(mod: Any) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
@@ -120,10 +115,8 @@ def _dot_of(mod: Any, target: tvm.target.Target) -> DotProduct:
 
 
 def _sketches(sch: Any, dot: DotProduct) -> list[Any]:
-    if (
-        sum(int(var.iter_type) != _SPATIAL for var in sch.get(sch.get_sblock(INTEGER_SUMS, "main")).iter_vars)
-        > _OF_PRODUCT
-    ):
+    variables = sch.get(sch.get_sblock(INTEGER_SUMS, "main")).iter_vars
+    if sum(int(var.iter_type) != _SPATIAL for var in variables) > _OF_PRODUCT:
         _schedule_image(sch, dot)
         return [sch]
     made = [sch, sch.copy()]

@@ -70,16 +70,17 @@ def tilings(extents: Extents, registers: int) -> list[Tiling]:
 
 
 def _tiles(extents: Extents, registers: int) -> Iterator[tuple[int, int, int]]:
-    for blocks in _divisors(extents.blocks, MOST_BLOCKS):
-        for rows in _divisors(extents.rows, MOST_PIXELS):
-            for columns in _divisors(extents.columns, MOST_PIXELS):
+    for blocks in divisors(extents.blocks, MOST_BLOCKS):
+        for rows in divisors(extents.rows, MOST_PIXELS):
+            for columns in divisors(extents.columns, MOST_PIXELS):
                 # Weights that serve one pixel are read from memory as they are multiplied.
                 weights = blocks if rows * columns > 1 else 0
                 if blocks * rows * columns + weights + 1 <= registers:
                     yield blocks, rows, columns
 
 
-def _divisors(extent: int, limit: int) -> list[int]:
+def divisors(extent: int, limit: int) -> list[int]:
+    """All up to the limit, the largest last."""
     return [factor for factor in range(1, min(extent, limit) + 1) if extent % factor == 0]
 
 
@@ -161,10 +162,10 @@ def _chunks(reduction: Sequence[int]) -> list[tuple[int, ...]]:
     """Inner factors of the reduction's loops, the shortest chunk first: from the innermost loops outwards."""
     found: list[tuple[int, ...]]
     if len(reduction) == 1:
-        found = [(_divisors(reduction[0], longest)[-1],) for longest in _LONGEST_CHUNKS]
+        found = [(divisors(reduction[0], longest)[-1],) for longest in _LONGEST_CHUNKS]
     else:
         found = [(*(1,) * at, *reduction[at:]) for at in range(len(reduction) - 1, 0, -1)]
     distinct = list(dict.fromkeys(found))
     if len(distinct) == 1:
-        distinct.append((_divisors(reduction[0], _FEW_BLOCKS)[-1], *distinct[0][1:]))
+        distinct.append((divisors(reduction[0], _FEW_BLOCKS)[-1], *distinct[0][1:]))
     return list(dict.fromkeys(distinct))

@@ -15,6 +15,7 @@ from typing import Any
 from tvm.s_tir import Schedule
 from tvm.s_tir import meta_schedule as ms
 
+from fractune_workers.children.searching.register_tiles import divisors
 from fractune_workers.children.searching.sketches import MISFITS
 
 _SPATIAL = 0
@@ -62,15 +63,10 @@ def first_tiles(shape: tuple[int, int]) -> Iterator[list[list[int]]]:
     a time in other passes.
     """
     rows, vectors = shape
-    together = _divisor(rows, max(1, min(_MOST_ROWS, rows // _STEPS)))
+    together = divisors(rows, max(1, min(_MOST_ROWS, rows // _STEPS)))[-1]
     for sizes in _FIRST_VECTORS:
-        reduced, others = (_divisor(vectors, most) for most in sizes)
+        reduced, others = (divisors(vectors, most)[-1] for most in sizes)
         yield [[vectors // reduced, reduced], [rows // together, together], [vectors // others, others]]
-
-
-def _divisor(extent: int, most: int) -> int:
-    """The largest up to `most`."""
-    return next(size for size in range(most, 0, -1) if extent % size == 0)
 
 
 def _width(columns: int, lanes: int) -> int:
