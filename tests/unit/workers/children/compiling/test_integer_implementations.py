@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper
 
 import fractune
 from fractune_core.implementations import DIRECT, implementation_of
@@ -21,6 +21,7 @@ from fractune_workers.children.measuring.child import MeasurerChild, confined
 from fractune_workers.children.searching.child import SearcherChild
 from fractune_workers.children.tvm_api.dot_products import dot_products
 from fractune_workers.children.tvm_api.target import default_target, host_cpu, host_device
+from tests.support.onnx_models import onnx_model
 
 # TVM's timer calls what TVM has deprecated.
 pytestmark = [
@@ -41,9 +42,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A quantized product with a bias and a rectifier, in QDQ form."""
     path = tmp_path_factory.mktemp("model") / "net.onnx"
     rng = np.random.default_rng(0)
-    constants = {
-        "step": np.float32(STEP),
-        "zero": np.uint8(ZERO),
+    weights = {
+        "step": np.array(STEP, "float32"),
+        "zero": np.array(ZERO, "uint8"),
         "w": rng.integers(-128, 128, (DEPTH, COLUMNS)).astype("int8"),
         "steps": rng.uniform(1e-3, 1e-2, COLUMNS).astype("float32"),
         "zeros": np.zeros(COLUMNS, "int8"),
@@ -57,14 +58,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         helper.make_node("Add", ["p", "b"], ["s"]),
         helper.make_node("Relu", ["s"], ["y"]),
     ]
-    graph = helper.make_graph(
-        nodes,
-        "net",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, ROWS, DEPTH])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, ROWS, COLUMNS])],
-        [numpy_helper.from_array(np.asarray(array), name) for name, array in constants.items()],
-    )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    onnx.save(onnx_model(nodes, {"x": np.zeros((1, ROWS, DEPTH), "float32")}, weights, 17), path)
     return path
 
 

@@ -36,6 +36,7 @@ INSTRUCTIONS = [
     pytest.param("alderlake", INT8, "vpdpbusd", "ymm", id="AVX-VNNI"),
     pytest.param("alderlake", INT16, "vpdpwssd", "ymm", id="AVX-VNNI, pairs"),
 ]
+PROCESSORS = [pytest.param(*case.values[:2], id=case.id) for case in INSTRUCTIONS]
 
 
 def target_of(mcpu: str) -> tvm.target.Target:
@@ -102,7 +103,7 @@ def skip_unless_runnable(target: tvm.target.Target) -> None:
         pytest.skip(f"this processor lacks {', '.join(missing)}")
 
 
-@pytest.mark.parametrize(("mcpu", "name", "instruction", "register"), INSTRUCTIONS)
+@pytest.mark.parametrize(("mcpu", "name"), PROCESSORS)
 @pytest.mark.parametrize(
     ("rows", "depth", "columns"),
     [
@@ -112,10 +113,7 @@ def skip_unless_runnable(target: tvm.target.Target) -> None:
         pytest.param((2, 6), 33, 32, id="a batch"),
     ],
 )
-def test_products_are_exact(
-    mcpu: str, name: str, instruction: str, register: str, rows: tuple[int, ...], depth: int, columns: int
-) -> None:
-    del instruction, register
+def test_products_are_exact(mcpu: str, name: str, rows: tuple[int, ...], depth: int, columns: int) -> None:
     target = target_of(mcpu)
     skip_unless_runnable(target)
     lanes = vector_unit(target).lanes
@@ -126,7 +124,7 @@ def test_products_are_exact(
         np.testing.assert_array_equal(made.reshape(*rows, -1)[..., :columns], data @ weights)
 
 
-@pytest.mark.parametrize(("mcpu", "name", "instruction", "register"), INSTRUCTIONS)
+@pytest.mark.parametrize(("mcpu", "name"), PROCESSORS)
 @pytest.mark.parametrize(
     ("channels", "outputs", "extent", "kernel", "window"),
     [
@@ -136,17 +134,8 @@ def test_products_are_exact(
     ],
 )
 def test_convolutions_are_exact(
-    mcpu: str,
-    name: str,
-    instruction: str,
-    register: str,
-    channels: int,
-    outputs: int,
-    extent: int,
-    kernel: int,
-    window: Window,
+    mcpu: str, name: str, channels: int, outputs: int, extent: int, kernel: int, window: Window
 ) -> None:
-    del instruction, register
     target = target_of(mcpu)
     skip_unless_runnable(target)
     lanes = vector_unit(target).lanes
