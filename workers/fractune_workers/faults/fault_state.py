@@ -194,7 +194,7 @@ class FaultState(JsonObject):
     def from_json(cls, data: Any) -> FaultState:
         """The state that `to_json` wrote. Raises ValueError for anything else, and for the state of another version."""
         if not isinstance(data, dict) or data.keys() != cls().to_json().keys():
-            raise ValueError("its fields are others")
+            raise ValueError("its fields differ from those of this version")
         return from_json(cls, data)
 
 

@@ -64,7 +64,7 @@ class FaultStateFile:
             return FaultState()
         except ValueError as error:
             raise StateUnusable(
-                f"{path} is no state of this version ({error}); "
+                f"this version of fractune cannot read {path} ({error}); "
                 f"end the measurers of device {self.identity}, remove the file and start them again"
             ) from error
 

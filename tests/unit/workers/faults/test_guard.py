@@ -364,7 +364,9 @@ def test_the_file_of_the_version_before_is_passed_over(tmp_path: Path) -> None:
 def test_a_file_of_another_version_is_refused(tmp_path: Path) -> None:
     shared = FaultStateFile(tmp_path, "GPU-1/2")
     (tmp_path / "device-GPU-1_2" / "state.json").write_text('{"version": 0}')
-    with pytest.raises(StateUnusable, match=r"is no state of this version .*; end the measurers of device GPU-1/2"):
+    with pytest.raises(
+        StateUnusable, match=r"this version of fractune cannot read .*; end the measurers of device GPU-1/2"
+    ):
         shared.look()
 
 
