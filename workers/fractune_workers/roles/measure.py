@@ -70,10 +70,9 @@ class Measurer(Role):
         self._best_s: dict[tuple[str, str], float] = {}
         """fastest median seen here, by workload and target: trials race against it"""
         self._highest_roof = Roof(0.0, 0.0, 0)
-        self._measures_roof = True
         self._roofs = 0
         self._next_roof_s = 0.0
-        """in monotonic seconds"""
+        """in monotonic seconds; infinite after a failure"""
 
     def start(self) -> None:
         self._session.handshake()
@@ -152,12 +151,12 @@ class Measurer(Role):
         """
         if time.monotonic() < self._next_roof_s:
             return None
-        found = self._session.roof() if self._measures_roof else None
-        self._measures_roof = found is not None  # after a failure it is not tried again
+        found = self._session.roof()
+        if found is None:
+            self._next_roof_s = math.inf
+            return None
         self._roofs += 1
         self._next_roof_s = time.monotonic() + (_ROOF_EVERY_S if self._roofs >= _FIRST_ROOFS else 0.0)
-        if found is None:
-            return None
         before, self._highest_roof = self._highest_roof, self._highest_roof.raised_to(found)
         return None if self._highest_roof == before else self._highest_roof
 
