@@ -87,7 +87,7 @@ class WorkLoop:
                 self._note_state(pipe, WorkerStatus.IDLE)
                 pipe.execute()
             self._is_waiting = True
-            if self._stopped_at is not None:  # before it would have raised
+            if self._stopped_at is not None:  # a signal before `_is_waiting` was set raised nothing
                 return None
             job_id: Any = self._redis.blmove(
                 self._queue.key, self._queue.intermediate_queue_key, wait_s, "LEFT", "RIGHT"

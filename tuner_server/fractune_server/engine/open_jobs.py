@@ -20,7 +20,7 @@ from fractune_server.transport.outgoing import mark_cancelled
 
 SAVE_EVERY_S = 0.2
 _NEEDS_OPERATORS = (JobState.TUNING, JobState.VALIDATING, JobState.COMPILING)
-_OTHER_VERSION = "another version of fractune read its model; the model is read again, and the search begins anew"
+_OTHER_VERSION = "another version of fractune read its model; the model is read again, and the search starts again"
 
 _log = logging.getLogger(__name__)
 

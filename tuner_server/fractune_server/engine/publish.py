@@ -142,7 +142,10 @@ class PublishPhase:
         job.enter(JobState.TIMING)
 
     def _send_bundle(self, job: ActiveJob) -> None:
-        """Put the signed bundle where the measuring workers find it. Redis returns it for one share alone."""
+        """Put the signed bundle where the measuring workers find it.
+
+        Redis returns the whole bundle for a check of its signature, so a job checks it only once.
+        """
         redis, secret, blob = self._context.redis, self._context.secret, bundle_blob(job.stored.bundle)
         if not (renew_blob(redis, blob) if job.bundle_sent else renew_signed_blob(redis, secret, blob)):
             put_signed_blob(redis, secret, blob, b"".join(self._context.files.bundle(job.stored.bundle)))

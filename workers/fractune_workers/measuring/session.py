@@ -50,7 +50,7 @@ VOIDING = frozenset({"sw_thermal", "hw_thermal", "hw_power_brake"})
 here and in production."""
 _CHILD = "fractune_workers.children.measuring.child"
 _ANCHOR_HOLDS_S = 0.3
-"""Between batches that follow each other one anchor is after the one and before the other."""
+"""An anchor younger than this counts as the one after a batch and as the one before the next batch."""
 _HANDSHAKE_TIMEOUT_S = 60.0
 _TRIAL_TIMEOUT_S = 30.0
 _MODEL_TIMEOUT_S = 900.0

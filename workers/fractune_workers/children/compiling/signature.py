@@ -20,7 +20,7 @@ Names = tuple[list[str], list[str]]
 
 def names_in_file(data: bytes, constants: Collection[str] = ()) -> Names:
     """The names of inputs and outputs in the bytes of a model file, where TVM does not keep them; empty lists for
-    formats without such names. `constants` are no inputs any more.
+    formats without such names. `constants` are no longer inputs.
     """
     inputs, outputs = _torch_names(data) if data.startswith(_ZIP) else _onnx_names(data)
     return [name for name in inputs if name not in constants], outputs
