@@ -242,8 +242,9 @@ def _integer_product(planner: Planner, call: Any) -> Made:
         return None
     if operator_of(call) == "nn.conv2d":
         return _whole_conv2d(planner, call, rows, columns, shape_of(call.args[1]))
-    is_product = len(shape) >= _MATRIX_RANK and 2 * shape[-1] > planner.lanes
-    return _whole_matmul(planner, rows, columns, shape) if is_product else None
+    if len(shape) < _MATRIX_RANK or len(shape_of(call.args[1])) != _MATRIX_RANK or 2 * shape[-1] <= planner.lanes:
+        return None
+    return _whole_matmul(planner, rows, columns, shape)
 
 
 def _whole_matmul(planner: Planner, rows: Rows, columns: Columns, shape: tuple[int, ...]) -> Made:

@@ -177,6 +177,19 @@ def test_an_integer_product_is_exact(dtype: str, zero_of_weights: int | None, co
     assert "multiply" in fused[0]
 
 
+def test_a_batched_integer_product_is_exact() -> None:
+    numbers = RNG.integers(-128, 128, (16, 8, 16)).astype("int32")
+
+    def body(net: Network, x: Any) -> Any:
+        data = net.emit(op.astype(net.emit(op.clip(net.emit(op.round(x)), 0, 255)), "uint8"))
+        left = net.emit(op.astype(data, "int32"))
+        return net.emit(op.astype(net.emit(op.matmul(left, relax.const(numbers), out_dtype="int32")), "float32"))
+
+    x = RNG.uniform(0, 255, (16, 3, 8)).astype("float32")
+    made = outputs(prepare(network([(16, 3, 8)], body), NARROW), NARROW, [x])
+    np.testing.assert_array_equal(made, np.round(x) @ numbers)
+
+
 def test_other_weights_stay_in_float32() -> None:
     mod = network([(6, 12)], product(clipped, RNG.normal(size=(12, 16)).astype("float32"), 0, 255, 7))
     assert annotated(prepare(mod, NARROW)) == []
