@@ -89,7 +89,7 @@ def _quantized(planner: Planner, value: Any) -> Rows | None:
     if operator_of(less) == "subtract" and (given := _number(planner, less.args[1])) is not None:
         zero, clipped = given, less.args[0]
     bounds = _clipped_bounds(planner, clipped)
-    if bounds is None or not zero.is_integer():
+    if bounds is None or not _has_range(bounds, zero):
         return None
     return Rows(clipped, bounds, zero, step)
 
@@ -106,6 +106,8 @@ def _integers(planner: Planner, value: Any) -> Rows | None:
     if str(given.ty.dtype) not in ("uint8", "int8"):
         return None
     limits = np.iinfo(str(given.ty.dtype))
+    if isinstance(zero, float) and not _has_range((int(limits.min), int(limits.max)), zero):
+        return None
     cast = called(planner, given)
     before = cast.args[0] if operator_of(cast) == "astype" else None
     if before is not None and _clipped_bounds(planner, before) == (limits.min, limits.max):
@@ -170,6 +172,11 @@ def _shifted(planner: Planner, operator: Any, numbers: Any, by: Any) -> Any:
         return planner.emit(operator(numbers, by))
     value = planner.emit(operator(known[0], by))
     return planner.plain_of(value, known[1])
+
+
+def _has_range(bounds: tuple[int, int], zero: float) -> bool:
+    """Whether numbers within the bounds, less the zero point, are whole and in one of the ranges."""
+    return zero.is_integer() and max(abs(bound - zero) for bound in bounds) <= WIDE[1]
 
 
 def _range_of(low: float, high: float) -> tuple[int, int]:

@@ -204,6 +204,24 @@ def test_data_that_are_not_rounded_stay_in_float32() -> None:
     assert annotated(prepare(network([(6, 12)], body), NARROW)) == []
 
 
+def far_from_zero(net: Network, x: Any) -> Any:
+    clipped = net.emit(op.clip(net.emit(op.round(x)), 1000, 1100))
+    whole = relax.const(RNG.integers(-9, 9, (8, 8, 3, 3)).astype("float32"))
+    return net.emit(op.nn.conv2d(net.emit(op.multiply(clipped, one(0.01))), whole))
+
+
+def far_from_zero_in_bytes(net: Network, x: Any) -> Any:
+    data = net.emit(op.astype(net.emit(op.clip(net.emit(op.round(x)), 0, 255)), "uint8"))
+    left = net.emit(op.subtract(net.emit(op.astype(data, "int32")), relax.const(np.array([1000], "int32"))))
+    right = relax.const(RNG.integers(-9, 9, (8, 8, 3, 3)).astype("int32"))
+    return net.emit(op.astype(net.emit(op.nn.conv2d(left, right)), "float32"))
+
+
+@pytest.mark.parametrize("body", [far_from_zero, far_from_zero_in_bytes])
+def test_numbers_far_from_zero_are_not_taken_for_quantized_ones(body: Any) -> None:
+    assert annotated(prepare(network([(1, 8, 5, 6)], body), NARROW)) == []
+
+
 def test_numbers_and_steps_are_found_in_float32_weights() -> None:
     numbers, steps = weights(40, 24)
     numbers[:, 3] = 0
