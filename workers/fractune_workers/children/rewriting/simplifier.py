@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy.typing as npt
 import tvm
+import tvm_ffi
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
@@ -37,7 +38,9 @@ class Simplifier(PyExprMutator):
         if not has_fixed_shapes(call):
             return visited
         made = (rule(self, visited) for rule in self._rules.get(operator_of(visited), ()))
-        return next((expr for expr in made if expr is not None), visited)
+        found = (self.builder_.normalize(expr) for expr in made if expr is not None)
+        # A constant with more axes than the data adds axes to a result; most rules do not look for one.
+        return next((expr for expr in found if tvm_ffi.structural_equal(expr.ty, visited.ty)), visited)
 
     def visit_tuple_getitem_(self, op: Any) -> Any:
         visited = super().visit_tuple_getitem_(op)

@@ -93,3 +93,15 @@ def test_they_are_one_operator(body: Callable[..., Any], names: list[str]) -> No
 def test_what_only_looks_like_them_stays(body: Callable[..., Any]) -> None:
     mod = network([(2, 3, 6)], body)
     assert calls(simplify(mod)) == calls(mod)
+
+
+def test_a_constant_with_more_axes_keeps_them() -> None:
+    def body(net: Network, x: Any) -> Any:
+        return net.emit(op.multiply(net.emit(op.multiply(x, error(net, x))), relax.const(half)))
+
+    half = np.full((1, 1, 1, 1), 0.5, "float32")
+    mod = network([(3, 8)], body)
+    given, short = inputs_of(mod), simplify(mod)
+    made = outputs(short, TARGET, given)
+    assert made.shape == (1, 1, 3, 8)
+    np.testing.assert_allclose(made, outputs(mod, TARGET, given), rtol=1e-4, atol=1e-5)

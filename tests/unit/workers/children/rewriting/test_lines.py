@@ -72,6 +72,17 @@ def test_an_operator_with_another_line_leaves_the_image() -> None:
     np.testing.assert_allclose(outputs(short, TARGET, given), outputs(mod, TARGET, given), rtol=1e-4, atol=1e-4)
 
 
+def test_a_constant_with_more_axes_leaves_the_image() -> None:
+    def body(net: Network, x: Any) -> Any:
+        return net.emit(op.add(conv(net, x, 4, padding=1), net.weight(2, 1, 1, 1)))
+
+    mod = network([(1, 4, 8)], body)
+    given, short = inputs_of(mod), simplify(mod)
+    made = outputs(short, TARGET, given)
+    assert made.shape == (2, 1, 4, 8)
+    np.testing.assert_allclose(made, outputs(mod, TARGET, given), rtol=1e-4, atol=1e-4)
+
+
 def test_they_compute_in_blocks() -> None:
     mod = network([(1, 8, 20)], with_operators_between)
     assert any("conv2d" in operator.name for operator in extract(prepare(mod, TARGET), TARGET))
