@@ -17,7 +17,8 @@ from fractune_workers.children.layouts.recurrent_cells import Tile, vector
 
 _STEPS = 255
 """The largest number of 8 bits, and the largest difference to a zero point"""
-_LARGEST_WEIGHT = {"int8": 128, "int16": 2**15}
+_LARGEST_WEIGHT = {"int8": 128, "int16": 255}
+"""by type; 16 bits hold 8-bit weights less a zero point of 8 bits"""
 _EXACT = 2**24
 
 

@@ -63,7 +63,7 @@ def model_of(values: dict[str, Array]) -> onnx.ModelProto:
         operands(8),
         operands(21, directions=2, columns=True),
         operands(16, directions=2, zero=3),
-        operands(150, dtype="uint8", zero=100, columns=True),
+        operands(300, dtype="uint8", zero=100, columns=True),
         operands(530),
     ],
     ids=["one scale", "scales of columns", "a zero point", "sums in parts", "sums in parts of int8"],
