@@ -16,7 +16,7 @@ from tvm import relax
 from fractune_workers.children.importing.onnx_graph import text_of
 from fractune_workers.children.importing.onnx_node import Converter, OnnxNode, dtype_of, shape_of
 from fractune_workers.children.layouts.activations import ACTIVATIONS, Activation
-from fractune_workers.children.layouts.recurrence import GRU, LSTM, RNN, Recurrence, activations_of, split
+from fractune_workers.children.layouts.recurrence import GRU, LSTM, RNN, Recurrence, split
 from fractune_workers.children.layouts.recurrence_kernel import Blocks, recurrence_kernel
 
 _DEFAULT_ACTIVATIONS = {LSTM: ("sigmoid", "tanh", "tanh"), GRU: ("sigmoid", "tanh"), RNN: ("tanh",)}
@@ -124,10 +124,9 @@ def _is_full(node: OnnxNode, steps: int) -> bool:
 
 def _activations(cell: str, node: OnnxNode, directions: int) -> tuple[tuple[Activation, ...], ...]:
     """By direction. A function takes as many of the parameters in the attributes as it has."""
-    each = activations_of(cell)
-    names = [text_of(name) for name in node.attributes.get("activations", ())] or _DEFAULT_ACTIVATIONS[
-        cell
-    ] * directions
+    defaults = _DEFAULT_ACTIVATIONS[cell]
+    each = len(defaults)
+    names = [text_of(name) for name in node.attributes.get("activations", ())] or defaults * directions
     if len(names) != each * directions:
         raise node.refused(f"its attribute 'activations' has {len(names)} functions; write {each} for each direction")
     unknown = next((name for name in names if name.lower() not in ACTIVATIONS), None)

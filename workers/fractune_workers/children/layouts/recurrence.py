@@ -21,7 +21,6 @@ Array = npt.NDArray[Any]
 
 LSTM, GRU, RNN = "LSTM", "GRU", "RNN"
 _GATES = {LSTM: 4, GRU: 3, RNN: 1}
-_ACTIVATIONS = {LSTM: 3, GRU: 2, RNN: 1}
 
 
 @dataclass(frozen=True)
@@ -107,11 +106,6 @@ class Recurrence:
         known = json.loads(text)
         activations = tuple(tuple(Activation(**each) for each in own) for own in known.pop("activations"))
         return cls(**{**known, "backwards": tuple(known["backwards"]), "activations": activations})
-
-
-def activations_of(cell: str) -> int:
-    """The number of activation functions of one direction."""
-    return _ACTIVATIONS[cell]
 
 
 def split(weights: Array, recurrence: Recurrence) -> list[Array]:
