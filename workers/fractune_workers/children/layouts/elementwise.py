@@ -11,18 +11,15 @@ from tvm import relax
 
 from fractune_workers.children.layouts.blocks import Blocks, pack
 from fractune_workers.children.layouts.planner import Array, Made, Planner
-from fractune_workers.children.rewriting.expressions import operator_of, shape_of
+from fractune_workers.children.rewriting.expressions import ELEMENTWISE, operator_of, shape_of
 
-UNARY = frozenset({
-    "abs", "ceil", "clip", "cos", "erf", "floor", "negative", "nn.gelu", "nn.gelu_tanh", "nn.leakyrelu", "nn.relu",
-    "nn.relu6", "nn.silu", "round", "sigmoid", "sign", "sin", "square", "tanh",
-})  # fmt: skip
-"""They map finite numbers to finite numbers: a lane that stands for no channel stays harmless."""
 UNARY_OF_CHANNELS = frozenset(["exp", "log", "nn.softplus", "rsqrt", "sqrt"])
 """They are computed in blocks only where every lane stands for a channel."""
 BINARY = {"add": 0.0, "divide": 1.0, "maximum": 0.0, "minimum": 0.0, "multiply": 0.0, "subtract": 0.0}
 """by operator: the number that fills up a constant operand"""
 BINARY_OF_CHANNELS = frozenset({"divide", "power"})
+UNARY = ELEMENTWISE.difference(UNARY_OF_CHANNELS, BINARY, BINARY_OF_CHANNELS)
+"""They map finite numbers to finite numbers: a lane that stands for no channel stays harmless."""
 REDUCE = {"max": relax.op.max, "mean": relax.op.mean, "min": relax.op.min, "sum": relax.op.sum}
 
 
