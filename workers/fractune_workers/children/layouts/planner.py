@@ -69,8 +69,7 @@ class Planner(PyExprMutator):
         if made is None:
             return visited
         value, blocks = made
-        if not isinstance(value, relax.Var):
-            value = self.builder_.emit(value)
+        value = self.emit(value)
         self._made = value, blocks
         return self.plain(value, blocks)
 

@@ -29,16 +29,11 @@ from fractune_workers.children.layouts.quantized import (
     quantized_columns,
     quantized_rows,
 )
-from fractune_workers.children.rewriting.expressions import operator_of, shape_of
+from fractune_workers.children.rewriting.expressions import TAKES_AN_EPILOGUE, operator_of, shape_of
 
 _FLOAT, _INT = "float32", "int32"
 _MATRIX_RANK = 2
-_WHOLE_GROUPS = 2
-"""depths of two computed values that pairs cover"""
 _PRODUCTS = frozenset({"matmul", "nn.conv2d"})
-_TAKES_AN_EPILOGUE = {"op_pattern": 4}
-"""TVM's kOutEWiseFusable: element-wise operators after a kernel are fused with it. TVM sets it by itself for a kernel
-of one block."""
 
 
 def conv2d(planner: Planner, call: Any) -> Made:
@@ -151,7 +146,7 @@ def _integer(planner: Planner, bounds: Bounds | None, depth: int) -> IntegerProd
 
 def _own_kernel(planner: Planner, compute: Any, data: Any, weights: Array, **options: Any) -> Any:
     """A kernel of several blocks with weights of its own."""
-    return planner.kernel(compute, data, relax.const(weights), attributes=_TAKES_AN_EPILOGUE, **options)
+    return planner.kernel(compute, data, relax.const(weights), attributes=TAKES_AN_EPILOGUE, **options)
 
 
 def matmul(planner: Planner, call: Any) -> Made:
@@ -165,7 +160,7 @@ def matmul(planner: Planner, call: Any) -> Made:
     rows = quantized_rows(planner, data)
     if numbers is None:
         other = quantized_rows(planner, weight) if rows else None
-        if rows and other and shape_of(data)[-1] % _WHOLE_GROUPS == 0:
+        if rows and other and shape_of(data)[-1] % INTEGERS[INT16].group == 0:
             return _computed_matmul(planner, rows, other, shape)
         packed = _packed(planner, data, weight)
     elif numbers.ndim == _MATRIX_RANK:
@@ -205,7 +200,7 @@ def _computed_matmul(planner: Planner, rows: Rows, other: Rows, shape: tuple[int
         and INT16 in planner.dot_products
         and pairs.fits(bounds, shape_of(rows.numbers)[-1])
     ):
-        value = planner.kernel(pairs.compute_both, rows.numbers, packed, name="matmul", attributes=_TAKES_AN_EPILOGUE)
+        value = planner.kernel(pairs.compute_both, rows.numbers, packed, name="matmul", attributes=TAKES_AN_EPILOGUE)
     else:
         value = planner.kernel(kernels.matmul, rows.numbers, packed, name="matmul", whole=bounds)
     step = relax.const(np.array([np.float32(rows.step) * np.float32(other.step)], _FLOAT))

@@ -18,13 +18,12 @@ from tvm.tirx.script.builder import ir as builder
 from fractune_workers.children.layouts.recurrence import Recurrence, packed_shape
 from fractune_workers.children.layouts.recurrent_cells import Buffers, Cells, Tile, vector
 from fractune_workers.children.layouts.recurrent_quantization import QuantizedState
+from fractune_workers.children.rewriting.expressions import OPAQUE
 from fractune_workers.children.tvm_api.arrays import element_bytes
 from fractune_workers.children.tvm_api.target import VectorUnit
 
 RECURRENCE = "fractune.recurrence"
 """attribute of the kernel: the recurrence as JSON"""
-_OPAQUE = 8
-"""TVM's kOpaque: nothing is fused with the kernel"""
 _ENOUGH_SUMS = 8
 """Registers with sums that hide the latency of a multiply-add: 4 cycles, 2 of them at once"""
 _SPARE_REGISTERS = 4
@@ -71,7 +70,7 @@ def recurrence_kernel(recurrence: Recurrence, blocks: Blocks) -> tirx.PrimFunc:
     """
     with IRBuilder() as made, builder.prim_func(is_private=True, s_tir=True):
         builder.func_name("recurrence")
-        scheduled = {"tirx.noalias": True, "tirx.is_scheduled": True, "op_pattern": _OPAQUE}
+        scheduled = {"tirx.noalias": True, "tirx.is_scheduled": True, **OPAQUE}
         builder.func_attr({**scheduled, RECURRENCE: recurrence.to_json()})
         _Kernel(recurrence, blocks).build()
     return made.get()

@@ -9,10 +9,7 @@ from tvm.s_tir import Schedule
 
 from fractune_workers.children.layouts.blocks import Blocks
 from fractune_workers.children.layouts.planner import CHANNELS, Made, Planner, is_image
-from fractune_workers.children.rewriting.expressions import bound_call, shape_of
-
-_OPAQUE = 8
-"""TVM's kOpaque: nothing is fused with it"""
+from fractune_workers.children.rewriting.expressions import OPAQUE, bound_call, shape_of
 
 
 def reshape(planner: Planner, call: Any) -> Made:
@@ -57,4 +54,4 @@ def _kernel(groups: int, source: Blocks, made: Blocks, dtype: str) -> Any:
     n, k, *_ = sch.get_loops(sch.get_sblock("shuffle", "main"))
     sch.parallel(sch.fuse(n, k))
     nameless = sch.mod["main"].without_attr("global_symbol")
-    return nameless.with_attrs({"op_pattern": _OPAQUE, "tirx.is_scheduled": True})
+    return nameless.with_attrs({**OPAQUE, "tirx.is_scheduled": True})

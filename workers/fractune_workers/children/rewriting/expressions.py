@@ -15,6 +15,11 @@ ELEMENTWISE = frozenset({
     "round", "rsqrt", "sigmoid", "sign", "sin", "sqrt", "square", "subtract", "tanh",
 })  # fmt: skip
 """operators that compute each element from one element of each operand"""
+TAKES_AN_EPILOGUE = {"op_pattern": 4}
+"""Attribute of a kernel, TVM's kOutEWiseFusable: element-wise operators after the kernel are fused with it. Two kernels
+with this attribute are never fused. TVM sets it by itself for a kernel of one block."""
+OPAQUE = {"op_pattern": 8}
+"""attribute of a kernel, TVM's kOpaque: nothing is fused with the kernel"""
 
 
 def shape_of(value: Any) -> tuple[int, ...]:

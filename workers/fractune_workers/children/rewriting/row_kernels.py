@@ -12,8 +12,7 @@ from typing import Any
 import tvm
 from tvm import te, topi
 
-_TAKES_AN_EPILOGUE = {"op_pattern": 4}
-"""TVM's kOutEWiseFusable: element-wise operators after a kernel are fused with it"""
+from fractune_workers.children.rewriting.expressions import TAKES_AN_EPILOGUE
 
 
 def softmax(data: te.Tensor) -> te.Tensor:
@@ -81,7 +80,7 @@ def _is_rows(call: Any, axes: Any) -> bool:
 
 def _legalized_softmax(builder: Any, call: Any) -> Any:
     if _is_rows(call, [call.attrs.axis]):
-        return builder.call_te(softmax, call.args[0], primfunc_name_hint="softmax", primfunc_attrs=_TAKES_AN_EPILOGUE)
+        return builder.call_te(softmax, call.args[0], primfunc_name_hint="softmax", primfunc_attrs=TAKES_AN_EPILOGUE)
     return builder.call_te(topi.nn.fast_softmax, call.args[0], call.attrs.axis, primfunc_name_hint="softmax")
 
 
@@ -106,7 +105,7 @@ def _normalised(builder: Any, compute: Callable[..., Any], call: Any, parameters
         *parameters,
         epsilon=float(call.attrs.epsilon),
         primfunc_name_hint=compute.__name__,
-        primfunc_attrs=_TAKES_AN_EPILOGUE,
+        primfunc_attrs=TAKES_AN_EPILOGUE,
     )
 
 

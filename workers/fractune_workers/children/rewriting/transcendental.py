@@ -13,6 +13,8 @@ from typing import Any
 
 from tvm import te, tirx, topi
 
+from fractune_workers.children.rewriting.expressions import TAKES_AN_EPILOGUE
+
 _ROOT_HALF = 0.5**0.5
 
 
@@ -30,11 +32,6 @@ def _gelu(x: te.Tensor) -> te.Tensor:
     return topi.multiply(topi.multiply(x, half), topi.add(topi.fast_erf(topi.multiply(x, root_half)), one))
 
 
-_BEGINS_A_KERNEL = {"op_pattern": 4}
-"""TVM's kOutEWiseFusable: element-wise operators after a kernel are fused with it, but never two of this kind. An
-approximation reads its argument several times, so the inlined code of a chain of them would grow exponentially."""
-
-
 _SHORT = ("float16", "bfloat16")
 
 
@@ -42,8 +39,10 @@ def _by(compute: Callable[[te.Tensor], te.Tensor], name: str) -> Callable[[Any, 
     def widened(x: te.Tensor) -> te.Tensor:
         return topi.cast(compute(topi.cast(x, "float32")), x.dtype) if str(x.dtype) in _SHORT else compute(x)
 
+    # Each is a kernel of its own: an approximation reads its argument several times, so the inlined code of a chain of
+    # approximations would grow exponentially.
     return lambda builder, call: builder.call_te(
-        widened, call.args[0], primfunc_name_hint=name, primfunc_attrs=_BEGINS_A_KERNEL
+        widened, call.args[0], primfunc_name_hint=name, primfunc_attrs=TAKES_AN_EPILOGUE
     )
 
 
