@@ -3,7 +3,7 @@
 They have the same arguments, output and epilogue. Their weights have a narrow type, and lie as the processor's dot
 products read them.
 
-The sums are exact in int32: K products of 8-bit numbers overflow from a depth of 33 000 on, far beyond any layer's.
+The sums are exact in int32. A product so deep that its sums could overflow stays in float32 (`Bounds.sums_fit`).
 """
 
 from __future__ import annotations

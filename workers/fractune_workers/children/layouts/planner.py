@@ -118,7 +118,7 @@ class Planner(PyExprMutator):
         return self.builder_.call_te(made, *operands, primfunc_name_hint=name, primfunc_attrs=attributes)
 
     def plain_of(self, value: Any, blocks: Blocks) -> Any:
-        """A variable of the plain value, of one in blocks; rules find the value in blocks under it."""
+        """A variable with the plain value of a value in blocks. Rules find the value in blocks by this variable."""
         plain = self.emit(self.plain(value, blocks))
         self._known[plain] = value, blocks
         return plain

@@ -130,7 +130,7 @@ def quantized_columns(weights: Array) -> Columns | None:
 
 
 def integer_columns(planner: Planner, value: Any) -> Columns | None:
-    """Of int32 weights (K, N), a constant, or one less a zero point. Those of a convolution (N, ...) become such."""
+    """Of constant int32 weights, or of constants less a zero point: (K, N), or a convolution's (N, ...) as (K, N)."""
     numbers = _constant(planner, value)
     if numbers is None or numbers.ndim < 2 or np.abs(numbers).max(initial=0) > WIDE[1]:
         return None

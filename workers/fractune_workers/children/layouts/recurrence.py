@@ -1,7 +1,7 @@
 """The recurrence of an LSTM, a GRU or a plain RNN as one kernel with the loop over time.
 
-The product of the inputs with their weights does not depend on the state, and is computed before for all steps. What is
-left of a step is the product of the state with the recurrent weights, and the activations. The weights of all gates of
+The product of the inputs with their weights does not depend on the state: it is computed before, for all steps. Each
+step then computes the product of the state with the recurrent weights, and the activations. The weights of all gates of
 a block of units lie side by side (`pack`): a step reads them once, from one end to the other.
 """
 
@@ -41,7 +41,7 @@ class Recurrence:
     clip: float = 0.0
     """bound of what the activations read; 0 = none"""
     couples_forget: bool = False
-    """of an LSTM: the forget gate is one less the input gate"""
+    """of an LSTM: the forget gate is 1 - the input gate"""
     resets_product: bool = False
     """of a GRU: the reset gate scales the product of the state with its weights, and not the state"""
     has_lengths: bool = False

@@ -156,8 +156,8 @@ class _Kernel:
             self._each_block(builder.serial, partial(block, row))
 
     def _each_block(self, loop: Callable[..., Any], body: Callable[[Any, int], None], backwards: Any = 0) -> None:
-        """Call `body` with the first unit and the width of the whole blocks, in a loop, and of what is left. Where
-        `backwards` is 1, the loop goes from the last block to the first.
+        """Call `body` with the first unit and the width of each whole block, in a loop, and once for the units left.
+        Where `backwards` is 1, the loop goes from the last block to the first.
         """
         size = self._blocks.units
         whole, left = divmod(self._of.units, size)
