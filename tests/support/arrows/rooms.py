@@ -227,6 +227,7 @@ ROOMS = {
     "fractune_workers.children.tvm_api": child_room("fractune_workers.cuda"),
     "fractune_workers.children.importing": child_room(
         "fractune_workers.children.layouts",
+        "fractune_workers.children.recurrent",
         "fractune_workers.children.rewriting",
         "fractune_workers.children.tvm_api",
         "google.protobuf",
@@ -236,8 +237,13 @@ ROOMS = {
         "fractune_workers.children.importing", "fractune_workers.children.rewriting"
     ),
     "fractune_workers.children.rewriting": child_room(),
-    "fractune_workers.children.layouts": child_room(
+    "fractune_workers.children.recurrent": child_room(
         "fractune_workers.children.rewriting", "fractune_workers.children.tvm_api"
+    ),
+    "fractune_workers.children.layouts": child_room(
+        "fractune_workers.children.recurrent",
+        "fractune_workers.children.rewriting",
+        "fractune_workers.children.tvm_api",
     ),
     "fractune_workers.children.searching": child_room(
         "fractune_workers.children.layouts",

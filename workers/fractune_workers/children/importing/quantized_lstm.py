@@ -17,7 +17,7 @@ from tvm import relax
 from fractune_workers.children.importing.onnx_node import Converter, OnnxNode, as_type, dtype_of, shape_of
 from fractune_workers.children.importing.quantization import QUANTIZATION
 from fractune_workers.children.importing.recurrent import B, R, W, X, biases, operands_of, outputs_of, recurrence_of
-from fractune_workers.children.layouts.recurrence import LSTM, Recurrence, split
+from fractune_workers.children.recurrent.recurrence import LSTM, Recurrence, split
 
 _OPERANDS = 8
 _W_SCALE, _W_ZERO, _R_SCALE, _R_ZERO = range(8, 12)

@@ -1,7 +1,7 @@
 """ONNX's recurrent operators: LSTM, GRU and RNN.
 
 The inputs' products with their weights, for all steps at once, are a matrix product like any other. The recurrence
-itself is one kernel (`layouts/recurrence.py`).
+itself is one kernel (`recurrent/recurrence.py`).
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from tvm import relax
 
 from fractune_workers.children.importing.onnx_graph import text_of
 from fractune_workers.children.importing.onnx_node import Converter, OnnxNode, dtype_of, shape_of
-from fractune_workers.children.layouts.activations import ACTIVATIONS, Activation
-from fractune_workers.children.layouts.recurrence import GRU, LSTM, RNN, Recurrence, split
-from fractune_workers.children.layouts.recurrence_kernel import Blocks, recurrence_kernel
+from fractune_workers.children.recurrent.activations import ACTIVATIONS, Activation
+from fractune_workers.children.recurrent.kernel import Tiling, recurrence_kernel
+from fractune_workers.children.recurrent.recurrence import GRU, LSTM, RNN, Recurrence, split
 
 _DEFAULT_ACTIVATIONS = {LSTM: ("sigmoid", "tanh", "tanh"), GRU: ("sigmoid", "tanh"), RNN: ("tanh",)}
 _DIRECTIONS = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
@@ -194,7 +194,7 @@ def outputs_of(
     if of.has_lengths:
         arguments.append(node.emit(relax.op.astype(operands[_LENGTHS], "int32")))
     made = [of.outputs, of.states, *([of.states] if of.has_cell_state else [])]
-    kernel = node.builder.add_func(recurrence_kernel(of, Blocks()), of.cell.lower())
+    kernel = node.builder.add_func(recurrence_kernel(of, Tiling()), of.cell.lower())
     call = relax.call_tir(kernel, arguments, [relax.TensorType(shape, of.dtype) for shape in made])
     results = node.emit(call)
     return [node.emit(relax.TupleGetItem(results, at)) for at in range(len(made))]

@@ -11,7 +11,7 @@ from tvm import relax
 
 from fractune_workers.children.layouts import elementwise, images, products, shuffle
 from fractune_workers.children.layouts.planner import Planner, Rule
-from fractune_workers.children.layouts.recurrences import refuse_recurrences, with_vectors
+from fractune_workers.children.recurrent.vectors import refuse_recurrences, with_vectors
 from fractune_workers.children.rewriting.channels_last import with_channels_last
 from fractune_workers.children.rewriting.expressions import rewritten
 from fractune_workers.children.tvm_api.dot_products import dot_products

@@ -15,7 +15,7 @@ from onnx import helper
 
 from fractune_core.errors import BadModel
 from fractune_workers.children.importing.passes import prepare
-from fractune_workers.children.layouts.recurrence_kernel import RECURRENCE
+from fractune_workers.children.recurrent.kernel import RECURRENCE
 from tests.support.onnx_models import imported, onnx_model, run_by_onnxruntime, run_imported
 
 Array = npt.NDArray[Any]

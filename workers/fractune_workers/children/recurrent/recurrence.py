@@ -15,7 +15,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from fractune_workers.children.layouts.activations import Activation
+from fractune_workers.children.recurrent.activations import Activation
 
 Array = npt.NDArray[Any]
 

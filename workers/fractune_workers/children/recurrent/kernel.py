@@ -15,9 +15,9 @@ from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script.builder import ir as builder
 
-from fractune_workers.children.layouts.recurrence import Recurrence, packed_shape
-from fractune_workers.children.layouts.recurrent_cells import Buffers, Cells, Tile, vector
-from fractune_workers.children.layouts.recurrent_quantization import QuantizedState
+from fractune_workers.children.recurrent.cells import Buffers, Cells, Tile, vector
+from fractune_workers.children.recurrent.quantization import QuantizedState
+from fractune_workers.children.recurrent.recurrence import Recurrence, packed_shape
 from fractune_workers.children.rewriting.expressions import OPAQUE
 from fractune_workers.children.tvm_api.arrays import element_bytes
 from fractune_workers.children.tvm_api.target import VectorUnit
@@ -34,7 +34,7 @@ read faster by one core, which begins each step with the weights in its cache.""
 
 
 @dataclass(frozen=True)
-class Blocks:
+class Tiling:
     """How a kernel divides its work."""
 
     units: int = 1
@@ -44,7 +44,7 @@ class Blocks:
     parallel_units: bool = False
 
 
-def blocks_for(recurrence: Recurrence, unit: VectorUnit) -> Blocks:
+def tiling_for(recurrence: Recurrence, unit: VectorUnit) -> Tiling:
     """As many sums as the registers hold, at least as many as hide the latency of a multiply-add."""
     most, least = max(map(len, recurrence.phases)), min(map(len, recurrence.phases))
     width = element_bytes(recurrence.dtype)
@@ -56,10 +56,10 @@ def blocks_for(recurrence: Recurrence, unit: VectorUnit) -> Blocks:
         vectors *= 2
     weights = recurrence.gates * recurrence.units**2 * width
     parallel = recurrence.directions == 1 and weights >= _PARALLEL_UNITS_BYTES
-    return Blocks(min(vectors * lanes, recurrence.units), rows, parallel_units=parallel)
+    return Tiling(min(vectors * lanes, recurrence.units), rows, parallel_units=parallel)
 
 
-def recurrence_kernel(recurrence: Recurrence, blocks: Blocks) -> tirx.PrimFunc:
+def recurrence_kernel(recurrence: Recurrence, tiling: Tiling) -> tirx.PrimFunc:
     """The kernel. Its arguments, then its outputs, with the shapes that `Recurrence` names:
 
     - the projected inputs; for each phase the recurrent weights (`recurrence.split`, or packed in blocks);
@@ -72,13 +72,13 @@ def recurrence_kernel(recurrence: Recurrence, blocks: Blocks) -> tirx.PrimFunc:
         builder.func_name("recurrence")
         scheduled = {"tirx.noalias": True, "tirx.is_scheduled": True, **OPAQUE}
         builder.func_attr({**scheduled, RECURRENCE: recurrence.to_json()})
-        _Kernel(recurrence, blocks).build()
+        _Kernel(recurrence, tiling).build()
     return made.get()
 
 
 class _Kernel:
-    def __init__(self, recurrence: Recurrence, blocks: Blocks) -> None:
-        self._of, self._blocks = recurrence, blocks
+    def __init__(self, recurrence: Recurrence, tiling: Tiling) -> None:
+        self._of, self._tiling = recurrence, tiling
 
     def build(self) -> None:
         of = self._of
@@ -114,19 +114,19 @@ class _Kernel:
 
     def _weights_shape(self, gates: Sequence[int]) -> tuple[int, ...]:
         of = self._of
-        if self._blocks.packed:
-            return packed_shape(of, gates, self._blocks.units)
+        if self._tiling.packed:
+            return packed_shape(of, gates, self._tiling.units)
         return of.directions, of.units, len(gates) * of.units
 
     def _loops(self) -> None:
         of = self._of
         loop = builder.parallel if of.directions > 1 else builder.serial
-        inner = builder.parallel if self._blocks.parallel_units else builder.serial
+        inner = builder.parallel if self._tiling.parallel_units else builder.serial
         with loop(0, of.directions) as direction:
             self._begin(direction)
             with builder.serial(0, of.steps) as step:
                 if self._quantized is not None:
-                    self._quantized.quantize(direction, step, self._blocks.units)
+                    self._quantized.quantize(direction, step, self._tiling.units)
                 for phase in range(len(of.phases)):
                     self._phase(phase, direction, step, inner)
             self._end(direction)
@@ -159,7 +159,7 @@ class _Kernel:
         """Call `body` with the first unit and the width of each whole block, in a loop, and once for the units left.
         Where `backwards` is 1, the loop goes from the last block to the first.
         """
-        size = self._blocks.units
+        size = self._tiling.units
         whole, left = divmod(self._of.units, size)
         if whole:
             with loop(0, whole) as block:
@@ -168,7 +168,7 @@ class _Kernel:
             body(whole * size, left)
 
     def _phase(self, phase: int, direction: Any, step: Any, loop: Callable[..., Any]) -> None:
-        rows = self._blocks.rows
+        rows = self._tiling.rows
         whole, left = divmod(self._of.batch, rows)
 
         def tiles(first: Any, width: int) -> None:
@@ -216,8 +216,8 @@ class _Kernel:
         return self._state[tile.step % 2, tile.direction, tile.first_row + row, unit]
 
     def _weight(self, phase: int, tile: Tile, read: Any, at: int, lane: Any) -> Any:
-        if self._blocks.packed:
-            weight = self._weights[phase][tile.direction, tile.first_unit // self._blocks.units, read, at, lane]
+        if self._tiling.packed:
+            weight = self._weights[phase][tile.direction, tile.first_unit // self._tiling.units, read, at, lane]
         else:
             weight = self._weights[phase][tile.direction, read, at * self._of.units + tile.first_unit + lane]
         return tirx.Cast(self._of.dtype, weight) if self._of.whole_weights else weight

@@ -11,8 +11,8 @@ from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from fractune_core.errors import BadModel
-from fractune_workers.children.layouts.recurrence import Recurrence, pack
-from fractune_workers.children.layouts.recurrence_kernel import RECURRENCE, Blocks, blocks_for, recurrence_kernel
+from fractune_workers.children.recurrent.kernel import RECURRENCE, Tiling, recurrence_kernel, tiling_for
+from fractune_workers.children.recurrent.recurrence import Recurrence, pack
 from fractune_workers.children.rewriting.expressions import numbers_of, operator_of, rewritten
 from fractune_workers.children.tvm_api.target import VectorUnit
 
@@ -46,14 +46,14 @@ class _Vectorizer(PyExprMutator):
         return visited if recurrence is None else self._planned(visited, recurrence)
 
     def _planned(self, call: Any, recurrence: Recurrence) -> Any:
-        blocks = blocks_for(recurrence, self._unit)
+        tiling = tiling_for(recurrence, self._unit)
         arguments = list(call.args[1].fields)
         weights = [numbers_of(self.builder_, each) for each in arguments[1 : 1 + len(recurrence.phases)]]
-        blocks = replace(blocks, packed=all(each is not None for each in weights))
+        tiling = replace(tiling, packed=all(each is not None for each in weights))
         for at, (gates, each) in enumerate(zip(recurrence.phases, weights, strict=True)):
-            if blocks.packed and each is not None:
-                arguments[1 + at] = relax.const(pack(each, len(gates), blocks.units), str(each.dtype))
-        kernel = self.builder_.add_func(recurrence_kernel(recurrence, blocks), recurrence.cell.lower())
+            if tiling.packed and each is not None:
+                arguments[1 + at] = relax.const(pack(each, len(gates), tiling.units), str(each.dtype))
+        kernel = self.builder_.add_func(recurrence_kernel(recurrence, tiling), recurrence.cell.lower())
         return relax.call_tir(kernel, relax.Tuple(arguments), list(call.ty.fields))
 
 
@@ -66,7 +66,7 @@ def _recurrence_of(function: Any) -> Recurrence | None:
         return None
     try:
         recurrence = Recurrence.from_json(str(text))
-        own = recurrence_kernel(recurrence, Blocks())
+        own = recurrence_kernel(recurrence, Tiling())
     except Exception:  # noqa: BLE001  anything may stand there; the function stays as it is
         return None
     return recurrence if tvm_ffi.structural_equal(function, own) else None

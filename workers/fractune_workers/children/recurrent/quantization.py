@@ -12,8 +12,8 @@ from typing import Any
 from tvm import tirx
 from tvm.tirx.script.builder import ir as builder
 
-from fractune_workers.children.layouts.recurrence import Recurrence
-from fractune_workers.children.layouts.recurrent_cells import Tile, vector
+from fractune_workers.children.recurrent.cells import Tile, vector
+from fractune_workers.children.recurrent.recurrence import Recurrence
 
 _STEPS = 255
 """The largest number of 8 bits, and the largest difference to a zero point"""

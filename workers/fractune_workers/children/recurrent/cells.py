@@ -11,7 +11,7 @@ from typing import Any
 from tvm import tirx
 from tvm.tirx.script.builder import ir as builder
 
-from fractune_workers.children.layouts.recurrence import GRU, LSTM, Recurrence
+from fractune_workers.children.recurrent.recurrence import GRU, LSTM, Recurrence
 
 INPUT, OUTPUT, FORGET, CELL = range(4)
 UPDATE, RESET, HIDDEN = range(3)
