@@ -15,7 +15,7 @@ from onnx.reference import ReferenceEvaluator
 from tvm import relax
 
 from fractune_workers.children.importing.limits import Limits
-from fractune_workers.children.importing.onnx_model import load_onnx
+from fractune_workers.children.importing.onnx_models.onnx_model import load_onnx
 from fractune_workers.children.importing.passes import prepare
 
 Array = npt.NDArray[Any]

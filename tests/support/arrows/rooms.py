@@ -226,15 +226,33 @@ ROOMS = {
     ),
     "fractune_workers.children.tvm_api": child_room("fractune_workers.cuda"),
     "fractune_workers.children.importing": child_room(
+        "fractune_workers.children.importing.limits",
         "fractune_workers.children.layouts",
+        "fractune_workers.children.rewriting",
+        "fractune_workers.children.tvm_api",
+        lazily=("fractune_workers.children.importing.onnx_models", "torch"),
+    ),
+    "fractune_workers.children.importing.limits": room(*CORE),
+    "fractune_workers.children.importing.onnx_graph": room("google.protobuf", "onnx"),
+    "fractune_workers.children.importing.operators": child_room(
+        "fractune_workers.children.importing.onnx_graph",
         "fractune_workers.children.recurrent",
+        "fractune_workers.children.rewriting",
+    ),
+    "fractune_workers.children.importing.decomposing": child_room("fractune_workers.children.importing.onnx_graph"),
+    "fractune_workers.children.importing.onnx_models": child_room(
+        "fractune_workers.children.importing.decomposing",
+        "fractune_workers.children.importing.limits",
+        "fractune_workers.children.importing.onnx_graph",
+        "fractune_workers.children.importing.operators",
         "fractune_workers.children.rewriting",
         "fractune_workers.children.tvm_api",
         "google.protobuf",
-        lazily=("torch",),
     ),
     "fractune_workers.children.fusing": child_room(
-        "fractune_workers.children.importing", "fractune_workers.children.rewriting"
+        "fractune_workers.children.importing",
+        "fractune_workers.children.importing.onnx_graph",
+        "fractune_workers.children.rewriting",
     ),
     "fractune_workers.children.rewriting": child_room(),
     "fractune_workers.children.recurrent": child_room(
@@ -256,6 +274,7 @@ ROOMS = {
         "fractune_workers.children.building",
         "fractune_workers.children.fusing",
         "fractune_workers.children.importing",
+        "fractune_workers.children.importing.onnx_graph",
         "fractune_workers.children.layouts",
         "fractune_workers.children.rewriting",
         "fractune_workers.children.tvm_api",

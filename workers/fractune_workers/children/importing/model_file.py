@@ -121,7 +121,7 @@ def _load(data: bytes, shapes: Shapes, limits: Limits) -> tvm.IRModule:
         return load_torch(data, shapes)
     text = _as_text(data)
     if text is None:
-        from fractune_workers.children.importing.onnx_model import load_onnx
+        from fractune_workers.children.importing.onnx_models.onnx_model import load_onnx
 
         return load_onnx(data, shapes, limits)
     return _load_text(text, shapes)

@@ -11,9 +11,9 @@ import pytest
 from onnx import helper
 
 from fractune_core.errors import BadModel
-from fractune_workers.children.importing.decompositions import DECOMPOSITIONS
 from fractune_workers.children.importing.limits import Limits
-from fractune_workers.children.importing.onnx_model import load_onnx
+from fractune_workers.children.importing.onnx_models.decompositions import DECOMPOSITIONS
+from fractune_workers.children.importing.onnx_models.onnx_model import load_onnx
 from tests.support.onnx_models import imported, onnx_model, run_by_onnxruntime, run_imported, run_reference
 
 Array = npt.NDArray[Any]

@@ -12,9 +12,10 @@ import pytest
 
 from fractune_core.errors import BadModel
 from fractune_core.files.fused import write_fused
-from fractune_workers.children.importing import limits, onnx_model
+from fractune_workers.children.importing import limits
 from fractune_workers.children.importing.limits import Limits
 from fractune_workers.children.importing.model_file import load_model, load_variants
+from fractune_workers.children.importing.onnx_models import onnx_model
 from tests.support.expanding_models import ATTACKS, COMPUTED, UNSIZED, after, function, model, node, twice
 
 SMALL_BYTES, LARGER_BYTES = 4_000, 70_000

@@ -11,7 +11,7 @@ from tvm import relax
 from fractune_core.errors import BadModel
 from fractune_workers.children.compiling.signature import names_in_file
 from fractune_workers.children.importing.limits import Limits
-from fractune_workers.children.importing.onnx_model import load_onnx
+from fractune_workers.children.importing.onnx_models.onnx_model import load_onnx
 
 X = np.ones((2, 3), np.float32)
 

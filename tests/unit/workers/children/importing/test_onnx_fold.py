@@ -11,7 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from fractune_workers.children.importing.limits import Limits
 from fractune_workers.children.importing.model_file import load_model
-from fractune_workers.children.importing.onnx_fold import Folding
+from fractune_workers.children.importing.onnx_models.onnx_fold import Folding
 from tests.support.expanding_models import after, model, node
 
 

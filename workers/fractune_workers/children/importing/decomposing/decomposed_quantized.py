@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import onnx
 
-from fractune_workers.children.importing.decomposition import Decompose, Decomposition
+from fractune_workers.children.importing.decomposing.decomposition import Decompose, Decomposition
 
 
 def _dequantized(made: Decomposition, index: int) -> str:

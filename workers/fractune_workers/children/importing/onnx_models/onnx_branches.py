@@ -19,10 +19,10 @@ from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from fractune_core.errors import BadModel
-from fractune_workers.children.importing.element_types import AS_BYTES
 from fractune_workers.children.importing.limits import ComputedConstants
 from fractune_workers.children.importing.onnx_graph import captured_by, described, subgraphs
-from fractune_workers.children.importing.onnx_node import Converter, OnnxNode, dtype_of, shape_of
+from fractune_workers.children.importing.operators.element_types import AS_BYTES
+from fractune_workers.children.importing.operators.onnx_node import Converter, OnnxNode, dtype_of, shape_of
 from fractune_workers.children.rewriting.expressions import is_constant
 from fractune_workers.children.tvm_api.arrays import numpy_dtype
 

@@ -16,8 +16,8 @@ from onnx import TensorProto
 from onnx.helper import tensor_dtype_to_np_dtype
 from tvm import relax
 
-from fractune_workers.children.importing.element_types import AS_BYTES, INTEGER_RANGES
-from fractune_workers.children.importing.onnx_node import Converter, OnnxNode, as_type, dtype_of, shape_of
+from fractune_workers.children.importing.operators.element_types import AS_BYTES, INTEGER_RANGES
+from fractune_workers.children.importing.operators.onnx_node import Converter, OnnxNode, as_type, dtype_of, shape_of
 from fractune_workers.children.rewriting.expressions import bound_call, is_constant, operator_of
 
 _Array = npt.NDArray[Any]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from onnx import TensorProto
 
-from fractune_workers.children.importing.decomposition import Decompose, Decomposition
+from fractune_workers.children.importing.decomposing.decomposition import Decompose, Decomposition
 from fractune_workers.children.importing.onnx_graph import text_of
 
 _ACTIVATIONS = {

@@ -33,12 +33,12 @@ from onnx import helper, version_converter
 from fractune_core.errors import BadModel, first_line
 from fractune_core.model_inputs import constants_in, shapes_in
 from fractune_workers.children.importing.limits import ComputedConstants, Limits
-from fractune_workers.children.importing.onnx_branches import Branches
-from fractune_workers.children.importing.onnx_count import check_count
-from fractune_workers.children.importing.onnx_fold import Folding
 from fractune_workers.children.importing.onnx_graph import described, domain_of, inputs_of, parsed
-from fractune_workers.children.importing.onnx_importer import from_onnx
-from fractune_workers.children.importing.onnx_shapes import check_inputs, fix_constants, fix_shapes
+from fractune_workers.children.importing.onnx_models.onnx_branches import Branches
+from fractune_workers.children.importing.onnx_models.onnx_count import check_count
+from fractune_workers.children.importing.onnx_models.onnx_fold import Folding
+from fractune_workers.children.importing.onnx_models.onnx_importer import from_onnx
+from fractune_workers.children.importing.onnx_models.onnx_shapes import check_inputs, fix_constants, fix_shapes
 from fractune_workers.children.tvm_api.keep_out import hushed
 
 _OLDEST_OPSET = 13

@@ -13,10 +13,10 @@ import tvm
 from tvm import relax
 from tvm.relax.frontend.onnx import onnx_frontend
 
-from fractune_workers.children.importing.corrected_resize import RESIZE
-from fractune_workers.children.importing.element_types import AS_BYTES
 from fractune_workers.children.importing.onnx_graph import text_of
-from fractune_workers.children.importing.onnx_node import Converter, OnnxNode, as_type, dtype_of, shape_of
+from fractune_workers.children.importing.operators.corrected_resize import RESIZE
+from fractune_workers.children.importing.operators.element_types import AS_BYTES
+from fractune_workers.children.importing.operators.onnx_node import Converter, OnnxNode, as_type, dtype_of, shape_of
 
 _TRAINING = "which is for training; export it for inference"
 

@@ -10,7 +10,7 @@ from typing import Any
 import onnx
 from tvm import relax, te, tirx
 
-from fractune_workers.children.importing.onnx_node import Converter, OnnxNode, dtype_of, shape_of
+from fractune_workers.children.importing.operators.onnx_node import Converter, OnnxNode, dtype_of, shape_of
 from fractune_workers.children.rewriting.expressions import is_constant
 
 _BITS = 4

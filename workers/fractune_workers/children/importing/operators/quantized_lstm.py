@@ -14,9 +14,18 @@ import numpy as np
 import numpy.typing as npt
 from tvm import relax
 
-from fractune_workers.children.importing.onnx_node import Converter, OnnxNode, as_type, dtype_of, shape_of
-from fractune_workers.children.importing.quantization import QUANTIZATION
-from fractune_workers.children.importing.recurrent import B, R, W, X, biases, operands_of, outputs_of, recurrence_of
+from fractune_workers.children.importing.operators.onnx_node import Converter, OnnxNode, as_type, dtype_of, shape_of
+from fractune_workers.children.importing.operators.quantization import QUANTIZATION
+from fractune_workers.children.importing.operators.recurrent import (
+    B,
+    R,
+    W,
+    X,
+    biases,
+    operands_of,
+    outputs_of,
+    recurrence_of,
+)
 from fractune_workers.children.recurrent.recurrence import LSTM, Recurrence, split
 
 _OPERANDS = 8

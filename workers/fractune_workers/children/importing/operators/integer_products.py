@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from tvm import relax
 from tvm.relax.frontend.onnx import onnx_frontend
 
-from fractune_workers.children.importing.onnx_node import Converter, OnnxNode, as_type, shape_of
+from fractune_workers.children.importing.operators.onnx_node import Converter, OnnxNode, as_type, shape_of
 from fractune_workers.children.rewriting.expressions import is_constant
 
 _VECTOR = 1

@@ -15,8 +15,8 @@ import onnx
 from onnx import helper
 
 from fractune_core.errors import BadModel
-from fractune_workers.children.importing.onnx_count import MOST_CONNECTIONS, count_nodes
 from fractune_workers.children.importing.onnx_graph import described
+from fractune_workers.children.importing.onnx_models.onnx_count import MOST_CONNECTIONS, count_nodes
 
 _AXES_ARE_INPUTS = 13
 """The first opset in which `Unsqueeze` reads its axes"""

@@ -25,11 +25,11 @@ from onnx import defs, helper, numpy_helper, shape_inference
 from onnx.reference import ReferenceEvaluator
 
 from fractune_core.errors import BadModel
-from fractune_workers.children.importing.decompositions import decomposed
 from fractune_workers.children.importing.limits import ComputedConstants, Limits, check_tensor
 from fractune_workers.children.importing.onnx_graph import described, domain_of, names_read, operator_of, subgraphs
-from fractune_workers.children.importing.onnx_loops import unrolled
-from fractune_workers.children.importing.packed_weights import PACKED_WEIGHTS, inferred
+from fractune_workers.children.importing.onnx_models.decompositions import decomposed
+from fractune_workers.children.importing.onnx_models.onnx_loops import unrolled
+from fractune_workers.children.importing.operators.packed_weights import PACKED_WEIGHTS, inferred
 
 _LARGEST = 65_536
 """Elements of a constant that still is shape arithmetic; larger ones are weights and stay as they are"""

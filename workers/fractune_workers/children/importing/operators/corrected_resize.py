@@ -13,7 +13,7 @@ import numpy as np
 from tvm import relax
 
 from fractune_workers.children.importing.onnx_graph import text_of
-from fractune_workers.children.importing.onnx_node import Converter, OnnxNode, dtype_of, shape_of
+from fractune_workers.children.importing.operators.onnx_node import Converter, OnnxNode, dtype_of, shape_of
 
 _SCALES, _SIZES = 2, 3
 _HALF = Fraction(1, 2)

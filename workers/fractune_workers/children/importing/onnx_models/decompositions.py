@@ -12,12 +12,12 @@ import onnx
 from onnx import defs
 
 from fractune_core.errors import BadModel, first_line
-from fractune_workers.children.importing.decomposed_attention import ATTENTION
-from fractune_workers.children.importing.decomposed_fused import FUSED
-from fractune_workers.children.importing.decomposed_quantized import QUANTIZED
-from fractune_workers.children.importing.decomposition import Decompose, Decomposition
+from fractune_workers.children.importing.decomposing.decomposed_attention import ATTENTION
+from fractune_workers.children.importing.decomposing.decomposed_fused import FUSED
+from fractune_workers.children.importing.decomposing.decomposed_quantized import QUANTIZED
+from fractune_workers.children.importing.decomposing.decomposition import Decompose, Decomposition
 from fractune_workers.children.importing.onnx_graph import domain_of, operator_of, subgraphs
-from fractune_workers.children.importing.onnx_importer import is_known
+from fractune_workers.children.importing.onnx_models.onnx_importer import is_known
 
 DECOMPOSITIONS: Mapping[str, Decompose] = {
     **ATTENTION,

@@ -16,12 +16,12 @@ from tvm import relax
 from tvm.relax.frontend.onnx import onnx_frontend
 
 from fractune_core.errors import BadModel
-from fractune_workers.children.importing.element_types import AS_BYTES, WITHOUT_KERNELS
-from fractune_workers.children.importing.onnx_branches import Branches
-from fractune_workers.children.importing.onnx_converters import CONVERTERS
 from fractune_workers.children.importing.onnx_graph import described, domain_of, named, operator_of
-from fractune_workers.children.importing.onnx_node import OnnxNode
-from fractune_workers.children.importing.sections import with_sections
+from fractune_workers.children.importing.onnx_models.onnx_branches import Branches
+from fractune_workers.children.importing.onnx_models.onnx_converters import CONVERTERS
+from fractune_workers.children.importing.onnx_models.sections import with_sections
+from fractune_workers.children.importing.operators.element_types import AS_BYTES, WITHOUT_KERNELS
+from fractune_workers.children.importing.operators.onnx_node import OnnxNode
 
 _SEQUENCES = """
     Optional OptionalGetElement SequenceConstruct SequenceEmpty SequenceErase SequenceInsert ConcatFromSequence

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from onnx import TensorProto
 
-from fractune_workers.children.importing.decomposed_quantized import scaled_product
-from fractune_workers.children.importing.decomposition import Decompose, Decomposition
+from fractune_workers.children.importing.decomposing.decomposed_quantized import scaled_product
+from fractune_workers.children.importing.decomposing.decomposition import Decompose, Decomposition
 
 _LOWEST = -10000.0
 """Added to the score of a masked key, unless the node says otherwise"""

@@ -1,0 +1,1 @@
+"""One node of ONNX as simpler nodes."""

@@ -1,0 +1,1 @@
+"""A whole ONNX file becomes a Relax module."""
