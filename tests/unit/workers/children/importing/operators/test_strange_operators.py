@@ -12,9 +12,9 @@ from onnx import TensorProto, numpy_helper
 from fractune_core.errors import BadModel
 from fractune_workers.children.importing.limits import Limits
 from fractune_workers.children.importing.model_file import load_fixed
-from tests.unit.workers.children.importing.test_decompositions import CASES, model_of
-from tests.unit.workers.children.importing.test_packed_weights import product
-from tests.unit.workers.children.importing.test_quantization import SCALES, quantized_and_back
+from tests.unit.workers.children.importing.onnx_models.test_decompositions import CASES, model_of
+from tests.unit.workers.children.importing.operators.test_packed_weights import product
+from tests.unit.workers.children.importing.operators.test_quantization import SCALES, quantized_and_back
 
 NUMBERS = (-(2**63), -(2**31), -3, -1, 0, 1, 2, 3, 16, 2**31, 2**62)
 KINDS = (
