@@ -11,6 +11,9 @@ means most for trained weights. A model that fails is a row with its cause.
 Both are timed in a loop, where one request follows the other, and paced, where each request comes 20 ms after the
 previous answer. The curve and the goal are of the loop.
 
+A quantized model is timed beside a second session of ONNX Runtime too, which computes exactly: the default one
+saturates without VNNI. Outputs are compared with those of the exact session.
+
 Results are written after every model, with a picture (.svg) beside them. `--tables FILE` prints a result file as the
 tables of README.md and docs/performance.md, and measures nothing.
 
@@ -33,7 +36,7 @@ import fractune
 from benchmarks.support.machine import RESULTS, arguments, write_result
 from benchmarks.support.models import Model, find_model
 from benchmarks.support.ratio_picture import draw_ratios
-from benchmarks.support.ratio_tables import full_table, short_table
+from benchmarks.support.ratio_tables import exact_table, full_table, short_table
 from fractune.errors import FractuneError
 from fractune.features.tune.goal import peer_timing
 from fractune.features.tune.goal_result import Goal
@@ -94,7 +97,8 @@ def _print_tables(path: Path) -> None:
     rows = json.loads(path.read_text(encoding="utf-8"))["models"]
     if any("paced" not in timed for row in rows for timed in row.get("final", {}).values()):
         raise SystemExit(f"{path} is from before paced requests were timed; run the benchmark again")
-    print(short_table(rows), full_table(rows), verdict(rows), sep="\n\n")
+    tables = (short_table(rows), full_table(rows), exact_table(rows), verdict(rows))
+    print(*filter(None, tables), sep="\n\n")
 
 
 def _row(name: str, args: argparse.Namespace) -> dict[str, Any]:
@@ -155,7 +159,8 @@ def curves(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[tuple[
 def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Geometric means of the ratios, ours over the peer's, over all cases (model x share) and by share, in a loop and
     `paced`; of how many the interval is below 1. `untuned`: of the first step, which searches nothing, in a loop.
-    `paced_over_loop`: paced seconds over seconds in a loop, by side and share. A mean over no cases is None.
+    `exact`: of quantized models, over ONNX Runtime without saturated sums. `paced_over_loop`: paced seconds over
+    seconds in a loop, by side and share. A mean over no cases is None.
     """
     cases = [(share, timed) for row in rows for share, timed in row.get("final", {}).items()]
     first = [timed["ratio"] for row in rows if "goal" in row for timed in row["goal"]["steps"][0]["shares"].values()]
@@ -164,6 +169,7 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "failed": [row["model"] for row in rows if "error" in row],
         **_means(cases),
         "paced": _means([(share, timed["paced"]) for share, timed in cases]),
+        "exact": _means([(share, timed["exact"]) for share, timed in cases if timed.get("exact")]),
         "paced_over_loop": {side: _paced_over_loop(side, cases) for side in ("our", "peer")},
         "untuned": _mean(first),
     }
@@ -205,12 +211,14 @@ def _print_row(row: Mapping[str, Any]) -> None:
     for share, timed in row["final"].items():
         paced = timed["paced"]
         parity = "never" if parity_s[share] is None else f"after {span_text(parity_s[share])}"
+        exact = timed["exact"]
+        beside = f"without saturated sums {time_text(exact['peer_s'])}: {exact['ratio']:.2f}; " if exact else ""
         print(
             f"  {share:<7}{time_text(timed['our_s']):>9} against {time_text(timed['peer_s']):>8}: "
             f"{timed['ratio']:.2f} ({timed['ratio_low']:.2f} .. {timed['ratio_high']:.2f}); paced "
-            f"{time_text(paced['our_s'])} against {time_text(paced['peer_s'])}: {paced['ratio']:.2f}; without a search "
-            f"{first['shares'][share]['ratio']:.2f} after {span_text(first['tuning_s'])}; parity {parity}; "
-            f"outputs differ by {timed['max_rel_difference']:.1e}",
+            f"{time_text(paced['our_s'])} against {time_text(paced['peer_s'])}: {paced['ratio']:.2f}; {beside}"
+            f"without a search {first['shares'][share]['ratio']:.2f} after {span_text(first['tuning_s'])}; "
+            f"parity {parity}; outputs differ by {timed['max_rel_difference']:.1e}",
             flush=True,
         )
 

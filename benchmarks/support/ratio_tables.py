@@ -50,6 +50,21 @@ def full_table(rows: Rows) -> str:
     return _markdown(headings, [_cells(row, share) for row in _timed(rows) for share in row["final"]])
 
 
+def exact_table(rows: Rows) -> str:
+    """As `full_table`, of quantized models beside ONNX Runtime without saturated sums; empty without such models."""
+    headings = (
+        *("model", "share", "in a loop: tuned", "ONNX Runtime exact", "ratio, 95 % interval"),
+        *("paced: tuned", "ONNX Runtime exact", "ratio, 95 % interval"),
+    )
+    lines = [
+        [row["model"], f"`{share}`", *_both_times(timed["exact"])]
+        for row in _timed(rows)
+        for share, timed in row["final"].items()
+        if timed.get("exact")
+    ]
+    return _markdown(headings, lines) if lines else ""
+
+
 def _name(row: Mapping[str, Any]) -> str:
     name = str(row["model"])
     return NAMES.get(name, name)
@@ -66,9 +81,14 @@ def _cells(row: Mapping[str, Any], share: str) -> list[str]:
         row["model"],
         f"`{share}`",
         f"{first['shares'][share]['ratio']:.2f} after {span_text(first['tuning_s'])}",
-        *(text for each in (timed, timed["paced"]) for text in _times(each)),
+        *_both_times(timed),
         str(row["goal"]["trials"]),
     ]
+
+
+def _both_times(timed: Mapping[str, Any]) -> list[str]:
+    """In a loop and paced."""
+    return [*_times(timed), *_times(timed["paced"])]
 
 
 def _times(timed: Mapping[str, Any]) -> list[str]:

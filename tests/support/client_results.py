@@ -18,7 +18,7 @@ from fractune.features.noise.noise import NoiseResult
 from fractune.features.pair.pair import PairResult
 from fractune.features.pair.result import PairSide
 from fractune.features.tune.bundle import BundleFile
-from fractune.features.tune.goal_result import Goal, GoalStep, PeerTiming, SideBySide
+from fractune.features.tune.goal_result import Goal, GoalStep, LoopAndPaced, PeerTiming, SideBySide
 from fractune.features.tune.result import TuneResult
 from fractune.inference.choosing import VariantChoice
 from fractune.inference.comparing.compare import Comparison
@@ -95,7 +95,8 @@ def tuned_job() -> JobStatus:
 def goal() -> Goal:
     def timing(share: str) -> PeerTiming:
         ours, theirs = tuple(2e-3 * noise for noise in NOISE), (1e-3,) * len(NOISE)
-        return PeerTiming(ours, theirs, share, share, SideBySide(ours, theirs), 1e-6, outputs_agree=True)
+        exact = LoopAndPaced(ours, theirs, SideBySide(ours, theirs))
+        return PeerTiming(ours, theirs, exact.paced, share, share, exact, 1e-6, outputs_agree=True)
 
     peer_s = dict.fromkeys(SHARES, 1e-3)
     return Goal("onnxruntime", "1.31", 0.0, peer_s, (GoalStep(140.0, 256, tuple(map(timing, SHARES))),))

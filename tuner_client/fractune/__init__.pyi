@@ -37,6 +37,7 @@ from fractune.features.tune.bundle import bundle as bundle
 from fractune.features.tune.goal_result import Goal as Goal
 from fractune.features.tune.goal_result import GoalEnd as GoalEnd
 from fractune.features.tune.goal_result import GoalStep as GoalStep
+from fractune.features.tune.goal_result import LoopAndPaced as LoopAndPaced
 from fractune.features.tune.goal_result import PeerTiming as PeerTiming
 from fractune.features.tune.goal_result import SideBySide as SideBySide
 from fractune.features.tune.result import TuneResult as TuneResult

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks import vs_onnxruntime
 from benchmarks.support.ratio_picture import draw_ratios
-from benchmarks.support.ratio_tables import full_table, short_table
+from benchmarks.support.ratio_tables import exact_table, full_table, short_table
 from benchmarks.vs_onnxruntime import curves, summary, verdict
 
 
@@ -79,6 +79,17 @@ def test_the_full_table_has_both_kinds_of_times_and_the_short_one_a_line_a_model
         "| net | `cpu:2` | 4.00 after 0 s | 2.00 ms | 4.00 ms | 0.50 (0.45 .. 0.55) "
         "| 2.50 ms | 4.00 ms | 0.62 (0.57 .. 0.68) | 7 |"
     )
+
+
+def test_quantized_models_have_a_table_beside_the_exact_session() -> None:
+    timed = row("int8", {"cpu:1": [0.5]})
+    timed["final"]["cpu:1"]["exact"] = {**_timed(0.4, 0.05), "paced": _timed(0.3, 0.05)}
+    assert exact_table([*ROWS, timed]).splitlines()[2:] == [
+        "| int8 | `cpu:1` | 1.60 ms | 4.00 ms | 0.40 (0.35 .. 0.45) | 1.20 ms | 4.00 ms | 0.30 (0.25 .. 0.35) |"
+    ]
+    assert exact_table(ROWS) == ""
+    assert summary([*ROWS, timed])["exact"]["ratio"] == pytest.approx(0.4)
+    assert summary(ROWS)["exact"]["ratio"] is None
 
 
 def test_curves_and_their_picture(tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ def test_a_status_names_the_work_and_no_trials_before_they_are_planned(
 
 def test_a_goal_is_shown_in_the_live_table_as_lines_and_as_events(capsys: pytest.CaptureFixture[str]) -> None:
     paced = SideBySide((3e-3,) * 6, (1e-3,) * 6)
-    timing = PeerTiming((2e-3,) * 6, (1e-3,) * 6, "cpu:1", "cpu:1", paced, 1e-6, outputs_agree=True)
+    timing = PeerTiming((2e-3,) * 6, (1e-3,) * 6, paced, "cpu:1", "cpu:1", None, 1e-6, outputs_agree=True)
     known = Goal("onnxruntime", "1.31", 0.0, {"cpu:1": 1e-3})
     timed = replace(known, steps=(GoalStep(40.0, 7, (timing,)),))
     console = Console(width=140, record=True, file=sys.stderr, force_terminal=True)

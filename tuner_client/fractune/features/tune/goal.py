@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from fractune.features.tune.bundle import BundleFile
-from fractune.features.tune.goal_result import Goal, GoalStep, PeerTiming, SideBySide, goal_end, next_trials
+from fractune.features.tune.goal_result import (
+    Goal,
+    GoalStep,
+    LoopAndPaced,
+    PeerTiming,
+    SideBySide,
+    goal_end,
+    next_trials,
+)
 from fractune.features.tune.goal_table import goal_news
 from fractune.features.tune.peer import check_share, timing_process
 from fractune.features.tune.result import TuneResult
@@ -187,13 +197,21 @@ def peer_timing(share: str, model: Path, bundle: Path, repeats: int) -> PeerTimi
     """
     with timing_process(share, own_env()) as call:
         timed = call("time_beside", path=str(model), bundle=str(bundle), repeats=repeats)
-    ours, theirs = timed["ours"][timed["variant"]], timed["theirs"]
+    ours, exact = timed["ours"][timed["variant"]], timed["exact"]
+    theirs = _beside(ours, timed["theirs"])
     return PeerTiming(
-        tuple(ours["loop_secs"]),
-        tuple(theirs["loop_secs"]),
+        theirs.our_secs,
+        theirs.peer_secs,
+        theirs.paced,
         share=share,
         variant=timed["variant"],
-        paced=SideBySide(tuple(ours["paced_secs"]), tuple(theirs["paced_secs"])),
+        exact=None if exact is None else _beside(ours, exact),
         max_rel_difference=timed["max_rel_difference"],
         outputs_agree=timed["outputs_agree"],
     )
+
+
+def _beside(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> LoopAndPaced:
+    """Two `Times` as JSON."""
+    in_loop, paced = ((tuple(ours[key]), tuple(theirs[key])) for key in ("loop_secs", "paced_secs"))
+    return LoopAndPaced(*in_loop, SideBySide(*paced))

@@ -69,16 +69,25 @@ class SideBySide:
 
 
 @dataclass(frozen=True)
-class PeerTiming(SideBySide):
-    """The bundle and the peer at one share, in a loop: interleaved in one process, confined to the share, alone."""
+class LoopAndPaced(SideBySide):
+    """Both timed in a loop, where one request follows the other, and paced."""
+
+    paced: SideBySide
+    """paced: each request comes 20 ms after the answer to the one before"""
+
+
+@dataclass(frozen=True)
+class PeerTiming(LoopAndPaced):
+    """The bundle and the peer at one share: interleaved in one process, confined to the share, alone."""
 
     share: str
     variant: str
     """variant of the bundle that ran"""
-    paced: SideBySide
-    """paced: each request comes 20 ms after the answer to the one before"""
+    exact: LoopAndPaced | None
+    """for a quantized model, the bundle and an exact session of ONNX Runtime, where no sum saturates; else None"""
     max_rel_difference: float
-    """largest difference of the outputs over the largest value of that output"""
+    """largest difference of the outputs over the largest value of that output; to the exact session where there is
+    one"""
     outputs_agree: bool
     """whether the difference is only rounding"""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from fractune.features.tune.goal_result import Goal, GoalStep, PeerTiming, SideBySide
+from fractune.features.tune.goal_result import Goal, GoalStep, LoopAndPaced, PeerTiming, SideBySide
 from fractune.sessions.progress import GoalNews
 from fractune.text.rendering import Column, Table
 from fractune.text.text import percent_text, span_text, time_text
@@ -57,12 +57,31 @@ def goal_table(goal: Goal) -> Table:
         cells=tuple(_cells(goal, timing) for timing in timings),
         rows=tuple(_share_json(goal, timing) for timing in timings),
         notes=tuple(
-            f"note: at {timing.share} the outputs differ from {goal.peer}'s by {timing.max_rel_difference:.1e} of the "
-            "largest, on random inputs: compare on yours by 'fractune run BUNDLE --inputs FILE.npz --compare "
-            f"{goal.peer} --model MODEL'"
+            note
             for timing in timings
-            if not timing.outputs_agree
+            for note in (_exact_note(goal, timing), _difference_note(goal, timing))
+            if note is not None
         ),
+    )
+
+
+def _exact_note(goal: Goal, timing: PeerTiming) -> str | None:
+    """For a quantized model."""
+    if timing.exact is None:
+        return None
+    return (
+        f"note: at {timing.share} {goal.peer} without saturated sums takes {time_text(timing.exact.peer_s)}, ours / "
+        f"theirs {_ratio_text(timing.exact)}, paced {_ratio_text(timing.exact.paced)}"
+    )
+
+
+def _difference_note(goal: Goal, timing: PeerTiming) -> str | None:
+    if timing.outputs_agree:
+        return None
+    return (
+        f"note: at {timing.share} the outputs differ from {goal.peer}'s by {timing.max_rel_difference:.1e} of the "
+        "largest, on random inputs: compare on yours by 'fractune run BUNDLE --inputs FILE.npz --compare "
+        f"{goal.peer} --model MODEL'"
     )
 
 
@@ -101,13 +120,19 @@ def _share_json(goal: Goal, timing: PeerTiming) -> dict[str, Any]:
 
 
 def timing_json(timing: PeerTiming) -> dict[str, Any]:
-    """All repeats, medians and ratios, in a loop and `paced`, and how far the outputs agree."""
+    """All repeats, medians and ratios, in a loop and `paced`, beside an `exact` session too, and how far the outputs
+    agree.
+    """
     return {
-        **_repeats_json(timing),
-        "paced": _repeats_json(timing.paced),
+        **_both_json(timing),
+        "exact": None if timing.exact is None else _both_json(timing.exact),
         "max_rel_difference": timing.max_rel_difference,
         "outputs_agree": timing.outputs_agree,
     }
+
+
+def _both_json(timed: LoopAndPaced) -> dict[str, Any]:
+    return {**_repeats_json(timed), "paced": _repeats_json(timed.paced)}
 
 
 def _repeats_json(timed: SideBySide) -> dict[str, Any]:

@@ -1,4 +1,8 @@
-"""A bundle beside its peer: the bundle's model in ONNX Runtime. Both are timed interleaved in this process."""
+"""A bundle beside its peer: the bundle's model in ONNX Runtime. Both are timed interleaved in this process.
+
+A quantized model runs in an exact session of ONNX Runtime too. It is the reference of the outputs: those of a default
+session may be of saturated sums.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fractune.inference.comparing.interleaved import Times, differences, time_interleaved
-from fractune.inference.comparing.onnxruntime_model import NAME, OnnxRuntimeModel
+from fractune.inference.comparing.onnxruntime_model import NAME, OnnxRuntimeModel, is_quantized
 from fractune.inference.model import Model
 from fractune.inference.tvm_runtime.tensors import random_inputs
 from fractune_core.errors import BadRequest
@@ -19,6 +23,7 @@ from fractune_core.model_inputs import constants_in, shapes_in
 if TYPE_CHECKING:
     from fractune.inference.tvm_runtime.tensors import Array
 
+_EXACT = f"{NAME}, exact"
 _AGREE = {"float16": 2e-2, "bfloat16": 2e-2}
 _AGREE_ELSE = 1e-3
 """largest difference to the peer's outputs that counts as rounding, over their largest value"""
@@ -33,9 +38,12 @@ class Beside:
     ours: dict[str, Times]
     """by variant"""
     theirs: Times
+    """of a default session, as users have it"""
+    exact: Times | None
+    """of an exact session; None where the model is not quantized"""
     max_abs_difference: float
-    """largest difference of the outputs of the model's chosen variant to the peer's; infinite if only one has a
-    number"""
+    """largest difference of the outputs of the model's chosen variant to the peer's, for a quantized model to those
+    of the exact session; infinite if only one has a number"""
     max_rel_difference: float
     """the same over the largest value of that output"""
     outputs_agree: bool
@@ -44,7 +52,7 @@ class Beside:
 
 def time_beside(path: Path, model: Model, inputs: Mapping[str, Array], variants: Sequence[str], repeats: int) -> Beside:
     """Time `variants` of `model` beside the ONNX file at `path` in ONNX Runtime, which has a thread for each core of
-    the share.
+    the share. A quantized model is timed in an exact session as well.
 
     Raises BadRequest if the bundle was not made from this file, BadModel when ONNX Runtime cannot load or run it,
     FractuneError when it is not installed.
@@ -56,14 +64,17 @@ def time_beside(path: Path, model: Model, inputs: Mapping[str, Array], variants:
     feed_names = _paired([spec.name for spec in model.inputs], fed, "inputs")
     output_names = list(_paired([spec.name for spec in model.outputs], peer.output_names, "outputs").values())
     feed = {**constants, **{feed_names[name]: array for name, array in inputs.items()}}
-    run_peer = partial(peer.run, feed, output_names)
-    outputs, reference = model.run(inputs), run_peer()
+    peers = {NAME: peer}
+    if is_quantized(path):
+        peers[_EXACT] = OnnxRuntimeModel(path, model.share.units, exact=True)
+    run_peers = {name: partial(each.run, feed, output_names) for name, each in peers.items()}
+    outputs, reference = model.run(inputs), run_peers[list(peers)[-1]]()
     finalists = {name: partial(model.run, inputs, name) for name in variants}
-    times = time_interleaved({**finalists, NAME: run_peer}, repeats, apart=True)
+    times = time_interleaved({**finalists, **run_peers}, repeats, apart=True)
     absolute, relative = differences(outputs, reference)
     allowed = max(_AGREE.get(str(output.dtype), _AGREE_ELSE) for output in outputs)
-    theirs = times.pop(NAME)
-    return Beside(peer.version, times, theirs, absolute, relative, outputs_agree=relative <= allowed)
+    theirs, exact = times.pop(NAME), times.pop(_EXACT, None)
+    return Beside(peer.version, times, theirs, exact, absolute, relative, outputs_agree=relative <= allowed)
 
 
 def time_peer(path: Path, threads: int, shapes: Mapping[str, Sequence[int]], repeats: int) -> tuple[str, list[float]]:

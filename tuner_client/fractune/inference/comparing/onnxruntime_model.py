@@ -1,7 +1,13 @@
-"""An ONNX file in ONNX Runtime: the peer of a bundle."""
+"""An ONNX file in ONNX Runtime: the peer of a bundle.
+
+By default ONNX Runtime's products of unsigned by signed bytes saturate where the processor has no VNNI: then its
+outputs are not those of the model. An exact session computes them as ONNX defines them.
+"""
 
 from __future__ import annotations
 
+import mmap
+import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,27 +20,48 @@ if TYPE_CHECKING:
     from fractune.inference.tvm_runtime.tensors import Array
 
 NAME = "onnxruntime"
+EXACT = {"session.x64quantprecision": "1"}
+"""the settings of an exact session"""
+_QUANTIZING = (
+    *("QuantizeLinear", "DynamicQuantizeLinear", "MatMulInteger", "ConvInteger", "QLinearMatMul", "QLinearConv"),
+    *("DynamicQuantizeMatMul", "MatMulIntegerToFloat", "DynamicQuantizeLSTM", "QAttention", "QGemm"),
+)
+"""Operators that multiply quantized numbers or make them; a model with int8 weights alone has none"""
+_OP_TYPE = 0x22
+"""The field `op_type` of a node, as protobuf writes it: this byte, the length, the name"""
+_OPERATORS = re.compile(b"|".join(re.escape(bytes([_OP_TYPE, len(name)]) + name.encode()) for name in _QUANTIZING))
 _TYPES = {"float": "float32", "double": "float64"}
 """ONNX Runtime's names that differ from ours"""
+
+
+def is_quantized(path: Path) -> bool:
+    """Whether the ONNX file computes with quantized numbers."""
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        return _OPERATORS.search(data) is not None
 
 
 class OnnxRuntimeModel:
     """The ONNX file at `path`, run with `threads` threads on the CPUs that the process is confined to.
 
+    `exact`: no product saturates.
+
     Raises BadModel when ONNX Runtime cannot load it, FractuneError when it is not installed.
     """
 
-    def __init__(self, path: Path, threads: int) -> None:
+    def __init__(self, path: Path, threads: int, *, exact: bool = False) -> None:
         try:
             import onnxruntime
         except ImportError as error:
             raise FractuneError("ONNX Runtime is not installed here; install 'fractune[onnxruntime]'") from error
         self.version = str(onnxruntime.__version__)
+        self.exact = exact
         self._name = path.name
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
         options.inter_op_num_threads = 1
         options.log_severity_level = 3  # errors only: it warns of old files on every start
+        for key, value in EXACT.items() if exact else ():
+            options.add_session_config_entry(key, value)
         try:
             self._session: Any = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         except Exception as error:  # its exceptions have no common base

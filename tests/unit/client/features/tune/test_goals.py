@@ -8,7 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fractune.features.tune.goal_result import Goal, GoalEnd, GoalStep, PeerTiming, SideBySide, goal_end, next_trials
+from fractune.features.tune.goal_result import (
+    Goal,
+    GoalEnd,
+    GoalStep,
+    LoopAndPaced,
+    PeerTiming,
+    SideBySide,
+    goal_end,
+    next_trials,
+)
 from fractune.features.tune.goal_table import goal_json, goal_line, goal_table, step_line, verdict_line
 
 PEER_SECS = tuple(1e-3 * (1 + 0.01 * (number % 3)) for number in range(15))
@@ -18,7 +27,7 @@ def timing(ratio: float, share: str = "cpu:1", jitter: float = 0.01) -> PeerTimi
     """Ours takes `ratio` of the peer's time, a little more or less from repeat to repeat."""
     ours = tuple(secs * ratio * (1 + jitter * (number % 5 - 2)) for number, secs in enumerate(PEER_SECS))
     paced = SideBySide(tuple(2 * secs for secs in ours), PEER_SECS)
-    return PeerTiming(ours, PEER_SECS, share, share, paced, 1e-6, outputs_agree=True)
+    return PeerTiming(ours, PEER_SECS, paced, share, share, None, 1e-6, outputs_agree=True)
 
 
 def goal(*ratios: float, by: float = 0.0) -> Goal:
@@ -134,3 +143,15 @@ def test_as_json_it_has_every_step_and_the_last_one_in_full() -> None:
     assert slow["paced"]["ratio"] == pytest.approx(2.5)
     assert len(slow["paced"]["our_run_secs"]) == len(slow["paced"]["peer_run_secs"]) == len(PEER_SECS)
     assert goal_json(goal())["shares"] == []
+
+
+def test_a_quantized_model_has_a_note_and_json_of_the_exact_session() -> None:
+    plain, half = goal(0.5), timing(0.5)
+    beside = LoopAndPaced(half.our_secs, half.our_secs, half.paced)
+    step = replace(plain.steps[0], timings=(replace(half, exact=beside),))
+    exact = replace(plain, steps=(step,))
+    assert goal_table(plain).notes == ()
+    (note,) = goal_table(exact).notes
+    assert note.startswith("note: at cpu:1 onnxruntime without saturated sums takes 505 us, ours / theirs 1.00 (")
+    assert goal_json(plain)["shares"][0]["exact"] is None
+    assert goal_json(exact)["shares"][0]["exact"]["ratio"] == pytest.approx(1.0)

@@ -3,20 +3,40 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import onnx
+import onnxruntime
 import pytest
 
-from fractune.inference.comparing.onnxruntime_model import OnnxRuntimeModel
+from fractune.inference.comparing.onnxruntime_model import EXACT, OnnxRuntimeModel, is_quantized
 from fractune.inference.tvm_runtime.tensors import TensorSpec
 from fractune_core.errors import BadModel
+
+Array = npt.NDArray[Any]
+WEIGHT = np.full((64, 8), 127, "int8")
+"""times 255, neighbouring products sum up beyond 16 bits"""
 
 
 def write_sum(path: Path, *dims: str | int) -> Path:
     """`y = a + b`, both of the shape `dims` and doubles."""
     ends = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.DOUBLE, dims) for name in ("a", "b", "y")]
     graph = onnx.helper.make_graph([onnx.helper.make_node("Add", ["a", "b"], ["y"])], "sum", ends[:2], ends[2:])
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
+def write_product(path: Path, weight: Array = WEIGHT) -> Path:
+    """`y = a @ weight`: (rows, 64) of uint8 by int8, summed in int32."""
+    ends = [
+        onnx.helper.make_tensor_value_info("a", onnx.TensorProto.UINT8, (4, len(weight))),
+        onnx.helper.make_tensor_value_info("y", onnx.TensorProto.INT32, (4, weight.shape[1])),
+    ]
+    node = onnx.helper.make_node("MatMulInteger", ["a", "w"], ["y"])
+    initializers = [onnx.numpy_helper.from_array(weight, "w")]
+    graph = onnx.helper.make_graph([node], "product", ends[:1], ends[1:], initializers)
     onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8), path)
     return path
 
@@ -41,3 +61,30 @@ def test_inputs_that_it_cannot_run_are_one_line(tmp_path: Path) -> None:
     with pytest.raises(BadModel, match="ONNX Runtime cannot run it") as refused:
         model.run({**ones, "b": np.ones((5, 3))}, ["y"])
     assert "\n" not in str(refused.value)
+
+
+def test_an_exact_session_sums_bytes_of_full_range_as_onnx_defines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+    session = onnxruntime.InferenceSession
+
+    def recorded(path: str, options: Any, **more: Any) -> Any:
+        asked.append(options)
+        return session(path, options, **more)
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", recorded)
+    path, data = write_product(tmp_path / "m.onnx"), np.full((4, 64), 255, "uint8")
+    (sums,) = OnnxRuntimeModel(path, 1, exact=True).run({"a": data}, ["y"])
+    assert (sums == data.astype("int32") @ WEIGHT.astype("int32")).all()
+    OnnxRuntimeModel(path, 1)
+    ((setting, value),) = EXACT.items()
+    exact, default = asked
+    assert exact.get_session_config_entry(setting) == value
+    with pytest.raises(RuntimeError, match=setting):
+        default.get_session_config_entry(setting)
+
+
+def test_a_file_is_quantized_by_its_operators_and_not_by_its_names(tmp_path: Path) -> None:
+    assert is_quantized(write_product(tmp_path / "m.onnx"))
+    assert not is_quantized(write_sum(tmp_path / "QuantizeLinear.onnx", "QuantizeLinear", 3))

@@ -16,7 +16,7 @@ from fractune.cli import options
 from fractune.features.fuse.slots_text import apart_text, slots_text
 from fractune.inference.comparing.beside import Beside, time_beside
 from fractune.inference.comparing.interleaved import PACED, Times, differences, time_interleaved
-from fractune.inference.comparing.onnxruntime_model import NAME
+from fractune.inference.comparing.onnxruntime_model import EXACT, NAME
 from fractune.inference.cpu.share import confine
 from fractune.inference.gpu.share import confine_gpu
 from fractune.inference.model import Model, load
@@ -169,6 +169,7 @@ def _peer_json(peer: Beside) -> dict[str, Any]:
         "name": NAME,
         "version": peer.version,
         **_times_json(peer.theirs),
+        "exact": None if peer.exact is None else _times_json(peer.exact),
         "max_abs_difference": peer.max_abs_difference,
         "max_rel_difference": peer.max_rel_difference,
         "outputs_agree": peer.outputs_agree,
@@ -189,7 +190,8 @@ def _print(report: dict[str, Any], given_by: str) -> None:
         gains = map(_gain_text, _repeats(report, "untuned_"), _repeats(report, "tuned_"))
         print(_columns("speed-up:", *gains))
     if "beside" in report:
-        print(_columns("peer:", *(_spread(secs, factor) for secs in _repeats(report["beside"]))))
+        for name, peer in _peers(report["beside"]).items():
+            print(_columns(name, *(_spread(secs, factor) for secs in _repeats(peer))))
     alone = "one thread, " if report["threads"] == 1 and report["unit"] == "core" and report["units"] > 1 else ""
     print(f"           {alone}on {units_text(report['units'], report['unit'])}, {given_by}; paced: {PACED}")
     print("".join(f"{line}\n" for line in _hints(report)), end="")
@@ -242,12 +244,21 @@ def _gain_text(slower: Sequence[float], faster: Sequence[float]) -> str:
     return f"{gain} ({1 + found.low:.2f} .. {1 + found.high:.2f}){tie}" if known else gain
 
 
+def _peers(peer: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Times of the peer's sessions by the beginning of a line."""
+    return {"peer:": peer} | ({"exact:": peer["exact"]} if peer["exact"] else {})
+
+
 def _print_verdict(peer: dict[str, Any], loop_secs: Sequence[float], paced_secs: Sequence[float]) -> None:
     """Print the faster runtime; `loop_secs` and `paced_secs` are the bundle's."""
-    their_loop, their_paced = _repeats(peer)
-    in_loop, paced = _faster("in a loop", loop_secs, their_loop), _faster("paced", paced_secs, their_paced)
-    print(f"verdict:   {in_loop}; {paced}")
+    for name, each in _peers(peer).items():
+        their_loop, their_paced = _repeats(each)
+        in_loop, paced = _faster("in a loop", loop_secs, their_loop), _faster("paced", paced_secs, their_paced)
+        print(_columns("verdict:" if each is peer else name, f"{in_loop}; {paced}", "").rstrip())
     print(f"           peer: ONNX Runtime {peer['version']} with a thread for each core of the share")
+    if peer["exact"]:
+        settings = ", ".join(f"{key}={value}" for key, value in EXACT.items())
+        print(f"           exact: the same without saturated sums ({settings}); the outputs are compared with its own")
     relative = peer["max_rel_difference"]
     verdict = "agree" if peer["outputs_agree"] else "DO NOT AGREE: compare on inputs of your own"
     print(f"           the outputs {verdict} (largest difference {relative:.2e} of the largest value)")

@@ -156,14 +156,21 @@ def test_one_thread_at_several_cores_is_named_below_the_times(
 def test_who_is_faster_is_said_plainly(capsys: pytest.CaptureFixture[str]) -> None:
     from fractune.cli.commands.models.run import _print_verdict
 
-    peer = {"run_secs": [1e-3] * 9, "paced_run_secs": [3e-3] * 9, "version": "1.0", "max_rel_difference": 0.5}
+    times = {"run_secs": [1e-3] * 9, "paced_run_secs": [3e-3] * 9}
+    peer = {**times, "exact": None, "version": "1.0", "max_rel_difference": 0.5}
     _print_verdict({**peer, "outputs_agree": False}, [2e-3] * 9, [2e-3] * 9)
     said = capsys.readouterr().out
     assert "ONNX Runtime is faster in a loop, 2.00x (2.00 .. 2.00); the bundle is faster paced, 1.50x" in said
     assert "DO NOT AGREE" in said
     noisy = [1e-3 * (1 + 0.1 * (-1) ** number) for number in range(9)]
     _print_verdict({**peer, "outputs_agree": True}, noisy, [2e-3] * 9)
-    assert "a tie in a loop, 0.91x (0.91 .. 1.11); the bundle is faster paced, 1.50x" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "a tie in a loop, 0.91x (0.91 .. 1.11); the bundle is faster paced, 1.50x" in said
+    assert "exact" not in said
+    _print_verdict({**peer, "exact": times, "outputs_agree": True}, [2e-3] * 9, [2e-3] * 9)
+    said = capsys.readouterr().out
+    assert "exact:     ONNX Runtime is faster in a loop, 2.00x (2.00 .. 2.00); the bundle is faster paced" in said
+    assert "exact: the same without saturated sums (session.x64quantprecision=1)" in said
 
 
 def test_without_onnx_runtime_the_way_to_it_is_told(small: Small, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,58 @@
+"""A bundle beside its ONNX file in ONNX Runtime; the bundle's part is NumPy's."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from fractune.inference.comparing.beside import Beside, time_beside
+from fractune.inference.comparing.onnxruntime_model import OnnxRuntimeModel
+from fractune.inference.model import Model
+from tests.unit.client.inference.comparing.test_onnxruntime_model import WEIGHT, Array, write_product, write_sum
+
+DATA = {"a": np.arange(256, dtype="uint8").reshape(4, 64)}
+
+
+def timed(path: Path, inputs: Mapping[str, Array], run: Callable[[Mapping[str, Array]], Array]) -> Beside:
+    manifest = {"model": {"sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "name": path.name}}
+    model = SimpleNamespace(
+        bundle=SimpleNamespace(manifest=manifest, name="m.fractune"),
+        share=SimpleNamespace(units=1),
+        inputs=[SimpleNamespace(name=name) for name in inputs],
+        outputs=[SimpleNamespace(name="y")],
+        run=lambda feed, _variant="": [run(feed)],
+    )
+    return time_beside(path, cast(Model, model), inputs, ["cpu:1"], 3)
+
+
+def exact_product(feed: Mapping[str, Array]) -> Array:
+    product: Array = feed["a"].astype("int32") @ WEIGHT.astype("int32")
+    return product
+
+
+def test_a_quantized_model_is_compared_with_the_exact_session_and_timed_beside_both(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = OnnxRuntimeModel.run
+
+    def saturated(self: OnnxRuntimeModel, *args: Any) -> list[Array]:
+        outputs = run(self, *args)
+        return outputs if self.exact else [np.minimum(each, 32767) for each in outputs]
+
+    monkeypatch.setattr(OnnxRuntimeModel, "run", saturated)
+    found = timed(write_product(tmp_path / "m.onnx"), DATA, exact_product)
+    assert found.exact is not None
+    assert len(found.theirs.loop_secs) == len(found.exact.loop_secs) == len(found.ours["cpu:1"].loop_secs) == 3
+    assert (found.outputs_agree, found.max_abs_difference) == (True, 0.0)
+
+
+def test_another_model_has_no_exact_session(tmp_path: Path) -> None:
+    inputs = {name: np.ones((2, 3)) for name in ("a", "b")}
+    found = timed(write_sum(tmp_path / "m.onnx", 2, 3), inputs, lambda feed: feed["a"] + feed["b"])
+    assert (found.exact, found.outputs_agree) == (None, True)
