@@ -34,6 +34,7 @@ CORE = tuple(
     f"fractune_core{name}"
     for name in (
         *("", ".access", ".analysis", ".codec", ".cuda", ".files", ".fleet", ".host", ".planning", ".tir"),
+        ".analysis.cpu_limits",
         ".errors",
         ".tracing",
     )
@@ -93,6 +94,7 @@ ROOMS = {
     # OpenTelemetry is of the extra `trace`.
     "fractune_core.tracing": room(lazily=("opentelemetry",)),
     "fractune_core.analysis": room(*WORDS),
+    "fractune_core.analysis.cpu_limits": room("fractune_core.errors"),
     # The solver of integer programs is of the extra `plan`.
     "fractune_core.planning": room(*WORDS, "fractune_core.analysis", lazily=("highspy", "numpy")),
     GRPC_STUBS: room("fractune_core", "grpc"),

@@ -1,0 +1,132 @@
+"""The least limit for a rate and a p99."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from fractune_core.analysis.cpu_limits.fitting import Goal, fit
+from fractune_core.analysis.cpu_limits.limits import CpuLimit, Service, least_quota_m
+from fractune_core.analysis.cpu_limits.prediction import predict
+from fractune_core.errors import BadRequest
+
+MINILM = (
+    Service(1, (0.0183,), 0.0184, (0.0190,)),
+    Service(2, (0.0096,), 0.0192, (0.0102,), spin_s=0.0005),
+)
+GOAL = Goal(rate_per_s=18, p99_s=0.05, cores=2)
+
+
+def test_each_alternative_keeps_the_goal_and_a_step_less_does_not() -> None:
+    """Of MiniLM at 18/s, measured: 37 ms with 2 replicas at 900m, and 33 ms with 2 threads at 1000m."""
+    services = {service.threads: service for service in MINILM}
+    found = fit(MINILM, GOAL)
+    assert {(each.threads, each.replicas) for each in found} == {(1, 2), (2, 1)}
+    for each in found:
+        assert 750 <= each.limit.quota_m <= 1000
+        assert each.limit.quota_m % 50 == 0
+        assert GOAL.holds(each.prediction.worst_p99_s)
+        assert each.prediction.per_s == pytest.approx(18, rel=0.05)
+        less = predict(
+            services[each.threads],
+            CpuLimit(each.limit.quota_m - 50),
+            replicas=each.replicas,
+            rate_per_s=18,
+            requests=4_000,
+            seeds=range(5),
+        )
+        assert not GOAL.holds(less.worst_p99_s)
+    assert found == sorted(found, key=lambda each: each.limit.quota_m)
+
+
+def test_the_search_finds_the_same_each_time() -> None:
+    goal = replace(GOAL, rate_per_s=10, p99_s=0.08, cores=1)
+    assert fit(MINILM, goal) == fit(MINILM, goal)
+
+
+def test_a_looser_goal_needs_less() -> None:
+    limits = [fit(MINILM[:1], replace(GOAL, p99_s=p99_s))[0].limit.quota_m for p99_s in (0.045, 0.07, 0.3)]
+    assert limits == sorted(limits, reverse=True)
+    assert limits[0] > limits[-1]
+
+
+def test_the_step_and_the_margin() -> None:
+    goal = Goal(rate_per_s=10, p99_s=0.08, cores=2)
+    fine, coarse = (fit(MINILM[:1], replace(goal, step_m=step_m))[0].limit.quota_m for step_m in (10, 100))
+    assert coarse == -(-fine // 100) * 100
+    assert fit(MINILM[:1], replace(goal, margin=0.5))[0].limit.quota_m > fine
+
+
+def test_a_burst_allows_a_smaller_limit() -> None:
+    found = fit(MINILM[:1], Goal(rate_per_s=10, p99_s=0.08, cores=1, bursts=(0.0, 1.0)))
+    assert [each.limit.burst_us > 0 for each in found] == [True, False]
+    assert found[0].limit.burst_us == found[0].limit.quota_us
+
+
+def test_more_replicas_are_listed_only_with_a_smaller_limit() -> None:
+    found = fit(MINILM[:1], Goal(rate_per_s=18, p99_s=0.2, cores=8))
+    by_replicas = sorted(found, key=lambda each: each.replicas)
+    limits = [each.limit.quota_m for each in by_replicas]
+    assert limits == sorted(set(limits), reverse=True)
+
+
+def test_no_limit_is_too_small_for_its_threads() -> None:
+    """A rate so low that any limit would do."""
+    found = fit(MINILM, Goal(rate_per_s=2, p99_s=5.0, cores=2))
+    assert {each.threads for each in found} == {1, 2}
+    for each in found:
+        assert each.limit.quota_m >= least_quota_m(each.threads * each.replicas, 100_000)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            {"p99_s": 0.005},
+            r"^a p99 of 5 ms is less than one inference takes: 9\.6 ms with 2 threads; ask for more than",
+        ),
+        (
+            {"rate_per_s": 500},
+            r"^500 requests/s are more than 2 cores can answer \(108\.7/s\); ask for at most 106\.5/s",
+        ),
+        (
+            {"rate_per_s": 40, "p99_s": 0.02},
+            r"^no limit keeps a p99 of 20 ms at 40/s on 2 cores; the nearest is .*: ask",
+        ),
+        (
+            {"period_us": 10_000, "rate_per_s": 60},
+            r"^no limit keeps .* take longer periods, a smaller step or more cores$",
+        ),
+    ],
+)
+def test_what_cannot_be_kept_says_what_would_do(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(BadRequest, match=words):
+        fit(MINILM, replace(GOAL, **change))
+
+
+def test_the_p99_that_an_error_asks_for_can_be_kept() -> None:
+    goal = Goal(rate_per_s=40, p99_s=0.02, cores=2)
+    with pytest.raises(BadRequest) as raised:
+        fit(MINILM, goal)
+    asked_ms = float(str(raised.value).partition(": ask for ")[2].partition(" ms")[0])
+    assert fit(MINILM, replace(goal, p99_s=asked_ms / 1e3))
+
+
+def test_threads_that_do_not_fit_are_left_out() -> None:
+    assert {each.threads for each in fit(MINILM, Goal(rate_per_s=10, p99_s=0.2, cores=1))} == {1}
+    with pytest.raises(BadRequest, match=r"^no measured number of threads \(2\) is for 1 core; "):
+        fit(MINILM[1:], Goal(rate_per_s=10, p99_s=0.2, cores=1))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({"rate_per_s": 0}, {"rate_per_s": float("nan")}, {"p99_s": -1}, {"cores": 0}, {"margin": -0.1}),
+        *({"step_m": 0}, {"step_m": 3000}, {"bursts": (2.0,)}, {"bursts": ()}),
+    ],
+)
+def test_values_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(BadRequest, match=r"must be|give"):
+        replace(GOAL, **wrong)

@@ -1,0 +1,180 @@
+"""The least CPU limit with which a model answers in time."""
+
+from __future__ import annotations
+
+import math
+import random
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from fractune_core.analysis.cpu_limits.limits import CpuLimit, Service, capacity_per_s, least_quota_m
+from fractune_core.analysis.cpu_limits.prediction import Prediction, p99_s, summary
+from fractune_core.analysis.cpu_limits.simulation import Served, poisson, serve
+from fractune_core.errors import BadRequest
+
+STEP_M = 50
+MARGIN = 0.1
+"""above the median error of a predicted p99 (docs/cpu-limits.md)"""
+_RUNS = 5
+"""of each alternative, each with other arrivals; the worst one decides"""
+_REQUESTS = 4_000
+"""of a run"""
+_MOST_LOAD = 0.98
+"""of the capacity; nearer to it latencies grow with the number of requests"""
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What a service has to keep, and on how many cores. Raises BadRequest for values out of range."""
+
+    rate_per_s: float
+    """of Poisson arrivals"""
+    p99_s: float
+    cores: int
+    margin: float = MARGIN
+    """A predicted p99 must stay below `p99_s` when it grows by this fraction"""
+    step_m: int = STEP_M
+    """limits are multiples of it, in thousandths of a core"""
+    period_us: int = 100_000
+    bursts: tuple[float, ...] = (0.0,)
+    """fractions of the quota; Kubernetes sets none"""
+
+    def __post_init__(self) -> None:
+        positive = {"rate": self.rate_per_s, "p99": self.p99_s, "cores": self.cores, "step": self.step_m}
+        for name, value in positive.items():
+            if not 0 < value < math.inf:
+                raise BadRequest(f"{name} is {value:g}; it must be above 0")
+        if not 0 <= self.margin < math.inf:
+            raise BadRequest(f"margin is {self.margin:g}; it must be 0 or more, such as {MARGIN:g}")
+        if not self.bursts or not all(0 <= burst <= 1 for burst in self.bursts):
+            raise BadRequest(f"bursts is {self.bursts}; give fractions of the quota, from 0 to 1")
+        if self.step_m > 1000 * self.cores:
+            raise BadRequest(f"step is {self.step_m}m; it must be at most {1000 * self.cores}m, of {self.cores_text}")
+
+    @property
+    def cores_text(self) -> str:
+        return f"{self.cores} core{'s' if self.cores > 1 else ''}"
+
+    def holds(self, p99_s: float) -> bool:
+        return p99_s * (1 + self.margin) <= self.p99_s
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """A way to keep a goal, with the least limit that keeps it."""
+
+    threads: int
+    """of a replica"""
+    replicas: int
+    limit: CpuLimit
+    prediction: Prediction
+
+    @property
+    def name(self) -> str:
+        return f"{self.replicas} x {self.threads} threads at {self.limit.quota_m}m"
+
+
+def fit(services: Sequence[Service], goal: Goal) -> list[Alternative]:
+    """The ways to keep the goal: for each number of threads, replicas and burst the least limit. The smallest limit
+    comes first; of equal ones that with the fewest threads, then the smallest burst. More replicas are left out where
+    they allow no smaller limit.
+
+    Raises BadRequest, with what would do, where nothing keeps the goal.
+    """
+    fitting = _check(services, goal)
+    search = _Search(goal)
+    found = [each for service in fitting for burst in goal.bursts for each in search.alternatives(service, burst)]
+    if not found:
+        raise BadRequest(search.failure())
+    return sorted(found, key=lambda each: (each.limit.quota_m, each.threads * each.replicas, each.limit.burst_us))
+
+
+def _check(services: Sequence[Service], goal: Goal) -> list[Service]:
+    """The services that fit on the cores. Raises BadRequest where they cannot keep the goal at any limit."""
+    fitting = [service for service in services if service.threads <= goal.cores]
+    if not fitting:
+        measured = ", ".join(str(service.threads) for service in services) or "nothing"
+        raise BadRequest(f"no measured number of threads ({measured}) is for {goal.cores_text}; measure fewer threads")
+    fastest = min(fitting, key=lambda service: service.mean_s)
+    if not goal.holds(min(fastest.wall_s)):
+        least_ms = 1e3 * fastest.mean_s * (1 + goal.margin)
+        raise BadRequest(
+            f"a p99 of {1e3 * goal.p99_s:g} ms is less than one inference takes: {1e3 * fastest.mean_s:.1f} ms with"
+            f" {fastest.threads} threads; ask for more than {least_ms:.1f} ms, or tune the model"
+        )
+    whole = CpuLimit(1000 * goal.cores, goal.period_us)
+    most_per_s = max(capacity_per_s(each, whole, goal.cores // each.threads) for each in fitting)
+    if goal.rate_per_s > _MOST_LOAD * most_per_s:
+        cores = math.ceil(goal.rate_per_s * min(each.cpu_s for each in fitting) / _MOST_LOAD)
+        raise BadRequest(
+            f"{goal.rate_per_s:g} requests/s are more than {goal.cores_text} can answer ({most_per_s:.1f}/s);"
+            f" ask for at most {_MOST_LOAD * most_per_s:.1f}/s, or give {max(cores, goal.cores + 1)} cores"
+        )
+    return fitting
+
+
+class _Search:
+    """The least limits for a goal. All alternatives get the same arrivals."""
+
+    def __init__(self, goal: Goal) -> None:
+        self._goal = goal
+        self._arrivals = [poisson(goal.rate_per_s, _REQUESTS, random.Random(seed)) for seed in range(_RUNS)]
+        self._missed: list[Alternative] = []
+        """with the largest limit of use"""
+
+    def alternatives(self, service: Service, burst: float) -> Iterator[Alternative]:
+        """By number of replicas, each with a smaller limit than the one before."""
+        least_m = math.inf
+        for replicas in range(1, self._goal.cores // service.threads + 1):
+            found = self._least(service, replicas, burst)
+            if found is not None:
+                if found.limit.quota_m >= least_m:
+                    return
+                least_m = found.limit.quota_m
+                yield found
+
+    def failure(self) -> str:
+        """The message where no alternative was found."""
+        goal = self._goal
+        wanted = f"no limit keeps a p99 of {1e3 * goal.p99_s:g} ms at {goal.rate_per_s:g}/s on {goal.cores_text}"
+        if not self._missed:
+            return (
+                f"{wanted}: those in steps of {goal.step_m}m and periods of {goal.period_us} us are too small;"
+                " take longer periods, a smaller step or more cores"
+            )
+        nearest = min(self._missed, key=lambda each: each.prediction.worst_p99_s)
+        p99_ms = 1e3 * nearest.prediction.worst_p99_s
+        least_ms = math.ceil(10 * p99_ms * (1 + goal.margin)) / 10
+        return f"{wanted}; the nearest is {p99_ms:.1f} ms by {nearest.name}: ask for {least_ms:g} ms or a lower rate"
+
+    def _least(self, service: Service, replicas: int, burst: float) -> Alternative | None:
+        """By bisection: a request is not later under a larger limit."""
+        goal, threads = self._goal, service.threads * replicas
+        if goal.rate_per_s > _MOST_LOAD * replicas / service.mean_s:
+            return None
+        busy_m = 1000 * goal.rate_per_s * service.cpu_s / _MOST_LOAD
+        lowest = math.ceil(max(busy_m, least_quota_m(threads, goal.period_us)) / goal.step_m)
+        highest = min(1000 * goal.cores // goal.step_m, math.ceil(1000 * threads / goal.step_m))
+
+        def limit(steps: int) -> CpuLimit:
+            quota_us = steps * goal.step_m * goal.period_us // 1000
+            return CpuLimit(steps * goal.step_m, goal.period_us, int(burst * quota_us))
+
+        def holds(steps: int) -> bool:
+            return all(goal.holds(p99_s(run)) for run in self._runs(service, replicas, limit(steps)))
+
+        def alternative(steps: int) -> Alternative:
+            found = limit(steps)
+            return Alternative(service.threads, replicas, found, summary(list(self._runs(service, replicas, found))))
+
+        if lowest > highest:
+            return None
+        if not holds(highest):
+            self._missed.append(alternative(highest))
+            return None
+        return alternative(lowest + bisect_left(range(lowest, highest), 1, key=holds))
+
+    def _runs(self, service: Service, replicas: int, limit: CpuLimit) -> Iterator[Served]:
+        for seed, arrivals in enumerate(self._arrivals):
+            yield serve(service, limit, replicas, _REQUESTS, arrivals, seed)

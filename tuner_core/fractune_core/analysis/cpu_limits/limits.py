@@ -1,0 +1,96 @@
+"""A CPU limit, and the times of a model without one."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+from functools import cached_property
+
+from fractune_core.errors import BadRequest
+
+SLICE_S = 0.005
+"""CPU time that a core takes from the common budget at once (`sched_cfs_bandwidth_slice_us`)"""
+TICK_S = 0.004
+"""from one look of the kernel at a running thread's budget to the next (HZ=250)"""
+_SLICES = 5
+"""in a period, for each of several threads; with fewer, measured latencies are far above the predicted ones"""
+
+
+@dataclass(frozen=True)
+class CpuLimit:
+    """A CFS quota, as of a Kubernetes CPU limit: the CPU time of all threads of a group together in each period.
+
+    Raises BadRequest for values that the kernel refuses.
+    """
+
+    quota_m: int
+    """thousandths of a core: 1500 for `1500m`"""
+    period_us: int = 100_000
+    burst_us: int = 0
+    """unused CPU time that is kept for later periods, at most"""
+    slice_s: float = SLICE_S
+    tick_s: float = TICK_S
+
+    def __post_init__(self) -> None:
+        if not 1_000 <= self.period_us <= 1_000_000:
+            raise BadRequest(f"a period of {self.period_us} us; take 1000 to 1000000, by default 100000")
+        if self.quota_us < 1_000:
+            least_m = -(-1_000_000 // self.period_us)
+            raise BadRequest(f"a limit of {self.quota_m}m is less than 1 ms in a period; take at least {least_m}m")
+        if not 0 <= self.burst_us <= self.quota_us:
+            raise BadRequest(f"a burst of {self.burst_us} us; take 0 to {self.quota_us} us, the quota of a period")
+
+    @property
+    def quota_us(self) -> int:
+        """CPU time of a period"""
+        return self.quota_m * self.period_us // 1000
+
+
+@dataclass(frozen=True)
+class Service:
+    """A model with a number of threads, each on cores of its own, measured without a limit.
+
+    Raises BadRequest for times that are missing or not positive.
+    """
+
+    threads: int
+    wall_s: tuple[float, ...]
+    """of inferences in a loop; the simulation draws from these times at random"""
+    cpu_s: float
+    """of all threads together, mean of the same inferences"""
+    paced_wall_s: tuple[float, ...] = ()
+    """of inferences that follow a pause; empty: as in a loop"""
+    spin_s: float = 0.0
+    """after an inference, while all threads but the first keep their cores busy in wait for the next"""
+
+    def __post_init__(self) -> None:
+        if self.threads < 1:
+            raise BadRequest(f"a model with {self.threads} threads; it needs at least 1")
+        if not self.wall_s or min(*self.wall_s, *self.paced_wall_s, self.cpu_s) <= 0 or self.spin_s < 0:
+            raise BadRequest(f"times with {self.threads} threads are missing or not positive; measure them again")
+
+    @cached_property
+    def mean_s(self) -> float:
+        """of an inference in a loop"""
+        return statistics.fmean(self.wall_s)
+
+    @cached_property
+    def cold_s(self) -> float:
+        """by which an inference is longer after a pause"""
+        return max(0.0, statistics.fmean(self.paced_wall_s or self.wall_s) - self.mean_s)
+
+    @cached_property
+    def cores(self) -> float:
+        """busy during an inference"""
+        return min(self.cpu_s / self.mean_s, float(self.threads))
+
+
+def capacity_per_s(service: Service, limit: CpuLimit, replicas: int = 1) -> float:
+    """Inferences a second that neither the limit nor the number of replicas allows to exceed."""
+    return min(limit.quota_m / 1000 / service.cpu_s, replicas / service.mean_s)
+
+
+def least_quota_m(threads: int, period_us: int, slice_s: float = SLICE_S) -> int:
+    """The smallest limit in thousandths of a core for which predictions with so many threads, of all replicas, hold."""
+    least_us = 1_000 if threads == 1 else round(1e6 * _SLICES * threads * slice_s)
+    return -(-1000 * least_us // period_us)

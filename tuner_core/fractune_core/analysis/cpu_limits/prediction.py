@@ -1,0 +1,98 @@
+"""Latency and throughput of a model under a CPU limit."""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fractune_core.analysis.cpu_limits.limits import CpuLimit, Service, least_quota_m
+from fractune_core.analysis.cpu_limits.simulation import Served, poisson, serve
+from fractune_core.errors import BadRequest
+
+REQUESTS = 10_000
+_WARM_UP = 0.1
+"""of the requests, after the empty start, which are not counted"""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Latencies from the arrival of a request to its end, in seconds; those of several runs are means."""
+
+    p50_s: float
+    p95_s: float
+    p99_s: float
+    mean_s: float
+    per_s: float
+    """requests a second"""
+    stopped: float
+    """fraction of the time in which the limit stopped the model"""
+    worst_p99_s: float
+    """of the runs: what chance does to `p99_s`"""
+
+
+def predict(
+    service: Service,
+    limit: CpuLimit,
+    *,
+    replicas: int = 1,
+    rate_per_s: float | None = None,
+    requests: int = REQUESTS,
+    seeds: Sequence[int] = (0,),
+) -> Prediction:
+    """The results of Poisson arrivals at a rate; without a rate, of replicas that each answer requests in a loop. One
+    run for each seed: the same arguments give the same results.
+
+    A load is a part of `capacity_per_s`. At a rate above the capacity latencies grow with the number of requests.
+    Raises BadRequest for a limit too small for the threads, and for a rate or a number that is not positive.
+    """
+    check(service, limit, replicas)
+    if requests < 1 or not seeds or (rate_per_s is not None and not 0 < rate_per_s < math.inf):
+        raise BadRequest(f"{requests} requests at {rate_per_s}/s with {len(seeds)} seeds; take positive numbers")
+    runs = []
+    for seed in seeds:
+        arrivals = None if rate_per_s is None else poisson(rate_per_s, requests, random.Random(seed))
+        runs.append(serve(service, limit, replicas, requests, arrivals, seed))
+    return summary(runs)
+
+
+def check(service: Service, limit: CpuLimit, replicas: int) -> None:
+    """Raises BadRequest where the model's replicas cannot be predicted under the limit."""
+    if replicas < 1:
+        raise BadRequest(f"{replicas} replicas; take at least 1")
+    threads = service.threads * replicas
+    least_m = least_quota_m(threads, limit.period_us, limit.slice_s)
+    if limit.quota_m < least_m:
+        raise BadRequest(
+            f"{threads} threads under a limit of {limit.quota_m}m: no prediction holds for so few slices of the"
+            f" budget a period; take fewer threads, or at least {least_m}m"
+        )
+
+
+def summary(runs: Sequence[Served]) -> Prediction:
+    """Of runs that differ by chance alone."""
+    p99s_s = [p99_s(run) for run in runs]
+    return Prediction(
+        p50_s=statistics.fmean(_percentile(run, 0.5) for run in runs),
+        p95_s=statistics.fmean(_percentile(run, 0.95) for run in runs),
+        p99_s=statistics.fmean(p99s_s),
+        mean_s=statistics.fmean(statistics.fmean(_counted(run)) for run in runs),
+        per_s=statistics.fmean(len(run.latencies_s) / run.elapsed_s for run in runs),
+        stopped=statistics.fmean(run.stopped_s / run.elapsed_s for run in runs),
+        worst_p99_s=max(p99s_s),
+    )
+
+
+def p99_s(run: Served) -> float:
+    return _percentile(run, 0.99)
+
+
+def _percentile(run: Served, part: float) -> float:
+    in_order = sorted(_counted(run))
+    return in_order[math.ceil(part * len(in_order)) - 1]
+
+
+def _counted(run: Served) -> list[float]:
+    return run.latencies_s[int(_WARM_UP * len(run.latencies_s)) :]
