@@ -9,7 +9,7 @@ from functools import partial
 import tvm
 from tvm import relax
 
-from fractune_workers.children.layouts import elementwise, images, products, shuffle
+from fractune_workers.children.layouts import elementwise, images, products, ranges, shuffle
 from fractune_workers.children.layouts.planner import Planner, Rule
 from fractune_workers.children.recurrent.vectors import refuse_recurrences, with_vectors
 from fractune_workers.children.rewriting.channels_last import with_channels_last
@@ -32,6 +32,9 @@ _RULES: dict[str, Rule] = {
     **dict.fromkeys(elementwise.UNARY_OF_CHANNELS, partial(elementwise.unary, every_lane=True)),
     **dict.fromkeys([*elementwise.BINARY, *elementwise.BINARY_OF_CHANNELS], elementwise.binary),
     **dict.fromkeys(elementwise.REDUCE, elementwise.reduce),
+    "clip": ranges.clip,
+    "max": ranges.largest,
+    "min": ranges.smallest,
 }
 """by the Relax operator"""
 

@@ -23,8 +23,8 @@ from fractune_workers.children.layouts.blocks import Blocks, from_blocks, to_blo
 from fractune_workers.children.rewriting.expressions import has_fixed_shapes, numbers_of, operator_of, shape_of
 
 Array = npt.NDArray[Any]
-Made = tuple[Any, Blocks] | None
-"""a value in blocks; None where the operator computes on plain values"""
+Made = tuple[Any, Blocks | None] | None
+"""A value in blocks, or a plain one without them. None where the operator computes on plain values."""
 Rule = Callable[["Planner", Any], Made]
 """computes the result of a call in blocks"""
 CHANNELS = 1
@@ -69,6 +69,8 @@ class Planner(PyExprMutator):
         if made is None:
             return visited
         value, blocks = made
+        if blocks is None:
+            return value
         value = self.emit(value)
         self._made = value, blocks
         return self.plain(value, blocks)
