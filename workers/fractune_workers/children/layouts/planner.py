@@ -23,10 +23,12 @@ from fractune_workers.children.layouts.blocks import Blocks, from_blocks, to_blo
 from fractune_workers.children.rewriting.expressions import has_fixed_shapes, numbers_of, operator_of, shape_of
 
 Array = npt.NDArray[Any]
-Made = tuple[Any, Blocks | None] | None
-"""A value in blocks, or a plain one without them. None where the operator computes on plain values."""
-Rule = Callable[["Planner", Any], Made]
-"""computes the result of a call in blocks"""
+Made = tuple[Any, Blocks] | None
+"""a value in blocks; None where the operator computes on plain values"""
+MadeOrPlain = tuple[Any, Blocks | None] | None
+"""the same, or a plain value, without blocks"""
+Rule = Callable[["Planner", Any], MadeOrPlain]
+"""computes the result of a call in blocks, or a plain one of an operand in blocks"""
 CHANNELS = 1
 """the axis of an image's channels: layouts are NCHW"""
 
@@ -65,7 +67,7 @@ class Planner(PyExprMutator):
     def visit_call_(self, call: Any) -> Any:
         visited = super().visit_call_(call)
         rule = self._rules.get(operator_of(visited))
-        made = rule(self, visited) if rule and has_fixed_shapes(call) else None
+        made: MadeOrPlain = rule(self, visited) if rule and has_fixed_shapes(call) else None
         if made is None:
             return visited
         value, blocks = made

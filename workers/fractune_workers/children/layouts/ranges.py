@@ -16,7 +16,7 @@ from tvm.s_tir import Schedule
 
 from fractune_workers.children.layouts import elementwise
 from fractune_workers.children.layouts.blocks import Blocks
-from fractune_workers.children.layouts.planner import Made, Planner
+from fractune_workers.children.layouts.planner import Made, MadeOrPlain, Planner
 from fractune_workers.children.layouts.quantized import called
 from fractune_workers.children.rewriting.expressions import OPAQUE, operator_of, shape_of
 
@@ -29,11 +29,11 @@ _SHARED = 2**16
 """numbers, from which on it pays to use several cores"""
 
 
-def smallest(planner: Planner, call: Any) -> Made:
+def smallest(planner: Planner, call: Any) -> MadeOrPlain:
     return _extreme(planner, call, _SMALLEST)
 
 
-def largest(planner: Planner, call: Any) -> Made:
+def largest(planner: Planner, call: Any) -> MadeOrPlain:
     return _extreme(planner, call, _LARGEST)
 
 
@@ -63,7 +63,7 @@ def _quantized(planner: Planner, call: Any) -> Made:
     return relax.Call(call.op, [counted, *call.args[1:]], call.attrs), blocks
 
 
-def _extreme(planner: Planner, call: Any, which: int) -> Made:
+def _extreme(planner: Planner, call: Any, which: int) -> MadeOrPlain:
     """The smallest or the largest number of all; None for a reduction over some axes."""
     data = call.args[0]
     if call.attrs.axis is not None or call.attrs.keepdims or str(data.ty.dtype) != _FLOAT:

@@ -13,6 +13,7 @@ import inspect
 import sys
 import types
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +43,18 @@ def load_intrinsics(target: tvm.target.Target) -> None:
     keep_out_gpu_intrinsics()
     if target.kind.name == "cuda":
         return
+    _round_in_vectors()
     for name in _MODULES.get(architecture(target), ()):
         _load(name)
     if architecture(target) == _X86:
         with _stacks_without_source():
             importlib.import_module(_OWN)
+
+
+@cache
+def _round_in_vectors() -> None:
+    """TVM does not know that a vector can be rounded, and would round its numbers one by one."""
+    tvm.ir.register_op_attr("tirx.nearbyint", "TVectorizable", value=True)
 
 
 def prepare_tensor_cores(workload: Any, target: tvm.target.Target) -> bool:
