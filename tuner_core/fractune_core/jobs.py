@@ -164,7 +164,13 @@ class JobSpec(JsonObject):
             raise BadRequest(f"minutes is {self.minutes}; it must be above 0, or 0 for no limit")
         if not self.shares:
             raise BadRequest("no share named; name at least one, such as cpu:1")
-        by_kind = {Share.parse(share).device_kind: share for share in self.shares}
+        self._check_shares()
+
+    def _check_shares(self) -> None:
+        by_kind = {}
+        for share in map(Share.parse, self.shares):
+            share.check_tunes()
+            by_kind[share.device_kind] = share
         if len(by_kind) > 1:
             raise BadRequest(
                 f"share '{by_kind['cpu']}' is of a CPU, '{by_kind['cuda']}' of a GPU, and a job is for one processor; "

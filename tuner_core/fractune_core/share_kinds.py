@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from fractune_core.cpu_limits import SIZE_FORM, LimitSize
 from fractune_core.errors import BadRequest
 
 CPU, CUDA = "cpu", "cuda"
@@ -25,6 +26,10 @@ def _one(_size: str) -> int:
     return 1
 
 
+def _fits(_size: str) -> None:
+    """Its form is enough."""
+
+
 @dataclass(frozen=True)
 class ShareKind:
     """Properties of a mechanism that are the same on all machines. `size` is the text after the colon of a share."""
@@ -34,7 +39,7 @@ class ShareKind:
     text: str
     """how people write such a share; two kinds may have the same word before the colon, if their sizes differ"""
     size_form: str
-    """regular expression of `size`; empty where the share has no colon"""
+    """regular expression of `size`; empty where the share has no colon. No size fits two kinds of one word"""
     device_kind: str
     """CPU or CUDA"""
     unit: str
@@ -43,6 +48,10 @@ class ShareKind:
     """what the confinement's `verify` reads from inside"""
     serves: bool = True
     """whether a whole process can be under such a share, so that it can serve a model there"""
+    tunes: bool = True
+    """whether models are tuned at such a share; otherwise it can only be proved"""
+    check_size: Callable[[str], object] = _fits
+    """raises BadRequest that says what is wrong with a size of this form"""
     cores: Callable[[str], int] = _one
     """cores of the host by size; a GPU share needs one, from which kernels are launched"""
     side_by_side: bool = False
@@ -63,6 +72,18 @@ class ShareKind:
 
 SHARE_KINDS = (
     ShareKind("cpu", "cpu:N", r"[1-9][0-9]{0,3}", CPU, "core", "affinity of every thread, cgroup quota", cores=int),
+    ShareKind(
+        "cpu-limit",
+        "cpu:LIMITm",
+        SIZE_FORM,
+        CPU,
+        "millicore",
+        "affinity and cgroup of every thread, cgroup quota, CPU time of busy processes",
+        serves=False,
+        tunes=False,
+        check_size=LimitSize.parse,
+        cores=lambda size: LimitSize.parse(size).cores,
+    ),
     ShareKind(
         "mps",
         "mps:PERCENT",

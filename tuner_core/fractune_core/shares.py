@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from fractune_core.codec.plain_json import JsonObject
+from fractune_core.cpu_limits import GrantedLimit
 from fractune_core.errors import BadRequest, shortened
 from fractune_core.share_kinds import CPU, CUDA, SHARE_KINDS, ShareKind, kind_of, write_one
 
@@ -58,7 +59,7 @@ class Share:
 
     @classmethod
     def parse(cls, text: str) -> Share:
-        """Read `cpu:1`, `mps:25`, `mig:1g.18gb`, `full`: the text of a kind in SHARE_KINDS.
+        """Read `cpu:1`, `cpu:1500m`, `mps:25`, `mig:1g.18gb`, `full`: the text of a kind in SHARE_KINDS.
 
         Raises BadRequest for any other text.
         """
@@ -72,9 +73,16 @@ class Share:
         for kind in kinds:
             share = cls(kind.mechanism, size)
             if re.fullmatch(kind.size_form, size) and str(share) == text:
+                share._check_size()
                 return share
         wrong = f"'{size}' is not a size of {word}" if kinds else f"unknown mechanism '{word}'"
         raise BadRequest(f"share '{text}': {wrong}; {write_one(SHARE_KINDS)}")
+
+    def _check_size(self) -> None:
+        try:
+            self.kind.check_size(self.size)
+        except BadRequest as error:
+            raise BadRequest(f"share '{self}': {error}") from error
 
     @property
     def kind(self) -> ShareKind:
@@ -112,8 +120,17 @@ class Share:
         """
         return max(1, min(self.kind.room(self.size), MOST_MEASURERS))
 
+    def check_tunes(self) -> None:
+        """Raises BadRequest for a share that can be proved and no more."""
+        if not self.kind.tunes:
+            raise BadRequest(
+                f"share '{self}': models are tuned and run at whole cores; request whole cores such as cpu:1, or prove "
+                f"that this limit works here: fractune shares --prove {self}"
+            )
+
     def check_serves(self, device_kind: str) -> None:
         """Raises BadRequest unless a model for such a device can be served at this share."""
+        self.check_tunes()
         serving = [kind for kind in SHARE_KINDS if kind.serves and kind.device_kind == device_kind]
         if self.device_kind != device_kind:
             own, other = ("GPU", "CPU") if device_kind == CUDA else ("CPU", "GPU")
@@ -148,17 +165,19 @@ class GrantedShare(JsonObject):
     share: str
     """the requested share, as text"""
     units: int
-    """cores or SMs granted"""
+    """granted, counted in `unit`"""
     units_total: int
-    """cores or SMs of the whole device"""
+    """of the whole device"""
     unit: str
-    """`core` or `sm`"""
+    """`core`, `sm`, or `millicore` for a CPU limit"""
     memory_bytes: int
     """memory that this share may use"""
     reserved: bool
     """True when only this share may use the units, False when they are only a cap"""
     ids: tuple[int, ...] = ()
-    """ids of the units, where the mechanism reports them"""
+    """ids of the cores or SMs, where the mechanism reports them"""
+    limit: GrantedLimit | None = None
+    """of a CPU limit; None for all other shares, and in records of older versions"""
 
     @cached_property
     def kind(self) -> ShareKind:
@@ -182,6 +201,8 @@ class GrantedShare(JsonObject):
         with one slice of them or with two.
         """
         key = f"{self.mechanism}/{self.units}of{self.units_total}{self.unit}"
+        if self.limit is not None:
+            return f"{key}-{self.limit.key}"
         return f"{key}-{round(self.memory_bytes / 2**30)}gib" if self.kind.has_own_memory else key
 
 
@@ -192,5 +213,5 @@ def units_text(units: int | Sequence[int], unit: str) -> str:
 
 
 def unit_name(unit: str) -> str:
-    """`core`, `SM`: a unit for people."""
+    """`core`, `SM`, `millicore`: a unit for people."""
     return "SM" if unit == "sm" else unit

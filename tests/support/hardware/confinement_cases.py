@@ -1,7 +1,8 @@
 """One case for each mechanism that can confine a process: what `test_confinement_contract` runs its tests over.
 
 A case is a share, how to confine to it, and the machine it needs: this one, or something that stands in for a GPU.
-A new mechanism adds one entry to CASES, and one to GPU_CASES for the tests on a real GPU.
+A new mechanism adds one entry to CASES, and one to GPU_CASES for the tests on a real GPU. A simulated share of the CPU
+has its real one in CPU_CASES.
 """
 
 from __future__ import annotations
@@ -21,13 +22,16 @@ from fractune_core.errors import ShareUnavailable
 from fractune_core.shares import Share
 from fractune_workers.confinement import confinement_for
 from fractune_workers.confinement.base import Confinement
+from fractune_workers.confinement.cpu_limit import CpuLimitConfinement
 from fractune_workers.confinement.full import FullConfinement
 from fractune_workers.confinement.green import GreenConfinement
+from fractune_workers.confinement.limit_cgroups import LimitCgroups
 from fractune_workers.confinement.mig import MigConfinement
 from fractune_workers.confinement.mps import MpsConfinement
 from fractune_workers.confinement.mps_sm import MpsSmConfinement
 from fractune_workers.gpu.mps_control import PROGRAM
 from fractune_workers.gpu.nvml import NvidiaMl, open_nvml
+from tests.support.hardware.made_up_cgroups import made_up_cgroups
 from tests.support.hardware.simulated_cuda import simulated_driver
 from tests.support.hardware.simulated_gpu import MODELS, SimulatedGpu, gpu_in_mig_mode
 from tests.support.hardware.simulated_mps import OneGpu, installed_program, open_simulated_driver
@@ -36,6 +40,7 @@ from tests.support.hardware.simulated_nvml import SimulatedNvml
 Machine = Callable[[], AbstractContextManager[dict[str, str]]]
 """Sets up what a case needs, and gives environment variables for its processes"""
 _CLAIMS = "SIMULATED_CLAIMS"
+_CGROUPS = "MADE_UP_CGROUPS"
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,20 @@ class Case:
 
 def this_machine() -> AbstractContextManager[dict[str, str]]:
     return contextlib.nullcontext({})
+
+
+@contextlib.contextmanager
+def made_up_host() -> Iterator[dict[str, str]]:
+    with tempfile.TemporaryDirectory(prefix="cgroups-") as folder:
+        yield {_CGROUPS: folder}
+
+
+def real_cgroups() -> AbstractContextManager[dict[str, str]]:
+    import pytest  # as for MPS
+
+    if lacks := LimitCgroups().lacks():
+        pytest.skip(f"no cgroup can be made here: {lacks}")
+    return this_machine()
 
 
 @contextlib.contextmanager
@@ -96,6 +115,11 @@ def real_mps(oldest_driver: int) -> Iterator[dict[str, str]]:
     yield {}
 
 
+def limit_confinement(share: Share) -> CpuLimitConfinement:
+    cgroups = made_up_cgroups(Path(os.environ[_CGROUPS]))
+    return CpuLimitConfinement(share, cgroups=cgroups, burned=cgroups.burned)
+
+
 def mig_confinement(share: Share) -> MigConfinement:
     gpu = gpu_in_mig_mode("H200", ("3g", 4), ("1g", 0), ("1g", 1))
     claims = Path(os.environ[_CLAIMS])
@@ -114,6 +138,14 @@ def full_confinement(share: Share) -> FullConfinement:
 
 CASES = {
     "cpu": Case("cpu:1", "cpu:9999", "core", reserved=False, machine=this_machine),
+    "cpu-limit": Case(
+        "cpu:500m@1",
+        "cpu:9999000m",
+        "millicore",
+        reserved=False,
+        machine=made_up_host,
+        confinement=limit_confinement,
+    ),
     "mps": Case(
         "mps:25",
         "mps:1",
@@ -149,6 +181,10 @@ CASES = {
     "full": Case("full", "", "sm", reserved=True, machine=simulated_gpu, confinement=full_confinement),
 }
 
+CPU_CASES = {
+    "cpu-limit for real": Case("cpu:250m", "cpu:9999000m", "millicore", reserved=False, machine=real_cgroups),
+}
+
 GPU_CASES = {
     "mps on a GPU": Case("mps:50", "mps:1", "sm", reserved=False, machine=lambda: real_mps(580)),
     "mps-sm on a GPU": Case("mps-sm:2", "mps-sm:999", "sm", reserved=True, machine=lambda: real_mps(590)),
@@ -156,4 +192,4 @@ GPU_CASES = {
     "green on a GPU": Case("green:32", "green:999", "sm", reserved=False, machine=real_gpu),
 }
 
-ALL_CASES = CASES | GPU_CASES
+ALL_CASES = CASES | CPU_CASES | GPU_CASES

@@ -35,8 +35,10 @@ class CappedCgroup:
 
 
 @contextlib.contextmanager
-def capped_cgroup(cores: float) -> Iterator[CappedCgroup]:
-    """A cgroup, of the version that is mounted here, that may use so many cores. Skips where none can be made."""
+def capped_cgroup(cores: float | None) -> Iterator[CappedCgroup]:
+    """A cgroup, of the version that is mounted here, that may use so many cores; None = all. It takes precedence over
+    other programs. Skips where none can be made.
+    """
     name = f"fractune-test-{os.getpid()}"
     modern = (_MOUNTS / "cgroup.controllers").exists()
     folder = _MOUNTS / name if modern else _MOUNTS / "cpu" / name
@@ -44,13 +46,15 @@ def capped_cgroup(cores: float) -> Iterator[CappedCgroup]:
         folder.mkdir()
     except OSError as error:
         pytest.skip(f"no cgroup can be made here: {error}")
-    quota_us = round(cores * _PERIOD_US)
     try:
         if modern:
-            (folder / "cpu.max").write_text(f"{quota_us} {_PERIOD_US}")
+            (folder / "cpu.max").write_text(f"{'max' if cores is None else round(cores * _PERIOD_US)} {_PERIOD_US}")
+            (folder / "cpu.weight").write_text("2000")
+            (folder / "cgroup.subtree_control").write_text("+cpu")
         else:
             (folder / "cpu.cfs_period_us").write_text(str(_PERIOD_US))
-            (folder / "cpu.cfs_quota_us").write_text(str(quota_us))
+            (folder / "cpu.cfs_quota_us").write_text(str(-1 if cores is None else round(cores * _PERIOD_US)))
+            (folder / "cpu.shares").write_text("20480")
     except OSError as error:
         folder.rmdir()
         pytest.skip(f"no cgroup can be given a CPU quota here: {error}")

@@ -1,14 +1,10 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fractune_core import share_kinds, shares
 from fractune_core.errors import BadRequest
-from fractune_core.share_kinds import SHARE_KINDS, kind_of
 from fractune_core.shares import GrantedShare, Share, parse_shares
 
 
@@ -136,15 +132,6 @@ def test_a_share_without_a_descriptor_cannot_be_parsed(text: str) -> None:
         Share.parse(text)
     with pytest.raises(BadRequest, match="unknown mechanism"):
         _ = Share(word, size).device_kind
-
-
-def test_two_kinds_may_share_a_word_if_their_sizes_differ(monkeypatch: pytest.MonkeyPatch) -> None:
-    limit = replace(kind_of("cpu"), mechanism="cpu-limit", text="cpu:NUMBERm", size_form=r"[1-9][0-9]*m")
-    monkeypatch.setattr(shares, "SHARE_KINDS", (*SHARE_KINDS, limit))
-    monkeypatch.setitem(share_kinds._BY_MECHANISM, "cpu-limit", limit)
-    found = Share.parse("cpu:1500m")
-    assert (found.mechanism, str(found)) == ("cpu-limit", "cpu:1500m")
-    assert Share.parse("cpu:2").mechanism == "cpu"
 
 
 def test_a_long_list_is_not_quoted_whole() -> None:

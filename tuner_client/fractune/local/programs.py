@@ -67,14 +67,15 @@ def measure_noise(
     return experiment.measure_noise(wanted, report_line)
 
 
-def machine_shares(*, prove: bool) -> Iterator[dict[str, Any]]:
-    """Each device of this machine, the host CPU first: `kind`, `label`, `uuid`, and `offers` as plain JSON values.
+def machine_shares(named: Sequence[Share] = (), *, prove: bool) -> Iterator[dict[str, Any]]:
+    """Each device of this machine, the host CPU first: `kind`, `label`, `uuid`, and `offers` as plain JSON values. With
+    `named` only these shares.
 
     Raises ShareUnavailable after the host CPU if no NVIDIA GPU is available.
     """
     from fractune_workers.inventory import shares as inventory
 
-    for device in inventory.machine_shares(prove=prove):
+    for device in inventory.machine_shares(named, prove=prove):
         shares = [share.to_json() for share in device.shares]
         yield {"kind": device.kind, "label": device.label, "uuid": device.uuid, "offers": shares}
 

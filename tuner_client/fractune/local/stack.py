@@ -63,6 +63,11 @@ class StackOptions:
     resume: bool = False
     """go on with jobs that an earlier stack left open; otherwise they count as interrupted"""
 
+    def __post_init__(self) -> None:
+        """Raises BadRequest for a share at which no measurer can work."""
+        for share in map(Share.parse, self.shares):
+            share.check_tunes()
+
 
 def plan_builders(shares: Sequence[Share], cores: Sequence[int]) -> int:
     """The number of builders on the cores of search and builds."""

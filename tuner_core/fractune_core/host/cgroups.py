@@ -14,8 +14,28 @@ def cpu_quota(root: Path = ROOT) -> float | None:
 
     Version 2 (`cpu.max`) and version 1 (`cpu.cfs_quota_us`) are read, whichever is mounted.
     """
+    quota = tightest_quota(root)
+    return None if quota is None else quota.cores
+
+
+@dataclass(frozen=True)
+class Quota:
+    """The CPU time that a cgroup may use in a period."""
+
+    quota_us: int
+    period_us: int
+    burst_us: int = 0
+    """CPU time that it may save up in idle periods, and use later on top of the quota"""
+
+    @property
+    def cores(self) -> float:
+        return self.quota_us / self.period_us
+
+
+def tightest_quota(root: Path = ROOT) -> Quota | None:
+    """The quota that limits this process most, of its cgroup and all ancestors; the innermost of equal ones."""
     quotas = [quota for folder in cgroup_folders(root) if (quota := _quota_of(folder)) is not None]
-    return min(quotas, default=None)
+    return min(quotas, key=lambda quota: quota.cores, default=None)
 
 
 @dataclass(frozen=True)
@@ -47,19 +67,29 @@ def _throttling_of(folder: Path) -> Throttling | None:
     return Throttling(counts["nr_throttled"], throttled_s)
 
 
-def _quota_of(folder: Path) -> float | None:
+def _quota_of(folder: Path) -> Quota | None:
     try:
         if (folder / "cpu.max").exists():
             quota, period = (folder / "cpu.max").read_text().split()
-            return None if quota == "max" else int(quota) / int(period)
-        if (folder / "cpu.cfs_quota_us").exists():
-            quota_us, period_us = (
-                int((folder / name).read_text()) for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")
-            )
-            return quota_us / period_us if quota_us > 0 else None
-    except (OSError, ValueError, ZeroDivisionError):
+            burst = "cpu.max.burst"
+        elif (folder / "cpu.cfs_quota_us").exists():
+            quota, period = ((folder / name).read_text() for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us"))
+            burst = "cpu.cfs_burst_us"
+        else:
+            return None
+        if quota == "max" or int(quota) <= 0 or int(period) <= 0:
+            return None
+        return Quota(int(quota), int(period), _number_in(folder / burst))
+    except (OSError, ValueError):
         return None
-    return None
+
+
+def _number_in(path: Path) -> int:
+    """0 where the kernel has no such file."""
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return 0
 
 
 def cgroup_folders(root: Path = ROOT, controller: str = "cpu") -> Iterator[Path]:

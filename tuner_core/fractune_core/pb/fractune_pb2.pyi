@@ -1261,17 +1261,24 @@ class GrantedShare(_message.Message):
     MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     RESERVED_FIELD_NUMBER: _builtins.int
     IDS_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
     share: _builtins.str
     """The share asked for."""
     units: _builtins.int
     units_total: _builtins.int
     unit: _builtins.str
-    """"core" or "sm"."""
+    """"core", "sm", or "millicore" for a CPU limit."""
     memory_bytes: _builtins.int
     reserved: _builtins.bool
     """True when the units are this share's alone, false when they are only a cap."""
     @_builtins.property
-    def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Of the cores or SMs."""
+
+    @_builtins.property
+    def limit(self) -> Global___GrantedLimit:
+        """Of a share that is a CPU limit."""
+
     def __init__(
         self,
         *,
@@ -1282,14 +1289,56 @@ class GrantedShare(_message.Message):
         memory_bytes: _builtins.int = ...,
         reserved: _builtins.bool = ...,
         ids: _abc.Iterable[_builtins.int] | None = ...,
+        limit: Global___GrantedLimit | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["limit", b"limit"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ids", b"ids", "memory_bytes", b"memory_bytes", "reserved", b"reserved", "share", b"share", "unit", b"unit", "units", b"units", "units_total", b"units_total"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ids", b"ids", "limit", b"limit", "memory_bytes", b"memory_bytes", "reserved", b"reserved", "share", b"share", "unit", b"unit", "units", b"units", "units_total", b"units_total"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GrantedShare: _TypeAlias = GrantedShare  # noqa: Y015
+
+@_typing.final
+class GrantedLimit(_message.Message):
+    """A CPU limit as it was proved from inside."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUOTA_M_FIELD_NUMBER: _builtins.int
+    REQUEST_M_FIELD_NUMBER: _builtins.int
+    SPAN_FIELD_NUMBER: _builtins.int
+    PERIOD_US_FIELD_NUMBER: _builtins.int
+    BURST_US_FIELD_NUMBER: _builtins.int
+    BURNED_M_FIELD_NUMBER: _builtins.int
+    quota_m: _builtins.int
+    """Millicores: the least limit of the process's cgroup and all above it."""
+    request_m: _builtins.int
+    """Millicores of its weight, as requested; 0 = the weight was left as it was."""
+    span: _builtins.int
+    """CPUs that every thread may run on."""
+    period_us: _builtins.int
+    burst_us: _builtins.int
+    """CPU time that idle periods may save up for later ones."""
+    burned_m: _builtins.int
+    """Millicores that busy processes got when they tried to use more than the limit."""
+    def __init__(
+        self,
+        *,
+        quota_m: _builtins.int = ...,
+        request_m: _builtins.int = ...,
+        span: _builtins.int = ...,
+        period_us: _builtins.int = ...,
+        burst_us: _builtins.int = ...,
+        burned_m: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["burned_m", b"burned_m", "burst_us", b"burst_us", "period_us", b"period_us", "quota_m", b"quota_m", "request_m", b"request_m", "span", b"span"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GrantedLimit: _TypeAlias = GrantedLimit  # noqa: Y015
 
 @_typing.final
 class TimingPolicy(_message.Message):

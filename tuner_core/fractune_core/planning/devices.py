@@ -145,7 +145,8 @@ class DeviceType:
         elif text == "full" and self.kind == CUDA:
             return self.units
         elif text.startswith(f"{self.partitioning}:"):
-            size = int(Share.parse(text).size)
+            part = Share.parse(text)
+            size = int(part.size) if part.mechanism == self.partitioning else 0
             units = size * self.sms // 100 if self.partitioning is Partitioning.MPS else size
             if 0 < units <= self.units:
                 return units

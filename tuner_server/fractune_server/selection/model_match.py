@@ -198,6 +198,7 @@ class Matcher:
         return found or self._ingest(fleet, key, device_share.device, query.time_left_s)
 
     def _device_share(self, fleet: Fleet, share: Share) -> HeldShare:
+        share.check_tunes()
         text = str(share)
         for offer in fleet.offers:
             if offer.granted.share == text:

@@ -14,6 +14,7 @@ from fractune_core.errors import ShareUnavailable
 from fractune_core.shares import Share
 from fractune_workers.confinement.base import Confinement
 from fractune_workers.confinement.cpu import CpuConfinement
+from fractune_workers.confinement.cpu_limit import CpuLimitConfinement
 from fractune_workers.confinement.full import FullConfinement
 from fractune_workers.confinement.green import GreenConfinement
 from fractune_workers.confinement.mig import MigConfinement
@@ -30,6 +31,8 @@ def confinement_for(share: Share, units: Sequence[int] = ()) -> Confinement:
     match share.mechanism:
         case "cpu":
             return CpuConfinement(share, units)
+        case "cpu-limit":
+            return CpuLimitConfinement(share, units)
         case "mps":
             return MpsConfinement(share)
         case "mps-sm":

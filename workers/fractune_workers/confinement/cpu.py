@@ -44,10 +44,7 @@ class CpuConfinement(Confinement):
         self._check_quota()
 
     def environment(self) -> dict[str, str]:
-        # TVM would bind its threads to cores 0..N-1 whatever the affinity says; OpenMP libraries would start a
-        # thread for each core of the machine.
-        threads = str(self.share.cores)
-        return {"TVM_NUM_THREADS": threads, "TVM_BIND_THREADS": "0", "OMP_NUM_THREADS": threads}
+        return thread_variables(self.share.cores)
 
     def enter(self) -> None:
         self.probe()
@@ -55,13 +52,7 @@ class CpuConfinement(Confinement):
 
     def verify(self) -> GrantedShare:
         """The granted cores: what every thread of this process may use, as the kernel tells."""
-        strays = {tid: allowed for tid, allowed in thread_affinities().items() if not allowed <= set(self.cores)}
-        if strays:
-            tid, allowed = next(iter(strays.items()))
-            raise ShareUnavailable(
-                f"share '{self.share}' cannot be verified: thread {tid} may run on cores {sorted(allowed)}, "
-                f"not only on {self.cores}; start this worker with TVM_BIND_THREADS=0"
-            )
+        check_affinities(self.share, self.cores)
         return GrantedShare(
             share=str(self.share),
             units=len(self.cores),
@@ -83,6 +74,24 @@ class CpuConfinement(Confinement):
                 f"core{'' if quota == 1 else 's'}; raise the limit of its container or slice, or ask for a smaller "
                 "share"
             )
+
+
+def thread_variables(cores: int) -> dict[str, str]:
+    """TVM would bind its threads to cores 0..N-1 whatever the affinity says. OpenMP libraries would start a thread for
+    each core of the machine.
+    """
+    return {"TVM_NUM_THREADS": str(cores), "TVM_BIND_THREADS": "0", "OMP_NUM_THREADS": str(cores)}
+
+
+def check_affinities(share: Share, cores: Sequence[int]) -> None:
+    """Raises ShareUnavailable unless every thread of this process may run on these cores alone."""
+    strays = {tid: allowed for tid, allowed in thread_affinities().items() if not allowed <= set(cores)}
+    if strays:
+        tid, allowed = next(iter(strays.items()))
+        raise ShareUnavailable(
+            f"share '{share}' cannot be verified: thread {tid} may run on cores {sorted(allowed)}, "
+            f"not only on {list(cores)}; start this worker with TVM_BIND_THREADS=0"
+        )
 
 
 def thread_affinities() -> dict[int, set[int]]:

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from fractune_core.cpu_limits import GrantedLimit
 from fractune_core.cuda.environment import VISIBLE_DEVICES
 from fractune_core.errors import BadRequest, FractuneError, ShareUnavailable
 from fractune_core.host.cpu_name import cpu_name
 from fractune_core.host.memory import host_memory_bytes
+from fractune_core.share_kinds import CPU, CUDA
 from fractune_core.shares import GrantedShare, Share
 from fractune_workers.child import Child
 from fractune_workers.confinement import confinement_for
@@ -46,6 +48,8 @@ class ShareInfo:
     """as records name the device; empty when not known"""
     instances: tuple[str, ...] = ()
     """UUIDs of the MIG instances that it may be"""
+    limit: GrantedLimit | None = None
+    """of a CPU limit, once proved"""
     refusal: str = ""
     """why it cannot be had here, or how its proof failed; empty when it can"""
 
@@ -69,30 +73,36 @@ class DeviceShares:
     shares: tuple[ShareInfo, ...]
 
 
-def machine_shares(*, prove: bool) -> Iterator[DeviceShares]:
-    """The host CPU, then each GPU. With `prove`, each share is entered and verified in a child process.
+def machine_shares(named: Sequence[Share] = (), *, prove: bool) -> Iterator[DeviceShares]:
+    """The host CPU, then each GPU. With `prove`, each share is entered and verified in a child process. With `named`
+    only these shares, and only the devices that have such shares.
 
     Raises NvmlFailed after the host CPU when GPUs cannot be asked for.
     """
-    yield _cpu_shares(prove=prove)
-    for gpu in open_nvml().gpus():
+    kinds = {share.device_kind for share in named} or {CPU, CUDA}
+    if CPU in kinds:
+        yield _cpu_shares(named, prove=prove)
+    for gpu in open_nvml().gpus() if CUDA in kinds else []:
         with _working_on(gpu):
-            found = _gpu_shares(gpu, prove=prove)
+            found = _gpu_shares(gpu, named, prove=prove)
         yield found
 
 
-def _cpu_shares(*, prove: bool) -> DeviceShares:
+def _cpu_shares(named: Sequence[Share], *, prove: bool) -> DeviceShares:
     cores, total = len(os.sched_getaffinity(0)), os.cpu_count() or 1
     blank = ShareInfo("", None, total, "", host_memory_bytes(), reserved=False, proof="")
-    shares = [
-        _share_info(Share("cpu", str(count)), replace(blank, units=count), prove=prove) for count in _doubling(1, cores)
-    ]
+    shares = [(Share("cpu", str(count)), replace(blank, units=count)) for count in _doubling(1, cores)]
+    if named:
+        shares = [(share, blank) for share in named if share.device_kind == CPU]
     return DeviceShares(
-        "cpu", f"{cpu_name() or 'host CPU'} ({cores} of {total} cores may be used here)", "", tuple(shares)
+        "cpu",
+        f"{cpu_name() or 'host CPU'} ({cores} of {total} cores may be used here)",
+        "",
+        tuple(_share_info(share, expected, prove=prove) for share, expected in shares),
     )
 
 
-def _gpu_shares(gpu: Gpu, *, prove: bool) -> DeviceShares:
+def _gpu_shares(gpu: Gpu, named: Sequence[Share], *, prove: bool) -> DeviceShares:
     memory_gib = round(gpu.memory_bytes / 2**30)
     mode = ", MIG mode" if gpu.mig else ""
     label = f"{gpu.name} ({gpu.arch}, {gpu.sms} SMs, {memory_gib} GiB, driver {gpu.driver}{mode})"
@@ -104,6 +114,8 @@ def _gpu_shares(gpu: Gpu, *, prove: bool) -> DeviceShares:
     shares += [(Share("mps", str(percent)), replace(blank, reserved=False)) for percent in _PERCENTAGES]
     shares += [(Share("mps-sm", str(chunks)), replace(blank, reserved=True)) for chunks in _CHUNKS]
     shares += list(_mig_shares(gpu, blank))
+    if named:
+        shares = [(share, blank) for share in named if share.device_kind == CUDA]
     return DeviceShares(
         "cuda", label, gpu.uuid, tuple(_share_info(share, expected, prove=prove) for share, expected in shares)
     )
@@ -184,6 +196,7 @@ def _proved(share: Share, expected: ShareInfo) -> ShareInfo:
         reserved=proved.reserved,
         proof=share.kind.proof,
         device_key=device_key,
+        limit=proved.limit,
     )
 
 

@@ -60,6 +60,8 @@ def test_shares_have_units() -> None:
     assert [MPS.units_of(share) for share in ("mps:25", "mps:33", "full")] == [33, 43, 132]
     assert [GREEN.units_of(share) for share in ("green:16", "full")] == [16, 132]
     assert cpu_type(4).units_of("cpu:3") == 3
+    with pytest.raises(BadRequest, match="share 'cpu:1500m' is not a part of"):
+        cpu_type(4).units_of("cpu:1500m")
     assert (MIG.whole.share, MPS.whole.share, GREEN.whole.share) == ("mig:7g.80gb", "mps:100", "full")
 
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import pytest
 
 from fractune_core.errors import ShareUnavailable
-from fractune_core.share_kinds import SHARE_KINDS
+from fractune_core.share_kinds import CPU, SHARE_KINDS
 from fractune_core.shares import GrantedShare, Share
 from fractune_workers.child import Child
 from fractune_workers.confinement.base import Confinement
-from tests.support.hardware.confinement_cases import CASES, GPU_CASES, Case
+from tests.support.hardware.confinement_cases import ALL_CASES, CASES, CPU_CASES, GPU_CASES, Case
 
 CALL_TIMEOUT_S = 30.0
 
@@ -25,6 +25,10 @@ class Machine:
 
     name: str
     case: Case
+
+    @property
+    def is_cpu(self) -> bool:
+        return Share.parse(self.case.share).device_kind == CPU
 
     def confinement(self, share: str = "") -> Confinement:
         return self.case.confinement(Share.parse(share or self.case.share))
@@ -51,9 +55,15 @@ class Machine:
             supervisor.leave()
 
 
-@pytest.fixture(params=[*CASES, *(pytest.param(name, marks=pytest.mark.gpu) for name in GPU_CASES)])
+@pytest.fixture(
+    params=[
+        *CASES,
+        *CPU_CASES,
+        *(pytest.param(name, marks=pytest.mark.gpu) for name in GPU_CASES),
+    ]
+)
 def machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
-    case = {**CASES, **GPU_CASES}[request.param]
+    case = ALL_CASES[request.param]
     with case.machine() as environment:
         for variable, value in environment.items():
             monkeypatch.setenv(variable, value)
@@ -78,7 +88,7 @@ def test_probing_changes_nothing(machine: Machine) -> None:
 def test_a_share_tells_which_gpu_it_is_a_part_of(machine: Machine) -> None:
     uuid = machine.confinement().gpu_uuid
     assert uuid == machine.confinement().gpu_uuid
-    assert uuid is None if machine.case.unit == "core" else str(uuid).startswith("GPU-")
+    assert uuid is None if machine.is_cpu else str(uuid).startswith("GPU-")
 
 
 def test_the_environment_is_the_same_when_asked_for_again(machine: Machine) -> None:
@@ -105,7 +115,7 @@ def test_proved_twice_it_is_the_same_share(machine: Machine) -> None:
 
 
 def test_a_process_that_was_never_confined_proves_nothing(machine: Machine) -> None:
-    if machine.case.unit == "core" and len(os.sched_getaffinity(0)) == 1:
+    if machine.case.share == "cpu:1" and len(os.sched_getaffinity(0)) == 1:
         pytest.skip("with one core there is nothing to confine")
     with machine.process() as child, pytest.raises(ShareUnavailable):
         child.call("verify", CALL_TIMEOUT_S)

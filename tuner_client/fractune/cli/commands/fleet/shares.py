@@ -14,12 +14,15 @@ from fractune.local.stack import own_env
 from fractune.text.rendering import Column, Table
 from fractune.text.text import percent_text
 from fractune_core.errors import BadRequest, ShareUnavailable
-from fractune_core.shares import unit_name
+from fractune_core.shares import Share, parse_shares, unit_name, units_text
 
 _GIB = 2**30
 
 
 def shares(
+    named: Annotated[
+        str, typer.Argument(metavar="[SHARES]", help="Only these shares, such as cpu:1500m (default: a list).")
+    ] = "",
     prove: Annotated[
         bool, typer.Option("--prove", help="Enter each share in a separate process, and read back what it was granted.")
     ] = False,
@@ -35,6 +38,9 @@ def shares(
     as_json: options.Json = False,
 ) -> None:
     """List the shares that this machine's processors offer."""
+    requested = parse_shares(named) if named else []
+    if requested and mig_layout is not None:
+        raise BadRequest(f"--mig-layout divides a whole GPU; leave '{named}' out")
     if apply and mig_layout is None:
         raise BadRequest("--apply runs the commands of a layout; pass --mig-layout too, such as --mig-layout 3g+4g")
     if prove and mig_layout is not None:
@@ -44,41 +50,56 @@ def shares(
     if mig_layout is not None:
         _divide(mig_layout, apply=apply, as_json=as_json)
     else:
-        _list(prove=prove, as_json=as_json)
+        _list(requested, prove=prove, as_json=as_json)
 
 
-def _list(*, prove: bool, as_json: bool) -> None:
-    """Raises ShareUnavailable at the end when a share failed its proof."""
+def _list(named: list[Share], *, prove: bool, as_json: bool) -> None:
+    """Raises ShareUnavailable at the end when a share failed its proof, or when no device has a named share."""
     failed: list[str] = []
+    missing = [str(share) for share in named]
     try:
-        for device in machine_shares(prove=prove):
+        for device in machine_shares(named, prove=prove):
             failed += [offer["share"] for offer in device["offers"] if _has_failed(offer)]
+            had = [offer["share"] for offer in device["offers"] if not offer["refusal"]]
+            missing = [share for share in missing if share not in had]
             if as_json:
                 print(json.dumps({"event": "device", **device}), flush=True)
             else:
-                _print_device(device)
+                _print_device(device, every_reason=bool(named))
     except ShareUnavailable as error:
         print(json.dumps({"event": "no_gpu", "reason": str(error)}) if as_json else f"no GPU shares: {error}")
     if failed:
         raise ShareUnavailable(f"{', '.join(failed)} could not be proved; the reasons are printed above")
+    if missing:
+        raise ShareUnavailable(f"{', '.join(missing)} cannot be had here; the reasons are printed above")
 
 
-def _print_device(device: dict[str, Any]) -> None:
+def _print_device(device: dict[str, Any], *, every_reason: bool) -> None:
     _table(device).print()
-    for reason in _refusals(device["offers"]):
+    for reason in _refusals(device["offers"], every=every_reason):
         print(f"not offered: {reason}")
     for offer in device["offers"]:
         for uuid in offer["instances"]:
             print(f"{offer['share']} is {uuid}")
+        if offer["limit"]:
+            print(_limit_text(offer["share"], **offer["limit"]))
 
 
-def _refusals(offers: list[dict[str, Any]]) -> list[str]:
-    """The reason of every failed proof, and one reason for each mechanism that is not offered."""
+def _limit_text(share: str, *, burned_m: int, span: int, period_us: int, burst_us: int, **_others: int) -> str:
+    burst = f", with {burst_us / 1000:g} ms more after idle periods" if burst_us else ""
+    return (
+        f"{share}: busy processes got {burned_m}m on {units_text(span, 'CPU')}, in periods of {period_us / 1000:g} ms"
+        f"{burst}"
+    )
+
+
+def _refusals(offers: list[dict[str, Any]], *, every: bool) -> list[str]:
+    """The reason of every failed proof, and one reason for each mechanism that is not offered; or `every` reason."""
     reasons: dict[str, str] = {}
     for offer in offers:
         if offer["refusal"]:
             share = str(offer["share"])
-            reasons.setdefault(share if _has_failed(offer) else share.partition(":")[0], offer["refusal"])
+            reasons.setdefault(share if every or _has_failed(offer) else share.partition(":")[0], offer["refusal"])
     return list(reasons.values())
 
 

@@ -12,6 +12,7 @@ import pytest
 import fractune.cli.commands.fleet.shares as command
 from fractune.cli import main
 from fractune_core.errors import ShareUnavailable
+from fractune_core.shares import Share
 from fractune_workers.gpu import nvml
 from fractune_workers.inventory.shares import PROOF_FAILED
 from tests.support.hardware.simulated_gpu import MODELS, SimulatedGpu
@@ -31,6 +32,7 @@ def offer(share: str, units: int | None, **changes: Any) -> dict[str, Any]:
         "instances": [],
         "refusal": "",
         "device_key": "",
+        "limit": None,
         "fraction": None if units is None else units / 132,
     }
     return {"share": share, "units": units, **usual, **rest, **changes}
@@ -40,7 +42,7 @@ def stage(monkeypatch: pytest.MonkeyPatch, *offers: dict[str, Any], no_gpu: str 
     """A machine with one GPU that has these offers; gives the values of `--prove` that it was asked with."""
     asked = []
 
-    def machine_shares(*, prove: bool) -> Iterator[dict[str, Any]]:
+    def machine_shares(_named: list[Share], *, prove: bool) -> Iterator[dict[str, Any]]:
         asked.append(prove)
         yield {"kind": "cuda", "label": "NVIDIA H200", "uuid": "GPU-1", "offers": list(offers)}
         if no_gpu:
@@ -94,6 +96,28 @@ def test_a_proof_that_failed_ends_with_the_code_of_a_share(
     assert err == "fractune: green:8, green:16 could not be proved; the reasons are printed above\n"
 
 
+def test_a_proved_limit_shows_what_busy_processes_got(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    limit = {"quota_m": 1500, "request_m": 0, "span": 2, "period_us": 100_000, "burst_us": 50_000, "burned_m": 1497}
+    stage(monkeypatch, offer("cpu:1500m", 1500, units_total=2000, unit="millicore", limit=limit))
+    assert main(["shares", "cpu:1500m", "--prove"]) == 0
+    said = capsys.readouterr().out
+    assert "1500 of 2000 millicores" in said
+    assert said.endswith(
+        "cpu:1500m: busy processes got 1497m on 2 CPUs, in periods of 100 ms, with 50 ms more after idle periods\n"
+    )
+
+
+def test_a_named_share_that_cannot_be_had_ends_with_the_code_of_a_share(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["shares", "cpu:1,cpu:9999,cpu:9999000m"]) == 4
+    out, err = capsys.readouterr()
+    assert "cpu:1 " in out
+    assert "no GPU" not in out
+    assert out.count("not offered: share 'cpu:9999") == 2
+    assert err == "fractune: cpu:9999, cpu:9999000m cannot be had here; the reasons are printed above\n"
+
+
 def test_this_machine_lists_its_cpu(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["shares"]) == 0
     assert "cpu:1" in capsys.readouterr().out
@@ -132,6 +156,8 @@ def test_a_layout_is_printed_and_nothing_is_run(
         (["--apply"], 2, "--apply runs the commands of a layout"),
         (["--mig-layout", "3g+4g", "--prove"], 2, "--mig-layout changes the shares that --prove checks"),
         (["--mig-layout", "4g+4g"], 2, "does not fit"),
+        (["cpu:1", "--mig-layout", "3g+4g"], 2, "--mig-layout divides a whole GPU; leave 'cpu:1' out"),
+        (["cpu:0m"], 2, "0m is no CPU time"),
         (["--mig-layout", "many"], 2, "'many' is no instance"),
     ],
 )

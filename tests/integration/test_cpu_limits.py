@@ -1,0 +1,110 @@
+"""CPU limits for real: proved by busy processes, in a cgroup that takes precedence over other programs."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fractune_core.cpu_limits import GrantedLimit
+from fractune_workers.confinement.limit_cgroups import LimitCgroups
+from fractune_workers.locks.core_locks import CoreLocks, default_lock_dir
+from tests.support.hardware.cgroup_tree import a_host
+from tests.support.hardware.real_cgroup import capped_cgroup
+
+pytestmark = pytest.mark.alone
+
+ALLOWED = sorted(os.sched_getaffinity(0))
+_PROVE = """
+import sys
+from fractune.cli import main
+sys.exit(main(["shares", {share!r}, "--prove", "--json"]))
+"""
+
+
+@pytest.fixture(autouse=True)
+def all_cores() -> Iterator[None]:
+    with CoreLocks(default_lock_dir()).measuring(ALLOWED):
+        yield
+
+
+@pytest.mark.parametrize(
+    ("share", "limit_m", "span", "period_us"),
+    [
+        ("cpu:250m", 250, len(ALLOWED), 100_000),
+        ("cpu:500m@1/10ms", 500, 1, 10_000),
+        ("cpu:500m..1500m", 1500, len(ALLOWED), 100_000),
+    ],
+)
+def test_a_limit_is_proved_by_what_busy_processes_get(share: str, limit_m: int, span: int, period_us: int) -> None:
+    if limit_m > 1000 * len(ALLOWED):
+        pytest.skip("this machine has fewer cores")
+    with capped_cgroup(cores=None) as cgroup:
+        device = json.loads(cgroup.run(_PROVE.format(share=share)))
+    (offer,) = device["offers"]
+    limit = GrantedLimit.from_json(offer["limit"])
+    assert (offer["units"], offer["unit"], offer["refusal"]) == (limit_m, "millicore", "")
+    assert (limit.quota_m, limit.span, limit.period_us) == (limit_m, span, period_us)
+    assert limit.request_m == (500 if ".." in share else 0)
+    assert limit.burned_m == pytest.approx(limit_m, rel=0.1)
+
+
+def test_a_limit_that_holds_already_is_accepted() -> None:
+    code = """
+from fractune_core.shares import Share
+from fractune_workers.confinement import confinement_for
+confinement = confinement_for(Share.parse("cpu:500m"))
+confinement.probe()
+confinement.enter()
+print(confinement.environment()["FRACTUNE_LIMIT_CGROUP"] or "none made", confinement.verify().units)
+"""
+    with capped_cgroup(cores=0.5) as cgroup:
+        assert cgroup.run(code) == "none made 500"
+
+
+def test_a_lower_quota_that_no_file_shows_is_found(tmp_path: Path) -> None:
+    """The process reads a made-up tree with a limit of 900m, and is under a real one of 500m."""
+    root = a_host(tmp_path, cgroup="0::/box", box__cpu_max="90000 100000")
+    code = f"""
+from pathlib import Path
+from fractune_core.errors import ShareUnavailable
+from fractune_core.shares import Share
+from fractune_workers.confinement.cpu_limit import CpuLimitConfinement
+from fractune_workers.confinement.limit_cgroups import LimitCgroups
+confinement = CpuLimitConfinement(Share.parse("cpu:900m"), cgroups=LimitCgroups(Path({str(root)!r})))
+confinement.enter()
+try:
+    confinement.verify()
+except ShareUnavailable as error:
+    print(error)
+"""
+    with capped_cgroup(cores=0.5) as cgroup:
+        said = cgroup.run(code)
+    assert re.search(r"go on about every (9[5-9]|10[0-5]) ms: a container or slice above has a lower quota", said)
+
+
+def test_the_cgroup_of_a_killed_worker_is_removed_at_the_next_start() -> None:
+    if lacks := LimitCgroups().lacks():
+        pytest.skip(f"no cgroup can be made here: {lacks}")
+    code = """
+from fractune_core.shares import Share
+from fractune_workers.confinement import confinement_for
+print(confinement_for(Share.parse("cpu:500m")).environment()["FRACTUNE_LIMIT_CGROUP"], flush=True)
+input()
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
+        assert worker.stdout is not None
+        folder = Path(worker.stdout.readline().decode().strip())
+        LimitCgroups().remove_dead()
+        assert folder.is_dir()
+        worker.send_signal(signal.SIGKILL)
+    assert folder.is_dir()
+    LimitCgroups().remove_dead()
+    assert not folder.exists()

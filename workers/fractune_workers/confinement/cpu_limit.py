@@ -1,0 +1,202 @@
+"""CPU limits (`cpu:1500m`): CPU time in each period, by the quota of a cgroup.
+
+A limit that holds here already is accepted. Otherwise the supervisor makes a child cgroup, and the confined process
+joins it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from fractune_core.cpu_limits import MILLICORES, USUAL_PERIOD_MS, GrantedLimit, LimitSize
+from fractune_core.errors import ShareUnavailable
+from fractune_core.host.cgroups import Quota, tightest_quota
+from fractune_core.host.memory import host_memory_bytes
+from fractune_core.shares import GrantedShare, Share, units_text
+from fractune_workers.confinement.base import Confinement
+from fractune_workers.confinement.burn import Burn, burn
+from fractune_workers.confinement.cpu import check_affinities, thread_variables
+from fractune_workers.confinement.limit_cgroups import LimitCgroups
+
+_CGROUP = "FRACTUNE_LIMIT_CGROUP"
+"""variable with the cgroup that the confined process joins; empty = its limit holds already"""
+_ALLOWED = 0.1
+"""between the limit and what busy processes get, relative"""
+_TRIES = 3
+_PERIODS = 5
+_LEAST_BURNED_S = 0.1
+"""CPU time of a proof: the kernel stops a process up to a tick late, which must not matter"""
+
+
+class CpuLimitConfinement(Confinement):
+    """A limit on the CPUs `units`, or on the first that this process may use, as many as the share spans."""
+
+    def __init__(
+        self,
+        share: Share,
+        units: Sequence[int] = (),
+        cgroups: LimitCgroups | None = None,
+        burned: Callable[[int, float, float], Burn] = burn,
+    ) -> None:
+        self.share = share
+        self._size = LimitSize.parse(share.size)
+        self._cgroups = cgroups or LimitCgroups()
+        self._burned = burned
+        self._allowed = sorted(os.sched_getaffinity(0))
+        self.cores: list[int] = list(units) or self._allowed[: self._size.span or None]
+        self._made: Path | None = None
+        self._came_from: Path | None = None
+
+    @property
+    def gpu_uuid(self) -> str | None:
+        return None
+
+    def probe(self) -> None:
+        here = len(self._allowed)
+        if max(self._size.span, self._size.cores) > here:
+            raise ShareUnavailable(
+                f"share '{self.share}' is larger than this machine: {units_text(here, 'core')} may be used here; ask "
+                f"for cpu:{here * MILLICORES}m at most, and a span of @{here} at most"
+            )
+        if self._holds():
+            return
+        quota = tightest_quota(self._cgroups.root)
+        if quota is not None and quota.cores * MILLICORES < self._size.limit_m:
+            raise ShareUnavailable(
+                f"share '{self.share}' cannot be had: the quota of a cgroup caps this process at {_text(quota)}; raise "
+                "the limit of its container or slice, or ask for a smaller share"
+            )
+        if lacks := self._cgroups.lacks():
+            raise self._refusal(lacks)
+
+    def environment(self) -> dict[str, str]:
+        if self._made is None and not self._holds():
+            try:
+                self._made = self._cgroups.make(self._size)
+            except OSError as error:
+                raise self._refusal(str(error)) from error
+        return {**thread_variables(len(self.cores)), _CGROUP: str(self._made or "")}
+
+    def enter(self) -> None:
+        os.sched_setaffinity(0, self.cores)
+        if folder := os.environ.get(_CGROUP):
+            self._came_from = self._cgroups.current()
+            self._join(Path(folder))
+        self._check_holds()
+
+    def verify(self) -> GrantedShare:
+        """The limit, once it is the least of all cgroups above this process, all threads are under it, and busy
+        processes got as much as it allows.
+        """
+        check_affinities(self.share, self.cores)
+        self._check_threads()
+        quota = self._check_holds()
+        return GrantedShare(
+            share=str(self.share),
+            units=self._size.limit_m,
+            units_total=MILLICORES * (os.cpu_count() or len(self._allowed)),
+            unit=self.share.kind.unit,
+            memory_bytes=host_memory_bytes(),
+            reserved=False,
+            ids=tuple(self.cores),
+            limit=GrantedLimit(
+                quota_m=round(quota.cores * MILLICORES),
+                request_m=self._size.request_m,
+                span=len(self.cores),
+                period_us=quota.period_us,
+                burst_us=quota.burst_us,
+                burned_m=self._burn(quota),
+            ),
+        )
+
+    def leave(self) -> None:
+        os.sched_setaffinity(0, self._allowed)
+        if self._came_from is not None:
+            self._join(self._came_from)
+            self._came_from = None
+        if self._made is not None:
+            with contextlib.suppress(OSError):  # a process is left in it: the next start removes it
+                self._cgroups.remove(self._made)
+            self._made = None
+
+    def _join(self, folder: Path) -> None:
+        try:
+            self._cgroups.join(folder)
+        except OSError as error:
+            raise ShareUnavailable(
+                f"share '{self.share}': this process could not join the cgroup {folder} ({error}); start the worker "
+                "again"
+            ) from error
+
+    def _holds(self) -> bool:
+        """Whether this process is under just this limit."""
+        quota, size = tightest_quota(self._cgroups.root), self._size
+        return (
+            quota is not None
+            and (quota.period_us, quota.quota_us) == (size.period_us, size.quota_us)
+            and (not size.request_m or self._cgroups.weight() == self._cgroups.weight_of(size.request_m))
+        )
+
+    def _check_holds(self) -> Quota:
+        quota = tightest_quota(self._cgroups.root)
+        if quota is None or not self._holds():
+            found = "no quota" if quota is None else f"a quota of {_text(quota)}"
+            raise ShareUnavailable(
+                f"share '{self.share}' cannot be verified: the cgroups of this process have {found}, or another "
+                "weight; start this worker with the environment of its confinement"
+            )
+        return quota
+
+    def _check_threads(self) -> None:
+        """A thread of version 1 may be in another cgroup than its process."""
+        cgroups = {path.read_text() for path in (self._cgroups.root / "proc/self/task").glob("*/cgroup")}
+        if len(cgroups) > 1:
+            raise ShareUnavailable(
+                f"share '{self.share}' cannot be verified: threads of this process are in several cgroups; start the "
+                "worker again, and move whole processes only"
+            )
+
+    def _burn(self, quota: Quota) -> int:
+        """Millicores that busy processes get, one more than can have a whole core each."""
+        processes = min(len(self.cores), self._size.limit_m // MILLICORES + 1)
+        period_s, unused = quota.period_us * 1e-6, processes - quota.cores
+        # What idle periods saved up is spent first.
+        settle_s = period_s + (quota.burst_us * 1e-6 / unused if unused else 0.0)
+        measure_s = period_s * max(_PERIODS, math.ceil(_LEAST_BURNED_S / (quota.cores * period_s)))
+        for _ in range(_TRIES):
+            found = self._burned(processes, settle_s, measure_s)
+            if abs(found.cores / quota.cores - 1) <= _ALLOWED:
+                return round(found.cores * MILLICORES)
+        raise ShareUnavailable(
+            f"share '{self.share}' cannot be verified: busy processes got {found.cores * MILLICORES:.0f}m; "
+            f"{_why(found, quota)}"
+        )
+
+    def _refusal(self, why: str) -> ShareUnavailable:
+        """With the command that sets the limit from outside."""
+        size = self._size
+        options = [f"-p CPUQuota={size.limit_m / 10:g}%"]
+        options += [f"-p CPUQuotaPeriodSec={size.period_ms}ms"] if size.period_ms != USUAL_PERIOD_MS else []
+        return ShareUnavailable(
+            f"share '{self.share}' cannot be had: {why}; run this as root, or under the limit: systemd-run --user "
+            f"--scope {' '.join(options)} COMMAND, or a container with --cpus {size.limit_m / MILLICORES:g}"
+        )
+
+
+def _why(found: Burn, quota: Quota) -> str:
+    if found.cores > quota.cores:
+        return "the quota is not in force; start the worker again"
+    if (every_s := found.renewed_every_s) is not None:
+        return (
+            f"they are stopped and go on about every {every_s * 1e3:.0f} ms: a container or slice above has a lower "
+            "quota, or other processes use up this one; raise that quota, or end these processes"
+        )
+    return "other programs use these CPUs; end them, or wait until they are done"
+
+
+def _text(quota: Quota) -> str:
+    return f"{quota.cores * MILLICORES:.0f}m in {quota.period_us / 1000:g} ms"
