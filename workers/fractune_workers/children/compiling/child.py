@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,8 @@ from fractune_core.implementations import DIRECT, implementation_of, trace_of
 from fractune_core.model_inputs import constants_in
 from fractune_core.targets import capability, runs_on
 from fractune_workers.children.compiling.implementations import implementations_of, with_implementations
-from fractune_workers.children.compiling.side_by_side import side_by_side
 from fractune_workers.children.compiling.signature import Names, describe_main, names_in_file
-from fractune_workers.children.compiling.variants import compile_variant
+from fractune_workers.children.compiling.variants import compile_variants
 from fractune_workers.children.fusing.fuse import prepare_variants
 from fractune_workers.children.importing.model_file import load_variants
 from fractune_workers.children.importing.passes import Operator, extract
@@ -61,9 +60,8 @@ class _Prepared:
     """of a fused model: the variant's name by slot, None for an empty one"""
     apart: tuple[str, ...]
     """of a fused model: the operators that are called once for each slot"""
-    compiled: dict[str, dict[str, bytes]] = field(default_factory=dict)
-    """object files of the last bundle's variants, by target and traces: the next bundle has some of the same
-    variants"""
+    compiled: dict[Any, dict[str, bytes]] = field(default_factory=dict)
+    """object files of the last bundle's parts: the next bundle has most of the same parts"""
 
 
 @lru_cache(maxsize=1)
@@ -172,10 +170,7 @@ def compile_bundle(
     schedules = [_schedules(prepared, each) for each in texts]
     weights = LiftedWeights()
     lifted = [weights.lifted(_mixed(prepared, each)) for each in texts]
-    names = [json.dumps([str(parsed), each], sort_keys=True) for each in texts]
-    compiled = _each_once(
-        names, prepared.compiled, lambda at: compile_variant(lifted[at].module, parsed, schedules[at])
-    )
+    compiled = compile_variants([each.module for each in lifted], parsed, schedules, prepared.compiled)
     packed, layout = pack_weights(weights.tensors)
     lines = "".join(json.dumps(record) + "\n" for record in records)
     entries: dict[str, bytes] = {RECORDS: lines.encode(), WEIGHTS: packed}
@@ -216,21 +211,6 @@ def _schedules(prepared: _Prepared, texts: dict[str, str]) -> dict[Workload, str
             )
         found[workload] = trace_of(text)
     return found
-
-
-def _each_once(names: list[str], known: dict[str, Any], compiled: Callable[[int], Any]) -> list[Any]:
-    """The results of `compiled` by place. Equal names (of shares with the same winners) are compiled once, and names in
-    `known` are not compiled. Afterwards `known` holds these results alone.
-    """
-    new: dict[str, int] = {}
-    for at, name in enumerate(names):
-        if name not in known:
-            new.setdefault(name, at)
-    made = side_by_side([partial(compiled, at) for at in new.values()])
-    code = {**known, **dict(zip(new, made, strict=True))}
-    known.clear()
-    known.update({name: code[name] for name in names})
-    return [code[name] for name in names]
 
 
 def device() -> dict[str, Any]:

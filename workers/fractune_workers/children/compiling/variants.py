@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,22 +14,48 @@ from tvm import relax
 from tvm.relax.backend.cpu_generic import pipeline as cpu_pipeline
 from tvm.relax.backend.cuda import pipeline as cuda_pipeline
 from tvm.s_tir import meta_schedule as ms
+from tvm.tirx import PrimFunc
+from tvm_ffi import StructuralKey
 
 from fractune_core.errors import FractuneError
 from fractune_workers.children.building.cuda import packed_imports, scheduled_by_default, source_compiler
 from fractune_workers.children.compiling.concat_in_place import parts_in_place
 from fractune_workers.children.compiling.outputs_in_place import with_entry_for_outputs
+from fractune_workers.children.compiling.side_by_side import side_by_side
 from fractune_workers.children.importing.passes import is_scheduled
+from fractune_workers.children.tvm_api.artifacts import written
 from fractune_workers.children.tvm_api.cuda_target import compiler_for
 from fractune_workers.children.tvm_api.traces import Workload, read_trace
 
+_KERNEL, _BYTECODE = "kernel.o", "vm.o"
+_HANDS_A_CORE = 2
+"""Pieces of work for each core: kernels differ in size, and each piece costs a fork"""
 
-def compile_variant(mod: Any, target: Any, schedules: dict[Workload, str]) -> dict[str, bytes]:
-    """Machine code and VM bytecode of a prepared module, with `schedules` (workload -> trace) applied.
 
-    Returns object files by name. Raises FractuneError when a schedule finds no operator: then the passes of
-    ingest and compile have come apart; and for a GPU when this machine has no CUDA compiler.
+def compile_variants(
+    mods: Sequence[Any], target: Any, schedules: Sequence[dict[Workload, str]], known: dict[Any, dict[str, bytes]]
+) -> list[dict[str, bytes]]:
+    """Machine code and VM bytecode of prepared modules: object files by name, for each with its `schedules` (workload
+    -> trace) applied.
+
+    Equal parts are compiled once, and parts in `known` are not compiled. Afterwards `known` holds these parts alone.
+    Raises FractuneError when a schedule finds no operator: then the passes of ingest and compile have come apart; and
+    for a GPU when this machine has no CUDA compiler.
     """
+    lowered = [_lowered(mod, target, each) for mod, each in zip(mods, schedules, strict=True)]
+    parts = [{StructuralKey(part): part for part in _parts(mod, target)} for mod in lowered]
+    new = {key: part for each in parts for key, part in each.items() if key not in known}
+    code = {**known, **dict(zip(new, _compiled(list(new.values()), target), strict=True))}
+    known.clear()
+    known.update({key: code[key] for each in parts for key in each})
+    return [
+        {f"{place}-{name}": made for place, key in enumerate(each) for name, made in known[key].items()}
+        for each in parts
+    ]
+
+
+def _lowered(mod: Any, target: Any, schedules: dict[Workload, str]) -> Any:
+    """The module with its schedules applied, after all passes over Relax."""
     for_gpu = target.kind.name == "cuda"
     pipeline = cuda_pipeline if for_gpu else cpu_pipeline
     database = ms.database.MemoryDatabase()
@@ -44,9 +72,40 @@ def compile_variant(mod: Any, target: Any, schedules: dict[Workload, str]) -> di
         mod = parts_in_place(tvm.transform.Sequential(pipeline.dataflow_lower_passes(target))(mod))
         if not for_gpu:
             mod = with_entry_for_outputs(mod)
-        rest = tvm.transform.Sequential(pipeline.finalize_passes(target))
-        library = tvm.relax.build(mod, target=target, relax_pipeline=rest)
-    return _export(library, _packer(target) if for_gpu else None)
+        return tvm.transform.Sequential(pipeline.finalize_passes(target))(mod)
+
+
+def _parts(mod: Any, target: Any) -> list[Any]:
+    """Modules that are compiled apart. Most variants have most kernels in common, so on a CPU each kernel is a part; on
+    a GPU the kernels of a variant are one CUDA source.
+    """
+    if target.kind.name == "cuda":
+        return [mod]
+    kernels = {var: each for var, each in mod.functions.items() if isinstance(each, PrimFunc)}
+    others = {var: each for var, each in mod.functions.items() if var not in kernels}
+    return [tvm.IRModule(others, attrs=mod.attrs), *(tvm.IRModule({var: each}) for var, each in kernels.items())]
+
+
+def _compiled(parts: Sequence[Any], target: Any) -> list[dict[str, bytes]]:
+    """The object files of each part, compiled on all cores."""
+    hands = min(len(parts), _HANDS_A_CORE * len(os.sched_getaffinity(0)))
+    made = side_by_side([partial(_compile_each, parts[hand::hands], target) for hand in range(hands)])
+    return [made[place % hands][place // hands] for place in range(len(parts))]
+
+
+def _compile_each(parts: Sequence[Any], target: Any) -> list[dict[str, bytes]]:
+    with target, tvm.transform.PassContext(opt_level=3):
+        return [_compile(part, target) for part in parts]
+
+
+def _compile(part: Any, target: Any) -> dict[str, bytes]:
+    if all(isinstance(each, PrimFunc) for each in part.functions.values()):
+        return {_KERNEL: written(tvm.tirx.build(part, target=target))}
+    library = tvm.relax.build(part, target=target, relax_pipeline=None)
+    if target.kind.name == "cuda":
+        return _export(library, _packer(target))
+    pack = tvm.get_global_func("runtime.ModulePackImportsToLLVM")
+    return {_BYTECODE: written(pack(library.mod, False, str(target), ""))}  # noqa: FBT003  TVM's order
 
 
 def _scheduled(mod: Any) -> int:
@@ -71,7 +130,7 @@ def _packer(target: Any) -> Callable[..., str]:
     return pack
 
 
-def _export(library: Any, pack: Callable[..., str] | None) -> dict[str, bytes]:
+def _export(library: Any, pack: Callable[..., str]) -> dict[str, bytes]:
     objects: dict[str, bytes] = {}
 
     def collect(_output: str, files: list[str], **_options: Any) -> None:

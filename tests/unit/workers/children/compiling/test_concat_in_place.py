@@ -14,7 +14,7 @@ from tvm.s_tir import Schedule
 
 from fractune_core.errors import FractuneError
 from fractune_workers.children.compiling.concat_in_place import into_slice, parts_in_place
-from fractune_workers.children.compiling.variants import compile_variant
+from fractune_workers.children.compiling.variants import compile_variants
 from fractune_workers.children.fusing.fuse import fused
 from fractune_workers.children.importing.passes import prepare
 from fractune_workers.children.tvm_api.artifacts import load_objects
@@ -133,7 +133,8 @@ def check(mod: tvm.IRModule) -> tvm.IRModule:
 
 def compiled(prepared: tvm.IRModule, inputs: list[Array]) -> list[Array]:
     """What the module gives as a variant of a bundle, twice: the second run uses the memory of the first."""
-    machine = relax.VirtualMachine(load_objects(list(compile_variant(prepared, TARGET, {}).values())), tvm.cpu())
+    (objects,) = compile_variants([prepared], TARGET, [{}], {})
+    machine = relax.VirtualMachine(load_objects(list(objects.values())), tvm.cpu())
     return [machine["main"](*map(tvm.runtime.tensor, inputs)).numpy() for _ in range(2)]
 
 

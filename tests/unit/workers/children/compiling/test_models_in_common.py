@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from fractune_core.tir.lookups import by_position
-from fractune_workers.children.compiling.variants import compile_variant
+from fractune_workers.children.compiling.variants import compile_variants
 from fractune_workers.children.importing.passes import extract, prepare, workload_hash
 from fractune_workers.children.searching.operator_search import OperatorSearch
 from fractune_workers.children.tvm_api.target import parse_target
@@ -70,14 +70,14 @@ def test_models_are_compiled_with_the_schedules_of_others() -> None:
     """One from each half, which clamp otherwise, in both orders."""
     for one, other in ((0, 6), (6, 0)):
         schedules = {workloads(other)[name]: traces[-1] for name, traces in tuned(one).items()}
-        assert compile_variant(prepared(other), TARGET, schedules)
+        assert compile_variants([prepared(other)], TARGET, [schedules], {})
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(("one", "other"), PAIRS)
 def test_each_model_is_compiled_with_the_schedules_of_each_other(one: int, other: int) -> None:
     schedules = {workloads(other)[name]: traces[-1] for name, traces in tuned(one).items()}
-    assert compile_variant(prepared(other), TARGET, schedules)
+    assert compile_variants([prepared(other)], TARGET, [schedules], {})
 
 
 @pytest.mark.parametrize(("one", "other"), [(0, 1), (1, 0)])

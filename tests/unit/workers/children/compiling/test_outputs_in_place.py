@@ -11,7 +11,7 @@ import tvm
 from tvm import relax
 
 from fractune_core.files.manifests import MAIN_INTO
-from fractune_workers.children.compiling.variants import compile_variant
+from fractune_workers.children.compiling.variants import compile_variants
 from fractune_workers.children.importing.passes import prepare
 from fractune_workers.children.tvm_api.artifacts import load_objects
 from tests.unit.workers.children.layouts.networks import Network, inputs_of, network
@@ -77,7 +77,7 @@ def test_an_output_without_memory_of_its_own_has_no_such_entry(body: Body) -> No
 
 
 def machine_of(mod: tvm.IRModule) -> Any:
-    objects = compile_variant(prepare(mod, TARGET), TARGET, {})
+    objects = compile_variants([prepare(mod, TARGET)], TARGET, [{}], {})[0]
     return relax.VirtualMachine(load_objects(list(objects.values())), tvm.cpu()).module
 
 

@@ -1,0 +1,92 @@
+"""Variants of a bundle: their common kernels are compiled once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax, te
+
+from fractune_workers.children.compiling import variants
+from fractune_workers.children.compiling.variants import compile_variants
+from fractune_workers.children.tvm_api.artifacts import load_objects
+from fractune_workers.children.tvm_api.target import parse_target
+
+TARGET = parse_target("llvm -mcpu=x86-64-v3", 1)
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """Names of the functions in each part that was compiled, without forks."""
+    names: list[list[str]] = []
+
+    def in_this_process(work: Sequence[Callable[[], Any]]) -> list[Any]:
+        return [each() for each in work]
+
+    def compile_noted(part: tvm.IRModule, target: Any) -> dict[str, bytes]:
+        names.append([str(var.name_hint) for var in part.get_global_vars()])
+        return compile_part(part, target)
+
+    compile_part = variants._compile
+    monkeypatch.setattr(variants, "side_by_side", in_this_process)
+    monkeypatch.setattr(variants, "_compile", compile_noted)
+    return names
+
+
+def multiplied(*factors: int) -> tvm.IRModule:
+    """A model that multiplies its input by one factor after the other, each in a kernel `times{factor}`."""
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((4,), "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            value = x
+            for factor in factors:
+                value = builder.emit_te(product, value, float(factor), primfunc_name_hint=f"times{factor}")
+            result = builder.emit_output(value)
+        builder.emit_func_output(result)
+    return builder.get()
+
+
+def product(values: Any, factor: float) -> Any:
+    return te.compute(values.shape, lambda at: values[at] * te.const(factor, "float32"))
+
+
+def output(objects: dict[str, bytes]) -> Any:
+    machine = relax.VirtualMachine(load_objects(list(objects.values())), tvm.cpu())
+    return machine["main"](tvm.runtime.tensor(np.arange(4, dtype="float32"))).numpy()
+
+
+def kernels(compiled: list[list[str]]) -> list[str]:
+    return sorted(name for names in compiled for name in names if name.startswith("times"))
+
+
+def test_a_kernel_of_two_variants_is_compiled_once(compiled: list[list[str]]) -> None:
+    one, other = compile_variants([multiplied(2, 3), multiplied(3, 5)], TARGET, [{}, {}], {})
+    assert kernels(compiled) == ["times2", "times3", "times5"]
+    np.testing.assert_array_equal(output(one), [0, 6, 12, 18])
+    np.testing.assert_array_equal(output(other), [0, 15, 30, 45])
+
+
+def test_kernels_of_the_bundle_before_are_not_compiled_again_and_no_others_are_kept(compiled: list[list[str]]) -> None:
+    known: dict[Any, dict[str, bytes]] = {}
+    compile_variants([multiplied(2), multiplied(3)], TARGET, [{}, {}], known)
+    compiled.clear()
+    (found,) = compile_variants([multiplied(3, 5)], TARGET, [{}], known)
+    assert kernels(compiled) == ["times5"]
+    np.testing.assert_array_equal(output(found), [0, 15, 30, 45])
+    compiled.clear()
+    compile_variants([multiplied(2)], TARGET, [{}], known)
+    assert kernels(compiled) == ["times2"]
+    assert len(known) == len(["main", "times2"])
+
+
+def test_kernels_of_one_name_may_differ(compiled: list[list[str]]) -> None:
+    other = multiplied(2)
+    other["times2"] = multiplied(3)["times3"].with_attr("global_symbol", "times2")
+    same, changed = compile_variants([multiplied(2), other], TARGET, [{}, {}], {})
+    assert kernels(compiled) == ["times2", "times2"]
+    np.testing.assert_array_equal(output(same), [0, 2, 4, 6])
+    np.testing.assert_array_equal(output(changed), [0, 3, 6, 9])
