@@ -23,7 +23,9 @@ _CHECK_TIMEOUT_S = 60.0
 _TIMING_TIMEOUT_S = 900.0
 _TOLERANCES = {"float16": 2e-2, "bfloat16": 5e-2, "float32": 1e-3, "float64": 1e-6}
 """Largest difference to the untuned output, relative to its largest value, by type: a schedule may add up in
-another order. Other types must agree exactly."""
+another order. Other types must agree exactly. Ties of a quantized output are apart from that
+(`children/measuring/quantized_outputs.py` has the rule).
+"""
 
 _log = logging.getLogger(__name__)
 
@@ -51,7 +53,7 @@ class _Validation:
         self._untuned = untuned
         self._names = sorted(batch.codes, key=lambda name: name != untuned)
         """the reference first"""
-        self._right: dict[str, float] = {}
+        self._right: dict[str, dict[str, Any]] = {}
         """differences to the reference"""
         self._failed: dict[str, Outcome] = {}
         self._checked: tuple[int, frozenset[str]] = (0, frozenset())
@@ -86,32 +88,32 @@ class _Validation:
         self._right.pop(name, None)
         allowed = _tolerance(self._batch)
         try:
-            error = self._check(name, alone=name in tried)
+            found = self._check(name, alone=name in tried)
         except CHILD_ERRORS as failure:
             self._failed[name] = Outcome.of(failure)
             return
-        if error is None:
+        if found is None:
             tried.add(name)
-        elif error > allowed:
-            self._failed[name] = _wrong(error, allowed)
+        elif found["beyond_ties"] > allowed:
+            self._failed[name] = _wrong(found, allowed)
         else:
-            self._right[name] = error
+            self._right[name] = found
 
-    def _check(self, name: str, *, alone: bool) -> float | None:
-        """The finalist's relative difference to the reference; None when its child does not hold the reference."""
+    def _check(self, name: str, *, alone: bool) -> dict[str, Any] | None:
+        """The finalist's difference to the reference; None when its child does not hold the reference."""
 
-        def check() -> float | None:
+        def check() -> dict[str, Any] | None:
             is_comparable = name == self._untuned or self._untuned in self._held()
             self._load(name)
-            error = float(self._session.call("check", _CHECK_TIMEOUT_S, name=name))
-            return error if is_comparable else None
+            found: dict[str, Any] = self._session.call("check", _CHECK_TIMEOUT_S, name=name)
+            return found if is_comparable else None
 
-        error = self._session.run([self._batch.codes[name]], self._batch, check, alone=alone)
-        if error is None:
+        found = self._session.run([self._batch.codes[name]], self._batch, check, alone=alone)
+        if found is None:
             self._session.forget_batch()  # it was compared with itself
         else:
             self._checked = (self._session.preparation, self._held() | {name})
-        return error
+        return found
 
     def _held(self) -> frozenset[str]:
         """Checked finalists that the present child holds."""
@@ -160,7 +162,11 @@ class _Validation:
 
     def _timed(self, answer: Mapping[str, Any], name: str) -> Outcome:
         """A finalist's part of the answer."""
-        own = {"run_secs": answer["run_secs"][name], "policy": answer["policy"][name], "max_error": self._right[name]}
+        own = {
+            "run_secs": answer["run_secs"][name],
+            "policy": answer["policy"][name],
+            "max_error": self._right[name]["max_error"],
+        }
         return from_json(Outcome, {**answer, **own, "status": Status.OK})
 
 
@@ -169,8 +175,15 @@ def _tolerance(batch: ArtifactBatch) -> float:
     return _TOLERANCES.get(batch.args_info[-1][1], 0.0)
 
 
-def _wrong(error: float, allowed: float) -> Outcome:
+def _wrong(found: Mapping[str, Any], allowed: float) -> Outcome:
+    """`found`: as of `quantized_outputs.Difference`."""
+    error, steps = found["max_error"], found["steps"]
     cause = f"output differs from the untuned one by {error:.2g} of its largest value; {allowed:g} is allowed"
+    if steps:
+        cause = (
+            f"output differs from the untuned one in {found['moved']:.1%} of its values, by up to {steps} steps of its "
+            "quantization; one step in 1 % is allowed"
+        )
     return Outcome(Status.WRONG_OUTPUT, cause, policy=VALIDATION_POLICY, max_error=error)
 
 

@@ -50,7 +50,10 @@ class NotedChild:
             self.asked.append(payload["policy"])
             names = payload["names"]
             return {"policy": dict.fromkeys(names, payload["policy"]), "run_secs": dict.fromkeys(names, [1e-3] * 3)}
-        return float(payload["name"] == "wrong") if method == "check" else {}
+        if method != "check":
+            return {}
+        wrong = payload["name"] == "wrong"
+        return {"max_error": float(wrong), "beyond_ties": float(wrong), "steps": 3 * wrong, "moved": 0.25 * wrong}
 
 
 @pytest.mark.parametrize("cache", [WARM, COLD])

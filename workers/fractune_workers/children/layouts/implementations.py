@@ -80,7 +80,7 @@ def own_arguments(name: str, arguments: Sequence[_Array], described: Sequence[An
     fused model each slot has weights of its own.
     """
     if name in INTEGERS:
-        _, weights = (at for at, (_, _, _, *bounds) in enumerate(described) if bounds)
+        _, weights = (at for at, (_, _, _, *bounds) in enumerate(described) if bounds and bounds[0])
         if len(described[weights][3]) > _RANGE:
             return list(arguments)
         return [INTEGERS[name].pack(each) if at == weights else each for at, each in enumerate(arguments)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -112,16 +112,22 @@ class MeasurerChild:
                 break
         return {"policy": policy, "run_secs": run_secs, "disturbance": disturbance}
 
-    def check(self, name: str) -> float:
-        """Run the kernel once; the largest difference to the first kernel checked, relative to its largest
-        value.
-        """
-        from fractune_workers.children.tvm_api.arrays import difference
+    def check(self, name: str) -> dict[str, Any]:
+        """Run the kernel once; its difference to the first kernel checked (`quantized_outputs.Difference`)."""
+        from fractune_workers.children.measuring.quantized_outputs import compared, step_of
 
-        outputs = self._run_fresh(name)
         if not self._reference:
-            self._reference = outputs
-        return max(map(difference, outputs, self._reference))
+            self._calibrate(name)
+        outputs = self._run_on(name, self._pristine)
+        self._reference = self._reference or outputs
+        return asdict(compared(outputs, self._reference, step_of(self._described, self._pristine)))
+
+    def _calibrate(self, name: str) -> None:
+        """Set the scale by which the operator quantizes its output, by an output of the kernel."""
+        from fractune_workers.children.measuring.quantized_outputs import calibrated
+
+        scales = calibrated(self._described, self._pristine, lambda contents: self._run_on(name, contents)[-1])
+        self._pristine = [scales.get(at, contents) for at, contents in enumerate(self._pristine)]
 
     def time_interleaved(self, names: Sequence[str], policy: dict[str, Any], reference: str = "") -> dict[str, Any]:
         """Time the kernels interleaved, one repeat each a round, so that all are timed under the same conditions.
@@ -179,10 +185,10 @@ class MeasurerChild:
         kernel = self._kernels[name]
         return self._processor.time(kernel.library, kernel.args, policy, calls)
 
-    def _run_fresh(self, name: str) -> list[Any]:
-        """All arguments as the kernel leaves them, starting from the same contents each time."""
-        for arg, contents in zip(self._args, self._pristine, strict=True):
-            self._processor.write(arg, contents)
+    def _run_on(self, name: str, contents: Sequence[Any]) -> list[Any]:
+        """All arguments as the kernel leaves them, starting from these contents."""
+        for arg, array in zip(self._args, contents, strict=True):
+            self._processor.write(arg, array)
         kernel = self._kernels[name]
         self._check_s[name] = self._processor.secs_of_one(kernel.library, kernel.args)
         return [self._processor.read(arg) for arg in self._args]

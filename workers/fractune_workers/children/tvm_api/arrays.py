@@ -10,19 +10,29 @@ import numpy as np
 import tvm
 
 from fractune_workers.children.tvm_api.processor import Processor
+from fractune_workers.children.tvm_api.quantizing import HIGH, LOW
+
+LIMITS = {LOW: -128, HIGH: 127}
+"""of quantized numbers, by the role of an argument"""
 
 
 def random_args(args_info: list[Any], seed: int, processor: Processor) -> list[Any]:
-    """Arguments with random contents on the processor, one description each: `["TENSOR", dtype, shape]`, and the
-    smallest and the largest number where they are whole numbers.
+    """Arguments with random contents on the processor, one description each (`traces.args_of`): type, shape, perhaps
+    bounds of whole numbers or roles.
 
-    Integers are 0 or 1: they may be indices, and a larger one could point outside of its tensor.
+    Integers are 0 or 1: they may be indices, and a larger one could point outside of its tensor. Limits of quantized
+    numbers are those of 8 bits: random ones would make all outputs equal, and hide a wrong kernel.
     """
     rng = np.random.default_rng(seed)
     return [processor.tensor(_random_array(rng, *described)) for _, *described in args_info]
 
 
-def _random_array(rng: np.random.Generator, dtype: str, shape: list[int], bounds: Sequence[int] = ()) -> Any:
+def _random_array(
+    rng: np.random.Generator, dtype: str, shape: list[int], bounds: Sequence[int] = (), roles: Sequence[str] = ()
+) -> Any:
+    for role in roles:
+        if role in LIMITS:
+            return np.full(shape, LIMITS[role], numpy_dtype(dtype))
     if bounds:
         return rng.integers(bounds[0], bounds[1] + 1, size=shape).astype(numpy_dtype(dtype))
     if dtype.startswith(("float", "bfloat")):

@@ -16,6 +16,7 @@ from fractune_core.implementations import DIRECT, joined_workloads, parted_workl
 from fractune_core.records import UNTUNED
 from fractune_core.tir.lookups import by_position
 from fractune_core.tir.positions import Names, named_by_position, names_of
+from fractune_workers.children.tvm_api.quantizing import quantizing_roles
 from fractune_workers.children.tvm_api.whole_numbers import whole_numbers
 
 
@@ -78,11 +79,13 @@ def _plain(value: Any) -> Any:
 def args_of(workload: Workload) -> list[Any]:
     """The arguments of the workload's entry function: `["TENSOR", dtype, shape]` each. Whole numbers in float32 have
     their smallest and largest one behind it: `["TENSOR", "float32", [4, 64], [0, 255]]`. Computed weights have a third
-    number there, 1.
+    number there, 1. Where the output is quantized, arguments that quantize have their roles behind an empty list:
+    `["TENSOR", "float32", [1], [], ["scale"]]`.
     """
-    bounds = whole_numbers(workload.mod)
+    bounds, roles = whole_numbers(workload.mod), quantizing_roles(workload.mod)
+    more = {place: [bounds[place]] for place in bounds} | {place: [[], roles[place]] for place in roles}
     return [
-        [kind, str(dtype), [int(dim) for dim in shape], *([bounds[at]] if at in bounds else [])]
+        [kind, str(dtype), [int(dim) for dim in shape], *more.get(at, [])]
         for at, (kind, dtype, shape) in enumerate(
             info.as_json() for info in ArgInfo.from_entry_func(workload.mod, remove_preproc=True)
         )
