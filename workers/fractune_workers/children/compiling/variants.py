@@ -43,7 +43,7 @@ def compile_variants(
     for a GPU when this machine has no CUDA compiler.
     """
     lowered = [_lowered(mod, target, each) for mod, each in zip(mods, schedules, strict=True)]
-    parts = [{StructuralKey(part): part for part in _parts(mod, target)} for mod in lowered]
+    parts = [{_key(part): part for part in _parts(mod, target)} for mod in lowered]
     new = {key: part for each in parts for key, part in each.items() if key not in known}
     code = {**known, **dict(zip(new, _compiled(list(new.values()), target), strict=True))}
     known.clear()
@@ -84,6 +84,11 @@ def _parts(mod: Any, target: Any) -> list[Any]:
     kernels = {var: each for var, each in mod.functions.items() if isinstance(each, PrimFunc)}
     others = {var: each for var, each in mod.functions.items() if var not in kernels}
     return [tvm.IRModule(others, attrs=mod.attrs), *(tvm.IRModule({var: each}) for var, each in kernels.items())]
+
+
+def _key(part: Any) -> Any:
+    """Equal for parts that are equal, names included."""
+    return StructuralKey(part)  # type: ignore[call-arg]
 
 
 def _compiled(parts: Sequence[Any], target: Any) -> list[dict[str, bytes]]:
