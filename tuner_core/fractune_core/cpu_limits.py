@@ -10,7 +10,7 @@ from fractune_core.errors import BadRequest
 
 MILLICORES = 1000
 """of one core"""
-SIZE_FORM = r"[0-9.]*m.*"
+SIZE_FORM = r"[0-9.]*m.*|[0-9]*\.[0-9]+"
 """Every size that is meant as a limit, right or wrong, so that `LimitSize.parse` can report the mistake."""
 USUAL_PERIOD_MS = 100
 _PERIODS_MS = range(1, 1001)
@@ -89,6 +89,8 @@ class LimitSize:
 def _misfit(text: str) -> str:
     if re.search(r"(?<![0-9])0+m(?!s)", text):
         return "0m is no CPU time; write a limit above 0, such as cpu:500m"
+    if re.fullmatch(r"[0-9]{0,4}\.[0-9]{1,6}", text):
+        return f"a limit is written in thousandths of a core: write cpu:{max(1, round(float(text) * MILLICORES))}m"
     if period := re.fullmatch(r"[^/]*/([^/]*)", text):
         return f"'{period[1]}' is not a period; write whole milliseconds from 1ms to 1000ms, such as cpu:1500m/10ms"
     return (

@@ -9,6 +9,7 @@ import contextlib
 import errno
 import itertools
 import os
+import re
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,8 @@ from fractune_core.cpu_limits import LimitSize
 from fractune_core.host.cgroups import ROOT, cgroup_folders
 
 _PREFIX = "fractune-limit-"
+_NAME = re.compile(rf"{_PREFIX}([0-9]+)-([0-9]+)-[0-9]+")
+"""process id, start time and number"""
 _LEAF = "fractune-rest"
 """for the processes of a cgroup that has got children with a controller: version 2 lets it hold none itself"""
 _CONTROLLERS, _CHILDREN_HAVE = "cgroup.controllers", "cgroup.subtree_control"
@@ -104,8 +107,8 @@ class LimitCgroups:
         """Remove the cgroups of processes that ended without doing so. One with a process left in it stays."""
         home = self._home()
         for folder in [] if home is None else home.glob(f"{_PREFIX}*"):
-            pid, started, _ = folder.name.removeprefix(_PREFIX).split("-")
-            if _started(int(pid)) != started:
+            named = _NAME.fullmatch(folder.name)
+            if named is not None and _started(int(named[1])) != named[2]:
                 with contextlib.suppress(OSError):
                     self._rmdir(folder)
 

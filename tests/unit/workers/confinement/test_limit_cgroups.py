@@ -96,7 +96,7 @@ def test_only_the_cgroups_of_dead_processes_are_removed(tmp_path: Path) -> None:
     pid, started, _ = alive.name.removeprefix("fractune-limit-").split("-")
     same_number_again = alive.with_name(f"fractune-limit-{pid}-{int(started) - 1}-0")
     same_number_again.mkdir()
-    other = alive.with_name("box")
+    other = alive.with_name("fractune-limit-of-somebody-else")
     other.mkdir()
     cgroups.remove_dead()
     assert (alive.exists(), same_number_again.exists(), other.exists()) == (True, False, True)
