@@ -10,7 +10,7 @@ from fractune_core.errors import BadRequest
 
 MILLICORES = 1000
 """of one core"""
-SIZE_FORM = r"[0-9.]*m.*|[0-9]*\.[0-9]+"
+SIZE_FORM = r"[0-9.]+m.*|[0-9]*\.[0-9]+"
 """Every size that is meant as a limit, right or wrong, so that `LimitSize.parse` can report the mistake."""
 USUAL_PERIOD_MS = 100
 _PERIODS_MS = range(1, 1001)
