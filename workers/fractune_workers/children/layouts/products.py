@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
-from fractune_core.implementations import DIRECT, INT16
+from fractune_core.implementations import DIRECT, INT8, INT16
 from fractune_workers.children.layouts import elementwise, kernels
 from fractune_workers.children.layouts.blocks import Blocks, pack
 from fractune_workers.children.layouts.bounds import Bounds
@@ -23,6 +23,7 @@ from fractune_workers.children.layouts.quantized import (
     called,
     centred,
     columns_of,
+    in_bytes,
     integer_columns,
     integer_rows,
     of_bytes,
@@ -33,6 +34,8 @@ from fractune_workers.children.rewriting.expressions import TAKES_AN_EPILOGUE, o
 
 _FLOAT, _INT = "float32", "int32"
 _MATRIX_RANK = 2
+_MOST_OF_ROW = 2**16
+"""numbers, so that float32 holds the sum of their bytes exactly"""
 _PRODUCTS = frozenset({"matmul", "nn.conv2d"})
 
 
@@ -246,10 +249,19 @@ def _whole_matmul(planner: Planner, rows: Rows, columns: Columns, shape: tuple[i
     """The product of the whole numbers, less the part of the zero point, times the steps of rows and columns."""
     rows = of_bytes(planner, rows)
     blocks = planner.blocks(shape, len(shape) - 1)
-    value = planner.emit(_sums(planner, rows, columns))
+    made = in_bytes(columns) if INT8 in planner.dot_products and len(columns.numbers) <= _MOST_OF_ROW else None
+    value = planner.emit(_sums(planner, rows, columns) if made is None else _moved_sums(planner, rows, *made, blocks))
     if not (isinstance(rows.zero, float) and rows.zero == 0):
         value = planner.emit(relax.op.subtract(value, _part_of_zero(planner, rows, columns, blocks)))
     return _in_steps(value, blocks, columns.steps * np.float32(rows.step))
+
+
+def _moved_sums(planner: Planner, rows: Rows, columns: Columns, by: Array, blocks: Blocks) -> Any:
+    """As `_sums`, of columns whose numbers were moved: the sum of each row, times `by`, is missing."""
+    totals = planner.emit(relax.op.sum(rows.numbers, [-1]))
+    each = planner.emit(relax.op.reshape(totals, [*shape_of(totals), 1, 1]))
+    missing = planner.emit(relax.op.multiply(each, relax.const(elementwise.packed_operand(by, blocks, 0.0))))
+    return relax.op.add(planner.emit(_sums(planner, rows, columns)), missing)
 
 
 def _part_of_zero(planner: Planner, rows: Rows, columns: Columns, blocks: Blocks) -> Any:

@@ -138,6 +138,17 @@ def integer_columns(planner: Planner, value: Any) -> Columns | None:
     return Columns(columns, np.ones(columns.shape[1], _FLOAT))
 
 
+def in_bytes(columns: Columns) -> tuple[Columns, Array] | None:
+    """Columns that need more than 8 bits only because of their zero points: moved into a byte, and by how much each was
+    moved. None for other columns.
+    """
+    low, high = columns.numbers.min(axis=0), columns.numbers.max(axis=0)
+    moved = np.maximum(high - _BYTE[1], 0) + np.minimum(low - _BYTE[0], 0)
+    if not moved.any() or (high - low).max() > _UNSIGNED[1]:
+        return None
+    return replace(columns, numbers=columns.numbers - moved), moved
+
+
 def columns_of(weights: Array) -> Array:
     """Weights as (K, N): those of a convolution have their outputs first."""
     return weights if weights.ndim == 2 else weights.reshape(len(weights), -1).T

@@ -15,7 +15,7 @@ from tvm import relax, s_tir
 from fractune_core.implementations import INT8, INT16
 from fractune_core.tir.kernel_names import MATMUL, WHOLE_NUMBERS
 from fractune_workers.children.importing.passes import extract, prepare
-from fractune_workers.children.layouts.quantized import quantized_columns
+from fractune_workers.children.layouts.quantized import Columns, in_bytes, quantized_columns
 from fractune_workers.children.tvm_api.arrays import random_args
 from fractune_workers.children.tvm_api.intrinsics import load_intrinsics
 from fractune_workers.children.tvm_api.processor import cpu_processor
@@ -175,6 +175,24 @@ def test_an_integer_product_is_exact(dtype: str, zero_of_weights: int | None, co
     fused = [each for each in calls(direct) if "matmul" in each]
     assert len(fused) == 1
     assert "multiply" in fused[0]
+
+
+@pytest.mark.parametrize("zero_of_weights", [103, 160])
+@pytest.mark.parametrize("columns", [16, 18])
+def test_weights_that_leave_a_byte_by_their_zero_point_are_moved_into_it(columns: int, zero_of_weights: int) -> None:
+    numbers = RNG.integers(0, 256, (9, columns)).astype("uint8")
+    mod = network([(5, 9), (), (columns,)], integers(numbers, zero_of_weights, "uint8"))
+    x = RNG.integers(0, 256, (5, 9)).astype("float32")
+    zero, scale = np.array(11, "float32"), RNG.uniform(0.5, 2, columns).astype("float32")
+    whole = (x.astype(int) - int(zero)) @ (numbers.astype(int) - zero_of_weights)
+    direct = prepare(mod, VNNI)
+    assert annotated(direct) == [[0, 255, -128, 127]]
+    np.testing.assert_array_equal(outputs(direct, NARROW, [x, zero, scale]), whole.astype("float32") * scale)
+
+
+def test_weights_of_a_wider_range_are_not_moved() -> None:
+    columns = np.array([[-130.0], [126.0]], "float32")
+    assert in_bytes(Columns(columns, np.ones(1, "float32"))) is None
 
 
 def test_a_batched_integer_product_is_exact() -> None:

@@ -68,6 +68,19 @@ def workload_of(name: str, shape: tuple[int, ...], weights: Array, *, activated:
     return Workload(tvm.IRModule({"main": function}))
 
 
+def test_what_the_epilogue_adds_is_computed_where_it_is_added() -> None:
+    """The outer product of two vectors comes before the kernel, and is none of its operands."""
+    implementation, shape = INTEGERS[INT8], (10, 2, 16)
+    kinds = [((10, 64), "float32"), ((2, 16, 16, 4), "int8"), ((10, 1, 1), "float32"), ((1, 2, 16), "float32")]
+    data, columns, rows, factors = (te.placeholder(extents, dtype) for extents, dtype in kinds)
+    outer = te.compute(shape, lambda m, n, lane: rows(m, 0, 0) * factors(0, n, lane), name="outer")
+    output = topi.add(implementation.compute(data, columns), outer)
+    function = te.create_prim_func([data, columns, rows, factors, output]).with_attr("global_symbol", "main")
+    (found,) = schedules(Workload(tvm.IRModule({"main": function})), target_of("cascadelake"), 1)
+    names = [str(found.get(block).name_hint) for block in found.get_child_blocks(found.get_sblock("root"))]
+    assert len(names) == len(["rows", "first sums", "sums", "output"]), names
+
+
 def convolution_of(name: str, image: tuple[int, ...], weights: Array, window: Window) -> Workload:
     """The convolution of an image in blocks by packed weights."""
     implementation = INTEGERS[name]
