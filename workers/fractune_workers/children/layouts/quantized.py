@@ -95,17 +95,21 @@ def _quantized(planner: Planner, value: Any) -> Rows | None:
 
 
 def _integers(planner: Planner, value: Any) -> Rows | None:
-    zero: Any = 0.0
+    less = None
     call = called(planner, value)
     if operator_of(call) == "subtract":
-        zero = _zero(planner, call.args[1])
+        less = call.args[1]
         call = called(planner, call.args[0])
-    if zero is None or operator_of(call) != "astype":
+    if operator_of(call) != "astype":
         return None
     given = call.args[0]
-    if str(given.ty.dtype) not in ("uint8", "int8"):
+    dtype = str(given.ty.dtype)
+    if dtype not in ("uint8", "int8"):
         return None
-    limits = np.iinfo(str(given.ty.dtype))
+    zero = 0.0 if less is None else _zero(planner, less, dtype)
+    if zero is None:
+        return None
+    limits = np.iinfo(dtype)
     if isinstance(zero, float) and not _has_range((int(limits.min), int(limits.max)), zero):
         return None
     cast = called(planner, given)
@@ -240,15 +244,22 @@ def _is_whole(planner: Planner, value: Any) -> bool:
     return operator_of(call) == "round"
 
 
-def _zero(planner: Planner, value: Any) -> Any:
-    """An int32 zero point in float32; None for several."""
+def _zero(planner: Planner, value: Any, dtype: str) -> Any:
+    """An int32 zero point in float32; None for several, and for a computed one that was not a byte of type `dtype`."""
     number = _number(planner, value)
     if number is not None:
         return number
-    if int(np.prod(shape_of(value))) != 1:
+    if int(np.prod(shape_of(value))) != 1 or not _was_byte(planner, value, dtype):
         return None
     emit = planner.emit
     return emit(relax.op.reshape(emit(relax.op.astype(value, _FLOAT)), [1]))
+
+
+def _was_byte(planner: Planner, value: Any, dtype: str) -> bool:
+    call = called(planner, value)
+    if operator_of(call) in _MOVES:
+        return _was_byte(planner, call.args[0], dtype)
+    return operator_of(call) == "astype" and str(call.args[0].ty.dtype) == dtype
 
 
 def _constant(planner: Planner, value: Any) -> Array | None:

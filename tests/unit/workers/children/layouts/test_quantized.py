@@ -328,6 +328,25 @@ def test_an_integer_convolution_is_exact(channels: int, groups: int) -> None:
     assert any("conv2d" in each and "add" in each for each in calls(direct))
 
 
+def test_a_computed_zero_point_that_was_no_byte_is_subtracted_in_int32() -> None:
+    """40,000 does not fit into 16 bits, nor do its products fit into float32."""
+    numbers = RNG.integers(-128, 128, (8, 8, 3, 3)).astype("int8")
+
+    def body(net: Network, x: Any, zero: Any) -> Any:
+        data = net.emit(op.astype(net.emit(op.clip(net.emit(op.round(x)), 0, 255)), "uint8"))
+        point = net.emit(op.reshape(net.emit(op.astype(zero, "int32")), [1]))
+        left = net.emit(op.subtract(net.emit(op.astype(data, "int32")), point))
+        made = net.emit(op.nn.conv2d(left, relax.const(numbers.astype("int32")), padding=1))
+        return net.emit(op.astype(made, "float32"))
+
+    mod = network([(1, 8, 5, 6), ()], body)
+    x, zero = RNG.integers(0, 256, (1, 8, 5, 6)).astype("float32"), np.array(40_000, "float32")
+    direct = prepare(mod, NARROW)
+    assert annotated(direct) == []
+    expected = convolved(x - 40_000, numbers.astype(int), 1).astype("float32")
+    np.testing.assert_array_equal(outputs(direct, NARROW, [x, zero]), expected)
+
+
 def test_data_in_blocks_stay_there() -> None:
     """A quantized convolution after another kernel: the numbers are its epilogue."""
 
