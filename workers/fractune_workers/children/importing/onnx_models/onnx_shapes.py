@@ -56,6 +56,12 @@ def fix_shapes(graph: onnx.GraphProto, shapes: Mapping[str, Sequence[int]]) -> N
     for value in graph.input:
         _settle(value, named)
     left_open = [value.name for value in graph.input if _is_open(value)]
+    empty = [value.name for value in graph.input if value.name in left_open and _has_zero(value)]
+    if empty:
+        raise BadModel(
+            f"input '{empty[0]}' has a dimension of 0: the inputs are {describe(graph)}; no tensor may be empty, so "
+            f"fix it with --input {empty[0]}=DIM,DIM,..., or export the model with another size"
+        )
     if left_open:
         raise BadModel(
             f"input '{left_open[0]}' has open dimensions: the inputs are {describe(graph)}; "
@@ -98,14 +104,24 @@ def describe(graph: onnx.GraphProto) -> str:
 def _shape_text(value: onnx.ValueInfoProto) -> str:
     if not value.type.tensor_type.HasField("shape"):
         return "[rank unknown]"
-    dims = (str(_size(dim) or dim.dim_param or "?") for dim in value.type.tensor_type.shape.dim)
+    dims = (
+        str(_size(dim) or dim.dim_param or ("0" if _is_zero(dim) else "?")) for dim in value.type.tensor_type.shape.dim
+    )
     return f"[{', '.join(dims)}]"
 
 
 def _size(dim: onnx.TensorShapeProto.Dimension) -> int | None:
-    """The fixed size, or None; exporters write 0 and -1 for open dimensions too."""
+    """The fixed size, or None; exporters write 0 and -1 for open dimensions too, and ONNX 0 for an empty tensor."""
     size = int(dim.dim_value)
     return size if dim.HasField("dim_value") and size > 0 else None
+
+
+def _is_zero(dim: onnx.TensorShapeProto.Dimension) -> bool:
+    return bool(dim.HasField("dim_value") and dim.dim_value == 0)
+
+
+def _has_zero(value: onnx.ValueInfoProto) -> bool:
+    return any(map(_is_zero, value.type.tensor_type.shape.dim))
 
 
 def _check_sizes(name: str, shape: Sequence[int]) -> None:

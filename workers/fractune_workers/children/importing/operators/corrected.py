@@ -56,10 +56,47 @@ def _is_inf(node: OnnxNode) -> relax.Expr:
     return found
 
 
-def _mod(node: OnnxNode) -> Any:
-    """Of floating-point numbers with the divisor's sign: TVM's gives NaN for an infinite divisor."""
+def _div(node: OnnxNode) -> Any:
+    """Of integers, x / 0 is 0: ONNX does not define it, NumPy gives 0, and a processor ends the process. It ends it for
+    the smallest number over -1 too, which is the smallest number here, as in NumPy.
+    """
     x, y = node.input(0), node.input(1)
-    if node.attributes.get("fmod", 0) or "float" not in dtype_of(x):
+    dtype = dtype_of(x)
+    if "float" in dtype or _divides(node.constant(1)):
+        return node.by_tvm()
+    quotient = _by_safe_divisor(node)
+    if not dtype.startswith("u"):
+        opposite = relax.op.subtract(relax.const(0, dtype), x)
+        quotient = relax.op.where(relax.op.equal(y, relax.const(-1, dtype)), opposite, quotient)
+    return relax.op.where(relax.op.equal(y, relax.const(0, dtype)), relax.const(0, dtype), quotient)
+
+
+def _divides(number: np.ndarray[Any, Any] | None) -> bool:
+    """Whether any integer can be divided by the constant. Of several numbers it is not looked at: a measurement draws
+    others.
+    """
+    return number is not None and number.ndim == 0 and number.item() not in (0, -1)
+
+
+def _by_safe_divisor(node: OnnxNode) -> Any:
+    """The node with 1 in place of the divisors 0 and -1."""
+    y = node.input(1)
+    dtype = dtype_of(y)
+    unsafe = relax.op.equal(y, relax.const(0, dtype))
+    if not dtype.startswith("u"):
+        unsafe = relax.op.logical_or(unsafe, relax.op.equal(y, relax.const(-1, dtype)))
+    safe = node.emit(relax.op.where(unsafe, relax.const(1, dtype), y))
+    return node.emit(replace(node, inputs=onnx_frontend.onnx_input([node.input(0), safe])).by_tvm())
+
+
+def _mod(node: OnnxNode) -> Any:
+    """Of floating-point numbers with the divisor's sign: TVM's gives NaN for an infinite divisor. Of integers, x mod 0
+    is 0, as in NumPy.
+    """
+    x, y = node.input(0), node.input(1)
+    if "float" not in dtype_of(x):
+        return node.by_tvm() if _divides(node.constant(1)) else _by_safe_divisor(node)
+    if node.attributes.get("fmod", 0):
         return node.by_tvm()
     zero = relax.const(0, dtype_of(x))
     rest = node.emit(relax.op.mod(x, y))
@@ -221,6 +258,7 @@ CORRECTED: Mapping[str, Converter] = {
     "Cast": _cast,
     "CastLike": _cast,
     "ConvTranspose": _conv_transpose,
+    "Div": _div,
     "Dropout": _dropout,
     "Equal": _equal,
     "Gelu": _gelu,

@@ -163,6 +163,14 @@ def test_open_dimensions_are_listed_with_what_to_write(save: Save) -> None:
     assert "--input x=" in message
 
 
+def test_a_dimension_of_zero_is_named_and_can_be_fixed(save: Save) -> None:
+    path = save(relu(tensor("x", [0, 3])))
+    message = refusal(path)
+    assert "input 'x' has a dimension of 0: the inputs are x [0, 3]; no tensor may be empty" in message
+    assert "fix it with --input x=" in message
+    assert input_shapes(path, {"x": [2, 3]}) == [[2, 3]]
+
+
 def test_an_input_of_unknown_rank_takes_any_shape(save: Save) -> None:
     path = save(relu(tensor("x", None)))
     assert "x [rank unknown]" in refusal(path)

@@ -57,6 +57,28 @@ def test_numbers_as_by_onnx(operator: str, values: list[Array], attributes: dict
     np.testing.assert_array_equal(run_imported(model, given)[0], theirs)
 
 
+@pytest.mark.parametrize("dtype", ["int32", "uint8"])
+@pytest.mark.parametrize(("operator", "attributes"), [("Div", {}), ("Mod", {}), ("Mod", {"fmod": 1})])
+@pytest.mark.parametrize("is_constant", [False, True])
+def test_no_divisor_of_integers_ends_the_process(
+    operator: str, attributes: dict[str, Any], dtype: str, *, is_constant: bool
+) -> None:
+    smallest = np.iinfo(dtype).min
+    x = np.array([7, 7, -7 if smallest else 9, smallest, smallest, 0], dtype)
+    by = np.array([2, 0, 3, -1 if smallest else 1, 2, 0], dtype)
+    model = onnx_model(
+        [helper.make_node(operator, ["x", "by"], ["y"], **attributes)],
+        {"x": x} if is_constant else {"x": x, "by": by},
+        {"by": by} if is_constant else {},
+    )
+    (found,) = run_imported(model, {"x": x} if is_constant else {"x": x, "by": by})
+    with np.errstate(all="ignore"):
+        # NumPy's integer quotient is the floor, ONNX's is truncated.
+        quotient = np.where(by == 0, 0, np.trunc(x.astype("float64") / by).astype("int64")).astype(dtype)
+        expected = quotient if operator == "Div" else (np.fmod if attributes else np.mod)(x, by)
+    np.testing.assert_array_equal(found, expected)
+
+
 @pytest.mark.parametrize("keepdims", [0, 1])
 def test_a_row_is_masked_as_a_whole_by_infinity_alone(keepdims: int) -> None:
     low = np.finfo(np.float32).min
