@@ -9,7 +9,8 @@ import subprocess
 import sys
 
 BENCHMARKS = (
-    *("plan", "queue_cost", "call_cost", "load", "overhead", "match", "rerank", "fused", "pairs", "concurrent_jobs"),
+    *("plan", "queue_cost", "call_cost", "load", "overhead", "match", "rerank", "fused", "pairs"),
+    *("cpu_limits", "concurrent_jobs"),
     *("service_load", "fleet", "warm_start", "k_shares", "memory", "share_matrix", "vs_stock"),
     *("onnx_operators", "vs_onnxruntime"),
 )
