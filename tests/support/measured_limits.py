@@ -17,8 +17,8 @@ from tests.support.paths import REPOSITORY
 MEASURED = REPOSITORY / "tests" / "assets" / "cpu_limits" / "measured.json"
 _RUNS = 12
 """of a simulation: the phase of the periods is unknown"""
-_MOST_OTHER_CORES = 0.3
-"""that other programs used meanwhile, where the model used both cores"""
+_MOST_CROWDED = 0.3
+"""cores that other programs used meanwhile and the model's threads had use for"""
 _MOST_LOAD = 0.95
 """beyond it latencies grow with the number of requests"""
 
@@ -53,7 +53,11 @@ def cells(runs: Iterable[dict[str, Any]], threads: int, replicas: int) -> list[C
     found = []
     for run in runs:
         if (run["threads"], run["replicas"]) == (threads, replicas):
-            found += [cell for each in run["cells"] if (cell := _cell(service_of(run), replicas, each)) is not None]
+            found += [
+                cell
+                for each in run["cells"]
+                if (cell := _cell(service_of(run), replicas, run["cores"], each)) is not None
+            ]
     return found
 
 
@@ -79,10 +83,10 @@ def median_errors(found: Iterable[Cell]) -> tuple[float, float]:
     return statistics.median(map(abs, p50s)), statistics.median(map(abs, p99s))
 
 
-def _cell(service: Service, replicas: int, measured: dict[str, Any]) -> Cell | None:
+def _cell(service: Service, replicas: int, cores: int, measured: dict[str, Any]) -> Cell | None:
     limit = CpuLimit(measured["quota_m"], measured["period_us"], measured["burst_us"])
     rate_per_s, requests = measured["rate_per_s"], measured["requests"]
-    if service.threads * replicas > 1 and measured["other_cores"] >= _MOST_OTHER_CORES:
+    if service.threads * replicas + measured["other_cores"] - cores >= _MOST_CROWDED:
         return None
     if rate_per_s is not None and rate_per_s > _MOST_LOAD * capacity_per_s(service, limit, replicas):
         return None
