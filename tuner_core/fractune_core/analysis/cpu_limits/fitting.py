@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from fractune_core.analysis.cpu_limits.limits import CpuLimit, Service, capacity_per_s, least_quota_m
-from fractune_core.analysis.cpu_limits.prediction import Prediction, p99_s, summary
+from fractune_core.analysis.cpu_limits.prediction import Prediction, enough_requests, p99_s, summary
 from fractune_core.analysis.cpu_limits.simulation import Served, poisson, serve
 from fractune_core.errors import BadRequest
 
@@ -19,7 +19,7 @@ MARGIN = 0.1
 _RUNS = 5
 """of each alternative, each with other arrivals; the worst one decides"""
 _REQUESTS = 4_000
-"""of a run"""
+"""of a run at least"""
 _MOST_LOAD = 0.98
 """of the capacity; nearer to it latencies grow with the number of requests"""
 
@@ -119,7 +119,8 @@ class _Search:
 
     def __init__(self, goal: Goal) -> None:
         self._goal = goal
-        self._arrivals = [poisson(goal.rate_per_s, _REQUESTS, random.Random(seed)) for seed in range(_RUNS)]
+        requests = enough_requests(goal.rate_per_s, goal.period_us, _REQUESTS)
+        self._arrivals = [poisson(goal.rate_per_s, requests, random.Random(seed)) for seed in range(_RUNS)]
         self._missed: list[Alternative] = []
         """with the largest limit of use"""
 
@@ -177,4 +178,4 @@ class _Search:
 
     def _runs(self, service: Service, replicas: int, limit: CpuLimit) -> Iterator[Served]:
         for seed, arrivals in enumerate(self._arrivals):
-            yield serve(service, limit, replicas, _REQUESTS, arrivals, seed)
+            yield serve(service, limit, replicas, len(arrivals), arrivals, seed)

@@ -8,11 +8,13 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fractune_core.analysis.cpu_limits.limits import CpuLimit, Service, least_quota_m
+from fractune_core.analysis.cpu_limits.limits import CpuLimit, Service, capacity_per_s, least_quota_m
 from fractune_core.analysis.cpu_limits.simulation import Served, poisson, serve
 from fractune_core.errors import BadRequest
 
 REQUESTS = 10_000
+_PERIODS = 200
+"""of a run at least: fast requests are stopped in few of them, and a stop can lead to others"""
 _WARM_UP = 0.1
 """of the requests, after the empty start, which are not counted"""
 
@@ -39,23 +41,32 @@ def predict(
     *,
     replicas: int = 1,
     rate_per_s: float | None = None,
-    requests: int = REQUESTS,
+    requests: int | None = None,
     seeds: Sequence[int] = (0,),
 ) -> Prediction:
     """The results of Poisson arrivals at a rate; without a rate, of replicas that each answer requests in a loop. One
-    run for each seed: the same arguments give the same results.
+    run for each seed, of 10,000 requests or 200 periods: the same arguments give the same results.
 
     A load is a part of `capacity_per_s`. At a rate above the capacity latencies grow with the number of requests.
     Raises BadRequest for a limit too small for the threads, and for a rate or a number that is not positive.
     """
     check(service, limit, replicas)
-    if requests < 1 or not seeds or (rate_per_s is not None and not 0 < rate_per_s < math.inf):
-        raise BadRequest(f"{requests} requests at {rate_per_s}/s with {len(seeds)} seeds; take positive numbers")
+    if rate_per_s is not None and not 0 < rate_per_s < math.inf:
+        raise BadRequest(f"rate is {rate_per_s:g}; it must be above 0")
+    if requests is None:
+        requests = enough_requests(rate_per_s or capacity_per_s(service, limit, replicas), limit.period_us)
+    if requests < 1 or not seeds:
+        raise BadRequest(f"{requests} requests for each of {len(seeds)} seeds; take at least 1 of both")
     runs = []
     for seed in seeds:
         arrivals = None if rate_per_s is None else poisson(rate_per_s, requests, random.Random(seed))
         runs.append(serve(service, limit, replicas, requests, arrivals, seed))
     return summary(runs)
+
+
+def enough_requests(rate_per_s: float, period_us: int, least: int = REQUESTS) -> int:
+    """Of a run at that rate: `least`, or as many as many periods have."""
+    return max(least, math.ceil(_PERIODS * rate_per_s * period_us / 1e6))
 
 
 def check(service: Service, limit: CpuLimit, replicas: int) -> None:

@@ -72,6 +72,13 @@ def test_more_replicas_are_listed_only_with_a_smaller_limit() -> None:
     assert limits == sorted(set(limits), reverse=True)
 
 
+def test_fast_requests_are_simulated_for_many_periods() -> None:
+    """92 % of 500m: a stop costs the team time that the next periods lack, but 4,000 requests see no stop."""
+    team = Service(2, (1e-4,), 2e-4)
+    (found,) = fit([team], Goal(rate_per_s=2_300, p99_s=0.005, cores=2, step_m=500))
+    assert found.limit.quota_m == 1_000
+
+
 def test_no_limit_is_too_small_for_its_threads() -> None:
     """A rate so low that any limit would do."""
     found = fit(MINILM, Goal(rate_per_s=2, p99_s=5.0, cores=2))

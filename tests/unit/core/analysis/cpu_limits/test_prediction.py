@@ -7,11 +7,17 @@ import math
 import pytest
 
 from fractune_core.analysis.cpu_limits.limits import CpuLimit, Service, capacity_per_s, least_quota_m
-from fractune_core.analysis.cpu_limits.prediction import predict
+from fractune_core.analysis.cpu_limits.prediction import enough_requests, predict
 from fractune_core.errors import BadRequest
 
 ONE_THREAD = Service(1, (0.018,), 0.018)
 TWO_THREADS = Service(2, (0.010,), 0.020)
+
+
+def test_a_run_has_many_requests_and_many_periods() -> None:
+    assert enough_requests(10.0, 100_000) == 10_000
+    assert enough_requests(2_300.0, 100_000) == 46_000
+    assert enough_requests(2_300.0, 10_000, least=4_000) == 4_600
 
 
 def test_percentiles_of_a_loop() -> None:
