@@ -12,6 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
+from fractune_workers.children.tvm_api.prefetches import FROM_MEMORY_BYTES
+
 MOST_BLOCKS, MOST_PIXELS = 9, 28
 _IN_FLIGHT = 8
 """multiplications that two units of four cycles' latency have under way"""
@@ -89,7 +91,9 @@ def _variants(extents: Extents, tile: tuple[int, int, int], registers: int) -> I
     chunks = _chunks(extents.reduction)
     short, middle, long = chunks[0], chunks[min(1, len(chunks) - 1)], chunks[-1]
     if extents.product:
-        yield from _variants_of_product(tile, short, middle, extents.columns)
+        from_memory = prod(extents.reduction) * extents.blocks * extents.block_bytes >= FROM_MEMORY_BYTES
+        chunks = (short, middle) if from_memory else (middle, short)
+        yield from _variants_of_product(tile, *chunks, extents.columns)
         return
     cost = _cost(tile, registers, _IN_FLIGHT) * (_STREAMED if _streams(extents, tile) else 1.0)
     alone = (1, 1, 1)
@@ -111,21 +115,22 @@ def _variants(extents: Extents, tile: tuple[int, int, int], registers: int) -> I
 
 
 def _variants_of_product(
-    tile: tuple[int, int, int], short: tuple[int, ...], middle: tuple[int, ...], columns: int
+    tile: tuple[int, int, int], chunk: tuple[int, ...], other: tuple[int, ...], columns: int
 ) -> Iterator[tuple[float, Tiling]]:
     """The loop over tiles of columns runs inside the one over blocks. So a tile's weights stay in the second cache, and
-    each tile of columns reads them once more. Measured: no tile that fits the registers spills.
+    each tile of columns reads them once more. Measured: no tile that fits the registers spills. Weights from memory are
+    requested by chunks, and short ones spread the requests.
     """
     loads = _loads(tile)
     in_flight = max(1.0, loads, _IN_FLIGHT / prod(tile))
     cost = in_flight + _LOAD_OF_PRODUCT * loads + _WEIGHTS_AGAIN / tile[2]
     alone = (1, 1, 1)
-    yield cost, Tiling(tile, alone, middle, 64)
-    yield cost + 0.01, Tiling(tile, alone, short, 64)
-    yield cost + 0.02, Tiling(tile, alone, middle, 16)
+    yield cost, Tiling(tile, alone, chunk, 64)
+    yield cost + 0.01, Tiling(tile, alone, other, 64)
+    yield cost + 0.02, Tiling(tile, alone, chunk, 16)
     around = columns // tile[2]
     if 1 < around <= _LONGEST_ROW:
-        yield cost + 0.06, Tiling(tile, (1, 1, around), short, 64)
+        yield cost + 0.06, Tiling(tile, (1, 1, around), min(chunk, other), 64)
 
 
 def _loads(tile: tuple[int, int, int]) -> float:

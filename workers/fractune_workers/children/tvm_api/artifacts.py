@@ -14,6 +14,7 @@ import tvm_ffi_orcjit
 from tvm.s_tir.meta_schedule.builder.local_builder import default_build
 
 from fractune_workers.children.tvm_api.intrinsics import keep_out_gpu_intrinsics
+from fractune_workers.children.tvm_api.prefetches import with_prefetches
 
 _MAGIC = b"!<arch>\n"
 _HEADER_BYTES = 60
@@ -24,7 +25,7 @@ _END = b"`\n"
 def build_object(mod: Any, target: Any) -> bytes:
     """Compile a TIR module to one object file. Raises whatever TVM raises."""
     keep_out_gpu_intrinsics()
-    return written(default_build(mod, target, None))
+    return written(default_build(with_prefetches(mod), target, None))
 
 
 def written(library: Any) -> bytes:
