@@ -62,3 +62,10 @@ def test_where_no_row_can_be_tiled_blocks_are() -> None:
 def test_a_reduction_of_one_loop_is_cut_into_chunks() -> None:
     chunks = {tiling.reduction for tiling in tilings(Extents(4, 1, 6, (512,), VECTOR_BYTES), AVX2)}
     assert chunks == {(16,), (64,)}
+
+
+def test_weights_from_memory_are_read_in_short_chunks() -> None:
+    """25 rows of 1024 numbers, and 4 or 32 MiB of weights: short chunks spread the prefetches."""
+    few, many = (Extents(blocks, 1, 25, (1024,), 64, product=True) for blocks in (64, 512))
+    assert first(few, AVX512).reduction == (64,)
+    assert first(many, AVX512).reduction == (16,)
