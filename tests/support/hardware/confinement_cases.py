@@ -25,7 +25,6 @@ from fractune_workers.confinement.base import Confinement
 from fractune_workers.confinement.cpu_limit import CpuLimitConfinement
 from fractune_workers.confinement.full import FullConfinement
 from fractune_workers.confinement.green import GreenConfinement
-from fractune_workers.confinement.limit_cgroups import LimitCgroups
 from fractune_workers.confinement.mig import MigConfinement
 from fractune_workers.confinement.mps import MpsConfinement
 from fractune_workers.confinement.mps_sm import MpsSmConfinement
@@ -65,12 +64,13 @@ def made_up_host() -> Iterator[dict[str, str]]:
         yield {_CGROUPS: folder}
 
 
-def real_cgroups() -> AbstractContextManager[dict[str, str]]:
-    import pytest  # as for MPS
+@contextlib.contextmanager
+def real_cgroups() -> Iterator[dict[str, str]]:
+    """This process is in a cgroup that takes precedence, since a proof needs CPU time."""
+    from tests.support.hardware.real_cgroup import capped_cgroup  # imports pytest, as for MPS
 
-    if lacks := LimitCgroups().lacks():
-        pytest.skip(f"no cgroup can be made here: {lacks}")
-    return this_machine()
+    with capped_cgroup(cores=None) as cgroup, cgroup.joined():
+        yield {}
 
 
 @contextlib.contextmanager

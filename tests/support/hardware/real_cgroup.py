@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from fractune_workers.confinement.limit_cgroups import LimitCgroups
+
 _MOUNTS = Path("/sys/fs/cgroup")
 _PERIOD_US = 100_000
 
@@ -22,16 +24,34 @@ class CappedCgroup:
 
     def run(self, code: str) -> str:
         """What Python prints that runs `code` in a child cgroup without a quota of its own."""
-        inner = self.folder / "inner"
-        inner.mkdir()
-        joining = f"open({str(inner / 'cgroup.procs')!r}, 'w').write('0')\n"
-        try:
+        with self._inner() as inner:
+            joining = f"open({str(inner / 'cgroup.procs')!r}, 'w').write('0')\n"
             done = subprocess.run(
                 [sys.executable, "-c", joining + code], capture_output=True, text=True, check=True, timeout=60
             )
-        finally:
-            inner.rmdir()
         return done.stdout.strip()
+
+    @contextlib.contextmanager
+    def joined(self) -> Iterator[None]:
+        """Within the block this process is in such a child cgroup, and so are the processes that it starts."""
+        before = LimitCgroups().current()
+        assert before is not None
+        with self._inner() as inner:
+            (inner / "cgroup.procs").write_text("0")
+            try:
+                yield
+            finally:
+                (before / "cgroup.procs").write_text("0")
+
+    @contextlib.contextmanager
+    def _inner(self) -> Iterator[Path]:
+        inner = self.folder / "inner"
+        inner.mkdir()
+        try:
+            yield inner
+        finally:
+            for folder in [*filter(Path.is_dir, inner.iterdir()), inner]:
+                LimitCgroups().remove(folder)
 
 
 @contextlib.contextmanager
