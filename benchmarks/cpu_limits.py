@@ -26,6 +26,7 @@ from benchmarks.support import ours
 from benchmarks.support.machine import arguments, write_result
 from benchmarks.support.models import find_model
 from benchmarks.support.processes import import_path
+from fractune_core.analysis.cpu_limits.limits import PERIOD_US, threads_text
 from fractune_core.analysis.cpu_limits.simulation import poisson
 from fractune_core.host.cgroups import cgroup_folders, throttlings
 from fractune_workers.child import Child
@@ -34,7 +35,6 @@ from tests.support.measured_limits import Cell, cells, median_errors
 BARS = {(1, 1): (0.05, 0.10), (1, 2): (0.05, 0.10), (2, 1): (0.10, 0.15)}
 """median errors of p50 and p99, by threads and replicas"""
 _LOADS = (0.3, 0.7)
-_PERIOD_US = 100_000
 _PAUSE_S = 0.02
 _TIMEOUT_S = 300.0
 _SHARES = 20_480
@@ -88,7 +88,7 @@ def _without_limit(child: Child, threads: int, requests: int) -> dict[str, Any]:
 
 def _under(limit_m: int, cgroup: Path, child: Child, requests: int, one_thread_s: float) -> Iterator[dict[str, Any]]:
     """The cells of a limit: in a loop, and at each load."""
-    (cgroup / "cpu.cfs_quota_us").write_text(str(limit_m * _PERIOD_US // 1000))
+    (cgroup / "cpu.cfs_quota_us").write_text(str(limit_m * PERIOD_US // 1000))
     yield _cell(cgroup, limit_m, None, lambda: child.call("serve", _TIMEOUT_S, arrivals_s=[None] * requests))
     for load in _LOADS:
         rate_per_s = load * limit_m / 1000 / one_thread_s
@@ -105,7 +105,7 @@ def _cell(cgroup: Path, limit_m: int, rate_per_s: float | None, serve: Callable[
     (after,) = throttlings([cgroup])
     return {
         "quota_m": limit_m,
-        "period_us": _PERIOD_US,
+        "period_us": PERIOD_US,
         "burst_us": 0,
         "rate_per_s": rate_per_s,
         "requests": requests,
@@ -125,7 +125,7 @@ def _report(args: argparse.Namespace, runs: list[dict[str, Any]]) -> None:
     data = {"model": args.model, "arrivals_seed": _ARRIVALS_SEED, "errors": named, "runs": runs}
     write_result("cpu_limits", args, data)
     texts = [
-        f"{k} x {n} threads {p50:.1%}, {p99:.1%} (bars {BARS[n, k][0]:.0%}, {BARS[n, k][1]:.0%})"
+        f"{k} x {threads_text(n)} {p50:.1%}, {p99:.1%} (bars {BARS[n, k][0]:.0%}, {BARS[n, k][1]:.0%})"
         for (n, k), (p50, p99) in errors.items()
     ]
     count = sum(len(run["cells"]) for run in runs) - sum(map(len, found.values()))
@@ -179,7 +179,7 @@ def _print_cells(kept: list[Cell]) -> None:
         load = "loop" if cell.rate_per_s is None else f"{cell.rate_per_s:.1f}/s"
         p50, p99 = cell.errors()
         print(
-            f"{cell.replicas} x {cell.threads} threads {cell.limit.quota_m:>5}m {load:>8}"
+            f"{cell.replicas} x {threads_text(cell.threads)} {cell.limit.quota_m:>5}m {load:>8}"
             f"{cell.measured['p50_ms']:>8.1f} ms ({p50:+.0%}) p99{cell.measured['p99_ms']:>8.1f} ms ({p99:+.0%})"
         )
 

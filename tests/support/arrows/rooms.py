@@ -94,7 +94,7 @@ ROOMS = {
     # OpenTelemetry is of the extra `trace`.
     "fractune_core.tracing": room(lazily=("opentelemetry",)),
     "fractune_core.analysis": room(*WORDS),
-    "fractune_core.analysis.cpu_limits": room("fractune_core.errors"),
+    "fractune_core.analysis.cpu_limits": room("fractune_core", "fractune_core.errors"),
     # The solver of integer programs is of the extra `plan`.
     "fractune_core.planning": room(*WORDS, "fractune_core.analysis", lazily=("highspy", "numpy")),
     GRPC_STUBS: room("fractune_core", "grpc"),

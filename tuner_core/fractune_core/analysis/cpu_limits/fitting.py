@@ -8,9 +8,17 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from fractune_core.analysis.cpu_limits.limits import CpuLimit, Service, capacity_per_s, least_quota_m
+from fractune_core.analysis.cpu_limits.limits import (
+    PERIOD_US,
+    CpuLimit,
+    Service,
+    capacity_per_s,
+    least_quota_m,
+    threads_text,
+)
 from fractune_core.analysis.cpu_limits.prediction import Prediction, enough_requests, p99_s, summary
 from fractune_core.analysis.cpu_limits.simulation import Served, poisson, serve
+from fractune_core.cpu_limits import MILLICORES
 from fractune_core.errors import BadRequest
 
 STEP_M = 50
@@ -35,8 +43,8 @@ class Goal:
     margin: float = MARGIN
     """A predicted p99 must stay below `p99_s` when it grows by this fraction"""
     step_m: int = STEP_M
-    """limits are multiples of it, in thousandths of a core"""
-    period_us: int = 100_000
+    """millicores; limits are multiples of it"""
+    period_us: int = PERIOD_US
     bursts: tuple[float, ...] = (0.0,)
     """fractions of the quota; Kubernetes sets none"""
 
@@ -49,8 +57,10 @@ class Goal:
             raise BadRequest(f"margin is {self.margin:g}; it must be 0 or more, such as {MARGIN:g}")
         if not self.bursts or not all(0 <= burst <= 1 for burst in self.bursts):
             raise BadRequest(f"bursts is {self.bursts}; give fractions of the quota, from 0 to 1")
-        if self.step_m > 1000 * self.cores:
-            raise BadRequest(f"step is {self.step_m}m; it must be at most {1000 * self.cores}m, of {self.cores_text}")
+        if self.step_m > MILLICORES * self.cores:
+            raise BadRequest(
+                f"step is {self.step_m}m; it must be at most {MILLICORES * self.cores}m, of {self.cores_text}"
+            )
 
     @property
     def cores_text(self) -> str:
@@ -72,7 +82,7 @@ class Alternative:
 
     @property
     def name(self) -> str:
-        return f"{self.replicas} x {self.threads} threads at {self.limit.quota_m}m"
+        return f"{self.replicas} x {threads_text(self.threads)} at {self.limit.quota_m}m"
 
 
 def fit(services: Sequence[Service], goal: Goal) -> list[Alternative]:
@@ -101,9 +111,9 @@ def _check(services: Sequence[Service], goal: Goal) -> list[Service]:
         least_ms = 1e3 * fastest.mean_s * (1 + goal.margin)
         raise BadRequest(
             f"a p99 of {1e3 * goal.p99_s:g} ms is less than one inference takes: {1e3 * fastest.mean_s:.1f} ms with"
-            f" {fastest.threads} threads; ask for more than {least_ms:.1f} ms, or tune the model"
+            f" {threads_text(fastest.threads)}; ask for more than {least_ms:.1f} ms, or tune the model"
         )
-    whole = CpuLimit(1000 * goal.cores, goal.period_us)
+    whole = CpuLimit(MILLICORES * goal.cores, goal.period_us)
     most_per_s = max(capacity_per_s(each, whole, goal.cores // each.threads) for each in fitting)
     if goal.rate_per_s > _MOST_LOAD * most_per_s:
         cores = math.ceil(goal.rate_per_s * min(each.cpu_s for each in fitting) / _MOST_LOAD)
@@ -154,12 +164,12 @@ class _Search:
         goal, threads = self._goal, service.threads * replicas
         if goal.rate_per_s > _MOST_LOAD * replicas / service.mean_s:
             return None
-        busy_m = 1000 * goal.rate_per_s * service.cpu_s / _MOST_LOAD
+        busy_m = MILLICORES * goal.rate_per_s * service.cpu_s / _MOST_LOAD
         lowest = math.ceil(max(busy_m, least_quota_m(threads, goal.period_us)) / goal.step_m)
-        highest = min(1000 * goal.cores // goal.step_m, math.ceil(1000 * threads / goal.step_m))
+        highest = min(MILLICORES * goal.cores // goal.step_m, math.ceil(MILLICORES * threads / goal.step_m))
 
         def limit(steps: int) -> CpuLimit:
-            quota_us = steps * goal.step_m * goal.period_us // 1000
+            quota_us = steps * goal.step_m * goal.period_us // MILLICORES
             return CpuLimit(steps * goal.step_m, goal.period_us, int(burst * quota_us))
 
         def holds(steps: int) -> bool:

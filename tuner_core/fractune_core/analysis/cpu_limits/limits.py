@@ -6,7 +6,10 @@ import statistics
 from dataclasses import dataclass
 from functools import cached_property
 
+from fractune_core.cpu_limits import MILLICORES, USUAL_PERIOD_MS
 from fractune_core.errors import BadRequest
+
+PERIOD_US = 1000 * USUAL_PERIOD_MS
 
 SLICE_S = 0.005
 """CPU time that a core takes from the common budget at once (`sched_cfs_bandwidth_slice_us`)"""
@@ -24,8 +27,8 @@ class CpuLimit:
     """
 
     quota_m: int
-    """thousandths of a core: 1500 for `1500m`"""
-    period_us: int = 100_000
+    """millicores: 1500 for `1500m`"""
+    period_us: int = PERIOD_US
     burst_us: int = 0
     """unused CPU time that is kept for later periods, at most"""
     slice_s: float = SLICE_S
@@ -33,7 +36,7 @@ class CpuLimit:
 
     def __post_init__(self) -> None:
         if not 1_000 <= self.period_us <= 1_000_000:
-            raise BadRequest(f"a period of {self.period_us} us; take 1000 to 1000000, by default 100000")
+            raise BadRequest(f"a period of {self.period_us} us; take 1000 to 1000000, usually {PERIOD_US}")
         if self.quota_us < 1_000:
             least_m = -(-1_000_000 // self.period_us)
             raise BadRequest(f"a limit of {self.quota_m}m is less than 1 ms in a period; take at least {least_m}m")
@@ -43,7 +46,7 @@ class CpuLimit:
     @property
     def quota_us(self) -> int:
         """CPU time of a period"""
-        return self.quota_m * self.period_us // 1000
+        return self.quota_m * self.period_us // MILLICORES
 
 
 @dataclass(frozen=True)
@@ -67,7 +70,7 @@ class Service:
         if self.threads < 1:
             raise BadRequest(f"a model with {self.threads} threads; it needs at least 1")
         if not self.wall_s or min(*self.wall_s, *self.paced_wall_s, self.cpu_s) <= 0 or self.spin_s < 0:
-            raise BadRequest(f"times with {self.threads} threads are missing or not positive; measure them again")
+            raise BadRequest(f"times with {threads_text(self.threads)} are missing or not positive; measure them again")
 
     @cached_property
     def mean_s(self) -> float:
@@ -87,10 +90,14 @@ class Service:
 
 def capacity_per_s(service: Service, limit: CpuLimit, replicas: int = 1) -> float:
     """Inferences a second that neither the limit nor the number of replicas allows to exceed."""
-    return min(limit.quota_m / 1000 / service.cpu_s, replicas / service.mean_s)
+    return min(limit.quota_m / MILLICORES / service.cpu_s, replicas / service.mean_s)
 
 
 def least_quota_m(threads: int, period_us: int, slice_s: float = SLICE_S) -> int:
     """The smallest limit in thousandths of a core for which predictions with so many threads, of all replicas, hold."""
     least_us = 1_000 if threads == 1 else round(1e6 * _SLICES * threads * slice_s)
-    return -(-1000 * least_us // period_us)
+    return -(-MILLICORES * least_us // period_us)
+
+
+def threads_text(threads: int) -> str:
+    return f"{threads} thread{'' if threads == 1 else 's'}"

@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fractune_core.analysis.cpu_limits.limits import CpuLimit, Service, capacity_per_s, least_quota_m
+from fractune_core.analysis.cpu_limits.limits import CpuLimit, Service, capacity_per_s, least_quota_m, threads_text
 from fractune_core.analysis.cpu_limits.simulation import Served, poisson, serve
 from fractune_core.errors import BadRequest
 
@@ -77,7 +77,7 @@ def check(service: Service, limit: CpuLimit, replicas: int) -> None:
     least_m = least_quota_m(threads, limit.period_us, limit.slice_s)
     if limit.quota_m < least_m:
         raise BadRequest(
-            f"{threads} threads under a limit of {limit.quota_m}m: no prediction holds for so few slices of the"
+            f"{threads_text(threads)} under a limit of {limit.quota_m}m: no prediction holds for so few slices of the"
             f" budget a period; take fewer threads, or at least {least_m}m"
         )
 
