@@ -92,8 +92,8 @@ def _variants(extents: Extents, tile: tuple[int, int, int], registers: int) -> I
     short, middle, long = chunks[0], chunks[min(1, len(chunks) - 1)], chunks[-1]
     if extents.product:
         from_memory = prod(extents.reduction) * extents.blocks * extents.block_bytes >= FROM_MEMORY_BYTES
-        chunks = (short, middle) if from_memory else (middle, short)
-        yield from _variants_of_product(tile, *chunks, extents.columns)
+        chunk, other = (short, middle) if from_memory else (middle, short)
+        yield from _variants_of_product(tile, chunk, other, extents.columns)
         return
     cost = _cost(tile, registers, _IN_FLIGHT) * (_STREAMED if _streams(extents, tile) else 1.0)
     alone = (1, 1, 1)
