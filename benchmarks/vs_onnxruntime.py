@@ -159,7 +159,7 @@ def curves(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[tuple[
 def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Geometric means of the ratios, ours over the peer's, over all cases (model x share) and by share, in a loop and
     `paced`; of how many the interval is below 1. `untuned`: of the first step, which searches nothing, in a loop.
-    `exact`: of quantized models, over ONNX Runtime without saturated sums. `paced_over_loop`: paced seconds over
+    `exact`: of quantized models, over ONNX Runtime with exact products. `paced_over_loop`: paced seconds over
     seconds in a loop, by side and share. A mean over no cases is None.
     """
     cases = [(share, timed) for row in rows for share, timed in row.get("final", {}).items()]
@@ -212,7 +212,7 @@ def _print_row(row: Mapping[str, Any]) -> None:
         paced = timed["paced"]
         parity = "never" if parity_s[share] is None else f"after {span_text(parity_s[share])}"
         exact = timed["exact"]
-        beside = f"without saturated sums {time_text(exact['peer_s'])}: {exact['ratio']:.2f}; " if exact else ""
+        beside = f"with exact products {time_text(exact['peer_s'])}: {exact['ratio']:.2f}; " if exact else ""
         print(
             f"  {share:<7}{time_text(timed['our_s']):>9} against {time_text(timed['peer_s']):>8}: "
             f"{timed['ratio']:.2f} ({timed['ratio_low']:.2f} .. {timed['ratio_high']:.2f}); paced "

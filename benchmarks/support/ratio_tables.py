@@ -51,7 +51,7 @@ def full_table(rows: Rows) -> str:
 
 
 def exact_table(rows: Rows) -> str:
-    """As `full_table`, of quantized models beside ONNX Runtime without saturated sums; empty without such models."""
+    """As `full_table`, of quantized models beside ONNX Runtime with exact products; empty without such models."""
     headings = (
         *("model", "share", "in a loop: tuned", "ONNX Runtime exact", "ratio, 95 % interval"),
         *("paced: tuned", "ONNX Runtime exact", "ratio, 95 % interval"),

@@ -70,7 +70,7 @@ def _exact_note(goal: Goal, timing: PeerTiming) -> str | None:
     if timing.exact is None:
         return None
     return (
-        f"note: at {timing.share} {goal.peer} without saturated sums takes {time_text(timing.exact.peer_s)}, ours / "
+        f"note: at {timing.share} {goal.peer} with exact products takes {time_text(timing.exact.peer_s)}, ours / "
         f"theirs {_ratio_text(timing.exact)}, paced {_ratio_text(timing.exact.paced)}"
     )
 

@@ -1,7 +1,8 @@
 """An ONNX file in ONNX Runtime: the peer of a bundle.
 
-By default ONNX Runtime's products of unsigned by signed bytes saturate where the processor has no VNNI: then its
-outputs are not those of the model. An exact session computes them as ONNX defines them.
+By default ONNX Runtime's products of unsigned by signed bytes saturate where the processor has no VNNI, and products
+with weights of 4 bits round their data to 8 bits. Then its outputs are not those of the model. An exact session
+computes both as ONNX defines them.
 """
 
 from __future__ import annotations
@@ -20,13 +21,14 @@ if TYPE_CHECKING:
     from fractune.inference.tvm_runtime.tensors import Array
 
 NAME = "onnxruntime"
-EXACT = {"session.x64quantprecision": "1"}
+EXACT = {"session.x64quantprecision": "1", "session.qdq_matmulnbits_accuracy_level": "1"}
 """the settings of an exact session"""
 _QUANTIZING = (
     *("QuantizeLinear", "DynamicQuantizeLinear", "MatMulInteger", "ConvInteger", "QLinearMatMul", "QLinearConv"),
     *("DynamicQuantizeMatMul", "MatMulIntegerToFloat", "DynamicQuantizeLSTM", "QAttention", "QGemm"),
+    "DequantizeLinear",
 )
-"""Operators that multiply quantized numbers or make them; a model with int8 weights alone has none"""
+"""Operators that compute with quantized numbers, or make them"""
 _OP_TYPE = 0x22
 """The field `op_type` of a node, as protobuf writes it: this byte, the length, the name"""
 _OPERATORS = re.compile(b"|".join(re.escape(bytes([_OP_TYPE, len(name)]) + name.encode()) for name in _QUANTIZING))
@@ -43,12 +45,12 @@ def is_quantized(path: Path) -> bool:
 class OnnxRuntimeModel:
     """The ONNX file at `path`, run with `threads` threads on the CPUs that the process is confined to.
 
-    `exact`: no product saturates.
+    `exact`: products of quantized numbers as ONNX defines them. `optimized`: with ONNX Runtime's changes of the graph.
 
     Raises BadModel when ONNX Runtime cannot load it, FractuneError when it is not installed.
     """
 
-    def __init__(self, path: Path, threads: int, *, exact: bool = False) -> None:
+    def __init__(self, path: Path, threads: int, *, exact: bool = False, optimized: bool = True) -> None:
         try:
             import onnxruntime
         except ImportError as error:
@@ -60,6 +62,8 @@ class OnnxRuntimeModel:
         options.intra_op_num_threads = threads
         options.inter_op_num_threads = 1
         options.log_severity_level = 3  # errors only: it warns of old files on every start
+        if not optimized:
+            options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         for key, value in EXACT.items() if exact else ():
             options.add_session_config_entry(key, value)
         try:

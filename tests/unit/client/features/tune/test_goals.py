@@ -152,6 +152,6 @@ def test_a_quantized_model_has_a_note_and_json_of_the_exact_session() -> None:
     exact = replace(plain, steps=(step,))
     assert goal_table(plain).notes == ()
     (note,) = goal_table(exact).notes
-    assert note.startswith("note: at cpu:1 onnxruntime without saturated sums takes 505 us, ours / theirs 1.00 (")
+    assert note.startswith("note: at cpu:1 onnxruntime with exact products takes 505 us, ours / theirs 1.00 (")
     assert goal_json(plain)["shares"][0]["exact"] is None
     assert goal_json(exact)["shares"][0]["exact"]["ratio"] == pytest.approx(1.0)

@@ -56,3 +56,21 @@ def test_another_model_has_no_exact_session(tmp_path: Path) -> None:
     inputs = {name: np.ones((2, 3)) for name in ("a", "b")}
     found = timed(write_sum(tmp_path / "m.onnx", 2, 3), inputs, lambda feed: feed["a"] + feed["b"])
     assert (found.exact, found.outputs_agree) == (None, True)
+
+
+@pytest.mark.parametrize(("apart", "agrees"), [(0.02, True), (0.05, False)])
+def test_outputs_of_a_quantized_model_agree_as_far_as_the_peer_with_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, apart: float, *, agrees: bool
+) -> None:
+    run = OnnxRuntimeModel.run
+    runs: list[list[Array]] = []
+
+    def uncertain(self: OnnxRuntimeModel, *args: Any) -> list[Array]:
+        runs.append(run(self, *args))
+        return [each * (1.01 if len(runs) == 2 else 1.0) for each in runs[-1]]
+
+    monkeypatch.setattr(OnnxRuntimeModel, "run", uncertain)
+    found = timed(write_product(tmp_path / "m.onnx"), DATA, lambda feed: exact_product(feed) * (1 + apart))
+    assert found.own_rel_difference == pytest.approx(0.01)
+    assert found.max_rel_difference == pytest.approx(apart)
+    assert found.outputs_agree is agrees

@@ -16,6 +16,7 @@ from fractune.inference.tvm_runtime.tensors import TensorSpec
 from fractune_core.errors import BadModel
 
 Array = npt.NDArray[Any]
+ENDS = [("a", 64), ("y", 8)]
 WEIGHT = np.full((64, 8), 127, "int8")
 """times 255, neighbouring products sum up beyond 16 bits"""
 
@@ -78,11 +79,32 @@ def test_an_exact_session_sums_bytes_of_full_range_as_onnx_defines(
     (sums,) = OnnxRuntimeModel(path, 1, exact=True).run({"a": data}, ["y"])
     assert (sums == data.astype("int32") @ WEIGHT.astype("int32")).all()
     OnnxRuntimeModel(path, 1)
-    ((setting, value),) = EXACT.items()
     exact, default = asked
-    assert exact.get_session_config_entry(setting) == value
-    with pytest.raises(RuntimeError, match=setting):
-        default.get_session_config_entry(setting)
+    for setting, value in EXACT.items():
+        assert exact.get_session_config_entry(setting) == value
+        with pytest.raises(RuntimeError, match=setting):
+            default.get_session_config_entry(setting)
+
+
+def test_an_exact_session_does_not_round_the_data_of_weights_of_four_bits(tmp_path: Path) -> None:
+    numbers, steps = np.arange(64 * 8) % 15 - 7, np.linspace(0.1, 1, 4 * 8, dtype="float32").reshape(4, 8)
+    ends = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, (3, size)) for name, size in ENDS]
+    nodes = [
+        onnx.helper.make_node("DequantizeLinear", ["w", "s"], ["d"], axis=0, block_size=16),
+        onnx.helper.make_node("MatMul", ["a", "d"], ["y"]),
+    ]
+    weights = [
+        onnx.helper.make_tensor("w", onnx.TensorProto.INT4, (64, 8), numbers),
+        onnx.numpy_helper.from_array(steps, "s"),
+    ]
+    graph = onnx.helper.make_graph(nodes, "product", ends[:1], ends[1:], weights)
+    path = tmp_path / "m.onnx"
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 21)], ir_version=10), path)
+    data = np.linspace(0, 1, 3 * 64, dtype="float32").reshape(3, 64) ** 2
+    (product,) = OnnxRuntimeModel(path, 1, exact=True).run({"a": data}, ["y"])
+    expected = data @ (numbers.reshape(64, 8) * np.repeat(steps, 16, axis=0))
+    np.testing.assert_allclose(product, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+    assert is_quantized(path)
 
 
 def test_a_file_is_quantized_by_its_operators_and_not_by_its_names(tmp_path: Path) -> None:

@@ -172,6 +172,7 @@ def _peer_json(peer: Beside) -> dict[str, Any]:
         "exact": None if peer.exact is None else _times_json(peer.exact),
         "max_abs_difference": peer.max_abs_difference,
         "max_rel_difference": peer.max_rel_difference,
+        "own_rel_difference": peer.own_rel_difference,
         "outputs_agree": peer.outputs_agree,
     }
 
@@ -258,10 +259,13 @@ def _print_verdict(peer: dict[str, Any], loop_secs: Sequence[float], paced_secs:
     print(f"           peer: ONNX Runtime {peer['version']} with a thread for each core of the share")
     if peer["exact"]:
         settings = ", ".join(f"{key}={value}" for key, value in EXACT.items())
-        print(f"           exact: the same without saturated sums ({settings}); the outputs are compared with its own")
+        print(f"           exact: the same with exact products ({settings}); the outputs are compared with its own")
     relative = peer["max_rel_difference"]
     verdict = "agree" if peer["outputs_agree"] else "DO NOT AGREE: compare on inputs of your own"
     print(f"           the outputs {verdict} (largest difference {relative:.2e} of the largest value)")
+    if peer["exact"]:
+        own = f"lie up to {peer['own_rel_difference']:.2e} apart"
+        print(f"           the exact peer's own outputs {own}: not optimized, or of inputs moved by 1e-6")
 
 
 def _faster(timing: str, ours: Sequence[float], theirs: Sequence[float]) -> str:

@@ -167,10 +167,12 @@ def test_who_is_faster_is_said_plainly(capsys: pytest.CaptureFixture[str]) -> No
     said = capsys.readouterr().out
     assert "a tie in a loop, 0.91x (0.91 .. 1.11); the bundle is faster paced, 1.50x" in said
     assert "exact" not in said
-    _print_verdict({**peer, "exact": times, "outputs_agree": True}, [2e-3] * 9, [2e-3] * 9)
+    exact = {"exact": times, "own_rel_difference": 0.25}
+    _print_verdict({**peer, **exact, "outputs_agree": True}, [2e-3] * 9, [2e-3] * 9)
     said = capsys.readouterr().out
     assert "exact:     ONNX Runtime is faster in a loop, 2.00x (2.00 .. 2.00); the bundle is faster paced" in said
-    assert "exact: the same without saturated sums (session.x64quantprecision=1)" in said
+    assert "exact: the same with exact products (session.x64quantprecision=1, session.qdq_" in said
+    assert "the exact peer's own outputs lie up to 2.50e-01 apart" in said
 
 
 def test_without_onnx_runtime_the_way_to_it_is_told(small: Small, monkeypatch: pytest.MonkeyPatch) -> None:
