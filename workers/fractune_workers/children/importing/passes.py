@@ -18,7 +18,7 @@ from tvm.s_tir import meta_schedule as ms
 from fractune_core.errors import BadModel, first_line, shortened
 from fractune_core.implementations import DIRECT
 from fractune_workers.children.layouts.plan import planned
-from fractune_workers.children.rewriting import row_kernels, transcendental
+from fractune_workers.children.rewriting import row_kernels, single_numbers, transcendental
 from fractune_workers.children.rewriting.concats import CONCAT, kept, settled
 from fractune_workers.children.rewriting.lookups import looked_up
 from fractune_workers.children.rewriting.simplify import simplify
@@ -27,7 +27,12 @@ from fractune_workers.children.tvm_api.traces import Workload, write_workloads
 
 _FLOAT32_BYTES = 4
 _MOST_NAME_CHARACTERS = 200
-_LEGALIZATIONS_FOR_CPUS = {**transcendental.LEGALIZATIONS, **row_kernels.LEGALIZATIONS, CONCAT: kept}
+_LEGALIZATIONS_FOR_CPUS = {
+    **transcendental.LEGALIZATIONS,
+    **row_kernels.LEGALIZATIONS,
+    **single_numbers.LEGALIZATIONS,
+    CONCAT: kept,
+}
 
 
 @dataclass(frozen=True)

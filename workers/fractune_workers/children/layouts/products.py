@@ -226,10 +226,18 @@ def cast(planner: Planner, call: Any) -> Made:
     if made is None or added is None:
         return made
     value, blocks = planner.emit(made[0]), made[1]
-    numbers = planner.constant(added)
-    floats = planner.emit(relax.op.astype(added, _FLOAT)) if numbers is None else relax.const(numbers.astype(_FLOAT))
-    operand = elementwise.laid_out(planner, floats, blocks, 0.0)
+    operand = elementwise.laid_out(planner, _in_float(planner, added), blocks, 0.0)
     return None if operand is None else (relax.op.add(value, operand), blocks)
+
+
+def _in_float(planner: Planner, value: Any) -> Any:
+    """An int32 value in float32. It is cast before a reshape, with which TVM fuses nothing."""
+    numbers, reshape = planner.constant(value), called(planner, value)
+    if numbers is not None:
+        return relax.const(numbers.astype(_FLOAT))
+    if operator_of(reshape) == "reshape":
+        return planner.emit(relax.op.reshape(_in_float(planner, reshape.args[0]), shape_of(value)))
+    return planner.emit(relax.op.astype(value, _FLOAT))
 
 
 def _integer_product(planner: Planner, call: Any) -> Made:

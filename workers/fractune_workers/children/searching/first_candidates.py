@@ -42,6 +42,8 @@ _SPATIAL = 0
 _FUSING_DEEP = 1
 """the sketch that computes the epilogue where a tile is finished; the first sketch leaves it to a separate pass"""
 _SHORT_UNROLL = 16
+_LONG_ROW = 4
+"""vectors, from which on the rest of a row hardly counts"""
 _PARTS_OF_REDUCTION = 2
 
 
@@ -77,7 +79,8 @@ def first_candidates(workload: Any, spaces: Iterable[Any], postprocs: Iterable[A
         decided = _plainest(sketches) if kernel is None else _tiled(sketches, kernel, unit)
     made: Iterator[Any] = (applied(trace, workload.mod, rules) for trace in decided)
     if kernel is None and own is None and not any(map(_reuses, sketches)):
-        made = chain([finished(vector_reduction(workload.mod, unit.lanes), rules)], made)
+        simple = (schedule(workload.mod, unit.lanes) for schedule in (vector_reduction, odd_rows))
+        made = chain((finished(sch, rules) for sch in simple), made)
     seen: set[int] = set()
     for sch in made:
         if sch is None or (digest := int(tvm_ffi.structural_hash(sch.mod))) in seen:
@@ -182,6 +185,29 @@ def vector_reduction(mod: Any, lanes: int) -> Any | None:
         return _scheduled(sch, reductions[0], lanes) if len(reductions) == 1 else None
     except MISFITS:
         return None
+
+
+def odd_rows(mod: Any, lanes: int) -> Any | None:
+    """A schedule of an operator without a reduction whose rows are long, and no whole vectors; None for others.
+
+    MetaSchedule fuses all loops and splits them into vectors, which would begin in one row and end in the next. Here
+    each row is a loop of its own, which LLVM divides into vectors and a rest.
+    """
+    sch = Schedule(mod, debug_mask="none", error_render_level="none")
+    try:
+        *others, last = sch.get_child_blocks(sch.get_sblock("root"))
+        if any(_is_reduction(sch, block) for block in (*others, last)):
+            return None
+        for block in others:
+            sch.compute_inline(block)
+        *outer, row = sch.get_loops(last)
+        extent = int(sch.get(row).extent)
+        if extent % lanes == 0 or extent < _LONG_ROW * lanes or not outer:
+            return None
+        sch.parallel(sch.fuse(*outer))
+    except MISFITS:
+        return None
+    return sch
 
 
 def _is_reduction(sch: Any, block: Any) -> bool:

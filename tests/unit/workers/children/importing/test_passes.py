@@ -6,6 +6,7 @@ import itertools
 import json
 import subprocess
 import sys
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -21,6 +22,7 @@ from fractune_core.errors import BadModel
 from fractune_workers.children.importing.passes import extract, is_scheduled, prepare, workload_hash
 from fractune_workers.children.tvm_api.target import default_target, parse_target, vector_unit
 from fractune_workers.children.tvm_api.weights import LiftedWeights
+from tests.unit.workers.children.layouts.networks import Network, network, outputs
 
 TARGET = default_target(1)
 
@@ -47,6 +49,18 @@ def test_equal_operators_are_one_with_their_weights_added() -> None:
     operators = extract(prepare(layers([16, 16, 16, 16, 8]), target), target)
     assert sorted(operator.weight for operator in operators) == [1, 3]
     assert len({operator.workload_hash for operator in operators}) == 2
+
+
+def test_products_of_scales_are_one_operator_whatever_the_constants() -> None:
+    def body(net: Network, x: Any) -> Any:
+        total = net.emit(relax.op.sum(x))
+        scales = [net.emit(relax.op.multiply(total, relax.const(scale))) for scale in (0.25, 0.5, 0.75)]
+        return net.emit(relax.op.concat([net.emit(relax.op.reshape(scale, [1])) for scale in scales]))
+
+    mod = prepare(network([(4, 16)], body), TARGET)
+    assert [each.weight for each in extract(mod, TARGET) if "multiply" in each.name] == [3]
+    given = np.ones((4, 16), "float32")
+    np.testing.assert_array_equal(outputs(mod, TARGET, [given]), [16, 32, 48])
 
 
 def test_an_operator_has_the_same_hash_in_two_models() -> None:

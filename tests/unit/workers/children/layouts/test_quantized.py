@@ -325,6 +325,7 @@ def test_an_integer_convolution_is_exact(channels: int, groups: int) -> None:
     direct = prepare(mod, NARROW)
     assert annotated(direct) == ([[-255, 255, -255, 255]] if channels > 1 and groups == 1 else [])
     np.testing.assert_array_equal(outputs(direct, NARROW, [x, zero, bias]), (whole + bias[:, None, None]) * 0.5)
+    assert sum(each.startswith("cast") for each in calls(direct)) == 1, "of the zero point; the bias is cast at once"
     assert any("conv2d" in each and "add" in each for each in calls(direct))
 
 

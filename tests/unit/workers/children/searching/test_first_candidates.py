@@ -118,6 +118,19 @@ def test_a_reduction_begins_with_vectors(body: Callable[..., Any]) -> None:
     assert "T.vectorized" in read_trace(item["trace"], workload).mod.script()
 
 
+def test_a_long_row_of_no_whole_vectors_is_a_loop_of_its_own() -> None:
+    """Vectors over several rows would begin in one row and end in the next."""
+    mod = prepare(network([(6, 70)], activation), TARGET)
+    (found,) = extract(mod, TARGET)
+    workload = read_workload(found.workload_json)
+    search = OperatorSearch(workload, TARGET, seed=1, threads=1)
+    first = next(first_candidates(workload, search.spaces, search.postprocs, vector_unit(TARGET)))
+    assert "in T.parallel(T.int64(6))" in first.mod.script()
+    assert "in range(T.int64(70))" in first.mod.script()
+    args = [np.random.default_rng(0).normal(size=(6, 70)).astype("float32"), np.zeros((6, 70), "float32")]
+    np.testing.assert_array_equal(run(first.mod, args), np.maximum(args[0], 0))
+
+
 def test_the_blocks_of_a_tile_are_inside_its_pixels() -> None:
     workload = read_workload(operator(conv, "conv2d").workload_json)
     search = OperatorSearch(workload, TARGET, seed=1, threads=1)
