@@ -1,7 +1,9 @@
 """The kernel of a recurrence in TIR: loops over directions, steps, blocks of units and rows of the batch.
 
 A block of units keeps its sums in registers while it reads the state and the weights. Directions are independent and
-run in parallel. A single direction with many weights computes its blocks in parallel, with a barrier after each step.
+run in parallel: the core of a direction keeps as many of its weights in its cache as fit. A single direction with many
+weights computes its blocks in parallel, with a barrier after each step. The schedule is computed from the recurrence
+(gates, batch, bytes of weights) and the vector unit (lanes, registers).
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ _SPARE_REGISTERS = 4
 _FLOAT32_BYTES = 4
 _PARALLEL_UNITS_BYTES = 2**23
 """Recurrent weights of a single direction from which on several cores share a step, with a barrier behind it. Fewer are
-read faster by one core, which begins each step with the weights in its cache."""
+read faster by one core, which begins each step with the weights in its cache. This was measured up to 4 MiB, on two
+busy cores."""
 
 
 @dataclass(frozen=True)
