@@ -19,7 +19,7 @@ from fractune_core.errors import FractuneError
 from fractune_core.fleet.blobs import add_signed_blob, get_signed_blob
 from fractune_core.fleet.marks import CANCELLED, DONE, HANDED_BACK, is_marked, mark
 from fractune_core.fleet.messages import Event, PieceDone, Work, WorkFailed, cancelled_by
-from fractune_core.fleet.redis_names import EVENT_FIELD, HANDLER, SERVER_STREAM
+from fractune_core.fleet.redis_names import BLOB_TTL_S, EVENT_FIELD, HANDLER, SERVER_STREAM
 from fractune_core.fleet.signed_messages import seal_event, seal_work
 from fractune_workers.child import Child
 from fractune_workers.locks.core_locks import CoreLocks
@@ -115,9 +115,9 @@ class ResultTransaction:
             event["round_id"] = work["round_id"]
         return event
 
-    def blob(self, name: str, payload: bytes) -> None:
-        """Put `payload`, signed, where the next worker finds it."""
-        add_signed_blob(self._pipe, self._context.secret, name, payload)
+    def blob(self, name: str, payload: bytes, ttl_s: int = BLOB_TTL_S) -> None:
+        """Put `payload`, signed, where the next worker finds it within `ttl_s` seconds."""
+        add_signed_blob(self._pipe, self._context.secret, name, payload, ttl_s)
 
     def enqueue(self, queue: str, work: Work) -> None:
         rq_queue = Queue(queue, connection=self._context.redis, serializer=JSONSerializer)

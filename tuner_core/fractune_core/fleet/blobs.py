@@ -33,14 +33,14 @@ def put_blob(redis: BlobRedis, name: str, payload: bytes | Iterable[bytes]) -> N
     pipe.execute()
 
 
-def add_blob(pipe: Any, name: str, payload: bytes | Iterable[bytes]) -> None:
+def add_blob(pipe: Any, name: str, payload: bytes | Iterable[bytes], ttl_s: int = BLOB_TTL_S) -> None:
     """Like `put_blob`, but as a part of the transaction `pipe`."""
     chunks = _split(payload) if isinstance(payload, bytes) else payload
     key = blob_key(name)
     pipe.delete(key)
     for chunk in chunks:
         pipe.rpush(key, chunk)
-    pipe.expire(key, BLOB_TTL_S)
+    pipe.expire(key, ttl_s)
 
 
 def put_signed_blob(redis: BlobRedis, secret: bytes, name: str, payload: bytes) -> None:
@@ -48,9 +48,9 @@ def put_signed_blob(redis: BlobRedis, secret: bytes, name: str, payload: bytes) 
     put_blob(redis, name, sign(secret, _purpose(name), payload))
 
 
-def add_signed_blob(pipe: Any, secret: bytes, name: str, payload: bytes) -> None:
+def add_signed_blob(pipe: Any, secret: bytes, name: str, payload: bytes, ttl_s: int = BLOB_TTL_S) -> None:
     """Like `put_signed_blob`, but as a part of the transaction `pipe`."""
-    add_blob(pipe, name, sign(secret, _purpose(name), payload))
+    add_blob(pipe, name, sign(secret, _purpose(name), payload), ttl_s)
 
 
 def get_signed_blob(redis: BlobRedis, secret: bytes, name: str) -> bytes:

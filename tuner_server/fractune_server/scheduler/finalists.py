@@ -11,7 +11,7 @@ from fractune_core.analysis.validated import choosing_order
 from fractune_core.records import Status, TuningRecord
 
 BEST_PER_SHARE = 2
-MINOR = 0.01
+MINOR = 0.05
 """part of the model's time below which an operator's repeats are short"""
 NEGLIGIBLE = 0.01
 """part of the model's time that all skipped validations together may forgo"""

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import statistics
 from collections import defaultdict, deque
 from collections.abc import Collection
 from typing import Any
 
+from fractune_core import __version__
+from fractune_core.errors import NotFound
 from fractune_core.fleet.blobs import has_blob
 from fractune_core.fleet.messages import ArtifactItem, BuildWork, CandidateItem, MeasureWork
 from fractune_core.fleet.redis_names import BUILD_QUEUE, artifact_blob, measure_queue, workload_blob
+from fractune_core.fleet.signing import Unsigned
 from fractune_core.records import Kind, Status
 from fractune_workers.builder_process import LIMIT_CPU_S, BuilderProcess, BuiltCandidate
 from fractune_workers.child.errors import CallFailed, ChildDied, ChildTimeout, retry_if_killed
@@ -22,6 +27,8 @@ _TIMES_ANY, _SHORTEST_ANY_S = 8, 2
 _TIMES_OWN, _SHORTEST_OWN_S = 4, 1
 _KNOWN = 4
 _WINDOW = 64
+_KEPT_S = 900
+"""how long a trial's code is kept for the validation"""
 
 
 class Deadline:
@@ -74,6 +81,8 @@ class Builder(Role):
             artifacts.append(artifact)
             if code:
                 transaction.blob(artifact_blob(work["round_id"], item["candidate"]), code)
+                if _is_kept(work):
+                    transaction.blob(_kept_blob(work, item), _with_facts(artifact, code), _KEPT_S)
         args_info = retry_if_killed(lambda: self._learn(work["operator"]["workload_hash"]))
         for place, share in enumerate(work["shares"]):
             measure = _measure_work(work, place, args_info, artifacts)
@@ -85,6 +94,9 @@ class Builder(Role):
         before = item.get("built")
         if before is not None and has_blob(self._context.redis, artifact_blob(work["round_id"], item["candidate"])):
             return _artifact(item, Status.OK, "", before["build_secs"], before["versions"]), b""
+        kept = self._kept(work, item)
+        if kept is not None:
+            return kept
         try:
             built = retry_if_killed(lambda: self._build_once(work, item["trace"]))
         except CallFailed as error:
@@ -96,6 +108,18 @@ class Builder(Role):
         if built.status is Status.OK:
             self._deadline.note(work["operator"]["workload_hash"], built.build_secs)
         return _artifact(item, built.status, built.cause, built.build_secs, built.versions), built.code
+
+    def _kept(self, work: BuildWork, item: CandidateItem) -> tuple[ArtifactItem, bytes] | None:
+        """A finalist as its trial was built; None when that code was not kept. The records of both have the same
+        build time and versions.
+        """
+        if work["purpose"] != Kind.VALIDATION:
+            return None
+        try:
+            facts, _, code = self._context.signed_blob(_kept_blob(work, item)).partition(b"\n")
+        except (NotFound, Unsigned):
+            return None
+        return _artifact(item, Status.OK, "", **json.loads(facts)), code
 
     def _build_once(self, work: BuildWork, trace: str) -> BuiltCandidate:
         operator = work["operator"]
@@ -113,6 +137,22 @@ class Builder(Role):
         """The workload's argument descriptions, once the present child knows it."""
         name = workload_blob(workload_hash)
         return self._process.learn(workload_hash, lambda: self._context.signed_blob(name).decode())
+
+
+def _is_kept(work: BuildWork) -> bool:
+    """Whether the candidate of the work has no competitor: then it is the operator's finalist, unless it fails."""
+    return work["purpose"] == Kind.TRIAL and len(work["candidates"]) == 1
+
+
+def _kept_blob(work: BuildWork, item: CandidateItem) -> str:
+    """The name depends on everything that the code depends on: the version too, because builders may differ in it."""
+    parts = (__version__, work["operator"]["target"], item["candidate"])
+    return artifact_blob("kept", hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32])
+
+
+def _with_facts(artifact: ArtifactItem, code: bytes) -> bytes:
+    facts = {"build_secs": artifact["build_secs"], "versions": artifact["versions"]}
+    return json.dumps(facts).encode() + b"\n" + code
 
 
 def _artifact(

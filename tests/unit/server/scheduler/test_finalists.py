@@ -67,12 +67,12 @@ def test_small_gains_are_left_out_while_together_they_stay_negligible() -> None:
     assert len(worth_validating(heavy | many)) == 1 + 10 - 2
 
 
-def test_operators_below_a_hundredth_of_the_model_are_minor() -> None:
+def test_operators_below_a_twentieth_of_the_model_are_minor() -> None:
     outlooks = {
         "heavy": Outlook(None, 98.0),
         "published": Outlook(0.9, 5.0),
         "light": Outlook(None, 0.5),
-        "at the limit": Outlook(None, 1.1),
+        "at the limit": Outlook(None, 5.3),
         "unknown": Outlook(None, math.inf),
     }
     assert minor_operators(outlooks) == {"published", "light"}

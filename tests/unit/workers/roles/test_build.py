@@ -17,6 +17,7 @@ from rq.serializers import JSONSerializer
 from fractune_core.fleet.blobs import drop_blobs, has_blob, put_signed_blob
 from fractune_core.fleet.redis_names import artifact_blob, measure_queue, workload_blob
 from fractune_core.fleet.signed_messages import open_work
+from fractune_workers.builder_process import BuiltCandidate
 from fractune_workers.child import Child
 from fractune_workers.child.errors import TRIES
 from fractune_workers.context import WorkerContext
@@ -72,7 +73,7 @@ def built(builder: Builder, *traces: str) -> list[tuple[str, str]]:
     return [(item["status"], item["cause"]) for item in artifacts(builder, "cpu:1", candidates)]
 
 
-def artifacts(builder: Builder, share: str, candidates: list[Any]) -> list[Any]:
+def artifacts(builder: Builder, share: str, candidates: list[Any], purpose: str = "trial") -> list[Any]:
     """What the measurer of a share is told."""
     operator: Any = {"workload_hash": "w", "name": "matmul", "target": '{"kind": "llvm"}', "target_key": "k"}
     work: Any = {
@@ -80,7 +81,7 @@ def artifacts(builder: Builder, share: str, candidates: list[Any]) -> list[Any]:
         "work_id": f"w-{share[-1]}",
         "round_id": "r",
         "job": "j",
-        "purpose": "trial",
+        "purpose": purpose,
         "operator": operator,
     }
     work |= {"namespace": "", "device_key": "d", "shares": [share], "reply": "s", "candidates": candidates}
@@ -102,6 +103,28 @@ def test_what_the_round_has_built_before_is_not_built_again_as_long_as_it_is_the
     (anew,) = artifacts(builder, "cpu:4", again)
     assert (anew["status"], anew["versions"]) == ("ok", {})
     assert has_blob(builder._context.redis, artifact_blob("r", "c"))
+
+
+@pytest.mark.parametrize(("trials", "built_again"), [(["c"], [""]), (["c", "d"], ["", "c"])])
+def test_the_code_of_a_trial_without_a_competitor_serves_its_validation(
+    builder: Builder, monkeypatch: pytest.MonkeyPatch, trials: list[str], built_again: list[str]
+) -> None:
+    (first, *_) = artifacts(builder, "cpu:1", [{"candidate": each, "trace": each} for each in trials])
+    code = builder._context.signed_blob(artifact_blob("r", "c"))
+    drop_blobs(builder._context.redis, [artifact_blob("r", "c")])
+    traces, build = [], builder._process.build
+
+    def noted(workload_hash: str, target: str, trace: str, limit_cpu_s: int) -> BuiltCandidate:
+        traces.append(trace)
+        return build(workload_hash, target, trace, limit_cpu_s)
+
+    monkeypatch.setattr(builder._process, "build", noted)
+    finalists = [{"candidate": "untuned", "trace": ""}, {"candidate": "c", "trace": "c"}]
+    (_, found) = artifacts(builder, "cpu:2", finalists, "validation")
+    assert traces == built_again
+    is_same = builder._context.signed_blob(artifact_blob("r", "c")) == code, found["build_secs"] == first["build_secs"]
+    assert found["status"] == "ok"
+    assert is_same == (("c" not in built_again),) * 2
 
 
 def killing(builder: Builder, folder: Path, times: int) -> threading.Thread:
