@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import sys
+from pathlib import Path
+
 import pytest
 
+from benchmarks import onnx_operators
 from benchmarks.onnx_operators import NAME
 from benchmarks.support.machine import RESULTS
 from benchmarks.support.models_page import PAGE, how, models_page
-from benchmarks.support.node_cases import FAILED, PASSED, REFUSED, node_cases, run_case
+from benchmarks.support.node_cases import FAILED, PASSED, REFUSED, Outcome, node_cases, run_case
 
 RESULT = RESULTS / f"{NAME}.json"
 QUICK = "quantizelinear_axis matmulinteger convinteger qlinearconv celu isinf attention_24_fullymasked gelu_tanh"
@@ -25,6 +30,17 @@ def test_onnx_agrees(part: str) -> None:
     for outcome in outcomes.values():
         assert "\n" not in outcome.detail
         assert outcome.status != REFUSED or outcome.detail
+
+
+def test_a_part_of_the_cases_does_not_replace_the_result(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(onnx_operators, "run_cases", lambda names: dict.fromkeys(names, Outcome(PASSED)))
+    monkeypatch.setattr("benchmarks.support.machine.RESULTS", tmp_path)
+    monkeypatch.setattr(sys, "argv", ["onnx_operators", "--only", "test_abs"])
+    onnx_operators.main()
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr(sys, "argv", [*sys.argv, "--out", str(tmp_path / "part.json")])
+    onnx_operators.main()
+    assert set(json.loads((tmp_path / "part.json").read_text())["operators"]) == {"Abs"}
 
 
 @pytest.mark.parametrize(
