@@ -11,7 +11,6 @@ import pytest
 from fractune_core.errors import BadRequest
 from fractune_core.pb import fractune_pb2 as pb
 from tests.support.fuzz import files, sealed, texts
-from tests.support.fuzz import target as target_module
 from tests.support.fuzz.__main__ import shared_out, table
 from tests.support.fuzz.mutations import Mutator
 from tests.support.fuzz.target import Target, fuzz
@@ -38,10 +37,9 @@ def take(made: str) -> None:
         raise BadRequest("one\nline")
 
 
-def test_what_fails_is_counted_by_where_it_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(target_module, "DEADLINE_S", 0.02)
+def test_what_fails_is_counted_by_where_it_comes_from() -> None:
     words = ("fine", "refused", "mistake", "loud", "slow")
-    target = Target("words", lambda mutator: mutator.random.choice(words), take)
+    target = Target("words", lambda mutator: mutator.random.choice(words), take, deadline_s=0.02)
     outcome = fuzz(target, 60, seed=1)
     assert outcome.inputs == 60 == outcome.accepted + outcome.refused + outcome.failures
     assert {kind.partition(" ")[0] for kind in outcome.by_kind} == {"KeyError", "RecursionError", "TooLong"}

@@ -235,7 +235,7 @@ ROOMS = {
         lazily=("fractune_workers.children.importing.onnx_models", "torch"),
     ),
     "fractune_workers.children.importing.limits": room(*CORE),
-    "fractune_workers.children.importing.onnx_graph": room("google.protobuf", "onnx"),
+    "fractune_workers.children.importing.onnx_graph": room(*CORE, "google.protobuf", "onnx"),
     "fractune_workers.children.importing.operators": child_room(
         "fractune_workers.children.importing.onnx_graph",
         "fractune_workers.children.recurrent",

@@ -19,10 +19,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 from benchmarks.support.machine import facts
-from tests.support.fuzz import files, sealed, served, texts
+from tests.support.fuzz import files, onnx_files, sealed, served, texts
 from tests.support.fuzz.target import Outcome, Target, fuzz
 
-TARGETS: tuple[Target, ...] = (*texts.TARGETS, *files.TARGETS, *sealed.TARGETS, *served.TARGETS)
+TARGETS: tuple[Target, ...] = (*texts.TARGETS, *files.TARGETS, *sealed.TARGETS, *served.TARGETS, *onnx_files.TARGETS)
 
 
 def shared_out(targets: Sequence[Target], inputs: int) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import time
 import traceback
@@ -17,10 +18,11 @@ from tests.support.fuzz.mutations import Mutator
 DEADLINE_S = 5.0
 """for one input: on a busy machine the longest honest ones take some tenths of it"""
 _KEPT = 20
+_KIND_CHARACTERS = 120
 
 
 class TooLong(BaseException):
-    """An input took longer than DEADLINE_S; no handler of errors is to catch this."""
+    """An input took longer than its target's deadline; no handler of errors is to catch this."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,8 @@ class Target:
     """around all inputs"""
     weight: int = 1
     """inputs of a whole run that it gets, as a part of all"""
+    deadline_s: float = DEADLINE_S
+    """for one input"""
 
 
 @dataclass
@@ -49,13 +53,13 @@ class Outcome:
     secs: float = 0.0
     slowest_s: float = 0.0
     by_kind: dict[str, int] = field(default_factory=dict)
-    """failures by their error and place"""
+    """failures by their error, its place and its words"""
     examples: list[dict[str, Any]] = field(default_factory=list)
     """the first of each kind: its number, with which it is made again, and how it failed"""
 
     def fail(self, number: int, made: Any, error: BaseException) -> None:
         self.failures += 1
-        kind = f"{type(error).__name__} at {_place(error)}"
+        kind = f"{type(error).__name__} at {_place(error)}: {_words(error)}"
         if kind not in self.by_kind and len(self.examples) < _KEPT:
             self.examples.append(
                 {"number": number, "kind": kind, "error": str(error)[:3000], "input": repr(made)[:600]}
@@ -69,7 +73,7 @@ def fuzz(target: Target, inputs: int, seed: int, first: int = 0) -> Outcome:
     mutator = Mutator(random)
     began = time.perf_counter()
     try:
-        with target.opened(), _alarm():
+        with target.opened(), _alarm(target.deadline_s):
             for number in range(first, first + inputs):
                 random.seed(f"{seed}/{target.name}/{number}")
                 _give(target, number, target.make(mutator), outcome)
@@ -82,7 +86,7 @@ def fuzz(target: Target, inputs: int, seed: int, first: int = 0) -> Outcome:
 def _give(target: Target, number: int, made: Any, outcome: Outcome) -> None:
     outcome.inputs += 1
     start = time.perf_counter()
-    signal.setitimer(signal.ITIMER_REAL, DEADLINE_S)
+    signal.setitimer(signal.ITIMER_REAL, target.deadline_s)
     try:
         target.take(made)
         outcome.accepted += 1
@@ -99,15 +103,20 @@ def _give(target: Target, number: int, made: Any, outcome: Outcome) -> None:
 
 
 @contextmanager
-def _alarm() -> Iterator[None]:
+def _alarm(deadline_s: float) -> Iterator[None]:
     def ring(*_: object) -> None:
-        raise TooLong(f"longer than {DEADLINE_S:g} s")
+        raise TooLong(f"longer than {deadline_s:g} s")
 
     before = signal.signal(signal.SIGALRM, ring)
     try:
         yield
     finally:
         signal.signal(signal.SIGALRM, before)
+
+
+def _words(error: BaseException) -> str:
+    """The beginning of its message without names and numbers, in which two errors of one kind differ."""
+    return re.sub(r"'[^']*'|\S*\d\S*", "_", str(error))[:_KIND_CHARACTERS]
 
 
 def _place(error: BaseException) -> str:

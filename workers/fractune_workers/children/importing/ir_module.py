@@ -62,6 +62,7 @@ _PRAGMAS = frozenset({"pragma_auto_unroll_max_step", "pragma_unroll_explicit", "
 _FOREIGN_CODE = frozenset({"external_mods", "Codegen", "system_lib_prefix"})
 """Attributes that hand functions over to another compiler, or bring its results"""
 _HINT = "export the model without it"
+_OPEN_SIZE = "has a tensor whose size is known only when the model runs; export it with fixed shapes"
 _NO_MODULE = "is not an IRModule as JSON; write it with tvm.ir.save_json"
 
 Node = dict[str, Any]
@@ -83,15 +84,17 @@ def load_json(text: str) -> tvm.IRModule:
     return mod
 
 
-def refuse_malformed(mod: tvm.IRModule) -> None:
-    """Raises BadModel for nested calls and for values without a type: their results are not counted.
+def refuse_malformed(mod: tvm.IRModule, *, imported: bool) -> None:
+    """Raises BadModel for nested calls and for values without a type: their results are not counted. `imported`:
+    whether an importer made the module. Then the reason is a size that depends on numbers.
 
     TVM looks at each type as a tree: count the parts of types before.
     """
     try:
         relax.analysis.well_formed(mod)
     except Exception as error:
-        raise BadModel(f"is not a well-formed IRModule: {first_line(error)}; write it with tvm.ir.save_json") from error
+        why = f"is not a well-formed IRModule: {first_line(error)}; write it with tvm.ir.save_json"
+        raise BadModel(_OPEN_SIZE if imported else why) from error
 
 
 def _current(text: str) -> str:

@@ -92,7 +92,7 @@ def load_fixed(data: bytes, shapes: Shapes, limits: Limits) -> tvm.IRModule:
     mod = _load(data, shapes, limits)
     _check_fixed(mod)
     check_sizes(mod, limits)
-    refuse_malformed(mod)
+    refuse_malformed(mod, imported=_as_text(data) is None)
     return mod
 
 

@@ -7,6 +7,8 @@ from typing import Any
 import onnx
 from google.protobuf.message import DecodeError
 
+from fractune_core.errors import BadModel
+
 
 def parsed(data: bytes) -> onnx.ModelProto | None:
     """The model in the bytes of a file; None for another file, or a torn one."""
@@ -46,6 +48,11 @@ def named(node: onnx.NodeProto) -> str:
 
 def described(node: onnx.NodeProto) -> str:
     return f"{named(node)} ({operator_of(node)})"
+
+
+def refusal(node: onnx.NodeProto, opset: int, why: str) -> BadModel:
+    """The error for a node that cannot be imported. `opset`: the model's. `why` says what is wrong, and what to do."""
+    return BadModel(f"opset {opset}: cannot import {described(node)}: {why}")
 
 
 def text_of(value: Any) -> str:

@@ -16,7 +16,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from fractune_core.errors import BadModel
-from fractune_workers.children.importing.onnx_graph import described
+from fractune_workers.children.importing.onnx_graph import refusal
 
 _COUNTER = itertools.count()
 FLOAT = onnx.TensorProto.FLOAT
@@ -117,7 +117,7 @@ class Decomposition:
 
     def refused(self, why: str) -> BadModel:
         """The error for a node that cannot be imported. `why` says what is wrong, and what to do."""
-        return BadModel(f"cannot import {described(self.node)}: {why}")
+        return refusal(self.node, self.opset, why)
 
     def refuse_attributes(self, **allowed: Any) -> None:
         """Raises BadModel where an attribute has another value than this."""

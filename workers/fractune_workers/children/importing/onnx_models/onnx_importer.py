@@ -6,6 +6,7 @@ converter is looked up in `CONVERTERS` first, and a refusal names the node.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,14 +16,16 @@ import tvm
 from tvm import relax
 from tvm.relax.frontend.onnx import onnx_frontend
 
-from fractune_core.errors import BadModel
-from fractune_workers.children.importing.onnx_graph import described, domain_of, named, operator_of
+from fractune_core.errors import BadModel, first_line
+from fractune_workers.children.importing.onnx_graph import described, domain_of, operator_of, refusal
 from fractune_workers.children.importing.onnx_models.onnx_branches import Branches
 from fractune_workers.children.importing.onnx_models.onnx_converters import CONVERTERS
 from fractune_workers.children.importing.onnx_models.sections import with_sections
-from fractune_workers.children.importing.operators.element_types import AS_BYTES, WITHOUT_KERNELS
+from fractune_workers.children.importing.onnx_models.unfit import LATE, has_open_shape, why_unfit
+from fractune_workers.children.importing.operators.element_types import AS_BYTES, WITHOUT_KERNELS, kind_name, takes
 from fractune_workers.children.importing.operators.onnx_node import OnnxNode
 
+_log = logging.getLogger(__name__)
 _SEQUENCES = """
     Optional OptionalGetElement SequenceConstruct SequenceEmpty SequenceErase SequenceInsert ConcatFromSequence
     SplitToSequence
@@ -36,7 +39,7 @@ _NOT_ONNX = "AllClassNMS Attention BiasGelu EmbedLayerNormalization FastGelu Mat
 
 def from_onnx(model: onnx.ModelProto, branches: Branches) -> tvm.IRModule:
     """The model as a Relax module with the entry `main`. Raises BadModel for a node that cannot be imported, and other
-    errors where TVM's importer fails.
+    errors where the graph around the nodes cannot be read.
     """
     opset = next((entry.version for entry in model.opset_import if not domain_of(entry.domain)), 1)
     return with_sections(Importer(element_types(model.graph), branches).from_onnx(model.graph, opset))
@@ -71,48 +74,65 @@ class Importer(onnx_frontend.ONNXGraphImporter):
     def _check_for_unsupported_ops(self, graph: onnx.GraphProto) -> None:
         unknown = [node for node in graph.node if not is_known(node)]
         if unknown:
-            operator = operator_of(unknown[0])
-            others = sorted({operator_of(node) for node in unknown} - {operator})
+            others = sorted({operator_of(node) for node in unknown} - {operator_of(unknown[0])})
             also = f" (also unsupported: {', '.join(others)})" if others else ""
-            raise BadModel(
-                f"{named(unknown[0])} has operator {operator}, which TVM cannot import{also}; export without it"
-            )
+            raise self.refused(unknown[0], f"no kernel computes this operator{also}; export without it")
 
         for node in graph.node:
             self._check_types(node)
 
     def _check_types(self, node: onnx.NodeProto) -> None:
         """Raises BadModel where the node reads or makes numbers of a type that no kernel computes with."""
+        for at, name in enumerate(node.input):
+            kind = self.element_types.get(name, 0)
+            if not takes(node, at, kind):
+                given = f"'{name}' has elements of type {kind_name(kind)}"
+                raise self.refused(node, f"{given}, which ONNX's operator does not take; cast it before")
         for name in [*node.input, *node.output]:
             kind = WITHOUT_KERNELS.get(self.element_types.get(name, 0))
             if kind:
-                why = f"'{name}' has elements of type {kind}, which no kernel reads"
-                raise BadModel(f"cannot import {described(node)}: {why}; export it with float32 or as int8")
+                why = f"'{name}' has elements of type {kind}, which no kernel reads; export it with float32 or as int8"
+                raise self.refused(node, why)
 
     def _construct_nodes(self, graph: onnx.GraphProto) -> None:
         for node in graph.node:
             self.convert(node)
+        missing = next((value.name for value in graph.output if value.name not in self._nodes), None)
+        if missing is not None:
+            raise BadModel(f"no node makes its output '{missing}'; export the model again")
 
     def convert(self, node: onnx.NodeProto) -> None:
         """Convert one node, and name its outputs."""
         unknown = next((name for name in node.input if name and name not in self._nodes), None)
         if unknown is not None:
-            known = described(self.branches.original(node))
-            raise BadModel(f"cannot import {known}: it reads '{unknown}', which no node makes; export the model again")
+            known = self.branches.original(node)
+            raise self.refused(known, f"it reads '{unknown}', which no node makes; export the model again")
         inputs = onnx_frontend.onnx_input(self._nodes[name] if name else None for name in node.input)
+        try:
+            self._name_outputs(node, self._converted(node, inputs))
+        except BadModel:
+            raise
+        except Exception as error:
+            _log.info("%s: %s", described(node), first_line(error))
+            raise self.refused(node, why_unfit(node, inputs, self.opset)) from error
+
+    def _converted(self, node: onnx.NodeProto, inputs: list[relax.Expr | None]) -> Any:
+        """The outputs of a node; errors are of any kind, because attributes are."""
         attributes = self._parse_attr(node.attribute)
-        if operator_of(node) in CONVERTERS:
-            call = OnnxNode(node, inputs, attributes, self.opset, self.bb, self)
-            self._name_outputs(node, CONVERTERS[operator_of(node)](call))
-        else:
-            self._name_outputs(node, self.convert_by_tvm(node, inputs, attributes))
+        if operator_of(node) not in CONVERTERS:
+            return self.convert_by_tvm(node, inputs, attributes)
+        return CONVERTERS[operator_of(node)](OnnxNode(node, inputs, attributes, self.opset, self.bb, self))
+
+    def refused(self, node: onnx.NodeProto, why: str) -> BadModel:
+        """The error for a node that cannot be imported. `why` says what is wrong, and what to do."""
+        return refusal(node, self.opset, why)
 
     def convert_by_tvm(self, node: onnx.NodeProto, inputs: list[relax.Expr | None], attributes: dict[str, Any]) -> Any:
         """The outputs of a node by TVM's own converter."""
         for value in inputs:
             is_shape = isinstance(value, relax.Expr) and isinstance(value.ty, relax.ShapeType)
             if is_shape and node.op_type not in _TAKE_SHAPES.split():
-                raise ValueError("one of its inputs is a shape that is not known before it is computed")
+                raise ValueError("one of its inputs is a shape")
         attributes["tvm_custom"] = {"name": node.name, "num_outputs": len(node.output)}
         value = self._convert_operator(node.op_type, inputs, attributes, self.opset)
         return [value] if node.op_type in _SEQUENCES.split() else value
@@ -120,8 +140,11 @@ class Importer(onnx_frontend.ONNXGraphImporter):
     def _name_outputs(self, node: onnx.NodeProto, result: Any) -> None:
         values = self._fields(result)
         if len(values) < len(node.output) and any(node.output[len(values) :]):
-            raise ValueError(f"it has {len(node.output)} outputs, and only {len(values)} are computed")
+            left = next(filter(None, node.output[len(values) :]))
+            raise self.refused(node, f"its output '{left}' is not computed; export it without this output")
         for name, value in zip(node.output, values, strict=False):
+            if has_open_shape(value):
+                raise self.refused(node, f"'{name}' has a size that {LATE}")
             if name:
                 self._nodes[name] = value
 

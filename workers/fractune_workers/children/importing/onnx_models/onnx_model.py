@@ -11,14 +11,15 @@ steps, in this order:
     6. slim: merge and drop nodes, put batch normalization into convolutions;
     7. import.
 
-Steps 5 and 6 are optional. Where one fails, the model goes on without it. If TVM's importer fails then, the error
-names the reason; a refusal of ours stays as it is. Slimming and the importer compute constants, so a model with
+Steps 5 and 6 are optional. Where one fails, the model goes on without it; if the import is refused then, the refusal
+says that too. Slimming and the importer compute constants, so a model with
 constants of unknown size is refused before.
 """
 
 from __future__ import annotations
 
 import copy
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -41,6 +42,7 @@ from fractune_workers.children.importing.onnx_models.onnx_importer import from_o
 from fractune_workers.children.importing.onnx_models.onnx_shapes import check_inputs, fix_constants, fix_shapes
 from fractune_workers.children.tvm_api.keep_out import hushed
 
+_log = logging.getLogger(__name__)
 _OLDEST_OPSET = 13
 """Below, TVM's importer reads operators by later rules (Softmax, Squeeze, ReduceSum) without a word"""
 _CONVERTED_OPSET = 17
@@ -144,7 +146,8 @@ def _try(
     except BadModel:
         raise
     except Exception as error:  # noqa: BLE001  third-party graph rewriting raises anything; the model goes on unslimmed
-        notes.append(f"{what}: {first_line(error)}")
+        _log.info("%s: %s", what, first_line(error))
+        notes.append(f"{what}, so the model was read as it is")
         return before
 
 
@@ -179,36 +182,10 @@ def _import(model: onnx.ModelProto, branches: Branches, notes: list[str]) -> tvm
     try:
         with hushed():
             return from_onnx(model, branches)
-    except BadModel:
-        raise
+    except BadModel as error:
+        raise BadModel("; ".join([str(error), *notes])) from error
     except Exception as error:
-        raise BadModel("; ".join([_explain(error), *notes, *_checker_notes(model)])) from error
-
-
-def _explain(error: Exception) -> str:
-    node = _failing_node(error)
-    if node is None:
-        return f"TVM cannot import the model: {first_line(error)}"
-    return f"TVM cannot import {described(node)}: {first_line(error)}"
-
-
-def _failing_node(error: Exception) -> onnx.NodeProto | None:
-    """The node at which the importer failed. Its errors do not name the node, but the frames of the
-    traceback hold it.
-    """
-    found = None
-    trace = error.__traceback__
-    while trace is not None:
-        node = trace.tb_frame.f_locals.get("node")
-        if isinstance(node, onnx.NodeProto):
-            found = node
-        trace = trace.tb_next
-    return found
-
-
-def _checker_notes(model: onnx.ModelProto) -> Iterator[str]:
-    """The error of ONNX's own checker. It runs only after a failure, because it refuses models that import well."""
-    try:
-        onnx.checker.check_model(model)
-    except Exception as error:  # noqa: BLE001  the checker raises several unrelated types
-        yield f"ONNX's checker says: {first_line(error)}"
+        _log.info("the graph cannot be read: %s", first_line(error))
+        raise BadModel(
+            "; ".join(["has inputs, weights or outputs that cannot be read; export it again", *notes])
+        ) from error

@@ -17,6 +17,7 @@ from fractune_workers.children.importing.onnx_graph import text_of
 from fractune_workers.children.importing.operators.corrected_resize import RESIZE
 from fractune_workers.children.importing.operators.element_types import AS_BYTES
 from fractune_workers.children.importing.operators.onnx_node import Converter, OnnxNode, as_type, dtype_of, shape_of
+from fractune_workers.children.rewriting.expressions import is_constant
 
 _TRAINING = "which is for training; export it for inference"
 
@@ -238,6 +239,13 @@ def _pow(node: OnnxNode) -> Any:
     raise node.refused(f"its base is {dtype_of(base)}, and powers are computed in floating point; cast it before")
 
 
+def _expand(node: OnnxNode) -> Any:
+    """To a computed shape, TVM's converter makes a call that no pass accepts."""
+    if not is_constant(node.input(1)) and not isinstance(node.input(1), relax.ShapeExpr):
+        raise node.refused(f"its shape '{node.proto.input[1]}' is computed; export it with fixed shapes")
+    return node.by_tvm()
+
+
 def _rms_norm(node: OnnxNode) -> Any:
     """From any axis on: TVM's is for a scale of one axis."""
     x, scale = node.input(0), node.input(1)
@@ -261,6 +269,7 @@ CORRECTED: Mapping[str, Converter] = {
     "Div": _div,
     "Dropout": _dropout,
     "Equal": _equal,
+    "Expand": _expand,
     "Gelu": _gelu,
     "IsInf": _is_inf,
     "LayerNormalization": _layer_norm,

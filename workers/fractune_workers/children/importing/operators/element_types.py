@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from onnx import TensorProto
+from functools import cache
+
+import onnx
+from onnx import TensorProto, defs
+
+from fractune_workers.children.importing.onnx_graph import domain_of
 
 AS_BYTES: dict[int, str] = {
     TensorProto.INT4: "int8",
@@ -31,3 +36,22 @@ WITHOUT_KERNELS: dict[int, str] = {
     if name in ("COMPLEX64", "COMPLEX128", "STRING") or name.startswith(_SMALL_FLOATS)
 }
 """Types that no kernel computes with, and their names"""
+
+
+def kind_name(kind: int) -> str:
+    """ONNX's name for the number of an element type."""
+    return str(TensorProto.DataType.Name(kind)) if kind in TensorProto.DataType.values() else f"number {kind}"
+
+
+def takes(node: onnx.NodeProto, index: int, kind: int) -> bool:
+    """Whether ONNX's operator takes elements of this type as its input `index`, in its newest version; true for a type
+    that is not known, and for operators of other domains.
+    """
+    allowed = () if domain_of(node.domain) or not kind else _allowed(node.op_type)
+    return not allowed or f"tensor({kind_name(kind).lower()})" in allowed[min(index, len(allowed) - 1)]
+
+
+@cache
+def _allowed(operator: str) -> tuple[frozenset[str], ...]:
+    """ONNX's names of the types that each input takes; empty for an operator that ONNX does not define."""
+    return tuple(frozenset(each.types) for each in defs.get_schema(operator).inputs) if defs.has(operator) else ()

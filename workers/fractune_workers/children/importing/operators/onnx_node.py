@@ -11,7 +11,7 @@ import onnx
 from tvm import relax
 
 from fractune_core.errors import BadModel
-from fractune_workers.children.importing.onnx_graph import described
+from fractune_workers.children.importing.onnx_graph import refusal
 from fractune_workers.children.rewriting.expressions import is_constant
 
 
@@ -62,7 +62,7 @@ class OnnxNode:
 
     def refused(self, why: str) -> BadModel:
         """The error for a node that cannot be imported. `why` says what is wrong, and what to do."""
-        return BadModel(f"cannot import {described(self.proto)}: {why}")
+        return refusal(self.proto, self.opset, why)
 
 
 Converter = Callable[[OnnxNode], "relax.Expr | Sequence[relax.Expr]"]
