@@ -30,6 +30,8 @@ STATUSES = (PASSED, WITH_CONSTANTS, REFUSED, FAILED)
 _BYTES = {"int4": "int8", "uint4": "uint8", "int2": "int8", "uint2": "uint8"}
 """numbers of less than a byte are held as bytes"""
 _EPSILONS = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
+_FLOAT32_EPSILON = 2.0**-23
+"""of the largest number: a sum whose terms cancel may be off by it, as in an inverse DFT"""
 _ROUNDINGS = 4
 """units in the last place that a result in float16 or bfloat16 may be off: the tests' tolerance is less than one"""
 
@@ -141,6 +143,8 @@ def _difference(ours: Any, theirs: Any, rtol: float, atol: float) -> str:
         return f"{ours.dtype}{ours.shape}, expected {wanted.dtype}{wanted.shape}"
     if str(ours.dtype) in _EPSILONS:
         rtol = atol = _ROUNDINGS * _EPSILONS[str(ours.dtype)]
+    elif ours.dtype == np.float32 and np.isfinite(wanted).any():
+        atol = max(atol, _FLOAT32_EPSILON * float(np.abs(wanted[np.isfinite(wanted)]).max()))
     close = np.isclose(ours.astype(np.float64), wanted.astype(np.float64), rtol, atol, equal_nan=True)
     return "" if close.all() else f"{close.size - close.sum()} of {close.size} numbers differ"
 

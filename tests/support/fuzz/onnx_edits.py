@@ -66,7 +66,9 @@ def _attribute(random: Random, _: onnx.ModelProto, graph: onnx.GraphProto) -> No
     elif draw < 0.2:
         node.attribute.add().CopyFrom(each)
     elif draw < 0.3:
-        each.type = random.choice((each.INT, each.FLOAT, each.STRING, each.INTS, each.TENSOR, each.GRAPH, 99))
+        each.type = random.choice(
+            (each.INT, each.FLOAT, each.STRING, each.INTS, each.TENSOR, each.GRAPH, each.UNDEFINED)
+        )
     elif each.type == each.INTS:
         _numbers(random, each.ints)
     elif each.type == each.FLOATS and each.floats:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from fractune_workers.children.importing.onnx_models.onnx_branches import BRANCHES
 from fractune_workers.children.importing.operators.corrected import CORRECTED
+from fractune_workers.children.importing.operators.fourier import FOURIER
 from fractune_workers.children.importing.operators.integer_products import INTEGER_PRODUCTS
 from fractune_workers.children.importing.operators.onnx_node import Converter
 from fractune_workers.children.importing.operators.packed_weights import PACKED_WEIGHTS
@@ -18,6 +19,7 @@ from fractune_workers.children.importing.operators.recurrent import RECURRENT
 CONVERTERS: Mapping[str, Converter] = {
     **BRANCHES,
     **CORRECTED,
+    **FOURIER,
     **INTEGER_PRODUCTS,
     **PACKED_WEIGHTS,
     **QUANTIZATION,

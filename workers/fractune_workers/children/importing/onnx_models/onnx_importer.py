@@ -89,10 +89,10 @@ class Importer(onnx_frontend.ONNXGraphImporter):
                 given = f"'{name}' has elements of type {kind_name(kind)}"
                 raise self.refused(node, f"{given}, which ONNX's operator does not take; cast it before")
         for name in [*node.input, *node.output]:
-            kind = WITHOUT_KERNELS.get(self.element_types.get(name, 0))
-            if kind:
-                why = f"'{name}' has elements of type {kind}, which no kernel reads; export it with float32 or as int8"
-                raise self.refused(node, why)
+            unreadable = WITHOUT_KERNELS.get(self.element_types.get(name, 0))
+            if unreadable:
+                given = f"'{name}' has elements of type {unreadable}"
+                raise self.refused(node, f"{given}, which no kernel reads; export it with float32 or as int8")
 
     def _construct_nodes(self, graph: onnx.GraphProto) -> None:
         for node in graph.node:

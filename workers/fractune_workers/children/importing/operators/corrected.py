@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import tvm
+from onnx import helper
 from tvm import relax
 from tvm.relax.frontend.onnx import onnx_frontend
 
@@ -19,6 +20,7 @@ from fractune_workers.children.importing.operators.element_types import AS_BYTES
 from fractune_workers.children.importing.operators.onnx_node import Converter, OnnxNode, as_type, dtype_of, shape_of
 from fractune_workers.children.rewriting.expressions import is_constant
 
+_MOST_POWER = 63
 _TRAINING = "which is for training; export it for inference"
 
 
@@ -224,19 +226,39 @@ def _top_k(node: OnnxNode) -> Any:
 
 
 def _reduce(node: OnnxNode) -> Any:
-    if dtype_of(node.input(0)) == "bool":
-        raise node.refused("it reduces truth values, which no kernel does; cast them to int32 before")
-    return node.by_tvm()
+    """Truth values are reduced as bytes."""
+    if dtype_of(node.input(0)) != "bool":
+        return node.by_tvm()
+    numbers = node.emit(relax.op.astype(node.input(0), "int8"))
+    found = replace(node, inputs=onnx_frontend.onnx_input([numbers, *node.inputs[1:]])).by_tvm()
+    return relax.op.astype(node.emit(found), "bool")
 
 
 def _pow(node: OnnxNode) -> Any:
-    """Powers are computed in floating point; whole bases are refused where float64 would not be exact."""
+    """Powers are computed in floating point, and those of whole bases by squaring."""
     base, exponent = node.input(0), node.input(1)
     if "float" in dtype_of(base) and dtype_of(base) == dtype_of(exponent):
         return node.by_tvm()
     if "float" in dtype_of(base):
         return relax.op.power(base, node.builder.normalize(as_type(dtype_of(base), exponent)))
-    raise node.refused(f"its base is {dtype_of(base)}, and powers are computed in floating point; cast it before")
+    powers = node.constant(1)
+    if powers is None or powers.size == 0 or not np.isin(powers, range(_MOST_POWER + 1)).all():
+        raise node.refused(
+            f"its base is {dtype_of(base)}, and its exponent is no constant of whole numbers from 0 to {_MOST_POWER}; "
+            "cast the base to float before"
+        )
+    return _whole_power(node, base, powers.astype(np.int64))
+
+
+def _whole_power(node: OnnxNode, base: relax.Expr, powers: np.ndarray[Any, Any]) -> relax.Expr:
+    """By the binary digits of the powers."""
+    one = relax.const(np.ones(powers.shape), dtype_of(base))
+    result, square = None, base
+    for digit in range(int(powers.max()).bit_length()):
+        square = square if digit == 0 else node.emit(relax.op.multiply(square, square))
+        factor = node.emit(relax.op.where(relax.const((powers >> digit) % 2 == 1), square, one))
+        result = factor if result is None else node.emit(relax.op.multiply(result, factor))
+    return node.emit(relax.op.multiply(relax.op.zeros_like(base), one)) if result is None else result
 
 
 def _expand(node: OnnxNode) -> Any:
@@ -244,6 +266,65 @@ def _expand(node: OnnxNode) -> Any:
     if not is_constant(node.input(1)) and not isinstance(node.input(1), relax.ShapeExpr):
         raise node.refused(f"its shape '{node.proto.input[1]}' is computed; export it with fixed shapes")
     return node.by_tvm()
+
+
+def _elu(node: OnnxNode) -> Any:
+    """In any floating-point type: TVM's converter computes in float32."""
+    x, dtype = node.input(0), dtype_of(node.input(0))
+    if dtype == "float32":
+        return node.by_tvm()
+    alpha = relax.const(float(node.attributes.get("alpha", 1.0)), dtype)
+    below = node.emit(relax.op.nn.relu(relax.op.subtract(relax.const(1, dtype), relax.op.exp(x))))
+    return relax.op.subtract(node.emit(relax.op.nn.relu(x)), node.emit(relax.op.multiply(alpha, below)))
+
+
+def _eye_like(node: OnnxNode) -> relax.Expr:
+    """A constant, of any type: TVM's converter takes the input's alone."""
+    rows, columns = shape_of(node.input(0))
+    kind = node.attributes.get("dtype")
+    dtype = str(helper.tensor_dtype_to_np_dtype(kind)) if kind else dtype_of(node.input(0))
+    return relax.const(np.eye(rows, columns, int(node.attributes.get("k", 0))), dtype)
+
+
+def _one_hot(node: OnnxNode) -> relax.Expr:
+    """With indices and a depth of any type, and values that may be computed."""
+    depth, rank = node.constant(1), len(shape_of(node.input(0)))
+    if depth is None or depth.size != 1 or int(depth.reshape(-1)[0]) < 1:
+        raise node.refused("its depth is no positive constant; export it with a fixed number of classes")
+    count = int(depth.reshape(-1)[0])
+    axis = int(node.attributes.get("axis", -1)) % (rank + 1)
+    places = node.emit(relax.op.expand_dims(node.emit(as_type("int64", node.input(0))), axis))
+    classes = np.arange(count).reshape([-1 if each == axis else 1 for each in range(rank + 1)])
+    both = [node.emit(relax.op.equal(places, relax.const(each, "int64"))) for each in (classes, classes - count)]
+    off, on = (node.emit(relax.op.take(node.input(2), relax.const(at, "int64"), axis=0)) for at in (0, 1))
+    return relax.op.where(node.emit(relax.op.logical_or(*both)), on, off)
+
+
+def _lp_norm(node: OnnxNode) -> relax.Expr:
+    """Of zeros alone, zeros."""
+    x, axis = node.input(0), int(node.attributes.get("axis", -1))
+    if node.attributes.get("p", 2) == 1:
+        norm = node.emit(relax.op.sum(node.emit(relax.op.abs(x)), axis, keepdims=True))
+    else:
+        norm = node.emit(relax.op.sqrt(relax.op.sum(node.emit(relax.op.multiply(x, x)), axis, keepdims=True)))
+    zero, one = (relax.const(number, dtype_of(x)) for number in (0, 1))
+    return relax.op.divide(x, node.emit(relax.op.where(relax.op.equal(norm, zero), one, norm)))
+
+
+def _reverse_sequence(node: OnnxNode) -> relax.Expr:
+    """The first steps of each sequence backwards, the others as they are."""
+    x, lengths = node.input(0), node.emit(as_type("int64", node.input(1)))
+    time, batch = (int(node.attributes.get(name, default)) for name, default in (("time_axis", 0), ("batch_axis", 1)))
+    shape = shape_of(x)
+
+    def along(axis: int) -> list[int]:
+        return [-1 if each == axis else 1 for each in range(len(shape))]
+
+    steps = relax.const(np.arange(shape[time]).reshape(along(time)), "int64")
+    ends = node.emit(relax.op.reshape(lengths, [shape[batch] if size < 0 else 1 for size in along(batch)]))
+    back = node.emit(relax.op.subtract(node.emit(relax.op.subtract(ends, relax.const(1, "int64"))), steps))
+    places = node.emit(relax.op.where(relax.op.less(steps, ends), back, steps))
+    return relax.op.gather_elements(x, node.emit(relax.op.broadcast_to(places, shape)), axis=time)
 
 
 def _rms_norm(node: OnnxNode) -> Any:
@@ -268,17 +349,22 @@ CORRECTED: Mapping[str, Converter] = {
     "ConvTranspose": _conv_transpose,
     "Div": _div,
     "Dropout": _dropout,
+    "Elu": _elu,
     "Equal": _equal,
     "Expand": _expand,
+    "EyeLike": _eye_like,
     "Gelu": _gelu,
     "IsInf": _is_inf,
     "LayerNormalization": _layer_norm,
+    "LpNormalization": _lp_norm,
     "Mod": _mod,
     "NonMaxSuppression": _suppression,
+    "OneHot": _one_hot,
     "Pow": _pow,
     "RMSNormalization": _rms_norm,
     "ReduceMax": _reduce,
     "ReduceMin": _reduce,
+    "ReverseSequence": _reverse_sequence,
     "RoiAlign": _roi_align,
     "SpaceToDepth": _space_to_depth,
     "TopK": _top_k,

@@ -1,11 +1,12 @@
-"""Resize, as ONNX means it. TVM's operator takes the ratio of the sizes for the scale, and rounds coordinates in
-float32. Where either would differ from ONNX, pixels are taken by tables that are computed here in fractions.
+"""Resize, as ONNX means it. TVM's operator takes the ratio of the sizes for the scale, rounds coordinates in float32,
+and knows no antialias. Where it would differ from ONNX, pixels are taken by tables that are computed here in fractions.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
@@ -17,6 +18,8 @@ from fractune_workers.children.importing.operators.onnx_node import Converter, O
 
 _SCALES, _SIZES = 2, 3
 _HALF = Fraction(1, 2)
+_MOST_TAPS = 64
+"""Pixels of one axis that a pixel of the result reads; each is an operator"""
 
 _Place = Callable[[int, int, int, Fraction], Fraction]
 """Of a pixel in the result, the sizes before and after, and the scale: the place in the input"""
@@ -35,16 +38,24 @@ def _align_corners(at: int, before: int, _after: int, scale: Fraction) -> Fracti
     return at * (before - 1) / (length - 1) if length != 1 else Fraction(0)
 
 
+def _half_pixel_symmetric(at: int, before: int, after: int, scale: Fraction) -> Fraction:
+    return Fraction(before, 2) * (1 - after / (scale * before)) + _half_pixel(at, before, after, scale)
+
+
 def _asymmetric(at: int, _before: int, _after: int, scale: Fraction) -> Fraction:
     return at / scale
 
 
 _PLACES: Mapping[str, _Place] = {
     "half_pixel": _half_pixel,
+    "half_pixel_symmetric": _half_pixel_symmetric,
     "pytorch_half_pixel": _pytorch_half_pixel,
     "align_corners": _align_corners,
     "asymmetric": _asymmetric,
 }
+_PLACES_OF_TVM = frozenset({"half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric"})
+_POLICIES: Mapping[str, Callable[[Iterable[Fraction]], Fraction]] = {"not_larger": min, "not_smaller": max}
+"""The scale of all axes that keeps their ratio"""
 _ROUNDINGS: Mapping[str, Callable[[Fraction], int]] = {
     "round_prefer_floor": lambda place: math.ceil(place - _HALF),
     "round_prefer_ceil": lambda place: math.floor(place + _HALF),
@@ -55,26 +66,31 @@ _ROUNDINGS: Mapping[str, Callable[[Fraction], int]] = {
 
 def _resize(node: OnnxNode) -> Any:
     mode, place = _text(node, "mode", "nearest"), _text(node, "coordinate_transformation_mode", "half_pixel")
-    for name in ("antialias", "exclude_outside"):
-        if node.attributes.get(name, 0):
-            raise node.refused(f"{name}=1 is not supported; export it with {name}=0")
+    antialias, inside = (bool(node.attributes.get(name, 0)) for name in ("antialias", "exclude_outside"))
     if place == "tf_crop_and_resize":
+        if "axes" in node.attributes:
+            raise node.refused("it crops some axes alone; export it without the attribute axes")
         return node.by_tvm()
     if place not in _PLACES:
         raise node.refused(f"coordinate_transformation_mode='{place}' is not supported; use half_pixel or asymmetric")
+    if mode not in ("nearest", "linear", "cubic"):
+        raise node.refused(f"mode='{mode}' is neither nearest, linear nor cubic; export the model again")
     before = shape_of(node.input(0))
     scales, after = _scales(node, before)
     ratios = [Fraction(new, old) for new, old in zip(after, before, strict=True)]
     is_whole = all(1 in (ratio.numerator, ratio.denominator) for ratio in ratios)
-    if scales == ratios and after[:2] == before[:2] and (is_whole or mode != "nearest"):
+    is_image = scales == ratios and after[:2] == before[:2] and "axes" not in node.attributes
+    if is_image and (is_whole or mode != "nearest") and not antialias and not inside and place in _PLACES_OF_TVM:
         return node.by_tvm()
-    if mode not in ("nearest", "linear"):
-        raise node.refused(f"mode='{mode}' to sizes of another ratio than the scales; export it with sizes")
     value = node.input(0)
     for axis, (old, new, scale) in enumerate(zip(before, after, scales, strict=True)):
         if old != new:
             places = [_PLACES[place](at, old, new, scale) for at in range(new)]
-            value = node.emit((_nearest if mode == "nearest" else _linear)(node, value, axis, places))
+            if mode == "nearest":
+                value = node.emit(_nearest(node, value, axis, places))
+            else:
+                stretch = min(scale, Fraction(1)) if antialias else Fraction(1)
+                value = node.emit(_weighted(node, value, axis, _kernel(node, mode, stretch), places))
     return value
 
 
@@ -86,12 +102,16 @@ def _scales(node: OnnxNode, before: list[int]) -> tuple[list[Fraction], list[int
     axes = [int(axis) % len(before) for axis in node.attributes.get("axes", range(len(before)))]
     if given is None or len(given) != len(axes):
         raise node.refused("its sizes are not constants for all its axes; export it with fixed sizes")
-    if _text(node, "keep_aspect_ratio_policy", "stretch") != "stretch" and not by_scales:
-        raise node.refused("keep_aspect_ratio_policy is not supported; export it with 'stretch'")
     factors, after = [Fraction(1)] * len(before), list(before)
+    policy = _POLICIES.get(_text(node, "keep_aspect_ratio_policy", "stretch"))
     for axis, number in zip(axes, given, strict=True):
         factors[axis] = Fraction(float(number)) if by_scales else Fraction(int(number), before[axis])
         after[axis] = math.floor(factors[axis] * before[axis]) if by_scales else int(number)
+    if policy and not by_scales:
+        common = policy(factors[axis] for axis in axes)
+        for axis in axes:
+            factors[axis], after[axis] = common, math.floor(common * before[axis] + _HALF)
+    for axis in axes:
         near = Fraction(after[axis], before[axis])
         if factors[axis] <= 0 or after[axis] < 1:
             raise node.refused(f"it leaves no pixel of axis {axis}; export it with larger sizes")
@@ -107,19 +127,59 @@ def _nearest(node: OnnxNode, value: relax.Expr, axis: int, places: list[Fraction
     return _taken(value, axis, [rounded(place) for place in places])
 
 
-def _linear(node: OnnxNode, value: relax.Expr, axis: int, places: list[Fraction]) -> relax.Expr:
-    """Between two pixels; beside the edge, the edge."""
-    last = shape_of(value)[axis] - 1
-    inside = [min(max(place, Fraction(0)), Fraction(last)) for place in places]
-    lower = [math.floor(place) for place in inside]
-    shape = [-1 if each == axis else 1 for each in range(len(shape_of(value)))]
-    share = np.array([float(place - low) for place, low in zip(inside, lower, strict=True)]).reshape(shape)
-    below, above = _taken(value, axis, lower), _taken(value, axis, [low + 1 for low in lower])
-    weights = [relax.const(each.astype(dtype_of(value))) for each in (1 - share, share)]
-    return relax.op.add(
-        node.emit(relax.op.multiply(node.emit(below), weights[0])),
-        node.emit(relax.op.multiply(node.emit(above), weights[1])),
+@dataclass(frozen=True)
+class _Kernel:
+    """The weight of a pixel by its distance from the place."""
+
+    weight: Callable[[float], float]
+    reach: Fraction
+    """the distance from which on the weight is 0"""
+    stretch: Fraction
+    """of a reduction with antialias: distances count for less, so that each pixel of the input counts"""
+    inside: bool
+    """whether pixels outside the input count for nothing, in place of those at the edge"""
+
+
+def _kernel(node: OnnxNode, mode: str, stretch: Fraction) -> _Kernel:
+    inside = bool(node.attributes.get("exclude_outside", 0))
+    if mode == "linear":
+        return _Kernel(lambda distance: max(0.0, 1 - distance), 1 / stretch, stretch, inside)
+    slope = float(node.attributes.get("cubic_coeff_a", -0.75))
+    return _Kernel(lambda distance: _keys(distance, slope), 2 / stretch, stretch, inside)
+
+
+def _keys(x: float, a: float) -> float:
+    """Keys, "Cubic convolution interpolation for digital image processing" (1981)."""
+    if x <= 1:
+        return ((a + 2) * x - (a + 3)) * x * x + 1
+    return ((a * x - 5 * a) * x + 8 * a) * x - 4 * a if x < 2 else 0.0
+
+
+def _weighted(node: OnnxNode, value: relax.Expr, axis: int, kernel: _Kernel, places: list[Fraction]) -> relax.Expr:
+    """Of each place the sum of the pixels around it, by their weights; beside the edge, the edge."""
+    rank, length = len(shape_of(value)), shape_of(value)[axis]
+    taps = 2 * math.ceil(kernel.reach)
+    if taps > _MOST_TAPS:
+        raise node.refused(f"it reads {taps} pixels for one, and {_MOST_TAPS} is the limit; resize in several steps")
+    first = [math.floor(place) - taps // 2 + 1 for place in places]
+    weights = np.array(
+        [
+            [kernel.weight(abs(float((start + tap - place) * kernel.stretch))) for tap in range(taps)]
+            for start, place in zip(first, places, strict=True)
+        ]
     )
+    if kernel.inside:
+        pixels = np.add.outer(first, range(taps))
+        weights = np.where((pixels >= 0) & (pixels < length), weights, 0)
+    sums = weights.sum(axis=1, keepdims=True)
+    weights = weights / np.where(sums == 0, 1, sums)
+    shape = [-1 if each == axis else 1 for each in range(rank)]
+    total = None
+    for tap in range(taps):
+        pixels = node.emit(_taken(value, axis, [start + tap for start in first]))
+        part = node.emit(relax.op.multiply(pixels, relax.const(weights[:, tap].reshape(shape).astype(dtype_of(value)))))
+        total = part if total is None else node.emit(relax.op.add(total, part))
+    return total
 
 
 def _taken(value: relax.Expr, axis: int, indices: list[int]) -> relax.Expr:
