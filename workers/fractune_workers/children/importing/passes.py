@@ -6,6 +6,7 @@ of its TIR, so both run `prepare`. Another pass list would give other hashes, an
 
 from __future__ import annotations
 
+import logging
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,7 @@ from tvm.s_tir import meta_schedule as ms
 
 from fractune_core.errors import BadModel, first_line, shortened
 from fractune_core.implementations import DIRECT
+from fractune_workers.children.importing.unlowered import why_unlowered
 from fractune_workers.children.layouts.plan import planned
 from fractune_workers.children.rewriting import row_kernels, single_numbers, transcendental
 from fractune_workers.children.rewriting.concats import CONCAT, kept, settled
@@ -25,6 +27,7 @@ from fractune_workers.children.rewriting.simplify import simplify
 from fractune_workers.children.tvm_api.arrays import element_bytes
 from fractune_workers.children.tvm_api.traces import Workload, write_workloads
 
+_log = logging.getLogger(__name__)
 _FLOAT32_BYTES = 4
 _MOST_NAME_CHARACTERS = 200
 _LEGALIZATIONS_FOR_CPUS = {
@@ -85,7 +88,8 @@ def prepare(mod: tvm.IRModule, target: tvm.target.Target, implementation: str = 
     except BadModel:
         raise
     except Exception as error:
-        raise BadModel(f"TVM cannot lower the model: {first_line(error)}") from error
+        _log.info("lowering failed: %s", first_line(error))
+        raise BadModel(why_unlowered(mod, target)) from error
 
 
 def extract(mod: tvm.IRModule, target: tvm.target.Target) -> list[Operator]:
@@ -133,7 +137,7 @@ def _arguments(mod: tvm.IRModule) -> list[tuple[int, int]]:
     """Elements of each argument, and bytes of an element; empty where a shape depends on data."""
     try:
         described = [info.as_json() for info in ms.arg_info.ArgInfo.from_entry_func(mod, remove_preproc=True)]
-    except TypeError:
+    except (TypeError, ValueError):
         return []
     return [(math.prod(map(int, shape)), element_bytes(dtype)) for _, dtype, shape in described]
 

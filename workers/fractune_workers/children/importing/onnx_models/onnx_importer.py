@@ -21,7 +21,7 @@ from fractune_workers.children.importing.onnx_graph import described, domain_of,
 from fractune_workers.children.importing.onnx_models.onnx_branches import Branches
 from fractune_workers.children.importing.onnx_models.onnx_converters import CONVERTERS
 from fractune_workers.children.importing.onnx_models.sections import with_sections
-from fractune_workers.children.importing.onnx_models.unfit import LATE, has_open_shape, why_unfit
+from fractune_workers.children.importing.onnx_models.unfit import LATE, has_open_shape, mistyped_attributes, why_unfit
 from fractune_workers.children.importing.operators.element_types import AS_BYTES, WITHOUT_KERNELS, kind_name, takes
 from fractune_workers.children.importing.operators.onnx_node import OnnxNode
 
@@ -108,6 +108,11 @@ class Importer(onnx_frontend.ONNXGraphImporter):
             known = self.branches.original(node)
             raise self.refused(known, f"it reads '{unknown}', which no node makes; export the model again")
         inputs = onnx_frontend.onnx_input(self._nodes[name] if name else None for name in node.input)
+        mistyped = next(mistyped_attributes(node), None)
+        if mistyped is not None:
+            raise self.refused(
+                node, f"its attribute '{mistyped}' is of another type than ONNX's; export the model again"
+            )
         try:
             self._name_outputs(node, self._converted(node, inputs))
         except BadModel:

@@ -40,6 +40,7 @@ from fractune_workers.children.importing.onnx_models.onnx_count import check_cou
 from fractune_workers.children.importing.onnx_models.onnx_fold import Folding
 from fractune_workers.children.importing.onnx_models.onnx_importer import from_onnx
 from fractune_workers.children.importing.onnx_models.onnx_shapes import check_inputs, fix_constants, fix_shapes
+from fractune_workers.children.importing.onnx_models.unfit import what_is_invalid
 from fractune_workers.children.tvm_api.keep_out import hushed
 
 _log = logging.getLogger(__name__)
@@ -82,7 +83,7 @@ def _read(model: onnx.ModelProto, limits: Limits, captured: ComputedConstants, *
     branches = Branches(model, partial(_read, limits=limits, captured=captured, is_branch=True), captured)
     if _opset(model) < _OLDEST_OPSET:
         model = _try(notes, f"conversion from opset {_opset(model)} failed", _convert, model)
-    model = _try(notes, "slimming failed", _slim, model)
+    model = _try([], "slimming failed", _slim, model)
     _restore_inputs(model.graph, inputs)
     if not model.graph.node and not is_branch:
         where = f", such as that of {described(last)}" if last else ""
@@ -161,7 +162,13 @@ def _slim(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _convert(model: onnx.ModelProto) -> onnx.ModelProto:
-    """In its own step before slimming, which may blow constants up to hundreds of megabytes of weights."""
+    """In its own step before slimming, which may blow constants up to hundreds of megabytes of weights. Raises
+    ValueError for a node that ONNX's converter may crash on.
+    """
+    for node in model.graph.node:
+        invalid = "" if domain_of(node.domain) else what_is_invalid(node, _opset(model))
+        if invalid:
+            raise ValueError(invalid)
     return version_converter.convert_version(model, _CONVERTED_OPSET)
 
 

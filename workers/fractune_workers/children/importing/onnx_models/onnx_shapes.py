@@ -14,6 +14,7 @@ from fractune_workers.children.importing.limits import check_tensor
 from fractune_workers.children.importing.onnx_graph import described, names_read
 
 _TENSOR = "tensor_type"
+_ELEMENT_TYPES = frozenset(onnx.TensorProto.DataType.values()) - {onnx.TensorProto.UNDEFINED}
 _NAMELESS = frozenset({"", "?", "-1", "None"})
 """Exporters write these for a dimension without a name; two of them need not be equal."""
 
@@ -25,7 +26,10 @@ def check_inputs(graph: onnx.GraphProto, fixed: Container[str]) -> None:
     """
     for value in graph.input:
         kind = str(value.type.WhichOneof("value") or _TENSOR)
-        is_text = kind == _TENSOR and value.type.tensor_type.elem_type == onnx.TensorProto.STRING
+        elements = value.type.tensor_type.elem_type
+        if kind == _TENSOR and elements not in _ELEMENT_TYPES:
+            raise BadModel(f"input '{value.name}' has elements of no type that ONNX defines; export the model again")
+        is_text = kind == _TENSOR and elements == onnx.TensorProto.STRING
         if (kind == _TENSOR or value.name in fixed) and not is_text:
             continue
         reader = next((node for node in graph.node if value.name in names_read(node)), None)

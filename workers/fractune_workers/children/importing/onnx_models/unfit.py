@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import onnx
-from onnx import checker, helper
+from onnx import checker, defs, helper
 from tvm import relax, tirx
 
 from fractune_core.errors import first_line
-from fractune_workers.children.importing.onnx_graph import text_of
+from fractune_workers.children.importing.onnx_graph import domain_of, text_of
 from fractune_workers.children.rewriting.expressions import is_constant
 
 LATE = (
@@ -45,7 +45,7 @@ _MOST_CHARACTERS = 60
 
 def why_unfit(node: onnx.NodeProto, inputs: Sequence[Any], opset: int) -> str:
     """The reason and a remedy for a node at which a converter fails without one. `inputs`: its values in Relax."""
-    invalid = _invalid(node, opset)
+    invalid = what_is_invalid(node, opset)
     if invalid:
         return f"it is not valid ONNX ({invalid}); export the model again"
     named = [(name, value) for name, value in zip(node.input, inputs, strict=False) if name and value is not None]
@@ -68,6 +68,21 @@ def has_open_shape(value: Any) -> bool:
     return isinstance(kind, relax.TensorType) and isinstance(kind.shape, relax.Var)
 
 
+def mistyped_attributes(node: onnx.NodeProto) -> Iterator[str]:
+    """Names of attributes whose type is not that of ONNX's operator in its newest version."""
+    if domain_of(node.domain) or not defs.has(node.op_type):
+        return
+    known = defs.get_schema(node.op_type).attributes
+    for each in node.attribute:
+        if each.name in known and each.type not in (each.UNDEFINED, _attribute_kind(known[each.name])):
+            yield each.name
+
+
+def _attribute_kind(attribute: Any) -> int:
+    """ONNX's number of an attribute's type in a description of an operator."""
+    return int(attribute.type.value)
+
+
 def _parameters(node: onnx.NodeProto) -> Sequence[int]:
     return (1,) if node.op_type.startswith("Reduce") else _PARAMETERS.get(node.op_type, ())
 
@@ -76,7 +91,7 @@ def _is_fixed(value: Any) -> bool:
     return is_constant(value) or isinstance(value, relax.ShapeExpr)
 
 
-def _invalid(node: onnx.NodeProto, opset: int) -> str:
+def what_is_invalid(node: onnx.NodeProto, opset: int) -> str:
     """What ONNX's own checker finds wrong with the node; empty for nothing."""
     context = checker.C.CheckerContext()
     context.ir_version = onnx.IR_VERSION

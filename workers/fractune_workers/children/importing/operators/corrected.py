@@ -258,7 +258,7 @@ def _whole_power(node: OnnxNode, base: relax.Expr, powers: np.ndarray[Any, Any])
         square = square if digit == 0 else node.emit(relax.op.multiply(square, square))
         factor = node.emit(relax.op.where(relax.const((powers >> digit) % 2 == 1), square, one))
         result = factor if result is None else node.emit(relax.op.multiply(result, factor))
-    return node.emit(relax.op.multiply(relax.op.zeros_like(base), one)) if result is None else result
+    return node.emit(relax.op.add(relax.op.zeros_like(base), one)) if result is None else result
 
 
 def _expand(node: OnnxNode) -> Any:

@@ -15,21 +15,34 @@ from tests.support.onnx_models import imported, onnx_model, run_by_onnxruntime, 
 Array = npt.NDArray[Any]
 IMAGE = np.arange(1 * 2 * 4 * 6, dtype=np.float32).reshape(1, 2, 4, 6)
 NUMBERS = np.array([-5.5, 5.5, np.inf, -np.inf, 3], np.float32)
-RESIZED = [
-    ("nearest", "half_pixel", [1, 1, 1.75, 0.5]),
-    ("nearest", "asymmetric", [1, 1, 2, 2]),
-    ("linear", "half_pixel", [1, 1, 0.6, 1.3]),
-    ("linear", "align_corners", [1, 1, 0.6, 2]),
-    ("linear", "pytorch_half_pixel", [1, 1, 2, 2]),
+RESIZED: list[tuple[str, str, list[float], dict[str, Any]]] = [
+    ("nearest", "half_pixel", [1, 1, 1.75, 0.5], {}),
+    ("nearest", "asymmetric", [1, 1, 2, 2], {}),
+    ("linear", "half_pixel", [1, 1, 0.6, 1.3], {}),
+    ("linear", "align_corners", [1, 1, 0.6, 2], {}),
+    ("linear", "pytorch_half_pixel", [1, 1, 2, 2], {}),
+    ("linear", "half_pixel_symmetric", [1, 1, 0.6, 1.3], {}),
+    ("linear", "half_pixel", [1, 1, 0.5, 0.3], {"antialias": 1}),
+    ("cubic", "half_pixel", [1, 1, 0.6, 1.3], {}),
+    ("cubic", "asymmetric", [1, 1, 0.5, 0.4], {"antialias": 1, "cubic_coeff_a": -0.5}),
+    ("cubic", "half_pixel", [1, 1, 2, 1.5], {"exclude_outside": 1}),
+    ("nearest", "half_pixel", [2, 3], {"axes": [3, 2]}),
 ]
 
 
-@pytest.mark.parametrize(("mode", "place", "scales"), RESIZED)
-def test_resize_by_scales(mode: str, place: str, scales: list[float]) -> None:
-    node = helper.make_node("Resize", ["x", "", "s"], ["y"], mode=mode, coordinate_transformation_mode=place)
+@pytest.mark.parametrize(("mode", "place", "scales", "others"), RESIZED)
+def test_resize_by_scales(mode: str, place: str, scales: list[float], others: dict[str, Any]) -> None:
+    node = helper.make_node("Resize", ["x", "", "s"], ["y"], mode=mode, coordinate_transformation_mode=place, **others)
     model = onnx_model([node], {"x": IMAGE}, {"s": np.array(scales, np.float32)})
     ours, theirs = run_imported(model, {"x": IMAGE})[0], run_reference(model, {"x": IMAGE})[0]
-    np.testing.assert_allclose(ours, theirs, rtol=1e-4)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("policy", ["not_larger", "not_smaller"])
+def test_resize_keeps_the_ratio_of_the_sides(policy: str) -> None:
+    node = helper.make_node("Resize", ["x", "", "", "s"], ["y"], keep_aspect_ratio_policy=policy, axes=[2, 3])
+    model = onnx_model([node], {"x": IMAGE}, {"s": np.array([7, 8])})
+    np.testing.assert_array_equal(run_imported(model, {"x": IMAGE})[0], run_reference(model, {"x": IMAGE})[0])
 
 
 def test_whole_factors_stay_one_operator() -> None:
@@ -45,6 +58,11 @@ CASES: list[tuple[str, list[Array], dict[str, Any]]] = [
     ("BitShift", [np.array([5, 200, 1], np.uint8), np.array([1, 3, 9], np.uint8)], {"direction": "RIGHT"}),
     ("BitShift", [np.array([5, 200, 1], np.uint8), np.array([1, 3, 9], np.uint8)], {"direction": "LEFT"}),
     ("Pow", [np.array([2, 3], np.float32), np.array([3, 2], np.int64)], {}),
+    ("Elu", [np.array([-1, 0, 2], np.float64)], {"alpha": 0.5}),
+    ("EyeLike", [np.zeros((3, 4), np.int32)], {"dtype": 11, "k": 1}),
+    ("LpNormalization", [np.array([[3, 0], [-4, 0]], np.float32)], {"axis": 0}),
+    ("ReverseSequence", [IMAGE[0, 0], np.array([4, 1, 2, 0, 3, 4])], {}),
+    ("ReduceMax", [np.array([[False, True], [False, False]])], {}),
 ]
 
 
@@ -77,6 +95,25 @@ def test_no_divisor_of_integers_ends_the_process(
         quotient = np.where(by == 0, 0, np.trunc(x.astype("float64") / by).astype("int64")).astype(dtype)
         expected = quotient if operator == "Div" else (np.fmod if attributes else np.mod)(x, by)
     np.testing.assert_array_equal(found, expected)
+
+
+CONSTANTS: list[tuple[str, Array, dict[str, Array], dict[str, Any]]] = [
+    ("Pow", np.array([[-3, 0], [2, 11]]), {"e": np.array([0, 5], np.int64)}, {}),
+    ("Pow", np.array([-3, 2], np.int32), {"e": np.array(0, np.float32)}, {}),
+    ("OneHot", np.array([0, -1, 9, 2]), {"d": np.array(3, np.float32), "v": np.array([2, 5], np.int32)}, {}),
+    ("OneHot", np.array([[1, -3]]), {"d": np.array([3]), "v": np.array([0, 1], np.float32)}, {"axis": 1}),
+    ("LpNormalization", np.array([[3, -1], [0, 0]], np.float32), {}, {"p": 1}),
+]
+
+
+@pytest.mark.parametrize(("operator", "x", "constants", "attributes"), CONSTANTS)
+def test_numbers_with_constants(
+    operator: str, x: Array, constants: dict[str, Array], attributes: dict[str, Any]
+) -> None:
+    model = onnx_model([helper.make_node(operator, ["x", *constants], ["y"], **attributes)], {"x": x}, constants)
+    (ours,), (theirs,) = run_imported(model, {"x": x}), run_by_onnxruntime(model, {"x": x})
+    assert ours.dtype == theirs.dtype
+    np.testing.assert_array_equal(ours, theirs)
 
 
 @pytest.mark.parametrize("keepdims", [0, 1])
@@ -116,14 +153,16 @@ def test_boxes_are_dropped_above_the_threshold(thresholds: dict[str, Array], kep
 @pytest.mark.parametrize(
     ("operator", "attributes", "words"),
     [
-        ("Resize", {"antialias": 1}, "antialias=1 is not supported; export it with antialias=0"),
+        ("Resize", {"mode": "area"}, "mode='area' is neither nearest, linear nor cubic; export the model again"),
+        ("Resize", {"mode": "linear", "antialias": 1}, "it reads 128 pixels for one, and 64 is the limit; resize in"),
         ("Cast", {"to": 22}, "it casts to numbers of less than a byte"),
-        ("ReduceMax", {}, "it reduces truth values"),
+        ("OneHot", {}, "its depth is no positive constant; export it with a fixed number of classes"),
+        ("Pow", {}, "its base is int64, and its exponent is no constant of whole numbers from 0 to 63; cast"),
     ],
 )
 def test_a_refusal_names_the_node(operator: str, attributes: dict[str, Any], words: str) -> None:
-    x = IMAGE > 0 if operator == "ReduceMax" else IMAGE
-    extra = ["", "s"] if operator == "Resize" else []
+    x = np.zeros((1, 1, 1, 128), np.float32 if operator == "Resize" else np.int64)
+    extra = {"Resize": ["", "s"], "OneHot": ["x", "s"], "Pow": ["x"]}.get(operator, [])
     node = helper.make_node(operator, ["x", *extra], ["y"], "it", **attributes)
-    with pytest.raises(BadModel, match=rf"node 'it' \({operator}\): {words}"):
-        imported(onnx_model([node], {"x": x}, {"s": np.array([1, 1, 2, 2], np.float32)} if extra else {}))
+    with pytest.raises(BadModel, match=rf"opset 21: cannot import node 'it' \({operator}\): {words}"):
+        imported(onnx_model([node], {"x": x}, {"s": np.array([1, 1, 1, 1 / 64], np.float32)} if "s" in extra else {}))

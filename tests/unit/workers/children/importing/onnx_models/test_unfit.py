@@ -1,0 +1,108 @@
+"""Nodes without a kernel are refused in words of their model: the node, the reason and a remedy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from fractune_core.errors import BadModel
+from fractune_workers.children.importing.limits import Limits
+from fractune_workers.children.importing.model_file import load_fixed
+from fractune_workers.children.importing.passes import prepare
+from tests.support.onnx_models import TARGET, imported, onnx_model
+
+X = np.ones((2, 3), np.float32)
+SHAPE = np.array([2, 2, 3])
+
+
+def refusal(model: onnx.ModelProto) -> str:
+    data = model.SerializeToString()
+    with pytest.raises(BadModel) as caught:
+        prepare(load_fixed(data, {}, Limits(len(data))), TARGET)
+    assert len(str(caught.value).splitlines()) == 1
+    return str(caught.value)
+
+
+def one(operator: str, inputs: dict[str, Any], weights: dict[str, Any] | None = None, **attributes: Any) -> str:
+    node = helper.make_node(operator, [*inputs, *(weights or {})], ["y"], "it", **attributes)
+    return refusal(onnx_model([node], inputs, weights))
+
+
+def test_types_that_onnx_does_not_take() -> None:
+    assert one("Relu", {"x": X > 0}) == (
+        "opset 21: cannot import node 'it' (Relu): 'x' has elements of type BOOL, which ONNX's operator does not take; "
+        "cast it before"
+    )
+
+
+def test_shapes_that_do_not_fit() -> None:
+    assert one("Reshape", {"x": X}, {"s": np.array([4, 2])}) == (
+        "opset 21: cannot import node 'it' (Reshape): no kernel takes 'x' float32 [2, 3], 's' int64 = [4, 2], "
+        "allowzero=0; export it with other types, shapes or attributes"
+    ).replace(", allowzero=0", "")
+
+
+def test_attributes_that_onnx_does_not_know() -> None:
+    message = one("Gemm", {"x": X, "w": X}, {"c": np.ones(7, np.float32)}, strange=1)
+    assert "node 'it' (Gemm): it is not valid ONNX (Unrecognized attribute: strange for operator Gemm" in message
+
+
+def test_an_attribute_of_another_type() -> None:
+    image = np.ones((1, 1, 8, 8), np.float32)
+    message = one("AveragePool", {"x": image}, kernel_shape=[2, 2], dilations=0)
+    assert message.endswith("its attribute 'dilations' is of another type than ONNX's; export the model again")
+
+
+@pytest.mark.parametrize("operator", ["Expand", "ConstantOfShape"])
+def test_a_computed_size(operator: str) -> None:
+    message = one(operator, {"s": SHAPE} if operator == "ConstantOfShape" else {"x": X, "s": SHAPE[1:]})
+    assert message.startswith(f"opset 21: cannot import node 'it' ({operator}): ")
+    assert message.endswith(("export with fixed shapes", "export it with fixed shapes"))
+
+
+def test_an_output_that_is_not_computed() -> None:
+    node = helper.make_node("MaxPool", ["x"], ["y", "places"], "it", kernel_shape=[2, 2])
+    model = onnx_model([node], {"x": np.ones((1, 1, 4, 4), np.float32)}, outputs=["y", "places"])
+    assert refusal(model).endswith("its output 'places' is not computed; export it without this output")
+
+
+def test_an_output_that_no_node_makes() -> None:
+    model = onnx_model([helper.make_node("Relu", ["x"], ["y"])], {"x": X}, outputs=["z"])
+    assert "no node makes its output 'z'; export the model again" in refusal(model)
+
+
+def test_an_input_without_a_type() -> None:
+    model = onnx_model([helper.make_node("Relu", ["x"], ["y"])], {"x": X})
+    model.graph.input[0].type.tensor_type.elem_type = TensorProto.UNDEFINED
+    assert refusal(model) == "input 'x' has elements of no type that ONNX defines; export the model again"
+
+
+def test_a_node_that_crashes_the_conversion_of_opsets() -> None:
+    """ONNX's own converter reads the attribute as numbers, which it is not."""
+    node = helper.make_node("Pad", ["x"], ["y"], mode="edge")
+    model = onnx_model([node], {"x": np.ones((1, 1, 4, 4), np.float32)}, opset=6)
+    model.graph.node[0].attribute.append(
+        onnx.AttributeProto(name="pads", type=onnx.AttributeProto.STRING, ints=[0] * 8)
+    )
+    assert imported(model)["main"]
+
+
+def test_a_size_that_follows_from_an_input_is_no_obstacle_to_the_operators_list(tmp_path: Path) -> None:
+    from fractune_workers.children.compiling.child import ingest
+
+    nodes = [
+        helper.make_node("Constant", [], ["zero"], value_int=0),
+        helper.make_node("Constant", [], ["one"], value_int=1),
+        helper.make_node("Cast", ["x"], ["end"], to=TensorProto.INT64),
+        helper.make_node("Range", ["zero", "end", "one"], ["places"]),
+        helper.make_node("Cast", ["places"], ["numbers"], to=TensorProto.FLOAT),
+        helper.make_node("Cos", ["numbers"], ["y"]),
+    ]
+    path = tmp_path / "range.onnx"
+    path.write_bytes(onnx_model(nodes, {"x": np.array(3, np.int32)}).SerializeToString())
+    assert ingest(str(path), {}, "llvm -mcpu=x86-64-v3", "")["operators"]
