@@ -8,7 +8,7 @@ from typing import Any
 import tvm
 from tvm import relax
 
-from fractune_workers.children.rewriting.expressions import relax_functions
+from fractune_workers.children.rewriting.expressions import relax_functions, type_text
 
 _PREFIX = "relax."
 
@@ -21,7 +21,7 @@ def why_unlowered(mod: tvm.IRModule, target: tvm.target.Target) -> str:
             with target:
                 relax.transform.LegalizeOps(enable_warning=False)(alone)
         except Exception:  # noqa: BLE001  whatever it is, it is the operator's
-            given = ", ".join(_type(each) for each in alone["main"].params)
+            given = ", ".join(type_text(each.ty) for each in alone["main"].params)
             name = str(call.op.name).removeprefix(_PREFIX)
             return f"no kernel computes {name} of {given or 'constants'}; export it with other shapes or types"
     return "no kernels can be made of its operators; export it with other shapes or types"
@@ -45,9 +45,3 @@ def _alone(call: Any) -> tvm.IRModule:
         given = [inputs.get(each, each) if isinstance(each, relax.Var) else each for each in call.args]
         builder.emit_func_output(builder.emit(relax.Call(call.op, given, call.attrs, call.ty_args)))
     return builder.get()
-
-
-def _type(value: Any) -> str:
-    kind = value.ty
-    dims = kind.shape if isinstance(kind, relax.TensorType) and isinstance(kind.shape, relax.ShapeExpr) else ()
-    return f"{getattr(kind, 'dtype', 'a tuple')} [{', '.join(str(getattr(dim, 'value', '?')) for dim in dims)}]"

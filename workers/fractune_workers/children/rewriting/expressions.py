@@ -85,3 +85,13 @@ def _is_fixed(ty: Any) -> bool:
     if not isinstance(ty, relax.TensorType):
         return True
     return isinstance(ty.shape, relax.ShapeExpr) and all(isinstance(dim, tvm.tirx.IntImm) for dim in ty.shape)
+
+
+def type_text(kind: Any) -> str:
+    """The type of a value as users know it: `float32 [1, 3]`, with `?` for a size that is not known."""
+    if isinstance(kind, relax.TupleType):
+        return f"({', '.join(map(type_text, kind.fields))})"
+    if not isinstance(kind, relax.TensorType):
+        return "no tensor"
+    dims = kind.shape if isinstance(kind.shape, relax.ShapeExpr) else ["?"] * max(0, kind.ndim)
+    return f"{kind.dtype} [{', '.join(str(getattr(dim, 'value', '?')) for dim in dims)}]"

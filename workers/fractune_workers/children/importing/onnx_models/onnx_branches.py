@@ -23,7 +23,7 @@ from fractune_workers.children.importing.limits import ComputedConstants
 from fractune_workers.children.importing.onnx_graph import captured_by, described, subgraphs
 from fractune_workers.children.importing.operators.element_types import AS_BYTES
 from fractune_workers.children.importing.operators.onnx_node import Converter, OnnxNode, dtype_of, shape_of
-from fractune_workers.children.rewriting.expressions import is_constant
+from fractune_workers.children.rewriting.expressions import is_constant, type_text
 from fractune_workers.children.tvm_api.arrays import numpy_dtype
 
 _IF = "If"
@@ -78,7 +78,8 @@ class Branches:
         calls = [self._call(node, graphs[name], around) for name in _SIDES]
         types = [call.op.ty.ret for call in calls]
         if not tvm_ffi.structural_equal(*types):
-            raise node.refused(f"its branches make {types[0]} and {types[1]}, which must be equal; {_CONST_HINT}")
+            made = " and ".join(map(type_text, types))
+            raise node.refused(f"its branches make {made}, which must be equal; {_CONST_HINT}")
         if shape_of(condition):
             condition = node.emit(relax.op.squeeze(condition))
         return node.emit(relax.If(condition, *(relax.SeqExpr(blocks=[], body=call) for call in calls)))

@@ -7,11 +7,11 @@ from typing import Any
 
 import onnx
 from onnx import checker, defs, helper
-from tvm import relax, tirx
+from tvm import relax
 
 from fractune_core.errors import first_line
 from fractune_workers.children.importing.onnx_graph import domain_of, text_of
-from fractune_workers.children.rewriting.expressions import is_constant
+from fractune_workers.children.rewriting.expressions import is_constant, type_text
 
 LATE = (
     "is known only when the model runs; make the input that decides it a constant with --input NAME=const:VALUE, or "
@@ -104,13 +104,10 @@ def what_is_invalid(node: onnx.NodeProto, opset: int) -> str:
 
 
 def _type(value: Any) -> str:
-    kind = getattr(value, "ty", None)
-    if not isinstance(kind, relax.TensorType):
-        return "of no tensor"
+    kind: Any = getattr(value, "ty", None)
     if is_constant(value) and kind.ndim <= 1 and value.value.numpy().size <= _MOST_NUMBERS:
         return f"{kind.dtype} = {value.value.numpy().tolist()}"
-    dims = kind.shape if isinstance(kind.shape, relax.ShapeExpr) else ()
-    return f"{kind.dtype} [{', '.join(str(int(dim)) if isinstance(dim, tirx.IntImm) else '?' for dim in dims)}]"
+    return type_text(kind)
 
 
 def _attributes(node: onnx.NodeProto) -> Iterator[str]:
