@@ -10,7 +10,7 @@ import pytest
 
 from fractune_core.errors import BadRequest
 from fractune_core.pb import fractune_pb2 as pb
-from tests.support.fuzz import files, sealed, texts
+from tests.support.fuzz import files, onnx_files, sealed, texts
 from tests.support.fuzz.__main__ import shared_out, table
 from tests.support.fuzz.mutations import Mutator
 from tests.support.fuzz.target import Target, fuzz
@@ -23,6 +23,14 @@ def test_inputs_that_nobody_meant_are_refused_in_one_line_or_taken(target: Targe
     outcome = fuzz(target, 300, seed=1)
     assert outcome.examples == [], f"scripts/fuzz --target '{target.name}' --seed {outcome.seed}"
     assert outcome.inputs == outcome.refused + outcome.accepted == 300
+
+
+def test_an_onnx_file_that_nobody_meant_becomes_a_bundle_or_one_line() -> None:
+    """In the sandbox of the child that reads models, with its limits."""
+    target = onnx_files.TARGETS[0]
+    outcome = fuzz(target, 40, seed=1)
+    assert outcome.examples == [], f"scripts/fuzz --target '{target.name}' --seed {outcome.seed}"
+    assert outcome.accepted > 0 < outcome.refused
 
 
 def take(made: str) -> None:

@@ -22,6 +22,7 @@ from fractune_workers.children.importing.onnx_models.onnx_branches import Branch
 from fractune_workers.children.importing.onnx_models.onnx_converters import CONVERTERS
 from fractune_workers.children.importing.onnx_models.sections import with_sections
 from fractune_workers.children.importing.onnx_models.unfit import LATE, has_open_shape, mistyped_attributes, why_unfit
+from fractune_workers.children.importing.operators.corrected import CORRECTED
 from fractune_workers.children.importing.operators.element_types import AS_BYTES, WITHOUT_KERNELS, kind_name, takes
 from fractune_workers.children.importing.operators.onnx_node import OnnxNode
 
@@ -51,6 +52,11 @@ def is_known(node: onnx.NodeProto) -> bool:
         return True
     known = onnx_frontend._get_convert_map()  # noqa: SLF001  TVM offers no other list
     return not domain_of(node.domain) and node.op_type in known and node.op_type not in _NOT_ONNX.split()
+
+
+def _is_checked(node: onnx.NodeProto) -> bool:
+    """Whether the types of a node's inputs are checked before it is converted: our other converters say more."""
+    return operator_of(node) not in CONVERTERS or operator_of(node) in CORRECTED
 
 
 def element_types(graph: onnx.GraphProto) -> dict[str, int]:
@@ -85,7 +91,7 @@ class Importer(onnx_frontend.ONNXGraphImporter):
         """Raises BadModel where the node reads or makes numbers of a type that no kernel computes with."""
         for at, name in enumerate(node.input):
             kind = self.element_types.get(name, 0)
-            if not takes(node, at, kind):
+            if _is_checked(node) and not takes(node, at, kind):
                 given = f"'{name}' has elements of type {kind_name(kind)}"
                 raise self.refused(node, f"{given}, which ONNX's operator does not take; cast it before")
         for name in [*node.input, *node.output]:
