@@ -259,7 +259,8 @@ def _print_verdict(peer: dict[str, Any], loop_secs: Sequence[float], paced_secs:
     print(f"           peer: ONNX Runtime {peer['version']} with a thread for each core of the share")
     if peer["exact"]:
         settings = ", ".join(f"{key}={value}" for key, value in EXACT.items())
-        print(f"           exact: the same with exact products ({settings}); the outputs are compared with its own")
+        print("           exact: the same with exact products; the outputs are compared with its own")
+        print(f"           ({settings})")
     relative = peer["max_rel_difference"]
     verdict = "agree" if peer["outputs_agree"] else "DO NOT AGREE: compare on inputs of your own"
     print(f"           the outputs {verdict} (largest difference {relative:.2e} of the largest value)")

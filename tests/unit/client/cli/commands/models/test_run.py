@@ -171,7 +171,8 @@ def test_who_is_faster_is_said_plainly(capsys: pytest.CaptureFixture[str]) -> No
     _print_verdict({**peer, **exact, "outputs_agree": True}, [2e-3] * 9, [2e-3] * 9)
     said = capsys.readouterr().out
     assert "exact:     ONNX Runtime is faster in a loop, 2.00x (2.00 .. 2.00); the bundle is faster paced" in said
-    assert "exact: the same with exact products (session.x64quantprecision=1, session.qdq_" in said
+    assert "exact: the same with exact products; the outputs are compared with its own" in said
+    assert "(session.x64quantprecision=1, session.qdq_matmulnbits_accuracy_level=1)" in said
     assert "the exact peer's own outputs lie up to 2.50e-01 apart" in said
 
 
