@@ -24,6 +24,7 @@ from fractune_workers.children.compiling.outputs_in_place import with_entry_for_
 from fractune_workers.children.compiling.side_by_side import side_by_side
 from fractune_workers.children.importing.passes import is_scheduled
 from fractune_workers.children.tvm_api.artifacts import written
+from fractune_workers.children.tvm_api.convolution_prefetches import with_convolution_prefetches
 from fractune_workers.children.tvm_api.cuda_target import compiler_for
 from fractune_workers.children.tvm_api.prefetches import with_prefetches
 from fractune_workers.children.tvm_api.traces import Workload, read_trace
@@ -106,7 +107,7 @@ def _compile_each(parts: Sequence[Any], target: Any) -> list[dict[str, bytes]]:
 
 def _compile(part: Any, target: Any) -> dict[str, bytes]:
     if all(isinstance(each, PrimFunc) for each in part.functions.values()):
-        return {_KERNEL: written(tvm.tirx.build(part, target=target))}
+        return {_KERNEL: written(tvm.tirx.build(with_convolution_prefetches(part), target=target))}
     library = tvm.relax.build(part, target=target, relax_pipeline=None)
     if target.kind.name == "cuda":
         return _export(library, _packer(target))

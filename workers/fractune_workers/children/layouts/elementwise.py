@@ -122,6 +122,23 @@ def squeeze(planner: Planner, call: Any) -> Made:
     return value, replace(blocks, dropped=tuple(sorted((*blocks.dropped, *axes))))
 
 
+def part(planner: Planner, split: Any, at: int) -> Made:
+    """The result number `at` of a split into whole blocks."""
+    known = planner.in_blocks(split.args[0])
+    if known is None or known[1].dropped or known[1].parts > 1:
+        return None
+    value, blocks = known
+    axis = int(split.attrs.axis) % len(blocks.shape)
+    shapes = [tuple(map(int, field.shape)) for field in split.ty.fields]
+    begin = sum(shape[axis] for shape in shapes[:at])
+    end = begin + shapes[at][axis]
+    if axis == blocks.axis:
+        if begin % blocks.size or end % blocks.size:
+            return None
+        begin, end = begin // blocks.size, end // blocks.size
+    return relax.op.strided_slice(value, [axis], [begin], [end]), replace(blocks, shape=shapes[at])
+
+
 def concat(planner: Planner, call: Any) -> Made:
     fields = call.args[0]
     if not isinstance(fields, relax.Tuple):

@@ -50,6 +50,6 @@ def planned(mod: tvm.IRModule, target: tvm.target.Target, implementation: str = 
         refuse_recurrences(mod)
         return with_channels_last(mod) if target.kind.name == "cuda" else mod
     unit = vector_unit(target)
-    planner = Planner(mod.clone(), _RULES, unit.lanes, implementation, dot_products(target))
+    planner = Planner(mod.clone(), _RULES, elementwise.part, unit.lanes, implementation, dot_products(target))
     tidy = [relax.transform.EliminateCommonSubexpr(), relax.transform.DeadCodeElimination()]
     return tvm.transform.Sequential(tidy)(with_vectors(rewritten(mod, planner), unit))

@@ -20,7 +20,13 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 from fractune_core.implementations import DIRECT
 from fractune_core.names import FROM_BLOCKS, TO_BLOCKS
 from fractune_workers.children.layouts.blocks import Blocks, from_blocks, to_blocks
-from fractune_workers.children.rewriting.expressions import has_fixed_shapes, numbers_of, operator_of, shape_of
+from fractune_workers.children.rewriting.expressions import (
+    bound_call,
+    has_fixed_shapes,
+    numbers_of,
+    operator_of,
+    shape_of,
+)
 
 Array = npt.NDArray[Any]
 Made = tuple[Any, Blocks] | None
@@ -29,6 +35,8 @@ MadeOrPlain = tuple[Any, Blocks | None] | None
 """the same, or a plain value, without blocks"""
 Rule = Callable[["Planner", Any], MadeOrPlain]
 """computes the result of a call in blocks, or a plain one of an operand in blocks"""
+PartRule = Callable[["Planner", Any, int], Made]
+"""computes one result of a split in blocks"""
 CHANNELS = 1
 """the axis of an image's channels: layouts are NCHW"""
 
@@ -43,12 +51,14 @@ class Planner(PyExprMutator):
         self,
         mod: tvm.IRModule,
         rules: Mapping[str, Rule],
+        part: PartRule,
         lanes: int,
         implementation: str = DIRECT,
         dot_products: Sequence[str] = (),
     ) -> None:
         super().__init__(mod)
         self._rules = rules
+        self._part = part
         self.lanes = lanes
         self.implementation = implementation
         self.dot_products = dot_products
@@ -67,9 +77,17 @@ class Planner(PyExprMutator):
     def visit_call_(self, call: Any) -> Any:
         visited = super().visit_call_(call)
         rule = self._rules.get(operator_of(visited))
-        made: MadeOrPlain = rule(self, visited) if rule and has_fixed_shapes(call) else None
+        return self._replacing(visited, rule(self, visited) if rule and has_fixed_shapes(call) else None)
+
+    def visit_tuple_getitem_(self, op: Any) -> Any:
+        visited = super().visit_tuple_getitem_(op)
+        split = bound_call(self.builder_, visited.tuple_value, "split")
+        return visited if split is None else self._replacing(visited, self._part(self, split, visited.index))
+
+    def _replacing(self, plain: Any, made: MadeOrPlain) -> Any:
+        """The plain value of what a rule made of the expression `plain`."""
         if made is None:
-            return visited
+            return plain
         value, blocks = made
         if blocks is None:
             return value

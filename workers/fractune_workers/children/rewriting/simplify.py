@@ -105,6 +105,37 @@ def _reduced_stack(simplifier: Simplifier, call: Any) -> Any | None:
     return reduce(lambda left, right: pairwise(simplifier.emit(left), right), fields)
 
 
+def _joined_splits(simplifier: Simplifier, call: Any) -> Any | None:
+    """A concatenation that joins all results of a split again has the split value as its part."""
+    fields = simplifier.value(call.args[0])
+    if not isinstance(fields, relax.Tuple):
+        return None
+    parts: list[Any] = []
+    for field in fields:
+        parts.append(field)
+        whole = _whole(simplifier, parts, int(call.attrs.axis))
+        if whole is not None:
+            split, count = whole
+            parts[-count:] = [split]
+    if len(parts) == len(fields):
+        return None
+    return parts[0] if len(parts) == 1 else relax.op.concat(parts, int(call.attrs.axis))
+
+
+def _whole(simplifier: Simplifier, parts: list[Any], axis: int) -> tuple[Any, int] | None:
+    """The value whose split along the axis the last parts are, and their number."""
+    items = [simplifier.value(part) for part in parts]
+    if not isinstance(items[-1], relax.TupleGetItem):
+        return None
+    split = simplifier.call(items[-1].tuple_value, "split")
+    if split is None or int(split.attrs.axis) != axis:
+        return None
+    count = len(split.ty.fields)
+    last = items[-count:]
+    own = all(isinstance(item, relax.TupleGetItem) and item.tuple_value.same_as(items[-1].tuple_value) for item in last)
+    return (split.args[0], count) if own and [item.index for item in last] == list(range(count)) else None
+
+
 def _broadcast(_: Simplifier, call: Any) -> Any | None:
     """A value that has the wanted shape already."""
     data = call.args[0]
@@ -118,6 +149,7 @@ _RULES: tuple[dict[str, tuple[Rule, ...]], ...] = (
         **dict.fromkeys(ELEMENTWISE, (lines.elementwise,)),
         "add": (composites.scaled_norm, lines.elementwise),
         "broadcast_to": (_broadcast,),
+        "concat": (_joined_splits,),
         "dequantize": (quantization.dequantized,),
         "divide": (composites.layer_norm, lines.elementwise),
         "multiply": (composites.gelu, composites.layer_norm, composites.scaled_norm, lines.elementwise),

@@ -13,6 +13,7 @@ from typing import Any
 import tvm_ffi_orcjit
 from tvm.s_tir.meta_schedule.builder.local_builder import default_build
 
+from fractune_workers.children.tvm_api.convolution_prefetches import with_convolution_prefetches
 from fractune_workers.children.tvm_api.intrinsics import keep_out_gpu_intrinsics
 from fractune_workers.children.tvm_api.prefetches import with_prefetches
 
@@ -25,7 +26,7 @@ _END = b"`\n"
 def build_object(mod: Any, target: Any) -> bytes:
     """Compile a TIR module to one object file. Raises whatever TVM raises."""
     keep_out_gpu_intrinsics()
-    return written(default_build(with_prefetches(mod), target, None))
+    return written(default_build(with_convolution_prefetches(with_prefetches(mod)), target, None))
 
 
 def written(library: Any) -> bytes:

@@ -72,6 +72,40 @@ def test_convolutions_compute_in_blocks(
     assert "conv2d" in check(mod)
 
 
+@pytest.mark.parametrize(
+    ("sections", "count"),
+    [
+        pytest.param([8], 2, id="whole blocks"),
+        pytest.param(4, 4, id="equal parts"),
+    ],
+)
+def test_a_split_into_whole_blocks_stays_in_blocks(sections: Any, count: int) -> None:
+    def body(net: Network, x: Any) -> Any:
+        parts = net.emit(op.split(net.conv(x, 16), sections, 1))
+        return net.emit(op.concat([net.conv(net.emit(parts[at]), 8) for at in range(count)], 1))
+
+    assert transforms(check(of_image(8, 9, body))) == 2
+
+
+def test_a_split_within_blocks_takes_the_plain_value() -> None:
+    def body(net: Network, x: Any) -> Any:
+        parts = net.emit(op.split(net.conv(x, 16), [6], 1))
+        return net.emit(op.concat([net.emit(parts[1]), net.emit(parts[0])], 1))
+
+    assert "relax.split" in check(of_image(8, 9, body))
+
+
+def test_a_concatenation_of_all_parts_of_a_split_reads_the_split_value() -> None:
+    def body(net: Network, x: Any) -> Any:
+        split = net.emit(op.split(net.conv(x, 16), 2, 1))
+        first, second = net.emit(split[0]), net.emit(split[1])
+        return net.emit(op.concat([first, second, net.conv(second, 8, 1)], 1))
+
+    names = check(of_image(8, 9, body))
+    assert names.count("relax.strided_slice") == 1
+    assert "relax.split" not in names
+
+
 def test_a_convolution_whose_weight_is_an_input_stays_plain() -> None:
     """Nothing is packed at run time."""
     mod = network([(1, 8, 6, 6), (8, 8, 3, 3)], lambda net, x, w: net.emit(op.nn.conv2d(x, w)))
