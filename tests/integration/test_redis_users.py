@@ -179,7 +179,12 @@ BLOBS = {
     "artifact": ARTIFACT,
     "workload": redis_names.workload_blob("w"),
 }
-READS = {"compile": {"model"}, "tune": {"workload"}, "build": {"workload"}, "measure": {"artifact", "bundle"}}
+READS = {
+    "compile": {"model"},
+    "tune": {"workload"},
+    "build": {"workload", "artifact"},
+    "measure": {"artifact", "bundle"},
+}
 WRITES = {"compile": {"bundle"}, "tune": set[str](), "build": {"artifact"}, "measure": set[str]()}
 ENQUEUES = {"compile": None, "tune": redis_names.BUILD_QUEUE, "build": MEASURES, "measure": None}
 

@@ -70,7 +70,12 @@ _RULES: Mapping[str, Sequence[str]] = {
         "(+xgroup|create +xreadgroup +xack ~fractune:results:tune-*)",
         "(+sadd ~fractune:streams)",
     ),
-    "build": (*_worker("build"), _reads_blobs("workload"), _writes_blobs("artifact"), *_enqueues("measure")),
+    "build": (
+        *_worker("build"),
+        _reads_blobs("workload", "artifact"),
+        _writes_blobs("artifact"),
+        *_enqueues("measure"),
+    ),
     "measure": (*_worker("measure"), _reads_blobs("artifact", "bundle")),
 }
 
