@@ -26,7 +26,7 @@ from fractune_workers.children.importing.passes import is_scheduled
 from fractune_workers.children.tvm_api.artifacts import written
 from fractune_workers.children.tvm_api.convolution_prefetches import with_convolution_prefetches
 from fractune_workers.children.tvm_api.cuda_target import compiler_for
-from fractune_workers.children.tvm_api.prefetches import with_prefetches
+from fractune_workers.children.tvm_api.product_prefetches import with_product_prefetches
 from fractune_workers.children.tvm_api.traces import Workload, read_trace
 
 _KERNEL, _BYTECODE = "kernel.o", "vm.o"
@@ -73,7 +73,7 @@ def _lowered(mod: Any, target: Any, schedules: dict[Workload, str]) -> Any:
             mod = scheduled_by_default(mod, target)
         mod = parts_in_place(tvm.transform.Sequential(pipeline.dataflow_lower_passes(target))(mod))
         if not for_gpu:
-            mod = with_entry_for_outputs(with_prefetches(mod))
+            mod = with_entry_for_outputs(with_product_prefetches(mod))
         return tvm.transform.Sequential(pipeline.finalize_passes(target))(mod)
 
 

@@ -15,7 +15,7 @@ from tvm.s_tir.meta_schedule.builder.local_builder import default_build
 
 from fractune_workers.children.tvm_api.convolution_prefetches import with_convolution_prefetches
 from fractune_workers.children.tvm_api.intrinsics import keep_out_gpu_intrinsics
-from fractune_workers.children.tvm_api.prefetches import with_prefetches
+from fractune_workers.children.tvm_api.product_prefetches import with_product_prefetches
 
 _MAGIC = b"!<arch>\n"
 _HEADER_BYTES = 60
@@ -26,7 +26,7 @@ _END = b"`\n"
 def build_object(mod: Any, target: Any) -> bytes:
     """Compile a TIR module to one object file. Raises whatever TVM raises."""
     keep_out_gpu_intrinsics()
-    return written(default_build(with_convolution_prefetches(with_prefetches(mod)), target, None))
+    return written(default_build(with_convolution_prefetches(with_product_prefetches(mod)), target, None))
 
 
 def written(library: Any) -> bytes:

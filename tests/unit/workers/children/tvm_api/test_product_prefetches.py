@@ -14,7 +14,7 @@ from tvm.s_tir import Schedule
 
 from fractune_core.tir.kernel_names import MATMUL
 from fractune_workers.children.layouts import kernels
-from fractune_workers.children.tvm_api.prefetches import FROM_MEMORY_BYTES, with_prefetches
+from fractune_workers.children.tvm_api.product_prefetches import FROM_MEMORY_BYTES, with_product_prefetches
 
 # TVM's own builder calls what TVM has deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:build is deprecated:DeprecationWarning")
@@ -62,7 +62,7 @@ def place(load: Any, turn: dict[str, int]) -> int:
 
 
 def test_each_line_of_the_next_tile_is_requested_once() -> None:
-    loads = prefetched(with_prefetches(scheduled()))
+    loads = prefetched(with_product_prefetches(scheduled()))
     turns = product(range(ROWS // TILE_ROWS), range(DEPTH // CHUNK))
     found = [
         place(load, {"i1_0": 3, "i0_0": rows, "k_0": chunk}) // LINE_NUMBERS for rows, chunk in turns for load in loads
@@ -78,7 +78,7 @@ def test_the_results_are_the_same() -> None:
     plain = scheduled()
     arrays = [rng.standard_normal(shape).astype("float32") for shape in ((ROWS, DEPTH), (BLOCKS, DEPTH, LANES))]
     results = []
-    for mod in (plain, with_prefetches(plain)):
+    for mod in (plain, with_product_prefetches(plain)):
         tensors = [tvm.runtime.tensor(each) for each in (*arrays, np.zeros((ROWS, BLOCKS, LANES), "float32"))]
         built = tvm.compile(mod, TARGET)
         built["main"](*tensors)
@@ -98,4 +98,4 @@ def test_the_results_are_the_same() -> None:
     ],
 )
 def test_other_operators_stay(mod: tvm.IRModule) -> None:
-    assert with_prefetches(mod) is mod
+    assert with_product_prefetches(mod) is mod

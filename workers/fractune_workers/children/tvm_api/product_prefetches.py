@@ -29,7 +29,7 @@ _READ, _KEEP, _DATA = 0, 3, 1
 """arguments of LLVM's prefetch: no write is expected, the line goes into all caches, and it holds no instructions"""
 
 
-def with_prefetches(mod: tvm.IRModule) -> tvm.IRModule:
+def with_product_prefetches(mod: tvm.IRModule) -> tvm.IRModule:
     """The module with prefetches in each product that is scheduled, parallel, and reads its many weights repeatedly."""
     functions = {name: each for name, each in mod.functions.items() if isinstance(each, tirx.PrimFunc)}
     found = {name: product for name, each in functions.items() if (product := _product_of(each)) is not None}
