@@ -56,12 +56,13 @@ class PoisonedChild:
         self._run(json.loads(code))
         return {"policy": policies[0], "run_secs": [1e-3] * 3}
 
-    def check(self, name: str) -> float:
+    def check(self, name: str) -> dict[str, float]:
         self._device.note("checked", name)
         kernel = self._kernels[name]
         self._run({**kernel, "do": "good"} if kernel["do"] == "crash_while_interleaved" else kernel)
         self._reference = self._reference or name
-        return 0.0 if name == self._reference else 1e-6
+        error = 0.0 if name == self._reference else 1e-6
+        return {"max_error": error, "beyond_ties": error, "steps": 0, "moved": 0.0}
 
     def time_interleaved(self, names: Sequence[str], policy: dict[str, Any], reference: str) -> dict[str, Any]:
         del reference
