@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
 from fractune.text.text import span_text, time_text
@@ -32,13 +33,17 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 def short_table(rows: Rows) -> str:
-    """A line for each model: at each share both times in a loop and their ratio. For README.md."""
-    shares = list(dict.fromkeys(share for row in _timed(rows) for share in row["final"]))
-    lines = [
-        [_name(row), *(_short(row["final"][share]) if share in row["final"] else "" for share in shares)]
-        for row in _timed(rows)
+    """Two models a line: at each share the ratio of times in a loop. For README.md."""
+    timed = _timed(rows)
+    shares = list(dict.fromkeys(share for row in timed for share in row["final"]))
+    cells = [
+        [_name(row), *(_ratio(row["final"][share]) if share in row["final"] else "" for share in shares)]
+        for row in timed
     ]
-    return _markdown(("model", *(f"`{share}`" for share in shares)), lines)
+    lines = [
+        [*left, *right] for left, right in zip_longest(cells[::2], cells[1::2], fillvalue=[""] * (1 + len(shares)))
+    ]
+    return _markdown(["model", *(f"`{share}`" for share in shares)] * 2, lines)
 
 
 def full_table(rows: Rows) -> str:
@@ -93,10 +98,6 @@ def _both_times(timed: Mapping[str, Any]) -> list[str]:
 
 def _times(timed: Mapping[str, Any]) -> list[str]:
     return [time_text(timed["our_s"]), time_text(timed["peer_s"]), _ratio(timed)]
-
-
-def _short(timed: Mapping[str, Any]) -> str:
-    return f"{time_text(timed['our_s'])}, {time_text(timed['peer_s'])}: {_ratio(timed)}"
 
 
 def _ratio(timed: Mapping[str, Any]) -> str:

@@ -67,13 +67,15 @@ def test_the_last_line_says_the_mean_or_that_there_is_none() -> None:
     assert verdict(ROWS[1:2]) == "vs_onnxruntime: no model was timed; failed: torn"
 
 
-def test_the_full_table_has_both_kinds_of_times_and_the_short_one_a_line_a_model() -> None:
-    short = short_table([{**ROWS[0], "model": "squeezenet"}, *ROWS[1:]]).splitlines()
-    assert short[0] == "| model | `cpu:1` | `cpu:2` |"
-    assert short[2] == (
-        "| SqueezeNet | 8.00 ms, 4.00 ms: 2.00 (1.95 .. 2.05) | 2.00 ms, 4.00 ms: 0.50 (0.45 .. 0.55) |"
-    )
-    assert len(short) == 4, "a model that failed has no line"
+def test_the_full_table_has_both_kinds_of_times_and_the_short_one_two_models_a_line() -> None:
+    models = [{**ROWS[0], "model": name} for name in ("squeezenet", "magika", "crnn")]
+    short = short_table([*models, *ROWS[1:2]]).splitlines()
+    assert short[0] == "| model | `cpu:1` | `cpu:2` | model | `cpu:1` | `cpu:2` |"
+    ratios = "2.00 (1.95 .. 2.05) | 0.50 (0.45 .. 0.55)"
+    assert short[2:] == [
+        f"| SqueezeNet | {ratios} | magika | {ratios} |",
+        f"| CRNN (bidirectional LSTM) | {ratios} |  |  |  |",
+    ], "a model that failed has no cell"
     full = full_table(ROWS).splitlines()
     assert full[3] == (
         "| net | `cpu:2` | 4.00 after 0 s | 2.00 ms | 4.00 ms | 0.50 (0.45 .. 0.55) "
