@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fractune_core.analysis.match import DEFAULT_POLICY, How, Policy, choose
 from fractune_core.files.bundles import Bundle
 from fractune_core.names import UNTUNED_VARIANT
-from fractune_core.share_kinds import kind_of
+from fractune_core.share_kinds import CPU, kind_of
 from fractune_core.shares import units_text
 
 
@@ -26,6 +26,11 @@ class VariantChoice:
     def exact(self) -> bool:
         """tuned or measured at exactly the number of units here"""
         return self.how is How.EXACT
+
+    @property
+    def is_last_resort(self) -> bool:
+        """the untuned variant, and not because it was measured to be the fastest: nothing tuned fits"""
+        return self.variant == UNTUNED_VARIANT and math.isnan(self.regret)
 
 
 def choose_variant(
@@ -57,7 +62,7 @@ def choose_variant(
     why = (
         choice.reason if tuned or not others else f"no variant was tuned under '{mechanism}', only {', '.join(others)}"
     )
-    return _unmeasured(tuned or others, units, unit, why, policy)
+    return _unmeasured(tuned or others, units, mechanism, why, policy)
 
 
 def _tuned_units(bundle: Bundle, mechanism: str | None = None) -> dict[str, int]:
@@ -67,13 +72,12 @@ def _tuned_units(bundle: Bundle, mechanism: str | None = None) -> dict[str, int]
     return {name: int(bundle.manifest["shares"][name]["units"]) for name in names}
 
 
-def _unmeasured(tuned: dict[str, int], units: int, unit: str, why: str, policy: Policy) -> VariantChoice:
-    if not tuned:
-        return VariantChoice(
-            UNTUNED_VARIANT, How.NONE, math.nan, "the bundle holds no variant that was tuned at one share"
-        )
-    nearest = min(tuned, key=lambda name: (max(tuned[name] / units, units / tuned[name]), tuned[name]))
-    if policy.allow_unmeasured:
+def _unmeasured(tuned: dict[str, int], units: int, mechanism: str, why: str, policy: Policy) -> VariantChoice:
+    unit = kind_of(mechanism).unit
+    if tuned and policy.allow_unmeasured:
+        nearest = min(tuned, key=lambda name: (max(tuned[name] / units, units / tuned[name]), tuned[name]))
         reason = f"tuned at {units_text(tuned[nearest], unit)}, the nearest; its loss here was never measured"
         return VariantChoice(nearest, How.NEAR, math.nan, reason)
-    return VariantChoice(UNTUNED_VARIANT, How.NONE, math.nan, f"{why}; best is to tune at {units_text(units, unit)}")
+    why = why if tuned else "the bundle holds no variant that was tuned at one share"
+    best = f"{mechanism}:{units}" if kind_of(mechanism).device_kind == CPU else units_text(units, unit)
+    return VariantChoice(UNTUNED_VARIANT, How.NONE, math.nan, f"{why}; best is to tune at {best}")

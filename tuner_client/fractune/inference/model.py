@@ -21,10 +21,12 @@ from fractune.inference.one_thread import one_thread_choice
 from fractune.inference.runner import runner_for
 from fractune.inference.signatures import open_bundle
 from fractune.inference.slots import Slots
+from fractune.inference.smaller_share import smaller_share_choice
 from fractune.inference.tvm_runtime import tensors
 from fractune.inference.tvm_runtime.bound_memory import BoundMemory
 from fractune.inference.tvm_runtime.kept_inputs import KeptInputs, are_small
 from fractune.inference.tvm_runtime.variants import Variant
+from fractune.inference.untuned import warn_if_untuned
 from fractune_core.analysis.match import DEFAULT_POLICY, Policy
 from fractune_core.errors import BadBundle
 from fractune_core.files.bundles import Bundle
@@ -45,8 +47,8 @@ def load(
     (`mps:PERCENT`, `mps-sm:CHUNKS`, `mig:...`, `full`) it is the share that the process must have.
 
     With `public_key` (PEM text) a bundle that its owner did not sign is refused. `policy` limits the distance between
-    the share and a variant's measurements. Raises BadBundle, BadRequest, ShareUnavailable, or FractuneError when TVM is
-    not installed.
+    the share and a variant's measurements. A RuntimeWarning says what to tune if only the untuned variant fits. Raises
+    BadBundle, BadRequest, ShareUnavailable, or FractuneError when TVM is not installed.
     """
     return Model(open_bundle(path, public_key), share=share, policy=policy)
 
@@ -63,7 +65,8 @@ class Model:
     choice: VariantChoice
     """the variant that `run` runs, and the reason"""
     threads: int
-    """threads of the host that run the model: as many as the share has cores, or 1 if more gain too little"""
+    """threads of the host that run the model: as many as the share has cores, or 1 if more gain too little. If the
+    bundle has nothing for the share, as many as a smaller one has"""
     share: ShareHere
     """the share that it was chosen for"""
     slots: tuple[str | None, ...]
@@ -181,14 +184,15 @@ class Model:
     def _take(self, here: ShareHere) -> None:
         choice = choose_variant(self.bundle, here.units, self._policy, here.mechanism)
         alone = one_thread_choice(self.bundle, here.units, choice, self._policy, here.mechanism)
-        choice = alone or choice
+        smaller = smaller_share_choice(self.bundle, here.units, choice, self._policy, here.mechanism)
+        choice, threads = smaller or ((alone, 1) if alone else (choice, here.threads))
         self._variant(choice.variant)
         if self._stop is not None:
             self._stop()
-        self.threads = 1 if alone else here.threads
-        self._runner = runner_for(here, self.threads)
+        self._runner = runner_for(here, threads)
         self._stop = weakref.finalize(self, self._runner.stop)
-        self.share, self.choice = here, choice
+        self.share, self.choice, self.threads = here, choice, threads
+        warn_if_untuned(self.bundle.name, choice)
 
     def _variant(self, name: str | None) -> Variant:
         """The chosen variant, or the one of that name, loaded on first use, which takes a few milliseconds."""

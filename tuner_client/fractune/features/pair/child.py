@@ -9,6 +9,7 @@ import contextlib
 import fcntl
 import os
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -118,7 +119,9 @@ class AlternationLock:
 def _model(path: str, share: str) -> tuple[dict[str, Any], Callable[[], Any]]:
     from fractune.inference.model import load
 
-    model = load(path, share=share)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # of an untuned variant: a note of the result says it
+        model = load(path, share=share)
     inputs = model.placed(model.random_inputs())
     choice = model.choice
     description = {"variant": choice.variant, "how": choice.how.value, "reason": choice.reason}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
+import warnings
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -74,7 +75,9 @@ def run(
     if share:
         _confine(Share.parse(share))
     policy = Policy(allow_unmeasured=True) if unmeasured else DEFAULT_POLICY
-    model = load(bundle, share=share, public_key=key, policy=policy)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # of an untuned variant: the report says it
+        model = load(bundle, share=share, public_key=key, policy=policy)
     if compare is not None and model.share.unit != "core":
         raise BadRequest(f"--compare runs on the CPU, and {bundle.name} runs on a GPU; leave it out")
     if compare is not None and model.slots:
@@ -193,13 +196,19 @@ def _print(report: dict[str, Any], given_by: str) -> None:
     if "beside" in report:
         for name, peer in _peers(report["beside"]).items():
             print(_columns(name, *(_spread(secs, factor) for secs in _repeats(peer))))
-    alone = "one thread, " if report["threads"] == 1 and report["unit"] == "core" and report["units"] > 1 else ""
-    print(f"           {alone}on {units_text(report['units'], report['unit'])}, {given_by}; paced: {PACED}")
+    print(f"           {_place(report)}, {given_by}; paced: {PACED}")
     print("".join(f"{line}\n" for line in _hints(report)), end="")
     absolute, relative = report["max_abs_difference"], report["max_rel_difference"]
     print(f"outputs:   largest difference {absolute:.2e}, relative {relative:.2e}")
     if "beside" in report:
         _print_verdict(report["beside"], *_repeats(report, "tuned_"))
+
+
+def _place(report: dict[str, Any]) -> str:
+    """`on 2 cores`; with fewer threads than cores `one thread, on 2 cores`"""
+    units, unit, threads = report["units"], report["unit"], report["threads"]
+    fewer = "" if unit != "core" or threads == units else "one thread, " if threads == 1 else f"{threads} threads, "
+    return f"{fewer}on {units_text(units, unit)}"
 
 
 def _hints(report: dict[str, Any]) -> list[str]:

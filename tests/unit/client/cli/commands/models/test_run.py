@@ -137,11 +137,12 @@ def test_onnx_runtime_compared(small: Small) -> None:
     [
         (2, "core", 1, " one thread, on 2 cores"),
         (2, "core", 2, " on 2 cores"),
+        (4, "core", 2, " 2 threads, on 4 cores"),
         (1, "core", 1, " on 1 core"),
         (66, "sm", 1, " on 66 SMs"),
     ],
 )
-def test_one_thread_at_several_cores_is_named_below_the_times(
+def test_fewer_threads_than_cores_are_named_below_the_times(
     capsys: pytest.CaptureFixture[str], units: int, unit: str, threads: int, says: str
 ) -> None:
     from fractune.cli.commands.models.run import _print
