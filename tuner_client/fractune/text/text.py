@@ -56,7 +56,12 @@ def ratio_text(slower: float | None, faster: float | None) -> str:
     """`1.54x`; `-` if a time is not known."""
     if not slower or not faster or not math.isfinite(slower / faster):
         return "-"
-    return f"{slower / faster:.2f}x"
+    return factor_text(slower / faster)
+
+
+def factor_text(factor: float) -> str:
+    """`1.54x`, `99.05x`, `238x`"""
+    return f"{factor:.2f}x" if factor < 99.995 else f"{factor:.0f}x"
 
 
 def percent_text(fraction: float | None) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from fractune.server.job_status import JobStatus, OperatorRecords
+from fractune.text.text import factor_text
 from fractune_core.analysis.slowdown_ci import LEVEL, Slowdown, ratio, slowdown
 from fractune_core.errors import one_line
 from fractune_core.names import ROBUST_VARIANT, UNTUNED_VARIANT
@@ -166,7 +167,7 @@ def sentences(table: CrossTable) -> list[str]:
 
 def _sentence(variant: str, share: str, lost: Slowdown) -> str:
     served, tuned = f"served on {share_text(share)}", f"the schedule tuned on {share_text(variant)}"
-    if lost.is_tie and lost.margin > _UNDECIDED:
+    if lost.is_tie and (math.isnan(lost.margin) or lost.margin > _UNDECIDED):
         return f"{served}, the measurement does not decide whether {tuned} is as fast ({signed(lost)}); repeat it"
     if lost.is_tie:
         return f"{served}, {tuned} does as well as the one tuned there, within the noise ({signed(lost)})"
@@ -177,15 +178,17 @@ def _sentence(variant: str, share: str, lost: Slowdown) -> str:
 
 
 def verdict(table: CrossTable, variant: str, share: str, lost: Slowdown) -> str:
-    """`fastest` of its column, `tie` within the noise, else the loss (`+900 % ± ?` if its interval is not known).
+    """`fastest` of its column, `tie` within the noise, else the loss; `238x, one timing` if its interval is not known.
 
     Several are the fastest if they are one schedule: then their cells have the same measurement.
     """
     fastest = table.fastest(share)
     if fastest is not None and table.cells[variant][share] == table.cells[fastest][share]:
         return "fastest"
-    is_unknown = math.isnan(lost.margin)  # too few timings, such as of an untuned model that takes seconds
-    return "tie" if lost.is_tie and not is_unknown else signed(lost)
+    if math.isnan(lost.margin):  # too few timings, such as of an untuned model that takes seconds
+        timings = min(len(table.cells[each][share].run_secs) for each in (variant, fastest or variant))
+        return f"{factor_text(1 + lost.median)}, {'one timing' if timings == 1 else f'{timings} timings'}"
+    return "tie" if lost.is_tie else signed(lost)
 
 
 def share_text(share: str) -> str:
@@ -200,14 +203,16 @@ def signed(lost: Slowdown) -> str:
 
 
 def with_interval(lost: Slowdown) -> str:
-    """`14 % ± 3 %`; `546 % (143 % .. 1610 %)` if ± would reach zero but the interval does not."""
+    """`14 % ± 3 %`; `546 % (143 % .. 1610 %)` if ± would reach zero but the interval does not; `14 %, from too few
+    timings for an interval`.
+    """
+    if math.isnan(lost.margin):
+        return f"{percent(lost.median)}, from too few timings for an interval"
     if not lost.is_tie and abs(lost.median) <= lost.margin:
         return f"{percent(lost.median)} ({percent(lost.low)} .. {percent(lost.high)})"
     return f"{percent(lost.median)} ± {percent(lost.margin)}"
 
 
 def percent(fraction: float) -> str:
-    """`14 %`, `0.4 %`; `?` if not known."""
-    if math.isnan(fraction):
-        return "?"
+    """`14 %`, `0.4 %`"""
     return f"{fraction * 100:.{1 if abs(fraction) < 0.0995 else 0}f} %"

@@ -61,9 +61,12 @@ class Beside:
     """the difference is only rounding"""
 
 
-def time_beside(path: Path, model: Model, inputs: Mapping[str, Array], variants: Sequence[str], repeats: int) -> Beside:
+def time_beside(
+    path: Path, model: Model, inputs: Mapping[str, Array], variants: Sequence[str], repeats: int, *, brief: str = ""
+) -> Beside:
     """Time `variants` of `model` beside the ONNX file at `path` in ONNX Runtime, which has a thread for each core of
-    the share. A quantized model is timed in an exact session as well.
+    the share. A quantized model is timed in an exact session as well. The variant `brief` has fewer timings if it is
+    slow (`time_interleaved`).
 
     Raises BadRequest if the bundle was not made from this file, BadModel when ONNX Runtime cannot load or run it,
     FractuneError when it is not installed.
@@ -83,7 +86,7 @@ def time_beside(path: Path, model: Model, inputs: Mapping[str, Array], variants:
     run_peers = {name: partial(each.run, feed, output_names) for name, each in peers.items()}
     outputs, reference = model.run(inputs), run_peers[list(peers)[-1]]()
     finalists = {name: partial(model.run, inputs, name) for name in variants}
-    times = time_interleaved({**finalists, **run_peers}, repeats, apart=True)
+    times = time_interleaved({**finalists, **run_peers}, repeats, apart=True, brief=brief)
     absolute, relative = differences(outputs, reference)
     allowed = max(_OWN_TIMES * own, *(_AGREE.get(str(output.dtype), _AGREE_ELSE) for output in outputs))
     theirs, exactly = times.pop(NAME), times.pop(_EXACT, None)

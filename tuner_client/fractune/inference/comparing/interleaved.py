@@ -17,6 +17,8 @@ PACED = f"each request comes {PAUSE_S * 1e3:g} ms after the previous answer"
 _MIN_TIMING_S = 0.02
 """one timing of a finalist calls it until calls have taken this long"""
 _MOST_PACED_CALLS = 3
+BRIEF_S = 2.0
+"""limits the rounds of a finalist that is shown for comparison only"""
 _QUIET_LOOK_S, _QUIET_LOOKS = 0.01, 100
 
 
@@ -31,25 +33,31 @@ class Times:
 
 
 def time_interleaved(
-    finalists: Mapping[str, Callable[[], Any]], repeats: int, *, apart: bool = False
+    finalists: Mapping[str, Callable[[], Any]], repeats: int, *, apart: bool = False, brief: str = ""
 ) -> dict[str, Times]:
     """Seconds of one call by finalist, in a loop and paced, `repeats` of each, interleaved: all see the same machine.
 
     Every other round reverses the order, so that no finalist always follows the same other. With `apart`, a timing
     begins only when the threads of the previous finalist sleep: threads of another pool would spin on for a while, on
     the cores of the next.
+
+    The finalist `brief` has been called already, and has fewer rounds, at least one, if its calls take long: it is left
+    out once its times add up to `BRIEF_S`.
     """
-    for call in finalists.values():
-        call()
+    for name, call in finalists.items():
+        if name != brief:
+            call()
     times = {name: Times() for name in finalists}
     for number in range(repeats):
         for name in list(finalists)[:: -1 if number % 2 else 1]:
-            call = finalists[name]
+            found, call = times[name], finalists[name]
+            if name == brief and sum((*found.loop_secs, *found.paced_secs)) >= BRIEF_S:
+                continue
             if apart:
                 wait_for_quiet()
                 call()
-            times[name].loop_secs.append(_time_loop(call))
-            times[name].paced_secs.append(_time_paced(call))
+            found.loop_secs.append(time_loop(call))
+            found.paced_secs.append(_time_paced(call))
     return times
 
 
@@ -62,7 +70,7 @@ def wait_for_quiet() -> None:
             return
 
 
-def _time_loop(call: Callable[[], Any]) -> float:
+def time_loop(call: Callable[[], Any]) -> float:
     """Seconds of one call, averaged over as many as fill the shortest timing."""
     calls, start = 0, time.perf_counter()
     while True:

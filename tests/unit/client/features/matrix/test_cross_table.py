@@ -74,7 +74,19 @@ def test_what_ties_with_the_smallest_median_leaves_it_the_fastest() -> None:
 
 def test_a_loss_whose_interval_is_not_known_is_no_tie() -> None:
     cells = {"cpu:1": {"cpu:1": cell(2e-3)}, "untuned": {"cpu:1": Cell([2.0], "j1")}}
-    assert cell_text(CrossTable("m", 1, ("cpu:1",), cells), "untuned", "cpu:1") == "2.00 s  +99900 % ± ?"
+    assert cell_text(CrossTable("m", 1, ("cpu:1",), cells), "untuned", "cpu:1") == "2.00 s  1000x, one timing"
+
+
+def test_too_few_timings_for_an_interval_decide_nothing() -> None:
+    slower, faster = Cell([1.1] * 3, "j1"), Cell([1.0] * 3, "j1")
+    cells = {"cpu:1": {"cpu:1": faster, "cpu:2": slower}, "cpu:2": {"cpu:1": slower, "cpu:2": faster}}
+    table = CrossTable("m", 1, SHARES, cells)
+    assert cell_text(table, "cpu:2", "cpu:1") == "1.10 s  1.10x, 3 timings"
+    assert sentences(table)[0] == (
+        "served on 1 core, the measurement does not decide whether the schedule tuned on 2 cores is as fast (+10 %, "
+        "from too few timings for an interval); repeat it"
+    )
+    assert not any("?" in line for line in sentences(table))
 
 
 def test_the_table_in_words() -> None:

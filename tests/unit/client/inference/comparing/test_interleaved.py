@@ -71,3 +71,12 @@ def test_a_loop_has_no_pause_and_every_paced_call_has_one(clock: Clock) -> None:
 def test_what_takes_long_is_called_once_a_turn(clock: Clock) -> None:
     time_interleaved({"a": clock.calls("a", 0.015)}, 1)
     assert "".join(clock.seen) == "a" + "aa" + ".a.a"
+
+
+@pytest.mark.parametrize(("secs", "timings"), [(0.001, 9), (0.3, 4), (6.0, 1)])
+def test_a_brief_finalist_has_fewer_rounds_if_its_calls_take_long(clock: Clock, secs: float, timings: int) -> None:
+    finalists = {"slow": clock.calls("s", secs), "fast": clock.calls("f", 0.1)}
+    times = time_interleaved(finalists, 9, brief="slow")
+    assert {name: len(each.loop_secs) for name, each in times.items()} == {"slow": timings, "fast": 9}
+    assert len(times["slow"].paced_secs) == timings
+    assert clock.seen[0] == "f", "no call of it to warm up"

@@ -16,13 +16,13 @@ import typer
 from fractune.cli import options
 from fractune.features.fuse.slots_text import apart_text, slots_text
 from fractune.inference.comparing.beside import Beside, time_beside
-from fractune.inference.comparing.interleaved import PACED, Times, differences, time_interleaved
+from fractune.inference.comparing.interleaved import PACED, Times, differences, time_interleaved, time_loop
 from fractune.inference.comparing.onnxruntime_model import EXACT, NAME
 from fractune.inference.cpu.share import confine
 from fractune.inference.gpu.share import confine_gpu
 from fractune.inference.model import Model, load
 from fractune.inference.tvm_runtime.array_files import array_names, read_inputs, write_arrays
-from fractune.text.text import common_unit, time_text
+from fractune.text.text import common_unit, factor_text, time_text
 from fractune_core.analysis.match import DEFAULT_POLICY, Policy
 from fractune_core.analysis.slowdown_ci import slowdown
 from fractune_core.errors import BadRequest, StateUnusable
@@ -33,8 +33,10 @@ if TYPE_CHECKING:
     from fractune.inference.tvm_runtime.tensors import Array
 
 
-_OVERHEAD_FACTOR = 1.5
-"""least ratio of a call to the model alone at which the overhead is printed"""
+_NOTICED_OVERHEAD = 1 / 3
+"""least part of a call at which its overhead is printed"""
+_SHORT_S = 1e-3
+"""a call for which the overhead may matter"""
 
 
 class Peer(StrEnum):
@@ -53,7 +55,7 @@ def run(
         int | None, typer.Option("--slot", help="Run only this slot of a fused model (default: all).")
     ] = None,
     repeats: Annotated[
-        int, typer.Option("--repeats", min=3, help="Number of timings of each variant, at least 3.")
+        int, typer.Option("--repeats", min=3, help="Number of timings, at least 3; fewer of a slow untuned variant.")
     ] = 15,
     save_outputs: Annotated[Path | None, typer.Option("--save-outputs", help=".npz file for the outputs.")] = None,
     compare: Annotated[Peer | None, typer.Option("--compare", help="Time the model in this runtime too.")] = None,
@@ -114,11 +116,13 @@ def _report(
     outputs, reference = model.run(inputs, slot=slot), model.run(inputs, UNTUNED_VARIANT, slot=slot)
     absolute, relative = differences(outputs, reference)
     variants = tuple(dict.fromkeys((UNTUNED_VARIANT, choice.variant)))
+    brief = UNTUNED_VARIANT if choice.variant != UNTUNED_VARIANT else ""
     if peer_file is None:
         peer = None
-        times = time_interleaved({name: _call(model, inputs, slot, name) for name in variants}, repeats)
+        calls = {name: _call(model, inputs, slot, name) for name in variants}
+        times = time_interleaved(calls, repeats, brief=brief)
     else:
-        peer = time_beside(peer_file, model, inputs, variants, repeats)
+        peer = time_beside(peer_file, model, inputs, variants, repeats, brief=brief)
         times = peer.ours
     report: dict[str, Any] = {
         "variant": choice.variant,
@@ -132,6 +136,7 @@ def _report(
         "share": model.share.reason,
         **_times_json(times[choice.variant], "tuned_"),
         **_times_json(times[UNTUNED_VARIANT], "untuned_"),
+        "overhead_s": _overhead_s(model, inputs, slot, repeats, statistics.median(times[choice.variant].loop_secs)),
         "max_abs_difference": absolute,
         "max_rel_difference": relative,
         "outputs": [
@@ -139,8 +144,6 @@ def _report(
             for spec, output in zip(model.outputs, outputs, strict=True)
         ],
     }
-    if choice.exact:
-        report["model_s"] = model.bundle.timed(model.share.mechanism).get(model.share.units)
     if choice.variant == UNTUNED_VARIANT:
         report["tuned_shares"] = sorted(model.bundle.units(model.share.mechanism))
     if model.slots:
@@ -156,6 +159,20 @@ def _call(model: Model, inputs: dict[str, Array], slot: int | None, variant: str
         return lambda: model.run(inputs, variant, slot=slot)
     placed = model.placed(inputs)
     return lambda: model.run_tensors(placed, variant)
+
+
+def _overhead_s(model: Model, inputs: dict[str, Array], slot: int | None, repeats: int, call_s: float) -> float | None:
+    """The part of a call that `bind` saves: the median difference of calls of both, timed interleaved in a loop. None
+    for longer calls, on a GPU, where calls are timed without copies, and where `bind` cannot make the same call.
+    """
+    can_bind = slot is None and all(None not in spec.shape for spec in model.outputs)
+    if call_s >= _SHORT_S or model.share.unit != "core" or not can_bind:
+        return None
+    bound = model.bind()
+    for name, array in inputs.items():
+        bound.inputs[name][...] = array
+    pairs = ((time_loop(lambda: model.run(inputs)), time_loop(bound.run)) for _ in range(repeats))
+    return statistics.median(call_s - bound_s for call_s, bound_s in pairs)
 
 
 def _times_json(times: Times, prefix: str = "") -> dict[str, Any]:
@@ -216,10 +233,10 @@ def _hints(report: dict[str, Any]) -> list[str]:
     if report.get("tuned_shares"):
         at = report["tuned_shares"][0]
         return [f"hint:      --share {at} runs the variant that was tuned there; --allow-unmeasured runs it here"]
-    model_s, loop_s = report.get("model_s"), report["tuned_s"]
-    if model_s and loop_s > _OVERHEAD_FACTOR * model_s:
-        parts = f"{time_text(model_s)} of a call are the model's (measured when it was tuned)"
-        return [f"overhead:  {parts}; about {time_text(loop_s - model_s)} are the call's own"]
+    overhead_s, loop_s = report.get("overhead_s"), report["tuned_s"]
+    if overhead_s and overhead_s > _NOTICED_OVERHEAD * loop_s:
+        about = "copies and checks of arrays, which model.bind saves"
+        return [f"overhead:  {time_text(overhead_s)} of a call in a loop are {about}"]
     return []
 
 
@@ -242,16 +259,22 @@ def _repeats(times: dict[str, Any], prefix: str = "") -> tuple[list[float], list
 
 
 def _spread(run_secs: Sequence[float], factor: float) -> str:
-    """`1.23 (1.20 .. 1.31)`: median, smallest and largest, in the unit of `factor`."""
+    """`1.23 (1.20 .. 1.31)`: median, smallest and largest, in the unit of `factor`; `1.23 (one timing)`."""
+    if len(run_secs) == 1:
+        return f"{run_secs[0] * factor:.4g} (one timing)"
     return f"{statistics.median(run_secs) * factor:.4g} ({min(run_secs) * factor:.4g} .. {max(run_secs) * factor:.4g})"
 
 
 def _gain_text(slower: Sequence[float], faster: Sequence[float]) -> str:
-    """`1.54x (1.50 .. 1.57)`: the ratio of interleaved repeats with its 95 % interval, if there are enough."""
+    """`1.54x (1.50 .. 1.57)`: the ratio of interleaved repeats with its 95 % interval, if there are enough; `238x (one
+    timing)`.
+    """
     found = slowdown(slower, faster, interleaved=True)
-    gain, known = f"{1 + found.median:.2f}x", not math.isnan(found.low)
-    tie = ", a tie" if found.is_tie and known else ""
-    return f"{gain} ({1 + found.low:.2f} .. {1 + found.high:.2f}){tie}" if known else gain
+    gain = factor_text(1 + found.median)
+    if math.isnan(found.low):
+        return f"{gain} (one timing)" if min(len(slower), len(faster)) == 1 else gain
+    low, high = (factor_text(1 + bound).removesuffix("x") for bound in (found.low, found.high))
+    return f"{gain} ({low} .. {high}){', a tie' if found.is_tie else ''}"
 
 
 def _peers(peer: dict[str, Any]) -> dict[str, dict[str, Any]]:
