@@ -28,12 +28,15 @@ from fractune.inference.tvm_runtime.kept_inputs import KeptInputs, are_small
 from fractune.inference.tvm_runtime.variants import Variant
 from fractune.inference.untuned import warn_if_untuned
 from fractune_core.analysis.match import DEFAULT_POLICY, Policy
-from fractune_core.errors import BadBundle
+from fractune_core.errors import BadBundle, BadRequest, shortened
 from fractune_core.files.bundles import Bundle
 from fractune_core.shares import Share
 
 if TYPE_CHECKING:
     from fractune.inference.tvm_runtime.tensors import Array
+
+_MOST_CHARACTERS = 40
+"""of a constant's numbers in a message"""
 
 
 def load(
@@ -94,7 +97,8 @@ class Model:
         self._take(self._backend.look())
 
     def run(self, inputs: Mapping[str, Any], variant: str | None = None, *, slot: int | None = None) -> list[Array]:
-        """The outputs of the chosen variant, or of another, as separate arrays. Raises BadRequest for wrong inputs.
+        """The outputs of the chosen variant, or of another, as separate arrays. Raises BadRequest for wrong inputs and
+        for an unknown variant.
 
         Inputs are NumPy arrays, or anything with `__dlpack__` in the memory of the CPU (PyTorch, JAX, CuPy's pinned
         arrays) or of the model's GPU. They are copied only if needed. A fused model takes the stacked inputs of all
@@ -129,9 +133,22 @@ class Model:
         model, and is used again once they are dropped: `numpy.from_dlpack(tensor)` holds it. On a GPU they stay there,
         complete: `torch.from_dlpack(tensor)`.
         """
-        arguments = self._backend.arguments(self.inputs, inputs)
+        arguments = self._arguments(inputs)
         with self._turn:
             return self._outputs(arguments, variant)
+
+    def _arguments(self, inputs: Mapping[str, Any]) -> list[Any]:
+        self._check_constants(inputs)
+        return self._backend.arguments(self.inputs, inputs)
+
+    def _check_constants(self, inputs: Any) -> None:
+        """Raises BadRequest for an input of the model's file that the bundle does not have any more."""
+        for name, numbers in self.bundle.manifest.get("constants", {}).items():
+            if isinstance(inputs, Mapping) and name in inputs:
+                raise BadRequest(
+                    f"input '{name}' was made a constant ({shortened(numbers, _MOST_CHARACTERS)}) when the model was "
+                    "tuned; leave it out"
+                )
 
     def _outputs(self, arguments: Sequence[Any], variant: str | None) -> list[Any]:
         outputs: list[Any] = self._runner.call(self._backend.run, self._variant(variant), arguments)
@@ -149,12 +166,12 @@ class Model:
         variant: str | None = None,
     ) -> Bound:
         """Memory for all inputs and outputs, for calls that copy and check nothing: see `Bound`. Raises BadRequest for
-        arrays that cannot be used in place, and for outputs whose shape depends on the data; BadBundle for an unknown
-        variant.
+        arrays that cannot be used in place, for outputs whose shape depends on the data, and for an unknown variant.
         """
         if variant is not None:
             with self._turn:
                 self._variant(variant)
+        self._check_constants(inputs)
         return Bound(BoundMemory(self.inputs, inputs, self.outputs, outputs), partial(self._run_bound, variant))
 
     def _run_bound(self, variant: str | None, arguments: Sequence[Any], outputs: Sequence[Any]) -> None:
@@ -163,7 +180,7 @@ class Model:
 
     def placed(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """The inputs as tensors on the model's device, for many runs without a copy."""
-        arguments = self._backend.placed(self._backend.arguments(self.inputs, inputs))
+        arguments = self._backend.placed(self._arguments(inputs))
         return {spec.name: tensor for spec, tensor in zip(self.inputs, arguments, strict=True)}
 
     def rematch(self) -> VariantChoice:
@@ -186,7 +203,7 @@ class Model:
         alone = one_thread_choice(self.bundle, here.units, choice, self._policy, here.mechanism)
         smaller = smaller_share_choice(self.bundle, here.units, choice, self._policy, here.mechanism)
         choice, threads = smaller or ((alone, 1) if alone else (choice, here.threads))
-        self._variant(choice.variant)
+        self._loaded(choice.variant)
         if self._stop is not None:
             self._stop()
         self._runner = runner_for(here, threads)
@@ -194,9 +211,16 @@ class Model:
         self.share, self.choice, self.threads = here, choice, threads
         warn_if_untuned(self.bundle.name, choice)
 
-    def _variant(self, name: str | None) -> Variant:
-        """The chosen variant, or the one of that name, loaded on first use, which takes a few milliseconds."""
-        name = name or self.choice.variant
+    def _variant(self, requested: str | None) -> Variant:
+        """The chosen variant, or the requested one. Raises BadRequest if there is none of that name."""
+        if requested and requested not in self._variants:
+            names = [each["name"] for each in self.bundle.variants]
+            if requested not in names:
+                raise BadRequest(f"{self.bundle.name} has no variant '{requested}'; it has {', '.join(names)}")
+        return self._loaded(requested or self.choice.variant)
+
+    def _loaded(self, name: str) -> Variant:
+        """The variant, loaded on first use, which takes a few milliseconds."""
         if name not in self._variants:
             self._variants[name] = self._backend.load_variant(name)
         return self._variants[name]

@@ -69,7 +69,7 @@ def test_every_variant_gives_what_onnx_runtime_gives(small: Small, model: Model)
     for variant in (None, "cpu:1", "cpu:2", "untuned"):
         (output,) = model.run(inputs, variant)
         np.testing.assert_allclose(output, expected, rtol=1e-4)
-    with pytest.raises(BadBundle, match=r"no variant 'cpu:9'; it has cpu:1, cpu:2, untuned"):
+    with pytest.raises(BadRequest, match=r"small\.fractune has no variant 'cpu:9'; it has cpu:1, cpu:2, untuned"):
         model.run(inputs, "cpu:9")
 
 
@@ -207,6 +207,18 @@ def test_outputs_can_stay_tensors(model: Model) -> None:
 def test_wrong_inputs_are_told_with_what_is_expected(model: Model, wrong: dict[str, Any]) -> None:
     with pytest.raises(BadRequest, match=r"the model takes x float32\[1, 4, 16, 16\]; given: "):
         model.run(wrong)
+
+
+def test_an_input_that_became_a_constant_is_named_as_one(model: Model) -> None:
+    model.bundle.manifest["constants"] = {"sr": "16000", "window": "0," * 500}
+    x = model.random_inputs()["x"]
+    says = r"input 'sr' was made a constant \(16000\) when the model was tuned; leave it out"
+    calls: list[Callable[[dict[str, Any]], object]] = [model.run, model.run_tensors, model.placed, model.bind]
+    for call in calls:
+        with pytest.raises(BadRequest, match=says):
+            call({"x": x, "sr": np.array(16000)})
+    with pytest.raises(BadRequest, match=r"'window' was made a constant \([0, .]{1,40}\)"):
+        model.run({"x": x, "window": x})
 
 
 def test_what_is_no_array_is_refused(model: Model) -> None:

@@ -13,11 +13,10 @@ from fractune.inference.tvm_runtime.tensors import (
     as_array,
     as_tensor,
     check_tensors,
-    fits,
+    obstacles,
     readable,
 )
 from fractune_core.errors import BadRequest
-from fractune_core.files.manifests import ALIGNMENT_BYTES
 
 if TYPE_CHECKING:
     from fractune.inference.tvm_runtime.tensors import Array
@@ -60,10 +59,11 @@ def _given(kind: str, specs: Sequence[TensorSpec], given: Mapping[str, Any] | No
     named = [spec for spec in specs if spec.name in values]
     check_tensors(named if len(named) == len(values) else specs, values, verb)
     for name, value in values.items():
-        if not fits(value):
+        found = obstacles(value)
+        if found:
             raise BadRequest(
-                f"bind: {kind} '{name}' cannot be used in place: its memory must be contiguous, writable and begin at "
-                f"a multiple of {ALIGNMENT_BYTES} bytes; leave it out, and bind makes an array"
+                f"bind: {kind} '{name}' cannot be used in place: its memory {' and '.join(found)}; leave it out, and "
+                "bind makes an array"
             )
     return {spec.name: values[spec.name] if spec.name in values else array_of(spec) for spec in specs}
 

@@ -150,9 +150,21 @@ def as_tensor(name: str, value: Any) -> Any:
 
 def fits(value: Any) -> bool:
     """Whether compiled code can use the memory of a NumPy array or a tensor."""
+    return not obstacles(value)
+
+
+def obstacles(value: Any) -> list[str]:
+    """Why compiled code cannot use the memory of a NumPy array or a tensor; empty if it can."""
     if hasattr(value, "ctypes"):
-        return bool(value.flags.c_contiguous and value.flags.writeable and value.ctypes.data % ALIGNMENT_BYTES == 0)
-    return bool(value.is_contiguous() and value.data_ptr() % ALIGNMENT_BYTES == 0)
+        contiguous, writable, begin = value.flags.c_contiguous, value.flags.writeable, value.ctypes.data
+    else:
+        contiguous, writable, begin = value.is_contiguous(), True, value.data_ptr()
+    found = [] if contiguous else ["is not contiguous"]
+    if not writable:
+        found.append("is read-only")
+    if begin % ALIGNMENT_BYTES:
+        found.append(f"begins {begin % ALIGNMENT_BYTES} bytes after a multiple of {ALIGNMENT_BYTES}")
+    return found
 
 
 def _aligned_copy(array: Array) -> Array:
