@@ -1,8 +1,9 @@
 """An ONNX file in ONNX Runtime: the peer of a bundle.
 
-By default ONNX Runtime's products of unsigned by signed bytes saturate where the processor has no VNNI, and products
-with weights of 4 bits round their data to 8 bits. Then its outputs are not those of the model. An exact session
-computes both as ONNX defines them.
+By default ONNX Runtime's products of unsigned by signed bytes saturate where the processor has no VNNI. Products with
+weights of 4 bits round their data to 8 bits: behind a DequantizeLinear always, in a MatMulNBits if the node has
+`accuracy_level=4`. Then the outputs are not those of the model. An exact session computes all these products as they
+are defined.
 """
 
 from __future__ import annotations
@@ -26,12 +27,15 @@ EXACT = {"session.x64quantprecision": "1", "session.qdq_matmulnbits_accuracy_lev
 _QUANTIZING = (
     *("QuantizeLinear", "DynamicQuantizeLinear", "MatMulInteger", "ConvInteger", "QLinearMatMul", "QLinearConv"),
     *("DynamicQuantizeMatMul", "MatMulIntegerToFloat", "DynamicQuantizeLSTM", "QAttention", "QGemm"),
-    "DequantizeLinear",
+    *("DequantizeLinear", "MatMulNBits"),
 )
 """Operators that compute with quantized numbers, or make them"""
 _OP_TYPE = 0x22
 """The field `op_type` of a node, as protobuf writes it: this byte, the length, the name"""
 _OPERATORS = re.compile(b"|".join(re.escape(bytes([_OP_TYPE, len(name)]) + name.encode()) for name in _QUANTIZING))
+_ROUNDING = re.compile(rb"(\x0a\x0eaccuracy_level\x18)[\x02-\x04]")
+"""The attribute of a MatMulNBits that lets it round its data, as protobuf writes it: name and number. No setting of a
+session overrides it."""
 _TYPES = {"float": "float32", "double": "float64"}
 """ONNX Runtime's names that differ from ours"""
 
@@ -67,7 +71,8 @@ class OnnxRuntimeModel:
         for key, value in EXACT.items() if exact else ():
             options.add_session_config_entry(key, value)
         try:
-            self._session: Any = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+            model = _without_rounding(path) if exact else str(path)
+            self._session: Any = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
         except Exception as error:  # its exceptions have no common base
             message = str(error).partition("\n")[0]
             raise BadModel(
@@ -125,3 +130,9 @@ class OnnxRuntimeModel:
     def _type(self, node: Any) -> str:
         kind = str(node.type).removeprefix("tensor(").removesuffix(")")
         return _TYPES.get(kind, kind)
+
+
+def _without_rounding(path: Path) -> str | bytes:
+    """The file for a session in which every MatMulNBits computes in float32: its path, or its bytes if they differ."""
+    data, changed = _ROUNDING.subn(lambda found: found[1] + b"\x01", path.read_bytes())
+    return data if changed else str(path)

@@ -14,7 +14,13 @@ import pytest
 from fractune.inference.comparing.beside import Beside, time_beside
 from fractune.inference.comparing.onnxruntime_model import OnnxRuntimeModel
 from fractune.inference.model import Model
-from tests.unit.client.inference.comparing.test_onnxruntime_model import WEIGHT, Array, write_product, write_sum
+from tests.unit.client.inference.comparing.test_onnxruntime_model import (
+    WEIGHT,
+    Array,
+    write_packed_product,
+    write_product,
+    write_sum,
+)
 
 DATA = {"a": np.arange(256, dtype="uint8").reshape(4, 64)}
 
@@ -50,6 +56,15 @@ def test_a_quantized_model_is_compared_with_the_exact_session_and_timed_beside_b
     assert found.exact is not None
     assert len(found.theirs.loop_secs) == len(found.exact.loop_secs) == len(found.ours["cpu:1"].loop_secs) == 3
     assert (found.outputs_agree, found.max_abs_difference) == (True, 0.0)
+
+
+def test_packed_weights_are_compared_with_a_session_that_does_not_round_their_data(tmp_path: Path) -> None:
+    path, weight = write_packed_product(tmp_path / "m.onnx", level=4)
+    data = np.linspace(0, 1, 3 * 64, dtype="float32").reshape(3, 64) ** 2
+    found = timed(path, {"a": data}, lambda feed: (feed["a"].astype("float64") @ weight).astype("float32"))
+    assert found.exact is not None
+    assert found.outputs_agree
+    assert found.max_rel_difference < 1e-5
 
 
 def test_another_model_has_no_exact_session(tmp_path: Path) -> None:

@@ -42,6 +42,24 @@ def write_product(path: Path, weight: Array = WEIGHT) -> Path:
     return path
 
 
+def write_packed_product(path: Path, level: int) -> tuple[Path, Array]:
+    """`y = a @ weight`, a MatMulNBits with this `accuracy_level`: (3, 64) of floats by 4-bit weights; and the weight."""
+    numbers = np.arange(8 * 64).reshape(8, 64) % 15
+    packed = (numbers[:, 0::2] | numbers[:, 1::2] << 4).astype("uint8").reshape(8, 2, 16)
+    steps = np.linspace(0.1, 1, 8 * 2, dtype="float32").reshape(8, 2)
+    ends = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, (3, size)) for name, size in ENDS]
+    sizes: dict[str, Any] = {"K": 64, "N": 8, "bits": 4, "block_size": 32}
+    node = onnx.helper.make_node(
+        "MatMulNBits", ["a", "w", "s"], ["y"], domain="com.microsoft", accuracy_level=level, **sizes
+    )
+    weights = [onnx.numpy_helper.from_array(packed, "w"), onnx.numpy_helper.from_array(steps.reshape(-1), "s")]
+    graph = onnx.helper.make_graph([node], "product", ends[:1], ends[1:], weights)
+    opsets = [onnx.helper.make_opsetid("", 21), onnx.helper.make_opsetid("com.microsoft", 1)]
+    onnx.save(onnx.helper.make_model(graph, opset_imports=opsets, ir_version=10), path)
+    weight: Array = (numbers - 8) * np.repeat(steps.astype("float64"), 32, axis=1)
+    return path, weight.T
+
+
 def test_fixed_shapes_need_no_words(tmp_path: Path) -> None:
     model = OnnxRuntimeModel(write_sum(tmp_path / "m.onnx", 2, 3), 1)
     assert model.input_specs({}) == [TensorSpec(name, "float64", (2, 3)) for name in ("a", "b")]
@@ -103,6 +121,16 @@ def test_an_exact_session_does_not_round_the_data_of_weights_of_four_bits(tmp_pa
     data = np.linspace(0, 1, 3 * 64, dtype="float32").reshape(3, 64) ** 2
     (product,) = OnnxRuntimeModel(path, 1, exact=True).run({"a": data}, ["y"])
     expected = data @ (numbers.reshape(64, 8) * np.repeat(steps, 16, axis=0))
+    np.testing.assert_allclose(product, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+    assert is_quantized(path)
+
+
+@pytest.mark.parametrize("level", [1, 4])
+def test_an_exact_session_does_not_round_the_data_of_packed_weights(tmp_path: Path, level: int) -> None:
+    path, weight = write_packed_product(tmp_path / "m.onnx", level)
+    data = np.linspace(0, 1, 3 * 64, dtype="float32").reshape(3, 64) ** 2
+    (product,) = OnnxRuntimeModel(path, 1, exact=True).run({"a": data}, ["y"])
+    expected = data.astype("float64") @ weight
     np.testing.assert_allclose(product, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
     assert is_quantized(path)
 

@@ -292,7 +292,7 @@ def _print_verdict(peer: dict[str, Any], loop_secs: Sequence[float], paced_secs:
     if peer["exact"]:
         settings = ", ".join(f"{key}={value}" for key, value in EXACT.items())
         print("           exact: the same with exact products; the outputs are compared with its own")
-        print(f"           ({settings})")
+        print(f"           ({settings}, MatMulNBits with accuracy_level=1)")
     relative = peer["max_rel_difference"]
     verdict = "agree" if peer["outputs_agree"] else "DO NOT AGREE: compare on inputs of your own"
     print(f"           the outputs {verdict} (largest difference {relative:.2e} of the largest value)")
