@@ -147,16 +147,32 @@ def _misfit(place: str, value: Any, hint: Any) -> tuple[str, Any, Any] | None:
         return None if isinstance(value, _NUMBERS[origin]) and not isinstance(value, bool) else wrong
     if origin is Any or not isinstance(origin, type):
         return None  # also the name of a type of another package
-    if not isinstance(value, origin) or (isinstance(value, str) and origin is Sequence):
+    if not _is_of(value, origin, inner):
         return wrong
-    whole: Any = value
-    elements: list[tuple[str, Any, Any]] = []
+    return next(filter(None, (_misfit(*each) for each in _elements(place, value, origin, inner))), None)
+
+
+def _is_of(value: Any, origin: type, inner: Sequence[Any]) -> bool:
+    """Whether the value is of this type, whatever its elements are."""
+    if _is_record(origin, inner) and isinstance(value, tuple) and len(value) != len(inner):
+        return False
+    return isinstance(value, origin) and not (isinstance(value, str) and origin is Sequence)
+
+
+def _elements(place: str, value: Any, origin: type, inner: Sequence[Any]) -> Iterator[tuple[str, Any, Any]]:
+    """The place, value and hint of each element."""
     if issubclass(origin, Mapping) and len(inner) == 2:
-        for key, each in whole.items():
-            elements += [(f"{place}, a key", key, inner[0]), (f"{place}[{key!r}]", each, inner[1])]
+        for key, each in value.items():
+            yield f"{place}, a key", key, inner[0]
+            yield f"{place}[{key!r}]", each, inner[1]
     elif issubclass(origin, Sequence) and inner:
-        elements = [(f"{place}[{at}]", each, inner[0]) for at, each in enumerate(whole)]
-    return next(filter(None, (_misfit(*each) for each in elements)), None)
+        for at, each in enumerate(value):
+            yield f"{place}[{at}]", each, inner[at if _is_record(origin, inner) else 0]
+
+
+def _is_record(origin: type, inner: Sequence[Any]) -> bool:
+    """Whether a type is a tuple in which each element has its own type."""
+    return origin is tuple and bool(inner) and Ellipsis not in inner
 
 
 def _words(hint: Any) -> str:
@@ -167,6 +183,8 @@ def _words(hint: Any) -> str:
         return " or ".join(map(repr, inner))
     if origin is Sequence and inner:
         return f"a sequence ({_words(inner[0])} each)"
+    if _is_record(origin, inner):
+        return f"a tuple ({', '.join(map(_words, inner))})"
     if origin is Mapping and len(inner) == 2:
         return f"a mapping ({_words(inner[0])} to {_words(inner[1])})"
     return _WORDS.get(origin, getattr(origin, "__name__", str(hint)))

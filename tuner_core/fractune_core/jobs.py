@@ -85,7 +85,7 @@ class JobSpec(JsonObject):
     shares: tuple[str, ...]
     inputs: dict[str, list[int]] = field(default_factory=dict)
     """shapes for the inputs whose dimensions the model leaves open. A key `NAME=const:NUMBERS` with an empty shape
-    makes the input a constant (`model_inputs.py`)."""
+    makes the input a constant; its shape may stand beside it (`model_inputs.py`)."""
     target: str = ""
     """TVM's target as text; empty = the measuring worker's own processor"""
     trials: int = 256

@@ -2,12 +2,14 @@
 
 In a job, shapes are by name. A constant has no place of its own there: it is a name with its numbers, such as
 `sr=const:16000`, with an empty shape. So it goes wherever shapes go, and an older reader names it as an unknown input.
+If the model leaves dimensions of a constant open, its shape stands beside it, by the name of the input.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import cast
 
 from fractune_core.errors import BadRequest
 
@@ -15,36 +17,58 @@ CONSTANT = "const:"
 _JOINED = f"={CONSTANT}"
 _LARGEST_SIZE = 2**63 - 1
 """ONNX's and the messages' numbers have 64 bits."""
+_BOTH = 2
+"""a shape and a constant"""
 _WORDS = {"true": True, "false": False, "1": True, "0": False}
 
-Inputs = Mapping[str, Sequence[int] | str]
-"""by name: a shape, or `const:` and numbers with commas between them"""
+Input = tuple[Sequence[int], str] | Sequence[int] | str
+"""a shape, or `const:` and numbers with commas between them, or a tuple of both"""
+Inputs = Mapping[str, Input]
+"""by name"""
 
 
 def as_shapes(inputs: Inputs) -> dict[str, list[int]]:
     """The inputs as a job has them. Raises BadRequest for a size below 1, and for text without `const:` or numbers."""
     made: dict[str, list[int]] = {}
     for name, given in inputs.items():
-        if isinstance(given, str):
-            numbers = given.removeprefix(CONSTANT)
-            if numbers == given or not numbers.strip():
-                raise BadRequest(f"inputs: '{name}' is '{given}'; write a list of sizes, or {CONSTANT}16000")
-            made[f"{name}{_JOINED}{numbers.strip()}"] = []
-        elif any(size < 1 for size in given):
-            raise BadRequest(f"inputs: '{name}' has the shape {list(given)}; every size must be at least 1")
-        elif any(size > _LARGEST_SIZE for size in given):
-            raise BadRequest(f"inputs: '{name}' has a size above {_LARGEST_SIZE:,}, which no memory holds; correct it")
-        else:
-            made[name] = [int(size) for size in given]
-    names = [name.partition(_JOINED)[0] for name in made]
+        shape, constant = _parts(given)
+        if shape is not None:
+            made[name] = _sizes(name, shape)
+        if constant is not None:
+            made[f"{name}{_JOINED}{_numbers(name, constant)}"] = []
+    names = [name.partition(_JOINED)[0] for name in made if _JOINED in name]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise BadRequest(f"inputs: '{twice}' is given twice")
     return made
 
 
+def _parts(given: Input) -> tuple[Sequence[int] | None, str | None]:
+    """The shape and the constant, None for one that is not given."""
+    if isinstance(given, str):
+        return None, given
+    if len(given) == _BOTH and isinstance(given[1], str):
+        return cast("tuple[Sequence[int], str]", given)
+    return cast("Sequence[int]", given), None
+
+
+def _sizes(name: str, shape: Sequence[int]) -> list[int]:
+    if any(size < 1 for size in shape):
+        raise BadRequest(f"inputs: '{name}' has the shape {list(shape)}; every size must be at least 1")
+    if any(size > _LARGEST_SIZE for size in shape):
+        raise BadRequest(f"inputs: '{name}' has a size above {_LARGEST_SIZE:,}, which no memory holds; correct it")
+    return [int(size) for size in shape]
+
+
+def _numbers(name: str, constant: str) -> str:
+    numbers = constant.removeprefix(CONSTANT)
+    if numbers == constant or not numbers.strip():
+        raise BadRequest(f"inputs: '{name}' is '{constant}'; write a list of sizes, or {CONSTANT}16000")
+    return numbers.strip()
+
+
 def shapes_in(inputs: Mapping[str, Sequence[int]]) -> dict[str, Sequence[int]]:
-    """The shapes among the inputs of a job."""
+    """The shapes among the inputs of a job, of constants too."""
     return {name: shape for name, shape in inputs.items() if _JOINED not in name}
 
 
@@ -78,11 +102,15 @@ def _number(name: str, text: str, dtype: str) -> int | float | bool:
 
 def fitting_shape(name: str, count: int, dims: Sequence[int | None]) -> list[int]:
     """The shape of a constant of `count` numbers at an input of these dimensions, None for an open one. One number
-    fills a fixed shape. Raises BadRequest where the numbers do not fit.
+    fills a fixed shape; several numbers fix one open dimension. Raises BadRequest where the numbers do not fit.
     """
-    if len(dims) == 1 and dims[0] is None:
+    if list(dims) == [None] and count > 1:
         return [count]
-    shape = [1 if size is None else size for size in dims]
+    shape = [size for size in dims if size is not None]
+    if len(shape) < len(dims):
+        raise BadRequest(
+            f"input '{name}' is a constant with open dimensions; give its shape too, as --input {name}=DIM,DIM,..."
+        )
     size = math.prod(shape)
     if count not in (1, size):
         raise BadRequest(f"input '{name}' has the shape {shape}, and {count} numbers are given; give 1 or {size}")

@@ -33,7 +33,12 @@ fractune: Any = typed_fractune  # wrong types are the point here
         (lambda: fractune.tune("m.onnx", "cpu:1", minutes="x"), "minutes: 'x' is of type str; give a number or None"),
         (
             lambda: fractune.tune("m.onnx", "cpu:1", inputs={"x": 12}),
-            r"inputs\['x'\]: 12 is of type int; give a sequence \(a whole number each\) or a text",
+            r"inputs\['x'\]: 12 is of type int; give a tuple \(a sequence \(a whole number each\), a text\) or a sequence "
+            r"\(a whole number each\) or a text",
+        ),
+        (
+            lambda: fractune.tune("m.onnx", "cpu:1", inputs={"x": ((1, 3), 1)}),
+            r"inputs\['x'\]\[1\]: 1 is of type int; give a text",
         ),
         (lambda: fractune.tune("m.onnx", "cpu:1", out=3), "out: 3 is of type int; give a text or a path"),
         (lambda: fractune.knee("m.onnx", "cpu:1", slack="x"), "slack: 'x' is of type str; give a number"),
@@ -70,6 +75,12 @@ def test_numbers_of_numpy_and_paths_are_as_good_as_pythons(tmp_path: Path) -> No
     options: dict[str, Any] = {"trials": np.int64(8), "minutes": np.float32(1.0), "out": tmp_path}
     with pytest.raises(ServerUnreachable):
         fractune.tune(tmp_path / "m.onnx", ("cpu:1",), server="127.0.0.1:1", **options)
+
+
+def test_an_input_may_have_a_shape_and_a_constant(tmp_path: Path) -> None:
+    (tmp_path / "m.onnx").write_bytes(b"x")
+    with pytest.raises(ServerUnreachable):
+        fractune.tune(tmp_path / "m.onnx", "cpu:1", server="127.0.0.1:1", inputs={"x": ((1, 3), "const:1")})
 
 
 @pytest.mark.parametrize("inputs", [[np.zeros(2)], np.zeros(2), None])

@@ -16,6 +16,18 @@ def test_a_constant_goes_where_shapes_go() -> None:
     assert constants_in(inputs) == {"sr": "16000"}
 
 
+def test_a_constant_may_have_a_shape() -> None:
+    inputs = as_shapes({"mask": ((1, 32), "const:1"), "x": (1, 3)})
+    assert inputs == {"mask": [1, 32], "mask=const:1": [], "x": [1, 3]}
+    assert shapes_in(inputs) == {"mask": [1, 32], "x": [1, 3]}
+    assert constants_in(inputs) == {"mask": "1"}
+
+
+def test_two_constants_of_one_input_are_refused() -> None:
+    with pytest.raises(BadRequest, match="inputs: 'sr' is given twice"):
+        as_shapes({"sr": "const:1", "sr=const:2": []})
+
+
 @pytest.mark.parametrize("text", ["16000", "const:", "const: "])
 def test_a_text_without_numbers_is_refused(text: str) -> None:
     with pytest.raises(BadRequest, match=rf"inputs: 'sr' is '{text}'; write a list of sizes, or const:16000"):
@@ -57,8 +69,10 @@ def test_a_wrong_number_is_named(text: str, dtype: str, message: str) -> None:
 
 def test_the_shape_of_a_constant() -> None:
     assert fitting_shape("x", 1, []) == []
-    assert fitting_shape("x", 1, [2, None]) == [2, 1]
     assert fitting_shape("x", 6, [2, 3]) == [2, 3]
     assert fitting_shape("x", 4, [None]) == [4]
     with pytest.raises(BadRequest, match=r"has the shape \[2, 3\], and 4 numbers are given; give 1 or 6"):
         fitting_shape("x", 4, [2, 3])
+    for dims in ([None], [2, None]):
+        with pytest.raises(BadRequest, match="'x' is a constant with open dimensions; give its shape too, as --input"):
+            fitting_shape("x", 1, dims)

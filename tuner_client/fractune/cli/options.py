@@ -12,7 +12,7 @@ import typer
 from fractune.server.rpc import RECONNECT_S
 from fractune_core.access.tls_files import TlsFiles
 from fractune_core.errors import BadRequest
-from fractune_core.model_inputs import CONSTANT
+from fractune_core.model_inputs import CONSTANT, Input
 
 DEFAULT_LISTEN = "127.0.0.1:50051"
 _DAY_S = 86_400.0
@@ -168,17 +168,22 @@ def parse_part(option: str, text: str) -> float:
     return part
 
 
-def parse_inputs(texts: list[str] | None) -> dict[str, list[int] | str]:
-    """Read `NAME=1,3,224,224` and `NAME=const:16000` options. Raises BadRequest for another form or a repeated name."""
-    shapes: dict[str, list[int] | str] = {}
+def parse_inputs(texts: list[str] | None) -> dict[str, Input]:
+    """Read `NAME=1,3,224,224` and `NAME=const:16000` options. An input may have both. Raises BadRequest for another
+    form, and for an input with two shapes or two constants.
+    """
+    shapes: dict[str, list[int]] = {}
+    constants: dict[str, str] = {}
     for text in texts or []:
         name, equals, dims = text.rpartition("=")
         if not equals or not name:
             raise BadRequest(f"--input '{text}': write NAME=1,3,224,224, or NAME={CONSTANT}16000 for a constant")
-        if name in shapes:
-            raise BadRequest(f"--input '{text}': '{name}' is given twice")
-        if dims.startswith(CONSTANT):
-            shapes[name] = dims
+        is_constant = dims.startswith(CONSTANT)
+        if name in (constants if is_constant else shapes):
+            what = "constant" if is_constant else "shape"
+            raise BadRequest(f"--input '{text}': '{name}' has a {what} already; give one")
+        if is_constant:
+            constants[name] = dims
             continue
         try:
             sizes = [int(dim) for dim in dims.split(",")] if dims else []
@@ -187,4 +192,5 @@ def parse_inputs(texts: list[str] | None) -> dict[str, list[int] | str]:
         if any(size < 1 for size in sizes):
             raise BadRequest(f"--input '{text}': every size must be at least 1")
         shapes[name] = sizes
-    return shapes
+    both = {name: (shapes[name], constants[name]) for name in shapes if name in constants}
+    return {**shapes, **constants, **both}

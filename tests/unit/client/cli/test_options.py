@@ -39,5 +39,12 @@ def test_any_other_part_is_refused(text: str, says: str) -> None:
 def test_input_shapes_are_read() -> None:
     assert parse_inputs(["x=1,3", "scalar="]) == {"x": [1, 3], "scalar": []}
     assert parse_inputs(["x=1,3", "sr=const:16000"]) == {"x": [1, 3], "sr": "const:16000"}
+    assert parse_inputs(["m=const:1", "m=1,32"]) == {"m": ([1, 32], "const:1")}
     with pytest.raises(BadRequest):
         parse_inputs(["=1"])
+
+
+@pytest.mark.parametrize(("texts", "what"), [(["x=1", "x=2"], "shape"), (["x=const:1", "x=const:2"], "constant")])
+def test_an_input_has_one_shape_and_one_constant(texts: list[str], what: str) -> None:
+    with pytest.raises(BadRequest, match=f"--input '{texts[1]}': 'x' has a {what} already; give one"):
+        parse_inputs(texts)

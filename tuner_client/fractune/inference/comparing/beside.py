@@ -73,9 +73,11 @@ def time_beside(
     """
     _check_same(path, model)
     peer = OnnxRuntimeModel(path, model.share.units)
-    constants = peer.constants(model.bundle.manifest.get("constants", {}))
-    fed = [name for name in peer.input_names if name not in constants]
+    numbers, given = (model.bundle.manifest.get(key, {}) for key in ("constants", "constant_shapes"))
+    fed = [name for name in peer.input_names if name not in numbers]
     feed_names = _paired([spec.name for spec in model.inputs], fed, "inputs")
+    shapes = {feed_names[name]: array.shape for name, array in inputs.items()}
+    constants = peer.constants(numbers, {**shapes, **given})
     output_names = list(_paired([spec.name for spec in model.outputs], peer.output_names, "outputs").values())
     feed = {**constants, **{feed_names[name]: array for name, array in inputs.items()}}
     peers = {NAME: peer}
@@ -100,8 +102,9 @@ def time_peer(path: Path, threads: int, shapes: Mapping[str, Sequence[int]], rep
     Raises BadModel when ONNX Runtime cannot load or run it, FractuneError when it is not installed.
     """
     peer = OnnxRuntimeModel(path, threads)
-    constants = peer.constants(constants_in(shapes))
-    specs = peer.input_specs(shapes_in(shapes), constants)
+    fixed = shapes_in(shapes)
+    constants = peer.constants(constants_in(shapes), fixed)
+    specs = peer.input_specs(fixed, constants)
     run_peer = partial(peer.run, {**random_inputs(specs), **constants}, peer.output_names)
     return peer.version, time_interleaved({NAME: run_peer}, repeats, apart=True)[NAME].loop_secs
 

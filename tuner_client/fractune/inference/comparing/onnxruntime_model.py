@@ -90,18 +90,20 @@ class OnnxRuntimeModel:
             raise BadModel(f"{self._name}: ONNX Runtime cannot run it ({message})") from error
         return outputs
 
-    def constants(self, numbers: Mapping[str, str]) -> dict[str, Array]:
-        """The inputs that are constants in the bundle (name -> numbers as text), as ONNX Runtime takes them. Raises
-        BadRequest for numbers that do not fit.
+    def constants(self, numbers: Mapping[str, str], shapes: Mapping[str, Sequence[int]]) -> dict[str, Array]:
+        """The inputs that are constants in the bundle (name -> numbers as text), as ONNX Runtime takes them. `shapes`
+        are for open dimensions of all inputs. Raises BadRequest for numbers that do not fit.
         """
         import numpy as np
 
+        sizes = self._sizes(shapes)
         made = {}
         for node in self._session.get_inputs():
             if node.name in numbers:
                 dtype = numpy_dtype(self._type(node))
                 given = parse_numbers(node.name, numbers[node.name], str(dtype))
-                dims = [dim if isinstance(dim, int) else None for dim in node.shape]
+                known: Sequence[Any] = shapes.get(node.name) or [sizes.get(dim, dim) for dim in node.shape]
+                dims = [dim if isinstance(dim, int) else None for dim in known]
                 shape = fitting_shape(node.name, len(given), dims)
                 array = np.asarray(given, dtype)
                 made[node.name] = np.full(shape, array[0]) if len(array) == 1 else array.reshape(shape)
@@ -110,13 +112,17 @@ class OnnxRuntimeModel:
     def input_specs(self, shapes: Mapping[str, Sequence[int]], constants: Collection[str] = ()) -> list[TensorSpec]:
         """The inputs but the `constants`, with `shapes` for open ones. Raises BadModel for an input that stays open."""
         nodes = [node for node in self._session.get_inputs() if node.name not in constants]
-        sizes = {
+        sizes = self._sizes(shapes)
+        return [self._spec(node, [sizes.get(dim, dim) for dim in node.shape], shapes.get(node.name)) for node in nodes]
+
+    def _sizes(self, shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
+        """Of dimensions by their names: equal names have equal sizes."""
+        return {
             dim: size
-            for node in nodes
+            for node in self._session.get_inputs()
             for dim, size in zip(node.shape, shapes.get(node.name, ()), strict=False)
             if isinstance(dim, str)
         }
-        return [self._spec(node, [sizes.get(dim, dim) for dim in node.shape], shapes.get(node.name)) for node in nodes]
 
     def _spec(self, node: Any, known: list[Any], given: Sequence[int] | None) -> TensorSpec:
         shape = known if given is None else list(given)

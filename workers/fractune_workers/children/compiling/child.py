@@ -18,7 +18,7 @@ from fractune_core.implementations import DIRECT, implementation_of, trace_of
 from fractune_core.model_inputs import constants_in
 from fractune_core.targets import capability, runs_on
 from fractune_workers.children.compiling.implementations import implementations_of, with_implementations
-from fractune_workers.children.compiling.signature import Names, describe_main, names_in_file
+from fractune_workers.children.compiling.signature import Names, describe_constants, describe_main, names_in_file
 from fractune_workers.children.compiling.variants import compile_variants
 from fractune_workers.children.fusing.fuse import prepare_variants
 from fractune_workers.children.importing.model_file import load_variants
@@ -184,7 +184,7 @@ def compile_bundle(
         "code": {"architecture": architecture(parsed), "features": needed_features(parsed)},
         **describe_main(lifted[0].module, len(lifted[0].weights), prepared.names),
         **({"slots": list(prepared.slots), "apart": list(prepared.apart)} if prepared.slots else {}),
-        **({"constants": constants} if (constants := constants_in(inputs)) else {}),
+        **describe_constants(inputs),
         "weights": layout,
         "variants": described,
         "versions": {"tvm": tvm.__version__, "fractune": __version__},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import tvm
@@ -10,6 +10,7 @@ from tvm import relax
 
 from fractune_core.codec.plain_json import is_storable, read_json
 from fractune_core.files.archives import Archive, BadArchive
+from fractune_core.model_inputs import constants_in, shapes_in
 
 _ZIP = b"PK\x03\x04"
 _GRAPH = "/models/model.json"
@@ -51,6 +52,13 @@ def _torch_names(data: bytes) -> Names:
         return [], [str(key) for key in read_json(form["context"])] if is_dict else names
     except (BadArchive, ValueError, TypeError, LookupError):  # no form of a program that we know
         return [], []
+
+
+def describe_constants(inputs: Mapping[str, Sequence[int]]) -> dict[str, Any]:
+    """`constants` and `constant_shapes` of the inputs of a job, each absent without one."""
+    constants, shapes = constants_in(inputs), shapes_in(inputs)
+    given = {name: list(shapes[name]) for name in constants if name in shapes}
+    return {key: each for key, each in (("constants", constants), ("constant_shapes", given)) if each}
 
 
 def describe_main(mod: tvm.IRModule, weights: int, names: Names) -> dict[str, list[dict[str, Any]]]:

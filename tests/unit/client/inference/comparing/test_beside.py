@@ -25,8 +25,9 @@ from tests.unit.client.inference.comparing.test_onnxruntime_model import (
 DATA = {"a": np.arange(256, dtype="uint8").reshape(4, 64)}
 
 
-def timed(path: Path, inputs: Mapping[str, Array], run: Callable[[Mapping[str, Array]], Array]) -> Beside:
-    manifest = {"model": {"sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "name": path.name}}
+def timed(path: Path, inputs: Mapping[str, Array], run: Callable[[Mapping[str, Array]], Array], **more: Any) -> Beside:
+    """`more` stands in the bundle's manifest."""
+    manifest = {"model": {"sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "name": path.name}, **more}
     model = SimpleNamespace(
         bundle=SimpleNamespace(manifest=manifest, name="m.fractune"),
         share=SimpleNamespace(units=1),
@@ -71,6 +72,13 @@ def test_another_model_has_no_exact_session(tmp_path: Path) -> None:
     inputs = {name: np.ones((2, 3)) for name in ("a", "b")}
     found = timed(write_sum(tmp_path / "m.onnx", 2, 3), inputs, lambda feed: feed["a"] + feed["b"])
     assert (found.exact, found.outputs_agree) == (None, True)
+
+
+def test_a_constant_of_the_bundle_has_its_shape_in_the_peer_too(tmp_path: Path) -> None:
+    path = write_sum(tmp_path / "m.onnx", "rows", "columns", other=("any", "size"))
+    described = {"constants": {"b": "1"}, "constant_shapes": {"b": [2, 3]}}
+    found = timed(path, {"a": np.ones((2, 3))}, lambda feed: feed["a"] + 1, **described)
+    assert found.outputs_agree
 
 
 @pytest.mark.parametrize(("apart", "agrees"), [(0.02, True), (0.05, False)])

@@ -21,9 +21,10 @@ WEIGHT = np.full((64, 8), 127, "int8")
 """times 255, neighbouring products sum up beyond 16 bits"""
 
 
-def write_sum(path: Path, *dims: str | int) -> Path:
-    """`y = a + b`, both of the shape `dims` and doubles."""
-    ends = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.DOUBLE, dims) for name in ("a", "b", "y")]
+def write_sum(path: Path, *dims: str | int, other: tuple[str | int, ...] = ()) -> Path:
+    """`y = a + b`, both doubles and of the shape `dims`; or `b` of the shape `other`."""
+    shapes = {"a": dims, "b": other or dims, "y": dims}
+    ends = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.DOUBLE, each) for name, each in shapes.items()]
     graph = onnx.helper.make_graph([onnx.helper.make_node("Add", ["a", "b"], ["y"])], "sum", ends[:2], ends[2:])
     onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8), path)
     return path
@@ -43,7 +44,7 @@ def write_product(path: Path, weight: Array = WEIGHT) -> Path:
 
 
 def write_packed_product(path: Path, level: int) -> tuple[Path, Array]:
-    """`y = a @ weight`, a MatMulNBits with this `accuracy_level`: (3, 64) of floats by 4-bit weights; and the weight."""
+    """`y = a @ weight` by a MatMulNBits with this `accuracy_level`: (3, 64) of floats; the file, and the weight."""
     numbers = np.arange(8 * 64).reshape(8, 64) % 15
     packed = (numbers[:, 0::2] | numbers[:, 1::2] << 4).astype("uint8").reshape(8, 2, 16)
     steps = np.linspace(0.1, 1, 8 * 2, dtype="float32").reshape(8, 2)
@@ -70,6 +71,13 @@ def test_a_named_dimension_is_the_same_at_every_input(tmp_path: Path) -> None:
     assert [spec.shape for spec in model.input_specs({"a": [4, 3]})] == [(4, 3), (4, 3)]
     with pytest.raises(BadModel, match=r"m.onnx: input 'a' has the open shape \['batch', 3\]; give it by --input a="):
         model.input_specs({})
+
+
+@pytest.mark.parametrize("shapes", [{"b": [4, 3]}, {"a": [4, 3]}], ids=["its own", "by a name"])
+def test_a_constant_has_the_shape_that_was_given(tmp_path: Path, shapes: dict[str, list[int]]) -> None:
+    model = OnnxRuntimeModel(write_sum(tmp_path / "m.onnx", "batch", 3), 1)
+    (constant,) = model.constants({"b": "1"}, shapes).values()
+    assert constant.tolist() == np.ones((4, 3)).tolist()
 
 
 def test_inputs_that_it_cannot_run_are_one_line(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fractune_workers.children.compiling.signature import _fitting, names_in_file
+from fractune_workers.children.compiling.signature import _fitting, describe_constants, names_in_file
 from tests.support.processes.cli_process import write_model
 
 LEAF: dict[str, Any] = {"type": None, "context": None, "children_spec": []}
@@ -33,6 +33,14 @@ def archive(model: Any) -> bytes:
 
 def test_an_onnx_file_names_its_inputs_and_outputs(tmp_path: Path) -> None:
     assert names_in_file(write_model(tmp_path / "m.onnx").read_bytes()) == (["x"], ["y"])
+
+
+def test_constants_have_their_numbers_and_shapes_in_the_manifest() -> None:
+    assert describe_constants({"x": [1, 3]}) == {}
+    assert describe_constants({"sr=const:16000": []}) == {"constants": {"sr": "16000"}}
+    inputs = {"x": [1, 3], "mask": [1, 32], "mask=const:1": [], "sr=const:16000": []}
+    both = {"constants": {"mask": "1", "sr": "16000"}, "constant_shapes": {"mask": [1, 32]}}
+    assert describe_constants(inputs) == both
 
 
 def test_a_torch_program_names_its_outputs() -> None:

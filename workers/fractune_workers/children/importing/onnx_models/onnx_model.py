@@ -65,9 +65,10 @@ def load_onnx(data: bytes, shapes: Mapping[str, Sequence[int]], limits: Limits) 
     if model.functions:
         model = onnx.inliner.inline_local_functions(model)
     _drop_weights_from_inputs(model)
-    fix_constants(model.graph, constants_in(shapes))
-    check_inputs(model.graph, shapes_in(shapes))
-    fix_shapes(model.graph, shapes_in(shapes))
+    fixed, constants = shapes_in(shapes), constants_in(shapes)
+    check_inputs(model.graph, fixed, constants)
+    fix_shapes(model.graph, fixed, constants)
+    fix_constants(model.graph, constants)
     return _read(model, limits, ComputedConstants(limits), is_branch=False)
 
 

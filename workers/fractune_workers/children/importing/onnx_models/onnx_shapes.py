@@ -9,7 +9,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from fractune_core.errors import BadModel, BadRequest
-from fractune_core.model_inputs import fitting_shape, parse_numbers
+from fractune_core.model_inputs import CONSTANT, fitting_shape, parse_numbers
 from fractune_workers.children.importing.limits import check_tensor
 from fractune_workers.children.importing.onnx_graph import described, names_read
 
@@ -19,12 +19,14 @@ _NAMELESS = frozenset({"", "?", "-1", "None"})
 """Exporters write these for a dimension without a name; two of them need not be equal."""
 
 
-def check_inputs(graph: onnx.GraphProto, fixed: Container[str]) -> None:
+def check_inputs(graph: onnx.GraphProto, fixed: Container[str], constants: Container[str]) -> None:
     """Check that every input that a node reads is a tensor of numbers. Raises BadModel for any other input.
 
-    An input in `fixed` becomes a tensor, because the user gives its shape.
+    An input in `fixed` becomes a tensor, because the user gives its shape. Those in `constants` become weights.
     """
     for value in graph.input:
+        if value.name in constants:
+            continue
         kind = str(value.type.WhichOneof("value") or _TENSOR)
         elements = value.type.tensor_type.elem_type
         if kind == _TENSOR and elements not in _ELEMENT_TYPES:
@@ -42,25 +44,28 @@ def check_inputs(graph: onnx.GraphProto, fixed: Container[str]) -> None:
         )
 
 
-def fix_shapes(graph: onnx.GraphProto, shapes: Mapping[str, Sequence[int]]) -> None:
+def fix_shapes(graph: onnx.GraphProto, shapes: Mapping[str, Sequence[int]], constants: Mapping[str, str]) -> None:
     """Write `shapes` (input name -> dimensions) into the graph's inputs, in place.
 
     A dimension that the exporter named (`batch`) is the same number everywhere, so naming it at one input
     settles the others. Raises BadModel for an unknown input, a shape that contradicts the model or itself,
-    and for inputs that are left open.
+    and for inputs that are left open. Inputs in `constants` (name -> numbers as text) need a fixed shape too.
     """
     inputs = {value.name: value for value in graph.input}
-    for name, shape in shapes.items():
+    for name in (*shapes, *constants):
         if name not in inputs:
             raise BadModel(f"no input is named '{name}'; the inputs are {describe(graph)}")
+    for name, shape in shapes.items():
         _check_sizes(name, shape)
     named: dict[str, tuple[int, str]] = {}
     for name, shape in shapes.items():
         _fix(inputs[name], shape, named)
     for value in graph.input:
         _settle(value, named)
-    left_open = [value.name for value in graph.input if _is_open(value)]
-    empty = [value.name for value in graph.input if value.name in left_open and _has_zero(value)]
+    left_open = [
+        value for value in graph.input if _is_open(value) and not _fixes_itself(value, constants.get(value.name, ""))
+    ]
+    empty = [value.name for value in left_open if _has_zero(value)]
     if empty:
         raise BadModel(
             f"input '{empty[0]}' has a dimension of 0: the inputs are {describe(graph)}; no tensor may be empty, so "
@@ -68,20 +73,18 @@ def fix_shapes(graph: onnx.GraphProto, shapes: Mapping[str, Sequence[int]]) -> N
         )
     if left_open:
         raise BadModel(
-            f"input '{left_open[0]}' has open dimensions: the inputs are {describe(graph)}; "
-            f"fix them with --input {left_open[0]}=DIM,DIM,..."
+            f"input '{left_open[0].name}' has open dimensions: the inputs are {describe(graph)}; "
+            f"fix them with {_options(left_open, constants)}"
         )
     _forget_inferred(graph)
 
 
 def fix_constants(graph: onnx.GraphProto, constants: Mapping[str, str]) -> None:
-    """Make the inputs in `constants` (name -> numbers as text) weights of the graph, in place. Raises BadModel for an
-    unknown input, and for numbers that do not fit its type or shape.
+    """Make the inputs in `constants` (name -> numbers as text), whose shapes are fixed, weights of the graph, in place.
+    Raises BadModel for numbers that do not fit an input's type or shape.
     """
     inputs = {value.name: value for value in graph.input}
     for name, text in constants.items():
-        if name not in inputs:
-            raise BadModel(f"no input is named '{name}'; the inputs are {describe(graph)}")
         tensor = inputs[name].type.tensor_type
         kind = tensor.elem_type or onnx.TensorProto.FLOAT
         dtype = helper.tensor_dtype_to_np_dtype(kind) if kind in onnx.TensorProto.DataType.values() else None
@@ -98,6 +101,23 @@ def fix_constants(graph: onnx.GraphProto, constants: Mapping[str, str]) -> None:
         whole = np.full(shape, numbers[0], dtype) if len(numbers) == 1 else np.asarray(numbers, dtype).reshape(shape)
         graph.initializer.append(numpy_helper.from_array(whole, name))
         graph.input.remove(inputs[name])
+
+
+def _options(left_open: Sequence[onnx.ValueInfoProto], constants: Mapping[str, str]) -> str:
+    """The options that fix these inputs. A dimension's name at one of them settles the others."""
+    settled: set[str] = set()
+    options = []
+    for value in left_open:
+        tensor = value.type.tensor_type
+        open_names = {dim.dim_param for dim in tensor.shape.dim if _size(dim) is None}
+        if tensor.HasField("shape") and open_names <= settled:
+            continue
+        settled |= open_names - _NAMELESS
+        dims = ",".join(str(_size(dim) or "DIM") for dim in tensor.shape.dim) or "DIM,DIM,..."
+        options.append(f"--input {value.name}={dims}")
+        if value.name in constants:
+            options.append(f"--input {value.name}={CONSTANT}{constants[value.name]}")
+    return " ".join(options)
 
 
 def describe(graph: onnx.GraphProto) -> str:
@@ -171,6 +191,11 @@ def _settle(value: onnx.ValueInfoProto, named: Mapping[str, tuple[int, str]]) ->
 def _is_open(value: onnx.ValueInfoProto) -> bool:
     tensor = value.type.tensor_type
     return not tensor.HasField("shape") or any(_size(dim) is None for dim in tensor.shape.dim)
+
+
+def _fixes_itself(value: onnx.ValueInfoProto, numbers: str) -> bool:
+    """Whether the count of a constant's `numbers` is the size of its one open dimension."""
+    return "," in numbers and len(value.type.tensor_type.shape.dim) <= 1
 
 
 def _forget_inferred(graph: onnx.GraphProto) -> None:

@@ -54,6 +54,54 @@ def test_the_branch_of_a_constant_rate_alone_is_left(rate: int, operator: str) -
     ]
 
 
+def masked(ids: list[str | int], mask: list[str | int]) -> onnx.ModelProto:
+    """`y = ids * mask`, with these dimensions."""
+    shapes = {"ids": ids, "mask": mask, "y": ids}
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, each) for name, each in shapes.items()]
+    graph = helper.make_graph([helper.make_node("Mul", ["ids", "mask"], ["y"])], "g", ends[:2], ends[2:])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+@pytest.mark.parametrize(
+    ("ids", "mask", "inputs"),
+    [
+        (["batch", "length"], ["?", "?"], {"ids": [2, 3], "mask": [1, 3]}),
+        (["batch", "length"], ["batch", "length"], {"ids": [2, 3]}),
+        (["batch", "length"], ["batch", "length"], {"mask": [2, 3]}),
+    ],
+    ids=["its own", "by names of another", "for another"],
+)
+def test_a_constant_takes_its_open_dimensions_from_shapes(
+    ids: list[str | int], mask: list[str | int], inputs: dict[str, list[int]]
+) -> None:
+    main = load(masked(ids, mask), {**inputs, "mask=const:2": []})
+    (param,) = main.params
+    assert param.name == "ids"
+    assert [int(size) for size in param.ty.shape] == [int(size) for size in main.ret_ty.shape] == [2, 3]
+
+
+@pytest.mark.parametrize(
+    ("mask", "inputs", "options"),
+    [
+        (["?", "?"], {"ids": [1, 32]}, "--input mask=DIM,DIM --input mask=const:1"),
+        ([1, "?"], {"ids": [1, 32]}, "--input mask=1,DIM --input mask=const:1"),
+        (["?", 32], {}, "--input ids=DIM,DIM --input mask=DIM,32 --input mask=const:1"),
+        (["batch", "length"], {}, "--input ids=DIM,DIM"),
+    ],
+)
+def test_open_dimensions_of_a_constant_are_no_ones(
+    mask: list[str | int], inputs: dict[str, list[int]], options: str
+) -> None:
+    with pytest.raises(BadModel, match=r"has open dimensions: the inputs are ids \[.*; fix them with ") as refused:
+        load(masked(["batch", "length"], mask), {**inputs, "mask=const:1": []})
+    assert str(refused.value).endswith(f"fix them with {options}")
+
+
+def test_several_numbers_are_the_size_of_one_open_dimension() -> None:
+    main = load(masked([2, 3], ["?"]), {"mask=const:1,2,3": []})
+    assert [int(size) for size in main.ret_ty.shape] == [2, 3]
+
+
 def test_the_names_of_inputs_lack_the_constant() -> None:
     assert names_in_file(rated().SerializeToString(), {"sr": "16000"}) == (["x"], ["y"])
 
