@@ -33,8 +33,7 @@ fractune: Any = typed_fractune  # wrong types are the point here
         (lambda: fractune.tune("m.onnx", "cpu:1", minutes="x"), "minutes: 'x' is of type str; give a number or None"),
         (
             lambda: fractune.tune("m.onnx", "cpu:1", inputs={"x": 12}),
-            r"inputs\['x'\]: 12 is of type int; give a tuple \(a sequence \(a whole number each\), a text\) or a sequence "
-            r"\(a whole number each\) or a text",
+            r"inputs\['x'\]: 12 is of type int; give a tuple \(a sequence \(a whole number each\), a text\) or a seq",
         ),
         (
             lambda: fractune.tune("m.onnx", "cpu:1", inputs={"x": ((1, 3), 1)}),

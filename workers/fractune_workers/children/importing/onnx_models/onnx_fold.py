@@ -153,6 +153,17 @@ class Folding:
         """Of a tensor with fixed dimensions."""
         return self._known.get(name, _TensorFacts()).shape
 
+    def sources(self, name: str) -> list[str]:
+        """The inputs of the model that a tensor follows from; none where a subgraph computes it."""
+        makers = {output: node for node in self._model.graph.node for output in node.output if output}
+        found, waiting = set[str](), [name]
+        while waiting:
+            each = waiting.pop()
+            if each not in found:
+                found.add(each)
+                waiting += names_read(makers[each]) if each in makers else ()
+        return [value.name for value in self._model.graph.input if value.name in found]
+
     def add_constant(self, name: str, numbers: np.ndarray[Any, Any]) -> None:
         tensor = numpy_helper.from_array(numbers, name)
         kind = helper.make_tensor_type_proto(tensor.data_type, tensor.dims)

@@ -6,6 +6,7 @@ that follows from constants is known in time. Every iteration counts towards the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -15,6 +16,7 @@ import onnx
 from onnx import helper
 
 from fractune_core.errors import BadModel
+from fractune_core.model_inputs import CONSTANT
 from fractune_workers.children.importing.onnx_graph import described
 from fractune_workers.children.importing.onnx_models.onnx_count import MOST_CONNECTIONS, count_nodes
 
@@ -33,6 +35,9 @@ class Folder(Protocol):
 
     def shape(self, name: str) -> list[int] | None:
         """Of a tensor with fixed dimensions."""
+
+    def sources(self, name: str) -> list[str]:
+        """The inputs of the model that a tensor follows from."""
 
     def add_constant(self, name: str, numbers: npt.NDArray[Any]) -> None: ...
 
@@ -61,6 +66,16 @@ class _Unrolling:
         self._counted = False
         self._around = 0
         """nodes that each iteration adds around the body: `Gather` and `Unsqueeze`"""
+
+    def _hint(self, name: str, example: str) -> str:
+        """The remedy where `name` is not known before: inputs of one number may become constants."""
+        sources = self._folder.sources(name)
+        shapes = [self._folder.shape(each) for each in sources]
+        if not sources or any(shape is None or math.prod(shape) != 1 for shape in shapes):
+            return _HINT
+        options = " ".join(f"--input {each}={CONSTANT}{example}" for each in sources)
+        which = "input that decides it a constant" if len(sources) == 1 else "inputs that decide it constants"
+        return f"make the {which} with {options}, or {_HINT}"
 
     def _count_all(self, trips: int) -> None:
         """Count all iterations before the first one is made."""
@@ -145,9 +160,11 @@ class _Loop(_Unrolling):
     def _trips(self) -> int | None:
         if not self._node.input or not self._node.input[0]:
             return None
-        numbers = self._folder.numbers(self._node.input[0])
+        name = self._node.input[0]
+        numbers = self._folder.numbers(name)
         if numbers is None:
-            raise BadModel(f"{described(self._node)} runs as often as a computed number says; {_HINT}")
+            hint = self._hint(name, example="3")
+            raise BadModel(f"{described(self._node)} runs as often as a computed number says; {hint}")
         return int(numbers.reshape(-1)[0])
 
     def _goes_on(self) -> bool:
@@ -156,7 +173,8 @@ class _Loop(_Unrolling):
     def _is_true(self, name: str) -> bool:
         numbers = self._folder.numbers(name)
         if numbers is None:
-            raise BadModel(f"{described(self._node)} runs as long as a computed condition holds; {_HINT}")
+            hint = self._hint(name, example="1")
+            raise BadModel(f"{described(self._node)} runs as long as a computed condition holds; {hint}")
         return bool(numbers.reshape(-1)[0])
 
 

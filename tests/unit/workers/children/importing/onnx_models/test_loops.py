@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,27 @@ def test_a_computed_number_of_iterations_is_refused() -> None:
     ]
     with pytest.raises(BadModel, match=r"node 'many' \(Loop\) runs as often as a computed number says; export"):
         imported(onnx_model(nodes, {"x": X}))
+
+
+@pytest.mark.parametrize("between", [[], ["Squeeze", "Abs"]], ids=["itself", "computed from it"])
+def test_a_number_of_iterations_from_an_input_is_fixed_by_a_constant(between: list[str]) -> None:
+    names = ["n", *(f"{operator} of n" for operator in between)]
+    nodes = [
+        *(helper.make_node(made.split()[0], [read], [made]) for read, made in pairwise(names)),
+        helper.make_node("Loop", [names[-1], "", "x"], ["y", "all"], name="many", body=loop_body()),
+    ]
+    with pytest.raises(
+        BadModel, match=r"number says; make the input that decides it a constant with --input n=const:3, or"
+    ):
+        imported(onnx_model(nodes, {"x": X, "n": np.array(4)}))
+
+
+def test_a_condition_from_an_input_is_fixed_by_a_constant() -> None:
+    node = helper.make_node("Loop", ["n", "go", "x"], ["y", "all"], name="while", body=loop_body())
+    with pytest.raises(
+        BadModel, match=r"condition holds; make the input that decides it a constant with --input go=const:1, or"
+    ):
+        imported(onnx_model([node], {"x": X, "go": np.ones((), np.bool_)}, {"n": np.array(4)}))
 
 
 def test_a_computed_condition_is_refused() -> None:
