@@ -142,6 +142,14 @@ def test_a_node_that_the_importer_stumbles_over_is_named(save: Save) -> None:
     )
 
 
+def test_all_options_that_fix_open_dimensions_are_in_one_line(save: Save) -> None:
+    node = helper.make_node("Add", ["input", "state"], ["y"])
+    inputs = [tensor("input", ["?", "?"]), tensor("state", [2, "batch", 128]), tensor("last", ["batch"])]
+    message = refusal(save(model([node], inputs)))
+    assert "the inputs are input [?, ?], state [2, batch, 128], last [batch]; fix" in message
+    assert message.endswith("; fix them with --input input=DIM,DIM --input state=2,DIM,128")
+
+
 def test_constant_outputs_are_nothing_to_tune(save: Save) -> None:
     nodes = [helper.make_node("Shape", ["x"], ["s"]), helper.make_node("Cast", ["s"], ["y"], to=FLOAT)]
     message = refusal(save(model(nodes, [tensor("x", [4, 4])])))
