@@ -21,7 +21,7 @@ from fractune_workers.children.compiling.implementations import implementations_
 from fractune_workers.children.compiling.signature import Names, describe_constants, describe_main, names_in_file
 from fractune_workers.children.compiling.variants import compile_variants
 from fractune_workers.children.fusing.fuse import prepare_variants
-from fractune_workers.children.importing.model_file import load_variants
+from fractune_workers.children.importing.model_file import load_variants, named
 from fractune_workers.children.importing.passes import Operator, extract
 from fractune_workers.children.layouts.implementations import IMPLEMENTATIONS
 from fractune_workers.children.tvm_api.dot_products import dot_products
@@ -74,7 +74,8 @@ def _prepared(path: str, inputs: str, identity: str) -> _Prepared:
     loaded = load_variants(Path(path), json.loads(inputs))
     fused = prepare_variants(loaded, target)
     direct = fused.module
-    operators = extract(direct, target)
+    with named(Path(path).name):
+        operators = extract(direct, target)
     workloads = {operator.workload_hash: {DIRECT: read_workload(operator.workload_json)} for operator in operators}
     others = {}
     for name in _others(target, operators, [by_name[DIRECT] for by_name in workloads.values()]):
@@ -131,7 +132,8 @@ def describe_fused(path: str, inputs: dict[str, list[int]]) -> dict[str, Any]:
     """
     target = parse_target("", _ANY_CORES)
     fused = prepare_variants(load_variants(Path(path), inputs), target)
-    return {"operators": len(extract(fused.module, target)), "apart": list(fused.apart)}
+    with named(Path(path).name):
+        return {"operators": len(extract(fused.module, target)), "apart": list(fused.apart)}
 
 
 def _check_runs(text: str, target: tvm.target.Target, isa: str) -> None:

@@ -52,7 +52,7 @@ class Variants:
 def load_variants(path: Path, inputs: Shapes | None = None) -> Variants:
     """As `load_model`; for a fused model all its variants, with the same input shapes."""
     shapes = dict(inputs or {})
-    with _named(path.name):
+    with named(path.name):
         data = _read(path)
         fused = read_fused(data) if data.startswith(_ZIP) else None
         if fused is None:
@@ -60,7 +60,7 @@ def load_variants(path: Path, inputs: Shapes | None = None) -> Variants:
         limits = Limits(len(data), len(fused.names))
         modules = []
         for name, payload in zip(fused.names, fused.payloads, strict=True):
-            with _named(f"variant '{name}'"):
+            with named(f"variant '{name}'"):
                 modules.append(load_fixed(payload, shapes, limits))
     return Variants(fused.names, tuple(modules), fused.payloads, tuple(fused.slot_names))
 
@@ -70,13 +70,13 @@ def load_model(path: Path, inputs: Shapes | None = None) -> tvm.IRModule:
 
     Raises BadModel, naming the file, for anything that cannot become a Relax module with fixed shapes.
     """
-    with _named(path.name):
+    with named(path.name):
         data = _read(path)
         return load_fixed(data, dict(inputs or {}), Limits(len(data)))
 
 
 @contextlib.contextmanager
-def _named(name: str) -> Iterator[None]:
+def named(name: str) -> Iterator[None]:
     """Within the block, errors begin with `name`."""
     try:
         yield

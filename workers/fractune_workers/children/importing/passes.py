@@ -98,7 +98,8 @@ def extract(mod: tvm.IRModule, target: tvm.target.Target) -> list[Operator]:
     Kernels that TVM has scheduled already are left out. Raises BadModel when there is nothing to tune.
     """
     operators: dict[str, Operator] = {}
-    for task in ms.relax_integration.extract_tasks(mod, target):
+    tasks = ms.relax_integration.extract_tasks(mod, target)
+    for task in tasks:
         if is_scheduled(task.dispatched[0]["main"]):
             continue
         operator = _operator(str(task.task_name), int(task.weight), task.dispatched[0])
@@ -106,7 +107,8 @@ def extract(mod: tvm.IRModule, target: tvm.target.Target) -> list[Operator]:
         weight = operator.weight + (known.weight if known else 0)
         operators[operator.workload_hash] = Operator(**{**vars(known or operator), "weight": weight})
     if not operators:
-        raise BadModel("the model has nothing to tune: no operator of it became a TIR function")
+        why = "TVM has a fixed kernel for each of its operators" if tasks else "it computes nothing from its inputs"
+        raise BadModel(f"has nothing to tune: {why}; tune a model with other operators")
     return list(operators.values())
 
 

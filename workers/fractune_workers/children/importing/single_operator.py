@@ -11,7 +11,7 @@ from tvm import relax
 
 from fractune_core.errors import BadModel, some_of
 from fractune_core.jobs import is_among
-from fractune_workers.children.importing.model_file import load_model
+from fractune_workers.children.importing.model_file import load_model, named
 from fractune_workers.children.importing.passes import Operator, extract, prepare
 from fractune_workers.children.tvm_api.intrinsics import keep_out_gpu_intrinsics
 from fractune_workers.children.tvm_api.keep_out import stay_off_gpus
@@ -37,7 +37,9 @@ def heaviest(path: str, inputs: dict[str, list[int]], only: str, target: str) ->
     `only`: texts separated by commas; the name of the operator contains one of them. Raises BadModel.
     """
     parsed = parse_target(target, 1)
-    operators = extract(prepare(load_model(Path(path), inputs), parsed), parsed)
+    prepared = prepare(load_model(Path(path), inputs), parsed)
+    with named(Path(path).name):
+        operators = extract(prepared, parsed)
     chosen = [operator for operator in operators if is_among(only, operator.name)]
     if not chosen:
         names = some_of(sorted(operator.name for operator in operators))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
+from fractune_core.errors import BadModel
 from fractune_workers.children.compiling.child import ingest
 from fractune_workers.children.tvm_api.target import host_cpu
 
@@ -22,6 +24,18 @@ def product(path: Path, element: int) -> str:
     graph = helper.make_graph([helper.make_node("MatMul", ["a", "b"], ["out"])], "product", [a, b], [out])
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
     return str(path)
+
+
+def test_a_model_that_computes_nothing_from_its_inputs_is_named(tmp_path: Path) -> None:
+    """Its constant is too large to be folded as shape arithmetic."""
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [4])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [70_000])
+    graph = helper.make_graph([helper.make_node("Add", ["w", "w"], ["y"])], "constants", [x], [y])
+    graph.initializer.append(numpy_helper.from_array(np.ones(70_000, np.float32), "w"))
+    path = tmp_path / "m.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    with pytest.raises(BadModel, match=r"^m\.onnx: has nothing to tune: it computes nothing from its inputs; tune a"):
+        ingest(str(path), {}, "", host_cpu())
 
 
 @pytest.mark.parametrize(("element", "element_bytes"), [(TensorProto.FLOAT, 4), (TensorProto.FLOAT16, 2)])
