@@ -385,8 +385,14 @@ class TunePhase:
 
 def _note_trials_above_budget(job: ActiveJob) -> None:
     requested, planned = job.stored.spec.trials, job.stored.progress.planned
-    if not job.stored.spec.extra_trials and planned > requested:
+    if job.stored.spec.extra_trials or planned <= requested:
+        return
+    if requested:
         job.note(f"{planned} trials, one for each operator; {requested} were requested")
+    else:
+        job.note(
+            f"no search with 0 trials: the computed first candidate of each operator is measured, {planned} in all"
+        )
 
 
 def _note_unused_trials(job: ActiveJob) -> None:

@@ -57,7 +57,7 @@ def test_results_of_a_round_do_not_change_the_planned_trials(phase: TunePhase) -
     ("trials", "spec", "notes"),
     [
         (16, {}, ["24 trials, one for each operator; 16 were requested"]),
-        (0, {}, ["24 trials, one for each operator; 0 were requested"]),
+        (0, {}, ["no search with 0 trials: the computed first candidate of each operator is measured, 24 in all"]),
         (24, {}, []),
         (16, {"extra_trials": 30}, []),
         (0, {"rerank": 1}, []),
