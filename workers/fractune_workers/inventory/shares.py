@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from fractune_core.cpu_limits import GrantedLimit
+from fractune_core.cpu_limits import MILLICORES, GrantedLimit, LimitSize
 from fractune_core.cuda.environment import VISIBLE_DEVICES
 from fractune_core.errors import BadRequest, FractuneError, ShareUnavailable
 from fractune_core.host.cpu_name import cpu_name
@@ -93,13 +93,20 @@ def _cpu_shares(named: Sequence[Share], *, prove: bool) -> DeviceShares:
     blank = ShareInfo("", None, total, "", host_memory_bytes(), reserved=False, proof="")
     shares = [(Share("cpu", str(count)), replace(blank, units=count)) for count in _doubling(1, cores)]
     if named:
-        shares = [(share, blank) for share in named if share.device_kind == CPU]
+        shares = [(share, _expected(share, blank)) for share in named if share.device_kind == CPU]
     return DeviceShares(
         "cpu",
         f"{cpu_name() or 'host CPU'} ({cores} of {total} cores may be used here)",
         "",
         tuple(_share_info(share, expected, prove=prove) for share, expected in shares),
     )
+
+
+def _expected(share: Share, blank: ShareInfo) -> ShareInfo:
+    """What a named share of the CPU grants, if it can be had: cores, or the millicores of a limit."""
+    if share.kind.unit == "core":
+        return replace(blank, units=share.kind.cores(share.size))
+    return replace(blank, units=LimitSize.parse(share.size).limit_m, units_total=MILLICORES * blank.units_total)
 
 
 def _gpu_shares(gpu: Gpu, named: Sequence[Share], *, prove: bool) -> DeviceShares:

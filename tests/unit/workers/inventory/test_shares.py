@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -112,6 +113,13 @@ def test_without_a_driver_the_host_cpu_is_all(monkeypatch: pytest.MonkeyPatch) -
     assert next(found).kind == "cpu"
     with pytest.raises(ShareUnavailable, match="none here"):
         next(found)
+
+
+def test_a_named_share_of_the_cpu_is_expected_as_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shares, "confinement_for", lambda _: SimpleNamespace(probe=lambda: None))
+    (cpu,) = machine_shares([Share.parse("cpu:1"), Share.parse("cpu:500m..1500m@2")], prove=False)
+    total = os.cpu_count() or 1
+    assert [(each.units, each.units_total) for each in cpu.shares] == [(1, total), (1500, 1000 * total)]
 
 
 def test_a_share_of_the_cpu_is_proved_in_a_child(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from fractune.local.programs import PROOF_FAILED, apply_mig_layout, machine_shar
 from fractune.local.stack import own_env
 from fractune.text.rendering import Column, Table
 from fractune.text.text import percent_text
+from fractune_core.cpu_limits import LimitSize
 from fractune_core.errors import BadRequest, ShareUnavailable
 from fractune_core.shares import Share, parse_shares, unit_name, units_text
 
@@ -68,10 +69,10 @@ def _list(named: list[Share], *, prove: bool, as_json: bool) -> None:
                 _print_device(device, every_reason=bool(named))
     except ShareUnavailable as error:
         print(json.dumps({"event": "no_gpu", "reason": str(error)}) if as_json else f"no GPU shares: {error}")
-    if failed:
-        raise ShareUnavailable(f"{', '.join(failed)} could not be proved; the reasons are printed above")
-    if missing:
-        raise ShareUnavailable(f"{', '.join(missing)} cannot be had here; the reasons are printed above")
+    missing = [share for share in missing if share not in failed]
+    ends = {"could not be proved": failed, "cannot be had here": missing}
+    if said := [f"{', '.join(shares)} {end}" for end, shares in ends.items() if shares]:
+        raise ShareUnavailable(f"{', and '.join(said)}; the reasons are printed above")
 
 
 def _print_device(device: dict[str, Any], *, every_reason: bool) -> None:
@@ -83,6 +84,8 @@ def _print_device(device: dict[str, Any], *, every_reason: bool) -> None:
             print(f"{offer['share']} is {uuid}")
         if offer["limit"]:
             print(_limit_text(offer["share"], **offer["limit"]))
+        elif offer["unit"] == "millicore" and not offer["refusal"]:
+            print(_unproved_text(offer["share"]))
 
 
 def _limit_text(share: str, *, burned_m: int, span: int, period_us: int, burst_us: int, **_others: int) -> str:
@@ -90,6 +93,15 @@ def _limit_text(share: str, *, burned_m: int, span: int, period_us: int, burst_u
     return (
         f"{share}: busy processes got {burned_m}m on {units_text(span, 'CPU')}, in periods of {period_us / 1000:g} ms"
         f"{burst}"
+    )
+
+
+def _unproved_text(share: str) -> str:
+    size = LimitSize.parse(Share.parse(share).size)
+    span = size.span or len(os.sched_getaffinity(0))
+    return (
+        f"{share}: a limit of {size.limit_m}m on {units_text(span, 'CPU')}, in periods of {size.period_ms} ms; "
+        "not proved"
     )
 
 

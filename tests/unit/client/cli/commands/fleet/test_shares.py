@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 import fractune.cli.commands.fleet.shares as command
 from fractune.cli import main
 from fractune_core.errors import ShareUnavailable
-from fractune_core.shares import Share
+from fractune_core.shares import Share, units_text
 from fractune_workers.gpu import nvml
 from fractune_workers.inventory.shares import PROOF_FAILED
 from tests.support.hardware.simulated_gpu import MODELS, SimulatedGpu
@@ -107,6 +108,30 @@ def test_a_proved_limit_shows_what_busy_processes_got(
     assert said.endswith(
         "cpu:1500m: busy processes got 1497m on 2 CPUs, in periods of 100 ms, with 50 ms more after idle periods\n"
     )
+
+
+def test_a_limit_without_a_proof_says_what_it_means(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stage(monkeypatch, *(offer(f"cpu:500m{size}", 500, units_total=2000, unit="millicore") for size in ("@1/10ms", "")))
+    assert main(["shares", "cpu:500m@1/10ms,cpu:500m"]) == 0
+    usable = units_text(len(os.sched_getaffinity(0)), "CPU")
+    assert capsys.readouterr().out.splitlines()[-2:] == [
+        "cpu:500m@1/10ms: a limit of 500m on 1 CPU, in periods of 10 ms; not proved",
+        f"cpu:500m: a limit of 500m on {usable}, in periods of 100 ms; not proved",
+    ]
+
+
+def test_the_last_line_names_every_share_that_failed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    usual = {"units_total": 2000, "unit": "millicore"}
+    failed = offer("cpu:500m", None, proof=PROOF_FAILED, refusal="too busy", **usual)
+    refused = offer("cpu:9999m", None, refusal="too few CPUs", **usual)
+    stage(monkeypatch, failed, refused)
+    assert main(["shares", "cpu:500m,cpu:9999m", "--prove"]) == 4
+    said = "cpu:500m could not be proved, and cpu:9999m cannot be had here; the reasons are printed above\n"
+    assert capsys.readouterr().err == f"fractune: {said}"
 
 
 def test_a_named_share_that_cannot_be_had_ends_with_the_code_of_a_share(capsys: pytest.CaptureFixture[str]) -> None:
