@@ -5,10 +5,12 @@ Fields that a type does not know are passed over: a later version may have added
 
 from __future__ import annotations
 
+import contextlib
 import json
+import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, Self, TypeVar, cast
 
 import msgspec
@@ -16,6 +18,7 @@ import msgspec
 _T = TypeVar("_T")
 _LEAST, _MOST = -(2**63), 2**63 - 1
 """the whole numbers that a database and a protobuf message can hold"""
+_one_at_a_time = threading.Lock()
 
 
 class JsonObject:
@@ -33,7 +36,19 @@ class JsonObject:
 
 def from_json(kind: type[_T], data: Any) -> _T:
     """`data` as the annotation `kind` declares it. Raises ValueError that says where it differs."""
+    _describe(cast("Any", kind))
     return msgspec.convert(data, kind)
+
+
+@cache
+def _describe(kind: Any) -> None:
+    """Have msgspec read the annotations of `kind`, and of the types in it, before any thread converts to it.
+
+    msgspec reads them at the first conversion, and keeps a description of each type before it knows all fields. Another
+    thread that converts to this type meanwhile ends the process by a segmentation fault.
+    """
+    with _one_at_a_time, contextlib.suppress(msgspec.ValidationError):
+        msgspec.convert(None, kind)
 
 
 def _with_lists(value: Any) -> Any:
@@ -76,7 +91,7 @@ def check_shape(kind: Any, value: Any) -> None:
     Whole numbers must have 64 bits, and UTF-8 and databases must be able to hold every text.
     """
     try:
-        msgspec.convert(value, kind)
+        from_json(kind, value)
         _check_storable(value)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None

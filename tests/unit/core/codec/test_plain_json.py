@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Literal, NotRequired, TypedDict
@@ -96,3 +98,40 @@ def _nested(depth: int) -> list[Any]:
     for _ in range(depth):
         value = [value]
     return value
+
+
+_TWO_THREADS = """
+import sys
+import threading
+from dataclasses import dataclass
+
+from fractune_core.codec.plain_json import from_json
+
+@dataclass
+class Inner:
+    count: "read_while_another_thread_converts()"
+
+@dataclass
+class Outer:
+    name: str
+    inner: Inner
+
+def read_while_another_thread_converts():
+    another.start()
+    while another.is_alive() and not waits():
+        pass
+    return int
+
+def waits():
+    frame = sys._current_frames().get(another.ident)
+    return frame is not None and frame.f_code.co_name == "_describe"
+
+DATA = {"name": "x", "inner": {"count": 1}}
+another = threading.Thread(target=from_json, args=(Outer, DATA))
+from_json(Outer, DATA)
+another.join()
+"""
+
+
+def test_two_threads_may_convert_to_a_new_type_at_once() -> None:
+    subprocess.run([sys.executable, "-c", _TWO_THREADS], check=True, timeout=60)
