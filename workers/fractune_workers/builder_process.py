@@ -45,18 +45,32 @@ class BuilderProcess:
         self.child = Child(module, env=threads, memory_bytes=limit_bytes)
         self._generation = 0
         self._args_info: dict[str, list[Any]] = {}
+        self._compilers: dict[str, str] = {}
 
     def learn(self, workload_hash: str, load: Callable[[], str]) -> list[Any]:
         """The workload's argument descriptions. `load` gives it as MetaSchedule's JSON text, and is called when the
         present child does not know it. Raises CallFailed, ChildTimeout or ChildDied.
         """
-        if self.child.ensure() != self._generation:
-            self._generation, self._args_info = self.child.generation, {}
+        self._ensure()
         if workload_hash not in self._args_info:
             self._args_info[workload_hash] = self.child.call(
                 "learn_workload", _LEARN_TIMEOUT_S, workload_hash=workload_hash, workload=load()
             )
         return self._args_info[workload_hash]
+
+    def compilers(self, target: str) -> str:
+        """The versions of all that makes code for `target` (TVM's JSON text). Raises CallFailed, ChildTimeout or
+        ChildDied.
+        """
+        self._ensure()
+        if target not in self._compilers:
+            self._compilers[target] = self.child.call("compilers", _LEARN_TIMEOUT_S, target=target)
+        return self._compilers[target]
+
+    def _ensure(self) -> None:
+        """Have a child; a new one knows nothing yet."""
+        if self.child.ensure() != self._generation:
+            self._generation, self._args_info, self._compilers = self.child.generation, {}, {}
 
     def build(self, workload_hash: str, target: str, trace: str, limit_cpu_s: int = LIMIT_CPU_S) -> BuiltCandidate:
         """Build a candidate of a learned workload, for `target` (TVM's JSON text). A failed build is a result too.

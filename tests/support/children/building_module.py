@@ -66,4 +66,5 @@ def open_child(_args: list[str]) -> dict[str, Callable[..., Any]]:
     vars(building).update(read_trace=lambda text, _workload: SimpleNamespace(mod=text), build_object=_obey)
     child: Any = building.BuilderChild()
     child._workloads["w"] = {DIRECT: SimpleNamespace()}
-    return {"build": child.build, "pid": os.getpid, "learn_workload": lambda **_workload: []}
+    own = {"build": child.build, "compilers": child.compilers}
+    return {**own, "pid": os.getpid, "learn_workload": lambda **_workload: []}

@@ -61,11 +61,11 @@ def get_signed_blob(redis: BlobRedis, secret: bytes, name: str) -> bytes:
 def read_blob(redis: BlobRedis, name: str) -> Iterator[bytes]:
     """The chunks of the blob. Raises NotFound when it is not there (any more)."""
     key = blob_key(name)
-    count = redis.llen(key)
-    if not count:
-        raise NotFound(f"blob '{name}' is not in Redis; it may have expired")
-    for index in range(count):
-        yield redis.lrange(key, index, index)[0]
+    for index in range(max(redis.llen(key), 1)):
+        chunks = redis.lrange(key, index, index)
+        if not chunks:  # it may expire between two commands
+            raise NotFound(f"blob '{name}' is not in Redis; it may have expired")
+        yield chunks[0]
 
 
 def get_blob(redis: BlobRedis, name: str) -> bytes:

@@ -84,7 +84,7 @@ class Builder(Role):
             if code:
                 transaction.blob(artifact_blob(work["round_id"], item["candidate"]), code)
                 if _is_kept(work):
-                    transaction.blob(_kept_blob(work, item), _with_facts(artifact, code), _KEPT_S)
+                    transaction.blob(self._kept_blob(work, item), _with_facts(artifact, code), _KEPT_S)
         args_info = retry_if_killed(lambda: self._learn(work["operator"]["workload_hash"]))
         for place, share in enumerate(work["shares"]):
             measure = _measure_work(work, place, args_info, artifacts)
@@ -96,10 +96,10 @@ class Builder(Role):
         before = item.get("built")
         if before is not None and has_blob(self._context.redis, artifact_blob(work["round_id"], item["candidate"])):
             return _artifact(item, Status.OK, "", before["build_secs"], before["versions"]), b""
-        kept = self._kept(work, item)
-        if kept is not None:
-            return kept
         try:
+            kept = self._kept(work, item)
+            if kept is not None:
+                return kept
             built = retry_if_killed(lambda: self._build_once(work, item["trace"]))
         except CallFailed as error:
             return _artifact(item, Status.BUILD_FAILED, str(error)), b""
@@ -118,14 +118,17 @@ class Builder(Role):
         if work["purpose"] != Kind.VALIDATION:
             return None
         try:
-            facts, _, code = self._context.signed_blob(_kept_blob(work, item)).partition(b"\n")
-        except (
-            NotFound,
-            Unsigned,
-            redis.exceptions.NoPermissionError,
-        ):  # older rules of Redis let no builder read artifacts
-            return None
+            facts, _, code = self._context.signed_blob(self._kept_blob(work, item)).partition(b"\n")
+        except (NotFound, Unsigned, redis.exceptions.NoPermissionError):
+            return None  # older rules of Redis let no builder read artifacts
         return _artifact(item, Status.OK, "", **json.loads(facts)), code
+
+    def _kept_blob(self, work: BuildWork, item: CandidateItem) -> str:
+        """The name has the versions of fractune and of the compilers, because builders may differ in them."""
+        target = work["operator"]["target"]
+        compilers = retry_if_killed(lambda: self._process.compilers(target))
+        parts = (__version__, compilers, target, item["candidate"])
+        return artifact_blob("kept", hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32])
 
     def _build_once(self, work: BuildWork, trace: str) -> BuiltCandidate:
         operator = work["operator"]
@@ -148,12 +151,6 @@ class Builder(Role):
 def _is_kept(work: BuildWork) -> bool:
     """Whether the candidate of the work has no competitor: then it is the operator's finalist, unless it fails."""
     return work["purpose"] == Kind.TRIAL and len(work["candidates"]) == 1
-
-
-def _kept_blob(work: BuildWork, item: CandidateItem) -> str:
-    """The name depends on everything that the code depends on: the version too, because builders may differ in it."""
-    parts = (__version__, work["operator"]["target"], item["candidate"])
-    return artifact_blob("kept", hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32])
 
 
 def _with_facts(artifact: ArtifactItem, code: bytes) -> bytes:

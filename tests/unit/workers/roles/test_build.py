@@ -145,6 +145,19 @@ def test_a_builder_that_may_not_read_artifacts_builds_the_finalist(
     assert found["status"] == "ok"
 
 
+def test_code_by_other_compilers_does_not_serve_a_validation(
+    builder: Builder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finalist = [{"candidate": "c", "trace": "c"}]
+    artifacts(builder, "cpu:1", finalist)
+    code = builder._context.signed_blob(artifact_blob("r", "c"))
+    artifacts(builder, "cpu:2", finalist, "validation")
+    assert builder._context.signed_blob(artifact_blob("r", "c")) == code
+    monkeypatch.setattr(builder._process, "compilers", lambda _target: "TVM 0.1, LLVM 1")
+    artifacts(builder, "cpu:4", finalist, "validation")
+    assert builder._context.signed_blob(artifact_blob("r", "c")) != code
+
+
 def killing(builder: Builder, folder: Path, times: int) -> threading.Thread:
     """Kills the builder's child `times` times, each while a fork of it waits; what comes after that need not wait."""
 

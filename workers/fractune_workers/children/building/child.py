@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import tvm
+from tvm.target.codegen import llvm_version_major
 
 from fractune_core.errors import FractuneError, first_line
 from fractune_core.host.limits import is_death_by_memory, memory_limit
@@ -65,6 +66,12 @@ class BuilderChild:
             raise FractuneError(f"workload {workload_hash} has no implementation '{implementation}'")
         recipe = _recipe(workloads[implementation], tvm.target.Target(json.loads(target)), trace_of(trace))
         return _in_forks(partial(_attempt, recipe, limit_cpu_s), limit_cpu_s)
+
+    def compilers(self, target: str) -> str:
+        """The versions of all that makes code for the target here. Raises BadRequest or FractuneError as `build`."""
+        parsed = tvm.target.Target(json.loads(target))
+        cuda = [compiler_for(parsed).name] if parsed.kind.name == "cuda" else []
+        return ", ".join([f"TVM {tvm.__version__}", f"LLVM {llvm_version_major()}", *cuda])
 
 
 @dataclass(frozen=True)
@@ -176,4 +183,4 @@ def open_child(_args: list[str]) -> dict[str, Callable[..., Any]]:
     stay_off_gpus()
     _warm_up()
     child = BuilderChild()
-    return {"learn_workload": child.learn_workload, "build": child.build}
+    return {"learn_workload": child.learn_workload, "build": child.build, "compilers": child.compilers}
