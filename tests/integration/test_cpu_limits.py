@@ -14,7 +14,9 @@ from pathlib import Path
 import pytest
 
 from fractune_core.cpu_limits import GrantedLimit
+from fractune_core.shares import Share
 from fractune_workers.confinement.limit_cgroups import LimitCgroups
+from fractune_workers.inventory.shares import machine_shares
 from fractune_workers.locks.core_locks import CoreLocks, default_lock_dir
 from tests.support.hardware.cgroup_tree import a_host
 from tests.support.hardware.real_cgroup import capped_cgroup
@@ -90,7 +92,7 @@ except ShareUnavailable as error:
     assert re.search(r"go on about every (9[5-9]|10[0-5]) ms: a container or slice above has a lower quota", said)
 
 
-def test_the_cgroup_of_a_killed_worker_is_removed_at_the_next_start() -> None:
+def test_the_cgroup_of_a_killed_worker_is_removed_by_the_next_command() -> None:
     if lacks := LimitCgroups().lacks():
         pytest.skip(f"no cgroup can be made here: {lacks}")
     code = """
@@ -102,9 +104,9 @@ input()
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
         assert worker.stdout is not None
         folder = Path(worker.stdout.readline().decode().strip())
-        LimitCgroups().remove_dead()
+        list(machine_shares([Share.parse("cpu:1")], prove=False))
         assert folder.is_dir()
         worker.send_signal(signal.SIGKILL)
     assert folder.is_dir()
-    LimitCgroups().remove_dead()
+    list(machine_shares([Share.parse("cpu:1")], prove=False))
     assert not folder.exists()

@@ -42,3 +42,10 @@ def made_up_cgroups(shared: Path) -> MadeUpCgroups:
         (root / "proc/self/cgroup").write_text("0::/\n")
         (root / "sys").symlink_to(shared / "sys")
     return MadeUpCgroups(root)
+
+
+def left_by_a_killed_process(cgroups: MadeUpCgroups) -> Path:
+    """A cgroup whose name has this process's id, and an earlier start."""
+    folder = cgroups.root / f"sys/fs/cgroup/fractune-limit-{os.getpid()}-0-0"
+    folder.mkdir()
+    return folder

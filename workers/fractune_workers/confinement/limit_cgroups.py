@@ -70,7 +70,6 @@ class LimitCgroups:
 
     def make(self, size: LimitSize) -> Path:
         """A cgroup with this limit, and no process in it yet. Raises OSError."""
-        self.remove_dead()
         home = self._home()
         if home is None:
             raise FileNotFoundError(self.lacks())

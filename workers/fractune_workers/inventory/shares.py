@@ -21,6 +21,7 @@ from fractune_core.share_kinds import CPU, CUDA
 from fractune_core.shares import GrantedShare, Share
 from fractune_workers.child import Child
 from fractune_workers.confinement import confinement_for
+from fractune_workers.confinement.limit_cgroups import LimitCgroups
 from fractune_workers.gpu.nvml import Gpu, open_nvml
 
 NOT_PROVED = "not proved"
@@ -79,6 +80,7 @@ def machine_shares(named: Sequence[Share] = (), *, prove: bool) -> Iterator[Devi
 
     Raises NvmlFailed after the host CPU when GPUs cannot be asked for.
     """
+    LimitCgroups().remove_dead()
     kinds = {share.device_kind for share in named} or {CPU, CUDA}
     if CPU in kinds:
         yield _cpu_shares(named, prove=prove)

@@ -31,6 +31,7 @@ from fractune_core.shares import Share
 from fractune_workers.child import Child
 from fractune_workers.child.errors import CALL_ERRORS, ChildDied, ChildTimeout, retry_if_killed
 from fractune_workers.confinement import confinement_for
+from fractune_workers.confinement.limit_cgroups import LimitCgroups
 from fractune_workers.faults.guard import Preparation, Quarantined, guard_for
 from fractune_workers.gpu.nvml import Clocks
 from fractune_workers.locks.core_locks import default_lock_dir
@@ -135,6 +136,7 @@ class MeasurementSession:
         self._rungs = [with_cache(policy, cache) for policy in _RUNGS]
         self.validation_policy = with_cache(VALIDATION_POLICY, cache)
         """how finalists are timed"""
+        LimitCgroups().remove_dead()
         self._confinement = confinement_for(share, cores)
         self._confinement.probe()
         units = ",".join(str(core) for core in cores)

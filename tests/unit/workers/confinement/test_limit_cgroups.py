@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ import pytest
 from fractune_core.cpu_limits import LimitSize
 from fractune_workers.confinement.limit_cgroups import LimitCgroups
 from tests.support.hardware.cgroup_tree import V1_MOUNT, a_host
-from tests.support.hardware.made_up_cgroups import made_up_cgroups
+from tests.support.hardware.made_up_cgroups import left_by_a_killed_process, made_up_cgroups
 
 SIZE = LimitSize(1500, request_m=500)
 
@@ -93,14 +92,11 @@ def test_a_host_without_cgroups(tmp_path: Path) -> None:
 def test_only_the_cgroups_of_dead_processes_are_removed(tmp_path: Path) -> None:
     cgroups = made_up_cgroups(tmp_path)
     alive = cgroups.make(SIZE)
-    pid, started, _ = alive.name.removeprefix("fractune-limit-").split("-")
-    same_number_again = alive.with_name(f"fractune-limit-{pid}-{int(started) - 1}-0")
-    same_number_again.mkdir()
+    same_number_again = left_by_a_killed_process(cgroups)
     other = alive.with_name("fractune-limit-of-somebody-else")
     other.mkdir()
     cgroups.remove_dead()
     assert (alive.exists(), same_number_again.exists(), other.exists()) == (True, False, True)
-    assert int(pid) == os.getpid()
     cgroups.remove(alive)
     assert not alive.exists()
     cgroups.remove(alive)  # gone already

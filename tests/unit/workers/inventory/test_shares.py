@@ -20,6 +20,7 @@ from fractune_workers.confinement.mig import MigConfinement
 from fractune_workers.gpu.nvml import NoNvidiaDriver, NvidiaMl
 from fractune_workers.inventory import shares
 from fractune_workers.inventory.shares import DeviceShares, ShareInfo, machine_shares
+from tests.support.hardware.made_up_cgroups import left_by_a_killed_process, made_up_cgroups
 from tests.support.hardware.simulated_gpu import MODELS, SimulatedGpu, gpu_in_mig_mode
 from tests.support.hardware.simulated_mps import H200
 from tests.support.hardware.simulated_nvml import SimulatedNvml
@@ -61,6 +62,14 @@ def test_the_host_cpu_comes_first(monkeypatch: pytest.MonkeyPatch, claims: Path)
     assert next(iter(had(cpu, "cpu"))) == "cpu:1"
     assert list(had(cpu, "cpu"))[-1] == f"cpu:{most}"
     assert all(each.proof == "not proved" and each.reserved is False for each in cpu.shares)
+
+
+def test_cgroups_of_killed_processes_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, claims: Path) -> None:
+    cgroups = made_up_cgroups(tmp_path)
+    left = left_by_a_killed_process(cgroups)
+    monkeypatch.setattr(shares, "LimitCgroups", lambda: cgroups)
+    listed(monkeypatch, claims)
+    assert not left.exists()
 
 
 def test_a_gpu_offers_itself_and_parts_of_it(monkeypatch: pytest.MonkeyPatch, claims: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from fractune_core.shares import Share
 from fractune_workers.child.errors import TRIES, ChildKilled
 from fractune_workers.measuring import session as session_module
 from fractune_workers.measuring.session import MeasurementSession
+from tests.support.hardware.made_up_cgroups import left_by_a_killed_process, made_up_cgroups
 
 
 class MortalChild:
@@ -46,3 +48,12 @@ def test_the_handshake_of_a_child_that_is_killed_is_done_again(monkeypatch: pyte
         with pytest.raises(ChildKilled, match=f"{TRIES} times in a row"):
             session.handshake()
     session.stop()
+
+
+def test_a_session_removes_cgroups_of_killed_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cgroups = made_up_cgroups(tmp_path)
+    left = left_by_a_killed_process(cgroups)
+    monkeypatch.setattr(session_module, "LimitCgroups", lambda: cgroups)
+    monkeypatch.setattr(session_module, "Child", MortalChild)
+    MeasurementSession(Share.parse("cpu:1"), [0]).stop()
+    assert not left.exists()
