@@ -91,6 +91,8 @@ class Model:
         self._policy = policy
         self._turn = threading.Lock()
         self._variants: dict[str, Variant] = {}
+        self._checked: set[str] = set()
+        """variants that gave outputs of the manifest's shapes"""
         self._stop: Callable[[], Any] | None = None
         keeps = self._backend.keeps_inputs and are_small(self.inputs)
         self._kept = KeptInputs(self.inputs) if keeps else None
@@ -151,13 +153,27 @@ class Model:
                 )
 
     def _outputs(self, arguments: Sequence[Any], variant: str | None) -> list[Any]:
-        outputs: list[Any] = self._runner.call(self._backend.run, self._variant(variant), arguments)
-        if len(outputs) != len(self.outputs):
+        name = variant or self.choice.variant
+        outputs: list[Any] = self._runner.call(self._backend.run, self._variant(name), arguments)
+        if name not in self._checked:  # a later run gives the same shapes
+            self._check_outputs(outputs)
+            self._checked.add(name)
+        return outputs
+
+    def _check_outputs(self, outputs: Sequence[Any]) -> None:
+        """Raises BadBundle unless the code gives outputs of the manifest's shapes."""
+        shapes = [tuple(output.shape) for output in outputs]
+        if len(shapes) != len(self.outputs):
             raise BadBundle(
-                f"{self.bundle.name}: its code gives {len(outputs)} outputs, and its manifest names "
+                f"{self.bundle.name}: its code gives {len(shapes)} outputs, and its manifest names "
                 f"{len(self.outputs)}; make the bundle again"
             )
-        return outputs
+        for spec, shape in zip(self.outputs, shapes, strict=True):
+            if not spec.has_shape(shape):
+                raise BadBundle(
+                    f"{self.bundle.name}: its code gives the output '{spec.name}' the shape {list(shape)}, and its "
+                    f"manifest {list(spec.shape)}; make the bundle again"
+                )
 
     def bind(
         self,

@@ -159,11 +159,11 @@ class Bundle:
 
     def _check_format(self) -> None:
         found = self.manifest.get("format")
-        if isinstance(found, int) and found > FORMAT:
+        if type(found) is int and found > FORMAT:
             raise BadBundle(
                 f"{self.name}: bundle of a newer format ({found}, this fractune reads {FORMAT}); upgrade fractune"
             )
-        if found not in (_BEFORE, FORMAT):
+        if type(found) is not int or found not in (_BEFORE, FORMAT):
             raise BadBundle(f"{self.name}: bundle format {found}, this fractune reads {FORMAT}; make it again")
 
     def _check_manifest(self) -> None:

@@ -33,6 +33,7 @@ _SHORTEST_S, _LONGEST_S = 1e-9, 1e9
 
 _Check = Callable[[Any], bool]
 _HEX_DIGEST = re.compile(r"[0-9a-f]{64}")
+_OBJECT_NAME = re.compile(r"[A-Za-z0-9_.-]+\.o")
 
 
 def complaint(manifest: dict[str, Any]) -> str:
@@ -155,6 +156,11 @@ def _is_digest(value: Any) -> bool:
     return isinstance(value, str) and _HEX_DIGEST.fullmatch(value) is not None
 
 
+def _is_object_name(value: Any) -> bool:
+    """Whether it names a file in the folder of its variant, for programs that unpack bundles too."""
+    return isinstance(value, str) and _OBJECT_NAME.fullmatch(value) is not None
+
+
 def _are_places(value: Any, count: int) -> bool:
     return isinstance(value, list) and all(_is_count(place) and place < count for place in value)
 
@@ -187,7 +193,7 @@ _is_output = _object_with(
     shape=_list_of(lambda dim: dim is None or _is_dimension(dim)),
 )
 _is_weight = _object_with(dtype=is_storable, shape=_is_shape, offset=_is_count, size=_is_count)
-_is_variant = _object_with(name=_is_shown, objects=_list_of(is_storable, fewest=1))
+_is_variant = _object_with(name=_is_shown, objects=_list_of(_is_object_name, fewest=1))
 _is_measured = _map_of(_map_of(_is_time))
 
 _FIELDS: dict[str, tuple[_Check, str]] = {
@@ -205,6 +211,6 @@ _FIELDS: dict[str, tuple[_Check, str]] = {
         _map_of(_object_with(units=_is_amount)),
         "an object of printable shares with units",
     ),
-    "variants": (_list_of(_is_variant, fewest=1), "a list of printable name and objects"),
+    "variants": (_list_of(_is_variant, fewest=1), "a list of printable name and objects such as kernel.o"),
     "sha256": (_map_of(_is_digest), "an object of digests"),
 }

@@ -280,6 +280,10 @@ def of_input(**changes: Any) -> Callable[[Manifest], Manifest]:
     return lambda manifest: {**manifest, "inputs": [{**manifest["inputs"][0], **changes}]}
 
 
+def of_output(**changes: Any) -> Callable[[Manifest], Manifest]:
+    return lambda manifest: {**manifest, "outputs": [{**manifest["outputs"][0], **changes}]}
+
+
 def of_variants(change: Callable[[list[int]], list[int]]) -> Callable[[Manifest], Manifest]:
     """What `change` makes of the weights that each variant takes."""
     return lambda manifest: {
@@ -312,6 +316,8 @@ def weights_turned(manifest: Manifest) -> Manifest:
         (of_input(dtype="int32"), "its code does not take these inputs, or the weights"),
         (lambda manifest: {**manifest, "inputs": []}, "takes 4 tensors, and its manifest names 0 inputs"),
         (lambda manifest: {**manifest, "outputs": []}, "its code gives 1 outputs, and its manifest names 0"),
+        (of_output(shape=[1, 9]), r"its code gives the output 'y' the shape \[1, 10\], and its manifest \[1, 9\]"),
+        (of_output(shape=[10]), r"its code gives the output 'y' the shape \[1, 10\], and its manifest \[10\]"),
         (objects_twice, "the code of the variant 'cpu:1' cannot be loaded"),
         (first_object_alone, "the code of the variant 'cpu:1' cannot be loaded"),
     ],
@@ -323,6 +329,16 @@ def test_code_that_does_not_take_what_the_manifest_says_is_a_bad_bundle(
     write_changed(small, path, change)
     with pytest.raises(BadBundle, match=says):
         run_once(path)
+
+
+@pytest.mark.parametrize("shape", [[1, 9], [1, 1000], [10]])
+def test_code_that_does_not_write_into_outputs_of_the_manifest_is_a_bad_bundle(
+    small: Small, tmp_path: Path, shape: list[int]
+) -> None:
+    path = tmp_path / "m.fractune"
+    write_changed(small, path, of_output(shape=shape))
+    with pytest.raises(BadBundle, match="its code does not take these inputs"):
+        fractune.load(path, share="cpu:1").bind().run()
 
 
 def test_a_run_that_fails_does_not_blame_the_bundle(small: Small) -> None:

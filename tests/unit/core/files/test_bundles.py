@@ -255,8 +255,14 @@ def test_a_changed_manifest_is_noticed_though_its_checksum_was_made_to_fit() -> 
         Bundle(file.getvalue())
 
 
-@pytest.mark.parametrize(("number", "do"), [(1, "make it again"), (None, "make it again"), (4, "upgrade fractune")])
-def test_another_format_says_what_to_do(number: int | None, do: str) -> None:
+@pytest.mark.parametrize(
+    ("number", "do"),
+    [
+        *((number, "make it again") for number in (1, None, 3.0, 2.0, True, "3")),
+        (4, "upgrade fractune"),
+    ],
+)
+def test_another_format_says_what_to_do(number: Any, do: str) -> None:
     manifest = json.dumps({**Bundle(a_bundle()).manifest, "format": number}).encode()
     with pytest.raises(BadBundle, match=do):
         Bundle(rewritten(**{MANIFEST: manifest}))
@@ -275,6 +281,10 @@ def test_another_format_says_what_to_do(number: int | None, do: str) -> None:
         ({"shares": {"cpu:1": {"units": 0}}}, "'shares' is not"),
         ({"shares": {"cpu:\x1b[2J": {"units": 1}}}, "'shares' is not"),
         ({"variants": [{"name": "\x1b[2J", "objects": ["lib0.o"]}]}, "'variants' is not"),
+        *(
+            ({"variants": [{"name": "untuned", "objects": [name]}]}, r"'variants' is not .* objects such as kernel\.o")
+            for name in ("../x.o", "/x.o", "a/x.o", "..", "x", ".o", "x.o\n", "\x1b.o", 3)
+        ),
         ({"model": {"name": "two\nlines", "sha256": ""}}, "'model' is not"),
         ({"target": "\u202e"}, "'target' is not a printable text"),
         ({"slots": ["\x1b[2J"], "apart": []}, "'slots' and 'apart' are not"),

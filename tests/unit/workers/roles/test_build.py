@@ -145,9 +145,7 @@ def test_a_builder_that_may_not_read_artifacts_builds_the_finalist(
     assert found["status"] == "ok"
 
 
-def test_code_by_other_compilers_does_not_serve_a_validation(
-    builder: Builder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_code_by_other_compilers_does_not_serve_a_validation(builder: Builder, monkeypatch: pytest.MonkeyPatch) -> None:
     finalist = [{"candidate": "c", "trace": "c"}]
     artifacts(builder, "cpu:1", finalist)
     code = builder._context.signed_blob(artifact_blob("r", "c"))

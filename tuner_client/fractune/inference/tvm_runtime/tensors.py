@@ -39,6 +39,11 @@ class TensorSpec:
     def __str__(self) -> str:
         return f"{self.name} {self.dtype}{list(self.shape)}"
 
+    def has_shape(self, shape: Sequence[int]) -> bool:
+        """Whether it is this shape; a dimension that depends on the data may have any size."""
+        pairs = zip(self.shape, shape, strict=False)
+        return len(shape) == len(self.shape) and all(wanted in (None, found) for wanted, found in pairs)
+
 
 def specs_of(tensors: Sequence[Mapping[str, Any]]) -> list[TensorSpec]:
     """The specifications of a manifest."""
