@@ -257,10 +257,10 @@ def loop() -> bytes:
 
 
 def endless() -> bytes:
-    """A loop without a number of iterations, whose condition always holds."""
+    """A loop without a number of iterations. Its condition always holds, which each iteration computes."""
     value = helper.make_tensor_value_info
     body = helper.make_graph(
-        [node("Identity", ["go"], ["go_on"]), node("Relu", ["a"], ["b"])],
+        [node("Or", ["go", "go"], ["go_on"]), node("Relu", ["a"], ["b"])],
         "body",
         [value("at", TensorProto.INT64, []), value("go", TensorProto.BOOL, []), value("a", TensorProto.FLOAT, [4])],
         [value("go_on", TensorProto.BOOL, []), value("b", TensorProto.FLOAT, [4])],

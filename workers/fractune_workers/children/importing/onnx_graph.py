@@ -7,7 +7,10 @@ from typing import Any
 import onnx
 from google.protobuf.message import DecodeError
 
-from fractune_core.errors import BadModel
+from fractune_core.errors import BadModel, shortened
+
+_SHOWN = 200
+"""characters of a name in a message"""
 
 
 def parsed(data: bytes) -> onnx.ModelProto | None:
@@ -43,7 +46,9 @@ def operator_of(node: onnx.NodeProto) -> str:
 
 def named(node: onnx.NodeProto) -> str:
     """The node by its name, or by its first output: exporters leave node names empty."""
-    return f"node '{node.name}'" if node.name else f"node with output '{next(iter(node.output), '')}'"
+    if node.name:
+        return f"node '{shortened(node.name, _SHOWN)}'"
+    return f"node with output '{shortened(next(iter(node.output), ''), _SHOWN)}'"
 
 
 def described(node: onnx.NodeProto) -> str:

@@ -181,6 +181,10 @@ class Folding:
         self._nodes += nodes
         self._limits.check_nodes(self._nodes, what)
 
+    def foresee(self, nodes: int, what: str) -> None:
+        """Raises BadModel when the model would have too many nodes with these, which are counted later."""
+        self._limits.check_nodes(self._nodes + nodes, what)
+
     def walk(self, nodes: Sequence[onnx.NodeProto]) -> Iterable[onnx.NodeProto]:
         """The nodes that stay."""
         for node in _sorted(nodes):
@@ -226,6 +230,9 @@ class Folding:
         self._count_parts(node, inputs)
         sized = all(_TensorFacts(types.get(name)).shape is not None for name in node.output if name)
         constant = all(value.constant for value in inputs.values()) and (sized or node.op_type not in _NEVER_COMPUTED)
+        if not constant:
+            # A step of 0 or a scale that is NaN: the converter has the reason.
+            types = {name: kind for name, kind in types.items() if min(_TensorFacts(kind).shape or [0]) >= 0}
         tensors = self._tensors(node, inputs, types) if constant or node.op_type == "Shape" else []
         for index, name in enumerate(node.output):
             tensor = tensors[index] if tensors else None

@@ -21,7 +21,13 @@ from fractune_workers.children.importing.onnx_graph import described, domain_of,
 from fractune_workers.children.importing.onnx_models.onnx_branches import Branches
 from fractune_workers.children.importing.onnx_models.onnx_converters import CONVERTERS
 from fractune_workers.children.importing.onnx_models.sections import with_sections
-from fractune_workers.children.importing.onnx_models.unfit import LATE, has_open_shape, mistyped_attributes, why_unfit
+from fractune_workers.children.importing.onnx_models.unfit import (
+    LATE,
+    has_open_shape,
+    is_empty,
+    mistyped_attributes,
+    why_unfit,
+)
 from fractune_workers.children.importing.operators.corrected import CORRECTED
 from fractune_workers.children.importing.operators.element_types import AS_BYTES, WITHOUT_KERNELS, kind_name, takes
 from fractune_workers.children.importing.operators.onnx_node import OnnxNode
@@ -34,6 +40,8 @@ _SEQUENCES = """
 """Operators with one output that is a tuple in Relax"""
 _TAKE_SHAPES = "Cast CastLike Concat ConstantOfShape Equal Expand Gather Reshape Resize Shape Slice Squeeze Where"
 """Operators whose converters in TVM take a shape in place of a tensor"""
+_TAKE_EMPTY = "Cast CastLike Concat Flatten Identity Pad Reshape Shape Size Slice Squeeze Tile Transpose Unsqueeze"
+"""Operators that only move what they read. A kernel that sums over no element would leave its result unset."""
 _NOT_ONNX = "AllClassNMS Attention BiasGelu EmbedLayerNormalization FastGelu MatMulInteger16 SkipLayerNormalization"
 """Names by which TVM's importer knows operators of other domains; it looks at no domain."""
 
@@ -119,6 +127,9 @@ class Importer(onnx_frontend.ONNXGraphImporter):
             raise self.refused(
                 node, f"its attribute '{mistyped}' is of another type than ONNX's; export the model again"
             )
+        empty = next((name for name, value in zip(node.input, inputs, strict=True) if is_empty(value)), None)
+        if empty is not None and node.op_type not in _TAKE_EMPTY.split():
+            raise self.refused(node, f"its input '{empty}' is empty, and no kernel computes with it; export without it")
         try:
             self._name_outputs(node, self._converted(node, inputs))
         except BadModel:

@@ -7,23 +7,24 @@ that follows from constants is known in time. Every iteration counts towards the
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import onnx
-from onnx import helper
+from onnx import helper, numpy_helper
 
 from fractune_core.errors import BadModel
 from fractune_core.model_inputs import CONSTANT
-from fractune_workers.children.importing.onnx_graph import described
+from fractune_workers.children.importing.onnx_graph import captured_by, described
 from fractune_workers.children.importing.onnx_models.onnx_count import MOST_CONNECTIONS, count_nodes
 
 _AXES_ARE_INPUTS = 13
 """The first opset in which `Unsqueeze` reads its axes"""
 _SCAN_WITHOUT_BATCH = 9
 """The first opset in which `Scan` has no axis for a batch"""
+_PASS_ON = frozenset({"Cast", "Identity"})
 _HINT = "export the model with a fixed number of iterations"
 
 
@@ -46,6 +47,9 @@ class Folder(Protocol):
     def count(self, nodes: int, what: str) -> None:
         """Raises BadModel when the model has too many nodes with these."""
 
+    def foresee(self, nodes: int, what: str) -> None:
+        """Raises BadModel when the model would have too many nodes with these, which are counted later."""
+
     def walk(self, nodes: Sequence[onnx.NodeProto]) -> Iterable[onnx.NodeProto]:
         """The nodes that are left of these once they are folded."""
 
@@ -64,6 +68,7 @@ class _Unrolling:
         self._name = next(filter(None, node.output), node.name)
         self._attributes = {each.name: helper.get_attribute_value(each) for each in node.attribute}
         self._counted = False
+        self._what = f"the model, with {described(node)} unrolled,"
         self._around = 0
         """nodes that each iteration adds around the body: `Gather` and `Unsqueeze`"""
 
@@ -78,13 +83,13 @@ class _Unrolling:
         return f"make the {which} with {options}, or {_HINT}"
 
     def _count_all(self, trips: int) -> None:
-        """Count all iterations before the first one is made."""
+        """Count all iterations before the first one is made, and foresee the loops inside them."""
+        self._folder.foresee(trips * (_unrolled_size(self._body, self._folder.numbers) + self._around), self._what)
         self._count(trips)
         self._counted = True
 
     def _count(self, trips: int) -> None:
-        nodes = max(1, count_nodes(self._body.node) + self._around)
-        self._folder.count(trips * nodes, f"the model, with {described(self._node)} unrolled,")
+        self._folder.count(trips * max(1, count_nodes(self._body.node) + self._around), self._what)
 
     def _iteration(self, number: int, given: Mapping[str, str]) -> Iterable[onnx.NodeProto]:
         """The nodes of one iteration; `given` are the values of the body's inputs. `self._results` are its outputs."""
@@ -139,7 +144,9 @@ class _Loop(_Unrolling):
         self._around = max(0, len(self._node.output) - len(state))
         trips, goes_on = self._trips(), self._goes_on()
         has_condition = len(self._node.input) > 1 and bool(self._node.input[1])
-        if trips is not None and not has_condition:
+        if goes_on and _runs_all(self._node, self._body):
+            if trips is None:
+                raise BadModel(f"{described(self._node)} never ends, for its condition never changes; {_HINT}")
             self._count_all(trips)
         count, *names = (value.name for value in self._body.input)
         made: list[list[str]] = []
@@ -165,7 +172,7 @@ class _Loop(_Unrolling):
         if numbers is None:
             hint = self._hint(name, example="3")
             raise BadModel(f"{described(self._node)} runs as often as a computed number says; {hint}")
-        return int(numbers.reshape(-1)[0])
+        return max(0, int(numbers.reshape(-1)[0]))
 
     def _goes_on(self) -> bool:
         return len(self._node.input) < 2 or not self._node.input[1] or self._is_true(self._node.input[1])
@@ -220,6 +227,42 @@ class _Scan(_Unrolling):
         if None in shapes or len(trips) != 1:
             raise BadModel(f"{described(self._node)} reads inputs without one known length; {_HINT}")
         return trips.pop()
+
+
+def _runs_all(node: onnx.NodeProto, body: onnx.GraphProto) -> bool:
+    """Whether a loop that goes on once runs as often as its count says: its condition never changes."""
+    if len(node.input) < 2 or not node.input[1]:
+        return True
+    constants = {tensor.name: tensor for tensor in body.initializer}
+    for each in body.node:
+        if each.op_type == "Constant" and each.attribute and each.attribute[0].HasField("t"):
+            constants[each.output[0]] = each.attribute[0].t
+    passed_on = {each.output[0]: each.input[0] for each in body.node if each.op_type in _PASS_ON}
+    name = body.output[0].name
+    while name in passed_on:
+        name = passed_on.pop(name)
+    return bool(numpy_helper.to_array(constants[name]).all()) if name in constants else name == body.input[1].name
+
+
+def _unrolled_size(body: onnx.GraphProto, around: Callable[[str], npt.NDArray[Any] | None]) -> int:
+    """The nodes of one iteration, at least, with the loops in it unrolled. `around`: constants outside the body."""
+    captured = captured_by(body)
+
+    def known(name: str) -> npt.NDArray[Any] | None:
+        return around(name) if name in captured else None
+
+    return max(1, sum(_unrolled_nodes(node, known) for node in body.node))
+
+
+def _unrolled_nodes(node: onnx.NodeProto, known: Callable[[str], npt.NDArray[Any] | None]) -> int:
+    body = next((each.g for each in node.attribute if each.name == "body"), None)
+    if node.op_type != "Loop" or body is None or not node.input or not _runs_all(node, body):
+        return count_nodes([node])
+    trips = known(node.input[0])
+    goes_on = known(node.input[1]) if len(node.input) > 1 and node.input[1] else np.ones((), np.bool_)
+    if trips is None or goes_on is None or not goes_on.all():
+        return count_nodes([node])
+    return max(0, int(trips.reshape(-1)[0])) * _unrolled_size(body, known)
 
 
 def _renamed(graph: onnx.GraphProto, known: Mapping[str, str], prefix: str) -> onnx.GraphProto:

@@ -7,7 +7,7 @@ from typing import Any
 
 import onnx
 from onnx import checker, defs, helper
-from tvm import relax
+from tvm import relax, tirx
 
 from fractune_core.errors import first_line
 from fractune_workers.children.importing.onnx_graph import domain_of, text_of
@@ -48,15 +48,15 @@ def why_unfit(node: onnx.NodeProto, inputs: Sequence[Any], opset: int) -> str:
     invalid = what_is_invalid(node, opset)
     if invalid:
         return f"it is not valid ONNX ({invalid}); export the model again"
-    named = [(name, value) for name, value in zip(node.input, inputs, strict=False) if name and value is not None]
-    late = next((name for name, value in named if has_open_shape(value)), None)
+    named = {name: value for name, value in zip(node.input, inputs, strict=False) if name and value is not None}
+    late = next((name for name, value in named.items() if has_open_shape(value)), None)
     if late is not None:
         return f"its input '{late}' has a size that {LATE}"
     parameters = [node.input[at] for at in _parameters(node) if at < len(node.input) and node.input[at]]
-    computed = next((name for name, value in named if name in parameters and not _is_fixed(value)), None)
+    computed = next((name for name, value in named.items() if name in parameters and not _is_fixed(value)), None)
     if computed is not None:
         return f"its input '{computed}' is computed, and {LATE}"
-    given = ", ".join([*(f"'{name}' {_type(value)}" for name, value in named), *_attributes(node)])
+    given = ", ".join([*(f"'{name}' {_type(value)}" for name, value in named.items()), *_attributes(node)])
     return f"no kernel takes {given or 'nothing'}; export it with other types, shapes or attributes"
 
 
@@ -66,6 +66,14 @@ def has_open_shape(value: Any) -> bool:
     if isinstance(kind, relax.ShapeType):
         return not isinstance(value, relax.ShapeExpr)
     return isinstance(kind, relax.TensorType) and isinstance(kind.shape, relax.Var)
+
+
+def is_empty(value: Any) -> bool:
+    """Whether the value is a computed tensor without elements."""
+    kind = getattr(value, "ty", None)
+    if is_constant(value) or not isinstance(kind, relax.TensorType) or not isinstance(kind.shape, relax.ShapeExpr):
+        return False
+    return any(isinstance(dim, tirx.IntImm) and dim.value == 0 for dim in kind.shape.values)
 
 
 def mistyped_attributes(node: onnx.NodeProto) -> Iterator[str]:

@@ -18,6 +18,8 @@ from fractune_workers.children.importing.onnx_graph import text_of
 from fractune_workers.children.importing.operators.corrected_resize import RESIZE
 from fractune_workers.children.importing.operators.element_types import AS_BYTES
 from fractune_workers.children.importing.operators.onnx_node import Converter, OnnxNode, as_type, dtype_of, shape_of
+from fractune_workers.children.importing.operators.reductions import REDUCTIONS
+from fractune_workers.children.importing.operators.sized import SIZED
 from fractune_workers.children.rewriting.expressions import is_constant
 
 _MOST_POWER = 63
@@ -219,21 +221,6 @@ def _equal(node: OnnxNode) -> Any:
     return node.by_tvm()
 
 
-def _top_k(node: OnnxNode) -> Any:
-    if dtype_of(node.input(0)).startswith("uint"):
-        raise node.refused(f"it sorts {dtype_of(node.input(0))}, which no kernel does; cast it to int32 before")
-    return node.by_tvm()
-
-
-def _reduce(node: OnnxNode) -> Any:
-    """Truth values are reduced as bytes."""
-    if dtype_of(node.input(0)) != "bool":
-        return node.by_tvm()
-    numbers = node.emit(relax.op.astype(node.input(0), "int8"))
-    found = replace(node, inputs=onnx_frontend.onnx_input([numbers, *node.inputs[1:]])).by_tvm()
-    return relax.op.astype(node.emit(found), "bool")
-
-
 def _pow(node: OnnxNode) -> Any:
     """Powers are computed in floating point, and those of whole bases by squaring."""
     base, exponent = node.input(0), node.input(1)
@@ -287,15 +274,16 @@ def _eye_like(node: OnnxNode) -> relax.Expr:
 
 
 def _one_hot(node: OnnxNode) -> relax.Expr:
-    """With indices and a depth of any type, and values that may be computed."""
+    """With indices and a depth of any type, and values that may be computed. An index between two classes is none."""
     depth, rank = node.constant(1), len(shape_of(node.input(0)))
     if depth is None or depth.size != 1 or int(depth.reshape(-1)[0]) < 1:
         raise node.refused("its depth is no positive constant; export it with a fixed number of classes")
     count = int(depth.reshape(-1)[0])
     axis = int(node.attributes.get("axis", -1)) % (rank + 1)
-    places = node.emit(relax.op.expand_dims(node.emit(as_type("int64", node.input(0))), axis))
+    dtype = dtype_of(node.input(0)) if dtype_of(node.input(0)) in ("float32", "float64") else "int64"
+    places = node.emit(relax.op.expand_dims(node.emit(as_type(dtype, node.input(0))), axis))
     classes = np.arange(count).reshape([-1 if each == axis else 1 for each in range(rank + 1)])
-    both = [node.emit(relax.op.equal(places, relax.const(each, "int64"))) for each in (classes, classes - count)]
+    both = [node.emit(relax.op.equal(places, relax.const(each, dtype))) for each in (classes, classes - count)]
     off, on = (node.emit(relax.op.take(node.input(2), relax.const(at, "int64"), axis=0)) for at in (0, 1))
     return relax.op.where(node.emit(relax.op.logical_or(*both)), on, off)
 
@@ -309,6 +297,14 @@ def _lp_norm(node: OnnxNode) -> relax.Expr:
         norm = node.emit(relax.op.sqrt(relax.op.sum(node.emit(relax.op.multiply(x, x)), axis, keepdims=True)))
     zero, one = (relax.const(number, dtype_of(x)) for number in (0, 1))
     return relax.op.divide(x, node.emit(relax.op.where(relax.op.equal(norm, zero), one, norm)))
+
+
+def _sign(node: OnnxNode) -> Any:
+    """The sign of NaN is NaN; TVM's is 0."""
+    x = node.input(0)
+    if "float" not in dtype_of(x):
+        return node.by_tvm()
+    return relax.op.where(relax.op.isnan(x), x, relax.op.sign(x))
 
 
 def _reverse_sequence(node: OnnxNode) -> relax.Expr:
@@ -362,12 +358,12 @@ CORRECTED: Mapping[str, Converter] = {
     "OneHot": _one_hot,
     "Pow": _pow,
     "RMSNormalization": _rms_norm,
-    "ReduceMax": _reduce,
-    "ReduceMin": _reduce,
     "ReverseSequence": _reverse_sequence,
     "RoiAlign": _roi_align,
+    "Sign": _sign,
     "SpaceToDepth": _space_to_depth,
-    "TopK": _top_k,
+    **REDUCTIONS,
     **RESIZE,
+    **SIZED,
 }
 """by ONNX's names"""

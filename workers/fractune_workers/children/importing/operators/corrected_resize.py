@@ -17,6 +17,7 @@ from fractune_workers.children.importing.onnx_graph import text_of
 from fractune_workers.children.importing.operators.onnx_node import Converter, OnnxNode, dtype_of, shape_of
 
 _SCALES, _SIZES = 2, 3
+_CROP = "tf_crop_and_resize"
 _HALF = Fraction(1, 2)
 _MOST_TAPS = 64
 """Pixels of one axis that a pixel of the result reads; each is an operator"""
@@ -67,19 +68,18 @@ _ROUNDINGS: Mapping[str, Callable[[Fraction], int]] = {
 def _resize(node: OnnxNode) -> Any:
     mode, place = _text(node, "mode", "nearest"), _text(node, "coordinate_transformation_mode", "half_pixel")
     antialias, inside = (bool(node.attributes.get(name, 0)) for name in ("antialias", "exclude_outside"))
-    if place == "tf_crop_and_resize":
-        if "axes" in node.attributes:
-            raise node.refused("it crops some axes alone; export it without the attribute axes")
-        return node.by_tvm()
-    if place not in _PLACES:
-        raise node.refused(f"coordinate_transformation_mode='{place}' is not supported; use half_pixel or asymmetric")
-    if mode not in ("nearest", "linear", "cubic"):
-        raise node.refused(f"mode='{mode}' is neither nearest, linear nor cubic; export the model again")
+    _check(node, mode, place, antialias=antialias)
     before = shape_of(node.input(0))
     scales, after = _scales(node, before)
+    if place == _CROP and after[:2] != before[:2]:
+        raise node.refused("it resizes the batch or the channels while it crops; export it with their sizes unchanged")
+    if place == _CROP:
+        return node.by_tvm()
     ratios = [Fraction(new, old) for new, old in zip(after, before, strict=True)]
     is_whole = all(1 in (ratio.numerator, ratio.denominator) for ratio in ratios)
     is_image = scales == ratios and after[:2] == before[:2] and "axes" not in node.attributes
+    if place == "align_corners" and 1 in after[2:]:
+        is_image = False  # TVM divides by the size less 1
     if is_image and (is_whole or mode != "nearest") and not antialias and not inside and place in _PLACES_OF_TVM:
         return node.by_tvm()
     value = node.input(0)
@@ -92,6 +92,24 @@ def _resize(node: OnnxNode) -> Any:
                 stretch = min(scale, Fraction(1)) if antialias else Fraction(1)
                 value = node.emit(_weighted(node, value, axis, _kernel(node, mode, stretch), places))
     return value
+
+
+def _check(node: OnnxNode, mode: str, place: str, *, antialias: bool) -> None:
+    """Raises BadModel for attributes and scales that are not supported."""
+    if mode not in ("nearest", "linear", "cubic"):
+        raise node.refused(f"mode='{mode}' is neither nearest, linear nor cubic; export the model again")
+    if antialias and mode == "nearest":
+        raise node.refused("antialias=1 with mode='nearest' is not valid ONNX; export it with mode='linear'")
+    if place not in (_CROP, *_PLACES):
+        raise node.refused(f"coordinate_transformation_mode='{place}' is not supported; use half_pixel or asymmetric")
+    if place == _CROP and "axes" in node.attributes:
+        raise node.refused("it crops some axes alone; export it without the attribute axes")
+    if place == _CROP and antialias:
+        raise node.refused(f"antialias=1 with '{place}' is not supported; crop before, and resize with half_pixel")
+    scales = node.constant(_SCALES)
+    for axis, scale in enumerate(() if scales is None else scales):
+        if not 0 < scale < math.inf:
+            raise node.refused(f"its scale {axis} is {scale}; export it with scales that are finite and above 0")
 
 
 def _scales(node: OnnxNode, before: list[int]) -> tuple[list[Fraction], list[int]]:

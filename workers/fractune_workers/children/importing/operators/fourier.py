@@ -26,6 +26,8 @@ def _dft(node: OnnxNode) -> relax.Expr:
         if given is None and node.optional(2) is not None:
             raise node.refused("its axis is computed; make it a constant")
         axis = -2 if given is None else int(given.reshape(-1)[0])
+    if not -rank <= axis < rank or axis % rank == rank - 1:
+        raise node.refused(f"axis {axis} is not one of the {rank - 1} axes of samples; export the model again")
     inverse = bool(node.attributes.get("inverse", 0))
     samples = shape_of(x)[axis]
     length = _number(node, 1, 2 * (samples - 1) if inverse and node.attributes.get("onesided", 0) else samples)
@@ -64,10 +66,14 @@ def _transformed(
     onesided = bool(node.attributes.get("onesided", default_onesided))
     shape, dtype = shape_of(x), dtype_of(x)
     samples, parts = shape[axis], shape[-1]
+    if parts not in (1, 2):
+        raise node.refused(f"its last axis has {parts} numbers, and only 1 or 2 are one number; export the model again")
+    if length < 1:
+        raise node.refused(f"it transforms {length} samples; export it with a length of 1 or more")
     if onesided and not inverse and parts != 1:
         raise node.refused("onesided=1 is for real numbers, and its input is complex; export it with onesided=0")
     count = length // 2 + 1 if onesided and not inverse else length
-    if length < 1 or samples * count > _MOST_ELEMENTS:
+    if samples * count > _MOST_ELEMENTS:
         raise node.refused(f"{samples} samples to {count} frequencies are too many for a matrix; use shorter frames")
     last = [*(each for each in range(len(shape) - 1) if each != axis), axis]
     back = [last.index(each) for each in range(len(shape) - 1)]

@@ -105,6 +105,7 @@ class _Blocks:
         self._size = int(node.attributes.get("block_size", 0))
         self._axis = int(node.attributes.get("axis", _AXIS))
         parameter = shape_of(node.input(1))
+        self._check_zero_point(parameter)
         self._is_one = len(parameter) == 0 or (parameter == [1] and not self._size)
         if self._is_one:
             return
@@ -118,12 +119,18 @@ class _Blocks:
         elif parameter != [shape[self._axis]]:
             raise node.refused(f"scales of shape {parameter} do not fit axis {self._axis} of {shape}; export it again")
 
+    def _check_zero_point(self, scales: list[int]) -> None:
+        zero = self._node.optional(2)
+        if zero is not None and shape_of(zero) != scales and shape_of(zero) + scales != [1]:
+            raise self._node.refused(
+                f"its zero point has the shape {shape_of(zero)}, and its scale {scales}; export it with equal shapes"
+            )
+
     def _check_blocks(self, scales: list[int]) -> None:
-        length = self._shape[self._axis]
-        if self._size < 0 or length % self._size:
-            raise self._node.refused(f"blocks of {self._size} do not divide axis {self._axis} of {self._shape}; pad it")
+        if self._size < 0:
+            raise self._node.refused(f"block_size={self._size} is not a size; export the model again")
         expected = [*self._shape]
-        expected[self._axis] = length // self._size
+        expected[self._axis] = -(-self._shape[self._axis] // self._size)
         if scales != expected:
             raise self._node.refused(f"scales of shape {scales}, but its blocks need {expected}; export it again")
 
@@ -143,27 +150,46 @@ class _Blocks:
         shape = [] if self._is_one else [-1]
         return relax.const(scale.reshape(shape)), relax.const(zero.reshape(shape)), 0 if self._is_one else self._axis
 
+    @property
+    def _is_split(self) -> bool:
+        """Whether a block's numbers lie along an axis of their own. A shorter last block does not allow it."""
+        return bool(self._size) and not self._is_one and self._shape[self._axis] % self._size == 0
+
     def split(self, numbers: relax.Expr) -> relax.Expr:
         """The numbers with a block's numbers along an axis of their own."""
-        if not self._size:
+        if not self._is_split:
             return numbers
         before, after = self._shape[: self._axis], self._shape[self._axis + 1 :]
         return relax.op.reshape(numbers, [*before, self._shape[self._axis] // self._size, self._size, *after])
 
     def join(self, numbers: relax.Expr) -> relax.Expr:
-        return relax.op.reshape(self._node.builder.normalize(numbers), self._shape) if self._size else numbers
+        return relax.op.reshape(self._node.builder.normalize(numbers), self._shape) if self._is_split else numbers
 
     def parameter(self, value: relax.Expr) -> relax.Expr:
         """Scales or zero points in a shape that broadcasts over the numbers as they are split."""
+        if self._size and not self._is_one and not self._is_split:
+            return self._for_each(value)
         shape = self._parameter_shape()
         if is_constant(value):
             return relax.const(value.value.numpy().reshape(shape))
         return relax.op.reshape(self._node.builder.normalize(value), shape)
 
+    def _for_each(self, value: relax.Expr) -> relax.Expr:
+        """Scales or zero points of blocks, for each number one."""
+        if is_constant(value):
+            return relax.const(self.repeated(value.value.numpy()))
+        return relax.op.take(
+            self._node.builder.normalize(value), relax.const(self._block_of_each(), "int64"), axis=self._axis
+        )
+
+    def _block_of_each(self) -> _Array:
+        """By an index of the axis: its block."""
+        return np.arange(self._shape[self._axis]) // self._size
+
     def repeated(self, values: _Array) -> _Array:
-        """The same of constants, for the numbers as they are."""
-        if self._size:
-            return np.repeat(values, self._size, axis=self._axis)
+        """Constant scales or zero points in a shape that broadcasts over the numbers as they are."""
+        if self._size and not self._is_one:
+            return np.take(values, self._block_of_each(), axis=self._axis)
         return values.reshape(self._parameter_shape())
 
     def _parameter_shape(self) -> list[int]:

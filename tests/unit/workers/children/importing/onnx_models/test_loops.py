@@ -148,3 +148,61 @@ def test_too_many_iterations_are_refused_before_they_are_made() -> None:
     node = helper.make_node("Loop", ["n", "", "x"], ["y", "all"], name="many", body=loop_body())
     with pytest.raises(BadModel, match=r"node 'many' \(Loop\) unrolled, has [\d,]{20,} nodes, and 30,000 is the limit"):
         imported(onnx_model([node], {"x": X}, {"n": np.array(2**60)}))
+
+
+def steady(count: int, condition: list[onnx.NodeProto], inner: onnx.NodeProto | None = None) -> onnx.NodeProto:
+    """A loop with a condition that its body computes by these nodes, as `more`."""
+    body = helper.make_graph(
+        [inner or helper.make_node("Add", ["a", "x"], ["b"]), *condition],
+        "body",
+        [value("at", TensorProto.INT64, []), value("go", TensorProto.BOOL, []), value("a", TensorProto.FLOAT, [3, 4])],
+        [value("more", TensorProto.BOOL, []), value("b", TensorProto.FLOAT, [3, 4])],
+    )
+    return helper.make_node("Loop", ["n" if count else "", "yes", "x"], ["y"], name="many", body=body)
+
+
+PASSED_ON = [helper.make_node("Identity", ["go"], ["more"])]
+CONSTANT = [helper.make_node("Constant", [], ["more"], value=numpy_helper.from_array(np.ones((), bool)))]
+
+
+@pytest.mark.parametrize("condition", [PASSED_ON, CONSTANT], ids=["passed on", "constant"])
+def test_a_condition_that_never_changes_is_foreseen(condition: list[onnx.NodeProto]) -> None:
+    """The count alone decides, so no iteration is made."""
+    weights = {"n": np.array(2**62), "yes": np.ones((), bool)}
+    with pytest.raises(BadModel, match=r"node 'many' \(Loop\) unrolled, has [\d,]{20,} nodes, and 30,000 is the limit"):
+        imported(onnx_model([steady(2**62, condition)], {"x": X}, weights))
+    with pytest.raises(BadModel, match=r"node 'many' \(Loop\) never ends, for its condition never changes; export"):
+        imported(onnx_model([steady(0, condition)], {"x": X}, {"yes": weights["yes"]}))
+
+
+def test_loops_in_loops_are_foreseen() -> None:
+    node = helper.make_node("Add", ["a", "x"], ["b"])
+    for _ in range(8):
+        node = steady(100, PASSED_ON, node)
+        node.input[2], node.output[0] = "a", "b"
+    node.input[2], node.output[0] = "x", "y"
+    weights = {"n": np.array(100), "yes": np.ones((), bool)}
+    with pytest.raises(BadModel, match=r"node 'many' \(Loop\) unrolled, has [\d,]{20,} nodes, and 30,000 is the limit"):
+        imported(onnx_model([node], {"x": X}, weights))
+
+
+@pytest.mark.parametrize("count", [3, -1])
+def test_a_condition_that_never_changes(tmp_path: Path, count: int) -> None:
+    nodes = [steady(count, PASSED_ON), helper.make_node("Neg", ["y"], ["z"])]
+    check(tmp_path, onnx_model(nodes, {"x": X}, {"n": np.array(count), "yes": np.ones((), bool)}))
+
+
+def test_a_negative_count_takes_no_nodes_off() -> None:
+    nodes = [
+        helper.make_node("Loop", ["less", "", "x"], ["w"], body=loop_body()),
+        helper.make_node("Loop", ["n", "", "w"], ["y"], name="many", body=loop_body()),
+    ]
+    weights = {"less": np.array(-(2**62)), "n": np.array(2**20)}
+    with pytest.raises(BadModel, match=r"node 'many' \(Loop\) unrolled, has [\d,]{8,} nodes, and 30,000 is the limit"):
+        imported(onnx_model(nodes, {"x": X}, weights))
+
+
+def test_a_long_name_is_shortened() -> None:
+    node = helper.make_node("Loop", ["n", "", "x"], ["y", "all"], name="m" * 1000, body=loop_body())
+    with pytest.raises(BadModel, match=r"node 'm{98} \.\.\. m{97}' \(Loop\) unrolled, has"):
+        imported(onnx_model([node], {"x": X}, {"n": np.array(2**60)}))

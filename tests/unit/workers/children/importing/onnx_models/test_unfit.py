@@ -14,7 +14,7 @@ from fractune_core.errors import BadModel
 from fractune_workers.children.importing.limits import Limits
 from fractune_workers.children.importing.model_file import load_fixed
 from fractune_workers.children.importing.passes import prepare
-from tests.support.onnx_models import TARGET, imported, onnx_model
+from tests.support.onnx_models import TARGET, imported, onnx_model, run_imported
 
 X = np.ones((2, 3), np.float32)
 SHAPE = np.array([2, 2, 3])
@@ -80,6 +80,33 @@ def test_an_input_without_a_type() -> None:
     model = onnx_model([helper.make_node("Relu", ["x"], ["y"])], {"x": X})
     model.graph.input[0].type.tensor_type.elem_type = TensorProto.UNDEFINED
     assert refusal(model) == "input 'x' has elements of no type that ONNX defines; export the model again"
+
+
+def test_an_empty_tensor_that_a_kernel_would_read() -> None:
+    """A product over no number would leave its result as the memory was."""
+    nodes = [
+        helper.make_node("Slice", ["x", "at", "at", "axis"], ["e"]),
+        helper.make_node("MatMul", ["e", "w"], ["y"], "it"),
+    ]
+    weights = {"at": np.array([1]), "axis": np.array([1]), "w": np.zeros((0, 5), np.float32)}
+    assert refusal(onnx_model(nodes, {"x": X}, weights)) == (
+        "opset 21: cannot import node 'it' (MatMul): its input 'e' is empty, and no kernel computes with it; "
+        "export without it"
+    )
+
+
+def test_an_empty_tensor_that_is_joined_to_another() -> None:
+    nodes = [
+        helper.make_node("Slice", ["x", "at", "at"], ["e"]),
+        helper.make_node("Concat", ["e", "x"], ["y"], axis=0),
+    ]
+    model = onnx_model(nodes, {"x": X}, {"at": np.array([1])})
+    np.testing.assert_array_equal(run_imported(model, {"x": X})[0], X)
+
+
+def test_an_input_that_is_read_twice_is_named_once() -> None:
+    message = refusal(onnx_model([helper.make_node("MatMul", ["x", "x"], ["y"], "it")], {"x": X}))
+    assert "no kernel takes 'x' float32 [2, 3]; export it" in message
 
 
 def test_a_node_that_crashes_the_conversion_of_opsets() -> None:

@@ -20,6 +20,7 @@ RESIZED: list[tuple[str, str, list[float], dict[str, Any]]] = [
     ("nearest", "asymmetric", [1, 1, 2, 2], {}),
     ("linear", "half_pixel", [1, 1, 0.6, 1.3], {}),
     ("linear", "align_corners", [1, 1, 0.6, 2], {}),
+    ("linear", "align_corners", [1, 1, 0.25, 0.5], {}),
     ("linear", "pytorch_half_pixel", [1, 1, 2, 2], {}),
     ("linear", "half_pixel_symmetric", [1, 1, 0.6, 1.3], {}),
     ("linear", "half_pixel", [1, 1, 0.5, 0.3], {"antialias": 1}),
@@ -63,6 +64,8 @@ CASES: list[tuple[str, list[Array], dict[str, Any]]] = [
     ("LpNormalization", [np.array([[3, 0], [-4, 0]], np.float32)], {"axis": 0}),
     ("ReverseSequence", [IMAGE[0, 0], np.array([4, 1, 2, 0, 3, 4])], {}),
     ("ReduceMax", [np.array([[False, True], [False, False]])], {}),
+    ("Sign", [np.array([np.nan, -0.0, np.inf, -3], np.float32)], {}),
+    ("Sign", [np.array([0, -3, 5], np.int32)], {}),
 ]
 
 
@@ -102,6 +105,12 @@ CONSTANTS: list[tuple[str, Array, dict[str, Array], dict[str, Any]]] = [
     ("Pow", np.array([-3, 2], np.int32), {"e": np.array(0, np.float32)}, {}),
     ("OneHot", np.array([0, -1, 9, 2]), {"d": np.array(3, np.float32), "v": np.array([2, 5], np.int32)}, {}),
     ("OneHot", np.array([[1, -3]]), {"d": np.array([3]), "v": np.array([0, 1], np.float32)}, {"axis": 1}),
+    (
+        "OneHot",
+        np.array([0.9, 2, -1.2, -1, np.nan], np.float32),
+        {"d": np.array(3, np.float32), "v": np.array([0, 1], np.float32)},
+        {},
+    ),
     ("LpNormalization", np.array([[3, -1], [0, 0]], np.float32), {}, {"p": 1}),
 ]
 
@@ -155,6 +164,12 @@ def test_boxes_are_dropped_above_the_threshold(thresholds: dict[str, Array], kep
     [
         ("Resize", {"mode": "area"}, "mode='area' is neither nearest, linear nor cubic; export the model again"),
         ("Resize", {"mode": "linear", "antialias": 1}, "it reads 128 pixels for one, and 64 is the limit; resize in"),
+        ("Resize", {"antialias": 1}, "antialias=1 with mode='nearest' is not valid ONNX; export it with mode='linear'"),
+        (
+            "Resize",
+            {"mode": "cubic", "antialias": 1, "coordinate_transformation_mode": "tf_crop_and_resize"},
+            "antialias=1 with 'tf_crop_and_resize' is not supported; crop before, and resize with half_pixel",
+        ),
         ("Cast", {"to": 22}, "it casts to numbers of less than a byte"),
         ("OneHot", {}, "its depth is no positive constant; export it with a fixed number of classes"),
         ("Pow", {}, "its base is int64, and its exponent is no constant of whole numbers from 0 to 63; cast"),
@@ -166,3 +181,12 @@ def test_a_refusal_names_the_node(operator: str, attributes: dict[str, Any], wor
     node = helper.make_node(operator, ["x", *extra], ["y"], "it", **attributes)
     with pytest.raises(BadModel, match=rf"opset 21: cannot import node 'it' \({operator}\): {words}"):
         imported(onnx_model([node], {"x": x}, {"s": np.array([1, 1, 1, 1 / 64], np.float32)} if "s" in extra else {}))
+
+
+@pytest.mark.parametrize("scale", [np.nan, np.inf, -1])
+def test_a_scale_that_is_none_is_refused(scale: float) -> None:
+    node = helper.make_node("Resize", ["x", "", "s"], ["y"], "it", mode="linear")
+    with pytest.raises(
+        BadModel, match=rf"node 'it' \(Resize\): its scale 2 is {scale:.1f}; export it with scales that"
+    ):
+        imported(onnx_model([node], {"x": IMAGE}, {"s": np.array([1, 1, scale, 1], np.float32)}))

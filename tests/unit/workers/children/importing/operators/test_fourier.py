@@ -60,3 +60,26 @@ def test_frames_longer_than_the_signal_are_refused() -> None:
     model = onnx_model([node], {"x": SIGNAL}, {"step": np.array(3), "length": np.array(13)})
     with pytest.raises(BadModel, match=r"node 'it' \(STFT\): frames of 13 by 3 do not fit 12 samples"):
         imported(model)
+
+
+def test_a_step_of_0_is_refused() -> None:
+    node = helper.make_node("STFT", ["x", "step", "", "length"], ["y"], "it")
+    model = onnx_model([node], {"x": SIGNAL}, {"step": np.array(0), "length": np.array(8)})
+    with pytest.raises(BadModel, match=r"node 'it' \(STFT\): frames of 8 by 0 do not fit 12 samples"):
+        imported(model)
+
+
+@pytest.mark.parametrize(
+    ("last", "constants", "words"),
+    [
+        (1, {"n": np.array(0)}, "it transforms 0 samples; export it with a length of 1 or more"),
+        (1, {"n": np.array(-1)}, "it transforms -1 samples; export it with a length of 1 or more"),
+        (3, {}, "its last axis has 3 numbers, and only 1 or 2 are one number; export the model again"),
+        (1, {"n": np.array(8), "axis": np.array(2)}, "axis 2 is not one of the 2 axes of samples; export"),
+    ],
+)
+def test_what_is_no_transform_is_refused(last: int, constants: dict[str, Any], words: str) -> None:
+    x = np.zeros((2, 8, last), np.float32)
+    model = onnx_model([helper.make_node("DFT", ["x", *constants], ["y"], "it")], {"x": x}, constants)
+    with pytest.raises(BadModel, match=rf"node 'it' \(DFT\): {words}"):
+        imported(model)

@@ -58,10 +58,35 @@ def test_a_scale_for_each_block() -> None:
     check(quantized_and_back({"s": scales, "z": zeros}, axis=1, block_size=2), {"x": ROWS})
 
 
-def test_blocks_that_do_not_divide_the_axis_are_refused() -> None:
-    model = quantized_and_back({"s": SCALES[:, None].repeat(3, 1)}, axis=1, block_size=3)
-    with pytest.raises(BadModel, match=r"'q' \(QuantizeLinear\): blocks of 3 do not divide axis 1 of \[3, 8\]; pad it"):
+@pytest.mark.parametrize("size", [3, 100])
+@pytest.mark.parametrize("is_constant", [False, True])
+def test_a_last_block_may_be_shorter(size: int, *, is_constant: bool) -> None:
+    blocks = -(-ROWS.shape[1] // size)
+    weights: dict[str, Array] = {
+        "s": DRAW.uniform(0.5, 2, (3, blocks)).astype(np.float32),
+        "z": DRAW.integers(0, 9, (3, blocks)).astype(np.uint8),
+    }
+    if is_constant:
+        check(quantized_and_back(weights, axis=1, block_size=size), {"x": ROWS})
+    else:
+        node = helper.make_node("QuantizeLinear", ["x", "s", "z"], ["y"], axis=1, block_size=size)
+        check(onnx_model([node], {"x": ROWS, **weights}), {"x": ROWS, **weights})
+
+
+def test_scales_of_other_blocks_are_refused() -> None:
+    model = quantized_and_back({"s": SCALES[:, None].repeat(2, 1)}, axis=1, block_size=3)
+    with pytest.raises(
+        BadModel, match=r"'q' \(QuantizeLinear\): scales of shape \[3, 2\], but its blocks need \[3, 3\]"
+    ):
         imported(model)
+
+
+@pytest.mark.parametrize("zeros", [np.zeros(1, np.uint8), np.zeros((3, 1), np.uint8)], ids=str)
+def test_a_zero_point_of_another_shape_than_its_scale_is_refused(zeros: Array) -> None:
+    with pytest.raises(
+        BadModel, match=r"its zero point has the shape \[.*\], and its scale \[3\]; export it with equal"
+    ):
+        imported(quantized_and_back({"s": SCALES, "z": zeros}, axis=0))
 
 
 def test_numbers_that_no_kernel_reads_are_refused() -> None:
@@ -118,6 +143,16 @@ def test_convolutions_of_whole_numbers(zero: Array) -> None:
     weights = {"w": DRAW.integers(-128, 128, (4, 1, 3, 3), dtype=np.int8), "xz": np.array(7, np.uint8), "wz": zero}
     node = helper.make_node("ConvInteger", ["x", *weights], ["y"], pads=[1, 1, 1, 1], group=2, strides=[2, 1])
     check(onnx_model([node], x, weights), x)
+
+
+@pytest.mark.parametrize("zero", [np.ones(2, np.uint8), np.ones((5, 6), np.uint8), np.ones((1, 1), np.uint8)], ids=str)
+def test_a_zero_point_that_does_not_fit_is_refused(zero: Array) -> None:
+    node = helper.make_node("MatMulInteger", ["a", "b", "z"], ["y"], "it")
+    model = onnx_model([node], {"a": np.ones((5, 6), np.uint8)}, {"b": np.ones((6, 4), np.int8), "z": zero})
+    with pytest.raises(
+        BadModel, match=r"node 'it' \(MatMulInteger\): its zero point 'z' has the shape \[.*\], which does"
+    ):
+        imported(model)
 
 
 @pytest.mark.parametrize("dtype", ["int32", "uint8"])

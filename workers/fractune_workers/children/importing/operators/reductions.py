@@ -1,0 +1,56 @@
+"""Reductions of whole numbers and of truth values. TVM's own results have other types there, or no kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from tvm import relax
+from tvm.relax.frontend.onnx import onnx_frontend
+
+from fractune_workers.children.importing.operators.onnx_node import Converter, OnnxNode, as_type, dtype_of
+
+
+def _extreme(node: OnnxNode) -> Any:
+    """Truth values are reduced as bytes."""
+    if dtype_of(node.input(0)) != "bool":
+        return node.by_tvm()
+    return relax.op.astype(_reduced_as(node, "int8"), "bool")
+
+
+def _mean(node: OnnxNode) -> Any:
+    """Of whole numbers an exact sum, whose quotient is truncated. TVM divides a sum of 32 bits by an int64."""
+    dtype = dtype_of(node.input(0))
+    if "float" in dtype or dtype == "int64":
+        return node.by_tvm()
+    if dtype == "uint64":
+        raise node.refused("it averages uint64, which no kernel does; cast it to int64 before")
+    return relax.op.astype(_reduced_as(node, "int64"), dtype)
+
+
+def _norm(node: OnnxNode) -> Any:
+    """Of whole numbers the truncated root, and the largest number of the type where the root is larger."""
+    dtype = dtype_of(node.input(0))
+    if "float" in dtype:
+        return node.by_tvm()
+    most = float(np.iinfo(dtype).max)
+    fitting = most if int(most) <= np.iinfo(dtype).max else np.nextafter(most, 0)
+    norm = node.emit(relax.op.minimum(_reduced_as(node, "float64"), relax.const(fitting, "float64")))
+    return relax.op.astype(norm, dtype)
+
+
+def _reduced_as(node: OnnxNode, dtype: str) -> Any:
+    """The node's result for its numbers in another type."""
+    numbers = node.emit(as_type(dtype, node.input(0)))
+    return node.emit(replace(node, inputs=onnx_frontend.onnx_input([numbers, *node.inputs[1:]])).by_tvm())
+
+
+REDUCTIONS: Mapping[str, Converter] = {
+    "ReduceL2": _norm,
+    "ReduceMax": _extreme,
+    "ReduceMean": _mean,
+    "ReduceMin": _extreme,
+}
+"""by ONNX's names"""
