@@ -132,7 +132,7 @@ def test_all_options_reach_the_server(server: ScriptedServer, model: Path) -> No
         (["--input", "x"], 2, "NAME=1,3,224,224"),
         (["--input", "x=1,a"], 2, "is not a list of whole numbers"),
         (["--input", "x=0"], 2, "at least 1"),
-        (["--input", "x=1", "--input", "x=2"], 2, "twice"),
+        (["--input", "x=1", "--input", "x=2"], 2, "has a shape already"),
         (["--picture", "table.gif"], 2, ".svg or .png"),
         (["--state", "s"], 2, "exclude each other"),
         (["--out", "/dev/null/x"], 7, "--out /dev/null/x"),
