@@ -20,7 +20,7 @@ from fractune_core.errors import BadModel, first_line, shortened
 from fractune_core.implementations import DIRECT
 from fractune_workers.children.importing.unlowered import why_unlowered
 from fractune_workers.children.layouts.plan import planned
-from fractune_workers.children.rewriting import row_kernels, single_numbers, transcendental
+from fractune_workers.children.rewriting import indexing, row_kernels, single_numbers, transcendental
 from fractune_workers.children.rewriting.concats import CONCAT, kept, settled
 from fractune_workers.children.rewriting.lookups import looked_up
 from fractune_workers.children.rewriting.simplify import simplify
@@ -31,6 +31,7 @@ _log = logging.getLogger(__name__)
 _FLOAT32_BYTES = 4
 _MOST_NAME_CHARACTERS = 200
 _LEGALIZATIONS_FOR_CPUS = {
+    **indexing.LEGALIZATIONS,
     **transcendental.LEGALIZATIONS,
     **row_kernels.LEGALIZATIONS,
     **single_numbers.LEGALIZATIONS,
@@ -72,7 +73,7 @@ def prepare(mod: tvm.IRModule, target: tvm.target.Target, implementation: str = 
             relax.backend.DispatchSampling(),
             relax.backend.DispatchSortScan(),
             relax.transform.LegalizeOps(
-                _LEGALIZATIONS_FOR_CPUS if target.kind.name == "llvm" else None, enable_warning=False
+                _LEGALIZATIONS_FOR_CPUS if target.kind.name == "llvm" else indexing.LEGALIZATIONS, enable_warning=False
             ),
             relax.transform.RewriteDataflowReshape(),  # a view costs nothing, a fused copy does
             relax.transform.AnnotateTIROpPattern(),

@@ -17,6 +17,7 @@ from tvm.relax.frontend.onnx import onnx_frontend
 from fractune_workers.children.importing.onnx_graph import text_of
 from fractune_workers.children.importing.operators.corrected_resize import RESIZE
 from fractune_workers.children.importing.operators.element_types import AS_BYTES
+from fractune_workers.children.importing.operators.indices import INDEXED
 from fractune_workers.children.importing.operators.onnx_node import Converter, OnnxNode, as_type, dtype_of, shape_of
 from fractune_workers.children.importing.operators.reductions import REDUCTIONS
 from fractune_workers.children.importing.operators.sized import SIZED
@@ -307,22 +308,6 @@ def _sign(node: OnnxNode) -> Any:
     return relax.op.where(relax.op.isnan(x), x, relax.op.sign(x))
 
 
-def _reverse_sequence(node: OnnxNode) -> relax.Expr:
-    """The first steps of each sequence backwards, the others as they are."""
-    x, lengths = node.input(0), node.emit(as_type("int64", node.input(1)))
-    time, batch = (int(node.attributes.get(name, default)) for name, default in (("time_axis", 0), ("batch_axis", 1)))
-    shape = shape_of(x)
-
-    def along(axis: int) -> list[int]:
-        return [-1 if each == axis else 1 for each in range(len(shape))]
-
-    steps = relax.const(np.arange(shape[time]).reshape(along(time)), "int64")
-    ends = node.emit(relax.op.reshape(lengths, [shape[batch] if size < 0 else 1 for size in along(batch)]))
-    back = node.emit(relax.op.subtract(node.emit(relax.op.subtract(ends, relax.const(1, "int64"))), steps))
-    places = node.emit(relax.op.where(relax.op.less(steps, ends), back, steps))
-    return relax.op.gather_elements(x, node.emit(relax.op.broadcast_to(places, shape)), axis=time)
-
-
 def _rms_norm(node: OnnxNode) -> Any:
     """From any axis on: TVM's is for a scale of one axis."""
     x, scale = node.input(0), node.input(1)
@@ -358,10 +343,10 @@ CORRECTED: Mapping[str, Converter] = {
     "OneHot": _one_hot,
     "Pow": _pow,
     "RMSNormalization": _rms_norm,
-    "ReverseSequence": _reverse_sequence,
     "RoiAlign": _roi_align,
     "Sign": _sign,
     "SpaceToDepth": _space_to_depth,
+    **INDEXED,
     **REDUCTIONS,
     **RESIZE,
     **SIZED,

@@ -81,6 +81,6 @@ def dtype_of(value: relax.Expr) -> str:
 def as_type(dtype: str, value: relax.Expr) -> relax.Expr:
     """The value in this type. A constant is converted at once."""
     if is_constant(value):
-        return relax.const(value.value.numpy().astype(dtype))
+        return relax.const(value.value.numpy().astype(dtype), dtype)  # else TVM narrows it to 32 bits
     known = isinstance(value.ty, relax.TensorType) and dtype_of(value) == dtype
     return value if known else relax.op.astype(value, dtype)

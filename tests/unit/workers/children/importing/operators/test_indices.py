@@ -1,0 +1,111 @@
+"""Constant indices are checked at import, and constant lengths of ReverseSequence work."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from onnx import helper
+
+from fractune_core.errors import BadModel
+from tests.support.onnx_models import imported, onnx_model, run_by_onnxruntime, run_imported
+
+Array = npt.NDArray[Any]
+DATA = np.arange(12, dtype=np.float32).reshape(3, 4)
+ROW = np.ones((1, 4), np.float32)
+WRONG: list[tuple[str, Array, Array | None, int, int]] = [
+    ("Gather", np.array([0, 3]), None, 3, 3),
+    ("Gather", np.array(-4), None, -4, 3),
+    ("Gather", np.array([[2**40]]), None, 2**40, 3),
+    ("GatherElements", np.array([[0, 1, -4, 2]]), None, -4, 3),
+    ("GatherND", np.array([[0, 3], [2, 4]]), None, 4, 4),
+    ("ScatterElements", np.array([[0, 1, 2, 3]]), ROW, 3, 3),
+    ("ScatterND", np.array([[-4]]), ROW, -4, 3),
+]
+
+
+def model_of(operator: str, indices: Array, updates: Array | None, **attributes: Any) -> Any:
+    given = {"x": DATA} if updates is None else {"x": DATA, "u": updates}
+    node = helper.make_node(operator, ["x", "i", *list(given)[1:]], ["y"], "it", **attributes)
+    return onnx_model([node], given, {"i": indices})
+
+
+@pytest.mark.parametrize(("operator", "indices", "updates", "index", "extent"), WRONG)
+def test_a_constant_index_outside_of_the_data_is_refused(
+    operator: str, indices: Array, updates: Array | None, index: int, extent: int
+) -> None:
+    line = rf"node 'it' \({operator}\): its constant index {index} is outside of an axis of {extent}; export the model"
+    with pytest.raises(BadModel, match=line):
+        imported(model_of(operator, indices, updates))
+
+
+@pytest.mark.parametrize("indices", [np.array([-3, 2, 0, -1]), np.array(-3)])
+def test_constant_indices_at_both_ends_are_taken(indices: Array) -> None:
+    model = model_of("Gather", indices, None)
+    np.testing.assert_array_equal(run_imported(model, {"x": DATA})[0], DATA[indices])
+
+
+@pytest.mark.parametrize(
+    ("operator", "indices", "updates", "line"),
+    [
+        ("GatherElements", (1, 5), None, r"its indices have the shape \[1, 5\], its data \[3, 4\]"),
+        ("ScatterElements", (1, 5), (1, 5), r"its indices have the shape \[1, 5\], its data \[3, 4\]"),
+        ("ScatterElements", (1, 4), (1, 3), r"its updates have the shape \[1, 3\], its indices \[1, 4\]"),
+    ],
+)
+def test_indices_of_a_shape_that_does_not_fit_are_refused(
+    operator: str, indices: tuple[int, ...], updates: tuple[int, ...] | None, line: str
+) -> None:
+    given = None if updates is None else np.zeros(updates, np.float32)
+    with pytest.raises(BadModel, match=line):
+        imported(model_of(operator, np.zeros(indices, np.int64), given))
+
+
+@pytest.mark.parametrize(("axis", "reduction"), [(0, "none"), (1, "add"), (2, "mul"), (-1, "max")])
+def test_a_scatter_by_fewer_indices_than_the_data_has(axis: int, reduction: str) -> None:
+    given: dict[str, Array] = {
+        "x": np.arange(120, dtype=np.float32).reshape(4, 5, 6),
+        "i": np.arange(12).reshape(2, 3, 2) % 7 - 3,
+        "u": np.arange(12, dtype=np.float32).reshape(2, 3, 2) + 70,
+    }
+    node = helper.make_node("ScatterElements", list(given), ["y"], axis=axis, reduction=reduction)
+    model = onnx_model([node], given)
+    np.testing.assert_array_equal(run_imported(model, given)[0], run_by_onnxruntime(model, given)[0])
+
+
+STEPS = np.arange(24, dtype=np.float32).reshape(4, 3, 2)
+AXES: list[tuple[dict[str, Any], list[int]]] = [
+    ({"time_axis": 0, "batch_axis": 1}, [1, 2, 4]),
+    ({"time_axis": 1, "batch_axis": 0}, [0, 1, 2, 3]),
+]
+
+
+def reversal(lengths: list[int], *, is_constant: bool, **axes: Any) -> tuple[Any, dict[str, Array]]:
+    """A model and its inputs."""
+    given, weights = {"x": STEPS}, {"l": np.array(lengths)}
+    if not is_constant:
+        given, weights = {**given, **weights}, {}
+    return onnx_model([helper.make_node("ReverseSequence", ["x", "l"], ["y"], "it", **axes)], given, weights), given
+
+
+@pytest.mark.parametrize("is_constant", [False, True])
+@pytest.mark.parametrize(("axes", "lengths"), AXES)
+def test_sequences_are_reversed(axes: dict[str, Any], lengths: list[int], *, is_constant: bool) -> None:
+    model, given = reversal(lengths, is_constant=is_constant, **axes)
+    np.testing.assert_array_equal(run_imported(model, given)[0], run_by_onnxruntime(model, given)[0])
+
+
+def test_computed_lengths_are_limited_by_the_steps() -> None:
+    model, given = reversal([-1, 5, 2**62], is_constant=False)
+    found = run_imported(model, given)[0]
+    np.testing.assert_array_equal(found[:, 0], STEPS[:, 0])
+    np.testing.assert_array_equal(found[:, 1:], STEPS[::-1, 1:])
+
+
+@pytest.mark.parametrize("length", [-1, 5])
+def test_a_constant_length_outside_of_the_steps_is_refused(length: int) -> None:
+    model, _ = reversal([1, 2, length], is_constant=True)
+    with pytest.raises(BadModel, match=rf"\(ReverseSequence\): its constant length {length} is outside of 4 steps"):
+        imported(model)
