@@ -8,8 +8,6 @@ from fractune.features.cost.cost import CostResult as CostResult
 from fractune.features.cost.cost import cost as cost
 from fractune.features.cost.job_cost import JobCost as JobCost
 from fractune.features.cost.job_cost import Prices as Prices
-from fractune.features.fit.fit import FitResult as FitResult
-from fractune.features.fit.fit import fit as fit
 from fractune.features.fuse.fuse import FusedModel as FusedModel
 from fractune.features.fuse.fuse import fuse as fuse
 from fractune.features.job import Job as Job
@@ -44,7 +42,7 @@ from fractune.features.tune.goal_result import PeerTiming as PeerTiming
 from fractune.features.tune.goal_result import SideBySide as SideBySide
 from fractune.features.tune.result import TuneResult as TuneResult
 from fractune.features.tune.tune import tune as tune
-from fractune.inference.choosing import VariantChoice as VariantChoice
+from fractune.inference.choosing.variants import VariantChoice as VariantChoice
 from fractune.inference.comparing.compare import Comparison as Comparison
 from fractune.inference.comparing.compare import compare as compare
 from fractune.inference.model import Model as Model

@@ -43,11 +43,12 @@ CORE = tuple(
 WORDS = ("fractune_core", "fractune_core.codec", "fractune_core.errors")
 """what every room of core that is made of the words of the domain may import"""
 
-INFERENCE = tuple(f"fractune.inference{name}" for name in ("", ".comparing", ".cpu", ".gpu", ".tvm_runtime"))
+INFERENCE = tuple(
+    f"fractune.inference{name}" for name in ("", ".choosing", ".comparing", ".cpu", ".gpu", ".tvm_runtime")
+)
 
 FEATURES = tuple(
-    f"fractune.features.{name}"
-    for name in ("cost", "fit", "fuse", "knee", "log", "matrix", "noise", "pair", "plan", "tune")
+    f"fractune.features.{name}" for name in ("cost", "fuse", "knee", "log", "matrix", "noise", "pair", "plan", "tune")
 )
 
 BELOW_FEATURES = tuple(f"fractune.{name}" for name in ("local", "models", "server", "sessions", "text"))
@@ -311,8 +312,6 @@ ROOMS = {
     # What `import fractune` offers: a client of a server on top, the features below it.
     "fractune.features": room(*CORE, "fractune", *FEATURES, *BELOW_FEATURES),
     "fractune.features.cost": feature(),
-    # A model is timed in a process that is confined as the workers' are.
-    "fractune.features.fit": feature(lazily=(*INFERENCE, "fractune_workers.confinement", "matplotlib")),
     "fractune.features.fuse": feature(lazily=("fractune_workers.child", "fractune_workers.reader")),
     "fractune.features.knee": feature("fractune.features.matrix", lazily=("matplotlib",)),
     "fractune.features.log": feature(lazily=("tvm", "tvm_ffi", "numpy")),
@@ -329,7 +328,7 @@ ROOMS = {
     # A peer is timed beside a bundle in a process that is confined as the workers' are.
     "fractune.features.tune": feature(
         "fractune.features.matrix",
-        lazily=(*INFERENCE, "fractune_workers.confinement"),
+        lazily=(*INFERENCE, *(f"fractune_workers.{name}" for name in ("child", "confinement", "locks"))),
     ),
     # Where a job runs: a server, or a stack of its own, followed to the job's end.
     "fractune.sessions": room(
@@ -343,7 +342,7 @@ ROOMS = {
     # Models in memory are written by the package that made them, which is loaded then. The user's own Python file runs
     # in a child of the user's command, never in a part of a fleet.
     "fractune.models": room(*CORE, "fractune", "fractune.local", lazily=("onnx", "torch", "tvm")),
-    # `fractune server` and `fractune worker` become those parts. `timing_process` confines a child as a worker does.
+    # `fractune server` and `fractune worker` become those parts.
     "fractune.local": room(
         *CORE,
         "fractune",
@@ -351,10 +350,7 @@ ROOMS = {
         "platformdirs",
         lazily=(
             "fractune_server",
-            *(
-                f"fractune_workers{name}"
-                for name in ("", ".calibration", ".child", ".confinement", ".gpu", ".inventory", ".locks")
-            ),
+            *(f"fractune_workers{name}" for name in ("", ".calibration", ".gpu", ".inventory")),
         ),
     ),
     "fractune.server": room(*CORE, GRPC_STUBS, "google.protobuf", "grpc", "grpc_health"),
@@ -363,13 +359,19 @@ ROOMS = {
     # Runs on machines that have the extra `run` alone: TVM's runtime, neither its package nor its compiler.
     "fractune.inference": room(
         *CORE,
+        "fractune.inference.choosing",
         "fractune.inference.cpu",
         "fractune.inference.gpu",
         "fractune.inference.tvm_runtime",
         lazily=("cryptography",),
     ),
+    "fractune.inference.choosing": room(*CORE, "fractune.inference.cpu"),
     "fractune.inference.comparing": room(
-        *CORE, "fractune.inference", "fractune.inference.tvm_runtime", lazily=("numpy", "onnxruntime")
+        *CORE,
+        "fractune.inference",
+        "fractune.inference.choosing",
+        "fractune.inference.tvm_runtime",
+        lazily=("numpy", "onnxruntime"),
     ),
     "fractune.inference.cpu": room(*CORE, "fractune.inference.tvm_runtime"),
     "fractune.inference.gpu": room(*CORE, "fractune.inference.cpu", "fractune.inference.tvm_runtime"),

@@ -13,7 +13,7 @@ import pytest
 
 import fractune
 from fractune.errors import BadBundle
-from fractune.inference.choosing import VariantChoice
+from fractune.inference.choosing.variants import VariantChoice
 from fractune_core.analysis.match import How
 from fractune_core.analysis.slowdown_ci import slowdown
 from tests.support.paths import REPOSITORY

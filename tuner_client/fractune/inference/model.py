@@ -11,17 +11,17 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from fractune.inference.backends import backend_for
 from fractune.inference.bound import Bound
-from fractune.inference.choosing import VariantChoice, choose_variant
+from fractune.inference.choosing.matching import match_share
+from fractune.inference.choosing.under_limit import ServiceGoal
+from fractune.inference.choosing.variants import VariantChoice
 from fractune.inference.cpu.share import ShareHere
-from fractune.inference.one_thread import one_thread_choice
 from fractune.inference.runner import runner_for
 from fractune.inference.signatures import open_bundle
 from fractune.inference.slots import Slots
-from fractune.inference.smaller_share import smaller_share_choice
 from fractune.inference.tvm_runtime import tensors
 from fractune.inference.tvm_runtime.bound_memory import BoundMemory
 from fractune.inference.tvm_runtime.kept_inputs import KeptInputs, are_small
@@ -30,6 +30,7 @@ from fractune.inference.untuned import warn_if_untuned
 from fractune_core.analysis.match import DEFAULT_POLICY, Policy
 from fractune_core.errors import BadBundle, BadRequest, shortened
 from fractune_core.files.bundles import Bundle
+from fractune_core.host.cgroups import ThrottledSince
 from fractune_core.shares import Share
 
 if TYPE_CHECKING:
@@ -45,24 +46,28 @@ def load(
     share: str | None = None,
     public_key: str | bytes | None = None,
     policy: Policy = DEFAULT_POLICY,
+    goal: ServiceGoal = "latency",
 ) -> Model:
     """Load the bundle at `path` for the share of this process, or for `share`. A `cpu:N` may not be larger. For a GPU
     (`mps:PERCENT`, `mps-sm:CHUNKS`, `mig:...`, `full`) it is the share that the process must have.
 
     With `public_key` (PEM text) a bundle that its owner did not sign is refused. `policy` limits the distance between
-    the share and a variant's measurements. A RuntimeWarning says what to tune if only the untuned variant fits. Raises
-    BadBundle, BadRequest, ShareUnavailable, or FractuneError when TVM is not installed.
+    the share and a variant's measurements. A RuntimeWarning says what to tune if only the untuned variant fits. Under a
+    CPU limit (a cgroup's quota) predictions choose the number of threads. The goal is the least latency of requests
+    with pauses, or the most requests in a loop (`throughput`).
+
+    Raises BadBundle, BadRequest, ShareUnavailable, or FractuneError when TVM is not installed.
     """
-    return Model(open_bundle(path, public_key), share=share, policy=policy)
+    return Model(open_bundle(path, public_key), share=share, policy=policy, goal=goal)
 
 
 class Model:
     """A bundle's variants over one copy of its weights. Any thread may call it; calls run one after the other.
 
-    A model runs with as many threads as its share has cores, each on its part of the share's CPUs. None of them is the
-    caller's: several callers at once would only disturb each other there. A model of one thread, because the share has
-    one core or more threads gain too little, runs on the thread of its caller. On a GPU the model has one thread of
-    its own. Two models run side by side.
+    A model runs with as many threads as its share has cores, each on its part of the share's CPUs. Under a CPU limit it
+    has the number that is predicted to be the best. None of the threads is the caller's: several callers at once would
+    only disturb each other there. A model of one thread, because the share has one core or more threads gain too
+    little, runs on the thread of its caller. On a GPU the model has one thread of its own. Two models run side by side.
     """
 
     choice: VariantChoice
@@ -81,7 +86,10 @@ class Model:
         *,
         share: str | None = None,
         policy: Policy = DEFAULT_POLICY,
+        goal: ServiceGoal = "latency",
     ) -> None:
+        if goal not in get_args(ServiceGoal):
+            raise BadRequest(f"goal '{goal}': write {' or '.join(get_args(ServiceGoal))}")
         self.bundle = bundle
         self.inputs = tensors.specs_of(bundle.manifest["inputs"])
         self.outputs = tensors.specs_of(bundle.manifest["outputs"])
@@ -89,6 +97,7 @@ class Model:
         self.slots = self._slots.names
         self._backend = backend_for(bundle, Share.parse(share) if share else None)
         self._policy = policy
+        self._goal = goal
         self._turn = threading.Lock()
         self._variants: dict[str, Variant] = {}
         self._checked: set[str] = set()
@@ -97,6 +106,7 @@ class Model:
         keeps = self._backend.keeps_inputs and are_small(self.inputs)
         self._kept = KeptInputs(self.inputs) if keeps else None
         self._take(self._backend.look())
+        self._throttled = ThrottledSince()
 
     def run(self, inputs: Mapping[str, Any], variant: str | None = None, *, slot: int | None = None) -> list[Array]:
         """The outputs of the chosen variant, or of another, as separate arrays. Raises BadRequest for wrong inputs and
@@ -206,26 +216,30 @@ class Model:
         """
         here = self._backend.look()
         with self._turn:
-            if here != self.share:
+            if here != self._seen:
                 self._take(here)
             return self.choice
+
+    @property
+    def throttled(self) -> float | None:
+        """Seconds since `load` in which a CPU limit has stopped the process, of all CPUs together: by its cgroup, or by
+        one above that stopped it longer. None where the kernel does not show it.
+        """
+        return self._throttled.seconds()
 
     def random_inputs(self, seed: int = 0) -> dict[str, Array]:
         """Inputs between 0.1 and 1; 0 or 1 for integers, which may be indices."""
         return tensors.random_inputs(self.inputs, seed)
 
     def _take(self, here: ShareHere) -> None:
-        choice = choose_variant(self.bundle, here.units, self._policy, here.mechanism)
-        alone = one_thread_choice(self.bundle, here.units, choice, self._policy, here.mechanism)
-        smaller = smaller_share_choice(self.bundle, here.units, choice, self._policy, here.mechanism)
-        choice, threads = smaller or ((alone, 1) if alone else (choice, here.threads))
-        self._loaded(choice.variant)
+        found = match_share(self.bundle, here, self._policy, self._goal)
+        self._loaded(found.choice.variant)
         if self._stop is not None:
             self._stop()
-        self._runner = runner_for(here, threads)
+        self._runner = runner_for(here, found.threads)
         self._stop = weakref.finalize(self, self._runner.stop)
-        self.share, self.choice, self.threads = here, choice, threads
-        warn_if_untuned(self.bundle.name, choice)
+        self._seen, self.share, self.choice, self.threads = here, found.share, found.choice, found.threads
+        warn_if_untuned(self.bundle.name, found.choice)
 
     def _variant(self, requested: str | None) -> Variant:
         """The chosen variant, or the requested one. Raises BadRequest if there is none of that name."""

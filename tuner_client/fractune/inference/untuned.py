@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import warnings
 
-from fractune.inference.choosing import VariantChoice
+from fractune.inference.choosing.variants import VariantChoice
 
 _PACKAGE = f"{__name__.partition('.')[0]}."
 

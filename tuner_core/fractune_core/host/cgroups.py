@@ -31,6 +31,11 @@ class Quota:
     def cores(self) -> float:
         return self.quota_us / self.period_us
 
+    @property
+    def millicores(self) -> int:
+        """rounded up"""
+        return -(-1000 * self.quota_us // self.period_us)
+
 
 def tightest_quota(root: Path = ROOT) -> Quota | None:
     """The quota that limits this process most, of its cgroup and all ancestors; the innermost of equal ones."""
@@ -46,6 +51,21 @@ class Throttling:
     """periods"""
     throttled_s: float
     """of all cores together"""
+
+
+class ThrottledSince:
+    """How long this process has been stopped by its cgroup's quota, or by one above, since the object was made."""
+
+    def __init__(self, root: Path = ROOT) -> None:
+        self._before = {folder: found.throttled_s for folder in cgroup_folders(root) for found in throttlings([folder])}
+
+    def seconds(self) -> float | None:
+        """Of all CPUs together, as the kernel counts it, by the cgroup that stopped it longest. None where no cgroup
+        counts it.
+        """
+        before = self._before
+        stops = [found.throttled_s - before[folder] for folder in before for found in throttlings([folder])]
+        return max(stops, default=None)
 
 
 def throttlings(folders: Iterable[Path]) -> list[Throttling]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fractune_core.host.cgroups import Throttling, cgroup_folders, cpu_quota, throttlings
+from fractune_core.host.cgroups import ThrottledSince, Throttling, cgroup_folders, cpu_quota, throttlings
 from tests.support.hardware.cgroup_tree import V1_MOUNT, a_host
 from tests.support.hardware.real_cgroup import capped_cgroup
 
@@ -90,19 +90,43 @@ def test_version_1_counts_in_nanoseconds(tmp_path: Path) -> None:
     assert throttlings(cgroup_folders(root)) == [Throttling(2, 0.25), Throttling(0, 0.0)]
 
 
+def test_stops_since_a_moment_are_those_of_the_cgroup_that_stopped_longest(tmp_path: Path) -> None:
+    root = a_host(tmp_path, cgroup="0::/kube/pod", kube__pod__cpu_max="50000 100000")
+    stats = [root / "sys/fs/cgroup" / folder / "cpu.stat" for folder in ("kube/pod", "kube")]
+
+    def stopped(*usecs: int) -> None:
+        for stat, usec in zip(stats, usecs, strict=True):
+            stat.write_text(f"nr_throttled 3\nthrottled_usec {usec}\n")
+
+    stopped(1_000_000, 5_000_000)
+    since = ThrottledSince(root)
+    assert since.seconds() == 0
+    stopped(1_500_000, 5_250_000)
+    assert since.seconds() == 0.5
+    stopped(1_500_000, 6_250_000)
+    assert since.seconds() == 1.25
+    for stat in stats:
+        stat.unlink()
+    assert since.seconds() is None
+
+
+def test_without_cgroups_no_stop_is_known(tmp_path: Path) -> None:
+    assert ThrottledSince(tmp_path).seconds() is None
+
+
 _USE_UP_THE_QUOTA = """
 import time
-from fractune_core.host.cgroups import cgroup_folders, throttlings
-folders = list(cgroup_folders())
+from fractune_core.host.cgroups import ThrottledSince, cgroup_folders, throttlings
+folders, since = list(cgroup_folders()), ThrottledSince()
 before, deadline = throttlings(folders), time.monotonic() + 30
 while time.monotonic() < deadline:
     rises = zip(throttlings(folders), before)
     if any(now.count > then.count and now.throttled_s > then.throttled_s for now, then in rises):
-        print("throttled")
+        print("throttled", since.seconds() > 0)
         break
 """
 
 
 def test_a_real_cgroup_that_uses_up_its_quota_is_throttled() -> None:
     with capped_cgroup(cores=0.2) as cgroup:
-        assert cgroup.run(_USE_UP_THE_QUOTA) == "throttled"
+        assert cgroup.run(_USE_UP_THE_QUOTA) == "throttled True"

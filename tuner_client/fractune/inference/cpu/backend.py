@@ -50,7 +50,8 @@ class OnCpu:
                 f"share 'cpu:{self._cores}' is larger than the share of this process: {here.reason}; "
                 f"request cpu:{here.units} at most"
             )
-        return replace(here, units=self._cores, reason=f"cpu:{self._cores} as requested, of {here.reason}")
+        reason = f"cpu:{self._cores} as requested, of {here.reason}"
+        return replace(here, units=self._cores, reason=reason, quota=None)
 
     def load_variant(self, variant: str) -> Variant:
         return load_variant(self._bundle, variant, self._weights)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fractune_core.errors import ShareUnavailable
-from fractune_core.host.cgroups import ROOT, cpu_quota
+from fractune_core.host.cgroups import ROOT, Quota, tightest_quota
 from fractune_core.share_kinds import CPU, kind_of
 from fractune_core.shares import Share
 
@@ -28,6 +28,8 @@ class ShareHere:
     """the limiting mechanism, as in the text of a share; `full` for a whole GPU"""
     mig_profile: str = ""
     """of a MIG instance: `1g.18gb`"""
+    quota: Quota | None = None
+    """the quota that allows less than all of `cpus`; None also where `units` were requested"""
 
     @property
     def unit(self) -> str:
@@ -41,17 +43,15 @@ class ShareHere:
 
 
 def share_here(root: Path = ROOT) -> ShareHere:
-    """The share of this process, read again from `/proc` and `/sys` below `root`. A quota counts whole cores, rounded
-    down, at least one: a quota of 1.5 cores would stop two threads together again and again, but never one.
+    """The share of this process, read again from `/proc` and `/sys` below `root`. Units of a quota are its whole cores,
+    rounded down, at least one: a model with times takes as many as they show to be best (`under_limit`).
     """
     cpus = allowed_cpus(root)
-    quota = cpu_quota(root)
-    if quota is None or quota >= len(cpus):
+    quota = tightest_quota(root)
+    if quota is None or quota.cores >= len(cpus):
         return ShareHere(len(cpus), cpus, f"{_cores(len(cpus))} by its affinity")
-    units = max(1, math.floor(quota))
-    rounded = f", taken as {units}" if units != quota else ""
-    reason = f"{_cores(quota)} by the quota of its cgroup{rounded} (its affinity has {_cores(len(cpus))})"
-    return ShareHere(units, cpus, reason)
+    reason = f"{_cores(quota.cores)} by the quota of its cgroup (its affinity has {_cores(len(cpus))})"
+    return ShareHere(max(1, math.floor(quota.cores)), cpus, reason, quota=quota)
 
 
 def confine(share: Share) -> None:

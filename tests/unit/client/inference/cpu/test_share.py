@@ -23,14 +23,15 @@ def test_without_a_quota_the_affinity_counts(tmp_path: Path) -> None:
     ("quota", "units", "says"),
     [
         ("200000 100000", 2, "2 cores by the quota of its cgroup (its affinity has 4 cores)"),
-        ("150000 100000", 1, "1.5 cores by the quota of its cgroup, taken as 1 (its affinity has 4 cores)"),
-        ("50000 100000", 1, "0.5 cores by the quota of its cgroup, taken as 1 (its affinity has 4 cores)"),
+        ("150000 100000", 1, "1.5 cores by the quota of its cgroup (its affinity has 4 cores)"),
+        ("50000 100000", 1, "0.5 cores by the quota of its cgroup (its affinity has 4 cores)"),
         ("800000 100000", 4, "4 cores by its affinity"),
     ],
 )
 def test_a_quota_counts_whole_cores_and_at_least_one(tmp_path: Path, quota: str, units: int, says: str) -> None:
     here = share_here(a_host(tmp_path, cpu_max=quota))
     assert (here.units, here.cpus, here.reason) == (units, (0, 1, 2, 3), says)
+    assert (here.quota is None) == (units == 4)
 
 
 def test_a_system_that_tells_nothing_has_the_affinity_alone(tmp_path: Path) -> None:

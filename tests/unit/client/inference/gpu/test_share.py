@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fractune.inference.choosing import choose_variant
+from fractune.inference.choosing.variants import choose_variant
 from fractune.inference.gpu import driver
 from fractune.inference.gpu.driver import GpuHere, NoDriver, ask_gpu, look_at_gpu
 from fractune.inference.gpu.share import check_gpu, check_held, confine_gpu, gpu_share_here

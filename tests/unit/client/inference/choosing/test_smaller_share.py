@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 import fractune
-from fractune.inference.choosing import VariantChoice, choose_variant
+from fractune.inference.choosing.smaller_share import smaller_share_choice
+from fractune.inference.choosing.variants import VariantChoice, choose_variant
 from fractune.inference.runner import CallersThread
-from fractune.inference.smaller_share import smaller_share_choice
 from fractune_core.analysis.match import DEFAULT_POLICY, How, Policy
 from fractune_core.files.bundles import RECORDS, WEIGHTS, Bundle, object_entry, write_bundle
 from fractune_core.shares import GrantedShare

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from fractune.inference.choosing import VariantChoice, choose_variant
-from fractune.inference.one_thread import one_thread_choice
+from fractune.inference.choosing.one_thread import one_thread_choice
+from fractune.inference.choosing.variants import VariantChoice, choose_variant
 from fractune_core.analysis.cpu_limits.limits import threads_text
 from fractune_core.analysis.match import How, Policy
 from fractune_core.files.bundles import Bundle

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import fractune
-from fractune.inference.choosing import choose_variant
-from fractune.inference.one_thread import POOL_COST_S, TINY_S, one_thread_choice
+from fractune.inference.choosing.one_thread import POOL_COST_S, TINY_S, one_thread_choice
+from fractune.inference.choosing.variants import choose_variant
 from fractune.inference.runner import CallersThread, Runner
 from fractune_core.analysis.match import DEFAULT_POLICY
 from fractune_core.files.bundles import Bundle, write_bundle

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fractune.inference.choosing import VariantChoice, choose_variant
+from fractune.inference.choosing.variants import VariantChoice, choose_variant
 from fractune_core.analysis.match import Policy
 from fractune_core.files.bundles import Bundle
 from fractune_core.share_kinds import CPU, kind_of

@@ -1,0 +1,45 @@
+"""A model in a real cgroup with a quota: the threads that it takes and their CPUs."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.support.hardware.real_cgroup import capped_cgroup
+from tests.support.real_bundle import compile_small
+
+_TIMES = {"cpu:1": 0.0184, "cpu:2": 0.0096}
+_SERVE = """
+import json, os
+import fractune, numpy
+from fractune.cli.commands.models.run import _report
+from fractune.inference.tvm_runtime.runtime import load_runtime
+
+def affinities():
+    return {{int(thread): sorted(os.sched_getaffinity(int(thread))) for thread in os.listdir("/proc/self/task")}}
+
+load_runtime()
+before = affinities()
+model = fractune.load({bundle!r})
+model.run(model.random_inputs())
+pool = sorted(cpus for thread, cpus in affinities().items() if thread not in before)
+report = _report(model, model.random_inputs(), None, 3, None)
+print(json.dumps([report, pool, model.throttled]))
+"""
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one CPU")
+def test_two_pinned_threads_at_1500m(tmp_path: Path) -> None:
+    _, bundle = compile_small(tmp_path, measured={name: {name: secs} for name, secs in _TIMES.items()}, timed=_TIMES)
+    with capped_cgroup(cores=1.5) as cgroup:
+        report, pool, throttled = json.loads(cgroup.run(_SERVE.format(bundle=str(bundle))))
+    assert (report["variant"], report["threads"], report["units"], report["quota_m"]) == ("cpu:2", 2, 2, 1500)
+    assert report["reason"].startswith(
+        "2 threads under a limit of 1500m, predicted at 23.4 requests/s, 30 % load: p50 9.65 ms"
+    )
+    first, second = map(set, pool)
+    assert not first & second, "each thread has CPUs of its own"
+    assert throttled >= 0, "the kernel counts it here"

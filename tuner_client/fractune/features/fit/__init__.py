@@ -1,1 +1,0 @@
-"""The least CPU limit for a request rate and a p99."""

@@ -1,0 +1,43 @@
+"""The variant and the threads for the share of a process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from fractune.inference.choosing.one_thread import one_thread_choice
+from fractune.inference.choosing.smaller_share import smaller_share_choice
+from fractune.inference.choosing.under_limit import ServiceGoal, choose_under_limit, limit_text
+from fractune.inference.choosing.variants import VariantChoice, choose_variant
+from fractune.inference.cpu.share import ShareHere
+from fractune_core.analysis.match import Policy
+from fractune_core.files.bundles import Bundle
+from fractune_core.shares import units_text
+
+
+@dataclass(frozen=True)
+class Matched:
+    """What a model runs, and with what."""
+
+    choice: VariantChoice
+    share: ShareHere
+    """under a CPU limit its units are the threads that were chosen"""
+    threads: int
+
+
+def match_share(bundle: Bundle, here: ShareHere, policy: Policy, goal: ServiceGoal) -> Matched:
+    """Under a CPU limit the predicted best; else, or where the bundle has no time for a prediction, the variant for the
+    share's units.
+    """
+    limited = choose_under_limit(bundle, here, here.quota, policy, goal) if here.quota else None
+    if limited is not None:
+        choice, threads = limited
+        return Matched(choice, replace(here, units=threads), threads)
+    choice = choose_variant(bundle, here.units, policy, here.mechanism)
+    alone = one_thread_choice(bundle, here.units, choice, policy, here.mechanism)
+    smaller = smaller_share_choice(bundle, here.units, choice, policy, here.mechanism)
+    choice, threads = smaller or ((alone, 1) if alone else (choice, here.threads))
+    if here.quota is not None:
+        taken = f"the bundle has no time for a prediction under {limit_text(here.quota)}"
+        reason = f"{choice.reason}; {taken}, which counts as {units_text(here.units, here.unit)}"
+        choice = replace(choice, reason=reason)
+    return Matched(choice, here, threads)
