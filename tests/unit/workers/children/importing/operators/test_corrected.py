@@ -190,3 +190,11 @@ def test_a_scale_that_is_none_is_refused(scale: float) -> None:
         BadModel, match=rf"node 'it' \(Resize\): its scale 2 is {scale:.1f}; export it with scales that"
     ):
         imported(onnx_model([node], {"x": IMAGE}, {"s": np.array([1, 1, scale, 1], np.float32)}))
+
+
+def test_a_crop_that_resizes_the_channels_is_refused() -> None:
+    node = helper.make_node("Resize", ["x", "roi", "", "s"], ["y"], "it")
+    node.attribute.append(helper.make_attribute("coordinate_transformation_mode", "tf_crop_and_resize"))
+    constants = {"roi": np.array([0] * 4 + [1] * 4, np.float32), "s": np.array([1, 3, 4, 6])}
+    with pytest.raises(BadModel, match=r"node 'it' \(Resize\): it resizes the batch or the channels while it crops"):
+        imported(onnx_model([node], {"x": IMAGE}, constants))
