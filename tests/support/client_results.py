@@ -9,6 +9,8 @@ from typing import Any
 import fractune
 from fractune.features.cost.cost import CostResult
 from fractune.features.cost.job_cost import JobCost, Prices
+from fractune.features.fit.fit import FitResult
+from fractune.features.fit.measuring import ONNX_RUNTIME, Measured
 from fractune.features.knee.knee import KneeResult
 from fractune.features.knee.report import fastest_knee
 from fractune.features.log.log import Records
@@ -24,6 +26,10 @@ from fractune.inference.choosing.variants import VariantChoice
 from fractune.inference.comparing.compare import Comparison
 from fractune.server.job_status import JobStatus, OperatorMatch, OperatorStatus, ShareResult
 from fractune_core.analysis.co_location import RoundTimes, co_location_figures
+from fractune_core.analysis.cpu_limits.fitting import Alternative
+from fractune_core.analysis.cpu_limits.fitting import Goal as Fitting
+from fractune_core.analysis.cpu_limits.limits import CpuLimit, Service
+from fractune_core.analysis.cpu_limits.prediction import Prediction
 from fractune_core.analysis.match import How
 from fractune_core.analysis.noise import NoiseAdvice
 from fractune_core.analysis.roofline import Arithmetic, Roof
@@ -143,6 +149,16 @@ def pair() -> PairResult:
     return PairResult(arrangement, "own units", "cpu:2", sides, rounds, co_location_figures(rounds))
 
 
+def fit() -> FitResult:
+    """On two cores, with and without a burst."""
+    service = Service(2, (0.0096,), 0.0192, (0.0102,))
+    latencies = Prediction(0.0102, 0.0201, 0.0304, 0.0123, 18.0, 0.001, 0.0402)
+    limits = (CpuLimit(650, burst_us=65_000), CpuLimit(1000))
+    ways = tuple(Alternative(2, 1, limit, latencies) for limit in limits)
+    wanted = Fitting(rate_per_s=18, p99_s=0.05, cores=2)
+    return FitResult(Path(MODEL), Measured(ONNX_RUNTIME, "1.31.1", (service,)), wanted, ways)
+
+
 def plan() -> fractune.PlanResult:
     rows = [{"share": "1g", "batch": 8, "throughput_per_s": 400}, {"share": "3g", "batch": 8, "throughput_per_s": 950}]
     names = ("resnet50_with_a_long_name", "bert_with_a_long_name")
@@ -175,6 +191,7 @@ def results() -> dict[str, Any]:
         "table": table,
         "knee": KneeResult((fastest_knee(table, {each.share: each.granted for each in job.results}, 0.1),) * 13),
         "noise": NoiseResult("cpu:1", OPERATOR, ADVICE, ("a note",), Path("noise.json"), noise_report()),
+        "fit": fit(),
         "pair": pair(),
         "plan": plan(),
         "cost": costs(),

@@ -8,6 +8,8 @@ from fractune.features.cost.cost import CostResult as CostResult
 from fractune.features.cost.cost import cost as cost
 from fractune.features.cost.job_cost import JobCost as JobCost
 from fractune.features.cost.job_cost import Prices as Prices
+from fractune.features.fit.fit import FitResult as FitResult
+from fractune.features.fit.fit import fit as fit
 from fractune.features.fuse.fuse import FusedModel as FusedModel
 from fractune.features.fuse.fuse import fuse as fuse
 from fractune.features.job import Job as Job

@@ -48,7 +48,8 @@ INFERENCE = tuple(
 )
 
 FEATURES = tuple(
-    f"fractune.features.{name}" for name in ("cost", "fuse", "knee", "log", "matrix", "noise", "pair", "plan", "tune")
+    f"fractune.features.{name}"
+    for name in ("cost", "fit", "fuse", "knee", "log", "matrix", "noise", "pair", "plan", "tune")
 )
 
 BELOW_FEATURES = tuple(f"fractune.{name}" for name in ("local", "models", "server", "sessions", "text"))
@@ -312,6 +313,8 @@ ROOMS = {
     # What `import fractune` offers: a client of a server on top, the features below it.
     "fractune.features": room(*CORE, "fractune", *FEATURES, *BELOW_FEATURES),
     "fractune.features.cost": feature(),
+    # A model is timed in a process that is confined as the workers' are.
+    "fractune.features.fit": feature(lazily=(*INFERENCE, "fractune_workers.confinement", "matplotlib")),
     "fractune.features.fuse": feature(lazily=("fractune_workers.child", "fractune_workers.reader")),
     "fractune.features.knee": feature("fractune.features.matrix", lazily=("matplotlib",)),
     "fractune.features.log": feature(lazily=("tvm", "tvm_ffi", "numpy")),
@@ -328,7 +331,7 @@ ROOMS = {
     # A peer is timed beside a bundle in a process that is confined as the workers' are.
     "fractune.features.tune": feature(
         "fractune.features.matrix",
-        lazily=(*INFERENCE, *(f"fractune_workers.{name}" for name in ("child", "confinement", "locks"))),
+        lazily=(*INFERENCE, "fractune_workers.confinement"),
     ),
     # Where a job runs: a server, or a stack of its own, followed to the job's end.
     "fractune.sessions": room(
@@ -342,7 +345,7 @@ ROOMS = {
     # Models in memory are written by the package that made them, which is loaded then. The user's own Python file runs
     # in a child of the user's command, never in a part of a fleet.
     "fractune.models": room(*CORE, "fractune", "fractune.local", lazily=("onnx", "torch", "tvm")),
-    # `fractune server` and `fractune worker` become those parts.
+    # `fractune server` and `fractune worker` become those parts. `timing_process` confines a child as a worker does.
     "fractune.local": room(
         *CORE,
         "fractune",
@@ -350,7 +353,10 @@ ROOMS = {
         "platformdirs",
         lazily=(
             "fractune_server",
-            *(f"fractune_workers{name}" for name in ("", ".calibration", ".gpu", ".inventory")),
+            *(
+                f"fractune_workers{name}"
+                for name in ("", ".calibration", ".child", ".confinement", ".gpu", ".inventory", ".locks")
+            ),
         ),
     ),
     "fractune.server": room(*CORE, GRPC_STUBS, "google.protobuf", "grpc", "grpc_health"),

@@ -32,6 +32,7 @@ COMMANDS = {
     "match": Entry(_ANALYSIS, "jobs.log", "fractune match model.onnx --share cpu:2"),
     "matrix": Entry(_ANALYSIS, "models.matrix", "fractune matrix model.onnx --shares cpu:1,cpu:2"),
     "knee": Entry(_ANALYSIS, "models.knee", "fractune knee model.onnx --shares cpu:1,cpu:2,cpu:4"),
+    "fit": Entry(_ANALYSIS, "models.fit", "fractune fit model.onnx --rate 18/s --p99 50ms"),
     "pair": Entry(_ANALYSIS, "models.pair", "fractune pair a.fractune b.fractune --overlap cpu:2"),
     "plan": Entry(_ANALYSIS, "models.plan", "fractune plan plan.toml"),
     "noise": Entry(_ANALYSIS, "fleet.noise", "fractune noise --share cpu:1"),

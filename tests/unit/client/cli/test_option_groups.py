@@ -9,7 +9,13 @@ import typer
 
 from fractune.cli import build_app, main
 from fractune.server.credentials import VARIABLES
-from fractune.text.quantities import parse_bytes, parse_lifetime_s
+from fractune.text.quantities import (
+    parse_bytes,
+    parse_lifetime_s,
+    parse_millicores,
+    parse_rate_per_s,
+    parse_time_s,
+)
 from fractune_core.errors import BadRequest
 
 OPTIONS = {f"--{name.replace('_', '-')}" for name in VARIABLES}
@@ -73,3 +79,18 @@ def test_sizes_and_times() -> None:
     for text in ("", "0d", "30", "30m", "d", "36501d"):
         with pytest.raises(BadRequest, match="--x"):
             parse_lifetime_s("--x", text)
+
+
+def test_rates_short_times_and_thousandths_of_a_core() -> None:
+    assert [parse_time_s("--x", text) for text in ("50ms", "1.5s", "800 us")] == pytest.approx([0.05, 1.5, 8e-4])
+    assert [parse_rate_per_s("--x", text) for text in ("18/s", "600/min", "0.5/s")] == pytest.approx([18, 10, 0.5])
+    assert parse_millicores("--x", "50m") == 50
+    for text in ("", "50", "0ms", "-5ms", "1h", "1e3ms", "ms", "inf s", "5 ms x", "9" * 5000 + "s"):
+        with pytest.raises(BadRequest, match="--x"):
+            parse_time_s("--x", text)
+    for text in ("", "18", "0/s", "-1/s", "18/day", "/s", "nan/s"):
+        with pytest.raises(BadRequest, match="--x"):
+            parse_rate_per_s("--x", text)
+    for text in ("", "50", "0m", "0.05", "50ms"):
+        with pytest.raises(BadRequest, match="--x"):
+            parse_millicores("--x", text)

@@ -39,6 +39,7 @@ TABLES = {
     "goal": goal_table(goal()),
     "knee": RESULTS["knee"].table,
     "noise": RESULTS["noise"].table,
+    "fit": RESULTS["fit"].table,
     "pair": RESULTS["pair"].table,
     "plan": RESULTS["plan"].table,
     "planned models": RESULTS["plan"].models,

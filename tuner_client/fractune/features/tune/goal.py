@@ -20,9 +20,9 @@ from fractune.features.tune.goal_result import (
     next_trials,
 )
 from fractune.features.tune.goal_table import goal_news
-from fractune.features.tune.peer import check_share, timing_process
 from fractune.features.tune.result import TuneResult
 from fractune.local.stack import own_env
+from fractune.local.timing_process import check_share, timing_process
 from fractune.server.job_status import JobStatus
 from fractune.sessions.finding import PathText
 from fractune.sessions.progress import View
@@ -35,6 +35,7 @@ from fractune_core.shares import Share
 
 PEERS = ("onnxruntime",)
 DEFAULT_MINUTES = 15.0
+_PEER_CHILD = "fractune.features.tune.peer_child"
 _REPEATS = 15
 """timings of both at each share after each step"""
 _FAR, _REPEATS_FAR = 2.0, 6
@@ -184,7 +185,7 @@ def _known(job: JobStatus) -> int:
 def _timed_peer(model: Path, spec: JobSpec, goal: GoalSpec) -> Goal:
     version, peer_s = "", {}
     for share in spec.shares:
-        with timing_process(share, own_env()) as call:
+        with timing_process(_PEER_CHILD, share, own_env()) as call:
             timed = call("time_peer", path=str(model), shapes=spec.inputs, repeats=_REPEATS)
         version, peer_s[share] = timed["version"], statistics.median(timed["run_secs"])
     return Goal(goal.peer, version, goal.min_gain, peer_s)
@@ -195,7 +196,7 @@ def peer_timing(share: str, model: Path, bundle: Path, repeats: int) -> PeerTimi
 
     Raises ShareUnavailable, BadModel, BadBundle, FractuneError if ONNX Runtime is not installed.
     """
-    with timing_process(share, own_env()) as call:
+    with timing_process(_PEER_CHILD, share, own_env()) as call:
         timed = call("time_beside", path=str(model), bundle=str(bundle), repeats=repeats)
     ours, exact = timed["ours"][timed["variant"]], timed["exact"]
     theirs = _beside(ours, timed["theirs"])

@@ -85,8 +85,8 @@ def _overheads(job: JobStatus) -> list[str]:
     """A line for a model so fast that a call from Python takes longer than the model."""
     if all(each.tuned_s >= SHORT_S for each in job.results):
         return []
-    note = "these are times of the model alone; a call from Python adds tens of microseconds"
-    return [f"note: {note}, which 'fractune run BUNDLE' shows apart"]
+    note = "these are times of the model alone; a call from Python adds some microseconds"
+    return [f"note: {note}; 'fractune run BUNDLE' times calls"]
 
 
 def latency_table(job: JobStatus) -> Table:

@@ -56,9 +56,20 @@ def time_interleaved(
             if apart:
                 wait_for_quiet()
                 call()
-            found.loop_secs.append(time_loop(call))
+            found.loop_secs.append(_time_loop(call))
             found.paced_secs.append(_time_paced(call))
     return times
+
+
+def time_single_calls(finalists: Mapping[str, Callable[[], Any]], count: int) -> dict[str, list[float]]:
+    """Seconds of each of `count` calls by finalist, which alternate."""
+    secs: dict[str, list[float]] = {name: [] for name in finalists}
+    for _ in range(count):
+        for name, call in finalists.items():
+            start = time.perf_counter()
+            call()
+            secs[name].append(time.perf_counter() - start)
+    return secs
 
 
 def wait_for_quiet() -> None:
@@ -70,7 +81,7 @@ def wait_for_quiet() -> None:
             return
 
 
-def time_loop(call: Callable[[], Any]) -> float:
+def _time_loop(call: Callable[[], Any]) -> float:
     """Seconds of one call, averaged over as many as fill the shortest timing."""
     calls, start = 0, time.perf_counter()
     while True:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 NAME = "onnxruntime"
 EXACT = {"session.x64quantprecision": "1", "session.qdq_matmulnbits_accuracy_level": "1"}
 """the settings of an exact session"""
+NO_SPINNING = {"session.intra_op.allow_spinning": "0"}
+"""threads that wait for work sleep"""
 _QUANTIZING = (
     *("QuantizeLinear", "DynamicQuantizeLinear", "MatMulInteger", "ConvInteger", "QLinearMatMul", "QLinearConv"),
     *("DynamicQuantizeMatMul", "MatMulIntegerToFloat", "DynamicQuantizeLSTM", "QAttention", "QGemm"),
@@ -50,11 +52,14 @@ class OnnxRuntimeModel:
     """The ONNX file at `path`, run with `threads` threads on the CPUs that the process is confined to.
 
     `exact`: products of quantized numbers as ONNX defines them. `optimized`: with ONNX Runtime's changes of the graph.
+    `spinning`: idle threads keep their cores busy for a while, as by default.
 
     Raises BadModel when ONNX Runtime cannot load it, FractuneError when it is not installed.
     """
 
-    def __init__(self, path: Path, threads: int, *, exact: bool = False, optimized: bool = True) -> None:
+    def __init__(
+        self, path: Path, threads: int, *, exact: bool = False, optimized: bool = True, spinning: bool = True
+    ) -> None:
         try:
             import onnxruntime
         except ImportError as error:
@@ -68,7 +73,7 @@ class OnnxRuntimeModel:
         options.log_severity_level = 3  # errors only: it warns of old files on every start
         if not optimized:
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-        for key, value in EXACT.items() if exact else ():
+        for key, value in {**(EXACT if exact else {}), **({} if spinning else NO_SPINNING)}.items():
             options.add_session_config_entry(key, value)
         try:
             model = _without_rounding(path) if exact else str(path)
@@ -76,7 +81,7 @@ class OnnxRuntimeModel:
         except Exception as error:  # its exceptions have no common base
             message = str(error).partition("\n")[0]
             raise BadModel(
-                f"{path.name}: ONNX Runtime cannot load it ({message}), so nothing can be compared"
+                f"{path.name}: ONNX Runtime cannot load it ({message}); give an ONNX file that it runs"
             ) from error
         self.input_names = [str(node.name) for node in self._session.get_inputs()]
         self.output_names = [str(node.name) for node in self._session.get_outputs()]

@@ -87,14 +87,14 @@ class Alternative:
 
 def fit(services: Sequence[Service], goal: Goal) -> list[Alternative]:
     """The ways to keep the goal: for each number of threads, replicas and burst the least limit. The smallest limit
-    comes first; of equal ones that with the fewest threads, then the smallest burst. More replicas are left out where
-    they allow no smaller limit.
+    comes first; of equal ones that with the fewest threads, then the smallest burst. More replicas, or a larger burst,
+    are left out where they allow no smaller limit.
 
     Raises BadRequest, with what would do, where nothing keeps the goal.
     """
     fitting = _check(services, goal)
     search = _Search(goal)
-    found = [each for service in fitting for burst in goal.bursts for each in search.alternatives(service, burst)]
+    found = [each for service in fitting for each in search.with_bursts(service)]
     if not found:
         raise BadRequest(search.failure())
     return sorted(found, key=lambda each: (each.limit.quota_m, each.threads * each.replicas, each.limit.burst_us))
@@ -110,8 +110,8 @@ def _check(services: Sequence[Service], goal: Goal) -> list[Service]:
     if not goal.holds(min(fastest.wall_s)):
         least_ms = 1e3 * fastest.mean_s * (1 + goal.margin)
         raise BadRequest(
-            f"a p99 of {1e3 * goal.p99_s:g} ms is less than one inference takes: {1e3 * fastest.mean_s:.1f} ms with"
-            f" {threads_text(fastest.threads)}; ask for more than {least_ms:.1f} ms, or tune the model"
+            f"a p99 of {1e3 * goal.p99_s:g} ms is less than one inference takes: {1e3 * fastest.mean_s:.3g} ms with"
+            f" {threads_text(fastest.threads)}; ask for more than {least_ms:.3g} ms, or tune the model"
         )
     whole = CpuLimit(MILLICORES * goal.cores, goal.period_us)
     most_per_s = max(capacity_per_s(each, whole, goal.cores // each.threads) for each in fitting)
@@ -119,7 +119,7 @@ def _check(services: Sequence[Service], goal: Goal) -> list[Service]:
         cores = math.ceil(goal.rate_per_s * min(each.cpu_s for each in fitting) / _MOST_LOAD)
         raise BadRequest(
             f"{goal.rate_per_s:g} requests/s are more than {goal.cores_text} can answer ({most_per_s:.1f}/s);"
-            f" ask for at most {_MOST_LOAD * most_per_s:.1f}/s, or give {max(cores, goal.cores + 1)} cores"
+            f" ask for at most {_MOST_LOAD * most_per_s:.1f}/s, or take {max(cores, goal.cores + 1)} cores"
         )
     return fitting
 
@@ -133,6 +133,15 @@ class _Search:
         self._arrivals = [poisson(goal.rate_per_s, requests, random.Random(seed)) for seed in range(_RUNS)]
         self._missed: list[Alternative] = []
         """with the largest limit of use"""
+
+    def with_bursts(self, service: Service) -> Iterator[Alternative]:
+        """By burst and number of replicas, each with a smaller limit than any with as many replicas and less burst."""
+        least_m: dict[int, int] = {}
+        for burst in sorted(self._goal.bursts):
+            for each in self.alternatives(service, burst):
+                if each.limit.quota_m < least_m.get(each.replicas, each.limit.quota_m + 1):
+                    least_m[each.replicas] = each.limit.quota_m
+                    yield each
 
     def alternatives(self, service: Service, burst: float) -> Iterator[Alternative]:
         """By number of replicas, each with a smaller limit than the one before."""

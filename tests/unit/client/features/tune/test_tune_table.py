@@ -32,4 +32,4 @@ def test_times_of_tiny_models_say_that_a_call_takes_longer() -> None:
     for share in job.result.shares:
         share.tuned_s = 5e-6
     (line,) = latency_table(job_status(job)).notes
-    assert "a call from Python adds tens of microseconds" in line
+    assert "a call from Python adds some microseconds" in line

@@ -146,3 +146,15 @@ def test_an_exact_session_does_not_round_the_data_of_packed_weights(tmp_path: Pa
 def test_a_file_is_quantized_by_its_operators_and_not_by_its_names(tmp_path: Path) -> None:
     assert is_quantized(write_product(tmp_path / "m.onnx"))
     assert not is_quantized(write_sum(tmp_path / "QuantizeLinear.onnx", "QuantizeLinear", 3))
+
+
+def test_threads_sleep_where_spinning_is_off(tmp_path: Path) -> None:
+    path = write_sum(tmp_path / "sum.onnx", 4)
+    key = "session.intra_op.allow_spinning"
+    entries = {
+        spinning: OnnxRuntimeModel(path, 2, spinning=spinning)._session.get_session_options()
+        for spinning in (True, False)
+    }
+    assert entries[False].get_session_config_entry(key) == "0"
+    with pytest.raises(RuntimeError, match="does not have configuration with key"):
+        entries[True].get_session_config_entry(key)

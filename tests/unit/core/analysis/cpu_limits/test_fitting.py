@@ -65,6 +65,12 @@ def test_a_burst_allows_a_smaller_limit() -> None:
     assert found[0].limit.burst_us == found[0].limit.quota_us
 
 
+def test_a_burst_is_left_out_where_it_allows_no_smaller_limit() -> None:
+    """A rate so low that the least limit of the threads would do."""
+    found = fit(MINILM, Goal(rate_per_s=2, p99_s=5.0, cores=2, bursts=(1.0, 0.0)))
+    assert [each.limit.burst_us for each in found] == [0, 0]
+
+
 def test_more_replicas_are_listed_only_with_a_smaller_limit() -> None:
     found = fit(MINILM[:1], Goal(rate_per_s=18, p99_s=0.2, cores=8))
     by_replicas = sorted(found, key=lambda each: each.replicas)
@@ -93,6 +99,10 @@ def test_no_limit_is_too_small_for_its_threads() -> None:
         (
             {"p99_s": 0.005},
             r"^a p99 of 5 ms is less than one inference takes: 9\.6 ms with 2 threads; ask for more than",
+        ),
+        (
+            {"p99_s": 1e-6},
+            r"^a p99 of 0\.001 ms is less than one inference takes: 9\.6 ms .*; ask for more than 10\.6 ms",
         ),
         (
             {"rate_per_s": 500},

@@ -16,7 +16,7 @@ import typer
 from fractune.cli import options
 from fractune.features.fuse.slots_text import apart_text, slots_text
 from fractune.inference.comparing.beside import Beside, time_beside
-from fractune.inference.comparing.interleaved import PACED, Times, differences, time_interleaved, time_loop
+from fractune.inference.comparing.interleaved import PACED, Times, differences, time_interleaved, time_single_calls
 from fractune.inference.comparing.onnxruntime_model import EXACT, NAME
 from fractune.inference.cpu.share import confine
 from fractune.inference.gpu.share import confine_gpu
@@ -38,6 +38,7 @@ _NOTICED_OVERHEAD = 1 / 3
 """least part of a call at which its overhead is printed"""
 _SHORT_S = 1e-3
 """a call for which the overhead may matter"""
+_SINGLE_CALLS = 201
 
 
 class Peer(StrEnum):
@@ -138,7 +139,9 @@ def _report(
         "share": model.share.reason,
         **_times_json(times[choice.variant], "tuned_"),
         **_times_json(times[UNTUNED_VARIANT], "untuned_"),
-        "overhead_s": _overhead_s(model, inputs, slot, repeats, statistics.median(times[choice.variant].loop_secs)),
+        "call_s": None,
+        "bound_s": None,
+        **_single_calls_s(model, inputs, slot, statistics.median(times[choice.variant].loop_secs)),
         "max_abs_difference": absolute,
         "max_rel_difference": relative,
         "outputs": [
@@ -163,18 +166,19 @@ def _call(model: Model, inputs: dict[str, Array], slot: int | None, variant: str
     return lambda: model.run_tensors(placed, variant)
 
 
-def _overhead_s(model: Model, inputs: dict[str, Array], slot: int | None, repeats: int, call_s: float) -> float | None:
-    """The part of a call that `bind` saves: the median difference of calls of both, timed interleaved in a loop. None
+def _single_calls_s(model: Model, inputs: dict[str, Array], slot: int | None, loop_s: float) -> dict[str, float]:
+    """Medians of single calls by `run` and by `bind`, which alternate: a disturbed call does not move a median. Empty
     for longer calls, on a GPU, where calls are timed without copies, and where `bind` cannot make the same call.
     """
     can_bind = slot is None and all(None not in spec.shape for spec in model.outputs)
-    if call_s >= _SHORT_S or model.share.unit != "core" or not can_bind:
-        return None
+    if loop_s >= _SHORT_S or model.share.unit != "core" or not can_bind:
+        return {}
     bound = model.bind()
     for name, array in inputs.items():
         bound.inputs[name][...] = array
-    pairs = ((time_loop(lambda: model.run(inputs)), time_loop(bound.run)) for _ in range(repeats))
-    return statistics.median(call_s - bound_s for call_s, bound_s in pairs)
+    calls: dict[str, Callable[[], Any]] = {"call_s": lambda: model.run(inputs), "bound_s": bound.run}
+    secs = time_single_calls(calls, _SINGLE_CALLS)
+    return {name: statistics.median(each) for name, each in secs.items()}
 
 
 def _times_json(times: Times, prefix: str = "") -> dict[str, Any]:
@@ -237,10 +241,10 @@ def _hints(report: dict[str, Any]) -> list[str]:
     if report.get("tuned_shares"):
         at = report["tuned_shares"][0]
         return [f"hint:      --share {at} runs the variant that was tuned there; --allow-unmeasured runs it here"]
-    overhead_s, loop_s = report.get("overhead_s"), report["tuned_s"]
-    if overhead_s and overhead_s > _NOTICED_OVERHEAD * loop_s:
-        about = "copies and checks of arrays, which model.bind saves"
-        return [f"overhead:  {time_text(overhead_s)} of a call in a loop are {about}"]
+    call_s, bound_s = report.get("call_s"), report.get("bound_s")
+    if call_s and bound_s and call_s - bound_s > _NOTICED_OVERHEAD * call_s:
+        saved = f"{time_text(call_s - bound_s)} of a call ({time_text(call_s)}) are copies and checks of arrays"
+        return [f"overhead:  {saved}, which model.bind saves"]
     return []
 
 

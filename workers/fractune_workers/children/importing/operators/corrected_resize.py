@@ -68,12 +68,11 @@ _ROUNDINGS: Mapping[str, Callable[[Fraction], int]] = {
 def _resize(node: OnnxNode) -> Any:
     mode, place = _text(node, "mode", "nearest"), _text(node, "coordinate_transformation_mode", "half_pixel")
     antialias, inside = (bool(node.attributes.get(name, 0)) for name in ("antialias", "exclude_outside"))
-    _check(node, mode, place, antialias=antialias)
+    _check(node, mode, place)
     before = shape_of(node.input(0))
     scales, after = _scales(node, before)
-    if place == _CROP and after[:2] != before[:2]:
-        raise node.refused("it resizes the batch or the channels while it crops; export it with their sizes unchanged")
     if place == _CROP:
+        _check_crop(node, scales, is_alike=after[:2] == before[:2], antialias=antialias)
         return node.by_tvm()
     ratios = [Fraction(new, old) for new, old in zip(after, before, strict=True)]
     is_whole = all(1 in (ratio.numerator, ratio.denominator) for ratio in ratios)
@@ -94,22 +93,28 @@ def _resize(node: OnnxNode) -> Any:
     return value
 
 
-def _check(node: OnnxNode, mode: str, place: str, *, antialias: bool) -> None:
+def _check(node: OnnxNode, mode: str, place: str) -> None:
     """Raises BadModel for attributes and scales that are not supported."""
     if mode not in ("nearest", "linear", "cubic"):
         raise node.refused(f"mode='{mode}' is neither nearest, linear nor cubic; export the model again")
-    if antialias and mode == "nearest":
+    if node.attributes.get("antialias", 0) and mode == "nearest":
         raise node.refused("antialias=1 with mode='nearest' is not valid ONNX; export it with mode='linear'")
     if place not in (_CROP, *_PLACES):
         raise node.refused(f"coordinate_transformation_mode='{place}' is not supported; use half_pixel or asymmetric")
-    if place == _CROP and "axes" in node.attributes:
-        raise node.refused("it crops some axes alone; export it without the attribute axes")
-    if place == _CROP and antialias:
-        raise node.refused(f"antialias=1 with '{place}' is not supported; crop before, and resize with half_pixel")
     scales = node.constant(_SCALES)
     for axis, scale in enumerate(() if scales is None else scales):
         if not 0 < scale < math.inf:
             raise node.refused(f"its scale {axis} is {scale}; export it with scales that are finite and above 0")
+
+
+def _check_crop(node: OnnxNode, scales: list[Fraction], *, is_alike: bool, antialias: bool) -> None:
+    """`is_alike`: whether the batch and the channels keep their sizes."""
+    if "axes" in node.attributes:
+        raise node.refused("it crops some axes alone; export it without the attribute axes")
+    if not is_alike:
+        raise node.refused("it resizes the batch or the channels while it crops; export it with their sizes unchanged")
+    if antialias and min(scales) < 1:
+        raise node.refused(f"antialias=1 with '{_CROP}' is not supported; crop before, and resize with half_pixel")
 
 
 def _scales(node: OnnxNode, before: list[int]) -> tuple[list[Fraction], list[int]]:

@@ -46,6 +46,19 @@ def test_resize_keeps_the_ratio_of_the_sides(policy: str) -> None:
     np.testing.assert_array_equal(run_imported(model, {"x": IMAGE})[0], run_reference(model, {"x": IMAGE})[0])
 
 
+def test_a_crop_that_enlarges_needs_no_antialias() -> None:
+    attributes: dict[str, Any] = {
+        "mode": "linear",
+        "antialias": 1,
+        "coordinate_transformation_mode": "tf_crop_and_resize",
+    }
+    node = helper.make_node("Resize", ["x", "roi", "", "s"], ["y"], **attributes)
+    roi = np.array([0, 0, 0.2, 0.4, 1, 1, 0.6, 1.3], np.float32)
+    model = onnx_model([node], {"x": IMAGE}, {"roi": roi, "s": np.array([1, 2, 9, 7])})
+    ours, theirs = run_imported(model, {"x": IMAGE})[0], run_by_onnxruntime(model, {"x": IMAGE})[0]
+    np.testing.assert_allclose(ours, theirs, rtol=1e-5)
+
+
 def test_whole_factors_stay_one_operator() -> None:
     node = helper.make_node("Resize", ["x", "", "s"], ["y"])
     model = onnx_model([node], {"x": IMAGE}, {"s": np.array([1, 1, 2, 2], np.float32)})

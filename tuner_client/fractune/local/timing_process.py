@@ -1,4 +1,4 @@
-"""Timing of a peer at shares of this machine's CPU, in a confined process for each timing.
+"""A process that times models at a share of this machine's CPU, confined as a measurer is.
 
 Core locks keep every other fractune process of this user off the cores meanwhile.
 """
@@ -24,12 +24,12 @@ def check_share(share: Share) -> None:
 
 
 @contextlib.contextmanager
-def timing_process(share: str, env: Mapping[str, str]) -> Iterator[Callable[..., Any]]:
-    """A function that calls `time_peer` or `time_beside` of `peer_child`, in a process at `share`.
+def timing_process(module: str, share: str, env: Mapping[str, str]) -> Iterator[Callable[..., Any]]:
+    """A function that calls the methods of `module`, which runs in a process at `share`. Its `open_child` gets the
+    share, and the cores separated by commas.
 
     The process has cores of its own until the block ends; `env` points it to our packages. Raises ShareUnavailable.
-    The call raises BadModel if ONNX Runtime cannot load or run the model, BadBundle, FractuneError if it is not
-    installed.
+    The call raises the errors of the method.
     """
     require("worker", "tvm")
     from fractune_workers.child import Child
@@ -39,7 +39,7 @@ def timing_process(share: str, env: Mapping[str, str]) -> Iterator[Callable[...,
     confinement = CpuConfinement(Share.parse(share))
     confinement.probe()
     args = [share, ",".join(map(str, confinement.cores))]
-    child = Child("fractune.features.tune.peer_child", args, {**env, **confinement.environment()})
+    child = Child(module, args, {**env, **confinement.environment()})
     try:
         with CoreLocks(default_lock_dir()).measuring(confinement.cores):
             yield lambda method, **arguments: child.call(method, _TIMEOUT_S, **arguments)

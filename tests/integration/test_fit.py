@@ -1,0 +1,63 @@
+"""`fractune fit` for real: a model is timed in a confined process, as an ONNX file and as a bundle."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import fractune
+from fractune.errors import BadRequest
+from fractune.features.fit import measuring
+from fractune.features.fit.measuring import ONNX_RUNTIME, powers_of_two, usable_cores
+from tests.support.paths import REPOSITORY
+
+pytestmark = [
+    pytest.mark.alone,
+    pytest.mark.skipif(usable_cores() < 2, reason="a bundle with two variants needs two cores"),
+]
+
+
+ROUNDS = 3
+
+
+@pytest.fixture(autouse=True)
+def few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures that nobody reads need few."""
+    monkeypatch.setattr(measuring, "_ROUNDS", ROUNDS)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With a small model, and its bundle with variants for one core and for two."""
+    made = tmp_path_factory.mktemp("fit")
+    subprocess.run([sys.executable, "-m", "tests.support.real_bundle", str(made), "small"], check=True, cwd=REPOSITORY)
+    return made
+
+
+def test_an_onnx_file_is_timed_in_onnx_runtime(folder: Path) -> None:
+    """The model takes some 20 us: every limit would do."""
+    found = fractune.fit(folder / "small.onnx", "5/s", "500ms", progress=False)
+    assert found.measured.runtime == ONNX_RUNTIME
+    assert found.measured.version
+    assert [service.threads for service in found.measured.services] == powers_of_two(usable_cores())
+    for service in found.measured.services:
+        assert 0 < service.mean_s < 0.1
+        assert 0 < service.cpu_s < 0.1
+        assert len(service.paced_wall_s) >= ROUNDS
+    assert (found.best.threads, found.best.replicas) == (1, 1)
+
+
+def test_a_bundle_is_timed_with_its_variants(folder: Path) -> None:
+    before = os.sched_getaffinity(0)
+    lines: list[str] = []
+    found = fractune.fit(folder / "small.fractune", 5, 0.5, progress=lines.append)
+    assert [service.threads for service in found.measured.services] == [1, 2]
+    assert lines[0] == "timing small.fractune in fractune without a limit, with 1, 2 threads"
+    assert 'fractune.load("small.fractune", share="cpu:1")' in found.settings[1]
+    assert os.sched_getaffinity(0) == before
+    with pytest.raises(BadRequest, match=r"^inputs: the shapes of small\.fractune were fixed"):
+        fractune.fit(folder / "small.fractune", 5, 0.5, inputs={"x": [1, 4, 16, 16]}, progress=False)

@@ -1,0 +1,198 @@
+"""The least CPU limit for a goal, from times that are given."""
+
+from __future__ import annotations
+
+import functools
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fractune
+from fractune.cli import main
+from fractune.features.fit import fit as fitting
+from fractune.features.fit import picture
+from fractune.features.fit.fit import FitResult
+from fractune.features.fit.measuring import FRACTUNE, Measured, powers_of_two, service_of
+from fractune.features.fit.settings import settings_text
+from fractune_core.analysis.cpu_limits.fitting import Goal
+from fractune_core.analysis.cpu_limits.fitting import fit as fit_services
+from fractune_core.analysis.cpu_limits.limits import Service
+from fractune_core.errors import BadRequest
+
+MINILM = (
+    Service(1, (0.0183,), 0.0184, (0.0190,)),
+    Service(2, (0.0096,), 0.0192, (0.0102,), spin_s=0.0005),
+)
+MEASURED = Measured("ONNX Runtime", "1.31.1", MINILM)
+searched = functools.cache(fit_services)
+"""A search takes a second"""
+GOAL = Goal(rate_per_s=18, p99_s=0.05, cores=2, bursts=(0.0, 1.0))
+FOUND = FitResult(Path("minilm.onnx"), MEASURED, GOAL, tuple(searched(MINILM, GOAL)))
+
+
+@pytest.fixture(autouse=True)
+def timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two cores, on which every model takes as long as MiniLM."""
+    monkeypatch.setattr(fitting, "usable_cores", lambda: 2)
+    monkeypatch.setattr(fitting, "measure", lambda *_: MEASURED)
+    monkeypatch.setattr(fitting, "fit_services", searched)
+
+
+def test_the_smallest_limit_without_a_burst_is_the_best() -> None:
+    """Of MiniLM at 18/s, measured: 37 ms with 2 replicas at 900m."""
+    found = fractune.fit("minilm.onnx", "18/s", "50ms", progress=False)
+    assert found == FOUND
+    best = found.best
+    assert best.limit.burst_us == 0
+    assert 750 <= best.limit.quota_m <= 950
+    assert found.alternatives[0].limit.quota_m < best.limit.quota_m
+    assert found.alternatives[0].limit.burst_us > 0
+    assert all(each.limit.quota_m >= best.limit.quota_m for each in found.alternatives if not each.limit.burst_us)
+    assert repr(found) == f"FitResult(minilm.onnx: {best.name}, of {len(found.alternatives)} alternatives)"
+
+
+def test_numbers_mean_requests_a_second_and_seconds() -> None:
+    assert fractune.fit("minilm.onnx", 18, 0.05, progress=False) == FOUND
+
+
+def test_texts_and_the_step_reach_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fitting, "fit_services", lambda *_: FOUND.alternatives)
+    found = fractune.fit("minilm.onnx", "600/min", "0.04s", share_steps="10m", progress=False)
+    assert found.goal == replace(GOAL, rate_per_s=10, p99_s=0.04, step_m=10)
+
+
+def test_the_table_calls_latencies_predicted_and_has_the_utilisation() -> None:
+    table = FOUND.table
+    assert table.title == ("minilm.onnx in ONNX Runtime 1.31.1: 18/s with p99 at most 50.0 ms, predicted on 2 cores")
+    headings = [column.heading for column in table.columns]
+    assert [heading for heading in headings if "p50" in heading or heading.endswith("p99")] == [
+        "predicted p50",
+        "predicted p99",
+    ]
+    services = {each.threads: each for each in FOUND.measured.services}
+    for row, each in zip(table.rows, FOUND.alternatives, strict=True):
+        assert (row["limit_m"], row["threads"], row["replicas"]) == (
+            each.limit.quota_m,
+            each.threads,
+            each.replicas,
+        )
+        used = 18 * services[each.threads].cpu_s * 1000 / each.limit.quota_m
+        assert row["utilisation"] == pytest.approx(used)
+        assert row["predicted"]["p99_s"] == each.prediction.p99_s
+    assert "1 thread 18.3 ms (CPU time 18.4 ms); 2 threads 9.60 ms (CPU time 19.2 ms)" in table.notes[0]
+    assert not any("note:" in note for note in table.notes)
+
+
+def test_threads_with_which_no_limit_keeps_the_goal_are_named() -> None:
+    assert not any("no limit" in note for note in FOUND.table.notes)
+    two = replace(FOUND, alternatives=tuple(each for each in FOUND.alternatives if each.threads == 2))
+    assert "no limit keeps the p99 with 1 thread" in two.table.notes
+
+
+def test_kubernetes_and_onnx_runtime_get_their_settings() -> None:
+    best = FOUND.best
+    cpu = f"{best.limit.quota_m}m"
+    assert FOUND.resources == f"resources:\n  requests:\n    cpu: {cpu}\n  limits:\n    cpu: {cpu}"
+    replicas, session = FOUND.settings
+    assert replicas.startswith(f"{best.replicas} replicas of the model in this container, with one queue")
+    assert f"intra_op_num_threads = {best.threads}," in session
+    assert 'session.intra_op.allow_spinning = "0"' in session
+
+
+def test_a_bundle_is_loaded_with_its_threads_and_a_burst_is_named() -> None:
+    burst = FOUND.alternatives[0]
+    lines = settings_text(replace(burst, replicas=1), FRACTUNE, Path("m.fractune"))
+    assert lines[0].startswith("1 replica of the model, which answers")
+    assert lines[1] == f'a replica: fractune.load("m.fractune", share="cpu:{burst.threads}")'
+    assert lines[2] == f"burst of the limit (cpu.max.burst): {burst.limit.burst_us} us"
+
+
+def test_a_bundle_with_more_threads_than_the_limit_has_cores_is_loaded_without_a_share() -> None:
+    """`load` refuses a share above the limit."""
+    two = next(each for each in FOUND.alternatives if each.threads == 2 and not each.limit.burst_us)
+    assert two.limit.quota_m < 2000
+    line = settings_text(two, FRACTUNE, Path("m.fractune"))[1]
+    assert line == 'a replica: model = fractune.load("m.fractune"); check that model.threads is 2'
+    whole = replace(two, limit=replace(two.limit, quota_m=2000))
+    assert 'share="cpu:2"' in settings_text(whole, FRACTUNE, Path("m.fractune"))[1]
+
+
+def test_other_programs_are_named_as_a_doubt_of_predictions_and_of_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = Measured("ONNX Runtime", "1.31.1", (Service(1, (0.020,), 0.015),))
+    monkeypatch.setattr(fitting, "measure", lambda *_: slow)
+    words = "other programs took 25% of the time of 1 thread while it was measured"
+    ways = tuple(each for each in FOUND.alternatives if each.threads == 1)
+    found = FitResult(Path("minilm.onnx"), slow, GOAL, ways)
+    assert any(note.startswith(f"note: {words}") for note in found.table.notes)
+    assert found.to_json()["doubts"].startswith(words)
+    with pytest.raises(BadRequest, match=rf"^a p99 of 5 ms is less than one inference takes: .*\. But {words}"):
+        fractune.fit("minilm.onnx", "10/s", "5ms", progress=False)
+
+
+def test_times_of_the_process_become_a_service() -> None:
+    timed = {"threads": 3, "loop_secs": [0.01, 0.03], "loop_cpu_s": 0.1, "paced_secs": [0.02] * 4, "pause_cpu_s": 0.008}
+    assert service_of(timed) == Service(3, (0.01, 0.03), 0.05, (0.02,) * 4, spin_s=0.001)
+    alone = {**timed, "threads": 1}
+    assert service_of(alone).spin_s == 0
+
+
+@pytest.mark.parametrize(("cores", "threads"), [(1, [1]), (2, [1, 2]), (6, [1, 2, 4, 6]), (8, [1, 2, 4, 8])])
+def test_numbers_of_threads_double_up_to_the_cores(cores: int, threads: list[int]) -> None:
+    assert powers_of_two(cores) == threads
+
+
+def test_the_picture_has_a_line_for_each_number_of_threads_and_replicas(tmp_path: Path) -> None:
+    one, two = FOUND.measured.services
+    coarse = replace(FOUND, goal=replace(GOAL, step_m=500))
+    line = picture.p99_by_limit(two, 1, coarse.goal)
+    assert min(line) >= 500  # five slices a period for each of two threads
+    assert max(line) == 2000
+    assert line[max(line)] < line[min(line)]
+    assert min(picture.p99_by_limit(one, 1, coarse.goal)) * 0.95 >= 18 * one.cpu_s * 1000
+    coarse.draw(tmp_path / "fit.svg")
+    text = (tmp_path / "fit.svg").read_text()
+    assert text.startswith("<?xml")
+    for label in ("1 x 1 thread", "2 x 1 thread", "1 x 2 threads", "goal"):
+        assert f"<!-- {label} -->" in text
+
+
+def run(capfd: pytest.CaptureFixture[str], *args: str) -> tuple[int, str, list[str]]:
+    code = main(["fit", "minilm.onnx", *args])
+    printed = capfd.readouterr()
+    return code, printed.out, printed.err.splitlines()
+
+
+def test_the_command_prints_the_block_and_json(capfd: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capfd, "--rate", "18/s", "--p99", "50ms")
+    assert code == 0
+    assert f"\n{FOUND.resources}\n# {FOUND.settings[0]}\n# {FOUND.settings[1]}\n" in out
+    code, out, err = run(capfd, "--rate", "18/s", "--p99", "50ms", "--json")
+    assert (code, err) == (0, [])
+    found: dict[str, Any] = json.loads(out)
+    assert found == json.loads(json.dumps(FOUND.to_json()))
+    assert found["best"]["limit_m"] == FOUND.best.limit.quota_m
+    assert [each["threads"] for each in found["measured"]] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["--rate", "18", "--p99", "50ms"], "--rate '18': write requests by time, such as 18/s or 600/min"),
+        (["--rate", "18/s", "--p99", "50"], "--p99 '50': write a time such as 50ms, 1.5s or 800us"),
+        (["--rate", "18/s", "--p99", "50ms", "--share-steps", "0.05"], "--share-steps '0.05': write thousandths"),
+        (["--rate", "18/s", "--p99", "50ms", "--share-steps", "3000m"], "step is 3000m; it must be at most 2000m"),
+        (["--rate", "18/s", "--p99", "8ms"], "a p99 of 8 ms is less than one inference takes: 9.6 ms"),
+        (["--rate", "500/s", "--p99", "50ms"], "500 requests/s are more than 2 cores can answer (108.7/s); ask for"),
+        (["--rate", "40/s", "--p99", "20ms"], "no limit keeps a p99 of 20 ms at 40/s on 2 cores; the nearest is"),
+    ],
+)
+def test_what_cannot_be_ends_with_one_line_and_code_2(
+    capfd: pytest.CaptureFixture[str], args: list[str], says: str
+) -> None:
+    code, out, err = run(capfd, *args, "--json")
+    assert (code, out) == (2, "")
+    assert len(err) == 1
+    assert err[0].startswith(f"fractune: {says}")

@@ -1,0 +1,78 @@
+"""What is timed for a fit: which threads of which runtime, in which process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fractune.errors import BadBundle, BadModel, BadRequest
+from fractune.features.fit import measuring
+from fractune.features.fit.measuring import FRACTUNE, ONNX_RUNTIME, measure
+from fractune_core.analysis.cpu_limits.limits import Service
+from tests.support.client_samples import DEVICE, bundle_bytes, granted
+
+TIMES = {"loop_secs": [0.01], "loop_cpu_s": 0.01, "paced_secs": [0.02], "pause_cpu_s": 0.0}
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The share of each process, and what was called in it. Eight cores."""
+    seen: list[Any] = []
+
+    @contextmanager
+    def timing_process(_module: str, share: str, _env: object) -> Iterator[Callable[..., Any]]:
+        def call(method: str, **arguments: Any) -> dict[str, Any]:
+            seen.append((share, method, arguments))
+            return {"version": "1.31", "times": [{"threads": n, **TIMES} for n in arguments["threads"]]}
+
+        yield call
+
+    monkeypatch.setattr(measuring, "timing_process", timing_process)
+    monkeypatch.setattr(measuring, "usable_cores", lambda: 8)
+    return seen
+
+
+def write_bundle(folder: Path, kind: str = "cpu", *cores: int) -> Path:
+    path = folder / "m.fractune"
+    shares = {f"cpu:{n}": granted(f"cpu:{n}", n).to_json() for n in cores}
+    variants = [{"name": name, "objects": ["lib0.o"]} for name in ("untuned", *shares)]
+    path.write_bytes(bundle_bytes(shares=shares, variants=variants, device={**DEVICE.to_json(), "kind": kind}))
+    return path
+
+
+def test_an_onnx_file_runs_with_1_2_4_and_8_threads(calls: list[Any], tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    path.write_bytes(b"onnx")
+    lines: list[str] = []
+    found = measure(path, {"x": [1, 4]}, lines.append)
+    ((share, method, arguments),) = calls
+    assert (share, method) == ("cpu:8", "time_onnx")
+    assert arguments["threads"] == [1, 2, 4, 8]
+    assert arguments["shapes"] == {"x": [1, 4]}
+    assert (found.runtime, found.version) == (ONNX_RUNTIME, "1.31")
+    assert found.services[1] == Service(2, (0.01,), 0.01, (0.02,))
+    assert lines == ["timing m.onnx in ONNX Runtime without a limit, with 1, 2, 4, 8 threads"]
+
+
+def test_a_bundle_runs_with_its_variants_as_far_as_there_are_cores(calls: list[Any], tmp_path: Path) -> None:
+    found = measure(write_bundle(tmp_path, "cpu", 4, 1, 16), {}, lambda _: None)
+    ((share, method, arguments),) = calls
+    assert (share, method) == ("cpu:4", "time_bundle")
+    assert arguments["threads"] == [1, 4]
+    assert found.runtime == FRACTUNE
+
+
+@pytest.mark.usefixtures("calls")
+def test_models_that_cannot_be_timed_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadBundle, match=r"m\.fractune has no variant for 8 cores or fewer; tune it at cpu:1"):
+        measure(write_bundle(tmp_path, "cpu", 16), {}, lambda _: None)
+    with pytest.raises(BadBundle, match="is for a device of kind 'cuda'; a CPU limit needs a bundle for the CPU"):
+        measure(write_bundle(tmp_path, "cuda", 1), {}, lambda _: None)
+    with pytest.raises(BadRequest, match=r"^inputs: the shapes of m\.fractune were fixed"):
+        measure(write_bundle(tmp_path, "cpu", 1), {"x": [1]}, lambda _: None)
+    with pytest.raises(BadModel, match="no such model file"):
+        measure(tmp_path / "none.onnx", {}, lambda _: None)

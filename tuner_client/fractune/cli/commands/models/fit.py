@@ -1,0 +1,44 @@
+"""`fractune fit`: the least CPU limit for a request rate and a p99."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fractune.cli import options
+from fractune.cli.printing import print_picture, print_tables
+from fractune.features.fit.fit import DEFAULT_STEP
+from fractune.features.fit.fit import fit as fit_model
+from fractune.text.figure import check_picture
+
+
+def fit(
+    model: Annotated[Path, typer.Argument(help="Bundle, or ONNX file (run by ONNX Runtime).", metavar="MODEL")],
+    rate: Annotated[str, typer.Option("--rate", metavar="18/s", help="Requests, which arrive at random.")],
+    p99: Annotated[str, typer.Option("--p99", metavar="50ms", help="Latency that 99 % of the requests must keep.")],
+    share_steps: Annotated[
+        str, typer.Option("--share-steps", metavar="50m", help="Limits are multiples of this.")
+    ] = DEFAULT_STEP,
+    inputs: options.Inputs = None,
+    picture: Annotated[Path | None, typer.Option("--picture", help="Draw p99 over limit here (.svg or .png).")] = None,
+    as_json: options.Json = False,
+) -> None:
+    """Find the least CPU limit for a request rate and a p99."""
+    check_picture(picture)
+    found = fit_model(
+        model, rate, p99, share_steps=share_steps, inputs=options.parse_inputs(inputs), progress=not as_json
+    )
+    if picture is not None:
+        found.draw(picture)
+    if as_json:
+        print(json.dumps(found.to_json()))
+        return
+    print_tables(found.table)
+    print()
+    print(found.resources)
+    for line in found.settings:
+        print(f"# {line}")
+    print_picture(picture)

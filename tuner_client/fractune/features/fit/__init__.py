@@ -1,0 +1,1 @@
+"""The least CPU limit for a request rate and a p99."""

@@ -1,0 +1,104 @@
+"""`fractune.fit`: the least CPU limit, threads and replicas for a request rate and a p99."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fractune.features.fit.measuring import Measured, measure, usable_cores
+from fractune.features.fit.picture import draw_fit
+from fractune.features.fit.settings import resources_text, settings_text
+from fractune.features.fit.table import fit_json, fit_table
+from fractune.sessions.progress import LineProgress, line_reporter
+from fractune.text.figure import Drawable
+from fractune.text.quantities import parse_millicores, parse_rate_per_s, parse_time_s
+from fractune.text.rendering import Table
+from fractune_core.analysis.cpu_limits.fitting import Alternative, Goal
+from fractune_core.analysis.cpu_limits.fitting import fit as fit_services
+from fractune_core.errors import BadRequest, one_line
+from fractune_core.model_inputs import Inputs, as_shapes
+
+DEFAULT_STEP = "50m"
+_BURSTS = (0.0, 1.0)
+
+
+@dataclass(frozen=True, repr=False)
+class FitResult(Drawable):
+    """The least CPU limits that are predicted to keep a goal, and the measured times behind them."""
+
+    model: Path
+    measured: Measured
+    goal: Goal
+    alternatives: tuple[Alternative, ...]
+    """the smallest limit first"""
+
+    def __repr__(self) -> str:
+        return f"FitResult({one_line(self.model.name)}: {self.best.name}, of {len(self.alternatives)} alternatives)"
+
+    @property
+    def best(self) -> Alternative:
+        """The smallest limit without a burst, which Kubernetes cannot set; with one if no other keeps the goal."""
+        plain = (each for each in self.alternatives if not each.limit.burst_us)
+        return next(plain, self.alternatives[0])
+
+    @property
+    def resources(self) -> str:
+        """The block `resources:` of a container in Kubernetes."""
+        return resources_text(self.best)
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        """How to run the model under the limit, line by line."""
+        return settings_text(self.best, self.measured.runtime, self.model)
+
+    @property
+    def table(self) -> Table:
+        """A row for each alternative."""
+        return fit_table(self.model.name, self.measured, self.goal, self.alternatives, self.best)
+
+    def to_json(self) -> dict[str, Any]:
+        """As `fractune fit --json` prints it: times in seconds, limits in thousandths of a core."""
+        return {
+            **fit_json(self.model.name, self.measured, self.goal, self.alternatives, self.best),
+            "resources": self.resources,
+            "settings": list(self.settings),
+        }
+
+    def _draw(self, path: Path) -> None:
+        draw_fit(self.model.name, self.measured, self.goal, self.alternatives, path)
+
+
+def fit(
+    model: str | os.PathLike[str],
+    rate: float | str,
+    p99: float | str,
+    *,
+    share_steps: str = DEFAULT_STEP,
+    inputs: Inputs | None = None,
+    progress: LineProgress = True,
+) -> FitResult:
+    """Find the least CPU limit with which a model answers requests at a rate within a p99.
+
+    `model` is a bundle, or an ONNX file, which ONNX Runtime runs. It is timed on this machine's whole cores without a
+    limit, each number of threads interleaved with the others. Latency under limits is then predicted
+    (docs/cpu-limits.md). `rate` is in requests a second, or `18/s` or `600/min`; `p99` in seconds, or `50ms`. Limits
+    are multiples of `share_steps`. `inputs` as for `tune`, of an ONNX file alone. `progress` is that of `noise`.
+
+    Raises BadRequest with what would do where no limit keeps the goal. Raises BadModel, BadBundle, ShareUnavailable,
+    and FractuneError when a runtime is not installed.
+    """
+    rate_per_s = parse_rate_per_s("--rate", rate) if isinstance(rate, str) else rate
+    p99_s = parse_time_s("--p99", p99) if isinstance(p99, str) else p99
+    step_m = parse_millicores("--share-steps", share_steps)
+    goal = Goal(rate_per_s, p99_s, usable_cores(), step_m=step_m, bursts=_BURSTS)
+    path, report_line = Path(model), line_reporter(progress)
+    measured = measure(path, as_shapes(inputs or {}), report_line)
+    report_line("searching the least limit of each number of threads and replicas")
+    try:
+        return FitResult(path, measured, goal, tuple(fit_services(measured.services, goal)))
+    except BadRequest as error:
+        if not measured.doubts:
+            raise
+        raise BadRequest(f"{error}. But {measured.doubts}") from error

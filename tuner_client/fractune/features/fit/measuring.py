@@ -1,0 +1,116 @@
+"""Times of a model without a limit, measured at whole cores of this machine, as the simulation takes them."""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fractune.local.stack import own_env
+from fractune.local.timing_process import timing_process
+from fractune.models.source import check_model_file
+from fractune_core.analysis.cpu_limits.limits import Service
+from fractune_core.errors import BadBundle, BadRequest
+from fractune_core.files.bundles import Bundle, is_bundle
+from fractune_core.host.cgroups import cpu_quota
+from fractune_core.share_kinds import CPU
+
+FRACTUNE, ONNX_RUNTIME = "fractune", "ONNX Runtime"
+_ROUNDS = 20
+_CHILD = "fractune.features.fit.child"
+_DISTURBED = 0.1
+"""the part of an inference in which its only thread had no core; as large as the margin of the goal"""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A model as a runtime runs it without a limit."""
+
+    runtime: str
+    """FRACTUNE or ONNX_RUNTIME"""
+    version: str
+    """of ONNX Runtime"""
+    services: tuple[Service, ...]
+    """by number of threads"""
+
+    @property
+    def doubts(self) -> str:
+        """What makes the times too long; empty for nothing."""
+        waited = max((1 - each.cpu_s / each.mean_s for each in self.services if each.threads == 1), default=0.0)
+        if waited <= _DISTURBED:
+            return ""
+        return (
+            f"other programs took {waited:.0%} of the time of 1 thread while it was measured, so predictions are too"
+            " high; measure again on an idle machine"
+        )
+
+
+def measure(path: Path, shapes: Mapping[str, Sequence[int]], report_line: Callable[[str], None]) -> Measured:
+    """Time a bundle with its variants for whole cores, or an ONNX file in ONNX Runtime with 1, 2, 4, ... threads.
+
+    Raises BadModel, BadBundle, BadRequest, ShareUnavailable, FractuneError where a runtime is not installed.
+    """
+    cores, arguments = usable_cores(), dict[str, Any]()
+    if is_bundle(path):
+        runtime, method, threads = FRACTUNE, "time_bundle", _threads_of(path, cores)
+        if shapes:
+            raise BadRequest(f"inputs: the shapes of {path.name} were fixed when it was made; leave them out")
+    else:
+        check_model_file(path)
+        runtime, method, threads = ONNX_RUNTIME, "time_onnx", powers_of_two(cores)
+        arguments["shapes"] = dict(shapes)
+    counts = ", ".join(map(str, threads))
+    report_line(f"timing {path.name} in {runtime} without a limit, with {counts} thread{'s' * (threads != [1])}")
+    with timing_process(_CHILD, f"cpu:{threads[-1]}", own_env()) as call:
+        found = call(method, path=str(path.absolute()), threads=threads, rounds=_ROUNDS, **arguments)
+    return Measured(runtime, found["version"], tuple(map(service_of, found["times"])))
+
+
+def usable_cores() -> int:
+    """Whole cores of this process, by its affinity and its quota."""
+    cores = len(os.sched_getaffinity(0))
+    quota = cpu_quota()
+    return cores if quota is None else max(1, min(cores, int(quota)))
+
+
+def powers_of_two(cores: int) -> list[int]:
+    """1, 2, 4, ... and `cores` itself."""
+    return sorted({*(1 << exponent for exponent in range(cores.bit_length())), cores})
+
+
+def service_of(timed: Mapping[str, Any]) -> Service:
+    """The times of a number of threads."""
+    threads, loop_secs, paced_secs = timed["threads"], timed["loop_secs"], timed["paced_secs"]
+    spin_s = timed["pause_cpu_s"] / len(paced_secs) / (threads - 1) if threads > 1 else 0.0
+    return Service(threads, tuple(loop_secs), timed["loop_cpu_s"] / len(loop_secs), tuple(paced_secs), spin_s)
+
+
+def service_json(service: Service) -> dict[str, Any]:
+    """Times in seconds."""
+    return {
+        "threads": service.threads,
+        "wall_s": statistics.median(service.wall_s),
+        "paced_wall_s": statistics.median(service.paced_wall_s or service.wall_s),
+        "cpu_s": service.cpu_s,
+        "spin_s": service.spin_s,
+        "wall_secs": list(service.wall_s),
+        "paced_wall_secs": list(service.paced_wall_s),
+    }
+
+
+def _threads_of(path: Path, cores: int) -> list[int]:
+    """The numbers of cores for which a bundle was tuned, as many as this machine has."""
+    bundle = Bundle(path)
+    try:
+        kind, tuned = bundle.manifest["device"]["kind"], sorted(set(bundle.units(CPU).values()))
+    finally:
+        bundle.close()
+    if kind != CPU:
+        raise BadBundle(f"{path.name} is for a device of kind '{kind}'; a CPU limit needs a bundle for the CPU")
+    threads = [count for count in tuned if count <= cores]
+    if not threads:
+        raise BadBundle(f"{path.name} has no variant for {cores} cores or fewer; tune it at cpu:1")
+    return threads
