@@ -241,6 +241,7 @@ ROOMS = {
     "fractune_workers.children.importing.onnx_graph": room(*CORE, "google.protobuf", "onnx"),
     "fractune_workers.children.importing.operators": child_room(
         "fractune_workers.children.importing.onnx_graph",
+        "fractune_workers.children.layouts",
         "fractune_workers.children.recurrent",
         "fractune_workers.children.rewriting",
     ),

@@ -9,7 +9,7 @@ from functools import partial
 import tvm
 from tvm import relax
 
-from fractune_workers.children.layouts import elementwise, images, products, ranges, shuffle
+from fractune_workers.children.layouts import elementwise, four_bits, images, products, ranges, shuffle
 from fractune_workers.children.layouts.planner import Planner, Rule
 from fractune_workers.children.recurrent.vectors import refuse_recurrences, with_vectors
 from fractune_workers.children.rewriting.channels_last import with_channels_last
@@ -50,6 +50,7 @@ def planned(mod: tvm.IRModule, target: tvm.target.Target, implementation: str = 
         refuse_recurrences(mod)
         return with_channels_last(mod) if target.kind.name == "cuda" else mod
     unit = vector_unit(target)
-    planner = Planner(mod.clone(), _RULES, elementwise.part, unit.lanes, implementation, dot_products(target))
+    rules: dict[str, Rule] = {**_RULES, "call_tir": partial(four_bits.in_vectors, unit=unit)}
+    planner = Planner(mod.clone(), rules, elementwise.part, unit.lanes, implementation, dot_products(target))
     tidy = [relax.transform.EliminateCommonSubexpr(), relax.transform.DeadCodeElimination()]
     return tvm.transform.Sequential(tidy)(with_vectors(rewritten(mod, planner), unit))

@@ -84,6 +84,9 @@ class Importer(onnx_frontend.ONNXGraphImporter):
         super().__init__({}, as_bytes)
         self.element_types = element_types
         self.branches = branches
+        self.packed_weights: dict[str, tuple[int, list[relax.Expr]]] = {}
+        """By the name of a dequantized constant matrix that is kept with four bits (`keep_packed`): its depth, and the
+        operands of a product with it"""
 
     def _check_for_unsupported_ops(self, graph: onnx.GraphProto) -> None:
         unknown = [node for node in graph.node if not is_known(node)]

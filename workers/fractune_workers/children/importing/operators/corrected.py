@@ -19,6 +19,7 @@ from fractune_workers.children.importing.operators.corrected_resize import RESIZ
 from fractune_workers.children.importing.operators.element_types import AS_BYTES
 from fractune_workers.children.importing.operators.indices import INDEXED
 from fractune_workers.children.importing.operators.onnx_node import Converter, OnnxNode, as_type, dtype_of, shape_of
+from fractune_workers.children.importing.operators.packed_weights import DEQUANTIZED_WEIGHTS
 from fractune_workers.children.importing.operators.reductions import REDUCTIONS
 from fractune_workers.children.importing.operators.sized import SIZED
 from fractune_workers.children.rewriting.expressions import is_constant
@@ -346,6 +347,7 @@ CORRECTED: Mapping[str, Converter] = {
     "RoiAlign": _roi_align,
     "Sign": _sign,
     "SpaceToDepth": _space_to_depth,
+    **DEQUANTIZED_WEIGHTS,
     **INDEXED,
     **REDUCTIONS,
     **RESIZE,

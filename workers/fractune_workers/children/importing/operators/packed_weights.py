@@ -1,23 +1,28 @@
-"""Weights of four bits, which stay four bits in memory: the kernel of the product unpacks them as it reads them."""
+"""Weights of four bits, which stay four bits in memory: those of MatMulNBits, and constant ones that a MatMul reads
+through DequantizeLinear. The kernel of the product unpacks them as it reads them.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import onnx
-from tvm import relax, te, tirx
+from onnx import TensorProto
+from tvm import relax
 
 from fractune_workers.children.importing.operators.onnx_node import Converter, OnnxNode, dtype_of, shape_of
-from fractune_workers.children.rewriting.expressions import is_constant
+from fractune_workers.children.layouts.four_bits import BITS, MIDDLE, PER_BYTE, four_bit_product
+from fractune_workers.children.rewriting.expressions import bound_call, is_constant
 
-_BITS = 4
-_PER_BYTE = 2
-_MIDDLE = 8
-"""The zero point of weights without zero points"""
+_Array = npt.NDArray[Any]
 _SMALLEST_BLOCK = 16
+_LOWEST: Mapping[int, int] = {TensorProto.INT4: -MIDDLE, TensorProto.UINT4: 0}
+"""The smallest number of each type of four bits"""
 _DATA, _WEIGHT, _SCALES, _ZEROS, _GROUPS, _BIAS = range(6)
 
 
@@ -33,61 +38,38 @@ class _Layout:
     def blocks(self) -> int:
         return math.ceil(self.depth / self.block)
 
-    def weights(self, packed: te.Tensor, scales: te.Tensor, zeros: te.Tensor | None, dtype: str) -> te.Tensor:
-        """(columns, depth), unpacked, in the type of the data."""
-
-        def element(column: Any, k: Any) -> Any:
-            block, within = tirx.floordiv(k, self.block), tirx.floormod(k, self.block)
-            number = _half(packed(column, block, tirx.floordiv(within, _PER_BYTE)), tirx.floormod(within, _PER_BYTE))
-            zero: Any = tirx.const(_MIDDLE, dtype)
-            if zeros is not None and str(zeros.dtype) == "uint8":
-                row = column * math.ceil(self.blocks / _PER_BYTE)
-                byte = zeros(row + tirx.floordiv(block, _PER_BYTE))
-                zero = _half(byte, tirx.floormod(block, _PER_BYTE)).astype(dtype)
-            elif zeros is not None:
-                zero = zeros(column * self.blocks + block).astype(dtype)
-            return (number.astype(dtype) - zero) * scales(column * self.blocks + block).astype(dtype)
-
-        return te.compute((self.columns, self.depth), element, name="unpacked")
-
-
-def _half(byte: Any, which: Any) -> Any:
-    """The lower half of a byte (`which` 0) or the upper."""
-    return (byte.astype("int32") >> (which.astype("int32") * _BITS)) & 0xF
-
 
 def _product(node: OnnxNode) -> relax.Expr:
     """MatMulNBits: data (..., K) times weights (N, K), which are packed by blocks along K."""
     layout = _layout(node)
-    data = node.input(_DATA)
-    dtype = dtype_of(data)
-    rows = shape_of(data)[:-1]
     scales = _flat(node, node.input(_SCALES), layout.columns * layout.blocks)
-    operands = [data, node.input(_WEIGHT), scales, *_zeros(node, layout)]
-
-    def compute(x: te.Tensor, packed: te.Tensor, scale: te.Tensor, *zeros: te.Tensor) -> te.Tensor:
-        weights = layout.weights(packed, scale, zeros[0] if zeros else None, dtype)
-        k = te.reduce_axis((0, layout.depth), "k")
-        return te.compute(
-            (*rows, layout.columns), lambda *at: te.sum(x(*at[:-1], k) * weights(at[-1], k), axis=k), name="matmul"
-        )
-
-    product = node.builder.emit_te(compute, *operands, primfunc_name_hint="matmul_of_4_bits")
+    made = _of_rows(node, [node.input(_WEIGHT), scales, *_zeros(node, layout)])
     bias = node.optional(_BIAS)
-    return product if bias is None else relax.op.add(product, bias)
+    return made if bias is None else relax.op.add(made, bias)
+
+
+def _of_rows(node: OnnxNode, operands: Sequence[relax.Expr]) -> relax.Expr:
+    """The product of the node's first input with weights, scales and perhaps zero points (`four_bit_product`)."""
+    data = node.input(_DATA)
+    *rows, depth = shape_of(data)
+    if len(rows) == 1:
+        return node.emit(four_bit_product(node.builder, [data, *operands]))
+    flat = node.emit(relax.op.reshape(data, [math.prod(rows), depth]))
+    product = node.emit(four_bit_product(node.builder, [flat, *operands]))
+    return node.emit(relax.op.reshape(product, [*rows, *shape_of(product)[1:]]))
 
 
 def _layout(node: OnnxNode) -> _Layout:
     depth, columns, block = (int(node.attributes.get(name, 0)) for name in ("K", "N", "block_size"))
-    bits = int(node.attributes.get("bits", _BITS))
-    if bits != _BITS:
+    bits = int(node.attributes.get("bits", BITS))
+    if bits != BITS:
         raise node.refused(f"its weights have {bits} bits; export it with 4")
     if block < _SMALLEST_BLOCK or block & (block - 1) or depth < 1 or columns < 1:
         raise node.refused(f"K={depth}, N={columns}, block_size={block} are not sizes of a product; export it again")
     if node.optional(_GROUPS) is not None:
         raise node.refused("its columns are reordered (g_idx); export it without")
     layout = _Layout(depth, columns, block)
-    expected = [columns, layout.blocks, block // _PER_BYTE]
+    expected = [columns, layout.blocks, block // PER_BYTE]
     if shape_of(node.input(_WEIGHT)) != expected or dtype_of(node.input(_WEIGHT)) != "uint8":
         raise node.refused(f"weights of shape {shape_of(node.input(_WEIGHT))}, expected {expected}; export it again")
     if shape_of(node.input(_DATA))[-1] != depth:
@@ -100,7 +82,7 @@ def _zeros(node: OnnxNode, layout: _Layout) -> list[relax.Expr]:
     zeros = node.optional(_ZEROS)
     if zeros is None:
         return []
-    of_a_column = math.ceil(layout.blocks / _PER_BYTE) if dtype_of(zeros) == "uint8" else layout.blocks
+    of_a_column = math.ceil(layout.blocks / PER_BYTE) if dtype_of(zeros) == "uint8" else layout.blocks
     return [_flat(node, zeros, layout.columns * of_a_column)]
 
 
@@ -128,5 +110,37 @@ def inferred(node: onnx.NodeProto, types: Mapping[str, onnx.TypeProto]) -> dict[
     return {node.output[0]: made}
 
 
+def keep_packed(node: OnnxNode, numbers: _Array, scales: _Array, zeros: _Array | None) -> None:
+    """Note the constant matrix (K, N) that a DequantizeLinear makes of numbers of four bits, for products with it.
+
+    Scales and zero points are (N, blocks of K). Other types and odd blocks are not noted.
+    """
+    lowest = _LOWEST.get(node.element_type(0))
+    depth, (columns, blocks) = len(numbers), scales.shape
+    is_odd = blocks > 1 and depth // blocks % _SMALLEST_BLOCK
+    if lowest is None or scales.dtype != np.float32 or "output_dtype" in node.attributes or is_odd:
+        return
+    size = math.ceil(depth / blocks / PER_BYTE)
+    halves = np.zeros((columns, blocks * size * PER_BYTE), np.uint8)
+    halves[:, :depth] = numbers.T - lowest
+    packed = (halves[:, ::2] | halves[:, 1::2] << BITS).reshape(columns, blocks, size)
+    middles = np.broadcast_to(0.0 if zeros is None else zeros, scales.shape).astype(np.float32) - lowest
+    operands = [packed, scales.reshape(-1), *([] if (middles == MIDDLE).all() else [middles.reshape(-1)])]
+    node.importer.packed_weights[node.proto.output[0]] = depth, [relax.const(each) for each in operands]
+
+
+def _matmul(node: OnnxNode) -> Any:
+    """MatMul. A product of whole numbers is faster where the data are quantized, and each column has one scale."""
+    data = node.input(_DATA)
+    depth, operands = node.importer.packed_weights.get(node.proto.input[_WEIGHT], (0, []))
+    if not operands or dtype_of(data) != "float32" or shape_of(data)[-1:] != [depth]:
+        return node.by_tvm()
+    packed = operands[0]
+    is_whole = shape_of(packed)[1] == 1 and bound_call(node.builder, data, "dequantize") is not None
+    return node.by_tvm() if is_whole else _of_rows(node, operands)
+
+
 PACKED_WEIGHTS: Mapping[str, Converter] = {"com.microsoft.MatMulNBits": _product}
 """by ONNX's names"""
+DEQUANTIZED_WEIGHTS: Mapping[str, Converter] = {"MatMul": _matmul}
+"""by ONNX's names; TVM converts these operators too"""

@@ -18,6 +18,7 @@ from tvm import relax
 
 from fractune_workers.children.importing.operators.element_types import AS_BYTES, INTEGER_RANGES
 from fractune_workers.children.importing.operators.onnx_node import Converter, OnnxNode, as_type, dtype_of, shape_of
+from fractune_workers.children.importing.operators.packed_weights import keep_packed
 from fractune_workers.children.rewriting.expressions import bound_call, is_constant, operator_of
 
 _Array = npt.NDArray[Any]
@@ -31,6 +32,7 @@ _COUNTED: dict[int, str] = {
 _BYTE_RANGE = (0, 255)
 _AXIS = 1
 """ONNX's default"""
+_MATRIX_RANK = 2
 
 
 def _quantize(node: OnnxNode) -> relax.Expr:
@@ -63,6 +65,9 @@ def _dequantize(node: OnnxNode) -> relax.Expr:
     dtype = str(tensor_dtype_to_np_dtype(kind)) if kind else dtype_of(scale)
     numbers, scales, zeros = (node.constant(index) for index in range(3))
     if numbers is not None and scales is not None and (zero is None or zeros is not None):
+        columns = blocks.of_columns(scales)
+        if columns is not None:
+            keep_packed(node, numbers, columns, None if zeros is None else blocks.of_columns(zeros))
         return relax.const(_dequantized(blocks, numbers, scales, zeros).astype(dtype))
     plain = blocks.plain(scale, node.element_type(0))
     if plain is not None and dtype == "float32":
@@ -191,6 +196,16 @@ class _Blocks:
         if self._size and not self._is_one:
             return np.take(values, self._block_of_each(), axis=self._axis)
         return values.reshape(self._parameter_shape())
+
+    def of_columns(self, values: _Array) -> _Array | None:
+        """The constants of a matrix (K, N) as (N, blocks of K); None where they lie in another way."""
+        if len(self._shape) != _MATRIX_RANK:
+            return None
+        if self._is_one:
+            return np.full((self._shape[1], 1), values.reshape(-1)[0])
+        if self._size:
+            return values.T if self._axis == 0 else None
+        return values.reshape(-1, 1) if self._axis == 1 else None
 
     def _parameter_shape(self) -> list[int]:
         if self._is_one:  # not a number in the code, so that layers share an operator

@@ -1,22 +1,32 @@
-"""MatMulNBits: the numbers of ONNX Runtime, and weights that stay packed in memory."""
+"""Weights of four bits: the numbers of ONNX Runtime or of ONNX's reference, and weights that stay packed in memory."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import onnx
 import pytest
-from onnx import helper
+from onnx import helper, numpy_helper
 
 from fractune_core.errors import BadModel
 from fractune_workers.children.importing.passes import prepare
-from tests.support.onnx_models import TARGET, imported, onnx_model, run_by_onnxruntime, run_imported
+from tests.support.onnx_models import (
+    TARGET,
+    imported,
+    onnx_model,
+    run_by_onnxruntime,
+    run_imported,
+    run_reference,
+)
 
 Array = npt.NDArray[Any]
 DRAW = np.random.default_rng(5)
 COLUMNS, BLOCK = 12, 16
+PACKED = "matmul_of_4_bits"
 
 
 def product(depth: int, zeros: Array | None = None, **changed: Any) -> tuple[onnx.ModelProto, dict[str, Array]]:
@@ -47,9 +57,78 @@ def test_a_product_of_four_bits(depth: int, zeros: Array | None) -> None:
 
 
 def test_weights_stay_packed() -> None:
-    script = prepare(imported(product(64)[0]), TARGET).script()
-    assert 'T.Buffer((T.int64(12), T.int64(4), T.int64(8)), "uint8")' in script
-    assert script.count("R.call_tir(") == 1  # nothing unpacks them before
+    mod = prepare(imported(product(64)[0]), TARGET)
+    assert "unpacked" not in mod.script()
+    kernel = next(function for name, function in mod.functions.items() if PACKED in name.name_hint)
+    words = next(argument for argument in kernel.params if argument.ty.dtype == "int32")
+    assert math.prod(map(int, words.ty.shape)) * 4 == COLUMNS * 64 / 2
+
+
+def test_weights_that_are_an_input() -> None:
+    model, x = product(48)
+    weights = {"w": numpy_helper.to_array(model.graph.initializer[0])}
+    del model.graph.initializer[0]
+    model.graph.input.append(helper.make_tensor_value_info("w", onnx.TensorProto.UINT8, weights["w"].shape))
+    given = {**x, **weights}
+    np.testing.assert_allclose(run_imported(model, given)[0], run_by_onnxruntime(model, given)[0], rtol=1e-4, atol=1e-4)
+
+
+FORMS: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
+    "one scale": ((), {}),
+    "a scale for each column": ((12,), {}),
+    "blocks of a column": ((2, 12), {"axis": 0, "block_size": 16}),
+}
+
+
+def dequantized(kind: Any, shape: tuple[int, ...], attributes: dict[str, Any], *, zeros: bool) -> onnx.ModelProto:
+    """A product with a matrix (32, 12) of numbers of four bits."""
+    lowest = -8 if kind == ml_dtypes.int4 else 0
+    weights: dict[str, Array] = {
+        "w": DRAW.integers(lowest, lowest + 16, (32, COLUMNS)).astype(kind),
+        "s": np.asarray(DRAW.uniform(0.1, 1, shape), np.float32),
+        **({"z": np.asarray(DRAW.integers(lowest, lowest + 16, shape)).astype(kind)} if zeros else {}),
+    }
+    nodes = [
+        helper.make_node("DequantizeLinear", [*weights], ["f"], **attributes),
+        helper.make_node("MatMul", ["x", "f"], ["y"]),
+    ]
+    return onnx_model(nodes, {"x": DATA}, weights)
+
+
+DATA = DRAW.normal(0, 1, (2, 3, 32)).astype(np.float32)
+
+
+@pytest.mark.parametrize("kind", [ml_dtypes.int4, ml_dtypes.uint4])
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+@pytest.mark.parametrize("zeros", [True, False], ids=["zero points", "none"])
+def test_a_product_with_a_dequantized_matrix(
+    kind: Any, form: tuple[tuple[int, ...], dict[str, Any]], *, zeros: bool
+) -> None:
+    model = dequantized(kind, *form, zeros=zeros)
+    assert PACKED in imported(model).script()
+    expected = run_reference(model, {"x": DATA})[0]
+    np.testing.assert_allclose(run_imported(model, {"x": DATA})[0], expected, rtol=1e-4, atol=1e-4)
+
+
+def test_blocks_along_the_columns_become_float32() -> None:
+    model = dequantized(ml_dtypes.int4, (32, 3), {"axis": 1, "block_size": 4}, zeros=False)
+    assert PACKED not in imported(model).script()
+    expected = run_reference(model, {"x": DATA})[0]
+    np.testing.assert_allclose(run_imported(model, {"x": DATA})[0], expected, rtol=1e-4, atol=1e-4)
+
+
+def test_quantized_data_keep_their_product_of_whole_numbers() -> None:
+    model = dequantized(ml_dtypes.int4, *FORMS["a scale for each column"], zeros=False)
+    quantize = helper.make_node("QuantizeLinear", ["x", "xs", "xz"], ["q"])
+    dequantize = helper.make_node("DequantizeLinear", ["q", "xs", "xz"], ["xq"])
+    model.graph.node[1].input[0] = "xq"
+    nodes = [quantize, dequantize, *model.graph.node]
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    of_data: dict[str, Array] = {"xs": np.array(0.05, np.float32), "xz": np.array(128, np.uint8)}
+    for name, value in of_data.items():
+        model.graph.initializer.append(numpy_helper.from_array(value, name))
+    assert PACKED not in imported(model).script()
 
 
 def test_the_product_is_counted_before_it_is_made() -> None:
