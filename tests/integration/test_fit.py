@@ -26,7 +26,7 @@ ROUNDS = 3
 
 @pytest.fixture(autouse=True)
 def few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Figures that nobody reads need few."""
+    """Few, because the test uses none of the figures."""
     monkeypatch.setattr(measuring, "_ROUNDS", ROUNDS)
 
 

@@ -40,7 +40,7 @@ class LimitSize:
 
     @classmethod
     def parse(cls, text: str) -> LimitSize:
-        """Raises BadRequest for a text that is no limit, or that could be written more simply."""
+        """Raises BadRequest for a text that is not a limit, or that could be written more simply."""
         found = _FORM.fullmatch(text)
         if found is None:
             raise BadRequest(_misfit(text))
@@ -88,7 +88,7 @@ class LimitSize:
 
 def _misfit(text: str) -> str:
     if re.search(r"(?<![0-9])0+m(?!s)", text):
-        return "0m is no CPU time; write a limit above 0, such as cpu:500m"
+        return "0m allows no CPU time; write a limit above 0, such as cpu:500m"
     if re.fullmatch(r"[0-9]{0,4}\.[0-9]{1,6}", text):
         return f"a limit is written in thousandths of a core: write cpu:{max(1, round(float(text) * MILLICORES))}m"
     if period := re.fullmatch(r"[^/]*/([^/]*)", text):

@@ -39,8 +39,8 @@ def test_a_limit_has_up_to_four_parts(
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("cpu:0m", "0m is no CPU time; write a limit above 0, such as cpu:500m"),
-        ("cpu:0m..500m", "0m is no CPU time"),
+        ("cpu:0m", "0m allows no CPU time; write a limit above 0, such as cpu:500m"),
+        ("cpu:0m..500m", "0m allows no CPU time"),
         ("cpu:1500m..500m", "the request of 1500m is above the limit of 500m; write cpu:500m..1500m"),
         ("cpu:500m/1ns", "'1ns' is not a period; write whole milliseconds from 1ms to 1000ms, such as cpu:1500m/10ms"),
         ("cpu:500m/2000ms", "a period of 2000ms is too long; write 1ms to 1000ms"),

@@ -61,7 +61,7 @@ class LimitCgroups:
         """Why this process may not make a cgroup with a limit; empty when it may."""
         home = self._home()
         if home is None:
-            return "there is no cgroup for CPUs"
+            return "no cgroup for CPUs was found"
         if not (_is_v1(home) or "cpu" in _words(home / _CONTROLLERS)):
             return f"{home} has no CPU controller"
         files = [home] if _is_v1(home) else [home, home / "cgroup.procs", home / _CHILDREN_HAVE]

@@ -86,7 +86,7 @@ def test_where_no_cgroup_can_be_made(tmp_path: Path, controllers: str, without: 
 
 
 def test_a_host_without_cgroups(tmp_path: Path) -> None:
-    assert LimitCgroups(tmp_path).lacks() == "there is no cgroup for CPUs"
+    assert LimitCgroups(tmp_path).lacks() == "no cgroup for CPUs was found"
 
 
 def test_only_the_cgroups_of_dead_processes_are_removed(tmp_path: Path) -> None:

@@ -119,7 +119,7 @@ def _check(services: Sequence[Service], goal: Goal) -> list[Service]:
         cores = math.ceil(goal.rate_per_s * min(each.cpu_s for each in fitting) / _MOST_LOAD)
         raise BadRequest(
             f"{goal.rate_per_s:g} requests/s are more than {goal.cores_text} can answer ({most_per_s:.1f}/s);"
-            f" ask for at most {_MOST_LOAD * most_per_s:.1f}/s, or take {max(cores, goal.cores + 1)} cores"
+            f" ask for at most {_MOST_LOAD * most_per_s:.1f}/s, or a machine with {max(cores, goal.cores + 1)} cores"
         )
     return fitting
 

@@ -1,4 +1,4 @@
-"""What is timed for a fit: which threads of which runtime, in which process."""
+"""Which threads of which runtime a fit times, and in which process."""
 
 from __future__ import annotations
 

@@ -233,8 +233,8 @@ def _pow(node: OnnxNode) -> Any:
     powers = node.constant(1)
     if powers is None or powers.size == 0 or not np.isin(powers, range(_MOST_POWER + 1)).all():
         raise node.refused(
-            f"its base is {dtype_of(base)}, and its exponent is no constant of whole numbers from 0 to {_MOST_POWER}; "
-            "cast the base to float before"
+            f"its base is {dtype_of(base)}, and its exponent is not a constant of whole numbers from 0 to "
+            f"{_MOST_POWER}; cast the base to float before"
         )
     return _whole_power(node, base, powers.astype(np.int64))
 
@@ -279,7 +279,7 @@ def _one_hot(node: OnnxNode) -> relax.Expr:
     """With indices and a depth of any type, and values that may be computed. An index between two classes is none."""
     depth, rank = node.constant(1), len(shape_of(node.input(0)))
     if depth is None or depth.size != 1 or int(depth.reshape(-1)[0]) < 1:
-        raise node.refused("its depth is no positive constant; export it with a fixed number of classes")
+        raise node.refused("its depth is not a positive constant; export it with a fixed number of classes")
     count = int(depth.reshape(-1)[0])
     axis = int(node.attributes.get("axis", -1)) % (rank + 1)
     dtype = dtype_of(node.input(0)) if dtype_of(node.input(0)) in ("float32", "float64") else "int64"

@@ -182,7 +182,7 @@ def test_a_layout_is_printed_and_nothing_is_run(
         (["--mig-layout", "3g+4g", "--prove"], 2, "--mig-layout changes the shares that --prove checks"),
         (["--mig-layout", "4g+4g"], 2, "does not fit"),
         (["cpu:1", "--mig-layout", "3g+4g"], 2, "--mig-layout divides a whole GPU; leave 'cpu:1' out"),
-        (["cpu:0m"], 2, "0m is no CPU time"),
+        (["cpu:0m"], 2, "0m allows no CPU time"),
         (["--mig-layout", "many"], 2, "'many' is no instance"),
     ],
 )

@@ -184,8 +184,8 @@ def test_boxes_are_dropped_above_the_threshold(thresholds: dict[str, Array], kep
             "antialias=1 with 'tf_crop_and_resize' is not supported; crop before, and resize with half_pixel",
         ),
         ("Cast", {"to": 22}, "it casts to numbers of less than a byte"),
-        ("OneHot", {}, "its depth is no positive constant; export it with a fixed number of classes"),
-        ("Pow", {}, "its base is int64, and its exponent is no constant of whole numbers from 0 to 63; cast"),
+        ("OneHot", {}, "its depth is not a positive constant; export it with a fixed number of classes"),
+        ("Pow", {}, "its base is int64, and its exponent is not a constant of whole numbers from 0 to 63; cast"),
     ],
 )
 def test_a_refusal_names_the_node(operator: str, attributes: dict[str, Any], words: str) -> None:
