@@ -1,8 +1,8 @@
 """A simulated `nvidia-cuda-mps-control`: a real program with a real daemon behind a Unix socket, and no GPU.
 
-Its answers follow NVIDIA's documents and the logs of others; none was compared with the real program. Commands that
-begin with `stage` are for tests: they play what clients and their kernels would do. Standard library alone, and for
-a command as little of it as possible: tests start this program hundreds of times.
+Without a client its answers are those of NVIDIA's program 535; the others follow documents and the logs of others.
+Commands that begin with `stage` are for tests: they play what clients and their kernels would do. Standard library
+alone, and for a command as little of it as possible: tests start this program hundreds of times.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ CHUNKS = 15
 CHUNK_SMS = 8
 SERVER = 6472
 NO_DAEMON = "Cannot find MPS control daemon process"
+NO_SERVER = "Server not found"
 _HANG = "(hang)"
+_FAILED = "(exit with status 1)"
 _INVALID = "CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION"
 
 
@@ -47,7 +49,7 @@ class Daemon:
         if self.says:
             return self.says
         handler = getattr(self, f"do_{command}", None)
-        return "Unknown command" if handler is None else str(handler(*words))
+        return f'Unknown command "{command}"' if handler is None else str(handler(*words))
 
     def do_get_server_list(self) -> str:
         return str(SERVER) if self.state else ""
@@ -55,13 +57,17 @@ class Daemon:
     def do_get_server_status(self, _server: str) -> str:
         return self.state
 
-    def do_get_client_list(self, _server: str) -> str:
+    def do_get_client_list(self, server: str) -> str:
+        if not self.state:
+            return f"Server {server} not found"
         return "\n".join(map(str, self.clients))
 
     def do_get_default_active_thread_percentage(self) -> str:
         return self.percent
 
     def do_ps(self) -> str:
+        if not self.state:
+            return NO_SERVER
         rows = [
             f"{pid}      0     {SERVER}     {self.gpu_uuid[:22]}    {namespace}    ./client"
             for pid, (_, namespace) in self.clients.items()
@@ -90,7 +96,7 @@ class Daemon:
         return "\n".join([*titles, f"{gpu} {CHUNKS - used} {used} {SMS - used * CHUNK_SMS} {used * CHUNK_SMS}", *rows])
 
     def do_quit(self) -> str:
-        raise SystemExit
+        raise SystemExit(_FAILED if self.state == "FAULT" else "")
 
     def add_partition(self, chunks: int) -> str:
         if not self.static or self.clients or sum(self.partitions.values()) + chunks > CHUNKS:
@@ -174,7 +180,8 @@ def serve(pipe_dir: str, daemon: Daemon) -> None:
             with connection, connection.makefile("rw") as stream:
                 try:
                     stream.write(daemon.answer(stream.readline()))
-                except SystemExit:
+                except SystemExit as end:
+                    stream.write(str(end))
                     pid_file.unlink()
                     return
 
@@ -217,6 +224,8 @@ def main() -> int:
         from signal import pause
 
         pause()
+    if answer == _FAILED:
+        return 1
     sys.stdout.write(f"{answer}\n")
     return 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from abc import ABC, abstractmethod
@@ -12,6 +13,7 @@ from fractune_core.cuda.environment import MPS_MEMORY_LIMIT, MPS_PIPE_DIRECTORY,
 from fractune_core.errors import ShareUnavailable
 from fractune_core.shares import GrantedShare, Share
 from fractune_workers.cuda.driver import Driver, open_driver
+from fractune_workers.gpu.mps_control import MpsFailed
 from fractune_workers.gpu.mps_daemon import MpsDaemon, mps_daemon
 from fractune_workers.gpu.nvml import Nvml, open_nvml
 from fractune_workers.gpu.process import GpuProcess
@@ -20,6 +22,7 @@ _MIB = 1 << 20
 _UNITS = {"G": 1 << 30, "M": _MIB}
 # A limit is set for each device that a client sees; it sees one, number 0.
 _MEMORY_LIMIT = re.compile(r"(?:^|,)0=([1-9][0-9]*)([GM])B?(?:,|$)")
+_log = logging.getLogger(__name__)
 
 
 class UnderMps(ABC):
@@ -89,7 +92,11 @@ class UnderMps(ABC):
         self._process.start_cuda()
 
     def leave(self) -> None:
-        self.daemon.release()
+        """A daemon that does not end is reported: the result for which the share was held is valid all the same."""
+        try:
+            self.daemon.release()
+        except MpsFailed as error:
+            _log.warning("share '%s' was left, and %s", self.share, error)
 
     @abstractmethod
     def _share_needs(self) -> dict[str, str]:

@@ -22,6 +22,8 @@ from fractune_core.errors import ShareUnavailable
 PROGRAM = "nvidia-cuda-mps-control"
 _ANSWER_TIMEOUT_S = 10.0
 _NO_DAEMON = "Cannot find MPS control daemon process"
+_NO_SERVER = "Server not found"
+"""the answer to `ps` before the first client has come, and while no server is ready"""
 _CREATED = re.compile(r"(?:Partition )?(\S+/\S+)(?: created)?")
 _STATES = re.compile(r"\b(INITIALIZING|ACTIVE|FAULT)\b")
 _PS_COLUMNS = ("PID", "SERVER", "NAMESPACE")
@@ -112,6 +114,8 @@ class MpsControl:
     def processes(self) -> list[MpsClient]:
         """Every client process with what is needed to terminate it; columns are found by their titles."""
         answer = self.ask("ps")
+        if answer == _NO_SERVER:
+            return []
         rows = [row.split() for row in answer.splitlines() if row.strip()]
         titles = next((row for row in rows if row[0] == _PS_COLUMNS[0]), [])
         if not rows:
@@ -160,7 +164,10 @@ class MpsControl:
         return partitions
 
     def quit(self) -> None:
-        """Ask the daemon to end; it may take a moment longer to be gone."""
+        """Ask the daemon to end; it may take a moment longer to be gone.
+
+        Raises MpsFailed also when it ends with an error of its own, such as one of a server that ended badly.
+        """
         self.ask("quit")
 
     def ask(self, command: str) -> str:

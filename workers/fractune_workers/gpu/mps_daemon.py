@@ -6,7 +6,6 @@ One daemon for each GPU: a fault stops every client of a server, and a server of
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import shutil
@@ -264,10 +263,15 @@ class OwnMpsDaemon(MpsDaemon):
         return environment | own
 
     def _end(self) -> None:
-        with contextlib.suppress(MpsUnreachable):
+        refusal = ""
+        try:
             self.control.quit()
+        except MpsFailed as error:  # says little: the exit code is 1 also when a server had ended badly
+            refusal = f" ({error})"
         if not _within(_QUIT_TIMEOUT_S, lambda: not self._is_running()):
-            raise MpsFailed(f"MPS: the control daemon at {self.pipe_dir} did not end within {_QUIT_TIMEOUT_S:g} s")
+            raise MpsFailed(
+                f"MPS: the control daemon at {self.pipe_dir} did not end within {_QUIT_TIMEOUT_S:g} s{refusal}"
+            )
 
 
 def default_folder(gpu_uuid: str) -> Path:

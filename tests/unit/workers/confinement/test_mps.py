@@ -21,6 +21,7 @@ from fractune_workers.confinement import confinement_for
 from fractune_workers.confinement.mps import MpsConfinement
 from fractune_workers.confinement.mps_sm import MpsSmConfinement
 from fractune_workers.cuda.driver import Driver, DriverFailed
+from fractune_workers.gpu import mps_daemon
 from fractune_workers.gpu.mps_control import MpsFailed, MpsUnreachable
 from fractune_workers.gpu.mps_daemon import MpsDaemon
 from tests.support.hardware.simulated_mps import (
@@ -335,6 +336,24 @@ def test_the_last_supervisor_that_leaves_ends_the_daemon() -> None:
     supervisors[1].leave()
     with pytest.raises(MpsUnreachable):
         daemon.probe()
+
+
+def test_a_child_that_dies_before_the_first_server_takes_nothing_down(become: Become) -> None:
+    supervisor = mps()
+    become(supervisor)
+    assert supervisor.before_kill(os.getpid())
+    assert supervisor.is_active()
+
+
+def test_a_daemon_that_does_not_end_is_reported_by_the_supervisor_that_leaves(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    supervisor = mps()
+    pipe_dir = Path(supervisor.environment()[MPS_PIPE_DIRECTORY])
+    tell(pipe_dir, "stage say no")
+    monkeypatch.setattr(mps_daemon, "_QUIT_TIMEOUT_S", 0.0)
+    supervisor.leave()
+    assert f"share 'mps:25' was left, and MPS: the daemon at {pipe_dir} answered" in caplog.text
 
 
 def test_a_share_that_cannot_be_prepared_leaves_no_daemon() -> None:

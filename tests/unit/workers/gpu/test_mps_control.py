@@ -74,6 +74,10 @@ def test_ps_tells_server_and_namespace_of_each_client() -> None:
     assert Scripted(PS.splitlines()[0]).processes() == Scripted("").processes() == []
 
 
+def test_before_the_first_client_there_is_no_server_and_no_process() -> None:
+    assert Scripted("Server not found\n").processes() == []
+
+
 def test_ps_of_a_daemon_with_other_columns() -> None:
     table = """PID  USER  ID  SERVER  DEVICE  CONTEXTS  NAMESPACE   COMMAND
     9741 root  0   6472    GPU-cb  1         4026531836  ./nbody
@@ -81,7 +85,9 @@ def test_ps_of_a_daemon_with_other_columns() -> None:
     assert Scripted(table).processes() == [MpsClient(9741, 6472, 4026531836)]
 
 
-@pytest.mark.parametrize("answer", ["9741 0 6472 GPU-cb 4026531836 ./nbody", "PID COMMAND\n9741 ./nbody", "no daemon"])
+@pytest.mark.parametrize(
+    "answer", ["9741 0 6472 GPU-cb 4026531836 ./nbody", "PID COMMAND\n9741 ./nbody", "Server 6472 not found"]
+)
 def test_ps_without_titles_or_without_one_that_is_needed_is_no_table(answer: str) -> None:
     with pytest.raises(MpsFailed, match="ps"):
         Scripted(answer).processes()

@@ -13,6 +13,7 @@ import pytest
 
 from fractune_core.cuda.environment import MPS_PIPE_DIRECTORY
 from fractune_core.errors import ShareUnavailable
+from fractune_workers.gpu import mps_daemon as mps_daemon_module
 from fractune_workers.gpu.mps_control import PROGRAM, MpsClient, MpsControl, MpsFailed, MpsUnreachable
 from fractune_workers.gpu.mps_daemon import MpsDaemon, OwnMpsDaemon, default_folder, mps_daemon
 from tests.support.hardware.simulated_mps import H200, installed_program
@@ -138,6 +139,32 @@ def test_a_daemon_that_was_killed_is_started_anew(host: Host) -> None:
     assert host.is_running()
     daemon.release()
     again.release()
+
+
+def test_a_daemon_whose_server_ended_badly_has_ended_although_quit_failed(host: Host) -> None:
+    daemon = host.own()
+    daemon.hold()
+    tell(host.pipe_dir, f"stage connect {os.getpid()}")
+    tell(host.pipe_dir, "stage fault")
+    daemon.release()
+    assert not host.is_running()
+
+
+def test_a_daemon_that_refuses_to_quit_says_how(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mps_daemon_module, "_QUIT_TIMEOUT_S", 0.0)
+    daemon = host.own()
+    daemon.hold()
+    with monkeypatch.context() as patch:
+        patch.setattr(daemon.control, "quit", refuse)
+        with pytest.raises(MpsFailed, match=r"did not end within 0 s \(it must not\)$"):
+            daemon.release()
+    daemon.hold()
+    daemon.release()
+    assert not host.is_running()
+
+
+def refuse() -> None:
+    raise MpsFailed("it must not")
 
 
 def kill_daemon(host: Host) -> None:
@@ -296,7 +323,7 @@ def test_after_a_fault_everybody_must_leave_before_anybody_may_come(
 def test_a_client_is_ended_before_it_is_killed(host: Host, client: subprocess.Popen[bytes]) -> None:
     own = host.own()
     own.hold()
-    assert not own.end_client(client.pid)
+    assert not own.end_client(client.pid), "no server has been started yet"
     tell(host.pipe_dir, f"stage connect {client.pid}")
     assert own.end_client(client.pid)
     assert alive(client.pid)
