@@ -116,6 +116,8 @@ def test_trials_and_finals_under_steady_conditions(built: Built, tmp_path: Path)
     assert conditions.attempts >= 1
     for each in (*trials.values(), *finals.values()):
         assert (each.disturbance is None) == on_gpu
+        assert (each.cpu_secs is None) == on_gpu
+        assert each.cpu_secs is None or each.cpu_secs <= 1.1 * built.share.host_cores * each.median_s
         # From one reading to the other lie at least all repeats that were kept.
         kept_s = len(each.run_secs) * each.policy.min_repeat_ms * 1e-3
         assert each.disturbance is None or each.disturbance.wall_s >= kept_s

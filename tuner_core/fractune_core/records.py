@@ -8,7 +8,6 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from functools import cached_property
 from typing import Annotated, Any, Self
 
 from fractune_core.codec.places import In
@@ -167,6 +166,9 @@ class TuningRecord(JsonObject):
     """how often its batch was measured, this time included: those before were void. 0 = not known"""
     namespace: str = ""
     """that its job shared it in (`JobSpec.namespace`); empty = the server's"""
+    cpu_secs: float | None = None
+    """CPU time of all threads in one call, in the repeats that are reported; None = not known: on a GPU, for a failure,
+    in an older record"""
 
     @classmethod
     def from_json(cls, data: Any) -> Self:
@@ -178,9 +180,8 @@ class TuningRecord(JsonObject):
         """The former name of `namespace`."""
         return self.namespace
 
-    # Kept once it is worked out, as Device.key and GrantedShare.mechanism are: a match asks for them again and again.
-    # With one more such value Python would give each record a dictionary of its own, larger than the record.
-    @cached_property
+    # Not cached: with one more value Python would give each record a dictionary of its own, larger than the record.
+    @property
     def median_s(self) -> float:
         """Median run time in seconds, of the repeats that are reported; infinite for a failure."""
         return _median(self.reported_secs)

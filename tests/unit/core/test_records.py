@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 
 import pytest
 from hypothesis import given
@@ -37,6 +38,20 @@ def test_a_record_of_before_disturbances_still_loads() -> None:
     data = validation("trace", 2, 0.25).to_json()
     del data["disturbance"], data["attempts"]
     assert TuningRecord.from_json(data) == validation("trace", 2, 0.25)
+
+
+def test_a_record_of_before_cpu_times_still_loads() -> None:
+    data = validation("trace", 2, 0.25, cpu_secs=0.4).to_json()
+    assert TuningRecord.from_json(data).cpu_secs == 0.4
+    del data["cpu_secs"]
+    assert TuningRecord.from_json(data).cpu_secs is None
+
+
+def test_a_record_shares_the_keys_of_its_dictionary_with_others() -> None:
+    """Python has an own dictionary of five times the size for an object of more than 30 values."""
+    record = [validation("trace", 2, 0.25) for _ in range(2)][1]
+    assert record.median_s == 0.25
+    assert sys.getsizeof(vars(record)) < 500
 
 
 def test_a_record_of_before_gpus_still_loads() -> None:

@@ -1449,6 +1449,7 @@ class Record(_message.Message):
     DISTURBANCE_FIELD_NUMBER: _builtins.int
     ATTEMPTS_FIELD_NUMBER: _builtins.int
     NAMESPACE_FIELD_NUMBER: _builtins.int
+    CPU_SECS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """records/{record}"""
     kind: _builtins.str
@@ -1482,6 +1483,8 @@ class Record(_message.Message):
     """How often its batch was measured, this time included: those before were void; 0 = not known."""
     namespace: _builtins.str
     """That its job shared it in; empty = the server's."""
+    cpu_secs: _builtins.float
+    """CPU time of all threads in one call, in seconds; absent when not known."""
     @_builtins.property
     def device(self) -> Global___Device: ...
     @_builtins.property
@@ -1534,13 +1537,19 @@ class Record(_message.Message):
         disturbance: Global___Disturbance | None = ...,
         attempts: _builtins.int = ...,
         namespace: _builtins.str = ...,
+        cpu_secs: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_error", b"_max_error", "device", b"device", "disturbance", b"disturbance", "granted", b"granted", "max_error", b"max_error", "measure_time", b"measure_time", "policy", b"policy"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_cpu_secs", b"_cpu_secs", "_max_error", b"_max_error", "cpu_secs", b"cpu_secs", "device", b"device", "disturbance", b"disturbance", "granted", b"granted", "max_error", b"max_error", "measure_time", b"measure_time", "policy", b"policy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_error", b"_max_error", "anchor_ratio", b"anchor_ratio", "attempts", b"attempts", "build_secs", b"build_secs", "candidate_id", b"candidate_id", "cause", b"cause", "clock_mhz", b"clock_mhz", "device", b"device", "disturbance", b"disturbance", "granted", b"granted", "job", b"job", "kind", b"kind", "max_error", b"max_error", "measure_time", b"measure_time", "name", b"name", "namespace", b"namespace", "neighbours", b"neighbours", "operator", b"operator", "policy", b"policy", "run_secs", b"run_secs", "status", b"status", "target", b"target", "target_key", b"target_key", "throttled_ns", b"throttled_ns", "trace", b"trace", "versions", b"versions", "worker", b"worker", "workload_hash", b"workload_hash"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cpu_secs", b"_cpu_secs", "_max_error", b"_max_error", "anchor_ratio", b"anchor_ratio", "attempts", b"attempts", "build_secs", b"build_secs", "candidate_id", b"candidate_id", "cause", b"cause", "clock_mhz", b"clock_mhz", "cpu_secs", b"cpu_secs", "device", b"device", "disturbance", b"disturbance", "granted", b"granted", "job", b"job", "kind", b"kind", "max_error", b"max_error", "measure_time", b"measure_time", "name", b"name", "namespace", b"namespace", "neighbours", b"neighbours", "operator", b"operator", "policy", b"policy", "run_secs", b"run_secs", "status", b"status", "target", b"target", "target_key", b"target_key", "throttled_ns", b"throttled_ns", "trace", b"trace", "versions", b"versions", "worker", b"worker", "workload_hash", b"workload_hash"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__cpu_secs: _TypeAlias = _typing.Literal["cpu_secs"]  # noqa: Y015
+    _WhichOneofArgType__cpu_secs: _TypeAlias = _typing.Literal["_cpu_secs", b"_cpu_secs"]  # noqa: Y015
     _WhichOneofReturnType__max_error: _TypeAlias = _typing.Literal["max_error"]  # noqa: Y015
     _WhichOneofArgType__max_error: _TypeAlias = _typing.Literal["_max_error", b"_max_error"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__cpu_secs) -> _WhichOneofReturnType__cpu_secs | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_error) -> _WhichOneofReturnType__max_error | None: ...
 
 Global___Record: _TypeAlias = Record  # noqa: Y015

@@ -70,6 +70,8 @@ class Outcome:
     cause: str = ""
     run_secs: tuple[float, ...] = ()
     policy: TimingPolicy = FIRST_POLICY
+    cpu_secs: float | None = None
+    """CPU time of all threads in one call; None = not measured"""
     max_error: float | None = None
     disturbance: Disturbance | None = None
     """of the timing that it is from, with all candidates timed interleaved with it; None = not known"""

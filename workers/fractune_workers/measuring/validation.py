@@ -164,6 +164,7 @@ class _Validation:
         """A finalist's part of the answer."""
         own = {
             "run_secs": answer["run_secs"][name],
+            "cpu_secs": answer["cpu_secs"][name],
             "policy": answer["policy"][name],
             "max_error": self._right[name]["max_error"],
         }

@@ -220,6 +220,7 @@ class Measurer(Role):
         return replace(
             work_record(work, item, self._device, self._granted, outcome.status, outcome.cause, outcome.policy),
             run_secs=outcome.run_secs,
+            cpu_secs=outcome.cpu_secs,
             anchor_ratio=conditions.anchor_ratio,
             neighbours=co_runners,
             worker=self._context.name,

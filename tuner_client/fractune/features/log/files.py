@@ -118,6 +118,7 @@ def csv_row(record: TuningRecord) -> dict[str, Any]:
         if disturbance
         else "",
         "max_error": "" if record.max_error is None else record.max_error,
+        "cpu_secs": "" if record.cpu_secs is None else record.cpu_secs,
     }
     return flat
 

@@ -63,6 +63,7 @@ records = Table(
     Column("disturbance", JSON(none_as_null=True)),
     Column("attempts", Integer, nullable=False),
     Column("namespace", _ID, nullable=False, server_default=""),
+    Column("cpu_secs", Float),
     # The scheduler's and the match's look-ups; the fastest come first without a sort.
     Index("ix_records_lookup", "workload_hash", "kind", "namespace", "share_key", "ranking_median_s"),
     Index("ix_records_job", "job", "kind"),

@@ -86,8 +86,9 @@ def _share_faults(granted: GrantedShare) -> Iterator[str]:
 def _number_faults(record: TuningRecord) -> Iterator[str]:
     if (record.status is Status.OK) != bool(record.run_secs):
         yield f"status is '{record.status}' with {len(record.run_secs)} run times"
-    if not all(math.isfinite(secs) and secs > 0 for secs in record.run_secs):
-        yield "run times must be above 0 and finite"
+    cpu_secs = () if record.cpu_secs is None else (record.cpu_secs,)
+    if not all(math.isfinite(secs) and secs > 0 for secs in (*record.run_secs, *cpu_secs)):
+        yield "run times must be above 0 and finite, and so must cpu_secs where it is known"
     if not all(map(math.isfinite, (record.anchor_ratio, record.build_secs, record.policy.min_repeat_ms))):
         yield "anchor_ratio, build_secs and min_repeat_ms must be finite"
     if record.policy.cache not in {WARM, COLD}:

@@ -16,7 +16,7 @@ from fractune_server.store.database.tables import records
 
 _PAGE = 500
 
-_OWN = ("record_id", "run_secs", "anchor_ratio", "measured_at", "build_secs", "max_error", "disturbance")
+_OWN = ("record_id", "run_secs", "cpu_secs", "anchor_ratio", "measured_at", "build_secs", "max_error", "disturbance")
 """fields that hardly ever are the same in two records"""
 
 

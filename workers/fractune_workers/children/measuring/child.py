@@ -14,6 +14,7 @@ from fractune_core.errors import ShareUnavailable
 from fractune_core.implementations import DIRECT
 from fractune_core.records import TimingPolicy
 from fractune_core.shares import Share
+from fractune_workers.children.measuring.cpu_time import CpuMeter
 from fractune_workers.children.measuring.interleaved import Reference, time_interleaved
 from fractune_workers.confinement import confinement_for, stream_of
 from fractune_workers.confinement.base import Confinement
@@ -98,19 +99,26 @@ class MeasurerChild:
     ) -> dict[str, Any]:
         """Time the object file under one policy after the other, as long as its median is within `bar_s`.
 
-        Returns the last `policy` that it got to, its `run_secs`, and the `disturbance` meanwhile. The kernel is not
-        kept.
+        Returns the last `policy` that it got to, its `run_secs` and `cpu_secs`, and the `disturbance` meanwhile. The
+        kernel is not kept.
         """
         kernel = self._loaded(code, implementation)
         if self._processor.is_gpu:
             # A faulting kernel faults here, where CUDA reports why; in TVM's timer it would end the process silently.
             kernel.library["main"](*kernel.args)
             self._processor.sync()
-        for policy in policies:
-            run_secs, disturbance = self._watched(partial(self._time, kernel, TimingPolicy.from_json(policy)))
+        for policy in map(TimingPolicy.from_json, policies):
+            meter = CpuMeter(self._processor)
+            timed = partial(self._processor.time, kernel.library, kernel.args, policy)
+            run_secs, disturbance = self._watched(partial(meter.timed, timed))
             if statistics.median(run_secs) > bar_s:
                 break
-        return {"policy": policy, "run_secs": run_secs, "disturbance": disturbance}
+        return {
+            "policy": policy.to_json(),
+            "run_secs": run_secs,
+            "cpu_secs": meter.secs_of_one(run_secs, policy),
+            "disturbance": disturbance,
+        }
 
     def check(self, name: str) -> dict[str, Any]:
         """Run the kernel once; its difference to the first kernel checked (`quantized_outputs.Difference`)."""
@@ -132,14 +140,26 @@ class MeasurerChild:
     def time_interleaved(self, names: Sequence[str], policy: dict[str, Any], reference: str = "") -> dict[str, Any]:
         """Time the kernels interleaved, one repeat each a round, so that all are timed under the same conditions.
 
-        Returns the effective `policy` (slow kernels, and kernels far behind, get fewer repeats) and `run_secs` by name,
-        and the `disturbance` of the whole timing. `reference`: the kernel to which the outputs of others are compared.
+        Returns the effective `policy` (slow kernels, and kernels far behind, get fewer repeats), `run_secs` and
+        `cpu_secs` by name, and the `disturbance` of the whole timing. `reference`: the kernel to which the outputs of
+        others are compared.
         """
+        meters = {name: CpuMeter(self._processor) for name in names}
+
+        def timed(name: str, policy: TimingPolicy, calls: int) -> list[float]:
+            kernel = self._kernels[name]
+            return meters[name].timed(partial(self._processor.time, kernel.library, kernel.args, policy, calls))
+
         checked = Reference(reference, self._check_s.get(reference, 0.0))
-        timed = partial(time_interleaved, names, TimingPolicy.from_json(policy), self._time_loaded, checked)
-        (kept, run_secs), disturbance = self._watched(timed)
-        policies = {name: each.to_json() for name, each in kept.items()}
-        return {"policy": policies, "run_secs": run_secs, "disturbance": disturbance}
+        (kept, run_secs), disturbance = self._watched(
+            partial(time_interleaved, names, TimingPolicy.from_json(policy), timed, checked)
+        )
+        return {
+            "policy": {name: each.to_json() for name, each in kept.items()},
+            "run_secs": run_secs,
+            "cpu_secs": {name: meters[name].secs_of_one(secs, kept[name]) for name, secs in run_secs.items()},
+            "disturbance": disturbance,
+        }
 
     def time_model(self, path: str, repeats: int) -> dict[str, Any]:
         """Time every variant of the bundle at `path`, interleaved: `run_secs` and `max_error` by variant."""
@@ -177,13 +197,6 @@ class MeasurerChild:
                 arg if array is pristine else self._processor.tensor(array) for array, pristine, arg in arrays
             ]
         return self._own_args[implementation]
-
-    def _time(self, kernel: _LoadedKernel, policy: TimingPolicy) -> list[float]:
-        return self._processor.time(kernel.library, kernel.args, policy)
-
-    def _time_loaded(self, name: str, policy: TimingPolicy, calls: int) -> list[float]:
-        kernel = self._kernels[name]
-        return self._processor.time(kernel.library, kernel.args, policy, calls)
 
     def _run_on(self, name: str, contents: Sequence[Any]) -> list[Any]:
         """All arguments as the kernel leaves them, starting from these contents."""

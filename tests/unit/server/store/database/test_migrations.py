@@ -55,6 +55,7 @@ class MigrationsContract(StoreContract):
         store = make()
         (record,) = validations_of(store, KEY.workload_hash).records
         assert (record.trace, record.disturbance, record.attempts, record.namespace) == ("a", None, 0, "")
+        assert record.cpu_secs is None
         store.log.add([validation("b", 1, 1.0)])
         assert len(validations_of(store, KEY.workload_hash).records) == 2
         assert store.log.arithmetic(["f" * 16]) == {}

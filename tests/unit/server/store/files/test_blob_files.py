@@ -78,6 +78,7 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
         ({"throttled_ns": {"hw_thermal": -1}}, "must not be below 0"),
         ({"run_secs": (1.0,) * 5}, "5 of its 5 run times choose; at least one must be left to report"),
         ({"policy": replace(VALIDATION_POLICY, choosing=-1)}, "-1 of its"),
+        ({"cpu_secs": 0.0}, "must be above 0 and finite, and so must cpu_secs"),
         ({"attempts": -1}, "attempts is -1"),
         ({"disturbance": replace(DISTURBANCE, steal_s=math.nan)}, "disturbance must be 0 or more"),
         ({"disturbance": replace(DISTURBANCE, preemptions=-1)}, "disturbance must be 0 or more"),
@@ -102,7 +103,7 @@ def test_records_and_jobs_there_and_back() -> None:
     assert from_proto(TuningRecord, to_proto(record, pb.Record)) == record
     on_gpu = replace(record, policy=with_cache(VALIDATION_POLICY, COLD), throttled_ns={"sw_power_cap": 2**40})
     assert from_proto(TuningRecord, to_proto(on_gpu, pb.Record)) == on_gpu
-    disturbed = replace(record, disturbance=DISTURBANCE, attempts=2)
+    disturbed = replace(record, disturbance=DISTURBANCE, attempts=2, cpu_secs=0.9)
     assert from_proto(TuningRecord, to_proto(disturbed, pb.Record)) == disturbed
     spec = JobSpec("a" * 64, "net.onnx", ("cpu:1",), {"x": [1, 3]}, "llvm", 7, 8, 1.5, 9, "conv", 10, -1)
     assert from_proto(JobSpec, to_proto(spec, pb.JobSpec), model_name="net.onnx") == spec
