@@ -16,7 +16,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from fractune_workers.gpu.mps_control import PROGRAM, MpsControl, MpsFailed
+from fractune_core.cuda.mps import PROGRAM
+from fractune_workers.gpu.mps_control import MpsControl, MpsFailed
 
 _LOGS = ("*.log", "*.xml")
 _MOST_LOG_BYTES = 256 << 10

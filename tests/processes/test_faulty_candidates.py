@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks.gpu import launch_floor
 from benchmarks.gpu.faulty import ADDRESS, ARGS_INFO, CORRUPT, FAULTS, GOOD, HANG
+from fractune_core.cuda.mps import PROGRAM
 from fractune_core.errors import ShareUnavailable
 from fractune_core.records import Status
 from fractune_core.shares import Share
@@ -19,7 +20,6 @@ from fractune_workers.child import Child
 from fractune_workers.children.tvm_api.artifacts import unpack
 from fractune_workers.confinement import confinement_for
 from fractune_workers.cuda.compilers import find_compiler
-from fractune_workers.gpu.mps_control import PROGRAM
 from fractune_workers.gpu.mps_daemon import OwnMpsDaemon
 from fractune_workers.gpu.nvml import Gpu, open_nvml
 from fractune_workers.gpu.visible import visible_gpu

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from fractune_core.cuda.mps import PROGRAM
 from fractune_core.errors import ShareUnavailable
 from fractune_core.shares import Share
 from fractune_workers.confinement import confinement_for
@@ -28,7 +29,6 @@ from fractune_workers.confinement.green import GreenConfinement
 from fractune_workers.confinement.mig import MigConfinement
 from fractune_workers.confinement.mps import MpsConfinement
 from fractune_workers.confinement.mps_sm import MpsSmConfinement
-from fractune_workers.gpu.mps_control import PROGRAM
 from fractune_workers.gpu.nvml import NvidiaMl, open_nvml
 from tests.support.hardware.made_up_cgroups import made_up_cgroups
 from tests.support.hardware.simulated_cuda import simulated_driver

@@ -66,6 +66,8 @@ class Staged:
     """What goes wrong, or is around the process."""
 
     mps: bool = False
+    version: int = 13_000
+    """of CUDA, as the driver serves it"""
     percentage: int = 100
     """of an MPS daemon, for all of its clients: not seen in the environment"""
     errors: dict[str, int] = field(default_factory=dict)
@@ -134,6 +136,9 @@ class SimulatedCuda:
         percentage = int(os.environ.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "100")) if self.staged.mps else 100
         sms = model.sms * min(percentage, self.staged.percentage) // 100
         return uuid, sms, model.memory_mib
+
+    def cuDriverGetVersion(self) -> _Result:
+        return _OK, self.staged.version
 
     def cuInit(self, flags: int) -> _Result:
         assert flags == 0

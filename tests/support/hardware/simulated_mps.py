@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fractune_core.cuda.environment import MPS_PIPE_DIRECTORY
+from fractune_core.cuda.mps import PROGRAM
 from fractune_workers.cuda.driver import DriverFailed
 from fractune_workers.gpu import mps_daemon
-from fractune_workers.gpu.mps_control import PROGRAM, MpsControl
+from fractune_workers.gpu.mps_control import MpsControl
 from fractune_workers.gpu.nvml import Clocks, Gpu, NvmlFailed
 from tests.support.hardware import simulated_mps_control
 from tests.support.hardware.simulated_mps_control import SMS, tell

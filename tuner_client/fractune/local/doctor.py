@@ -19,14 +19,15 @@ from typing import Any
 from fractune.local.embedded_redis import redis_binary
 from fractune.local.programs import look_for_cuda
 from fractune.local.stack import own_env
+from fractune_core.cuda.mps import PACKAGES
+from fractune_core.cuda.versions import NEEDED_DRIVER, driver_fault
 from fractune_core.errors import FractuneError
 
 _DISTRIBUTION = "fractune"
 _REQUIREMENT = re.compile(
     r"(?P<name>[A-Za-z0-9._-]+)(\[(?P<extras>[^\]]*)\])?(?P<versions>[^;]*)(;.*extra == ['\"](?P<extra>[a-z]+)['\"])?"
 )
-_OLDEST_DRIVER_CUDA = 13000
-_DRIVER_HINT = "install NVIDIA's driver, version 580 or later"
+_DRIVER_HINT = f"install NVIDIA's {NEEDED_DRIVER}"
 
 
 @dataclass(frozen=True)
@@ -77,9 +78,7 @@ def cuda_uses(here: Any) -> list[Use]:
         Finding("CUDA runtime", here.cudart, "libcudart.so.13: pip install 'fractune[cuda]', or install CUDA 13"),
         Finding("NVML", "libnvidia-ml.so.1" if here.nvml else "", f"comes with the driver: {_DRIVER_HINT}"),
         *map(_library, here.libraries),
-        Finding(
-            "MPS control", here.mps_control, "only shares mps:N, mps-sm:N need it; the driver has it", optional=True
-        ),
+        Finding("MPS control", here.mps_control, f"only shares mps:N, mps-sm:N need it: {PACKAGES}", optional=True),
     ]
     return [builds, Use("gpu", "measure on NVIDIA GPUs", measures)]
 
@@ -172,6 +171,6 @@ def _driver(here: Any) -> Finding:
         return Finding("driver", "", _DRIVER_HINT)
     newest = f"{here.driver_cuda // 1000}.{here.driver_cuda % 1000 // 10}"
     serves = f"{here.driver or 'of unknown version'}, for CUDA {newest}"
-    if here.driver_cuda < _OLDEST_DRIVER_CUDA:
+    if driver_fault(here.driver_cuda // 1000):
         return Finding("driver", "", f"{_DRIVER_HINT}; found {serves}")
     return Finding("driver", serves, _DRIVER_HINT)

@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Any, Protocol
 
 from fractune_core.cuda.errors import what_to_do
+from fractune_core.cuda.versions import NEEDED_DRIVER, driver_fault
 from fractune_core.errors import ShareUnavailable
 
 _BLOCKS_PER_SM = 32
@@ -100,6 +101,8 @@ class CudaDriver:
 
     def __init__(self, cuda: Any) -> None:
         self.cuda = cuda
+        if fault := driver_fault(self.call("cuDriverGetVersion") // 1000):
+            raise DriverFailed(fault)
         self.call("cuInit", 0)
         self.device = self.call("cuDeviceGet", 0)
         # The context that TVM launches from. A green context shares it, and would make and unmake it by itself.
@@ -110,9 +113,7 @@ class CudaDriver:
         try:
             result, *values = getattr(self.cuda, name)(*args)
         except RuntimeError as error:  # no libcuda.so.1, or an old one without this function
-            raise DriverFailed(
-                f"{name}: CUDA's driver cannot be called ({error}); install driver 580 or newer"
-            ) from error
+            raise DriverFailed(f"{name}: CUDA's driver cannot be called ({error}); install {NEEDED_DRIVER}") from error
         if int(result) != 0:
             raise DriverFailed.of(name, int(result), result.name)
         return values[0] if len(values) == 1 else tuple(values)

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from fractune_core.cuda.environment import MPS_PIPE_DIRECTORY
+from fractune_core.cuda.mps import PACKAGES, PROGRAM
 from fractune_core.errors import ShareUnavailable
 
-PROGRAM = "nvidia-cuda-mps-control"
 _ANSWER_TIMEOUT_S = 10.0
 _NO_DAEMON = "Cannot find MPS control daemon process"
 _NO_SERVER = "Server not found"
@@ -187,10 +187,7 @@ class MpsControl:
                         f"{self.pipe_dir}; look into its control.log, and end it if it hangs"
                     ) from None
         except OSError as error:
-            raise MpsFailed(
-                f"MPS: the program {self._program} cannot be run ({error}); it comes with the NVIDIA driver, in a "
-                "package of its own on some systems"
-            ) from error
+            raise MpsFailed(f"MPS: the program {self._program} cannot be run ({error}); install {PACKAGES}") from error
         if _NO_DAEMON in answer + complaint:
             raise MpsUnreachable(
                 f"MPS: no control daemon answers at {self.pipe_dir}; start one there, or unset {MPS_PIPE_DIRECTORY} to "

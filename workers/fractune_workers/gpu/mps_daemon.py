@@ -22,8 +22,9 @@ from fractune_core.cuda.environment import (
     MPS_PREFIX,
     VISIBLE_DEVICES,
 )
+from fractune_core.cuda.mps import PACKAGES, PROGRAM
 from fractune_core.errors import ShareUnavailable
-from fractune_workers.gpu.mps_control import PROGRAM, MpsControl, MpsFailed, MpsUnreachable, ServerState
+from fractune_workers.gpu.mps_control import MpsControl, MpsFailed, MpsUnreachable, ServerState
 from fractune_workers.gpu.mps_partitions import PartitionPool
 from fractune_workers.locks.flock import FolderLocks, Held
 
@@ -140,10 +141,7 @@ class OwnMpsDaemon(MpsDaemon):
 
     def probe(self) -> None:
         if shutil.which(self._program) is None:
-            raise MpsFailed(
-                f"MPS: there is no program {self._program} here; it comes with the NVIDIA driver, on some systems in a "
-                "package of its own"
-            )
+            raise MpsFailed(f"MPS: the program {self._program} is not installed; install {PACKAGES}")
         longest = len(os.fsencode(self.pipe_dir / "control_privileged"))
         if longest > _LONGEST_SOCKET_PATH:
             raise MpsFailed(

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Generic, TypeVar
 
 from fractune_core.cuda.environment import MPS_PARTITION, MPS_PERCENTAGE, VISIBLE_DEVICES
+from fractune_core.cuda.versions import driver_fault
 from fractune_core.errors import ShareNotReady, ShareUnavailable
 from fractune_core.shares import GrantedShare, Share
 from fractune_workers.cuda.driver import Driver, DriverFailed
@@ -34,6 +35,8 @@ class GpuProcess(Generic[_Driver]):
     def gpu(self) -> Gpu:
         """The whole GPU that this process works on."""
         gpu = visible_gpu(self._nvml().gpus())
+        if fault := driver_fault(int(gpu.cuda.partition(".")[0])):
+            raise self._refusal(fault)
         if not gpu.sms:
             raise self._refusal(f"NVML does not tell how many SMs {gpu.name} has; install a newer driver")
         return gpu

@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fractune_core.cuda.mps import PROGRAM
 from fractune_core.cuda.toolkit import RUNTIME_SONAME, Toolkit, find_cudart, find_toolkits
 from fractune_core.errors import FractuneError
 from fractune_workers.cuda.compilers import Nvcc, compilers
 
 _DRIVER, _NVML = "libcuda.so.1", "libnvidia-ml.so.1"
-_MPS_CONTROL = "nvidia-cuda-mps-control"
 _PROC = Path("/proc/driver/nvidia")
 _KERNEL_MODULE = re.compile(r"Kernel Module.*?\s([0-9]+\.[0-9.]+)")
 LIBRARIES = {"nvidia-ml-py": ("pynvml", (13, 580)), "cuda-bindings": ("cuda.bindings.driver", (13, 0))}
@@ -80,7 +80,7 @@ def look_for_cuda() -> CudaHere:
         gpus=gpu_names(_PROC),
         nvml=_loads(_NVML),
         libraries=libraries(),
-        mps_control=shutil.which(_MPS_CONTROL) or "",
+        mps_control=shutil.which(PROGRAM) or "",
     )
 
 

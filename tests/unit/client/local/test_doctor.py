@@ -77,7 +77,7 @@ def test_a_machine_with_everything_is_ready() -> None:
     ("lacking", "what", "words"),
     [
         ({"gpus": ()}, "GPU", "no NVIDIA GPU is visible"),
-        ({"driver_cuda": 0, "driver": ""}, "driver", "install NVIDIA's driver, version 580 or later"),
+        ({"driver_cuda": 0, "driver": ""}, "driver", "install NVIDIA's driver 580 or newer"),
         ({"driver_cuda": 12020, "driver": "535.183.01"}, "driver", "found 535.183.01, for CUDA 12.2"),
         ({"cudart": ""}, "CUDA runtime", "libcudart.so.13: pip install 'fractune[cuda]'"),
         ({"nvml": False}, "NVML", "comes with the driver"),

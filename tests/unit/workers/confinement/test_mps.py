@@ -373,6 +373,12 @@ def test_a_driver_without_static_partitions_is_refused_before_anything_is_starte
     mps_sm().probe()
 
 
+def test_a_driver_that_tvm_cannot_use_is_refused_before_anything_is_started() -> None:
+    older = partial(OneGpu, replace(H200, driver="570.86.10", cuda="12.8"))
+    with pytest.raises(ShareUnavailable, match=r"'mps:25': the NVIDIA driver serves CUDA 12 only, .*driver 580"):
+        MpsConfinement(Share.parse("mps:25"), nvml=older, driver=open_simulated_driver)
+
+
 @pytest.mark.skipif(Path("/proc/driver/nvidia/version").exists(), reason="there is an NVIDIA driver here")
 @pytest.mark.parametrize("text", ["mps:25", "mps-sm:4"])
 def test_where_no_gpu_can_be_asked_the_share_is_refused(text: str) -> None:

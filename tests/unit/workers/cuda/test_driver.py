@@ -113,9 +113,16 @@ def test_memory_is_given_back_after_a_failed_launch(h200: SimulatedGpu) -> None:
     assert driver.cuda.calls[-1] == "cuMemFree"
 
 
+def test_a_driver_that_tvm_cannot_use_is_named_before_cuda_starts(h200: SimulatedGpu) -> None:
+    older = SimulatedCuda(h200, Staged(version=12_080))
+    with pytest.raises(DriverFailed, match="serves CUDA 12 only, and TVM needs CUDA 13; install driver 580 or newer"):
+        CudaDriver(older)
+    assert "cuInit" not in older.calls
+
+
 def test_no_libcuda_is_told_as_such() -> None:
     class WithoutLibrary:
-        def cuInit(self, _flags: int) -> Any:  # noqa: N802  CUDA's name
+        def cuDriverGetVersion(self) -> Any:  # noqa: N802  CUDA's name
             raise RuntimeError('"cuda" is an NVIDIA driver library')
 
     with pytest.raises(DriverFailed, match=r"cannot be called .*install driver 580"):

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fractune_core.cuda.mps import PROGRAM
 from fractune_workers.gpu.mps_control import (
-    PROGRAM,
     MpsClient,
     MpsControl,
     MpsFailed,
@@ -183,7 +183,7 @@ def test_a_program_that_fails_is_quoted(tmp_path: Path) -> None:
 
 
 def test_a_program_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(MpsFailed, match="comes with the NVIDIA driver"):
+    with pytest.raises(MpsFailed, match=r"install nvidia-compute-utils-580 or .* on Ubuntu, nvidia-cuda-mps on Debian"):
         MpsControl(tmp_path, "no-such-program").servers()
 
 

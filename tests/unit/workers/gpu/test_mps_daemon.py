@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from fractune_core.cuda.environment import MPS_PIPE_DIRECTORY
+from fractune_core.cuda.mps import PROGRAM
 from fractune_core.errors import ShareUnavailable
 from fractune_workers.gpu import mps_daemon as mps_daemon_module
-from fractune_workers.gpu.mps_control import PROGRAM, MpsClient, MpsControl, MpsFailed, MpsUnreachable
+from fractune_workers.gpu.mps_control import MpsClient, MpsControl, MpsFailed, MpsUnreachable
 from fractune_workers.gpu.mps_daemon import MpsDaemon, OwnMpsDaemon, default_folder, mps_daemon
 from tests.support.hardware.simulated_mps import H200, installed_program
 from tests.support.hardware.simulated_mps_control import tell
@@ -239,7 +240,7 @@ def test_a_daemon_of_the_other_mode_that_nobody_uses_is_replaced(host: Host) -> 
 
 
 def test_a_program_that_is_not_there_is_named(host: Host) -> None:
-    with pytest.raises(MpsFailed, match=r"no program /nowhere .* comes with the NVIDIA driver"):
+    with pytest.raises(MpsFailed, match=r"/nowhere is not installed; install nvidia-compute-utils-580 .*Debian"):
         OwnMpsDaemon(H200.uuid, folder=host.folder, program="/nowhere").probe()
 
 

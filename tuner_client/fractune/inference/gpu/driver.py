@@ -12,11 +12,10 @@ from typing import Any
 
 from fractune_core.cuda.environment import VISIBLE_DEVICES
 from fractune_core.cuda.errors import what_to_do
+from fractune_core.cuda.versions import NEEDED_DRIVER, driver_fault
 from fractune_core.errors import FractuneError, ShareUnavailable
 
 LIBRARY = "libcuda.so.1"
-_OLDEST_CUDA = 13_000
-"""1000 * major + 10 * minor of the CUDA version of TVM's wheel"""
 _NAME_BYTES = 256
 
 
@@ -60,7 +59,7 @@ def look_at_gpu() -> GpuHere:
     try:
         library = ctypes.CDLL(LIBRARY)
     except OSError as error:
-        raise NoDriver(f"this machine has no NVIDIA driver ({error}); install 580 or newer") from error
+        raise NoDriver(f"this machine has no NVIDIA driver ({error}); install {NEEDED_DRIVER}") from error
     return ask_gpu(library)
 
 
@@ -69,10 +68,8 @@ def ask_gpu(cuda: Any) -> GpuHere:
     version, device, memory = ctypes.c_int(), ctypes.c_int(), ctypes.c_size_t()
     name = ctypes.create_string_buffer(_NAME_BYTES)
     _call(cuda, "cuDriverGetVersion", ctypes.byref(version))
-    if version.value < _OLDEST_CUDA:
-        raise NoDriver(
-            f"the NVIDIA driver of this machine serves CUDA {version.value // 1000} only; install 580 or newer"
-        )
+    if fault := driver_fault(version.value // 1000):
+        raise NoDriver(fault)
     _call(cuda, "cuInit", 0)
     _call(cuda, "cuDeviceGet", ctypes.byref(device), 0)
     _call(cuda, "cuDeviceGetName", name, _NAME_BYTES, device)

@@ -158,7 +158,7 @@ def test_a_part_of_a_gpu_may_not_be_larger_than_the_whole() -> None:
 
 
 def test_an_old_driver_and_none_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(NoDriver, match="serves CUDA 12 only; install 580 or newer"):
+    with pytest.raises(NoDriver, match="serves CUDA 12 only, and TVM needs CUDA 13; install driver 580 or newer"):
         ask_gpu(SimulatedLibcuda(SimulatedGpu(MODELS["H200"]), version=12_080))
     monkeypatch.setattr(driver, "LIBRARY", "libcuda-of-nobody.so.1")
     with pytest.raises(NoDriver, match="this machine has no NVIDIA driver"):
