@@ -1,7 +1,7 @@
 """The cost of one call of a tiny model, beside ONNX Runtime's: `run` with its `run`, `bind` with its `IOBinding`.
 
-The model is a ReLU of 16 numbers, so a call is nearly all cost. Both runtimes have one thread, on one CPU. The four
-calls are timed interleaved, and the least of many rounds is the figure. Usage:
+The model is a ReLU of 16 numbers, so a call is nearly all cost. Both runtimes have one thread, on one CPU. Ours
+follows its limits. The four calls are timed interleaved, and the least of many rounds is the figure. Usage:
 python -m benchmarks.call_cost [--quick] [--out FILE]
 """
 
@@ -61,7 +61,7 @@ def one_cpu() -> Iterator[None]:
 
 def _calls(folder: Path) -> dict[str, Callable[[], Any]]:
     path = _relu(folder / "relu.onnx")
-    model = fractune.load(compile_model(path, folder / "relu.fractune"), share="cpu:1")
+    model = fractune.load(compile_model(path, folder / "relu.fractune"))
     inputs = model.random_inputs()
     bound = model.bind()
     options = onnxruntime.SessionOptions()

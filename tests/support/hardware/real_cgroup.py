@@ -22,6 +22,12 @@ _PERIOD_US = 100_000
 class CappedCgroup:
     folder: Path
 
+    @property
+    def quota_file(self) -> Path:
+        """takes the quota in microseconds of a period of 100 ms"""
+        modern = self.folder / "cpu.max"
+        return modern if modern.exists() else self.folder / "cpu.cfs_quota_us"
+
     def run(self, code: str) -> str:
         """What Python prints that runs `code` in a child cgroup without a quota of its own."""
         with self._inner() as inner:

@@ -28,6 +28,10 @@ class Backend(Protocol):
         """The share that the process is under now. Raises ShareUnavailable if it is not the requested share."""
         ...
 
+    def limits(self) -> tuple[Any, ...]:
+        """Differs from an earlier result if the share may have changed. Empty where the share stays as it is."""
+        ...
+
     def load_variant(self, variant: str) -> Variant:
         """A variant with its weights. Raises BadBundle if no variant has this name."""
         ...

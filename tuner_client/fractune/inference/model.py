@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from fractune.inference.backends import backend_for
 from fractune.inference.bound import Bound
-from fractune.inference.choosing.matching import match_share
+from fractune.inference.caller_warnings import warn_caller, warn_if_untuned
+from fractune.inference.choosing.matching import Matched, match_share
 from fractune.inference.choosing.under_limit import ServiceGoal
 from fractune.inference.choosing.variants import VariantChoice
 from fractune.inference.cpu.share import ShareHere
+from fractune.inference.limit_watch import LimitWatch
 from fractune.inference.runner import runner_for
 from fractune.inference.signatures import open_bundle
 from fractune.inference.slots import Slots
@@ -26,9 +28,8 @@ from fractune.inference.tvm_runtime import tensors
 from fractune.inference.tvm_runtime.bound_memory import BoundMemory
 from fractune.inference.tvm_runtime.kept_inputs import KeptInputs, are_small
 from fractune.inference.tvm_runtime.variants import Variant
-from fractune.inference.untuned import warn_if_untuned
 from fractune_core.analysis.match import DEFAULT_POLICY, Policy
-from fractune_core.errors import BadBundle, BadRequest, shortened
+from fractune_core.errors import BadBundle, BadRequest, FractuneError, shortened
 from fractune_core.files.bundles import Bundle
 from fractune_core.host.cgroups import ThrottledSince
 from fractune_core.shares import Share
@@ -68,6 +69,7 @@ class Model:
     has the number that is predicted to be the best. None of the threads is the caller's: several callers at once would
     only disturb each other there. A model of one thread, because the share has one core or more threads gain too
     little, runs on the thread of its caller. On a GPU the model has one thread of its own. Two models run side by side.
+    A CPU limit or an affinity that changes is followed by calls within a second, unless a share was requested.
     """
 
     choice: VariantChoice
@@ -99,13 +101,15 @@ class Model:
         self._policy = policy
         self._goal = goal
         self._turn = threading.Lock()
+        self._rematching = threading.Lock()
         self._variants: dict[str, Variant] = {}
         self._checked: set[str] = set()
         """variants that gave outputs of the manifest's shapes"""
         self._stop: Callable[[], Any] | None = None
         keeps = self._backend.keeps_inputs and are_small(self.inputs)
         self._kept = KeptInputs(self.inputs) if keeps else None
-        self._take(self._backend.look())
+        self._limits = LimitWatch(self._backend.limits)
+        self._take(here := self._backend.look(), self._matched(here))
         self._throttled = ThrottledSince()
 
     def run(self, inputs: Mapping[str, Any], variant: str | None = None, *, slot: int | None = None) -> list[Array]:
@@ -119,6 +123,7 @@ class Model:
         if slot is not None:
             return self.run_slots({slot: inputs}, variant)[slot]
         if self._kept is not None:
+            self._follow()
             with self._turn:
                 if self._kept.fill(inputs):
                     # Copied before the next call: an output may lie in the memory of an input.
@@ -146,6 +151,7 @@ class Model:
         complete: `torch.from_dlpack(tensor)`.
         """
         arguments = self._arguments(inputs)
+        self._follow()
         with self._turn:
             return self._outputs(arguments, variant)
 
@@ -201,6 +207,7 @@ class Model:
         return Bound(BoundMemory(self.inputs, inputs, self.outputs, outputs), partial(self._run_bound, variant))
 
     def _run_bound(self, variant: str | None, arguments: Sequence[Any], outputs: Sequence[Any]) -> None:
+        self._follow()
         with self._turn:
             self._runner.call(self._backend.run_into, self._variant(variant), arguments, outputs)
 
@@ -211,14 +218,26 @@ class Model:
 
     def rematch(self) -> VariantChoice:
         """Detect the share again, and take the variant, the threads and the CPUs that fit it now. Returns the choice.
-        Call it when the share may have changed (a new quota or CPU set). Weights stay where they are. It waits for a
-        run under way. Raises ShareUnavailable when the share given to `load` does not fit any more.
+        A model without a requested share does this by itself, within a second, when its CPU limit or the affinity has
+        changed. Weights stay where they are. Other threads may run the model meanwhile. Raises ShareUnavailable when
+        the share given to `load` does not fit any more.
         """
-        here = self._backend.look()
-        with self._turn:
+        with self._rematching:
+            here = self._backend.look()
             if here != self._seen:
-                self._take(here)
+                found = self._matched(here)
+                with self._turn:
+                    self._take(here, found)
             return self.choice
+
+    def _follow(self) -> None:
+        """Rematch if the limits have changed. A request never fails by it: the model then goes on as before."""
+        if not self._limits.changed():
+            return
+        try:
+            self.rematch()
+        except FractuneError as error:
+            warn_caller(f"the share has changed, and {self.bundle.name} runs with {self.choice.variant} still: {error}")
 
     @property
     def throttled(self) -> float | None:
@@ -231,8 +250,10 @@ class Model:
         """Inputs between 0.1 and 1; 0 or 1 for integers, which may be indices."""
         return tensors.random_inputs(self.inputs, seed)
 
-    def _take(self, here: ShareHere) -> None:
-        found = match_share(self.bundle, here, self._policy, self._goal)
+    def _matched(self, here: ShareHere) -> Matched:
+        return match_share(self.bundle, here, self._policy, self._goal)
+
+    def _take(self, here: ShareHere, found: Matched) -> None:
         self._loaded(found.choice.variant)
         if self._stop is not None:
             self._stop()

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 ROOT = Path("/")
+QUOTA_FILES = ("cpu.max", "cpu.max.burst", "cpu.cfs_quota_us", "cpu.cfs_period_us", "cpu.cfs_burst_us")
+"""in the folder of a cgroup, of both versions"""
 
 
 def cpu_quota(root: Path = ROOT) -> float | None:

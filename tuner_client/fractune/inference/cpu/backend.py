@@ -53,6 +53,9 @@ class OnCpu:
         reason = f"cpu:{self._cores} as requested, of {here.reason}"
         return replace(here, units=self._cores, reason=reason, quota=None)
 
+    def limits(self) -> tuple[Any, ...]:
+        return share.LIMITS.read() if self._cores is None else ()
+
     def load_variant(self, variant: str) -> Variant:
         return load_variant(self._bundle, variant, self._weights)
 

@@ -10,8 +10,12 @@ from pathlib import Path
 
 from fractune_core.errors import ShareUnavailable
 from fractune_core.host.cgroups import ROOT, Quota, tightest_quota
+from fractune_core.host.limit_files import LimitFiles
 from fractune_core.share_kinds import CPU, kind_of
 from fractune_core.shares import Share
+
+LIMITS = LimitFiles()
+"""for all models of the process, so that it keeps few files open"""
 
 
 @dataclass(frozen=True)

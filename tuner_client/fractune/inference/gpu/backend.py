@@ -54,6 +54,9 @@ class OnGpu:
             check_held(self._share, here, self._whole_sms)
         return here
 
+    def limits(self) -> tuple[Any, ...]:
+        return ()  # a process enters its share of a GPU before it uses the GPU, and keeps it
+
     def load_variant(self, variant: str) -> Variant:
         return load_variant(self._bundle, variant, self._weights, (self.kind, runtime.CPU))
 
