@@ -48,9 +48,15 @@ sys.exit(main())
 _ERRORS = {"807": "CUDA_ERROR_MPS_SERVER_NOT_READY", "915": "CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION"}
 
 
+def simulated_program() -> str:
+    return _PROGRAM.format(sys.executable, Path(simulated_mps_control.__file__).parent)
+
+
 @contextlib.contextmanager
-def installed_program() -> Iterator[Path]:
-    """A short folder: `bin` in it has the program, and daemons of our own go there; none survives it."""
+def installed_program(text: str | None = None) -> Iterator[Path]:
+    """A short folder: `bin` in it has the program `text`, by default the simulated one, and daemons of our own go
+    there. No simulated daemon survives it.
+    """
     from unittest.mock import patch  # half of what a confined process would import, and it installs no program
 
     with contextlib.ExitStack() as stack:
@@ -58,7 +64,7 @@ def installed_program() -> Iterator[Path]:
         stack.enter_context(patch.object(mps_daemon, "default_folder", folder.joinpath))
         program = folder / "bin" / PROGRAM
         program.parent.mkdir()
-        program.write_text(_PROGRAM.format(sys.executable, Path(simulated_mps_control.__file__).parent))
+        program.write_text(text or simulated_program())
         program.chmod(0o755)
         try:
             yield folder

@@ -25,7 +25,7 @@ _NO_DAEMON = "Cannot find MPS control daemon process"
 _NO_SERVER = "Server not found"
 """the answer to `ps` before the first client has come, and while no server is ready"""
 _CREATED = re.compile(r"(?:Partition )?(\S+/\S+)(?: created)?")
-_STATES = re.compile(r"\b(INITIALIZING|ACTIVE|FAULT)\b")
+_STATES = re.compile(r"\b(INITIALIZING|ACTIVE|FAULT|not found)\b")
 _PS_COLUMNS = ("PID", "SERVER", "NAMESPACE")
 """what is read of `ps`; it has further columns, and a newer daemon may have more"""
 # lspart: two lines of titles, a line for each GPU, a line for each partition. A dash stands for "does not apply";
@@ -52,6 +52,8 @@ class ServerState(StrEnum):
     ACTIVE = "ACTIVE"
     FAULT = "FAULT"
     """a client's kernel faulted: no new client is let in until every client of that time has left"""
+    GONE = "not found"
+    """it ended after the daemon had listed it"""
 
 
 @dataclass(frozen=True)

@@ -108,7 +108,7 @@ class MpsDaemon:
         found = {client for client in ours if client.pid == pid}
         for client in found:
             # A server that has faulted has ended its clients' work; it may take long to refuse to end it once more.
-            if self.control.server_state(client.server) is not ServerState.FAULT:
+            if self.control.server_state(client.server) not in {ServerState.FAULT, ServerState.GONE}:
                 self.control.terminate_client(client.server, client.pid)
         strange = [client.pid for client in ours if not Path(f"/proc/{client.pid}").exists()]
         if strange and not found:

@@ -1,9 +1,11 @@
-"""MPS daemons: one of our own is shared, and ended by the last; a joined one is never changed. No GPU."""
+"""MPS daemons: one of our own is shared, and ended by the last; a joined one is never changed. No GPU.
+
+Tests that stage nothing run with NVIDIA's own program too, where there is one (tests/support/hardware/real_mps.py).
+"""
 
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,7 +19,8 @@ from fractune_core.errors import ShareUnavailable
 from fractune_workers.gpu import mps_daemon as mps_daemon_module
 from fractune_workers.gpu.mps_control import MpsClient, MpsControl, MpsFailed, MpsUnreachable
 from fractune_workers.gpu.mps_daemon import MpsDaemon, OwnMpsDaemon, default_folder, mps_daemon
-from tests.support.hardware.simulated_mps import H200, installed_program
+from tests.support.hardware.real_mps import REAL_MPS, daemons_below, real_program
+from tests.support.hardware.simulated_mps import H200, Scripted, installed_program
 from tests.support.hardware.simulated_mps_control import tell
 from tests.support.processes.redis_process import wait_until
 from tests.support.processes.worker_processes import alive
@@ -57,8 +60,8 @@ class Host:
 
     def is_running(self) -> bool:
         try:
-            tell(self.pipe_dir, "get_server_list")
-        except OSError:
+            self.joined().probe()
+        except MpsUnreachable:
             return False
         return True
 
@@ -67,6 +70,14 @@ class Host:
 def host() -> Iterator[Host]:
     with installed_program() as folder:
         yield Host(folder)
+
+
+@pytest.fixture(params=["simulated", *(["NVIDIA's"] if REAL_MPS else [])])
+def any_host(request: pytest.FixtureRequest) -> Iterator[Host]:
+    with installed_program(real_program() if request.param != "simulated" else None) as folder:
+        yield Host(folder)
+        for left in daemons_below(folder):
+            left.kill()
 
 
 @pytest.fixture
@@ -83,63 +94,94 @@ def answer(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline().strip()
 
 
-def test_probing_starts_nothing(host: Host) -> None:
-    host.own().probe()
-    assert not host.folder.exists()
+def test_probing_starts_nothing(any_host: Host) -> None:
+    any_host.own().probe()
+    assert not any_host.folder.exists()
 
 
-def test_it_runs_from_the_first_hold_to_the_last_release(host: Host) -> None:
-    first, second = host.own(), host.own()
+def test_it_runs_from_the_first_hold_to_the_last_release(any_host: Host) -> None:
+    first, second = any_host.own(), any_host.own()
     first.hold()
     first.hold()
     second.hold()
     first.release()
-    assert host.is_running()
+    assert any_host.is_running()
     second.release()
-    assert not host.is_running()
+    assert not any_host.is_running()
     second.release()
 
 
-def test_it_can_be_held_again(host: Host) -> None:
+def test_it_can_be_held_again(any_host: Host) -> None:
     for _ in range(2):
-        daemon = host.own()
+        daemon = any_host.own()
         daemon.hold()
         assert daemon.control.servers() == []
         daemon.release()
 
 
-def test_another_process_keeps_it_alive(host: Host) -> None:
-    other = host.worker()
+def test_another_process_keeps_it_alive(any_host: Host) -> None:
+    other = any_host.worker()
     assert answer(other) == "held"
-    daemon = host.own()
+    daemon = any_host.own()
     daemon.hold()
     daemon.release()
-    assert host.is_running()
+    assert any_host.is_running()
     other.communicate("")
-    assert not host.is_running()
+    assert not any_host.is_running()
 
 
-def test_what_a_killed_worker_left_is_taken_over_and_ended(host: Host) -> None:
-    other = host.worker()
+def test_what_a_killed_worker_left_is_taken_over_and_ended(any_host: Host) -> None:
+    other = any_host.worker()
     assert answer(other) == "held"
     other.kill()
     other.communicate()
-    assert host.is_running()
-    daemon = host.own()
+    assert any_host.is_running()
+    daemon = any_host.own()
     daemon.hold()
     daemon.release()
-    assert not host.is_running()
+    assert not any_host.is_running()
 
 
-def test_a_daemon_that_was_killed_is_started_anew(host: Host) -> None:
-    daemon = host.own()
+def test_a_daemon_that_was_killed_is_started_anew(any_host: Host) -> None:
+    daemon = any_host.own()
     daemon.hold()
-    kill_daemon(host)
-    again = host.own()
+    kill_daemon(any_host)
+    again = any_host.own()
     again.hold()
-    assert host.is_running()
+    assert any_host.is_running()
     daemon.release()
     again.release()
+
+
+def test_before_the_first_server_nothing_is_a_client(any_host: Host) -> None:
+    daemon = any_host.own()
+    daemon.hold()
+    assert daemon.control.processes() == []
+    assert not daemon.end_client(os.getpid())
+    assert daemon.is_active()
+    daemon.release()
+
+
+@pytest.mark.skipif(not REAL_MPS, reason="FRACTUNE_REAL_MPS names no folder with NVIDIA's program")
+def test_nvidias_daemon_ends_although_its_server_fails_to_start() -> None:
+    """Its `quit` returns 1 in most of these cases."""
+    with installed_program(real_program()) as folder:
+        host = Host(folder)
+        for _ in range(5):
+            daemon = host.own()
+            daemon.hold()
+            daemon.control.ask(f"start_server -uid {os.getuid()}")
+            assert daemon.control.processes() == []
+            daemon.release()
+            assert not host.is_running()
+            assert daemons_below(folder) == []
+
+
+def test_a_server_that_has_ended_since_it_was_listed_takes_no_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    daemon = MpsDaemon(Path("/nowhere"))
+    monkeypatch.setattr(daemon, "control", Scripted("Server 6472 not found\n"))
+    monkeypatch.setattr(daemon.control, "servers", lambda: [6472])
+    assert not daemon.is_active()
 
 
 def test_a_daemon_whose_server_ended_badly_has_ended_although_quit_failed(host: Host) -> None:
@@ -169,27 +211,27 @@ def refuse() -> None:
 
 
 def kill_daemon(host: Host) -> None:
-    pid = int((host.pipe_dir / f"{PROGRAM}.pid").read_text())
-    os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: not alive(pid))
+    (daemon,) = daemons_below(host.folder)
+    daemon.kill()
+    wait_until(lambda: not alive(daemon.pid))
 
 
-def test_a_daemon_that_dies_in_mid_job_is_started_again_for_those_who_hold_it(host: Host) -> None:
-    first, second, stranger = host.own(), host.own(), host.own()
+def test_a_daemon_that_dies_in_mid_job_is_started_again_for_those_who_hold_it(any_host: Host) -> None:
+    first, second, stranger = any_host.own(), any_host.own(), any_host.own()
     first.hold()
     second.hold()
-    kill_daemon(host)
+    kill_daemon(any_host)
     with pytest.raises(MpsUnreachable):
         first.is_active()
     stranger.restart_service()
-    assert not host.is_running(), "who does not hold it starts nothing"
+    assert not any_host.is_running(), "who does not hold it starts nothing"
     second.restart_service()
     first.restart_service()
     assert first.is_active()
     first.release()
-    assert host.is_running()
+    assert any_host.is_running()
     second.release()
-    assert not host.is_running()
+    assert not any_host.is_running()
 
 
 def test_partitions_die_with_their_daemon_and_the_workers_are_told(host: Host) -> None:
@@ -201,18 +243,18 @@ def test_partitions_die_with_their_daemon_and_the_workers_are_told(host: Host) -
     own.release()
 
 
-def test_somebody_elses_daemon_is_not_started_again(host: Host) -> None:
-    host.joined().restart_service()
-    assert not host.is_running()
+def test_somebody_elses_daemon_is_not_started_again(any_host: Host) -> None:
+    any_host.joined().restart_service()
+    assert not any_host.is_running()
 
 
 def test_limits_in_the_workers_environment_do_not_become_the_daemons(
-    host: Host, monkeypatch: pytest.MonkeyPatch
+    any_host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "50")
-    daemon = host.own()
+    daemon = any_host.own()
     daemon.hold()
-    assert tell(host.pipe_dir, "get_default_active_thread_percentage") == "100.0"
+    assert daemon.control.ask("get_default_active_thread_percentage") == "100.0"
     daemon.release()
 
 
@@ -282,20 +324,20 @@ def test_a_daemon_that_hangs_is_an_error_and_not_an_absent_one(host: Host) -> No
     own.release()
 
 
-def test_a_joined_daemon_must_answer_and_is_left_running(host: Host) -> None:
-    joined = host.joined()
+def test_a_joined_daemon_must_answer_and_is_left_running(any_host: Host) -> None:
+    joined = any_host.joined()
     with pytest.raises(MpsUnreachable, match="start one there, or unset"):
         joined.hold()
-    own = host.own()
+    own = any_host.own()
     own.hold()
     joined.hold()
     joined.release()
-    assert host.is_running()
+    assert any_host.is_running()
     own.release()
 
 
-def test_without_a_server_a_client_may_come(host: Host) -> None:
-    own = host.own()
+def test_without_a_server_a_client_may_come(any_host: Host) -> None:
+    own = any_host.own()
     own.hold()
     own.wait_until_active(0)
     own.release()
