@@ -1,6 +1,6 @@
 """A simulated `nvidia-cuda-mps-control`: a real program with a real daemon behind a Unix socket, and no GPU.
 
-Without a client its answers are those of NVIDIA's programs 535 and 550; the others follow documents and the logs of others.
+Without a client its answers are those of NVIDIA's programs 535 and 550; the others follow documents and logs of others.
 Commands that begin with `stage` are for tests: they play what clients and their kernels would do. Standard library
 alone, and for a command as little of it as possible: tests start this program hundreds of times.
 """
