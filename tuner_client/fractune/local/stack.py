@@ -26,6 +26,7 @@ from fractune.server.rpc import RpcClient
 from fractune_core.access.tls_files import TlsFiles
 from fractune_core.analysis.noise import NoiseAdvice
 from fractune_core.errors import FractuneError, RedisGone, ServerUnreachable
+from fractune_core.host.cpu_topology import EACH_A_CORE, CpuTopology
 from fractune_core.shares import QUIET_BELOW_CORES, Share, parse_shares
 
 START_TIMEOUT_S = 60.0
@@ -75,7 +76,9 @@ def plan_builders(shares: Sequence[Share], cores: Sequence[int]) -> int:
     return min(len(cores), MAX_BUILDERS_FOR_A_GPU if on_gpu else MAX_BUILDERS)
 
 
-def plan_cores(shares: Sequence[Share], available: Sequence[int]) -> dict[str, list[int]]:
+def plan_cores(
+    shares: Sequence[Share], available: Sequence[int], topology: CpuTopology = EACH_A_CORE
+) -> dict[str, list[int]]:
     """Cores for each share: separate ones while that leaves one for builds, else from the first core on. A GPU share
     has one, where its kernels are launched. A CPU share that is larger than the machine is left out: its worker refuses
     it with the reason.
@@ -83,40 +86,53 @@ def plan_cores(shares: Sequence[Share], available: Sequence[int]) -> dict[str, l
     wanted = [share for share in shares if share.host_cores <= len(available)]
     apart = sum(share.host_cores for share in wanted) < len(available)
     plan: dict[str, list[int]] = {}
-    first = 0
+    free = list(available)
     for share in wanted:
-        plan[str(share)] = list(available[first : first + share.host_cores])
-        first += share.host_cores if apart else 0
+        plan[str(share)] = topology.choose(free, share.host_cores)
+        free = _without(free, plan[str(share)]) if apart else free
     return plan
 
 
 def plan_measurers(
-    shares: Sequence[Share], wanted: Mapping[str, int], available: Sequence[int]
+    shares: Sequence[Share],
+    wanted: Mapping[str, int],
+    available: Sequence[int],
+    topology: CpuTopology = EACH_A_CORE,
 ) -> list[tuple[Share, list[int]]]:
     """The measurers and their cores: one for each share, then more, up to the number by share in `wanted` (else the
     usual number). More are added only while unused cores exist and one is left for builds.
     """
-    plan = plan_cores(shares, available)
+    plan = plan_cores(shares, available, topology)
     measurers = [(share, plan.get(str(share), [])) for share in shares]
-    taken = {core for cores in plan.values() for core in cores}
-    free = [core for core in available if core not in taken]
+    free = _without(available, topology.with_siblings(core for cores in plan.values() for core in cores))
     for share in shares:
         for _ in range(1, wanted.get(str(share), share.default_measurers)):
-            if plan.get(str(share)) and share.host_cores < len(free):
-                measurers.append((share, free[: share.host_cores]))
-                free = free[share.host_cores :]
+            cores = topology.choose(free, share.host_cores)
+            left = _without(free, topology.with_siblings(cores))
+            if plan.get(str(share)) and left:
+                measurers.append((share, cores))
+                free = left
     return measurers
 
 
 def work_cores(
-    measurers: Iterable[tuple[Share, Sequence[int]]], available: Sequence[int], host_cores: int
+    measurers: Iterable[tuple[Share, Sequence[int]]],
+    available: Sequence[int],
+    host_cores: int,
+    topology: CpuTopology = EACH_A_CORE,
 ) -> list[int]:
     """Cores for search and builds: those without a measurement, or all of them if none is left. A CPU measurement on
-    the whole host stops search and builds anywhere: they need not stay off its cores.
+    the whole host stops search and builds anywhere: they need not stay off its cores. A measurement owns whole
+    physical cores: the other CPUs of a core are left out too.
     """
     quiet = host_cores < QUIET_BELOW_CORES
     taken = {core for share, cores in measurers if not (quiet and share.device_kind == "cpu") for core in cores}
-    return [core for core in available if core not in taken] or list(available)
+    return _without(available, topology.with_siblings(taken)) or list(available)
+
+
+def _without(cores: Iterable[int], taken: Iterable[int]) -> list[int]:
+    used = set(taken)
+    return [core for core in cores if core not in used]
 
 
 @contextlib.contextmanager
@@ -294,11 +310,11 @@ class Stack:
     def _worker_parts(self) -> tuple[list[Part], list[Part]]:
         """The workers at the start of the stack, and those for search."""
         shares = parse_shares(",".join(self._options.shares)) if self._options.shares else []
-        available = sorted(os.sched_getaffinity(0))
+        available, topology = sorted(os.sched_getaffinity(0)), CpuTopology.read()
         advice = advice_for(self._folder.path, [str(share) for share in shares])
         wanted = {share: each.measurers for share, each in advice.items() if each}
-        measurers = plan_measurers(shares, wanted, available)
-        rest = work_cores(measurers, available, os.cpu_count() or 1)
+        measurers = plan_measurers(shares, wanted, available, topology)
+        rest = work_cores(measurers, available, os.cpu_count() or 1, topology)
         parts: list[Part] = []
         for share, cores in measurers:
             kind = f"measure-{share}".replace(":", "-")

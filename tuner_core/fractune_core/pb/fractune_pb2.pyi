@@ -1262,6 +1262,7 @@ class GrantedShare(_message.Message):
     RESERVED_FIELD_NUMBER: _builtins.int
     IDS_FIELD_NUMBER: _builtins.int
     LIMIT_FIELD_NUMBER: _builtins.int
+    PHYSICAL_CORES_FIELD_NUMBER: _builtins.int
     share: _builtins.str
     """The share asked for."""
     units: _builtins.int
@@ -1271,6 +1272,8 @@ class GrantedShare(_message.Message):
     memory_bytes: _builtins.int
     reserved: _builtins.bool
     """True when the units are this share's alone, false when they are only a cap."""
+    physical_cores: _builtins.int
+    """That the CPUs in `ids` belong to, as the kernel shows them; 0 = not known."""
     @_builtins.property
     def ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Of the cores or SMs."""
@@ -1290,10 +1293,11 @@ class GrantedShare(_message.Message):
         reserved: _builtins.bool = ...,
         ids: _abc.Iterable[_builtins.int] | None = ...,
         limit: Global___GrantedLimit | None = ...,
+        physical_cores: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["limit", b"limit"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ids", b"ids", "limit", b"limit", "memory_bytes", b"memory_bytes", "reserved", b"reserved", "share", b"share", "unit", b"unit", "units", b"units", "units_total", b"units_total"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ids", b"ids", "limit", b"limit", "memory_bytes", b"memory_bytes", "physical_cores", b"physical_cores", "reserved", b"reserved", "share", b"share", "unit", b"unit", "units", b"units", "units_total", b"units_total"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -210,7 +210,7 @@ class Matcher:
             cpus = [offer for offer in fleet.offers if offer.device.kind == CPU]
             known = cpus[0] if cpus else self._context.store.log.newest_of_kind(CPU)
             if known is not None and share.cores <= known.granted.units_total:
-                granted = replace(known.granted, share=text, units=share.cores, ids=())
+                granted = replace(known.granted, share=text, units=share.cores, ids=(), physical_cores=0)
                 return HeldShare(known.device, granted, target_key(known.target))
         raise ShareUnavailable(
             f"share {text}: no worker offers it, and the log holds no record of it; tune the model there, or name "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fractune_core.errors import ShareUnavailable
+from fractune_core.host.cpu_topology import EACH_A_CORE, CpuTopology
 from fractune_core.records import TimingPolicy
 from fractune_core.share_kinds import CPU
 from fractune_core.shares import GrantedShare, Share, units_text
@@ -22,13 +22,21 @@ from fractune_workers.measuring.session import ArtifactBatch, MeasurementSession
 BUILDERS_AT_MOST = 8
 
 
-def assign_cores(share: Share, count: int, available: Sequence[int]) -> list[list[int]]:
+def assign_cores(
+    share: Share, count: int, available: Sequence[int], topology: CpuTopology = EACH_A_CORE
+) -> list[list[int]]:
     """Cores for each of `count` measurers: apart while there are cores left, then from the first one on again.
 
     A GPU's measurer has one, from which it launches.
     """
-    cycled = itertools.cycle(available)
-    return [list(itertools.islice(cycled, min(share.host_cores, len(available)))) for _ in range(count)]
+    assigned: list[list[int]] = []
+    free: list[int] = []
+    for _ in range(count):
+        if len(free) < share.host_cores:
+            free += [core for core in available if core not in free]
+        assigned.append(topology.choose(free, share.host_cores))
+        free = [core for core in free if core not in assigned[-1]]
+    return assigned
 
 
 @dataclass(frozen=True)
@@ -96,7 +104,7 @@ def start_pool(
 
     Raises ShareUnavailable when not even one can be had.
     """
-    first, *others = assign_cores(share, counts[-1], available)
+    first, *others = assign_cores(share, counts[-1], available, CpuTopology.read())
     measurers = [held.enter_context(running(PooledMeasurer(share, first)))]
     device_info = measurers[0].handshake().result()
     fitting, notes = _fitting(GrantedShare.from_json(device_info["granted"]), counts)

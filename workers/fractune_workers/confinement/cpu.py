@@ -8,22 +8,24 @@ from pathlib import Path
 
 from fractune_core.errors import ShareUnavailable
 from fractune_core.host.cgroups import ROOT, cpu_quota
+from fractune_core.host.cpu_topology import CpuTopology
 from fractune_core.host.memory import host_memory_bytes
 from fractune_core.shares import GrantedShare, Share, units_text
 from fractune_workers.confinement.base import Confinement
 
 
 class CpuConfinement(Confinement):
-    """A `cpu:N` share on the cores `units`, or on the first N that this process may use.
+    """A `cpu:N` share on the cores `units`, or on N that this process may use (`CpuTopology.choose`).
 
-    `root` is the folder below which `/proc` and `/sys` tell of this process's cgroups.
+    `root` is the folder below which `/proc` and `/sys` tell of this process's cgroups and of the machine's cores.
     """
 
     def __init__(self, share: Share, units: Sequence[int] = (), root: Path = ROOT) -> None:
         self.share = share
         self._root = root
         self._allowed = sorted(os.sched_getaffinity(0))
-        self.cores: list[int] = list(units) or self._allowed[: share.cores]
+        self._topology = CpuTopology.read(root)
+        self.cores: list[int] = list(units) or self._topology.choose(self._allowed, share.cores)
 
     @property
     def gpu_uuid(self) -> str | None:
@@ -61,6 +63,7 @@ class CpuConfinement(Confinement):
             memory_bytes=host_memory_bytes(),
             reserved=False,
             ids=tuple(self.cores),
+            physical_cores=len(self._topology.cores(self.cores)),
         )
 
     def leave(self) -> None:

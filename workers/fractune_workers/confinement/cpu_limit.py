@@ -15,6 +15,7 @@ from pathlib import Path
 from fractune_core.cpu_limits import MILLICORES, USUAL_PERIOD_MS, GrantedLimit, LimitSize
 from fractune_core.errors import ShareUnavailable
 from fractune_core.host.cgroups import Quota, tightest_quota
+from fractune_core.host.cpu_topology import CpuTopology
 from fractune_core.host.memory import host_memory_bytes
 from fractune_core.shares import GrantedShare, Share, units_text
 from fractune_workers.confinement.base import Confinement
@@ -33,7 +34,7 @@ _LEAST_BURNED_S = 0.1
 
 
 class CpuLimitConfinement(Confinement):
-    """A limit on the CPUs `units`, or on the first that this process may use, as many as the share spans."""
+    """A limit on the CPUs `units`, or on as many as the share spans of those that this process may use."""
 
     def __init__(
         self,
@@ -47,7 +48,10 @@ class CpuLimitConfinement(Confinement):
         self._cgroups = cgroups or LimitCgroups()
         self._burned = burned
         self._allowed = sorted(os.sched_getaffinity(0))
-        self.cores: list[int] = list(units) or self._allowed[: self._size.span or None]
+        self._topology = CpuTopology.read(self._cgroups.root)
+        self.cores: list[int] = list(units) or self._topology.choose(
+            self._allowed, self._size.span or len(self._allowed)
+        )
         self._made: Path | None = None
         self._came_from: Path | None = None
 
@@ -103,6 +107,7 @@ class CpuLimitConfinement(Confinement):
             memory_bytes=host_memory_bytes(),
             reserved=False,
             ids=tuple(self.cores),
+            physical_cores=len(self._topology.cores(self.cores)),
             limit=GrantedLimit(
                 quota_m=round(quota.cores * MILLICORES),
                 request_m=self._size.request_m,

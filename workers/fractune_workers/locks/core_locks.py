@@ -1,10 +1,10 @@
 """A CPU measurement owns its cores: search and builds there wait. A GPU measurement leaves them running.
 
 One lock file for each core of the host. Search and builds hold their cores' locks shared, a measurement on the CPU
-holds its own exclusively. A turnstile lets a waiting measurement in before later work. Work in progress sees that the
-turnstile is taken, stops its process and releases its cores until the measurement is over. A measurement on a GPU
-(`gpu_slots`) holds the cores that launch its kernels shared, as builds do: builds go on beside it, and no CPU
-measurement runs on those cores. The kernel frees the locks of a process that dies.
+holds its own exclusively, and those of other CPUs of the same physical cores. A turnstile lets a waiting measurement in
+before later work. Work in progress sees that the turnstile is taken, stops its process and releases its cores until the
+measurement is over. A measurement on a GPU (`gpu_slots`) holds the cores that launch its kernels shared, as builds do:
+builds go on beside it, and no CPU measurement runs on those cores. The kernel frees the locks of a process that dies.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from pathlib import Path
 
 from fractune_core.codec.plain_json import check_shape, read_json
 from fractune_core.fleet.messages import CoreHolder
+from fractune_core.host.cpu_topology import CpuTopology
 from fractune_core.shares import QUIET_BELOW_CORES
-from fractune_workers.locks.flock import is_locked, locked, try_lock
+from fractune_workers.locks.flock import is_locked, lock, locked
 from fractune_workers.locks.gpu_slots import Claim, GpuSlots, MeasurementSlot
 
 _WAIT_NOTED_S = 4.0
@@ -40,11 +41,12 @@ def default_lock_dir() -> Path:
 class CoreLocks:
     """Locks over the cores of this host, in `directory`."""
 
-    def __init__(self, directory: Path, host_cores: int | None = None) -> None:
+    def __init__(self, directory: Path, host_cores: int | None = None, topology: CpuTopology | None = None) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self.directory = directory
         """shared by all fractune workers of this host"""
         self._host_cores = host_cores or os.cpu_count() or 1
+        self._topology = topology or CpuTopology.read()
         # Process ids are no names here: containers that share the folder all have a process 1.
         self._mark = f"measuring-{uuid.uuid4().hex}"
         self._wanted: tuple[float, set[int]] | None = None
@@ -54,27 +56,23 @@ class CoreLocks:
         self._claims = contextlib.ExitStack()
 
     def claim(self, available: Sequence[int], count: int) -> list[int]:
-        """Claim the first `count` of the `available` cores that no other measurer of this host has claimed, until this
-        process ends. If fewer are left, return the first ones: their measurements alternate, and the log says so.
+        """Claim `count` of the `available` cores that no other measurer of this host has claimed, until this process
+        ends, as `CpuTopology.choose` does. If too few are left, return some that are claimed: their measurements
+        alternate, and the log says so.
         """
-        with locked(self.directory / "claims"), contextlib.ExitStack() as claimed:
-            cores: list[int] = []
-            for core in available:
-                file = (self.directory / f"claim-{core}").open("a")
-                if not try_lock(file):
-                    file.close()
-                    continue
-                claimed.enter_context(file)
-                cores.append(core)
-                if len(cores) == count:
-                    self._claims.enter_context(claimed.pop_all())
-                    return cores
-        shared = list(available[:count])
+        with locked(self.directory / "claims"):
+            left = [core for core in available if not is_locked(self._claim(core))]
+            cores = self._topology.choose(left, count)
+            if len(cores) == count:
+                for core in cores:
+                    lock(self._claims.enter_context(self._claim(core).open("a")))
+                return cores
+        shared = self._topology.choose(available, count)
         if len(shared) == count:  # else the share is refused anyway
             _log.warning(
                 "other measurers of this host have claimed %d of the cores %s, and %d are wanted: this one shares "
                 "the cores %s with them, one measurement at a time",
-                len(available) - len(cores),
+                len(available) - len(left),
                 list(available),
                 count,
                 shared,
@@ -92,7 +90,8 @@ class CoreLocks:
     @contextlib.contextmanager
     def measuring(self, cores: Iterable[int]) -> Iterator[MeasurementSlot]:
         """Own `cores` for a measurement; its co-runners are the other CPU measurements active on this host."""
-        owned = range(self._host_cores) if self._host_cores < QUIET_BELOW_CORES else sorted(cores)
+        small = self._host_cores < QUIET_BELOW_CORES
+        owned = range(self._host_cores) if small else sorted(self._topology.with_siblings(cores))
         with contextlib.ExitStack() as held:
             self.take(held, owned, shared=False)
             held.enter_context(locked(self.directory / self._mark))
@@ -134,6 +133,9 @@ class CoreLocks:
             return []
         holders = filter(None, map(_read_mark, self._other_marks()))
         return [holder for holder in holders if not cores.isdisjoint(holder["cores"])]
+
+    def _claim(self, core: int) -> Path:
+        return self.directory / f"claim-{core}"
 
     def _other_marks(self) -> list[Path]:
         """The files of other processes that measure now."""

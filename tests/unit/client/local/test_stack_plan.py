@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fractune.cli.commands.fleet.up import default_shares
 from fractune.local.stack import plan_builders, plan_cores, plan_measurers, work_cores
+from fractune_core.host.cpu_topology import CpuTopology
 from fractune_core.shares import Share, parse_shares
+from tests.support.hardware.cpu_tree import cpus_of
 
 
 @pytest.mark.parametrize(
@@ -110,3 +114,13 @@ def test_every_measurer_of_a_gpu_launches_from_a_core_of_its_own_while_one_is_le
     measurers = plan_measurers(parse_shares(shares), wanted, range(cores))
     assert [(str(share), list(of)) for share, of in measurers] == found
     assert work_cores(measurers, range(cores), cores) == (list(range(len(found), cores)) or [0])
+
+
+def test_measurers_and_builds_are_on_different_physical_cores(tmp_path: Path) -> None:
+    """Two CPUs a core: a build on the other CPU would slow a measurement down."""
+    machine = CpuTopology.read(cpus_of(tmp_path, "0,1", "2,3", "4,5", "6,7"))
+    measurers = plan_measurers(parse_shares("cpu:1,cpu:2"), {"cpu:1": 3}, range(8), machine)
+    assert [cores for _, cores in measurers] == [[0], [2, 4]], "the last core is left for builds"
+    assert work_cores(measurers, range(8), 8, machine) == [6, 7]
+    measurers = plan_measurers(parse_shares("cpu:1"), {"cpu:1": 3}, range(8), machine)
+    assert [cores for _, cores in measurers] == [[0], [2], [4]]

@@ -14,6 +14,7 @@ from fractune_core.shares import Share
 from fractune_workers.children.measuring.child import open_child
 from fractune_workers.confinement.cpu import CpuConfinement
 from tests.support.hardware.cgroup_tree import a_host
+from tests.support.hardware.cpu_tree import cpus_of
 from tests.support.hardware.real_cgroup import capped_cgroup
 
 ALLOWED = sorted(os.sched_getaffinity(0))
@@ -59,6 +60,22 @@ except ShareUnavailable as error:
     print(error)
 """
     assert "cannot be verified" in run(code)
+
+
+@pytest.mark.skipif(len(ALLOWED) < 2, reason="needs two CPUs")
+def test_a_grant_tells_its_physical_cores(tmp_path: Path) -> None:
+    first, second = ALLOWED[:2]
+    apart, shared = cpus_of(tmp_path / "apart", str(first)), cpus_of(tmp_path / "shared", f"{first},{second}")
+    code = f"""
+from pathlib import Path
+from fractune_core.shares import Share
+from fractune_workers.confinement.cpu import CpuConfinement
+for root in ({str(apart)!r}, {str(shared)!r}):
+    confinement = CpuConfinement(Share.parse("cpu:2"), [{first}, {second}], Path(root))
+    confinement.enter()
+    print(confinement.verify().physical_cores)
+"""
+    assert run(code).split() == ["2", "1"]
 
 
 def test_more_cores_than_there_are() -> None:

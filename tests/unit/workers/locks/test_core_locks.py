@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from fractune_core.host.cpu_topology import CpuTopology
 from fractune_workers.locks import core_locks
 from fractune_workers.locks.core_locks import CoreLocks
 from fractune_workers.locks.flock import is_locked
@@ -154,6 +155,22 @@ def test_measurers_of_one_host_claim_cores_of_their_own_until_they_end(tmp_path:
     assert said[2].startswith(waits)
     assert said[2].endswith("this one shares the cores [2] with them, one measurement at a time")
     assert [said[0], said[1], said[3]] == ["", "", ""]
+
+
+FOUR_CPUS_OF_TWO_CORES = CpuTopology({0: (0, 1), 1: (0, 1), 2: (2, 3), 3: (2, 3)})
+
+
+def test_measurers_claim_cpus_of_different_physical_cores(tmp_path: Path) -> None:
+    locks = CoreLocks(tmp_path, 4, FOUR_CPUS_OF_TWO_CORES)
+    with locks._claims:
+        assert [locks.claim(range(4), 1) for _ in range(3)] == [[0], [2], [1]]
+    with locks._claims:
+        assert locks.claim(range(4), 2) == [0, 2]
+
+
+def test_a_measurement_owns_the_other_cpu_of_its_core_too(tmp_path: Path) -> None:
+    with CoreLocks(tmp_path, 4, FOUR_CPUS_OF_TWO_CORES).measuring([2]):
+        assert [is_locked(tmp_path / f"core-{cpu}") for cpu in range(4)] == [False, False, True, True]
 
 
 def test_a_process_that_waits_for_its_cores_knows_who_measures_there(

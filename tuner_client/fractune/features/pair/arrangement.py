@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fractune_core.errors import BadRequest, ShareUnavailable
+from fractune_core.host.cpu_topology import CpuTopology
 from fractune_core.share_kinds import CPU
 from fractune_core.shares import Share
 
@@ -105,7 +106,7 @@ def _served(text: str, device_kind: str) -> Share:
 
 
 def _taken(shares: Sequence[Share], cores: Sequence[int], requested: str) -> tuple[int, ...]:
-    """The first free cores, as many as CPU shares need; none for shares of a GPU."""
+    """Free cores, as many as CPU shares need (`CpuTopology.choose`); none for shares of a GPU."""
     if shares[0].device_kind != CPU:
         return ()
     count = sum(share.cores for share in shares)
@@ -114,7 +115,7 @@ def _taken(shares: Sequence[Share], cores: Sequence[int], requested: str) -> tup
             f"{requested} takes {count} cores, and {len(cores)} may be used here; request smaller shares, or the same "
             "cores for both by --overlap"
         )
-    return tuple(cores[:count])
+    return tuple(CpuTopology.read().choose(cores, count))
 
 
 def _whole_of(first: Placement, second: Placement) -> Placement | None:

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from fractune_core.host.cgroups import ROOT
+from fractune_core.host.cpu_topology import CpuTopology
 
 
 def parts(cpus: Iterable[int], threads: int, root: Path = ROOT) -> list[tuple[int, ...]]:
@@ -19,22 +20,7 @@ def parts(cpus: Iterable[int], threads: int, root: Path = ROOT) -> list[tuple[in
     to one thread, if the machine has enough cores.
     """
     allowed = sorted(cpus)
-    hands = _cores(allowed, root)
+    hands = CpuTopology.read(root).cores(allowed)
     if len(hands) < threads:
         hands = [[cpu] for cpu in allowed]
     return [tuple(sorted(cpu for hand in hands[thread::threads] for cpu in hand)) for thread in range(threads)]
-
-
-def _cores(cpus: Iterable[int], root: Path) -> list[list[int]]:
-    cores: dict[str, list[int]] = {}
-    for cpu in cpus:
-        cores.setdefault(_siblings(cpu, root), []).append(cpu)
-    return list(cores.values())
-
-
-def _siblings(cpu: int, root: Path) -> str:
-    """The CPUs of its core as the kernel writes them; the CPU alone if the kernel does not show them."""
-    try:
-        return (root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text().strip()
-    except OSError:
-        return str(cpu)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from fractune_core.errors import ShareUnavailable
 from fractune_core.host.cgroups import ROOT, Quota, tightest_quota
+from fractune_core.host.cpu_topology import CpuTopology, cpu_list
 from fractune_core.host.limit_files import LimitFiles
 from fractune_core.share_kinds import CPU, kind_of
 from fractune_core.shares import Share
@@ -59,7 +59,7 @@ def share_here(root: Path = ROOT) -> ShareHere:
 
 
 def confine(share: Share) -> None:
-    """Confine this process to `share`: the first of the CPUs that it may use.
+    """Confine this process to `share`: CPUs that it may use, of different cores if possible (`CpuTopology.choose`).
 
     Existing threads stay unchanged; those of a model are made after. Raises ShareUnavailable when the share is larger
     than the CPUs of the process, BadRequest for a share that cannot serve a model on a CPU.
@@ -71,7 +71,7 @@ def confine(share: Share) -> None:
             f"share '{share}' is larger than the {_cores(len(allowed))} of this process; "
             f"request cpu:{len(allowed)} at most"
         )
-    os.sched_setaffinity(0, allowed[: share.cores])
+    os.sched_setaffinity(0, CpuTopology.read().choose(allowed, share.cores))
 
 
 def _cores(count: float) -> str:
@@ -83,14 +83,7 @@ def allowed_cpus(root: Path = ROOT) -> tuple[int, ...]:
     try:
         for line in (root / "proc/self/status").read_text().splitlines():
             if line.startswith("Cpus_allowed_list:"):
-                return tuple(_cpu_list(line.partition(":")[2].strip()))
+                return tuple(cpu_list(line.partition(":")[2]))
     except (OSError, ValueError):
         pass
     return tuple(sorted(os.sched_getaffinity(0)))
-
-
-def _cpu_list(text: str) -> Iterator[int]:
-    """The kernel's notation: `0-3,8`."""
-    for part in text.split(","):
-        first, _, last = part.partition("-")
-        yield from range(int(first), int(last or first) + 1)

@@ -9,16 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fractune.inference.cpu.parts import parts
-
-
-def a_host(root: Path, *cores: str) -> Path:
-    """Cores with these CPUs each: `0,4`."""
-    for core in cores:
-        for cpu in core.split(","):
-            folder = root / f"sys/devices/system/cpu/cpu{cpu}/topology"
-            folder.mkdir(parents=True)
-            (folder / "thread_siblings_list").write_text(f"{core}\n")
-    return root
+from tests.support.hardware.cpu_tree import cpus_of
 
 
 @pytest.mark.parametrize(
@@ -31,20 +22,20 @@ def a_host(root: Path, *cores: str) -> Path:
     ],
 )
 def test_every_thread_has_its_part(tmp_path: Path, threads: int, dealt: list[tuple[int, ...]]) -> None:
-    assert parts((3, 2, 1, 0), threads, a_host(tmp_path, "0", "1", "2", "3")) == dealt
+    assert parts((3, 2, 1, 0), threads, cpus_of(tmp_path, "0", "1", "2", "3")) == dealt
 
 
 def test_two_threads_do_not_share_a_core_that_has_two_cpus(tmp_path: Path) -> None:
-    host = a_host(tmp_path, "0,4", "1,5", "2,6", "3,7")
+    host = cpus_of(tmp_path, "0,4", "1,5", "2,6", "3,7")
     assert parts(range(8), 2, host) == [(0, 2, 4, 6), (1, 3, 5, 7)]
     assert parts(range(8), 4, host) == [(0, 4), (1, 5), (2, 6), (3, 7)]
     assert parts((0, 1, 4), 2, host) == [(0, 4), (1,)]
-    neighbours = a_host(tmp_path / "neighbours", "0,1", "2,3")
+    neighbours = cpus_of(tmp_path / "neighbours", "0,1", "2,3")
     assert parts(range(4), 2, neighbours) == [(0, 1), (2, 3)]
 
 
 def test_with_more_threads_than_cores_each_has_cpus_of_its_own(tmp_path: Path) -> None:
-    host = a_host(tmp_path, "0,1", "2,3")
+    host = cpus_of(tmp_path, "0,1", "2,3")
     assert parts(range(4), 4, host) == [(0,), (1,), (2,), (3,)]
     assert parts(range(4), 3, host) == [(0, 3), (1,), (2,)]
 
