@@ -62,7 +62,7 @@ class PoisonedChild:
         self._run({**kernel, "do": "good"} if kernel["do"] == "crash_while_interleaved" else kernel)
         self._reference = self._reference or name
         error = 0.0 if name == self._reference else 1e-6
-        return {"max_error": error, "beyond_ties": error, "steps": 0, "moved": 0.0}
+        return {"max_error": error, "beyond_ties": error, "steps": 0, "moved": 0.0, "allowed": 1e-3}
 
     def time_interleaved(self, names: Sequence[str], policy: dict[str, Any], reference: str) -> dict[str, Any]:
         del reference

@@ -1,6 +1,6 @@
 """Validation: the finalists of an operator are checked against the untuned default, then timed interleaved.
 
-All must be in one child. A new child checks those that were right again.
+`children/measuring/tolerances.py` says how far an output may be from the reference. All must be in one child. A new child checks those that were right again.
 """
 
 from __future__ import annotations
@@ -21,11 +21,8 @@ from fractune_workers.measuring.session import (
 
 _CHECK_TIMEOUT_S = 60.0
 _TIMING_TIMEOUT_S = 900.0
-_TOLERANCES = {"float16": 2e-2, "bfloat16": 5e-2, "float32": 1e-3, "float64": 1e-6}
-"""Largest difference to the untuned output, relative to its largest value, by type: a schedule may add up in
-another order. Other types must agree exactly. Ties of a quantized output are apart from that
-(`children/measuring/quantized_outputs.py` has the rule).
-"""
+_MORE_FOR_UNTUNED = 2.0
+"""The untuned default may add up one by one in half precision, which rounds more often than other orders."""
 
 _log = logging.getLogger(__name__)
 
@@ -56,6 +53,8 @@ class _Validation:
         self._right: dict[str, dict[str, Any]] = {}
         """differences to the reference"""
         self._failed: dict[str, Outcome] = {}
+        self._own_error = 0.0
+        """the difference of the untuned default to the reference, which differs from it in half precision"""
         self._checked: tuple[int, frozenset[str]] = (0, frozenset())
         """finalists that were compared with the reference in one child, and the session's preparation of it"""
 
@@ -86,7 +85,6 @@ class _Validation:
     def _check_next(self, name: str, tried: set[str]) -> None:
         """`tried`: finalists that lost their child before, and run alone now."""
         self._right.pop(name, None)
-        allowed = _tolerance(self._batch)
         try:
             found = self._check(name, alone=name in tried)
         except CHILD_ERRORS as failure:
@@ -94,10 +92,17 @@ class _Validation:
             return
         if found is None:
             tried.add(name)
-        elif found["beyond_ties"] > allowed:
+        elif found["beyond_ties"] > (allowed := self._allowed(name, found)):
             self._failed[name] = _wrong(found, allowed)
         else:
             self._right[name] = found
+
+    def _allowed(self, name: str, found: Mapping[str, Any]) -> float:
+        """The largest difference that is right. No finalist is refused that is as close as the untuned default."""
+        if name != self._untuned:
+            return max(found["allowed"], self._own_error)
+        self._own_error = found["beyond_ties"]
+        return _MORE_FOR_UNTUNED * float(found["allowed"])
 
     def _check(self, name: str, *, alone: bool) -> dict[str, Any] | None:
         """The finalist's difference to the reference; None when its child does not hold the reference."""
@@ -171,23 +176,18 @@ class _Validation:
         return from_json(Outcome, {**answer, **own, "status": Status.OK})
 
 
-def _tolerance(batch: ArtifactBatch) -> float:
-    """By the type of the last argument, which is an output."""
-    return _TOLERANCES.get(batch.args_info[-1][1], 0.0)
-
-
 def _wrong(found: Mapping[str, Any], allowed: float) -> Outcome:
-    """`found`: as of `quantized_outputs.Difference`."""
+    """`found`: as of `MeasurerChild.check`."""
     error, steps = found["max_error"], found["steps"]
-    cause = f"output differs from the untuned one by {error:.2g} of its largest value; {allowed:g} is allowed"
+    cause = f"output differs from the reference by {error:.2g} of its largest value; {allowed:.2g} is allowed"
     if steps:
         cause = (
-            f"output differs from the untuned one in {found['moved']:.1%} of its values, by up to {steps} steps of its "
+            f"output differs from the reference in {found['moved']:.1%} of its values, by up to {steps} steps of its "
             "quantization; one step in 1 % is allowed"
         )
     return Outcome(Status.WRONG_OUTPUT, cause, policy=VALIDATION_POLICY, max_error=error)
 
 
 def _without_reference(names: Iterable[str]) -> dict[str, Outcome]:
-    cause = "the untuned operator itself could not be built or run here: nothing to compare with"
+    cause = "the untuned operator itself could not be built or run here, or was wrong: nothing to compare with"
     return {name: Outcome(Status.RUN_FAILED, cause, policy=VALIDATION_POLICY) for name in names}

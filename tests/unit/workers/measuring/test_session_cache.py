@@ -26,6 +26,8 @@ from fractune_workers.measuring.session import ArtifactBatch, MeasurementSession
 from fractune_workers.measuring.validation import validate, validation
 
 _ARGS = [["TENSOR", "float32", [1]]]
+_ERRORS = {"near": 0.9e-3, "beyond": 1.1e-3, "untuned": 1.5e-3, "as untuned": 1.5e-3, "above": 1.6e-3, "far": 2.1e-3}
+"""differences to a reference in float32, by name; 1e-3 is allowed"""
 
 
 class NotedChild:
@@ -52,8 +54,10 @@ class NotedChild:
             return {"policy": dict.fromkeys(names, payload["policy"]), "run_secs": dict.fromkeys(names, [1e-3] * 3)}
         if method != "check":
             return {}
-        wrong = payload["name"] == "wrong"
-        return {"max_error": float(wrong), "beyond_ties": float(wrong), "steps": 3 * wrong, "moved": 0.25 * wrong}
+        name = payload["name"]
+        wrong = name == "wrong"
+        error = _ERRORS.get(name, float(wrong))
+        return {"max_error": error, "beyond_ties": error, "steps": 3 * wrong, "moved": 0.25 * wrong, "allowed": 1e-3}
 
 
 @pytest.mark.parametrize("cache", [WARM, COLD])
@@ -98,6 +102,25 @@ def test_a_wrong_finalist_is_wrong_in_each_timing_of_a_validation(session: Measu
     for _ in range(2):
         statuses = {name: outcome.status for name, outcome in measure().items()}
         assert statuses == {"a": Status.OK, "wrong": Status.WRONG_OUTPUT}
+
+
+@pytest.mark.parametrize(
+    ("untuned", "right", "wrong"),
+    [
+        ("near", {"near"}, {"beyond", "far"}),
+        ("untuned", {"untuned", "near", "beyond", "as untuned"}, {"above", "far"}),
+        ("far", set[str](), {"far", "near", "beyond"}),
+    ],
+)
+def test_a_finalist_may_be_as_far_from_the_reference_as_the_untuned_default(
+    session: MeasurementSession, untuned: str, right: set[str], wrong: set[str]
+) -> None:
+    """The default may be off by twice what is allowed. Beyond that there is nothing to compare with."""
+    outcomes = validate(session, ArtifactBatch(_ARGS, 0, dict.fromkeys(right | wrong, b"")), untuned)
+    assert {name for name, outcome in outcomes.items() if outcome.status is Status.OK} == right
+    if not right:
+        assert outcomes[untuned].status is Status.WRONG_OUTPUT
+        assert "nothing to compare with" in outcomes["near"].cause
 
 
 def test_the_anchor_between_two_batches_is_timed_once(

@@ -30,6 +30,7 @@ from fractune_workers.children.building.cuda import build_archive, scheduled_by_
 from fractune_workers.children.building.fork import Fork, ForkDied
 from fractune_workers.children.tvm_api.artifacts import build_object
 from fractune_workers.children.tvm_api.cuda_target import compiler_for
+from fractune_workers.children.tvm_api.half_precision import with_reference
 from fractune_workers.children.tvm_api.intrinsics import load_intrinsics, prepare_tensor_cores
 from fractune_workers.children.tvm_api.keep_out import stay_off_gpus
 from fractune_workers.children.tvm_api.traces import Workload, args_of, read_trace, read_workloads
@@ -85,14 +86,18 @@ class _Recipe:
 def _recipe(workload: Workload, target: tvm.target.Target, trace: str) -> _Recipe:
     """Load here all that builds for the target share, so that no fork has to."""
     load_intrinsics(target)
+    untuned = trace == UNTUNED
+
+    def scheduled() -> tvm.IRModule:
+        return with_reference(workload.mod) if untuned else read_trace(trace, workload).mod
+
     if target.kind.name != "cuda":
-        return _Recipe(lambda: build_object(read_trace(trace, workload).mod, target), {})
+        return _Recipe(lambda: build_object(scheduled(), target), {})
     prepare_tensor_cores(workload, target)
     compiler = compiler_for(target)
 
     def build() -> bytes:
-        untuned = trace == UNTUNED
-        mod = scheduled_by_default(workload.mod, target) if untuned else read_trace(trace, workload).mod
+        mod = scheduled_by_default(scheduled(), target) if untuned else scheduled()
         return build_archive(mod, target, compiler)
 
     return _Recipe(build, {"compiler": compiler.name})

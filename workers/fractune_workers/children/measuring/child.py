@@ -48,6 +48,8 @@ class MeasurerChild:
         self._own_args: dict[str, list[Any]] = {}
         """of others, by name"""
         self._reference: list[Any] = []
+        self._allowed = 0.0
+        """difference to the reference, over its largest value"""
         self._check_s: dict[str, float] = {}
         """seconds of the call by which each kernel was checked"""
 
@@ -121,14 +123,20 @@ class MeasurerChild:
         }
 
     def check(self, name: str) -> dict[str, Any]:
-        """Run the kernel once; its difference to the first kernel checked (`quantized_outputs.Difference`)."""
+        """Run the kernel once; its difference to the reference (`quantized_outputs.Difference`), and how much is
+        `allowed`. The reference is made by the first kernel checked, in float32 if it has sums in half precision.
+        """
         from fractune_workers.children.measuring.quantized_outputs import compared, step_of
+        from fractune_workers.children.measuring.tolerances import allowed
 
         if not self._reference:
             self._calibrate(name)
         outputs = self._run_on(name, self._pristine)
-        self._reference = self._reference or outputs
-        return asdict(compared(outputs, self._reference, step_of(self._described, self._pristine)))
+        if not self._reference:
+            self._reference = self._in_float32(name) or outputs
+            self._allowed = allowed(self._described, self._reference[-1])
+        found = compared(outputs, self._reference, step_of(self._described, self._pristine))
+        return {**asdict(found), "allowed": self._allowed}
 
     def _calibrate(self, name: str) -> None:
         """Set the scale by which the operator quantizes its output, by an output of the kernel."""
@@ -205,6 +213,21 @@ class MeasurerChild:
         kernel = self._kernels[name]
         self._check_s[name] = self._processor.secs_of_one(kernel.library, kernel.args)
         return [self._processor.read(arg) for arg in self._args]
+
+    def _in_float32(self, name: str) -> list[Any]:
+        """All arguments as the kernel's float32 counterpart leaves them, in their own types; empty if it has none."""
+        from fractune_workers.children.tvm_api.half_precision import REFERENCE, UNIT_ROUNDOFFS
+
+        library = self._kernels[name].library
+        if not library.implements_function(REFERENCE):
+            return []
+        wide = [
+            each.astype("float32") if dtype in UNIT_ROUNDOFFS else each
+            for (_, dtype, *_), each in zip(self._described, self._pristine, strict=True)
+        ]
+        args = [self._processor.tensor(each) for each in wide]
+        library[REFERENCE](*args)
+        return [*self._pristine[:-1], self._processor.read(args[-1]).astype(self._pristine[-1].dtype)]
 
     def _engaged(self, method: Callable[..., Any]) -> Callable[..., Any]:
         def call(**payload: Any) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import tvm
 
+from fractune_workers.children.tvm_api.half_precision import OPERAND
 from fractune_workers.children.tvm_api.processor import Processor
 from fractune_workers.children.tvm_api.quantizing import HIGH, LOW
 
@@ -17,24 +18,32 @@ LIMITS = {LOW: -128, HIGH: 127}
 
 
 def random_args(args_info: list[Any], seed: int, processor: Processor) -> list[Any]:
-    """Arguments with random contents on the processor, one description each (`traces.args_of`): type, shape, perhaps
-    bounds of whole numbers or roles.
+    """Arguments with random contents on the processor, one description each (`traces.args_of`).
 
     Integers are 0 or 1: they may be indices, and a larger one could point outside of its tensor. Limits of quantized
     numbers are those of 8 bits: random ones would make all outputs equal, and hide a wrong kernel.
+
+    Operands in half precision have both signs: sums of positive ones grow, and rounding hides a lost part.
     """
     rng = np.random.default_rng(seed)
     return [processor.tensor(_random_array(rng, *described)) for _, *described in args_info]
 
 
 def _random_array(
-    rng: np.random.Generator, dtype: str, shape: list[int], bounds: Sequence[int] = (), roles: Sequence[str] = ()
+    rng: np.random.Generator,
+    dtype: str,
+    shape: list[int],
+    bounds: Sequence[int] = (),
+    roles: Sequence[str] = (),
+    _sums: Sequence[Any] = (),
 ) -> Any:
     for role in roles:
         if role in LIMITS:
             return np.full(shape, LIMITS[role], numpy_dtype(dtype))
     if bounds:
         return rng.integers(bounds[0], bounds[1] + 1, size=shape).astype(numpy_dtype(dtype))
+    if OPERAND in roles:
+        return rng.standard_normal(shape, np.float32).astype(numpy_dtype(dtype))
     if dtype.startswith(("float", "bfloat")):
         return rng.uniform(0.1, 1.0, size=shape).astype(numpy_dtype(dtype))
     return rng.integers(0, 2, size=shape).astype(numpy_dtype(dtype))

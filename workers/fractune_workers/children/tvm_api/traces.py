@@ -16,8 +16,12 @@ from fractune_core.implementations import DIRECT, joined_workloads, parted_workl
 from fractune_core.records import UNTUNED
 from fractune_core.tir.lookups import by_position
 from fractune_core.tir.positions import Names, named_by_position, names_of
+from fractune_workers.children.tvm_api.half_precision import operands, sums
 from fractune_workers.children.tvm_api.quantizing import quantizing_roles
 from fractune_workers.children.tvm_api.whole_numbers import whole_numbers
+
+_TYPE_PARTS = 3
+"""of the description of an argument"""
 
 
 class Workload:
@@ -77,16 +81,23 @@ def _plain(value: Any) -> Any:
 
 
 def args_of(workload: Workload) -> list[Any]:
-    """The arguments of the workload's entry function: `["TENSOR", dtype, shape]` each. Whole numbers in float32 have
-    their smallest and largest one behind it: `["TENSOR", "float32", [4, 64], [0, 255]]`. Computed weights have a third
-    number there, 1. Where the output is quantized, arguments that quantize have their roles behind an empty list:
-    `["TENSOR", "float32", [1], [], ["scale"]]`.
+    """The arguments of the workload's entry function: `["TENSOR", dtype, shape]` each, and behind that what is known:
+
+    - bounds: whole numbers in float32 have their smallest and largest one, as `[0, 255]`; computed weights a third, 1
+    - roles: those of arguments that quantize the output, or are multiplied in half precision, as `["scale"]`
+    - sums of the last argument, in half precision: their type and most terms (`half_precision.sums`)
+
+    Empty lists at the end are left out.
     """
-    bounds, roles = whole_numbers(workload.mod), quantizing_roles(workload.mod)
-    more = {place: [bounds[place]] for place in bounds} | {place: [[], roles[place]] for place in roles}
-    return [
-        [kind, str(dtype), [int(dim) for dim in shape], *more.get(at, [])]
+    bounds, roles = whole_numbers(workload.mod), operands(workload.mod) | quantizing_roles(workload.mod)
+    described = [
+        [kind, str(dtype), [int(dim) for dim in shape], bounds.get(at, []), roles.get(at, []), []]
         for at, (kind, dtype, shape) in enumerate(
             info.as_json() for info in ArgInfo.from_entry_func(workload.mod, remove_preproc=True)
         )
     ]
+    described[-1][-1] = sums(workload.mod)
+    for each in described:
+        while len(each) > _TYPE_PARTS and not each[-1]:
+            each.pop()
+    return described

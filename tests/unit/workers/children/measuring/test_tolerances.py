@@ -1,0 +1,126 @@
+"""Tolerances of half precision, on kernels in NumPy that round as processors do: right ones, and wrong ones."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from fractune_workers.children.measuring.tolerances import allowed
+from fractune_workers.children.tvm_api.arrays import difference, numpy_dtype, random_args
+from fractune_workers.children.tvm_api.processor import cpu_processor
+
+Array = npt.NDArray[Any]
+Rounding = Callable[[Array], Array]
+SIZE = 96
+LOST = 16
+"""terms of a sum: a step of a tensor core"""
+DEPTHS = [1152, 2304, 4608]
+
+
+def described(depth: int, dtype: str = "float16") -> list[list[Any]]:
+    return [
+        ["TENSOR", dtype, [SIZE, depth], [], ["operand"]],
+        ["TENSOR", dtype, [depth, SIZE], [], ["operand"]],
+        ["TENSOR", dtype, [SIZE, SIZE], [], [], [dtype, depth]],
+    ]
+
+
+def operands(args: Sequence[Sequence[Any]]) -> tuple[Array, Array]:
+    left, right, _ = (each.numpy() for each in random_args(list(args), 3, cpu_processor()))
+    return left, right
+
+
+def in_float32(left: Array, right: Array) -> Array:
+    product: Array = left.astype("float32") @ right.astype("float32")
+    return product.astype(left.dtype)
+
+
+def nearest(sums: Array) -> Array:
+    return sums.astype("float16")
+
+
+def truncated(sums: Array) -> Array:
+    near = sums.astype("float16")
+    is_beyond = np.abs(near.astype("float64")) > np.abs(sums)
+    return np.where(is_beyond, np.nextafter(near, np.float16(0)), near).astype("float16")
+
+
+def on_tensor_cores(left: Array, right: Array, rounded: Rounding = nearest, step: int = LOST) -> Array:
+    """Sums in half precision: each step adds an exact product of `step` terms and rounds once."""
+    sums = np.zeros((SIZE, SIZE), "float16")
+    for at in range(0, left.shape[1], step):
+        part = left[:, at : at + step].astype("float64") @ right[at : at + step].astype("float64")
+        sums = rounded(sums.astype("float64") + part)
+    return sums
+
+
+def one_by_one(left: Array, right: Array) -> Array:
+    return on_tensor_cores(left, right, step=1)
+
+
+def without_a_part(left: Array, right: Array) -> Array:
+    return in_float32(left[:, LOST:], right[LOST:])
+
+
+def with_the_next_part_twice(left: Array, right: Array) -> Array:
+    left = left.copy()
+    left[:, :LOST] = left[:, LOST : 2 * LOST]
+    return in_float32(left, right)
+
+
+def over_allowed(kernel: Callable[[Array, Array], Array], args: Sequence[Sequence[Any]]) -> float:
+    """The kernel's difference to the reference, in parts of what is allowed."""
+    left, right = operands(args)
+    reference = in_float32(left, right)
+    return difference(kernel(left, right), reference) / allowed(args, reference)
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+def test_right_kernels_are_far_within_what_is_allowed(depth: int) -> None:
+    assert over_allowed(in_float32, described(depth)) == 0.0
+    assert over_allowed(on_tensor_cores, described(depth)) < 0.3
+    assert over_allowed(lambda left, right: in_float32(left + np.float16(2**-14), right), described(depth)) < 0.3
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+@pytest.mark.parametrize("kernel", [without_a_part, with_the_next_part_twice])
+def test_a_kernel_that_loses_one_part_is_far_beyond_it(kernel: Callable[[Array, Array], Array], depth: int) -> None:
+    assert over_allowed(kernel, described(depth)) > 2
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+def test_sums_that_are_truncated_in_half_precision_are_refused(depth: int) -> None:
+    assert over_allowed(lambda left, right: on_tensor_cores(left, right, truncated), described(depth)) > 1
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+def test_sums_one_by_one_are_within_what_the_untuned_default_may_differ(depth: int) -> None:
+    assert 0.5 < over_allowed(one_by_one, described(depth)) < 1.5
+
+
+def test_bfloat16_tells_a_lost_part_of_shorter_sums() -> None:
+    assert over_allowed(in_float32, described(1152, "bfloat16")) == 0.0
+    assert over_allowed(without_a_part, described(1152, "bfloat16")) > 1
+
+
+@pytest.mark.parametrize(
+    ("dtype", "expected"), [("float32", 1e-3), ("float64", 1e-6), ("int8", 0.0), ("int32", 0.0), ("uint8", 0.0)]
+)
+def test_other_types_have_a_fixed_one(dtype: str, expected: float) -> None:
+    assert allowed([["TENSOR", dtype, [4]]], np.ones(4, dtype)) == expected
+    assert allowed([["TENSOR", dtype, [4], [], ["quantized"]]], np.ones(4, dtype)) == expected
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_values_that_are_not_finite_or_all_zero_leave_a_few_roundings(dtype: str) -> None:
+    args = [["TENSOR", dtype, [4], [], [], [dtype, 4]]]
+    roundoff = {"float16": 2**-11, "bfloat16": 2**-8}[dtype]
+    for values in ([0, 0, 0, 0], [math.inf, math.nan, 1, 1], [3e38, -3e38, 3e38, 3e38]):
+        with np.errstate(over="ignore"):
+            reference = np.array(values, "float32").astype(numpy_dtype(dtype))
+        assert allowed(args, reference) == pytest.approx(12 * roundoff)

@@ -1,0 +1,90 @@
+"""Half precision in workloads: the sums, their operands, and the operator in float32."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from tvm import te, topi
+
+from fractune_workers.children.tvm_api.arrays import random_args
+from fractune_workers.children.tvm_api.half_precision import REFERENCE, operands, sums, with_reference
+from fractune_workers.children.tvm_api.processor import cpu_processor
+from fractune_workers.children.tvm_api.target import default_target
+from fractune_workers.children.tvm_api.traces import Workload, args_of
+
+HALF = ["float16", "bfloat16"]
+
+
+def operator(*tensors: Any) -> Workload:
+    return Workload(tvm.IRModule({"main": te.create_prim_func(list(tensors))}))
+
+
+def product(dtype: str, out_dtype: str = "") -> Workload:
+    left, right = te.placeholder((8, 24), dtype, "left"), te.placeholder((24, 8), dtype, "right")
+    return operator(left, right, topi.nn.matmul(left, right, out_dtype=out_dtype or dtype))
+
+
+def padded_convolution(dtype: str) -> Workload:
+    """With a bias and a ReLU behind it."""
+    image, weights = te.placeholder((1, 6, 6, 8), dtype, "image"), te.placeholder((3, 3, 8, 4), dtype, "weights")
+    bias = te.placeholder((4,), dtype, "bias")
+    made = topi.nn.conv2d_nhwc(image, weights, 1, 1, 1, out_dtype=dtype)
+    return operator(image, weights, bias, topi.nn.relu(topi.add(made, bias)))
+
+
+def scaled(dtype: str) -> Workload:
+    """Divided by a root, which of a negative number is none."""
+    values, variance = te.placeholder((8, 4), dtype, "values"), te.placeholder((4,), dtype, "variance")
+    return operator(values, variance, topi.divide(values, topi.sqrt(variance)))
+
+
+@pytest.mark.parametrize("dtype", HALF)
+def test_a_product_is_described_by_its_operands_and_its_sums(dtype: str) -> None:
+    assert args_of(product(dtype)) == [
+        ["TENSOR", dtype, [8, 24], [], ["operand"]],
+        ["TENSOR", dtype, [24, 8], [], ["operand"]],
+        ["TENSOR", dtype, [8, 8], [], [], [dtype, 24]],
+    ]
+
+
+@pytest.mark.parametrize("dtype", HALF)
+def test_operands_are_found_behind_padding_and_the_rest_stays_positive(dtype: str) -> None:
+    convolution = padded_convolution(dtype)
+    assert operands(convolution.mod) == {0: ["operand"], 1: ["operand"]}
+    assert sums(convolution.mod) == [dtype, 72]
+    image, weights, bias, _ = (each.numpy() for each in random_args(args_of(convolution), 1, cpu_processor()))
+    for each in (image, weights):
+        assert abs(each.astype("float32").mean()) < 0.3
+        assert 0.8 < each.astype("float32").std() < 1.2
+    assert bias.min() > 0
+    assert operands(scaled(dtype).mod) == {}
+    assert sums(scaled(dtype).mod) == [dtype, 1]
+
+
+@pytest.mark.parametrize(("dtype", "out"), [("float32", "float32"), ("int8", "int32"), ("float64", "float64")])
+def test_other_types_are_described_as_before(dtype: str, out: str) -> None:
+    found = product(dtype, out)
+    assert args_of(found) == [["TENSOR", dtype, [8, 24]], ["TENSOR", dtype, [24, 8]], ["TENSOR", out, [8, 8]]]
+    assert with_reference(found.mod) is found.mod
+
+
+def test_sums_in_float32_need_no_other_reference() -> None:
+    assert sums(product("float16", "float32").mod) == []
+    assert sums(product("float16", "int32").mod) == []
+
+
+@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize("make", [product, padded_convolution, scaled])
+def test_the_reference_computes_the_same_in_float32(make: Any, dtype: str) -> None:
+    workload = make(dtype)
+    library = tvm.tirx.build(with_reference(workload.mod), target=default_target(1))
+    args = random_args(args_of(workload), 1, cpu_processor())
+    wide = [tvm.runtime.tensor(each.numpy().astype("float32")) for each in args]
+    library["main"](*args)
+    library[REFERENCE](*wide)
+    rounded, exact = args[-1].numpy().astype("float32"), wide[-1].numpy()
+    roundoff = {"float16": 2**-11, "bfloat16": 2**-8}[dtype]
+    assert 0 < np.abs(rounded - exact).max() < 40 * roundoff * np.abs(exact).max()

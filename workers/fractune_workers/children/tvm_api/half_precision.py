@@ -1,0 +1,90 @@
+"""Operators that round to half precision: their sums, the operands of these, and the same operator in float32."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import s_tir
+from tvm.script import from_source
+
+UNIT_ROUNDOFFS = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
+"""largest relative error of one rounding, by type"""
+OPERAND = "operand"
+"""role of an argument that a sum of products multiplies"""
+REFERENCE = "reference"
+"""name of the untuned operator in float32, beside `main`"""
+
+_SPATIAL = 0
+_SELECT = "prim.if_then_else"
+
+
+def sums(mod: tvm.IRModule) -> list[Any]:
+    """The coarsest type in half precision that a block of the operator writes, and the most terms of a sum, as
+    `["float16", 4608]`. Empty where no block writes one, or the output is no floating-point number.
+    """
+    written = {str(block.writes[0].source.dtype) for block in _blocks(mod)} & UNIT_ROUNDOFFS.keys()
+    if not written or "float" not in str(mod["main"].params[-1].dtype):
+        return []
+    return [max(written, key=UNIT_ROUNDOFFS.__getitem__), max(map(_terms, _blocks(mod)))]
+
+
+def operands(mod: tvm.IRModule) -> dict[int, list[str]]:
+    """The role of arguments in half precision that are multiplied in sums of products, by place."""
+    blocks, params = _blocks(mod), list(mod["main"].params)
+    made = {block.writes[0].source: block for block in blocks}
+    factors = [factor for block in blocks if block.init is not None for factor in _factors(block.body.value)]
+    sources = {_source(factor, made) for factor in factors}
+    return {
+        at: [OPERAND] for at, each in enumerate(params) if each in sources and str(each.dtype) in UNIT_ROUNDOFFS
+    }
+
+
+def with_reference(mod: tvm.IRModule) -> tvm.IRModule:
+    """The operator, and beside it the one in float32 if it has sums in half precision."""
+    if not sums(mod):
+        return mod
+    wide = mod.script()
+    for narrow in ("bfloat16", "float16"):  # the longer name first: it contains the other
+        wide = wide.replace(narrow, "float32")
+    reference = from_source(wide)["main"].with_attr("global_symbol", REFERENCE)
+    return tvm.IRModule({**{var.name_hint: each for var, each in mod.functions.items()}, REFERENCE: reference})
+
+
+def _blocks(mod: tvm.IRModule) -> list[Any]:
+    found: list[Any] = []
+    tvm_ffi.structural_walk(mod["main"].body, (s_tir.SBlock, found.append))
+    return [block for block in found if len(block.writes) == 1]
+
+
+def _terms(block: Any) -> int:
+    return math.prod(int(each.dom.extent) for each in block.iter_vars if int(each.iter_type) != _SPATIAL)
+
+
+def _factors(value: Any) -> list[Any]:
+    """Both factors of the product that is added to a sum."""
+    if type(value).__name__ != "Add":
+        return []
+    products = [_uncast(side) for side in (value.a, value.b)]
+    return [factor for each in products if type(each).__name__ == "Mul" for factor in (each.a, each.b)]
+
+
+def _source(value: Any, made: dict[Any, Any]) -> Any:
+    """The buffer that a value was copied from, through padding, changes of layout and of type."""
+    value = _uncast(value)
+    if type(value).__name__ == "Call" and value.op.name == _SELECT:
+        return _source(value.args[1], made)
+    if type(value).__name__ != "TensorLoad":
+        return None
+    block = made.get(value.source)
+    if block is None or block.init is not None:
+        return value.source
+    return _source(block.body.value, made)
+
+
+def _uncast(value: Any) -> Any:
+    while type(value).__name__ == "Cast":
+        value = value.value
+    return value
