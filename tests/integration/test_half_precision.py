@@ -1,7 +1,8 @@
-"""Validation of a deep matrix product in half precision, under a share: of the CPU here, of a GPU where there is one."""
+"""Validation of long sums in half precision, under a share: of the CPU here, and of a GPU where there is one."""
 
 from __future__ import annotations
 
+import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,8 @@ LOST = 16
 ROWS = {"cpu": 64, "cuda": 512}
 FLOAT32, LOST_PART, TUNED = "sums in float32", "a part is lost", "tuned"
 CANDIDATES = 3
+
+_log = logging.getLogger(__name__)
 
 
 def product(rows: int, dtype: str, *, sums: str, depth: int = DEPTH) -> str:
@@ -69,7 +72,8 @@ def candidates(workload: str, target: str) -> list[str]:
     try:
         search.call("open", 120, **known, target_key=target_key(target), **opened)
         return [
-            each["trace"] for each in search.call("propose", 120, **known, target_key=target_key(target), count=CANDIDATES)
+            each["trace"]
+            for each in search.call("propose", 120, **known, target_key=target_key(target), count=CANDIDATES)
         ]
     finally:
         search.stop()
@@ -78,7 +82,7 @@ def candidates(workload: str, target: str) -> list[str]:
 @pytest.mark.parametrize("dtype", ["float16"])
 @pytest.mark.parametrize("name", ["cpu:1", pytest.param("full", marks=pytest.mark.gpu)])
 def test_right_kernels_pass_and_one_that_loses_a_part_does_not(name: str, dtype: str, tmp_path: Path) -> None:
-    """`MeasurementSession` and builder are the real ones, so the kernels are too; no number here is modelled."""
+    """Builder, session and kernels are the real ones: no rounding is modelled."""
     share = Share.parse(name)
     target = target_of(share, {"target": target_text()})
     rows, kernels = ROWS[share.device_kind], Kernels(target, BuilderProcess(), {})
@@ -94,7 +98,7 @@ def test_right_kernels_pass_and_one_that_loses_a_part_does_not(name: str, dtype:
         kernels.builder.stop()
     outcomes = validated(share, ArtifactBatch(args_info, 5, kernels.codes), tmp_path)
     seen = {each: (found.status, found.max_error, found.cause) for each, found in outcomes.items()}
-    print(seen)  # with -s: how far each kernel is from the reference on this processor
+    _log.info("differences to the reference here: %s", seen)
     for each, found in outcomes.items():
         assert found.status is (Status.WRONG_OUTPUT if LOST_PART in each else Status.OK), seen
     assert "of its largest value" in outcomes[LOST_PART].cause

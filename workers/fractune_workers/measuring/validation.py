@@ -1,6 +1,7 @@
 """Validation: the finalists of an operator are checked against the untuned default, then timed interleaved.
 
-`children/measuring/tolerances.py` says how far an output may be from the reference. All must be in one child. A new child checks those that were right again.
+How far an output may be from the reference follows from its type (`children/measuring/tolerances.py`). All must be in
+one child. A new child checks those that were right again.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ class _Validation:
     def _allowed(self, name: str, found: Mapping[str, Any]) -> float:
         """The largest difference that is right. No finalist is refused that is as close as the untuned default."""
         if name != self._untuned:
-            return max(found["allowed"], self._own_error)
+            return max(float(found["allowed"]), self._own_error)
         self._own_error = found["beyond_ties"]
         return _MORE_FOR_UNTUNED * float(found["allowed"])
 

@@ -24,8 +24,8 @@ def allowed(described: Sequence[Any], reference: Any) -> float:
     """Largest difference of a right output, over the largest value of the reference, for an operator with these
     arguments (`traces.args_of`). Ties of a quantized output are apart from that (`quantized_outputs.py`).
 
-    A sum of K terms of both signs in half precision may be off by 3 u sqrt(K) of the output's root mean square, where
-    u is the type's unit roundoff.
+    A sum of K terms in half precision may be off by 3 u sqrt(K) of the output's root mean square; u is the unit
+    roundoff of the type.
     """
     output = described[-1]
     if len(output) <= _SUMS:

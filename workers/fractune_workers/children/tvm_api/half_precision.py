@@ -37,9 +37,7 @@ def operands(mod: tvm.IRModule) -> dict[int, list[str]]:
     made = {block.writes[0].source: block for block in blocks}
     factors = [factor for block in blocks if block.init is not None for factor in _factors(block.body.value)]
     sources = {_source(factor, made) for factor in factors}
-    return {
-        at: [OPERAND] for at, each in enumerate(params) if each in sources and str(each.dtype) in UNIT_ROUNDOFFS
-    }
+    return {at: [OPERAND] for at, each in enumerate(params) if each in sources and str(each.dtype) in UNIT_ROUNDOFFS}
 
 
 def with_reference(mod: tvm.IRModule) -> tvm.IRModule:
