@@ -25,8 +25,8 @@ from benchmarks.support.machine import arguments, write_result
 from benchmarks.support.server_figures import METRICS, Figures, Watch, quantile
 from benchmarks.support.simulated_fleet import SimulatedFleet
 from benchmarks.support.simulated_workers import SHARE, FleetLife
+from fractune_core.fleet.build_batch import CPU_BATCH
 from fractune_core.pb import fractune_pb2 as pb
-from fractune_workers.roles.tune import BATCH
 from tests.support.processes import fleet_simulated
 from tests.support.processes.redis_process import running_redis
 from tests.support.processes.server_process import Client, model_bytes, running_server
@@ -119,7 +119,7 @@ async def run(gpus: int, secs: float, speed: float) -> dict[str, Any]:
 
 def full_rate(gpus: int, speed: float) -> float:
     """Records per second of measurers that never wait."""
-    return float(gpus * speed * BATCH / statistics.mean(simulated_workers.SECS["measure"]))
+    return float(gpus * speed * CPU_BATCH / statistics.mean(simulated_workers.SECS["measure"]))
 
 
 def _figures(before: Figures, after: Figures) -> dict[str, Any]:

@@ -17,8 +17,8 @@ from benchmarks import call_cost, queue_cost
 from benchmarks.recorder_rate import records_per_s
 from benchmarks.scheduler_cost import SHARE, costs_ms
 from benchmarks.support.machine import arguments, write_result
+from fractune_core.fleet.build_batch import CPU_BATCH
 from fractune_core.pb import fractune_pb2 as pb
-from fractune_workers.roles.tune import BATCH
 from tests.support.processes.fleet_simulated import simulated_fleet
 from tests.support.processes.redis_process import running_redis
 from tests.support.processes.server_process import model_bytes, running_server
@@ -43,8 +43,8 @@ def main() -> None:
     sizes = (50, 100, 200) if args.quick else (250, 500, 1000)
     service = ms_per_trial(trials)
     print(f"end to end, {trials} trials: {service['tuning']:.2f} ms a trial while tuning, {service['job']:.2f} in all")
-    queue = statistics.median(queue_cost.costs_of(*((64, 2) if args.quick else (512, 5)))[BATCH])
-    print(f"queue: {queue:.2f} ms a candidate in batches of {BATCH}")
+    queue = statistics.median(queue_cost.costs_of(*((64, 2) if args.quick else (512, 5)))[CPU_BATCH])
+    print(f"queue: {queue:.2f} ms a candidate in batches of {CPU_BATCH}")
     rate = records_per_s(records)
     print(f"recorder: {rate:.0f} records/s over {records}")
     calls_us = call_cost.call_costs_us(4 if args.quick else 200)

@@ -16,6 +16,7 @@ from typing import Any
 import redis
 
 from benchmarks.support.machine import arguments, write_result
+from fractune_core.fleet.build_batch import CPU_BATCH
 from fractune_core.fleet.messages import BuildWork
 from fractune_core.fleet.redis_names import BUILD_QUEUE, SERVER_STREAM
 from fractune_core.records import Kind
@@ -24,7 +25,6 @@ from fractune_workers.context import WorkerContext
 from fractune_workers.entry import WorkHandler
 from fractune_workers.locks.core_locks import CoreLocks
 from fractune_workers.roles import Role
-from fractune_workers.roles.tune import BATCH
 from fractune_workers.work_loop import WorkLoop
 from tests.support.processes.redis_process import running_redis
 
@@ -87,7 +87,7 @@ def _build_work(candidates: int) -> BuildWork:
 
 def costs_of(candidates: int, rounds: int) -> dict[int, list[float]]:
     """Milliseconds a candidate, `rounds` times, by the number of candidates in one piece of work: 1, and ours."""
-    costs: dict[int, list[float]] = {1: [], BATCH: []}
+    costs: dict[int, list[float]] = {1: [], CPU_BATCH: []}
     with running_redis() as url, tempfile.TemporaryDirectory() as folder:
         connection = redis.Redis.from_url(url, socket_timeout=None)
         station = WorkerContext("bench", connection, b"secret", CoreLocks(Path(folder)), [0], Path(folder))
@@ -102,13 +102,13 @@ def main() -> None:
     args = parser.parse_args()
     candidates, rounds = (64, 2) if args.quick else (512, 7)
     costs = costs_of(candidates, rounds)
-    single, batched = statistics.median(costs[1]), statistics.median(costs[BATCH])
+    single, batched = statistics.median(costs[1]), statistics.median(costs[CPU_BATCH])
     print(f"{'candidates in one piece of work':<34}{'ms a candidate (median)':>26}{'smallest':>10}{'largest':>10}")
     for batch, found in costs.items():
         print(f"{batch:<34}{statistics.median(found):>26.2f}{min(found):>10.2f}{max(found):>10.2f}")
     write_result("queue_cost", args, {"candidates": candidates, "ms_per_candidate": costs, "limit_ms": LIMIT_MS})
     print(
-        f"queue_cost: {batched:.2f} ms a candidate in batches of {BATCH} (limit {LIMIT_MS:g} ms), "
+        f"queue_cost: {batched:.2f} ms a candidate in batches of {CPU_BATCH} (limit {LIMIT_MS:g} ms), "
         f"{batched / single:.2f} of what one piece of work for each costs"
     )
 

@@ -28,12 +28,12 @@ from benchmarks.queue_cost import TRACE
 from fractune_core.files.bundles import Bundle
 from fractune_core.fleet import messages, redis_names
 from fractune_core.fleet.blobs import add_signed_blob
+from fractune_core.fleet.build_batch import CPU_BATCH
 from fractune_core.fleet.marks import CANCELLED, DONE, mark
 from fractune_core.fleet.messages import cancelled_by
 from fractune_core.fleet.signed_messages import open_dated_work, seal_event, seal_work, seal_worker
 from fractune_core.names import UNTUNED_VARIANT
 from fractune_core.records import candidate_id
-from fractune_workers.roles.tune import BATCH
 from fractune_workers.work_counts import WorkCounts
 from tests.support.processes.made_up import DEVICE, TARGET, VERSIONS, granted, made_up_record
 from tests.support.secret import SECRET
@@ -267,9 +267,9 @@ class SimulatedWorker:
         async with self.redis.pipeline(transaction=True) as pipe:
             pipe.xadd(self._stream, {redis_names.EVENT_FIELD: seal_event(SECRET, proposed)})
             same = ("round_id", "job", "namespace", "operator", "device_key", "shares")
-            for start in range(0, len(items), BATCH):
+            for start in range(0, len(items), CPU_BATCH):
                 build = {"task": "build", "work_id": uuid.uuid4().hex, "purpose": "trial", "reply": self._stream}
-                build |= {name: work[name] for name in same} | {"candidates": items[start : start + BATCH]}
+                build |= {name: work[name] for name in same} | {"candidates": items[start : start + CPU_BATCH]}
                 _enqueue(pipe, redis_names.BUILD_QUEUE, build)
             await self._deliver(pipe, work)
 

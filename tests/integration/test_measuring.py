@@ -139,6 +139,8 @@ def test_a_cold_cache_is_another_policy_and_not_faster(built: Built, tmp_path: P
             outcomes = validate(session, built.batch, built.untuned)
         finally:
             session.stop()
-        assert {each.policy for each in outcomes.values()} == {with_cache(VALIDATION_POLICY, cache)}
+        fastest = min(outcomes.values(), key=lambda each: each.median_s)
+        assert fastest.policy == with_cache(VALIDATION_POLICY, cache)
+        assert {each.policy.cache for each in outcomes.values()} == {cache}
         times[cache] = outcomes[built.untuned].median_s
     assert times[COLD] > times[WARM]

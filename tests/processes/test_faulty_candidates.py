@@ -89,9 +89,15 @@ def share(request: pytest.FixtureRequest, gpu: Gpu) -> Share:
 
 
 @pytest.fixture(scope="module")
-def bench(share: Share, tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeasurementSession]:
+def gate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of locks of all measurers here: a device that failed waits for each of its clients to leave."""
+    return tmp_path_factory.mktemp("gate")
+
+
+@pytest.fixture(scope="module")
+def bench(share: Share, gate: Path) -> Iterator[MeasurementSession]:
     """One for all tests of a share: a child takes seconds to start."""
-    made = MeasurementSession(share, [], lock_dir=tmp_path_factory.mktemp("gate"))
+    made = MeasurementSession(share, [], lock_dir=gate)
     try:
         made.handshake()
         yield made
@@ -155,10 +161,10 @@ def test_after_a_hang_the_next_is_timed(
 @pytest.mark.parametrize("share", ["mps:25"], indirect=True)
 @pytest.mark.parametrize("fault", [ADDRESS, HANG])
 def test_a_neighbour_of_a_fault_is_timed_and_not_blamed(
-    share: Share, fault: str, builder: Child, gpu: Gpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    share: Share, fault: str, builder: Child, gpu: Gpu, gate: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session_module, "_TRIAL_TIMEOUT_S", 5.0)
-    monkeypatch.setattr(session_module, "default_lock_dir", lambda: tmp_path)
+    monkeypatch.setattr(session_module, "default_lock_dir", lambda: gate)
     innocent, guilty = batch(builder, gpu, one=GOOD, two=GOOD, three=GOOD), batch(builder, gpu, bad=fault, good=GOOD)
     with running(PooledMeasurer(share, [])) as neighbour, running(PooledMeasurer(share, [])) as culprit:
         for greeting in [neighbour.handshake(), culprit.handshake()]:
@@ -171,7 +177,7 @@ def test_a_neighbour_of_a_fault_is_timed_and_not_blamed(
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("share", ["mps:25"], indirect=True)
+@pytest.mark.parametrize("share", ["mps:50"], indirect=True)  # after all tests of mps:25, whose bench ends with them
 def test_the_last_bench_ends_the_daemon(share: Share, gpu: Gpu, tmp_path: Path) -> None:
     benches = [MeasurementSession(share, [], lock_dir=tmp_path) for _ in range(2)]
     daemon = OwnMpsDaemon(gpu.uuid)

@@ -16,6 +16,7 @@ import redis
 
 from benchmarks.support.simulated_workers import ARTIFACT, SHARE, FleetLife, SimulatedWorker
 from fractune_core.fleet.blobs import put_signed_blob
+from fractune_core.fleet.build_batch import CPU_BATCH
 from fractune_core.fleet.redis_names import BUILD_QUEUE, artifact_blob, measure_queue, tune_queue, workload_blob
 from fractune_core.records import Status, candidate_id
 from fractune_core.shares import Share
@@ -28,7 +29,7 @@ from fractune_workers.measuring.session import Conditions, Outcome
 from fractune_workers.roles import measure
 from fractune_workers.roles.build import Builder
 from fractune_workers.roles.measure import Measurer
-from fractune_workers.roles.tune import BATCH, Tuner
+from fractune_workers.roles.tune import Tuner
 from fractune_workers.work_loop import WorkLoop
 from tests.support.paths import REPOSITORY
 from tests.support.processes.made_up import DEVICE, TARGET_KEY, granted, target_operator
@@ -38,7 +39,8 @@ from tests.support.secret import SECRET
 OPERATOR = target_operator("conv2d")
 NAME = OPERATOR["workload_hash"]
 ITEMS = [
-    {"candidate": candidate_id(NAME, TARGET_KEY, f'["{number}"]'), "trace": f'["{number}"]'} for number in range(BATCH)
+    {"candidate": candidate_id(NAME, TARGET_KEY, f'["{number}"]'), "trace": f'["{number}"]'}
+    for number in range(CPU_BATCH)
 ]
 
 
@@ -95,7 +97,7 @@ def work_of(role: str, number: int) -> tuple[str, Any]:
     work: dict[str, Any] = {"work_id": f"work{number}", "round_id": f"round{number}", "job": "j", "namespace": ""}
     work |= {"operator": OPERATOR, "device_key": DEVICE.key, "shares": [SHARE], "purpose": "trial", "reply": "reply"}
     built = [{**item, "build_secs": 0.1, "status": "ok", "cause": ""} for item in ITEMS]
-    search: Any = {"fresh": False, "count": BATCH, "exact": False, "seed": 0}
+    search: Any = {"fresh": False, "count": CPU_BATCH, "exact": False, "seed": 0}
     search |= {"lost": [], "opening": {"history": [], "known": [], "transferred": []}}
     return {
         "tune": (tune_queue("tune-1"), {**work, "task": "search", **search}),

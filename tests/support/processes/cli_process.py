@@ -18,7 +18,8 @@ import onnx
 from tests.support.paths import REPOSITORY
 
 _COMMAND = [sys.executable, "-m", "fractune.cli"]
-_ENV = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+_PATH = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH", "")]))
+_ENV = {**os.environ, "PYTHONPATH": _PATH}
 
 
 def write_model(path: Path, channels: int = 8, seed: int = 0) -> Path:

@@ -11,6 +11,7 @@ from itertools import zip_longest
 from math import isfinite
 
 from fractune_core.analysis.roofline import Roof, raised
+from fractune_core.fleet.build_batch import build_batch
 from fractune_core.fleet.messages import (
     BuildWork,
     PastTrial,
@@ -44,8 +45,6 @@ _HISTORY = 256
 """past trials that an instance gets for a new operator: the best ones, and at most as many failures"""
 _TRANSFERRED = 3
 """schedules of each donor for an operator that is new to an instance"""
-_BATCH = 8
-"""candidates in one piece of build work, as in tuner instances"""
 
 _log = logging.getLogger(__name__)
 
@@ -301,6 +300,7 @@ class TunePhase:
         names = live.stored.candidates or []
         traces = self._store.log.traces(live.key, names)
         operator = self._operator_work(job, live)
+        batch = build_batch(live.key.target_key)
         return [
             {
                 **operator,
@@ -309,10 +309,10 @@ class TunePhase:
                 "purpose": Kind.TRIAL.value,
                 "device_key": live.device.key,
                 "shares": list(live.stored.granted),
-                "candidates": [{"candidate": name, "trace": traces[name]} for name in names[start : start + _BATCH]],
+                "candidates": [{"candidate": name, "trace": traces[name]} for name in names[start : start + batch]],
                 "reply": tuner_stream(live.stored.instance),
             }
-            for start in range(0, len(names), _BATCH)
+            for start in range(0, len(names), batch)
         ]
 
     def _search_work(self, job: ActiveJob, live: LiveRound, instance: Instance) -> SearchWork:

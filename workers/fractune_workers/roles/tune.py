@@ -13,6 +13,7 @@ import redis
 
 from fractune_core.codec.plain_json import from_json
 from fractune_core.errors import FractuneError
+from fractune_core.fleet.build_batch import build_batch
 from fractune_core.fleet.messages import (
     BuildWork,
     Event,
@@ -41,8 +42,6 @@ from fractune_workers.roles import Role
 
 _SEARCH_TIMEOUT_S = 300.0
 _LEARN_TIMEOUT_S = 120.0
-BATCH = 8
-"""candidates in one piece of build work: several builders share a round, and the anchor is timed once for each"""
 _READ = 1000
 _THREADS_AT_MOST = 8
 _UNLEARNED_KEPT = 1024
@@ -127,7 +126,7 @@ class Tuner(Role):
         except FractuneError as error:
             event = transaction.failure(type(error).__name__, f"operator {work['operator']['name']}: {error}")
         transaction.event(self._stream, event)
-        for place, batch in enumerate(chunks(candidates, BATCH)):
+        for place, batch in enumerate(chunks(candidates, build_batch(work["operator"]["target_key"]))):
             transaction.enqueue(BUILD_QUEUE, _build_work(work, place, batch, self._stream))
         transaction.send()
 

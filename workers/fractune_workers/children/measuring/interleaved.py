@@ -17,8 +17,8 @@ _FAR_BEHIND = 3.0
 """times the time of the fastest: with any number of repeats, the kernel is not the winner"""
 _FIRST_MS = 1.0
 """the length of the first timing of each kernel"""
-_CHECK_TIMES_S = 0.05
-"""A longer call takes about as long with a cold cache as with a warm one"""
+_LONG_CALL_S = 0.05
+"""A longer call takes about as long with a cold cache as with a warm one, and loading its code is a small part of it"""
 _SPARE = 1.05
 """A repeat that comes out a little too short is made again, and longer"""
 
@@ -47,7 +47,7 @@ def time_interleaved(
     """
     single = replace(policy, name="single", warmups=0, repeats=1)
     short = replace(single, min_repeat_ms=min(policy.min_repeat_ms, _FIRST_MS))
-    known = {reference.name: reference.check_s} if reference.check_s > _CHECK_TIMES_S else {}
+    known = {reference.name: reference.check_s} if reference.check_s > _LONG_CALL_S else {}
     first = {name: known.get(name) or timed(name, short, 1)[0] for name in names}
     fastest_s = min(first.values())
     kept = {
@@ -76,6 +76,15 @@ def _policy_for(secs: float, fastest_s: float, policy: TimingPolicy, *, is_refer
     if secs > _SLOW_S:
         return replace(policy, warmups=0, repeats=1 + _FEWEST_REPEATS, choosing=1)
     return policy
+
+
+def is_timed_by(first_s: float, bar_s: float) -> bool:
+    """Whether a trial's first call of `first_s` seconds is all of its timing: it is slow, and cannot win.
+
+    `bar_s`: the slowest that can win. Without this, the few blocks of two random schedules of a matrix product took 8
+    of the first 9 seconds on an H200. A call so long that loading the code does not count is above `_LONG_CALL_S`.
+    """
+    return first_s > _SLOW_S or (first_s > _LONG_CALL_S and first_s > bar_s)
 
 
 def calls_for(secs: float, policy: TimingPolicy) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from fractune_core.records import COLD, VALIDATION_POLICY, TimingPolicy, with_cache
-from fractune_workers.children.measuring.interleaved import Reference, time_interleaved
+from fractune_workers.children.measuring.interleaved import Reference, is_timed_by, time_interleaved
 
 
 @dataclass
@@ -125,3 +125,17 @@ def test_a_kernel_that_gets_faster_fills_its_repeats_with_more_calls() -> None:
 
     time_interleaved(["a"], VALIDATION_POLICY, timed)
     assert asked[:4] == [1, 525, 1050, 1050]
+
+
+@pytest.mark.parametrize(
+    ("first_s", "bar_s", "enough"),
+    [
+        (0.25, float("inf"), True),  # nothing to compare with, and slow all the same
+        (0.15, float("inf"), False),
+        (0.06, 0.05, True),
+        (0.06, 0.07, False),  # it can win
+        (0.04, 0.001, False),  # loading its code may be much of so short a call
+    ],
+)
+def test_a_long_first_call_that_cannot_win_is_the_timing(first_s: float, bar_s: float, enough: bool) -> None:  # noqa: FBT001
+    assert is_timed_by(first_s, bar_s) is enough
