@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,8 @@ def _secs(call: Callable[[], float]) -> float:
 
 def _evaluator(path: Path, variant: str) -> Callable[[], float]:
     """A function that takes one turn."""
-    from fractune_workers.children.measuring.model_timing import load_variant, secs_of_one, weights_of
+    from fractune_workers.children.measuring.loops import call_of, secs_of_one
+    from fractune_workers.children.measuring.model_timing import load_variant, weights_of
     from fractune_workers.children.tvm_api.arrays import random_args
     from fractune_workers.children.tvm_api.processor import cpu_processor
 
@@ -48,7 +50,7 @@ def _evaluator(path: Path, variant: str) -> Callable[[], float]:
     main = load_variant(bundle, variant, weights_of(bundle, processor), processor)
     inputs = [["TENSOR", spec["dtype"], spec["shape"]] for spec in bundle.manifest["inputs"]]
     arguments = random_args(inputs, 0, processor)
-    return lambda: secs_of_one(main, arguments, processor, _TURN_S)
+    return partial(secs_of_one, call_of(main, arguments, processor), _TURN_S)
 
 
 def open_child(args: list[str]) -> dict[str, Callable[..., Any]]:

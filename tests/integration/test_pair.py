@@ -16,8 +16,8 @@ from fractune.errors import BadBundle
 from fractune.features.pair import run as sharing
 from fractune.features.pair.arrangement import arrange, usable_cores
 from fractune.features.pair.run import Program, co_located
-from fractune.inference.tvm_runtime.runtime import SPIN_COUNT, SPIN_YIELDS
 from fractune.local.stack import own_env
+from fractune_core.host.thread_pool import SPIN_COUNT, SPIN_YIELDS
 from tests.support.client_samples import DEVICE, bundle_bytes
 from tests.support.paths import REPOSITORY
 

@@ -72,10 +72,10 @@ class PoisonedChild:
         run_secs = dict.fromkeys(names, [1e-3] * policy["repeats"])
         return {"policy": dict.fromkeys(names, policy), "run_secs": run_secs, "cpu_secs": dict.fromkeys(names)}
 
-    def time_model(self, path: str, repeats: int) -> dict[str, Any]:
-        del path
+    def time_model(self, path: str, repeats: int, own: str) -> dict[str, Any]:
+        del path, own
         self._run({"id": "model", "do": "good"})
-        return {"run_secs": {"untuned": [1e-2] * repeats}, "max_error": {"untuned": 0.0}}
+        return {"run_secs": {"untuned": [1e-2] * repeats}, "max_error": {"untuned": 0.0}, "at_load": []}
 
     def _run(self, kernel: dict[str, Any]) -> None:
         self._device.note("runs", str(kernel["id"]))

@@ -17,10 +17,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from fractune.inference.cpu.parts import parts
 from fractune.inference.cpu.share import ShareHere, allowed_cpus
 from fractune.inference.tvm_runtime.runtime import use_cpus
 from fractune.inference.tvm_runtime.without_pool import call_without_pool, has_thread_limit
+from fractune_core.host.thread_pool import parts
 from fractune_core.share_kinds import CPU, kind_of
 
 _STOP_TIMEOUT_S = 60.0

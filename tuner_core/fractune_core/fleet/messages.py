@@ -340,6 +340,8 @@ class ModelTimed(AnyEvent):
     """by variant: all repeats, interleaved"""
     max_error: dict[str, float]
     """by variant: largest difference to the untuned output, over that output's largest value"""
+    at_load: NotRequired[list[dict[str, Any]]]
+    """AtLoads as JSON, the variant for the share first; older workers lack it"""
 
 
 class PieceDone(AnyEvent):

@@ -10,6 +10,7 @@ from fractune_core.errors import ShareUnavailable
 from fractune_core.host.cgroups import ROOT, cpu_quota
 from fractune_core.host.cpu_topology import CpuTopology
 from fractune_core.host.memory import host_memory_bytes
+from fractune_core.host.thread_pool import SPIN_COUNT, SPIN_YIELDS
 from fractune_core.shares import GrantedShare, Share, units_text
 from fractune_workers.confinement.base import Confinement
 
@@ -80,10 +81,11 @@ class CpuConfinement(Confinement):
 
 
 def thread_variables(cores: int) -> dict[str, str]:
-    """TVM would bind its threads to cores 0..N-1 whatever the affinity says. OpenMP libraries would start a thread for
-    each core of the machine.
+    """TVM would bind its threads to cores 0..N-1 whatever the affinity says, and idle ones would spin for 0.3 s, longer
+    than in a service. OpenMP libraries would start a thread for each core of the machine.
     """
-    return {"TVM_NUM_THREADS": str(cores), "TVM_BIND_THREADS": "0", "OMP_NUM_THREADS": str(cores)}
+    number = str(cores)
+    return {"TVM_NUM_THREADS": number, "TVM_BIND_THREADS": "0", "OMP_NUM_THREADS": number, SPIN_COUNT: SPIN_YIELDS}
 
 
 def check_affinities(share: Share, cores: Sequence[int]) -> None:

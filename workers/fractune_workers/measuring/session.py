@@ -134,6 +134,7 @@ class MeasurementSession:
         cache: str = WARM,
         memory_bytes: int | None = None,
     ) -> None:
+        self._share = str(share)
         self._margin = margin
         self._rungs = [with_cache(policy, cache) for policy in _RUNGS]
         self.validation_policy = with_cache(VALIDATION_POLICY, cache)
@@ -241,8 +242,9 @@ class MeasurementSession:
         return {name: self._race(batch, name, [policy], math.inf) for name in batch.codes}
 
     def time_model(self, path: Path) -> dict[str, Any]:
-        """Time every variant of the bundle at `path`: `run_secs` and `max_error` by variant."""
-        timed = partial(self.call, "time_model", _MODEL_TIMEOUT_S, path=str(path), repeats=_MODEL_REPEATS)
+        """Time every variant of the bundle at `path`: `run_secs` and `max_error` by variant, `at_load` of the best."""
+        options = {"path": str(path), "repeats": _MODEL_REPEATS, "own": self._share}
+        timed = partial(self.call, "time_model", _MODEL_TIMEOUT_S, **options)
         answer: dict[str, Any] = self.run([path.read_bytes()], None, timed, alone=True)
         return answer
 

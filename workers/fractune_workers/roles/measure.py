@@ -206,6 +206,7 @@ class Measurer(Role):
                 "granted": self._session.device_info["granted"],
                 "run_secs": answer["run_secs"],
                 "max_error": answer["max_error"],
+                "at_load": answer["at_load"],
             }
             transaction.event(SERVER_STREAM, timed)
         finally:

@@ -8,9 +8,10 @@ from typing import Literal
 from fractune.inference.choosing.one_thread import POOL_COST_S
 from fractune.inference.choosing.variants import VariantChoice, choose_variant
 from fractune.inference.cpu.share import ShareHere
-from fractune_core.analysis.cpu_limits.choosing import LOAD, Latency, by_latency, by_rate, paced_rate_per_s, predictable
+from fractune_core.analysis.cpu_limits.choosing import Latency, by_latency, by_rate, paced_rate_per_s, predictable
 from fractune_core.analysis.cpu_limits.limits import PERIOD_US, CpuLimit, Service, threads_text
 from fractune_core.analysis.match import Policy
+from fractune_core.arrivals import LOAD_TEXT
 from fractune_core.files.bundles import Bundle
 from fractune_core.host.cgroups import Quota
 
@@ -41,7 +42,7 @@ def choose_under_limit(
         load = "in a loop"
     else:
         found = [(each.threads, _latency_text(each)) for each in by_latency(services, limit)]
-        load = f"at {_digits(paced_rate_per_s(services, limit))} requests/s, {100 * LOAD:g} % load"
+        load = f"at {_digits(paced_rate_per_s(services, limit))} requests/s, {LOAD_TEXT}"
     (threads, best), *others = found
     then = (
         f"next {threads_text(others[0][0])}, {others[0][1]}" if others else "no other number of threads has a time here"

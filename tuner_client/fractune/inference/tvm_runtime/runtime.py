@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
 import importlib.util
@@ -19,6 +18,7 @@ from typing import Any
 from fractune_core.cuda.toolkit import load_cudart
 from fractune_core.errors import FractuneError
 from fractune_core.files.manifests import ALIGNMENT_BYTES, MAIN_INTO
+from fractune_core.host import thread_pool
 
 _LIBRARIES = ("libtvm_runtime.so", "libtvm_runtime_extra.so")
 """the second holds sorting and random numbers, which some models call"""
@@ -28,14 +28,6 @@ _POOLED_ALLOCATOR = 2
 """TVM's number for it"""
 CPU = (1, 0)
 """a device in the numbers of TVM and DLPack: its kind and its index"""
-_SHARE_ALL_CPUS = -3
-"""TVM's mode of a thread pool with all threads on all CPUs of a list"""
-SPIN_COUNT, SPIN_YIELDS = "TVM_THREAD_POOL_SPIN_COUNT", "1000"
-"""Spins of a thread of TVM's pool for more work before it sleeps: some 1 ms on a free core, longer than between two
-operators of a model. TVM's own number is 300 times as long, on cores that others need, or the next model"""
-_TASK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
-"""The function that TVM calls on each thread of a pool: number of the thread, two addresses that are not used here; 0 =
-done"""
 _loading = threading.Lock()
 
 
@@ -51,7 +43,7 @@ def _load_libraries() -> None:
         import tvm_ffi_orcjit  # noqa: F401  registers the loader of object files
     except ImportError as error:
         raise FractuneError(f"running a bundle needs TVM ({error}); install 'fractune[run]'") from error
-    os.environ.setdefault(SPIN_COUNT, SPIN_YIELDS)
+    os.environ.setdefault(thread_pool.SPIN_COUNT, thread_pool.SPIN_YIELDS)
     for name in _LIBRARIES:
         try:
             ctypes.CDLL(str(_library_folder() / name), ctypes.RTLD_GLOBAL)
@@ -173,17 +165,5 @@ def aligned_bytes(size: int) -> Any:
 
 
 def use_cpus(parts: Sequence[Sequence[int]]) -> None:
-    """Give the calling thread a pool of as many threads as `parts`, itself the first of them, each on the CPUs of its
-    part. The thread must not have run a model. TVM keeps a pool for each thread that runs models. It cannot grow later:
-    a larger pool takes another thread. If the kernel refuses a part, the thread keeps its CPUs.
-    """
-    # TVM makes a pool with as many threads as named CPUs.
-    _function("runtime.config_threadpool")(_SHARE_ALL_CPUS, len(parts), [str(part[0]) for part in parts])
-
-    # TVM can bind a thread to one CPU or to all, and its environment may forbid that. So each thread does it itself.
-    def place(thread: int, _group: int | None, _data: int | None) -> int:
-        with contextlib.suppress(OSError):
-            os.sched_setaffinity(0, parts[thread])
-        return 0
-
-    ctypes.CDLL(runtime_library()).TVMBackendParallelLaunch(_TASK(place), None, len(parts))
+    """As `fractune_core.host.thread_pool.use_cpus`."""
+    thread_pool.use_cpus(parts, _function("runtime.config_threadpool"), ctypes.CDLL(runtime_library()))

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 from fractune_core.analysis.cpu_limits.limits import CpuLimit, Service, capacity_per_s, least_quota_m, loop_per_s
 from fractune_core.analysis.cpu_limits.prediction import predict
+from fractune_core.arrivals import LOAD
 
-LOAD = 0.3
-"""of the rate that the best number of threads can answer"""
 P99_MARGIN = 0.1
 """Predicted p99 that differ by less count as equal (docs/cpu-limits.md has the errors)"""
 _MOST_LOAD = 0.98

@@ -17,7 +17,8 @@ from fractune_core.analysis.cpu_limits.limits import (
     threads_text,
 )
 from fractune_core.analysis.cpu_limits.prediction import Prediction, enough_requests, p99_s, summary
-from fractune_core.analysis.cpu_limits.simulation import Served, poisson, serve
+from fractune_core.analysis.cpu_limits.simulation import Served, serve
+from fractune_core.arrivals import poisson
 from fractune_core.cpu_limits import MILLICORES
 from fractune_core.errors import BadRequest
 

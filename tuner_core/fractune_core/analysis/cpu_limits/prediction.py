@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fractune_core.analysis.cpu_limits.limits import CpuLimit, Service, capacity_per_s, least_quota_m, threads_text
-from fractune_core.analysis.cpu_limits.simulation import Served, poisson, serve
+from fractune_core.analysis.cpu_limits.simulation import Served, serve
+from fractune_core.arrivals import poisson
 from fractune_core.errors import BadRequest
 
 REQUESTS = 10_000

@@ -12,7 +12,6 @@ import random
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, repeat
 
 from fractune_core.analysis.cpu_limits.budget import Budget
 from fractune_core.analysis.cpu_limits.limits import CpuLimit, Service
@@ -30,11 +29,6 @@ class Served:
     elapsed_s: float
     stopped_s: float
     """of `elapsed_s`"""
-
-
-def poisson(rate_per_s: float, count: int, draws: random.Random) -> list[float]:
-    """Arrivals of a Poisson process, in seconds."""
-    return list(accumulate(map(draws.expovariate, repeat(rate_per_s, count))))
 
 
 def serve(

@@ -180,11 +180,11 @@ class MeasurerChild:
             "disturbance": disturbance,
         }
 
-    def time_model(self, path: str, repeats: int) -> dict[str, Any]:
-        """Time every variant of the bundle at `path`, interleaved: `run_secs` and `max_error` by variant."""
+    def time_model(self, path: str, repeats: int, own: str) -> dict[str, Any]:
+        """Time every variant of the bundle at `path`, interleaved, `own` the one for this share (`time_variants`)."""
         from fractune_workers.children.measuring.model_timing import time_variants
 
-        timed = time_variants(Path(path), repeats, self._processor)
+        timed = time_variants(Path(path), repeats, own, self._processor)
         self._processor.free_unused()
         return timed
 

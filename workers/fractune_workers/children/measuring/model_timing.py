@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,6 +13,8 @@ from tvm import relax
 
 from fractune_core.files.bundles import WEIGHTS, Bundle
 from fractune_core.names import UNTUNED_VARIANT
+from fractune_workers.children.measuring.at_load import time_at_load
+from fractune_workers.children.measuring.loops import call_of, secs_of_one
 from fractune_workers.children.tvm_api.arrays import difference, random_args
 from fractune_workers.children.tvm_api.artifacts import load_objects
 from fractune_workers.children.tvm_api.processor import Processor
@@ -21,15 +25,14 @@ _SLOW_S, _FEW_REPEATS = 0.1, 4
 _VERY_SLOW_S = 1.0
 """A variant that takes longer is timed once, in the run that gives its outputs: it is the untuned one, and
 far behind."""
-_MIN_REPEAT_S = 0.02
-"""One repeat calls the model until this long has passed"""
 
 
-def time_variants(path: Path, repeats: int, processor: Processor) -> dict[str, Any]:
-    """Time every variant of a bundle on the same random inputs, one repeat each a round.
+def time_variants(path: Path, repeats: int, own: str, processor: Processor) -> dict[str, Any]:
+    """Time every variant of a bundle on the same random inputs, one repeat each a round. Then time the fastest and the
+    variant `own` at 30 % load.
 
     Returns `run_secs` (seconds of one inference, `repeats` of them, of a slow variant fewer) and `max_error` (largest
-    difference to the untuned output, over that output's largest value) by variant.
+    difference to the untuned output, over that output's largest value) by variant. `at_load` is from `time_at_load`.
     """
     bundle = Bundle(path)
     inputs = [["TENSOR", spec["dtype"], spec["shape"]] for spec in bundle.manifest["inputs"]]
@@ -44,12 +47,16 @@ def time_variants(path: Path, repeats: int, processor: Processor) -> dict[str, A
         counts[name] = _repeats(first_s, repeats)
         run_secs[name] = [first_s] if counts[name] == 1 else []
     reference = outputs[UNTUNED_VARIANT]
+    calls = {name: call_of(main, arguments, processor) for name, main in mains.items()}
     for _ in range(repeats):
-        for name, main in mains.items():
+        for name, call in calls.items():
             if len(run_secs[name]) < counts[name]:
-                run_secs[name].append(secs_of_one(main, arguments, processor))
+                run_secs[name].append(secs_of_one(call))
     errors = {name: max(map(difference, out, reference)) for name, out in outputs.items()}
-    return {"run_secs": run_secs, "max_error": errors}
+    loop_s = {name: statistics.median(secs) for name, secs in run_secs.items()}
+    cpus = () if processor.is_gpu else sorted(os.sched_getaffinity(0))
+    at_load = time_at_load(calls, loop_s, own, cpus)
+    return {"run_secs": run_secs, "max_error": errors, "at_load": [each.to_json() for each in at_load]}
 
 
 def _repeats(first_s: float, most: int) -> int:
@@ -77,17 +84,3 @@ def outputs_of(result: Any, processor: Processor) -> list[Any]:
     if hasattr(result, "numpy"):
         return [processor.read(result)]
     return [array for part in result for array in outputs_of(part, processor)]
-
-
-def secs_of_one(
-    main: Callable[..., Any], arguments: Sequence[Any], processor: Processor, at_least_s: float = _MIN_REPEAT_S
-) -> float:
-    """Seconds of one inference, the average over `at_least_s` seconds of inferences; each is waited for."""
-    calls, start = 0, time.perf_counter()
-    while True:
-        main(*arguments)
-        processor.sync()
-        calls += 1
-        spent = time.perf_counter() - start
-        if spent >= at_least_s:
-            return spent / calls

@@ -1,0 +1,63 @@
+"""Variants that answer random requests, on real threads; the calls are made up."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+
+from fractune_workers.children.measuring import at_load
+from fractune_workers.children.measuring.at_load import time_at_load
+
+SHORT_S = 2e-4
+
+
+def loops(**loop_s: float) -> tuple[dict[str, Callable[[], None]], dict[str, float]]:
+    return {name: partial(time.sleep, secs) for name, secs in loop_s.items()}, loop_s
+
+
+def test_the_fastest_answer_the_same_number_of_requests_in_each_round() -> None:
+    calls, loop_s = loops(untuned=100 * SHORT_S, own=1.2 * SHORT_S, robust=SHORT_S, other=1.1 * SHORT_S)
+    found = time_at_load(calls, {**loop_s, "far": 1.6 * SHORT_S}, "own", [0])
+    assert [(each.variant, each.threads) for each in found] == [("own", 1), ("robust", 1), ("other", 1)]
+    assert {(len(each.loop_secs), len(each.latency_secs)) for each in found} == {(11, 110)}
+    assert all(secs >= SHORT_S for each in found for secs in each.latency_secs)
+
+
+@pytest.mark.parametrize(("factor", "threads"), [(1, [2, 1]), (10, [2])])
+def test_one_thread_is_a_finalist_unless_it_takes_much_longer(factor: int, threads: list[int]) -> None:
+    """The first call comes from the thread that has no pool."""
+    first: list[threading.Thread] = []
+
+    def call() -> None:
+        here = threading.current_thread()
+        if not first:
+            first.append(here)
+        time.sleep(SHORT_S * (factor if here is first[0] else 1))
+
+    found = time_at_load({"own": call}, {"own": SHORT_S}, "own", [0, 1])
+    assert [each.threads for each in found] == threads
+
+
+def test_a_slow_model_answers_fewer_requests_and_a_very_slow_one_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(at_load, "_MOST_S", 1.0)
+    (few,) = time_at_load(*loops(own=1e-2), "own", [0])
+    assert few.loop_secs
+    assert len(few.loop_secs) <= len(few.latency_secs) < 110
+    monkeypatch.setattr(at_load, "_MOST_S", 0.1)
+    assert time_at_load(*loops(own=1e-2), "own", [0]) == []
+
+
+def test_on_a_gpu_all_runs_on_this_thread() -> None:
+    seen = set()
+
+    def call() -> None:
+        seen.add(threading.current_thread())
+        time.sleep(SHORT_S)
+
+    (found,) = time_at_load({"full": call}, {"full": SHORT_S}, "full", [])
+    assert (found.variant, found.threads) == ("full", 1)
+    assert seen == {threading.current_thread()}

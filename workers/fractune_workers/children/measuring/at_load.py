@@ -1,0 +1,120 @@
+"""Whole models at 30 % load: the fastest variants of a bundle, with one thread too, answer requests at random moments.
+
+They run as a service runs them. With several threads, each request is handed over to the first thread of a pool. With
+one thread, the caller runs the model itself.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from fractune_core.analysis.at_load import AtLoad
+from fractune_core.arrivals import LOAD, latencies, poisson
+from fractune_core.names import UNTUNED_VARIANT
+from fractune_workers.children.measuring.loops import Call, secs_of_one
+from fractune_workers.children.tvm_api.serving_thread import Run, serving_thread
+
+_FINALISTS = 3
+_CLOSE = 1.5
+"""times in a loop of the fastest variant: a variant that takes longer is not timed at load"""
+_ROUNDS, _FEWEST_ROUNDS = 11, 6
+"""an interval needs six"""
+_REQUESTS = 10
+"""of a round at most: with 100 in all there is a p99"""
+_MOST_S = 6.0
+"""of the requests to all finalists together"""
+_REST_S = 0.005
+"""in which the threads of another pool fall asleep"""
+
+
+@dataclass
+class _Finalist:
+    variant: str
+    threads: int
+    run: Run
+    """the result of a function, on the thread where requests arrive"""
+    call: Call
+    loop_secs: list[float] = field(default_factory=list)
+    latency_secs: list[float] = field(default_factory=list)
+
+    def time_loop(self) -> float:
+        secs: float = self._rested(partial(secs_of_one, self.call))
+        return secs
+
+    def answer(self, arrivals_s: Sequence[float]) -> None:
+        self.latency_secs += self._rested(partial(latencies, self.call, arrivals_s))
+
+    def _rested(self, timed: Callable[[], Any]) -> Any:
+        time.sleep(_REST_S)
+        self.run(self.call)
+        return self.run(timed)
+
+
+def time_at_load(
+    calls: Mapping[str, Call], loop_s: Mapping[str, float], own: str, cpus: Collection[int]
+) -> list[AtLoad]:
+    """The fastest of the variants `calls`, which take `loop_s` seconds in a loop. The variant `own` of the share comes
+    first. All answer requests with the same arrivals, at 30 % of the rate of the fastest in a loop. Empty for a model
+    that is too slow for six requests in the time.
+
+    `cpus` are those of the share, empty for a GPU: there all run on this thread, which launches on the share's stream.
+    """
+    with ExitStack() as threads:
+        finalists = _finalists(calls, loop_s, own, cpus, threads)
+        for each, _ in _interleaved(finalists, _ROUNDS):
+            each.loop_secs.append(each.time_loop())
+        rate_per_s = LOAD / min(statistics.median(each.loop_secs) for each in finalists)
+        requests = int(rate_per_s * _MOST_S / len(finalists))
+        rounds = min(_ROUNDS, requests)
+        if rounds < _FEWEST_ROUNDS:
+            return []
+        draws = random.Random(0)
+        arrivals_s = [poisson(rate_per_s, min(_REQUESTS, requests // rounds), draws) for _ in range(rounds)]
+        for each, number in _interleaved(finalists, rounds):
+            each.answer(arrivals_s[number])
+    return [
+        AtLoad(each.variant, each.threads, tuple(each.loop_secs[:rounds]), tuple(each.latency_secs))
+        for each in finalists
+    ]
+
+
+def _finalists(
+    calls: Mapping[str, Call], loop_s: Mapping[str, float], own: str, cpus: Collection[int], threads: ExitStack
+) -> list[_Finalist]:
+    fastest = _fastest(loop_s, own)
+    if not cpus:
+        return [_Finalist(name, 1, _here, calls[name]) for name in fastest]
+    alone = threads.enter_context(serving_thread(1, cpus))
+    if len(cpus) == 1:
+        return [_Finalist(name, 1, alone, calls[name]) for name in fastest]
+    pool = threads.enter_context(serving_thread(len(cpus), cpus))
+    finalists = [_Finalist(name, len(cpus), _here, partial(pool, calls[name])) for name in fastest]
+    with_one = [_Finalist(name, 1, alone, call) for name, call in calls.items() if name != UNTUNED_VARIANT]
+    one_s = {each.variant: each.time_loop() for each in with_one}
+    best = min(with_one, key=lambda each: one_s[each.variant], default=None)
+    if best is None or one_s[best.variant] > _CLOSE * min(loop_s.values()):
+        return finalists
+    return [*finalists[: _FINALISTS - 1], best]
+
+
+def _fastest(loop_s: Mapping[str, float], own: str) -> list[str]:
+    most_s = _CLOSE * min(loop_s.values())
+    close = sorted((name for name in loop_s if loop_s[name] <= most_s), key=lambda name: (name != own, loop_s[name]))
+    return close[:_FINALISTS]
+
+
+def _here(function: Callable[[], Any]) -> Any:
+    return function()
+
+
+def _interleaved(finalists: Sequence[_Finalist], rounds: int) -> Iterator[tuple[_Finalist, int]]:
+    for number in range(rounds):
+        for each in finalists[:: -1 if number % 2 else 1]:
+            yield each, number
