@@ -58,6 +58,38 @@ def test_a_limit_is_proved_by_what_busy_processes_get(share: str, limit_m: int, 
     assert limit.burned_m == pytest.approx(limit_m, rel=0.1)
 
 
+_STAND_IN = """#!{python}
+# Stands in for systemd-run: no systemd runs here. The cgroup is real, and it becomes the command as the real one does.
+import os, sys
+sys.path[:] = {path!r}
+from fractune_core.cpu_limits import LimitSize
+from fractune_workers.confinement.limit_cgroups import LimitCgroups
+cgroups = LimitCgroups()
+cgroups.join(cgroups.make(LimitSize.parse("500m")))
+words = sys.argv[1:]
+assert "CPUQuota=50%" in words, words
+command = words[words.index("--") + 1:]
+os.execvp(command[0], command)
+"""
+
+
+def test_a_process_that_may_make_no_cgroup_is_started_in_a_scope_of_systemd(tmp_path: Path) -> None:
+    program = tmp_path / "systemd-run"
+    program.write_text(_STAND_IN.format(python=sys.executable, path=sys.path))
+    program.chmod(0o755)
+    code = f"""
+import os
+os.environ["PATH"] = {str(tmp_path)!r} + ":" + os.environ["PATH"]
+from fractune_workers.confinement.limit_cgroups import LimitCgroups
+LimitCgroups.lacks = lambda _: "it is not allowed"
+"""
+    with capped_cgroup(cores=None) as cgroup:
+        device = json.loads(cgroup.run(code + _PROVE.format(share="cpu:500m")))
+    (offer,) = device["offers"]
+    assert (offer["units"], offer["refusal"]) == (500, "")
+    assert GrantedLimit.from_json(offer["limit"]).burned_m == pytest.approx(500, rel=0.1)
+
+
 def test_a_limit_that_holds_already_is_accepted() -> None:
     code = """
 from fractune_core.shares import Share

@@ -43,7 +43,7 @@ from fractune_workers.child.errors import (
     memory_met,
 )
 from fractune_workers.child.messages import decode, encode, whole_message
-from fractune_workers.child.process import await_standstill, peak_bytes_at_end, staying_on
+from fractune_workers.child.process import Start, await_standstill, peak_bytes_at_end, staying_on
 
 _START_TIMEOUT_S = 120.0
 _STOP_TIMEOUT_S = 2.0
@@ -56,6 +56,7 @@ _CPU_PART = 0.5
 _IGNORED_FOR_S = 1.0
 """of CPU time: a child that runs this long past its limit ignores the kernel's signal"""
 _PIECE_BYTES = 1 << 20
+_PLAIN = Start()
 
 _log = logging.getLogger(__name__)
 
@@ -77,10 +78,9 @@ class Child:
 
     Not thread-safe but for `interrupt`: one supervisor thread owns it, and that thread must live as long as the
     child, because the child dies with the thread that started it. `before_kill` is called with the process id of a
-    living child before it is killed, and says whether the kill harms no other process. `cores`: where the process may
-    run; none = wherever the supervisor may. In a `sandbox`, its environment is cut down, a call has a limit on CPU
-    time, and the folders that it may write in are emptied before it starts. `memory_bytes`: its memory without a
-    sandbox, which has such a limit itself; None = no limit.
+    living child before it is killed, and says whether the kill harms no other process. In a `sandbox`, its
+    environment is cut down, a call has a limit on CPU time, and the folders that it may write in are emptied before it
+    starts. `memory_bytes`: its memory without a sandbox, which has such a limit itself; None = no limit.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Child:
         env: Mapping[str, str] | None = None,
         recycle_calls: int = 0,
         before_kill: Callable[[int], bool] = _release_nothing,
-        cores: Sequence[int] = (),
+        start: Start = _PLAIN,
         sandbox: Sandbox | None = None,
         memory_bytes: int | None = None,
     ) -> None:
@@ -98,7 +98,7 @@ class Child:
         self._env = dict(env or {})
         self._recycle_calls = recycle_calls
         self._before_kill = before_kill
-        self._cores = list(cores)
+        self._start_as = start
         self._sandbox = sandbox
         self._memory_bytes = sandbox.memory_bytes if sandbox else memory_bytes
         self._process: subprocess.Popen[bytes] | None = None
@@ -280,9 +280,10 @@ class Child:
         for folder in self._sandbox.writable if self._sandbox else ():
             empty_dir(Path(folder))
         ours, theirs = socket.socketpair()
-        with theirs, staying_on(self._cores):
+        with theirs, staying_on(self._start_as.cores):
             self._process = subprocess.Popen(
                 [
+                    *self._start_as.launcher,
                     sys.executable,
                     # What a sandbox may read is where Python looks for modules: not in the folder that we are in.
                     *(("-P",) if self._sandbox else ()),

@@ -7,11 +7,22 @@ import os
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 _END_TIMEOUT_S = 2.0
 _LOOK_EVERY_S = 0.01
 _STANDSTILL_TIMEOUT_S = 0.2
 _LOOK_FOR_STANDSTILL_EVERY_S = 0.0005
+
+
+@dataclass(frozen=True)
+class Start:
+    """How a process starts."""
+
+    cores: Sequence[int] = ()
+    """where it may run; none = wherever its supervisor may"""
+    launcher: Sequence[str] = ()
+    """a command that enters something and then becomes the process, such as `systemd-run --scope`"""
 
 
 @contextlib.contextmanager

@@ -48,6 +48,11 @@ def confinement_for(share: Share, units: Sequence[int] = ()) -> Confinement:
     raise ShareUnavailable(f"share '{share}': nothing here confines by {share.mechanism}; see `fractune shares`")
 
 
+def launcher_of(confinement: Confinement) -> list[str]:
+    """The command in front of that of the confined process, in which it starts confined; empty for most."""
+    return confinement.launcher() if isinstance(confinement, CpuLimitConfinement) else []
+
+
 def stream_of(confinement: Confinement) -> int:
     """The CUDA stream that the entered process must launch on (an address); 0, the default stream, for most shares."""
     return confinement.stream if isinstance(confinement, GreenConfinement) else 0

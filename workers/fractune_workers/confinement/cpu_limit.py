@@ -1,7 +1,7 @@
 """CPU limits (`cpu:1500m`): CPU time in each period, by the quota of a cgroup.
 
 A limit that holds here already is accepted. Otherwise the supervisor makes a child cgroup, and the confined process
-joins it.
+joins it. Where the supervisor may not make one, the process is started in a scope of systemd.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from fractune_core.cpu_limits import MILLICORES, USUAL_PERIOD_MS, GrantedLimit, LimitSize
+from fractune_core.cpu_limits import MILLICORES, GrantedLimit, LimitSize
 from fractune_core.errors import ShareUnavailable
 from fractune_core.host.cgroups import Quota, tightest_quota
 from fractune_core.host.cpu_topology import CpuTopology
@@ -22,6 +22,7 @@ from fractune_workers.confinement.base import Confinement
 from fractune_workers.confinement.burn import Burn, burn
 from fractune_workers.confinement.cpu import check_affinities, thread_variables
 from fractune_workers.confinement.limit_cgroups import LimitCgroups
+from fractune_workers.confinement.systemd_scope import SystemdScope
 
 _CGROUP = "FRACTUNE_LIMIT_CGROUP"
 """variable with the cgroup that the confined process joins; empty = its limit holds already"""
@@ -74,16 +75,22 @@ class CpuLimitConfinement(Confinement):
                 f"share '{self.share}' cannot be had: the quota of a cgroup caps this process at {_text(quota)}; raise "
                 "the limit of its container or slice, or ask for a smaller share"
             )
-        if lacks := self._cgroups.lacks():
-            raise self._refusal(lacks)
+        if (lacks := self._cgroups.lacks()) and (refuses := self._scope.lacks()):
+            raise self._refusal(f"{lacks}, and {refuses}")
 
     def environment(self) -> dict[str, str]:
-        if self._made is None and not self._holds():
+        if self._made is None and not self._holds() and not self._cgroups.lacks():
             try:
                 self._made = self._cgroups.make(self._size)
             except OSError as error:
                 raise self._refusal(str(error)) from error
         return {**thread_variables(len(self.cores)), _CGROUP: str(self._made or "")}
+
+    def launcher(self) -> list[str]:
+        """The command in front of that of the confined process, in which it starts under the limit; empty where it
+        joins a cgroup, or is under the limit already.
+        """
+        return self._scope.command if self._cgroups.lacks() and not self._holds() else []
 
     def enter(self) -> None:
         os.sched_setaffinity(0, self.cores)
@@ -181,14 +188,15 @@ class CpuLimitConfinement(Confinement):
             f"{_why(found, quota)}"
         )
 
+    @property
+    def _scope(self) -> SystemdScope:
+        request_m = self._size.request_m
+        return SystemdScope(self._size, self._cgroups.systemd_weight(request_m) if request_m else "")
+
     def _refusal(self, why: str) -> ShareUnavailable:
-        """With the command that sets the limit from outside."""
-        size = self._size
-        options = [f"-p CPUQuota={size.limit_m / 10:g}%"]
-        options += [f"-p CPUQuotaPeriodSec={size.period_ms}ms"] if size.period_ms != USUAL_PERIOD_MS else []
         return ShareUnavailable(
-            f"share '{self.share}' cannot be had: {why}; run this as root, or under the limit: systemd-run --user "
-            f"--scope {' '.join(options)} COMMAND, or a container with --cpus {size.limit_m / MILLICORES:g}"
+            f"share '{self.share}' cannot be had: {why}; run this as root, in a login session of a systemd that "
+            f"delegates the CPU controller, or in a container with --cpus {self._size.limit_m / MILLICORES:g}"
         )
 
 

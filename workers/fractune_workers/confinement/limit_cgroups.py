@@ -57,6 +57,11 @@ class LimitCgroups:
         own, shares = self.current(), max(2, request_m * 1024 // 1000)
         return shares if own is not None and _is_v1(own) else 1 + (shares - 2) * 9999 // 262142
 
+    def systemd_weight(self, request_m: int) -> str:
+        """The property of a systemd unit that gives it the weight of a request."""
+        own = self.current()
+        return f"{'CPUShares' if own is not None and _is_v1(own) else 'CPUWeight'}={self.weight_of(request_m)}"
+
     def lacks(self) -> str:
         """Why this process may not make a cgroup with a limit; empty when it may."""
         home = self._home()

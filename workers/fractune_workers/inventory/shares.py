@@ -20,7 +20,9 @@ from fractune_core.host.memory import host_memory_bytes
 from fractune_core.share_kinds import CPU, CUDA
 from fractune_core.shares import GrantedShare, Share
 from fractune_workers.child import Child
-from fractune_workers.confinement import confinement_for
+from fractune_workers.child.process import Start
+from fractune_workers.confinement import confinement_for, launcher_of
+from fractune_workers.confinement.base import Confinement
 from fractune_workers.confinement.limit_cgroups import LimitCgroups
 from fractune_workers.gpu.nvml import Gpu, open_nvml
 
@@ -150,8 +152,7 @@ def largest_green_share(gpu: Gpu) -> int:
     step, least = green_steps(gpu)
     share = Share("green", str(least))
     try:
-        environment = confinement_for(share).environment()
-        return int(_ask_within(share, environment, "largest_green")[0]) or least
+        return int(_ask_within(confinement_for(share), share, "largest_green")[0]) or least
     except FractuneError:
         return max(least, gpu.sms // step * step)
 
@@ -191,7 +192,7 @@ def _proved(share: Share, expected: ShareInfo) -> ShareInfo:
     """The share as a child was granted it that entered it as a worker would."""
     confinement = confinement_for(share)
     try:
-        granted, device_key = _ask_within(share, confinement.environment(), "granted", "device_key")
+        granted, device_key = _ask_within(confinement, share, "granted", "device_key")
     except FractuneError as error:  # refused, or the child died or hung
         return replace(expected, units=None, reserved=None, proof=PROOF_FAILED, refusal=str(error))
     finally:
@@ -209,9 +210,10 @@ def _proved(share: Share, expected: ShareInfo) -> ShareInfo:
     )
 
 
-def _ask_within(share: Share, environment: dict[str, str], *methods: str) -> list[Any]:
+def _ask_within(confinement: Confinement, share: Share, *methods: str) -> list[Any]:
     """The answers of a child that has entered the share."""
-    child = Child("fractune_workers.children.measuring.proving", [str(share)], env=environment)
+    environment, start = confinement.environment(), Start(launcher=launcher_of(confinement))
+    child = Child("fractune_workers.children.measuring.proving", [str(share)], env=environment, start=start)
     try:
         return [child.call(method, _PROVE_TIMEOUT_S) for method in methods]
     finally:

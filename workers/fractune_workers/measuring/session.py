@@ -30,7 +30,8 @@ from fractune_core.records import FIRST_POLICY, TRIAL_POLICY, VALIDATION_POLICY,
 from fractune_core.shares import Share
 from fractune_workers.child import Child
 from fractune_workers.child.errors import CALL_ERRORS, ChildDied, ChildTimeout, retry_if_killed
-from fractune_workers.confinement import confinement_for
+from fractune_workers.child.process import Start
+from fractune_workers.confinement import confinement_for, launcher_of
 from fractune_workers.confinement.limit_cgroups import LimitCgroups
 from fractune_workers.faults.guard import Preparation, Quarantined, guard_for
 from fractune_workers.gpu.nvml import Clocks
@@ -149,7 +150,7 @@ class MeasurementSession:
             env=self._confinement.environment(),
             before_kill=self._confinement.before_kill,
             # A CPU share confines its process itself; that of a GPU launches its kernels from these cores.
-            cores=cores if share.device_kind == "cuda" else (),
+            start=Start(cores if share.device_kind == "cuda" else (), launcher_of(self._confinement)),
             memory_bytes=model_memory_bytes(memory_bytes) if share.device_kind == "cpu" else None,
         )
         try:

@@ -25,6 +25,7 @@ from fractune_workers.child.errors import (
     ChildUnwanted,
     retry_if_killed,
 )
+from fractune_workers.child.process import Start
 from tests.support.paths import REPOSITORY
 from tests.support.processes.redis_process import wait_until
 from tests.support.processes.worker_processes import alive
@@ -49,7 +50,7 @@ def test_a_call_is_answered_and_the_process_stays(child: Child) -> None:
 def test_it_is_kept_on_its_cores_and_its_supervisor_is_not() -> None:
     before = os.sched_getaffinity(0)
     core = max(before)
-    child = Child(MODULE, cores=[core])
+    child = Child(MODULE, start=Start([core]))
     try:
         assert os.sched_getaffinity(child.call("pid", 20)) == {core}
     finally:

@@ -7,11 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from fractune_core.cpu_limits import LimitSize
 from fractune_core.errors import ShareUnavailable
 from fractune_core.shares import Share
+from fractune_workers.confinement import launcher_of
 from fractune_workers.confinement.burn import Burn
 from fractune_workers.confinement.cpu_limit import CpuLimitConfinement
 from fractune_workers.confinement.limit_cgroups import LimitCgroups
+from fractune_workers.confinement.systemd_scope import SystemdScope
 from tests.support.hardware.cgroup_tree import a_host
 
 CORES = len(os.sched_getaffinity(0))
@@ -40,10 +43,25 @@ def test_a_smaller_quota_that_holds_already_is_named(tmp_path: Path) -> None:
         confinement(root, "cpu:800m").probe()
 
 
-def test_without_a_way_to_set_it_the_line_has_the_command(tmp_path: Path) -> None:
-    says = r"systemd-run --user --scope -p CPUQuota=80% -p CPUQuotaPeriodSec=10ms COMMAND, or .* with --cpus 0.8"
+def test_without_a_way_to_set_it_the_line_says_what_would_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    says = r"no cgroup for CPUs was found, and there is no systemd-run; run this as root, .* with --cpus 0.8"
     with pytest.raises(ShareUnavailable, match=says):
         confinement(under(tmp_path), "cpu:800m/10ms").probe()
+
+
+def test_without_a_cgroup_of_its_own_the_process_starts_in_a_scope(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "systemd-run").write_text("#!/bin/sh\n")
+    (tmp_path / "systemd-run").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    limited = confinement(under(tmp_path / "host"), "cpu:800m")
+    limited.probe()
+    assert limited.environment()["FRACTUNE_LIMIT_CGROUP"] == ""
+    assert launcher_of(limited) == SystemdScope(LimitSize.parse("800m")).command
+    held = confinement(under(tmp_path / "held", slice__box__cpu_max="80000 100000"), "cpu:800m")
+    assert launcher_of(held) == []
 
 
 def test_an_equal_limit_of_a_slice_is_accepted(tmp_path: Path) -> None:
