@@ -10,6 +10,7 @@ from benchmarks.gpu.command import REPOSITORY, python
 from benchmarks.gpu.part import Finding, PartFailed, Slice
 
 _TESTS = REPOSITORY / "tests"
+_FOLDERS = ("unit", "processes", "integration")
 _LONGEST_TEST_S = 240
 
 
@@ -68,8 +69,9 @@ def _own_name(path: Path) -> str:
 
 
 def marked_files(tests: Path) -> list[Path]:
-    """The test files in which something carries the marker `gpu`."""
-    return sorted(path for path in tests.rglob("test_*.py") if "mark.gpu" in path.read_text(encoding="utf-8"))
+    """The test files in which something carries the marker `gpu`; those that take least time first."""
+    marked = (path for path in tests.rglob("test_*.py") if "mark.gpu" in path.read_text(encoding="utf-8"))
+    return sorted(marked, key=lambda path: (_FOLDERS.index(path.relative_to(tests).parts[0]), path))
 
 
 def read_report(path: Path) -> dict[str, tuple[str, str]]:
