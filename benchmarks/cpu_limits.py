@@ -28,6 +28,7 @@ from benchmarks.support.models import find_model
 from benchmarks.support.processes import import_path
 from fractune_core.analysis.cpu_limits.limits import PERIOD_US, threads_text
 from fractune_core.arrivals import poisson
+from fractune_core.host.busy import busy_s
 from fractune_core.host.cgroups import cgroup_folders, throttlings
 from fractune_workers.child import Child
 from tests.support.measured_limits import Cell, cells, median_errors
@@ -98,10 +99,10 @@ def _under(limit_m: int, cgroup: Path, child: Child, requests: int, one_thread_s
 
 def _cell(cgroup: Path, limit_m: int, rate_per_s: float | None, serve: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     (before,) = throttlings([cgroup])
-    began, busy_s = time.perf_counter(), _busy_s()
+    began, before_s = time.perf_counter(), busy_s()
     found = serve()
     requests = len(found["latencies_s"])
-    others_s = _busy_s() - busy_s - found["cpu_s"] * requests
+    others_s = busy_s() - before_s - found["cpu_s"] * requests
     (after,) = throttlings([cgroup])
     return {
         "quota_m": limit_m,
@@ -138,12 +139,6 @@ def _times(found: dict[str, Any]) -> dict[str, float]:
     p50, p90, p99 = (1e3 * quantiles[rank - 1] for rank in (50, 90, 99))
     mean_ms = 1e3 * statistics.fmean(found["latencies_s"])
     return {"p50_ms": p50, "p90_ms": p90, "p99_ms": p99, "mean_ms": mean_ms, "cpu_ms": 1e3 * found["cpu_s"]}
-
-
-def _busy_s() -> float:
-    """CPU time of all programs of this machine."""
-    user, nice, system, _, _, irq, soft_irq, *_ = map(int, Path("/proc/stat").read_text().split()[1:9])
-    return (user + nice + system + irq + soft_irq) / os.sysconf("SC_CLK_TCK")
 
 
 @contextmanager

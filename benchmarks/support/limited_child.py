@@ -5,14 +5,13 @@ Times are in seconds. CPU time is of the whole process.
 
 from __future__ import annotations
 
-import threading
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import fractune
+from fractune.inference.comparing.serving import serve
 from fractune_core.errors import BadRequest
 
 _WARM_RUNS = 10
@@ -30,38 +29,7 @@ def open_child(args: list[str]) -> dict[str, Callable[..., Any]]:
     calls = [partial(model.run, model.random_inputs()) for model in models]
     for call in calls * _WARM_RUNS:
         call()
-    return {"serve": partial(_serve, calls), "paced": partial(_paced, calls[0])}
-
-
-def _serve(calls: Sequence[_Call], arrivals_s: Sequence[float | None]) -> dict[str, Any]:
-    """Requests at those times, each by the replica that is free first; None: at once. Latencies count from the arrival,
-    or else from the call.
-    """
-    queue, latencies_s = deque(arrivals_s), list[float]()
-    began_s, used_s = time.perf_counter(), time.process_time()
-
-    def work(call: _Call) -> None:
-        while True:
-            try:
-                arrival_s = queue.popleft()
-            except IndexError:
-                return
-            now_s = time.perf_counter()
-            start_s = now_s if arrival_s is None else began_s + arrival_s
-            time.sleep(max(0.0, start_s - now_s))
-            call()
-            latencies_s.append(time.perf_counter() - start_s)
-
-    threads = [threading.Thread(target=work, args=(call,)) for call in calls]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return {
-        "latencies_s": latencies_s,
-        "elapsed_s": time.perf_counter() - began_s,
-        "cpu_s": (time.process_time() - used_s) / len(latencies_s),
-    }
+    return {"serve": partial(serve, calls), "paced": partial(_paced, calls[0])}
 
 
 def _paced(call: _Call, requests: int, pause_s: float) -> dict[str, Any]:

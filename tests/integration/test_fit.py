@@ -11,8 +11,10 @@ import pytest
 
 import fractune
 from fractune.errors import BadRequest
-from fractune.features.fit import measuring
+from fractune.features.fit import measuring, verifying
 from fractune.features.fit.measuring import ONNX_RUNTIME, powers_of_two, usable_cores
+from fractune_workers.confinement.limit_cgroups import LimitCgroups
+from tests.support.hardware.real_cgroup import capped_cgroup
 from tests.support.paths import REPOSITORY
 
 pytestmark = [
@@ -61,3 +63,19 @@ def test_a_bundle_is_timed_with_its_variants(folder: Path) -> None:
     assert os.sched_getaffinity(0) == before
     with pytest.raises(BadRequest, match=r"^inputs: the shapes of small\.fractune were fixed"):
         fractune.fit(folder / "small.fractune", 5, 0.5, inputs={"x": [1, 4, 16, 16]}, progress=False)
+
+
+@pytest.mark.parametrize("file", ["small.onnx", "small.fractune"])
+def test_a_limit_is_verified_for_real(folder: Path, monkeypatch: pytest.MonkeyPatch, file: str) -> None:
+    """The model takes some 20 us, so the smallest limit keeps half a second."""
+    if lacks := LimitCgroups().lacks():
+        pytest.skip(f"no cgroup can be made here: {lacks}")
+    monkeypatch.setattr(verifying, "enough_requests", lambda *_: 200)
+    home = LimitCgroups().current()
+    assert home is not None
+    with capped_cgroup(cores=None) as cgroup, cgroup.joined():
+        found = fractune.fit(folder / file, "100/s", "500ms", share_steps="200m", verify=True, progress=False)
+    assert found.verified is not None
+    assert (found.verified.requests, found.verified.held) == (200, True)
+    assert 0 < found.verified.p50_s <= found.verified.p99_s < 0.5
+    assert not list(home.rglob("fractune-limit-*"))

@@ -154,7 +154,7 @@ def fit() -> FitResult:
     service = Service(2, (0.0096,), 0.0192, (0.0102,))
     latencies = Prediction(0.0102, 0.0201, 0.0304, 0.0123, 18.0, 0.001, 0.0402)
     limits = (CpuLimit(650, burst_us=65_000), CpuLimit(1000))
-    ways = tuple(Alternative(2, 1, limit, latencies) for limit in limits)
+    ways = tuple(Alternative(2, 1, limit, latencies, 0.0447) for limit in limits)
     wanted = Fitting(rate_per_s=18, p99_s=0.05, cores=2)
     return FitResult(Path(MODEL), Measured(ONNX_RUNTIME, "1.31.1", (service,)), wanted, ways)
 

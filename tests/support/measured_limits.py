@@ -49,15 +49,17 @@ class Cell:
         return predicted / float(self.measured["per_s"]) - 1
 
 
-def cells(runs: Iterable[dict[str, Any]], threads: int, replicas: int) -> list[Cell]:
-    """Of services with that many threads and replicas: all that were neither disturbed nor overloaded."""
+def cells(runs: Iterable[dict[str, Any]], threads: int, replicas: int, slower: float = 0.0) -> list[Cell]:
+    """Of services with that many threads and replicas: all that were neither disturbed nor overloaded. They are
+    predicted for inferences that take longer by `slower`, a fraction.
+    """
     found = []
     for run in runs:
         if (run["threads"], run["replicas"]) == (threads, replicas):
             found += [
                 cell
                 for each in run["cells"]
-                if (cell := _cell(service_of(run), replicas, run["cores"], each)) is not None
+                if (cell := _cell(service_of(run).slower(slower), replicas, run["cores"], each)) is not None
             ]
     return found
 

@@ -1,4 +1,4 @@
-"""A process that times models at a share of this machine's CPU, confined as a measurer is.
+"""A process that times models at a share of this machine's CPU, or under a CPU limit, confined as a measurer is.
 
 Core locks keep every other fractune process of this user off the cores meanwhile.
 """
@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from fractune.local.programs import require
+from fractune_core.share_kinds import CPU
 from fractune_core.shares import Share
 
 _TIMEOUT_S = 1800.0
@@ -34,9 +35,13 @@ def timing_process(module: str, share: str, env: Mapping[str, str]) -> Iterator[
     require("worker", "tvm")
     from fractune_workers.child import Child
     from fractune_workers.confinement.cpu import CpuConfinement
+    from fractune_workers.confinement.cpu_limit import CpuLimitConfinement
+    from fractune_workers.confinement.limit_cgroups import LimitCgroups
     from fractune_workers.locks.core_locks import CoreLocks, default_lock_dir
 
-    confinement = CpuConfinement(Share.parse(share))
+    LimitCgroups().remove_dead()
+    named = Share.parse(share)
+    confinement = CpuConfinement(named) if named.mechanism == CPU else CpuLimitConfinement(named)
     confinement.probe()
     args = [share, ",".join(map(str, confinement.cores))]
     child = Child(module, args, {**env, **confinement.environment()})
@@ -45,3 +50,4 @@ def timing_process(module: str, share: str, env: Mapping[str, str]) -> Iterator[
             yield lambda method, **arguments: child.call(method, _TIMEOUT_S, **arguments)
     finally:
         child.stop()
+        confinement.leave()

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict
-from functools import partial
-from pathlib import Path
 from typing import Any
 
-from fractune_core.model_inputs import constants_in, shapes_in
+from fractune.features.fit.calls import Call, bundle_calls, onnx_calls
 from fractune_core.shares import Share
 
 _MOST_S = 60.0
@@ -24,13 +22,14 @@ def open_child(args: list[str]) -> dict[str, Callable[..., Any]]:
     confinement.enter()
 
     def time_bundle(path: str, threads: list[int], rounds: int) -> dict[str, Any]:
-        """By the numbers of threads that run the model: a tiny one runs on one in any case."""
-        return timed("", _bundle_calls(path, threads), rounds)
+        """By the numbers of threads that run the model."""
+        return timed("", dict(bundle_calls(path, threads)), rounds)
 
     def time_onnx(path: str, threads: list[int], rounds: int, shapes: dict[str, list[int]]) -> dict[str, Any]:
-        return timed(*_onnx_calls(Path(path), threads, shapes), rounds)
+        version, calls = onnx_calls(path, threads, shapes)
+        return timed(version, dict(zip(threads, calls, strict=True)), rounds)
 
-    def timed(version: str, calls: dict[int, Callable[[], Any]], rounds: int) -> dict[str, Any]:
+    def timed(version: str, calls: dict[int, Call], rounds: int) -> dict[str, Any]:
         from fractune.inference.comparing.service_times import time_services
 
         times = time_services(calls, rounds, _MOST_S)
@@ -38,25 +37,3 @@ def open_child(args: list[str]) -> dict[str, Callable[..., Any]]:
         return {"version": version, "times": [{"threads": n, **asdict(each)} for n, each in times.items()]}
 
     return {"time_bundle": time_bundle, "time_onnx": time_onnx}
-
-
-def _bundle_calls(path: str, threads: Sequence[int]) -> dict[int, Callable[[], Any]]:
-    from fractune.inference.model import load
-
-    models = [load(path, share=f"cpu:{count}") for count in threads]
-    return {model.threads: partial(model.run, model.random_inputs()) for model in models}
-
-
-def _onnx_calls(
-    path: Path, threads: Sequence[int], shapes: dict[str, list[int]]
-) -> tuple[str, dict[int, Callable[[], Any]]]:
-    """The version of ONNX Runtime, and a call by number of threads."""
-    from fractune.inference.comparing.onnxruntime_model import OnnxRuntimeModel
-    from fractune.inference.tvm_runtime.tensors import random_inputs
-
-    models = {count: OnnxRuntimeModel(path, count, spinning=False) for count in threads}
-    first = models[threads[0]]
-    fixed = shapes_in(shapes)
-    constants = first.constants(constants_in(shapes), fixed)
-    feed = {**random_inputs(first.input_specs(fixed, constants)), **constants}
-    return first.version, {count: partial(model.run, feed, model.output_names) for count, model in models.items()}

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from fractune.features.fit.measuring import Measured, measure, usable_cores
 from fractune.features.fit.picture import draw_fit
 from fractune.features.fit.settings import resources_text, settings_text
-from fractune.features.fit.table import fit_json, fit_table
+from fractune.features.fit.table import fit_json, fit_table, verified_lines
+from fractune.features.fit.verifying import Verified, check_limits
+from fractune.features.fit.verifying import verify as verify_limit
 from fractune.sessions.progress import LineProgress, line_reporter
 from fractune.text.figure import Drawable
 from fractune.text.quantities import parse_millicores, parse_rate_per_s, parse_time_s
@@ -33,6 +36,8 @@ class FitResult(Drawable):
     goal: Goal
     alternatives: tuple[Alternative, ...]
     """the smallest limit first"""
+    verified: Verified | None = None
+    """`best` under the real limit; None if that was not requested"""
 
     def __repr__(self) -> str:
         return f"FitResult({one_line(self.model.name)}: {self.best.name}, of {len(self.alternatives)} alternatives)"
@@ -40,8 +45,7 @@ class FitResult(Drawable):
     @property
     def best(self) -> Alternative:
         """The smallest limit without a burst, which Kubernetes cannot set; with one if no other keeps the goal."""
-        plain = (each for each in self.alternatives if not each.limit.burst_us)
-        return next(plain, self.alternatives[0])
+        return _best(self.alternatives)
 
     @property
     def resources(self) -> str:
@@ -54,6 +58,13 @@ class FitResult(Drawable):
         return settings_text(self.best, self.measured.runtime, self.model)
 
     @property
+    def verdict(self) -> tuple[str, ...]:
+        """Whether the real limit keeps the goal, and measured beside predicted latencies, line by line; empty if the
+        limit was not verified.
+        """
+        return tuple(verified_lines(self.best, self.goal, self.verified)) if self.verified else ()
+
+    @property
     def table(self) -> Table:
         """A row for each alternative."""
         return fit_table(self.model.name, self.measured, self.goal, self.alternatives, self.best)
@@ -64,6 +75,7 @@ class FitResult(Drawable):
             **fit_json(self.model.name, self.measured, self.goal, self.alternatives, self.best),
             "resources": self.resources,
             "settings": list(self.settings),
+            "verified": None if self.verified is None else asdict(self.verified),
         }
 
     def _draw(self, path: Path) -> None:
@@ -77,6 +89,7 @@ def fit(
     *,
     share_steps: str = DEFAULT_STEP,
     inputs: Inputs | None = None,
+    verify: bool = False,
     progress: LineProgress = True,
 ) -> FitResult:
     """Find the least CPU limit with which a model answers requests at a rate within a p99.
@@ -84,21 +97,36 @@ def fit(
     `model` is a bundle, or an ONNX file, which ONNX Runtime runs. It is timed on this machine's whole cores without a
     limit, each number of threads interleaved with the others. Latency under limits is then predicted
     (docs/cpu-limits.md). `rate` is in requests a second, or `18/s` or `600/min`; `p99` in seconds, or `50ms`. Limits
-    are multiples of `share_steps`. `inputs` as for `tune`, of an ONNX file alone. `progress` is that of `noise`.
+    are multiples of `share_steps`. `inputs` as for `tune`, of an ONNX file alone. With `verify` the model then answers
+    2,000 such requests under the real limit, at least (`verified`). `progress` is that of `noise`.
 
     Raises BadRequest with what would do where no limit keeps the goal. Raises BadModel, BadBundle, ShareUnavailable,
-    and FractuneError when a runtime is not installed.
+    also where a limit to verify cannot be made, and FractuneError when a runtime is not installed.
     """
     rate_per_s = parse_rate_per_s("--rate", rate) if isinstance(rate, str) else rate
     p99_s = parse_time_s("--p99", p99) if isinstance(p99, str) else p99
     step_m = parse_millicores("--share-steps", share_steps)
     goal = Goal(rate_per_s, p99_s, usable_cores(), step_m=step_m, bursts=_BURSTS)
     path, report_line = Path(model), line_reporter(progress)
-    measured = measure(path, as_shapes(inputs or {}), report_line)
+    if verify:
+        check_limits()
+    shapes = as_shapes(inputs or {})
+    measured = measure(path, shapes, report_line)
     report_line("searching the least limit of each number of threads and replicas")
+    found = _search(measured, goal)
+    verified = verify_limit(path, measured, _best(found), goal, shapes, report_line) if verify else None
+    return FitResult(path, measured, goal, found, verified)
+
+
+def _search(measured: Measured, goal: Goal) -> tuple[Alternative, ...]:
     try:
-        return FitResult(path, measured, goal, tuple(fit_services(measured.services, goal)))
+        return tuple(fit_services(measured.services, goal))
     except BadRequest as error:
         if not measured.doubts:
             raise
         raise BadRequest(f"{error}. But {measured.doubts}") from error
+
+
+def _best(alternatives: Sequence[Alternative]) -> Alternative:
+    plain = (each for each in alternatives if not each.limit.burst_us)
+    return next(plain, alternatives[0])

@@ -22,7 +22,7 @@ FRACTUNE, ONNX_RUNTIME = "fractune", "ONNX Runtime"
 _ROUNDS = 20
 _CHILD = "fractune.features.fit.child"
 _DISTURBED = 0.1
-"""the part of an inference in which its only thread had no core; as large as the margin of the goal"""
+"""the part of an inference in which its only thread had no core"""
 
 
 @dataclass(frozen=True)
@@ -79,6 +79,11 @@ def usable_cores() -> int:
 def powers_of_two(cores: int) -> list[int]:
     """1, 2, 4, ... and `cores` itself."""
     return sorted({*(1 << exponent for exponent in range(cores.bit_length())), cores})
+
+
+def service_for(measured: Measured, threads: int) -> Service:
+    """The one with that number of threads."""
+    return next(each for each in measured.services if each.threads == threads)
 
 
 def service_of(timed: Mapping[str, Any]) -> Service:

@@ -7,8 +7,8 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from fractune.features.fit.measuring import Measured
-from fractune.features.fit.table import goal_text, runtime_text, service_for
+from fractune.features.fit.measuring import Measured, service_for
+from fractune.features.fit.table import goal_text, runtime_text
 from fractune.text.figure import save_figure
 from fractune.text.text import common_unit
 from fractune_core.analysis.cpu_limits.fitting import Alternative, Goal

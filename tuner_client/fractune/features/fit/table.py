@@ -6,12 +6,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from fractune.features.fit.measuring import Measured, service_json
+from fractune.features.fit.measuring import Measured, service_for, service_json
+from fractune.features.fit.verifying import Verified
 from fractune.text.rendering import Column, Table
 from fractune.text.text import percent_text, time_text
 from fractune_core.analysis.cpu_limits.fitting import Alternative, Goal
-from fractune_core.analysis.cpu_limits.limits import Service, threads_text
+from fractune_core.analysis.cpu_limits.limits import threads_text
 from fractune_core.cpu_limits import MILLICORES
+
+_DISTURBED_CORES = 0.1
+"""of other programs, from which on a verified limit gets a note"""
 
 
 def fit_table(
@@ -24,7 +28,7 @@ def fit_table(
             *(Column("limit", numbers=True), Column("replicas", numbers=True), Column("threads each", numbers=True)),
             Column("burst", numbers=True, dispensable=3),
             *(Column(f"predicted {which}", numbers=True) for which in ("p50", "p99")),
-            Column("p99, worst run", numbers=True, dispensable=1),
+            Column("p99 with margin", numbers=True, dispensable=1),
             Column("utilisation", numbers=True, dispensable=2),
             Column("stopped", numbers=True, dispensable=4),
         ),
@@ -51,6 +55,22 @@ def fit_json(
     }
 
 
+def verified_lines(best: Alternative, goal: Goal, verified: Verified) -> Iterator[str]:
+    """The verdict and the measured latencies, then the predicted ones; a note where other programs were busy."""
+    p99, low, high, p50 = map(time_text, (verified.p99_s, verified.p99_low_s, verified.p99_high_s, verified.p50_s))
+    yield (
+        f"{best.name} {'keeps' if verified.held else 'does not keep'} the p99 of {time_text(goal.p99_s)} under the real"
+        f" limit: p99 {p99} ({low} .. {high}), p50 {p50}, of {verified.requests:,} requests"
+    )
+    p99, p50 = map(time_text, (verified.predicted_p99_s, verified.predicted_p50_s))
+    yield f"predicted for the same arrivals: p99 {p99}, p50 {p50}"
+    if verified.other_cores > _DISTURBED_CORES:
+        yield (
+            f"note: other programs used {verified.other_cores:.1f} cores meanwhile, so latencies are too high; verify"
+            " again on an idle machine"
+        )
+
+
 def goal_text(goal: Goal) -> str:
     return f"{goal.rate_per_s:g}/s with p99 at most {time_text(goal.p99_s)}"
 
@@ -58,10 +78,6 @@ def goal_text(goal: Goal) -> str:
 def runtime_text(measured: Measured) -> str:
     """` in ONNX Runtime 1.31.1`; empty for a bundle."""
     return f" in {measured.runtime} {measured.version}" if measured.version else ""
-
-
-def service_for(measured: Measured, threads: int) -> Service:
-    return next(each for each in measured.services if each.threads == threads)
 
 
 def _utilisation(each: Alternative, measured: Measured, goal: Goal) -> float:
@@ -76,7 +92,7 @@ def _cells(each: Alternative, measured: Measured, goal: Goal) -> tuple[str, ...]
         str(each.replicas),
         str(each.threads),
         time_text(each.limit.burst_us / 1e6) if each.limit.burst_us else "none",
-        *(time_text(secs) for secs in (found.p50_s, found.p99_s, found.worst_p99_s)),
+        *(time_text(secs) for secs in (found.p50_s, found.p99_s, each.safe_p99_s)),
         percent_text(_utilisation(each, measured, goal)),
         percent_text(found.stopped),
     )
@@ -91,6 +107,7 @@ def _alternative_json(each: Alternative, measured: Measured, goal: Goal) -> dict
         "period_us": each.limit.period_us,
         "utilisation": _utilisation(each, measured, goal),
         "predicted": asdict(each.prediction),
+        "safe_p99_s": each.safe_p99_s,
     }
 
 
@@ -105,7 +122,7 @@ def _sentences(measured: Measured, goal: Goal, alternatives: Sequence[Alternativ
         yield f"no limit keeps the p99 with {' or '.join(lost)}"
     yield (
         f"utilisation: the part of the limit that requests use; stopped: the part of the time in which the limit stops"
-        f" the model. The worst run keeps the p99 with a margin of {goal.margin:.0%}"
+        f" the model. With margin: the worst of five runs of inferences that take {goal.margin:.0%} longer; it decides"
     )
     if best.limit.burst_us == 0 and any(each.limit.quota_m < best.limit.quota_m for each in alternatives):
         yield "Kubernetes sets no burst, so the block below takes the smallest limit without one"

@@ -23,8 +23,8 @@ from fractune_core.cpu_limits import MILLICORES
 from fractune_core.errors import BadRequest
 
 STEP_M = 50
-MARGIN = 0.1
-"""above the median error of a predicted p99 (docs/cpu-limits.md)"""
+MARGIN = 0.08
+"""With it 37 of the 42 measured p99 of Poisson arrivals were at most the predicted one (docs/cpu-limits.md)"""
 _RUNS = 5
 """of each alternative, each with other arrivals; the worst one decides"""
 _REQUESTS = 4_000
@@ -42,7 +42,7 @@ class Goal:
     p99_s: float
     cores: int
     margin: float = MARGIN
-    """A predicted p99 must stay below `p99_s` when it grows by this fraction"""
+    """fraction by which inferences may take longer than measured"""
     step_m: int = STEP_M
     """millicores; limits are multiples of it"""
     period_us: int = PERIOD_US
@@ -67,9 +67,6 @@ class Goal:
     def cores_text(self) -> str:
         return f"{self.cores} core{'s' if self.cores > 1 else ''}"
 
-    def holds(self, p99_s: float) -> bool:
-        return p99_s * (1 + self.margin) <= self.p99_s
-
 
 @dataclass(frozen=True)
 class Alternative:
@@ -80,6 +77,9 @@ class Alternative:
     replicas: int
     limit: CpuLimit
     prediction: Prediction
+    """from the times as they were measured"""
+    safe_p99_s: float
+    """predicted for inferences that take longer by the margin, of the worst run: it decides"""
 
     @property
     def name(self) -> str:
@@ -108,16 +108,17 @@ def _check(services: Sequence[Service], goal: Goal) -> list[Service]:
         measured = ", ".join(str(service.threads) for service in services) or "nothing"
         raise BadRequest(f"no measured number of threads ({measured}) is for {goal.cores_text}; measure fewer threads")
     fastest = min(fitting, key=lambda service: service.mean_s)
-    if not goal.holds(min(fastest.wall_s)):
-        least_ms = 1e3 * fastest.mean_s * (1 + goal.margin)
+    longer = 1 + goal.margin
+    if longer * min(fastest.wall_s) > goal.p99_s:
+        least_ms = 1e3 * fastest.mean_s * longer
         raise BadRequest(
             f"a p99 of {1e3 * goal.p99_s:g} ms is less than one inference takes: {1e3 * fastest.mean_s:.3g} ms with"
             f" {threads_text(fastest.threads)}; ask for more than {least_ms:.3g} ms, or tune the model"
         )
     whole = CpuLimit(MILLICORES * goal.cores, goal.period_us)
-    most_per_s = max(capacity_per_s(each, whole, goal.cores // each.threads) for each in fitting)
+    most_per_s = max(capacity_per_s(each, whole, goal.cores // each.threads) for each in fitting) / longer
     if goal.rate_per_s > _MOST_LOAD * most_per_s:
-        cores = math.ceil(goal.rate_per_s * min(each.cpu_s for each in fitting) / _MOST_LOAD)
+        cores = math.ceil(goal.rate_per_s * min(each.cpu_s for each in fitting) * longer / _MOST_LOAD)
         raise BadRequest(
             f"{goal.rate_per_s:g} requests/s are more than {goal.cores_text} can answer ({most_per_s:.1f}/s);"
             f" ask for at most {_MOST_LOAD * most_per_s:.1f}/s, or a machine with {max(cores, goal.cores + 1)} cores"
@@ -164,17 +165,16 @@ class _Search:
                 f"{wanted}: those in steps of {goal.step_m}m and periods of {goal.period_us} us are too small;"
                 " take longer periods, a smaller step or more cores"
             )
-        nearest = min(self._missed, key=lambda each: each.prediction.worst_p99_s)
-        p99_ms = 1e3 * nearest.prediction.worst_p99_s
-        least_ms = math.ceil(10 * p99_ms * (1 + goal.margin)) / 10
-        return f"{wanted}; the nearest is {p99_ms:.1f} ms by {nearest.name}: ask for {least_ms:g} ms or a lower rate"
+        nearest = min(self._missed, key=lambda each: each.safe_p99_s)
+        least_ms = math.ceil(1e4 * nearest.safe_p99_s) / 10
+        return f"{wanted}; the nearest is {least_ms:g} ms by {nearest.name}: ask for {least_ms:g} ms or a lower rate"
 
     def _least(self, service: Service, replicas: int, burst: float) -> Alternative | None:
         """By bisection: a request is not later under a larger limit."""
-        goal, threads = self._goal, service.threads * replicas
-        if goal.rate_per_s > _MOST_LOAD * replicas / service.mean_s:
+        goal, threads, slower = self._goal, service.threads * replicas, service.slower(self._goal.margin)
+        if goal.rate_per_s > _MOST_LOAD * replicas / slower.mean_s:
             return None
-        busy_m = MILLICORES * goal.rate_per_s * service.cpu_s / _MOST_LOAD
+        busy_m = MILLICORES * goal.rate_per_s * slower.cpu_s / _MOST_LOAD
         lowest = math.ceil(max(busy_m, least_quota_m(threads, goal.period_us)) / goal.step_m)
         highest = min(MILLICORES * goal.cores // goal.step_m, math.ceil(MILLICORES * threads / goal.step_m))
 
@@ -183,11 +183,12 @@ class _Search:
             return CpuLimit(steps * goal.step_m, goal.period_us, int(burst * quota_us))
 
         def holds(steps: int) -> bool:
-            return all(goal.holds(p99_s(run)) for run in self._runs(service, replicas, limit(steps)))
+            return all(p99_s(run) <= goal.p99_s for run in self._runs(slower, replicas, limit(steps)))
 
         def alternative(steps: int) -> Alternative:
             found = limit(steps)
-            return Alternative(service.threads, replicas, found, summary(list(self._runs(service, replicas, found))))
+            prediction, safe = (summary(list(self._runs(each, replicas, found))) for each in (service, slower))
+            return Alternative(service.threads, replicas, found, prediction, safe.worst_p99_s)
 
         if lowest > highest:
             return None

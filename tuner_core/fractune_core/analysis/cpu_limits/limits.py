@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from fractune_core.cpu_limits import MILLICORES, USUAL_PERIOD_MS
@@ -71,6 +71,12 @@ class Service:
             raise BadRequest(f"a model with {self.threads} threads; it needs at least 1")
         if not self.wall_s or min(*self.wall_s, *self.paced_wall_s, self.cpu_s) <= 0 or self.spin_s < 0:
             raise BadRequest(f"times with {threads_text(self.threads)} are missing or not positive; measure them again")
+
+    def slower(self, part: float) -> Service:
+        """The same with inferences that take longer by this fraction."""
+        longer = 1 + part
+        wall_s, paced_wall_s = (tuple(longer * secs for secs in times) for times in (self.wall_s, self.paced_wall_s))
+        return replace(self, wall_s=wall_s, cpu_s=longer * self.cpu_s, paced_wall_s=paced_wall_s)
 
     @cached_property
     def mean_s(self) -> float:

@@ -27,17 +27,17 @@ def test_each_alternative_keeps_the_goal_and_a_step_less_does_not() -> None:
     for each in found:
         assert 750 <= each.limit.quota_m <= 1000
         assert each.limit.quota_m % 50 == 0
-        assert GOAL.holds(each.prediction.worst_p99_s)
+        assert each.prediction.worst_p99_s < each.safe_p99_s <= GOAL.p99_s
         assert each.prediction.per_s == pytest.approx(18, rel=0.05)
         less = predict(
-            services[each.threads],
+            services[each.threads].slower(GOAL.margin),
             CpuLimit(each.limit.quota_m - 50),
             replicas=each.replicas,
             rate_per_s=18,
             requests=4_000,
             seeds=range(5),
         )
-        assert not GOAL.holds(less.worst_p99_s)
+        assert less.worst_p99_s > GOAL.p99_s
     assert found == sorted(found, key=lambda each: each.limit.quota_m)
 
 
@@ -102,11 +102,11 @@ def test_no_limit_is_too_small_for_its_threads() -> None:
         ),
         (
             {"p99_s": 1e-6},
-            r"^a p99 of 0\.001 ms is less than one inference takes: 9\.6 ms .*; ask for more than 10\.6 ms",
+            r"^a p99 of 0\.001 ms is less than one inference takes: 9\.6 ms .*; ask for more than 10\.4 ms",
         ),
         (
             {"rate_per_s": 500},
-            r"^500 requests/s are more than 2 cores can answer \(108\.7/s\); ask for at most 106\.5/s",
+            r"^500 requests/s are more than 2 cores can answer \(100\.6/s\); ask for at most 98\.6/s",
         ),
         (
             {"rate_per_s": 40, "p99_s": 0.02},

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from fractune_core.analysis.cpu_limits.limits import CpuLimit, Service, capacity_per_s, least_quota_m
-from fractune_core.analysis.cpu_limits.prediction import enough_requests, predict
+from fractune_core.analysis.cpu_limits.prediction import enough_requests, p99_spread, percentile, predict
 from fractune_core.errors import BadRequest
 
 ONE_THREAD = Service(1, (0.018,), 0.018)
@@ -49,6 +49,26 @@ def test_several_runs_give_the_worst_p99_and_the_mean_of_all() -> None:
     assert joint.worst_p99_s == max(each.p99_s for each in apart)
     assert joint.p99_s == pytest.approx(sum(each.p99_s for each in apart) / 3)
     assert joint.p50_s == pytest.approx(sum(each.p50_s for each in apart) / 3)
+
+
+def test_the_p99_of_more_requests_varies_less() -> None:
+    def spread(requests: int) -> tuple[float, float]:
+        return p99_spread(ONE_THREAD, CpuLimit(500), replicas=1, rate_per_s=10.0, requests=requests)
+
+    (few_low, few_high), (low, high) = spread(200), spread(2_000)
+    assert few_low < low < 1 < high < few_high
+    assert high - low < 0.5
+
+
+def test_a_slower_service_takes_longer_in_every_way() -> None:
+    service = Service(2, (0.25, 0.5), 0.75, (0.5,), spin_s=0.0005)
+    assert service.slower(0.5) == Service(2, (0.375, 0.75), 1.125, (0.75,), spin_s=0.0005)
+
+
+def test_a_percentile_is_one_of_the_values() -> None:
+    assert percentile(range(1, 101), 0.99) == 99
+    assert percentile([3.0, 1.0, 2.0], 0.5) == 2.0
+    assert percentile([5.0], 0.0) == 5.0
 
 
 def test_threads_need_five_slices_each_in_a_period() -> None:

@@ -9,8 +9,9 @@ from typing import Annotated
 import typer
 
 from fractune.cli import options
+from fractune.cli.exit_codes import GOAL_MISSED
 from fractune.cli.printing import print_picture, print_tables
-from fractune.features.fit.fit import DEFAULT_STEP
+from fractune.features.fit.fit import DEFAULT_STEP, FitResult
 from fractune.features.fit.fit import fit as fit_model
 from fractune.text.figure import check_picture
 
@@ -24,21 +25,33 @@ def fit(
     ] = DEFAULT_STEP,
     inputs: options.Inputs = None,
     picture: Annotated[Path | None, typer.Option("--picture", help="Draw p99 over limit here (.svg or .png).")] = None,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Serve the model under the limit; exit code 10 if the p99 is not kept.")
+    ] = False,
     as_json: options.Json = False,
 ) -> None:
     """Find the least CPU limit for a request rate and a p99."""
     check_picture(picture)
-    found = fit_model(
-        model, rate, p99, share_steps=share_steps, inputs=options.parse_inputs(inputs), progress=not as_json
-    )
+    shapes = options.parse_inputs(inputs)
+    found = fit_model(model, rate, p99, share_steps=share_steps, inputs=shapes, verify=verify, progress=not as_json)
     if picture is not None:
         found.draw(picture)
     if as_json:
         print(json.dumps(found.to_json()))
-        return
+    else:
+        _print(found)
+        print_picture(picture)
+    if found.verified is not None and not found.verified.held:
+        raise typer.Exit(GOAL_MISSED)
+
+
+def _print(found: FitResult) -> None:
     print_tables(found.table)
     print()
     print(found.resources)
     for line in found.settings:
         print(f"# {line}")
-    print_picture(picture)
+    if found.verdict:
+        print()
+    for line in found.verdict:
+        print(line)

@@ -12,6 +12,7 @@ import typer
 
 from fractune.cli import options
 from fractune.cli.ending.on_done import run_when_done
+from fractune.cli.exit_codes import GOAL_MISSED
 from fractune.cli.printing import print_picture, print_result, print_tables
 from fractune.cli.progress import choose_view
 from fractune.features.client import Client
@@ -28,10 +29,6 @@ from fractune.text.figure import check_picture
 from fractune_core.errors import BadRequest
 from fractune_core.files.bundles import Bundle
 from fractune_core.jobs import JobSpec, Priority
-
-GOAL_MISSED = 10
-"""exit code if everything went well but --until-beats was not reached"""
-
 
 Shares = Annotated[str, typer.Option("--shares", metavar="cpu:1,cpu:2", help="Shares to tune for.")]
 UntilBeats = Annotated[

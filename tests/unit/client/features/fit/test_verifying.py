@@ -1,0 +1,157 @@
+"""What a verification serves under which limit, and its verdict."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fractune
+from fractune.cli import main
+from fractune.errors import ShareUnavailable
+from fractune.features.fit import fit as fitting
+from fractune.features.fit import verifying
+from fractune.features.fit.measuring import FRACTUNE, ONNX_RUNTIME, Measured
+from fractune.features.fit.verifying import REQUESTS, Verified, check_limits, verify
+from fractune_core.analysis.cpu_limits.fitting import Alternative, Goal
+from fractune_core.analysis.cpu_limits.limits import CpuLimit, Service
+from fractune_core.analysis.cpu_limits.prediction import predict
+from fractune_core.errors import FractuneError
+from fractune_workers.confinement.limit_cgroups import LimitCgroups
+
+ONE = Service(1, (0.0183,), 0.0184, (0.0190,))
+GOAL = Goal(rate_per_s=10, p99_s=0.08, cores=2)
+LIMIT = CpuLimit(600)
+FOUND = Alternative(1, 2, LIMIT, predict(ONE, LIMIT, replicas=2, rate_per_s=10, requests=500), 0.07)
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What was served. 985 of 1,000 requests take 20 ms, the rest 70 ms."""
+    seen: list[Any] = []
+
+    @contextmanager
+    def timing_process(module: str, share: str, _env: object) -> Iterator[Callable[..., Any]]:
+        def call(method: str, **arguments: Any) -> dict[str, Any]:
+            seen.append((module, share, method, arguments))
+            count = len(arguments["arrivals_s"])
+            slow = round(0.015 * count)
+            return {"latencies_s": [0.07] * slow + [0.02] * (count - slow), "other_cores": 0.0}
+
+        yield call
+
+    monkeypatch.setattr(verifying, "timing_process", timing_process)
+    monkeypatch.setattr(verifying, "check_limits", lambda: None)
+    return seen
+
+
+def verified(runtime: str = ONNX_RUNTIME, found: Alternative = FOUND, goal: Goal = GOAL, seed: int = 0) -> Verified:
+    shapes = {"x": [1, 4]} if runtime == ONNX_RUNTIME else {}
+    return verify(Path("m.onnx"), Measured(runtime, "1.31", (ONE,)), found, goal, shapes, lambda _: None, seed)
+
+
+def test_replicas_get_poisson_arrivals_under_the_limit(served: list[Any]) -> None:
+    found = verified()
+    ((_, share, method, arguments),) = served
+    assert (share, method) == ("cpu:600m@2", "serve_onnx")
+    assert (arguments["threads"], arguments["shapes"]) == ([1, 1], {"x": [1, 4]})
+    arrivals_s = arguments["arrivals_s"]
+    assert found.requests == len(arrivals_s) == REQUESTS
+    assert arrivals_s[-1] / REQUESTS == pytest.approx(1 / GOAL.rate_per_s, rel=0.1)
+    assert arrivals_s == sorted(arrivals_s)
+
+
+def test_measured_and_predicted_latencies_stand_side_by_side(served: list[Any]) -> None:
+    found = verified()
+    assert served
+    assert (found.p50_s, found.p99_s, found.held) == (0.02, 0.07, True)
+    assert found.p99_low_s < found.p99_s < found.p99_high_s
+    assert found.predicted_p50_s == pytest.approx(0.019, abs=0.002)
+    assert 0.03 < found.predicted_p99_s < 0.08
+    assert not verified(goal=replace(GOAL, p99_s=0.069)).held
+
+
+def test_another_seed_draws_other_arrivals(served: list[Any]) -> None:
+    verified(seed=0)
+    verified(seed=1)
+    first, second = (each[3]["arrivals_s"] for each in served)
+    assert first != second
+
+
+def test_a_bundle_is_served_and_its_period_is_kept(served: list[Any]) -> None:
+    verified(FRACTUNE, replace(FOUND, limit=CpuLimit(600, 20_000)))
+    ((_, share, method, arguments),) = served
+    assert (share, method) == ("cpu:600m@2/20ms", "serve_bundle")
+    assert "shapes" not in arguments
+
+
+def test_fast_requests_run_for_many_periods(served: list[Any]) -> None:
+    """20 s, which are 200 periods."""
+    found = verified(goal=replace(GOAL, rate_per_s=150))
+    assert served
+    assert found.requests == 3_000
+
+
+def test_a_burst_is_refused_with_what_was_found(served: list[Any]) -> None:
+    with pytest.raises(ShareUnavailable, match=r"^600m keep the p99 with a burst of 60000 us alone, .*; ask for"):
+        verified(found=replace(FOUND, limit=CpuLimit(600, burst_us=60_000)))
+    assert not served
+
+
+def test_without_rights_nothing_is_measured_and_the_code_is_4(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(LimitCgroups, "lacks", lambda _: "/sys/fs/cgroup cannot be changed")
+    with pytest.raises(ShareUnavailable, match="or leave --verify out"):
+        check_limits()
+
+    def measured(*_: object) -> Measured:
+        raise FractuneError("the model was timed")
+
+    monkeypatch.setattr(fitting, "measure", measured)
+    assert main(["fit", "m.onnx", "--rate", "10/s", "--p99", "80ms", "--verify"]) == ShareUnavailable.exit_code
+    assert "can be made here: /sys/fs/cgroup cannot be changed; run this as root" in capfd.readouterr().err
+
+
+@pytest.fixture
+def fitted(monkeypatch: pytest.MonkeyPatch) -> Verified:
+    """A fit whose limit is verified: the p99 is 70 ms, and other programs are busy."""
+    result = Verified(2_000, 0.02, 0.07, 0.06, 0.081, 0.0195, 0.065, 0.8, held=True)
+    monkeypatch.setattr(fitting, "usable_cores", lambda: 2)
+    monkeypatch.setattr(fitting, "check_limits", lambda: None)
+    monkeypatch.setattr(fitting, "measure", lambda *_: Measured(ONNX_RUNTIME, "1.31", (ONE,)))
+    monkeypatch.setattr(fitting, "fit_services", lambda *_: [FOUND])
+    monkeypatch.setattr(fitting, "verify_limit", lambda *given: replace(result, held=given[3].p99_s >= result.p99_s))
+    return result
+
+
+def test_the_result_has_the_verdict_and_json(fitted: Verified) -> None:
+    found = fractune.fit("m.onnx", 10, 0.08, verify=True, progress=False)
+    assert found.verified == fitted
+    assert found.verdict == (
+        (
+            "2 x 1 thread at 600m keeps the p99 of 80.0 ms under the real limit: p99 70.0 ms (60.0 ms .. 81.0 ms), "
+            "p50 20.0 ms, of 2,000 requests"
+        ),
+        "predicted for the same arrivals: p99 65.0 ms, p50 19.5 ms",
+        "note: other programs used 0.8 cores meanwhile, so latencies are too high; verify again on an idle machine",
+    )
+    assert found.to_json()["verified"]["p99_high_s"] == 0.081
+    unverified = fractune.fit("m.onnx", 10, 0.08, progress=False)
+    assert (unverified.verdict, unverified.to_json()["verified"]) == ((), None)
+
+
+@pytest.mark.usefixtures("fitted")
+@pytest.mark.parametrize(("p99", "code", "word"), [("80ms", 0, "keeps"), ("60ms", 10, "does not keep")])
+def test_the_exit_code_says_whether_the_p99_was_kept(
+    capfd: pytest.CaptureFixture[str], p99: str, code: int, word: str
+) -> None:
+    assert main(["fit", "m.onnx", "--rate", "10/s", "--p99", p99, "--verify"]) == code
+    assert f"2 x 1 thread at 600m {word} the p99 of {p99[:2]}.0 ms under the real limit" in capfd.readouterr().out
+    assert main(["fit", "m.onnx", "--rate", "10/s", "--p99", p99, "--verify", "--json"]) == code
+    assert json.loads(capfd.readouterr().out)["verified"]["requests"] == 2_000

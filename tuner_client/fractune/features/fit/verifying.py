@@ -1,0 +1,120 @@
+"""A limit that was found, tried under the real quota: are its latencies the predicted ones?"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fractune.features.fit.measuring import FRACTUNE, Measured, service_for
+from fractune.local.stack import own_env
+from fractune.local.timing_process import timing_process
+from fractune_core.analysis.cpu_limits.fitting import Alternative, Goal
+from fractune_core.analysis.cpu_limits.limits import CpuLimit
+from fractune_core.analysis.cpu_limits.prediction import enough_requests, p99_spread, percentile
+from fractune_core.analysis.cpu_limits.simulation import serve
+from fractune_core.arrivals import poisson
+from fractune_core.cpu_limits import LimitSize
+from fractune_core.errors import ShareUnavailable
+
+REQUESTS = 2_000
+"""at least: the p99 of fewer says little of the p99 of all requests"""
+_CHILD = "fractune.features.fit.limited_child"
+_RUNS = 20
+"""of the simulation of the same arrivals: the phase of the periods is unknown"""
+
+
+@dataclass(frozen=True)
+class Verified:
+    """Latencies in seconds of Poisson arrivals at the goal's rate, measured under the real limit."""
+
+    requests: int
+    p50_s: float
+    p99_s: float
+    p99_low_s: float
+    """with `p99_high_s` the 95 % interval of the p99 of all such requests, from simulated runs (`p99_spread`)"""
+    p99_high_s: float
+    predicted_p50_s: float
+    """of the same arrivals"""
+    predicted_p99_s: float
+    other_cores: float
+    """that other programs kept busy meanwhile, on average"""
+    held: bool
+    """the p99 of these requests is at most the goal's"""
+
+
+def check_limits() -> None:
+    """Raises ShareUnavailable if this process may not make a cgroup with a CPU limit."""
+    from fractune_workers.confinement.limit_cgroups import LimitCgroups
+
+    if lacks := LimitCgroups().lacks():
+        raise ShareUnavailable(
+            f"--verify needs a cgroup with the limit, and none can be made here: {lacks}; run this as root, or leave"
+            " --verify out"
+        )
+
+
+def verify(
+    path: Path,
+    measured: Measured,
+    found: Alternative,
+    goal: Goal,
+    shapes: Mapping[str, Sequence[int]],
+    report_line: Callable[[str], None],
+    seed: int = 0,
+) -> Verified:
+    """Serve the model under the limit; `seed` draws the arrivals. Raises ShareUnavailable where the limit cannot be
+    made or proved.
+    """
+    count = enough_requests(goal.rate_per_s, found.limit.period_us, REQUESTS)
+    arrivals_s = poisson(goal.rate_per_s, count, random.Random(seed))
+    report_line(f"verifying {found.name}: {count:,} requests, which take {arrivals_s[-1]:.0f} s")
+    served = _serve(path, measured.runtime, found, goal.cores, shapes, arrivals_s)
+    latencies_s: list[float] = served["latencies_s"]
+    p50_s, p99_s = (percentile(latencies_s, part) for part in (0.5, 0.99))
+    service = service_for(measured, found.threads)
+    spread = p99_spread(service, found.limit, replicas=found.replicas, rate_per_s=goal.rate_per_s, requests=count)
+    simulated = [
+        latency_s
+        for run in range(_RUNS)
+        for latency_s in serve(service, found.limit, found.replicas, count, arrivals_s, run).latencies_s
+    ]
+    return Verified(
+        requests=count,
+        p50_s=p50_s,
+        p99_s=p99_s,
+        p99_low_s=p99_s / spread[1],
+        p99_high_s=p99_s / spread[0],
+        predicted_p50_s=percentile(simulated, 0.5),
+        predicted_p99_s=percentile(simulated, 0.99),
+        other_cores=served["other_cores"],
+        held=p99_s <= goal.p99_s,
+    )
+
+
+def _serve(
+    path: Path,
+    runtime: str,
+    found: Alternative,
+    cores: int,
+    shapes: Mapping[str, Sequence[int]],
+    arrivals_s: Sequence[float],
+) -> dict[str, Any]:
+    method, given = ("serve_bundle", {}) if runtime == FRACTUNE else ("serve_onnx", {"shapes": dict(shapes)})
+    threads = [found.threads] * found.replicas
+    with timing_process(_CHILD, _share(found.limit, cores), own_env()) as call:
+        answer: dict[str, Any] = call(
+            method, path=str(path.absolute()), threads=threads, arrivals_s=list(arrivals_s), **given
+        )
+    return answer
+
+
+def _share(limit: CpuLimit, cores: int) -> str:
+    if limit.burst_us:
+        raise ShareUnavailable(
+            f"{limit.quota_m}m keep the p99 with a burst of {limit.burst_us} us alone, and --verify makes no burst; "
+            "ask for a longer p99, or leave --verify out"
+        )
+    return f"cpu:{LimitSize(limit.quota_m, span=cores, period_ms=limit.period_us // 1000)}"
