@@ -49,6 +49,7 @@ from fractune.inference.comparing.compare import Comparison as Comparison
 from fractune.inference.comparing.compare import compare as compare
 from fractune.inference.model import Model as Model
 from fractune.inference.model import load as load
+from fractune.inference.replica_pool import ReplicaPool as ReplicaPool
 from fractune.inference.session import InferenceSession as InferenceSession
 from fractune.inference.signatures import sign_bundle as sign_bundle
 from fractune.inference.signatures import verify_bundle as verify_bundle

@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from fractune.inference.backends import backend_for
 from fractune.inference.bound import Bound
-from fractune.inference.caller_warnings import warn_caller, warn_if_untuned
-from fractune.inference.choosing.matching import Matched, match_share
+from fractune.inference.caller_warnings import warn_if_untuned
+from fractune.inference.choosing.matching import match_share
 from fractune.inference.choosing.under_limit import ServiceGoal
 from fractune.inference.choosing.variants import VariantChoice
 from fractune.inference.cpu.share import ShareHere
-from fractune.inference.limit_watch import LimitWatch
+from fractune.inference.following import ShareFollower
+from fractune.inference.interface import Interface
 from fractune.inference.runner import runner_for
 from fractune.inference.signatures import open_bundle
 from fractune.inference.slots import Slots
@@ -29,16 +30,13 @@ from fractune.inference.tvm_runtime.bound_memory import BoundMemory
 from fractune.inference.tvm_runtime.kept_inputs import KeptInputs, are_small
 from fractune.inference.tvm_runtime.variants import Variant
 from fractune_core.analysis.match import DEFAULT_POLICY, Policy
-from fractune_core.errors import BadBundle, BadRequest, FractuneError, shortened
+from fractune_core.errors import BadRequest
 from fractune_core.files.bundles import Bundle
 from fractune_core.host.cgroups import ThrottledSince
 from fractune_core.shares import Share
 
 if TYPE_CHECKING:
     from fractune.inference.tvm_runtime.tensors import Array
-
-_MOST_CHARACTERS = 40
-"""of a constant's numbers in a message"""
 
 
 def load(
@@ -93,23 +91,22 @@ class Model:
         if goal not in get_args(ServiceGoal):
             raise BadRequest(f"goal '{goal}': write {' or '.join(get_args(ServiceGoal))}")
         self.bundle = bundle
-        self.inputs = tensors.specs_of(bundle.manifest["inputs"])
-        self.outputs = tensors.specs_of(bundle.manifest["outputs"])
+        self._interface = Interface(bundle)
+        self.inputs, self.outputs = self._interface.inputs, self._interface.outputs
         self._slots = Slots(bundle.name, bundle.manifest.get("slots", ()), self.inputs)
         self.slots = self._slots.names
         self._backend = backend_for(bundle, Share.parse(share) if share else None)
         self._policy = policy
         self._goal = goal
         self._turn = threading.Lock()
-        self._rematching = threading.Lock()
         self._variants: dict[str, Variant] = {}
         self._checked: set[str] = set()
         """variants that gave outputs of the manifest's shapes"""
         self._stop: Callable[[], Any] | None = None
         keeps = self._backend.keeps_inputs and are_small(self.inputs)
         self._kept = KeptInputs(self.inputs) if keeps else None
-        self._limits = LimitWatch(self._backend.limits)
-        self._take(here := self._backend.look(), self._matched(here))
+        self._follower = ShareFollower(self._backend, bundle.name)
+        self._follower.rematch(self._take)
         self._throttled = ThrottledSince()
 
     def run(self, inputs: Mapping[str, Any], variant: str | None = None, *, slot: int | None = None) -> list[Array]:
@@ -123,7 +120,7 @@ class Model:
         if slot is not None:
             return self.run_slots({slot: inputs}, variant)[slot]
         if self._kept is not None:
-            self._follow()
+            self._follower.follow(self._take)
             with self._turn:
                 if self._kept.fill(inputs):
                     # Copied before the next call: an output may lie in the memory of an input.
@@ -151,45 +148,21 @@ class Model:
         complete: `torch.from_dlpack(tensor)`.
         """
         arguments = self._arguments(inputs)
-        self._follow()
+        self._follower.follow(self._take)
         with self._turn:
             return self._outputs(arguments, variant)
 
     def _arguments(self, inputs: Mapping[str, Any]) -> list[Any]:
-        self._check_constants(inputs)
+        self._interface.check_constants(inputs)
         return self._backend.arguments(self.inputs, inputs)
-
-    def _check_constants(self, inputs: Any) -> None:
-        """Raises BadRequest for an input of the model's file that the bundle does not have any more."""
-        for name, numbers in self.bundle.manifest.get("constants", {}).items():
-            if isinstance(inputs, Mapping) and name in inputs:
-                raise BadRequest(
-                    f"input '{name}' was made a constant ({shortened(numbers, _MOST_CHARACTERS)}) when the model was "
-                    "tuned; leave it out"
-                )
 
     def _outputs(self, arguments: Sequence[Any], variant: str | None) -> list[Any]:
         name = variant or self.choice.variant
         outputs: list[Any] = self._runner.call(self._backend.run, self._variant(name), arguments)
         if name not in self._checked:  # a later run gives the same shapes
-            self._check_outputs(outputs)
+            self._interface.check_outputs(outputs)
             self._checked.add(name)
         return outputs
-
-    def _check_outputs(self, outputs: Sequence[Any]) -> None:
-        """Raises BadBundle unless the code gives outputs of the manifest's shapes."""
-        shapes = [tuple(output.shape) for output in outputs]
-        if len(shapes) != len(self.outputs):
-            raise BadBundle(
-                f"{self.bundle.name}: its code gives {len(shapes)} outputs, and its manifest names "
-                f"{len(self.outputs)}; make the bundle again"
-            )
-        for spec, shape in zip(self.outputs, shapes, strict=True):
-            if not spec.has_shape(shape):
-                raise BadBundle(
-                    f"{self.bundle.name}: its code gives the output '{spec.name}' the shape {list(shape)}, and its "
-                    f"manifest {list(spec.shape)}; make the bundle again"
-                )
 
     def bind(
         self,
@@ -203,11 +176,11 @@ class Model:
         if variant is not None:
             with self._turn:
                 self._variant(variant)
-        self._check_constants(inputs)
+        self._interface.check_constants(inputs)
         return Bound(BoundMemory(self.inputs, inputs, self.outputs, outputs), partial(self._run_bound, variant))
 
     def _run_bound(self, variant: str | None, arguments: Sequence[Any], outputs: Sequence[Any]) -> None:
-        self._follow()
+        self._follower.follow(self._take)
         with self._turn:
             self._runner.call(self._backend.run_into, self._variant(variant), arguments, outputs)
 
@@ -222,22 +195,8 @@ class Model:
         changed. Weights stay where they are. Other threads may run the model meanwhile. Raises ShareUnavailable when
         the share given to `load` does not fit any more.
         """
-        with self._rematching:
-            here = self._backend.look()
-            if here != self._seen:
-                found = self._matched(here)
-                with self._turn:
-                    self._take(here, found)
-            return self.choice
-
-    def _follow(self) -> None:
-        """Rematch if the limits have changed. A request never fails by it: the model then goes on as before."""
-        if not self._limits.changed():
-            return
-        try:
-            self.rematch()
-        except FractuneError as error:
-            warn_caller(f"the share has changed, and {self.bundle.name} runs with {self.choice.variant} still: {error}")
+        self._follower.rematch(self._take)
+        return self.choice
 
     @property
     def throttled(self) -> float | None:
@@ -250,16 +209,15 @@ class Model:
         """Inputs between 0.1 and 1; 0 or 1 for integers, which may be indices."""
         return tensors.random_inputs(self.inputs, seed)
 
-    def _matched(self, here: ShareHere) -> Matched:
-        return match_share(self.bundle, here, self._policy, self._goal)
-
-    def _take(self, here: ShareHere, found: Matched) -> None:
-        self._loaded(found.choice.variant)
-        if self._stop is not None:
-            self._stop()
-        self._runner = runner_for(here, found.threads)
-        self._stop = weakref.finalize(self, self._runner.stop)
-        self._seen, self.share, self.choice, self.threads = here, found.share, found.choice, found.threads
+    def _take(self, here: ShareHere) -> None:
+        found = match_share(self.bundle, here, self._policy, self._goal)
+        with self._turn:
+            self._loaded(found.choice.variant)
+            if self._stop is not None:
+                self._stop()
+            self._runner = runner_for(here, found.threads)
+            self._stop = weakref.finalize(self, self._runner.stop)
+            self.share, self.choice, self.threads = found.share, found.choice, found.threads
         warn_if_untuned(self.bundle.name, found.choice)
 
     def _variant(self, requested: str | None) -> Variant:

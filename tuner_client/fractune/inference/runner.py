@@ -109,7 +109,7 @@ def _serve(calls: queue.SimpleQueue[_Call | None], threads: int, cpus: tuple[int
         function, answer = call
         try:
             if not ready:
-                _settle(threads, cpus)
+                settle(threads, cpus)
                 ready = True
             answer.value = function()
         except BaseException as error:  # noqa: BLE001  it is raised again where the call came from
@@ -119,8 +119,10 @@ def _serve(calls: queue.SimpleQueue[_Call | None], threads: int, cpus: tuple[int
         del call, function, answer
 
 
-def _settle(threads: int, cpus: tuple[int, ...]) -> None:
-    """Make the pool, on those of `cpus` that the process may use now: a forked child may have fewer."""
+def settle(threads: int, cpus: tuple[int, ...]) -> None:
+    """Make TVM's pool of the calling thread, on those of `cpus` that the process may use now: a forked child may have
+    fewer.
+    """
     allowed = allowed_cpus()
     here = set(cpus).intersection(allowed) or allowed
     use_cpus(parts(here, min(threads, len(here))))

@@ -18,7 +18,7 @@ from fractune_core.host.cgroups import Quota
 ServiceGoal = Literal["latency", "throughput"]
 """of a model under a CPU limit: the least latency of requests with pauses, or the most requests in a loop"""
 
-_SPIN_S = 0.5e-3
+SPIN_S = 0.5e-3
 """in which a thread of the pool spins in wait for more work before it sleeps; measured on an AMD EPYC"""
 
 
@@ -28,21 +28,21 @@ def choose_under_limit(
     """The best variant and its number of threads, of the numbers at which the bundle has a variant or a time; no time
     is interpolated. None where no number has a time that predictions hold for.
     """
-    limit = CpuLimit(quota.millicores, quota.period_us, quota.burst_us)
-    choices = _choices(bundle, here, policy)
+    limit = limit_of(quota)
+    choices = choices_by_threads(bundle, here, policy)
     services = [
         service
-        for threads, secs in _times(bundle, here.mechanism, choices).items()
+        for threads, secs in times_by_threads(bundle, here.mechanism, choices).items()
         if predictable(service := _service(threads, secs), limit)
     ]
     if not services:
         return None
     if goal == "throughput":
-        found = [(n, f"{_digits(per_s)} requests/s") for n, per_s in by_rate(services, limit)]
+        found = [(n, f"{three_digits(per_s)} requests/s") for n, per_s in by_rate(services, limit)]
         load = "in a loop"
     else:
         found = [(each.threads, _latency_text(each)) for each in by_latency(services, limit)]
-        load = f"at {_digits(paced_rate_per_s(services, limit))} requests/s, {LOAD_TEXT}"
+        load = f"at {three_digits(paced_rate_per_s(services, limit))} requests/s, {LOAD_TEXT}"
     (threads, best), *others = found
     then = (
         f"next {threads_text(others[0][0])}, {others[0][1]}" if others else "no other number of threads has a time here"
@@ -52,13 +52,18 @@ def choose_under_limit(
     return VariantChoice(choice.variant, choice.how, choice.regret, reason), threads
 
 
+def limit_of(quota: Quota) -> CpuLimit:
+    """The limit for predictions."""
+    return CpuLimit(quota.millicores, quota.period_us, quota.burst_us)
+
+
 def limit_text(quota: Quota) -> str:
     """As Kubernetes writes it, `1500m`; with its period if that is not the usual one."""
     period = "" if quota.period_us == PERIOD_US else f" in periods of {quota.period_us / 1e3:g} ms"
     return f"{quota.millicores}m{period}"
 
 
-def _choices(bundle: Bundle, here: ShareHere, policy: Policy) -> dict[int, VariantChoice]:
+def choices_by_threads(bundle: Bundle, here: ShareHere, policy: Policy) -> dict[int, VariantChoice]:
     """By number of threads, as far as the process has CPUs for them; only variants that were tuned or timed there."""
     timed = bundle.choosing(here.mechanism)
     numbers = {*timed, *bundle.units(here.mechanism).values()}
@@ -66,7 +71,7 @@ def _choices(bundle: Bundle, here: ShareHere, policy: Policy) -> dict[int, Varia
     return {n: choice for n, choice in choices.items() if choice.exact or n in timed}
 
 
-def _times(bundle: Bundle, mechanism: str, choices: Mapping[int, VariantChoice]) -> dict[int, float]:
+def times_by_threads(bundle: Bundle, mechanism: str, choices: Mapping[int, VariantChoice]) -> dict[int, float]:
     """Seconds of an inference: of the whole model if it was timed at each of these numbers, else of its operators."""
     whole, operators = bundle.timed(mechanism), bundle.measured(mechanism)
     if choices and choices.keys() <= whole.keys():
@@ -78,13 +83,13 @@ def _times(bundle: Bundle, mechanism: str, choices: Mapping[int, VariantChoice])
 def _service(threads: int, secs: float) -> Service:
     """CPU time is not recorded in a bundle: at most all threads are busy all the time."""
     pool_s = POOL_COST_S if threads > 1 else 0.0
-    return Service(threads, (secs + pool_s,), threads * secs, spin_s=_SPIN_S)
+    return Service(threads, (secs + pool_s,), threads * secs, spin_s=SPIN_S)
 
 
 def _latency_text(latency: Latency) -> str:
-    return f"p50 {_digits(1e3 * latency.p50_s)} ms, p99 {_digits(1e3 * latency.p99_s)} ms"
+    return f"p50 {three_digits(1e3 * latency.p50_s)} ms, p99 {three_digits(1e3 * latency.p99_s)} ms"
 
 
-def _digits(number: float) -> str:
+def three_digits(number: float) -> str:
     """Three that count, as predictions have no more."""
     return f"{float(f'{number:.3g}'):g}"

@@ -26,9 +26,9 @@ class Latency:
     p99_s: float
 
 
-def predictable(service: Service, limit: CpuLimit) -> bool:
+def predictable(service: Service, limit: CpuLimit, replicas: int = 1) -> bool:
     """Whether predictions hold for so many threads under the limit."""
-    return limit.quota_m >= least_quota_m(service.threads, limit.period_us, limit.slice_s)
+    return limit.quota_m >= least_quota_m(service.threads * replicas, limit.period_us, limit.slice_s)
 
 
 def paced_rate_per_s(services: Sequence[Service], limit: CpuLimit) -> float:

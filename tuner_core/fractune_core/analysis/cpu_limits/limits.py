@@ -99,13 +99,13 @@ def capacity_per_s(service: Service, limit: CpuLimit, replicas: int = 1) -> floa
     return min(limit.quota_m / MILLICORES / service.cpu_s, replicas / service.mean_s)
 
 
-def loop_per_s(service: Service, limit: CpuLimit) -> float:
-    """Inferences a second of one replica in a loop, by a formula in place of a simulation. A stop costs each thread but
-    the first half a slice and half a tick of the budget (`budget.py`).
+def loop_per_s(service: Service, limit: CpuLimit, replicas: int = 1) -> float:
+    """Inferences a second of replicas that each run in a loop, by a formula in place of a simulation. A stop costs each
+    thread of a replica but the first half a slice and half a tick of the budget (`budget.py`).
     """
     lost_s = (service.threads - 1) * (limit.slice_s + limit.tick_s) / 2
     cores = 1e6 * (limit.quota_us / 1e6 - lost_s) / limit.period_us
-    return min(1 / service.mean_s, cores / service.cpu_s)
+    return min(replicas / service.mean_s, cores / service.cpu_s)
 
 
 def least_quota_m(threads: int, period_us: int, slice_s: float = SLICE_S) -> int:

@@ -11,12 +11,14 @@ from fractune_core.analysis.cpu_limits.prediction import predict
 MINILM = (Service(1, (0.0184,), 0.0184), Service(2, (0.0096,), 0.0192, spin_s=0.0005))
 
 
-@pytest.mark.parametrize("quota_m", [500, 1000, 1500])
+@pytest.mark.parametrize("replicas", [1, 2, 3])
+@pytest.mark.parametrize("quota_m", [500, 1000, 1500, 2500])
 @pytest.mark.parametrize("service", [*MINILM, Service(2, (0.0005,), 0.001), Service(4, (0.1,), 0.4)])
-def test_the_formula_gives_the_rate_of_the_simulated_loop(service: Service, quota_m: int) -> None:
+def test_the_formula_gives_the_rate_of_the_simulated_loop(service: Service, quota_m: int, replicas: int) -> None:
     limit = CpuLimit(quota_m)
-    if predictable(service, limit):
-        assert loop_per_s(service, limit) == pytest.approx(predict(service, limit).per_s, rel=0.02)
+    if predictable(service, limit, replicas):
+        simulated_per_s = predict(service, limit, replicas=replicas).per_s
+        assert loop_per_s(service, limit, replicas) == pytest.approx(simulated_per_s, rel=0.02)
 
 
 def test_a_loop_that_no_quota_stops_has_the_models_own_rate() -> None:

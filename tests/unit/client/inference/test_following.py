@@ -11,35 +11,30 @@ import pytest
 
 import fractune
 from fractune import Model
-from fractune.inference import limit_watch
-from fractune.inference.limit_watch import LOOK_S, LimitWatch
+from fractune.inference.following import LOOK_S
 from fractune_core.errors import BadBundle
 from tests.unit.client.conftest import Small
-
-Clock = Callable[[float], None]
-
-
-@pytest.fixture
-def later(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """Moves the clock of the looks."""
-    now = [0.0]
-    monkeypatch.setattr(limit_watch, "monotonic", lambda: now[0])
-
-    def move(secs: float) -> None:
-        now[0] += secs
-
-    return move
+from tests.unit.client.inference.conftest import Clock
 
 
-def test_it_reads_once_between_two_looks(later: Clock) -> None:
-    readings = iter([("a",), ("a",), ("b",), ("b",)])
-    watch = LimitWatch(lambda: next(readings))
-    assert not watch.changed()
-    seen = []
+def test_it_looks_once_in_a_while(
+    small: Small, two_cpus: list[int], later: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.sched_setaffinity(0, two_cpus)
+    model = fractune.load(small.bundle)
+    looks = []
+
+    def look() -> tuple[str, ...]:
+        looks.append("look")
+        return ("as before",)
+
+    monkeypatch.setattr(model._backend, "limits", look)
     for _ in range(3):
         later(LOOK_S)
-        seen += [watch.changed(), watch.changed()]
-    assert seen == [False, False, True, False, False, False]
+        for _ in range(5):
+            model.run(model.random_inputs())
+    assert len(looks) == 3
+    assert model.threads == 2
 
 
 def calls_of(model: Model) -> list[Callable[[], Any]]:
@@ -86,7 +81,9 @@ def test_a_request_does_not_fail_where_the_model_cannot_follow(
     monkeypatch.setattr(model._backend, "load_variant", refuse)
     os.sched_setaffinity(0, two_cpus[:1])
     later(LOOK_S)
-    with pytest.warns(RuntimeWarning, match=r"runs with cpu:2 still: the file has changed") as warned:
+    with pytest.warns(
+        RuntimeWarning, match=r"runs as before, though the share of the process has changed: the file has"
+    ) as warned:
         model.run(inputs)
     assert warned[0].filename == __file__
     later(LOOK_S)

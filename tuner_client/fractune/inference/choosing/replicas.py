@@ -1,0 +1,98 @@
+"""The number of replicas of a model, and of their threads, that answer the most requests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from fractune.inference.choosing.one_thread import POOL_COST_S
+from fractune.inference.choosing.under_limit import (
+    SPIN_S,
+    choices_by_threads,
+    limit_of,
+    limit_text,
+    three_digits,
+    times_by_threads,
+)
+from fractune.inference.choosing.variants import VariantChoice, choose_variant
+from fractune.inference.cpu.share import ShareHere
+from fractune_core.analysis.cpu_limits.choosing import predictable
+from fractune_core.analysis.cpu_limits.limits import Service, loop_per_s, threads_text
+from fractune_core.analysis.match import Policy
+from fractune_core.files.bundles import Bundle
+from fractune_core.shares import units_text
+
+_EQUAL = 0.02
+"""Predicted rates that differ by less count as equal"""
+
+
+@dataclass(frozen=True)
+class ReplicaChoice:
+    """A division of a share."""
+
+    replicas: int
+    threads: int
+    """of a replica"""
+    choice: VariantChoice
+
+
+@dataclass(frozen=True)
+class _Division:
+    replicas: int
+    threads: int
+    per_s: float
+    """requests, all replicas in a loop"""
+
+    def __str__(self) -> str:
+        return f"{replicas_text(self.replicas)} of {threads_text(self.threads)}"
+
+
+def choose_replicas(bundle: Bundle, here: ShareHere, policy: Policy, replicas: int | None) -> ReplicaChoice:
+    """The division with the most requests a second in a loop, by the bundle's times; of equal ones the fewest threads,
+    and then the fewest replicas. With `replicas` it has so many. Without a time each whole core gets a thread.
+    """
+    choices = choices_by_threads(bundle, here, policy)
+    found = list(_divisions(here, times_by_threads(bundle, here.mechanism, choices), replicas))
+    if not found:
+        return _without_times(bundle, here, policy, replicas)
+    good_per_s = (1 - _EQUAL) * max(each.per_s for each in found)
+    good = [each for each in found if each.per_s >= good_per_s]
+    best = min(good, key=lambda each: (each.replicas * each.threads, each.replicas))
+    others = sorted((each for each in found if each is not best), key=lambda each: -each.per_s)
+    then = f"next {others[0]}, {three_digits(others[0].per_s)}" if others else "no other division has a time here"
+    reason = f"{best} {_where(here)}, predicted in a loop: {three_digits(best.per_s)} requests/s; {then}"
+    return ReplicaChoice(best.replicas, best.threads, replace(choices[best.threads], reason=reason))
+
+
+def replicas_text(count: int) -> str:
+    return f"{count} replica{'' if count == 1 else 's'}"
+
+
+def _divisions(here: ShareHere, times_s: dict[int, float], replicas: int | None) -> Iterator[_Division]:
+    """All that fit, or those with `replicas`; replicas of one thread always fit, as they may share CPUs."""
+    cores = here.units if here.quota is None else len(here.cpus)
+    limit = None if here.quota is None else limit_of(here.quota)
+    for threads, secs in times_s.items():
+        # Each request is handed over to a thread of its replica, also where that is the only one.
+        service = Service(threads, (secs + POOL_COST_S,), threads * secs, spin_s=SPIN_S)
+        for number in [replicas] if replicas else range(1, cores // threads + 1):
+            if threads > 1 and threads * number > cores:
+                continue
+            if limit is None:
+                yield _Division(number, threads, min(number, cores // threads) / service.mean_s)
+            elif predictable(service, limit, number):
+                yield _Division(number, threads, min(loop_per_s(service, limit, number), cores / service.mean_s))
+
+
+def _without_times(bundle: Bundle, here: ShareHere, policy: Policy, replicas: int | None) -> ReplicaChoice:
+    number = replicas or here.units
+    threads = max(1, here.units // number)
+    choice = choose_variant(bundle, threads, policy, here.mechanism)
+    taken = f"{replicas_text(number)} of {threads_text(threads)}, as the bundle has no time for a prediction"
+    return ReplicaChoice(number, threads, replace(choice, reason=f"{choice.reason}; {taken} {_where(here)}"))
+
+
+def _where(here: ShareHere) -> str:
+    if here.quota is None:
+        return f"on {units_text(here.units, here.unit)}"
+    return f"under a limit of {limit_text(here.quota)}"

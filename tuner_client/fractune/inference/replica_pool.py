@@ -1,0 +1,199 @@
+"""Replicas of a model in one process: they answer requests side by side, over one copy of the weights.
+
+with fractune.ReplicaPool("m.fractune") as pool:
+    futures = [pool.submit({"data": array}) for array in arrays]
+    outputs = [future.result() for future in futures]
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn, Self
+
+from fractune.inference.backends import Backend, backend_for
+from fractune.inference.caller_warnings import warn_if_untuned
+from fractune.inference.choosing.replicas import ReplicaChoice, choose_replicas
+from fractune.inference.choosing.variants import VariantChoice
+from fractune.inference.cpu.share import ShareHere
+from fractune.inference.following import ShareFollower
+from fractune.inference.interface import Interface
+from fractune.inference.runner import settle
+from fractune.inference.signatures import open_bundle
+from fractune.inference.tvm_runtime.tensors import random_inputs
+from fractune.inference.tvm_runtime.variants import Variant
+from fractune_core.analysis.match import DEFAULT_POLICY, Policy
+from fractune_core.errors import BadRequest, FractuneError
+from fractune_core.host.cgroups import ThrottledSince
+from fractune_core.host.thread_pool import parts
+from fractune_core.share_kinds import CPU
+from fractune_core.shares import Share
+
+if TYPE_CHECKING:
+    from fractune.inference.tvm_runtime.tensors import Array
+
+
+class ReplicaPool:
+    """Replicas of a bundle's model for a CPU share. Any thread may call it; idle replicas take requests from one queue.
+
+    Without `replicas`, predictions from the bundle's times choose their number and their threads for the most requests
+    a second. Each replica has its own threads, on its own part of the CPUs where there are enough. The replicas share
+    the weights, and each has its own memory for intermediate results. The pool follows a CPU limit or an affinity that
+    changes, within a second. With a `share` it stays as it is.
+
+    A forked child gets threads of its own at its first request. Requests of before the fork are answered in the parent
+    only. A pool cannot be pickled: load it in each process. Close it, or use it in `with`.
+    """
+
+    replicas: int
+    threads: int
+    """of each replica"""
+    choice: VariantChoice
+    """the variant of all replicas, and the reason"""
+    share: ShareHere
+    """the share that they were chosen for"""
+    _found: ReplicaChoice
+    _follower: ShareFollower
+    _team: _Team | None
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        replicas: int | None = None,
+        share: str | None = None,
+        public_key: str | bytes | None = None,
+        policy: Policy = DEFAULT_POLICY,
+    ) -> None:
+        """As `fractune.load`. Raises BadBundle, BadRequest, ShareUnavailable, or FractuneError when TVM is not
+        installed.
+        """
+        if replicas is not None and replicas < 1:
+            raise BadRequest(f"replicas is {replicas}; give 1 or more, or None for the number with the most requests/s")
+        self.bundle = bundle = open_bundle(path, public_key)
+        if bundle.manifest["device"]["kind"] != CPU:
+            raise BadRequest(f"{bundle.name} is for a GPU, and replicas run on the CPU; load it by fractune.load")
+        self._interface = Interface(bundle)
+        self.inputs, self.outputs = self._interface.inputs, self._interface.outputs
+        self._backend = backend_for(bundle, Share.parse(share) if share else None)
+        self._requested = replicas
+        self._policy = policy
+        self._closed = False
+        self._begin()
+        self._follower.rematch(self._take)
+        self._throttled = ThrottledSince()
+
+    def run(self, inputs: Mapping[str, Any]) -> list[Array]:
+        """The outputs, from the next idle replica. Raises BadRequest for wrong inputs, FractuneError after `close`."""
+        return self.submit(inputs).result()
+
+    def submit(self, inputs: Mapping[str, Any]) -> Future[list[Array]]:
+        """The outputs as a future. The arrays may be used in place: change them only when the future is done. Raises
+        BadRequest for wrong inputs, at once, and FractuneError after `close`. The queue has no limit.
+        """
+        self._interface.check_constants(inputs)
+        arguments = self._backend.arguments(self.inputs, inputs)
+        if self._process != os.getpid():
+            self._begin()
+        self._follower.follow(self._take)
+        with self._turn:
+            if self._closed:
+                raise FractuneError(f"the replicas of {self.bundle.name} are closed; make a new ReplicaPool")
+            if self._team is None:
+                self._team = self._new_team(self._found, self.share)
+            return self._team.submit(arguments)
+
+    def random_inputs(self, seed: int = 0) -> dict[str, Array]:
+        """Inputs between 0.1 and 1; 0 or 1 for integers, which may be indices."""
+        return random_inputs(self.inputs, seed)
+
+    @property
+    def throttled(self) -> float | None:
+        """As `Model.throttled`: seconds in which a CPU limit has stopped the process."""
+        return self._throttled.seconds()
+
+    def close(self) -> None:
+        """Answer the requests in the queue, and end the threads. A second call does nothing."""
+        with self._turn:
+            self._closed, team, self._team = True, self._team, None
+        if team is not None:
+            team.shutdown(wait=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a ReplicaPool cannot be pickled; give the bundle's path to the other process")
+
+    def _begin(self) -> None:
+        """Without threads. In a forked child those of the parent are gone, and one of them may have held a lock."""
+        self._process = os.getpid()
+        self._turn = threading.Lock()
+        self._team = None
+        self._follower = ShareFollower(self._backend, self.bundle.name)
+
+    def _take(self, here: ShareHere) -> None:
+        found = choose_replicas(self.bundle, here, self._policy, self._requested)
+        team = self._new_team(found, here)
+        with self._turn:
+            before, self._team = self._team, None if self._closed else team
+            self._found, self.share, self.choice = found, here, found.choice
+            self.replicas, self.threads = found.replicas, found.threads
+        if before is not None:
+            before.shutdown(wait=False)
+        warn_if_untuned(self.bundle.name, found.choice)
+
+    def _new_team(self, found: ReplicaChoice, here: ShareHere) -> _Team:
+        count = found.replicas
+        hands = parts(here.cpus, count) if count <= len(here.cpus) else [here.cpus] * count
+        places = [_Place(self._backend.load_variant(found.choice.variant), found.threads, cpus) for cpus in hands]
+        return _Team(_Replicas(self._backend, self._interface, places), count)
+
+
+class _Team:
+    """Threads, each with a replica, that take requests from one queue."""
+
+    def __init__(self, replicas: _Replicas, count: int) -> None:
+        self._replicas = replicas
+        self._executor = ThreadPoolExecutor(count, "fractune-replica", replicas.enter)
+
+    def submit(self, arguments: Sequence[Any]) -> Future[list[Array]]:
+        return self._executor.submit(self._replicas.answer, arguments)
+
+    def shutdown(self, *, wait: bool) -> None:
+        """Take no more requests. The queue is answered."""
+        self._executor.shutdown(wait)
+
+
+@dataclass(frozen=True)
+class _Place:
+    variant: Variant
+    threads: int
+    cpus: tuple[int, ...]
+
+
+class _Replicas:
+    """What the threads run. They hold it, so it holds no executor: an executor without other references ends."""
+
+    def __init__(self, backend: Backend, interface: Interface, places: list[_Place]) -> None:
+        self._backend = backend
+        self._interface = interface
+        self._places = places
+        self._here = threading.local()
+
+    def enter(self) -> None:
+        """A thread begins and takes a place."""
+        place = self._places.pop()
+        settle(place.threads, place.cpus)
+        self._here.variant = place.variant
+
+    def answer(self, arguments: Sequence[Any]) -> list[Array]:
+        outputs = self._backend.run(self._here.variant, arguments)
+        self._interface.check_outputs(outputs)
+        return [self._backend.array(output) for output in outputs]
