@@ -43,3 +43,15 @@ def test_two_pinned_threads_at_1500m(tmp_path: Path) -> None:
     first, second = map(set, pool)
     assert not first & second, "each thread has CPUs of its own"
     assert throttled >= 0, "the kernel counts it here"
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one CPU")
+def test_the_command_takes_a_goal(tmp_path: Path) -> None:
+    _, bundle = compile_small(tmp_path, measured={name: {name: secs} for name, secs in _TIMES.items()}, timed=_TIMES)
+    with capped_cgroup(cores=1.0) as cgroup:
+        threads = []
+        for goal in ("latency", "throughput"):
+            command = ["run", str(bundle), "--goal", goal, "--repeats", "3", "--json"]
+            report = json.loads(cgroup.run(f"from fractune.cli import main; main({command})"))
+            threads.append(report["threads"])
+    assert threads == [2, 1]

@@ -15,6 +15,7 @@ import typer
 
 from fractune.cli import options
 from fractune.features.fuse.slots_text import apart_text, slots_text
+from fractune.inference.choosing.under_limit import ServiceGoal
 from fractune.inference.comparing.beside import Beside, time_beside
 from fractune.inference.comparing.interleaved import PACED, Times, differences, time_interleaved, time_single_calls
 from fractune.inference.comparing.onnxruntime_model import EXACT, NAME
@@ -67,6 +68,9 @@ def run(
     public_key: Annotated[
         Path | None, typer.Option("--public-key", help="PEM file; refuse a bundle that its owner did not sign.")
     ] = None,
+    goal: Annotated[
+        ServiceGoal, typer.Option("--goal", help="What the threads under a CPU limit are chosen for.")
+    ] = "latency",
     unmeasured: Annotated[
         bool, typer.Option("--allow-unmeasured", help="Allow a variant that was never measured at this share.")
     ] = False,
@@ -81,7 +85,7 @@ def run(
     policy = Policy(allow_unmeasured=True) if unmeasured else DEFAULT_POLICY
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # of an untuned variant: the report says it
-        model = load(bundle, share=share, public_key=key, policy=policy)
+        model = load(bundle, share=share, public_key=key, policy=policy, goal=goal)
     if compare is not None and model.share.unit != "core":
         raise BadRequest(f"--compare runs on the CPU, and {bundle.name} runs on a GPU; leave it out")
     if compare is not None and model.slots:
