@@ -310,6 +310,7 @@ ROOMS = {
     "fractune.cli.commands": room(),
     "fractune.cli.commands.fleet": room(*COMMAND),
     "fractune.cli.commands.jobs": room(*COMMAND),
+    "fractune.cli.commands.machine": room(*COMMAND),
     "fractune.cli.commands.models": room(*COMMAND, *INFERENCE, lazily=("numpy",)),
     # What `import fractune` offers: a client of a server on top, the features below it.
     "fractune.features": room(*CORE, "fractune", *FEATURES, *BELOW_FEATURES),

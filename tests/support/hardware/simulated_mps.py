@@ -61,7 +61,7 @@ def installed_program(text: str | None = None) -> Iterator[Path]:
 
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mps-")))
-        stack.enter_context(patch.object(mps_daemon, "default_folder", folder.joinpath))
+        stack.enter_context(patch.object(mps_daemon, "daemon_folder", folder.joinpath))
         program = folder / "bin" / PROGRAM
         program.parent.mkdir()
         program.write_text(text or simulated_program())

@@ -14,7 +14,7 @@ class Entry(NamedTuple):
     example: str
 
 
-GROUPS = frozenset({"log", "admin"})
+GROUPS = frozenset({"log", "admin", "mps"})
 """commands with subcommands"""
 
 _TUNE, _JOBS, _ANALYSIS, _FLEET = "Tune and run", "Jobs and the log", "Analysis", "Fleet"
@@ -40,8 +40,9 @@ COMMANDS = {
     "server": Entry(_FLEET, "fleet.launch", "fractune server --redis redis://localhost:6379/0"),
     "worker": Entry(_FLEET, "fleet.launch", "fractune worker --role build --redis redis://tuner:6379/0"),
     "workers": Entry(_FLEET, "jobs.jobs", "fractune workers --server tuner:50051"),
-    "shares": Entry(_FLEET, "fleet.shares", "fractune shares --prove"),
-    "doctor": Entry(_FLEET, "fleet.doctor", "fractune doctor"),
+    "shares": Entry(_FLEET, "machine.shares", "fractune shares --prove"),
+    "mps": Entry(_FLEET, "machine.mps", "fractune mps start"),
+    "doctor": Entry(_FLEET, "machine.doctor", "fractune doctor"),
     "health": Entry(_FLEET, "fleet.health", "fractune health --server tuner:50051"),
     "admin": Entry(_FLEET, "fleet.admin", "fractune admin token create ci --scope submit --out token"),
     "completion": Entry(_FLEET, "fleet.completion", "fractune completion bash"),

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from fractune.inference.backends import backend_for
 from fractune.inference.bound import Bound
-from fractune.inference.caller_warnings import warn_if_untuned
+from fractune.inference.caller_warnings import warn_caller, warn_if_untuned
 from fractune.inference.choosing.matching import match_share
 from fractune.inference.choosing.under_limit import ServiceGoal
 from fractune.inference.choosing.variants import VariantChoice
@@ -219,6 +219,8 @@ class Model:
             self._stop = weakref.finalize(self, self._runner.stop)
             self.share, self.choice, self.threads = found.share, found.choice, found.threads
         warn_if_untuned(self.bundle.name, found.choice)
+        if here.warning:
+            warn_caller(here.warning)
 
     def _variant(self, requested: str | None) -> Variant:
         """The chosen variant, or the requested one. Raises BadRequest if there is none of that name."""

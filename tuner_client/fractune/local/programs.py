@@ -1,7 +1,7 @@
 """The programs of the server and the workers, for the command line. `fractune server` and `fractune worker` become
-them. `fractune noise` measures with them. `fractune shares` and `fractune doctor` take this machine's inventory from
-them. Only this part of the client imports the server and the workers, and only when it is called: the client may be
-installed without the libraries that they need.
+them. `fractune noise` measures with them. `fractune shares`, `fractune mps` and `fractune doctor` look at this machine
+with them. Only this part of the client imports the server and the workers, and only when it is called: the client may
+be installed without the libraries that they need.
 """
 
 from __future__ import annotations
@@ -97,6 +97,16 @@ def apply_mig_layout(layout: str, report_line: Callable[[str], None]) -> list[st
 
     divided = mig_layout.apply_layout(layout, look(), look, lambda command: report_line(" ".join(command)))
     return [f"mig:{found.profile} is mig:{found.uuid}, {found.sms} SMs" for found in divided.instances]
+
+
+def mps_daemon_here() -> tuple[Any, Any]:
+    """The first visible GPU (a fractune_workers.gpu.nvml.Gpu), and the MPS daemon of its workers: a
+    fractune_workers.gpu.mps_daemon.MpsDaemon. Raises ShareUnavailable for a GPU that has no shares of MPS.
+    """
+    from fractune_workers.confinement.mps import MpsConfinement
+
+    confinement = MpsConfinement(Share("mps", "100"))
+    return confinement.gpu, confinement.daemon
 
 
 def look_for_cuda() -> Any:

@@ -10,10 +10,10 @@ import logging
 import os
 import shutil
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 from fractune_core.cuda.environment import (
     MPS_LOG_DIRECTORY,
@@ -22,7 +22,7 @@ from fractune_core.cuda.environment import (
     MPS_PREFIX,
     VISIBLE_DEVICES,
 )
-from fractune_core.cuda.mps import PACKAGES, PROGRAM
+from fractune_core.cuda.mps import PACKAGES, PROGRAM, daemon_folder, kept_mark, pipes_in
 from fractune_core.errors import ShareUnavailable
 from fractune_workers.gpu.mps_control import MpsControl, MpsFailed, MpsUnreachable, ServerState
 from fractune_workers.gpu.mps_partitions import PartitionPool
@@ -56,6 +56,25 @@ class MpsDaemon:
     def release(self) -> None:
         """Give back what `hold` and `take_partition` took."""
 
+    @property
+    def is_kept(self) -> bool:
+        """Whether it also runs without workers, until `stop_keeping`."""
+        return True
+
+    def keep(self) -> None:
+        """Have the daemon run from now until `stop_keeping`. Raises ShareUnavailable."""
+        self._refuse_change()
+
+    def stop_keeping(self) -> None:
+        """End the daemon, or leave its end to its last worker. Raises ShareUnavailable while it has clients."""
+        self._refuse_change()
+
+    def _refuse_change(self) -> NoReturn:
+        raise ShareUnavailable(
+            f"{MPS_PIPE_DIRECTORY} names the daemon at {self.pipe_dir}, which fractune neither starts nor ends; unset "
+            "the variable for a daemon of fractune's own"
+        )
+
     def take_partition(self, chunks: int) -> str:
         """The full id of a static partition of `chunks` chunks: here the one that the environment names.
 
@@ -74,6 +93,18 @@ class MpsDaemon:
                 f"for; ask for mps-sm:{partition.chunks}, or name another partition"
             )
         return named
+
+    def is_running(self) -> bool:
+        """Whether the daemon answers. Raises MpsFailed when it answers wrongly, or too late."""
+        try:
+            self.control.servers()
+        except MpsUnreachable:
+            return False
+        return True
+
+    def clients(self) -> list[int]:
+        """Process ids of its clients, in the daemon's PID namespace; none when there is no daemon."""
+        return [client.pid for client in self.control.processes()] if self.is_running() else []
 
     def is_active(self) -> bool:
         """Whether a new client would be accepted: every server is ACTIVE, or none has been started yet."""
@@ -120,7 +151,7 @@ class MpsDaemon:
 
 
 class OwnMpsDaemon(MpsDaemon):
-    """The daemon of one GPU: started by the first worker that holds it, ended by the last.
+    """The daemon of one GPU: started by the first worker that holds it, ended by the last unless it is kept.
 
     `folder` has the daemon's pipes and logs, and the locks of its holders. A daemon that killed workers left
     behind is taken over by the next worker.
@@ -129,8 +160,8 @@ class OwnMpsDaemon(MpsDaemon):
     def __init__(
         self, gpu_uuid: str, *, static: bool = False, folder: Path | None = None, program: str = PROGRAM
     ) -> None:
-        self._folder = folder or default_folder(gpu_uuid)
-        super().__init__(self._folder / "pipe", program)
+        self._folder = folder or daemon_folder(gpu_uuid)
+        super().__init__(pipes_in(self._folder), program)
         self._gpu_uuid = gpu_uuid
         self._static = static
         self._program = program
@@ -155,9 +186,14 @@ class OwnMpsDaemon(MpsDaemon):
         self.probe()
         self._own_folder()
         with self._locks.changing():
-            if self._is_running() and self._is_static() != self._static:
+            if self.is_kept and self._static:
+                raise ShareUnavailable(
+                    f"the MPS daemon of {self._gpu_uuid} is kept for mps shares (`fractune mps start`), and cannot "
+                    "serve mps-sm shares; end it: `fractune mps stop`"
+                )
+            if self.is_running() and self._is_static() != self._static:
                 self._end_other_mode()
-            if not self._is_running():
+            if not self.is_running():
                 self._start()
             self._user = self._locks.share("users")
 
@@ -169,12 +205,35 @@ class OwnMpsDaemon(MpsDaemon):
                 self._partition[1].close()
             self._user.close()
             self._user = self._partition = None
+            if self._locks.is_free("users") and not self.is_kept:
+                self._end()
+
+    @property
+    def is_kept(self) -> bool:
+        return kept_mark(self._folder).exists()
+
+    def keep(self) -> None:
+        self.hold()
+        kept_mark(self._folder).touch()
+        self.release()
+
+    def stop_keeping(self) -> None:
+        if not self._folder.exists():
+            return
+        with self._locks.changing():
+            clients = self.clients()
+            if clients:
+                raise ShareUnavailable(
+                    f"the MPS daemon of {self._gpu_uuid} has clients (process {', '.join(map(str, clients))}); end "
+                    "them first"
+                )
+            kept_mark(self._folder).unlink(missing_ok=True)
             if self._locks.is_free("users"):
                 self._end()
 
     def restart_service(self) -> None:
         with self._locks.changing():
-            if self._user is None or self._is_running():
+            if self._user is None or self.is_running():
                 return
             if self._static:
                 raise MpsFailed(
@@ -196,13 +255,6 @@ class OwnMpsDaemon(MpsDaemon):
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if self._folder.stat().st_uid != os.getuid():
             raise MpsFailed(f"MPS: the folder {self._folder} belongs to another user; remove it, or set TMPDIR")
-
-    def _is_running(self) -> bool:
-        try:
-            self.control.servers()
-        except MpsUnreachable:
-            return False
-        return True
 
     def _is_static(self) -> bool:
         return self._mode_file.exists()
@@ -249,7 +301,7 @@ class OwnMpsDaemon(MpsDaemon):
             except (OSError, subprocess.SubprocessError) as error:
                 hint = "; static partitions need driver 590 or newer" if self._static else ""
                 raise MpsFailed(f"MPS: the control daemon did not start ({error}); look into {logs}{hint}") from error
-        if not _within(_START_TIMEOUT_S, self._is_running):
+        if not _within(_START_TIMEOUT_S, self.is_running):
             raise MpsFailed(f"MPS: the control daemon did not answer within {_START_TIMEOUT_S:g} s; look into {logs}")
 
     def _environment_of_daemon(self, logs: Path) -> dict[str, str]:
@@ -266,15 +318,10 @@ class OwnMpsDaemon(MpsDaemon):
             self.control.quit()
         except MpsFailed as error:  # says little: the exit code is 1 also when a server had ended badly
             refusal = f" ({error})"
-        if not _within(_QUIT_TIMEOUT_S, lambda: not self._is_running()):
+        if not _within(_QUIT_TIMEOUT_S, lambda: not self.is_running()):
             raise MpsFailed(
                 f"MPS: the control daemon at {self.pipe_dir} did not end within {_QUIT_TIMEOUT_S:g} s{refusal}"
             )
-
-
-def default_folder(gpu_uuid: str) -> Path:
-    """The folder of a GPU's daemon for this user's workers on this host."""
-    return Path(tempfile.gettempdir()) / f"fractune-mps-{os.getuid()}-{gpu_uuid}"
 
 
 def mps_daemon(gpu_uuid: str, *, static: bool = False) -> MpsDaemon:

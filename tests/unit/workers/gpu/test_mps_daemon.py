@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from fractune_core.cuda.environment import MPS_PIPE_DIRECTORY
-from fractune_core.cuda.mps import PROGRAM
+from fractune_core.cuda.mps import PROGRAM, daemon_folder
 from fractune_core.errors import ShareUnavailable
 from fractune_workers.gpu import mps_daemon as mps_daemon_module
 from fractune_workers.gpu.mps_control import MpsClient, MpsControl, MpsFailed, MpsUnreachable
-from fractune_workers.gpu.mps_daemon import MpsDaemon, OwnMpsDaemon, default_folder, mps_daemon
+from fractune_workers.gpu.mps_daemon import MpsDaemon, OwnMpsDaemon, mps_daemon
 from tests.support.hardware.real_mps import REAL_MPS, daemons_below, real_program
 from tests.support.hardware.simulated_mps import H200, Scripted, installed_program
 from tests.support.hardware.simulated_mps_control import tell
@@ -258,6 +258,54 @@ def test_limits_in_the_workers_environment_do_not_become_the_daemons(
     daemon.release()
 
 
+def test_a_kept_daemon_survives_its_workers_until_it_is_stopped(any_host: Host) -> None:
+    daemon = any_host.own()
+    daemon.keep()
+    daemon.hold()
+    daemon.release()
+    assert (daemon.is_kept, daemon.is_running()) == (True, True)
+    any_host.own().stop_keeping()
+    assert (daemon.is_kept, daemon.is_running()) == (False, False)
+    daemon.stop_keeping()
+
+
+def test_a_daemon_that_workers_use_is_left_to_the_last_of_them(any_host: Host) -> None:
+    worker, other = any_host.own(), any_host.own()
+    worker.hold()
+    other.keep()
+    other.stop_keeping()
+    assert worker.is_running()
+    worker.release()
+    assert not worker.is_running()
+
+
+def test_a_daemon_with_clients_is_not_stopped(host: Host, client: subprocess.Popen[bytes]) -> None:
+    daemon = host.own()
+    daemon.keep()
+    tell(host.pipe_dir, f"stage connect {client.pid}")
+    with pytest.raises(ShareUnavailable, match=rf"has clients \(process {client.pid}\); end them first"):
+        daemon.stop_keeping()
+    assert (daemon.is_kept, daemon.clients()) == (True, [client.pid])
+    client.kill()
+    client.wait()
+    daemon.stop_keeping()
+    assert daemon.clients() == []
+
+
+def test_a_kept_daemon_is_not_replaced_by_one_for_partitions(host: Host) -> None:
+    daemon = host.own()
+    daemon.keep()
+    with pytest.raises(ShareUnavailable, match="end it: `fractune mps stop`"):
+        host.own(static=True).hold()
+    daemon.stop_keeping()
+
+
+def test_a_joined_daemon_is_neither_kept_nor_stopped(host: Host) -> None:
+    for change in (host.joined().keep, host.joined().stop_keeping):
+        with pytest.raises(ShareUnavailable, match=r"CUDA_MPS_PIPE_DIRECTORY names the daemon .* unset the variable"):
+            change()
+
+
 def test_one_daemon_has_one_mode_while_it_is_used(host: Host) -> None:
     percentage, static = host.own(), host.own(static=True)
     percentage.hold()
@@ -306,7 +354,7 @@ def test_the_environment_names_the_daemon_to_join(monkeypatch: pytest.MonkeyPatc
     monkeypatch.delenv(MPS_PIPE_DIRECTORY, raising=False)
     own = mps_daemon(H200.uuid)
     assert isinstance(own, OwnMpsDaemon)
-    assert own.pipe_dir == default_folder(H200.uuid) / "pipe"
+    assert own.pipe_dir == daemon_folder(H200.uuid) / "pipe"
     monkeypatch.setenv(MPS_PIPE_DIRECTORY, "/run/mps")
     joined = mps_daemon(H200.uuid, static=True)
     assert not isinstance(joined, OwnMpsDaemon)

@@ -34,6 +34,8 @@ class ShareHere:
     """of a MIG instance: `1g.18gb`"""
     quota: Quota | None = None
     """the quota that allows less than all of `cpus`; None also where `units` were requested"""
+    warning: str = ""
+    """a limit that the environment names and that is not in force, with a remedy; empty if there is none"""
 
     @property
     def unit(self) -> str:

@@ -11,6 +11,7 @@ from fractune.inference.cpu.processor import check_host_code
 from fractune.inference.cpu.share import ShareHere, share_here
 from fractune.inference.gpu import driver
 from fractune.inference.gpu.driver import GpuHere, NoDriver
+from fractune.inference.gpu.mps import join_daemon
 from fractune.inference.gpu.share import check_gpu, check_held, gpu_share_here
 from fractune.inference.tvm_runtime import runtime, tensors
 from fractune.inference.tvm_runtime.tensors import TensorSpec
@@ -40,6 +41,7 @@ class OnGpu:
         check_host_code(bundle)
         self._whole_sms = int(bundle.manifest["device"]["units"])
         self._share = share
+        join_daemon(share)
         self._gpu = _gpu_for(bundle)
         check_gpu(bundle, self._gpu)
         self.look()

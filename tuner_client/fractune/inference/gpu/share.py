@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from fractune.inference.cpu.share import ShareHere
 from fractune.inference.gpu.driver import GpuHere
+from fractune.inference.gpu.mps import lost_percentage
 from fractune_core.cuda.environment import MPS_PARTITION, MPS_PERCENTAGE, VISIBLE_DEVICES
 from fractune_core.errors import BadBundle, ShareUnavailable
 from fractune_core.files.bundles import Bundle
@@ -41,7 +42,9 @@ def gpu_share_here(gpu: GpuHere, whole_sms: int, cpus: tuple[int, ...]) -> Share
     """The share of this process on a GPU of `whole_sms` SMs; `cpus` are those of its host code."""
     mechanism, grant = _mechanism(gpu, whole_sms, os.environ)
     reason = f"{gpu.sms} of {units_text(whole_sms, 'sm')} {grant}"
-    return ShareHere(gpu.sms, cpus, reason, mechanism, gpu.mig_profile)
+    lost = lost_percentage() if mechanism == "full" and not gpu.is_mps_client else ""
+    warning = f"this process has {reason}; {lost}" if lost else ""
+    return ShareHere(gpu.sms, cpus, reason, mechanism, gpu.mig_profile, warning=warning)
 
 
 def check_held(share: Share, here: ShareHere, whole_sms: int) -> None:
@@ -56,10 +59,8 @@ def check_held(share: Share, here: ShareHere, whole_sms: int) -> None:
     if share.mechanism == "mig" and not share.mig_uuid:
         is_held = is_held and here.mig_profile == share.size
     if not is_held:
-        raise ShareUnavailable(
-            f"share '{share}' is not in force: this process has {here.reason}; start it under that share, or leave the "
-            "share out"
-        )
+        found = here.warning or f"this process has {here.reason}; {_how_to_start(share)}"
+        raise ShareUnavailable(f"share '{share}' is not in force: {found}, or leave the share out")
 
 
 def confine_gpu(share: Share) -> None:
@@ -71,6 +72,12 @@ def confine_gpu(share: Share) -> None:
         os.environ[MPS_PERCENTAGE] = share.size
     elif share.mig_uuid:
         os.environ[VISIBLE_DEVICES] = share.mig_uuid
+
+
+def _how_to_start(share: Share) -> str:
+    if share.mechanism == "mps":
+        return f"start it with {MPS_PERCENTAGE}={share.size} beside an MPS daemon (`fractune mps start`)"
+    return "start it under that share"
 
 
 def _may_be(gpu: GpuHere, sms: int, memory_gib: int) -> bool:

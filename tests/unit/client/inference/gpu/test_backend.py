@@ -85,6 +85,17 @@ def test_a_bundle_runs_at_the_share_of_the_process(small: Small, bundle: Path) -
 
 
 @pytest.mark.usefixtures("staged")
+def test_a_percentage_without_a_daemon_is_a_warning_with_the_sms_that_are_used(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = SimulatedGpu(MODELS["H200"])
+    monkeypatch.setattr(driver, "look_at_gpu", lambda: ask_gpu(SimulatedLibcuda(gpu, Staged())))
+    with pytest.warns(RuntimeWarning, match=f"has 132 of 132 SMs .*; {PERCENTAGE}=25 has no effect without MPS: start"):
+        model = fractune.load(bundle)
+    assert model.share.mechanism == "full"
+
+
+@pytest.mark.usefixtures("staged")
 def test_weights_are_put_there_once_and_inputs_have_their_room(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[tuple[int, ...]] = []
     empty_tensor = runtime.empty_tensor

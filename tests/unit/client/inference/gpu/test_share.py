@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import platform
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,9 +13,11 @@ import pytest
 from fractune.inference.choosing.variants import choose_variant
 from fractune.inference.gpu import driver
 from fractune.inference.gpu.driver import GpuHere, NoDriver, ask_gpu, look_at_gpu
+from fractune.inference.gpu.mps import join_daemon
 from fractune.inference.gpu.share import check_gpu, check_held, confine_gpu, gpu_share_here
 from fractune_core.analysis.match import How, Policy
-from fractune_core.cuda.environment import MPS_PERCENTAGE, VISIBLE_DEVICES
+from fractune_core.cuda.environment import MPS_PERCENTAGE, MPS_PIPE_DIRECTORY, VISIBLE_DEVICES
+from fractune_core.cuda.mps import daemon_folder, kept_mark, pipes_in
 from fractune_core.errors import BadBundle, BadRequest, ShareUnavailable
 from fractune_core.files.bundles import Bundle
 from fractune_core.shares import Device, GrantedShare, Share
@@ -30,9 +35,16 @@ UNITS = {"mps:25": 32, "mps:50": 66, "full": 132, "mig:1g.18gb": 16}
 
 @pytest.fixture(autouse=True)
 def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (VISIBLE_DEVICES, MPS_PERCENTAGE, "CUDA_MPS_SM_PARTITION"):
+    for name in (VISIBLE_DEVICES, MPS_PERCENTAGE, MPS_PIPE_DIRECTORY, "CUDA_MPS_SM_PARTITION"):
         monkeypatch.setenv(name, "")  # so that it is restored where a test has it set
         monkeypatch.delenv(name)
+
+
+@pytest.fixture(autouse=True)
+def tempdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where daemons have their folders."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
 
 
 def seen(gpu: SimulatedGpu | None = None, staged: Staged = NOTHING_STAGED) -> GpuHere:
@@ -109,10 +121,61 @@ def test_a_mig_instance() -> None:
 
 def test_a_share_that_cuda_does_not_show_is_not_in_force() -> None:
     """No daemon was reached: CUDA runs without MPS, unconfined, and says nothing."""
+    here = gpu_share_here(seen(), WHOLE, (0,))
+    with pytest.raises(ShareUnavailable, match=r"'mps:25' is not in force: this process has 132 of 132 .*mps start"):
+        check_held(Share.parse("mps:25"), here, WHOLE)
     confine_gpu(Share.parse("mps:25"))
     here = gpu_share_here(seen(), WHOLE, (0,))
-    with pytest.raises(ShareUnavailable, match=r"'mps:25' is not in force: this process has 132 of 132 SMs"):
+    with pytest.raises(ShareUnavailable, match="has no effect without MPS: start a daemon by `fractune mps start`, or"):
         check_held(Share.parse("mps:25"), here, WHOLE)
+
+
+@pytest.mark.parametrize("percentage", ["", "100"])
+def test_a_percentage_that_limits_nothing_needs_no_daemon(percentage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(MPS_PERCENTAGE, percentage)
+    assert gpu_share_here(seen(), WHOLE, (0,)).warning == ""
+
+
+def keep_daemon(tempdir: Path, uuid: str) -> str:
+    """As `fractune mps start` does; the daemon's pipe folder."""
+    kept = kept_mark(daemon_folder(uuid))
+    assert kept.is_relative_to(tempdir)
+    kept.parent.mkdir()
+    kept.touch()
+    return str(pipes_in(kept.parent))
+
+
+@pytest.mark.parametrize("share", [Share.parse("mps:25"), None])
+def test_the_daemon_that_is_kept_is_found(share: Share | None, tempdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pipes = keep_daemon(tempdir, "GPU-1")
+    join_daemon(None)
+    assert MPS_PIPE_DIRECTORY not in os.environ, "this process does not need MPS"
+    monkeypatch.setenv(MPS_PERCENTAGE, "25")
+    join_daemon(share)
+    assert (os.environ[MPS_PIPE_DIRECTORY], os.environ[VISIBLE_DEVICES]) == (pipes, "GPU-1")
+    assert gpu_share_here(seen(), WHOLE, (0,)).warning.endswith(f"no daemon answers at {pipes} (`fractune mps status`)")
+
+
+def test_of_several_daemons_the_visible_gpus_is_found(tempdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(MPS_PERCENTAGE, "25")
+    keep_daemon(tempdir, "GPU-1")
+    second = keep_daemon(tempdir, "GPU-2")
+    for visible in ("", "0"):
+        monkeypatch.setenv(VISIBLE_DEVICES, visible)
+        join_daemon(None)
+        assert MPS_PIPE_DIRECTORY not in os.environ
+        warning = gpu_share_here(seen(), WHOLE, (0,)).warning
+        assert warning.endswith("set CUDA_VISIBLE_DEVICES to the UUID of a GPU with a daemon, GPU-1 or GPU-2")
+    monkeypatch.setenv(VISIBLE_DEVICES, "GPU-2,GPU-1")
+    join_daemon(None)
+    assert os.environ[MPS_PIPE_DIRECTORY] == second
+
+
+def test_the_daemon_of_the_environment_is_not_replaced(tempdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keep_daemon(tempdir, "GPU-1")
+    monkeypatch.setenv(MPS_PIPE_DIRECTORY, "/run/mps")
+    join_daemon(Share.parse("mps:25"))
+    assert os.environ[MPS_PIPE_DIRECTORY] == "/run/mps"
 
 
 def test_a_share_that_is_larger_than_asked_for_is_not_in_force() -> None:

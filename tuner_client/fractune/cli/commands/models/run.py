@@ -141,6 +141,7 @@ def _report(
         "threads": model.threads,
         "quota_m": model.share.quota.millicores if model.share.quota else None,
         "share": model.share.reason,
+        "warning": model.share.warning,
         **_times_json(times[choice.variant], "tuned_"),
         **_times_json(times[UNTUNED_VARIANT], "untuned_"),
         "call_s": None,
@@ -209,6 +210,8 @@ def _peer_json(peer: Beside) -> dict[str, Any]:
 
 def _print(report: dict[str, Any], given_by: str) -> None:
     print(f"share:     {report['share']}")
+    if report["warning"]:
+        print(f"warning:   {report['warning']}")
     print(f"variant:   {report['variant']} ({report['reason']})")
     if "slots" in report:
         _print_slots(report)

@@ -153,7 +153,14 @@ def test_what_a_model_ran_on_is_named_below_the_times(
     from fractune.cli.commands.models.run import _print
 
     times = {f"untuned_{name}run_secs": [1e-3] * 3 for name in ("", "paced_")}
-    report = {"variant": "untuned", "reason": "", "share": "", "tuned_s": 1e-3, "max_abs_difference": 0.0}
+    report = {
+        "variant": "untuned",
+        "reason": "",
+        "share": "",
+        "warning": "",
+        "tuned_s": 1e-3,
+        "max_abs_difference": 0.0,
+    }
     report |= {"untuned_s": 1e-3, "untuned_paced_s": 1e-3, "max_rel_difference": 0.0}
     report |= {"units": units, "unit": unit, "threads": threads, "quota_m": quota_m}
     _print({**report, **times}, "random inputs")

@@ -1,0 +1,1 @@
+"""Commands that look at this machine, and prepare it for shares."""
