@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from fractune.local.embedded_redis import redis_binary
-from fractune.local.programs import look_for_cuda
+from fractune.local.host_lines import limit_text, making_text
+from fractune.local.programs import cpu_limits, look_for_cuda
 from fractune.local.stack import own_env
 from fractune_core.cuda.mps import PACKAGES
 from fractune_core.cuda.versions import NEEDED_DRIVER, driver_fault
@@ -64,8 +65,20 @@ def examine() -> list[Use]:
     return [
         Use("run", "run bundles", [packages("run")]),
         Use("tune", "tune for this machine's CPU", [packages("local"), _redis(), reader_sandbox()]),
+        limit_use(cpu_limits()),
         *cuda_uses(look_for_cuda()),
     ]
+
+
+def limit_use(here: dict[str, Any]) -> Use:
+    """The use of CPU limits. `here`: fractune_workers.inventory.limits.LimitsHere as JSON."""
+    remedy = "run fractune as root, or in a container with the limit (--cpus 1.5)"
+    findings = [
+        packages("local"),
+        Finding("limit of this process", limit_text(here)),
+        Finding("way to make a limit", making_text(here), f"{remedy} ({here['refusal']})"),
+    ]
+    return Use("limits", "hold a process to a CPU limit (cpu:1500m)", findings)
 
 
 def cuda_uses(here: Any) -> list[Use]:

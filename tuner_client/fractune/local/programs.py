@@ -68,16 +68,15 @@ def measure_noise(
 
 
 def machine_shares(named: Sequence[Share] = (), *, prove: bool) -> Iterator[dict[str, Any]]:
-    """Each device of this machine, the host CPU first: `kind`, `label`, `uuid`, and `offers` as plain JSON values. With
-    `named` only these shares.
+    """Each device of this machine, the host CPU first, as plain JSON values: `kind`, `label`, `uuid`, `offers`, and of
+    the CPU `cpus` and `limits`. With `named` only these shares.
 
     Raises ShareUnavailable after the host CPU if no NVIDIA GPU is available.
     """
     from fractune_workers.inventory import shares as inventory
 
     for device in inventory.machine_shares(named, prove=prove):
-        shares = [share.to_json() for share in device.shares]
-        yield {"kind": device.kind, "label": device.label, "uuid": device.uuid, "offers": shares}
+        yield device.to_json()
 
 
 def mig_commands(layout: str) -> list[str]:
@@ -107,6 +106,13 @@ def mps_daemon_here() -> tuple[Any, Any]:
 
     confinement = MpsConfinement(Share("mps", "100"))
     return confinement.gpu, confinement.daemon
+
+
+def cpu_limits() -> dict[str, Any]:
+    """The CPU limit of this process and the way to make one: a fractune_workers.inventory.limits.LimitsHere."""
+    from fractune_workers.inventory import limits
+
+    return limits.limits_here().to_json()
 
 
 def look_for_cuda() -> Any:

@@ -41,8 +41,14 @@ class Quota:
 
 def tightest_quota(root: Path = ROOT) -> Quota | None:
     """The quota that limits this process most, of its cgroup and all ancestors; the innermost of equal ones."""
-    quotas = [quota for folder in cgroup_folders(root) if (quota := _quota_of(folder)) is not None]
-    return min(quotas, key=lambda quota: quota.cores, default=None)
+    limiting = limiting_cgroup(root)
+    return None if limiting is None else limiting[1]
+
+
+def limiting_cgroup(root: Path = ROOT) -> tuple[Path, Quota] | None:
+    """The cgroup with the tightest quota, and the quota."""
+    quotas = [(folder, quota) for folder in cgroup_folders(root) if (quota := _quota_of(folder)) is not None]
+    return min(quotas, key=lambda each: each[1].cores, default=None)
 
 
 @dataclass(frozen=True)

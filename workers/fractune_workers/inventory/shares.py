@@ -25,6 +25,8 @@ from fractune_workers.confinement import confinement_for, launcher_of
 from fractune_workers.confinement.base import Confinement
 from fractune_workers.confinement.limit_cgroups import LimitCgroups
 from fractune_workers.gpu.nvml import Gpu, open_nvml
+from fractune_workers.inventory.cpus import CpusHere, cpus_here
+from fractune_workers.inventory.limits import LimitsHere, limits_here
 
 NOT_PROVED = "not proved"
 PROOF_FAILED = "proof failed"
@@ -74,6 +76,20 @@ class DeviceShares:
     """the product's name, with what tells it apart"""
     uuid: str
     shares: tuple[ShareInfo, ...]
+    cpus: CpusHere | None = None
+    """of the host CPU, unless only named shares are wanted"""
+    limits: LimitsHere | None = None
+    """as `cpus`"""
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "kind": self.kind,
+            "label": self.label,
+            "uuid": self.uuid,
+            "offers": [share.to_json() for share in self.shares],
+            "cpus": None if self.cpus is None else self.cpus.to_json(),
+            "limits": None if self.limits is None else self.limits.to_json(),
+        }
 
 
 def machine_shares(named: Sequence[Share] = (), *, prove: bool) -> Iterator[DeviceShares]:
@@ -103,6 +119,8 @@ def _cpu_shares(named: Sequence[Share], *, prove: bool) -> DeviceShares:
         f"{cpu_name() or 'host CPU'} ({cores} of {total} cores may be used here)",
         "",
         tuple(_share_info(share, expected, prove=prove) for share, expected in shares),
+        cpus=None if named else cpus_here(prove=prove),
+        limits=None if named else limits_here(),
     )
 
 

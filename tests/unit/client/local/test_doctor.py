@@ -13,8 +13,9 @@ import pytest
 
 from fractune.cli import main
 from fractune.local import doctor as doctor_module
-from fractune.local.doctor import Finding, Use, cuda_uses, packages, required
+from fractune.local.doctor import Finding, Use, cuda_uses, limit_use, packages, required
 from fractune_workers.inventory.cuda import CompilerHere, LibraryHere
+from fractune_workers.inventory.limits import LimitsHere
 
 NVRTC = CompilerHere("NVRTC 13.0", (75, 90, 121))
 ML, BINDINGS = LibraryHere("nvidia-ml-py", "13.615.71"), LibraryHere("cuda-bindings", "13.5.0")
@@ -106,6 +107,22 @@ def test_a_sandbox_that_is_not_whole_is_said_and_no_obstacle(monkeypatch: pytest
     (tune,) = (each for each in doctor_module.examine() if each.name == "tune")
     assert tune.ready
     assert found in tune.findings
+
+
+def test_the_limit_of_this_process_and_the_way_to_another_are_listed() -> None:
+    under = LimitsHere("/sys/fs/cgroup/pod", 1500, 100_000, 12, 3.4, made_by="cgroup")
+    found = limit_use(under.to_json())
+    assert found.ready
+    assert [each.found for each in found.findings[1:]] == [
+        "1500m in 100 ms, by /sys/fs/cgroup/pod (throttled in 12 periods, 3.4 s of all CPUs)",
+        "by a child cgroup",
+    ]
+    found = limit_use(LimitsHere(refusal="it is read-only, and there is no systemd-run").to_json())
+    assert not found.ready
+    assert missing(found) == {
+        "way to make a limit": "run fractune as root, or in a container with the limit (--cpus 1.5) (it is read-only, "
+        "and there is no systemd-run)"
+    }
 
 
 def test_builds_name_the_compiler_and_what_it_compiles_for() -> None:
@@ -203,7 +220,7 @@ def test_json_is_one_use_a_line(machine: list[Here], capsys: pytest.CaptureFixtu
     machine[0] = Here(nvml=False)
     main(["doctor", "--json"])
     uses = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [each["use"] for each in uses] == ["run", "tune", "cuda-builds", "gpu"]
-    assert [each["ready"] for each in uses] == [True, True, True, False]
+    assert [each["use"] for each in uses] == ["run", "tune", "limits", "cuda-builds", "gpu"]
+    assert [each["ready"] for each in uses if each["use"] != "limits"] == [True, True, True, False]
     assert list(uses[0]) == ["use", "title", "ready", "findings"]
     assert set(uses[0]["findings"][0]) == {"what", "found", "how", "optional"}

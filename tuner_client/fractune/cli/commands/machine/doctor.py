@@ -15,6 +15,7 @@ from fractune.local.doctor import Use, examine
 class UseName(StrEnum):
     RUN = "run"
     TUNE = "tune"
+    LIMITS = "limits"
     CUDA_BUILDS = "cuda-builds"
     GPU = "gpu"
 

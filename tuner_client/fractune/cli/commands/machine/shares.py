@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from fractune.cli import options
+from fractune.local.host_lines import cpu_lines, limit_text, making_text
 from fractune.local.programs import PROOF_FAILED, apply_mig_layout, machine_shares, mig_commands
 from fractune.local.stack import own_env
 from fractune.text.rendering import Column, Table
@@ -86,6 +87,15 @@ def _print_device(device: dict[str, Any], *, every_reason: bool) -> None:
             print(_limit_text(offer["share"], **offer["limit"]))
         elif offer["unit"] == "millicore" and not offer["refusal"]:
             print(_unproved_text(offer["share"]))
+    if device["cpus"]:
+        print(*cpu_lines(device["cpus"]), sep="\n")
+        _print_limits(device["limits"])
+
+
+def _print_limits(limits: dict[str, Any]) -> None:
+    print(f"CPU limit of this process: {limit_text(limits)}")
+    way = making_text(limits)
+    print(f"limits such as cpu:1500m can be made {way}" if way else f"no limit can be made: {limits['refusal']}")
 
 
 def _limit_text(share: str, *, burned_m: int, span: int, period_us: int, burst_us: int, **_others: int) -> str:

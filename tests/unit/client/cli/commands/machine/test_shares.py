@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,14 @@ def stage(monkeypatch: pytest.MonkeyPatch, *offers: dict[str, Any], no_gpu: str 
 
     def machine_shares(_named: list[Share], *, prove: bool) -> Iterator[dict[str, Any]]:
         asked.append(prove)
-        yield {"kind": "cuda", "label": "NVIDIA H200", "uuid": "GPU-1", "offers": list(offers)}
+        yield {
+            "kind": "cuda",
+            "label": "NVIDIA H200",
+            "uuid": "GPU-1",
+            "offers": list(offers),
+            "cpus": None,
+            "limits": None,
+        }
         if no_gpu:
             raise ShareUnavailable(no_gpu)
 
@@ -145,7 +153,11 @@ def test_a_named_share_that_cannot_be_had_ends_with_the_code_of_a_share(capsys: 
 
 def test_this_machine_lists_its_cpu(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["shares"]) == 0
-    assert "cpu:1" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "cpu:1" in said
+    assert f"the kernel shows {units_text(len(os.sched_getaffinity(0)), 'CPU')} of " in said
+    assert "\nCPU limit of this process: " in said
+    assert re.search("\n(limits such as cpu:1500m can be made by a|no limit can be made: )", said)
 
 
 @pytest.fixture

@@ -1,0 +1,49 @@
+"""The physical cores and the NUMA nodes of the CPUs that this process may use, as the kernel shows them, and as busy
+processes find them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fractune_core.codec.plain_json import JsonObject
+from fractune_core.host.cgroups import ROOT
+from fractune_core.host.cpu_topology import CpuTopology
+from fractune_workers.inventory.cpu_pairs import PairBurn, burn_pairs, likely_pairs
+
+
+@dataclass(frozen=True)
+class CpusHere(JsonObject):
+    """CPUs by core and by node."""
+
+    cores: tuple[tuple[int, ...], ...]
+    """of each physical core the CPUs, as the kernel shows them"""
+    nodes: tuple[tuple[int, ...], ...]
+    """of each NUMA node the CPUs, as the kernel shows them"""
+    pairs: tuple[PairBurn, ...] = ()
+    """that were kept busy; empty unless that was wanted"""
+    physical_cores: int = 0
+    """with the pairs that turned out to share one; 0 = not known, since other programs disturbed a pair"""
+
+
+def cpus_here(
+    *, prove: bool, root: Path = ROOT, burned: Callable[[Iterable[tuple[int, int]]], list[PairBurn]] = burn_pairs
+) -> CpusHere:
+    """With `prove`, those pairs of CPUs are kept busy that may share a core."""
+    allowed, topology = sorted(os.sched_getaffinity(0)), CpuTopology.read(root)
+    cores, nodes = (tuple(map(tuple, groups)) for groups in (topology.cores(allowed), topology.nodes(allowed)))
+    pairs = tuple(burned(likely_pairs(allowed, os.cpu_count() or 1))) if prove else ()
+    known = all(pair.slowdown is not None for pair in pairs)
+    return CpusHere(cores, nodes, pairs, _count(cores, pairs) if known else 0)
+
+
+def _count(cores: Sequence[Sequence[int]], pairs: Sequence[PairBurn]) -> int:
+    """Cores, those joined that have CPUs of a pair that shares one."""
+    joined = [set(core) for core in cores]
+    for pair in (pair for pair in pairs if pair.is_shared):
+        met = [core for core in joined if not core.isdisjoint(pair.cpus)]
+        joined = [core for core in joined if core.isdisjoint(pair.cpus)] + [set().union(*met)]
+    return len(joined)
