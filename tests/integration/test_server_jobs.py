@@ -74,6 +74,8 @@ def test_full_job_then_a_second_run_without_new_trials_then_more(client: Client,
         assert [each.earlier_job for each in later.result.shares] == [job.name] * 2
         assert all(0 < each.time.ToSeconds() <= before for each in later.result.shares)
         assert later.result.shares[0].run_secs == job.result.shares[0].run_secs
+        assert [len(each.latency_secs) for each in job.result.shares[0].at_load]
+        assert later.result.shares[0].at_load == job.result.shares[0].at_load
     assert [each.earlier_job for each in job.result.shares] == ["", ""]
     assert [work["job"] for work in handled(fleet, "time_model", job, again, third)] == [job.name[5:]] * 2
     measured_again = client.finish(client.create(model, rerank=1).name)

@@ -47,7 +47,8 @@ EVENTS: tuple[dict[str, Any], ...] = (
     {"event": "roof_measured", "job": "j1", "device_key": DEVICE.key, "share_key": "core-1", "roof": _ROOF},
     {"event": "compiled", "job": "j1", "bundle": "b1"},
     {"event": "model_timed", "job": "j1", "share": "cpu:1", "granted": granted("cpu:1").to_json()}
-    | {"run_secs": {"untuned": [1.0, 1.1]}, "max_error": {"untuned": 0.0}},
+    | {"run_secs": {"untuned": [1.0, 1.1]}, "max_error": {"untuned": 0.0}}
+    | {"at_load": [{"variant": "untuned", "threads": 1, "loop_secs": [1.0], "latency_secs": [1.0, 2.0]}]},
     {"event": "piece_done", "job": "j1", "work_id": "w1", "task": "measure", "share": "cpu:1"}
     | {"worked_s": 1.5, "cpu_s": 0.5, "ended_at": 1e9},
     {"event": "work_failed", "job": "j1", "task": "build", "round_id": "r", "error": "JobFailed", "message": "why"},

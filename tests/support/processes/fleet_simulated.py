@@ -25,6 +25,7 @@ import redis
 from rq import Queue
 from rq.serializers import JSONSerializer
 
+from fractune_core.analysis.at_load import AtLoad
 from fractune_core.analysis.roofline import Roof
 from fractune_core.files.bundles import Bundle
 from fractune_core.fleet import messages, redis_names
@@ -310,6 +311,7 @@ class SimulatedWorker:
         event["granted"] = granted(work["share"]).to_json()
         event["run_secs"] = {v: [2.0, 2.0, 2.1] if v == "untuned" else [1.0, 1.0, 1.1] for v in variants}
         event["max_error"] = dict.fromkeys(variants, 0.0)
+        event["at_load"] = [AtLoad(variants[0], 1, (1.0, 1.0), (1.5, 1.5)).to_json()]
         self._send(redis_names.SERVER_STREAM, event)
 
 

@@ -17,7 +17,6 @@ from fractune.inference.backends import backend_for
 from fractune.inference.bound import Bound
 from fractune.inference.caller_warnings import warn_caller, warn_if_untuned
 from fractune.inference.choosing.matching import match_share
-from fractune.inference.choosing.under_limit import ServiceGoal
 from fractune.inference.choosing.variants import VariantChoice
 from fractune.inference.cpu.share import ShareHere
 from fractune.inference.following import ShareFollower
@@ -33,6 +32,7 @@ from fractune_core.analysis.match import DEFAULT_POLICY, Policy
 from fractune_core.errors import BadRequest
 from fractune_core.files.bundles import Bundle
 from fractune_core.host.cgroups import ThrottledSince
+from fractune_core.served import ServiceGoal
 from fractune_core.shares import Share
 
 if TYPE_CHECKING:

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from fractune.inference.choosing.under_limit import ServiceGoal
 from fractune.inference.model import Model
 from fractune.inference.signatures import open_bundle
 from fractune.inference.tvm_runtime.tensors import TensorSpec
 from fractune_core.analysis.match import DEFAULT_POLICY, Policy
 from fractune_core.errors import BadRequest
+from fractune_core.served import ServiceGoal
 
 if TYPE_CHECKING:
     from fractune.inference.tvm_runtime.tensors import Array

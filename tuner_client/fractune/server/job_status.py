@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
+from fractune_core.analysis.at_load import AtLoad, choices
 from fractune_core.analysis.roofline import Arithmetic, Roof
 from fractune_core.codec.messages import from_proto
 from fractune_core.codec.places import In
@@ -60,6 +61,14 @@ class ShareResult:
     """`jobs/...` that measured this, if the result of the same bundle was reused; empty = this job"""
     timed_at: Annotated[float, In("time")] = 0.0
     """when it was measured, in seconds since 1970, UTC; 0 = not known"""
+    at_load: tuple[AtLoad, ...] = ()
+    """the fastest variants in a loop and at 30 % load, the one for this share first. Empty if the model is too slow for
+    this timing, and for measurements of older versions"""
+
+    @property
+    def served(self) -> AtLoad | None:
+        """The best for requests at 30 % load, which `fractune.load` takes; None = not measured."""
+        return choices(self.at_load).get("latency")
 
     @property
     def speed_up(self) -> float:

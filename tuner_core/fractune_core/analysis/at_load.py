@@ -14,6 +14,9 @@ from dataclasses import dataclass
 from fractune_core.analysis.co_location import percentile
 from fractune_core.analysis.slowdown_ci import LEVEL, slowdown
 from fractune_core.codec.plain_json import JsonObject
+from fractune_core.served import Served, ServiceGoal
+
+_MOST_THREADS = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,14 @@ class AtLoad(JsonObject):
     latency_secs: tuple[float, ...]
     """of each request from its arrival to its answer, in order; as many in each round"""
 
+    def __post_init__(self) -> None:
+        """Raises ValueError for what no measurement gives."""
+        secs = (*self.loop_secs, *self.latency_secs)
+        if not 1 <= self.threads <= _MOST_THREADS or not all(0 < each < math.inf for each in secs):
+            raise ValueError("a variant at load has a number of threads or a time that cannot be")
+        if not self.loop_secs or not self.latency_secs or len(self.latency_secs) % len(self.loop_secs):
+            raise ValueError("a variant at load has no rounds, or rounds of different lengths")
+
     @property
     def loop_s(self) -> float:
         return statistics.median(self.loop_secs)
@@ -43,40 +54,30 @@ class AtLoad(JsonObject):
         return percentile(self.latency_secs, 99)
 
     @property
+    def served(self) -> Served:
+        return Served(self.variant, self.threads, self.loop_s, self.p50_s, self.p99_s)
+
+    @property
     def round_means_s(self) -> list[float]:
         """Mean latency of each round."""
         count = len(self.latency_secs) // len(self.loop_secs)
         return [statistics.fmean(self.latency_secs[at : at + count]) for at in range(0, len(self.latency_secs), count)]
 
 
-@dataclass(frozen=True)
-class Served(JsonObject):
-    """The best variant at a share for one goal, and its times in seconds."""
-
-    variant: str
-    threads: int
-    loop_s: float
-    p50_s: float
-    """at 30 % load"""
-    p99_s: float | None
-
-    @classmethod
-    def of(cls, found: AtLoad) -> Served:
-        return cls(found.variant, found.threads, found.loop_s, found.p50_s, found.p99_s)
-
-
-def throughput_choice(timed: Sequence[AtLoad]) -> AtLoad:
-    """The first, unless another is faster in a loop beyond the noise: then the fastest that no other beats."""
-    return _kept_or_best(timed, timed[0], lambda each: each.loop_secs)
-
-
-def latency_choice(timed: Sequence[AtLoad]) -> AtLoad:
-    """The choice for a loop, unless another has the smaller latencies at 30 % load beyond the noise."""
-    return _kept_or_best(timed, throughput_choice(timed), lambda each: each.round_means_s)
+def choices(timed: Sequence[AtLoad]) -> dict[ServiceGoal, AtLoad]:
+    """The best by goal; empty if nothing was timed. In a loop it is the first, unless another is faster beyond the
+    noise. For requests it is the best in a loop, unless another has smaller latencies beyond the noise.
+    """
+    if not timed:
+        return {}
+    loop = _kept_or_best(timed, timed[0], lambda each: each.loop_secs)
+    return {"latency": _kept_or_best(timed, loop, lambda each: each.round_means_s), "throughput": loop}
 
 
 def _kept_or_best(timed: Sequence[AtLoad], kept: AtLoad, secs: Callable[[AtLoad], Sequence[float]]) -> AtLoad:
-    """Each interval leaves out 5 % divided by the number of pairs (Bonferroni)."""
+    """`kept` unless another beats it; then the fastest that is not beaten. Each interval leaves out 5 % divided by the
+    number of pairs (Bonferroni), so all comparisons hold together with 95 %.
+    """
     level = 1.0 - (1.0 - LEVEL) / max(1, math.comb(len(timed), 2))
 
     def is_beaten(one: AtLoad) -> bool:

@@ -19,13 +19,14 @@ import json
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, cast, get_args
 
 from fractune_core.codec.plain_json import read_json
 from fractune_core.errors import BadBundle, BadRequest
 from fractune_core.files import manifests
 from fractune_core.files.archives import Archive, BadArchive
 from fractune_core.files.comparing_file import ComparingFile
+from fractune_core.served import Served, ServiceGoal
 
 FORMAT = 3
 _BEFORE = 2
@@ -274,6 +275,15 @@ class Bundle:
         """Seconds of one call of the whole model, by units of a share of that mechanism."""
         units = self.units(mechanism)
         return {units[share]: secs for share, secs in self.manifest.get("timed", {}).items() if share in units}
+
+    def served(self, mechanism: str) -> dict[int, dict[ServiceGoal, Served]]:
+        """The best variant by units of a share of that mechanism, then by goal, by times of the whole model."""
+        units = self.units(mechanism)
+        return {
+            units[share]: {goal: Served.from_json(goals[goal]) for goal in get_args(ServiceGoal)}
+            for share, goals in self.manifest.get("served", {}).items()
+            if share in units
+        }
 
     def units(self, mechanism: str) -> dict[str, int]:
         """Units of each share of that mechanism."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, get_args
 
 from fractune_core.codec.plain_json import is_storable
 from fractune_core.names import ROBUST_VARIANT, UNTUNED_VARIANT
+from fractune_core.served import ServiceGoal
 
 ALIGNMENT_BYTES = 64
 """Weights begin at multiples of it, as the compiled code expects of memory"""
@@ -117,6 +118,11 @@ def _measured_complaints(manifest: dict[str, Any]) -> Iterator[str]:
     timed = manifest.get("timed", {})
     if not _map_of(_is_time)(timed) or not all(timed.values()) or not set(timed) <= set(manifest["shares"]):
         yield "'timed' is not seconds by some of 'shares'"
+    served = manifest.get("served", {})
+    if not _map_of(_has_goals)(served) or not set(served) <= set(manifest["shares"]):
+        yield "'served' is not variants with threads and seconds by some of 'shares' and by goal"
+    elif not {goals[goal]["variant"] for goals in served.values() for goal in _GOALS} <= variants:
+        yield "'served' has a variant that is not there"
     choosing = manifest.get("choosing", measured)
     if not _is_measured(choosing) or _known_times(choosing) != _known_times(measured):
         yield "'choosing' is not seconds of the shares and variants of 'measured'"
@@ -195,6 +201,15 @@ _is_output = _object_with(
 _is_weight = _object_with(dtype=is_storable, shape=_is_shape, offset=_is_count, size=_is_count)
 _is_variant = _object_with(name=_is_shown, objects=_list_of(_is_object_name, fewest=1))
 _is_measured = _map_of(_map_of(_is_time))
+_has_times = _object_with(
+    variant=_is_shown,
+    threads=_is_amount,
+    loop_s=_is_time,
+    p50_s=_is_time,
+    p99_s=lambda value: value is None or _is_time(value),
+)
+_GOALS = get_args(ServiceGoal)
+_has_goals = _object_with(**dict.fromkeys(_GOALS, _has_times))
 
 _FIELDS: dict[str, tuple[_Check, str]] = {
     "model": (_object_with(name=_is_shown, sha256=is_storable), "an object with a printable name and sha256"),

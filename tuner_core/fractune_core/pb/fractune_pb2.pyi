@@ -818,6 +818,7 @@ class ShareResult(_message.Message):
     MAX_ERROR_FIELD_NUMBER: _builtins.int
     EARLIER_JOB_FIELD_NUMBER: _builtins.int
     TIME_FIELD_NUMBER: _builtins.int
+    AT_LOAD_FIELD_NUMBER: _builtins.int
     share: _builtins.str
     untuned_s: _builtins.float
     """Median latency of the whole model, measured alone, in seconds."""
@@ -840,6 +841,12 @@ class ShareResult(_message.Message):
     def time(self) -> _timestamp_pb2.Timestamp:
         """When it was measured."""
 
+    @_builtins.property
+    def at_load(self) -> _containers.RepeatedCompositeFieldContainer[Global___AtLoad]:
+        """The fastest variants, the one tuned at this share first. They were timed interleaved. Empty for a model that is too
+        slow for it, and for measurements of older versions.
+        """
+
     def __init__(
         self,
         *,
@@ -851,14 +858,53 @@ class ShareResult(_message.Message):
         max_error: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         earlier_job: _builtins.str = ...,
         time: _timestamp_pb2.Timestamp | None = ...,
+        at_load: _abc.Iterable[Global___AtLoad] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["granted", b"granted", "time", b"time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["earlier_job", b"earlier_job", "granted", b"granted", "max_error", b"max_error", "run_secs", b"run_secs", "share", b"share", "time", b"time", "tuned_s", b"tuned_s", "untuned_s", b"untuned_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_load", b"at_load", "earlier_job", b"earlier_job", "granted", b"granted", "max_error", b"max_error", "run_secs", b"run_secs", "share", b"share", "time", b"time", "tuned_s", b"tuned_s", "untuned_s", b"untuned_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ShareResult: _TypeAlias = ShareResult  # noqa: Y015
+
+@_typing.final
+class AtLoad(_message.Message):
+    """A variant with a number of threads, in a loop and at 30 % load."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VARIANT_FIELD_NUMBER: _builtins.int
+    THREADS_FIELD_NUMBER: _builtins.int
+    LOOP_SECS_FIELD_NUMBER: _builtins.int
+    LATENCY_SECS_FIELD_NUMBER: _builtins.int
+    variant: _builtins.str
+    threads: _builtins.int
+    @_builtins.property
+    def loop_secs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Seconds of one inference in a loop, a value a round."""
+
+    @_builtins.property
+    def latency_secs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Seconds from the arrival of each request to its answer, in order, as many in each round. Requests arrived at random,
+        at 30 % of the rate of the fastest in a loop.
+        """
+
+    def __init__(
+        self,
+        *,
+        variant: _builtins.str = ...,
+        threads: _builtins.int = ...,
+        loop_secs: _abc.Iterable[_builtins.float] | None = ...,
+        latency_secs: _abc.Iterable[_builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["latency_secs", b"latency_secs", "loop_secs", b"loop_secs", "threads", b"threads", "variant", b"variant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AtLoad: _TypeAlias = AtLoad  # noqa: Y015
 
 @_typing.final
 class Repeats(_message.Message):

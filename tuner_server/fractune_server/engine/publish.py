@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 from fractune_core import __version__
+from fractune_core.analysis.at_load import AtLoad, choices
 from fractune_core.analysis.match import Match
 from fractune_core.files import bundles
 from fractune_core.fleet.blobs import get_signed_blob, put_signed_blob, renew_blob, renew_signed_blob
@@ -119,6 +120,7 @@ class PublishPhase:
                 "granted": event["granted"],
                 "run_secs": event["run_secs"],
                 "max_error": event["max_error"],
+                "at_load": event.get("at_load", []),
                 "job": job.id,
                 "timed_at": time.time(),
             }
@@ -127,9 +129,11 @@ class PublishPhase:
     def _end(self, job: ActiveJob) -> None:
         """Write the times into the bundle, then end the job. Another thread writes, because it copies the file."""
         if job.bundle_writing is None:
-            timed = {share: served_secs(timing, share) for share, timing in job.stored.timings.items()}
+            timings = job.stored.timings.items()
+            timed = {share: served_secs(timing, share) for share, timing in timings}
+            served = {share: found for share, timing in timings if (found := _served(timing))}
             is_next = self._last_writing is None or self._last_writing.done()
-            job.bundle_writing = self._writer.submit(self._context.files.add_times, job.stored.bundle, timed)
+            job.bundle_writing = self._writer.submit(self._context.files.add_times, job.stored.bundle, timed, served)
             self._last_writing = job.bundle_writing
             if is_next:
                 wait([job.bundle_writing], _WRITING_S)
@@ -179,6 +183,12 @@ def bundle_id(job: ActiveJob, variants: list[VariantItem]) -> str:
         *([spec.namespace, job.id if spec.fresh else ""] if spec.namespace or spec.fresh else []),
     ]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _served(timing: Mapping[str, Any]) -> dict[str, Any]:
+    """The best variant by goal, as JSON; empty if no variant was timed at load."""
+    timed = [AtLoad.from_json(each) for each in timing.get("at_load", ())]
+    return {goal: best.served.to_json() for goal, best in choices(timed).items()}
 
 
 def _published(variants: Sequence[Variant]) -> list[TuningRecord]:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+from fractune_core.analysis.at_load import AtLoad
 from fractune_core.analysis.roofline import Arithmetic, Roof
 from fractune_core.analysis.validated import ValidatedRecords
 from fractune_core.codec.messages import from_lists, to_proto
@@ -95,4 +96,5 @@ def _share_result(job: str, share: str, timing: dict[str, Any]) -> pb.ShareResul
         max_error=timing["max_error"],
         earlier_job=Collection.JOBS.of(timed_by) if timed_by != job else "",
         time=timestamp(timing["timed_at"]) if "timed_at" in timing else None,
+        at_load=[to_proto(AtLoad.from_json(each), pb.AtLoad) for each in timing.get("at_load", ())],
     )

@@ -16,10 +16,11 @@ from redis.exceptions import ResponseError
 from redis.retry import Retry
 
 from fractune_core import tracing
+from fractune_core.analysis.at_load import AtLoad
 from fractune_core.analysis.roofline import Roof
 from fractune_core.codec.plain_json import check_shape
 from fractune_core.errors import FractuneError
-from fractune_core.fleet.messages import EVENT_BY_KIND, Event, WorkFailed
+from fractune_core.fleet.messages import EVENT_BY_KIND, Event, ModelTimed, WorkFailed
 from fractune_core.fleet.redis_names import (
     CLOCK_TOLERANCE_S,
     EVENT_FIELD,
@@ -323,7 +324,15 @@ def _read(event: Event) -> Arrival:
         _check_amounts(item.get("flops", 0.0) for item in event["operators"])
     if event["event"] == "model_timed":
         GrantedShare.from_json(event["granted"])
+        _check_at_load(event)
     return Arrival(event)
+
+
+def _check_at_load(event: ModelTimed) -> None:
+    """Raises ValueError unless these are times of variants of the bundle."""
+    strangers = {AtLoad.from_json(each).variant for each in event.get("at_load", ())} - event["run_secs"].keys()
+    if strangers:
+        raise ValueError(f"the variant '{min(strangers)}' was timed at load, and not in a loop")
 
 
 def _flat(found: Any) -> list[tuple[bytes, dict[bytes, bytes]]]:

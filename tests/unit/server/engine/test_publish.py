@@ -11,6 +11,7 @@ from unittest.mock import Mock
 import pytest
 import redis
 
+from fractune_core.analysis.at_load import AtLoad
 from fractune_core.errors import StateUnusable
 from fractune_core.fleet import blobs
 from fractune_core.fleet.redis_names import bundle_blob
@@ -46,13 +47,15 @@ class SlowFiles:
     def __init__(self, error: Exception | None = None) -> None:
         self.go = threading.Event()
         self.written: list[Mapping[str, float]] = []
+        self.served: list[Mapping[str, Any]] = []
         self._error = error
 
-    def add_times(self, _bundle: str, timed: Mapping[str, float]) -> None:
+    def add_times(self, _bundle: str, timed: Mapping[str, float], served: Mapping[str, Any]) -> None:
         assert self.go.wait(30)
         if self._error is not None:
             raise self._error
         self.written.append(timed)
+        self.served.append(served)
 
 
 def timed_job() -> ActiveJob:
@@ -76,6 +79,21 @@ def test_the_engine_ticks_on_while_a_bundle_is_copied() -> None:
     files.go.set()
     wait_until(lambda: ended(phase, job))
     assert (job.stored.state, files.written) == (JobState.DONE, [dict.fromkeys(job.shares, 2.0)])
+
+
+def test_the_bundle_has_the_best_variant_for_requests_and_for_a_loop() -> None:
+    files, job = SlowFiles(), timed_job()
+    loop, requests = (
+        AtLoad(*each) for each in (("cpu:2", 2, (2.0,) * 7, (5.0,) * 7), ("cpu:1", 1, (3.0,) * 7, (4.0,) * 7))
+    )
+    share = job.shares[-1]
+    job.stored.timings[share]["at_load"] = [loop.to_json(), requests.to_json()]
+    context: Any = SimpleNamespace(files=files)
+    unused: Any = None
+    phase = PublishPhase(context, unused, unused)
+    files.go.set()
+    wait_until(lambda: ended(phase, job))
+    assert files.served == [{share: {"latency": requests.served.to_json(), "throughput": loop.served.to_json()}}]
 
 
 def test_a_bundle_that_cannot_be_written_is_an_error_of_its_job() -> None:

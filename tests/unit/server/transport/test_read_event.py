@@ -27,7 +27,7 @@ def test_every_kind_of_event_is_read() -> None:
 
 @pytest.mark.parametrize("event", EVENTS, ids=lambda event: event["event"])
 def test_an_event_that_lacks_something_is_not(event: dict[str, Any]) -> None:
-    needed = set(EVENT_BY_KIND[event["event"]].__annotations__) & event.keys() - {"round_id"}
+    needed = set(EVENT_BY_KIND[event["event"]].__annotations__) & event.keys() - {"round_id", "at_load"}
     for name in needed:
         with pytest.raises(Unreadable):
             read_event({key: value for key, value in event.items() if key != name})  # type: ignore[arg-type]
@@ -64,6 +64,16 @@ def test_what_is_no_event_is_not_read(event: Any) -> None:
 def test_a_record_that_no_log_could_hold_or_tell_is_not_read(changes: dict[str, Any]) -> None:
     with pytest.raises(Unreadable):
         read_event({**MEASURED, "record": {**RECORD, **changes}})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "changes", [{"variant": "cpu:9"}, {"threads": 2**31}, {"latency_secs": [0.0]}, {"loop_secs": None}]
+)
+def test_times_at_load_that_no_worker_measures_are_not_read(changes: dict[str, Any]) -> None:
+    timed: Any = next(event for event in EVENTS if event["event"] == "model_timed")
+    wrong: Any = {**timed, "at_load": [{**timed["at_load"][0], **changes}]}
+    with pytest.raises(Unreadable):
+        read_event(wrong)
 
 
 @pytest.mark.parametrize("amount", [float("nan"), float("inf"), -1.0])

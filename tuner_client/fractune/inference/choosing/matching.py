@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from fractune.inference.choosing.measured import measured_choice
 from fractune.inference.choosing.one_thread import one_thread_choice
 from fractune.inference.choosing.smaller_share import smaller_share_choice
-from fractune.inference.choosing.under_limit import ServiceGoal, choose_under_limit, limit_text
+from fractune.inference.choosing.under_limit import choose_under_limit, limit_text
 from fractune.inference.choosing.variants import VariantChoice, choose_variant
 from fractune.inference.cpu.share import ShareHere
 from fractune_core.analysis.match import Policy
 from fractune_core.files.bundles import Bundle
+from fractune_core.served import ServiceGoal
 from fractune_core.shares import units_text
 
 
@@ -32,12 +34,23 @@ def match_share(bundle: Bundle, here: ShareHere, policy: Policy, goal: ServiceGo
     if limited is not None:
         choice, threads = limited
         return Matched(choice, replace(here, units=threads), threads)
-    choice = choose_variant(bundle, here.units, policy, here.mechanism)
-    alone = one_thread_choice(bundle, here.units, choice, policy, here.mechanism)
-    smaller = smaller_share_choice(bundle, here.units, choice, policy, here.mechanism)
-    choice, threads = smaller or ((alone, 1) if alone else (choice, here.threads))
+    choice, threads = _at_units(bundle, here, policy, goal)
     if here.quota is not None:
         taken = f"the bundle has no time for a prediction under {limit_text(here.quota)}"
         reason = f"{choice.reason}; {taken}, which counts as {units_text(here.units, here.unit)}"
         choice = replace(choice, reason=reason)
     return Matched(choice, here, threads)
+
+
+def _at_units(bundle: Bundle, here: ShareHere, policy: Policy, goal: ServiceGoal) -> tuple[VariantChoice, int]:
+    """The best of the whole model's times at so many units; without them, the best of its operators' times."""
+    # Times of the whole model were measured without a quota.
+    measured = None if here.quota else measured_choice(bundle, here.units, here.mechanism, goal)
+    if measured is not None:
+        return measured
+    choice = choose_variant(bundle, here.units, policy, here.mechanism)
+    smaller = smaller_share_choice(bundle, here.units, choice, policy, here.mechanism, goal)
+    if smaller is not None:
+        return smaller
+    alone = one_thread_choice(bundle, here.units, choice, policy, here.mechanism)
+    return (alone, 1) if alone else (choice, here.threads)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
 
 from fractune.inference.choosing.one_thread import POOL_COST_S
 from fractune.inference.choosing.variants import VariantChoice, choose_variant
@@ -14,9 +13,7 @@ from fractune_core.analysis.match import Policy
 from fractune_core.arrivals import LOAD_TEXT
 from fractune_core.files.bundles import Bundle
 from fractune_core.host.cgroups import Quota
-
-ServiceGoal = Literal["latency", "throughput"]
-"""of a model under a CPU limit: the least latency of requests with pauses, or the most requests in a loop"""
+from fractune_core.served import ServiceGoal
 
 SPIN_S = 0.5e-3
 """in which a thread of the pool spins in wait for more work before it sleeps; measured on an AMD EPYC"""

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
-from typing import BinaryIO, Self
+from typing import Any, BinaryIO, Self
 
 from fractune_core.errors import BadBundle, NotFound
 from fractune_core.files.bundles import SUFFIX, Bundle
@@ -41,14 +41,16 @@ class BlobStore:
             draft.write(payload)
             draft.publish(self._bundle(bundle))
 
-    def add_times(self, bundle: str, timed: Mapping[str, float]) -> None:
-        """Write the times of the whole model into a bundle, in seconds by share. Raises BadBundle."""
+    def add_times(self, bundle: str, timed: Mapping[str, float], served: Mapping[str, Any]) -> None:
+        """Write the times of the whole model into a bundle, in seconds by share, and the best variants by share and
+        goal. Raises BadBundle.
+        """
         with closing(Bundle(self._bundle(bundle))) as held:
-            known = held.manifest.get("timed", {})
-            merged = {**known, **timed}
+            known: dict[str, Any] = {field: held.manifest.get(field, {}) for field in ("timed", "served")}
+            merged: dict[str, Any] = {"timed": {**known["timed"], **timed}, "served": {**known["served"], **served}}
             if merged != known:
                 with _Draft(self._bundles) as draft:
-                    draft.fill(lambda file: held.copy_to(file, timed=merged))
+                    draft.fill(lambda file: held.copy_to(file, **merged))
                     draft.publish(self._bundle(bundle))
 
     def has_bundle(self, bundle: str) -> bool:

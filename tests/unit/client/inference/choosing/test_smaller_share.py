@@ -28,7 +28,9 @@ def chosen(
     units: int, policy: Policy = DEFAULT_POLICY, mechanism: str = "cpu", **changes: Any
 ) -> tuple[VariantChoice, int] | None:
     bundle = Bundle(bundle_bytes(**changes))
-    return smaller_share_choice(bundle, units, choose_variant(bundle, units, policy, mechanism), policy, mechanism)
+    return smaller_share_choice(
+        bundle, units, choose_variant(bundle, units, policy, mechanism), policy, mechanism, "latency"
+    )
 
 
 def variants(*names: str) -> list[dict[str, Any]]:

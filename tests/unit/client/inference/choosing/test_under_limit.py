@@ -11,7 +11,6 @@ import pytest
 
 import fractune
 from fractune.inference.choosing.matching import Matched, match_share
-from fractune.inference.choosing.under_limit import ServiceGoal
 from fractune.inference.cpu import share
 from fractune.inference.cpu.share import ShareHere
 from fractune.inference.runner import CallersThread, Runner
@@ -19,6 +18,7 @@ from fractune_core.analysis.match import DEFAULT_POLICY, How
 from fractune_core.errors import BadRequest
 from fractune_core.files.bundles import Bundle, write_bundle
 from fractune_core.host.cgroups import Quota
+from fractune_core.served import ServiceGoal
 from tests.support.client_samples import bundle_bytes, granted
 from tests.unit.client.conftest import Small
 

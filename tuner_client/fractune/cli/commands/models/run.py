@@ -15,7 +15,6 @@ import typer
 
 from fractune.cli import options
 from fractune.features.fuse.slots_text import apart_text, slots_text
-from fractune.inference.choosing.under_limit import ServiceGoal
 from fractune.inference.comparing.beside import Beside, time_beside
 from fractune.inference.comparing.interleaved import PACED, Times, differences, time_interleaved, time_single_calls
 from fractune.inference.comparing.onnxruntime_model import EXACT, NAME
@@ -29,6 +28,7 @@ from fractune_core.analysis.match import DEFAULT_POLICY, Policy
 from fractune_core.analysis.slowdown_ci import slowdown
 from fractune_core.errors import BadRequest, StateUnusable
 from fractune_core.names import UNTUNED_VARIANT
+from fractune_core.served import ServiceGoal
 from fractune_core.shares import Share, units_text
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def run(
         Path | None, typer.Option("--public-key", help="PEM file; refuse a bundle that its owner did not sign.")
     ] = None,
     goal: Annotated[
-        ServiceGoal, typer.Option("--goal", help="What the threads under a CPU limit are chosen for.")
+        ServiceGoal, typer.Option("--goal", help="What the variant and its threads are chosen for.")
     ] = "latency",
     unmeasured: Annotated[
         bool, typer.Option("--allow-unmeasured", help="Allow a variant that was never measured at this share.")
