@@ -253,6 +253,11 @@ def test_the_other_questions_are_jobs_that_search_nothing(server: ScriptedServer
     knee = fractune.knee(model, SHARES, slack=0.2, **at)
     assert knee.units == 2
     assert "2 cores" in str(knee.table)
+    assert knee.limits == ()
+    limited = fractune.knee(model, [*SHARES, "cpu:1500m"], **at)
+    assert limited.reports[0].shares == knee.reports[0].shares
+    assert [each.share for each in limited.limits] == ["cpu:1500m"]
+    assert list(server.specs.pop().shares) == SHARES
     made = fractune.bundle(model, SHARES, policy="robust", **at)
     assert made.path == model.with_name("m.fractune")
     assert [(spec.rerank, spec.variants) for spec in server.specs] == [(2, ""), (1, ""), (1, "robust")]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fractune.features.knee.limits import LimitLatency, limit_latencies, limits_table, split_limits
 from fractune.features.knee.report import KneeReport, fastest_knee
 from fractune.features.knee.table import knee_table
 from fractune.features.matrix.matrix import job_tables
@@ -27,6 +28,8 @@ class KneeResult(Drawable):
 
     reports: tuple[KneeReport, ...]
     """the model first; without operators that were never measured"""
+    limits: tuple[LimitLatency, ...] = ()
+    """the model under the CPU limits that were named, predicted; the smallest limit first"""
 
     def __repr__(self) -> str:
         model, operators = self.reports[0], self.reports[1:]
@@ -42,6 +45,11 @@ class KneeResult(Drawable):
     def table(self) -> Table:
         """Times at the shares, the knee, and its certainty."""
         return knee_table(self.reports, f"{self.reports[0].name}: the knee")
+
+    @property
+    def limits_table(self) -> Table:
+        """Predicted latency by CPU limit; without rows if no limit was named."""
+        return limits_table(self.reports[0].name, self.limits)
 
     def _draw(self, path: Path) -> None:
         """Draw time by share with the knee marked."""
@@ -69,17 +77,20 @@ def knee(
     """The smallest share at which the model takes at most `slack` longer than on the whole device (0.1 = 10 %).
 
     It uses the log, with three shares or more for a curve, and measures what the log lacks, without a search. With
-    `operators` it has each operator's knee too. The other options and errors are those of `tune`.
+    `operators` it has each operator's knee too. CPU limits among the shares (`cpu:1500m`) are predicted from the times
+    at whole cores (`limits`). The other options and errors are those of `tune`.
     """
     options = job_options(locals())
+    timed, limits = split_limits(shares)
     if not 0 <= slack <= 1:
         raise BadRequest(f"--slack is {slack}; it must be from 0 to 1, 0.1 being 10 %")
     with model_file(model, run_script=run_script) as path:
-        spec = JobSpec.requested(path.name, shares, rerank=1, **options)
+        spec = JobSpec.requested(path.name, timed, rerank=1, **options)
         if len(spec.shares) < 2:
             raise BadRequest(f"--shares {spec.shares[0]}: a knee needs two shares, and a curve three; name more")
         with finished_job(path, spec, state, server, choose_view(progress), reconnect_s) as (place, job):
             tables = job_tables(place.client, job, operators=operators)
     granted = {each.share: each.granted for each in job.results}
     measured = (table for table in tables if any(map(table.fastest, table.shares)))
-    return KneeResult(tuple(fastest_knee(table, granted, slack) for table in measured))
+    reports = tuple(fastest_knee(table, granted, slack) for table in measured)
+    return KneeResult(reports, limit_latencies(reports[0].run_secs, limits))

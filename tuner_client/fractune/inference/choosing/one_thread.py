@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from fractune.inference.choosing.variants import VariantChoice, choose_variant
+from fractune_core.analysis.cpu_limits.limits import POOL_COST_S
 from fractune_core.analysis.match import Policy
 from fractune_core.files.bundles import Bundle
 from fractune_core.share_kinds import CPU, kind_of
-
-POOL_COST_S = 50e-6
-"""The part of a call with a pool that no measurement of an operator contains: the hand-over to the pool's first thread,
-which wakes the others, and back. 30 to 80 us on two kinds of machines with two cores, more where they are busy."""
 
 TINY_S = 1e-3
 """The hand-over is a small part of a longer call. There a disturbed measurement must not take the pool away"""

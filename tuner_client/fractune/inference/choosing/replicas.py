@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from fractune.inference.choosing.one_thread import POOL_COST_S
 from fractune.inference.choosing.under_limit import (
-    SPIN_S,
     choices_by_threads,
     limit_of,
     limit_text,
@@ -17,7 +15,7 @@ from fractune.inference.choosing.under_limit import (
 from fractune.inference.choosing.variants import VariantChoice, choose_variant
 from fractune.inference.cpu.share import ShareHere
 from fractune_core.analysis.cpu_limits.choosing import predictable
-from fractune_core.analysis.cpu_limits.limits import Service, loop_per_s, threads_text
+from fractune_core.analysis.cpu_limits.limits import POOL_COST_S, SPIN_S, Service, loop_per_s, threads_text
 from fractune_core.analysis.match import Policy
 from fractune_core.files.bundles import Bundle
 from fractune_core.shares import units_text

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fractune.inference.choosing.one_thread import POOL_COST_S
 from fractune.inference.choosing.variants import VariantChoice, choose_variant
 from fractune.inference.cpu.share import ShareHere
 from fractune_core.analysis.cpu_limits.choosing import Latency, by_latency, by_rate, paced_rate_per_s, predictable
-from fractune_core.analysis.cpu_limits.limits import PERIOD_US, CpuLimit, Service, threads_text
+from fractune_core.analysis.cpu_limits.limits import PERIOD_US, CpuLimit, service_of_time, threads_text
 from fractune_core.analysis.match import Policy
 from fractune_core.arrivals import LOAD_TEXT
 from fractune_core.files.bundles import Bundle
 from fractune_core.host.cgroups import Quota
 from fractune_core.served import ServiceGoal
-
-SPIN_S = 0.5e-3
-"""in which a thread of the pool spins in wait for more work before it sleeps; measured on an AMD EPYC"""
 
 
 def choose_under_limit(
@@ -30,7 +26,7 @@ def choose_under_limit(
     services = [
         service
         for threads, secs in times_by_threads(bundle, here.mechanism, choices).items()
-        if predictable(service := _service(threads, secs), limit)
+        if predictable(service := service_of_time(threads, secs), limit)
     ]
     if not services:
         return None
@@ -75,12 +71,6 @@ def times_by_threads(bundle: Bundle, mechanism: str, choices: Mapping[int, Varia
         return {n: whole[n] for n in choices}
     rows = {n: operators.get(n, {}) for n in choices}
     return {n: rows[n][choice.variant] for n, choice in choices.items() if choice.variant in rows[n]}
-
-
-def _service(threads: int, secs: float) -> Service:
-    """CPU time is not recorded in a bundle: at most all threads are busy all the time."""
-    pool_s = POOL_COST_S if threads > 1 else 0.0
-    return Service(threads, (secs + pool_s,), threads * secs, spin_s=SPIN_S)
 
 
 def _latency_text(latency: Latency) -> str:

@@ -15,6 +15,11 @@ SLICE_S = 0.005
 """CPU time that a core takes from the common budget at once (`sched_cfs_bandwidth_slice_us`)"""
 TICK_S = 0.004
 """from one look of the kernel at a running thread's budget to the next (HZ=250)"""
+POOL_COST_S = 50e-6
+"""The part of a call with a pool that no measurement of an operator contains: the hand-over to the pool's first thread,
+which wakes the others, and back. 30 to 80 us on two kinds of machines with two cores, more where they are busy."""
+SPIN_S = 0.5e-3
+"""in which a thread of the pool spins in wait for more work before it sleeps; measured on an AMD EPYC"""
 _SLICES = 5
 """in a period, for each of several threads; with fewer, measured latencies are far above the predicted ones"""
 
@@ -92,6 +97,14 @@ class Service:
     def cores(self) -> float:
         """busy during an inference"""
         return min(self.cpu_s / self.mean_s, float(self.threads))
+
+
+def service_of_time(threads: int, secs: float) -> Service:
+    """From the time of an inference alone: at most all threads are busy all the time. Several cost that of their pool
+    besides.
+    """
+    pool_s = POOL_COST_S if threads > 1 else 0.0
+    return Service(threads, (secs + pool_s,), threads * secs, spin_s=SPIN_S)
 
 
 def capacity_per_s(service: Service, limit: CpuLimit, replicas: int = 1) -> float:

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 import fractune
-from fractune.inference.choosing.one_thread import POOL_COST_S, TINY_S, one_thread_choice
+from fractune.inference.choosing.one_thread import TINY_S, one_thread_choice
 from fractune.inference.choosing.variants import choose_variant
 from fractune.inference.runner import CallersThread, Runner
+from fractune_core.analysis.cpu_limits.limits import POOL_COST_S
 from fractune_core.analysis.match import DEFAULT_POLICY
 from fractune_core.files.bundles import Bundle, write_bundle
 from tests.support.client_samples import bundle_bytes

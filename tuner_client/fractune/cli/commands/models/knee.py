@@ -9,9 +9,10 @@ from typing import Annotated
 import typer
 
 from fractune.cli import options
-from fractune.cli.printing import print_tables
+from fractune.cli.printing import print_picture, print_tables
 from fractune.cli.progress import choose_view
 from fractune.features.knee.knee import knee as model_knee
+from fractune.features.knee.limits import limit_json
 from fractune.features.knee.table import knee_json
 from fractune.text.figure import check_picture
 
@@ -19,7 +20,12 @@ from fractune.text.figure import check_picture
 def knee(
     model: options.ModelFile,
     shares: Annotated[
-        str, typer.Option("--shares", metavar="cpu:1,cpu:2,cpu:4", help="Shares of the curve, three or more.")
+        str,
+        typer.Option(
+            "--shares",
+            metavar="cpu:1,cpu:2,cpu:4",
+            help="Shares of the curve, three or more; limits (cpu:1500m) are predicted.",
+        ),
     ],
     slack: Annotated[str, typer.Option("--slack", help="Allowed slow-down against the whole device.")] = "10%",
     operators: Annotated[bool, typer.Option("--operators", help="Also the knee of each operator.")] = False,
@@ -46,6 +52,10 @@ def knee(
     if picture is not None:
         found.draw(picture)
     if as_json:
-        print(json.dumps({"event": "knee", "curves": [knee_json(report) for report in found.reports]}))
+        curves, limits = map(knee_json, found.reports), map(limit_json, found.limits)
+        print(json.dumps({"event": "knee", "curves": list(curves), "limits": list(limits)}))
         return
-    print_tables(found.table, picture=picture)
+    print_tables(found.table)
+    if found.limits:
+        print_tables(found.limits_table)
+    print_picture(picture)
