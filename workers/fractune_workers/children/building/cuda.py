@@ -16,6 +16,7 @@ from tvm.tirx.build import split_host_device_mods, tir_to_runtime
 from fractune_core.errors import FractuneError
 from fractune_core.targets import FAST_MATH
 from fractune_workers.children.building.embed_cubin import embed_cubin
+from fractune_workers.children.building.identifiers import with_identifiers
 from fractune_workers.children.building.launch_limits import check_limits
 from fractune_workers.children.tvm_api.artifacts import pack, written
 from fractune_workers.cuda.compilers import CudaCompiler
@@ -44,7 +45,7 @@ def build_archive(mod: tvm.IRModule, target: tvm.target.Target, compiler: CudaCo
     whatever TVM raises.
     """
     with target:
-        library = _generate(mod, target)
+        library = _generate(with_identifiers(mod), target)
     compile_source = source_compiler(target, compiler)
     return pack({HOST_OBJECT: written(library), DEVICE_OBJECT: packed_imports(library, compile_source)})
 

@@ -19,6 +19,7 @@ from tvm_ffi import StructuralKey
 
 from fractune_core.errors import FractuneError
 from fractune_workers.children.building.cuda import packed_imports, scheduled_by_default, source_compiler
+from fractune_workers.children.building.identifiers import with_identifiers
 from fractune_workers.children.compiling.concat_in_place import parts_in_place
 from fractune_workers.children.compiling.outputs_in_place import with_entry_for_outputs
 from fractune_workers.children.compiling.side_by_side import side_by_side
@@ -70,7 +71,7 @@ def _lowered(mod: Any, target: Any, schedules: dict[Workload, str]) -> Any:
         mod = relax.transform.MetaScheduleApplyDatabase()(mod)
         _check_applied(_scheduled(mod) - scheduled_before, len(schedules))
         if for_gpu:
-            mod = scheduled_by_default(mod, target)
+            mod = with_identifiers(scheduled_by_default(mod, target))
         mod = parts_in_place(tvm.transform.Sequential(pipeline.dataflow_lower_passes(target))(mod))
         if not for_gpu:
             mod = with_entry_for_outputs(with_product_prefetches(mod))

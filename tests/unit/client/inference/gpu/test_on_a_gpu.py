@@ -23,7 +23,9 @@ pytestmark = pytest.mark.gpu
 _COMPILE = """
 import json, sys
 from pathlib import Path
+from fractune_workers.children.tvm_api.keep_out import stay_off_gpus
 from tests.support.real_bundle import compile_model
+stay_off_gpus()
 model, out, target, changes = sys.argv[1:]
 compile_model(Path(model), Path(out), target, ["full"], **json.loads(changes))
 """
