@@ -25,8 +25,8 @@ def cpu_lines(cpus: Mapping[str, Any]) -> Iterator[str]:
     elif pairs:
         slowest = max(pairs, key=lambda pair: float(pair["slowdown"]))
         yield (
-            f"busy in pairs: {units_text(cpus['physical_cores'], 'physical core')}; CPUs {_cpus(slowest['cpus'])} slow "
-            f"each other down most, to {slowest['slowdown']:.2f} times the time alone"
+            f"busy in pairs: {units_text(cpus['physical_cores'], 'physical core')}; together two CPUs take at most "
+            f"{slowest['slowdown']:.2f} times as long as alone ({_cpus(slowest['cpus'])})"
         )
 
 

@@ -14,6 +14,9 @@ from fractune_core.host.thread_pool import SPIN_COUNT, SPIN_YIELDS
 from fractune_core.shares import GrantedShare, Share, units_text
 from fractune_workers.confinement.base import Confinement
 
+_LIKELY_MILLICORES = 50
+"""cores: who asks for as many on a machine that has fewer may have left out the `m` of a limit"""
+
 
 class CpuConfinement(Confinement):
     """A `cpu:N` share on the cores `units`, or on N that this process may use (`CpuTopology.choose`).
@@ -35,9 +38,10 @@ class CpuConfinement(Confinement):
     def probe(self) -> None:
         wanted = self.share.cores
         if wanted > len(self._allowed):
+            limit = f", or write the CPU limit cpu:{wanted}m" if wanted >= _LIKELY_MILLICORES else ""
             raise ShareUnavailable(
                 f"share '{self.share}' is larger than this machine: {units_text(len(self._allowed), 'core')} may be "
-                f"used here; ask for cpu:{len(self._allowed)} at most"
+                f"used here; ask for cpu:{len(self._allowed)} at most{limit}"
             )
         if len(self.cores) != wanted or not set(self.cores) <= set(self._allowed):
             raise ShareUnavailable(

@@ -24,7 +24,7 @@ from fractune_workers.inventory.limits import LimitsHere
             CpusHere(((0,), (1,)), ((0, 1),), (PairBurn((0, 1), 1.618),), 1),
             [
                 "the kernel shows 2 CPUs of 2 physical cores in 1 NUMA node",
-                "busy in pairs: 1 physical core; CPUs 0 and 1 slow each other down most, to 1.62 times the time alone",
+                "busy in pairs: 1 physical core; together two CPUs take at most 1.62 times as long as alone (0 and 1)",
             ],
         ),
         (

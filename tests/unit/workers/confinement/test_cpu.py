@@ -83,6 +83,12 @@ def test_more_cores_than_there_are() -> None:
         CpuConfinement(Share.parse("cpu:9999")).probe()
 
 
+@pytest.mark.skipif(len(ALLOWED) >= 500, reason="this machine has so many cores")
+def test_a_limit_without_its_unit_is_recognized() -> None:
+    with pytest.raises(ShareUnavailable, match=r"at most, or write the CPU limit cpu:500m$"):
+        CpuConfinement(Share.parse("cpu:500")).probe()
+
+
 def test_cores_that_do_not_fit_the_share() -> None:
     with pytest.raises(ShareUnavailable, match="are not 1 of the cores"):
         CpuConfinement(Share.parse("cpu:1"), [ALLOWED[0], 9999]).probe()
