@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 
+from fractune_core.cpu_limits import MILLICORES
 from fractune_core.errors import BadRequest
 from fractune_core.planning.mig import COMPUTE_SLICES, MEMORY_SLICES, PLAIN
 from fractune_core.share_kinds import CPU, CUDA
@@ -23,6 +24,8 @@ from fractune_core.shares import Device, Share, units_text
 MPS_STEP = 5
 """percent; MPS takes every whole number, but a plan needs no finer steps"""
 MOST_CORES = 256
+LIMIT_STEP_M = 250
+"""millicores"""
 _MEMORY_TOLERANCE = 0.1
 """80 GB of a product are 79.6 or 80 GiB as NVML counts them; no other product is as near"""
 
@@ -32,6 +35,8 @@ class Partitioning(StrEnum):
     MPS = "mps"
     GREEN = "green"
     CPU = "cpu"
+    LIMIT = "limit"
+    """CPU limits such as `cpu:1500m`"""
 
 
 @dataclass(frozen=True)
@@ -80,11 +85,11 @@ class DevicePart:
     """A size of parts of a device."""
 
     share: str
-    """the share's text: `mig:1g.10gb`, `mps:25`, `green:32`, `cpu:2`"""
+    """the share's text: `mig:1g.10gb`, `mps:25`, `green:32`, `cpu:2`, `cpu:1500m`"""
     units: int
-    """slices, SMs or cores, which decide speed"""
+    """slices, SMs, cores or millicores, which decide speed"""
     granted: int
-    """SMs or cores that a worker proves at this part"""
+    """SMs, cores or millicores that a worker proves at this part"""
     length: int
     """on the axis"""
     places: tuple[int, ...]
@@ -101,7 +106,7 @@ class DeviceType:
     """the GPU's, or `8 cores`"""
     partitioning: Partitioning
     unit: str
-    """`slice`, `SM` or `core`"""
+    """`slice`, `SM`, `core` or `millicore`"""
     units: int
     """of the whole device"""
     length: int
@@ -117,7 +122,12 @@ class DeviceType:
     @property
     def kind(self) -> str:
         """`cpu` or `cuda`"""
-        return CPU if self.partitioning is Partitioning.CPU else CUDA
+        return CPU if self.partitioning in (Partitioning.CPU, Partitioning.LIMIT) else CUDA
+
+    @property
+    def timed_by(self) -> DeviceType:
+        """The device with the parts at which models are timed: under CPU limits they are whole cores."""
+        return cpu_type(self.units // MILLICORES) if self.partitioning is Partitioning.LIMIT else self
 
     @property
     def isolates(self) -> bool:
@@ -222,8 +232,10 @@ def device_type(gpu: str, cores: int, partitioning: str, memory_gib: float) -> D
         raise BadRequest(f"partitioning '{partitioning}': write {', '.join(Partitioning)}") from None
     if gpu:
         return gpu_type(gpu, wanted)
+    if wanted is Partitioning.LIMIT:
+        return limit_type(cores, memory_gib or math.inf)
     if wanted is not Partitioning.CPU:
-        raise BadRequest(f"partitioning '{wanted}' is for GPUs; a host with cores has cpu")
+        raise BadRequest(f"partitioning '{wanted}' is for GPUs; a host with cores has cpu and limit")
     return cpu_type(cores, memory_gib or math.inf)
 
 
@@ -234,6 +246,15 @@ def cpu_type(cores: int, memory_gib: float = float("inf")) -> DeviceType:
     sizes = {count: count for count in _sizes(cores)}
     parts = _line(sizes, {count: f"cpu:{count}" for count in sizes}, memory_gib)
     return DeviceType(units_text(cores, "core"), Partitioning.CPU, "core", cores, cores, parts, memory_gib=memory_gib)
+
+
+def limit_type(cores: int, memory_gib: float = float("inf")) -> DeviceType:
+    """A host with `cores` cores that is divided by CPU limits. Raises BadRequest."""
+    whole, most = cpu_type(cores), cores * MILLICORES // LIMIT_STEP_M
+    sizes = {steps: steps * LIMIT_STEP_M for steps in _sizes(most)}
+    parts = _line(sizes, {steps: f"cpu:{limit_m}m" for steps, limit_m in sizes.items()}, memory_gib)
+    unit, units = "millicore", cores * MILLICORES
+    return DeviceType(whole.name, Partitioning.LIMIT, unit, units, most, parts, memory_gib=memory_gib)
 
 
 def _sizes(most: int) -> list[int]:

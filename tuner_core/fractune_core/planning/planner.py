@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fractune_core.errors import BadRequest, PlanInfeasible
+from fractune_core.planning.devices import Partitioning
 from fractune_core.planning.fleet import plan_fleet
 from fractune_core.planning.one_device import plan_one
 from fractune_core.planning.plans import Plan
@@ -27,6 +28,8 @@ def make_plan(request: PlanRequest, *, simulated: bool = False, seed: int = 0) -
     request.check()
     if simulated and not request.is_fleet:
         raise BadRequest("a simulation needs rates; give every model rate_per_s and latency_ms")
+    if simulated and _is_limited(request):
+        raise BadRequest("this simulation knows no CPU limits; leave it out, and try each limit: fractune fit --verify")
     plan = plan_fleet(request) if request.is_fleet else plan_one(request)
     if simulated:
         plan = _with_enough_headroom(request, plan, seed)
@@ -52,6 +55,15 @@ def _with_enough_headroom(request: PlanRequest, plan: Plan, seed: int) -> Plan:
     raise PlanInfeasible(f"simulated: {late}; give it a longer target, or ways with smaller batches")
 
 
+def _remedy(request: PlanRequest) -> str:
+    """How predicted times become measured ones."""
+    return "fractune fit --verify tries a limit" if _is_limited(request) else "--measure times them"
+
+
+def _is_limited(request: PlanRequest) -> bool:
+    return request.device.partitioning is Partitioning.LIMIT
+
+
 def _notes(request: PlanRequest, plan: Plan) -> list[str]:
     """Facts that a reader must know before confirming the plan."""
     parts = [part for parts in plan.devices for part in parts]
@@ -68,7 +80,7 @@ def _notes(request: PlanRequest, plan: Plan) -> list[str]:
         worst = max(part.error for part in predicted)
         notes.append(
             f"the times of {len(predicted)} of {len(parts)} parts are predicted, and padded by the prediction error "
-            f"(up to {worst * 100:.1f} %); --measure times them"
+            f"(up to {worst * 100:.1f} %); {_remedy(request)}"
         )
     summed = [part for part in parts if part.basis is Basis.OPERATORS]
     if summed:

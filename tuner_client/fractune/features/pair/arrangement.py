@@ -101,6 +101,11 @@ def _two(text: str, device_kind: str) -> tuple[Share, Share]:
 
 def _served(text: str, device_kind: str) -> Share:
     share = Share.parse(text)
+    if share.mechanism == "cpu-limit":
+        raise BadRequest(
+            f"share '{share}': a CPU limit reserves no cores, so a pair would measure the limits and not its models; "
+            "measure them on cores (cpu:1,cpu:1, or --overlap cpu:2), and find each limit by fractune fit"
+        )
     share.check_serves(device_kind)
     return share
 

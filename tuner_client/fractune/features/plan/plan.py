@@ -20,6 +20,7 @@ from fractune.text.rendering import Table
 from fractune_core.codec.messages import from_proto
 from fractune_core.errors import BadRequest, one_line
 from fractune_core.jobs import JobSpec
+from fractune_core.planning.devices import Partitioning
 from fractune_core.planning.planner import make_plan
 from fractune_core.planning.plans import Plan
 from fractune_core.planning.speeds import Basis
@@ -77,11 +78,11 @@ def plan(
     """Plan the models of a plan file (or of a mapping with its content) onto devices; docs/cli.md describes it.
 
     Models with rates get the fewest devices, then the fewest units of them, and at most `gpus` devices. Without rates
-    one device is divided for the most throughput. `partitioning` is `mig`, `mps`, `green` or `cpu` and overrides the
-    file. With `simulate` requests arrive at random in a simulation with the seed `seed`, and the plan has the headroom
-    that p99 needs. Times come from bundles and profiles. Times of the file's `model` entries come from the log of
-    `server`, or of the one-machine stack in `state`. With `measure` the shares that the plan depends on are timed there
-    first, without a search. An unreachable server is awaited for `reconnect_s`.
+    one device is divided for the most throughput. `partitioning` is `mig`, `mps`, `green`, `cpu` or `limit`, and
+    overrides the file. With `simulate` requests arrive at random in a simulation with the seed `seed`, and the plan
+    has the headroom that p99 needs. Times come from bundles and profiles. Times of the file's `model` entries come from
+    the log of `server`, or of the one-machine stack in `state`. With `measure` the shares that the plan depends on are
+    timed there first, without a search. An unreachable server is awaited for `reconnect_s`.
 
     Raises BadRequest, BadBundle, FractuneError without the solver, and the errors of `tune` if a log is used.
     PlanInfeasible names the limiting model and a remedy.
@@ -101,7 +102,7 @@ def plan(
     if measure:
         _check_can_measure(read)
         return _measured_plan(read, planned, time)
-    if not read.logged and server is None:
+    if not read.logged and (server is None or read.request.device.partitioning is Partitioning.LIMIT):
         return PlanResult(make_plan(read.request, simulated=simulate, seed=seed))
     return planned()
 

@@ -12,7 +12,8 @@ from typing import Any
 from fractune.features.plan.rows import bundle_rows, csv_rows, stated_row
 from fractune.text.toml_table import TableReader, read_toml
 from fractune_core.errors import BadRequest
-from fractune_core.planning.devices import DeviceType, device_type
+from fractune_core.planning.devices import DeviceType, Partitioning, device_type
+from fractune_core.planning.limits import limited_rows
 from fractune_core.planning.requests import (
     DEFAULT_LATENCY_PART,
     DEFAULT_PENALTY,
@@ -102,11 +103,15 @@ def _model(table: TableReader, device: DeviceType, folder: Path) -> tuple[ModelD
     rows: tuple[Row, ...] = ()
     logged = None
     if table.has("profile"):
-        rows = _profile(table, name, device, folder)
+        rows = _profile(table, name, device.timed_by, folder)
     elif table.has("bundle"):
-        rows = bundle_rows(folder / table.text("bundle"), device, batch)
+        rows = bundle_rows(folder / table.text("bundle"), device.timed_by, batch)
+    elif device.partitioning is Partitioning.LIMIT:
+        raise BadRequest(f"{table.where}: limits are predicted from a bundle or a profile; give one in place of model")
     else:
         logged = LogModel(folder / table.text("model"), table.shapes("inputs"), batch)
+    if device.partitioning is Partitioning.LIMIT:
+        rows = limited_rows(rows, device)
     demand = ModelDemand(
         name=name,
         rows=rows,

@@ -85,6 +85,7 @@ def test_a_gpu_is_arranged_by_the_same_rules(asked: dict[str, Any], wanted: list
         ("cpu", {"shares": "cpu:3,cpu:2"}, ShareUnavailable, "takes 5 cores, and 4 may be used here"),
         ("cpu", {"overlap": "cpu:5"}, ShareUnavailable, "takes 5 cores, and 4 may be used here"),
         ("cuda", {"shares": "mps:60,mps:50"}, ShareUnavailable, "exceed the whole GPU"),
+        ("cpu", {"shares": "cpu:500m,cpu:1"}, BadRequest, "a CPU limit reserves no cores, .* by fractune fit"),
     ],
 )
 def test_what_cannot_be_meant_or_had_is_refused(

@@ -228,3 +228,31 @@ def test_a_value_that_no_reader_expects_is_one_line(tmp_path: Path, value: str) 
         with pytest.raises(BadRequest) as refused:
             read_plan(path)
         assert len(str(refused.value).splitlines()) == 1
+
+
+LIMITS = """
+[device]
+cores = 2
+partitioning = "limit"
+[[models]]
+name = "minilm"
+"""
+
+
+def test_limits_are_predicted_from_a_profile_at_whole_cores(tmp_path: Path) -> None:
+    profile = 'profile = [{share = "cpu:1", latency_ms = 18.4}, {share = "cpu:2", latency_ms = 9.6}]'
+    asked = read_plan(write(tmp_path, LIMITS + profile)).request
+    assert asked.device.partitioning is Partitioning.LIMIT
+    assert {row.units for row in asked.models[0].rows} == set(range(250, 2001, 250))
+
+
+@pytest.mark.parametrize(
+    ("speed", "says"),
+    [
+        ('model = "m.onnx"', "limits are predicted from a bundle or a profile; give one in place of model"),
+        ('profile = [{share = "cpu:500m", latency_ms = 20}]', "share 'cpu:500m' is not a part of 2 cores by cpu"),
+    ],
+)
+def test_limits_need_times_at_whole_cores(tmp_path: Path, speed: str, says: str) -> None:
+    with pytest.raises(BadRequest, match=re.escape(says)):
+        read_plan(write(tmp_path, LIMITS + speed))

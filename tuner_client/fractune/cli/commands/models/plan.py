@@ -28,7 +28,7 @@ def plan(
         Minimised | None, typer.Option("--minimise", help="Use the fewest devices (the default).")
     ] = None,
     partitioning: Annotated[
-        str, typer.Option("--partitioning", metavar="mig|mps|green|cpu", help="How to divide a device.")
+        str, typer.Option("--partitioning", metavar="mig|mps|green|cpu|limit", help="How to divide a device.")
     ] = "",
     simulate: Annotated[
         bool, typer.Option("--simulate", help="Simulate random arrivals, and add the headroom that p99 needs.")
