@@ -79,7 +79,8 @@ class FitResult(Drawable):
         }
 
     def _draw(self, path: Path) -> None:
-        draw_fit(self.model.name, self.measured, self.goal, self.alternatives, path)
+        verified = None if self.verified is None else (self.best, self.verified)
+        draw_fit(self.model.name, self.measured, self.goal, self.alternatives, verified, path)
 
 
 def fit(

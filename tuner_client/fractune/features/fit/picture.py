@@ -9,6 +9,7 @@ from pathlib import Path
 
 from fractune.features.fit.measuring import Measured, service_for
 from fractune.features.fit.table import goal_text, runtime_text
+from fractune.features.fit.verifying import Verified
 from fractune.text.figure import save_figure
 from fractune.text.text import common_unit
 from fractune_core.analysis.cpu_limits.fitting import Alternative, Goal
@@ -26,8 +27,17 @@ _MOST_GOALS = 4.0
 """the highest p99 that is drawn, as a multiple of the goal"""
 
 
-def draw_fit(name: str, measured: Measured, goal: Goal, alternatives: Sequence[Alternative], path: Path) -> None:
-    """Draw to `path`. Raises StateUnusable when the file cannot be written."""
+def draw_fit(
+    name: str,
+    measured: Measured,
+    goal: Goal,
+    alternatives: Sequence[Alternative],
+    verified: tuple[Alternative, Verified] | None,
+    path: Path,
+) -> None:
+    """Draw to `path`, with the measured p99 of an alternative that was verified. Raises StateUnusable when the file
+    cannot be written.
+    """
     from matplotlib.figure import Figure
 
     unit, scale = common_unit(goal.p99_s)
@@ -42,6 +52,11 @@ def draw_fit(name: str, measured: Measured, goal: Goal, alternatives: Sequence[A
         if found := least.get((threads, replicas)):
             at = (found.limit.quota_m, found.prediction.p99_s * scale)
             axes.scatter(*at, s=60, marker="D", facecolors="none", edgecolors=color, linewidths=1.8, zorder=4)
+    if verified is not None:
+        limit_m, found_s = verified[0].limit.quota_m, verified[1]
+        below_s, above_s = found_s.p99_s - found_s.p99_low_s, found_s.p99_high_s - found_s.p99_s
+        interval = [[below_s * scale], [above_s * scale]]
+        axes.errorbar(limit_m, found_s.p99_s * scale, interval, fmt="kx", capsize=3, label="measured under the limit")
     axes.axhline(goal.p99_s * scale, color="0.35", linewidth=1, linestyle="--", label="goal")
     axes.set_ylim(0, _MOST_GOALS * goal.p99_s * scale)
     axes.set_xlim(left=0)

@@ -130,7 +130,7 @@ def fitted(monkeypatch: pytest.MonkeyPatch) -> Verified:
     return result
 
 
-def test_the_result_has_the_verdict_and_json(fitted: Verified) -> None:
+def test_the_result_has_the_verdict_json_and_a_point_in_the_picture(fitted: Verified, tmp_path: Path) -> None:
     found = fractune.fit("m.onnx", 10, 0.08, verify=True, progress=False)
     assert found.verified == fitted
     assert found.verdict == (
@@ -142,6 +142,8 @@ def test_the_result_has_the_verdict_and_json(fitted: Verified) -> None:
         "note: other programs used 0.8 cores meanwhile, so latencies are too high; verify again on an idle machine",
     )
     assert found.to_json()["verified"]["p99_high_s"] == 0.081
+    found.draw(tmp_path / "fit.svg")
+    assert "<!-- measured under the limit -->" in (tmp_path / "fit.svg").read_text()
     unverified = fractune.fit("m.onnx", 10, 0.08, progress=False)
     assert (unverified.verdict, unverified.to_json()["verified"]) == ((), None)
 
