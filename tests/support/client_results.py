@@ -12,7 +12,7 @@ from fractune.features.cost.job_cost import JobCost, Prices
 from fractune.features.fit.fit import FitResult
 from fractune.features.fit.measuring import ONNX_RUNTIME, Measured
 from fractune.features.knee.knee import KneeResult
-from fractune.features.knee.report import fastest_knee
+from fractune.features.knee.report import at_load_knee, fastest_knee
 from fractune.features.log.log import Records
 from fractune.features.log.match import MatchResult
 from fractune.features.matrix.matrix import Matrix
@@ -25,6 +25,7 @@ from fractune.features.tune.result import TuneResult
 from fractune.inference.choosing.variants import VariantChoice
 from fractune.inference.comparing.compare import Comparison
 from fractune.server.job_status import JobStatus, OperatorMatch, OperatorStatus, ShareResult
+from fractune_core.analysis.at_load import AtLoad
 from fractune_core.analysis.co_location import RoundTimes, co_location_figures
 from fractune_core.analysis.cpu_limits.fitting import Alternative
 from fractune_core.analysis.cpu_limits.fitting import Goal as Fitting
@@ -67,6 +68,7 @@ def tuned_job() -> JobStatus:
         )
         for number in range(12)
     )
+    at_one_thread = AtLoad("robust", 1, repeats(4.5e-3), repeats(4.6e-3) * 10)
     results = tuple(
         ShareResult(
             share,
@@ -78,6 +80,7 @@ def tuned_job() -> JobStatus:
                 **{each: repeats(4.31e-3 * (1 + 0.3 * (each != share))) for each in SHARES},
             },
             max_error={share: 1.2e-6},
+            at_load=(AtLoad(share, int(share[4:]), repeats(4.31e-3), repeats(5.2e-3) * 10), at_one_thread),
         )
         for share in SHARES
     )
@@ -183,13 +186,13 @@ def results() -> dict[str, Any]:
     job = tuned_job()
     tuned = TuneResult(job, BundleFile(Path("/tmp/bundles") / "light_squeezenet.fractune", JOB), goal=goal())
     lost, choice = slowdown((1.1,) * 11, (1.0,) * 11, interleaved=True), VariantChoice("cpu:1", How.EXACT, 0.0, "exact")
-    table = tuned.matrix.tables[0]
+    table, shares = tuned.matrix.tables[0], {each.share: each.granted for each in job.results}
     return {
         "tune": tuned,
         "status": job,
         "matrix": Matrix((table,) * 13),
         "table": table,
-        "knee": KneeResult((fastest_knee(table, {each.share: each.granted for each in job.results}, 0.1),) * 13),
+        "knee": KneeResult((fastest_knee(table, shares, 0.1),) * 13, at_load_knee(table, shares, 0.1)),
         "noise": NoiseResult("cpu:1", OPERATOR, ADVICE, ("a note",), Path("noise.json"), noise_report()),
         "fit": fit(),
         "pair": pair(),

@@ -37,6 +37,11 @@ class Disturbance(JsonObject):
         """The part of the time in which some thread of the process was kept from its core, at most 1."""
         return min(1.0, max(self.off_core_s, self.steal_s + self.waited_s) / self.wall_s) if self.wall_s else 0.0
 
+    @property
+    def others_cores(self) -> float:
+        """Cores that others had meanwhile, on average."""
+        return (self.steal_s + self.others_s) / self.wall_s if self.wall_s else 0.0
+
 
 def total(parts: Iterable[Disturbance | None]) -> Disturbance | None:
     """The sum over consecutive measurements with a disturbance; None when none has one."""

@@ -75,7 +75,12 @@ class PoisonedChild:
     def time_model(self, path: str, repeats: int, own: str) -> dict[str, Any]:
         del path, own
         self._run({"id": "model", "do": "good"})
-        return {"run_secs": {"untuned": [1e-2] * repeats}, "max_error": {"untuned": 0.0}, "at_load": []}
+        return {
+            "run_secs": {"untuned": [1e-2] * repeats},
+            "max_error": {"untuned": 0.0},
+            "at_load": [],
+            "others_cores": 0.0,
+        }
 
     def _run(self, kernel: dict[str, Any]) -> None:
         self._device.note("runs", str(kernel["id"]))

@@ -15,6 +15,7 @@ from fractune_core.errors import JobCancelled, JobFailed, error_from_name, one_l
 from fractune_core.jobs import JobState, Priority
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.records import TuningRecord
+from fractune_core.served import ServiceGoal
 from fractune_core.shares import Device, GrantedShare
 
 
@@ -65,10 +66,18 @@ class ShareResult:
     """the fastest variants in a loop and at 30 % load, the one for this share first. Empty if the model is too slow for
     this timing, and for measurements of older versions"""
 
+    others_cores: float = 0.0
+    """cores of the share that other programs had meanwhile, on average; with more than 0.2 `at_load` chooses nothing"""
+
     @property
-    def served(self) -> AtLoad | None:
-        """The best for requests at 30 % load, which `fractune.load` takes; None = not measured."""
-        return choices(self.at_load).get("latency")
+    def best(self) -> Mapping[ServiceGoal, AtLoad]:
+        """What `fractune.load` takes, by goal; empty if it is not known."""
+        return choices(self.at_load, self.others_cores)
+
+    @property
+    def at_load_best(self) -> AtLoad | None:
+        """The best for requests at 30 % load, as far as it is known; None = not measured."""
+        return self.best.get("latency", self.at_load[0] if self.at_load else None)
 
     @property
     def speed_up(self) -> float:

@@ -17,6 +17,8 @@ from fractune_core.codec.plain_json import JsonObject
 from fractune_core.served import Served, ServiceGoal
 
 _MOST_THREADS = 2**31 - 1
+_QUIET_CORES = 0.2
+"""a stack on the same machine uses some of it"""
 
 
 @dataclass(frozen=True)
@@ -64,11 +66,14 @@ class AtLoad(JsonObject):
         return [statistics.fmean(self.latency_secs[at : at + count]) for at in range(0, len(self.latency_secs), count)]
 
 
-def choices(timed: Sequence[AtLoad]) -> dict[ServiceGoal, AtLoad]:
-    """The best by goal; empty if nothing was timed. In a loop it is the first, unless another is faster beyond the
-    noise. For requests it is the best in a loop, unless another has smaller latencies beyond the noise.
+def choices(timed: Sequence[AtLoad], others_cores: float) -> dict[ServiceGoal, AtLoad]:
+    """The best by goal. In a loop it is the first, unless another is faster beyond the noise. For requests it is the
+    best in a loop, unless another has smaller latencies beyond the noise.
+
+    Empty if nothing was timed, or if other programs had more than a fifth of a core: on a busy machine several threads
+    lose most.
     """
-    if not timed:
+    if not timed or others_cores > _QUIET_CORES:
         return {}
     loop = _kept_or_best(timed, timed[0], lambda each: each.loop_secs)
     return {"latency": _kept_or_best(timed, loop, lambda each: each.round_means_s), "throughput": loop}

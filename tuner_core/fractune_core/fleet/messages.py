@@ -341,7 +341,9 @@ class ModelTimed(AnyEvent):
     max_error: dict[str, float]
     """by variant: largest difference to the untuned output, over that output's largest value"""
     at_load: NotRequired[list[dict[str, Any]]]
-    """AtLoads as JSON, the variant for the share first; older workers lack it"""
+    """AtLoads as JSON, the variant for the share first; older workers lack it and `others_cores`"""
+    others_cores: NotRequired[float]
+    """cores of the share that other programs had meanwhile, on average; 0 on a GPU"""
 
 
 class PieceDone(AnyEvent):

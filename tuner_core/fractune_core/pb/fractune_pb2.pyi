@@ -819,6 +819,7 @@ class ShareResult(_message.Message):
     EARLIER_JOB_FIELD_NUMBER: _builtins.int
     TIME_FIELD_NUMBER: _builtins.int
     AT_LOAD_FIELD_NUMBER: _builtins.int
+    OTHERS_CORES_FIELD_NUMBER: _builtins.int
     share: _builtins.str
     untuned_s: _builtins.float
     """Median latency of the whole model, measured alone, in seconds."""
@@ -827,6 +828,8 @@ class ShareResult(_message.Message):
     """The job that measured all this, where this one took it from there: the very same bundle, at the same share of the
     same device. jobs/{job}; empty = this job.
     """
+    others_cores: _builtins.float
+    """Cores of the share that other programs had meanwhile, on average. With more than 0.2 at_load chooses nothing."""
     @_builtins.property
     def granted(self) -> Global___GrantedShare: ...
     @_builtins.property
@@ -859,10 +862,11 @@ class ShareResult(_message.Message):
         earlier_job: _builtins.str = ...,
         time: _timestamp_pb2.Timestamp | None = ...,
         at_load: _abc.Iterable[Global___AtLoad] | None = ...,
+        others_cores: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["granted", b"granted", "time", b"time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_load", b"at_load", "earlier_job", b"earlier_job", "granted", b"granted", "max_error", b"max_error", "run_secs", b"run_secs", "share", b"share", "time", b"time", "tuned_s", b"tuned_s", "untuned_s", b"untuned_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_load", b"at_load", "earlier_job", b"earlier_job", "granted", b"granted", "max_error", b"max_error", "others_cores", b"others_cores", "run_secs", b"run_secs", "share", b"share", "time", b"time", "tuned_s", b"tuned_s", "untuned_s", b"untuned_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -121,6 +121,7 @@ class PublishPhase:
                 "run_secs": event["run_secs"],
                 "max_error": event["max_error"],
                 "at_load": event.get("at_load", []),
+                "others_cores": event.get("others_cores", 0.0),
                 "job": job.id,
                 "timed_at": time.time(),
             }
@@ -186,9 +187,9 @@ def bundle_id(job: ActiveJob, variants: list[VariantItem]) -> str:
 
 
 def _served(timing: Mapping[str, Any]) -> dict[str, Any]:
-    """The best variant by goal, as JSON; empty if no variant was timed at load."""
+    """The best variant by goal, as JSON; empty if it is not known."""
     timed = [AtLoad.from_json(each) for each in timing.get("at_load", ())]
-    return {goal: best.served.to_json() for goal, best in choices(timed).items()}
+    return {goal: best.served.to_json() for goal, best in choices(timed, timing.get("others_cores", 0.0)).items()}
 
 
 def _published(variants: Sequence[Variant]) -> list[TuningRecord]:

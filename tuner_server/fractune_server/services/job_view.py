@@ -97,4 +97,5 @@ def _share_result(job: str, share: str, timing: dict[str, Any]) -> pb.ShareResul
         earlier_job=Collection.JOBS.of(timed_by) if timed_by != job else "",
         time=timestamp(timing["timed_at"]) if "timed_at" in timing else None,
         at_load=[to_proto(AtLoad.from_json(each), pb.AtLoad) for each in timing.get("at_load", ())],
+        others_cores=timing.get("others_cores", 0.0),
     )

@@ -75,7 +75,8 @@ class StoredJob(JsonObject):
     bundle: str = ""
     timings: dict[str, dict[str, Any]] = field(default_factory=dict)
     """by share: `run_secs` and `max_error` by variant, `granted` and `at_load` as JSON; `job`, which timed it, and
-    `timed_at`, unless this job did before that was noted. Older jobs lack `at_load`"""
+    `timed_at`, unless this job did before that was noted. Older jobs lack `at_load` and
+    `others_cores`"""
     token: str = ""
     """id of the token that created the job; empty = no token was needed"""
 

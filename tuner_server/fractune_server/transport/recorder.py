@@ -325,6 +325,7 @@ def _read(event: Event) -> Arrival:
     if event["event"] == "model_timed":
         GrantedShare.from_json(event["granted"])
         _check_at_load(event)
+        _check_amounts([event.get("others_cores", 0.0)])
     return Arrival(event)
 
 

@@ -207,6 +207,7 @@ class Measurer(Role):
                 "run_secs": answer["run_secs"],
                 "max_error": answer["max_error"],
                 "at_load": answer["at_load"],
+                "others_cores": answer["others_cores"],
             }
             transaction.event(SERVER_STREAM, timed)
         finally:

@@ -59,6 +59,9 @@ def test_rows_are_plain_data_in_seconds() -> None:
         "tuned_s": 2e-3,
         "speed_up": 2.0,
         "max_error": 1e-6,
+        "at_load": [],
+        "served": {},
+        "others_cores": 0.0,
     }
     assert second["speed_up"] == 3.0
 

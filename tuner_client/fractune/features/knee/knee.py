@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fractune.features.knee.limits import LimitLatency, limit_latencies, limits_table, split_limits
-from fractune.features.knee.report import KneeReport, fastest_knee
+from fractune.features.knee.report import KneeReport, at_load_knee, fastest_knee
 from fractune.features.knee.table import knee_table
 from fractune.features.matrix.matrix import job_tables
 from fractune.models.source import ModelSource, model_file
@@ -28,6 +28,8 @@ class KneeResult(Drawable):
 
     reports: tuple[KneeReport, ...]
     """the model first; without operators that were never measured"""
+    at_load: KneeReport | None = None
+    """of the model's latencies of requests at 30 % load; None if not measured at every share"""
     limits: tuple[LimitLatency, ...] = ()
     """the model under the CPU limits that were named, predicted; the smallest limit first"""
 
@@ -44,7 +46,12 @@ class KneeResult(Drawable):
     @property
     def table(self) -> Table:
         """Times at the shares, the knee, and its certainty."""
-        return knee_table(self.reports, f"{self.reports[0].name}: the knee")
+        return knee_table(self._shown, f"{self.reports[0].name}: the knee")
+
+    @property
+    def _shown(self) -> list[KneeReport]:
+        model, *operators = self.reports
+        return [model, *([self.at_load] if self.at_load else []), *operators]
 
     @property
     def limits_table(self) -> Table:
@@ -55,7 +62,7 @@ class KneeResult(Drawable):
         """Draw time by share with the knee marked."""
         from fractune.features.knee.picture import draw_knee
 
-        draw_knee(self.reports, f"{self.reports[0].name}: time by share", path)
+        draw_knee(self._shown, f"{self.reports[0].name}: time by share", path)
 
 
 def knee(
@@ -93,4 +100,4 @@ def knee(
     granted = {each.share: each.granted for each in job.results}
     measured = (table for table in tables if any(map(table.fastest, table.shares)))
     reports = tuple(fastest_knee(table, granted, slack) for table in measured)
-    return KneeResult(reports, limit_latencies(reports[0].run_secs, limits))
+    return KneeResult(reports, at_load_knee(tables[0], granted, slack), limit_latencies(reports[0].run_secs, limits))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from fractune.features.matrix.cross_table import CrossTable
 from fractune_core.analysis.knee import Curve, CurveKind, Knee, find_knee, fit_curve
+from fractune_core.arrivals import LOAD_TEXT
 from fractune_core.errors import BadRequest, one_line
 from fractune_core.shares import GrantedShare
 
@@ -57,6 +58,18 @@ def fastest_knee(table: CrossTable, granted: Mapping[str, GrantedShare], slack: 
     measured = {share: (granted[share].units, table.cells[name][share].run_secs) for share, name in fastest.items()}
     whole = next(iter(granted.values()))
     return knee_report(table.name, measured, whole.units_total, slack, whole.unit)
+
+
+def at_load_knee(table: CrossTable, granted: Mapping[str, GrantedShare], slack: float) -> KneeReport | None:
+    """The knee of the latencies at 30 % load of each share, with the best variants for requests. None if they were not
+    measured at every share.
+    """
+    best = {each.share: found for each in table.results if (found := each.at_load_best) is not None}
+    if set(best) != set(table.shares):
+        return None
+    measured = {share: (granted[share].units, found.latency_secs) for share, found in best.items()}
+    whole = next(iter(granted.values()))
+    return knee_report(f"p50 at {LOAD_TEXT}", measured, whole.units_total, slack, whole.unit)
 
 
 def is_open(report: KneeReport) -> bool:

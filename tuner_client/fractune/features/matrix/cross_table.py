@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from fractune.server.job_status import JobStatus, OperatorRecords
+from fractune.features.matrix.at_load import at_load_sentences
+from fractune.server.job_status import JobStatus, OperatorRecords, ShareResult
 from fractune.text.text import factor_text
 from fractune_core.analysis.slowdown_ci import LEVEL, Slowdown, ratio, slowdown
 from fractune_core.errors import one_line
@@ -47,6 +48,8 @@ class CrossTable:
     """how often the operator occurs in its model; 1 for a model"""
     shares: tuple[str, ...]
     cells: Mapping[str, Mapping[str, Cell]]
+    results: tuple[ShareResult, ...] = ()
+    """of the model, with latencies at 30 % load; empty for an operator"""
 
     def __repr__(self) -> str:
         return f"CrossTable({one_line(self.name)}: {', '.join(self.shares)})"
@@ -131,7 +134,7 @@ def model_table(job: JobStatus) -> CrossTable:
             found.setdefault(variant, {})[each.share] = Cell(run_secs, job.name)
     order = [UNTUNED_VARIANT, *job.shares, ROBUST_VARIANT]
     cells = {variant: found[variant] for variant in order if variant in found}
-    return CrossTable(job.model_name, 1, job.shares, cells)
+    return CrossTable(job.model_name, 1, job.shares, cells, job.results)
 
 
 def operator_table(published: OperatorRecords, shares: Sequence[str]) -> CrossTable:
@@ -162,7 +165,7 @@ def sentences(table: CrossTable) -> list[str]:
             if lost.high > 0.0:
                 most += f" ({signed(lost)} on {share_text(share)})"
         lines.append(f"one variant for all of these shares: {named} lose {most}")
-    return lines
+    return [*lines, *at_load_sentences(table.results)]
 
 
 def _sentence(variant: str, share: str, lost: Slowdown) -> str:

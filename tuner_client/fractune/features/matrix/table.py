@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from fractune.features.matrix.at_load import at_load_json
 from fractune.features.matrix.cross_table import CrossTable, sentences, verdict
 from fractune.text.rendering import Column, Table
 from fractune.text.text import time_text
@@ -44,6 +45,7 @@ def table_json(table: CrossTable) -> dict[str, Any]:
         "cells": [dict(zip(COLUMNS, row, strict=True)) for row in rows(table)],
         "robust": None if robust is None else {"variant": robust[0], "worst_at": robust[1], "loss": robust[2].median},
         "sentences": sentences(table),
+        "at_load": {each.share: at_load_json(each) for each in table.results},
     }
 
 

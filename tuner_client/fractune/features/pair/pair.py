@@ -19,6 +19,7 @@ from fractune.text.rendering import Table
 from fractune_core.analysis.co_location import FEWEST_ROUNDS, CoLocationFigures, co_location_figures
 from fractune_core.analysis.match import How
 from fractune_core.analysis.slowdown_ci import Estimate
+from fractune_core.arrivals import LOAD
 from fractune_core.errors import BadBundle, BadRequest, one_line
 from fractune_core.files.bundles import Bundle
 
@@ -28,6 +29,8 @@ _CONTROL_ALLOWED, _CONTROL_WIDEST = 0.03, 0.1
 """largest distances from 1 on a quiet machine: of the A/A control, and of either end of its interval"""
 _REQUESTS, _MOST_S = 300, 60.0
 """requests of the model with the lower rate, and seconds at most"""
+_FEW_REQUESTS, _SHORT_S = 120, 15.0
+"""the same where no rate was stated"""
 _BUSIEST = 0.95
 """largest rate of a model as a fraction of its closed-loop throughput: above it the queue only grows"""
 
@@ -73,8 +76,9 @@ def pair(
     Each has its own share (`shares`, two of them), or both have the same one (`overlap`), or they use it alternately
     (`interleaved`, by default the whole machine). Without these options each has half of the cores of this process.
     `co_runner` replaces `b`: `bubble:32MiB` streams through that much memory. Each of the `rounds` (7 at least) is
-    timed alone, together, alone. With `rate`, in requests a second for both or for each, latencies are measured too.
-    `seed` draws phases and arrivals. `progress` is that of `noise`.
+    timed alone, together, alone. Then latencies are measured at `rate`, in requests a second for both or for each. By
+    default it is 30 % of what each answers in a loop together. `seed` draws phases and arrivals. `progress` is that of
+    `noise`.
 
     Raises BadBundle, BadRequest, ShareUnavailable, and FractuneError when TVM is not installed.
     """
@@ -142,7 +146,9 @@ def _device_kind(programs: Sequence[Program]) -> str:
 
 def _latencies(both: CoLocation, figures: CoLocationFigures, rates: Sequence[float]) -> tuple[RateLatency, ...]:
     if not rates:
-        return ()
+        rates = [LOAD * side.per_s.median for side in figures.sides]
+        served = both.serve(rates, _FEW_REQUESTS, _SHORT_S)
+        return tuple(RateLatency(rate, tuple(each)) for rate, each in zip(rates, served, strict=True))
     if any(rate >= _BUSIEST * side.per_s.median for rate, side in zip(rates, figures.sides, strict=True)):
         return tuple(RateLatency(rate, None) for rate in rates)
     served = both.serve(rates, _REQUESTS, _MOST_S)

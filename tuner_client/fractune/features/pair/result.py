@@ -59,5 +59,5 @@ class PairTimes:
     figures: CoLocationFigures
     """s, i, r of each model, STP, ANTT and the verdicts, with 95 % intervals"""
     latencies: tuple[RateLatency, ...] = ()
-    """of each model, where a rate was stated"""
+    """of each model, at the stated rate or at 30 % load"""
     notes: tuple[str, ...] = ()

@@ -11,7 +11,7 @@ from fractune.features.pair.arrangement import INTERLEAVED
 from fractune.features.pair.result import PairSide, PairTimes, RateLatency
 from fractune.text.rendering import Column, Table
 from fractune.text.text import time_text
-from fractune_core.analysis.co_location import SideFigures, Verdict
+from fractune_core.analysis.co_location import Verdict
 from fractune_core.analysis.slowdown_ci import Estimate
 
 
@@ -25,9 +25,10 @@ def pair_table(found: PairTimes) -> Table:
             *(Column("model", wraps_at=12), Column("share"), Column(whole, numbers=True, dispensable=2)),
             *(Column("alone there", numbers=True, dispensable=1), Column("together", numbers=True)),
             *(Column(name, numbers=True, wraps_at=8) for name in ("s: share", "i: co-runner", "r = s * i")),
+            Column("p50 / p99 of requests", numbers=True, dispensable=4),
             Column("A/A control", numbers=True, dispensable=3, wraps_at=8),
         ),
-        cells=tuple(_cells(side, each) for side, each in zip(found.sides, found.figures.sides, strict=False)),
+        cells=tuple(_cells(found, index) for index in range(len(found.figures.sides))),
         rows=tuple(_model_json(found, index) for index in range(len(found.figures.sides))),
         notes=tuple(_sentences(found)),
     )
@@ -53,12 +54,16 @@ def pair_json(found: PairTimes) -> dict[str, Any]:
     }
 
 
-def _cells(side: PairSide, each: SideFigures) -> tuple[str, ...]:
+def _cells(found: PairTimes, index: int) -> tuple[str, ...]:
+    side, each = found.sides[index], found.figures.sides[index]
+    latency = found.latencies[index] if found.latencies else None
     return (
         side.name,
         side.share,
         *(time_text(None if secs is None else secs.median) for secs in (each.whole_s, each.share_s, each.together_s)),
-        *map(_estimate_text, (each.s, each.i, each.r, each.control)),
+        *map(_estimate_text, (each.s, each.i, each.r)),
+        "-" if latency is None else f"{time_text(latency.p50_s)} / {time_text(latency.p99_s)}",
+        _estimate_text(each.control),
     )
 
 
@@ -138,10 +143,10 @@ def _verdict_text(verdict: Verdict | None) -> str:
 
 def _latency_text(side: PairSide, latency: RateLatency) -> str:
     if latency.latency_s is None:
-        return f"{side.name} at {latency.rate_per_s:g}/s not measured"
+        return f"{side.name} at {latency.rate_per_s:.3g}/s not measured"
     few = "" if latency.p99_s else f" (of {len(latency.latency_s)} requests; p99 needs 100)"
     return (
-        f"{side.name} at {latency.rate_per_s:g}/s p50 {time_text(latency.p50_s)}, p99 {time_text(latency.p99_s)}{few}"
+        f"{side.name} at {latency.rate_per_s:.3g}/s p50 {time_text(latency.p50_s)}, p99 {time_text(latency.p99_s)}{few}"
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from fractune.features.matrix.at_load import HEADING, at_load_json, latency_cell, load_notes
 from fractune.features.tune.times_table import operator_time, operators_s
 from fractune.server.job_status import JobStatus, OperatorStatus, ShareResult
 from fractune.text.rendering import Column, Table
@@ -54,6 +55,7 @@ def _share_json(job: JobStatus, each: ShareResult) -> dict[str, Any]:
         "roof": None if roof is None else roof.to_json(),
         "operators_s": in_operators_s,
         "rest_s": each.tuned_s - in_operators_s,
+        **at_load_json(each),
     }
 
 
@@ -94,10 +96,13 @@ def latency_table(job: JobStatus) -> Table:
     numbers = [Column(name, numbers=True) for name in ("untuned", "tuned", "speed-up")]
     return Table(
         title=f"{job.model_name}: latency, measured alone",
-        columns=(Column("share"), Column("granted"), *numbers, Column("max error", numbers=True, dispensable=1)),
+        columns=(
+            *(Column("share"), Column("granted"), *numbers, Column(HEADING, numbers=True, dispensable=1)),
+            Column("max error", numbers=True, dispensable=2),
+        ),
         cells=tuple(map(_latency_cells, job.results)),
         rows=tuple(map(_latency_row, job.results)),
-        notes=(*timed_before(job), *doubts(job), *_overheads(job)),
+        notes=(*timed_before(job), *doubts(job), *_overheads(job), *load_notes(job.results)),
     )
 
 
@@ -106,7 +111,7 @@ def _latency_cells(each: ShareResult) -> tuple[str, ...]:
     error = each.max_error.get(each.share)
     difference = "-" if error is None else f"{error:.1e}"
     times = (time_text(each.untuned_s), time_text(each.tuned_s), ratio_text(each.untuned_s, each.tuned_s))
-    return each.share, granted, *times, difference
+    return each.share, granted, *times, latency_cell(each.at_load_best), difference
 
 
 def _latency_row(each: ShareResult) -> dict[str, Any]:
@@ -119,6 +124,7 @@ def _latency_row(each: ShareResult) -> dict[str, Any]:
         "tuned_s": each.tuned_s,
         "speed_up": each.speed_up,
         "max_error": each.max_error.get(each.share),
+        **at_load_json(each),
     }
 
 

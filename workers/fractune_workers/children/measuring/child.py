@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fractune_core.cuda.toolkit import RUNTIME_SONAME, load_cudart
+from fractune_core.disturbances import Disturbance
 from fractune_core.errors import ShareUnavailable
 from fractune_core.implementations import DIRECT
 from fractune_core.records import TimingPolicy
@@ -184,9 +185,9 @@ class MeasurerChild:
         """Time every variant of the bundle at `path`, interleaved, `own` the one for this share (`time_variants`)."""
         from fractune_workers.children.measuring.model_timing import time_variants
 
-        timed = time_variants(Path(path), repeats, own, self._processor)
+        timed, found = self._watched(partial(time_variants, Path(path), repeats, own, self._processor))
         self._processor.free_unused()
-        return timed
+        return {**timed, "others_cores": Disturbance.from_json(found).others_cores if found else 0.0}
 
     def _watched(self, timed: Callable[[], _T]) -> tuple[_T, dict[str, Any] | None]:
         """The result of `timed`, and its disturbance as JSON; None on a GPU."""

@@ -5,16 +5,19 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from fractune.features.knee.picture import draw_knee
-from fractune.features.knee.report import KneeReport, drawn_units, knee_report
+from fractune.features.knee.report import KneeReport, at_load_knee, drawn_units, knee_report
 from fractune.features.knee.table import knee_json, knee_lines, knee_table
+from fractune.features.matrix.cross_table import model_table
 from fractune_core.errors import BadRequest, StateUnusable
 from fractune_core.shares import units_text
+from tests.support.client_results import tuned_job
 
 Measured = dict[str, tuple[int, Sequence[float]]]
 
@@ -154,3 +157,16 @@ def test_a_picture_that_cannot_be_written_is_one_clear_error(tmp_path: Path) -> 
     (tmp_path / "file").touch()
     with pytest.raises(StateUnusable, match="cannot write the picture"):
         draw_knee([report()], "knees", tmp_path / "file" / "knee.png")
+
+
+def test_the_knee_at_load_is_of_the_best_for_requests_and_needs_every_share() -> None:
+    job = tuned_job()
+    table, granted = model_table(job), {each.share: each.granted for each in job.results}
+    found = at_load_knee(table, granted, 0.1)
+    assert found is not None
+    assert found.name == "p50 at 30 % load"
+    assert found.curve.measured[2] == pytest.approx(4.692e-3)
+    assert (
+        at_load_knee(replace(table, results=(replace(table.results[0], at_load=()), *table.results[1:])), granted, 0.1)
+        is None
+    )

@@ -18,6 +18,7 @@ from fractune_core.analysis.slowdown_ci import Slowdown
 from fractune_core.codec.messages import to_proto
 from fractune_core.errors import BadRequest
 from fractune_core.pb import fractune_pb2 as pb
+from tests.support.client_results import tuned_job
 from tests.support.samples import validation
 
 SHARES = ("cpu:1", "cpu:2")
@@ -258,3 +259,12 @@ def test_a_tie_whose_interval_is_wide_decides_nothing() -> None:
     cells = {"cpu:1": {"cpu:1": cell(2e-3), "cpu:2": wide}, "cpu:2": {"cpu:1": cell(2e-3), "cpu:2": cell(1e-3)}}
     said = sentences(CrossTable("m.onnx", 1, SHARES, cells))
     assert any("the measurement does not decide whether the schedule tuned on 1 core" in line for line in said)
+
+
+def test_a_sentence_for_each_share_has_the_latencies_at_30_percent_load() -> None:
+    table = model_table(tuned_job())
+    assert sentences(table)[-3] == (
+        "at cpu:2, p50 / p99 at 30 % load: 'robust' with 1 thread 4.69 ms / 5.98 ms, 'cpu:2' with 2 threads "
+        "5.30 ms / 6.76 ms"
+    )
+    assert table_json(table)["at_load"]["cpu:2"]["served"]["latency"]["threads"] == 1

@@ -52,7 +52,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Callable[..., SimpleNamespace]:
             def serve(rates: list[float], requests: int, most_s: float) -> list[list[float]]:
                 asked.rates = rates
                 assert requests > 0 < most_s
-                return latencies or []
+                return latencies or [[0.04] * 120] * len(rates)
 
             yield SimpleNamespace(co_runners=co_runners, wholes=co_runners[: len(sides)], serve=serve)
 
@@ -135,6 +135,16 @@ def test_latencies_at_a_rate_are_percentiles_and_few_requests_have_no_p99(
     (line,) = (line for line in found.sentences if "random requests" in line)
     assert "a at 20/s p50 50.0 ms, p99 99.0 ms; a at 5/s p50 200 ms, p99 - (of 2 requests" in line
     assert found.to_json()["models"][1]["p99_s"] is None
+
+
+def test_without_a_rate_latencies_are_at_30_percent_load(
+    measured: Callable[..., SimpleNamespace], bundle: Path
+) -> None:
+    asked = measured(A, B)
+    found = fractune.pair(bundle, bundle, progress=False)
+    assert asked.rates == pytest.approx([0.3 / 0.033, 0.3 / 0.13])
+    assert all("40.0 ms / 40.0 ms" in row for row in found.table.cells)
+    assert any("a at 9.09/s p50 40.0 ms, p99 40.0 ms; a at 2.31/s" in line for line in found.sentences)
 
 
 def test_a_rate_that_cannot_be_served_is_not_measured_and_said(

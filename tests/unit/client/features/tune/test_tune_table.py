@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fractune.features.tune.table import doubts, latency_table, result_json
 from fractune.server.job_status import job_status
+from tests.support.client_results import tuned_job
 from tests.support.client_samples import job_script
 
 
@@ -33,3 +36,41 @@ def test_times_of_tiny_models_say_that_a_call_takes_longer() -> None:
         share.tuned_s = 5e-6
     (line,) = latency_table(job_status(job)).notes
     assert "a call from Python adds some microseconds" in line
+
+
+def test_latencies_at_30_percent_load_are_of_the_best_for_requests() -> None:
+    job = tuned_job()
+    table = latency_table(job)
+    assert [row[5] for row in table.cells] == ["4.69 ms / 5.98 ms"] * 4
+    assert table.notes[0] == (
+        "note: at cpu:1 'fractune.load' takes 'robust' with 1 thread: p50 / p99 at 30 % load 4.69 ms / 5.98 ms, with "
+        "'cpu:1' with 1 thread 5.30 ms / 6.76 ms"
+    )
+    told = result_json(job, "b")["shares"][1]
+    assert [(each["variant"], each["threads"], len(each["latency_secs"])) for each in told["at_load"]] == [
+        ("cpu:2", 2, 110),
+        ("robust", 1, 110),
+    ]
+    assert {goal: best["variant"] for goal, best in told["served"].items()} == {
+        "latency": "robust",
+        "throughput": "cpu:2",
+    }
+
+
+def test_a_model_without_latencies_at_load_has_a_dash() -> None:
+    job = job_status(job_script()[-1])
+    assert [row[5] for row in latency_table(job).cells] == ["-", "-"]
+    assert result_json(job, "b")["shares"][0]["served"] == {}
+
+
+def test_times_of_a_busy_machine_choose_nothing() -> None:
+    job = tuned_job()
+    busy = replace(job, results=(replace(job.results[0], others_cores=0.75),))
+    table = latency_table(busy)
+    assert table.cells[0][5] == "5.30 ms / 6.76 ms"
+    (note,) = table.notes
+    assert note == (
+        "note: at cpu:1 other programs had 0.75 cores while the model was timed, so these times choose no variant and "
+        "threads; tune on a quieter machine"
+    )
+    assert result_json(busy, "b")["shares"][0]["served"] == {}

@@ -52,8 +52,9 @@ def knee(
     if picture is not None:
         found.draw(picture)
     if as_json:
+        at_load = None if found.at_load is None else knee_json(found.at_load)
         curves, limits = map(knee_json, found.reports), map(limit_json, found.limits)
-        print(json.dumps({"event": "knee", "curves": list(curves), "limits": list(limits)}))
+        print(json.dumps({"event": "knee", "curves": list(curves), "at_load": at_load, "limits": list(limits)}))
         return
     print_tables(found.table)
     if found.limits:

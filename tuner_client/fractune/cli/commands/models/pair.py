@@ -42,7 +42,7 @@ def pair(
     ),
     rate: Annotated[
         str | None,
-        typer.Option("--rate", metavar="20,10", help="Also measure latency at these requests a second."),
+        typer.Option("--rate", metavar="20,10", help="Requests a second for latencies (default: 30 % load)."),
     ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Seed of phases and arrivals.")] = 0,
     as_json: options.Json = False,

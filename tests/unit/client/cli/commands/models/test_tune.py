@@ -47,6 +47,9 @@ def test_json_is_one_object_a_line_and_the_result_is_the_last(
         "roof": {"gflops": 20.0, "gb_per_s": 10.0, "cache_bytes": 1 << 25},
         "operators_s": 6e-3,
         "rest_s": -4e-3,
+        "at_load": [],
+        "served": {},
+        "others_cores": 0.0,
     }
     assert result["shares"][1]["roof"] is None
     assert result["trials_saved"] == 4
