@@ -381,7 +381,7 @@ ROOMS = {
         "fractune.inference",
         "fractune.inference.choosing",
         "fractune.inference.tvm_runtime",
-        lazily=("numpy", "onnxruntime"),
+        lazily=("numpy", "onnxruntime", "openvino"),
     ),
     "fractune.inference.cpu": room(*CORE, "fractune.inference.tvm_runtime"),
     "fractune.inference.gpu": room(*CORE, "fractune.inference.cpu", "fractune.inference.tvm_runtime"),

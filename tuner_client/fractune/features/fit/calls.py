@@ -31,3 +31,14 @@ def onnx_calls(path: str, threads: Sequence[int], shapes: dict[str, list[int]]) 
     constants = first.constants(constants_in(shapes), fixed)
     feed = {**random_inputs(first.input_specs(fixed, constants)), **constants}
     return first.version, [partial(model.run, feed, model.output_names) for model in models]
+
+
+def openvino_calls(
+    path: str, threads: Sequence[int], shapes: dict[str, list[int]], streams: int = 1
+) -> tuple[str, list[Call]]:
+    """The version of OpenVINO, and calls for each of `threads`, as many as there are streams."""
+    from fractune.inference.comparing.openvino_model import OpenVinoModel
+
+    given = shapes_in(shapes), constants_in(shapes)
+    models = [OpenVinoModel(Path(path), count, streams, *given) for count in threads]
+    return models[0].version, [call for model in models for call in model.calls()]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
-from fractune.features.fit.calls import Call, bundle_calls, onnx_calls
+from fractune.features.fit.calls import Call, bundle_calls, onnx_calls, openvino_calls
 from fractune_core.shares import Share
 
 _MOST_S = 60.0
@@ -29,6 +29,10 @@ def open_child(args: list[str]) -> dict[str, Callable[..., Any]]:
         version, calls = onnx_calls(path, threads, shapes)
         return timed(version, dict(zip(threads, calls, strict=True)), rounds)
 
+    def time_openvino(path: str, threads: list[int], rounds: int, shapes: dict[str, list[int]]) -> dict[str, Any]:
+        version, calls = openvino_calls(path, threads, shapes)
+        return timed(version, dict(zip(threads, calls, strict=True)), rounds)
+
     def timed(version: str, calls: dict[int, Call], rounds: int) -> dict[str, Any]:
         from fractune.inference.comparing.service_times import time_services
 
@@ -36,4 +40,4 @@ def open_child(args: list[str]) -> dict[str, Callable[..., Any]]:
         confinement.verify()  # the threads of all are there now
         return {"version": version, "times": [{"threads": n, **asdict(each)} for n, each in times.items()]}
 
-    return {"time_bundle": time_bundle, "time_onnx": time_onnx}
+    return {"time_bundle": time_bundle, "time_onnx": time_onnx, "time_openvino": time_openvino}

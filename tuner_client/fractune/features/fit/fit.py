@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from fractune.features.fit.measuring import Measured, measure, usable_cores
+from fractune.features.fit.measuring import ONNX_RUNTIME, OPENVINO, Measured, measure, usable_cores
 from fractune.features.fit.picture import draw_fit
 from fractune.features.fit.settings import resources_text, settings_text
 from fractune.features.fit.table import fit_json, fit_table, verified_lines
@@ -25,6 +25,8 @@ from fractune_core.model_inputs import Inputs, as_shapes
 
 DEFAULT_STEP = "50m"
 _BURSTS = (0.0, 1.0)
+RUNTIMES = {"onnxruntime": ONNX_RUNTIME, "openvino": OPENVINO}
+"""of an ONNX file"""
 
 
 @dataclass(frozen=True, repr=False)
@@ -91,12 +93,13 @@ def fit(
     share_steps: str = DEFAULT_STEP,
     inputs: Inputs | None = None,
     verify: bool = False,
+    runtime: str = "onnxruntime",
     progress: LineProgress = True,
 ) -> FitResult:
     """Find the least CPU limit with which a model answers requests at a rate within a p99.
 
-    `model` is a bundle, or an ONNX file, which ONNX Runtime runs. It is timed on this machine's whole cores without a
-    limit, each number of threads interleaved with the others. Latency under limits is then predicted
+    `model` is a bundle, or an ONNX file for `runtime` (`onnxruntime`, `openvino`). It is timed on this machine's whole
+    cores without a limit, each number of threads interleaved with the others. Latency under limits is then predicted
     (docs/cpu-limits.md). `rate` is in requests a second, or `18/s` or `600/min`; `p99` in seconds, or `50ms`. Limits
     are multiples of `share_steps`. `inputs` as for `tune`, of an ONNX file alone. With `verify` the model then answers
     2,000 such requests under the real limit, at least (`verified`). `progress` is that of `noise`.
@@ -109,10 +112,12 @@ def fit(
     step_m = parse_millicores("--share-steps", share_steps)
     goal = Goal(rate_per_s, p99_s, usable_cores(), step_m=step_m, bursts=_BURSTS)
     path, report_line = Path(model), line_reporter(progress)
+    if runtime not in RUNTIMES:
+        raise BadRequest(f"--runtime '{runtime}': write {' or '.join(RUNTIMES)}")
     if verify:
         check_limits()
     shapes = as_shapes(inputs or {})
-    measured = measure(path, shapes, report_line)
+    measured = measure(path, shapes, report_line, RUNTIMES[runtime])
     report_line("searching the least limit of each number of threads and replicas")
     found = _search(measured, goal)
     verified = verify_limit(path, measured, _best(found), goal, shapes, report_line) if verify else None

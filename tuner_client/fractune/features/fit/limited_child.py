@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fractune.features.fit.calls import Call, bundle_calls, onnx_calls
+from fractune.features.fit.calls import Call, bundle_calls, onnx_calls, openvino_calls
 from fractune_core.host.busy import busy_s
 from fractune_core.shares import Share
 
@@ -30,6 +30,12 @@ def open_child(args: list[str]) -> dict[str, Callable[..., Any]]:
     ) -> dict[str, Any]:
         return served(onnx_calls(path, threads, shapes)[1], arrivals_s)
 
+    def serve_openvino(
+        path: str, threads: list[int], arrivals_s: list[float], shapes: dict[str, list[int]]
+    ) -> dict[str, Any]:
+        """Replicas are streams of one model: separate models would pin their threads to the same cores."""
+        return served(openvino_calls(path, threads[:1], shapes, streams=len(threads))[1], arrivals_s)
+
     def served(calls: Sequence[Call], arrivals_s: Sequence[float]) -> dict[str, Any]:
         from fractune.inference.comparing.interleaved import wait_for_quiet
         from fractune.inference.comparing.serving import serve
@@ -45,4 +51,4 @@ def open_child(args: list[str]) -> dict[str, Callable[..., Any]]:
         others_s = busy_s() - before_s - found["cpu_s"] * len(arrivals_s)
         return {"latencies_s": found["latencies_s"], "other_cores": max(0.0, others_s / found["elapsed_s"])}
 
-    return {"serve_bundle": serve_bundle, "serve_onnx": serve_onnx}
+    return {"serve_bundle": serve_bundle, "serve_onnx": serve_onnx, "serve_openvino": serve_openvino}

@@ -18,7 +18,9 @@ from fractune_core.files.bundles import Bundle, is_bundle
 from fractune_core.host.cgroups import cpu_quota
 from fractune_core.share_kinds import CPU
 
-FRACTUNE, ONNX_RUNTIME = "fractune", "ONNX Runtime"
+FRACTUNE, ONNX_RUNTIME, OPENVINO = "fractune", "ONNX Runtime", "OpenVINO"
+METHODS = {FRACTUNE: "bundle", ONNX_RUNTIME: "onnx", OPENVINO: "openvino"}
+"""of the processes that run the model, behind `time_` and `serve_`"""
 _ROUNDS = 20
 _CHILD = "fractune.features.fit.child"
 _DISTURBED = 0.1
@@ -30,9 +32,9 @@ class Measured:
     """A model as a runtime runs it without a limit."""
 
     runtime: str
-    """FRACTUNE or ONNX_RUNTIME"""
+    """FRACTUNE, ONNX_RUNTIME or OPENVINO"""
     version: str
-    """of ONNX Runtime"""
+    """of the runtime; empty for fractune"""
     services: tuple[Service, ...]
     """by number of threads"""
 
@@ -48,24 +50,31 @@ class Measured:
         )
 
 
-def measure(path: Path, shapes: Mapping[str, Sequence[int]], report_line: Callable[[str], None]) -> Measured:
-    """Time a bundle with its variants for whole cores, or an ONNX file in ONNX Runtime with 1, 2, 4, ... threads.
+def measure(
+    path: Path,
+    shapes: Mapping[str, Sequence[int]],
+    report_line: Callable[[str], None],
+    onnx_runtime: str = ONNX_RUNTIME,
+) -> Measured:
+    """Time a bundle with its variants for whole cores, or an ONNX file in `onnx_runtime` with 1, 2, 4, ... threads.
 
     Raises BadModel, BadBundle, BadRequest, ShareUnavailable, FractuneError where a runtime is not installed.
     """
     cores, arguments = usable_cores(), dict[str, Any]()
     if is_bundle(path):
-        runtime, method, threads = FRACTUNE, "time_bundle", _threads_of(path, cores)
+        runtime, threads = FRACTUNE, _threads_of(path, cores)
         if shapes:
             raise BadRequest(f"inputs: the shapes of {path.name} were fixed when it was made; leave them out")
     else:
         check_model_file(path)
-        runtime, method, threads = ONNX_RUNTIME, "time_onnx", powers_of_two(cores)
+        runtime, threads = onnx_runtime, powers_of_two(cores)
         arguments["shapes"] = dict(shapes)
     counts = ", ".join(map(str, threads))
     report_line(f"timing {path.name} in {runtime} without a limit, with {counts} thread{'s' * (threads != [1])}")
     with timing_process(_CHILD, f"cpu:{threads[-1]}", own_env()) as call:
-        found = call(method, path=str(path.absolute()), threads=threads, rounds=_ROUNDS, **arguments)
+        found = call(
+            f"time_{METHODS[runtime]}", path=str(path.absolute()), threads=threads, rounds=_ROUNDS, **arguments
+        )
     return Measured(runtime, found["version"], tuple(map(service_of, found["times"])))
 
 

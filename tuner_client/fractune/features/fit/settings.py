@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fractune.features.fit.measuring import ONNX_RUNTIME
+from fractune.features.fit.measuring import ONNX_RUNTIME, OPENVINO
 from fractune_core.analysis.cpu_limits.fitting import Alternative
 from fractune_core.cpu_limits import MILLICORES
 
@@ -22,7 +22,10 @@ def settings_text(best: Alternative, runtime: str, model: Path) -> tuple[str, ..
     replicas = "1 replica of the model, which answers one request after the other"
     if best.replicas > 1:
         replicas = f"{best.replicas} replicas of the model in this container, with one queue for all of them"
-    each = _onnx_runtime(best.threads) if runtime == ONNX_RUNTIME else _fractune(best, model.name)
+    if runtime == OPENVINO:
+        each = _openvino(best)
+    else:
+        each = _onnx_runtime(best.threads) if runtime == ONNX_RUNTIME else _fractune(best, model.name)
     burst = f"burst of the limit (cpu.max.burst): {best.limit.burst_us} us" if best.limit.burst_us else ""
     return tuple(filter(None, (replicas, each, burst)))
 
@@ -32,6 +35,13 @@ def _onnx_runtime(threads: int) -> str:
         f"session of a replica: intra_op_num_threads = {threads}, inter_op_num_threads = 1, "
         'session.intra_op.allow_spinning = "0"'
     )
+
+
+def _openvino(best: Alternative) -> str:
+    from fractune.inference.comparing.openvino_model import stream_settings
+
+    settings = ", ".join(f"{name} = {value}" for name, value in stream_settings(best.threads, best.replicas).items())
+    return f"compiled model: {settings}; {best.replicas} infer request{'s' * (best.replicas > 1)}"
 
 
 def _fractune(best: Alternative, name: str) -> str:

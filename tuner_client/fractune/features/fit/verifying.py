@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fractune.features.fit.measuring import FRACTUNE, Measured, service_for
+from fractune.features.fit.measuring import FRACTUNE, METHODS, Measured, service_for
 from fractune.local.stack import own_env
 from fractune.local.timing_process import timing_process
 from fractune_core.analysis.cpu_limits.fitting import Alternative, Goal
@@ -102,11 +102,15 @@ def _serve(
     shapes: Mapping[str, Sequence[int]],
     arrivals_s: Sequence[float],
 ) -> dict[str, Any]:
-    method, given = ("serve_bundle", {}) if runtime == FRACTUNE else ("serve_onnx", {"shapes": dict(shapes)})
+    given = {} if runtime == FRACTUNE else {"shapes": dict(shapes)}
     threads = [found.threads] * found.replicas
     with timing_process(_CHILD, _share(found.limit, cores), own_env()) as call:
         answer: dict[str, Any] = call(
-            method, path=str(path.absolute()), threads=threads, arrivals_s=list(arrivals_s), **given
+            f"serve_{METHODS[runtime]}",
+            path=str(path.absolute()),
+            threads=threads,
+            arrivals_s=list(arrivals_s),
+            **given,
         )
     return answer
 

@@ -14,9 +14,9 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fractune.inference.comparing.constant_inputs import constant_array
 from fractune.inference.tvm_runtime.tensors import TensorSpec, numpy_dtype
 from fractune_core.errors import BadModel, FractuneError
-from fractune_core.model_inputs import fitting_shape, parse_numbers
 
 if TYPE_CHECKING:
     from fractune.inference.tvm_runtime.tensors import Array
@@ -99,19 +99,14 @@ class OnnxRuntimeModel:
         """The inputs that are constants in the bundle (name -> numbers as text), as ONNX Runtime takes them. `shapes`
         are for open dimensions of all inputs. Raises BadRequest for numbers that do not fit.
         """
-        import numpy as np
-
         sizes = self._sizes(shapes)
         made = {}
         for node in self._session.get_inputs():
             if node.name in numbers:
-                dtype = numpy_dtype(self._type(node))
-                given = parse_numbers(node.name, numbers[node.name], str(dtype))
+                dtype = str(numpy_dtype(self._type(node)))
                 known: Sequence[Any] = shapes.get(node.name) or [sizes.get(dim, dim) for dim in node.shape]
                 dims = [dim if isinstance(dim, int) else None for dim in known]
-                shape = fitting_shape(node.name, len(given), dims)
-                array = np.asarray(given, dtype)
-                made[node.name] = np.full(shape, array[0]) if len(array) == 1 else array.reshape(shape)
+                made[node.name] = constant_array(node.name, numbers[node.name], dtype, dims)
         return made
 
     def input_specs(self, shapes: Mapping[str, Sequence[int]], constants: Collection[str] = ()) -> list[TensorSpec]:

@@ -15,7 +15,7 @@ from fractune.cli import main
 from fractune.features.fit import fit as fitting
 from fractune.features.fit import picture
 from fractune.features.fit.fit import FitResult
-from fractune.features.fit.measuring import FRACTUNE, Measured, powers_of_two, service_of
+from fractune.features.fit.measuring import FRACTUNE, OPENVINO, Measured, powers_of_two, service_of
 from fractune.features.fit.settings import settings_text
 from fractune_core.analysis.cpu_limits.fitting import Goal
 from fractune_core.analysis.cpu_limits.fitting import fit as fit_services
@@ -102,6 +102,15 @@ def test_kubernetes_and_onnx_runtime_get_their_settings() -> None:
     assert 'session.intra_op.allow_spinning = "0"' in session
 
 
+def test_openvino_has_streams_in_place_of_replicas() -> None:
+    best = FOUND.best
+    line = replace(FOUND, measured=replace(MEASURED, runtime=OPENVINO)).settings[1]
+    hint = "LATENCY" if best.replicas == 1 else "THROUGHPUT"
+    threads = best.threads * best.replicas
+    streams = f"NUM_STREAMS = {best.replicas}, INFERENCE_NUM_THREADS = {threads}"
+    assert line.startswith(f"compiled model: PERFORMANCE_HINT = {hint}, {streams}; {best.replicas} infer request")
+
+
 def test_a_bundle_is_loaded_with_its_threads_and_a_burst_is_named() -> None:
     burst = FOUND.alternatives[0]
     lines = settings_text(replace(burst, replicas=1), FRACTUNE, Path("m.fractune"))
@@ -180,6 +189,7 @@ def test_the_command_prints_the_block_and_json(capfd: pytest.CaptureFixture[str]
 @pytest.mark.parametrize(
     ("args", "says"),
     [
+        (["--rate", "18/s", "--p99", "50ms", "--runtime", "tvm"], "--runtime 'tvm': write onnxruntime or openvino"),
         (["--rate", "18", "--p99", "50ms"], "--rate '18': write requests by time, such as 18/s or 600/min"),
         (["--rate", "18/s", "--p99", "50"], "--p99 '50': write a time such as 50ms, 1.5s or 800us"),
         (["--rate", "18/s", "--p99", "50ms", "--share-steps", "0.05"], "--share-steps '0.05': write thousandths"),

@@ -11,7 +11,7 @@ import pytest
 
 from fractune.errors import BadBundle, BadModel, BadRequest
 from fractune.features.fit import measuring
-from fractune.features.fit.measuring import FRACTUNE, ONNX_RUNTIME, measure
+from fractune.features.fit.measuring import FRACTUNE, ONNX_RUNTIME, OPENVINO, measure
 from fractune_core.analysis.cpu_limits.limits import Service
 from tests.support.client_samples import DEVICE, bundle_bytes, granted
 
@@ -56,6 +56,14 @@ def test_an_onnx_file_runs_with_1_2_4_and_8_threads(calls: list[Any], tmp_path: 
     assert (found.runtime, found.version) == (ONNX_RUNTIME, "1.31")
     assert found.services[1] == Service(2, (0.01,), 0.01, (0.02,))
     assert lines == ["timing m.onnx in ONNX Runtime without a limit, with 1, 2, 4, 8 threads"]
+
+
+def test_an_onnx_file_runs_in_openvino_where_that_is_requested(calls: list[Any], tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    path.write_bytes(b"onnx")
+    found = measure(path, {}, lambda _: None, OPENVINO)
+    ((_, method, _),) = calls
+    assert (method, found.runtime) == ("time_openvino", OPENVINO)
 
 
 def test_a_bundle_runs_with_its_variants_as_far_as_there_are_cores(calls: list[Any], tmp_path: Path) -> None:

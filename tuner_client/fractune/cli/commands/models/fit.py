@@ -17,7 +17,7 @@ from fractune.text.figure import check_picture
 
 
 def fit(
-    model: Annotated[Path, typer.Argument(help="Bundle, or ONNX file (run by ONNX Runtime).", metavar="MODEL")],
+    model: Annotated[Path, typer.Argument(help="Bundle, or ONNX file (see --runtime).", metavar="MODEL")],
     rate: Annotated[str, typer.Option("--rate", metavar="18/s", help="Requests, which arrive at random.")],
     p99: Annotated[str, typer.Option("--p99", metavar="50ms", help="Latency that 99 % of the requests must keep.")],
     share_steps: Annotated[
@@ -25,6 +25,9 @@ def fit(
     ] = DEFAULT_STEP,
     inputs: options.Inputs = None,
     picture: Annotated[Path | None, typer.Option("--picture", help="Draw p99 over limit here (.svg or .png).")] = None,
+    runtime: Annotated[
+        str, typer.Option("--runtime", metavar="onnxruntime|openvino", help="For an ONNX file.")
+    ] = "onnxruntime",
     verify: Annotated[
         bool, typer.Option("--verify", help="Serve the model under the limit; exit code 10 if the p99 is not kept.")
     ] = False,
@@ -33,7 +36,9 @@ def fit(
     """Find the least CPU limit for a request rate and a p99."""
     check_picture(picture)
     shapes = options.parse_inputs(inputs)
-    found = fit_model(model, rate, p99, share_steps=share_steps, inputs=shapes, verify=verify, progress=not as_json)
+    found = fit_model(
+        model, rate, p99, share_steps=share_steps, inputs=shapes, verify=verify, runtime=runtime, progress=not as_json
+    )
     if picture is not None:
         found.draw(picture)
     if as_json:
