@@ -20,6 +20,7 @@ from fractune_workers.inventory.shares import machine_shares
 from fractune_workers.locks.core_locks import CoreLocks, default_lock_dir
 from tests.support.hardware.cgroup_tree import a_host
 from tests.support.hardware.real_cgroup import capped_cgroup
+from tests.support.real_bundle import compile_small
 
 pytestmark = pytest.mark.alone
 
@@ -142,3 +143,29 @@ input()
     assert folder.is_dir()
     list(machine_shares([Share.parse("cpu:1")], prove=False))
     assert not folder.exists()
+
+
+_TIME_MODEL = """
+import json, sys
+from pathlib import Path
+from fractune_core.shares import Share
+from fractune_workers.measuring.session import MeasurementSession
+session = MeasurementSession(Share.parse({share!r}), {cores})
+try:
+    session.handshake()
+    print(json.dumps({{**session.time_model(Path({path!r})), "granted": session.device_info["granted"]}}))
+finally:
+    session.stop()
+"""
+
+
+def test_a_whole_model_is_timed_under_a_limit_with_each_number_of_threads(tmp_path: Path) -> None:
+    if len(ALLOWED) < 2:
+        pytest.skip("this machine has one core")
+    _, bundle = compile_small(tmp_path)
+    with capped_cgroup(cores=None) as cgroup:
+        timed = json.loads(cgroup.run(_TIME_MODEL.format(share="cpu:500m@2", cores=ALLOWED[:2], path=str(bundle))))
+    assert [(each["variant"], each["threads"]) for each in timed["at_load"]] == [("cpu:1", 1), ("cpu:2", 2)]
+    assert timed["run_secs"].keys() == timed["max_error"].keys() == {"untuned", "cpu:1", "cpu:2"}
+    limit = GrantedLimit.from_json(timed["granted"]["limit"])
+    assert (limit.quota_m, limit.span) == (500, 2)

@@ -12,7 +12,8 @@ import pytest
 import fractune
 from fractune.errors import BadRequest
 from fractune.features.fit import measuring, verifying
-from fractune.features.fit.measuring import ONNX_RUNTIME, powers_of_two, usable_cores
+from fractune.features.fit.measuring import ONNX_RUNTIME, usable_cores
+from fractune_core.cpu_limits import powers_of_two
 from fractune_workers.confinement.limit_cgroups import LimitCgroups
 from tests.support.hardware.real_cgroup import capped_cgroup
 from tests.support.paths import REPOSITORY

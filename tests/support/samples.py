@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from fractune_core.cpu_limits import GrantedLimit
 from fractune_core.disturbances import Disturbance
 from fractune_core.records import VALIDATION_POLICY, Kind, Status, TuningRecord, candidate_id
 from fractune_core.shares import Device, GrantedShare
@@ -16,6 +17,18 @@ TARGET_KEY = '{"kind":"llvm","mcpu":"rocketlake"}'
 
 def granted(units: int, mechanism: str = "cpu") -> GrantedShare:
     return GrantedShare(f"{mechanism}:{units}", units, 16, "core", 1 << 34, reserved=False, ids=tuple(range(units)))
+
+
+LIMITED = GrantedShare(
+    "cpu:1500m",
+    1500,
+    16_000,
+    "millicore",
+    1 << 34,
+    reserved=False,
+    ids=(0, 1),
+    limit=GrantedLimit(1500, request_m=0, span=2, period_us=100_000, burst_us=0, burned_m=1496),
+)
 
 
 def validation(trace: str, units: int, secs: float, **changes: Any) -> TuningRecord:

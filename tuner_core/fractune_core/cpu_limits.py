@@ -57,6 +57,11 @@ class LimitSize:
         return self.span or -(-self.limit_m // MILLICORES)
 
     @property
+    def thread_counts(self) -> list[int]:
+        """The numbers of threads that a model may have under the limit, and of the cores at which it is tuned."""
+        return powers_of_two(self.cores)
+
+    @property
     def period_us(self) -> int:
         return self.period_ms * 1000
 
@@ -84,6 +89,11 @@ class LimitSize:
             raise BadRequest(
                 f"{self.limit_m}m cannot be used on {self.span} CPU{'' if self.span == 1 else 's'}; write @{enough}"
             )
+
+
+def powers_of_two(cores: int) -> list[int]:
+    """1, 2, 4, ... and `cores` itself."""
+    return sorted({*(1 << exponent for exponent in range(cores.bit_length())), cores})
 
 
 def _misfit(text: str) -> str:

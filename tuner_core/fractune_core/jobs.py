@@ -169,7 +169,6 @@ class JobSpec(JsonObject):
     def _check_shares(self) -> None:
         by_kind = {}
         for share in map(Share.parse, self.shares):
-            share.check_tunes()
             by_kind[share.device_kind] = share
         if len(by_kind) > 1:
             raise BadRequest(

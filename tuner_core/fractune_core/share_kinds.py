@@ -48,8 +48,8 @@ class ShareKind:
     """what the confinement's `verify` reads from inside"""
     serves: bool = True
     """whether a whole process can be under such a share, so that it can serve a model there"""
-    tunes: bool = True
-    """whether models are tuned at such a share; otherwise it can only be proved"""
+    kernels_at: Callable[[str], Iterable[str]] | None = None
+    """by size, the shares at which kernels are measured for such a share; None = at the share itself"""
     check_size: Callable[[str], object] = _fits
     """raises BadRequest that says what is wrong with a size of this form"""
     cores: Callable[[str], int] = _one
@@ -63,6 +63,11 @@ class ShareKind:
     """the size of the whole device, where sizes are numbers that add up to it and it exists beside its parts"""
     has_own_memory: bool = False
     """whether memory, its bandwidth and its cache are divided too, so that the amount is part of a share's identity"""
+
+    @property
+    def measures_kernels(self) -> bool:
+        """Whether kernels are measured under such a share; otherwise only whole models are."""
+        return self.kernels_at is None
 
     @property
     def word(self) -> str:
@@ -80,7 +85,7 @@ SHARE_KINDS = (
         "millicore",
         "affinity and cgroup of every thread, cgroup quota, CPU time of busy processes",
         serves=False,
-        tunes=False,
+        kernels_at=lambda size: (f"cpu:{cores}" for cores in LimitSize.parse(size).thread_counts),
         check_size=LimitSize.parse,
         cores=lambda size: LimitSize.parse(size).cores,
     ),

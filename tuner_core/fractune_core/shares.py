@@ -6,7 +6,7 @@ label.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -106,6 +106,12 @@ class Share:
         return self.kind.cores(self.size)
 
     @property
+    def kernel_shares(self) -> tuple[Share, ...]:
+        """Where kernels are measured for this share: for a CPU limit at the whole cores that it spans, else here."""
+        at = self.kind.kernels_at
+        return (self,) if at is None else tuple(map(Share.parse, at(self.size)))
+
+    @property
     def mig_uuid(self) -> str:
         """UUID of the MIG instance that the share names; empty for any other share."""
         return self.size if self.size.startswith("MIG-") else ""
@@ -120,21 +126,26 @@ class Share:
         """
         return max(1, min(self.kind.room(self.size), MOST_MEASURERS))
 
-    def check_tunes(self) -> None:
-        """Raises BadRequest for a share that can be proved and no more."""
-        if not self.kind.tunes:
+    def check_measures_kernels(self) -> None:
+        """Raises BadRequest for a share under which no kernel is measured."""
+        if not self.kind.measures_kernels:
+            cores = ", ".join(map(str, self.kernel_shares))
             raise BadRequest(
-                f"share '{self}': models are tuned and run at whole cores; request whole cores such as cpu:1, or prove "
-                f"that this limit works here: fractune shares --prove {self}"
+                f"share '{self}': under a CPU limit only whole models are timed, and their kernels at whole cores; "
+                f"write {cores}"
             )
 
     def check_serves(self, device_kind: str) -> None:
         """Raises BadRequest unless a model for such a device can be served at this share."""
-        self.check_tunes()
         serving = [kind for kind in SHARE_KINDS if kind.serves and kind.device_kind == device_kind]
         if self.device_kind != device_kind:
             own, other = ("GPU", "CPU") if device_kind == CUDA else ("CPU", "GPU")
             raise BadRequest(f"share '{self}' is of a {other}, and the bundle is for a {own}; {write_one(serving)}")
+        if not self.kind.measures_kernels:
+            raise BadRequest(
+                f"share '{self}': a process does not enter a CPU limit by itself; start it under the limit, where a "
+                "model chooses its threads without a share"
+            )
         if not self.kind.serves:
             raise BadRequest(
                 f"share '{self}': a process that serves a model must be under its share as a whole, which this share "
@@ -151,6 +162,12 @@ def parse_shares(text: str) -> list[Share]:
     if repeated:
         raise BadRequest(f"share '{min(repeated)}' is named twice in '{shortened(text, _SHOWN)}'; name each share once")
     return shares
+
+
+def with_kernel_shares(shares: Iterable[str]) -> tuple[str, ...]:
+    """The shares, each behind those at which its kernels are measured; all once. Raises BadRequest."""
+    found = (each for share in map(Share.parse, shares) for each in (*share.kernel_shares, share))
+    return tuple(dict.fromkeys(map(str, found)))
 
 
 def share_names(shares: str | Sequence[str]) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from fractune_core.errors import BadRequest
 from fractune_core.fleet.options import WorkerOptions
 from fractune_core.jobs import JobSpec
 from fractune_core.pb import fractune_pb2 as pb
-from fractune_core.shares import GrantedShare, Share
+from fractune_core.shares import GrantedShare, Share, with_kernel_shares
 
 
 @pytest.mark.parametrize(
@@ -101,12 +101,34 @@ def test_limits_are_the_same_share_if_all_that_affects_speed_is_the_same() -> No
     assert len({each.key for each in (granted(), *others)}) == 5
 
 
+@pytest.mark.parametrize(
+    ("text", "cores"),
+    [
+        ("cpu:1500m", ["cpu:1", "cpu:2"]),
+        ("cpu:500m", ["cpu:1"]),
+        ("cpu:250m@2", ["cpu:1", "cpu:2"]),
+        ("cpu:500m..6000m/10ms", ["cpu:1", "cpu:2", "cpu:4", "cpu:6"]),
+        ("cpu:3", ["cpu:3"]),
+        ("mps:25", ["mps:25"]),
+    ],
+)
+def test_kernels_of_a_limit_are_measured_at_the_whole_cores_that_it_spans(text: str, cores: list[str]) -> None:
+    assert [str(share) for share in Share.parse(text).kernel_shares] == cores
+    assert with_kernel_shares([text]) == tuple(dict.fromkeys([*cores, text]))
+
+
+def test_a_list_of_shares_has_the_whole_cores_of_its_limits_once() -> None:
+    given = ("cpu:1500m", "cpu:4", "cpu:2", "cpu:500m")
+    assert with_kernel_shares(given) == ("cpu:1", "cpu:2", "cpu:1500m", "cpu:4", "cpu:500m")
+    assert with_kernel_shares(with_kernel_shares(given)) == with_kernel_shares(given)
+
+
 @pytest.mark.parametrize("text", ["cpu:1500m", "cpu:500m..1500m@2"])
-def test_models_are_not_tuned_or_served_at_a_limit(text: str) -> None:
-    says = rf"share '{text}': models are tuned and run at whole cores; .* cpu:1, .*: fractune shares --prove {text}$"
-    with pytest.raises(BadRequest, match=says):
-        JobSpec(model="models/1", model_name="net", shares=("cpu:1", text)).check()
-    with pytest.raises(BadRequest, match=says):
-        WorkerOptions(role="measure", redis_url="redis://localhost", secret=b"s", share=text)
-    with pytest.raises(BadRequest, match=says):
-        Share.parse(text).check_serves("cpu")
+def test_models_are_tuned_for_a_limit_and_no_kernel_is_measured_under_it(text: str) -> None:
+    JobSpec(model="models/1", model_name="net", shares=("cpu:1", text)).check()
+    assert WorkerOptions(role="measure", redis_url="redis://localhost", secret=b"s", share=text).measures_on_cpu
+    share = Share.parse(text)
+    with pytest.raises(BadRequest, match=rf"^share '{text}': under a CPU limit only whole .*; write cpu:1, cpu:2$"):
+        share.check_measures_kernels()
+    with pytest.raises(BadRequest, match=rf"^share '{text}': a process does not enter a CPU limit by itself; start it"):
+        share.check_serves("cpu")

@@ -38,7 +38,7 @@ def print_result(job: JobStatus, bundle: str, step: str = "") -> None:
         table.print()
     for line in (*times.notes, *cross.notes, *latency.notes):
         print(line)
-    done = ", ".join(f"{job.trials_done.get(share, 0)} at {share}" for share in job.shares)
+    done = ", ".join(f"{job.trials_done.get(share, 0)} at {share}" for share in job.tuned_at)
     print(f"new trials{step}: {done}; failed: {counts_text(dict(job.failures))}")
     if job.candidates_shared:
         print(f"shared: {job.candidates_shared} more trials, which other jobs requested")

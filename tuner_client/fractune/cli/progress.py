@@ -116,14 +116,14 @@ class TableView(View):
 
 def job_table(job: JobStatus) -> Group:
     best = (
-        (Column(f"best {share}", numbers=True), Column("gain", numbers=True, dispensable=1)) for share in job.shares
+        (Column(f"best {share}", numbers=True), Column("gain", numbers=True, dispensable=1)) for share in job.tuned_at
     )
     counts = (Column("weight", numbers=True, dispensable=3), Column("trials", numbers=True, dispensable=2))
     selected = sorted((o for o in job.operators if o.selected), key=lambda o: -o.weight)
     table = Table(
         title=f"{job.model_name}  {job.name}",
         columns=(Column("operator", wraps_at=16), *counts, *chain(*best)),
-        cells=tuple(_operator_cells(operator, job.shares) for operator in selected[:_TABLE_ROWS]),
+        cells=tuple(_operator_cells(operator, job.tuned_at) for operator in selected[:_TABLE_ROWS]),
     )
     lines = [Text(f"... and {len(selected) - _TABLE_ROWS} more")] if len(selected) > _TABLE_ROWS else []
     lines += [literal(f"note: {note}", style="yellow") for note in job.notes]

@@ -27,7 +27,7 @@ from fractune_core.access.tls_files import TlsFiles
 from fractune_core.analysis.noise import NoiseAdvice
 from fractune_core.errors import FractuneError, RedisGone, ServerUnreachable
 from fractune_core.host.cpu_topology import EACH_A_CORE, CpuTopology
-from fractune_core.shares import QUIET_BELOW_CORES, Share, parse_shares
+from fractune_core.shares import QUIET_BELOW_CORES, Share, with_kernel_shares
 
 START_TIMEOUT_S = 60.0
 """since the last start of a part: a part that dies during its start gets the whole time again, and is given up if it
@@ -63,11 +63,6 @@ class StackOptions:
     """serve `listen` with TLS; this machine's user has a socket without it"""
     resume: bool = False
     """go on with jobs that an earlier stack left open; otherwise they count as interrupted"""
-
-    def __post_init__(self) -> None:
-        """Raises BadRequest for a share at which no measurer can work."""
-        for share in map(Share.parse, self.shares):
-            share.check_tunes()
 
 
 def plan_builders(shares: Sequence[Share], cores: Sequence[int]) -> int:
@@ -309,7 +304,7 @@ class Stack:
 
     def _worker_parts(self) -> tuple[list[Part], list[Part]]:
         """The workers at the start of the stack, and those for search."""
-        shares = parse_shares(",".join(self._options.shares)) if self._options.shares else []
+        shares = [Share.parse(share) for share in with_kernel_shares(self._options.shares)]
         available, topology = sorted(os.sched_getaffinity(0)), CpuTopology.read()
         advice = advice_for(self._folder.path, [str(share) for share in shares])
         wanted = {share: each.measurers for share, each in advice.items() if each}

@@ -16,7 +16,7 @@ from fractune_core.jobs import JobState, Priority
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.records import TuningRecord
 from fractune_core.served import ServiceGoal
-from fractune_core.shares import Device, GrantedShare
+from fractune_core.shares import Device, GrantedShare, Share, with_kernel_shares
 
 
 @dataclass(frozen=True)
@@ -97,6 +97,7 @@ class JobStatus:
     model_name: Annotated[str, In("model_display_name")] = ""
     """name of the model file, a label"""
     shares: tuple[str, ...] = ()
+    """as requested, with the whole cores at which kernels of CPU limits are measured"""
     inputs: Mapping[str, list[int]] = field(default_factory=dict)
     """shapes given for inputs that the model leaves open"""
     target: str = ""
@@ -156,6 +157,16 @@ class JobStatus:
     def scope(self) -> str:
         """The former name of `namespace`."""
         return self.namespace
+
+    @property
+    def tuned_at(self) -> tuple[str, ...]:
+        """The shares under which kernels are measured; under the others only the whole model is timed."""
+        return tuple(share for share in self.shares if Share.parse(share).kind.measures_kernels)
+
+    @property
+    def tuned_results(self) -> tuple[ShareResult, ...]:
+        """Results at these shares."""
+        return tuple(each for each in self.results if each.granted.kind.measures_kernels)
 
     @property
     def candidates_had(self) -> int:
@@ -239,6 +250,7 @@ def job_status(job: pb.Job) -> JobStatus:
         job.spec,
         job.progress,
         job.result,
+        shares=with_kernel_shares(job.spec.shares),
         priority=Priority.of(job.spec.priority).value,
         phases_s=phases_in_order(job.progress.phases_s),
         busy_s=dict(sorted(job.progress.busy_s.items())),

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import IO, Any, cast, get_args
 
 from fractune_core.codec.plain_json import read_json
+from fractune_core.cpu_limits import GrantedLimit
 from fractune_core.errors import BadBundle, BadRequest
 from fractune_core.files import manifests
 from fractune_core.files.archives import Archive, BadArchive
@@ -279,10 +280,19 @@ class Bundle:
     def served(self, mechanism: str) -> dict[int, dict[ServiceGoal, Served]]:
         """The best variant by units of a share of that mechanism, then by goal, by times of the whole model."""
         units = self.units(mechanism)
+        return {units[share]: goals for share, goals in self._served.items() if share in units}
+
+    @property
+    def under_limits(self) -> list[tuple[GrantedLimit, dict[ServiceGoal, Served]]]:
+        """The CPU limits under which the whole model was timed, each with the best variant there by goal."""
+        limits, served = self.manifest.get("limits", {}), self._served
+        return [(GrantedLimit.from_json(limits[each]["limit"]), served[each]) for each in limits if each in served]
+
+    @property
+    def _served(self) -> dict[str, dict[ServiceGoal, Served]]:
         return {
-            units[share]: {goal: Served.from_json(goals[goal]) for goal in get_args(ServiceGoal)}
+            share: {goal: Served.from_json(goals[goal]) for goal in get_args(ServiceGoal)}
             for share, goals in self.manifest.get("served", {}).items()
-            if share in units
         }
 
     def units(self, mechanism: str) -> dict[str, int]:

@@ -118,9 +118,11 @@ def _measured_complaints(manifest: dict[str, Any]) -> Iterator[str]:
     timed = manifest.get("timed", {})
     if not _map_of(_is_time)(timed) or not all(timed.values()) or not set(timed) <= set(manifest["shares"]):
         yield "'timed' is not seconds by some of 'shares'"
-    served = manifest.get("served", {})
-    if not _map_of(_has_goals)(served) or not set(served) <= set(manifest["shares"]):
-        yield "'served' is not variants with threads and seconds by some of 'shares' and by goal"
+    served, limits = manifest.get("served", {}), manifest.get("limits", {})
+    if not _map_of(_is_limit)(limits):
+        yield "'limits' is not grants with a limit by share"
+    if not _map_of(_has_goals)(served) or not set(served) <= {*manifest["shares"], *limits}:
+        yield "'served' is not variants with threads and seconds by goal, for some of 'shares' and 'limits'"
     elif not {goals[goal]["variant"] for goals in served.values() for goal in _GOALS} <= variants:
         yield "'served' has a variant that is not there"
     choosing = manifest.get("choosing", measured)
@@ -207,6 +209,16 @@ _has_times = _object_with(
     loop_s=_is_time,
     p50_s=_is_time,
     p99_s=lambda value: value is None or _is_time(value),
+)
+_is_limit = _object_with(
+    limit=_object_with(
+        quota_m=_is_amount,
+        request_m=_is_count,
+        span=_is_amount,
+        period_us=_is_amount,
+        burst_us=_is_count,
+        burned_m=_is_amount,
+    )
 )
 _GOALS = get_args(ServiceGoal)
 _has_goals = _object_with(**dict.fromkeys(_GOALS, _has_times))

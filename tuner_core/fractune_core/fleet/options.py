@@ -90,8 +90,6 @@ class WorkerOptions:
             raise BadRequest("a measure worker needs a share; pass --share, such as --share cpu:1")
         if not measures and self.share is not None:
             raise BadRequest(f"--share {self.share}: only a measure worker has a share")
-        if self.parsed_share is not None:
-            self.parsed_share.check_tunes()
         if not measures and self.margin is not None:
             raise BadRequest(f"--margin {self.margin}: only a measure worker races candidates")
         if self.margin is not None and not self.margin >= 1:

@@ -2168,21 +2168,33 @@ class MatchModelResponse(_message.Message):
 
     MATCHES_FIELD_NUMBER: _builtins.int
     ROOF_FIELD_NUMBER: _builtins.int
+    AT_LOAD_FIELD_NUMBER: _builtins.int
+    OTHERS_CORES_FIELD_NUMBER: _builtins.int
+    others_cores: _builtins.float
+    """Cores that other programs had in this timing."""
     @_builtins.property
     def matches(self) -> _containers.RepeatedCompositeFieldContainer[Global___OperatorMatch]: ...
     @_builtins.property
     def roof(self) -> Global___Roof:
         """Of the share, when it is known."""
 
+    @_builtins.property
+    def at_load(self) -> _containers.RepeatedCompositeFieldContainer[Global___AtLoad]:
+        """Of a CPU limit: the variants timed under it. The matches are those of the best one for requests, or of the fastest in
+        a loop if the best is not known.
+        """
+
     def __init__(
         self,
         *,
         matches: _abc.Iterable[Global___OperatorMatch] | None = ...,
         roof: Global___Roof | None = ...,
+        at_load: _abc.Iterable[Global___AtLoad] | None = ...,
+        others_cores: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["roof", b"roof"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["matches", b"matches", "roof", b"roof"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_load", b"at_load", "matches", b"matches", "others_cores", b"others_cores", "roof", b"roof"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -18,6 +18,7 @@ from fractune_core.fleet.messages import RoundWork, TargetOperator
 from fractune_core.fleet.redis_names import bundle_blob, model_blob, workload_blob
 from fractune_core.jobs import JobState, Priority
 from fractune_core.records import Kind, Status, TuningRecord, candidate_id
+from fractune_server.engine.whole_cores import tuned_before
 from fractune_server.scheduler.allocation import Budget, OperatorPlan
 from fractune_server.scheduler.fair_queue import Claimant
 from fractune_server.store.records.log import LogKey
@@ -78,6 +79,8 @@ class ActiveJob:
     validated: set[str] = field(default_factory=set)
     """workload hashes of the operators that need no further validation"""
     validation_began: bool = False
+    tuned_before: list[str] = field(default_factory=list)
+    """ids of the jobs that have searched all that this one needs, so that it searches nothing"""
     minor: set[str] = field(default_factory=set)
     """workload hashes of operators that are a small part of the model's time: see `minor_operators`"""
     bundle_sent: bool = False
@@ -101,11 +104,17 @@ class ActiveJob:
 
     @property
     def shares(self) -> list[str]:
+        """where kernels are measured"""
+        return list(self.stored.tuned_at)
+
+    @property
+    def timed_shares(self) -> list[str]:
+        """where the whole model is timed"""
         return list(self.stored.granted)
 
     @property
     def share_keys(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(granted.key for granted in self.stored.granted.values()))
+        return tuple(dict.fromkeys(granted.key for granted in self.stored.tuned_at.values()))
 
     @property
     def selected(self) -> list[StoredOperator]:
@@ -114,7 +123,8 @@ class ActiveJob:
     @property
     def budget(self) -> Budget:
         spec = self.stored.spec
-        return Budget(spec.trials, spec.extra_trials, spec.round_size, closed=bool(spec.rerank))
+        closed = bool(spec.rerank or self.tuned_before)
+        return Budget(spec.trials, spec.extra_trials, spec.round_size, closed=closed)
 
     @property
     def is_searching(self) -> bool:
@@ -190,7 +200,7 @@ class ActiveJob:
 
     def work_id(self, work: SingleWork) -> str:
         """The same id after a restart, so that work in progress is not handed out again."""
-        place = str(self.shares.index(work.share)) if work.share else ""
+        place = str(self.timed_shares.index(work.share)) if work.share else ""
         return f"{self.id}-{work.task}{place}-{self.attempts[work]}"
 
     def note_requested(self, work: SingleWork) -> None:
@@ -235,6 +245,7 @@ class ActiveJob:
             self.plans[operator.workload_hash] = plan
             self._copy_plan(operator, plan)
         self._load_spaces(store)
+        self.tuned_before = tuned_before(self.stored, store.jobs.done_of_model(self.stored.spec.model))
         if self.stored.progress.known is None:
             self.stored.progress.known = self._complete - self.own_done
         self.load_roofs(store)
@@ -342,6 +353,6 @@ class ActiveJob:
         operator.trials = plan.complete
         operator.best_s = {
             share: plan.best[granted.key]
-            for share, granted in self.stored.granted.items()
+            for share, granted in self.stored.tuned_at.items()
             if plan.best.get(granted.key, float("inf")) < float("inf")
         }

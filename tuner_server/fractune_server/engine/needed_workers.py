@@ -46,7 +46,8 @@ class MissingWorkers:
 
 def needed_workers(job: ActiveJob) -> list[NeededWorker]:
     """Workers that the job's present phase needs."""
-    measuring = [NeededWorker(MEASURE, share) for share in job.shares]
+    is_timing = job.stored.state is JobState.TIMING
+    measuring = [NeededWorker(MEASURE, share) for share in (job.timed_shares if is_timing else job.shares)]
     match job.stored.state:
         case JobState.QUEUED | JobState.INGESTING | JobState.COMPILING:
             return [NeededWorker(COMPILE)]

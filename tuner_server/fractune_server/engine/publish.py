@@ -10,7 +10,6 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 from fractune_core import __version__
-from fractune_core.analysis.at_load import AtLoad, choices
 from fractune_core.analysis.match import Match
 from fractune_core.files import bundles
 from fractune_core.fleet.blobs import get_signed_blob, put_signed_blob, renew_blob, renew_signed_blob
@@ -22,7 +21,7 @@ from fractune_core.names import ROBUST_VARIANT
 from fractune_core.records import TuningRecord
 from fractune_server.engine.active_job import ActiveJob, SingleWork
 from fractune_server.engine.rounds import Rounds
-from fractune_server.selection.model_match import served_secs
+from fractune_server.selection.model_match import best_by_goal, served_secs
 from fractune_server.selection.variants import Deployment, ValidatedOperator, Variant, measured_secs, variants_for
 from fractune_server.transport.context import ServerContext
 from fractune_server.transport.outgoing import send_model
@@ -92,7 +91,7 @@ class PublishPhase:
 
     def time(self, job: ActiveJob) -> None:
         """Request the missing timings, one share after the other, because the model is timed alone."""
-        waiting = [share for share in job.shares if share not in job.stored.timings]
+        waiting = [share for share in job.timed_shares if share not in job.stored.timings]
         if not waiting:
             self._end(job)
             return
@@ -115,7 +114,7 @@ class PublishPhase:
         job.note_requested(timing)
 
     def take_timed(self, job: ActiveJob, event: ModelTimed) -> None:
-        if event["share"] in job.shares:
+        if event["share"] in job.timed_shares:
             job.stored.timings[event["share"]] = {
                 "granted": event["granted"],
                 "run_secs": event["run_secs"],
@@ -130,9 +129,9 @@ class PublishPhase:
     def _end(self, job: ActiveJob) -> None:
         """Write the times into the bundle, then end the job. Another thread writes, because it copies the file."""
         if job.bundle_writing is None:
-            timings = job.stored.timings.items()
-            timed = {share: served_secs(timing, share) for share, timing in timings}
-            served = {share: found for share, timing in timings if (found := _served(timing))}
+            timings = job.stored.timings
+            timed = {share: served_secs(timings[share], share) for share in job.shares}
+            served = {share: found for share, timing in timings.items() if (found := _served(timing))}
             is_next = self._last_writing is None or self._last_writing.done()
             job.bundle_writing = self._writer.submit(self._context.files.add_times, job.stored.bundle, timed, served)
             self._last_writing = job.bundle_writing
@@ -157,7 +156,7 @@ class PublishPhase:
         job.bundle_sent = True
 
     def _deployment(self, job: ActiveJob) -> Deployment:
-        return Deployment(job.stored.device.key, job.stored.target_key, job.stored.granted)
+        return Deployment(job.stored.device.key, job.stored.target_key, job.stored.tuned_at)
 
     def _operators(self, job: ActiveJob) -> list[ValidatedOperator]:
         spec = job.stored.spec
@@ -188,8 +187,7 @@ def bundle_id(job: ActiveJob, variants: list[VariantItem]) -> str:
 
 def _served(timing: Mapping[str, Any]) -> dict[str, Any]:
     """The best variant by goal, as JSON; empty if it is not known."""
-    timed = [AtLoad.from_json(each) for each in timing.get("at_load", ())]
-    return {goal: best.served.to_json() for goal, best in choices(timed, timing.get("others_cores", 0.0)).items()}
+    return {goal: best.served.to_json() for goal, best in best_by_goal(timing).items()}
 
 
 def _published(variants: Sequence[Variant]) -> list[TuningRecord]:
@@ -205,6 +203,7 @@ def _manifest(
     choosing: dict[str, dict[str, float]],
 ) -> dict[str, Any]:
     stored = job.stored
+    limits = {share: each.to_json() for share, each in stored.granted.items() if share not in stored.tuned_at}
     return {
         "model": {"name": stored.spec.model_name, "sha256": stored.spec.model},
         "device": stored.device.to_json(),
@@ -212,7 +211,8 @@ def _manifest(
         "target_key": stored.target_key,
         "job": job.id,
         "created_at": stored.created_at,
-        "shares": {share: granted.to_json() for share, granted in stored.granted.items()},
+        "shares": {share: granted.to_json() for share, granted in stored.tuned_at.items()},
+        **({"limits": limits} if limits else {}),
         "measured": measured,
         "choosing": choosing,
         "operators": [

@@ -76,7 +76,7 @@ class Rounds:
         store, open_jobs = self._context.store, {job.id: job for job in jobs}
         for stored in store.jobs.rounds():
             asker = open_jobs.get(stored.job) or ActiveJob(store.jobs.get(stored.job), [])
-            granted = stored.granted or asker.stored.granted
+            granted = stored.granted or asker.stored.tuned_at
             live = LiveRound(replace(stored, granted=granted), asker.log_key(stored.workload_hash), asker.stored.device)
             if any(operator.workload_hash == stored.workload_hash for operator in asker.operators):
                 live.subscribers[stored.job] = asker

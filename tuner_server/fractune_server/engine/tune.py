@@ -33,6 +33,7 @@ from fractune_core.targets import with_cores
 from fractune_server.engine.active_job import ActiveJob
 from fractune_server.engine.live_round import LiveRound
 from fractune_server.engine.rounds import Rounds
+from fractune_server.engine.whole_cores import limit_note
 from fractune_server.scheduler.allocation import FIRST_ROUND, Budget, OperatorPlan, joint_times, next_round
 from fractune_server.scheduler.fair_queue import FairQueue
 from fractune_server.scheduler.warm_start import TRIALS_AT_LEAST, choose_donors, operator_kind
@@ -76,6 +77,7 @@ class TunePhase:
         if job.stored.tuning_began is None:
             job.stored.tuning_began = job.now()
             _note_trials_above_budget(job)
+            _note_limits(job)
         job.dirty = True
 
     def advance(self, job: ActiveJob, jobs: Collection[ActiveJob]) -> None:
@@ -285,12 +287,12 @@ class TunePhase:
         live = LiveRound(stored, key, job.stored.device, {each.id: each for each in (job, *others)})
         candidates, lacked = plan.lacking(count)
         if candidates:
-            stored.granted = {share: each for share, each in job.stored.granted.items() if each.key in lacked}
+            stored.granted = {share: each for share, each in job.stored.tuned_at.items() if each.key in lacked}
             live.propose(candidates)
             self._rounds.start(live, BUILD_QUEUE, self._build_works(job, live))
         else:
             for each in live.subscribers.values():
-                stored.granted.update(each.stored.granted)
+                stored.granted.update(each.stored.tuned_at)
                 each.search_began(plan.workload_hash)
             self._rounds.start(live, tune_queue(instance.name), [self._search_work(job, live, instance)])
         return live
@@ -393,6 +395,13 @@ def _note_trials_above_budget(job: ActiveJob) -> None:
         job.note(
             f"no search with 0 trials: the computed first candidate of each operator is measured, {planned} in all"
         )
+
+
+def _note_limits(job: ActiveJob) -> None:
+    if note := limit_note(job.stored):
+        job.note(note)
+    if job.tuned_before:
+        job.note(f"no search: {', '.join(job.tuned_before)} tuned this model at {', '.join(job.shares)}")
 
 
 def _note_unused_trials(job: ActiveJob) -> None:

@@ -125,7 +125,7 @@ class ValidatePhase:
 
     def _shares_known(self, job: ActiveJob, key: LogKey) -> list[str]:
         """Keys of the shares that the operator was tuned at, of the job's mechanisms."""
-        mechanisms = sorted({granted.mechanism for granted in job.stored.granted.values()})
+        mechanisms = sorted({granted.mechanism for granted in job.stored.tuned_at.values()})
         return [share for each in mechanisms for share in self._log.share_keys(key, each)]
 
     def _check_known(self, job: ActiveJob) -> None:
@@ -154,7 +154,7 @@ class ValidatePhase:
         if operator.workload_hash in job.minor:
             work["repeat_ms"] = _MINOR_REPEAT_MS
         stored = Round(round_id, job.id, Kind.VALIDATION, operator.workload_hash, "", len(chosen))
-        stored.granted = dict(job.stored.granted)
+        stored.granted = job.stored.tuned_at
         live = LiveRound(stored, job.log_key(operator.workload_hash), job.stored.device, {job.id: job})
         live.propose(chosen)
         self._rounds.start(live, BUILD_QUEUE, [work])
@@ -166,7 +166,7 @@ def _copy_times(job: ActiveJob, operator: StoredOperator, validations: list[Tuni
     The repeats for selection choose the fastest finalist; its other repeats are reported.
     """
     untuned = job.untuned(operator.workload_hash)
-    for share, granted in job.stored.granted.items():
+    for share, granted in job.stored.tuned_at.items():
         newest: dict[str, TuningRecord] = {}
         for record in sorted(validations, key=lambda record: record.measured_at):
             if record.granted.key == granted.key and record.status is Status.OK:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import statistics
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from fractune_core.analysis.at_load import AtLoad, choices
 from fractune_core.analysis.match import Match, Policy, find_match
 from fractune_core.analysis.roofline import Arithmetic, Roof
 from fractune_core.analysis.validated import ValidatedRecords
@@ -17,6 +18,7 @@ from fractune_core.jobs import OperatorTask
 from fractune_core.names import UNTUNED_VARIANT
 from fractune_core.planning.devices import DeviceType
 from fractune_core.records import TuningRecord
+from fractune_core.served import ServiceGoal
 from fractune_core.share_kinds import CPU
 from fractune_core.shares import Device, GrantedShare, Share
 from fractune_core.targets import target_key
@@ -46,6 +48,11 @@ class ModelAnswer:
     operators: list[OperatorAnswer]
     roof: Roof | None
     """roof of the share; None if unknown"""
+    at_load: Sequence[AtLoad] = ()
+    """of a CPU limit: the variants timed under it. The operators are those of the best one for requests, or of the
+    fastest in a loop if the best is not known"""
+    others_cores: float = 0.0
+    """cores that other programs had in this timing"""
 
 
 @dataclass(frozen=True)
@@ -95,11 +102,15 @@ class Matcher:
         2. The model's operators: from an earlier ingest, else from a new one.
         3. For each operator the match in the log.
 
-        Raises NotFound if the model is unknown, ShareUnavailable if the share is unknown or no worker can read the
-        model, and ServerUnreachable if reading it takes too long.
+        Raises NotFound if the model is unknown, or was not timed under a CPU limit; ShareUnavailable if the share is
+        unknown, or no worker can read the model. Raises ServerUnreachable if reading it takes too long.
         """
-        fleet = live_workers(self._context.redis, self._context.secret)
-        device_share = self._device_share(fleet, Share.parse(share))
+        fleet, asked = live_workers(self._context.redis, self._context.secret), Share.parse(share)
+        if not asked.kind.measures_kernels:
+            timing = self._under_limit(fleet, query, asked)
+            answer = self.match(query, served_variant(timing, share), policy)
+            return replace(answer, at_load=timed_at_load(timing), others_cores=timing.get("others_cores", 0.0))
+        device_share = self._device_share(fleet, asked)
         found = self._ingested(fleet, query, device_share)
         validated = self._validated(found.operators, query.namespace)
         device, target_key = device_share.device.key, found.target_key
@@ -170,11 +181,25 @@ class Matcher:
 
     def _whole_s(self, found: IngestedModel, query: MatchQuery, device: Device, wanted: DeviceType) -> dict[int, float]:
         secs: dict[int, float] = {}
+        for job in self._done(found, query, device):
+            secs = {**timed_secs(job, wanted), **secs}
+        return secs
+
+    def _under_limit(self, fleet: Fleet, query: MatchQuery, share: Share) -> dict[str, Any]:
+        """The timing of the newest job that timed the model under the limit."""
+        device_share = self._device_share(fleet, share.kernel_shares[0])
+        found = self._ingested(fleet, query, device_share)
+        for job in self._done(found, query, device_share.device):
+            if str(share) in job.timings:
+                return job.timings[str(share)]
+        raise NotFound(f"share '{share}': this model was not timed under the limit; tune it with --shares {share}")
+
+    def _done(self, found: IngestedModel, query: MatchQuery, device: Device) -> Iterator[StoredJob]:
+        """The finished jobs with this very query on a device, newest first."""
         for job in self._context.store.jobs.done_of_model(query.model):
             identity = (job.spec.inputs, job.spec.namespace, job.target_key, job.device.key)
             if identity == (dict(query.inputs), query.namespace, found.target_key, device.key):
-                secs = {**timed_secs(job, wanted), **secs}
-        return secs
+                yield job
 
     def _on_device(self, fleet: Fleet, wanted: DeviceType) -> HeldShare:
         """A share of the device `wanted`, from a live worker or from the log."""
@@ -198,7 +223,7 @@ class Matcher:
         return found or self._ingest(fleet, key, device_share.device, query.time_left_s)
 
     def _device_share(self, fleet: Fleet, share: Share) -> HeldShare:
-        share.check_tunes()
+        share.check_measures_kernels()
         text = str(share)
         for offer in fleet.offers:
             if offer.granted.share == text:
@@ -258,9 +283,31 @@ def _row(task: OperatorTask, validated: ValidatedRecords, deployment: Deployment
 
 
 def served_secs(timing: Mapping[str, Any], share: str) -> float:
-    """Seconds of one call at `share` with the variant for it, else with the fastest. `timing` as in `StoredJob`."""
-    medians: dict[str, float] = {variant: statistics.median(secs) for variant, secs in timing["run_secs"].items()}
-    return medians.get(share, min(medians.values()))
+    """Seconds of one call in a loop at `share`, of the variant that serves there. `timing` as in `StoredJob`."""
+    secs: list[float] = timing["run_secs"][served_variant(timing, share)]
+    return statistics.median(secs)
+
+
+def served_variant(timing: Mapping[str, Any], share: str) -> str:
+    """The variant for `share`. A CPU limit has none of its own: there it is the choice of those timed under the limit.
+    Else it is the fastest.
+    """
+    run_secs: dict[str, list[float]] = timing["run_secs"]
+    if share in run_secs:
+        return share
+    if found := best_by_goal(timing):
+        return found["latency"].variant
+    return min(run_secs, key=lambda variant: statistics.median(run_secs[variant]))
+
+
+def best_by_goal(timing: Mapping[str, Any]) -> dict[ServiceGoal, AtLoad]:
+    """Empty if the best is not known."""
+    return choices(timed_at_load(timing), timing.get("others_cores", 0.0))
+
+
+def timed_at_load(timing: Mapping[str, Any]) -> list[AtLoad]:
+    """Empty for a model that was too slow for it, and for an older job."""
+    return [AtLoad.from_json(each) for each in timing.get("at_load", ())]
 
 
 def timed_secs(job: StoredJob, wanted: DeviceType) -> dict[int, float]:

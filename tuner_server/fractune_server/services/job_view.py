@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from fractune_core.analysis.at_load import AtLoad
 from fractune_core.analysis.roofline import Arithmetic, Roof
 from fractune_core.analysis.validated import ValidatedRecords
 from fractune_core.codec.messages import from_lists, to_proto
@@ -17,6 +16,7 @@ from fractune_core.jobs import JobState
 from fractune_core.names import ROBUST_VARIANT, UNTUNED_VARIANT, Collection
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.shares import GrantedShare
+from fractune_server.selection.model_match import served_variant, timed_at_load
 from fractune_server.store.stored_job import StoredJob, StoredOperator
 
 
@@ -87,15 +87,16 @@ def _result(job: StoredJob) -> pb.JobResult:
 
 def _share_result(job: str, share: str, timing: dict[str, Any]) -> pb.ShareResult:
     run_secs, timed_by = timing["run_secs"], timing.get("job", job)
+    tuned = ROBUST_VARIANT if share not in run_secs and ROBUST_VARIANT in run_secs else served_variant(timing, share)
     return pb.ShareResult(
         share=share,
         granted=to_proto(GrantedShare.from_json(timing["granted"]), pb.GrantedShare),
         untuned_s=statistics.median(run_secs[UNTUNED_VARIANT]),
-        tuned_s=statistics.median(run_secs.get(share) or run_secs[ROBUST_VARIANT]),
+        tuned_s=statistics.median(run_secs[tuned]),
         run_secs=from_lists(run_secs, pb.Repeats),
         max_error=timing["max_error"],
         earlier_job=Collection.JOBS.of(timed_by) if timed_by != job else "",
         time=timestamp(timing["timed_at"]) if "timed_at" in timing else None,
-        at_load=[to_proto(AtLoad.from_json(each), pb.AtLoad) for each in timing.get("at_load", ())],
+        at_load=[to_proto(each, pb.AtLoad) for each in timed_at_load(timing)],
         others_cores=timing.get("others_cores", 0.0),
     )

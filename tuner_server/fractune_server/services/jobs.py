@@ -19,6 +19,7 @@ from fractune_core.jobs import JobSpec, JobState, Priority
 from fractune_core.names import Collection
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.pb import fractune_pb2_grpc as rpc
+from fractune_core.shares import with_kernel_shares
 from fractune_server.access.authenticator import Caller, caller
 from fractune_server.services.job_feeds import JobFeeds
 from fractune_server.services.job_view import job_to_proto
@@ -53,7 +54,7 @@ class JobService(rpc.JobServiceServicer):
         _check_priority(spec, asker)
         if spec.webhook:
             self._context.webhook_rules.check(spec.webhook)
-        offers = live_workers(self._context.redis, self._context.secret).offer(spec.shares)
+        offers = live_workers(self._context.redis, self._context.secret).offer(with_kernel_shares(spec.shares))
         first = next(iter(offers.values()))
         job = StoredJob(
             id=uuid.uuid4().hex[:12],

@@ -108,6 +108,8 @@ class LogService(rpc.LogServiceServicer):
         return pb.MatchModelResponse(
             matches=[_answer(each) for each in answer.operators],
             roof=None if answer.roof is None else to_proto(answer.roof, pb.Roof),
+            at_load=[to_proto(each, pb.AtLoad) for each in answer.at_load],
+            others_cores=answer.others_cores,
         )
 
     def TabulateModel(

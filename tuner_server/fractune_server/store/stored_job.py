@@ -57,7 +57,7 @@ class StoredJob(JsonObject):
     created_at: Annotated[float, In("create_time")]
     device: Device
     granted: dict[str, GrantedShare]
-    """by share, as text; in the order of the request"""
+    """by share, as text; in the order of the request, with the whole cores of CPU limits"""
     asked_target: str
     """target text for ingest"""
     state: JobState = JobState.QUEUED
@@ -81,9 +81,14 @@ class StoredJob(JsonObject):
     """id of the token that created the job; empty = no token was needed"""
 
     @property
+    def tuned_at(self) -> dict[str, GrantedShare]:
+        """Those of `granted` under which kernels are measured; under the others only the whole model is timed."""
+        return {share: granted for share, granted in self.granted.items() if granted.kind.measures_kernels}
+
+    @property
     def cores(self) -> int:
         """Cores of the largest CPU share; 0 for other mechanisms. The target's num-cores."""
-        return max(g.units if g.kind.device_kind == CPU else 0 for g in self.granted.values())
+        return max(g.units if g.kind.device_kind == CPU else 0 for g in self.tuned_at.values())
 
     @property
     def latest(self) -> float:

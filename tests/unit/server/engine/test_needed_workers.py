@@ -14,7 +14,7 @@ from fractune_server.engine.active_job import ActiveJob, SingleWork
 from fractune_server.engine.needed_workers import MissingWorkers, NeededWorker
 from fractune_server.store.stored_job import StoredJob
 from fractune_server.transport.live_workers import Fleet
-from tests.support.samples import DEVICE, granted
+from tests.support.samples import DEVICE, LIMITED, granted
 
 SHARES = ("cpu:1", "cpu:2")
 
@@ -57,6 +57,16 @@ def test_what_the_phase_lacks_is_noted_and_goes_when_it_comes(
     others = [worker(role) for role in ("compile", "build", "tune")]
     missing_workers.note(Fleet([*others, *(worker("measure", share) for share in SHARES)]), [job])
     assert job.stored.notes == []
+
+
+def test_a_worker_under_a_cpu_limit_is_needed_only_to_time_the_whole_model() -> None:
+    for state in (JobState.TUNING, JobState.VALIDATING, JobState.TIMING):
+        job = a_job(state)
+        job.stored.granted["cpu:1500m"] = LIMITED
+        measuring = [needed.share for needed in needed_workers.needed_workers(job) if needed.role == "measure"]
+        assert measuring == [*SHARES, *(["cpu:1500m"] if state is JobState.TIMING else [])]
+        assert (job.share_keys, job.stored.cores) == (a_job(state).share_keys, 2)
+    assert job.work_id(SingleWork("time_model", "cpu:1500m")) == "j-time_model2-0"
 
 
 def test_measurements_of_another_stack_that_hold_the_cores_are_noted() -> None:

@@ -10,7 +10,7 @@ import pytest
 from fractune_core.cpu_limits import LimitSize
 from fractune_core.errors import ShareUnavailable
 from fractune_core.shares import Share
-from fractune_workers.confinement import launcher_of
+from fractune_workers.confinement import cpu_limit, launcher_of
 from fractune_workers.confinement.burn import Burn
 from fractune_workers.confinement.cpu_limit import CpuLimitConfinement
 from fractune_workers.confinement.limit_cgroups import LimitCgroups
@@ -95,8 +95,13 @@ OFTEN_OR_NOT = ((0.01, 0.05, 0.12, 0.15, 0.3),)
     ],
 )
 def test_a_proof_that_fails_says_why(
-    tmp_path: Path, cores: float, resumes_s: tuple[tuple[float, ...], ...], says: str
+    tmp_path: Path,
+    cores: float,
+    resumes_s: tuple[tuple[float, ...], ...],
+    says: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(cpu_limit, "_PATIENCE_S", 0.0)
     root = under(tmp_path, slice__box__cpu_max="80000 100000")
     with pytest.raises(ShareUnavailable, match=says):
         confinement(root, "cpu:800m", *[Burn(cores, resumes_s)] * 3).verify()
@@ -104,7 +109,7 @@ def test_a_proof_that_fails_says_why(
 
 def test_a_disturbed_burn_is_tried_again(tmp_path: Path) -> None:
     root = under(tmp_path, slice__box__cpu_max="80000 100000")
-    granted = confinement(root, "cpu:800m", Burn(0.6, ()), Burn(0.7, ()), Burn(0.82, ())).verify()
+    granted = confinement(root, "cpu:800m", *[Burn(0.6, ())] * 4, Burn(0.82, ())).verify()
     assert granted.limit is not None
     assert granted.limit.burned_m == 820
 

@@ -51,7 +51,8 @@ class NotedChild:
         if method == "time_interleaved":
             self.asked.append(payload["policy"])
             names = payload["names"]
-            return {"policy": dict.fromkeys(names, payload["policy"]), "run_secs": dict.fromkeys(names, [1e-3] * 3)}
+            values = {"policy": payload["policy"], "run_secs": [1e-3] * 3, "cpu_secs": 2e-3}
+            return {name: dict.fromkeys(names, value) for name, value in values.items()}
         if method != "check":
             return {}
         name = payload["name"]

@@ -13,6 +13,7 @@ from fractune.local.stack import own_env
 from fractune.local.timing_process import timing_process
 from fractune.models.source import check_model_file
 from fractune_core.analysis.cpu_limits.limits import Service
+from fractune_core.cpu_limits import powers_of_two
 from fractune_core.errors import BadBundle, BadRequest
 from fractune_core.files.bundles import Bundle, is_bundle
 from fractune_core.host.cgroups import cpu_quota
@@ -83,11 +84,6 @@ def usable_cores() -> int:
     cores = len(os.sched_getaffinity(0))
     quota = cpu_quota()
     return cores if quota is None else max(1, min(cores, int(quota)))
-
-
-def powers_of_two(cores: int) -> list[int]:
-    """1, 2, 4, ... and `cores` itself."""
-    return sorted({*(1 << exponent for exponent in range(cores.bit_length())), cores})
 
 
 def service_for(measured: Measured, threads: int) -> Service:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,15 @@ from fractune.server.rpc import RpcClient
 from fractune.sessions.finding import PathText
 from fractune.sessions.session import session
 from fractune.text.rendering import Table
-from fractune.text.text import counts_text
+from fractune.text.text import counts_text, time_text
+from fractune_core.analysis.at_load import AtLoad, choices
+from fractune_core.analysis.cpu_limits.limits import threads_text
 from fractune_core.analysis.roofline import Roof
+from fractune_core.arrivals import LOAD_TEXT
 from fractune_core.codec.messages import from_lists, from_proto
 from fractune_core.model_inputs import Inputs, as_shapes
 from fractune_core.pb import fractune_pb2 as pb
+from fractune_core.served import ServiceGoal
 from fractune_core.shares import Share
 
 
@@ -30,6 +34,10 @@ class MatchResult:
     operators: tuple[OperatorMatch, ...]
     roof: Roof | None = None
     """the share's roof; None = not known"""
+    at_load: tuple[AtLoad, ...] = ()
+    """variants timed under a CPU limit; `operators` are those of the best for requests. Empty for other shares"""
+    others_cores: float = 0.0
+    """cores that other programs had in this timing, on average; with more than 0.2 it chooses nothing"""
 
     def __repr__(self) -> str:
         counts = Counter(each.how for each in self.operators)
@@ -38,7 +46,26 @@ class MatchResult:
     @property
     def table(self) -> Table:
         """A row for each operator."""
-        return match_table(self.operators, self.roof)
+        found = match_table(self.operators, self.roof)
+        return replace(found, notes=(*self._limit_notes, *found.notes))
+
+    @property
+    def served(self) -> dict[ServiceGoal, AtLoad]:
+        """Under a CPU limit the best variant by goal; empty for other shares, and if it is not known."""
+        return choices(self.at_load, self.others_cores)
+
+    @property
+    def _limit_notes(self) -> list[str]:
+        if self.at_load and not self.served:
+            return [
+                f"{self.share}: other programs were busy when the model was timed, so no variant is known to be best"
+            ]
+        return [
+            f"{self.share}, best for {goal}: {best.variant} with {threads_text(best.threads)}, "
+            f"{time_text(best.loop_s)} in a loop, p50 {time_text(best.p50_s)}"
+            f"{'' if best.p99_s is None else f' and p99 {time_text(best.p99_s)}'} at {LOAD_TEXT}"
+            for goal, best in self.served.items()
+        ]
 
     def to_json(self) -> list[dict[str, Any]]:
         """As `fractune match --json` prints it, one mapping for each operator."""
@@ -89,4 +116,5 @@ def answered_match(client: RpcClient, model: Path, request: pb.MatchModelRequest
     request.model = client.upload_model(model).name
     answer = client.match_model(request)
     roof = from_proto(Roof, answer.roof) if answer.HasField("roof") else None
-    return MatchResult(request.share, tuple(map(operator_match, answer.matches)), roof)
+    at_load = tuple(from_proto(AtLoad, each) for each in answer.at_load)
+    return MatchResult(request.share, tuple(map(operator_match, answer.matches)), roof, at_load, answer.others_cores)

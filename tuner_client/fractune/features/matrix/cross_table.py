@@ -15,6 +15,7 @@ from fractune.text.text import factor_text
 from fractune_core.analysis.slowdown_ci import LEVEL, Slowdown, ratio, slowdown
 from fractune_core.errors import one_line
 from fractune_core.names import ROBUST_VARIANT, UNTUNED_VARIANT
+from fractune_core.shares import Share, units_text
 
 _UNDECIDED = 0.5
 """a tie whose interval reaches further than this decides nothing"""
@@ -196,8 +197,8 @@ def verdict(table: CrossTable, variant: str, share: str, lost: Slowdown) -> str:
 
 def share_text(share: str) -> str:
     """`1 core`, `2 cores`; shares of other mechanisms are unchanged."""
-    mechanism, _, size = share.partition(":")
-    return share if mechanism != "cpu" else f"{size} core{'' if size == '1' else 's'}"
+    parsed = Share.parse(share)
+    return units_text(parsed.cores, "core") if parsed.mechanism == "cpu" else share
 
 
 def signed(lost: Slowdown) -> str:

@@ -91,11 +91,11 @@ def operator_tables(client: RpcClient, job: JobStatus) -> list[CrossTable]:
     """The table tuned-at x run-at of every operator of the finished job, from published records."""
     request = pb.TabulateModelRequest(
         model=job.model,
-        shares=job.shares,
+        shares=job.tuned_at,
         inputs=from_lists(job.inputs, pb.Shape),
         target=job.target,
         namespace=job.namespace,
     )
     published = map(operator_records, client.tabulate_model(request))
     selected = {each.workload_hash for each in job.operators if each.selected}
-    return [operator_table(each, job.shares) for each in published if each.operator.workload_hash in selected]
+    return [operator_table(each, job.tuned_at) for each in published if each.operator.workload_hash in selected]

@@ -84,7 +84,7 @@ def noise(
     Raises ShareUnavailable, BadModel, BadRequest, StateUnusable, and FractuneError if too few could be timed.
     """
     requested = Share.parse(share)
-    requested.check_tunes()
+    requested.check_measures_kernels()
     counts = list(_MEASURERS[requested.device_kind] if measurers is None else measurers)
     _check(counts, candidates)
     if model is None and (only or inputs):

@@ -100,6 +100,7 @@ def _check_job(model: Path, spec: JobSpec) -> None:
     for share in map(Share.parse, spec.shares):
         if share.device_kind != "cpu":
             raise BadRequest(f"share '{share}': --until-beats compares on the CPU; name shares such as cpu:1")
+        share.check_measures_kernels()
         check_share(share)
 
 

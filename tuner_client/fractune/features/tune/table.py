@@ -24,7 +24,7 @@ def result_json(job: JobStatus, bundle: str) -> dict[str, Any]:
         "event": "result",
         "job": job.name,
         "wall_s": job.wall_s,
-        "trials": {share: job.trials_done.get(share, 0) for share in job.shares},
+        "trials": {share: job.trials_done.get(share, 0) for share in job.tuned_at},
         "trials_shared": job.candidates_shared,
         "trials_saved": job.trials_saved,
         "trials_per_s": job.trials_per_s,
@@ -44,7 +44,8 @@ def layout_transforms(job: JobStatus) -> int:
 
 
 def _share_json(job: JobStatus, each: ShareResult) -> dict[str, Any]:
-    roof, in_operators_s = job.roofs.get(each.share), operators_s(job, each.share)
+    roof = job.roofs.get(each.share)
+    in_operators_s = operators_s(job, each.share) if each in job.tuned_results else None
     return {
         "share": each.share,
         "granted": each.granted.to_json(),
@@ -54,7 +55,7 @@ def _share_json(job: JobStatus, each: ShareResult) -> dict[str, Any]:
         "timed_at": each.timed_at or None,
         "roof": None if roof is None else roof.to_json(),
         "operators_s": in_operators_s,
-        "rest_s": each.tuned_s - in_operators_s,
+        "rest_s": None if in_operators_s is None else each.tuned_s - in_operators_s,
         **at_load_json(each),
     }
 

@@ -53,8 +53,9 @@ def time_table(job: JobStatus, most: int | None = None) -> Table:
 
     With `most` there are no more rows than that for operators, and one for the others together; `rows` has all.
     """
+    results = job.tuned_results
     found = {
-        operator.workload_hash: [operator_time(operator, each, job.roofs.get(each.share)) for each in job.results]
+        operator.workload_hash: [operator_time(operator, each, job.roofs.get(each.share)) for each in results]
         for operator in job.operators
         if operator.selected
     }
@@ -63,25 +64,25 @@ def time_table(job: JobStatus, most: int | None = None) -> Table:
     shown, others = order[:most], order[len(order[:most]) :]
     cells = [(*_operator_cells(names[key]), *chain(*map(_time_cells, found[key]))) for key in shown]
     if others:
-        sums = (sum(time.secs for key in others if (time := found[key][at])) for at in range(len(job.results)))
-        cells.append((f"{len(others)} others", "", "", *chain(*map(_sum_cells, sums, job.results))))
-    rests = [each.tuned_s - operators_s(job, each.share) for each in job.results]
-    cells.append(("rest of the model", "", "", *chain(*map(_sum_cells, rests, job.results))))
+        sums = (sum(time.secs for key in others if (time := found[key][at])) for at in range(len(results)))
+        cells.append((f"{len(others)} others", "", "", *chain(*map(_sum_cells, sums, results))))
+    rests = [each.tuned_s - operators_s(job, each.share) for each in results]
+    cells.append(("rest of the model", "", "", *chain(*map(_sum_cells, rests, results))))
     numbers = (Column("weight", numbers=True, dispensable=3), Column("trials", numbers=True, dispensable=4))
     return Table(
         title=f"{job.model_name}: where the time goes",
         columns=(
             Column("operator", wraps_at=16),
             *numbers,
-            *chain(*(_time_columns(each.share) for each in job.results)),
+            *chain(*(_time_columns(each.share) for each in results)),
         ),
         cells=tuple(cells),
         rows=tuple(_row(names[key], each, time) for key in order for each, time in _measured(job, found[key])),
         notes=(
             *roof_notes(
                 (time.roof_part for key in shown for time in found[key] if time),
-                job.results[0].granted.unit if job.results else "",
-                has_roof=any(each.share in job.roofs for each in job.results),
+                results[0].granted.unit if results else "",
+                has_roof=any(each.share in job.roofs for each in results),
             ),
             *((_LESS_THAN_NOTHING,) if any(rest < 0 for rest in rests) else ()),
         ),
@@ -93,7 +94,7 @@ def _weight(times: list[OperatorTime | None]) -> float:
 
 
 def _measured(job: JobStatus, times: list[OperatorTime | None]) -> Iterator[tuple[ShareResult, OperatorTime]]:
-    return ((each, time) for each, time in zip(job.results, times, strict=True) if time)
+    return ((each, time) for each, time in zip(job.tuned_results, times, strict=True) if time)
 
 
 def _row(operator: OperatorStatus, result: ShareResult, time: OperatorTime) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from fractune.inference.choosing.measured import measured_choice
 from fractune.inference.choosing.one_thread import one_thread_choice
 from fractune.inference.choosing.smaller_share import smaller_share_choice
+from fractune.inference.choosing.timed_limit import timed_choice
 from fractune.inference.choosing.under_limit import choose_under_limit, limit_text
 from fractune.inference.choosing.variants import VariantChoice, choose_variant
 from fractune.inference.cpu.share import ShareHere
@@ -27,10 +28,13 @@ class Matched:
 
 
 def match_share(bundle: Bundle, here: ShareHere, policy: Policy, goal: ServiceGoal) -> Matched:
-    """Under a CPU limit the predicted best; else, or where the bundle has no time for a prediction, the variant for the
-    share's units.
+    """Under a CPU limit the best that was timed there, else the predicted best. Without a time for a prediction, and
+    elsewhere, the variant for the share's units.
     """
-    limited = choose_under_limit(bundle, here, here.quota, policy, goal) if here.quota else None
+    limited = None
+    if here.quota:
+        limited = timed_choice(bundle, here, here.quota, goal)
+        limited = limited or choose_under_limit(bundle, here, here.quota, policy, goal)
     if limited is not None:
         choice, threads = limited
         return Matched(choice, replace(here, units=threads), threads)

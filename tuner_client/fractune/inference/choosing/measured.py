@@ -7,7 +7,7 @@ from fractune_core.analysis.cpu_limits.limits import threads_text
 from fractune_core.analysis.match import How
 from fractune_core.arrivals import LOAD_TEXT
 from fractune_core.files.bundles import Bundle
-from fractune_core.served import ServiceGoal
+from fractune_core.served import Served, ServiceGoal
 from fractune_core.share_kinds import kind_of
 from fractune_core.shares import units_text
 
@@ -17,11 +17,15 @@ def measured_choice(bundle: Bundle, units: int, mechanism: str, goal: ServiceGoa
     best = bundle.served(mechanism).get(units, {}).get(goal)
     if best is None:
         return None
-    p99 = "" if best.p99_s is None else f", p99 {_ms(best.p99_s)}"
-    times = f"at {LOAD_TEXT}: p50 {_ms(best.p50_s)}{p99}" if goal == "latency" else f"in a loop: {_ms(best.loop_s)}"
     at = units_text(units, kind_of(mechanism).unit)
-    reason = f"with {threads_text(best.threads)}, no variant timed at {at} is known to be faster {times}"
-    return VariantChoice(best.variant, How.EXACT, 0.0, reason), best.threads
+    reason = f"with {threads_text(best.threads)}, no variant timed at {at} is known to be faster"
+    return VariantChoice(best.variant, How.EXACT, 0.0, f"{reason} {times_text(best, goal)}"), best.threads
+
+
+def times_text(best: Served, goal: ServiceGoal) -> str:
+    """`at 30 % load: p50 9.7 ms, p99 25.5 ms`, or `in a loop: 9.6 ms`."""
+    p99 = "" if best.p99_s is None else f", p99 {_ms(best.p99_s)}"
+    return f"at {LOAD_TEXT}: p50 {_ms(best.p50_s)}{p99}" if goal == "latency" else f"in a loop: {_ms(best.loop_s)}"
 
 
 def _ms(secs: float) -> str:

@@ -18,13 +18,13 @@ from typing import Any
 from fractune_core.analysis.at_load import AtLoad
 from fractune_core.arrivals import LOAD, latencies, poisson
 from fractune_core.names import UNTUNED_VARIANT
-from fractune_workers.children.measuring.loops import Call, secs_of_one
+from fractune_workers.children.measuring.loops import MIN_REPEAT_S, Call, secs_of_one
 from fractune_workers.children.tvm_api.serving_thread import Run, serving_thread
 
 _FINALISTS = 3
 _CLOSE = 1.5
 """times in a loop of the fastest variant: a variant that takes longer is not timed at load"""
-_ROUNDS, _FEWEST_ROUNDS = 11, 6
+ROUNDS, _FEWEST_ROUNDS = 11, 6
 """an interval needs six"""
 _REQUESTS = 10
 """of a round at most: with 100 in all there is a p99"""
@@ -35,24 +35,32 @@ _REST_S = 0.005
 
 
 @dataclass
-class _Finalist:
+class Finalist:
+    """A variant with a number of threads, and its times so far."""
+
     variant: str
     threads: int
     run: Run
     """the result of a function, on the thread where requests arrive"""
     call: Call
+    rest_s: float = _REST_S
+    """pause before it is timed"""
     loop_secs: list[float] = field(default_factory=list)
     latency_secs: list[float] = field(default_factory=list)
 
-    def time_loop(self) -> float:
-        secs: float = self._rested(partial(secs_of_one, self.call))
+    @property
+    def found(self) -> AtLoad:
+        return AtLoad(self.variant, self.threads, tuple(self.loop_secs), tuple(self.latency_secs))
+
+    def time_loop(self, at_least_s: float = MIN_REPEAT_S) -> float:
+        secs: float = self._rested(partial(secs_of_one, self.call, at_least_s))
         return secs
 
     def answer(self, arrivals_s: Sequence[float]) -> None:
         self.latency_secs += self._rested(partial(latencies, self.call, arrivals_s))
 
     def _rested(self, timed: Callable[[], Any]) -> Any:
-        time.sleep(_REST_S)
+        time.sleep(self.rest_s)
         self.run(self.call)
         return self.run(timed)
 
@@ -68,35 +76,34 @@ def time_at_load(
     """
     with ExitStack() as threads:
         finalists = _finalists(calls, loop_s, own, cpus, threads)
-        for each, _ in _interleaved(finalists, _ROUNDS):
+        for each, _ in interleaved(finalists, ROUNDS):
             each.loop_secs.append(each.time_loop())
         rate_per_s = LOAD / min(statistics.median(each.loop_secs) for each in finalists)
         requests = int(rate_per_s * _MOST_S / len(finalists))
-        rounds = min(_ROUNDS, requests)
+        rounds = min(ROUNDS, requests)
         if rounds < _FEWEST_ROUNDS:
             return []
         draws = random.Random(0)
         arrivals_s = [poisson(rate_per_s, min(_REQUESTS, requests // rounds), draws) for _ in range(rounds)]
-        for each, number in _interleaved(finalists, rounds):
+        for each, number in interleaved(finalists, rounds):
             each.answer(arrivals_s[number])
-    return [
-        AtLoad(each.variant, each.threads, tuple(each.loop_secs[:rounds]), tuple(each.latency_secs))
-        for each in finalists
-    ]
+    for each in finalists:
+        del each.loop_secs[rounds:]
+    return [each.found for each in finalists]
 
 
 def _finalists(
     calls: Mapping[str, Call], loop_s: Mapping[str, float], own: str, cpus: Collection[int], threads: ExitStack
-) -> list[_Finalist]:
+) -> list[Finalist]:
     fastest = _fastest(loop_s, own)
     if not cpus:
-        return [_Finalist(name, 1, _here, calls[name]) for name in fastest]
+        return [Finalist(name, 1, here, calls[name]) for name in fastest]
     alone = threads.enter_context(serving_thread(1, cpus))
     if len(cpus) == 1:
-        return [_Finalist(name, 1, alone, calls[name]) for name in fastest]
+        return [Finalist(name, 1, alone, calls[name]) for name in fastest]
     pool = threads.enter_context(serving_thread(len(cpus), cpus))
-    finalists = [_Finalist(name, len(cpus), _here, partial(pool, calls[name])) for name in fastest]
-    with_one = [_Finalist(name, 1, alone, call) for name, call in calls.items() if name != UNTUNED_VARIANT]
+    finalists = [Finalist(name, len(cpus), here, partial(pool, calls[name])) for name in fastest]
+    with_one = [Finalist(name, 1, alone, call) for name, call in calls.items() if name != UNTUNED_VARIANT]
     one_s = {each.variant: each.time_loop() for each in with_one}
     best = min(with_one, key=lambda each: one_s[each.variant], default=None)
     if best is None or one_s[best.variant] > _CLOSE * min(loop_s.values()):
@@ -110,11 +117,11 @@ def _fastest(loop_s: Mapping[str, float], own: str) -> list[str]:
     return close[:_FINALISTS]
 
 
-def _here(function: Callable[[], Any]) -> Any:
+def here(function: Callable[[], Any]) -> Any:
     return function()
 
 
-def _interleaved(finalists: Sequence[_Finalist], rounds: int) -> Iterator[tuple[_Finalist, int]]:
+def interleaved(finalists: Sequence[Finalist], rounds: int) -> Iterator[tuple[Finalist, int]]:
     for number in range(rounds):
         for each in finalists[:: -1 if number % 2 else 1]:
             yield each, number

@@ -183,9 +183,15 @@ class MeasurerChild:
 
     def time_model(self, path: str, repeats: int, own: str) -> dict[str, Any]:
         """Time every variant of the bundle at `path`, interleaved, `own` the one for this share (`time_variants`)."""
-        from fractune_workers.children.measuring.model_timing import time_variants
+        from fractune_workers.children.measuring.model_timing import time_variants, time_variants_under
 
-        timed, found = self._watched(partial(time_variants, Path(path), repeats, own, self._processor))
+        share = Share.parse(own)
+        timing = (
+            partial(time_variants, Path(path), repeats, own, self._processor)
+            if share.kind.measures_kernels
+            else partial(time_variants_under, share, Path(path), self._processor)
+        )
+        timed, found = self._watched(timing)
         self._processor.free_unused()
         return {**timed, "others_cores": Disturbance.from_json(found).others_cores if found else 0.0}
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from fractune_workers.children.tvm_api.processor import Processor
 
-_MIN_REPEAT_S = 0.02
+MIN_REPEAT_S = 0.02
 """One repeat calls the model until this long has passed"""
 
 Call = Callable[[], Any]
@@ -23,7 +23,7 @@ def call_of(main: Callable[..., Any], arguments: list[Any], processor: Processor
     return call
 
 
-def secs_of_one(call: Call, at_least_s: float = _MIN_REPEAT_S) -> float:
+def secs_of_one(call: Call, at_least_s: float = MIN_REPEAT_S) -> float:
     """Seconds of one inference, the average over `at_least_s` seconds of inferences."""
     calls, start = 0, time.perf_counter()
     while True:

@@ -6,15 +6,19 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tvm import relax
 
+from fractune_core.cpu_limits import LimitSize
 from fractune_core.files.bundles import WEIGHTS, Bundle
-from fractune_core.names import UNTUNED_VARIANT
+from fractune_core.names import ROBUST_VARIANT, UNTUNED_VARIANT
+from fractune_core.shares import Share
 from fractune_workers.children.measuring.at_load import time_at_load
-from fractune_workers.children.measuring.loops import call_of, secs_of_one
+from fractune_workers.children.measuring.loops import Call, call_of, secs_of_one
+from fractune_workers.children.measuring.under_limit import time_under_limit
 from fractune_workers.children.tvm_api.arrays import difference, random_args
 from fractune_workers.children.tvm_api.artifacts import load_objects
 from fractune_workers.children.tvm_api.processor import Processor
@@ -34,29 +38,63 @@ def time_variants(path: Path, repeats: int, own: str, processor: Processor) -> d
     Returns `run_secs` (seconds of one inference, `repeats` of them, of a slow variant fewer) and `max_error` (largest
     difference to the untuned output, over that output's largest value) by variant. `at_load` is from `time_at_load`.
     """
+    model = _loaded(path, processor)
+    counts = {name: _repeats(secs, repeats) for name, secs in model.first_s.items()}
+    run_secs = {name: [secs] if counts[name] == 1 else [] for name, secs in model.first_s.items()}
+    for _ in range(repeats):
+        for name, call in model.calls.items():
+            if len(run_secs[name]) < counts[name]:
+                run_secs[name].append(secs_of_one(call))
+    loop_s = {name: statistics.median(secs) for name, secs in run_secs.items()}
+    cpus = () if processor.is_gpu else sorted(os.sched_getaffinity(0))
+    at_load = time_at_load(model.calls, loop_s, own, cpus)
+    return {"run_secs": run_secs, "max_error": model.errors, "at_load": [each.to_json() for each in at_load]}
+
+
+def time_variants_under(limit: Share, path: Path, processor: Processor) -> dict[str, Any]:
+    """As `time_variants`, under the CPU limit of this process. Each variant for whole cores, or without them the robust
+    one, has a thread for each of its cores; the untuned one has a thread for each CPU.
+    """
+    model, cpus = _loaded(path, processor), sorted(os.sched_getaffinity(0))
+    threads = {str(share): share.cores for share in limit.kernel_shares if str(share) in model.calls}
+    period_s = LimitSize.parse(limit.size).period_ms * 1e-3
+    at_load = time_under_limit(model.calls, threads or {ROBUST_VARIANT: len(cpus)}, cpus, period_s)
+    return {
+        "run_secs": {
+            UNTUNED_VARIANT: [secs_of_one(model.calls[UNTUNED_VARIANT], period_s) for _ in range(_FEW_REPEATS)],
+            **{each.variant: each.loop_secs for each in at_load},
+        },
+        "max_error": model.errors,
+        "at_load": [each.to_json() for each in at_load],
+    }
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    """The variants of a bundle by name, after one inference of each on the same random inputs."""
+
+    calls: dict[str, Call]
+    first_s: dict[str, float]
+    errors: dict[str, float]
+    """largest difference to the untuned output, over that output's largest value"""
+
+
+def _loaded(path: Path, processor: Processor) -> _Loaded:
     bundle = Bundle(path)
     inputs = [["TENSOR", spec["dtype"], spec["shape"]] for spec in bundle.manifest["inputs"]]
     arguments, weights = random_args(inputs, 0, processor), weights_of(bundle, processor)
     mains = {entry["name"]: load_variant(bundle, entry["name"], weights, processor) for entry in bundle.variants}
-    outputs, counts = {}, {}
-    run_secs: dict[str, list[float]] = {}
+    outputs, first_s = {}, {}
     for name, main in mains.items():
         start = time.perf_counter()
         outputs[name] = outputs_of(main(*arguments), processor)
-        first_s = time.perf_counter() - start
-        counts[name] = _repeats(first_s, repeats)
-        run_secs[name] = [first_s] if counts[name] == 1 else []
+        first_s[name] = time.perf_counter() - start
     reference = outputs[UNTUNED_VARIANT]
-    calls = {name: call_of(main, arguments, processor) for name, main in mains.items()}
-    for _ in range(repeats):
-        for name, call in calls.items():
-            if len(run_secs[name]) < counts[name]:
-                run_secs[name].append(secs_of_one(call))
-    errors = {name: max(map(difference, out, reference)) for name, out in outputs.items()}
-    loop_s = {name: statistics.median(secs) for name, secs in run_secs.items()}
-    cpus = () if processor.is_gpu else sorted(os.sched_getaffinity(0))
-    at_load = time_at_load(calls, loop_s, own, cpus)
-    return {"run_secs": run_secs, "max_error": errors, "at_load": [each.to_json() for each in at_load]}
+    return _Loaded(
+        calls={name: call_of(main, arguments, processor) for name, main in mains.items()},
+        first_s=first_s,
+        errors={name: max(map(difference, out, reference)) for name, out in outputs.items()},
+    )
 
 
 def _repeats(first_s: float, most: int) -> int:

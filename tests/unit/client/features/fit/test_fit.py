@@ -15,11 +15,12 @@ from fractune.cli import main
 from fractune.features.fit import fit as fitting
 from fractune.features.fit import picture
 from fractune.features.fit.fit import FitResult
-from fractune.features.fit.measuring import FRACTUNE, OPENVINO, Measured, powers_of_two, service_of
+from fractune.features.fit.measuring import FRACTUNE, OPENVINO, Measured, service_of
 from fractune.features.fit.settings import settings_text
 from fractune_core.analysis.cpu_limits.fitting import Goal
 from fractune_core.analysis.cpu_limits.fitting import fit as fit_services
 from fractune_core.analysis.cpu_limits.limits import Service
+from fractune_core.cpu_limits import powers_of_two
 from fractune_core.errors import BadRequest
 
 MINILM = (

@@ -198,5 +198,7 @@ def match(
     if as_json:
         for each in found.to_json():
             print(json.dumps(each))
+        for goal, best in found.served.items():
+            print(json.dumps({"share": found.share, "goal": goal, **best.served.to_json()}))
     else:
         print_tables(found.table)

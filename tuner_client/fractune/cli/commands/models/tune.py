@@ -168,7 +168,7 @@ def _print(result: TuneResult, state: Path | None, *, as_json: bool) -> None:
     several = result.goal is not None and len(result.goal.steps) > 1
     print_result(result.job, str(result.bundle.path), step=" in the last step" if several else "")
     if result.measurers:
-        for share, advice in advice_for(state or default_state_dir(), result.job.shares).items():
+        for share, advice in advice_for(state or default_state_dir(), result.job.tuned_at).items():
             print(measuring_text(share, advice, result.measurers[share]))
     if result.goal is not None:
         print_tables(goal_table(result.goal))
