@@ -23,9 +23,10 @@ pytestmark = pytest.mark.gpu
 _COMPILE = """
 import json, sys
 from pathlib import Path
-from fractune_workers.children.tvm_api.keep_out import stay_off_gpus
-from tests.support.real_bundle import compile_model
+from fractune_workers.children.tvm_api.keep_out import keep_torch_out, stay_off_gpus
+keep_torch_out()  # PyTorch sets up CUDA, and the compiler's forks end by SIGSEGV
 stay_off_gpus()
+from tests.support.real_bundle import compile_model
 model, out, target, changes = sys.argv[1:]
 compile_model(Path(model), Path(out), target, ["full"], **json.loads(changes))
 """
