@@ -74,6 +74,9 @@ def test_records_and_matches_come_with_what_their_speed_is_judged_by(client: Cli
     matched = client.log.MatchModel(pb.MatchModelRequest(model=done.spec.model, share="cpu:2"))
     assert matched.roof.gflops == 2 * GFLOPS_OF_A_CORE
     assert from_proto(Arithmetic, matched.matches[0].operator.arithmetic) == WORK
+    timed = next(each for each in done.result.shares if each.share == "cpu:2")
+    assert len(timed.at_load) > 0
+    assert matched.at_load == timed.at_load
 
 
 def test_a_kernel_that_is_faster_than_its_roof_raises_it(client: Client, done: pb.Job) -> None:

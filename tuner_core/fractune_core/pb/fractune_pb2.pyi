@@ -2180,8 +2180,8 @@ class MatchModelResponse(_message.Message):
 
     @_builtins.property
     def at_load(self) -> _containers.RepeatedCompositeFieldContainer[Global___AtLoad]:
-        """Of a CPU limit: the variants timed under it. The matches are those of the best one for requests, or of the fastest in
-        a loop if the best is not known.
+        """The variants of the whole model that the newest job timed at the share. Under a CPU limit the matches are those of
+        the best one for requests, or of the fastest in a loop if the best is not known.
         """
 
     def __init__(

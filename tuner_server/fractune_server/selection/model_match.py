@@ -49,8 +49,8 @@ class ModelAnswer:
     roof: Roof | None
     """roof of the share; None if unknown"""
     at_load: Sequence[AtLoad] = ()
-    """of a CPU limit: the variants timed under it. The operators are those of the best one for requests, or of the
-    fastest in a loop if the best is not known"""
+    """variants of the whole model that the newest job timed at the share. Under a CPU limit, the operators are those of
+    the best one for requests, or of the fastest in a loop if the best is not known"""
     others_cores: float = 0.0
     """cores that other programs had in this timing"""
 
@@ -109,7 +109,7 @@ class Matcher:
         if not asked.kind.measures_kernels:
             timing = self._under_limit(fleet, query, asked)
             answer = self.match(query, served_variant(timing, share), policy)
-            return replace(answer, at_load=timed_at_load(timing), others_cores=timing.get("others_cores", 0.0))
+            return _with_timing(answer, timing)
         device_share = self._device_share(fleet, asked)
         found = self._ingested(fleet, query, device_share)
         validated = self._validated(found.operators, query.namespace)
@@ -124,7 +124,8 @@ class Matcher:
             )
             for task in found.operators
         ]
-        return ModelAnswer(answers, self._context.store.roofs.of(device).get(device_share.granted.key))
+        answer = ModelAnswer(answers, self._context.store.roofs.of(device).get(device_share.granted.key))
+        return _with_timing(answer, self._timing(found, query, device_share.device, asked) or {})
 
     def tabulate(self, query: MatchQuery, shares: Sequence[str]) -> list[OperatorRow]:
         """Each operator's validated times, by the share that its schedule was chosen for and the share where it ran.
@@ -189,10 +190,15 @@ class Matcher:
         """The timing of the newest job that timed the model under the limit."""
         device_share = self._device_share(fleet, share.kernel_shares[0])
         found = self._ingested(fleet, query, device_share)
-        for job in self._done(found, query, device_share.device):
-            if str(share) in job.timings:
-                return job.timings[str(share)]
-        raise NotFound(f"share '{share}': this model was not timed under the limit; tune it with --shares {share}")
+        timing = self._timing(found, query, device_share.device, share)
+        if timing is None:
+            raise NotFound(f"share '{share}': this model was not timed under the limit; tune it with --shares {share}")
+        return timing
+
+    def _timing(self, found: IngestedModel, query: MatchQuery, device: Device, share: Share) -> dict[str, Any] | None:
+        """Of the whole model at that share, by the newest job that timed it there."""
+        timings = (job.timings.get(str(share)) for job in self._done(found, query, device))
+        return next(filter(None, timings), None)
 
     def _done(self, found: IngestedModel, query: MatchQuery, device: Device) -> Iterator[StoredJob]:
         """The finished jobs with this very query on a device, newest first."""
@@ -286,6 +292,10 @@ def served_secs(timing: Mapping[str, Any], share: str) -> float:
     """Seconds of one call in a loop at `share`, of the variant that serves there. `timing` as in `StoredJob`."""
     secs: list[float] = timing["run_secs"][served_variant(timing, share)]
     return statistics.median(secs)
+
+
+def _with_timing(answer: ModelAnswer, timing: Mapping[str, Any]) -> ModelAnswer:
+    return replace(answer, at_load=timed_at_load(timing), others_cores=timing.get("others_cores", 0.0))
 
 
 def served_variant(timing: Mapping[str, Any], share: str) -> str:

@@ -35,7 +35,8 @@ class MatchResult:
     roof: Roof | None = None
     """the share's roof; None = not known"""
     at_load: tuple[AtLoad, ...] = ()
-    """variants timed under a CPU limit; `operators` are those of the best for requests. Empty for other shares"""
+    """variants of the whole model that the newest job timed at the share; empty if none did. Under a CPU limit,
+    `operators` are those of the best for requests"""
     others_cores: float = 0.0
     """cores that other programs had in this timing, on average; with more than 0.2 it chooses nothing"""
 
@@ -47,15 +48,15 @@ class MatchResult:
     def table(self) -> Table:
         """A row for each operator."""
         found = match_table(self.operators, self.roof)
-        return replace(found, notes=(*self._limit_notes, *found.notes))
+        return replace(found, notes=(*self._whole_notes, *found.notes))
 
     @property
     def served(self) -> dict[ServiceGoal, AtLoad]:
-        """Under a CPU limit the best variant by goal; empty for other shares, and if it is not known."""
+        """The best variant of the whole model by goal; empty if it is not known."""
         return choices(self.at_load, self.others_cores)
 
     @property
-    def _limit_notes(self) -> list[str]:
+    def _whole_notes(self) -> list[str]:
         if self.at_load and not self.served:
             return [
                 f"{self.share}: other programs were busy when the model was timed, so no variant is known to be best"

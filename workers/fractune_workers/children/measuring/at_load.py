@@ -28,7 +28,7 @@ ROUNDS, _FEWEST_ROUNDS = 11, 6
 """an interval needs six"""
 _REQUESTS = 10
 """of a round at most: with 100 in all there is a p99"""
-_MOST_S = 6.0
+_MOST_S = 5.0
 """of the requests to all finalists together"""
 _REST_S = 0.005
 """in which the threads of another pool fall asleep"""
