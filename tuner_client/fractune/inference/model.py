@@ -26,7 +26,7 @@ from fractune.inference.signatures import open_bundle
 from fractune.inference.slots import Slots
 from fractune.inference.tvm_runtime import tensors
 from fractune.inference.tvm_runtime.bound_memory import BoundMemory
-from fractune.inference.tvm_runtime.kept_inputs import KeptInputs, are_small
+from fractune.inference.tvm_runtime.kept_inputs import KeptInputs, are_worth_keeping
 from fractune.inference.tvm_runtime.variants import Variant
 from fractune_core.analysis.match import DEFAULT_POLICY, Policy
 from fractune_core.errors import BadRequest
@@ -103,7 +103,7 @@ class Model:
         self._checked: set[str] = set()
         """variants that gave outputs of the manifest's shapes"""
         self._stop: Callable[[], Any] | None = None
-        keeps = self._backend.keeps_inputs and are_small(self.inputs)
+        keeps = self._backend.keeps_inputs and are_worth_keeping(self.inputs)
         self._kept = KeptInputs(self.inputs) if keeps else None
         self._follower = ShareFollower(self._backend, bundle.name)
         self._follower.rematch(self._take)
@@ -122,9 +122,9 @@ class Model:
         if self._kept is not None:
             self._follower.follow(self._take)
             with self._turn:
-                if self._kept.fill(inputs):
+                if (arguments := self._kept.tensors(inputs)) is not None:
                     # Copied before the next call: an output may lie in the memory of an input.
-                    return [self._backend.array(tensor) for tensor in self._outputs(self._kept.tensors, variant)]
+                    return [self._backend.array(tensor) for tensor in self._outputs(arguments, variant)]
         return [self._backend.array(tensor) for tensor in self.run_tensors(inputs, variant)]
 
     def run_slots(

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fractune.inference.tvm_runtime.kept_inputs import KeptInputs, are_small
-from fractune.inference.tvm_runtime.runtime import load_runtime
+from fractune.inference.tvm_runtime.kept_inputs import KeptInputs, are_worth_keeping
+from fractune.inference.tvm_runtime.runtime import aligned_bytes, load_runtime
 from fractune.inference.tvm_runtime.tensors import TensorSpec, as_array
 
 SPECS = [TensorSpec("x", "float32", (2, 3)), TensorSpec("n", "int64", ())]
@@ -23,9 +23,25 @@ def loaded() -> None:
 def test_arrays_that_fit_are_copied_whatever_their_layout() -> None:
     kept = KeptInputs(SPECS)
     for x in (GOOD["x"], np.asfortranarray(GOOD["x"]), np.repeat(GOOD["x"], 2, axis=1)[:, ::2]):
-        assert kept.fill({"n": GOOD["n"], "x": x})
-        assert [as_array(tensor).tolist() for tensor in kept.tensors] == [[[0, 1, 2], [3, 4, 5]], 7]
-    assert all(tensor.data_ptr() % 64 == 0 for tensor in kept.tensors)
+        tensors = kept.tensors({"n": GOOD["n"], "x": x})
+        assert tensors is not None
+        assert [as_array(tensor).tolist() for tensor in tensors] == [[[0, 1, 2], [3, 4, 5]], 7]
+        assert all(tensor.data_ptr() % 64 == 0 for tensor in tensors)
+
+
+def test_large_arrays_are_copied_into_the_same_memory_or_used_in_place() -> None:
+    kept = KeptInputs([TensorSpec("image", "uint8", (3, 256, 256))])
+    room = aligned_bytes(3 * 256 * 256 + 64)
+    odd, fitting = room[1:-63].reshape(3, 256, 256), room[:-64].reshape(3, 256, 256)
+    odd[...] = 5
+    begins = []
+    for given in (odd, odd, fitting):
+        (tensor,) = kept.tensors({"image": given}) or []
+        np.testing.assert_array_equal(as_array(tensor), given)
+        begins.append(tensor.data_ptr())
+    first, second, in_place = begins
+    assert first == second != odd.ctypes.data
+    assert in_place == fitting.ctypes.data
 
 
 @pytest.mark.parametrize(
@@ -47,9 +63,9 @@ def test_arrays_that_fit_are_copied_whatever_their_layout() -> None:
     ],
 )
 def test_anything_else_is_left_to_the_full_check(inputs: Any) -> None:
-    assert not KeptInputs(SPECS).fill(inputs)
+    assert KeptInputs(SPECS).tensors(inputs) is None
 
 
-def test_only_small_inputs_are_copied() -> None:
-    assert are_small(SPECS)
-    assert not are_small([*SPECS, TensorSpec("image", "uint8", (3, 224, 224))])
+def test_the_largest_inputs_have_no_memory_that_stays() -> None:
+    assert are_worth_keeping([*SPECS, TensorSpec("image", "float32", (3, 640, 640))])
+    assert not are_worth_keeping([*SPECS, TensorSpec("images", "float32", (8, 3, 640, 640))])

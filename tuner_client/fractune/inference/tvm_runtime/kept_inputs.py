@@ -1,4 +1,6 @@
-"""Memory for small inputs that stays: a call copies its arrays there, which takes less time than making tensors."""
+"""Memory for inputs that stays. A copy of small arrays takes less time than making tensors. Large arrays seldom begin
+where compiled code needs it, and new memory for their copies costs a page fault for each 4 KiB.
+"""
 
 from __future__ import annotations
 
@@ -6,38 +8,45 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from fractune.inference.tvm_runtime.tensors import TensorSpec, array_of, as_tensor, numpy_dtype
+from fractune.inference.tvm_runtime.tensors import TensorSpec, array_of, as_tensor, fits, numpy_dtype
 
-_MOST_BYTES = 1 << 16
-"""of all inputs: a copy of them takes no longer than the tensors of one call"""
+_SMALL_BYTES = 1 << 16
+"""of all inputs: copies of them take no longer than the tensors of one call"""
+_MOST_BYTES = 1 << 23
+"""of all inputs: calls of several threads make larger copies side by side"""
 
 
 class KeptInputs:
-    """The tensors of a model's inputs. Only one call at a time may use them."""
+    """The memory of a model's inputs. Only one call at a time may use it."""
 
     def __init__(self, specs: Sequence[TensorSpec]) -> None:
         memory = [(spec.name, array_of(spec)) for spec in specs]
-        self._checked = [(name, array, array.dtype, array.shape) for name, array in memory]
-        self.tensors = [as_tensor(name, array) for name, array in memory]
+        self._kept = [(name, array, array.dtype, array.shape, as_tensor(name, array)) for name, array in memory]
+        self._copies_all = _bytes_of(specs) <= _SMALL_BYTES
 
-    def fill(self, inputs: Any) -> bool:
-        """Copy the inputs. Returns False for anything but a dict of NumPy arrays as the model takes them; then the
-        memory may hold a part of them.
+    def tensors(self, inputs: Any) -> list[Any] | None:
+        """The inputs as tensors: copies, but of large inputs no copies where their own memory will do. None for
+        anything but a dict of NumPy arrays as the model takes them; then the memory may hold a part of them.
         """
-        if type(inputs) is not dict or len(inputs) != len(self._checked):
-            return False
-        for name, memory, dtype, shape in self._checked:
-            given = inputs.get(name)
+        if type(inputs) is not dict or len(inputs) != len(self._kept):
+            return None
+        tensors = []
+        for name, memory, dtype, shape, tensor in self._kept:
+            given: Any = inputs.get(name)
             if type(given) is not type(memory) or given.shape != shape or given.dtype != dtype:
-                return False
-            memory[...] = given
-        return True
+                return None
+            if self._copies_all or not fits(given):
+                memory[...] = given
+                tensors.append(tensor)
+            else:
+                tensors.append(as_tensor(name, given))
+        return tensors
 
 
-def are_small(specs: Sequence[TensorSpec]) -> bool:
-    """Whether copies of all inputs are worth keeping memory for them."""
-    return sum(_bytes_of(spec) for spec in specs) <= _MOST_BYTES
+def are_worth_keeping(specs: Sequence[TensorSpec]) -> bool:
+    """Whether inputs of that size have memory that stays."""
+    return _bytes_of(specs) <= _MOST_BYTES
 
 
-def _bytes_of(spec: TensorSpec) -> int:
-    return math.prod(dim or 0 for dim in spec.shape) * numpy_dtype(spec.dtype).itemsize
+def _bytes_of(specs: Sequence[TensorSpec]) -> int:
+    return sum(math.prod(dim or 0 for dim in spec.shape) * numpy_dtype(spec.dtype).itemsize for spec in specs)
