@@ -86,6 +86,34 @@ def test_full_job_then_a_second_run_without_new_trials_then_more(client: Client,
     assert more.progress.candidates_done == 8
 
 
+def test_a_cpu_limit_is_tuned_at_its_whole_cores_and_timed_under_it(client: Client, fleet: SimulatedFleet) -> None:
+    fleet.add("measure", "measure-limit", "cpu:1500m")
+    try:
+        model = client.upload(fresh())
+        alone = client.finish(client.create(model, trials=24, shares=["cpu:1500m"]).name)
+        assert (alone.state, dict(alone.progress.trials_done)) == (pb.JOB_STATE_DONE, {"cpu:1": 24, "cpu:2": 24})
+        assert [each.share for each in alone.result.shares] == ["cpu:1", "cpu:2", "cpu:1500m"]
+        limited = alone.result.shares[2]
+        assert (limited.granted.units, limited.granted.limit.quota_m, limited.variant) == (1500, 1500, "cpu:2")
+        assert [(each.variant, each.threads) for each in limited.at_load] == [("cpu:1", 1), ("cpu:2", 2)]
+        assert any(note.startswith("cpu:1500m: kernels are tuned at cpu:1, cpu:2") for note in alone.notes)
+        assert {work["task"] for work in fleet.workers["measure-limit"].handled} == {"time_model"}
+
+        again = client.finish(client.create(model, trials=96, shares=["cpu:1500m"]).name)
+        assert (again.state, again.progress.candidates_done) == (pb.JOB_STATE_DONE, 0)
+        assert handled(fleet, "search", again) == handled(fleet, "build", again) == []
+        assert f"no search: {alone.name[5:]} tuned this model at cpu:1, cpu:2" in again.notes
+
+        query = pb.MatchModelRequest(model=model, share="cpu:1500m")
+        answer = client.log.MatchModel(query)
+        assert [(each.variant, each.threads) for each in answer.at_load] == [("cpu:1", 1), ("cpu:2", 2)]
+        assert {match.record.granted.share for match in answer.matches} == {"cpu:2"}
+        with pytest.raises(grpc.RpcError, match="not timed under the limit; tune it with --shares cpu:500m"):
+            client.log.MatchModel(pb.MatchModelRequest(model=model, share="cpu:500m"))
+    finally:
+        fleet.remove("measure-limit")
+
+
 def test_without_trials_every_operator_has_its_first_candidate(client: Client) -> None:
     model = client.upload(fresh())
     first = client.finish(client.create(model, trials=0).name)

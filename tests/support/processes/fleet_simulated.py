@@ -36,7 +36,7 @@ from fractune_core.fleet.signed_messages import open_dated_work, seal_event, sea
 from fractune_core.fleet.worker_entries import drop_entry, put_entry
 from fractune_core.implementations import DIRECT, text_of
 from fractune_core.records import Status, candidate_id
-from fractune_core.shares import GrantedShare
+from fractune_core.shares import GrantedShare, Share
 from fractune_workers.work_counts import WorkCounts
 from fractune_workers.work_loop import ANSWER_TIMEOUT_S, WorkLoop
 from tests.support.client_samples import bundle_bytes
@@ -306,12 +306,16 @@ class SimulatedWorker:
 
     def _time_model(self, work: dict[str, Any]) -> None:
         bundle = Bundle(get_signed_blob(self.redis, SECRET, redis_names.bundle_blob(work["bundle"])))
-        variants = [variant["name"] for variant in bundle.variants]
+        variants, threads = [variant["name"] for variant in bundle.variants], {bundle.variants[0]["name"]: 1}
+        share = Share.parse(work["share"])
+        if not share.kind.measures_kernels:
+            threads = {str(each): each.cores for each in share.kernel_shares}
+            variants = ["untuned", *threads]
         event = {"event": "model_timed", "job": work["job"], "share": work["share"]}
         event["granted"] = granted(work["share"]).to_json()
         event["run_secs"] = {v: [2.0, 2.0, 2.1] if v == "untuned" else [1.0, 1.0, 1.1] for v in variants}
         event["max_error"] = dict.fromkeys(variants, 0.0)
-        event["at_load"] = [AtLoad(variants[0], 1, (1.0, 1.0), (1.5, 1.5)).to_json()]
+        event["at_load"] = [AtLoad(name, n, (1.0,) * 6, (1.5 / n,) * 6).to_json() for name, n in threads.items()]
         self._send(redis_names.SERVER_STREAM, event)
 
 

@@ -8,10 +8,11 @@ import time
 from dataclasses import replace
 from typing import Any, cast
 
+from fractune_core.cpu_limits import GrantedLimit, LimitSize
 from fractune_core.fleet import messages
 from fractune_core.implementations import trace_of
 from fractune_core.records import TRIAL_POLICY, VALIDATION_POLICY, Kind, Status, TuningRecord
-from fractune_core.shares import Device, GrantedShare
+from fractune_core.shares import Device, GrantedShare, Share
 
 DEVICE = Device("cpu", "simulated", 2, 8, 512, "a simulated processor")
 TARGET = '{"kind":"llvm","mcpu":"simulated","num-cores":2}'
@@ -22,8 +23,14 @@ WORKED_S, CPU_S = 0.5, 0.25
 
 
 def granted(share: str) -> GrantedShare:
-    units = int(share.partition(":")[2])
-    return GrantedShare(share, units, DEVICE.units, "core", 1 << 33, reserved=False, ids=tuple(range(units)))
+    parsed = Share.parse(share)
+    ids = tuple(range(parsed.cores))
+    if parsed.kind.measures_kernels:
+        return GrantedShare(share, parsed.cores, DEVICE.units, "core", 1 << 33, reserved=False, ids=ids)
+    size = LimitSize.parse(parsed.size)
+    limit = GrantedLimit(size.limit_m, size.request_m, size.cores, size.period_us, 0, size.limit_m)
+    total = 1000 * DEVICE.units
+    return GrantedShare(share, size.limit_m, total, "millicore", 1 << 33, reserved=False, ids=ids, limit=limit)
 
 
 def workload_hash(name: str) -> str:

@@ -69,6 +69,14 @@ class ShareResult:
     others_cores: float = 0.0
     """cores of the share that other programs had meanwhile, on average; with more than 0.2 `at_load` chooses nothing"""
 
+    variant: str = ""
+    """the one of `tuned_s`: that for this share; of a CPU limit the best of those timed under it. Empty = not known"""
+
+    @property
+    def difference(self) -> float | None:
+        """Largest difference of its outputs, as in `max_error`; None = not known."""
+        return self.max_error.get(self.variant or self.share)
+
     @property
     def best(self) -> Mapping[ServiceGoal, AtLoad]:
         """What `fractune.load` takes, by goal; empty if it is not known."""

@@ -820,6 +820,7 @@ class ShareResult(_message.Message):
     TIME_FIELD_NUMBER: _builtins.int
     AT_LOAD_FIELD_NUMBER: _builtins.int
     OTHERS_CORES_FIELD_NUMBER: _builtins.int
+    VARIANT_FIELD_NUMBER: _builtins.int
     share: _builtins.str
     untuned_s: _builtins.float
     """Median latency of the whole model, measured alone, in seconds."""
@@ -830,6 +831,8 @@ class ShareResult(_message.Message):
     """
     others_cores: _builtins.float
     """Cores of the share that other programs had meanwhile, on average. With more than 0.2 at_load chooses nothing."""
+    variant: _builtins.str
+    """The variant of tuned_s: that for the share; of a CPU limit the best of those timed under it."""
     @_builtins.property
     def granted(self) -> Global___GrantedShare: ...
     @_builtins.property
@@ -863,10 +866,11 @@ class ShareResult(_message.Message):
         time: _timestamp_pb2.Timestamp | None = ...,
         at_load: _abc.Iterable[Global___AtLoad] | None = ...,
         others_cores: _builtins.float = ...,
+        variant: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["granted", b"granted", "time", b"time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_load", b"at_load", "earlier_job", b"earlier_job", "granted", b"granted", "max_error", b"max_error", "others_cores", b"others_cores", "run_secs", b"run_secs", "share", b"share", "time", b"time", "tuned_s", b"tuned_s", "untuned_s", b"untuned_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_load", b"at_load", "earlier_job", b"earlier_job", "granted", b"granted", "max_error", b"max_error", "others_cores", b"others_cores", "run_secs", b"run_secs", "share", b"share", "time", b"time", "tuned_s", b"tuned_s", "untuned_s", b"untuned_s", "variant", b"variant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

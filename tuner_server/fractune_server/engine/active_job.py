@@ -239,7 +239,7 @@ class ActiveJob:
             plan = OperatorPlan(operator.workload_hash, operator.weight, self.share_keys)
             for row in store.log.trials(self.log_key(operator.workload_hash)):
                 plan.add_trial(row.candidate_id, row.share_key, row.ranking_median_s, built=row.status.built)
-                if row.job == self.id and row.share in self.stored.granted:
+                if row.job == self.id and row.share in self.stored.tuned_at:
                     self.own.add(row.candidate_id, row.share, row.status)
             self.own_done += sum(plan.has(name) for name in plan.measured if name in self.own.candidates)
             self.plans[operator.workload_hash] = plan
@@ -319,7 +319,7 @@ class ActiveJob:
         plan = self.plans.get(record.workload_hash)
         if plan is None or record.kind is not Kind.TRIAL or not self.log_key(record.workload_hash).has(record):
             return
-        if record.job == self.id and record.share in self.stored.granted:
+        if record.job == self.id and record.share in self.stored.tuned_at:
             self.own.add(record.candidate_id, record.share, record.status)
         if plan.add_trial(record.candidate_id, record.granted.key, record.median_s, built=record.status.built):
             self.own_done += record.candidate_id in self.own.candidates

@@ -104,6 +104,6 @@ class LiveRound:
             share: granted
             for job in self.subscribers.values()
             if job.is_searching
-            for share, granted in job.stored.granted.items()
+            for share, granted in job.stored.tuned_at.items()
             if share not in self.covered and job.plans[self.key.workload_hash].lacks(candidate, granted.key)
         }

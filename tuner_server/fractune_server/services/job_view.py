@@ -99,4 +99,5 @@ def _share_result(job: str, share: str, timing: dict[str, Any]) -> pb.ShareResul
         time=timestamp(timing["timed_at"]) if "timed_at" in timing else None,
         at_load=[to_proto(each, pb.AtLoad) for each in timed_at_load(timing)],
         others_cores=timing.get("others_cores", 0.0),
+        variant=tuned,
     )

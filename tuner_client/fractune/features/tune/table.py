@@ -63,11 +63,11 @@ def _share_json(job: JobStatus, each: ShareResult) -> dict[str, Any]:
 def doubts(job: JobStatus) -> list[str]:
     """A line for each share whose tuned model's outputs are far from the untuned model's."""
     return [
-        f"note: at {each.share} the outputs differ from the untuned model's by {each.max_error[each.share]:.1e} of the "
+        f"note: at {each.share} the outputs differ from the untuned model's by {each.difference:.1e} of the "
         "largest, on random inputs; every operator was right on its own, so the model may be ill-conditioned on "
         "such inputs: compare on yours by 'fractune run BUNDLE --inputs FILE.npz'"
         for each in job.results
-        if each.max_error.get(each.share, 0.0) > DOUBTFUL_DIFFERENCE
+        if (each.difference or 0.0) > DOUBTFUL_DIFFERENCE
     ]
 
 
@@ -109,7 +109,7 @@ def latency_table(job: JobStatus) -> Table:
 
 def _latency_cells(each: ShareResult) -> tuple[str, ...]:
     granted = f"{each.granted.units} of {units_text(each.granted.units_total, each.granted.unit)}"
-    error = each.max_error.get(each.share)
+    error = each.difference
     difference = "-" if error is None else f"{error:.1e}"
     times = (time_text(each.untuned_s), time_text(each.tuned_s), ratio_text(each.untuned_s, each.tuned_s))
     return each.share, granted, *times, latency_cell(each.at_load_best), difference
@@ -124,7 +124,7 @@ def _latency_row(each: ShareResult) -> dict[str, Any]:
         "untuned_s": each.untuned_s,
         "tuned_s": each.tuned_s,
         "speed_up": each.speed_up,
-        "max_error": each.max_error.get(each.share),
+        "max_error": each.difference,
         **at_load_json(each),
     }
 
