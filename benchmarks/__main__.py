@@ -10,7 +10,7 @@ import sys
 
 BENCHMARKS = (
     *("plan", "queue_cost", "call_cost", "load", "overhead", "match", "rerank", "fused", "pairs"),
-    *("cpu_limits", "fit_trials", "concurrent_jobs"),
+    *("cpu_limits", "under_limit", "fit_trials", "concurrent_jobs"),
     *("service_load", "fleet", "warm_start", "k_shares", "memory", "share_matrix", "vs_stock"),
     *("onnx_operators", "vs_onnxruntime"),
 )

@@ -23,13 +23,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.support import ours
+from benchmarks.support.limit_cgroup import limit_cgroup, set_limit
 from benchmarks.support.machine import arguments, write_result
 from benchmarks.support.models import find_model
 from benchmarks.support.processes import import_path
 from fractune_core.analysis.cpu_limits.limits import PERIOD_US, threads_text
 from fractune_core.arrivals import poisson
 from fractune_core.host.busy import busy_s
-from fractune_core.host.cgroups import cgroup_folders, throttlings
+from fractune_core.host.cgroups import throttlings
 from fractune_workers.child import Child
 from tests.support.measured_limits import Cell, cells, median_errors
 
@@ -38,8 +39,6 @@ BARS = {(1, 1): (0.05, 0.10), (1, 2): (0.05, 0.10), (2, 1): (0.10, 0.15)}
 _LOADS = (0.3, 0.7)
 _PAUSE_S = 0.02
 _TIMEOUT_S = 300.0
-_SHARES = 20_480
-"""of CPU time against 1,024 of other programs, so that these disturb less"""
 _ARRIVALS_SEED = 1
 
 
@@ -62,7 +61,7 @@ def main() -> None:
                 "threads": threads,
                 "replicas": replicas,
             }
-            with _cgroup() as cgroup, _child(bundle, threads, replicas) as child:
+            with limit_cgroup("cpu_limits") as cgroup, _child(bundle, threads, replicas) as child:
                 child.ensure()
                 (cgroup / "cgroup.procs").write_text(str(child.pid))
                 run = {**service, **_without_limit(child, threads, requests)}
@@ -89,7 +88,7 @@ def _without_limit(child: Child, threads: int, requests: int) -> dict[str, Any]:
 
 def _under(limit_m: int, cgroup: Path, child: Child, requests: int, one_thread_s: float) -> Iterator[dict[str, Any]]:
     """The cells of a limit: in a loop, and at each load."""
-    (cgroup / "cpu.cfs_quota_us").write_text(str(limit_m * PERIOD_US // 1000))
+    set_limit(cgroup, limit_m)
     yield _cell(cgroup, limit_m, None, lambda: child.call("serve", _TIMEOUT_S, arrivals_s=[None] * requests))
     for load in _LOADS:
         rate_per_s = load * limit_m / 1000 / one_thread_s
@@ -139,24 +138,6 @@ def _times(found: dict[str, Any]) -> dict[str, float]:
     p50, p90, p99 = (1e3 * quantiles[rank - 1] for rank in (50, 90, 99))
     mean_ms = 1e3 * statistics.fmean(found["latencies_s"])
     return {"p50_ms": p50, "p90_ms": p90, "p99_ms": p99, "mean_ms": mean_ms, "cpu_ms": 1e3 * found["cpu_s"]}
-
-
-@contextmanager
-def _cgroup() -> Iterator[Path]:
-    """A cgroup of version 1 inside of this process's; it is empty when it is removed."""
-    own = next(cgroup_folders(), None)
-    if own is None or (own / "cgroup.controllers").exists():
-        raise SystemExit("cpu_limits: the controller cpu of cgroup v1 is not mounted here; run it where it is")
-    folder = own / f"fractune-bench-{os.getpid()}"
-    try:
-        folder.mkdir()
-    except OSError as error:
-        raise SystemExit(f"cpu_limits: cannot make {folder} ({error.strerror}); run it as root") from error
-    try:
-        (folder / "cpu.shares").write_text(str(_SHARES))
-        yield folder
-    finally:
-        folder.rmdir()
 
 
 @contextmanager
