@@ -365,7 +365,7 @@ def test_the_matrix_measures_winners_only_and_says_what_it_means(
         column = [cell for cell in model["cells"] if cell["run_at"] == share]
         assert 0.0 in [cell["loss"] for cell in column]
         assert all(len(cell["run_secs"]) >= 3 for cell in column)
-    assert len(model["sentences"]) == 3
+    assert len(model["sentences"]) == 3 + len(SHARES)
     assert len(operators) == 2
     assert all(len(each["cells"]) == 6 for each in operators)
     assert table.read_text().count("\n") == 1 + len(model["cells"]) + sum(len(each["cells"]) for each in operators)

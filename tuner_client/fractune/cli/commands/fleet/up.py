@@ -14,7 +14,7 @@ from fractune.local.stack import Stack, StackOptions, running_stack
 from fractune.local.state import default_state_dir
 from fractune.server.rpc import RpcClient
 from fractune_core.errors import ServerUnreachable
-from fractune_core.shares import parse_shares
+from fractune_core.shares import share_names, with_kernel_shares
 
 
 def default_shares() -> str:
@@ -43,7 +43,7 @@ def up(
     serving: options.Serving,
 ) -> None:
     """Run the whole stack on this machine until stopped, for other clients."""
-    offered = tuple(str(share) for share in parse_shares(shares or default_shares()))
+    offered = with_kernel_shares(share_names(shares or default_shares()))
     stack_options = StackOptions(
         state or default_state_dir(),
         shares=offered,
