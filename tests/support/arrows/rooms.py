@@ -256,6 +256,7 @@ ROOMS = {
         "fractune_workers.children.rewriting",
         "fractune_workers.children.tvm_api",
         "google.protobuf",
+        lazily=("onnxruntime",),
     ),
     "fractune_workers.children.fusing": child_room(
         "fractune_workers.children.importing",

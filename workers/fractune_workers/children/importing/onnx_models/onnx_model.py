@@ -18,6 +18,7 @@ constants of unknown size is refused before.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import logging
 from collections import Counter
@@ -159,7 +160,27 @@ def _slim(model: onnx.ModelProto) -> onnx.ModelProto:
     if sum(count**2 for count in readers.values()) > _MOST_PAIRS_OF_READERS:
         name, count = readers.most_common(1)[0]
         raise ValueError(f"'{name}' is read by {count:,} nodes, which takes onnxslim a time that grows with the square")
-    return onnxslim.slim(model)
+    with _one_thread():
+        return onnxslim.slim(model)
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """Within the block, sessions of ONNX Runtime have one thread. Where it is installed, `onnxslim` computes constants
+    with it. By default it places a thread on each core, which a sandbox refuses.
+    """
+    try:
+        import onnxruntime
+    except ImportError:
+        yield
+        return
+    session, options = onnxruntime.InferenceSession, onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    onnxruntime.InferenceSession = partial(session, sess_options=options)
+    try:
+        yield
+    finally:
+        onnxruntime.InferenceSession = session
 
 
 def _convert(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -278,3 +279,18 @@ def test_a_refusal_that_names_the_node_has_no_notes_of_other_tools(save: Save) -
     weights = {"w": np.zeros((1, 16, 3), np.float32), "r": np.zeros((1, 16, 4), np.float32)}
     with pytest.raises(BadModel, match=r"'direction' is 'sideways'; write one of [a-z, ]*$"):
         load_model(save(model([node], [tensor("x", [5, 1, 3])], weights)))
+
+
+def test_constants_are_computed_with_one_thread(save: Save, monkeypatch: pytest.MonkeyPatch) -> None:
+    onnxruntime: Any = pytest.importorskip("onnxruntime")
+    threads: list[int] = []
+
+    class Recorded(onnxruntime.InferenceSession):  # type: ignore[misc]
+        def run(self, *args: object) -> object:
+            threads.append(self.get_session_options().intra_op_num_threads)
+            return super().run(*args)
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", Recorded)
+    nodes = [helper.make_node("ConstantOfShape", ["dims"], ["w"]), helper.make_node("MatMul", ["x", "w"], ["y"])]
+    load_model(save(model(nodes, [tensor("x", [1, 512])], {"dims": np.array([512, 512])})))
+    assert threads == [1]
