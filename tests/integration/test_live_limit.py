@@ -21,7 +21,7 @@ import fractune, numpy
 
 cpus = sorted(os.sched_getaffinity(0))[:2]
 os.sched_setaffinity(0, cpus)
-model = fractune.load({bundle!r}, goal="throughput")
+model = {load}({bundle!r}{options})
 inputs = model.random_inputs()
 (expected,) = model.run(inputs)
 answers, wrong, done = [], [], threading.Event()
@@ -35,6 +35,10 @@ def serve():
         except BaseException as error:
             wrong.append(repr(error))
 
+def number_of():
+    "Threads of the model, or of all replicas."
+    return model.threads * getattr(model, "replicas", 1)
+
 def limit(quota_us):
     with open({quota_file!r}, "w") as file:
         file.write(str(quota_us))
@@ -46,9 +50,9 @@ def followed(change, number, threads):
     "The seconds until the model has so many threads; at most 20."
     change(number)
     began = time.monotonic()
-    while model.threads != threads and time.monotonic() < began + 20:
+    while number_of() != threads and time.monotonic() < began + 20:
         time.sleep(0.002)
-    return [time.monotonic() - began, model.choice.variant, model.threads]
+    return [time.monotonic() - began, model.choice.variant, number_of()]
 
 servers = [threading.Thread(target=serve) for _ in range(4)]
 for each in servers:
@@ -65,10 +69,14 @@ _WITHIN_S = 1.0
 pytestmark = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one CPU")
 
 
-def script(tmp_path: Path, changes: str, quota_file: str = "") -> str:
+_MODEL, _POOL = ("fractune.load", ", goal='throughput'"), ("fractune.ReplicaPool", "")
+
+
+def script(tmp_path: Path, changes: str, quota_file: str = "", loading: tuple[str, str] = _MODEL) -> str:
     measured = {name: {name: secs} for name, secs in _TIMES.items()}
     _, bundle = compile_small(tmp_path, measured=measured, timed=_TIMES)
-    return _SERVE.format(bundle=str(bundle), quota_file=quota_file, changes=changes)
+    load, options = loading
+    return _SERVE.format(load=load, options=options, bundle=str(bundle), quota_file=quota_file, changes=changes)
 
 
 def check(results: Any, threads: list[int]) -> None:
@@ -85,6 +93,17 @@ def test_a_limit_that_changes_under_load_is_followed_within_a_second(tmp_path: P
         before, *results = json.loads(cgroup.run(script(tmp_path, changes, str(cgroup.quota_file))))
     assert before == "cpu:1"
     check(results, threads=[2, 1, 2])
+
+
+def test_replicas_follow_a_limit_within_a_second(tmp_path: Path) -> None:
+    changes = "followed(limit, 200000, 2), followed(limit, 50000, 1), followed(limit, 150000, 2)"
+    with capped_cgroup(cores=0.5) as cgroup:
+        serve = script(tmp_path, changes, str(cgroup.quota_file), _POOL)
+        _, found, answers, wrong = json.loads(cgroup.run(serve))
+    assert [number for *_, number in found] == [2, 1, 2]
+    assert {variant for _, variant, _ in found} == {"cpu:1"}
+    assert max(secs for secs, *_ in found) < _WITHIN_S
+    assert (wrong, answers > 10) == ([], True)
 
 
 def test_an_affinity_that_changes_under_load_is_followed_within_a_second(tmp_path: Path) -> None:
