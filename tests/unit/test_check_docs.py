@@ -49,6 +49,11 @@ def test_lines_after_code_are_prose_again(tmp_path: Path) -> None:
     assert [line.split(":")[1] for line in ended.stdout.splitlines()] == ["4", "8"]
 
 
+def test_a_wrapped_line_of_code_is_named(tmp_path: Path) -> None:
+    ended = check(tmp_path / "page.md", "    fractune tune\nmodel.onnx\n\n    code\n\ntext\n")
+    assert [line.split(":")[1] for line in ended.stdout.splitlines()] == ["2"]
+
+
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
