@@ -8,6 +8,7 @@ import tvm
 from tvm.s_tir import meta_schedule as ms
 
 from fractune_workers.children.searching import integers, rows, winograd
+from fractune_workers.children.searching.accumulators import FitsRegisters
 from fractune_workers.children.tvm_api.intrinsics import prepare_tensor_cores
 from fractune_workers.children.tvm_api.target import vector_unit
 
@@ -17,14 +18,16 @@ _UNROLL_STEPS = [0, 16, 64, 512]
 
 
 def space_for(workload: Any, target: tvm.target.Target) -> Any:
-    """A space generator, or MetaSchedule's name of one.
+    """The space generator.
 
     For a CPU, loops are vectorized as wide as a register, where MetaSchedule takes up to 64 elements. An epilogue that
     is wider than the accumulators prevents LLVM from holding them in registers. For a GPU, MetaSchedule would by itself
-    take the space with tensor cores for everything.
+    take the space with tensor cores for everything, and threads with more sums than registers.
     """
     if target.kind.name == "cuda":
-        return "cuda-tensorcore" if prepare_tensor_cores(workload, target) else "cuda"
+        kind = "cuda-tensorcore" if prepare_tensor_cores(workload, target) else "cuda"
+        of_gpus = ms.TuneContext(mod=workload.mod, target=target, space_generator=kind).space_generator
+        return _changed(of_gpus, postprocs=[FitsRegisters(), *of_gpus.postprocs])
     usual = ms.TuneContext(mod=workload.mod, target=target, space_generator="post-order-apply").space_generator
     if winograd.is_winograd(workload.mod):
         return winograd.space(usual)
@@ -33,11 +36,12 @@ def space_for(workload: Any, target: tvm.target.Target) -> Any:
         return rows.space(workload.mod, usual, lanes)
     if integers.is_integer(workload.mod):
         return integers.space(usual, workload.mod, target)
-    return ms.space_generator.PostOrderApply(
-        sch_rules=[_narrow(target) if _vectorizes(rule) else rule for rule in usual.sch_rules],
-        postprocs=usual.postprocs,
-        mutator_probs=usual.mutator_probs,
-    )
+    return _changed(usual, sch_rules=[_narrow(target) if _vectorizes(rule) else rule for rule in usual.sch_rules])
+
+
+def _changed(space: Any, **changes: Any) -> Any:
+    kept = {name: getattr(space, name) for name in ("sch_rules", "postprocs", "mutator_probs")}
+    return ms.space_generator.PostOrderApply(**{**kept, **changes})
 
 
 def _vectorizes(rule: Any) -> bool:
