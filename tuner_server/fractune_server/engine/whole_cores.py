@@ -30,7 +30,8 @@ def tuned_before(job: StoredJob, done: Iterable[StoredJob]) -> list[str]:
     found = []
     for earlier in done:
         new = missing & earlier.tuned_at.keys()
-        if new and not earlier.spec.rerank and _scope(earlier) == _scope(job) and earlier.spec.only in ("", spec.only):
+        searched = not earlier.spec.rerank and earlier.spec.trials > 0
+        if new and searched and _scope(earlier) == _scope(job) and earlier.spec.only in ("", spec.only):
             found.append(earlier.id)
             missing -= new
     return [] if missing else found

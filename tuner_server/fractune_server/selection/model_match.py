@@ -50,7 +50,7 @@ class ModelAnswer:
     """roof of the share; None if unknown"""
     at_load: Sequence[AtLoad] = ()
     """variants of the whole model that the newest job timed at the share. Under a CPU limit, the operators are those of
-    the best one for requests, or of the fastest in a loop if the best is not known"""
+    the best one for requests, or of the fastest in a loop if the best is not known (`operators_at`)"""
     others_cores: float = 0.0
     """cores that other programs had in this timing"""
 
@@ -108,7 +108,7 @@ class Matcher:
         fleet, asked = live_workers(self._context.redis, self._context.secret), Share.parse(share)
         if not asked.kind.measures_kernels:
             timing = self._under_limit(fleet, query, asked)
-            answer = self.match(query, served_variant(timing, share), policy)
+            answer = self.match(query, operators_at(timing, asked), policy)
             return _with_timing(answer, timing)
         device_share = self._device_share(fleet, asked)
         found = self._ingested(fleet, query, device_share)
@@ -308,6 +308,14 @@ def served_variant(timing: Mapping[str, Any], share: str) -> str:
     if found := best_by_goal(timing):
         return found["latency"].variant
     return min(run_secs, key=lambda variant: statistics.median(run_secs[variant]))
+
+
+def operators_at(timing: Mapping[str, Any], limit: Share) -> str:
+    """The share whose operators serve under a CPU limit: that of the best variant. The robust and the untuned one have
+    no share, so it is the one of all cores.
+    """
+    variant, cores = served_variant(timing, str(limit)), [str(each) for each in limit.kernel_shares]
+    return variant if variant in cores else cores[-1]
 
 
 def best_by_goal(timing: Mapping[str, Any]) -> dict[ServiceGoal, AtLoad]:

@@ -11,7 +11,7 @@ import itertools
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from fractune_core.cpu_limits import MILLICORES, GrantedLimit, LimitSize
@@ -25,6 +25,8 @@ from fractune_workers.confinement.burn import Burn, burn
 from fractune_workers.confinement.cpu import check_affinities, thread_variables
 from fractune_workers.confinement.limit_cgroups import LimitCgroups
 from fractune_workers.confinement.systemd_scope import SystemdScope
+from fractune_workers.locks.core_locks import default_lock_dir
+from fractune_workers.locks.flock import locked
 
 _CGROUP = "FRACTUNE_LIMIT_CGROUP"
 """variable with the cgroup that the confined process joins; empty = its limit holds already"""
@@ -185,7 +187,8 @@ class CpuLimitConfinement(Confinement):
         measure_s = period_s * max(_PERIODS, math.ceil(_LEAST_BURNED_S / (quota.cores * period_s)))
         patient_until_s = time.monotonic() + _PATIENCE_S
         for tries in itertools.count(1):
-            found = self._burned(processes, settle_s, measure_s)
+            with _only_burn():
+                found = self._burned(processes, settle_s, measure_s)
             if abs(found.cores / quota.cores - 1) <= _ALLOWED:
                 return round(found.cores * MILLICORES)
             is_final = found.cores > quota.cores or time.monotonic() > patient_until_s
@@ -206,6 +209,15 @@ class CpuLimitConfinement(Confinement):
             f"share '{self.share}' cannot be had: {why}; run this as root, in a login session of a systemd that "
             f"delegates the CPU controller, or in a container with --cpus {self._size.limit_m / MILLICORES:g}"
         )
+
+
+@contextlib.contextmanager
+def _only_burn() -> Iterator[None]:
+    """Limits are proved one after the other: together they can be more than the CPUs have."""
+    folder = default_lock_dir()
+    folder.mkdir(parents=True, exist_ok=True)
+    with locked(folder / "limit-proof"):
+        yield
 
 
 def _why(found: Burn, quota: Quota) -> str:

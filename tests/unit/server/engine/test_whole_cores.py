@@ -66,5 +66,6 @@ def test_other_jobs_search(new: StoredJob) -> None:
 
 def test_jobs_that_searched_nothing_or_only_some_operators_do_not_count() -> None:
     assert tuned_before(job("cpu:1500m"), [job("cpu:1", "cpu:2", rerank=1), job("cpu:1", "cpu:2", only="conv")]) == []
+    assert tuned_before(job("cpu:1500m"), [job("cpu:1", "cpu:2", trials=0)]) == []
     assert tuned_before(job("cpu:1500m", only="conv"), [job("cpu:1", "cpu:2", name="c", only="conv")]) == ["c"]
     assert tuned_before(job("cpu:1500m", only="conv"), [BOTH]) == ["both"]

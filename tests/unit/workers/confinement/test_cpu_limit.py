@@ -15,6 +15,7 @@ from fractune_workers.confinement.burn import Burn
 from fractune_workers.confinement.cpu_limit import CpuLimitConfinement
 from fractune_workers.confinement.limit_cgroups import LimitCgroups
 from fractune_workers.confinement.systemd_scope import SystemdScope
+from fractune_workers.locks.flock import is_locked
 from tests.support.hardware.cgroup_tree import a_host
 
 CORES = len(os.sched_getaffinity(0))
@@ -137,3 +138,17 @@ def test_saved_up_time_is_spent_before_it_counts(tmp_path: Path) -> None:
     assert granted.limit is not None
     assert granted.limit.burst_us == 40_000
     assert asked[0] == pytest.approx((1, 0.1 + 0.04 / 0.2, 0.5))
+
+
+def test_limits_are_proved_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Together they can be more than the CPUs have."""
+    monkeypatch.setattr(cpu_limit, "default_lock_dir", lambda: tmp_path / "locks")
+    root, met = under(tmp_path, slice__box__cpu_max="80000 100000"), []
+
+    def burned(*_options: float) -> Burn:
+        met.append(is_locked(tmp_path / "locks/limit-proof"))
+        return Burn(0.8, ())
+
+    CpuLimitConfinement(Share.parse("cpu:800m"), cgroups=LimitCgroups(root), burned=burned).verify()
+    assert met == [True]
+    assert not is_locked(tmp_path / "locks/limit-proof")
