@@ -9,7 +9,8 @@ reported ratio of a model is timed once more in the end, by repeats that decided
 means most for trained weights. A model that fails is a row with its cause.
 
 Both are timed in a loop, where one request follows the other, and paced, where each request comes 20 ms after the
-previous answer. The curve and the goal are of the loop.
+previous answer. The curve and the goal are of the loop. Then both answer requests that arrive at random, at 30 % of
+the rate of the faster one in its loop. A latency counts from the arrival, and p50 is reported.
 
 A quantized model is timed beside a second session of ONNX Runtime too, which computes exactly: the default one
 saturates without VNNI. Outputs are compared with those of the exact session.
@@ -33,15 +34,19 @@ from pathlib import Path
 from typing import Any, cast
 
 import fractune
+from benchmarks.support.at_load import at_load_json, blocks_at_load
 from benchmarks.support.machine import RESULTS, arguments, write_result
 from benchmarks.support.models import Model, find_model
+from benchmarks.support.processes import import_path
 from benchmarks.support.ratio_picture import draw_ratios
 from benchmarks.support.ratio_tables import exact_table, full_table, short_table
 from fractune.errors import FractuneError
-from fractune.features.tune.goal import peer_timing
+from fractune.features.tune.goal import timing_in
 from fractune.features.tune.goal_result import Goal
 from fractune.features.tune.goal_table import goal_json, timing_json
+from fractune.local.timing_process import timing_process
 from fractune.text.text import span_text, time_text
+from fractune_core.arrivals import LOAD_TEXT
 
 PEER = "onnxruntime"
 _MODELS = (
@@ -130,11 +135,17 @@ def _tuned(model: Model, args: argparse.Namespace, folder: Path) -> dict[str, An
     return {
         "goal": goal_json(cast(Goal, result.goal)),  # it was requested
         "operators": len(result.job.operators),
-        "final": {
-            share: timing_json(peer_timing(share, model.path, result.bundle.path, args.repeats))
-            for share in args.shares
-        },
+        "final": {share: _final(share, model.path, result.bundle.path, args.repeats) for share in args.shares},
     }
+
+
+def _final(share: str, model: Path, bundle: Path, repeats: int) -> dict[str, Any]:
+    """All times of the bundle and the peer at `share`, in one process."""
+    with timing_process("benchmarks.support.at_load_child", share, {"PYTHONPATH": import_path()}) as call:
+        timing = timing_in(call, share, model, bundle, repeats)
+        loop_s = (timing.our_s, timing.peer_s)
+        latency_secs = call("answer", path=str(model), bundle=str(bundle), blocks=blocks_at_load(loop_s))
+    return {**timing_json(timing), "at_load": at_load_json(loop_s, latency_secs)}
 
 
 def _write(args: argparse.Namespace, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -159,8 +170,8 @@ def curves(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[tuple[
 def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Geometric means of the ratios, ours over the peer's, over all cases (model x share) and by share, in a loop and
     `paced`; of how many the interval is below 1. `untuned`: of the first step, which searches nothing, in a loop.
-    `exact`: of quantized models, over ONNX Runtime with exact products. `paced_over_loop`: paced seconds over
-    seconds in a loop, by side and share. A mean over no cases is None.
+    `exact`: of quantized models, over ONNX Runtime with exact products. `at_load`: of p50 at 30 % load.
+    `paced_over_loop`: paced seconds over seconds in a loop, by side and share. A mean over no cases is None.
     """
     cases = [(share, timed) for row in rows for share, timed in row.get("final", {}).items()]
     first = [timed["ratio"] for row in rows if "goal" in row for timed in row["goal"]["steps"][0]["shares"].values()]
@@ -169,6 +180,7 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "failed": [row["model"] for row in rows if "error" in row],
         **_means(cases),
         "paced": _means([(share, timed["paced"]) for share, timed in cases]),
+        "at_load": _mean_ratios([(share, timed["at_load"]) for share, timed in cases if "at_load" in timed]),
         "exact": _means([(share, timed["exact"]) for share, timed in cases if timed.get("exact")]),
         "paced_over_loop": {side: _paced_over_loop(side, cases) for side in ("our", "peer")},
         "untuned": _mean(first),
@@ -188,10 +200,13 @@ def _by_share(ratios: Sequence[tuple[str, float]]) -> dict[str, float | None]:
 
 
 def _means(cases: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, Any]:
+    return {**_mean_ratios(cases), "beaten": sum(timed["ratio_high"] < 1.0 for _, timed in cases)}
+
+
+def _mean_ratios(cases: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, Any]:
     return {
         "ratio": _mean([timed["ratio"] for _, timed in cases]),
         "by_share": _by_share([(share, timed["ratio"]) for share, timed in cases]),
-        "beaten": sum(timed["ratio_high"] < 1.0 for _, timed in cases),
     }
 
 
@@ -209,14 +224,16 @@ def _print_row(row: Mapping[str, Any]) -> None:
     first = goal["steps"][0]
     parity_s = {each["share"]: each["parity_s"] for each in goal["shares"]}
     for share, timed in row["final"].items():
-        paced = timed["paced"]
+        paced, at_load = timed["paced"], timed["at_load"]
         parity = "never" if parity_s[share] is None else f"after {span_text(parity_s[share])}"
         exact = timed["exact"]
         beside = f"with exact products {time_text(exact['peer_s'])}: {exact['ratio']:.2f}; " if exact else ""
         print(
             f"  {share:<7}{time_text(timed['our_s']):>9} against {time_text(timed['peer_s']):>8}: "
             f"{timed['ratio']:.2f} ({timed['ratio_low']:.2f} .. {timed['ratio_high']:.2f}); paced "
-            f"{time_text(paced['our_s'])} against {time_text(paced['peer_s'])}: {paced['ratio']:.2f}; {beside}"
+            f"{time_text(paced['our_s'])} against {time_text(paced['peer_s'])}: {paced['ratio']:.2f}; p50 at "
+            f"{LOAD_TEXT} {time_text(at_load['our_p50_s'])} against {time_text(at_load['peer_p50_s'])}: "
+            f"{at_load['ratio']:.2f}; {beside}"
             f"without a search {first['shares'][share]['ratio']:.2f} after {span_text(first['tuning_s'])}; "
             f"parity {parity}; outputs differ by {timed['max_rel_difference']:.1e}",
             flush=True,
@@ -229,17 +246,22 @@ def verdict(rows: Sequence[Mapping[str, Any]]) -> str:
     failed = f"; failed: {', '.join(overview['failed'])}" if overview["failed"] else ""
     if not overview["cases"]:
         return f"vs_onnxruntime: no model was timed{failed}"
+    at_load = overview["at_load"]
+    p50 = f"; p50 at {LOAD_TEXT} {_mean_text(at_load)}" if at_load["ratio"] else ""
     return (
         f"vs_onnxruntime, ours over ONNX Runtime, {overview['cases']} cases: in a loop {_means_text(overview)}; paced "
-        f"{_means_text(overview['paced'])}; without a search {overview['untuned']:.2f}; paced over loop: ours "
+        f"{_means_text(overview['paced'])}{p50}; without a search {overview['untuned']:.2f}; paced over loop: ours "
         f"{_shares_text(overview['paced_over_loop']['our'])}, ONNX Runtime's "
         f"{_shares_text(overview['paced_over_loop']['peer'])}{failed}"
     )
 
 
 def _means_text(means: Mapping[str, Any]) -> str:
-    shares = _shares_text(means["by_share"])
-    return f"geometric mean {means['ratio']:.3f} ({shares}), {means['beaten']} beaten beyond the noise"
+    return f"{_mean_text(means)}, {means['beaten']} beaten beyond the noise"
+
+
+def _mean_text(means: Mapping[str, Any]) -> str:
+    return f"geometric mean {means['ratio']:.3f} ({_shares_text(means['by_share'])})"
 
 
 def _shares_text(by_share: Mapping[str, float]) -> str:

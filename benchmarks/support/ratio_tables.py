@@ -7,6 +7,7 @@ from itertools import zip_longest
 from typing import Any
 
 from fractune.text.text import span_text, time_text
+from fractune_core.arrivals import LOAD_TEXT
 
 NAMES = {
     "squeezenet": "SqueezeNet",
@@ -50,7 +51,8 @@ def full_table(rows: Rows) -> str:
     """A line for each model and share: times of both sides too. For docs/performance.md."""
     headings = (
         *("model", "share", "without a search: ratio, time", "in a loop: tuned", "ONNX Runtime"),
-        *("ratio, 95 % interval", "paced: tuned", "ONNX Runtime", "ratio, 95 % interval", "trials"),
+        *("ratio, 95 % interval", "paced: tuned", "ONNX Runtime", "ratio, 95 % interval"),
+        *(f"p50 at {LOAD_TEXT}: ratio (tuned / ONNX Runtime)", "trials"),
     )
     return _markdown(headings, [_cells(row, share) for row in _timed(rows) for share in row["final"]])
 
@@ -87,6 +89,7 @@ def _cells(row: Mapping[str, Any], share: str) -> list[str]:
         f"`{share}`",
         f"{first['shares'][share]['ratio']:.2f} after {span_text(first['tuning_s'])}",
         *_both_times(timed),
+        _p50_at_load(timed),
         str(row["goal"]["trials"]),
     ]
 
@@ -94,6 +97,14 @@ def _cells(row: Mapping[str, Any], share: str) -> list[str]:
 def _both_times(timed: Mapping[str, Any]) -> list[str]:
     """In a loop and paced."""
     return [*_times(timed), *_times(timed["paced"])]
+
+
+def _p50_at_load(timed: Mapping[str, Any]) -> str:
+    """`-` in results that were timed without it."""
+    at_load = timed.get("at_load")
+    if at_load is None:
+        return "-"
+    return f"{at_load['ratio']:.2f} ({time_text(at_load['our_p50_s'])} / {time_text(at_load['peer_p50_s'])})"
 
 
 def _times(timed: Mapping[str, Any]) -> list[str]:

@@ -67,6 +67,16 @@ def test_the_last_line_says_the_mean_or_that_there_is_none() -> None:
     assert verdict(ROWS[1:2]) == "vs_onnxruntime: no model was timed; failed: torn"
 
 
+def test_requests_at_load_have_a_mean_and_a_column_where_they_were_timed() -> None:
+    timed = row("net", {"cpu:1": [1.0], "cpu:2": [1.0]})
+    for share, ratio in (("cpu:1", 0.5), ("cpu:2", 2.0)):
+        timed["final"][share]["at_load"] = {"our_p50_s": ratio * 4e-3, "peer_p50_s": 4e-3, "ratio": ratio}
+    assert summary([timed])["at_load"] == {"ratio": pytest.approx(1.0), "by_share": {"cpu:1": 0.5, "cpu:2": 2.0}}
+    assert "; p50 at 30 % load geometric mean 1.000 (cpu:1 0.50, cpu:2 2.00); without" in verdict([timed])
+    assert full_table([timed]).splitlines()[2].endswith("| 0.50 (2.00 ms / 4.00 ms) | 7 |")
+    assert "load" not in verdict(ROWS)
+
+
 def test_the_full_table_has_both_kinds_of_times_and_the_short_one_two_models_a_line() -> None:
     models = [{**ROWS[0], "model": name} for name in ("squeezenet", "magika", "crnn")]
     short = short_table([*models, *ROWS[1:2]]).splitlines()
@@ -79,7 +89,7 @@ def test_the_full_table_has_both_kinds_of_times_and_the_short_one_two_models_a_l
     full = full_table(ROWS).splitlines()
     assert full[3] == (
         "| net | `cpu:2` | 4.00 after 0 s | 2.00 ms | 4.00 ms | 0.50 (0.45 .. 0.55) "
-        "| 2.50 ms | 4.00 ms | 0.62 (0.57 .. 0.68) | 7 |"
+        "| 2.50 ms | 4.00 ms | 0.62 (0.57 .. 0.68) | - | 7 |"
     )
 
 

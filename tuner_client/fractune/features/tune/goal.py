@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -198,7 +198,12 @@ def peer_timing(share: str, model: Path, bundle: Path, repeats: int) -> PeerTimi
     Raises ShareUnavailable, BadModel, BadBundle, FractuneError if ONNX Runtime is not installed.
     """
     with timing_process(_PEER_CHILD, share, own_env()) as call:
-        timed = call("time_beside", path=str(model), bundle=str(bundle), repeats=repeats)
+        return timing_in(call, share, model, bundle, repeats)
+
+
+def timing_in(call: Callable[..., Any], share: str, model: Path, bundle: Path, repeats: int) -> PeerTiming:
+    """As `peer_timing`, in a process at `share` that runs already; `call` calls the methods of `peer_child` there."""
+    timed = call("time_beside", path=str(model), bundle=str(bundle), repeats=repeats)
     ours, exact = timed["ours"][timed["variant"]], timed["exact"]
     theirs = _beside(ours, timed["theirs"])
     return PeerTiming(

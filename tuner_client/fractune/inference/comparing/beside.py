@@ -73,13 +73,7 @@ def time_beside(
     """
     _check_same(path, model)
     peer = OnnxRuntimeModel(path, model.share.units)
-    numbers, given = (model.bundle.manifest.get(key, {}) for key in ("constants", "constant_shapes"))
-    fed = [name for name in peer.input_names if name not in numbers]
-    feed_names = _paired([spec.name for spec in model.inputs], fed, "inputs")
-    shapes = {feed_names[name]: array.shape for name, array in inputs.items()}
-    constants = peer.constants(numbers, {**shapes, **given})
-    output_names = list(_paired([spec.name for spec in model.outputs], peer.output_names, "outputs").values())
-    feed = {**constants, **{feed_names[name]: array for name, array in inputs.items()}}
+    feed, output_names = peer_feed(peer, model, inputs)
     peers = {NAME: peer}
     own = 0.0
     if is_quantized(path):
@@ -93,6 +87,20 @@ def time_beside(
     allowed = max(_OWN_TIMES * own, *(_AGREE.get(str(output.dtype), _AGREE_ELSE) for output in outputs))
     theirs, exactly = times.pop(NAME), times.pop(_EXACT, None)
     return Beside(peer.version, times, theirs, exactly, absolute, relative, own, outputs_agree=relative <= allowed)
+
+
+def peer_feed(peer: OnnxRuntimeModel, model: Model, inputs: Mapping[str, Array]) -> tuple[dict[str, Array], list[str]]:
+    """The `inputs` of `model` and its constants as the peer takes them, and the peer's names of its outputs.
+
+    Raises BadRequest if inputs or outputs do not correspond.
+    """
+    numbers, given = (model.bundle.manifest.get(key, {}) for key in ("constants", "constant_shapes"))
+    fed = [name for name in peer.input_names if name not in numbers]
+    feed_names = _paired([spec.name for spec in model.inputs], fed, "inputs")
+    shapes = {feed_names[name]: array.shape for name, array in inputs.items()}
+    constants = peer.constants(numbers, {**shapes, **given})
+    output_names = _paired([spec.name for spec in model.outputs], peer.output_names, "outputs")
+    return {**constants, **{feed_names[name]: array for name, array in inputs.items()}}, list(output_names.values())
 
 
 def time_peer(path: Path, threads: int, shapes: Mapping[str, Sequence[int]], repeats: int) -> tuple[str, list[float]]:
