@@ -66,6 +66,11 @@ class AtLoad(JsonObject):
         return [statistics.fmean(self.latency_secs[at : at + count]) for at in range(0, len(self.latency_secs), count)]
 
 
+def is_quiet(others_cores: float) -> bool:
+    """Whether times choose a variant that were taken while other programs had `others_cores` cores."""
+    return others_cores <= _QUIET_CORES
+
+
 def choices(timed: Sequence[AtLoad], others_cores: float) -> dict[ServiceGoal, AtLoad]:
     """The best by goal. In a loop it is the first, unless another is faster beyond the noise. For requests it is the
     best in a loop, unless another has smaller latencies beyond the noise.
@@ -73,7 +78,7 @@ def choices(timed: Sequence[AtLoad], others_cores: float) -> dict[ServiceGoal, A
     Empty if nothing was timed, or if other programs had more than a fifth of a core: on a busy machine several threads
     lose most.
     """
-    if not timed or others_cores > _QUIET_CORES:
+    if not timed or not is_quiet(others_cores):
         return {}
     loop = _kept_or_best(timed, timed[0], lambda each: each.loop_secs)
     return {"latency": _kept_or_best(timed, loop, lambda each: each.round_means_s), "throughput": loop}

@@ -10,6 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 from fractune_core import __version__
+from fractune_core.analysis.at_load import is_quiet
 from fractune_core.analysis.match import Match
 from fractune_core.files import bundles
 from fractune_core.fleet.blobs import get_signed_blob, put_signed_blob, renew_blob, renew_signed_blob
@@ -56,7 +57,7 @@ class PublishPhase:
         bundle = bundle_id(job, items)
         if self._context.files.has_bundle(bundle):
             if not job.stored.spec.rerank:  # a rerank measures again
-                job.stored.timings = self._context.store.jobs.timings(bundle, job.stored.device, job.stored.granted)
+                job.stored.timings = self._known_timings(job, bundle)
             self._take_bundle(job, bundle)
             return
         work_id = job.work_id(_COMPILE)
@@ -154,6 +155,11 @@ class PublishPhase:
         if not (renew_blob(redis, blob) if job.bundle_sent else renew_signed_blob(redis, secret, blob)):
             put_signed_blob(redis, secret, blob, b"".join(self._context.files.bundle(job.stored.bundle)))
         job.bundle_sent = True
+
+    def _known_timings(self, job: ActiveJob, bundle: str) -> dict[str, dict[str, Any]]:
+        """Those of the newest job with the bundle, on a quiet machine: times on a busy one choose no variant."""
+        known = self._context.store.jobs.timings(bundle, job.stored.device, job.stored.granted)
+        return {share: timing for share, timing in known.items() if is_quiet(timing.get("others_cores", 0.0))}
 
     def _deployment(self, job: ActiveJob) -> Deployment:
         return Deployment(job.stored.device.key, job.stored.target_key, job.stored.tuned_at)

@@ -96,6 +96,19 @@ def test_the_bundle_has_the_best_variant_for_requests_and_for_a_loop() -> None:
     assert files.served == [{share: {"latency": requests.served.to_json(), "throughput": loop.served.to_json()}}]
 
 
+def test_a_known_bundle_is_timed_again_where_other_programs_were_busy() -> None:
+    job = a_job()
+    job.enter(JobState.COMPILING)
+    known = {"cpu:1": {"others_cores": 0.3}, "cpu:2": {"others_cores": 0.1}, "cpu:4": {}}
+    jobs = SimpleNamespace(timings=lambda *_: known)
+    store = SimpleNamespace(jobs=jobs, log=SimpleNamespace(validated_of=lambda *_: {}))
+    context: Any = SimpleNamespace(files=SimpleNamespace(has_bundle=lambda _: True), store=store)
+    unused: Any = None
+    PublishPhase(context, unused, unused).compile(job)
+    assert job.stored.state is JobState.TIMING
+    assert job.stored.timings.keys() == {"cpu:2", "cpu:4"}
+
+
 def test_a_bundle_that_cannot_be_written_is_an_error_of_its_job() -> None:
     files, job = SlowFiles(StateUnusable("disk full")), timed_job()
     files.go.set()

@@ -58,9 +58,8 @@ class MatchResult:
     @property
     def _whole_notes(self) -> list[str]:
         if self.at_load and not self.served:
-            return [
-                f"{self.share}: other programs were busy when the model was timed, so no variant is known to be best"
-            ]
+            busy = "other programs were busy when the model was timed, so no variant is known to be best"
+            return [f"{self.share}: {busy}; tune it again on a quieter machine"]
         return [
             f"{self.share}, best for {goal}: {best.variant} with {threads_text(best.threads)}, "
             f"{time_text(best.loop_s)} in a loop, p50 {time_text(best.p50_s)}"

@@ -43,7 +43,7 @@ def load_notes(results: Iterable[ShareResult]) -> Iterator[str]:
         if each.at_load and not each.best:
             yield (
                 f"note: at {each.share} other programs had {each.others_cores:.2f} cores while the model was timed, so "
-                "these times choose no variant and threads; tune on a quieter machine"
+                "these times choose no variant and threads; repeat the command on a quieter machine"
             )
         elif each.at_load and each.at_load_best != each.at_load[0]:
             best, own = each.best["latency"], each.at_load[0]

@@ -10,7 +10,7 @@ from fractune.server.job_status import JobStatus, OperatorStatus, ShareResult
 from fractune.text.rendering import Column, Table
 from fractune.text.text import moment_text, ratio_text, time_text
 from fractune_core.names import changes_layout
-from fractune_core.shares import units_text
+from fractune_core.shares import Share, units_text
 
 SHORT_S = 100e-6
 """a faster model's latency is explained: the call around it takes about as long"""
@@ -79,9 +79,16 @@ def timed_before(job: JobStatus) -> list[str]:
             shares.setdefault((each.earlier_job, moment_text(each.timed_at)), []).append(each.share)
     return [
         f"note: the latencies at {', '.join(at)} are from {earlier}, which timed this very bundle on {day}; "
-        f"'fractune run BUNDLE --share {at[0]}' times it now"
+        f"{_timing_command(at[0])} times it now"
         for (earlier, day), at in shares.items()
     ]
+
+
+def _timing_command(share: str) -> str:
+    """A command enters whole cores by itself, and a CPU limit not."""
+    if Share.parse(share).kind.measures_kernels:
+        return f"'fractune run BUNDLE --share {share}'"
+    return f"'fractune run BUNDLE' in a container with the limit {share}"
 
 
 def _overheads(job: JobStatus) -> list[str]:

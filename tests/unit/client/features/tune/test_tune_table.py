@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fractune.features.tune.table import doubts, latency_table, result_json
+from fractune.features.tune.table import doubts, latency_table, result_json, timed_before
 from fractune.server.job_status import job_status
 from tests.support.client_results import tuned_job
 from tests.support.client_samples import job_script
@@ -26,6 +26,11 @@ def test_latencies_that_an_earlier_job_measured_are_called_so() -> None:
         share.time.FromSeconds(1_700_000_000)
     (line,) = latency_table(job_status(job)).notes
     assert "at cpu:1, cpu:2 are from jobs/j0, which timed this very bundle on 2023-11-14 22:13 UTC" in line
+    assert line.endswith("; 'fractune run BUNDLE --share cpu:1' times it now")
+    limited = job_status(job)
+    at_limit = replace(limited.results[0], share="cpu:1500m")
+    (line,) = timed_before(replace(limited, results=(at_limit,)))
+    assert line.endswith("; 'fractune run BUNDLE' in a container with the limit cpu:1500m times it now")
     told = result_json(job_status(job), "b")["shares"]
     assert [(each["timed_by"], each["timed_at"]) for each in told] == [("jobs/j0", 1_700_000_000.0)] * 2
 
@@ -71,6 +76,6 @@ def test_times_of_a_busy_machine_choose_nothing() -> None:
     (note,) = table.notes
     assert note == (
         "note: at cpu:1 other programs had 0.75 cores while the model was timed, so these times choose no variant and "
-        "threads; tune on a quieter machine"
+        "threads; repeat the command on a quieter machine"
     )
     assert result_json(busy, "b")["shares"][0]["served"] == {}
