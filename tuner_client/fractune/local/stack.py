@@ -312,7 +312,7 @@ class Stack:
         rest = work_cores(measurers, available, os.cpu_count() or 1, topology)
         parts: list[Part] = []
         for share, cores in measurers:
-            kind = f"measure-{share}".replace(":", "-")
+            kind = measurer_label(share)
             twins = sum(part.kind == kind for part in parts)
             part = self._measure_part(f"{kind}-{twins + 1}" if twins else kind, share, cores, advice)
             parts.append(replace(part, kind=kind))
@@ -350,6 +350,11 @@ class Stack:
         redis_url = "unix://" + quote(str(self._sockets / _REDIS_SOCKET))
         shared = ["--redis", redis_url, "--secret-file", str(self._folder.secret_file)]
         return [sys.executable, "-m", "fractune.cli", command, *shared, *args]
+
+
+def measurer_label(share: Share) -> str:
+    """A name for the measurers of a share and their log files: a period is written with a slash (`cpu:500m/10ms`)."""
+    return f"measure-{share}".replace(":", "-").replace("/", "-")
 
 
 def own_env() -> dict[str, str]:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fractune.cli.commands.fleet.up import default_shares
-from fractune.local.stack import plan_builders, plan_cores, plan_measurers, work_cores
+from fractune.local.stack import measurer_label, plan_builders, plan_cores, plan_measurers, work_cores
 from fractune_core.host.cpu_topology import CpuTopology
 from fractune_core.shares import Share, parse_shares
 from tests.support.hardware.cpu_tree import cpus_of
@@ -124,3 +124,8 @@ def test_measurers_and_builds_are_on_different_physical_cores(tmp_path: Path) ->
     assert work_cores(measurers, range(8), 8, machine) == [6, 7]
     measurers = plan_measurers(parse_shares("cpu:1"), {"cpu:1": 3}, range(8), machine)
     assert [cores for _, cores in measurers] == [[0], [2], [4]]
+
+
+def test_a_measurer_of_any_limit_has_a_log_file() -> None:
+    labels = {measurer_label(Share.parse(share)) for share in ("cpu:1", "cpu:500m", "cpu:500m/10ms")}
+    assert labels == {"measure-cpu-1", "measure-cpu-500m", "measure-cpu-500m-10ms"}

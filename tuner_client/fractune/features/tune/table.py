@@ -64,8 +64,8 @@ def doubts(job: JobStatus) -> list[str]:
     """A line for each share whose tuned model's outputs are far from the untuned model's."""
     return [
         f"note: at {each.share} the outputs differ from the untuned model's by {each.difference:.1e} of the "
-        "largest, on random inputs; every operator was right on its own, so the model may be ill-conditioned on "
-        "such inputs: compare on yours by 'fractune run BUNDLE --inputs FILE.npz'"
+        "largest, on random inputs; every operator was right on its own, so the model rounds to half precision, or is "
+        "ill-conditioned on such inputs: compare on yours by 'fractune run BUNDLE --inputs FILE.npz'"
         for each in job.results
         if (each.difference or 0.0) > DOUBTFUL_DIFFERENCE
     ]
