@@ -10,6 +10,7 @@ from fractune.inference.backends import Backend
 from fractune.inference.caller_warnings import warn_caller
 from fractune.inference.cpu.share import ShareHere
 from fractune_core.errors import FractuneError
+from fractune_core.host.forks import begin_in_forked_children
 
 LOOK_S = 0.5
 """from one look to the next at least; a change is to be noticed within a second"""
@@ -29,6 +30,10 @@ class ShareFollower:
         self._seen: ShareHere | None = None
         self._limits = backend.limits()
         self._due = monotonic() + LOOK_S
+        begin_in_forked_children(self)
+
+    def begin_in_child(self) -> None:
+        self._turn = threading.Lock()
 
     def rematch(self, take: _Take) -> None:
         """Detect the share; `take` gets it unless it is the one before. Raises the errors of both."""

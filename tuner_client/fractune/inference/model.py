@@ -32,6 +32,7 @@ from fractune_core.analysis.match import DEFAULT_POLICY, Policy
 from fractune_core.errors import BadRequest
 from fractune_core.files.bundles import Bundle
 from fractune_core.host.cgroups import ThrottledSince
+from fractune_core.host.forks import begin_in_forked_children
 from fractune_core.served import ServiceGoal
 from fractune_core.shares import Share
 
@@ -108,6 +109,12 @@ class Model:
         self._follower = ShareFollower(self._backend, bundle.name)
         self._follower.rematch(self._take)
         self._throttled = ThrottledSince()
+        begin_in_forked_children(self)
+
+    def begin_in_child(self) -> None:
+        if self._turn.locked():  # the fork cut a run of another thread off, and its variant is in the middle of it
+            self._variants.clear()
+        self._turn = threading.Lock()
 
     def run(self, inputs: Mapping[str, Any], variant: str | None = None, *, slot: int | None = None) -> list[Array]:
         """The outputs of the chosen variant, or of another, as separate arrays. Raises BadRequest for wrong inputs and
@@ -213,9 +220,11 @@ class Model:
         found = match_share(self.bundle, here, self._policy, self._goal)
         with self._turn:
             self._loaded(found.choice.variant)
+            runner = runner_for(here, found.threads)
             if self._stop is not None:
+                runner.begin()  # if it fails, the present one goes on
                 self._stop()
-            self._runner = runner_for(here, found.threads)
+            self._runner = runner
             self._stop = weakref.finalize(self, self._runner.stop)
             self.share, self.choice, self.threads = found.share, found.choice, found.threads
         warn_if_untuned(self.bundle.name, found.choice)

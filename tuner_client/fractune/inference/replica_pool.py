@@ -7,6 +7,7 @@ with fractune.ReplicaPool("m.fractune") as pool:
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Mapping, Sequence
@@ -21,13 +22,14 @@ from fractune.inference.choosing.variants import VariantChoice
 from fractune.inference.cpu.share import ShareHere
 from fractune.inference.following import ShareFollower
 from fractune.inference.interface import Interface
-from fractune.inference.runner import settle
+from fractune.inference.runner import settle, started
 from fractune.inference.signatures import open_bundle
 from fractune.inference.tvm_runtime.tensors import random_inputs
 from fractune.inference.tvm_runtime.variants import Variant
 from fractune_core.analysis.match import DEFAULT_POLICY, Policy
 from fractune_core.errors import BadRequest, FractuneError
 from fractune_core.host.cgroups import ThrottledSince
+from fractune_core.host.forks import begin_in_forked_children
 from fractune_core.host.thread_pool import parts
 from fractune_core.share_kinds import CPU
 from fractune_core.shares import Share
@@ -56,7 +58,6 @@ class ReplicaPool:
     share: ShareHere
     """the share that they were chosen for"""
     _found: ReplicaChoice
-    _follower: ShareFollower
     _team: _Team | None
 
     def __init__(
@@ -82,9 +83,16 @@ class ReplicaPool:
         self._requested = replicas
         self._policy = policy
         self._closed = False
-        self._begin()
+        self._turn = threading.Lock()
+        self._team = None
+        self._follower = ShareFollower(self._backend, self.bundle.name)
         self._follower.rematch(self._take)
         self._throttled = ThrottledSince()
+        begin_in_forked_children(self)
+
+    def begin_in_child(self) -> None:
+        self._turn = threading.Lock()
+        self._team = None
 
     def run(self, inputs: Mapping[str, Any]) -> list[Array]:
         """The outputs, from the next idle replica. Raises BadRequest for wrong inputs, FractuneError after `close`."""
@@ -96,8 +104,6 @@ class ReplicaPool:
         """
         self._interface.check_constants(inputs)
         arguments = self._backend.arguments(self.inputs, inputs)
-        if self._process != os.getpid():
-            self._begin()
         self._follower.follow(self._take)
         with self._turn:
             if self._closed:
@@ -131,13 +137,6 @@ class ReplicaPool:
     def __reduce__(self) -> NoReturn:
         raise TypeError("a ReplicaPool cannot be pickled; give the bundle's path to the other process")
 
-    def _begin(self) -> None:
-        """Without threads. In a forked child those of the parent are gone, and one of them may have held a lock."""
-        self._process = os.getpid()
-        self._turn = threading.Lock()
-        self._team = None
-        self._follower = ShareFollower(self._backend, self.bundle.name)
-
     def _take(self, here: ShareHere) -> None:
         found = choose_replicas(self.bundle, here, self._policy, self._requested)
         team = self._new_team(found, here)
@@ -157,11 +156,20 @@ class ReplicaPool:
 
 
 class _Team:
-    """Threads, each with a replica, that take requests from one queue."""
+    """Threads, each with a replica, that take requests from one queue. Raises FractuneError if one cannot start."""
 
     def __init__(self, replicas: _Replicas, count: int) -> None:
         self._replicas = replicas
-        self._executor = ThreadPoolExecutor(count, "fractune-replica", replicas.enter)
+        self._executor = ThreadPoolExecutor(count, "fractune-replica")
+        try:
+            with started(count):
+                entered = [self._executor.submit(replicas.enter) for _ in range(count)]
+            for each in entered:
+                each.result()
+        except BaseException:
+            replicas.abandon()
+            self._executor.shutdown(wait=False)
+            raise
 
     def submit(self, arguments: Sequence[Any]) -> Future[list[Array]]:
         return self._executor.submit(self._replicas.answer, arguments)
@@ -185,13 +193,24 @@ class _Replicas:
         self._backend = backend
         self._interface = interface
         self._places = places
+        self._all = threading.Barrier(len(places))
         self._here = threading.local()
 
     def enter(self) -> None:
-        """A thread begins and takes a place."""
+        """A thread takes a place, and waits until all have one: so each thread enters once."""
         place = self._places.pop()
-        settle(place.threads, place.cpus)
+        try:
+            settle(place.threads, place.cpus)
+        except BaseException:
+            self.abandon()
+            raise
         self._here.variant = place.variant
+        with contextlib.suppress(threading.BrokenBarrierError):  # another one could not enter
+            self._all.wait()
+
+    def abandon(self) -> None:
+        """Let threads go on that wait for others."""
+        self._all.abort()
 
     def answer(self, arguments: Sequence[Any]) -> list[Array]:
         outputs = self._backend.run(self._here.variant, arguments)

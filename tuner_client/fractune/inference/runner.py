@@ -10,16 +10,20 @@ Each thread of the pool has CPUs of its own (`parts`), so that no two of them ar
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 from fractune.inference.cpu.share import ShareHere, allowed_cpus
 from fractune.inference.tvm_runtime.runtime import use_cpus
 from fractune.inference.tvm_runtime.without_pool import call_without_pool, has_thread_limit
+from fractune_core.analysis.cpu_limits.limits import threads_text
+from fractune_core.errors import FractuneError
+from fractune_core.host.forks import begin_in_forked_children
 from fractune_core.host.thread_pool import parts
 from fractune_core.share_kinds import CPU, kind_of
 
@@ -57,6 +61,14 @@ class Runner:
         self.cpus = cpus
         self._start()
 
+    def begin(self) -> None:
+        """Start all threads now, and not at the first call. Raises FractuneError."""
+        try:
+            self.call(_nothing)
+        except FractuneError:
+            self.stop()
+            raise
+
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """The result of `function` on that thread; raises its exception."""
         if self._process != os.getpid():
@@ -77,12 +89,13 @@ class Runner:
             self._thread.join(_STOP_TIMEOUT_S)
 
     def _start(self) -> None:
-        self._process = os.getpid()
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         arguments = (self._calls, self.threads, self.cpus)
         # Not `self`: a model without other references must not be held by its own thread.
         self._thread = threading.Thread(target=_serve, args=arguments, name="fractune-run", daemon=True)
-        self._thread.start()
+        with started(self.threads):
+            self._thread.start()
+        self._process = os.getpid()
 
 
 class CallersThread:
@@ -92,6 +105,13 @@ class CallersThread:
 
     def __init__(self) -> None:
         self._turn = threading.Lock()
+        begin_in_forked_children(self)
+
+    def begin_in_child(self) -> None:
+        self._turn = threading.Lock()
+
+    def begin(self) -> None:
+        """There is nothing to start."""
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """The result of `function`; raises its exception."""
@@ -101,6 +121,10 @@ class CallersThread:
     def stop(self) -> None:
         """Wait for a call under way and begin no other, so that the process does not end around one."""
         self._turn.acquire(timeout=_STOP_TIMEOUT_S)
+
+
+def _nothing() -> None:
+    pass
 
 
 def _serve(calls: queue.SimpleQueue[_Call | None], threads: int, cpus: tuple[int, ...]) -> None:
@@ -125,4 +149,17 @@ def settle(threads: int, cpus: tuple[int, ...]) -> None:
     """
     allowed = allowed_cpus()
     here = set(cpus).intersection(allowed) or allowed
-    use_cpus(parts(here, min(threads, len(here))))
+    number = min(threads, len(here))
+    with started(number):
+        use_cpus(parts(here, number))
+
+
+@contextlib.contextmanager
+def started(threads: int) -> Iterator[None]:
+    """Raises FractuneError for the RuntimeErrors of Python and TVM where the system refuses a thread."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise FractuneError(
+            f"{threads_text(threads)} of a model cannot be started ({error}); raise the limit on the process's tasks"
+        ) from error

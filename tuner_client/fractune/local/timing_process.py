@@ -25,11 +25,14 @@ def check_share(share: Share) -> None:
 
 
 @contextlib.contextmanager
-def timing_process(module: str, share: str, env: Mapping[str, str]) -> Iterator[Callable[..., Any]]:
+def timing_process(
+    module: str, share: str, env: Mapping[str, str], served_s: float = 0.0
+) -> Iterator[Callable[..., Any]]:
     """A function that calls the methods of `module`, which runs in a process at `share`. Its `open_child` gets the
     share, and the cores separated by commas.
 
-    The process has cores of its own until the block ends; `env` points it to our packages. Raises ShareUnavailable.
+    The process has cores of its own until the block ends; `env` points it to our packages. `served_s` is the time that
+    its requests take to arrive. Raises ShareUnavailable.
     The call raises the errors of the method.
     """
     require("worker", "tvm")
@@ -47,7 +50,7 @@ def timing_process(module: str, share: str, env: Mapping[str, str]) -> Iterator[
     child = Child(module, args, {**env, **confinement.environment()})
     try:
         with CoreLocks(default_lock_dir()).measuring(confinement.cores):
-            yield lambda method, **arguments: child.call(method, _TIMEOUT_S, **arguments)
+            yield lambda method, **arguments: child.call(method, served_s + _TIMEOUT_S, **arguments)
     finally:
         child.stop()
         confinement.leave()

@@ -7,13 +7,15 @@ any of this is refused when it is opened. What is read of it is then never more 
 
 from __future__ import annotations
 
+import errno
 import io
+import os
 import struct
 import weakref
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 _MOST_DIRECTORY_BYTES = 2**24
 """Of the central directory, more than 100,000 entries: parsed, it takes several times its size in memory"""
@@ -38,7 +40,7 @@ class Archive:
     """
 
     def __init__(self, source: Path | bytes) -> None:
-        self._file = _File(io.BytesIO(source) if isinstance(source, bytes) else io.FileIO(source))
+        self._file = _File(io.BytesIO(source) if isinstance(source, bytes) else _OwnPlace(source))
         # As `zipfile` does with a file of its own: a bundle is open for as long as a model may load variants of it.
         weakref.finalize(self, self._file.close)
         try:
@@ -154,6 +156,42 @@ def _check_plain(info: zipfile.ZipInfo) -> None:
         raise BadArchive(f"entry '{info.filename}' is compressed")
     if info.file_size != info.compress_size:
         raise BadArchive(f"entry '{info.filename}' claims {info.file_size} bytes and stores {info.compress_size}")
+
+
+class _OwnPlace(io.RawIOBase):
+    """A file that is read at a place of its own. Forked processes share the kernel's place, and each would move it for
+    the others.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = io.FileIO(path)
+        self._place = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        count = os.preadv(self._file.fileno(), [buffer], self._place)
+        self._place += count
+        return count
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        begins = {io.SEEK_SET: 0, io.SEEK_CUR: self._place, io.SEEK_END: os.fstat(self._file.fileno()).st_size}
+        place = begins[whence] + offset
+        if place < 0:
+            raise OSError(errno.EINVAL, "before the file")
+        self._place = place
+        return place
+
+    def tell(self) -> int:
+        return self._place
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
 
 
 class _File(io.BufferedReader):

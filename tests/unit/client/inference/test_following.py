@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -11,8 +12,10 @@ import pytest
 
 import fractune
 from fractune import Model
+from fractune.inference import runner
 from fractune.inference.following import LOOK_S
 from fractune_core.errors import BadBundle
+from tests.support.processes.forked import succeeds_in_child
 from tests.unit.client.conftest import Small
 from tests.unit.client.inference.conftest import Clock
 
@@ -67,6 +70,49 @@ def test_a_requested_share_is_left_alone(small: Small, two_cpus: list[int], late
     later(LOOK_S)
     model.run(model.random_inputs())
     assert (model.choice.variant, model.threads) == ("cpu:2", 2)
+
+
+def test_a_model_goes_on_where_threads_cannot_be_started(
+    small: Small, two_cpus: list[int], later: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: object) -> None:
+        raise RuntimeError("Resource temporarily unavailable")
+
+    os.sched_setaffinity(0, two_cpus[:1])
+    model = fractune.load(small.bundle)
+    inputs = model.random_inputs()
+    expected = model.run(inputs)
+    monkeypatch.setattr(runner, "use_cpus", refuse)
+    os.sched_setaffinity(0, two_cpus)
+    later(LOOK_S)
+    with pytest.warns(RuntimeWarning, match=r"2 threads of a model cannot be started \(Resource temporarily"):
+        model.run(inputs)
+    np.testing.assert_allclose(model.run(inputs), expected, rtol=1e-5)
+    assert model.threads == 1
+
+
+@pytest.mark.parametrize("cpus", [1, 2])
+def test_a_child_that_is_forked_during_a_call_does_not_wait_for_it(
+    small: Small, two_cpus: list[int], cpus: int
+) -> None:
+    os.sched_setaffinity(0, two_cpus[:cpus])
+    model = fractune.load(small.bundle)
+    inputs = model.random_inputs()
+    model.run(inputs)
+    inside, may_go = threading.Event(), threading.Event()
+
+    def work() -> None:
+        inside.set()
+        may_go.wait(60)
+
+    caller = threading.Thread(target=model._runner.call, args=(work,))
+    with model._turn, model._follower._turn:
+        caller.start()
+        assert inside.wait(60)
+        answered = succeeds_in_child(lambda: model.run(inputs))
+    may_go.set()
+    caller.join()
+    assert answered
 
 
 def test_a_request_does_not_fail_where_the_model_cannot_follow(

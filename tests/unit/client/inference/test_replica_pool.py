@@ -16,11 +16,13 @@ import onnx
 import pytest
 
 import fractune
+from fractune.inference import runner
 from fractune.inference.following import LOOK_S
 from fractune_core.errors import BadBundle, BadRequest, FractuneError
 from fractune_core.shares import Device
 from fractune_workers.confinement.cpu import thread_affinities
 from tests.support.client_samples import bundle_bytes
+from tests.support.processes.forked import succeeds_in_child
 from tests.support.processes.redis_process import wait_until
 from tests.support.real_bundle import compile_model
 from tests.unit.client.conftest import Small
@@ -153,12 +155,47 @@ def test_a_pool_without_references_ends_its_threads(small: Small) -> None:
 def test_a_forked_child_answers_with_threads_of_its_own(pool: fractune.ReplicaPool) -> None:
     inputs = pool.random_inputs()
     (expected,) = pool.run(inputs)
-    child = os.fork()
-    if child == 0:
-        found = pool.submit(inputs).result(60)[0]
-        os._exit(0 if np.allclose(found, expected, rtol=1e-5) else 1)
-    assert os.waitpid(child, 0)[1] == 0
+    assert succeeds_in_child(lambda: np.allclose(pool.run(inputs)[0], expected, rtol=1e-5))
     assert pool.run(inputs)[0].shape == (1, 10)
+
+
+def test_a_child_that_is_forked_while_a_thread_submits_does_not_wait_for_it(pool: fractune.ReplicaPool) -> None:
+    inputs = pool.random_inputs()
+    pool.run(inputs)
+    with pool._turn, pool._follower._turn:
+        assert succeeds_in_child(lambda: pool.run(inputs))
+
+
+def test_a_forked_child_follows_an_affinity_that_it_got_before_its_first_request(
+    small: Small, two_cpus: list[int], later: Clock
+) -> None:
+    os.sched_setaffinity(0, two_cpus)
+    with fractune.ReplicaPool(small.bundle) as pool:
+        inputs = pool.random_inputs()
+        pool.run(inputs)
+
+        def follows() -> bool:
+            os.sched_setaffinity(0, two_cpus[:1])
+            later(LOOK_S)
+            pool.run(inputs)
+            return pool.share.units == 1
+
+        assert succeeds_in_child(follows)
+
+
+def test_a_pool_goes_on_where_threads_cannot_be_started(
+    later: Clock, pool: fractune.ReplicaPool, two_cpus: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: object) -> None:
+        raise RuntimeError("Resource temporarily unavailable")
+
+    monkeypatch.setattr(runner, "use_cpus", refuse)
+    os.sched_setaffinity(0, two_cpus[:1])
+    later(LOOK_S)
+    with pytest.warns(RuntimeWarning, match=r"runs as before, .* cannot be started \(Resource temporarily"):
+        assert pool.run(pool.random_inputs())
+    assert pool.share.cpus == tuple(two_cpus)
+    wait_until(lambda: len(replica_threads()) <= pool.replicas)
 
 
 def test_what_is_refused(small: Small, pool: fractune.ReplicaPool, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from fractune_core.files import archives
 from fractune_core.files.archives import Archive, BadArchive
+from tests.support.processes.forked import succeeds_in_child
 
 ENTRIES = {"a": b"first", "b": b"", "dir/c": bytes(200_000)}
 
@@ -56,6 +57,16 @@ def test_a_plain_archive_is_read(tmp_path: Path) -> None:
             assert archive.comment == b"note"
             with pytest.raises(BadArchive, match="entry 'd' is missing"):
                 archive.read("d")
+
+
+def test_a_forked_child_does_not_move_the_place_where_its_parent_reads(tmp_path: Path) -> None:
+    path = tmp_path / "a.zip"
+    path.write_bytes(archive_of(("a", bytes(1 << 18)), ("b", b"b" * (1 << 18))))
+    with Archive(path) as archive:
+        pieces = archive.chunks("a")
+        first = next(pieces)
+        assert succeeds_in_child(lambda: archive.read("b") == b"b" * (1 << 18))
+        assert first + b"".join(pieces) == bytes(1 << 18)
 
 
 def test_an_archive_written_to_a_pipe_is_read() -> None:

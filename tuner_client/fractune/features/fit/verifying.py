@@ -104,7 +104,7 @@ def _serve(
 ) -> dict[str, Any]:
     given = {} if runtime == FRACTUNE else {"shapes": dict(shapes)}
     threads = [found.threads] * found.replicas
-    with timing_process(_CHILD, _share(found.limit, cores), own_env()) as call:
+    with timing_process(_CHILD, _share(found.limit, cores), own_env(), arrivals_s[-1]) as call:
         answer: dict[str, Any] = call(
             f"serve_{METHODS[runtime]}",
             path=str(path.absolute()),

@@ -36,11 +36,12 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     seen: list[Any] = []
 
     @contextmanager
-    def timing_process(module: str, share: str, _env: object) -> Iterator[Callable[..., Any]]:
+    def timing_process(module: str, share: str, _env: object, served_s: float) -> Iterator[Callable[..., Any]]:
         def call(method: str, **arguments: Any) -> dict[str, Any]:
             seen.append((module, share, method, arguments))
             count = len(arguments["arrivals_s"])
             slow = round(0.015 * count)
+            assert served_s == arguments["arrivals_s"][-1]
             return {"latencies_s": [0.07] * slow + [0.02] * (count - slow), "other_cores": 0.0}
 
         yield call
