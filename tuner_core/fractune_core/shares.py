@@ -143,8 +143,8 @@ class Share:
             raise BadRequest(f"share '{self}' is of a {other}, and the bundle is for a {own}; {write_one(serving)}")
         if not self.kind.measures_kernels:
             raise BadRequest(
-                f"share '{self}': a process does not enter a CPU limit by itself; start it under the limit, where a "
-                "model chooses its threads without a share"
+                f"share '{self}': a process cannot put itself under a CPU limit; start it in a container with the "
+                "limit, without a share: the model then chooses its threads by the limit"
             )
         if not self.kind.serves:
             raise BadRequest(

@@ -130,5 +130,5 @@ def test_models_are_tuned_for_a_limit_and_no_kernel_is_measured_under_it(text: s
     share = Share.parse(text)
     with pytest.raises(BadRequest, match=rf"^share '{text}': under a CPU limit only whole .*; write cpu:1, cpu:2$"):
         share.check_measures_kernels()
-    with pytest.raises(BadRequest, match=rf"^share '{text}': a process does not enter a CPU limit by itself; start it"):
+    with pytest.raises(BadRequest, match=rf"^share '{text}': a process cannot put itself under a CPU limit; start it"):
         share.check_serves("cpu")

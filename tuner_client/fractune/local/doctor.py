@@ -78,7 +78,7 @@ def limit_use(here: dict[str, Any]) -> Use:
         Finding("limit of this process", limit_text(here)),
         Finding("way to make a limit", making_text(here), f"{remedy} ({here['refusal']})"),
     ]
-    return Use("limits", "hold a process to a CPU limit (cpu:1500m)", findings)
+    return Use("limits", "hold a process to a CPU limit", findings)
 
 
 def cuda_uses(here: Any) -> list[Use]:

@@ -41,9 +41,10 @@ def limit_text(limits: Mapping[str, Any]) -> str:
 
 
 def making_text(limits: Mapping[str, Any]) -> str:
-    """How limits can be made; empty where they cannot."""
+    """How limits can be made, and the largest below the limit that holds; empty where they cannot."""
     ways = {"cgroup": "by a child cgroup", "systemd-run": "by a scope of systemd"}
-    return ways.get(limits["made_by"], "")
+    way = ways.get(limits["made_by"], "")
+    return f"{way}, up to {limits['quota_m']}m" if way and limits["cgroup"] else way
 
 
 def _cpus(cpus: Sequence[int]) -> str:

@@ -29,7 +29,7 @@ def make_plan(request: PlanRequest, *, simulated: bool = False, seed: int = 0) -
     if simulated and not request.is_fleet:
         raise BadRequest("a simulation needs rates; give every model rate_per_s and latency_ms")
     if simulated and _is_limited(request):
-        raise BadRequest("this simulation knows no CPU limits; leave it out, and try each limit: fractune fit --verify")
+        raise BadRequest("plans of CPU limits cannot be simulated; try each limit with 'fractune fit --verify' instead")
     plan = plan_fleet(request) if request.is_fleet else plan_one(request)
     if simulated:
         plan = _with_enough_headroom(request, plan, seed)

@@ -77,10 +77,10 @@ class CpuConfinement(Confinement):
     def _check_quota(self) -> None:
         quota = cpu_quota(self._root)
         if quota is not None and quota < self.share.cores:
+            remedy = "ask for a smaller share" if quota >= 1 else "run this outside of that limit"
             raise ShareUnavailable(
                 f"share '{self.share}' cannot be verified: the quota of a cgroup caps this process at {quota:g} "
-                f"core{'' if quota == 1 else 's'}; raise the limit of its container or slice, or ask for a smaller "
-                "share"
+                f"core{'' if quota == 1 else 's'}; raise the limit of its container or slice, or {remedy}"
             )
 
 

@@ -115,7 +115,7 @@ def test_the_limit_of_this_process_and_the_way_to_another_are_listed() -> None:
     assert found.ready
     assert [each.found for each in found.findings[1:]] == [
         "1500m in 100 ms, by /sys/fs/cgroup/pod (throttled in 12 periods, 3.4 s of all CPUs)",
-        "by a child cgroup",
+        "by a child cgroup, up to 1500m",
     ]
     found = limit_use(LimitsHere(refusal="it is read-only, and there is no systemd-run").to_json())
     assert not found.ready

@@ -57,7 +57,7 @@ def test_notes_and_refusals_point_to_fit() -> None:
     plan = plan_of(None, latency_s=None)
     assert any(note.endswith("fractune fit --verify tries a limit") for note in plan.notes)
     demand = ModelDemand("minilm", limited_rows(MINILM, HOST), 10.0, 0.2)
-    with pytest.raises(BadRequest, match=r"knows no CPU limits; .*fractune fit --verify"):
+    with pytest.raises(BadRequest, match=r"CPU limits cannot be simulated; .*fractune fit --verify"):
         make_plan(PlanRequest(HOST, (demand,)), simulated=True)
 
 

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from fractune_core.errors import BadRequest
 from fractune_core.model_inputs import constants_in, shapes_in
 
 Call = Callable[[], Any]
@@ -21,12 +22,18 @@ def bundle_calls(path: str, threads: Sequence[int]) -> list[tuple[int, Call]]:
 
 
 def onnx_calls(path: str, threads: Sequence[int], shapes: dict[str, list[int]]) -> tuple[str, list[Call]]:
-    """The version of ONNX Runtime, and a call for each of `threads`, which do not spin."""
+    """The version of ONNX Runtime, and a call for each of `threads`, which do not spin.
+
+    Raises BadRequest for an unknown input.
+    """
     from fractune.inference.comparing.onnxruntime_model import OnnxRuntimeModel
     from fractune.inference.tvm_runtime.tensors import random_inputs
 
     models = [OnnxRuntimeModel(Path(path), count, spinning=False) for count in threads]
     first = models[0]
+    for name in shapes:
+        if name not in first.input_names:
+            raise BadRequest(f"--input '{name}': no such input; the inputs are {', '.join(first.input_names)}")
     fixed = shapes_in(shapes)
     constants = first.constants(constants_in(shapes), fixed)
     feed = {**random_inputs(first.input_specs(fixed, constants)), **constants}

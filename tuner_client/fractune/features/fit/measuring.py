@@ -66,6 +66,10 @@ def measure(
         runtime, threads = FRACTUNE, _threads_of(path, cores)
         if shapes:
             raise BadRequest(f"inputs: the shapes of {path.name} were fixed when it was made; leave them out")
+        if onnx_runtime != ONNX_RUNTIME:
+            raise BadRequest(
+                f"--runtime is for ONNX files, and {path.name} is a bundle; leave it out, or give the file"
+            )
     else:
         check_model_file(path)
         runtime, threads = onnx_runtime, powers_of_two(cores)

@@ -45,7 +45,12 @@ def _openvino(best: Alternative) -> str:
 
 
 def _fractune(best: Alternative, name: str) -> str:
-    """A share of whole cores must not be larger than the limit. Without a share `load` chooses the threads itself."""
+    """A share of whole cores must not be larger than the limit. Without a share `load` chooses the threads itself,
+    and a pool always does.
+    """
+    if best.replicas > 1:
+        pool = f'pool = fractune.ReplicaPool("{name}", replicas={best.replicas})'
+        return f"{pool}; check that pool.threads is {best.threads}"
     if best.threads == 1 or best.threads * MILLICORES <= best.limit.quota_m:
         return f'a replica: fractune.load("{name}", share="cpu:{best.threads}")'
     return f'a replica: model = fractune.load("{name}"); check that model.threads is {best.threads}'

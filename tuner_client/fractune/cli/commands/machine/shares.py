@@ -95,7 +95,7 @@ def _print_device(device: dict[str, Any], *, every_reason: bool) -> None:
 def _print_limits(limits: dict[str, Any]) -> None:
     print(f"CPU limit of this process: {limit_text(limits)}")
     way = making_text(limits)
-    print(f"limits such as cpu:1500m can be made {way}" if way else f"no limit can be made: {limits['refusal']}")
+    print(f"CPU limits can be made {way}" if way else f"no limit can be made: {limits['refusal']}")
 
 
 def _limit_text(share: str, *, burned_m: int, span: int, period_us: int, burst_us: int, **_others: int) -> str:
