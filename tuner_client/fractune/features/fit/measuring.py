@@ -76,7 +76,7 @@ def measure(
         arguments["shapes"] = dict(shapes)
     counts = ", ".join(map(str, threads))
     report_line(f"timing {path.name} in {runtime} without a limit, with {counts} thread{'s' * (threads != [1])}")
-    with timing_process(_CHILD, f"cpu:{threads[-1]}", own_env()) as call:
+    with timing_process(_CHILD, f"cpu:{threads[-1]}", own_env(), report_line=report_line) as call:
         found = call(
             f"time_{METHODS[runtime]}", path=str(path.absolute()), threads=threads, rounds=_ROUNDS, **arguments
         )

@@ -24,7 +24,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     seen: list[Any] = []
 
     @contextmanager
-    def timing_process(_module: str, share: str, _env: object) -> Iterator[Callable[..., Any]]:
+    def timing_process(_module: str, share: str, _env: object, **_: object) -> Iterator[Callable[..., Any]]:
         def call(method: str, **arguments: Any) -> dict[str, Any]:
             seen.append((share, method, arguments))
             return {"version": "1.31", "times": [{"threads": n, **TIMES} for n in arguments["threads"]]}
