@@ -38,6 +38,10 @@ if TYPE_CHECKING:
     from fractune.inference.tvm_runtime.tensors import Array
 
 
+_MOST_REPLICAS = 256
+"""Each has code of its own, in many maps of memory. The kernel gives a process 65,530, and TVM crashes without"""
+
+
 class ReplicaPool:
     """Replicas of a bundle's model for a CPU share. Any thread may call it; idle replicas take requests from one queue.
 
@@ -72,8 +76,10 @@ class ReplicaPool:
         """As `fractune.load`. Raises BadBundle, BadRequest, ShareUnavailable, or FractuneError when TVM is not
         installed.
         """
-        if replicas is not None and replicas < 1:
-            raise BadRequest(f"replicas is {replicas}; give 1 or more, or None for the number with the most requests/s")
+        if replicas is not None and not 1 <= replicas <= _MOST_REPLICAS:
+            raise BadRequest(
+                f"replicas is {replicas}; give 1 to {_MOST_REPLICAS}, or None for the number with the most requests/s"
+            )
         self.bundle = bundle = open_bundle(path, public_key)
         if bundle.manifest["device"]["kind"] != CPU:
             raise BadRequest(f"{bundle.name} is for a GPU, and replicas run on the CPU; load it by fractune.load")
@@ -122,7 +128,9 @@ class ReplicaPool:
         return self._throttled.seconds()
 
     def close(self) -> None:
-        """Answer the requests in the queue, and end the threads. A second call does nothing."""
+        """Answer the requests in the queue, and end the threads. A second call does nothing. A call by a callback of a
+        future does not wait for the threads.
+        """
         with self._turn:
             self._closed, team, self._team = True, self._team, None
         if team is not None:
@@ -175,8 +183,8 @@ class _Team:
         return self._executor.submit(self._replicas.answer, arguments)
 
     def shutdown(self, *, wait: bool) -> None:
-        """Take no more requests. The queue is answered."""
-        self._executor.shutdown(wait)
+        """Take no more requests. The queue is answered. A replica's own thread, in a callback, does not wait."""
+        self._executor.shutdown(wait and not self._replicas.is_here)
 
 
 @dataclass(frozen=True)
@@ -207,6 +215,11 @@ class _Replicas:
         self._here.variant = place.variant
         with contextlib.suppress(threading.BrokenBarrierError):  # another one could not enter
             self._all.wait()
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the calling thread is one of the replicas."""
+        return hasattr(self._here, "variant")
 
     def abandon(self) -> None:
         """Let threads go on that wait for others."""

@@ -62,18 +62,29 @@ class Throttling:
 
 
 class ThrottledSince:
-    """How long this process has been stopped by its cgroup's quota, or by one above, since the object was made."""
+    """How long this process has been stopped by its cgroup's quota, or by one above, since the object was made. After
+    a move to another cgroup it counts on from the first reading there: that cgroup may have stopped others before.
+    """
 
     def __init__(self, root: Path = ROOT) -> None:
-        self._before = {folder: found.throttled_s for folder in cgroup_folders(root) for found in throttlings([folder])}
+        self._root = root
+        self._before = self._counts()
+        self._earlier_s = self._last_s = 0.0
 
     def seconds(self) -> float | None:
         """Of all CPUs together, as the kernel counts it, by the cgroup that stopped it longest. None where no cgroup
         counts it.
         """
-        before = self._before
-        stops = [found.throttled_s - before[folder] for folder in before for found in throttlings([folder])]
-        return max(stops, default=None)
+        now = self._counts()
+        if now.keys() != self._before.keys():
+            self._before, self._earlier_s = now, self._last_s
+        if not now:
+            return None
+        self._last_s = self._earlier_s + max(now[folder] - self._before[folder] for folder in now)
+        return self._last_s
+
+    def _counts(self) -> dict[Path, float]:
+        return {folder: each.throttled_s for folder in cgroup_folders(self._root) for each in throttlings([folder])}
 
 
 def throttlings(folders: Iterable[Path]) -> list[Throttling]:

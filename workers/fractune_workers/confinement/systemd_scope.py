@@ -12,9 +12,12 @@ import subprocess
 from dataclasses import dataclass
 
 from fractune_core.cpu_limits import USUAL_PERIOD_MS, LimitSize
+from fractune_core.errors import one_line, shortened
 
 PROGRAM = "systemd-run"
 _TIMEOUT_S = 20.0
+_MOST_CHARACTERS = 300
+"""of its words in a message"""
 
 
 @dataclass(frozen=True)
@@ -46,10 +49,12 @@ class SystemdScope:
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,
+                errors="replace",
                 timeout=_TIMEOUT_S,
                 check=False,
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             return f"{PROGRAM} does not work: {error}"
-        said = " ".join(tried.stderr.split()) or f"exit code {tried.returncode}"
-        return f"{PROGRAM} refuses ({said})" if tried.returncode else ""
+        said = one_line(" ".join(tried.stderr.split()))
+        why = shortened(said, _MOST_CHARACTERS) or f"exit code {tried.returncode}"
+        return f"{PROGRAM} refuses ({why})" if tried.returncode else ""

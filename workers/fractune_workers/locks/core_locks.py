@@ -91,12 +91,14 @@ class CoreLocks:
     def measuring(self, cores: Iterable[int]) -> Iterator[MeasurementSlot]:
         """Own `cores` for a measurement; its co-runners are the other CPU measurements active on this host."""
         small = self._host_cores < QUIET_BELOW_CORES
-        owned = range(self._host_cores) if small else sorted(self._topology.with_siblings(cores))
+        whole = self._topology.with_siblings(cores)
+        # The numbers of a small host may have gaps where CPUs are offline.
+        owned = sorted(whole.union(range(self._host_cores)) if small else whole)
         with contextlib.ExitStack() as held:
             self.take(held, owned, shared=False)
             held.enter_context(locked(self.directory / self._mark))
             held.callback((self.directory / self._mark).unlink)
-            own: CoreHolder = {"host": socket.gethostname(), "pid": os.getpid(), "cores": list(owned)}
+            own: CoreHolder = {"host": socket.gethostname(), "pid": os.getpid(), "cores": owned}
             with contextlib.suppress(OSError):  # a full disk: others then do not know who measures
                 (self.directory / self._mark).write_text(json.dumps(own))
             yield MeasurementSlot(len(self._other_marks()))

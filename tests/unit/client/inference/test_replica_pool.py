@@ -143,6 +143,22 @@ def test_closing_answers_the_queue_and_ends_the_threads(pool: fractune.ReplicaPo
         pool.run(pool.random_inputs())
 
 
+def test_a_callback_of_a_future_may_close_the_pool(
+    pool: fractune.ReplicaPool, caplog: pytest.LogCaptureFixture
+) -> None:
+    closed = threading.Event()
+
+    def close(_: object) -> None:
+        pool.close()
+        closed.set()
+
+    futures = [pool.submit(pool.random_inputs()) for _ in range(50)]
+    futures[-1].add_done_callback(close)
+    assert closed.wait(60)
+    assert not caplog.records
+    wait_until(lambda: not replica_threads())
+
+
 def test_a_pool_without_references_ends_its_threads(small: Small) -> None:
     pool = fractune.ReplicaPool(small.bundle, replicas=2)
     pool.run(pool.random_inputs())
@@ -199,8 +215,9 @@ def test_a_pool_goes_on_where_threads_cannot_be_started(
 
 
 def test_what_is_refused(small: Small, pool: fractune.ReplicaPool, tmp_path: Path) -> None:
-    with pytest.raises(BadRequest, match="replicas is 0; give 1 or more"):
-        fractune.ReplicaPool(small.bundle, replicas=0)
+    for number in (0, 257):
+        with pytest.raises(BadRequest, match=f"replicas is {number}; give 1 to 256"):
+            fractune.ReplicaPool(small.bundle, replicas=number)
     with pytest.raises(BadRequest, match="is of a GPU"):
         fractune.ReplicaPool(small.bundle, share="mps:25")
     with pytest.raises(TypeError, match=r"cannot be pickled; give the bundle's path to the other process"):

@@ -110,6 +110,21 @@ def test_stops_since_a_moment_are_those_of_the_cgroup_that_stopped_longest(tmp_p
     assert since.seconds() is None
 
 
+def test_stops_are_counted_on_after_a_move_to_another_cgroup(tmp_path: Path) -> None:
+    root = a_host(tmp_path, cgroup="0::/a")
+    for name, usec in (("a", 1_000_000), ("b", 9_000_000)):
+        stat = root / f"sys/fs/cgroup/{name}/cpu.stat"
+        stat.parent.mkdir(parents=True)
+        stat.write_text(f"nr_throttled 3\nthrottled_usec {usec}\n")
+    since = ThrottledSince(root)
+    (root / "sys/fs/cgroup/a/cpu.stat").write_text("nr_throttled 4\nthrottled_usec 1500000\n")
+    assert since.seconds() == 0.5
+    (root / "proc/self/cgroup").write_text("0::/b\n")
+    assert since.seconds() == 0.5
+    stat.write_text("nr_throttled 4\nthrottled_usec 9250000\n")
+    assert since.seconds() == 0.75
+
+
 def test_without_cgroups_no_stop_is_known(tmp_path: Path) -> None:
     assert ThrottledSince(tmp_path).seconds() is None
 

@@ -60,6 +60,10 @@ def test_a_scope_is_tried_before_it_is_used(tmp_path: Path, monkeypatch: pytest.
     assert (tmp_path / "tried").read_text().split()[-2:] == ["--", "true"]
     a_program(tmp_path, monkeypatch, "echo 'Failed to connect to bus:\nNo medium found' >&2; exit 1")
     assert scope.lacks() == "systemd-run refuses (Failed to connect to bus: No medium found)"
+    a_program(tmp_path, monkeypatch, r"printf 'no\374 \033[31m' >&2; exit 1")
+    assert scope.lacks() == "systemd-run refuses (no\ufffd \\x1b[31m)"
+    a_program(tmp_path, monkeypatch, "head -c 99999 /dev/zero | tr '\\0' x >&2; exit 1")
+    assert len(scope.lacks()) < 400
     a_program(tmp_path, monkeypatch, "exit 7")
     assert scope.lacks() == "systemd-run refuses (exit code 7)"
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))

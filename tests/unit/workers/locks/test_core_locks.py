@@ -173,6 +173,12 @@ def test_a_measurement_owns_the_other_cpu_of_its_core_too(tmp_path: Path) -> Non
         assert [is_locked(tmp_path / f"core-{cpu}") for cpu in range(4)] == [False, False, True, True]
 
 
+def test_a_small_host_with_offline_cpus_has_larger_numbers(tmp_path: Path) -> None:
+    """CPUs 0 and 5 are online, and two CPUs are counted."""
+    with CoreLocks(tmp_path, 2, CpuTopology()).measuring([5]):
+        assert [is_locked(tmp_path / f"core-{cpu}") for cpu in (0, 1, 5)] == [True] * 3
+
+
 def test_a_process_that_waits_for_its_cores_knows_who_measures_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
