@@ -19,6 +19,9 @@ from fractune_core.shares import GrantedShare
 from fractune_server.selection.model_match import served_variant, timed_at_load
 from fractune_server.store.stored_job import StoredJob, StoredOperator
 
+_SHORTEST_SEARCH_S = 0.1
+"""A job that searches nothing takes less. Trials of other jobs may still be shared with it later"""
+
 
 def job_to_proto(
     job: StoredJob,
@@ -71,7 +74,7 @@ def _progress(job: StoredJob) -> pb.Progress:
     return to_proto(
         progress,
         pb.Progress,
-        trials_per_s=(progress.done + progress.shared) / tuning_s if tuning_s > 0 else 0.0,
+        trials_per_s=(progress.done + progress.shared) / tuning_s if tuning_s > _SHORTEST_SEARCH_S else 0.0,
         elapsed_s=max(job.ended_at or now, job.latest) - job.created_at,
         phases_s=job.phases_s(now),
     )

@@ -7,7 +7,7 @@ import time
 from fractune_core.analysis.validated import ValidatedRecords
 from fractune_core.jobs import JobSpec, JobState
 from fractune_server.services.job_view import job_to_proto
-from fractune_server.store.stored_job import StoredJob, StoredOperator
+from fractune_server.store.stored_job import Progress, StoredJob, StoredOperator
 from tests.support.samples import DEVICE, TARGET_KEY, granted, validation
 
 
@@ -27,3 +27,13 @@ def test_an_operator_names_the_implementation_of_its_best_time_at_each_share() -
     shown = job_to_proto(job, operators, validated={"conv": ValidatedRecords(records)})
     found = [dict(operator.implementations) for operator in shown.operators]
     assert found == [{"cpu:1": "winograd4", "cpu:2": ""}, {}]
+
+
+def test_a_job_without_a_search_has_no_rate() -> None:
+    """Trials of another job were shared with it while it validated."""
+    spec = JobSpec(model="0" * 64, model_name="m.onnx", shares=("cpu:1",))
+    job = StoredJob("j1", spec, 1.0, DEVICE, {"cpu:1": granted(1)}, "", JobState.DONE, ended_at=9.0)
+    job.tuning_began, job.tuning_ended, job.progress = 2.0, 2.0001, Progress(shared=39)
+    assert job_to_proto(job, []).progress.trials_per_s == 0.0
+    job.tuning_ended = 5.0
+    assert job_to_proto(job, []).progress.trials_per_s == 13.0
