@@ -30,6 +30,8 @@ class CpuTopology:
         """Of this machine, from `/sys` below `root`."""
         devices = root / "sys/devices/system"
         siblings = _cpus_by_folder(devices / "cpu", "cpu", "topology/thread_siblings_list")
+        # A made-up `/sys` of a container may list others only. A measurement must own its CPU in any case.
+        siblings = {cpu: core for cpu, core in siblings.items() if cpu in core}
         nodes = _cpus_by_folder(devices / "node", "node", "cpulist")
         return cls(siblings, {cpu: number for number, cpus in nodes.items() for cpu in cpus})
 

@@ -20,6 +20,13 @@ def test_cpus_are_read_by_core_and_by_node(tmp_path: Path) -> None:
     assert machine.with_siblings([0, 5, 9]) == {0, 2, 4, 5, 9}
 
 
+@pytest.mark.parametrize("text", ["1", "3-0"])
+def test_a_list_of_siblings_without_the_cpu_itself_counts_as_none(tmp_path: Path, text: str) -> None:
+    root = cpus_of(tmp_path, "0,1")
+    (root / "sys/devices/system/cpu/cpu0/topology/thread_siblings_list").write_text(f"{text}\n")
+    assert CpuTopology.read(root).with_siblings([0]) == {0}
+
+
 def test_without_files_each_cpu_is_a_core_in_one_node(tmp_path: Path) -> None:
     assert CpuTopology.read(tmp_path) == EACH_A_CORE
     assert EACH_A_CORE.nodes([3, 1]) == [[3, 1]]
