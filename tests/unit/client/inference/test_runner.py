@@ -81,7 +81,7 @@ def test_no_thread_leaves_the_cpus_that_the_process_was_given(small: Small) -> N
 
 LATER = """
 def load():
-    model = fractune.load(sys.argv[1])
+    model = fractune.load(sys.argv[1], share=f"cpu:{os.cpu_count()}")  # else it follows, if this takes long enough
     os.sched_setaffinity(0, json.loads(sys.argv[2]))
     return model
 
