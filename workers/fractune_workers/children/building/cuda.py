@@ -6,7 +6,6 @@ source, for the architecture that the target names. Host object and cubin travel
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import tvm
@@ -44,38 +43,45 @@ def build_archive(mod: tvm.IRModule, target: tvm.target.Target, compiler: CudaCo
     Raises TooLarge before anything is compiled when a kernel needs more than the target has, CompileFailed, and
     whatever TVM raises.
     """
+    host, device = build_parts(mod, target, compiler)
+    return pack({HOST_OBJECT: host, DEVICE_OBJECT: device_object(device, target)})
+
+
+def build_parts(mod: tvm.IRModule, target: tvm.target.Target, compiler: CudaCompiler) -> tuple[bytes, bytes]:
+    """The host's object file, and the pack of the kernels' machine code for `device_object`. Raises as `build_archive`,
+    and FractuneError for a module without a kernel.
+    """
     with target:
         library = _generate(with_identifiers(mod), target)
-    compile_source = source_compiler(target, compiler)
-    return pack({HOST_OBJECT: written(library), DEVICE_OBJECT: packed_imports(library, compile_source)})
-
-
-def source_compiler(target: tvm.target.Target, compiler: CudaCompiler) -> Callable[[str], bytes]:
-    """CUDA source -> cubin, as the target says."""
-    arch, fast_math = str(target.attrs["arch"]), FAST_MATH in target.keys
-    return lambda source: compiler.compile(source, arch, fast_math=fast_math)
-
-
-def packed_imports(library: Any, compile_source: Callable[[str], bytes]) -> bytes:
-    """An object file with all that the library imports; source among it has become machine code."""
-    packed = tvm.get_global_func("runtime.ModulePackImportsToTensor")(library).numpy().tobytes()
-    sources = [device.inspect_source("cuda") for device in _within(library, "cuda")]
-    if len(sources) != 1:  # one target, one module
+    if len(library.imports) != 1:  # one target, one module
         raise FractuneError("the schedule binds no loop to threads of the GPU: there is no kernel")
-    host = _within(library, "llvm")[0]["_get_target_string"]()
+    arch, fast_math = str(target.attrs["arch"]), FAST_MATH in target.keys
+
+    def compile_source(source: str) -> bytes:
+        return compiler.compile(source, arch, fast_math=fast_math)
+
+    return written(library), embed_cubin(packed(library), library.imports[0].inspect_source("cuda"), compile_source)
+
+
+def packed(library: Any) -> bytes:
+    """The pack of all modules that a compiled library imports, and of the module itself if it is no library."""
+    taken: bytes = tvm.get_global_func("runtime.ModulePackImportsToTensor")(library).numpy().tobytes()
+    return taken
+
+
+def device_object(pack: bytes, target: tvm.target.Target) -> bytes:
+    """The object file that carries a pack."""
     as_object = tvm.get_global_func("codegen.codegen_blob")
-    return written(as_object(embed_cubin(packed, sources[0], compile_source), False, host, ""))  # noqa: FBT003
+    return written(as_object(pack, False, str(_host_of(target)), ""))  # noqa: FBT003  TVM's order
 
 
-def _within(library: Any, kind: str) -> list[Any]:
-    """The modules of a kind in a library and in all that it imports."""
-    deeper = [found for module in library.imports for found in _within(module, kind)]
-    return [library, *deeper] if library.kind == kind else deeper
+def _host_of(target: tvm.target.Target) -> tvm.target.Target:
+    return tvm.target.Target(target.host or "llvm")
 
 
 def _generate(mod: tvm.IRModule, target: tvm.target.Target) -> Any:
     """`tvm.tirx.build`, with a look at the kernels between lowering and code generation."""
-    host = tvm.target.Target(target.host or "llvm")
+    host = _host_of(target)
     mod = RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(mod)
     mod = tvm.tirx.transform.BindTarget(target.with_host(host))(mod)
     lower, finalize_host, finalize_device = tvm.tirx.get_default_tir_pipeline(target)

@@ -1,4 +1,4 @@
-"""Replaces CUDA source by machine code in the device code that TVM packs into a compiled module.
+"""The device code that TVM packs into a compiled library: source is replaced by machine code, and packs are merged.
 
 Without a GPU, TVM leaves CUDA source in an artifact, and compiles it in the process that loads the artifact and
 measures. So the packed bytes are rewritten here: the same module, in the format `cubin`. TVM writes all numbers as 8
@@ -14,8 +14,9 @@ bytes, little-endian, and a string as its length and its bytes:
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 from fractune_core.errors import FractuneError
 
@@ -26,26 +27,62 @@ _CUBIN = b"cubin"
 _NUMBER = struct.Struct("<Q")
 
 
+@dataclass
+class _Module:
+    kind: bytes
+    content: bytes
+    """empty for the library"""
+    imports: list[int]
+
+
 def embed_cubin(packed: bytes, source: str, compile_source: Callable[[str], bytes]) -> bytes:
     """`packed` with the cubin in the place of `source`, which TVM reports as the packed CUDA source.
 
     Raises FractuneError for bytes of another form than described above: then TVM has changed its format.
     """
+    modules = _read(packed)
+    for module in modules:
+        if module.kind == _CUDA:
+            module.content = _compiled(module.content, source.encode(), compile_source)
+    return _written(modules)
+
+
+def merged(packs: Sequence[bytes]) -> bytes:
+    """The modules of all packs in one, for one library that has the host code of all. Its root is that of the first.
+
+    Raises FractuneError for bytes of another form than described above.
+    """
+    first, *others = map(_read, packs)
+    library = next(module for module in first if module.kind == _LIBRARY)
+    for modules in others:
+        at = len(first) - 1  # the library, the root of the other packs, is there already
+        if modules[0].kind != _LIBRARY:
+            raise _unknown("the first module is not the library")
+        library.imports += [each + at for each in modules[0].imports]
+        first += [_Module(each.kind, each.content, [at + to for to in each.imports]) for each in modules[1:]]
+    return _written(first)
+
+
+def _read(packed: bytes) -> list[_Module]:
     reader = _Reader(packed)
     size = reader.number()
     if size != len(packed) - _NUMBER.size:
         raise _unknown("its size is wrong")
     starts, imports = reader.numbers(), reader.numbers()
-    out = _list(starts) + _list(imports)
-    for _ in range(len(starts) - 1):
+    modules = []
+    for start, end in pairwise(starts):
         kind = reader.string()
-        out += _string(kind)
-        if kind == _LIBRARY:
-            continue
-        content = reader.string()
-        out += _string(_compiled(content, source.encode(), compile_source) if kind == _CUDA else content)
+        modules.append(_Module(kind, b"" if kind == _LIBRARY else reader.string(), imports[start:end]))
     if not reader.at_end:
         raise _unknown("something follows the last module")
+    return modules
+
+
+def _written(modules: Sequence[_Module]) -> bytes:
+    starts = list(accumulate((len(each.imports) for each in modules), initial=0))
+    out = _list(starts) + _list([to for each in modules for to in each.imports])
+    for each in modules:
+        out += _string(each.kind) + (b"" if each.kind == _LIBRARY else _string(each.content))
     return _NUMBER.pack(len(out)) + out
 
 

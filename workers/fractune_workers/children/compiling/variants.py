@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import tvm
@@ -18,7 +16,8 @@ from tvm.tirx import PrimFunc
 from tvm_ffi import StructuralKey
 
 from fractune_core.errors import FractuneError
-from fractune_workers.children.building.cuda import packed_imports, scheduled_by_default, source_compiler
+from fractune_workers.children.building.cuda import build_parts, device_object, packed, scheduled_by_default
+from fractune_workers.children.building.embed_cubin import merged
 from fractune_workers.children.building.identifiers import with_identifiers
 from fractune_workers.children.compiling.concat_in_place import parts_in_place
 from fractune_workers.children.compiling.outputs_in_place import with_entry_for_outputs
@@ -30,7 +29,11 @@ from fractune_workers.children.tvm_api.cuda_target import compiler_for
 from fractune_workers.children.tvm_api.product_prefetches import with_product_prefetches
 from fractune_workers.children.tvm_api.traces import Workload, read_trace
 
-_KERNEL, _BYTECODE = "kernel.o", "vm.o"
+_KERNEL, _BYTECODE, _DEVICE = "kernel.o", "vm.o", "device.o"
+_PACK = "pack"
+"""of a part for a GPU: bytecode, or machine code of kernels"""
+_OF_HOST = "tirx.is_host_func"
+"""the attribute of functions that compute shapes"""
 _HANDS_A_CORE = 2
 """Pieces of work for each core: kernels differ in size, and each piece costs a fork"""
 
@@ -46,15 +49,16 @@ def compile_variants(
     for a GPU when this machine has no CUDA compiler.
     """
     lowered = [_lowered(mod, target, each) for mod, each in zip(mods, schedules, strict=True)]
-    parts = [{_key(part): part for part in _parts(mod, target)} for mod in lowered]
+    parts = [{_key(part): part for part in _parts(mod)} for mod in lowered]
     new = {key: part for each in parts for key, part in each.items() if key not in known}
     code = {**known, **dict(zip(new, _compiled(list(new.values()), target), strict=True))}
     known.clear()
     known.update({key: code[key] for each in parts for key in each})
-    return [
+    variants = [
         {f"{place}-{name}": made for place, key in enumerate(each) for name, made in known[key].items()}
         for each in parts
     ]
+    return [_one_device_object(each, target) for each in variants] if target.kind.name == "cuda" else variants
 
 
 def _lowered(mod: Any, target: Any, schedules: dict[Workload, str]) -> Any:
@@ -78,12 +82,8 @@ def _lowered(mod: Any, target: Any, schedules: dict[Workload, str]) -> Any:
         return tvm.transform.Sequential(pipeline.finalize_passes(target))(mod)
 
 
-def _parts(mod: Any, target: Any) -> list[Any]:
-    """Modules that are compiled apart. Most variants have most kernels in common, so on a CPU each kernel is a part; on
-    a GPU the kernels of a variant are one CUDA source.
-    """
-    if target.kind.name == "cuda":
-        return [mod]
+def _parts(mod: Any) -> list[Any]:
+    """Modules that are compiled apart: what is not a kernel, and each kernel. Most variants have most in common."""
     kernels = {var: each for var, each in mod.functions.items() if isinstance(each, PrimFunc)}
     others = {var: each for var, each in mod.functions.items() if var not in kernels}
     return [tvm.IRModule(others, attrs=mod.attrs), *(tvm.IRModule({var: each}) for var, each in kernels.items())]
@@ -107,13 +107,26 @@ def _compile_each(parts: Sequence[Any], target: Any) -> list[dict[str, bytes]]:
 
 
 def _compile(part: Any, target: Any) -> dict[str, bytes]:
-    if all(isinstance(each, PrimFunc) for each in part.functions.values()):
-        return {_KERNEL: written(tvm.tirx.build(with_convolution_prefetches(part), target=target))}
-    library = tvm.relax.build(part, target=target, relax_pipeline=None)
-    if target.kind.name == "cuda":
-        return _export(library, _packer(target))
-    pack = tvm.get_global_func("runtime.ModulePackImportsToLLVM")
-    return {_BYTECODE: written(pack(library.mod, False, str(target), ""))}  # noqa: FBT003  TVM's order
+    """The object files of a part, and for a GPU its pack."""
+    for_gpu = target.kind.name == "cuda"
+    functions = part.functions.values()
+    if not all(isinstance(each, PrimFunc) for each in functions):
+        library = tvm.relax.build(part, target=target, relax_pipeline=None).mod
+        if for_gpu:
+            return {_PACK: packed(library)}
+        pack = tvm.get_global_func("runtime.ModulePackImportsToLLVM")
+        return {_BYTECODE: written(pack(library, False, str(target), ""))}  # noqa: FBT003  TVM's order
+    if for_gpu and not any(_OF_HOST in each.attrs for each in functions):
+        host, device = build_parts(part, target, compiler_for(target))
+        return {_KERNEL: host, _PACK: device}
+    return {_KERNEL: written(tvm.tirx.build(with_convolution_prefetches(part), target=target))}
+
+
+def _one_device_object(objects: dict[str, bytes], target: Any) -> dict[str, bytes]:
+    """The object files of a variant for a GPU, with one in the place of its packs: a library carries one."""
+    packs = [made for name, made in objects.items() if name.endswith(_PACK)]
+    others = {name: made for name, made in objects.items() if not name.endswith(_PACK)}
+    return {**others, _DEVICE: device_object(merged(packs), target)}
 
 
 def _scheduled(mod: Any) -> int:
@@ -124,27 +137,3 @@ def _scheduled(mod: Any) -> int:
 def _check_applied(scheduled: int, expected: int) -> None:
     if scheduled < expected:
         raise FractuneError(f"only {scheduled} of {expected} schedules found their operator in the compiled model")
-
-
-def _packer(target: Any) -> Callable[..., str]:
-    """The function with which TVM packs a library's imports: it turns source among them into machine code."""
-    compile_source = source_compiler(target, compiler_for(target))
-
-    def pack(library: Any, _is_system_lib: bool, prefix: str, folder: str) -> str:  # noqa: FBT001  TVM's order
-        path = Path(folder) / f"{prefix}devc.o"
-        path.write_bytes(packed_imports(library, compile_source))
-        return str(path)
-
-    return pack
-
-
-def _export(library: Any, pack: Callable[..., str]) -> dict[str, bytes]:
-    objects: dict[str, bytes] = {}
-
-    def collect(_output: str, files: list[str], **_options: Any) -> None:
-        objects.update({Path(file).name: Path(file).read_bytes() for file in files})
-
-    collect.output_format = "o"  # type: ignore[attr-defined]
-    with tempfile.TemporaryDirectory() as folder:
-        library.mod.export_library(str(Path(folder) / "model.o"), fcompile=collect, fpack_imports=pack)
-    return objects

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fractune_core.errors import FractuneError
-from fractune_workers.children.building.embed_cubin import embed_cubin
+from fractune_workers.children.building.embed_cubin import embed_cubin, merged
 
 SOURCE = 'extern "C" __global__ void main_kernel() {}'
 KERNELS = b"\x01\0\0\0\0\0\0\0 whatever TVM writes of the kernels"
@@ -81,3 +81,26 @@ def test_what_the_compiler_raises_comes_through() -> None:
 
     with pytest.raises(ValueError, match="no such type"):
         embed_cubin(packed([(b"cuda", cuda(b"cuda", SOURCE.encode()))]), SOURCE, refuse)
+
+
+def bytecode() -> bytes:
+    """A model's bytecode, which imports a library, written as TVM writes it."""
+    tree = [number(3), *map(number, (0, 1, 1)), number(1), number(1)]
+    body = b"".join([*tree, string(b"relax.VMExecutable"), string(b"bytecode"), string(b"_lib")])
+    return number(len(body)) + body
+
+
+@given(st.lists(st.lists(OTHERS, min_size=1, max_size=3), max_size=3))
+def test_one_library_imports_what_all_of_them_import(packs: list[list[tuple[bytes, bytes]]]) -> None:
+    modules = [module for pack in packs for module in pack]
+    starts = [0, 1, *[len(modules) + 1] * (len(modules) + 1)]
+    imports = range(1, len(modules) + 2)
+    tree = [number(len(starts)), *map(number, starts), number(len(imports)), *map(number, imports)]
+    contents = [string(b"relax.VMExecutable") + string(b"bytecode") + string(b"_lib")]
+    body = b"".join([*tree, *contents, *(string(kind) + string(content) for kind, content in modules)])
+    assert merged([bytecode(), *map(packed, packs)]) == number(len(body)) + body
+
+
+def test_only_libraries_are_merged() -> None:
+    with pytest.raises(FractuneError, match="the first module is not the library"):
+        merged([bytecode(), bytecode()])

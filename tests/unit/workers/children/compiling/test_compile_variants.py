@@ -13,7 +13,9 @@ from tvm import relax, te
 from fractune_workers.children.compiling import variants
 from fractune_workers.children.compiling.variants import compile_variants
 from fractune_workers.children.tvm_api.artifacts import load_objects
+from fractune_workers.children.tvm_api.cuda_target import compiler_here
 from fractune_workers.children.tvm_api.target import parse_target
+from tests.support.hardware.cubins import cubins_in
 
 TARGET = parse_target("llvm -mcpu=x86-64-v3", 1)
 
@@ -90,3 +92,15 @@ def test_kernels_of_one_name_may_differ(compiled: list[list[str]]) -> None:
     assert kernels(compiled) == ["times2", "times2"]
     np.testing.assert_array_equal(output(same), [0, 2, 4, 6])
     np.testing.assert_array_equal(output(changed), [0, 3, 6, 9])
+
+
+@pytest.mark.skipif(compiler_here() is None, reason="no CUDA compiler here; `make setup` installs NVRTC")
+def test_kernels_for_a_gpu_are_compiled_once_too(compiled: list[list[str]]) -> None:
+    target = parse_target("cuda:sm_90", 1)
+    known: dict[Any, dict[str, bytes]] = {}
+    one, other = compile_variants([multiplied(2, 3), multiplied(3, 5)], target, [{}, {}], known)
+    assert kernels(compiled) == ["times2", "times3", "times5"]
+    assert [len(cubins_in(each["device.o"])) for each in (one, other)] == [2, 2]
+    compiled.clear()
+    compile_variants([multiplied(3, 7)], target, [{}], known)
+    assert kernels(compiled) == ["times7"]
