@@ -17,6 +17,7 @@ from fractune.inference.backends import backend_for
 from fractune.inference.bound import Bound
 from fractune.inference.caller_warnings import warn_caller, warn_if_untuned
 from fractune.inference.choosing.matching import match_share
+from fractune.inference.choosing.requested_threads import check_threads
 from fractune.inference.choosing.variants import VariantChoice
 from fractune.inference.cpu.share import ShareHere
 from fractune.inference.following import ShareFollower
@@ -47,6 +48,7 @@ def load(
     public_key: str | bytes | None = None,
     policy: Policy = DEFAULT_POLICY,
     goal: ServiceGoal = "latency",
+    threads: int | None = None,
 ) -> Model:
     """Load the bundle at `path` for the share of this process, or for `share`. A `cpu:N` may not be larger. For a GPU
     (`mps:PERCENT`, `mps-sm:CHUNKS`, `mig:...`, `full`) it is the share that the process must have.
@@ -54,11 +56,12 @@ def load(
     With `public_key` (PEM text) a bundle that its owner did not sign is refused. `policy` limits the distance between
     the share and a variant's measurements. A RuntimeWarning says what to tune if only the untuned variant fits. Under a
     CPU limit (a cgroup's quota) predictions choose the number of threads. The goal is the least latency of requests
-    with pauses, or the most requests in a loop (`throughput`).
+    with pauses, or the most requests in a loop (`throughput`). On a CPU `threads` is the number of threads, at most the
+    CPUs of the process; None = as the share and the goal say.
 
     Raises BadBundle, BadRequest, ShareUnavailable, or FractuneError when TVM is not installed.
     """
-    return Model(open_bundle(path, public_key), share=share, policy=policy, goal=goal)
+    return Model(open_bundle(path, public_key), share=share, policy=policy, goal=goal, threads=threads)
 
 
 class Model:
@@ -88,9 +91,11 @@ class Model:
         share: str | None = None,
         policy: Policy = DEFAULT_POLICY,
         goal: ServiceGoal = "latency",
+        threads: int | None = None,
     ) -> None:
         if goal not in get_args(ServiceGoal):
             raise BadRequest(f"goal '{goal}': write {' or '.join(get_args(ServiceGoal))}")
+        check_threads(bundle, threads)
         self.bundle = bundle
         self._interface = Interface(bundle)
         self.inputs, self.outputs = self._interface.inputs, self._interface.outputs
@@ -99,6 +104,7 @@ class Model:
         self._backend = backend_for(bundle, Share.parse(share) if share else None)
         self._policy = policy
         self._goal = goal
+        self._threads = threads
         self._turn = threading.Lock()
         self._variants: dict[str, Variant] = {}
         self._checked: set[str] = set()
@@ -217,7 +223,7 @@ class Model:
         return tensors.random_inputs(self.inputs, seed)
 
     def _take(self, here: ShareHere) -> None:
-        found = match_share(self.bundle, here, self._policy, self._goal)
+        found = match_share(self.bundle, here, self._policy, self._goal, self._threads)
         with self._turn:
             self._loaded(found.choice.variant)
             runner = runner_for(here, found.threads)

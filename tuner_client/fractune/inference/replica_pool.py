@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 from fractune.inference.backends import Backend, backend_for
 from fractune.inference.caller_warnings import warn_if_untuned
 from fractune.inference.choosing.replicas import ReplicaChoice, choose_replicas
+from fractune.inference.choosing.requested_threads import check_threads
 from fractune.inference.choosing.variants import VariantChoice
 from fractune.inference.cpu.share import ShareHere
 from fractune.inference.following import ShareFollower
@@ -45,10 +46,10 @@ _MOST_REPLICAS = 256
 class ReplicaPool:
     """Replicas of a bundle's model for a CPU share. Any thread may call it; idle replicas take requests from one queue.
 
-    Without `replicas`, predictions from the bundle's times choose their number and their threads for the most requests
-    a second. Each replica has its own threads, on its own part of the CPUs where there are enough. The replicas share
-    the weights, and each has its own memory for intermediate results. The pool follows a CPU limit or an affinity that
-    changes, within a second. With a `share` it stays as it is.
+    Without `replicas` and `threads`, predictions from the bundle's times choose the number of replicas and their
+    threads for the most requests a second. Each replica has its own threads, on its own part of the CPUs where there
+    are enough. The replicas share the weights, and each has its own memory for intermediate results. The pool follows a
+    CPU limit or an affinity that changes, within a second. With a `share` it stays as it is.
 
     A forked child gets threads of its own at its first request. Requests of before the fork are answered in the parent
     only. A pool cannot be pickled: load it in each process. Close it, or use it in `with`.
@@ -69,6 +70,7 @@ class ReplicaPool:
         path: str | os.PathLike[str],
         *,
         replicas: int | None = None,
+        threads: int | None = None,
         share: str | None = None,
         public_key: str | bytes | None = None,
         policy: Policy = DEFAULT_POLICY,
@@ -83,10 +85,11 @@ class ReplicaPool:
         self.bundle = bundle = open_bundle(path, public_key)
         if bundle.manifest["device"]["kind"] != CPU:
             raise BadRequest(f"{bundle.name} is for a GPU, and replicas run on the CPU; load it by fractune.load")
+        check_threads(bundle, threads)
         self._interface = Interface(bundle)
         self.inputs, self.outputs = self._interface.inputs, self._interface.outputs
         self._backend = backend_for(bundle, Share.parse(share) if share else None)
-        self._requested = replicas
+        self._requested = replicas, threads
         self._policy = policy
         self._closed = False
         self._turn = threading.Lock()
@@ -146,7 +149,7 @@ class ReplicaPool:
         raise TypeError("a ReplicaPool cannot be pickled; give the bundle's path to the other process")
 
     def _take(self, here: ShareHere) -> None:
-        found = choose_replicas(self.bundle, here, self._policy, self._requested)
+        found = choose_replicas(self.bundle, here, self._policy, *self._requested)
         team = self._new_team(found, here)
         with self._turn:
             before, self._team = self._team, None if self._closed else team

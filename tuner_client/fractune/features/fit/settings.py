@@ -6,7 +6,6 @@ from pathlib import Path
 
 from fractune.features.fit.measuring import ONNX_RUNTIME, OPENVINO
 from fractune_core.analysis.cpu_limits.fitting import Alternative
-from fractune_core.cpu_limits import MILLICORES
 
 
 def resources_text(best: Alternative) -> str:
@@ -45,12 +44,6 @@ def _openvino(best: Alternative) -> str:
 
 
 def _fractune(best: Alternative, name: str) -> str:
-    """A share of whole cores must not be larger than the limit. Without a share `load` chooses the threads itself,
-    and a pool always does.
-    """
     if best.replicas > 1:
-        pool = f'pool = fractune.ReplicaPool("{name}", replicas={best.replicas})'
-        return f"{pool}; check that pool.threads is {best.threads}"
-    if best.threads == 1 or best.threads * MILLICORES <= best.limit.quota_m:
-        return f'a replica: fractune.load("{name}", share="cpu:{best.threads}")'
-    return f'a replica: model = fractune.load("{name}"); check that model.threads is {best.threads}'
+        return f'fractune.ReplicaPool("{name}", replicas={best.replicas}, threads={best.threads})'
+    return f'fractune.load("{name}", threads={best.threads})'

@@ -58,13 +58,15 @@ def fit_json(
 def verified_lines(best: Alternative, goal: Goal, verified: Verified) -> Iterator[str]:
     """The verdict and the measured latencies, then the predicted ones; a note where other programs were busy."""
     p99, low, high, p50 = map(time_text, (verified.p99_s, verified.p99_low_s, verified.p99_high_s, verified.p50_s))
+    is_disturbed = verified.other_cores > _DISTURBED_CORES
+    verb = "keeps" if verified.held else "is not known to keep" if is_disturbed else "does not keep"
     yield (
-        f"{best.name} {'keeps' if verified.held else 'does not keep'} the p99 of {time_text(goal.p99_s)} under the real"
+        f"{best.name} {verb} the p99 of {time_text(goal.p99_s)} under the real"
         f" limit: p99 {p99} ({low} .. {high}), p50 {p50}, of {verified.requests:,} requests"
     )
     p99, p50 = map(time_text, (verified.predicted_p99_s, verified.predicted_p50_s))
     yield f"predicted for the same arrivals: p99 {p99}, p50 {p50}"
-    if verified.other_cores > _DISTURBED_CORES:
+    if is_disturbed:
         yield (
             f"note: other programs used {verified.other_cores:.1f} cores meanwhile, so latencies are too high; verify"
             " again on an idle machine"

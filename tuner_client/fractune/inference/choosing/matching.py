@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from fractune.inference.choosing.measured import measured_choice
 from fractune.inference.choosing.one_thread import one_thread_choice
+from fractune.inference.choosing.requested_threads import choice_for_threads
 from fractune.inference.choosing.smaller_share import smaller_share_choice
 from fractune.inference.choosing.timed_limit import timed_choice
 from fractune.inference.choosing.under_limit import choose_under_limit, limit_text
@@ -27,10 +28,15 @@ class Matched:
     threads: int
 
 
-def match_share(bundle: Bundle, here: ShareHere, policy: Policy, goal: ServiceGoal) -> Matched:
-    """Under a CPU limit the best that was timed there, else the predicted best. Without a time for a prediction, and
-    elsewhere, the variant for the share's units.
+def match_share(
+    bundle: Bundle, here: ShareHere, policy: Policy, goal: ServiceGoal, threads: int | None = None
+) -> Matched:
+    """With `threads` the variant for as many cores. Under a CPU limit the best that was timed there, else the predicted
+    best. Without a time for a prediction, and elsewhere, the variant for the share's units.
     """
+    if threads is not None:
+        choice = choice_for_threads(bundle, here, policy, threads)
+        return Matched(choice, replace(here, units=threads), threads)
     limited = None
     if here.quota:
         limited = timed_choice(bundle, here, here.quota, goal)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from fractune.inference.choosing.requested_threads import check_cpus
 from fractune.inference.choosing.under_limit import (
     choices_by_threads,
     limit_of,
@@ -45,14 +46,21 @@ class _Division:
         return f"{replicas_text(self.replicas)} of {threads_text(self.threads)}"
 
 
-def choose_replicas(bundle: Bundle, here: ShareHere, policy: Policy, replicas: int | None) -> ReplicaChoice:
+def choose_replicas(
+    bundle: Bundle, here: ShareHere, policy: Policy, replicas: int | None, threads: int | None = None
+) -> ReplicaChoice:
     """The division with the most requests a second in a loop, by the bundle's times; of equal ones the fewest threads,
-    and then the fewest replicas. With `replicas` it has so many. Without a time each whole core gets a thread.
+    and then the fewest replicas. With `replicas` or `threads` it has so many. Without a time each whole core gets a
+    thread. Raises ShareUnavailable where the share has fewer CPUs than `threads`.
     """
+    if threads is not None:
+        check_cpus(here, threads)
     choices = choices_by_threads(bundle, here, policy)
-    found = list(_divisions(here, times_by_threads(bundle, here.mechanism, choices), replicas))
+    times_s = times_by_threads(bundle, here.mechanism, choices)
+    taken_s = {count: secs for count, secs in times_s.items() if threads in {None, count}}
+    found = list(_divisions(here, taken_s, replicas))
     if not found:
-        return _without_times(bundle, here, policy, replicas)
+        return _without_times(bundle, here, policy, replicas, threads)
     good_per_s = (1 - _EQUAL) * max(each.per_s for each in found)
     good = [each for each in found if each.per_s >= good_per_s]
     best = min(good, key=lambda each: (each.replicas * each.threads, each.replicas))
@@ -82,9 +90,11 @@ def _divisions(here: ShareHere, times_s: dict[int, float], replicas: int | None)
                 yield _Division(number, threads, min(loop_per_s(service, limit, number), cores / service.mean_s))
 
 
-def _without_times(bundle: Bundle, here: ShareHere, policy: Policy, replicas: int | None) -> ReplicaChoice:
-    number = replicas or here.units
-    threads = max(1, here.units // number)
+def _without_times(
+    bundle: Bundle, here: ShareHere, policy: Policy, replicas: int | None, threads: int | None
+) -> ReplicaChoice:
+    number = replicas or max(1, here.units // (threads or 1))
+    threads = threads or max(1, here.units // number)
     choice = choose_variant(bundle, threads, policy, here.mechanism)
     taken = f"{replicas_text(number)} of {threads_text(threads)}, as the bundle has no time for a prediction"
     return ReplicaChoice(number, threads, replace(choice, reason=f"{choice.reason}; {taken} {_where(here)}"))

@@ -116,24 +116,13 @@ def test_a_bundle_is_loaded_with_its_threads_and_a_burst_is_named() -> None:
     burst = FOUND.alternatives[0]
     lines = settings_text(replace(burst, replicas=1), FRACTUNE, Path("m.fractune"))
     assert lines[0].startswith("1 replica of the model, which answers")
-    assert lines[1] == f'a replica: fractune.load("m.fractune", share="cpu:{burst.threads}")'
+    assert lines[1] == f'fractune.load("m.fractune", threads={burst.threads})'
     assert lines[2] == f"burst of the limit (cpu.max.burst): {burst.limit.burst_us} us"
-
-
-def test_a_bundle_with_more_threads_than_the_limit_has_cores_is_loaded_without_a_share() -> None:
-    """`load` refuses a share above the limit."""
-    found = next(each for each in FOUND.alternatives if each.threads == 2 and not each.limit.burst_us)
-    two = replace(found, replicas=1)
-    assert two.limit.quota_m < 2000
-    line = settings_text(two, FRACTUNE, Path("m.fractune"))[1]
-    assert line == 'a replica: model = fractune.load("m.fractune"); check that model.threads is 2'
-    whole = replace(two, limit=replace(two.limit, quota_m=2000))
-    assert 'share="cpu:2"' in settings_text(whole, FRACTUNE, Path("m.fractune"))[1]
 
 
 def test_replicas_of_a_bundle_are_a_pool() -> None:
     line = settings_text(replace(FOUND.best, replicas=2, threads=1), FRACTUNE, Path("m.fractune"))[1]
-    assert line == 'pool = fractune.ReplicaPool("m.fractune", replicas=2); check that pool.threads is 1'
+    assert line == 'fractune.ReplicaPool("m.fractune", replicas=2, threads=1)'
 
 
 def test_other_programs_are_named_as_a_doubt_of_predictions_and_of_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ import pytest
 from fractune.inference.choosing.replicas import ReplicaChoice, choose_replicas
 from fractune.inference.cpu.share import ShareHere
 from fractune_core.analysis.match import DEFAULT_POLICY
+from fractune_core.errors import ShareUnavailable
 from tests.unit.client.inference.choosing.test_under_limit import MINILM, a_bundle, here
 
 
@@ -50,6 +51,17 @@ def test_threads_that_gain_more_than_replicas() -> None:
     times = {"cpu:1": 0.020, "cpu:2": 0.009}
     assert division(whole(4), times) == (2, 2, "cpu:2")
     assert division(here(3500, cpus=4), times) == (2, 2, "cpu:2")
+
+
+def test_a_given_number_of_threads() -> None:
+    found = choose_replicas(a_bundle(MINILM), whole(4), DEFAULT_POLICY, None, 2)
+    assert (found.replicas, found.threads, found.choice.variant) == (2, 2, "cpu:2")
+    found = choose_replicas(a_bundle(MINILM), here(500), DEFAULT_POLICY, 1, 2)
+    assert (found.replicas, found.threads, found.choice.variant) == (1, 2, "cpu:2")
+    untimed = choose_replicas(a_bundle(MINILM), whole(4), DEFAULT_POLICY, None, 3)
+    assert (untimed.replicas, untimed.threads) == (1, 3)
+    with pytest.raises(ShareUnavailable, match="threads is 3, and there are 2 CPUs; ask for 2 at most"):
+        choose_replicas(a_bundle(MINILM), whole(2), DEFAULT_POLICY, None, 3)
 
 
 def test_a_given_number_of_replicas() -> None:

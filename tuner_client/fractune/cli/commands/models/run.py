@@ -71,6 +71,9 @@ def run(
     goal: Annotated[
         ServiceGoal, typer.Option("--goal", help="What the variant and its threads are chosen for.")
     ] = "latency",
+    threads: Annotated[
+        int | None, typer.Option("--threads", min=1, help="Threads of a CPU model (default: chosen by the share).")
+    ] = None,
     unmeasured: Annotated[
         bool, typer.Option("--allow-unmeasured", help="Allow a variant that was never measured at this share.")
     ] = False,
@@ -85,7 +88,7 @@ def run(
     policy = Policy(allow_unmeasured=True) if unmeasured else DEFAULT_POLICY
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # of an untuned variant: the report says it
-        model = load(bundle, share=share, public_key=key, policy=policy, goal=goal)
+        model = load(bundle, share=share, public_key=key, policy=policy, goal=goal, threads=threads)
     if compare is not None and model.share.unit != "core":
         raise BadRequest(f"--compare runs on the CPU, and {bundle.name} runs on a GPU; leave it out")
     if compare is not None and model.slots:
