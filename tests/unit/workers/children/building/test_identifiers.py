@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import pytest
 import tvm
 from tvm import te
 from tvm.s_tir import Schedule
@@ -40,7 +41,9 @@ def _bound(*names: str) -> tvm.IRModule:
     return sch.mod
 
 
-def test_the_source_has_identifiers_that_stay_apart() -> None:
+def test_the_source_has_identifiers_that_stay_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("CUDA_VISIBLE_DEVICES", "TVM_COMPILE_FORCE_FALLBACK"):
+        monkeypatch.setenv(name, "")  # what is set below is gone after the test
     stay_off_gpus()
     recorder = _Recorder()
     build_archive(_bound("gpu_0/data:0", "gpu_0-data:0", "1", "größe"), parse_target("cuda:sm_90", 1), recorder)
