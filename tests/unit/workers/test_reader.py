@@ -15,6 +15,7 @@ import pytest
 
 from fractune_core.errors import BadModel, FractuneError
 from fractune_core.host import memory
+from fractune_core.host.limits import own_peak_bytes
 from fractune_workers import child as child_module
 from fractune_workers.child import Child
 from fractune_workers.child.errors import CallFailed, ChildDied, ChildKilled, ChildTimeout, LimitMet, retry_if_killed
@@ -180,6 +181,13 @@ def test_a_death_is_not_blamed_for_the_memory_of_who_started_the_process(start: 
     child = start()
     with pytest.raises(ChildDied, match="SIGABRT"):
         child.call("fill_and_end", 20, count=len(held[:1]), number=signal.SIGABRT)
+
+
+def test_the_kernels_two_readings_of_a_peak_may_differ_a_little(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = bytearray(os.urandom(1) * (MEMORY_BYTES * 6 // 10))
+    monkeypatch.setattr(child_module, "own_peak_bytes", lambda: own_peak_bytes() - (1 << 20))
+    with pytest.raises(ChildDied, match="SIGABRT"):
+        start().call("fill_and_end", 20, count=len(held[:1]), number=signal.SIGABRT)
 
 
 def test_a_limit_that_is_met_is_not_met_again(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:

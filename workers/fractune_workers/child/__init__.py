@@ -56,6 +56,8 @@ _CPU_PART = 0.5
 _IGNORED_FOR_S = 1.0
 """of CPU time: a child that runs this long past its limit ignores the kernel's signal"""
 _PIECE_BYTES = 1 << 20
+_INEXACT_BYTES = 32 << 20
+"""Two readings of the same peak memory may differ by so much: the kernel counts pages on each CPU, and adds up later"""
 _PLAIN = Start()
 
 _log = logging.getLogger(__name__)
@@ -334,7 +336,7 @@ class Child:
             return ChildDied("the child was never started")
         peak_bytes = peak_bytes_at_end(self._process)
         # The kernel lets a process begin with the peak of the one that starts it.
-        if peak_bytes <= self._inherited_bytes:
+        if peak_bytes <= self._inherited_bytes + _INEXACT_BYTES:
             peak_bytes = 0
         try:
             code = self._process.wait(_STOP_TIMEOUT_S)
