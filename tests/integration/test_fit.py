@@ -60,7 +60,7 @@ def test_a_bundle_is_timed_with_its_variants(folder: Path) -> None:
     found = fractune.fit(folder / "small.fractune", 5, 0.5, progress=lines.append)
     assert [service.threads for service in found.measured.services] == [1, 2]
     assert lines[0] == "timing small.fractune in fractune without a limit, with 1, 2 threads"
-    assert 'fractune.load("small.fractune", share="cpu:1")' in found.settings[1]
+    assert 'fractune.load("small.fractune", threads=1)' in found.settings[1]
     assert os.sched_getaffinity(0) == before
     with pytest.raises(BadRequest, match=r"^inputs: the shapes of small\.fractune were fixed"):
         fractune.fit(folder / "small.fractune", 5, 0.5, inputs={"x": [1, 4, 16, 16]}, progress=False)

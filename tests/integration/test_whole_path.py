@@ -65,8 +65,11 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 
 @pytest.fixture(scope="module")
 def tuned(fleet: Fleet) -> list[dict[str, Any]]:
-    """The events of a first run."""
-    return events(fleet.tune())
+    """The events of a first run. Its bundle is moved: a later run may time the model again, and write a new one."""
+    found = events(fleet.tune())
+    bundle = Path(found[-1]["bundle"])
+    found[-1]["bundle"] = str(bundle.rename(bundle.with_name("first.fractune")))
+    return found
 
 
 def test_the_result_tells_trials_shares_operators_and_the_bundle(tuned: list[dict[str, Any]]) -> None:
@@ -117,9 +120,10 @@ def test_the_bundle_runs_at_each_share_with_that_shares_variant(
     np.savez(inputs, x=np.ones((1, 4, 16, 16), "float32"))
     args = ["--share", share, "--repeats", "3", "--inputs", str(inputs), "--save-outputs", str(outputs)]
     (report,) = events(run_fractune("run", tuned[-1]["bundle"], *args, "--json"))
-    # The model is so small that one thread may run it at any share, by the times in the bundle.
-    variant = "cpu:1" if report["reason"].startswith("one thread runs it") else share
-    assert (report["variant"], report["exact"], report["units"]) == (variant, True, int(share[-1]))
+    # The model is so small that one thread or another variant may be as good, by the times in the bundle.
+    by_times = report["reason"].startswith(("one thread runs it", "with "))
+    assert report["variant"] in ({*SHARES, "robust"} if by_times else {share})
+    assert (report["exact"], report["units"]) == (True, int(share[-1]))
     assert report["max_rel_difference"] < 1e-3
     assert len(report["tuned_run_secs"]) == len(report["untuned_run_secs"]) == 3
     assert np.load(outputs)["y"].shape == tuple(report["outputs"][0]["shape"])
@@ -150,7 +154,8 @@ def test_wrong_inputs_of_a_bundle_are_told(tuned: list[dict[str, Any]], tmp_path
 
 
 def test_match_names_the_record_that_was_published(fleet: Fleet, tuned: list[dict[str, Any]]) -> None:
-    matches = events(run_fractune("match", str(fleet.model), "--share", "cpu:1", "--server", fleet.address, "--json"))
+    told = events(run_fractune("match", str(fleet.model), "--share", "cpu:1", "--server", fleet.address, "--json"))
+    matches = [each for each in told if "operator" in each]  # the others are the whole model's, by goal
     names = {operator["name"] for operator in tuned[-1]["operators"]}
     assert names < {match["operator"] for match in matches}
     for match in matches:
