@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
-from fractune_workers.inventory import cpus
+from fractune_workers.inventory import cpu_pairs, cpus
 from fractune_workers.inventory.cpu_pairs import PairBurn, burn_pairs, likely_pairs, slowdown
 from fractune_workers.inventory.cpus import CpusHere, cpus_here
 from tests.support.hardware.cpu_tree import cpus_of
@@ -94,6 +98,13 @@ def test_busy_processes_find_a_pair_or_say_that_they_were_disturbed() -> None:
     cpu = min(os.sched_getaffinity(0))
     (found,) = burn_pairs([(cpu, cpu)])
     assert found.slowdown is None
+
+
+def test_a_process_that_comes_after_its_round_counts_as_disturbed() -> None:
+    command = [sys.executable, "-I", "-S", cpu_pairs.__file__, str(min(os.sched_getaffinity(0)))]
+    late = f"{time.perf_counter() - 1}\n"
+    _, found = subprocess.run(command, input=late, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert json.loads(found)["cpu_s"] < 0.5 * json.loads(found)["s"]
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs")
