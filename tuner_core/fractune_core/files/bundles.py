@@ -6,6 +6,8 @@
     weights.bin               the weights of all variants, each once, from a multiple of 64 bytes on
     variants/<n>/<object>.o   machine code and VM bytecode of a variant, as object files
 
+A joined bundle (`joined.py`) has members, each with variants of its own in `members/<n>/`, over the same weights.
+
 The comment of the zip is the SHA-256 of manifest.json, and the digest of an entry is checked whenever it is read.
 Entries are stored, not compressed: weights do not compress, and whoever reads a bundle never gets more bytes than the
 file has. The same contents always make the same file, byte by byte. `docs/bundle.md` describes it for readers of their
@@ -14,10 +16,11 @@ own.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, cast, get_args
 
@@ -32,6 +35,8 @@ from fractune_core.served import Served, ServiceGoal
 FORMAT = 3
 _BEFORE = 2
 """in which every variant takes all weights"""
+JOINED_FORMAT = 4
+"""of a bundle with what a reader of format 3 does not know: members"""
 SUFFIX = ".fractune"
 MANIFEST = "manifest.json"
 SIGNATURE = "manifest.sig"
@@ -57,9 +62,14 @@ def is_bundle(path: Path) -> bool:
         return False
 
 
-def object_entry(variant: int, name: str) -> str:
-    """Zip entry of an object file of the variant with this index in the manifest."""
-    return f"variants/{variant}/{name}"
+def object_entry(variant: int, name: str, folder: str = "") -> str:
+    """Zip entry of an object file of the variant with this index in the manifest; `folder` is that of a member."""
+    return f"{folder}variants/{variant}/{name}"
+
+
+def member_folder(member: int) -> str:
+    """Where the entries of a joined bundle's member lie."""
+    return f"members/{member}/"
 
 
 def write_bundle(file: IO[bytes], manifest: Mapping[str, Any], entries: Mapping[str, bytes]) -> None:
@@ -67,8 +77,21 @@ def write_bundle(file: IO[bytes], manifest: Mapping[str, Any], entries: Mapping[
 
     Raises BadRequest for a manifest that no reader would take.
     """
-    digests = {name: hashlib.sha256(payload).hexdigest() for name, payload in entries.items()}
-    write_archive(file, _manifest_bytes({"format": FORMAT, **manifest, "sha256": digests}), entries)
+    write_pieces(file, {"format": FORMAT, **manifest}, {name: [payload] for name, payload in entries.items()})
+
+
+def write_pieces(file: IO[bytes], manifest: Mapping[str, Any], entries: Mapping[str, Sequence[bytes]]) -> None:
+    """As `write_bundle`, of entries in pieces, and with the manifest's own format number."""
+    digests = {name: _digest(pieces) for name, pieces in entries.items()}
+    sized = ((name, sum(map(len, pieces)), pieces) for name, pieces in entries.items())
+    _write(file, _manifest_bytes({**manifest, "sha256": digests}), sized)
+
+
+def _digest(pieces: Iterable[bytes]) -> str:
+    digest = hashlib.sha256()
+    for piece in pieces:
+        digest.update(piece)
+    return digest.hexdigest()
 
 
 def _manifest_bytes(manifest: Mapping[str, Any]) -> bytes:
@@ -109,6 +132,9 @@ class Bundle:
 
     def __init__(self, source: Path | bytes, check_signature: CheckSignature | None = None) -> None:
         self.name = source.name if isinstance(source, Path) else "bundle"
+        self.members: list[Bundle] = []
+        """those of a joined bundle, each as a bundle over the same file; by their shapes if there are several"""
+        self._folder = ""
         self._archive = self._opened(source)
         try:
             self.manifest_bytes = self._small(MANIFEST, MOST_MANIFEST_BYTES)
@@ -118,10 +144,12 @@ class Bundle:
             if check_signature is not None:
                 check_signature(self.name, self.manifest_bytes, self.signature)
             self._check_digest()
-            self.manifest = self._parsed()
+            self._written = self.manifest = self._parsed()
             self._check_format()
             self._check_manifest()
+            self.members = [self._member(number) for number in range(len(self._written.get("members", ())))]
             self._check_entries()
+            self._show_largest()
         except BaseException:
             self._archive.close()
             raise
@@ -161,12 +189,13 @@ class Bundle:
 
     def _check_format(self) -> None:
         found = self.manifest.get("format")
-        if type(found) is int and found > FORMAT:
+        if type(found) is int and found > JOINED_FORMAT:
             raise BadBundle(
-                f"{self.name}: bundle of a newer format ({found}, this fractune reads {FORMAT}); upgrade fractune"
+                f"{self.name}: bundle of a newer format ({found}, this fractune reads {JOINED_FORMAT}); "
+                "upgrade fractune"
             )
-        if type(found) is not int or found not in (_BEFORE, FORMAT):
-            raise BadBundle(f"{self.name}: bundle format {found}, this fractune reads {FORMAT}; make it again")
+        if type(found) is not int or found not in (_BEFORE, FORMAT, JOINED_FORMAT):
+            raise BadBundle(f"{self.name}: bundle format {found}, this fractune reads {JOINED_FORMAT}; make it again")
 
     def _check_manifest(self) -> None:
         wrong = manifests.complaint(self.manifest)
@@ -182,12 +211,26 @@ class Bundle:
         extra += sorted(listed & {MANIFEST, SIGNATURE})
         if extra:
             raise BadBundle(f"{self.name}: '{extra[0]}' does not belong to it; {_AGAIN}")
-        for index, variant in enumerate(self.manifest["variants"]):
-            for name in variant["objects"]:
-                if object_entry(index, name) not in listed:
-                    raise BadBundle(f"{self.name}: '{object_entry(index, name)}' is missing; {_AGAIN}")
+        for each in self.members or [self]:
+            lost = [
+                entry for variant in each.variants for entry in each.entries_of(variant["name"]) if entry not in listed
+            ]
+            if lost:
+                raise BadBundle(f"{self.name}: '{lost[0]}' is missing; {_AGAIN}")
         if any(weight["offset"] + weight["size"] > self.size(WEIGHTS) for weight in self.manifest["weights"]):
             raise BadBundle(f"{self.name}: '{WEIGHTS}' is shorter than the weights in {MANIFEST}; {_AGAIN}")
+
+    def _member(self, number: int) -> Bundle:
+        member = copy.copy(self)
+        member.manifest = manifests.of_member(self._written, number)
+        member._folder = member_folder(number)  # noqa: SLF001  it is a copy of this very bundle
+        return member
+
+    def _show_largest(self) -> None:
+        """A bundle for several shapes looks like that of the largest to all that know of one shape."""
+        if "buckets" in self._written:
+            self.manifest = {**self._written, **self.members[-1].manifest}
+            self._folder = member_folder(len(self.members) - 1)
 
     def read(self, entry: str) -> bytes:
         """The bytes of an entry, checked against the manifest. Raises BadBundle."""
@@ -218,15 +261,26 @@ class Bundle:
         except BadArchive as error:
             raise BadBundle(f"{self.name}: {error}; {_AGAIN}") from error
 
-    def copy_to(self, file: IO[bytes], signature: bytes | None = None, **fields: Any) -> None:
+    def copy_to(
+        self,
+        file: IO[bytes],
+        signature: bytes | None = None,
+        *,
+        extra: Mapping[str, bytes] | None = None,
+        **fields: Any,
+    ) -> None:
         """Write the bundle to another file, every entry checked, with this signature and these fields of the manifest.
+        The `extra` entries are new, or replace those of their names.
 
         Raises BadBundle, OSError, and BadRequest for fields that make the manifest too large.
         """
-        manifest = _manifest_bytes({**self.manifest, **fields}) if fields else self.manifest_bytes
-        signatures = [] if signature is None else [(SIGNATURE, len(signature), [signature])]
-        entries = ((name, self.size(name), self._chunks(name)) for name in self.manifest["sha256"])
-        _write(file, manifest, (*entries, *signatures))
+        added, digests = extra or {}, self._written["sha256"]
+        if added:
+            fields["sha256"] = {**digests, **{name: _digest([payload]) for name, payload in added.items()}}
+        manifest = _manifest_bytes({**self._written, **fields}) if fields else self.manifest_bytes
+        kept = ((name, self.size(name), self._chunks(name)) for name in digests if name not in added)
+        own = {**added, **({} if signature is None else {SIGNATURE: signature})}
+        _write(file, manifest, (*kept, *((name, len(payload), [payload]) for name, payload in own.items())))
 
     def verify(self) -> None:
         """Check every byte of the file: a copy of the bundle must be the same. Raises BadBundle."""
@@ -302,8 +356,12 @@ class Bundle:
 
     def objects(self, variant: str) -> list[bytes]:
         """The object files of a variant by name. Raises BadBundle when there is none of this name."""
+        return list(map(self.read, self.entries_of(variant)))
+
+    def entries_of(self, variant: str) -> list[str]:
+        """The zip entries of a variant's object files. Raises BadBundle when there is no variant of this name."""
         index, entry = self._variant(variant)
-        return [self.read(object_entry(index, name)) for name in entry["objects"]]
+        return [object_entry(index, name, self._folder) for name in entry["objects"]]
 
     def weights_of(self, variant: str) -> list[int]:
         """Which of the manifest's weights the variant takes after its inputs, in their order. Raises BadBundle."""

@@ -32,6 +32,11 @@ _LARGEST_COUNT = 2**63 - 1
 _SHORTEST_S, _LONGEST_S = 1e-9, 1e9
 """No model's time is shorter or longer"""
 
+MOST_MEMBERS = 64
+"""of a joined bundle"""
+_OF_JOINED = ("members", "buckets", "stages")
+"""Fields that a joined bundle has and its members have not"""
+
 _Check = Callable[[Any], bool]
 _HEX_DIGEST = re.compile(r"[0-9a-f]{64}")
 _OBJECT_NAME = re.compile(r"[A-Za-z0-9_.-]+\.o")
@@ -39,7 +44,28 @@ _OBJECT_NAME = re.compile(r"[A-Za-z0-9_.-]+\.o")
 
 def complaint(manifest: dict[str, Any]) -> str:
     """The first thing that is wrong with the manifest, empty when it is sound."""
+    if "members" in manifest:
+        return next(_joined_complaints(manifest), "")
     return next(_complaints(manifest), "")
+
+
+def of_member(manifest: dict[str, Any], number: int) -> dict[str, Any]:
+    """The manifest of a joined bundle's member: its fields, and those that all members share."""
+    common = {name: value for name, value in manifest.items() if name not in _OF_JOINED}
+    return {**common, **manifest["members"][number]}
+
+
+def _joined_complaints(manifest: dict[str, Any]) -> Iterator[str]:
+    """Each member is checked as a bundle of its own; the weights and the digests are those of all."""
+    members = manifest["members"]
+    if not _list_of(_is_object, fewest=1)(members) or len(members) > MOST_MEMBERS:
+        yield f"'members' is not a list of 1 to {MOST_MEMBERS} objects"
+        return
+    for number, member in enumerate(members):
+        strangers = {"members", "weights", "sha256", "format"} & set(member)
+        if strangers:
+            yield f"members[{number}] has '{min(strangers)}', which all members share"
+        yield from (f"members[{number}]: {wrong}" for wrong in _complaints(of_member(manifest, number)))
 
 
 def _complaints(manifest: dict[str, Any]) -> Iterator[str]:
@@ -138,6 +164,10 @@ def _known_times(held: dict[str, dict[str, float]]) -> set[tuple[str, str]]:
 def _is_shown(value: Any) -> bool:
     """Whether it is text on which no terminal acts: commands print it as it is."""
     return is_storable(value) and bool(value.isprintable())
+
+
+def _is_object(value: Any) -> bool:
+    return isinstance(value, dict)
 
 
 def _is_dimension(value: Any) -> bool:

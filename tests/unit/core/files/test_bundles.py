@@ -259,7 +259,7 @@ def test_a_changed_manifest_is_noticed_though_its_checksum_was_made_to_fit() -> 
     ("number", "do"),
     [
         *((number, "make it again") for number in (1, None, 3.0, 2.0, True, "3")),
-        (4, "upgrade fractune"),
+        (5, "upgrade fractune"),
     ],
 )
 def test_another_format_says_what_to_do(number: Any, do: str) -> None:
@@ -351,6 +351,16 @@ def test_the_whole_models_times_are_added_and_all_else_stays() -> None:
     assert after.timed("mps") == {}
     assert {**after.manifest, "timed": None} == {**before.manifest, "timed": None}
     assert after.objects("untuned") == before.objects("untuned")
+
+
+def test_a_further_entry_is_added_and_an_entry_of_its_name_replaced() -> None:
+    once, twice = io.BytesIO(), io.BytesIO()
+    Bundle(a_bundle()).copy_to(once, extra={"model.onnx": b"first"}, more=1)
+    Bundle(once.getvalue()).copy_to(twice, extra={"model.onnx": b"second"})
+    found = Bundle(twice.getvalue())
+    found.verify()
+    assert (found.read("model.onnx"), found.manifest["more"]) == (b"second", 1)
+    assert found.objects("untuned") == [b"no code"]
 
 
 @pytest.mark.parametrize(

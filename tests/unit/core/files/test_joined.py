@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from typing import Any
+
+import pytest
+
+from fractune_core.errors import BadBundle, BadRequest
+from fractune_core.files.bundles import FORMAT, JOINED_FORMAT, MANIFEST, WEIGHTS, Bundle, write_archive
+from fractune_core.files.joined import join_bundles
+from tests.support.client_samples import bundle_bytes
+
+SMALL, LARGE = [1, 8], [1, 16]
+FIRST, SECOND, THIRD = (bytes([number]) * 8 for number in (1, 2, 3))
+
+
+def weights_of(*payloads: bytes) -> tuple[bytes, list[dict[str, Any]]]:
+    """The bytes and the descriptions of weights of 8 bytes each."""
+    lies = [{"dtype": "float32", "shape": [2], "offset": 64 * place, "size": 8} for place in range(len(payloads))]
+    return b"".join(payload.ljust(64, b"\0") for payload in payloads), lies
+
+
+def one_of(shape: list[int], *payloads: bytes, **changes: Any) -> Bundle:
+    held, described = weights_of(*payloads)
+    inputs = [{"name": "ids", "dtype": "int64", "shape": shape}]
+    return Bundle(bundle_bytes(held, weights=described, inputs=inputs, job=f"job-{shape[1]}", **changes))
+
+
+def joined(*bundles: Bundle, **fields: Any) -> bytes:
+    file = io.BytesIO()
+    join_bundles(file, bundles, **fields)
+    return file.getvalue()
+
+
+def rewritten(data: bytes, **changes: Any) -> bytes:
+    """The bundle with fields of its manifest replaced; the manifest's digest fits."""
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        entries = {name: archive.read(name) for name in archive.namelist()}
+    manifest = {**json.loads(entries.pop(MANIFEST)), **changes}
+    file = io.BytesIO()
+    write_archive(file, json.dumps(manifest).encode(), entries)
+    return file.getvalue()
+
+
+def read_weights(bundle: Bundle, variant: str) -> list[bytes]:
+    described = [bundle.manifest["weights"][place] for place in bundle.weights_of(variant)]
+    rooms = [bytearray(each["size"]) for each in described]
+    placed = zip(described, rooms, strict=True)
+    bundle.read_parts(WEIGHTS, ((each["offset"], memoryview(room)) for each, room in placed))
+    return [bytes(room) for room in rooms]
+
+
+def test_members_are_what_was_joined_over_weights_that_are_stored_once() -> None:
+    variants = [{"name": "untuned", "objects": ["lib0.o"], "weights": [1, 0]}]
+    whole = Bundle(joined(one_of(SMALL, FIRST, SECOND), one_of(LARGE, SECOND, THIRD, variants=variants)))
+    whole.verify()
+    small, large = whole.members
+    assert [each.manifest["inputs"][0]["shape"] for each in (small, large)] == [SMALL, LARGE]
+    assert [each.manifest["job"] for each in (small, large)] == ["job-8", "job-16"]
+    assert len(whole.manifest["weights"]) == 3
+    assert whole.size(WEIGHTS) == 2 * 64 + 8
+    assert read_weights(small, "cpu:4") == [FIRST, SECOND]
+    assert read_weights(large, "untuned") == [THIRD, SECOND]
+    assert large.objects("untuned") == [b"no code"]
+    assert small.units("cpu") == {"cpu:1": 1, "cpu:4": 4}
+    assert (small.members, whole.manifest["format"]) == ([], JOINED_FORMAT)
+
+
+def test_a_bundle_for_several_shapes_looks_like_that_of_the_largest() -> None:
+    whole = Bundle(joined(one_of(SMALL), one_of(LARGE), buckets={"axes": {}}))
+    assert whole.manifest["inputs"][0]["shape"] == LARGE
+    assert whole.objects("cpu:1") == [b"no code"]
+    file = io.BytesIO()
+    whole.copy_to(file, b"s" * 64, note="more")
+    copied = Bundle(file.getvalue())
+    copied.verify()
+    assert [each.manifest["inputs"][0]["shape"] for each in copied.members] == [SMALL, LARGE]
+    assert (copied.manifest["note"], copied.signature) == ("more", b"s" * 64)
+
+
+def test_the_same_bundles_make_the_same_file() -> None:
+    assert joined(one_of(SMALL, FIRST), one_of(LARGE, FIRST)) == joined(one_of(SMALL, FIRST), one_of(LARGE, FIRST))
+
+
+def test_a_plain_bundle_keeps_its_format() -> None:
+    assert Bundle(bundle_bytes()).manifest["format"] == FORMAT
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"model": {"name": "n.onnx", "sha256": "cd"}}, "bundle and bundle differ in 'model'; join bundles of one"),
+        ({"target": '{"kind":"c"}'}, "differ in 'target'"),
+        (
+            {"slots": ["a"], "apart": [], "inputs": [{"name": "ids", "dtype": "int64", "shape": [1, 8]}]},
+            "is of a fused",
+        ),
+    ],
+)
+def test_bundles_that_do_not_belong_together_are_refused(changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(BadRequest, match=says):
+        joined(Bundle(bundle_bytes()), Bundle(bundle_bytes(**{"outputs": [], **changes})))
+
+
+def test_what_cannot_be_joined_is_refused() -> None:
+    with pytest.raises(BadRequest, match="no bundle to join"):
+        joined()
+    with pytest.raises(BadRequest, match="65 bundles to join, and 64 is the limit"):
+        joined(*[one_of(SMALL)] * 65)
+    with pytest.raises(BadRequest, match="joined already; name the bundles that it was made of"):
+        joined(Bundle(joined(one_of(SMALL))))
+
+
+def test_members_may_differ_in_what_the_whole_gives() -> None:
+    other = one_of(LARGE, model={"name": "n.onnx", "sha256": "cd"})
+    whole = Bundle(joined(one_of(SMALL), other, model={"name": "whole.onnx", "sha256": "ef"}))
+    assert whole.manifest["model"]["name"] == "whole.onnx"
+    assert [each.manifest["model"]["name"] for each in whole.members] == ["m.onnx", "n.onnx"]
+
+
+@pytest.mark.parametrize(
+    ("members", "says"),
+    [
+        ([], "'members' is not a list of 1 to 64 objects"),
+        ({"0": {}}, "'members' is not a list"),
+        ([1], "'members' is not a list"),
+        ([{}], r"members\[0\]: 'inputs' is missing"),
+        ([{}] * 65, "'members' is not a list of 1 to 64 objects"),
+        ([{"weights": []}], r"members\[0\] has 'weights', which all members share"),
+    ],
+)
+def test_members_that_are_none_are_refused(members: Any, says: str) -> None:
+    with pytest.raises(BadBundle, match=says):
+        Bundle(rewritten(joined(one_of(SMALL)), members=members))
+
+
+def test_a_member_whose_code_is_missing_is_refused() -> None:
+    data = joined(one_of(SMALL))
+    (member,) = Bundle(data).members
+    variants = [{"name": "untuned", "objects": ["lib9.o"], "weights": []}]
+    own = {name: member.manifest[name] for name in ("inputs", "outputs", "shares")}
+    with pytest.raises(BadBundle, match=r"'members/0/variants/0/lib9\.o' is missing"):
+        Bundle(rewritten(data, members=[{**own, "variants": variants}]))

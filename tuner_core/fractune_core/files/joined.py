@@ -1,0 +1,131 @@
+"""Several bundles become one: its members share one copy of the weights.
+
+Bundles of one model for several shapes are joined, and bundles of the stages of a model. `bundles.py` reads the result.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import IO, Any
+
+from fractune_core.errors import BadRequest
+from fractune_core.files.bundles import (
+    JOINED_FORMAT,
+    RECORDS,
+    WEIGHTS,
+    Bundle,
+    member_folder,
+    object_entry,
+    write_pieces,
+)
+from fractune_core.files.manifests import ALIGNMENT_BYTES, MOST_MEMBERS
+
+_COMMON = ("model", "device", "target", "target_key", "code")
+"""Fields that are equal in all members"""
+_OF_FILE = ("format", "weights", "sha256")
+"""Fields that describe a whole file"""
+
+
+def join_bundles(
+    file: IO[bytes], bundles: Sequence[Bundle], *, extra: Mapping[str, bytes] | None = None, **fields: Any
+) -> None:
+    """Write one bundle to `file`, with a member for each of the plain `bundles`, in their order.
+
+    `extra` are further entries. `fields` are fields of the joined manifest; one that members have too, such as the
+    model, may then differ between them. Raises BadRequest for bundles that do not belong together, BadBundle for a
+    damaged one.
+    """
+    common = [name for name in _COMMON if name not in fields]
+    _check_joinable(bundles, common)
+    weights = _Weights()
+    members: list[dict[str, Any]] = []
+    entries: dict[str, list[bytes]] = {}
+    for number, bundle in enumerate(bundles):
+        places = weights.add(bundle)
+        members.append(_member(bundle, places, leave_out=(*common, *_OF_FILE)))
+        entries.update(_objects(bundle, number))
+    manifest = {
+        "format": JOINED_FORMAT,
+        **{name: bundles[0].manifest[name] for name in common if name in bundles[0].manifest},
+        **fields,
+        "weights": weights.described,
+        "members": members,
+    }
+    write_pieces(file, manifest, {RECORDS: [_records(bundles)], WEIGHTS: weights.pieces, **entries, **_pieces(extra)})
+
+
+def _check_joinable(bundles: Sequence[Bundle], common: Sequence[str]) -> None:
+    if not bundles:
+        raise BadRequest("no bundle to join; name at least one")
+    if len(bundles) > MOST_MEMBERS:
+        raise BadRequest(f"{len(bundles)} bundles to join, and {MOST_MEMBERS} is the limit; name fewer")
+    first = bundles[0]
+    for bundle in bundles:
+        if bundle.members:
+            raise BadRequest(f"{bundle.name} is joined already; name the bundles that it was made of")
+        if "slots" in bundle.manifest:
+            raise BadRequest(f"{bundle.name} is of a fused model, which cannot be joined; name another bundle")
+        for name in common:
+            if bundle.manifest.get(name) != first.manifest.get(name):
+                raise BadRequest(
+                    f"{bundle.name} and {first.name} differ in '{name}'; join bundles of one model, made for one "
+                    "device and target"
+                )
+
+
+def _member(bundle: Bundle, places: Sequence[int], leave_out: Sequence[str]) -> dict[str, Any]:
+    """The fields of the member, whose variants take their weights from new places."""
+    variants = [
+        {**variant, "weights": [places[place] for place in bundle.weights_of(variant["name"])]}
+        for variant in bundle.variants
+    ]
+    own = {name: value for name, value in bundle.manifest.items() if name not in leave_out}
+    return {**own, "variants": variants}
+
+
+def _objects(bundle: Bundle, number: int) -> Iterator[tuple[str, list[bytes]]]:
+    for index, variant in enumerate(bundle.variants):
+        for name, code in zip(variant["objects"], bundle.objects(variant["name"]), strict=True):
+            yield object_entry(index, name, member_folder(number)), [code]
+
+
+def _records(bundles: Sequence[Bundle]) -> bytes:
+    lines = (json.dumps(record) for bundle in bundles for record in bundle.records())
+    return "".join(f"{line}\n" for line in dict.fromkeys(lines)).encode()
+
+
+def _pieces(entries: Mapping[str, bytes] | None) -> dict[str, list[bytes]]:
+    return {name: [payload] for name, payload in (entries or {}).items()}
+
+
+class _Weights:
+    """The weights of several bundles, each contents once, as they lie in the joined file."""
+
+    def __init__(self) -> None:
+        self.described: list[dict[str, Any]] = []
+        """their `dtype`, `shape`, `offset` and `size`"""
+        self.pieces: list[bytes] = []
+        """the bytes of the file"""
+        self._places: dict[tuple[Any, ...], int] = {}
+        self._end = 0
+
+    def add(self, bundle: Bundle) -> list[int]:
+        """The places of the bundle's weights, in their order."""
+        described = bundle.manifest["weights"]
+        rooms = [bytearray(each["size"]) for each in described]
+        pairs = list(zip(described, rooms, strict=True))
+        bundle.read_parts(WEIGHTS, ((each["offset"], memoryview(room)) for each, room in pairs))
+        return [self._place(each, bytes(room)) for each, room in pairs]
+
+    def _place(self, weight: Mapping[str, Any], payload: bytes) -> int:
+        key = (weight["dtype"], *weight["shape"], hashlib.sha256(payload).digest())
+        if key not in self._places:
+            offset = math.ceil(self._end / ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+            self.pieces += [bytes(offset - self._end), payload]
+            self._end = offset + len(payload)
+            self._places[key] = len(self.described)
+            self.described.append({**weight, "offset": offset})
+        return self._places[key]
