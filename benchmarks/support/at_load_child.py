@@ -24,7 +24,7 @@ def _answer(share: str, cores: str, path: str, bundle: str, blocks: list[list[fl
     from fractune.inference.comparing.beside import peer_feed
     from fractune.inference.comparing.interleaved import wait_for_quiet
     from fractune.inference.comparing.onnxruntime_model import OnnxRuntimeModel
-    from fractune.inference.model import load
+    from fractune.inference.loading import load
     from fractune_workers.confinement.cpu import check_affinities
 
     model = load(bundle, share=share)

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fractune_core.files.fused import write_fused
 from fractune_core.shares import GrantedShare
+from tests.support.encoders import write_encoder
 from tests.support.processes.cli_process import write_model
+
+ENCODER, MEAN_OF_ALL = "encoder", "mean_of_all"
+ENCODER_SHAPES = {ENCODER: [(1, 8), (1, 16), (2, 16)], MEAN_OF_ALL: [(1, 8), (1, 16)]}
+"""batch and length of each bundle, by model"""
 
 
 def compile_small(folder: Path, **changes: Any) -> tuple[Path, Path]:
@@ -29,9 +34,14 @@ def compile_fused(folder: Path) -> tuple[list[Path], Path]:
 
 
 def compile_model(
-    model: Path, out: Path, target: str = "", tuned: Sequence[str] = ("cpu:1", "cpu:2"), **changes: Any
+    model: Path,
+    out: Path,
+    target: str = "",
+    tuned: Sequence[str] = ("cpu:1", "cpu:2"),
+    inputs: Mapping[str, list[int]] | None = None,
+    **changes: Any,
 ) -> Path:
-    """A bundle with the variants `tuned`, none of which is, and untuned."""
+    """A bundle with the variants `tuned`, none of which is, and untuned; `inputs` are shapes of open inputs."""
     from fractune_workers.children.compiling.child import compile_bundle
     from fractune_workers.children.tvm_api.target import host_device
 
@@ -43,12 +53,24 @@ def compile_model(
         **changes,
     }
     variants = [{"name": name, "traces": {}} for name in (*tuned, "untuned")]
-    compile_bundle(str(model), {}, target, variants, manifest, [], str(out))
+    compile_bundle(str(model), dict(inputs or {}), target, variants, manifest, [], str(out))
     return out
 
 
+def compile_encoders(folder: Path) -> None:
+    """An encoder, and bundles of it for three shapes; another one that padding changes, and bundles for two."""
+    for name, shapes in ENCODER_SHAPES.items():
+        model = write_encoder(folder / f"{name}.onnx", mean_of_all=name == MEAN_OF_ALL)
+        for batch, length in shapes:
+            sizes = [batch, length]
+            out = folder / f"{name}-{batch}x{length}.fractune"
+            compile_model(model, out, tuned=["cpu:1"], inputs={"ids": sizes, "mask": sizes})
+
+
 if __name__ == "__main__":
-    if sys.argv[2] == "small":
-        compile_small(Path(sys.argv[1]))
-    else:
-        compile_fused(Path(sys.argv[1]))
+    makers: dict[str, Callable[[Path], object]] = {
+        "small": compile_small,
+        "fused": compile_fused,
+        "encoders": compile_encoders,
+    }
+    makers[sys.argv[2]](Path(sys.argv[1]))

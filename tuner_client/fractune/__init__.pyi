@@ -13,6 +13,8 @@ from fractune.features.fit.fit import fit as fit
 from fractune.features.fuse.fuse import FusedModel as FusedModel
 from fractune.features.fuse.fuse import fuse as fuse
 from fractune.features.job import Job as Job
+from fractune.features.join.join import JoinedBundle as JoinedBundle
+from fractune.features.join.join import join as join
 from fractune.features.knee.knee import KneeResult as KneeResult
 from fractune.features.knee.knee import knee as knee
 from fractune.features.knee.report import KneeReport as KneeReport
@@ -44,11 +46,12 @@ from fractune.features.tune.goal_result import PeerTiming as PeerTiming
 from fractune.features.tune.goal_result import SideBySide as SideBySide
 from fractune.features.tune.result import TuneResult as TuneResult
 from fractune.features.tune.tune import tune as tune
+from fractune.inference.bucketed_model import BucketedModel as BucketedModel
 from fractune.inference.choosing.variants import VariantChoice as VariantChoice
 from fractune.inference.comparing.compare import Comparison as Comparison
 from fractune.inference.comparing.compare import compare as compare
+from fractune.inference.loading import load as load
 from fractune.inference.model import Model as Model
-from fractune.inference.model import load as load
 from fractune.inference.replica_pool import ReplicaPool as ReplicaPool
 from fractune.inference.session import InferenceSession as InferenceSession
 from fractune.inference.signatures import sign_bundle as sign_bundle
@@ -71,6 +74,7 @@ from fractune_core.analysis.roofline import Arithmetic as Arithmetic
 from fractune_core.analysis.roofline import Roof as Roof
 from fractune_core.analysis.slowdown_ci import Estimate as Estimate
 from fractune_core.analysis.slowdown_ci import Slowdown as Slowdown
+from fractune_core.files.buckets import Padding as Padding
 from fractune_core.jobs import JobState as JobState
 from fractune_core.records import TuningRecord as TuningRecord
 from fractune_core.shares import Device as Device

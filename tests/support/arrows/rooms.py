@@ -49,7 +49,7 @@ INFERENCE = tuple(
 
 FEATURES = tuple(
     f"fractune.features.{name}"
-    for name in ("cost", "fit", "fuse", "knee", "log", "matrix", "noise", "pair", "plan", "tune")
+    for name in ("cost", "fit", "fuse", "join", "knee", "log", "matrix", "noise", "pair", "plan", "tune")
 )
 
 BELOW_FEATURES = tuple(f"fractune.{name}" for name in ("local", "models", "server", "sessions", "text"))
@@ -321,6 +321,7 @@ ROOMS = {
     # A model is timed in a process that is confined as the workers' are.
     "fractune.features.fit": feature(lazily=(*INFERENCE, "fractune_workers.confinement", "matplotlib")),
     "fractune.features.fuse": feature(lazily=("fractune_workers.child", "fractune_workers.reader")),
+    "fractune.features.join": feature(lazily=INFERENCE),
     "fractune.features.knee": feature("fractune.features.matrix", lazily=("matplotlib",)),
     "fractune.features.log": feature(lazily=("tvm", "tvm_ffi", "numpy")),
     "fractune.features.matrix": feature(lazily=("matplotlib",)),

@@ -57,6 +57,12 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Small:
 
 
 @pytest.fixture(scope="session")
+def encoders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the bundles of `compile_encoders`."""
+    return _compiled("encoders", tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
 def fused(tmp_path_factory: pytest.TempPathFactory) -> FusedVariants:
     folder = _compiled("fused", tmp_path_factory)
     return FusedVariants((folder / "variant1.onnx", folder / "variant2.onnx"), folder / "variants.fractune")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,6 +67,14 @@ Inputs = Annotated[
         metavar="NAME=1,3,224,224",
         help="Shape of an input with open dimensions, or NAME=const:NUMBER: a constant.",
     ),
+]
+Pad = Annotated[
+    list[str] | None,
+    typer.Option("--pad", metavar="NAME=1", help="Number that pads this input; 0 for the others."),
+]
+PaddingError = Annotated[
+    str | None,
+    typer.Option("--padding-error", metavar="1%", help="Allow padding that changes outputs by this part."),
 ]
 Only = Annotated[str, typer.Option("--only", help="Only operators whose name contains one of these (A,B).")]
 Exact = Annotated[
@@ -166,6 +175,23 @@ def parse_part(option: str, text: str) -> float:
         hint = f"; write {text.strip()}% for a percentage" if not form[2] and part <= 100 else ""
         raise BadRequest(f"{option} '{text}': it must be from 0 to 100 % (0 to 1){hint}")
     return part
+
+
+def parse_pad(texts: list[str] | None) -> dict[str, float] | None:
+    """Read `NAME=1` options. Raises BadRequest for another form, and for an input with two numbers."""
+    found: dict[str, float] = {}
+    for text in texts or []:
+        name, _, number = text.rpartition("=")
+        try:
+            value = float(number)
+        except ValueError:
+            raise BadRequest(f"--pad '{text}': write NAME=NUMBER, such as input_ids=1") from None
+        if not name or not math.isfinite(value):
+            raise BadRequest(f"--pad '{text}': write NAME=NUMBER, such as input_ids=1")
+        if name in found:
+            raise BadRequest(f"--pad '{text}': '{name}' has a number already; give one")
+        found[name] = int(value) if value.is_integer() else value
+    return found or None
 
 
 def parse_inputs(texts: list[str] | None) -> dict[str, Input]:

@@ -10,6 +10,7 @@ from fractune.inference.cpu.share import ShareHere
 from fractune.inference.gpu.backend import OnGpu
 from fractune.inference.tvm_runtime.tensors import TensorSpec
 from fractune.inference.tvm_runtime.variants import Variant
+from fractune.inference.tvm_runtime.weights import Weights
 from fractune_core.errors import BadBundle
 from fractune_core.files.bundles import Bundle
 from fractune_core.shares import Share
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 class Backend(Protocol):
     """A bundle's weights on its processor, and the execution of its variants there."""
 
+    weights: Weights
     keeps_inputs: bool
     """whether small inputs are better copied into memory that stays; a GPU has memory for them in `run`"""
 
@@ -57,14 +59,15 @@ class Backend(Protocol):
         ...
 
 
-def backend_for(bundle: Bundle, share: Share | None) -> Backend:
-    """The processor of the bundle, under `share` (None = the present share of the process). Raises BadBundle when it
+def backend_for(bundle: Bundle, share: Share | None, weights: Weights | None = None) -> Backend:
+    """The processor of the bundle, under `share` (None = the present share of the process). `weights` are those of
+    another member of the bundle, which lie there already. Raises BadBundle when it
     cannot run on this machine, BadRequest or ShareUnavailable for the share, FractuneError when a required package is
     not installed.
     """
     kind = bundle.manifest["device"]["kind"]
     if kind == "cpu":
-        return OnCpu(bundle, share)
+        return OnCpu(bundle, share, weights)
     if kind == "cuda":
-        return OnGpu(bundle, share)
+        return OnGpu(bundle, share, weights)
     raise BadBundle(f"{bundle.name} is for a '{kind}' device, which this version does not support; upgrade fractune")

@@ -1,13 +1,7 @@
-"""A loaded bundle: detect the share, choose its variant, and run it.
-
-model = fractune.load("m.fractune")
-outputs = model.run({"data": array})
-"""
+"""A loaded bundle: detect the share, choose its variant, and run it."""
 
 from __future__ import annotations
 
-import os
-import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -21,47 +15,24 @@ from fractune.inference.choosing.requested_threads import check_threads
 from fractune.inference.choosing.variants import VariantChoice
 from fractune.inference.cpu.share import ShareHere
 from fractune.inference.following import ShareFollower
-from fractune.inference.interface import Interface
 from fractune.inference.runner import runner_for
-from fractune.inference.signatures import open_bundle
-from fractune.inference.slots import Slots
 from fractune.inference.tvm_runtime import tensors
 from fractune.inference.tvm_runtime.bound_memory import BoundMemory
+from fractune.inference.tvm_runtime.interface import Interface
 from fractune.inference.tvm_runtime.kept_inputs import KeptInputs, are_worth_keeping
+from fractune.inference.tvm_runtime.slots import Slots
 from fractune.inference.tvm_runtime.variants import Variant
+from fractune.inference.tvm_runtime.weights import Weights
 from fractune_core.analysis.match import DEFAULT_POLICY, Policy
 from fractune_core.errors import BadRequest
 from fractune_core.files.bundles import Bundle
 from fractune_core.host.cgroups import ThrottledSince
-from fractune_core.host.forks import begin_in_forked_children
+from fractune_core.host.forks import Turn, begin_in_forked_children
 from fractune_core.served import ServiceGoal
 from fractune_core.shares import Share
 
 if TYPE_CHECKING:
     from fractune.inference.tvm_runtime.tensors import Array
-
-
-def load(
-    path: str | os.PathLike[str],
-    *,
-    share: str | None = None,
-    public_key: str | bytes | None = None,
-    policy: Policy = DEFAULT_POLICY,
-    goal: ServiceGoal = "latency",
-    threads: int | None = None,
-) -> Model:
-    """Load the bundle at `path` for the share of this process, or for `share`. A `cpu:N` may not be larger. For a GPU
-    (`mps:PERCENT`, `mps-sm:CHUNKS`, `mig:...`, `full`) it is the share that the process must have.
-
-    With `public_key` (PEM text) a bundle that its owner did not sign is refused. `policy` limits the distance between
-    the share and a variant's measurements. A RuntimeWarning says what to tune if only the untuned variant fits. Under a
-    CPU limit (a cgroup's quota) predictions choose the number of threads. The goal is the least latency of requests
-    with pauses, or the most requests in a loop (`throughput`). On a CPU `threads` is the number of threads, at most the
-    CPUs of the process; None = as the share and the goal say.
-
-    Raises BadBundle, BadRequest, ShareUnavailable, or FractuneError when TVM is not installed.
-    """
-    return Model(open_bundle(path, public_key), share=share, policy=policy, goal=goal, threads=threads)
 
 
 class Model:
@@ -92,7 +63,10 @@ class Model:
         policy: Policy = DEFAULT_POLICY,
         goal: ServiceGoal = "latency",
         threads: int | None = None,
+        weights: Weights | None = None,
+        turn: Turn | None = None,
     ) -> None:
+        """As `load`. Models of one bundle's members have one copy of the `weights`, and take turns."""
         if goal not in get_args(ServiceGoal):
             raise BadRequest(f"goal '{goal}': write {' or '.join(get_args(ServiceGoal))}")
         check_threads(bundle, threads)
@@ -101,11 +75,11 @@ class Model:
         self.inputs, self.outputs = self._interface.inputs, self._interface.outputs
         self._slots = Slots(bundle.name, bundle.manifest.get("slots", ()), self.inputs)
         self.slots = self._slots.names
-        self._backend = backend_for(bundle, Share.parse(share) if share else None)
+        self._backend = backend_for(bundle, Share.parse(share) if share else None, weights)
         self._policy = policy
         self._goal = goal
         self._threads = threads
-        self._turn = threading.Lock()
+        self._turn = turn or Turn()
         self._variants: dict[str, Variant] = {}
         self._checked: set[str] = set()
         """variants that gave outputs of the manifest's shapes"""
@@ -118,9 +92,8 @@ class Model:
         begin_in_forked_children(self)
 
     def begin_in_child(self) -> None:
-        if self._turn.locked():  # the fork cut a run of another thread off, and its variant is in the middle of it
+        if self._turn.begin_in_child():  # the fork cut a run of another thread off; its variant is in the middle of it
             self._variants.clear()
-        self._turn = threading.Lock()
 
     def run(self, inputs: Mapping[str, Any], variant: str | None = None, *, slot: int | None = None) -> list[Array]:
         """The outputs of the chosen variant, or of another, as separate arrays. Raises BadRequest for wrong inputs and
@@ -134,7 +107,7 @@ class Model:
             return self.run_slots({slot: inputs}, variant)[slot]
         if self._kept is not None:
             self._follower.follow(self._take)
-            with self._turn:
+            with self._turn.lock:
                 if (arguments := self._kept.tensors(inputs)) is not None:
                     # Copied before the next call: an output may lie in the memory of an input.
                     return [self._backend.array(tensor) for tensor in self._outputs(arguments, variant)]
@@ -162,12 +135,12 @@ class Model:
         """
         arguments = self._arguments(inputs)
         self._follower.follow(self._take)
-        with self._turn:
+        with self._turn.lock:
             return self._outputs(arguments, variant)
 
     def _arguments(self, inputs: Mapping[str, Any]) -> list[Any]:
         self._interface.check_constants(inputs)
-        return self._backend.arguments(self.inputs, inputs)
+        return self._backend.arguments(self._interface.inputs, inputs)
 
     def _outputs(self, arguments: Sequence[Any], variant: str | None) -> list[Any]:
         name = variant or self.choice.variant
@@ -187,20 +160,23 @@ class Model:
         arrays that cannot be used in place, for outputs whose shape depends on the data, and for an unknown variant.
         """
         if variant is not None:
-            with self._turn:
+            with self._turn.lock:
                 self._variant(variant)
         self._interface.check_constants(inputs)
-        return Bound(BoundMemory(self.inputs, inputs, self.outputs, outputs), partial(self._run_bound, variant))
+        return Bound(
+            BoundMemory(self._interface.inputs, inputs, self._interface.outputs, outputs),
+            partial(self._run_bound, variant),
+        )
 
     def _run_bound(self, variant: str | None, arguments: Sequence[Any], outputs: Sequence[Any]) -> None:
         self._follower.follow(self._take)
-        with self._turn:
+        with self._turn.lock:
             self._runner.call(self._backend.run_into, self._variant(variant), arguments, outputs)
 
     def placed(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """The inputs as tensors on the model's device, for many runs without a copy."""
         arguments = self._backend.placed(self._arguments(inputs))
-        return {spec.name: tensor for spec, tensor in zip(self.inputs, arguments, strict=True)}
+        return {spec.name: tensor for spec, tensor in zip(self._interface.inputs, arguments, strict=True)}
 
     def rematch(self) -> VariantChoice:
         """Detect the share again, and take the variant, the threads and the CPUs that fit it now. Returns the choice.
@@ -220,11 +196,11 @@ class Model:
 
     def random_inputs(self, seed: int = 0) -> dict[str, Array]:
         """Inputs between 0.1 and 1; 0 or 1 for integers, which may be indices."""
-        return tensors.random_inputs(self.inputs, seed)
+        return tensors.random_inputs(self._interface.inputs, seed)
 
     def _take(self, here: ShareHere) -> None:
         found = match_share(self.bundle, here, self._policy, self._goal, self._threads)
-        with self._turn:
+        with self._turn.lock:
             self._loaded(found.choice.variant)
             runner = runner_for(here, found.threads)
             if self._stop is not None:

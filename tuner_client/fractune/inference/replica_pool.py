@@ -22,9 +22,9 @@ from fractune.inference.choosing.requested_threads import check_threads
 from fractune.inference.choosing.variants import VariantChoice
 from fractune.inference.cpu.share import ShareHere
 from fractune.inference.following import ShareFollower
-from fractune.inference.interface import Interface
 from fractune.inference.runner import settle, started
 from fractune.inference.signatures import open_bundle
+from fractune.inference.tvm_runtime.interface import Interface
 from fractune.inference.tvm_runtime.tensors import random_inputs
 from fractune.inference.tvm_runtime.variants import Variant
 from fractune_core.analysis.match import DEFAULT_POLICY, Policy

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from fractune.inference.model import Model
+from fractune.inference.loading import model_of
 from fractune.inference.signatures import open_bundle
 from fractune.inference.tvm_runtime.tensors import TensorSpec
 from fractune_core.analysis.match import DEFAULT_POLICY, Policy
@@ -52,7 +52,7 @@ class InferenceSession:
         own = _PROVIDERS.get(bundle.manifest["device"]["kind"], "")
         if providers is not None and own not in providers:
             raise BadRequest(f"providers {list(providers)}: {bundle.name} runs by {own}; name that provider, or none")
-        self.model = Model(bundle, share=share, policy=policy, goal=goal)
+        self.model = model_of(bundle, share=share, policy=policy, goal=goal)
 
     def run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any]) -> list[Array]:
         """The outputs with these names in this order, or all of them. Raises BadRequest for wrong names or inputs."""

@@ -12,8 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fractune_core.errors import BadBundle, BadRequest, FractuneError, StateUnusable
+from fractune_core.errors import BadBundle, BadRequest, FractuneError
 from fractune_core.files.bundles import Bundle
+from fractune_core.files.replacing import replacing_file
 
 
 def sign_bundle(path: str | os.PathLike[str], private_key_pem: str | bytes) -> None:
@@ -23,19 +24,8 @@ def sign_bundle(path: str | os.PathLike[str], private_key_pem: str | bytes) -> N
     """
     path = Path(path)
     key = _load_key(private_key_pem, private=True)
-    bundle = Bundle(path)
-    partial_file = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with partial_file.open("wb") as file:
-            bundle.copy_to(file, key.sign(bundle.manifest_bytes))
-            os.fchmod(file.fileno(), path.stat().st_mode & 0o777)
-        partial_file.replace(path)
-    except OSError as error:
-        raise StateUnusable(f"{path}: cannot be written ({error.strerror}); check the folder") from error
-    finally:
-        bundle.close()
-        with contextlib.suppress(OSError):
-            partial_file.unlink(missing_ok=True)
+    with contextlib.closing(Bundle(path)) as bundle, replacing_file(path) as file:
+        bundle.copy_to(file, key.sign(bundle.manifest_bytes))
 
 
 def check_private_key(pem: str | bytes) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, get_args
 
 from fractune_core.codec.plain_json import is_storable
+from fractune_core.files.buckets import bucket_complaint
 from fractune_core.names import ROBUST_VARIANT, UNTUNED_VARIANT
 from fractune_core.served import ServiceGoal
 
@@ -66,6 +67,8 @@ def _joined_complaints(manifest: dict[str, Any]) -> Iterator[str]:
         if strangers:
             yield f"members[{number}] has '{min(strangers)}', which all members share"
         yield from (f"members[{number}]: {wrong}" for wrong in _complaints(of_member(manifest, number)))
+    if "buckets" in manifest and (wrong := bucket_complaint(manifest, members)):
+        yield wrong
 
 
 def _complaints(manifest: dict[str, Any]) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import weakref
 from typing import Protocol
 
@@ -13,6 +14,22 @@ class Forked(Protocol):
     def begin_in_child(self) -> None:
         """Make new locks, and give up what another thread was changing. No other thread runs."""
         ...
+
+
+class Turn:
+    """A lock of several objects with `begin_in_child`, and whether a fork cut its holder off."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self._process = os.getpid()
+        self._was_cut_off = False
+
+    def begin_in_child(self) -> bool:
+        """Called by each of the objects: True if another thread held the lock at the fork."""
+        if self._process != os.getpid():
+            self._process, self._was_cut_off = os.getpid(), self.lock.locked()
+            self.lock = threading.Lock()
+        return self._was_cut_off
 
 
 _objects: weakref.WeakSet[Forked] = weakref.WeakSet()

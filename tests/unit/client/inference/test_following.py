@@ -106,7 +106,7 @@ def test_a_child_that_is_forked_during_a_call_does_not_wait_for_it(
         may_go.wait(60)
 
     caller = threading.Thread(target=model._runner.call, args=(work,))
-    with model._turn, model._follower._turn:
+    with model._turn.lock, model._follower._turn:
         caller.start()
         assert inside.wait(60)
         answered = succeeds_in_child(lambda: model.run(inputs))

@@ -12,6 +12,11 @@ from fractune_core.files.bundles import FORMAT, JOINED_FORMAT, MANIFEST, WEIGHTS
 from fractune_core.files.joined import join_bundles
 from tests.support.client_samples import bundle_bytes
 
+BUCKETS = {
+    "axes": {"inputs": {"ids": [None, "length"]}, "outputs": {"label": [None]}},
+    "pad": {},
+    "padding": {"proved": False, "reason": ""},
+}
 SMALL, LARGE = [1, 8], [1, 16]
 FIRST, SECOND, THIRD = (bytes([number]) * 8 for number in (1, 2, 3))
 
@@ -69,7 +74,7 @@ def test_members_are_what_was_joined_over_weights_that_are_stored_once() -> None
 
 
 def test_a_bundle_for_several_shapes_looks_like_that_of_the_largest() -> None:
-    whole = Bundle(joined(one_of(SMALL), one_of(LARGE), buckets={"axes": {}}))
+    whole = Bundle(joined(one_of(SMALL), one_of(LARGE), buckets=BUCKETS))
     assert whole.manifest["inputs"][0]["shape"] == LARGE
     assert whole.objects("cpu:1") == [b"no code"]
     file = io.BytesIO()

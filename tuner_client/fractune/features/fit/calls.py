@@ -15,7 +15,7 @@ Call = Callable[[], Any]
 
 def bundle_calls(path: str, threads: Sequence[int]) -> list[tuple[int, Call]]:
     """A call for each of `threads`, and the number of threads that it runs on: a tiny model takes one in any case."""
-    from fractune.inference.model import load
+    from fractune.inference.loading import load
 
     models = [load(path, share=f"cpu:{count}") for count in threads]
     return [(model.threads, partial(model.run, model.random_inputs())) for model in models]

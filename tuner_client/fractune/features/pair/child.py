@@ -117,7 +117,7 @@ class AlternationLock:
 
 
 def _model(path: str, share: str) -> tuple[dict[str, Any], Callable[[], Any]]:
-    from fractune.inference.model import load
+    from fractune.inference.loading import load
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # of an untuned variant: a note of the result says it

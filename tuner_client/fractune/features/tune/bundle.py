@@ -46,7 +46,7 @@ class BundleFile:
 
         Raises BadBundle, BadRequest, ShareUnavailable, or FractuneError if TVM's runtime is not installed.
         """
-        from fractune.inference.model import load
+        from fractune.inference.loading import load
 
         return load(self.path, share=share, public_key=public_key, policy=policy)
 

@@ -27,7 +27,7 @@ def open_child(args: list[str]) -> dict[str, Callable[..., Any]]:
 
     def time_beside(path: str, bundle: str, repeats: int) -> dict[str, Any]:
         from fractune.inference.comparing import beside
-        from fractune.inference.model import load
+        from fractune.inference.loading import load
 
         model = load(bundle, share=share)
         variant = model.choice.variant

@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fractune.inference.comparing.agreement import rounding
 from fractune.inference.comparing.interleaved import Times, differences, time_interleaved
 from fractune.inference.comparing.onnxruntime_model import NAME, OnnxRuntimeModel, is_quantized
 from fractune.inference.model import Model
@@ -29,11 +30,8 @@ if TYPE_CHECKING:
     from fractune.inference.tvm_runtime.tensors import Array
 
 _EXACT = f"{NAME}, exact"
-_AGREE = {"float16": 2e-2, "bfloat16": 2e-2}
-_AGREE_ELSE = 1e-3
-"""largest difference to the peer's outputs that counts as rounding, over their largest value"""
 _OWN_TIMES = 3.0
-"""the same for a quantized model, in differences of the peer to itself"""
+"""largest difference of a quantized model that counts as rounding, in differences of the peer to itself"""
 _MOVED, _MOVED_RUNS = 1e-6, 5
 """relative move of the inputs, and number of runs on moved inputs"""
 
@@ -84,7 +82,7 @@ def time_beside(
     finalists = {name: partial(model.run, inputs, name) for name in variants}
     times = time_interleaved({**finalists, **run_peers}, repeats, apart=True, brief=brief)
     absolute, relative = differences(outputs, reference)
-    allowed = max(_OWN_TIMES * own, *(_AGREE.get(str(output.dtype), _AGREE_ELSE) for output in outputs))
+    allowed = max(_OWN_TIMES * own, rounding(outputs))
     theirs, exactly = times.pop(NAME), times.pop(_EXACT, None)
     return Beside(peer.version, times, theirs, exactly, absolute, relative, own, outputs_agree=relative <= allowed)
 

@@ -10,7 +10,8 @@ from typing import Any
 
 from fractune.inference.choosing.variants import VariantChoice
 from fractune.inference.comparing.interleaved import differences, time_interleaved
-from fractune.inference.model import Model, load
+from fractune.inference.loading import load
+from fractune.inference.model import Model
 from fractune_core.analysis.slowdown_ci import Slowdown, slowdown
 from fractune_core.errors import BadRequest
 

@@ -32,14 +32,14 @@ class OnCpu:
 
     keeps_inputs = True
 
-    def __init__(self, bundle: Bundle, share: Share | None) -> None:
+    def __init__(self, bundle: Bundle, share: Share | None, weights: Weights | None = None) -> None:
         if share:
             share.check_serves(CPU)
         self._cores = share.cores if share else None
         self._bundle = bundle
         check_processor(bundle)
         load_runtime()
-        self._weights = Weights(bundle)
+        self.weights = Weights(bundle) if weights is None else weights.of_member(bundle)
 
     def look(self) -> ShareHere:
         here = share.share_here()
@@ -57,7 +57,7 @@ class OnCpu:
         return share.LIMITS.read() if self._cores is None else ()
 
     def load_variant(self, variant: str) -> Variant:
-        return load_variant(self._bundle, variant, self._weights)
+        return load_variant(self._bundle, variant, self.weights)
 
     def arguments(self, specs: Sequence[TensorSpec], inputs: Mapping[str, Any]) -> list[Any]:
         return tensors.as_arguments(specs, inputs)

@@ -36,7 +36,7 @@ class OnGpu:
     kind = (2, 0)
     """the same by DLPack's numbers"""
 
-    def __init__(self, bundle: Bundle, share: Share | None) -> None:
+    def __init__(self, bundle: Bundle, share: Share | None, weights: Weights | None = None) -> None:
         self._bundle = bundle
         check_host_code(bundle)
         self._whole_sms = int(bundle.manifest["device"]["units"])
@@ -46,7 +46,7 @@ class OnGpu:
         check_gpu(bundle, self._gpu)
         self.look()
         self._load_runtime()
-        self._weights = Weights(bundle, self.placed)
+        self.weights = Weights(bundle, self.placed) if weights is None else weights.of_member(bundle)
         self._inputs: dict[int, Any] = {}
         """memory on the GPU for inputs from elsewhere, by position"""
 
@@ -60,7 +60,7 @@ class OnGpu:
         return ()  # a process enters its share of a GPU before it uses the GPU, and keeps it
 
     def load_variant(self, variant: str) -> Variant:
-        return load_variant(self._bundle, variant, self._weights, (self.kind, runtime.CPU))
+        return load_variant(self._bundle, variant, self.weights, (self.kind, runtime.CPU))
 
     def arguments(self, specs: Sequence[TensorSpec], inputs: Mapping[str, Any]) -> list[Any]:
         return tensors.as_arguments(specs, inputs, self.kind)

@@ -19,6 +19,12 @@ class Weights:
         self._place = place
         self._placed: dict[int, Any] = {}
 
+    def of_member(self, bundle: Bundle) -> Weights:
+        """Those of another member of the bundle; what lies in memory, both use."""
+        other = Weights(bundle, self._place)
+        other._placed = self._placed
+        return other
+
     def of(self, variant: str) -> list[Any]:
         """The weights that the variant takes after its inputs, in their order. Raises BadBundle."""
         numbers = self._bundle.weights_of(variant)

@@ -20,7 +20,8 @@ from fractune.inference.comparing.interleaved import PACED, Times, differences, 
 from fractune.inference.comparing.onnxruntime_model import EXACT, NAME
 from fractune.inference.cpu.share import confine
 from fractune.inference.gpu.share import confine_gpu
-from fractune.inference.model import Model, load
+from fractune.inference.loading import load
+from fractune.inference.model import Model
 from fractune.inference.tvm_runtime.array_files import array_names, read_inputs, write_arrays
 from fractune.text.text import common_unit, factor_text, time_text
 from fractune_core.analysis.cpu_limits.limits import threads_text

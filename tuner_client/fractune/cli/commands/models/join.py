@@ -1,0 +1,40 @@
+"""`fractune join`: bundles of one model for several shapes become one."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fractune.cli import options
+from fractune.features.join.join import JoinedBundle
+from fractune.features.join.join import join as join_files
+from fractune.features.join.text import padding_line, shapes_lines
+
+
+def join(
+    bundles: Annotated[
+        list[Path], typer.Argument(help="Bundles of one model for several shapes, or a joined bundle to compare again.")
+    ],
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write.")] = None,
+    pad: options.Pad = None,
+    padding_error: options.PaddingError = None,
+    as_json: options.Json = False,
+) -> None:
+    """Join bundles of one model for several shapes, and prove its padding."""
+    accepted = 0.0 if padding_error is None else options.parse_part("--padding-error", padding_error)
+    found = join_files(bundles, out=out, pad=options.parse_pad(pad), padding_error=accepted)
+    if as_json:
+        print(json.dumps(_json(found)))
+        return
+    print(f"bundle:    {os.path.relpath(found.path)}")
+    for line in shapes_lines(found.buckets):
+        print(line)
+    print(padding_line(found.padding))
+
+
+def _json(found: JoinedBundle) -> dict[str, object]:
+    return {"bundle": str(found.path), "buckets": list(found.buckets), "padding": found.padding.to_json()}

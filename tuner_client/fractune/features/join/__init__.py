@@ -1,0 +1,1 @@
+"""Bundles of one model for several shapes become one bundle."""

@@ -1,0 +1,111 @@
+"""`fractune.join`: one bundle for several shapes, and the proof that it may pad."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from fractune_core.errors import BadBundle, BadRequest, FractuneError, ShareUnavailable
+from fractune_core.files.buckets import Buckets, Padding, elements, input_shapes, open_axes
+from fractune_core.files.bundles import SUFFIX, Bundle
+from fractune_core.files.joined import join_bundles
+from fractune_core.files.replacing import replacing_file
+
+_HOW = "run 'fractune join FILE' where the bundle is served"
+
+
+@dataclass(frozen=True)
+class JoinedBundle:
+    """A bundle for several shapes on disk; it can be passed wherever a path is expected."""
+
+    path: Path
+    buckets: tuple[dict[str, list[int]], ...]
+    """the shapes of the inputs, by name, from the smallest to the largest"""
+    padding: Padding
+    """whether inputs between two buckets may be padded, and why"""
+
+    def __fspath__(self) -> str:
+        return os.fspath(self.path)
+
+
+def join(
+    bundles: Sequence[str | os.PathLike[str]],
+    *,
+    out: str | os.PathLike[str] | None = None,
+    pad: Mapping[str, float] | None = None,
+    padding_error: float = 0.0,
+) -> JoinedBundle:
+    """Join the bundles of one model for several shapes; weights are stored once. The file is `out`.
+
+    Then outputs of padded and of exact inputs are compared here. Only if they agree the joined bundle pads inputs whose
+    shapes lie between those of its buckets. `pad` has the number to pad an input with, by name (0 for others).
+    `padding_error` accepts outputs that differ by this part of their largest value (0.01 = 1 %). Where the bundle
+    cannot run, it pads nothing; join it alone once more where it can, which replaces the file.
+
+    Raises BadBundle, BadRequest for bundles that do not belong together, StateUnusable.
+    """
+    if not bundles:
+        raise BadRequest("no bundle to join; name at least two, or one that is joined")
+    if not 0 <= padding_error < 1:
+        raise BadRequest(f"padding_error is {padding_error}; it must be at least 0 and below 1, 0.01 being 1 %")
+    paths = [Path(bundle) for bundle in bundles]
+    with contextlib.ExitStack() as opened:
+        read = [opened.enter_context(contextlib.closing(Bundle(path))) for path in paths]
+        if len(read) == 1 and "buckets" in read[0].manifest:
+            written = Path(out) if out is not None else paths[0]
+            held = Buckets.from_json(read[0].manifest["buckets"])
+            buckets = replace(held, pad=held.pad if pad is None else _checked(pad, held))
+            _write(read[0], buckets, written)
+        else:
+            written = _joined(read, out, pad or {})
+    return _proved(written, padding_error)
+
+
+def _joined(bundles: Sequence[Bundle], out: str | os.PathLike[str] | None, pad: Mapping[str, float]) -> Path:
+    if out is None:
+        raise BadRequest(f"--out is missing; name the file of the joined bundle, such as --out model{SUFFIX}")
+    if len(bundles) == 1:
+        raise BadRequest(f"{bundles[0].name} is one bundle, and not joined; name at least two")
+    ordered = sorted(bundles, key=lambda bundle: elements(bundle.manifest))
+    axes = open_axes([bundle.manifest for bundle in ordered])
+    buckets = Buckets(axes, {}, Padding(proved=False, reason=f"it was not compared; {_HOW}"))
+    buckets = replace(buckets, pad=_checked(pad, buckets))
+    path = Path(out)
+    with replacing_file(path) as file:
+        join_bundles(file, ordered, buckets=buckets.to_json())
+    return path
+
+
+def _checked(pad: Mapping[str, float], buckets: Buckets) -> dict[str, int | float]:
+    strangers = sorted(set(pad) - set(buckets.axes.inputs))
+    if strangers:
+        names = ", ".join(buckets.axes.inputs)
+        raise BadRequest(f"--pad {strangers[0]}: the model has no such input; it takes {names}")
+    return dict(pad)
+
+
+def _proved(path: Path, accepted: float) -> JoinedBundle:
+    """The bundle at `path` with the result of the comparison, if it can run here."""
+    from fractune.inference.bucketed_model import BucketedModel
+    from fractune.inference.comparing.padded_outputs import compare_padded
+
+    with contextlib.closing(Bundle(path)) as bundle:
+        held = Buckets.from_json(bundle.manifest["buckets"])
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", RuntimeWarning)  # the variant does not matter here
+                padding = compare_padded(BucketedModel(bundle), accepted)
+        except (BadBundle, ShareUnavailable, FractuneError) as error:
+            padding = Padding(proved=False, reason=f"it could not be compared here ({error}); {_HOW}")
+        _write(bundle, replace(held, padding=padding), path)
+        shapes = tuple(input_shapes(member.manifest) for member in bundle.members)
+    return JoinedBundle(path, shapes, padding)
+
+
+def _write(bundle: Bundle, buckets: Buckets, path: Path) -> None:
+    with replacing_file(path) as file:
+        bundle.copy_to(file, buckets=buckets.to_json())

@@ -1,0 +1,213 @@
+"""A loaded bundle for several shapes: it runs inputs of any shape up to its largest.
+
+model = fractune.load("encoder.fractune")
+outputs = model.run({"input_ids": ids, "attention_mask": mask})  # of 37 tokens, in the bucket of 64
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from fractune.inference.bound import Bound
+from fractune.inference.choosing.variants import VariantChoice
+from fractune.inference.model import Model
+from fractune.inference.tvm_runtime.interface import Interface
+from fractune.inference.tvm_runtime.padding import concatenated, open_specs, padded, real_part
+from fractune_core.errors import BadRequest
+from fractune_core.files.buckets import BATCH, Buckets, OpenAxes, Padding, input_shapes
+from fractune_core.files.bundles import Bundle
+
+if TYPE_CHECKING:
+    from fractune.inference.tvm_runtime.tensors import Array
+
+_MOST_KNOWN = 4096
+"""ways of requests that are kept, by the shapes"""
+
+
+@dataclass(frozen=True)
+class _Way:
+    """Where a request runs."""
+
+    member: int
+    sizes: dict[str, int]
+    """by symbol"""
+    is_exact: bool
+
+
+class BucketedModel(Model):
+    """A bundle's buckets over one copy of its weights. Its choice, threads and share are those of the largest bucket,
+    and so is all else that `Model` has, where nothing else is said. Calls run one after the other, as those of a
+    `Model`.
+
+    A request runs in the smallest bucket that holds it. Smaller inputs are padded at the end of each open axis, if the
+    bundle's `padding` was proved, and outputs have the shapes of the inputs as they were given.
+    """
+
+    padding: Padding
+    """whether smaller inputs may be padded, and why"""
+    buckets: list[dict[str, list[int]]]
+    """the shapes of the inputs, by name, from the smallest to the largest"""
+    bucket_sizes: list[dict[str, int]]
+    """the size of each open axis in each bucket, by its symbol"""
+    axes: OpenAxes
+
+    def __init__(self, bundle: Bundle, *, split: Literal["batch"] | None = None, **options: Any) -> None:
+        """As `fractune.load`."""
+        super().__init__(bundle, **options)
+        held = Buckets.from_json(bundle.manifest["buckets"])
+        self.axes, self._pad, self.padding = held.axes, held.pad, held.padding
+        self._options = options
+        self.inputs = open_specs(self._interface.inputs, self.axes.inputs)
+        self.outputs = open_specs(self._interface.outputs, self.axes.outputs)
+        self._interfaces = [Interface(member) for member in bundle.members]
+        self.buckets = [input_shapes(member.manifest) for member in bundle.members]
+        self.bucket_sizes = [self.axes.sizes(shapes) for shapes in self.buckets]
+        self._smaller: dict[int, Model] = {}
+        self._ways: dict[tuple[tuple[int, ...], ...], _Way] = {}
+        if split is not None:
+            self._check_split(split)
+        self._splits = split is not None
+
+    def run(self, inputs: Mapping[str, Any], variant: str | None = None, *, slot: int | None = None) -> list[Array]:
+        """The outputs for inputs of any shape up to the largest bucket, as separate arrays. Raises BadRequest for wrong
+        inputs, for shapes above all buckets, and for those between buckets where nothing may be padded.
+        """
+        parts = self._parts(inputs) if self._splits else []
+        if len(parts) > 1:
+            return concatenated([self.run(part, variant, slot=slot) for part in parts])
+        way = self._way(inputs)
+        member = self._member(way.member)
+        if way.is_exact:
+            return Model.run(member, inputs, variant, slot=slot)
+        return self._run_padded(way.member, inputs, way.sizes, variant)
+
+    def run_in(self, bucket: int, inputs: Mapping[str, Any]) -> list[Array]:
+        """The outputs in the bucket with this number, which must hold the inputs. They are padded whether or not that
+        was proved, for a comparison. Raises BadRequest.
+        """
+        return self._run_padded(bucket, inputs, self._sizes_of(inputs, self._shapes(inputs)), None)
+
+    def _run_padded(
+        self, bucket: int, inputs: Mapping[str, Any], sizes: Mapping[str, int], variant: str | None
+    ) -> list[Array]:
+        interface = self._interfaces[bucket]
+        outputs = Model.run(self._member(bucket), padded(interface.inputs, inputs, self._pad), variant)
+        return real_part(outputs, interface.outputs, self.axes, sizes)
+
+    def run_tensors(self, inputs: Mapping[str, Any], variant: str | None = None) -> list[Any]:
+        """As `Model.run_tensors` for the exact shapes of a bucket; the arrays of `run` for other shapes."""
+        way = self._way(inputs)
+        if way.is_exact:
+            return Model.run_tensors(self._member(way.member), inputs, variant)
+        return self.run(inputs, variant)
+
+    def bind(
+        self,
+        inputs: Mapping[str, Any] | None = None,
+        outputs: Mapping[str, Any] | None = None,
+        variant: str | None = None,
+    ) -> Bound:
+        """As `Model.bind`, for the bucket whose shapes the `inputs` have; without inputs, for the largest."""
+        return Model.bind(self if inputs is None else self.bucket(inputs), inputs, outputs, variant)
+
+    def placed(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """As `Model.placed`, for inputs with the exact shapes of a bucket."""
+        return Model.placed(self.bucket(inputs), inputs)
+
+    def bucket(self, inputs: Mapping[str, Any]) -> Model:
+        """The model of the bucket whose exact shapes the inputs have: its `choice`, times and variants. Raises
+        BadRequest if no bucket has these shapes.
+        """
+        way = self._way(inputs)
+        if not way.is_exact:
+            raise BadRequest(
+                f"no bucket has the shapes {_text(inputs)}; give those of a bucket: {self._buckets_text()}"
+            )
+        return self._member(way.member)
+
+    def rematch(self) -> VariantChoice:
+        for member in self._smaller.values():
+            member.rematch()
+        return super().rematch()
+
+    def _member(self, number: int) -> Model:
+        """The model of a bucket, loaded at its first request."""
+        if number == len(self.buckets) - 1:
+            return self
+        member = self._smaller.get(number)
+        if member is None:
+            common: dict[str, Any] = {"weights": self._backend.weights, "turn": self._turn}
+            made = Model(self.bundle.members[number], **self._options, **common)
+            member = self._smaller.setdefault(number, made)  # another thread may have made it too
+        return member
+
+    def _way(self, inputs: Mapping[str, Any]) -> _Way:
+        shapes = self._shapes(inputs)
+        way = self._ways.get(shapes)
+        if way is None or len(inputs) != len(self.inputs):
+            way = self._found_way(inputs, shapes)
+            if len(self._ways) < _MOST_KNOWN:
+                self._ways[shapes] = way
+        return way
+
+    def _shapes(self, inputs: Any) -> tuple[tuple[int, ...], ...]:
+        """In the order of the model's inputs; empty if the inputs are others."""
+        try:
+            return tuple(tuple(inputs[spec.name].shape) for spec in self.inputs)
+        except (AttributeError, KeyError, TypeError):
+            return ()
+
+    def _sizes_of(self, inputs: Mapping[str, Any], shapes: Sequence[tuple[int, ...]]) -> dict[str, int]:
+        fits = [spec.has_shape(shape) for spec, shape in zip(self.inputs, shapes, strict=bool(shapes))]
+        if not shapes or not all(fits) or len(inputs) != len(self.inputs):
+            self._interface.check_constants(inputs)
+            raise BadRequest(f"the model takes {', '.join(map(str, self.inputs))}; given: {_text(inputs)}")
+        return self.axes.sizes(dict(zip((spec.name for spec in self.inputs), shapes, strict=True)))
+
+    def _found_way(self, inputs: Mapping[str, Any], shapes: Sequence[tuple[int, ...]]) -> _Way:
+        sizes = self._sizes_of(inputs, shapes)
+        if sizes in self.bucket_sizes:
+            return _Way(self.bucket_sizes.index(sizes), sizes, is_exact=True)
+        holding = [at for at, held in enumerate(self.bucket_sizes) if all(held[each] >= sizes[each] for each in sizes)]
+        if not holding:
+            raise BadRequest(
+                f"{_text(inputs)} is above {self.bundle.name}'s largest bucket: {self._larger_advice(sizes)}"
+            )
+        if not self.padding.proved:
+            raise BadRequest(
+                f"no bucket of {self.bundle.name} has the shapes {_text(inputs)}, and nothing may be padded: "
+                f"{self.padding.reason}; give the shapes of a bucket: {self._buckets_text()}"
+            )
+        return _Way(holding[0], sizes, is_exact=False)
+
+    def _larger_advice(self, sizes: Mapping[str, int]) -> str:
+        can_split = self.axes.is_batch_first and BATCH in sizes
+        also = ", or load it with split='batch'" if can_split and not self._splits else ""
+        return f"it has {self._buckets_text()}; shorten the inputs, tune the model for a larger one{also}"
+
+    def _buckets_text(self) -> str:
+        return "; ".join(", ".join(f"{symbol} {size}" for symbol, size in sizes.items()) for sizes in self.bucket_sizes)
+
+    def _check_split(self, split: str) -> None:
+        if not self.axes.is_batch_first or BATCH not in self.axes.symbols:
+            raise BadRequest(
+                f"split is '{split}', and the first axis of {self.bundle.name}'s inputs and outputs is no open batch; "
+                "leave split out, or tune the model for several batches"
+            )
+
+    def _parts(self, inputs: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """The inputs in parts of the largest batch; one part if the batch is no larger."""
+        most = max(sizes[BATCH] for sizes in self.bucket_sizes)
+        batch = max((value.shape[0] for value in inputs.values() if getattr(value, "shape", ())), default=0)
+        return [
+            {name: value[begin : begin + most] for name, value in inputs.items()} for begin in range(0, batch, most)
+        ]
+
+
+def _text(inputs: Any) -> str:
+    """`ids [1, 300]`"""
+    if not isinstance(inputs, Mapping):
+        return type(inputs).__name__
+    return ", ".join(f"{name} {list(getattr(each, 'shape', ()))}" for name, each in inputs.items()) or "nothing"

@@ -1,0 +1,100 @@
+"""Whether a bundle for several shapes may pad: outputs of padded inputs are compared with those of exact inputs.
+
+Inputs with the exact shapes of a bucket run in that bucket, and padded in each larger one. Inputs between two buckets
+run padded in both of two larger ones. All outputs must agree at the real positions. Attention with a mask, a
+convolution over the length and normalization by token agree. A mean over the length without the mask does not, nor does
+a scale of dynamic quantization that is taken over the padding too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from fractune.inference.bucketed_model import BucketedModel
+from fractune.inference.comparing.agreement import rounding
+from fractune.inference.comparing.interleaved import differences
+from fractune.inference.tvm_runtime.tensors import TensorSpec, random_inputs
+from fractune_core.files.buckets import UNKNOWN, OpenAxes, Padding
+
+if TYPE_CHECKING:
+    from fractune.inference.tvm_runtime.tensors import Array
+
+_SEEDS = 3
+_MOST_PAIRS = 48
+"""of buckets and inputs, so that many buckets do not take minutes"""
+_MASK = "mask"
+
+
+def compare_padded(model: BucketedModel, accepted: float = 0.0) -> Padding:
+    """What the bundle may pad. Differences up to `accepted`, over the largest value of an output, do not prevent it."""
+    unknown = [name for name, axes in model.axes.outputs.items() if UNKNOWN in axes]
+    if unknown:
+        return Padding(
+            proved=False, reason=f"the output '{unknown[0]}' has an axis whose size is that of no input's axis"
+        )
+    if len(model.buckets) == 1:
+        return Padding(proved=False, reason="the bundle has one bucket, so there is nothing to compare with")
+    largest, compared = 0.0, set()
+    for sizes, buckets in _comparisons(model):
+        for seed in range(_SEEDS):
+            inputs = inputs_of(model.inputs, model.axes, sizes, seed)
+            reference, *others = (model.run_in(bucket, inputs) for bucket in buckets)
+            for outputs, bucket in zip(others, buckets[1:], strict=True):
+                worst, name = _worst(model, outputs, reference)
+                if worst > max(rounding(reference), accepted):
+                    refusal = _refusal(model, name, worst, sizes, bucket)
+                    return Padding(proved=False, reason=refusal, max_rel_difference=worst)
+                largest = max(largest, worst)
+        compared.add(_sizes_text(sizes))
+    if not compared:
+        return Padding(proved=False, reason="no bucket is larger than another one in all axes")
+    texts = sorted(compared, key=lambda text: [int(part) for part in text.split() if part.isdecimal()])
+    reason = f"inputs of {', '.join(texts)} gave the same outputs in larger buckets"
+    return Padding(proved=True, reason=reason, max_rel_difference=largest)
+
+
+def inputs_of(specs: Sequence[TensorSpec], axes: OpenAxes, sizes: Mapping[str, int], seed: int) -> dict[str, Array]:
+    """Random inputs with these sizes of the open axes; a mask is all ones."""
+    known = [
+        TensorSpec(
+            spec.name,
+            spec.dtype,
+            tuple(sizes.get(symbol or "", dim) for symbol, dim in zip(axes.inputs[spec.name], spec.shape, strict=True)),
+        )
+        for spec in specs
+    ]
+    made = random_inputs(known, seed)
+    for name, array in made.items():
+        if _MASK in name.lower():
+            array[...] = 1
+    return made
+
+
+def _comparisons(model: BucketedModel) -> Iterator[tuple[dict[str, int], list[int]]]:
+    """Sizes of inputs, and the buckets to run them in, the smallest first."""
+    found = 0
+    held = model.bucket_sizes
+    for sizes in held:
+        between = [{**sizes, symbol: size + 1} for symbol, size in sizes.items()]
+        for each in (sizes, *between):
+            buckets = [other for other, large in enumerate(held) if all(large[name] >= each[name] for name in each)]
+            if len(buckets) > 1 and found < _MOST_PAIRS:
+                found += len(buckets) - 1
+                yield each, buckets
+
+
+def _worst(model: BucketedModel, outputs: Sequence[Array], reference: Sequence[Array]) -> tuple[float, str]:
+    pairs = zip(model.outputs, outputs, reference, strict=True)
+    return max((differences([output], [wanted])[1], spec.name) for spec, output, wanted in pairs)
+
+
+def _refusal(model: BucketedModel, name: str, worst: float, sizes: Mapping[str, int], bucket: int) -> str:
+    return (
+        f"the output '{name}' of inputs of {_sizes_text(sizes)} differs by {worst:.2g} of its largest value in the "
+        f"bucket of {_sizes_text(model.bucket_sizes[bucket])}"
+    )
+
+
+def _sizes_text(sizes: Mapping[str, int]) -> str:
+    return " ".join(f"{symbol} {size}" for symbol, size in sizes.items())

@@ -1,0 +1,55 @@
+"""Loading a bundle file.
+
+model = fractune.load("m.fractune")
+outputs = model.run({"data": array})
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Literal
+
+from fractune.inference.bucketed_model import BucketedModel
+from fractune.inference.model import Model
+from fractune.inference.signatures import open_bundle
+from fractune_core.analysis.match import DEFAULT_POLICY, Policy
+from fractune_core.errors import BadRequest
+from fractune_core.files.bundles import Bundle
+from fractune_core.served import ServiceGoal
+
+
+def load(
+    path: str | os.PathLike[str],
+    *,
+    share: str | None = None,
+    public_key: str | bytes | None = None,
+    policy: Policy = DEFAULT_POLICY,
+    goal: ServiceGoal = "latency",
+    threads: int | None = None,
+    split: Literal["batch"] | None = None,
+) -> Model:
+    """Load the bundle at `path` for the share of this process, or for `share`. A `cpu:N` may not be larger. For a GPU
+    (`mps:PERCENT`, `mps-sm:CHUNKS`, `mig:...`, `full`) it is the share that the process must have.
+
+    With `public_key` (PEM text) a bundle that its owner did not sign is refused. `policy` limits the distance between
+    the share and a variant's measurements. A RuntimeWarning says what to tune if only the untuned variant fits. Under a
+    CPU limit (a cgroup's quota) predictions choose the number of threads. The goal is the least latency of requests
+    with pauses, or the most requests in a loop (`throughput`). On a CPU `threads` is the number of threads, at most the
+    CPUs of the process; None = as the share and the goal say.
+
+    A bundle for several shapes gives a `BucketedModel`. With `split="batch"` it runs a batch above its largest in
+    parts.
+
+    Raises BadBundle, BadRequest, ShareUnavailable, or FractuneError when TVM is not installed.
+    """
+    bundle = open_bundle(path, public_key)
+    return model_of(bundle, share=share, policy=policy, goal=goal, threads=threads, split=split)
+
+
+def model_of(bundle: Bundle, *, split: Literal["batch"] | None = None, **options: Any) -> Model:
+    """As `load`, of a bundle that is open."""
+    if "buckets" in bundle.manifest:
+        return BucketedModel(bundle, split=split, **options)
+    if split is not None:
+        raise BadRequest(f"split is '{split}', and {bundle.name} has one shape alone; leave split out")
+    return Model(bundle, **options)

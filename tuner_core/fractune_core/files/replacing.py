@@ -1,0 +1,30 @@
+"""A file that appears whole: a concurrent reader has the old file or the new one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from fractune_core.errors import StateUnusable
+
+
+@contextlib.contextmanager
+def replacing_file(path: Path) -> Iterator[IO[bytes]]:
+    """A file that becomes `path` if the block ends well, with the permissions of the file there, and vanishes
+    otherwise. Raises StateUnusable if it cannot be written.
+    """
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with draft.open("wb") as file:
+            yield file
+            with contextlib.suppress(FileNotFoundError):
+                os.fchmod(file.fileno(), path.stat().st_mode & 0o777)
+        draft.replace(path)
+    except OSError as error:
+        raise StateUnusable(f"{path}: cannot be written ({error.strerror}); check the folder") from error
+    finally:
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)
