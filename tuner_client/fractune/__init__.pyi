@@ -13,8 +13,6 @@ from fractune.features.fit.fit import fit as fit
 from fractune.features.fuse.fuse import FusedModel as FusedModel
 from fractune.features.fuse.fuse import fuse as fuse
 from fractune.features.job import Job as Job
-from fractune.features.join.join import JoinedBundle as JoinedBundle
-from fractune.features.join.join import join as join
 from fractune.features.knee.knee import KneeResult as KneeResult
 from fractune.features.knee.knee import knee as knee
 from fractune.features.knee.report import KneeReport as KneeReport
@@ -36,6 +34,8 @@ from fractune.features.pair.result import PairSide as PairSide
 from fractune.features.pair.result import RateLatency as RateLatency
 from fractune.features.plan.plan import PlanResult as PlanResult
 from fractune.features.plan.plan import plan as plan
+from fractune.features.shapes.join import JoinedBundle as JoinedBundle
+from fractune.features.shapes.join import join as join
 from fractune.features.tune.bundle import BundleFile as BundleFile
 from fractune.features.tune.bundle import bundle as bundle
 from fractune.features.tune.goal_result import Goal as Goal

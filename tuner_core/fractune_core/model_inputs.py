@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import product
 from typing import cast
 
 from fractune_core.errors import BadRequest
@@ -25,6 +26,64 @@ Input = tuple[Sequence[int], str] | Sequence[int] | str
 """a shape, or `const:` and numbers with commas between them, or a tuple of both"""
 Inputs = Mapping[str, Input]
 """by name"""
+SeveralShapes = Mapping[str, Input | Sequence[Sequence[int]]]
+"""by name; a list of shapes for a model that is tuned for several"""
+
+
+def each_shape(inputs: SeveralShapes) -> list[Inputs]:
+    """The inputs of each tuning: the n-th shape of each input that has several. Raises BadRequest if two inputs have
+    different numbers of shapes.
+    """
+    several = {name: cast("Sequence[Sequence[int]]", given) for name, given in inputs.items() if _has_several(given)}
+    counts = {name: len(shapes) for name, shapes in several.items()}
+    if len(set(counts.values())) > 1:
+        texts = ", ".join(f"{name} {count}" for name, count in counts.items())
+        raise BadRequest(f"inputs have different numbers of shapes ({texts}); give as many for each, or one")
+    return [
+        cast("Inputs", {name: several[name][number] if name in several else given for name, given in inputs.items()})
+        for number in range(max(counts.values(), default=1))
+    ]
+
+
+def combined_shapes(axes: Mapping[str, Sequence[tuple[int, ...]]]) -> dict[str, list[int] | list[list[int]]]:
+    """Shapes by input, of the sizes of each of its axes: several for an input with axes of several sizes.
+
+    Axes with equal sizes go together. An axis with other sizes goes with the axis of another input that has as many,
+    and the same place among the axes of several sizes. All else gives all combinations. Raises BadRequest for a size
+    that is given twice for an axis.
+    """
+    groups: list[tuple[int, tuple[int, ...]]] = []
+    group_of: dict[tuple[str, int], int] = {}
+    for name, sizes_of in axes.items():
+        several = [(axis, sizes) for axis, sizes in enumerate(sizes_of) if len(sizes) > 1]
+        for place, (axis, sizes) in enumerate(several):
+            if len(set(sizes)) < len(sizes):
+                raise BadRequest(f"input '{name}': axis {axis} has a size twice ({'|'.join(map(str, sizes))})")
+            known = [at for at, group in enumerate(groups) if group[1] == sizes]
+            alike = [at for at, group in enumerate(groups) if group[0] == place and len(group[1]) == len(sizes)]
+            taken = {group_of.get((name, other)) for other in range(axis)}
+            found = next((at for at in known + alike if at not in taken), len(groups))
+            if found == len(groups):
+                groups.append((place, sizes))
+            group_of[name, axis] = found
+    numbers = list(product(*(range(len(sizes)) for _, sizes in groups)))
+
+    def shape(name: str, chosen: tuple[int, ...]) -> list[int]:
+        return [
+            sizes[chosen[group_of[name, axis]]] if len(sizes) > 1 else sizes[0] for axis, sizes in enumerate(axes[name])
+        ]
+
+    return {
+        name: [shape(name, chosen) for chosen in numbers]
+        if any(len(sizes) > 1 for sizes in axes[name])
+        else shape(name, ())
+        for name in axes
+    }
+
+
+def _has_several(given: object) -> bool:
+    shapes = given if isinstance(given, Sequence) and not isinstance(given, str) else ()
+    return bool(shapes) and all(isinstance(each, Sequence) and not isinstance(each, str) for each in shapes)
 
 
 def as_shapes(inputs: Inputs) -> dict[str, list[int]]:
@@ -48,7 +107,11 @@ def _parts(given: Input) -> tuple[Sequence[int] | None, str | None]:
     if isinstance(given, str):
         return None, given
     if len(given) == _BOTH and isinstance(given[1], str):
+        if _has_several(given[0]):
+            raise BadRequest("inputs: a constant with several shapes; give it one")
         return cast("tuple[Sequence[int], str]", given)
+    if _has_several(given):
+        raise BadRequest(f"inputs: {len(given)} shapes for an input; give one (tune takes several)")
     return cast("Sequence[int]", given), None
 
 

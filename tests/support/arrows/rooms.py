@@ -49,7 +49,7 @@ INFERENCE = tuple(
 
 FEATURES = tuple(
     f"fractune.features.{name}"
-    for name in ("cost", "fit", "fuse", "join", "knee", "log", "matrix", "noise", "pair", "plan", "tune")
+    for name in ("cost", "fit", "fuse", "knee", "log", "matrix", "noise", "pair", "plan", "shapes", "tune")
 )
 
 BELOW_FEATURES = tuple(f"fractune.{name}" for name in ("local", "models", "server", "sessions", "text"))
@@ -321,7 +321,7 @@ ROOMS = {
     # A model is timed in a process that is confined as the workers' are.
     "fractune.features.fit": feature(lazily=(*INFERENCE, "fractune_workers.confinement", "matplotlib")),
     "fractune.features.fuse": feature(lazily=("fractune_workers.child", "fractune_workers.reader")),
-    "fractune.features.join": feature(lazily=INFERENCE),
+    "fractune.features.shapes": feature(lazily=INFERENCE),
     "fractune.features.knee": feature("fractune.features.matrix", lazily=("matplotlib",)),
     "fractune.features.log": feature(lazily=("tvm", "tvm_ffi", "numpy")),
     "fractune.features.matrix": feature(lazily=("matplotlib",)),
@@ -336,6 +336,7 @@ ROOMS = {
     "fractune.features.plan": feature(lazily=("matplotlib",)),
     # A peer is timed beside a bundle in a process that is confined as the workers' are.
     "fractune.features.tune": feature(
+        "fractune.features.shapes",
         "fractune.features.matrix",
         lazily=(*INFERENCE, "fractune_workers.confinement"),
     ),

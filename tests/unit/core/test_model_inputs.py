@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from fractune_core.errors import BadRequest
 from fractune_core.jobs import JobSpec
-from fractune_core.model_inputs import as_shapes, constants_in, fitting_shape, parse_numbers, shapes_in
+from fractune_core.model_inputs import (
+    as_shapes,
+    combined_shapes,
+    constants_in,
+    each_shape,
+    fitting_shape,
+    parse_numbers,
+    shapes_in,
+)
 
 
 def test_a_constant_goes_where_shapes_go() -> None:
@@ -76,3 +86,48 @@ def test_the_shape_of_a_constant() -> None:
     for dims in ([None], [2, None]):
         with pytest.raises(BadRequest, match="'x' is a constant with open dimensions; give its shape too, as --input"):
             fitting_shape("x", 1, dims)
+
+
+def test_the_nth_shapes_of_the_inputs_go_together() -> None:
+    assert each_shape({"ids": [[1, 16], [1, 64]], "mask": [(1, 16), (1, 64)], "x": [3], "sr": "const:1"}) == [
+        {"ids": [1, 16], "mask": (1, 16), "x": [3], "sr": "const:1"},
+        {"ids": [1, 64], "mask": (1, 64), "x": [3], "sr": "const:1"},
+    ]
+    assert each_shape({"x": [1, 3]}) == [{"x": [1, 3]}]
+    assert each_shape({}) == [{}]
+    with pytest.raises(BadRequest, match=r"inputs have different numbers of shapes \(ids 2, mask 1\); give as many"):
+        each_shape({"ids": [[1, 16], [1, 64]], "mask": [[1, 16]]})
+
+
+def test_several_shapes_are_refused_where_one_belongs() -> None:
+    several: Any = [[1, 16], [1, 64]]
+    with pytest.raises(BadRequest, match=r"inputs: 2 shapes for an input; give one \(tune takes several\)"):
+        as_shapes({"ids": several})
+    with pytest.raises(BadRequest, match="inputs: a constant with several shapes; give it one"):
+        as_shapes({"ids": (several, "const:1")})
+
+
+@pytest.mark.parametrize(
+    ("axes", "shapes"),
+    [
+        (
+            {"ids": [(1,), (16, 64)], "mask": [(1,), (16, 64)], "x": [(3,)], "scalar": []},
+            {"ids": [[1, 16], [1, 64]], "mask": [[1, 16], [1, 64]], "x": [3], "scalar": []},
+        ),
+        (
+            {"ids": [(1, 8), (16, 64)], "lengths": [(1, 8)]},
+            {"ids": [[1, 16], [1, 64], [8, 16], [8, 64]], "lengths": [[1], [1], [8], [8]]},
+        ),
+        ({"ids": [(16, 64)], "twice": [(32, 128)]}, {"ids": [[16], [64]], "twice": [[32], [128]]}),
+        ({"x": [(1, 2), (1, 2)]}, {"x": [[1, 1], [1, 2], [2, 1], [2, 2]]}),
+    ],
+)
+def test_axes_of_several_sizes_are_combined(
+    axes: dict[str, list[tuple[int, ...]]], shapes: dict[str, list[int] | list[list[int]]]
+) -> None:
+    assert combined_shapes(axes) == shapes
+
+
+def test_a_size_is_given_once() -> None:
+    with pytest.raises(BadRequest, match=r"input 'ids': axis 1 has a size twice \(16\|16\)"):
+        combined_shapes({"ids": [(1,), (16, 16)]})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,8 +14,9 @@ import typer
 from fractune.server.rpc import RECONNECT_S
 from fractune_core.access.tls_files import TlsFiles
 from fractune_core.errors import BadRequest
-from fractune_core.model_inputs import CONSTANT, Input
+from fractune_core.model_inputs import CONSTANT, Input, SeveralShapes, combined_shapes
 
+AUTO = "auto"
 DEFAULT_LISTEN = "127.0.0.1:50051"
 _DAY_S = 86_400.0
 _PART = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*(%?)")
@@ -67,6 +69,21 @@ Inputs = Annotated[
         metavar="NAME=1,3,224,224",
         help="Shape of an input with open dimensions, or NAME=const:NUMBER: a constant.",
     ),
+]
+Lengths = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--lengths",
+        "--batches",
+        metavar="INPUT:AXIS=16,64",
+        help="Sizes of an open axis of an ONNX file, and of all axes with its name; auto takes them from --sample.",
+    ),
+]
+Sample = Annotated[
+    Path | None, typer.Option("--sample", help="File with lengths as they are served, one a line, for --lengths auto.")
+]
+MostBuckets = Annotated[
+    int | None, typer.Option("--most-buckets", min=1, max=64, help="Most lengths of --lengths auto. [default: 4]")
 ]
 Pad = Annotated[
     list[str] | None,
@@ -156,6 +173,10 @@ class ModelOptions:
         """The arguments of the Python API. Raises BadRequest."""
         return {**vars(self), "inputs": parse_inputs(self.inputs)}
 
+    def parsed_several(self) -> dict[str, Any]:
+        """As `parsed`, for a command that takes several shapes. Raises BadRequest."""
+        return {**vars(self), "inputs": parse_several(self.inputs)}
+
 
 def read_key(option: str, path: Path) -> bytes:
     """The content of a key's PEM file. Raises BadRequest if it cannot be read."""
@@ -198,7 +219,50 @@ def parse_inputs(texts: list[str] | None) -> dict[str, Input]:
     """Read `NAME=1,3,224,224` and `NAME=const:16000` options. An input may have both. Raises BadRequest for another
     form, and for an input with two shapes or two constants.
     """
-    shapes: dict[str, list[int]] = {}
+    shapes, constants = _read_inputs(texts)
+    several = next((text for text in texts or [] if "|" in text), None)
+    if several is not None:
+        raise BadRequest(f"--input '{several}': give one shape; tune takes several")
+    return _with_constants({name: [size for (size,) in sizes] for name, sizes in shapes.items()}, constants)
+
+
+def parse_lengths(texts: list[str] | None) -> dict[str, list[int] | None]:
+    """Read `INPUT:AXIS=16,64` options; None stands for `INPUT:AXIS=auto`, and for `auto` with an empty place. Raises
+    BadRequest.
+    """
+    found: dict[str, list[int] | None] = {}
+    for text in texts or []:
+        place, _, sizes = text.rpartition("=")  # `auto` alone has no place
+        if place in found:
+            raise BadRequest(f"--lengths '{text}': '{place}' has sizes already; give them once")
+        if sizes == AUTO:
+            found[place] = None
+            continue
+        try:
+            found[place] = sorted({int(size) for size in sizes.split(",")})
+        except ValueError:
+            raise BadRequest(f"--lengths '{text}': write INPUT:AXIS=16,64, or INPUT:AXIS={AUTO}") from None
+        if not place or min(found[place] or [0]) < 1:
+            raise BadRequest(f"--lengths '{text}': write INPUT:AXIS=16,64 with sizes of at least 1")
+    return found
+
+
+def parse_several(texts: list[str] | None) -> SeveralShapes:
+    """As `parse_inputs`, with `NAME=1,16|64`: an axis with several sizes. Equal axes go together, and so do the n-th
+    such axes of two inputs with as many sizes; two such axes of one input give all combinations.
+    """
+    shapes, constants = _read_inputs(texts)
+    return _with_constants(combined_shapes(shapes), constants)
+
+
+def _with_constants(shapes: Mapping[str, Any], constants: Mapping[str, str]) -> dict[str, Any]:
+    both = {name: (shapes[name], constants[name]) for name in shapes if name in constants}
+    return {**shapes, **constants, **both}
+
+
+def _read_inputs(texts: list[str] | None) -> tuple[dict[str, list[tuple[int, ...]]], dict[str, str]]:
+    """The sizes of each axis by input, and the constants."""
+    shapes: dict[str, list[tuple[int, ...]]] = {}
     constants: dict[str, str] = {}
     for text in texts or []:
         name, equals, dims = text.rpartition("=")
@@ -212,11 +276,10 @@ def parse_inputs(texts: list[str] | None) -> dict[str, Input]:
             constants[name] = dims
             continue
         try:
-            sizes = [int(dim) for dim in dims.split(",")] if dims else []
+            axes = [tuple(map(int, dim.split("|"))) for dim in dims.split(",")] if dims else []
         except ValueError:
             raise BadRequest(f"--input '{text}': '{dims}' is not a list of whole numbers such as 1,3,224,224") from None
-        if any(size < 1 for size in sizes):
+        if any(size < 1 for sizes in axes for size in sizes):
             raise BadRequest(f"--input '{text}': every size must be at least 1")
-        shapes[name] = sizes
-    both = {name: (shapes[name], constants[name]) for name in shapes if name in constants}
-    return {**shapes, **constants, **both}
+        shapes[name] = axes
+    return shapes, constants

@@ -59,6 +59,9 @@ class JsonView(View):
     def show_goal(self, goal: GoalNews) -> None:
         print(json.dumps({"event": "goal", **goal.fields}), flush=True)
 
+    def show_step(self, text: str) -> None:
+        print(json.dumps({"event": "step", "text": text}), flush=True)
+
     def show_absence(self, absence: Absence) -> None:
         print(json.dumps({"event": "waiting", **asdict(absence)}), flush=True)
 
@@ -89,6 +92,7 @@ class TableView(View):
         self._live = Live(console=console, auto_refresh=False)
         self._job: JobStatus | None = None
         self._goal: Sequence[str] = ()
+        self._step = ""
 
     def __enter__(self) -> Self:
         self._live.start()
@@ -105,12 +109,17 @@ class TableView(View):
         self._goal = goal.lines
         self._update()
 
+    def show_step(self, text: str) -> None:
+        self._step = text
+        self._update()
+
     def show_absence(self, absence: Absence) -> None:
         print_absence(absence)
 
     def _update(self) -> None:
         table = [] if self._job is None else [job_table(self._job)]
         lines = goal_lines(self._goal) if self._goal else []
+        lines += [literal(self._step, style="bold")] if self._step else []
         self._live.update(Group(*table, *lines), refresh=True)
 
 

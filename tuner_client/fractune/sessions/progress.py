@@ -56,6 +56,9 @@ class View:
     def show_goal(self, goal: GoalNews) -> None:
         """Called when the goal of a tuning is known, and after each step."""
 
+    def show_step(self, text: str) -> None:
+        """Called before each job of a work of several."""
+
     def show_absence(self, absence: Absence) -> None:
         """Called every few seconds while the job's server is unreachable."""
 
@@ -157,6 +160,9 @@ class BarView(View):
     def show_goal(self, goal: GoalNews) -> None:
         self._progress.console.print(literal(goal.lines[-1]))
 
+    def show_step(self, text: str) -> None:
+        self._progress.console.print(literal(text))
+
     def show_absence(self, absence: Absence) -> None:
         print_absence(absence)
 
@@ -182,6 +188,9 @@ class LineView(View):
 
     def show_goal(self, goal: GoalNews) -> None:
         print(goal.lines[-1], flush=True)
+
+    def show_step(self, text: str) -> None:
+        print(text, flush=True)
 
     def show_absence(self, absence: Absence) -> None:
         print_absence(absence)

@@ -38,7 +38,8 @@ def operator_kind(operator: str) -> str:
 def choose_donors(known: Iterable[D], operator: str, workload_hash: str, shares: Collection[str]) -> list[D]:
     """At most one donor for each workload, preferably at one of `shares` (share keys).
 
-    The operator itself comes first if it was measured at other shares, then those with the most trials.
+    The operator itself comes first if it was measured at other shares. Then come operators of the same name, which are
+    the same layers at other shapes of a model, then those with the most trials.
     """
     chosen: dict[str, D] = {}
     for each in known:
@@ -48,7 +49,10 @@ def choose_donors(known: Iterable[D], operator: str, workload_hash: str, shares:
         best = chosen.get(each.workload_hash)
         if each.trials >= TRIALS_AT_LEAST and (best is None or _rank(each, shares) > _rank(best, shares)):
             chosen[each.workload_hash] = each
-    ranked = sorted(chosen.values(), key=lambda each: (each.workload_hash != workload_hash, -each.trials))
+    ranked = sorted(
+        chosen.values(),
+        key=lambda each: (each.workload_hash != workload_hash, each.operator != operator, -each.trials),
+    )
     return ranked[:DONORS_AT_MOST]
 
 

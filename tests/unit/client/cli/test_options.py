@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fractune.cli.options import parse_inputs, parse_part
+from fractune.cli.options import parse_inputs, parse_lengths, parse_part, parse_several
 from fractune_core.errors import BadRequest
 
 
@@ -48,3 +48,32 @@ def test_input_shapes_are_read() -> None:
 def test_an_input_has_one_shape_and_one_constant(texts: list[str], what: str) -> None:
     with pytest.raises(BadRequest, match=f"--input '{texts[1]}': 'x' has a {what} already; give one"):
         parse_inputs(texts)
+
+
+def test_an_axis_with_several_sizes() -> None:
+    assert parse_several(["ids=1,16|64", "mask=1,16|64", "sr=const:1"]) == {
+        "ids": [[1, 16], [1, 64]],
+        "mask": [[1, 16], [1, 64]],
+        "sr": "const:1",
+    }
+    assert parse_several(None) == {}
+    for text in ("ids=1,16|", "ids=1,16|x", "ids=16|0"):
+        with pytest.raises(BadRequest, match="--input 'ids="):
+            parse_several([text])
+    with pytest.raises(BadRequest, match=r"--input 'ids=1,16\|64': give one shape; tune takes several"):
+        parse_inputs(["ids=1,16|64"])
+
+
+def test_lengths_of_an_axis() -> None:
+    assert parse_lengths(["ids:1=64,16,16", "x:0=auto"]) == {"ids:1": [16, 64], "x:0": None}
+    assert parse_lengths(["auto"]) == {"": None}
+    assert parse_lengths(None) == {}
+    for texts, says in (
+        (["ids:1"], "write INPUT:AXIS=16,64, or INPUT:AXIS=auto"),
+        (["ids:1=16,x"], "write INPUT:AXIS=16,64, or INPUT:AXIS=auto"),
+        (["ids:1=0"], "write INPUT:AXIS=16,64 with sizes of at least 1"),
+        (["=16"], "write INPUT:AXIS=16,64 with sizes of at least 1"),
+        (["ids:1=16", "ids:1=32"], "'ids:1' has sizes already; give them once"),
+    ):
+        with pytest.raises(BadRequest, match=says):
+            parse_lengths(texts)

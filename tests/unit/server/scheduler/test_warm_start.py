@@ -36,6 +36,11 @@ def test_the_operator_itself_comes_first_then_the_best_measured_of_its_kind() ->
     assert [each.workload_hash for each in choose_donors(known, "conv2d9", "me", {"1"})] == ["me", "b", "a"]
 
 
+def test_the_same_layer_at_another_shape_comes_before_others_of_its_kind() -> None:
+    known = [Donor("a", "1", "fused_matmul1_add", MANY + 50), Donor("b", "1", "fused_matmul2_add", MANY)]
+    assert [each.workload_hash for each in choose_donors(known, "fused_matmul2_add", "me", {"1"})] == ["b", "a"]
+
+
 def test_the_shares_of_the_job_go_before_others() -> None:
     known = [Donor("a", "4", "conv2d1", MANY + 90), Donor("a", "1", "conv2d1", MANY)]
     assert choose_donors(known, "conv2d", "me", {"1"}) == [known[1]]

@@ -41,6 +41,10 @@ class LeavableView(View):
         with _lost_terminal_stops():
             self._view.show_goal(goal)
 
+    def show_step(self, text: str) -> None:
+        with _lost_terminal_stops():
+            self._view.show_step(text)
+
     def show_absence(self, absence: Absence) -> None:
         with _lost_terminal_stops():
             self._view.show_absence(absence)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from fractune.features.matrix.cross_table import model_table
 from fractune.features.matrix.matrix import Matrix
+from fractune.features.shapes.join import JoinedBundle
 from fractune.features.tune.bundle import BundleFile
 from fractune.features.tune.goal_result import Goal
 from fractune.features.tune.table import latency_table
@@ -27,6 +28,10 @@ class TuneResult:
     """number of measurers of each share, by share; empty if a server did the work"""
     goal: Goal | None = None
     """the goal and its progress, with `until_beats`; `job` is then the last step's"""
+    jobs: tuple[JobStatus, ...] = ()
+    """of a tuning for several shapes: the job of each, the largest first, which is `job`"""
+    joined: JoinedBundle | None = None
+    """of a tuning for several shapes: its buckets, and whether they may be padded"""
 
     def __repr__(self) -> str:
         times = ", ".join(f"{each.share} {_time_text(each)}" for each in self.shares)

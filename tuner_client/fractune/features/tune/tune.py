@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from fractune.features.shapes.lengths import with_lengths
 from fractune.features.tune.bundle import BundleFile
 from fractune.features.tune.goal import goal_spec, tune_until_beaten
 from fractune.features.tune.result import TuneResult
+from fractune.features.tune.shape_jobs import JoinOptions, check_several, options_by_shape, tune_shapes
+from fractune.models.open_inputs import onnx_inputs
 from fractune.models.source import ModelSource, model_file
 from fractune.server.rpc import RECONNECT_S
 from fractune.sessions.finding import PathText, named_server
@@ -15,7 +18,7 @@ from fractune.sessions.requests import bundle_file
 from fractune.sessions.running import finished_job
 from fractune.text.output_files import check_writable
 from fractune_core.jobs import JobSpec, job_options
-from fractune_core.model_inputs import Inputs
+from fractune_core.model_inputs import SeveralShapes
 
 
 def tune(
@@ -35,7 +38,10 @@ def tune(
     exact: bool = False,
     namespace: str = "",
     fresh: bool = False,
-    inputs: Inputs | None = None,
+    inputs: SeveralShapes | None = None,
+    lengths: Mapping[str, Sequence[int]] | None = None,
+    pad: Mapping[str, float] | None = None,
+    padding_error: float = 0.0,
     run_script: bool = False,
     priority: str = "normal",
     webhook: str = "",
@@ -61,9 +67,13 @@ def tune(
     It also ends after `minutes` (default: 15), or at `trials` (default: no limit); see `TuneResult.goal`.
 
     `only` names the operators to tune by parts of their names ("conv2d,dense"). `exact` excludes implementations that
-    round differently from the operator, such as Winograd's convolutions. `inputs` gives shapes to inputs that the model
-    leaves open. A Python file (TVMScript) is refused, unless `run_script` allows its code to run here; then the
-    IRModule that it makes is tuned.
+    round differently from the operator, such as Winograd's convolutions. A Python file (TVMScript) is refused, unless
+    `run_script` allows its code to run here; then the IRModule that it makes is tuned.
+
+    `inputs` gives shapes to inputs that the model leaves open. With several shapes (`{"ids": [[1, 16], [1, 64]]}`) the
+    model is tuned for each, the largest first, and the bundle runs any shape up to it; `pad` and `padding_error` are
+    those of `fractune.join`. `lengths` is a short form for an ONNX file (`{"ids:1": [16, 64]}`): the sizes of axis 1 of
+    `ids`, and of all axes with its name in the file. Other open axes have the size 1.
 
     Concurrent jobs of one `namespace` (default: the server's) search an operator once, and read its records in the log.
     With `fresh` a job shares neither. `priority` is "low", "normal" or "high": each level gets four times the
@@ -75,12 +85,20 @@ def tune(
 
     Raises BadModel, BadRequest, ShareUnavailable, ServerUnreachable, StateUnusable, and the error that ended the job.
     """
-    options = job_options(locals())
+    given = job_options(locals())
     with model_file(model, run_script=run_script) as path:
-        spec = JobSpec.requested(path.name, shares, **options)
+        several = with_lengths(onnx_inputs(path), inputs or {}, lengths) if lengths else inputs
+        options = options_by_shape(given, several)
+        join_options = JoinOptions(pad, padding_error)
+        join_options.check(len(options))
+        spec, *others = (JobSpec.requested(path.name, shares, **each) for each in options)
         written = bundle_file(out, path.name)
         check_writable("--out", written)
         where = named_server(state, server)
+        if others:
+            check_several(path, until_beats)
+            view = choose_view(progress)
+            return tune_shapes(path, [spec, *others], join_options, written, state, server, view, reconnect_s)
         goal = goal_spec(until_beats, min_gain, path, spec, minutes=minutes, trials=trials, server=where)
         if goal is not None:
             return tune_until_beaten(path, spec, goal, written, state, choose_view(progress), reconnect_s)

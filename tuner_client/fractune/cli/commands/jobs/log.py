@@ -18,8 +18,11 @@ from fractune.features.client import Client
 from fractune.features.log import jsondatabase
 from fractune.features.log.log import Log, check_export, record_filter
 from fractune.features.log.match import match as match_model
+from fractune.features.shapes.bundle_times import bundle_times
+from fractune.features.shapes.text import padding_line
 from fractune.sessions.session import session
 from fractune_core.errors import BadRequest
+from fractune_core.files.bundles import is_bundle
 from fractune_core.shares import Share
 
 app = typer.Typer(help="The tuning log: show, export, import, prune, dead.", rich_markup_mode=None)
@@ -172,8 +175,8 @@ def prune(
 
 
 def match(
-    model: Annotated[Path, typer.Argument(help="Model file.")],
-    share: Annotated[str, typer.Option("--share", help="Share to match for, such as cpu:1.")],
+    model: Annotated[Path, typer.Argument(help="Model file, or a bundle for several shapes.")],
+    share: Annotated[str, typer.Option("--share", help="Share to match for, such as cpu:1; not for a bundle.")] = "",
     policy: Annotated[
         str, typer.Option("--policy", help="Loosest allowed kind of match: exact, near or robust.")
     ] = "robust",
@@ -187,6 +190,11 @@ def match(
     place: options.Place,
 ) -> None:
     """Show the record of the log that each operator would use at a share."""
+    if is_bundle(model):
+        _print_bundle(model, share, as_json=as_json)
+        return
+    if not share:
+        raise BadRequest("--share is missing; name the share to match for, such as --share cpu:1")
     found = match_model(
         model,
         share,
@@ -202,3 +210,17 @@ def match(
             print(json.dumps({"share": found.share, "goal": goal, **best.served.to_json()}))
     else:
         print_tables(found.table)
+
+
+def _print_bundle(path: Path, share: str, *, as_json: bool) -> None:
+    """Print what each shape of a bundle takes."""
+    if share:
+        raise BadRequest(f"--share {share}: {path} is a bundle, which has its times at all shares; leave --share out")
+    found = bundle_times(path)
+    if as_json:
+        for each in found.to_json():
+            print(json.dumps(each))
+        print(json.dumps({"padding": found.padding.to_json()}))
+        return
+    print_tables(found.table)
+    print(padding_line(found.padding))

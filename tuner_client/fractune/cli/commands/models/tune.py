@@ -17,9 +17,12 @@ from fractune.cli.printing import print_picture, print_result, print_tables
 from fractune.cli.progress import choose_view
 from fractune.features.client import Client
 from fractune.features.fuse.slots_text import apart_text, slots_text
+from fractune.features.shapes.sample import shapes_of
 from fractune.features.tune.goal import DEFAULT_MINUTES, PEERS
 from fractune.features.tune.goal_table import goal_json, goal_table, verdict_line
 from fractune.features.tune.result import TuneResult
+from fractune.features.tune.shape_jobs import options_by_shape
+from fractune.features.tune.shapes_table import print_shapes
 from fractune.features.tune.table import result_json
 from fractune.features.tune.tune import tune as tune_model
 from fractune.local.noise_file import advice_for, measuring_text
@@ -29,6 +32,7 @@ from fractune.text.figure import check_picture
 from fractune_core.errors import BadRequest
 from fractune_core.files.bundles import Bundle
 from fractune_core.jobs import JobSpec, Priority
+from fractune_core.shares import share_names
 
 Shares = Annotated[str, typer.Option("--shares", metavar="cpu:1,cpu:2", help="Shares to tune for.")]
 UntilBeats = Annotated[
@@ -99,6 +103,11 @@ def tune(
     of_model: options.ModelOptions,
     until_beats: UntilBeats = None,
     min_gain: MinGain = None,
+    lengths: options.Lengths = None,
+    sample: options.Sample = None,
+    most_buckets: options.MostBuckets = None,
+    pad: options.Pad = None,
+    padding_error: options.PaddingError = None,
     out: Out = None,
     picture: Picture = None,
     detach: Detach = False,
@@ -110,7 +119,18 @@ def tune(
 ) -> None:
     """Tune a model for shares of this machine, or of a server's machines."""
     part = None if min_gain is None else options.parse_part("--min-gain", min_gain)
-    job_options = {**vars(search), **of_model.parsed()}
+    accepted = 0.0 if padding_error is None else options.parse_part("--padding-error", padding_error)
+    job_options = {**vars(search), **of_model.parsed_several()}
+    view = choose_view(quiet=quiet, as_json=as_json)
+    job_options["inputs"] = shapes_of(
+        model,
+        job_options["inputs"],
+        options.parse_lengths(lengths),
+        sample,
+        most_buckets,
+        share_names(shares),
+        view.show_step,
+    )
     if detach:
         _check_detached(
             {
@@ -119,12 +139,13 @@ def tune(
                 "--out": out,
                 "--picture": picture,
                 "--on-done": on_done,
+                "--pad": pad,
+                "--padding-error": padding_error,
             }
         )
         _leave(model, shares, job_options, place, as_json=as_json)
         return
     check_picture(picture)
-    view = choose_view(quiet=quiet, as_json=as_json)
     with run_when_done(on_done, view) as fetched:
         result = tune_model(
             model,
@@ -132,6 +153,8 @@ def tune(
             until_beats=until_beats,
             min_gain=part,
             out=out or Path(),
+            pad=options.parse_pad(pad),
+            padding_error=accepted,
             progress=view,
             **job_options,
             **vars(place),
@@ -154,13 +177,17 @@ def _check_detached(given: dict[str, object]) -> None:
 
 
 def _leave(model: Path, shares: str, job_options: dict[str, Any], place: options.JobPlace, *, as_json: bool) -> None:
-    """Submit the job and print its name."""
+    """Submit the job, or one for each shape, and print the names."""
     with server_session(Client, **vars(place), lasting=True) as client:
-        job = client.submit(model, shares, **job_options)
-        print(json.dumps({"event": "detached", "job": job.name, "server": client.address}) if as_json else job.name)
+        for each in options_by_shape(job_options, job_options["inputs"]):
+            job = client.submit(model, shares, **each)
+            print(json.dumps({"event": "detached", "job": job.name, "server": client.address}) if as_json else job.name)
 
 
 def _print(result: TuneResult, state: Path | None, *, as_json: bool) -> None:
+    if result.joined is not None:
+        print_shapes(result, result.joined, as_json=as_json)
+        return
     if as_json:
         goal = {} if result.goal is None else {"goal": goal_json(result.goal)}
         print(json.dumps({**result_json(result.job, str(result.bundle.path)), **goal}), flush=True)

@@ -9,8 +9,12 @@ from fractune_core.files.buckets import Padding
 
 def shapes_lines(buckets: Sequence[Mapping[str, Sequence[int]]]) -> list[str]:
     """A line for each bucket, with the shapes of its inputs."""
-    texts = [", ".join(f"{name} {'x'.join(map(str, shape))}" for name, shape in each.items()) for each in buckets]
-    return [f"{'buckets:' if not at else '':<10} {text}" for at, text in enumerate(texts)]
+    return [f"{'buckets:' if not at else '':<10} {shape_text(each)}" for at, each in enumerate(buckets)]
+
+
+def shape_text(inputs: Mapping[str, Sequence[int]]) -> str:
+    """`ids 1x16, mask 1x16`"""
+    return ", ".join(f"{name} {'x'.join(map(str, shape))}" for name, shape in inputs.items())
 
 
 def padding_line(padding: Padding) -> str:

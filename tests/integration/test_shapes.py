@@ -1,0 +1,41 @@
+"""A model is tuned for two lengths through the command line, and its bundle runs every length up to the longer one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fractune
+from tests.support.encoders import inputs_of, write_encoder
+from tests.support.onnx_models import run_by_onnxruntime
+from tests.support.processes.cli_process import error_line, events, run_fractune
+
+pytestmark = [pytest.mark.alone, pytest.mark.long]
+
+
+def test_two_lengths_are_tuned_and_every_length_runs(tmp_path: Path) -> None:
+    model, bundle = write_encoder(tmp_path / "encoder.onnx"), tmp_path / "encoder.fractune"
+    command = (
+        *("tune", str(model), "--lengths", "ids:1=8,16", "--shares", "cpu:1", "--trials", "0"),
+        *("--state", str(tmp_path / "state"), "--out", str(bundle), "--json"),
+    )
+    said = events(run_fractune(*command))
+    steps = [each["text"] for each in said if each["event"] == "step"]
+    assert steps == ["shape 1 of 2: ids 1x16, mask 1x16", "shape 2 of 2: ids 1x8, mask 1x8"]
+    assert [each["shares"][0]["share"] for each in said if each["event"] == "result"] == ["cpu:1"] * 2
+    joined = said[-1]
+    assert (joined["event"], joined["padding"]["proved"], len(joined["buckets"])) == ("joined", True, 2)
+    loaded = fractune.load(bundle)
+    for length in (1, 8, 11, 16):
+        inputs = inputs_of(length)
+        for output, wanted in zip(loaded.run(inputs), run_by_onnxruntime(model, inputs), strict=True):
+            np.testing.assert_allclose(output, wanted, atol=1e-4)
+    again = [each for each in events(run_fractune(*command)) if each["event"] == "result"]
+    assert [each["trials"] for each in again] == [{"cpu:1": 0}] * 2
+    shown = run_fractune("match", str(bundle))
+    assert "ids 1x16, mask 1x16" in shown.stdout
+    assert "padding:   proved" in shown.stdout
+    refused = run_fractune(*command, "--until-beats", "onnxruntime")
+    assert (refused.returncode, "it compares one shape" in error_line(refused)) == (2, True)

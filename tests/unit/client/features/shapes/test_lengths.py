@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fractune.features.shapes.lengths import only_length, with_lengths
+from fractune.features.shapes.sample import read_sample, shapes_of
+from fractune.features.tune.shape_jobs import options_by_shape
+from fractune.models.open_inputs import OpenShape, onnx_inputs
+from fractune_core.errors import BadModel, BadRequest
+from tests.support.encoders import write_encoder
+
+HELD: dict[str, OpenShape] = {"ids": ["batch", "length"], "mask": ["batch", "length"], "table": [7]}
+UNNAMED: dict[str, OpenShape] = {"ids": [1, None], "mask": [1, None], "y": [None]}
+
+
+@pytest.mark.parametrize(
+    ("held", "lengths", "shapes"),
+    [
+        (HELD, {"ids:1": [16, 64]}, {"ids": [[1, 16], [1, 64]], "mask": [[1, 16], [1, 64]]}),
+        (HELD, {"mask:1": [16]}, {"ids": [1, 16], "mask": [1, 16]}),
+        (
+            HELD,
+            {"ids:1": [16, 64], "ids:0": [1, 8]},
+            {name: [[1, 16], [8, 16], [1, 64], [8, 64]] for name in ("ids", "mask")},
+        ),
+        (UNNAMED, {"ids:1": [16, 64]}, {"ids": [[1, 16], [1, 64]], "mask": [[1, 16], [1, 64]], "y": [1]}),
+    ],
+)
+def test_axes_with_one_name_have_one_size(
+    held: dict[str, OpenShape], lengths: dict[str, list[int]], shapes: dict[str, Any]
+) -> None:
+    assert with_lengths(held, {}, lengths) == shapes
+
+
+def test_inputs_that_are_given_stay() -> None:
+    assert with_lengths(HELD, {"mask": [1, 5]}, {"ids:1": [16]}) == {"mask": [1, 5], "ids": [1, 16]}
+
+
+@pytest.mark.parametrize(
+    ("lengths", "says"),
+    [
+        ({"ids:2": [16]}, "--lengths ids:2: this is no open axis; the model has the open axes ids:0, ids:1, mask:0"),
+        ({"table:0": [16]}, "--lengths table:0: this is no open axis"),
+        ({"other:0": [16]}, "--lengths other:0: this is no open axis"),
+        ({"ids": [16]}, "--lengths 'ids': write INPUT:AXIS=SIZES"),
+        ({"ids:1": [16], "mask:1": [4]}, "--lengths mask:1: it has the sizes of ids:1; give one of them"),
+    ],
+)
+def test_wrong_places_are_told(lengths: dict[str, list[int]], says: str) -> None:
+    with pytest.raises(BadRequest, match=says):
+        with_lengths(HELD, {}, lengths)
+
+
+def test_the_one_length_of_a_model() -> None:
+    assert only_length(HELD) == "ids:1"
+    for held in ({"x": [1, 3]}, {"image": ["n", 3, "height", "width"]}):
+        with pytest.raises(BadRequest, match="--lengths auto: name the axis, as INPUT:AXIS=auto"):
+            only_length(held)  # type: ignore[arg-type]
+
+
+def test_the_inputs_of_a_file(tmp_path: Path) -> None:
+    model = write_encoder(tmp_path / "encoder.onnx")
+    assert onnx_inputs(model) == {"ids": ["batch", "length"], "mask": ["batch", "length"]}
+    (tmp_path / "none.onnx").write_bytes(b"no model")
+    with pytest.raises(BadModel, match=r"none\.onnx: --lengths needs an ONNX file"):
+        onnx_inputs(tmp_path / "none.onnx")
+
+
+def test_a_sample_has_a_length_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "lengths.txt"
+    path.write_text("12\n\n 7 \n", encoding="utf-8")
+    assert read_sample(path) == [12, 7]
+    for text, says in (("12\nx\n", "line 2: 'x' is not a length from 1"), ("0\n", "line 1: '0'"), ("\n", "it has no")):
+        path.write_text(text, encoding="utf-8")
+        with pytest.raises(BadRequest, match=says):
+            read_sample(path)
+    with pytest.raises(BadRequest, match="cannot be read"):
+        read_sample(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "sample", "most"), [({"ids:1": None}, None, None), ({"ids:1": [8]}, Path("l"), None), ({}, None, 3)]
+)
+def test_options_of_a_sample_go_together(lengths: Any, sample: Path | None, most: int | None) -> None:
+    with pytest.raises(BadRequest, match="--lengths INPUT:AXIS=auto, --sample FILE and --most-buckets go together"):
+        shapes_of(Path("m.onnx"), {}, lengths, sample, most, ["cpu:1"], print)
+
+
+def test_each_shape_but_the_largest_has_a_part_of_the_budget() -> None:
+    shapes = {"ids": [[1, 16], [1, 64], [1, 32]]}
+    first, *others = options_by_shape({"trials": 100, "seed": 3}, shapes)
+    assert first == {"trials": 100, "seed": 3, "inputs": {"ids": [1, 64]}}
+    assert [(each["inputs"], each["trials"], each["seed"]) for each in others] == [
+        ({"ids": [1, 32]}, 20, 3),
+        ({"ids": [1, 16]}, 20, 3),
+    ]
+    for given, wanted in (
+        ({}, {"trials": 52}),
+        ({"minutes": 10.0}, {"trials": 52, "minutes": 2.0}),
+        ({"extra_trials": 7, "trials": None}, {"extra_trials": 2, "trials": None}),
+        ({"trials": 0}, {"trials": 0}),
+    ):
+        _, second, _ = options_by_shape(given, shapes)
+        assert {name: each for name, each in second.items() if name != "inputs"} == wanted
+    assert options_by_shape({"trials": 5}, {"x": [1, 3]}) == [{"trials": 5, "inputs": {"x": [1, 3]}}]

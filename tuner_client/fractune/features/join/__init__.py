@@ -1,1 +1,0 @@
-"""Bundles of one model for several shapes become one bundle."""

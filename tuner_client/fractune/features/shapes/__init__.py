@@ -1,0 +1,1 @@
+"""A model for several shapes: its lengths, and one bundle of the bundles of all."""

@@ -1,0 +1,121 @@
+"""Buckets for a sample of lengths as they are served, by times that are measured here in ONNX Runtime."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from fractune.features.shapes.lengths import only_length, parse_place, with_lengths
+from fractune.local.stack import own_env
+from fractune.local.timing_process import timing_process
+from fractune.models.open_inputs import OpenShape, onnx_inputs
+from fractune.text.text import time_text
+from fractune_core.analysis.bucket_choice import STEP, BucketChoice, choose_buckets, interpolated
+from fractune_core.errors import BadRequest
+from fractune_core.model_inputs import SeveralShapes, as_shapes, each_shape
+from fractune_core.shares import Share
+
+DEFAULT_BUCKETS = 4
+_CHILD = "fractune.features.tune.peer_child"
+_POINTS, _REPEATS = 6, 6
+_MOST_LENGTH = 2**20
+
+
+def read_sample(path: Path) -> list[int]:
+    """The lengths in a file, one a line. Raises BadRequest for another file, with the line."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        raise BadRequest(f"--sample {path}: cannot be read ({error}); name a text file with a length a line") from error
+    found = []
+    for number, line in enumerate(lines, 1):
+        text = line.strip()
+        if not text:
+            continue
+        if not text.isdecimal() or not 1 <= int(text) <= _MOST_LENGTH:
+            raise BadRequest(f"--sample {path}, line {number}: '{text[:40]}' is not a length from 1 to {_MOST_LENGTH}")
+        found.append(int(text))
+    if not found:
+        raise BadRequest(f"--sample {path}: it has no length; write one a line")
+    return found
+
+
+def buckets_for(
+    model: Path,
+    held: Mapping[str, OpenShape],
+    inputs: SeveralShapes,
+    place: str,
+    sample: Sequence[int],
+    most: int,
+    shares: Sequence[str],
+    report_line: Callable[[str], None],
+) -> list[int]:
+    """At most `most` sizes of the axis at `place`, with the least expected time of the sample at the first CPU share.
+
+    Raises BadRequest, and FractuneError if ONNX Runtime is not installed.
+    """
+    share = next((each for each in shares if Share.parse(each).kind.measures_kernels and each.startswith("cpu")), None)
+    if share is None:
+        raise BadRequest(
+            f"--lengths {place}=auto times the model on the CPU, and shares are {', '.join(shares)}; name sizes"
+        )
+    parse_place(place)
+    points = [(size, _seconds(model, share, _shapes_at(held, inputs, place, size))) for size in _sizes_to_time(sample)]
+    choice = choose_buckets(sample, interpolated(points), most)
+    report_line(_choice_text(place, choice, len(sample)))
+    return list(choice.buckets)
+
+
+def _sizes_to_time(sample: Sequence[int]) -> list[int]:
+    """Some sizes from the shortest to the longest length, in equal ratios."""
+    low, high = (math.ceil(length / STEP) * STEP for length in (min(sample), max(sample)))
+    ratios = [(high / low) ** (number / (_POINTS - 1)) for number in range(_POINTS)]
+    return sorted({round(low * ratio / STEP) * STEP for ratio in ratios})
+
+
+def _shapes_at(held: Mapping[str, OpenShape], inputs: SeveralShapes, place: str, size: int) -> dict[str, list[int]]:
+    return as_shapes(each_shape(with_lengths(held, inputs, {place: [size]}))[0])
+
+
+def _seconds(model: Path, share: str, shapes: Mapping[str, list[int]]) -> float:
+    with timing_process(_CHILD, share, own_env()) as call:
+        run_secs: list[float] = call("time_peer", path=str(model), shapes=shapes, repeats=_REPEATS)["run_secs"]
+    return statistics.median(run_secs)
+
+
+def _choice_text(place: str, choice: BucketChoice, lengths: int) -> str:
+    more = choice.mean_s / choice.exact_mean_s - 1
+    return (
+        f"buckets for {place}: {', '.join(map(str, choice.buckets))}; of {lengths} lengths a mean of "
+        f"{time_text(choice.mean_s)} in ONNX Runtime, {more * 100:.0f} % above no padding at all"
+    )
+
+
+def shapes_of(
+    model: Path,
+    inputs: SeveralShapes,
+    lengths: Mapping[str, list[int] | None],
+    sample: Path | None,
+    most: int | None,
+    shares: Sequence[str],
+    report_line: Callable[[str], None],
+) -> SeveralShapes:
+    """All shapes of the inputs for sizes of axes by place. None stands for sizes by the lengths in the file `sample`,
+    an empty place for the one open axis that is no batch. Raises as `buckets_for`, and BadModel for a file that is not
+    ONNX.
+    """
+    is_auto = None in lengths.values()
+    if is_auto != (sample is not None) or (most is not None and not is_auto):
+        raise BadRequest("--lengths INPUT:AXIS=auto, --sample FILE and --most-buckets go together; pass the first two")
+    if not lengths:
+        return inputs
+    held = onnx_inputs(model)
+    known = {place: sizes for place, sizes in lengths.items() if sizes is not None}
+    for place, sizes in lengths.items():
+        if sizes is None and sample is not None:
+            named = place or only_length(held)
+            found = read_sample(sample)
+            known[named] = buckets_for(model, held, inputs, named, found, most or DEFAULT_BUCKETS, shares, report_line)
+    return with_lengths(held, inputs, known)

@@ -1,0 +1,107 @@
+"""Tuning a model for several shapes: a job for each shape, one after the other, and one bundle of all.
+
+The largest shape comes first, with the whole budget. Each further one starts from the schedules of those before it, and
+gets a part of the budget.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fractune.features.shapes.join import join
+from fractune.features.shapes.text import shape_text
+from fractune.features.tune.bundle import BundleFile
+from fractune.features.tune.result import TuneResult
+from fractune.sessions.finding import PathText
+from fractune.sessions.progress import View
+from fractune.sessions.running import run_job
+from fractune.sessions.session import tuning_session
+from fractune_core.errors import BadRequest
+from fractune_core.files.fused import is_fused
+from fractune_core.jobs import JobSpec
+from fractune_core.model_inputs import Inputs, SeveralShapes, as_shapes, each_shape, shapes_in
+
+_PART = 0.2
+"""of the budget for each shape but the first: four shapes take 1.6 budgets"""
+
+
+@dataclass(frozen=True)
+class JoinOptions:
+    """The options of `fractune.join` that a tuning takes."""
+
+    pad: Mapping[str, float] | None = None
+    padding_error: float = 0.0
+
+    def check(self, shapes: int) -> None:
+        """Raises BadRequest for options without effect."""
+        if shapes == 1 and (self.pad or self.padding_error):
+            raise BadRequest(
+                "--pad and --padding-error are for several shapes; give an input several, or leave them out"
+            )
+
+
+def options_by_shape(options: Mapping[str, Any], inputs: SeveralShapes | None) -> list[dict[str, Any]]:
+    """The options (`JobOptions`) of the job of each shape, in the order of the jobs: the largest inputs first. Raises
+    BadRequest.
+    """
+    shapes = each_shape(inputs or {})
+    if len(shapes) == 1:
+        return [{**options, "inputs": shapes[0]}]
+    ordered = sorted(shapes, key=_elements, reverse=True)
+    rest = {**options, **_part_of_budget(options)}
+    return [{**(rest if number else options), "inputs": inputs} for number, inputs in enumerate(ordered)]
+
+
+def check_several(model: Path, option: str | None) -> None:
+    """Raises BadRequest for what cannot be tuned for several shapes."""
+    if option is not None:
+        raise BadRequest(f"--until-beats {option}: it compares one shape; give one, or leave it out")
+    if is_fused(model):
+        raise BadRequest(f"{model.name} is a fused model, which has one shape; give one")
+
+
+def tune_shapes(
+    model: Path,
+    specs: Sequence[JobSpec],
+    options: JoinOptions,
+    written: Path,
+    state: PathText | None,
+    server: str | None,
+    view: View,
+    reconnect_s: float,
+) -> TuneResult:
+    """Run the jobs in their order, and join their bundles in the file `written`.
+
+    A job that ended stays in the log: the same call again measures nothing twice. Raises what `fractune.tune` raises.
+    """
+    with tempfile.TemporaryDirectory(prefix="fractune-shapes-") as folder:
+        jobs, bundles = [], []
+        with tuning_session(state, server, specs[0].shares, reconnect_s) as place, view:
+            for number, spec in enumerate(specs, 1):
+                view.show_step(f"shape {number} of {len(specs)}: {shape_text(shapes_in(spec.inputs))}")
+                job = run_job(place, model, spec, view)
+                bundle = Path(folder) / f"{number}.fractune"
+                place.client.download_bundle(job.bundle, bundle)
+                jobs.append(job)
+                bundles.append(bundle)
+            measurers = place.client.measurers() if place.is_own else {}
+        joined = join(bundles[::-1], out=written, pad=options.pad, padding_error=options.padding_error)
+    return TuneResult(jobs[0], BundleFile(written, jobs[0].name), measurers, jobs=tuple(jobs), joined=joined)
+
+
+def _elements(inputs: Inputs) -> int:
+    return sum(math.prod(shape) for shape in shapes_in(as_shapes(inputs)).values())
+
+
+def _part_of_budget(options: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {name: options.get(name) for name in ("trials", "extra_trials")}
+    if found["trials"] is None and found["extra_trials"] is None:
+        found["trials"] = JobSpec.trials
+    parts = {name: math.ceil(count * _PART) for name, count in found.items() if count is not None}
+    minutes = options.get("minutes")
+    return parts if minutes is None else {**parts, "minutes": minutes * _PART}

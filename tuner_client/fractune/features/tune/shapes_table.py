@@ -1,0 +1,72 @@
+"""The result of a tuning for several shapes, as a table and as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from fractune.features.shapes.bundle_times import bundle_times
+from fractune.features.shapes.join import JoinedBundle
+from fractune.features.shapes.text import padding_line, shape_text
+from fractune.features.tune.result import TuneResult
+from fractune.features.tune.table import doubts, result_json
+from fractune.server.job_status import JobStatus
+from fractune.text.rendering import Column, Table
+from fractune.text.text import factor_text, ratio_text, span_text, time_text
+
+
+def print_shapes(result: TuneResult, joined: JoinedBundle, *, as_json: bool) -> None:
+    """Print what each shape takes at each share, and whether the shapes between them are padded."""
+    if as_json:
+        for job in result.jobs:
+            print(json.dumps(result_json(job, str(result.bundle.path))), flush=True)
+        print(json.dumps(joined_json(joined)), flush=True)
+        return
+    shapes_table(result).print()
+    for job in result.jobs:
+        for line in doubts(job):
+            print(line)
+    print(padding_line(joined.padding))
+    print(f"took {span_text(sum(job.wall_s for job in result.jobs))}: {_spent(result)}")
+    print(f"bundle: {result.bundle.path}")
+
+
+def shapes_table(result: TuneResult) -> Table:
+    """A row for each shape and share: untuned and tuned seconds of the whole model, the smallest shape first."""
+    columns = (
+        Column("shape", wraps_at=24),
+        Column("share"),
+        *(Column(name, numbers=True) for name in ("untuned", "tuned", "gain", "padding costs up to")),
+    )
+    return Table(title=f"{result.job.model_name} by shape", columns=columns, cells=tuple(_rows(result)))
+
+
+def joined_json(joined: JoinedBundle) -> dict[str, Any]:
+    return {
+        "event": "joined",
+        "bundle": str(joined.path),
+        "buckets": list(joined.buckets),
+        "padding": joined.padding.to_json(),
+    }
+
+
+def _rows(result: TuneResult) -> Iterator[tuple[str, ...]]:
+    padding = {
+        (shape_text(each.inputs), each.share): each.most_padding for each in bundle_times(result.bundle.path).times
+    }
+    buckets = () if result.joined is None else result.joined.buckets
+    for job, bucket in zip(reversed(result.jobs), buckets, strict=True):
+        for each in job.results:
+            factor = padding.get((shape_text(bucket), each.share))
+            times = (time_text(each.untuned_s), time_text(each.tuned_s), ratio_text(each.untuned_s, each.tuned_s))
+            yield shape_text(bucket), each.share, *times, "-" if factor is None else factor_text(factor)
+
+
+def _spent(result: TuneResult) -> str:
+    return ", ".join(_of_job(job) for job in result.jobs)
+
+
+def _of_job(job: JobStatus) -> str:
+    trials = sum(job.trials_done.values())
+    return f"{trials} new trials in {span_text(job.wall_s)}"
