@@ -44,12 +44,12 @@ WORDS = ("fractune_core", "fractune_core.codec", "fractune_core.errors")
 """what every room of core that is made of the words of the domain may import"""
 
 INFERENCE = tuple(
-    f"fractune.inference{name}" for name in ("", ".choosing", ".comparing", ".cpu", ".gpu", ".tvm_runtime")
+    f"fractune.inference{name}" for name in ("", ".choosing", ".comparing", ".cpu", ".gpu", ".runtimes", ".tvm_runtime")
 )
 
 FEATURES = tuple(
     f"fractune.features.{name}"
-    for name in ("cost", "fit", "fuse", "knee", "log", "matrix", "noise", "pair", "plan", "shapes", "tune")
+    for name in ("compete", "cost", "fit", "fuse", "knee", "log", "matrix", "noise", "pair", "plan", "shapes", "tune")
 )
 
 BELOW_FEATURES = tuple(f"fractune.{name}" for name in ("local", "models", "server", "sessions", "text"))
@@ -317,6 +317,10 @@ ROOMS = {
     "fractune.cli.commands.models": room(*COMMAND, *INFERENCE, lazily=("numpy",)),
     # What `import fractune` offers: a client of a server on top, the features below it.
     "fractune.features": room(*CORE, "fractune", *FEATURES, *BELOW_FEATURES),
+    # Runtimes are timed beside a bundle in a process that is confined as the workers' are.
+    "fractune.features.compete": feature(
+        "fractune.features.shapes", lazily=(*INFERENCE, "fractune_workers.confinement")
+    ),
     "fractune.features.cost": feature(),
     # A model is timed in a process that is confined as the workers' are.
     "fractune.features.fit": feature(lazily=(*INFERENCE, "fractune_workers.confinement", "matplotlib")),
@@ -337,6 +341,7 @@ ROOMS = {
     # A peer is timed beside a bundle in a process that is confined as the workers' are.
     "fractune.features.tune": feature(
         "fractune.features.shapes",
+        "fractune.features.compete",
         "fractune.features.matrix",
         lazily=(*INFERENCE, "fractune_workers.confinement"),
     ),
@@ -375,14 +380,18 @@ ROOMS = {
         "fractune.inference.choosing",
         "fractune.inference.cpu",
         "fractune.inference.gpu",
+        "fractune.inference.runtimes",
         "fractune.inference.tvm_runtime",
         lazily=("cryptography",),
     ),
+    # Other runtimes than TVM's, each imported when a bundle needs it.
+    "fractune.inference.runtimes": room(*CORE, "fractune.inference.tvm_runtime", lazily=("onnxruntime", "openvino")),
     "fractune.inference.choosing": room(*CORE, "fractune.inference.cpu"),
     "fractune.inference.comparing": room(
         *CORE,
         "fractune.inference",
         "fractune.inference.choosing",
+        "fractune.inference.runtimes",
         "fractune.inference.tvm_runtime",
         lazily=("numpy", "onnxruntime", "openvino"),
     ),

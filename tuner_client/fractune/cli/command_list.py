@@ -23,6 +23,7 @@ COMMANDS = {
     "tune": Entry(_TUNE, "models.tune", "fractune tune model.onnx --shares cpu:1,cpu:2"),
     "run": Entry(_TUNE, "models.run", "fractune run model.fractune --share cpu:1"),
     "bundle": Entry(_TUNE, "models.bundle", "fractune bundle model.onnx --shares cpu:1"),
+    "compete": Entry(_TUNE, "models.compete", "fractune compete model.fractune --model model.onnx"),
     "join": Entry(_TUNE, "models.join", "fractune join short.fractune long.fractune --out model.fractune"),
     "fuse": Entry(_TUNE, "models.fuse", "fractune fuse red.onnx green.onnx --out both.onnx"),
     "jobs": Entry(_JOBS, "jobs.jobs", "fractune jobs --server tuner:50051"),

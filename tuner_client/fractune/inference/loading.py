@@ -27,6 +27,7 @@ def load(
     goal: ServiceGoal = "latency",
     threads: int | None = None,
     split: Literal["batch"] | None = None,
+    runtimes: bool = True,
 ) -> Model:
     """Load the bundle at `path` for the share of this process, or for `share`. A `cpu:N` may not be larger. For a GPU
     (`mps:PERCENT`, `mps-sm:CHUNKS`, `mig:...`, `full`) it is the share that the process must have.
@@ -37,13 +38,16 @@ def load(
     with pauses, or the most requests in a loop (`throughput`). On a CPU `threads` is the number of threads, at most the
     CPUs of the process; None = as the share and the goal say.
 
+    If another runtime was faster at this share (`fractune.compete`), it runs the model. If it is not installed, a
+    RuntimeWarning says so. With `runtimes=False` the bundle's own code runs.
+
     A bundle for several shapes gives a `BucketedModel`. With `split="batch"` it runs a batch above its largest in
     parts.
 
     Raises BadBundle, BadRequest, ShareUnavailable, or FractuneError when TVM is not installed.
     """
     bundle = open_bundle(path, public_key)
-    return model_of(bundle, share=share, policy=policy, goal=goal, threads=threads, split=split)
+    return model_of(bundle, share=share, policy=policy, goal=goal, threads=threads, split=split, runtimes=runtimes)
 
 
 def model_of(bundle: Bundle, *, split: Literal["batch"] | None = None, **options: Any) -> Model:

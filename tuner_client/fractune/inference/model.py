@@ -12,10 +12,12 @@ from fractune.inference.bound import Bound
 from fractune.inference.caller_warnings import warn_caller, warn_if_untuned
 from fractune.inference.choosing.matching import match_share
 from fractune.inference.choosing.requested_threads import check_threads
+from fractune.inference.choosing.runtimes import runtime_choice
 from fractune.inference.choosing.variants import VariantChoice
 from fractune.inference.cpu.share import ShareHere
 from fractune.inference.following import ShareFollower
 from fractune.inference.runner import runner_for
+from fractune.inference.runtimes.variant import runtime_variant
 from fractune.inference.tvm_runtime import tensors
 from fractune.inference.tvm_runtime.bound_memory import BoundMemory
 from fractune.inference.tvm_runtime.interface import Interface
@@ -26,6 +28,7 @@ from fractune.inference.tvm_runtime.weights import Weights
 from fractune_core.analysis.match import DEFAULT_POLICY, Policy
 from fractune_core.errors import BadRequest
 from fractune_core.files.bundles import Bundle
+from fractune_core.files.compared import RUNTIMES
 from fractune_core.host.cgroups import ThrottledSince
 from fractune_core.host.forks import Turn, begin_in_forked_children
 from fractune_core.served import ServiceGoal
@@ -63,6 +66,7 @@ class Model:
         policy: Policy = DEFAULT_POLICY,
         goal: ServiceGoal = "latency",
         threads: int | None = None,
+        runtimes: bool = True,
         weights: Weights | None = None,
         turn: Turn | None = None,
     ) -> None:
@@ -79,6 +83,7 @@ class Model:
         self._policy = policy
         self._goal = goal
         self._threads = threads
+        self._runtimes = runtimes
         self._turn = turn or Turn()
         self._variants: dict[str, Variant] = {}
         self._checked: set[str] = set()
@@ -200,9 +205,15 @@ class Model:
 
     def _take(self, here: ShareHere) -> None:
         found = match_share(self.bundle, here, self._policy, self._goal, self._threads)
+        missing = ""
+        if self._runtimes and self._threads is None:
+            found, missing = runtime_choice(self.bundle, here, found, self._goal)
         with self._turn.lock:
-            self._loaded(found.choice.variant)
-            runner = runner_for(here, found.threads)
+            for runtime in RUNTIMES:  # their threads are those of the share before
+                self._variants.pop(runtime, None)
+            self._cpus = here.cpus
+            self._loaded(found.choice.variant, found.threads)
+            runner = runner_for(here, 1 if found.choice.variant in RUNTIMES else found.threads)
             if self._stop is not None:
                 runner.begin()  # if it fails, the present one goes on
                 self._stop()
@@ -210,6 +221,8 @@ class Model:
             self._stop = weakref.finalize(self, self._runner.stop)
             self.share, self.choice, self.threads = found.share, found.choice, found.threads
         warn_if_untuned(self.bundle.name, found.choice)
+        if missing:
+            warn_caller(missing)
         if here.warning:
             warn_caller(here.warning)
 
@@ -221,8 +234,13 @@ class Model:
                 raise BadRequest(f"{self.bundle.name} has no variant '{requested}'; it has {', '.join(names)}")
         return self._loaded(requested or self.choice.variant)
 
-    def _loaded(self, name: str) -> Variant:
+    def _loaded(self, name: str, threads: int = 1) -> Variant:
         """The variant, loaded on first use, which takes a few milliseconds."""
         if name not in self._variants:
-            self._variants[name] = self._backend.load_variant(name)
+            is_runtime = name in RUNTIMES
+            self._variants[name] = (
+                runtime_variant(self.bundle, name, threads, self._cpus[:threads])
+                if is_runtime
+                else self._backend.load_variant(name)
+            )
         return self._variants[name]

@@ -144,10 +144,11 @@ class Bundle:
             if check_signature is not None:
                 check_signature(self.name, self.manifest_bytes, self.signature)
             self._check_digest()
-            self._written = self.manifest = self._parsed()
+            self.written = self.manifest = self._parsed()
+            """as in the file; `manifest` has what a reader sees, who knows of one shape"""
             self._check_format()
             self._check_manifest()
-            self.members = [self._member(number) for number in range(len(self._written.get("members", ())))]
+            self.members = [self._member(number) for number in range(len(self.written.get("members", ())))]
             self._check_entries()
             self._show_largest()
         except BaseException:
@@ -222,14 +223,14 @@ class Bundle:
 
     def _member(self, number: int) -> Bundle:
         member = copy.copy(self)
-        member.manifest = manifests.of_member(self._written, number)
+        member.manifest = manifests.of_member(self.written, number)
         member._folder = member_folder(number)  # noqa: SLF001  it is a copy of this very bundle
         return member
 
     def _show_largest(self) -> None:
         """A bundle for several shapes looks like that of the largest to all that know of one shape."""
-        if "buckets" in self._written:
-            self.manifest = {**self._written, **self.members[-1].manifest}
+        if "buckets" in self.written:
+            self.manifest = {**self.written, **self.members[-1].manifest}
             self._folder = member_folder(len(self.members) - 1)
 
     def read(self, entry: str) -> bytes:
@@ -274,10 +275,10 @@ class Bundle:
 
         Raises BadBundle, OSError, and BadRequest for fields that make the manifest too large.
         """
-        added, digests = extra or {}, self._written["sha256"]
+        added, digests = extra or {}, self.written["sha256"]
         if added:
             fields["sha256"] = {**digests, **{name: _digest([payload]) for name, payload in added.items()}}
-        manifest = _manifest_bytes({**self._written, **fields}) if fields else self.manifest_bytes
+        manifest = _manifest_bytes({**self.written, **fields}) if fields else self.manifest_bytes
         kept = ((name, self.size(name), self._chunks(name)) for name in digests if name not in added)
         own = {**added, **({} if signature is None else {SIGNATURE: signature})}
         _write(file, manifest, (*kept, *((name, len(payload), [payload]) for name, payload in own.items())))

@@ -9,6 +9,7 @@ from typing import Any, get_args
 
 from fractune_core.codec.plain_json import is_storable
 from fractune_core.files.buckets import bucket_complaint
+from fractune_core.files.compared import compared_complaint
 from fractune_core.names import ROBUST_VARIANT, UNTUNED_VARIANT
 from fractune_core.served import ServiceGoal
 
@@ -87,6 +88,8 @@ def _complaints(manifest: dict[str, Any]) -> Iterator[str]:
     yield from _slot_complaints(manifest)
     yield from _variant_complaints(manifest)
     yield from _measured_complaints(manifest)
+    if "compared" in manifest and (wrong := compared_complaint(manifest)):
+        yield wrong
 
 
 def _tensor_complaints(field: str, tensors: Sequence[dict[str, Any]]) -> Iterator[str]:

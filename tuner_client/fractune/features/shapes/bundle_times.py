@@ -11,7 +11,6 @@ from fractune.features.shapes.text import shape_text
 from fractune.text.rendering import Column, Table
 from fractune.text.text import factor_text, time_text
 from fractune_core.analysis.bucket_choice import most_padding
-from fractune_core.errors import BadRequest
 from fractune_core.files.buckets import Buckets, Padding, input_shapes
 from fractune_core.files.bundles import Bundle
 
@@ -49,11 +48,11 @@ class BundleTimes:
         return [vars(each) for each in self.times]
 
 
-def bundle_times(path: Path) -> BundleTimes:
-    """Raises BadBundle, and BadRequest for a bundle with one shape."""
+def bundle_times(path: Path) -> BundleTimes | None:
+    """None for a bundle with one shape. Raises BadBundle."""
     with contextlib.closing(Bundle(path)) as bundle:
         if "buckets" not in bundle.manifest:
-            raise BadRequest(f"{path}: this is a bundle with one shape; name a model, or a bundle for several shapes")
+            return None
         held = Buckets.from_json(bundle.manifest["buckets"])
         members = [member.manifest for member in bundle.members]
     sizes = [held.axes.sizes(input_shapes(member)) for member in members]

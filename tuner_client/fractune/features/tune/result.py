@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from fractune.features.compete.compete import CompeteResult
 from fractune.features.matrix.cross_table import model_table
 from fractune.features.matrix.matrix import Matrix
 from fractune.features.shapes.join import JoinedBundle
@@ -32,6 +33,8 @@ class TuneResult:
     """of a tuning for several shapes: the job of each, the largest first, which is `job`"""
     joined: JoinedBundle | None = None
     """of a tuning for several shapes: its buckets, and whether they may be padded"""
+    competed: CompeteResult | None = None
+    """other runtimes beside the bundle, with `compete`"""
 
     def __repr__(self) -> str:
         times = ", ".join(f"{each.share} {_time_text(each)}" for each in self.shares)

@@ -52,15 +52,15 @@ def joined_json(joined: JoinedBundle) -> dict[str, Any]:
 
 
 def _rows(result: TuneResult) -> Iterator[tuple[str, ...]]:
-    padding = {
-        (shape_text(each.inputs), each.share): each.most_padding for each in bundle_times(result.bundle.path).times
-    }
+    found = bundle_times(result.bundle.path)
+    times = () if found is None else found.times
+    padding = {(shape_text(each.inputs), each.share): each.most_padding for each in times}
     buckets = () if result.joined is None else result.joined.buckets
     for job, bucket in zip(reversed(result.jobs), buckets, strict=True):
         for each in job.results:
             factor = padding.get((shape_text(bucket), each.share))
-            times = (time_text(each.untuned_s), time_text(each.tuned_s), ratio_text(each.untuned_s, each.tuned_s))
-            yield shape_text(bucket), each.share, *times, "-" if factor is None else factor_text(factor)
+            texts = (time_text(each.untuned_s), time_text(each.tuned_s), ratio_text(each.untuned_s, each.tuned_s))
+            yield shape_text(bucket), each.share, *texts, "-" if factor is None else factor_text(factor)
 
 
 def _spent(result: TuneResult) -> str:

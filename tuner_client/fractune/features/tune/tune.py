@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 
+from fractune.features.compete.compete import check_runtimes
+from fractune.features.compete.compete import compete as compete_with
 from fractune.features.shapes.lengths import with_lengths
 from fractune.features.tune.bundle import BundleFile
 from fractune.features.tune.goal import goal_spec, tune_until_beaten
@@ -13,12 +17,14 @@ from fractune.models.open_inputs import onnx_inputs
 from fractune.models.source import ModelSource, model_file
 from fractune.server.rpc import RECONNECT_S
 from fractune.sessions.finding import PathText, named_server
-from fractune.sessions.progress import ProgressOption, choose_view
+from fractune.sessions.progress import ProgressOption, View, choose_view
 from fractune.sessions.requests import bundle_file
 from fractune.sessions.running import finished_job
 from fractune.text.output_files import check_writable
+from fractune_core.errors import BadRequest
 from fractune_core.jobs import JobSpec, job_options
 from fractune_core.model_inputs import SeveralShapes
+from fractune_core.shares import Share, share_names
 
 
 def tune(
@@ -29,6 +35,7 @@ def tune(
     minutes: float | None = None,
     until_beats: str | None = None,
     min_gain: float | None = None,
+    compete: str | Sequence[str] | None = None,
     extra_trials: int | None = None,
     round_size: int = JobSpec.round_size,
     seed: int = 0,
@@ -66,6 +73,9 @@ def tune(
     every share of this machine's CPU. Faster means by more than the fraction `min_gain` (0.05 = 5 %), beyond the noise.
     It also ends after `minutes` (default: 15), or at `trials` (default: no limit); see `TuneResult.goal`.
 
+    With `compete="onnxruntime,openvino"` these runtimes are timed beside the bundle at the end, and the fastest serves
+    each share: see `fractune.compete`.
+
     `only` names the operators to tune by parts of their names ("conv2d,dense"). `exact` excludes implementations that
     round differently from the operator, such as Winograd's convolutions. A Python file (TVMScript) is refused, unless
     `run_script` allows its code to run here; then the IRModule that it makes is tuned.
@@ -86,6 +96,7 @@ def tune(
     Raises BadModel, BadRequest, ShareUnavailable, ServerUnreachable, StateUnusable, and the error that ended the job.
     """
     given = job_options(locals())
+    contenders = _contenders(compete, shares, named_server(state, server))
     with model_file(model, run_script=run_script) as path:
         several = with_lengths(onnx_inputs(path), inputs or {}, lengths) if lengths else inputs
         options = options_by_shape(given, several)
@@ -95,15 +106,37 @@ def tune(
         written = bundle_file(out, path.name)
         check_writable("--out", written)
         where = named_server(state, server)
+        view = choose_view(progress)
         if others:
             check_several(path, until_beats)
-            view = choose_view(progress)
-            return tune_shapes(path, [spec, *others], join_options, written, state, server, view, reconnect_s)
+            result = tune_shapes(path, [spec, *others], join_options, written, state, server, view, reconnect_s)
+            return _competed(result, path, contenders, view)
         goal = goal_spec(until_beats, min_gain, path, spec, minutes=minutes, trials=trials, server=where)
         if goal is not None:
-            return tune_until_beaten(path, spec, goal, written, state, choose_view(progress), reconnect_s)
-        with finished_job(path, spec, state, server, choose_view(progress), reconnect_s) as (place, job):
+            result = tune_until_beaten(path, spec, goal, written, state, view, reconnect_s)
+            return _competed(result, path, contenders, view)
+        with finished_job(path, spec, state, server, view, reconnect_s) as (place, job):
             place.client.download_bundle(job.bundle, written)
             # The stack of this call is still running.
             measurers = place.client.measurers() if place.is_own else {}
-    return TuneResult(job, BundleFile(written, job.name), measurers)
+        return _competed(TuneResult(job, BundleFile(written, job.name), measurers), path, contenders, view)
+
+
+def _contenders(compete: str | Sequence[str] | None, shares: str | Sequence[str], server: str | None) -> list[str]:
+    """The runtimes for the end of the tuning; none without `compete`. Raises BadRequest."""
+    if compete is None:
+        return []
+    if server is not None:
+        raise BadRequest(
+            f"--compete times runtimes on this machine; leave the server out ({server}), or run 'fractune compete' "
+            "where the bundle is served"
+        )
+    if not any(Share.parse(share).kind.measures_kernels and share.startswith("cpu:") for share in share_names(shares)):
+        raise BadRequest("--compete is for shares of whole CPU cores; name one, such as cpu:1, or leave it out")
+    return check_runtimes(compete)
+
+
+def _competed(result: TuneResult, model: Path, contenders: list[str], view: View) -> TuneResult:
+    if not contenders:
+        return result
+    return replace(result, competed=compete_with(result.bundle, model, runtimes=contenders, progress=view.show_step))

@@ -15,10 +15,12 @@ import typer
 from fractune.cli import options
 from fractune.cli.printing import print_tables
 from fractune.features.client import Client
+from fractune.features.compete.compete import held_contests
+from fractune.features.compete.printing import print_contests
 from fractune.features.log import jsondatabase
 from fractune.features.log.log import Log, check_export, record_filter
 from fractune.features.log.match import match as match_model
-from fractune.features.shapes.bundle_times import bundle_times
+from fractune.features.shapes.bundle_times import BundleTimes, bundle_times
 from fractune.features.shapes.text import padding_line
 from fractune.sessions.session import session
 from fractune_core.errors import BadRequest
@@ -175,7 +177,7 @@ def prune(
 
 
 def match(
-    model: Annotated[Path, typer.Argument(help="Model file, or a bundle for several shapes.")],
+    model: Annotated[Path, typer.Argument(help="Model file, or a bundle.")],
     share: Annotated[str, typer.Option("--share", help="Share to match for, such as cpu:1; not for a bundle.")] = "",
     policy: Annotated[
         str, typer.Option("--policy", help="Loosest allowed kind of match: exact, near or robust.")
@@ -213,10 +215,19 @@ def match(
 
 
 def _print_bundle(path: Path, share: str, *, as_json: bool) -> None:
-    """Print what each shape of a bundle takes."""
+    """Print what each shape of a bundle takes, and other runtimes beside it."""
     if share:
         raise BadRequest(f"--share {share}: {path} is a bundle, which has its times at all shares; leave --share out")
-    found = bundle_times(path)
+    contests, found = held_contests(path), bundle_times(path)
+    if found is None and not contests.contests:
+        raise BadRequest(f"{path}: a bundle with one shape that was compared with nothing; name its model, and --share")
+    if found is not None:
+        _print_times(found, as_json=as_json)
+    if contests.contests:
+        print_contests(contests, as_json=as_json)
+
+
+def _print_times(found: BundleTimes, *, as_json: bool) -> None:
     if as_json:
         for each in found.to_json():
             print(json.dumps(each))

@@ -16,6 +16,7 @@ from fractune.cli.exit_codes import GOAL_MISSED
 from fractune.cli.printing import print_picture, print_result, print_tables
 from fractune.cli.progress import choose_view
 from fractune.features.client import Client
+from fractune.features.compete.printing import print_contests
 from fractune.features.fuse.slots_text import apart_text, slots_text
 from fractune.features.shapes.sample import shapes_of
 from fractune.features.tune.goal import DEFAULT_MINUTES, PEERS
@@ -31,6 +32,7 @@ from fractune.sessions.session import server_session
 from fractune.text.figure import check_picture
 from fractune_core.errors import BadRequest
 from fractune_core.files.bundles import Bundle
+from fractune_core.files.compared import RUNTIMES
 from fractune_core.jobs import JobSpec, Priority
 from fractune_core.shares import share_names
 
@@ -45,6 +47,14 @@ UntilBeats = Annotated[
 ]
 MinGain = Annotated[
     str | None, typer.Option("--min-gain", metavar="5%", help="With --until-beats: faster by more than this.")
+]
+Compete = Annotated[
+    str | None,
+    typer.Option(
+        "--compete",
+        metavar=",".join(RUNTIMES),
+        help="Time these runtimes beside the bundle at the end; the fastest serves each share.",
+    ),
 ]
 Out = Annotated[
     Path | None,
@@ -103,6 +113,7 @@ def tune(
     of_model: options.ModelOptions,
     until_beats: UntilBeats = None,
     min_gain: MinGain = None,
+    compete: Compete = None,
     lengths: options.Lengths = None,
     sample: options.Sample = None,
     most_buckets: options.MostBuckets = None,
@@ -136,6 +147,7 @@ def tune(
             {
                 "--until-beats": until_beats,
                 "--min-gain": min_gain,
+                "--compete": compete,
                 "--out": out,
                 "--picture": picture,
                 "--on-done": on_done,
@@ -153,6 +165,7 @@ def tune(
             until_beats=until_beats,
             min_gain=part,
             out=out or Path(),
+            compete=compete,
             pad=options.parse_pad(pad),
             padding_error=accepted,
             progress=view,
@@ -161,6 +174,8 @@ def tune(
         )
         fetched.bundle = result.bundle.path
         _print(result, place.state, as_json=as_json)
+        if result.competed is not None:
+            print_contests(result.competed, as_json=as_json)
         if picture is not None:
             result.matrix.draw(picture)
             if not as_json:

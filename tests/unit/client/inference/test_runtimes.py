@@ -1,0 +1,154 @@
+"""A bundle whose model another runtime serves at a share: which one, by what, and what happens where it is missing."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import io
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fractune
+from fractune.features.compete.compete import compete
+from fractune.inference.choosing import runtimes
+from fractune_core.errors import BadBundle, BadModel, BadRequest
+from fractune_core.files.bundles import FORMAT, JOINED_FORMAT, Bundle
+from fractune_core.files.compared import MODEL, Compared, Runtime, Timed
+from tests.unit.client.conftest import Small
+
+VERSION = importlib.metadata.version("onnxruntime")
+WINS = (2.0, 1.9, 2.1)
+LOSES = (0.8, 0.7, 0.9)
+
+
+def compared(loop: tuple[float, float, float] = WINS, paced: tuple[float, float, float] = WINS) -> Compared:
+    return Compared({"fractune": Timed(2e-3, 3e-3), "onnxruntime": Timed(1e-3, 1.5e-3, loop, paced)})
+
+
+def served(small: Small, out: Path, version: str = VERSION, onnx: bytes | None = None, **more: Any) -> Path:
+    """The small bundle, as if ONNX Runtime had won at cpu:1."""
+    fields: dict[str, Any] = {
+        "runtimes": {"onnxruntime": Runtime(version, {"session.intra_op.allow_spinning": "0"}).to_json()},
+        "compared": {"cpu:1": compared(**more).to_json()},
+    }
+    with out.open("wb") as file:
+        extra = {MODEL: small.model.read_bytes() if onnx is None else onnx}
+        Bundle(small.bundle).copy_to(file, extra=extra, format=JOINED_FORMAT, **fields)
+    return out
+
+
+def test_the_faster_runtime_serves(small: Small, tmp_path: Path) -> None:
+    bundle = served(small, tmp_path / "m.fractune")
+    fractune.verify_bundle(bundle)
+    own = fractune.load(small.bundle, share="cpu:1")
+    model = fractune.load(bundle, share="cpu:1")
+    assert model.choice.variant == "onnxruntime"
+    assert model.choice.reason.startswith(f"onnxruntime {VERSION} runs it: 2.00 times as fast")
+    assert (model.choice.exact, model.threads) == (True, 1)
+    inputs = own.random_inputs()
+    (wanted,) = own.run(inputs)
+    for outputs in (model.run(inputs), [np.from_dlpack(each) for each in model.run_tensors(inputs)]):
+        np.testing.assert_allclose(outputs[0], wanted, atol=1e-4)
+    bound = model.bind(inputs={"x": own.bind().inputs["x"]})
+    bound.inputs["x"][...] = inputs["x"]
+    bound.run()
+    (output,) = bound.outputs.values()
+    np.testing.assert_allclose(output, wanted, atol=1e-4)
+    np.testing.assert_allclose(model.run(inputs, "untuned")[0], wanted, atol=1e-4)
+    with pytest.raises(BadRequest, match="the model takes x"):
+        model.run({"x": np.zeros(3, "float32")})
+
+
+def test_it_serves_the_share_and_the_goal_that_it_won(small: Small, tmp_path: Path) -> None:
+    bundle = served(small, tmp_path / "m.fractune", loop=LOSES)
+    assert fractune.load(bundle, share="cpu:1").choice.variant == "onnxruntime"
+    assert fractune.load(bundle, share="cpu:1", goal="throughput").choice.variant == "cpu:1"
+    assert fractune.load(bundle, share="cpu:1", runtimes=False).choice.variant == "cpu:1"
+    assert fractune.load(bundle, share="cpu:1", threads=1).choice.variant == "cpu:1"
+    assert fractune.load(bundle, share="cpu:2").choice.variant == "cpu:2"
+    model = fractune.load(bundle, share="cpu:1")
+    assert model.rematch().variant == "onnxruntime"
+
+
+@pytest.mark.parametrize(("there", "says"), [("", "is not installed here"), ("1.0.2", "1.0.2 is installed here")])
+def test_without_the_timed_version_the_bundles_own_code_runs(
+    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: str, says: str
+) -> None:
+    bundle = served(small, tmp_path / "m.fractune", version="9.7.1")
+    monkeypatch.setattr(runtimes, "installed", lambda _: there)
+    with pytest.warns(RuntimeWarning, match=rf"m\.fractune: onnxruntime 9\.7\.1 was 2\.00 times .* and .*{says}"):
+        model = fractune.load(bundle, share="cpu:1")
+    assert model.choice.variant == "cpu:1"
+    assert says in model.choice.reason
+    assert model.run(model.random_inputs())
+
+
+def test_versions_of_one_minor_are_alike() -> None:
+    assert runtimes.is_alike("1.31.1", "1.31.0")
+    assert not runtimes.is_alike("1.32.0", "1.31.0")
+    assert not runtimes.is_alike("", "1.31.0")
+    assert runtimes.installed("numpy") == np.__version__
+    assert runtimes.installed("no-such-package") == ""
+
+
+def test_a_damaged_model_file_is_told(small: Small, tmp_path: Path) -> None:
+    bundle = served(small, tmp_path / "m.fractune", onnx=b"no model")
+    with pytest.raises(BadModel, match=r"m\.fractune: ONNX Runtime cannot load it"):
+        fractune.load(bundle, share="cpu:1")
+    whole = served(small, tmp_path / "m.fractune").read_bytes()
+    at = whole.index(small.model.read_bytes()) + 40
+    bundle.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+    with pytest.raises(BadBundle, match=r"'model\.onnx'|entry 'model\.onnx' is damaged"):
+        fractune.load(bundle, share="cpu:1")
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"compared": {"cpu:9": compared().to_json()}}, "'compared' has a share that 'shares' has not"),
+        ({"compared": {"cpu:1": 3}}, "'compared' and 'runtimes' are not"),
+        ({"compared": 3}, "'compared' and 'runtimes' are not"),
+        ({"runtimes": {}}, "'runtimes' lacks 'onnxruntime', which serves a share"),
+        ({"runtimes": {"other": Runtime("1", {}).to_json()}}, "'compared' has an unknown runtime"),
+        ({"runtimes": {"onnxruntime": Runtime("\x1b", {}).to_json()}}, "a text that is not printable"),
+        ({}, "'model.onnx' is missing, which 'onnxruntime' needs"),
+    ],
+)
+def test_a_manifest_that_does_not_fit_is_refused(small: Small, fields: dict[str, Any], says: str) -> None:
+    file = io.BytesIO()
+    held = {
+        "runtimes": {"onnxruntime": Runtime(VERSION, {}).to_json()},
+        "compared": {"cpu:1": compared().to_json()},
+    }
+    Bundle(small.bundle).copy_to(file, **{**held, **fields})
+    with pytest.raises(BadBundle, match=says):
+        Bundle(file.getvalue())
+
+
+def test_what_cannot_compete_is_told(small: Small, tmp_path: Path) -> None:
+    bundle = tmp_path / "m.fractune"
+    bundle.write_bytes(small.bundle.read_bytes())
+    other = tmp_path / "other.onnx"
+    other.write_bytes(b"other")
+    for model, options, says in (
+        (
+            small.model,
+            {"runtimes": "tensorflow"},
+            "'tensorflow' is no runtime that can compete",
+        ),
+        (small.model, {"shares": "cpu:7"}, r"shares cpu:7: m\.fractune has the CPU shares cpu:1, cpu:2; name some"),
+        (other, {}, r"other\.onnx: not the file that m\.fractune was made from \('small\.onnx'\)"),
+        (tmp_path / "none.onnx", {}, r"none\.onnx: cannot be read"),
+    ):
+        with pytest.raises(BadRequest, match=says):
+            compete(bundle, model, progress=False, **options)  # type: ignore[arg-type]
+    assert Bundle(bundle).manifest["format"] == FORMAT
+
+
+def test_loading_warns_of_nothing_else(small: Small, tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert fractune.load(served(small, tmp_path / "m.fractune"), share="cpu:1").choice.variant == "onnxruntime"

@@ -1,0 +1,33 @@
+"""`fractune compete`: a bundle beside other runtimes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fractune.cli import options
+from fractune.features.compete.compete import REPEATS
+from fractune.features.compete.compete import compete as compete_with
+from fractune.features.compete.printing import print_contests
+
+
+def compete(
+    bundle: Annotated[Path, typer.Argument(help="Bundle file; it gets the times, and is replaced.")],
+    model: Annotated[Path, typer.Option("--model", help="The ONNX file that the bundle was made from.")],
+    runtimes: Annotated[
+        str | None,
+        typer.Option("--runtimes", metavar="onnxruntime,openvino", help="Contenders (default: those installed)."),
+    ] = None,
+    shares: Annotated[
+        str | None, typer.Option("--shares", metavar="cpu:1,cpu:2", help="CPU shares of the bundle (default: all).")
+    ] = None,
+    repeats: Annotated[int, typer.Option("--repeats", min=6, help="Number of timings of each.")] = REPEATS,
+    as_json: options.Json = False,
+) -> None:
+    """Time a bundle beside other runtimes; the faster one serves it."""
+    found = compete_with(bundle, model, runtimes=runtimes, shares=shares, repeats=repeats, progress=not as_json)
+    print_contests(found, as_json=as_json)
+    if not as_json:
+        print(f"bundle: {found.path}")

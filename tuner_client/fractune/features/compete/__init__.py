@@ -1,0 +1,1 @@
+"""A bundle beside other runtimes at its shares; the fastest serves."""

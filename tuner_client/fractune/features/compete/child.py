@@ -1,0 +1,33 @@
+"""The process that times a bundle beside other runtimes; it is confined first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fractune_core.files.bundles import Bundle
+from fractune_core.shares import Share
+
+
+def open_child(args: list[str]) -> dict[str, Callable[..., Any]]:
+    """The arguments are the share and its cores, separated by commas. Raises ShareUnavailable."""
+    from fractune_workers.confinement.cpu import CpuConfinement
+
+    share, cores = args
+    confinement = CpuConfinement(Share.parse(share), [int(core) for core in cores.split(",")])
+    confinement.enter()
+
+    def compare(bundle: str, member: int | None, onnx: str, runtimes: list[str], repeats: int) -> dict[str, Any]:
+        from fractune.inference.comparing.contest import contest
+        from fractune.inference.comparing.onnxruntime_model import is_quantized
+        from fractune.inference.model import Model
+
+        opened, path = Bundle(Path(bundle)), Path(onnx)
+        one = opened if member is None else opened.members[member]
+        model = Model(one, share=share, runtimes=False)
+        compared, found = contest(model, path.read_bytes(), runtimes, repeats, quantized=is_quantized(path))
+        confinement.verify()
+        return {"compared": compared.to_json(), "runtimes": {name: each.to_json() for name, each in found.items()}}
+
+    return {"compare": compare}

@@ -1,0 +1,78 @@
+"""A model beside its file in other runtimes, interleaved in this process."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from fractune.inference.comparing.agreement import rounding
+from fractune.inference.comparing.interleaved import Times, differences, time_interleaved
+from fractune.inference.model import Model
+from fractune.inference.runtimes.sessions import SETTINGS, Session, open_session
+from fractune.inference.runtimes.variant import input_order
+from fractune_core.analysis.slowdown_ci import Slowdown, slowdown
+from fractune_core.errors import FractuneError
+from fractune_core.files.buckets import input_shapes
+from fractune_core.files.compared import OURS, Compared, Runtime, Timed
+
+if TYPE_CHECKING:
+    from fractune.inference.tvm_runtime.tensors import Array
+
+_QUANTIZED_AGREE = 5e-2
+"""difference of outputs, over the largest value, that counts as rounding where the model quantizes data"""
+
+
+def contest(
+    model: Model, onnx: bytes, runtimes: Sequence[str], repeats: int, *, quantized: bool
+) -> tuple[Compared, dict[str, Runtime]]:
+    """Times of the model and of its file in the runtimes that can run it and agree with it, and these runtimes.
+
+    All have a thread for each core of the model's share. The model runs its own code.
+    """
+    inputs = model.random_inputs()
+    wanted = model.run(inputs)
+    allowed = _QUANTIZED_AGREE if quantized else rounding(wanted)
+    calls: dict[str, Callable[[], Any]] = {OURS: partial(model.run, inputs)}
+    found, refused = {}, {}
+    for name in runtimes:
+        try:
+            session = _session(model, onnx, name)
+            call = _call(model, session, inputs)
+            worst = differences(call(), wanted)[1]
+        except (FractuneError, ValueError) as error:
+            refused[name] = str(error)
+            continue
+        if worst > allowed:
+            refused[name] = f"its outputs differ by {worst:.1e} of the largest value, and {allowed:.0e} is rounding"
+            continue
+        calls[name], found[name] = call, Runtime(session.version, SETTINGS[name])
+    times = time_interleaved(calls, repeats, apart=True)
+    ours = times[OURS]
+    timed = {name: _timed(each, None if name == OURS else ours) for name, each in times.items()}
+    return Compared(timed, refused), found
+
+
+def _session(model: Model, onnx: bytes, name: str) -> Session:
+    shapes, threads = input_shapes(model.bundle.manifest), model.share.units
+    file_name = model.bundle.manifest["model"]["name"]
+    return open_session(name, onnx, file_name, threads, model.share.cpus[:threads], SETTINGS[name], shapes)
+
+
+def _call(model: Model, session: Session, inputs: dict[str, Array]) -> Callable[[], list[Array]]:
+    names = input_order(model.bundle.manifest, session)
+    feed = dict(zip(names, inputs.values(), strict=True))
+    return lambda: session.run(feed)
+
+
+def _timed(times: Times, ours: Times | None) -> Timed:
+    loop_s, paced_s = (statistics.median(secs) for secs in (times.loop_secs, times.paced_secs))
+    if ours is None:
+        return Timed(loop_s, paced_s)
+    loop = slowdown(ours.loop_secs, times.loop_secs, interleaved=True)
+    return Timed(loop_s, paced_s, _ratio(loop), _ratio(slowdown(ours.paced_secs, times.paced_secs, interleaved=True)))
+
+
+def _ratio(lost: Slowdown) -> tuple[float, float, float]:
+    return 1 + lost.median, 1 + lost.low, 1 + lost.high

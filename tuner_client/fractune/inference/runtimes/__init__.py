@@ -1,0 +1,1 @@
+"""Other runtimes that serve a bundle's model where they were faster."""

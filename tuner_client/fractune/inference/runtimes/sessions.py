@@ -1,0 +1,134 @@
+"""A model file in ONNX Runtime or OpenVINO, run on arrays in place.
+
+Threads do not spin while they wait: the share may serve others too. Products of quantized numbers are exact, as ONNX
+defines them.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from fractune_core.errors import BadModel, FractuneError, first_line
+from fractune_core.files.compared import ONNX_RUNTIME, OPENVINO
+
+if TYPE_CHECKING:
+    from fractune.inference.tvm_runtime.tensors import Array
+
+SETTINGS: dict[str, dict[str, str]] = {
+    ONNX_RUNTIME: {
+        "session.intra_op.allow_spinning": "0",
+        "session.x64quantprecision": "1",
+        "session.qdq_matmulnbits_accuracy_level": "1",
+    },
+    OPENVINO: {"PERFORMANCE_HINT": "LATENCY", "NUM_STREAMS": "1", "INFERENCE_PRECISION_HINT": "f32"},
+}
+"""by runtime; the number of threads comes to them"""
+
+
+class Session(Protocol):
+    """A loaded model. No two threads may call it at the same time."""
+
+    version: str
+    input_names: list[str]
+    output_names: list[str]
+
+    def run(self, feed: Mapping[str, Array]) -> list[Array]:
+        """The outputs in their order. Raises BadModel."""
+        ...
+
+
+def open_session(
+    runtime: str,
+    model: bytes,
+    name: str,
+    threads: int,
+    cpus: Sequence[int],
+    settings: Mapping[str, str],
+    shapes: Mapping[str, Sequence[int]],
+) -> Session:
+    """A session of the runtime with `threads` threads on `cpus`. `shapes` are those of its inputs.
+
+    Raises BadModel if it cannot load the model, FractuneError if it is not installed.
+    """
+    made: list[Session] = []
+    failed: list[BaseException] = []
+
+    def make() -> None:
+        try:
+            os.sched_setaffinity(0, cpus)  # of this thread; the runtime's threads inherit it
+            kind = _OnnxRuntime if runtime == ONNX_RUNTIME else _OpenVino
+            session: Session = kind(model, name, threads, settings, shapes)
+            made.append(session)
+        except BaseException as error:  # noqa: BLE001  it is raised again in the caller's thread
+            failed.append(error)
+
+    thread = threading.Thread(target=make)
+    thread.start()
+    thread.join()
+    if failed:
+        raise failed[0]
+    return made[0]
+
+
+class _OnnxRuntime:
+    def __init__(
+        self, model: bytes, name: str, threads: int, settings: Mapping[str, str], shapes: Mapping[str, Sequence[int]]
+    ) -> None:
+        del shapes  # it runs any
+        try:
+            import onnxruntime
+        except ImportError as error:
+            raise FractuneError("ONNX Runtime is not installed here; install 'fractune[onnxruntime]'") from error
+        self.version = str(onnxruntime.__version__)
+        self._name = name
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+        options.log_severity_level = 3  # errors only: it warns of old files on every start
+        for key, value in settings.items():
+            options.add_session_config_entry(key, value)
+        try:
+            self._session: Any = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # its exceptions have no common base
+            raise BadModel(f"{name}: ONNX Runtime cannot load it ({first_line(error)})") from error
+        self.input_names = [str(node.name) for node in self._session.get_inputs()]
+        self.output_names = [str(node.name) for node in self._session.get_outputs()]
+
+    def run(self, feed: Mapping[str, Array]) -> list[Array]:
+        try:
+            outputs: list[Array] = self._session.run(self.output_names, feed)
+        except Exception as error:
+            raise BadModel(f"{self._name}: ONNX Runtime cannot run it ({first_line(error)})") from error
+        return outputs
+
+
+class _OpenVino:
+    def __init__(
+        self, model: bytes, name: str, threads: int, settings: Mapping[str, str], shapes: Mapping[str, Sequence[int]]
+    ) -> None:
+        try:
+            import openvino
+        except ImportError as error:
+            raise FractuneError("OpenVINO is not installed here; install the package 'openvino'") from error
+        self.version = str(openvino.__version__).partition("-")[0]
+        self._name = name
+        core = openvino.Core()
+        try:
+            read = core.read_model(model)
+            read.reshape({each: list(shape) for each, shape in shapes.items()})
+            compiled = core.compile_model(read, "CPU", {**settings, "INFERENCE_NUM_THREADS": str(threads)})
+        except Exception as error:  # its exceptions have no common base
+            message = str(error).strip().rpartition("\n")[2]
+            raise BadModel(f"{name}: OpenVINO cannot load it ({message})") from error
+        self.input_names = [port.any_name for port in compiled.inputs]
+        self.output_names = [next(iter(port.names), f"output{at}") for at, port in enumerate(compiled.outputs)]
+        self._request: Any = compiled.create_infer_request()
+
+    def run(self, feed: Mapping[str, Array]) -> list[Array]:
+        try:
+            found = self._request.infer(dict(feed), share_inputs=True)
+        except Exception as error:
+            raise BadModel(f"{self._name}: OpenVINO cannot run it ({first_line(error)})") from error
+        return [found[at] for at in range(len(self.output_names))]

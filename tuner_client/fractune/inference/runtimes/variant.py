@@ -1,0 +1,41 @@
+"""The model file in a bundle as a variant that another runtime runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fractune.inference.runtimes.sessions import Session, open_session
+from fractune.inference.tvm_runtime.tensors import as_array, as_tensor
+from fractune.inference.tvm_runtime.variants import Variant
+from fractune_core.errors import BadModel
+from fractune_core.files.buckets import input_shapes
+from fractune_core.files.bundles import Bundle
+from fractune_core.files.compared import MODEL, Runtime
+
+
+def runtime_variant(bundle: Bundle, runtime: str, threads: int, cpus: Sequence[int]) -> Variant:
+    """The model in `runtime`, on so many threads of `cpus`. Raises BadBundle, BadModel, FractuneError if the runtime is
+    not installed.
+    """
+    settings = Runtime.from_json(bundle.manifest["runtimes"][runtime]).settings
+    shapes = input_shapes(bundle.manifest)
+    session = open_session(runtime, bundle.read(MODEL), bundle.name, threads, cpus, settings, shapes)
+    names = input_order(bundle.manifest, session)
+
+    def main(*arguments: Any) -> list[Any]:
+        outputs = session.run(dict(zip(names, map(as_array, arguments), strict=True)))
+        return [as_tensor("output", output) for output in outputs]
+
+    return Variant(main, None)
+
+
+def input_order(manifest: Mapping[str, Any], session: Session) -> list[str]:
+    """The session's names of the bundle's inputs, in the bundle's order; names that differ belong together by position.
+
+    Raises BadModel if there are other numbers of inputs or outputs.
+    """
+    own = [each["name"] for each in manifest["inputs"]]
+    if len(session.input_names) != len(own) or len(session.output_names) != len(manifest["outputs"]):
+        raise BadModel("the model file has other inputs or outputs than the bundle")
+    return own if set(own) == set(session.input_names) else list(session.input_names)
