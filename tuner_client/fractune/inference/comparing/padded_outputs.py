@@ -9,6 +9,7 @@ a scale of dynamic quantization that is taken over the padding too.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fractune.inference.bucketed_model import BucketedModel
@@ -24,6 +25,9 @@ _SEEDS = 3
 _MOST_PAIRS = 48
 """of buckets and inputs, so that many buckets do not take minutes"""
 _MASK = "mask"
+_HIGHS = (1000, 100, 10)
+_SMALL = ("int8", "uint8")
+"""types of data, rather than of ids"""
 
 
 def compare_padded(model: BucketedModel, accepted: float = 0.0) -> Padding:
@@ -36,9 +40,10 @@ def compare_padded(model: BucketedModel, accepted: float = 0.0) -> Padding:
     if len(model.buckets) == 1:
         return Padding(proved=False, reason="the bundle has one bucket, so there is nothing to compare with")
     largest, compared = 0.0, set()
+    highs = _highest_integers(model)
     for sizes, buckets in _comparisons(model):
         for seed in range(_SEEDS):
-            inputs = inputs_of(model.inputs, model.axes, sizes, seed)
+            inputs = inputs_of(model.inputs, model.axes, sizes, seed, highs)
             reference, *others = (model.run_in(bucket, inputs) for bucket in buckets)
             for outputs, bucket in zip(others, buckets[1:], strict=True):
                 worst, name = _worst(model, outputs, reference)
@@ -54,21 +59,46 @@ def compare_padded(model: BucketedModel, accepted: float = 0.0) -> Padding:
     return Padding(proved=True, reason=reason, max_rel_difference=largest)
 
 
-def inputs_of(specs: Sequence[TensorSpec], axes: OpenAxes, sizes: Mapping[str, int], seed: int) -> dict[str, Array]:
-    """Random inputs with these sizes of the open axes; a mask is all ones."""
-    known = [
-        TensorSpec(
-            spec.name,
-            spec.dtype,
-            tuple(sizes.get(symbol or "", dim) for symbol, dim in zip(axes.inputs[spec.name], spec.shape, strict=True)),
-        )
-        for spec in specs
-    ]
-    made = random_inputs(known, seed)
+def inputs_of(
+    specs: Sequence[TensorSpec], axes: OpenAxes, sizes: Mapping[str, int], seed: int, highs: Mapping[str, int]
+) -> dict[str, Array]:
+    """Random inputs with these sizes of the open axes; a mask is all ones. `highs` are numbers below which integers of
+    an input lie, by name; 0 and 1 for the others.
+    """
+    import numpy as np
+
+    rng = np.random.default_rng(seed)
+    made = random_inputs([_sized(spec, axes.inputs[spec.name], sizes) for spec in specs], seed)
     for name, array in made.items():
         if _MASK in name.lower():
             array[...] = 1
+        elif name in highs:
+            array[...] = rng.integers(0, highs[name], array.shape)
     return made
+
+
+def _sized(spec: TensorSpec, axes: Sequence[str | None], sizes: Mapping[str, int]) -> TensorSpec:
+    return replace(
+        spec, shape=tuple(sizes.get(symbol or "", dim) for symbol, dim in zip(axes, spec.shape, strict=True))
+    )
+
+
+def _highest_integers(model: BucketedModel) -> dict[str, int]:
+    """For inputs of integers, such as ids of words, the largest of some numbers below which all are rows of its table:
+    a look-up outside of a table gives NaN.
+    """
+    import numpy as np
+
+    found: dict[str, int] = {}
+    for spec in model.inputs:
+        if "int" not in spec.dtype or spec.dtype in _SMALL or _MASK in spec.name.lower():
+            continue
+        for high in _HIGHS:
+            given = inputs_of(model.inputs, model.axes, model.bucket_sizes[0], 0, {**found, spec.name: high})
+            if all(np.isfinite(each.astype("float64")).all() for each in model.run_in(0, given)):
+                found[spec.name] = high
+                break
+    return found
 
 
 def _comparisons(model: BucketedModel) -> Iterator[tuple[dict[str, int], list[int]]]:
