@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import io
+import json
 import warnings
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 import fractune
+from fractune.cli import main
 from fractune.features.compete.compete import compete
 from fractune.inference.choosing import runtimes
 from fractune_core.errors import BadBundle, BadModel, BadRequest
@@ -152,3 +154,22 @@ def test_loading_warns_of_nothing_else(small: Small, tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert fractune.load(served(small, tmp_path / "m.fractune"), share="cpu:1").choice.variant == "onnxruntime"
+
+
+def test_the_doctor_knows_what_a_bundle_needs(
+    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bundle = str(served(small, tmp_path / "m.fractune"))
+    assert main(["doctor", "--bundle", bundle]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("run m.fractune: ready\n")
+    assert f"+ onnxruntime {VERSION}: {VERSION}" in shown
+    monkeypatch.setattr(runtimes, "installed", lambda _: "")
+    assert main(["doctor", "--bundle", bundle, "--json"]) == 0
+    (finding,) = [each for each in json.loads(capsys.readouterr().out)["findings"] if "onnxruntime" in each["what"]]
+    assert (finding["found"], finding["optional"]) == ("", True)
+    assert finding["how"].startswith(f"pip install onnxruntime=={VERSION}; none is installed")
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set())
+    assert main(["doctor", "--bundle", bundle]) == 1
+    assert "run m.fractune: not ready" in capsys.readouterr().out
+    assert main(["doctor", "--bundle", bundle, "--for", "run"]) == 2

@@ -1,0 +1,59 @@
+"""What a bundle needs of the machine that loads it, for `fractune doctor`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+from fractune.local.doctor import Finding, Use, packages
+from fractune_core.errors import BadBundle
+from fractune_core.files.bundles import Bundle
+from fractune_core.files.compared import Compared, Runtime
+from fractune_core.share_kinds import CPU
+
+
+def bundle_use(path: Path) -> Use:
+    """The use of the bundle at `path` on this machine. Raises BadBundle for a damaged one."""
+    with contextlib.closing(Bundle(path)) as bundle:
+        findings = [packages("run"), _processor(bundle)]
+        if bundle.manifest["device"]["kind"] == CPU:
+            findings.append(_cores(bundle))
+        findings += _runtimes(bundle)
+    return Use("bundle", f"run {path.name}", findings)
+
+
+def _processor(bundle: Bundle) -> Finding:
+    from fractune.inference.cpu.processor import check_host_code, check_processor
+
+    device = bundle.manifest["device"]
+    try:
+        (check_processor if device["kind"] == CPU else check_host_code)(bundle)
+    except BadBundle as error:
+        return Finding("processor", "", str(error))
+    return Finding(
+        "processor", f"{device['isa']}, as the bundle's" if device["kind"] == CPU else "runs the host's code"
+    )
+
+
+def _cores(bundle: Bundle) -> Finding:
+    here = len(os.sched_getaffinity(0))
+    shares = {name: int(each["units"]) for name, each in bundle.manifest["shares"].items()}
+    fitting = [name for name, units in shares.items() if units <= here]
+    remedy = f"the bundle's shares are {', '.join(shares)}, and this process has {here} CPUs; tune for those"
+    return Finding("cores of its shares", ", ".join(fitting), remedy)
+
+
+def _runtimes(bundle: Bundle) -> list[Finding]:
+    """One for each runtime that serves a share. Without it the bundle's own code runs."""
+    from fractune.inference.choosing.runtimes import installed, is_alike
+
+    members = [each.manifest for each in bundle.members or [bundle]]
+    compared = [Compared.from_json(each) for member in members for each in member.get("compared", {}).values()]
+    found = []
+    for name in sorted({winner for each in compared for winner in each.winners}):
+        wanted, there = Runtime.from_json(bundle.manifest["runtimes"][name]).version, installed(name)
+        alike = there if is_alike(there, wanted) else ""
+        how = f"pip install {name}=={wanted}; {there or 'none'} is installed, so the bundle's own code runs"
+        found.append(Finding(f"{name} {wanted}", alike, how, optional=True))
+    return found
