@@ -18,7 +18,10 @@ from fractune.inference.choosing.variants import choose_variant
 from fractune.inference.tvm_runtime.array_files import array_names
 from fractune.inference.tvm_runtime.tensors import numpy_dtype, random_inputs, specs_of
 from fractune_core.codec.messages import from_proto, to_proto
+from fractune_core.files.buckets import Buckets, Padding, input_shapes, open_axes
 from fractune_core.files.bundles import MANIFEST, WEIGHTS, Bundle, write_archive
+from fractune_core.files.compared import MODEL, Compared, Runtime, Timed
+from fractune_core.files.joined import join_bundles
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.planning.devices import cpu_type
 from fractune_core.records import TuningRecord
@@ -69,7 +72,7 @@ def _read_log(path: Path) -> None:
 
 def _manifest_of(valid: bytes) -> tuple[dict[str, Any], dict[str, bytes]]:
     bundle = Bundle(valid)
-    return bundle.manifest, {name: bundle.read(name) for name in bundle.manifest["sha256"]}
+    return bundle.written, {name: bundle.read(name) for name in bundle.manifest["sha256"]}
 
 
 _BUNDLE = bundle_bytes(
@@ -85,6 +88,39 @@ _BUNDLE = bundle_bytes(
     choosing={"cpu:1": {"untuned": 0.4, "cpu:1": 0.3}},
 )
 _MANIFEST, _ENTRIES = _manifest_of(_BUNDLE)
+
+
+def _joined_bundle() -> bytes:
+    """Two shapes of one model, the larger of which another runtime serves at a share."""
+    bundles = [
+        Bundle(
+            bundle_bytes(
+                inputs=[{"name": "ids", "dtype": "int64", "shape": [1, length]}],
+                outputs=[{"name": "y", "dtype": "float32", "shape": [1, length]}],
+                weights=[{"dtype": "int8", "shape": [3, 5], "offset": 0, "size": 15}],
+                weight_bytes=bytes(15),
+                timed={"cpu:1": 1e-3},
+            )
+        )
+        for length in (8, 16)
+    ]
+    buckets = Buckets(open_axes([bundle.manifest for bundle in bundles]), {"ids": 1}, Padding(proved=True, reason="ok"))
+    joined, compared = io.BytesIO(), io.BytesIO()
+    join_bundles(joined, bundles, buckets)
+    whole = Bundle(joined.getvalue())
+    won = Compared({"fractune": Timed(2e-3, 3e-3), "openvino": Timed(1e-3, 1e-3, (2.0, 1.9, 2.1), (1.0, 0.9, 1.1))})
+    small, large = whole.written["members"]
+    whole.copy_to(
+        compared,
+        extra={MODEL: b"onnx"},
+        members=[small, {**large, "compared": {"cpu:1": won.to_json()}}],
+        runtimes={"openvino": Runtime("2026.4.1", {}).to_json()},
+    )
+    return compared.getvalue()
+
+
+_JOINED = _joined_bundle()
+_JOINED_MANIFEST, _JOINED_ENTRIES = _manifest_of(_JOINED)
 _BOMB_BYTES = 1 << 21
 _SMALL_BYTES = 1 << 16
 
@@ -96,9 +132,20 @@ def _bundle(mutator: Mutator) -> bytes:
         return mutator.blob(_BUNDLE)
     if draw < 0.4:
         return _odd_zip(mutator)
-    text = json.dumps(mutator.value(_MANIFEST)).encode()
+    return _around_changed_manifest(mutator, _MANIFEST, _ENTRIES)
+
+
+def _joined(mutator: Mutator) -> bytes:
+    """As `_bundle`, of a bundle for several shapes that was compared with another runtime."""
+    if mutator.random.random() < 0.3:
+        return mutator.blob(_JOINED)
+    return _around_changed_manifest(mutator, _JOINED_MANIFEST, _JOINED_ENTRIES)
+
+
+def _around_changed_manifest(mutator: Mutator, manifest: dict[str, Any], entries: dict[str, bytes]) -> bytes:
+    text = json.dumps(mutator.value(manifest)).encode()
     file = io.BytesIO()
-    write_archive(file, mutator.blob(text) if mutator.random.random() < 0.2 else text, _ENTRIES)
+    write_archive(file, mutator.blob(text) if mutator.random.random() < 0.2 else text, entries)
     return file.getvalue()
 
 
@@ -127,6 +174,14 @@ def _read_bundle(path: Path) -> None:
     try:
         bundle.verify()
         bundle.records()
+        for member in bundle.members:
+            _read_weights(member, member.variants[0]["name"])
+            choose_variant(member, 1)
+        for compared in bundle.manifest.get("compared", {}).values():
+            assert Compared.from_json(compared).winners <= {"onnxruntime", "openvino"}
+        if "buckets" in bundle.manifest:
+            held = Buckets.from_json(bundle.manifest["buckets"])
+            assert all(held.axes.sizes(input_shapes(member.manifest)) for member in bundle.members[1:])
         entries = [bundle.manifest_bytes, *map(bundle.read, bundle.manifest["sha256"])]
         assert sum(map(len, entries)) <= path.stat().st_size, "an entry that is compressed"
         for mechanism in ("cpu", "mps", "full"):
@@ -181,5 +236,6 @@ def _read_plan(path: Path) -> None:
 TARGETS = (
     file_target("imported logs", _log_line, _read_log, weight=12),
     file_target("bundles", _bundle, _read_bundle, weight=8),
+    file_target("joined bundles", _joined, _read_bundle, weight=6),
     file_target("plan files", _plan, _read_plan, weight=6),
 )

@@ -229,7 +229,7 @@ class Bundle:
 
     def _show_largest(self) -> None:
         """A bundle for several shapes looks like that of the largest to all that know of one shape."""
-        if "buckets" in self.written:
+        if self.members:
             self.manifest = {**self.written, **self.members[-1].manifest}
             self._folder = member_folder(len(self.members) - 1)
 

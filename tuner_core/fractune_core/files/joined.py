@@ -1,6 +1,6 @@
-"""Several bundles become one: its members share one copy of the weights.
+"""Bundles of one model for several shapes become one, whose members share one copy of the weights.
 
-Bundles of one model for several shapes are joined, and bundles of the stages of a model. `bundles.py` reads the result.
+`bundles.py` reads it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, Any
 
 from fractune_core.errors import BadRequest
+from fractune_core.files.buckets import Buckets
 from fractune_core.files.bundles import (
     JOINED_FORMAT,
     RECORDS,
@@ -29,35 +30,28 @@ _OF_FILE = ("format", "weights", "sha256")
 """Fields that describe a whole file"""
 
 
-def join_bundles(
-    file: IO[bytes], bundles: Sequence[Bundle], *, extra: Mapping[str, bytes] | None = None, **fields: Any
-) -> None:
-    """Write one bundle to `file`, with a member for each of the plain `bundles`, in their order.
-
-    `extra` are further entries. `fields` are fields of the joined manifest; one that members have too, such as the
-    model, may then differ between them. Raises BadRequest for bundles that do not belong together, BadBundle for a
-    damaged one.
+def join_bundles(file: IO[bytes], bundles: Sequence[Bundle], buckets: Buckets) -> None:
+    """Write one bundle to `file`, with a member for each of the plain `bundles`, in their order: the smallest inputs
+    first. Raises BadRequest for bundles that do not belong together, BadBundle for a damaged one.
     """
-    common = [name for name in _COMMON if name not in fields]
-    _check_joinable(bundles, common)
+    _check_joinable(bundles)
     weights = _Weights()
     members: list[dict[str, Any]] = []
     entries: dict[str, list[bytes]] = {}
     for number, bundle in enumerate(bundles):
-        places = weights.add(bundle)
-        members.append(_member(bundle, places, leave_out=(*common, *_OF_FILE)))
+        members.append(_member(bundle, weights.add(bundle)))
         entries.update(_objects(bundle, number))
     manifest = {
         "format": JOINED_FORMAT,
-        **{name: bundles[0].manifest[name] for name in common if name in bundles[0].manifest},
-        **fields,
+        **{name: bundles[0].manifest[name] for name in _COMMON if name in bundles[0].manifest},
+        "buckets": buckets.to_json(),
         "weights": weights.described,
         "members": members,
     }
-    write_pieces(file, manifest, {RECORDS: [_records(bundles)], WEIGHTS: weights.pieces, **entries, **_pieces(extra)})
+    write_pieces(file, manifest, {RECORDS: [_records(bundles)], WEIGHTS: weights.pieces, **entries})
 
 
-def _check_joinable(bundles: Sequence[Bundle], common: Sequence[str]) -> None:
+def _check_joinable(bundles: Sequence[Bundle]) -> None:
     if not bundles:
         raise BadRequest("no bundle to join; name at least one")
     if len(bundles) > MOST_MEMBERS:
@@ -68,7 +62,7 @@ def _check_joinable(bundles: Sequence[Bundle], common: Sequence[str]) -> None:
             raise BadRequest(f"{bundle.name} is joined already; name the bundles that it was made of")
         if "slots" in bundle.manifest:
             raise BadRequest(f"{bundle.name} is of a fused model, which cannot be joined; name another bundle")
-        for name in common:
+        for name in _COMMON:
             if bundle.manifest.get(name) != first.manifest.get(name):
                 raise BadRequest(
                     f"{bundle.name} and {first.name} differ in '{name}'; join bundles of one model, made for one "
@@ -76,13 +70,13 @@ def _check_joinable(bundles: Sequence[Bundle], common: Sequence[str]) -> None:
                 )
 
 
-def _member(bundle: Bundle, places: Sequence[int], leave_out: Sequence[str]) -> dict[str, Any]:
+def _member(bundle: Bundle, places: Sequence[int]) -> dict[str, Any]:
     """The fields of the member, whose variants take their weights from new places."""
     variants = [
         {**variant, "weights": [places[place] for place in bundle.weights_of(variant["name"])]}
         for variant in bundle.variants
     ]
-    own = {name: value for name, value in bundle.manifest.items() if name not in leave_out}
+    own = {name: value for name, value in bundle.manifest.items() if name not in (*_COMMON, *_OF_FILE)}
     return {**own, "variants": variants}
 
 
@@ -95,10 +89,6 @@ def _objects(bundle: Bundle, number: int) -> Iterator[tuple[str, list[bytes]]]:
 def _records(bundles: Sequence[Bundle]) -> bytes:
     lines = (json.dumps(record) for bundle in bundles for record in bundle.records())
     return "".join(f"{line}\n" for line in dict.fromkeys(lines)).encode()
-
-
-def _pieces(entries: Mapping[str, bytes] | None) -> dict[str, list[bytes]]:
-    return {name: [payload] for name, payload in (entries or {}).items()}
 
 
 class _Weights:

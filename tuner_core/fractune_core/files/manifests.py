@@ -36,7 +36,7 @@ _SHORTEST_S, _LONGEST_S = 1e-9, 1e9
 
 MOST_MEMBERS = 64
 """of a joined bundle"""
-_OF_JOINED = ("members", "buckets", "stages")
+_OF_JOINED = ("members", "buckets")
 """Fields that a joined bundle has and its members have not"""
 
 _Check = Callable[[Any], bool]
@@ -68,7 +68,9 @@ def _joined_complaints(manifest: dict[str, Any]) -> Iterator[str]:
         if strangers:
             yield f"members[{number}] has '{min(strangers)}', which all members share"
         yield from (f"members[{number}]: {wrong}" for wrong in _complaints(of_member(manifest, number)))
-    if "buckets" in manifest and (wrong := bucket_complaint(manifest, members)):
+    if "buckets" not in manifest:
+        yield "'buckets' is missing, which says what its members are for"
+    elif wrong := bucket_complaint(manifest, members):
         yield wrong
 
 

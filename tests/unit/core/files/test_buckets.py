@@ -71,9 +71,11 @@ def test_members_of_other_models_are_refused(second: dict[str, Any], says: str) 
 def joined(*lengths: int, **changes: Any) -> Bundle:
     bundles = [Bundle(bundle_bytes(**encoder(1, length))) for length in lengths]
     buckets = Buckets(open_axes([bundle.manifest for bundle in bundles]), {"ids": 1}, PADDING)
-    file = io.BytesIO()
-    join_bundles(file, bundles, buckets={**buckets.to_json(), **changes})
-    return Bundle(file.getvalue())
+    plain, file = io.BytesIO(), io.BytesIO()
+    join_bundles(plain, bundles, buckets)
+    if changes:
+        Bundle(plain.getvalue()).copy_to(file, buckets={**buckets.to_json(), **changes})
+    return Bundle((file if changes else plain).getvalue())
 
 
 def test_buckets_are_read_as_they_were_written() -> None:

@@ -76,7 +76,7 @@ def _joined(bundles: Sequence[Bundle], out: str | os.PathLike[str] | None, pad: 
     buckets = replace(buckets, pad=_checked(pad, buckets))
     path = Path(out)
     with replacing_file(path) as file:
-        join_bundles(file, ordered, buckets=buckets.to_json())
+        join_bundles(file, ordered, buckets)
     return path
 
 
