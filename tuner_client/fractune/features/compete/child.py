@@ -19,14 +19,16 @@ def open_child(args: list[str]) -> dict[str, Callable[..., Any]]:
     confinement.enter()
 
     def compare(bundle: str, member: int | None, onnx: str, runtimes: list[str], repeats: int) -> dict[str, Any]:
-        from fractune.inference.comparing.contest import contest
+        from fractune.inference.comparing.beside_runtimes import time_beside_runtimes
         from fractune.inference.comparing.onnxruntime_model import is_quantized
         from fractune.inference.model import Model
 
         opened, path = Bundle(Path(bundle)), Path(onnx)
         one = opened if member is None else opened.members[member]
         model = Model(one, share=share, runtimes=False)
-        compared, found = contest(model, path.read_bytes(), runtimes, repeats, quantized=is_quantized(path))
+        compared, found = time_beside_runtimes(
+            model, path.read_bytes(), runtimes, repeats, quantized=is_quantized(path)
+        )
         confinement.verify()
         return {"compared": compared.to_json(), "runtimes": {name: each.to_json() for name, each in found.items()}}
 

@@ -24,7 +24,7 @@ _QUANTIZED_AGREE = 5e-2
 """difference of outputs, over the largest value, that counts as rounding where the model quantizes data"""
 
 
-def contest(
+def time_beside_runtimes(
     model: Model, onnx: bytes, runtimes: Sequence[str], repeats: int, *, quantized: bool
 ) -> tuple[Compared, dict[str, Runtime]]:
     """Times of the model and of its file in the runtimes that can run it and agree with it, and these runtimes.
