@@ -34,7 +34,7 @@ from fractune_workers.confinement.cpu import CpuConfinement
 
 WAYS = (OURS, ONNX, OPENVINO)
 _AXIS = "input_ids:1"
-_ROUNDS, _REQUESTS, _SAMPLE = 12, 60, 2000
+_ROUNDS, _REQUESTS, _SAMPLE = 8, 40, 2000
 _TIMEOUT_S = 600.0
 
 
