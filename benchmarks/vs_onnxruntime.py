@@ -41,9 +41,9 @@ from benchmarks.support.processes import import_path
 from benchmarks.support.ratio_picture import draw_ratios
 from benchmarks.support.ratio_tables import exact_table, full_table, short_table
 from fractune.errors import FractuneError
+from fractune.features.goal.goal_result import Goal
+from fractune.features.goal.goal_table import goal_json, timing_json
 from fractune.features.tune.goal import timing_in
-from fractune.features.tune.goal_result import Goal
-from fractune.features.tune.goal_table import goal_json, timing_json
 from fractune.local.timing_process import timing_process
 from fractune.text.text import span_text, time_text
 from fractune_core.arrivals import LOAD_TEXT

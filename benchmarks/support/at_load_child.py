@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.support.at_load import SIDES
-from fractune.features.tune import peer_child
+from fractune.features.goal import peer_child
 from fractune_core.arrivals import latencies
 from fractune_core.shares import Share
 

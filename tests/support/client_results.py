@@ -11,6 +11,7 @@ from fractune.features.cost.cost import CostResult
 from fractune.features.cost.job_cost import JobCost, Prices
 from fractune.features.fit.fit import FitResult
 from fractune.features.fit.measuring import ONNX_RUNTIME, Measured
+from fractune.features.goal.goal_result import Goal, GoalStep, LoopAndPaced, PeerTiming, SideBySide
 from fractune.features.knee.knee import KneeResult
 from fractune.features.knee.report import at_load_knee, fastest_knee
 from fractune.features.log.log import Records
@@ -20,7 +21,6 @@ from fractune.features.noise.noise import NoiseResult
 from fractune.features.pair.pair import PairResult
 from fractune.features.pair.result import PairSide
 from fractune.features.tune.bundle import BundleFile
-from fractune.features.tune.goal_result import Goal, GoalStep, LoopAndPaced, PeerTiming, SideBySide
 from fractune.features.tune.result import TuneResult
 from fractune.inference.choosing.variants import VariantChoice
 from fractune.inference.comparing.compare import Comparison

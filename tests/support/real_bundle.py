@@ -11,6 +11,7 @@ from typing import Any
 from fractune_core.files.fused import write_fused
 from fractune_core.shares import GrantedShare
 from tests.support.encoders import write_encoder
+from tests.support.parts import CDIST, write_middle
 from tests.support.processes.cli_process import write_model
 
 ENCODER, MEAN_OF_ALL = "encoder", "mean_of_all"
@@ -67,10 +68,23 @@ def compile_encoders(folder: Path) -> None:
             compile_model(model, out, tuned=["cpu:1"], inputs={"ids": sizes, "mask": sizes})
 
 
+def compile_parts(folder: Path) -> Path:
+    """A model with an operator that cannot be imported, and a bundle of it in parts."""
+    from fractune.features.parts.parts import cut_model, join_parts
+
+    model, cut = write_middle(folder / "middle.onnx"), folder / "parts"
+    cut.mkdir()
+    parts = cut_model(model, {}, [CDIST], cut)
+    bundles = [compile_model(own, folder / f"{own.stem}.fractune") for own in parts.own]
+    join_parts(model, parts, bundles, folder / "middle.fractune")
+    return folder / "middle.fractune"
+
+
 if __name__ == "__main__":
     makers: dict[str, Callable[[Path], object]] = {
         "small": compile_small,
         "fused": compile_fused,
         "encoders": compile_encoders,
+        "parts": compile_parts,
     }
     makers[sys.argv[2]](Path(sys.argv[1]))

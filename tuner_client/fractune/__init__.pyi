@@ -14,6 +14,12 @@ from fractune.features.fit.fit import FitResult as FitResult
 from fractune.features.fit.fit import fit as fit
 from fractune.features.fuse.fuse import FusedModel as FusedModel
 from fractune.features.fuse.fuse import fuse as fuse
+from fractune.features.goal.goal_result import Goal as Goal
+from fractune.features.goal.goal_result import GoalEnd as GoalEnd
+from fractune.features.goal.goal_result import GoalStep as GoalStep
+from fractune.features.goal.goal_result import LoopAndPaced as LoopAndPaced
+from fractune.features.goal.goal_result import PeerTiming as PeerTiming
+from fractune.features.goal.goal_result import SideBySide as SideBySide
 from fractune.features.job import Job as Job
 from fractune.features.knee.knee import KneeResult as KneeResult
 from fractune.features.knee.knee import knee as knee
@@ -40,12 +46,6 @@ from fractune.features.shapes.join import JoinedBundle as JoinedBundle
 from fractune.features.shapes.join import join as join
 from fractune.features.tune.bundle import BundleFile as BundleFile
 from fractune.features.tune.bundle import bundle as bundle
-from fractune.features.tune.goal_result import Goal as Goal
-from fractune.features.tune.goal_result import GoalEnd as GoalEnd
-from fractune.features.tune.goal_result import GoalStep as GoalStep
-from fractune.features.tune.goal_result import LoopAndPaced as LoopAndPaced
-from fractune.features.tune.goal_result import PeerTiming as PeerTiming
-from fractune.features.tune.goal_result import SideBySide as SideBySide
 from fractune.features.tune.result import TuneResult as TuneResult
 from fractune.features.tune.tune import tune as tune
 from fractune.inference.bucketed_model import BucketedModel as BucketedModel
@@ -58,6 +58,7 @@ from fractune.inference.replica_pool import ReplicaPool as ReplicaPool
 from fractune.inference.session import InferenceSession as InferenceSession
 from fractune.inference.signatures import sign_bundle as sign_bundle
 from fractune.inference.signatures import verify_bundle as verify_bundle
+from fractune.inference.staged_model import StagedModel as StagedModel
 from fractune.server.job_status import JobStatus as JobStatus
 from fractune.server.job_status import OfferedShare as OfferedShare
 from fractune.server.job_status import OperatorMatch as OperatorMatch

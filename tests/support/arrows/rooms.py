@@ -49,7 +49,10 @@ INFERENCE = tuple(
 
 FEATURES = tuple(
     f"fractune.features.{name}"
-    for name in ("compete", "cost", "fit", "fuse", "knee", "log", "matrix", "noise", "pair", "plan", "shapes", "tune")
+    for name in (
+        *("compete", "cost", "fit", "fuse", "goal", "knee", "log", "matrix", "noise", "pair", "parts", "plan"),
+        *("shapes", "tune"),
+    )
 )
 
 BELOW_FEATURES = tuple(f"fractune.{name}" for name in ("local", "models", "server", "sessions", "text"))
@@ -326,6 +329,10 @@ ROOMS = {
     "fractune.features.fit": feature(lazily=(*INFERENCE, "fractune_workers.confinement", "matplotlib")),
     "fractune.features.fuse": feature(lazily=("fractune_workers.child", "fractune_workers.reader")),
     "fractune.features.shapes": feature(lazily=INFERENCE),
+    # A peer is timed beside a bundle in a process that is confined as the workers' are.
+    "fractune.features.goal": feature(lazily=(*INFERENCE, "fractune_workers.confinement")),
+    # A process of its own cuts a model, by ONNX and ONNX Runtime.
+    "fractune.features.parts": feature(lazily=(*INFERENCE, "numpy", "onnx", "onnxruntime")),
     "fractune.features.knee": feature("fractune.features.matrix", lazily=("matplotlib",)),
     "fractune.features.log": feature(lazily=("tvm", "tvm_ffi", "numpy")),
     "fractune.features.matrix": feature(lazily=("matplotlib",)),
@@ -338,12 +345,8 @@ ROOMS = {
         ),
     ),
     "fractune.features.plan": feature(lazily=("matplotlib",)),
-    # A peer is timed beside a bundle in a process that is confined as the workers' are.
     "fractune.features.tune": feature(
-        "fractune.features.shapes",
-        "fractune.features.compete",
-        "fractune.features.matrix",
-        lazily=(*INFERENCE, "fractune_workers.confinement"),
+        *(f"fractune.features.{name}" for name in ("compete", "goal", "matrix", "parts", "shapes")), lazily=INFERENCE
     ),
     # Where a job runs: a server, or a stack of its own, followed to the job's end.
     "fractune.sessions": room(

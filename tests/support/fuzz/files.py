@@ -21,7 +21,8 @@ from fractune_core.codec.messages import from_proto, to_proto
 from fractune_core.files.buckets import Buckets, Padding, input_shapes, open_axes
 from fractune_core.files.bundles import MANIFEST, WEIGHTS, Bundle, write_archive
 from fractune_core.files.compared import MODEL, Compared, Runtime, Timed
-from fractune_core.files.joined import join_bundles
+from fractune_core.files.joined import join_bundles, join_stages
+from fractune_core.files.staged import Stages, Step, Tensor, part_entry
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.planning.devices import cpu_type
 from fractune_core.records import TuningRecord
@@ -119,8 +120,22 @@ def _joined_bundle() -> bytes:
     return compared.getvalue()
 
 
+def _staged_bundle() -> bytes:
+    """A model in two parts, of which ONNX Runtime runs the second."""
+    tensors = [{"name": name, "dtype": "float32", "shape": [1, 8]} for name in "xa"]
+    own = Bundle(bundle_bytes(inputs=tensors[:1], outputs=tensors[1:]))
+    x, a, y = (Tensor(name, "float32", [1, size]) for name, size in (("x", 8), ("a", 8), ("y", None)))
+    part = Step([a], [y], part=part_entry(0), operators={"NonZero": 2})
+    file = io.BytesIO()
+    model = {"name": "m.onnx", "sha256": "0" * 64}
+    runtime = Runtime("1.31.1", {"session.intra_op.allow_spinning": "0"})
+    join_stages(file, [own], Stages([x], [y], [Step([x], [a], 0), part]), {part_entry(0): b"onnx"}, model, runtime)
+    return file.getvalue()
+
+
 _JOINED = _joined_bundle()
-_JOINED_MANIFEST, _JOINED_ENTRIES = _manifest_of(_JOINED)
+_STAGED = _staged_bundle()
+_SEVERAL = [(whole, *_manifest_of(whole)) for whole in (_JOINED, _STAGED)]
 _BOMB_BYTES = 1 << 21
 _SMALL_BYTES = 1 << 16
 
@@ -136,10 +151,11 @@ def _bundle(mutator: Mutator) -> bytes:
 
 
 def _joined(mutator: Mutator) -> bytes:
-    """As `_bundle`, of a bundle for several shapes that was compared with another runtime."""
+    """As `_bundle`, of one for several shapes that was compared with another runtime, or of one in parts."""
+    whole, manifest, entries = mutator.random.choice(_SEVERAL)
     if mutator.random.random() < 0.3:
-        return mutator.blob(_JOINED)
-    return _around_changed_manifest(mutator, _JOINED_MANIFEST, _JOINED_ENTRIES)
+        return mutator.blob(whole)
+    return _around_changed_manifest(mutator, manifest, entries)
 
 
 def _around_changed_manifest(mutator: Mutator, manifest: dict[str, Any], entries: dict[str, bytes]) -> bytes:

@@ -63,6 +63,13 @@ def encoders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def in_parts(tmp_path_factory: pytest.TempPathFactory) -> Small:
+    """A model with an operator that cannot be imported, and its bundle in parts."""
+    folder = _compiled("parts", tmp_path_factory)
+    return Small(folder / "middle.onnx", folder / "middle.fractune")
+
+
+@pytest.fixture(scope="session")
 def fused(tmp_path_factory: pytest.TempPathFactory) -> FusedVariants:
     folder = _compiled("fused", tmp_path_factory)
     return FusedVariants((folder / "variant1.onnx", folder / "variant2.onnx"), folder / "variants.fractune")

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from fractune.inference.bound import Bound
 from fractune.inference.choosing.variants import VariantChoice
 from fractune.inference.model import Model
+from fractune.inference.tvm_runtime.bound import Bound
 from fractune.inference.tvm_runtime.interface import Interface
 from fractune.inference.tvm_runtime.padding import concatenated, open_specs, padded, real_part
 from fractune_core.errors import BadRequest

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from fractune.inference.bucketed_model import BucketedModel
 from fractune.inference.model import Model
 from fractune.inference.signatures import open_bundle
+from fractune.inference.staged_model import StagedModel
 from fractune_core.analysis.match import DEFAULT_POLICY, Policy
 from fractune_core.errors import BadRequest
 from fractune_core.files.bundles import Bundle
@@ -42,7 +43,7 @@ def load(
     RuntimeWarning says so. With `runtimes=False` the bundle's own code runs.
 
     A bundle for several shapes gives a `BucketedModel`. With `split="batch"` it runs a batch above its largest in
-    parts.
+    parts. A bundle of a model in parts gives a `StagedModel`, which needs ONNX Runtime.
 
     Raises BadBundle, BadRequest, ShareUnavailable, or FractuneError when TVM is not installed.
     """
@@ -54,6 +55,8 @@ def model_of(bundle: Bundle, *, split: Literal["batch"] | None = None, **options
     """As `load`, of a bundle that is open."""
     if "buckets" in bundle.manifest:
         return BucketedModel(bundle, split=split, **options)
+    if "stages" in bundle.manifest and split is None:
+        return StagedModel(bundle, **options)
     if split is not None:
         raise BadRequest(f"split is '{split}', and {bundle.name} has one shape alone; leave split out")
     return Model(bundle, **options)

@@ -8,7 +8,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, get_args
 
 from fractune.inference.backends import backend_for
-from fractune.inference.bound import Bound
 from fractune.inference.caller_warnings import warn_caller, warn_if_untuned
 from fractune.inference.choosing.matching import match_share
 from fractune.inference.choosing.requested_threads import check_threads
@@ -17,9 +16,10 @@ from fractune.inference.choosing.variants import VariantChoice
 from fractune.inference.cpu.share import ShareHere
 from fractune.inference.following import ShareFollower
 from fractune.inference.runner import runner_for
+from fractune.inference.runtimes.sessions import keep_forever
 from fractune.inference.runtimes.variant import runtime_variant
 from fractune.inference.tvm_runtime import tensors
-from fractune.inference.tvm_runtime.bound_memory import BoundMemory
+from fractune.inference.tvm_runtime.bound import Bound, BoundMemory
 from fractune.inference.tvm_runtime.interface import Interface
 from fractune.inference.tvm_runtime.kept_inputs import KeptInputs, are_worth_keeping
 from fractune.inference.tvm_runtime.slots import Slots
@@ -97,6 +97,8 @@ class Model:
         begin_in_forked_children(self)
 
     def begin_in_child(self) -> None:
+        for runtime in RUNTIMES:
+            keep_forever(self._variants.pop(runtime, None))
         if self._turn.begin_in_child():  # the fork cut a run of another thread off; its variant is in the middle of it
             self._variants.clear()
 
@@ -228,14 +230,15 @@ class Model:
 
     def _variant(self, requested: str | None) -> Variant:
         """The chosen variant, or the requested one. Raises BadRequest if there is none of that name."""
-        if requested and requested not in self._variants:
+        if requested and requested not in (*self._variants, self.choice.variant):
             names = [each["name"] for each in self.bundle.variants]
             if requested not in names:
                 raise BadRequest(f"{self.bundle.name} has no variant '{requested}'; it has {', '.join(names)}")
         return self._loaded(requested or self.choice.variant)
 
-    def _loaded(self, name: str, threads: int = 1) -> Variant:
+    def _loaded(self, name: str, threads: int | None = None) -> Variant:
         """The variant, loaded on first use, which takes a few milliseconds."""
+        threads = self.threads if threads is None else threads
         if name not in self._variants:
             is_runtime = name in RUNTIMES
             self._variants[name] = (

@@ -83,6 +83,7 @@ class ReplicaPool:
                 f"replicas is {replicas}; give 1 to {_MOST_REPLICAS}, or None for the number with the most requests/s"
             )
         self.bundle = bundle = open_bundle(path, public_key)
+        bundle.check_undivided("ReplicaPool")
         if bundle.manifest["device"]["kind"] != CPU:
             raise BadRequest(f"{bundle.name} is for a GPU, and replicas run on the CPU; load it by fractune.load")
         check_threads(bundle, threads)

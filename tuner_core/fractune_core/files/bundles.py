@@ -150,7 +150,7 @@ class Bundle:
             self._check_manifest()
             self.members = [self._member(number) for number in range(len(self.written.get("members", ())))]
             self._check_entries()
-            self._show_largest()
+            self._show_last()
         except BaseException:
             self._archive.close()
             raise
@@ -227,11 +227,21 @@ class Bundle:
         member._folder = member_folder(number)  # noqa: SLF001  it is a copy of this very bundle
         return member
 
-    def _show_largest(self) -> None:
-        """A bundle for several shapes looks like that of the largest to all that know of one shape."""
-        if self.members:
-            self.manifest = {**self.written, **self.members[-1].manifest}
-            self._folder = member_folder(len(self.members) - 1)
+    def _show_last(self) -> None:
+        """A bundle for several shapes looks like that of the largest to all that know of one shape. One of a model in
+        parts has the inputs and outputs of the whole model; nothing else of a part is that of the model.
+        """
+        if not self.members:
+            return
+        last = self.members[-1].manifest
+        if "stages" in self.written:
+            stages = self.written["stages"]
+            last = {name: last[name] for name in ("shares", "variants")} | {
+                "inputs": stages["inputs"],
+                "outputs": stages["outputs"],
+            }
+        self.manifest = {**self.written, **last}
+        self._folder = member_folder(len(self.members) - 1)
 
     def read(self, entry: str) -> bytes:
         """The bytes of an entry, checked against the manifest. Raises BadBundle."""
@@ -306,6 +316,11 @@ class Bundle:
         if digest.hexdigest() != self.manifest["sha256"].get(entry):
             raise BadBundle(f"{self.name}: '{entry}' does not match its digest; {_AGAIN}")
         yield last
+
+    def check_undivided(self, what: str) -> None:
+        """Raises BadBundle if the model is in parts: `what` needs times and variants of the whole model."""
+        if "stages" in self.written:
+            raise BadBundle(f"{self.name} is of a model in parts, which {what} cannot take; load it by fractune.load")
 
     @property
     def variants(self) -> list[dict[str, Any]]:

@@ -1,6 +1,6 @@
-"""Bundles of one model for several shapes become one, whose members share one copy of the weights.
+"""Bundles of one model become one, whose members share one copy of the weights.
 
-`bundles.py` reads it.
+The members are for several shapes, or they are parts of the model. `bundles.py` reads the file.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from fractune_core.files.bundles import (
     object_entry,
     write_pieces,
 )
+from fractune_core.files.compared import ONNX_RUNTIME, Runtime
 from fractune_core.files.manifests import ALIGNMENT_BYTES, MOST_MEMBERS
+from fractune_core.files.staged import Stages
 
 _COMMON = ("model", "device", "target", "target_key", "code")
 """Fields that are equal in all members"""
@@ -34,7 +36,29 @@ def join_bundles(file: IO[bytes], bundles: Sequence[Bundle], buckets: Buckets) -
     """Write one bundle to `file`, with a member for each of the plain `bundles`, in their order: the smallest inputs
     first. Raises BadRequest for bundles that do not belong together, BadBundle for a damaged one.
     """
-    _check_joinable(bundles)
+    _check_joinable(bundles, _COMMON)
+    _write(file, bundles, {"model": bundles[0].manifest["model"], "buckets": buckets.to_json()}, {})
+
+
+def join_stages(
+    file: IO[bytes],
+    bundles: Sequence[Bundle],
+    stages: Stages,
+    parts: Mapping[str, bytes],
+    model: Mapping[str, str],
+    runtime: Runtime,
+) -> None:
+    """Write one bundle of the `model` (`name`, `sha256`) to `file`. The plain `bundles` are the members of its stages,
+    and `parts` are the files that ONNX Runtime runs, by their entries. Raises as `join_bundles`.
+    """
+    _check_joinable(bundles, [name for name in _COMMON if name != "model"])
+    fields = {"model": dict(model), "stages": stages.to_json(), "runtimes": {ONNX_RUNTIME: runtime.to_json()}}
+    _write(file, bundles, fields, {entry: [payload] for entry, payload in parts.items()})
+
+
+def _write(
+    file: IO[bytes], bundles: Sequence[Bundle], fields: Mapping[str, Any], others: Mapping[str, list[bytes]]
+) -> None:
     weights = _Weights()
     members: list[dict[str, Any]] = []
     entries: dict[str, list[bytes]] = {}
@@ -44,14 +68,14 @@ def join_bundles(file: IO[bytes], bundles: Sequence[Bundle], buckets: Buckets) -
     manifest = {
         "format": JOINED_FORMAT,
         **{name: bundles[0].manifest[name] for name in _COMMON if name in bundles[0].manifest},
-        "buckets": buckets.to_json(),
+        **fields,
         "weights": weights.described,
         "members": members,
     }
-    write_pieces(file, manifest, {RECORDS: [_records(bundles)], WEIGHTS: weights.pieces, **entries})
+    write_pieces(file, manifest, {RECORDS: [_records(bundles)], WEIGHTS: weights.pieces, **others, **entries})
 
 
-def _check_joinable(bundles: Sequence[Bundle]) -> None:
+def _check_joinable(bundles: Sequence[Bundle], common: Sequence[str]) -> None:
     if not bundles:
         raise BadRequest("no bundle to join; name at least one")
     if len(bundles) > MOST_MEMBERS:
@@ -62,7 +86,7 @@ def _check_joinable(bundles: Sequence[Bundle]) -> None:
             raise BadRequest(f"{bundle.name} is joined already; name the bundles that it was made of")
         if "slots" in bundle.manifest:
             raise BadRequest(f"{bundle.name} is of a fused model, which cannot be joined; name another bundle")
-        for name in _COMMON:
+        for name in common:
             if bundle.manifest.get(name) != first.manifest.get(name):
                 raise BadRequest(
                     f"{bundle.name} and {first.name} differ in '{name}'; join bundles of one model, made for one "

@@ -10,6 +10,7 @@ from typing import Any, get_args
 from fractune_core.codec.plain_json import is_storable
 from fractune_core.files.buckets import bucket_complaint
 from fractune_core.files.compared import compared_complaint
+from fractune_core.files.staged import stages_complaint
 from fractune_core.names import ROBUST_VARIANT, UNTUNED_VARIANT
 from fractune_core.served import ServiceGoal
 
@@ -36,7 +37,7 @@ _SHORTEST_S, _LONGEST_S = 1e-9, 1e9
 
 MOST_MEMBERS = 64
 """of a joined bundle"""
-_OF_JOINED = ("members", "buckets")
+_OF_JOINED = ("members", "buckets", "stages")
 """Fields that a joined bundle has and its members have not"""
 
 _Check = Callable[[Any], bool]
@@ -53,7 +54,8 @@ def complaint(manifest: dict[str, Any]) -> str:
 
 def of_member(manifest: dict[str, Any], number: int) -> dict[str, Any]:
     """The manifest of a joined bundle's member: its fields, and those that all members share."""
-    common = {name: value for name, value in manifest.items() if name not in _OF_JOINED}
+    of_whole = (*_OF_JOINED, "compared") if "stages" in manifest else _OF_JOINED
+    common = {name: value for name, value in manifest.items() if name not in of_whole}
     return {**common, **manifest["members"][number]}
 
 
@@ -68,10 +70,14 @@ def _joined_complaints(manifest: dict[str, Any]) -> Iterator[str]:
         if strangers:
             yield f"members[{number}] has '{min(strangers)}', which all members share"
         yield from (f"members[{number}]: {wrong}" for wrong in _complaints(of_member(manifest, number)))
-    if "buckets" not in manifest:
-        yield "'buckets' is missing, which says what its members are for"
-    elif wrong := bucket_complaint(manifest, members):
-        yield wrong
+    if ("buckets" in manifest) == ("stages" in manifest):
+        yield "one of 'buckets' and 'stages' must be there, which say what its members are for"
+    else:
+        complaint_of = bucket_complaint if "buckets" in manifest else stages_complaint
+        if wrong := complaint_of(manifest, members):
+            yield wrong
+        if wrong := compared_complaint({**manifest, "shares": members[0]["shares"]}):
+            yield wrong
 
 
 def _complaints(manifest: dict[str, Any]) -> Iterator[str]:

@@ -19,6 +19,7 @@ from fractune.inference.choosing import runtimes
 from fractune_core.errors import BadBundle, BadModel, BadRequest
 from fractune_core.files.bundles import FORMAT, JOINED_FORMAT, Bundle
 from fractune_core.files.compared import MODEL, Compared, Runtime, Timed
+from tests.support.processes.forked import succeeds_in_child
 from tests.unit.client.conftest import Small
 
 VERSION = importlib.metadata.version("onnxruntime")
@@ -30,16 +31,26 @@ def compared(loop: tuple[float, float, float] = WINS, paced: tuple[float, float,
     return Compared({"fractune": Timed(2e-3, 3e-3), "onnxruntime": Timed(1e-3, 1.5e-3, loop, paced)})
 
 
-def served(small: Small, out: Path, version: str = VERSION, onnx: bytes | None = None, **more: Any) -> Path:
-    """The small bundle, as if ONNX Runtime had won at cpu:1."""
+def served(
+    small: Small, out: Path, version: str = VERSION, onnx: bytes | None = None, share: str = "cpu:1", **more: Any
+) -> Path:
+    """The small bundle, as if ONNX Runtime had won at the share."""
     fields: dict[str, Any] = {
         "runtimes": {"onnxruntime": Runtime(version, {"session.intra_op.allow_spinning": "0"}).to_json()},
-        "compared": {"cpu:1": compared(**more).to_json()},
+        "compared": {share: compared(**more).to_json()},
     }
     with out.open("wb") as file:
         extra = {MODEL: small.model.read_bytes() if onnx is None else onnx}
         Bundle(small.bundle).copy_to(file, extra=extra, format=JOINED_FORMAT, **fields)
     return out
+
+
+def test_a_forked_child_gets_threads_of_its_own(small: Small, tmp_path: Path) -> None:
+    model = fractune.load(served(small, tmp_path / "m.fractune", share="cpu:2"), share="cpu:2")
+    assert (model.choice.variant, model.threads) == ("onnxruntime", 2)
+    inputs = model.random_inputs()
+    (wanted,) = model.run(inputs)
+    assert succeeds_in_child(lambda: np.allclose(model.run(inputs)[0], wanted))
 
 
 def test_the_faster_runtime_serves(small: Small, tmp_path: Path) -> None:

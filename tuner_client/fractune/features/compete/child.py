@@ -21,11 +21,11 @@ def open_child(args: list[str]) -> dict[str, Callable[..., Any]]:
     def compare(bundle: str, member: int | None, onnx: str, runtimes: list[str], repeats: int) -> dict[str, Any]:
         from fractune.inference.comparing.beside_runtimes import time_beside_runtimes
         from fractune.inference.comparing.onnxruntime_model import is_quantized
-        from fractune.inference.model import Model
+        from fractune.inference.loading import model_of
 
         opened, path = Bundle(Path(bundle)), Path(onnx)
         one = opened if member is None else opened.members[member]
-        model = Model(one, share=share, runtimes=False)
+        model = model_of(one, share=share, runtimes=False)
         compared, found = time_beside_runtimes(
             model, path.read_bytes(), runtimes, repeats, quantized=is_quantized(path)
         )

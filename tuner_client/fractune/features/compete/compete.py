@@ -81,7 +81,7 @@ def compete(
     with contextlib.closing(Bundle(path)) as opened:
         _check_model(opened, onnx)
         at = _shares(opened, shares)
-        members: Sequence[int | None] = list(range(len(opened.members))) or [None]
+        members = _compared_apart(opened)
         found = {member: _at_shares(path, member, onnx, named, at, repeats, report) for member in members}
         _write(opened, path, onnx, found)
     return held_contests(path)
@@ -103,6 +103,11 @@ def check_runtimes(given: str | Sequence[str] | None) -> list[str]:
     if not names:
         raise BadRequest(f"no other runtime is installed here; install one of {', '.join(RUNTIMES)}")
     return list(dict.fromkeys(names))
+
+
+def _compared_apart(bundle: Bundle) -> Sequence[int | None]:
+    """The numbers of the members for several shapes; None for a bundle that is compared as a whole."""
+    return list(range(len(bundle.members))) if "buckets" in bundle.manifest else [None]
 
 
 def _check_model(bundle: Bundle, onnx: Path) -> None:
@@ -180,7 +185,8 @@ def _write(bundle: Bundle, path: Path, onnx: Path, found: dict[int | None, dict[
 
 def _contests(path: Path) -> Iterator[Contest]:
     with contextlib.closing(Bundle(path)) as bundle:
-        for each in bundle.members or [bundle]:
-            shape = shape_text(input_shapes(each.manifest)) if bundle.members else ""
+        several = "buckets" in bundle.manifest
+        for each in bundle.members if several else [bundle]:
+            shape = shape_text(input_shapes(each.manifest)) if several else ""
             for share, compared in each.manifest.get("compared", {}).items():
                 yield Contest(shape, share, Compared.from_json(compared))

@@ -9,7 +9,7 @@ from pathlib import Path
 from fractune.local.doctor import Finding, Use, packages
 from fractune_core.errors import BadBundle
 from fractune_core.files.bundles import Bundle
-from fractune_core.files.compared import Compared, Runtime
+from fractune_core.files.compared import ONNX_RUNTIME, Compared, Runtime
 from fractune_core.share_kinds import CPU
 
 
@@ -45,12 +45,16 @@ def _cores(bundle: Bundle) -> Finding:
 
 
 def _runtimes(bundle: Bundle) -> list[Finding]:
-    """One for each runtime that serves a share. Without it the bundle's own code runs."""
+    """One for each runtime that serves a share: without it the bundle's own code runs. Parts of a model need theirs."""
     from fractune.inference.choosing.runtimes import installed, is_alike
 
-    members = [each.manifest for each in bundle.members or [bundle]]
+    members = [each.manifest for each in bundle.members] if "buckets" in bundle.manifest else [bundle.manifest]
     compared = [Compared.from_json(each) for member in members for each in member.get("compared", {}).values()]
     found = []
+    if "stages" in bundle.manifest:
+        wanted = Runtime.from_json(bundle.manifest["runtimes"][ONNX_RUNTIME]).version
+        parts = f"{ONNX_RUNTIME}, which runs parts of the model"
+        found.append(Finding(parts, installed(ONNX_RUNTIME), f"pip install {ONNX_RUNTIME}=={wanted}"))
     for name in sorted({winner for each in compared for winner in each.winners}):
         wanted, there = Runtime.from_json(bundle.manifest["runtimes"][name]).version, installed(name)
         alike = there if is_alike(there, wanted) else ""

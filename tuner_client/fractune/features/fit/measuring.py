@@ -118,6 +118,7 @@ def service_json(service: Service) -> dict[str, Any]:
 def _threads_of(path: Path, cores: int) -> list[int]:
     """The numbers of cores for which a bundle was tuned, as many as this machine has."""
     bundle = Bundle(path)
+    bundle.check_undivided("fit")
     try:
         kind, tuned = bundle.manifest["device"]["kind"], sorted(set(bundle.units(CPU).values()))
     finally:

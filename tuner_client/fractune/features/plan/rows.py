@@ -60,6 +60,7 @@ def bundle_rows(path: Path, device: DeviceType, batch: int) -> tuple[Row, ...]:
     Raises BadBundle for a bundle of another device, or one without times at such shares.
     """
     bundle = Bundle(path)
+    bundle.check_undivided("plan")
     try:
         different = device.difference(Device.from_json(bundle.manifest["device"]))
         if different:

@@ -18,7 +18,7 @@ from fractune_core.model_inputs import SeveralShapes, as_shapes, each_shape
 from fractune_core.shares import Share
 
 DEFAULT_BUCKETS = 4
-_CHILD = "fractune.features.tune.peer_child"
+_CHILD = "fractune.features.goal.peer_child"
 _POINTS, _REPEATS = 6, 6
 _MOST_LENGTH = 2**20
 

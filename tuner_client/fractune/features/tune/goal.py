@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fractune.features.tune.bundle import BundleFile
-from fractune.features.tune.goal_result import (
+from fractune.features.goal.goal_result import (
     Goal,
     GoalStep,
     LoopAndPaced,
@@ -19,7 +18,8 @@ from fractune.features.tune.goal_result import (
     goal_end,
     next_trials,
 )
-from fractune.features.tune.goal_table import goal_news
+from fractune.features.goal.goal_table import goal_news
+from fractune.features.tune.bundle import BundleFile
 from fractune.features.tune.result import TuneResult
 from fractune.local.stack import own_env
 from fractune.local.timing_process import check_share, timing_process
@@ -35,7 +35,7 @@ from fractune_core.shares import Share
 
 PEERS = ("onnxruntime",)
 DEFAULT_MINUTES = 15.0
-_PEER_CHILD = "fractune.features.tune.peer_child"
+_PEER_CHILD = "fractune.features.goal.peer_child"
 _REPEATS = 15
 """timings of both at each share after each step"""
 _FAR, _REPEATS_FAR = 2.0, 6

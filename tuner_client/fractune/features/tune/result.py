@@ -6,17 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from fractune.features.compete.compete import CompeteResult
+from fractune.features.goal.goal_result import Goal
 from fractune.features.matrix.cross_table import model_table
 from fractune.features.matrix.matrix import Matrix
 from fractune.features.shapes.join import JoinedBundle
 from fractune.features.tune.bundle import BundleFile
-from fractune.features.tune.goal_result import Goal
 from fractune.features.tune.table import latency_table
 from fractune.features.tune.times_table import time_table
 from fractune.server.job_status import JobStatus, ShareResult
 from fractune.text.rendering import Table
 from fractune.text.text import ratio_text, time_text
 from fractune_core.errors import one_line
+from fractune_core.files.staged import Stages
 
 
 @dataclass(frozen=True)
@@ -30,9 +31,12 @@ class TuneResult:
     goal: Goal | None = None
     """the goal and its progress, with `until_beats`; `job` is then the last step's"""
     jobs: tuple[JobStatus, ...] = ()
-    """of a tuning for several shapes: the job of each, the largest first, which is `job`"""
+    """of a tuning for several shapes: the job of each, the largest first, which is `job`; of a model in parts: the job
+    of each part"""
     joined: JoinedBundle | None = None
     """of a tuning for several shapes: its buckets, and whether they may be padded"""
+    stages: Stages | None = None
+    """of a model in parts: what runs in which order"""
     competed: CompeteResult | None = None
     """other runtimes beside the bundle, with `compete`"""
 

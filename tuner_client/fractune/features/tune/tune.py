@@ -11,6 +11,7 @@ from fractune.features.compete.compete import compete as compete_with
 from fractune.features.shapes.lengths import with_lengths
 from fractune.features.tune.bundle import BundleFile
 from fractune.features.tune.goal import goal_spec, tune_until_beaten
+from fractune.features.tune.part_jobs import may_cut, tune_parts
 from fractune.features.tune.result import TuneResult
 from fractune.features.tune.shape_jobs import JoinOptions, check_several, options_by_shape, tune_shapes
 from fractune.models.open_inputs import onnx_inputs
@@ -21,10 +22,14 @@ from fractune.sessions.progress import ProgressOption, View, choose_view
 from fractune.sessions.requests import bundle_file
 from fractune.sessions.running import finished_job
 from fractune.text.output_files import check_writable
-from fractune_core.errors import BadRequest
+from fractune_core.errors import BadModel, BadRequest
+from fractune_core.files.compared import ONNX_RUNTIME
 from fractune_core.jobs import JobSpec, job_options
 from fractune_core.model_inputs import SeveralShapes
 from fractune_core.shares import Share, share_names
+
+NONE = "none"
+"""as `compete`: no other runtime has a part in the bundle"""
 
 
 def tune(
@@ -74,7 +79,8 @@ def tune(
     It also ends after `minutes` (default: 15), or at `trials` (default: no limit); see `TuneResult.goal`.
 
     With `compete="onnxruntime,openvino"` these runtimes are timed beside the bundle at the end, and the fastest serves
-    each share: see `fractune.compete`.
+    each share: see `fractune.compete`. An ONNX model with a node that cannot be imported is cut: what can be imported
+    is tuned, and ONNX Runtime runs the rest, if it is installed here. With `compete="none"` such a model is refused.
 
     `only` names the operators to tune by parts of their names ("conv2d,dense"). `exact` excludes implementations that
     round differently from the operator, such as Winograd's convolutions. A Python file (TVMScript) is refused, unless
@@ -115,25 +121,53 @@ def tune(
         if goal is not None:
             result = tune_until_beaten(path, spec, goal, written, state, view, reconnect_s)
             return _competed(result, path, contenders, view)
-        with finished_job(path, spec, state, server, view, reconnect_s) as (place, job):
+        result = _tuned(path, spec, written, state, server, view, reconnect_s, parts=compete != NONE)
+        if result.stages is not None and not contenders and where is None and _has_cores(shares):
+            contenders = [ONNX_RUNTIME]
+        return _competed(result, path, contenders, view)
+
+
+def _tuned(
+    model: Path,
+    spec: JobSpec,
+    written: Path,
+    state: PathText | None,
+    server: str | None,
+    view: View,
+    reconnect_s: float,
+    *,
+    parts: bool,
+) -> TuneResult:
+    """The model by one job, or in parts if that is allowed and the importer refuses a node of it."""
+    try:
+        with finished_job(model, spec, state, server, view, reconnect_s) as (place, job):
             place.client.download_bundle(job.bundle, written)
             # The stack of this call is still running.
             measurers = place.client.measurers() if place.is_own else {}
-        return _competed(TuneResult(job, BundleFile(written, job.name), measurers), path, contenders, view)
+    except BadModel as error:
+        if not (parts and may_cut(spec, error)):
+            raise
+        return tune_parts(model, spec, error, written, state, server, view, reconnect_s)
+    return TuneResult(job, BundleFile(written, job.name), measurers)
 
 
 def _contenders(compete: str | Sequence[str] | None, shares: str | Sequence[str], server: str | None) -> list[str]:
     """The runtimes for the end of the tuning; none without `compete`. Raises BadRequest."""
-    if compete is None:
+    if compete is None or compete == NONE:
         return []
     if server is not None:
         raise BadRequest(
             f"--compete times runtimes on this machine; leave the server out ({server}), or run 'fractune compete' "
             "where the bundle is served"
         )
-    if not any(Share.parse(share).kind.measures_kernels and share.startswith("cpu:") for share in share_names(shares)):
+    if not _has_cores(shares):
         raise BadRequest("--compete is for shares of whole CPU cores; name one, such as cpu:1, or leave it out")
     return check_runtimes(compete)
+
+
+def _has_cores(shares: str | Sequence[str]) -> bool:
+    """Whether one of the shares is of whole CPU cores, at which runtimes can be timed."""
+    return any(Share.parse(share).kind.measures_kernels and share.startswith("cpu:") for share in share_names(shares))
 
 
 def _competed(result: TuneResult, model: Path, contenders: list[str], view: View) -> TuneResult:

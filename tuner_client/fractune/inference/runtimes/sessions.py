@@ -28,6 +28,14 @@ SETTINGS: dict[str, dict[str, str]] = {
 """by runtime; the number of threads comes to them"""
 
 
+_of_before_forks: list[object] = []
+
+
+def keep_forever(held: object) -> None:
+    """For a forked child: the threads of its parent's sessions are not there, and to end them waits for them."""
+    _of_before_forks.append(held)
+
+
 class Session(Protocol):
     """A loaded model. No two threads may call it at the same time."""
 

@@ -7,10 +7,8 @@ from typing import Any
 import onnx
 from google.protobuf.message import DecodeError
 
-from fractune_core.errors import BadModel, shortened
-
-_SHOWN = 200
-"""characters of a name in a message"""
+from fractune_core.errors import BadModel
+from fractune_core.refusals import node_text, refusal_text
 
 
 def parsed(data: bytes) -> onnx.ModelProto | None:
@@ -44,20 +42,13 @@ def operator_of(node: onnx.NodeProto) -> str:
     return f"{domain}.{node.op_type}" if domain else str(node.op_type)
 
 
-def named(node: onnx.NodeProto) -> str:
-    """The node by its name, or by its first output: exporters leave node names empty."""
-    if node.name:
-        return f"node '{shortened(node.name, _SHOWN)}'"
-    return f"node with output '{shortened(next(iter(node.output), ''), _SHOWN)}'"
-
-
 def described(node: onnx.NodeProto) -> str:
-    return f"{named(node)} ({operator_of(node)})"
+    return node_text(node.name, next(iter(node.output), ""), operator_of(node))
 
 
 def refusal(node: onnx.NodeProto, opset: int, why: str) -> BadModel:
     """The error for a node that cannot be imported. `opset`: the model's. `why` says what is wrong, and what to do."""
-    return BadModel(f"opset {opset}: cannot import {described(node)}: {why}")
+    return BadModel(refusal_text(opset, described(node), why))
 
 
 def text_of(value: Any) -> str:

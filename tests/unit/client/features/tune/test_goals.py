@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fractune.features.tune.goal_result import (
+from fractune.features.goal.goal_result import (
     Goal,
     GoalEnd,
     GoalStep,
@@ -18,7 +18,7 @@ from fractune.features.tune.goal_result import (
     goal_end,
     next_trials,
 )
-from fractune.features.tune.goal_table import goal_json, goal_line, goal_table, step_line, verdict_line
+from fractune.features.goal.goal_table import goal_json, goal_line, goal_table, step_line, verdict_line
 
 PEER_SECS = tuple(1e-3 * (1 + 0.01 * (number % 3)) for number in range(15))
 

@@ -18,9 +18,10 @@ from fractune.cli.progress import choose_view
 from fractune.features.client import Client
 from fractune.features.compete.printing import print_contests
 from fractune.features.fuse.slots_text import apart_text, slots_text
+from fractune.features.goal.goal_table import goal_json, goal_table, verdict_line
 from fractune.features.shapes.sample import shapes_of
 from fractune.features.tune.goal import DEFAULT_MINUTES, PEERS
-from fractune.features.tune.goal_table import goal_json, goal_table, verdict_line
+from fractune.features.tune.parts_table import print_parts
 from fractune.features.tune.result import TuneResult
 from fractune.features.tune.shape_jobs import options_by_shape
 from fractune.features.tune.shapes_table import print_shapes
@@ -53,7 +54,8 @@ Compete = Annotated[
     typer.Option(
         "--compete",
         metavar=",".join(RUNTIMES),
-        help="Time these runtimes beside the bundle at the end; the fastest serves each share.",
+        help="Time these runtimes beside the bundle at the end; the fastest serves each share. With 'none', ONNX "
+        "Runtime does not run what cannot be imported either.",
     ),
 ]
 Out = Annotated[
@@ -202,6 +204,9 @@ def _leave(model: Path, shares: str, job_options: dict[str, Any], place: options
 def _print(result: TuneResult, state: Path | None, *, as_json: bool) -> None:
     if result.joined is not None:
         print_shapes(result, result.joined, as_json=as_json)
+        return
+    if result.stages is not None:
+        print_parts(result, result.stages, as_json=as_json)
         return
     if as_json:
         goal = {} if result.goal is None else {"goal": goal_json(result.goal)}

@@ -17,6 +17,7 @@ from tvm import relax
 from tvm.relax.frontend.onnx import onnx_frontend
 
 from fractune_core.errors import BadModel, first_line
+from fractune_core.refusals import unknown_text
 from fractune_workers.children.importing.onnx_graph import described, domain_of, operator_of, refusal
 from fractune_workers.children.importing.onnx_models.onnx_branches import Branches
 from fractune_workers.children.importing.onnx_models.onnx_converters import CONVERTERS
@@ -92,8 +93,7 @@ class Importer(onnx_frontend.ONNXGraphImporter):
         unknown = [node for node in graph.node if not is_known(node)]
         if unknown:
             others = sorted({operator_of(node) for node in unknown} - {operator_of(unknown[0])})
-            also = f" (also unsupported: {', '.join(others)})" if others else ""
-            raise self.refused(unknown[0], f"no kernel computes this operator{also}; export without it")
+            raise self.refused(unknown[0], unknown_text(others))
 
         for node in graph.node:
             self._check_types(node)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from fractune.features.tune.goal_result import Goal, GoalStep, LoopAndPaced, PeerTiming, SideBySide
+from fractune.features.goal.goal_result import Goal, GoalStep, LoopAndPaced, PeerTiming, SideBySide
 from fractune.sessions.progress import GoalNews
 from fractune.text.rendering import Column, Table
 from fractune.text.text import percent_text, span_text, time_text

@@ -1,0 +1,89 @@
+"""Models that are cut for real, by ONNX and ONNX Runtime; the parts in ONNX Runtime give what the whole model gives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper
+
+from fractune.features.parts.cutting import cut
+from fractune.features.parts.parts import cut_model
+from fractune_core.errors import BadModel
+from fractune_core.files.staged import Stages
+from fractune_core.refusals import RefusedNode
+from tests.support.parts import CDIST, SHAPE, write_middle, write_parted
+
+
+def run_parts(stages: Stages, folder: Path, inputs: dict[str, Any]) -> list[Any]:
+    values = dict(inputs)
+    for place, step in enumerate(stages.steps):
+        session = onnxruntime.InferenceSession(folder / f"{place}.onnx")
+        names = [each.name for each in step.outputs]
+        values |= zip(names, session.run(names, {each.name: values[each.name] for each in step.inputs}), strict=True)
+    return [values[each.name] for each in stages.outputs]
+
+
+def assert_same(model: Path, stages: Stages, folder: Path) -> None:
+    inputs = {"x": np.random.default_rng(5).uniform(0, 1, SHAPE).astype(np.float32)}
+    wanted = onnxruntime.InferenceSession(model).run([each.name for each in stages.outputs], inputs)
+    for mine, theirs in zip(run_parts(stages, folder, inputs), wanted, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-5)
+
+
+def test_a_refused_node_in_the_middle_makes_three_parts(tmp_path: Path) -> None:
+    model = write_middle(tmp_path / "m.onnx")
+    stages = cut(model, {}, [CDIST], tmp_path)
+    assert [step.member for step in stages.steps] == [0, None, 1]
+    assert stages.parts[0].operators == {"com.microsoft.CDist": 1}
+    assert [[each.name for each in step.inputs] for step in stages.steps] == [["x"], ["b"], ["c"]]
+    assert stages.outputs[0].shape == [2, 3]
+    assert_same(model, stages, tmp_path)
+
+
+def test_open_axes_have_the_given_sizes_and_others_the_size_1(tmp_path: Path) -> None:
+    model = write_middle(tmp_path / "m.onnx", ["n", 4])
+    assert cut(model, {"x": [2, 4]}, [CDIST], tmp_path).inputs[0].shape == [2, 4]
+    with pytest.raises(BadModel, match="cannot run it either"):
+        cut(model, {}, [CDIST], tmp_path)  # one row, and a product that takes two
+    with pytest.raises(BadModel, match="has 2 axes"):
+        cut(model, {"x": [2]}, [CDIST], tmp_path)
+
+
+def test_what_follows_a_shape_that_depends_on_data_is_not_our_own(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["a"]),
+        helper.make_node("NonZero", ["a"], ["places"], name="where"),
+        helper.make_node("Cast", ["places"], ["f"], to=TensorProto.FLOAT),
+        helper.make_node("MatMul", ["v", "f"], ["ff"]),
+        helper.make_node("ReduceSum", ["ff"], ["y"], keepdims=0),
+    ]
+    model = write_parted(tmp_path / "m.onnx", nodes, {"places": TensorProto.INT64, "y": TensorProto.FLOAT})
+    stages = cut(model, {}, [RefusedNode("where", "", ())], tmp_path)
+    assert [step.member for step in stages.steps] == [0, None]
+    assert [each.shape for each in stages.outputs] == [[None, None], []]
+    assert_same(model, stages, tmp_path)
+
+
+def test_a_node_that_is_not_there_is_said(tmp_path: Path) -> None:
+    with pytest.raises(BadModel, match="no node of the model is the refused one"):
+        cut(write_middle(tmp_path / "m.onnx"), {}, [RefusedNode("other", "", ())], tmp_path)
+
+
+def test_a_process_of_its_own_cuts_and_names_the_files_by_the_model(tmp_path: Path) -> None:
+    (tmp_path / "parts").mkdir()
+    parts = cut_model(write_middle(tmp_path / "m.onnx"), {}, [CDIST], tmp_path / "parts")
+    assert [file.name for file in parts.files] == ["m-1.onnx", "m-2.onnx", "m-3.onnx"]
+    assert [file.name for file in parts.own] == ["m-1.onnx", "m-3.onnx"]
+    assert list(parts.others) == ["parts/0.onnx"]
+
+
+def test_a_file_that_is_no_model_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "m.onnx").write_bytes(b"\x08\x08torn")
+    with pytest.raises(BadModel) as refused:
+        cut_model(tmp_path / "m.onnx", {}, [CDIST], tmp_path / "parts")
+    assert "\n" not in str(refused.value)

@@ -1,0 +1,1 @@
+"""Tuning until another runtime is beaten."""

@@ -1,0 +1,243 @@
+"""An ONNX file, cut at the nodes that cannot be imported. It runs in a process of its own (`cut_child`).
+
+ONNX Runtime folds the arithmetic of shapes, and two runs on random inputs give the types and shapes of all values.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fractune.features.parts.graph import Shape, crossing, names_read, part_numbers, static_shapes
+from fractune_core.errors import BadModel, first_line
+from fractune_core.files.staged import Stages, Step, Tensor, part_entry
+from fractune_core.refusals import RefusedNode
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    import onnx
+
+    Array = npt.NDArray[Any]
+
+_RUNS = 2
+_ONNX = ("", "ai.onnx")
+
+
+def cut(model: Path, shapes: Mapping[str, Sequence[int]], refused: Sequence[RefusedNode], folder: Path) -> Stages:
+    """The parts of the model with inputs of these `shapes`; open axes that are not given have the size 1. Each part is
+    a file in `folder`: `0.onnx` and so on, by the place of its step.
+
+    Raises BadModel if nothing is refused in it, or ONNX Runtime does not run it.
+    """
+    import onnx
+
+    whole = _simplified(_with_shapes(onnx.load(model), shapes, model.name), model.name, folder)
+    nodes, values = list(whole.graph.node), _values(whole, model.name)
+    named = {place for place, node in enumerate(nodes) if any(_is(each, node) for each in refused)}
+    if not named:
+        raise BadModel("no node of the model is the refused one")
+    fixed = {name for name, value in values.items() if None not in value.shape}
+    fixed.update(weight.name for weight in whole.graph.initializer)
+    moving = {place for place, node in enumerate(nodes) if not fixed.issuperset(_names(node))}
+    return _written(whole, part_numbers(nodes, named | moving), values, folder)
+
+
+def _with_shapes(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]], name: str) -> onnx.ModelProto:
+    weights = {tensor.name for tensor in model.graph.initializer}
+    inputs = [each for each in model.graph.input if each.name not in weights]
+    del model.graph.input[:]
+    model.graph.input.extend(inputs)
+    model.ir_version = max(model.ir_version, 4)  # before, weights are inputs
+    sizes: dict[str, int] = {}
+    for each in model.graph.input:
+        dims = each.type.tensor_type.shape.dim
+        if each.name in shapes and len(shapes[each.name]) != len(dims):
+            raise BadModel(f"{name}: input '{each.name}' has {len(dims)} axes; give as many sizes")
+        for dim, size in zip(dims, shapes.get(each.name, ()), strict=False):
+            sizes[dim.dim_param] = size
+            dim.dim_value = size
+    for each in model.graph.input:
+        for dim in each.type.tensor_type.shape.dim:
+            if not dim.HasField("dim_value"):
+                dim.dim_value = sizes.get(dim.dim_param, 1) if dim.dim_param else 1
+    del model.graph.value_info[:]
+    for output in model.graph.output:
+        output.type.tensor_type.ClearField("shape")
+    return model
+
+
+def _simplified(model: onnx.ModelProto, name: str, folder: Path) -> onnx.ModelProto:
+    """The model as ONNX Runtime reads it, with its constants folded."""
+    import onnx
+    import onnxruntime
+
+    path = folder / "simplified.onnx"
+    _session(model, name, str(path), onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC)
+    found = onnx.load(path)
+    path.unlink()
+    return found
+
+
+def _session(model: onnx.ModelProto, name: str, optimized: str, level: Any) -> Any:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.log_severity_level = 3  # errors only
+    options.graph_optimization_level = level
+    if optimized:
+        options.optimized_model_filepath = optimized
+    try:
+        return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # its exceptions have no common base
+        raise BadModel(f"{name}: ONNX Runtime cannot run it either ({first_line(error)})") from error
+
+
+def _values(model: onnx.ModelProto, name: str) -> dict[str, Tensor]:
+    """The values that are tensors. A shape that depends on data has None for all of its axes."""
+    import numpy as np
+    import onnx
+    import onnxruntime
+
+    shown = onnx.ModelProto()
+    shown.CopyFrom(model)
+    held = {each.name for each in shown.graph.output}
+    extra = [each for node in model.graph.node for each in node.output if each and each not in held]
+    shown.graph.output.extend(onnx.ValueInfoProto(name=each) for each in extra)
+    session = _session(shown, name, "", onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL)
+    names = [each.name for each in session.get_outputs()]
+    runs: list[dict[str, Array]] = []
+    for seed in range(_RUNS):
+        feed = _feed(model.graph, np.random.default_rng(seed))
+        try:
+            found = session.run(names, feed)
+        except Exception as error:
+            raise BadModel(f"{name}: ONNX Runtime cannot run it either ({first_line(error)})") from error
+        runs.append({**feed, **{each: value for each, value in zip(names, found, strict=True) if _is_tensor(value)}})
+    types = {each: str(value.dtype) for each, value in runs[0].items()}
+    shapes = [{each: tuple(value.shape) for each, value in run.items()} for run in runs]
+    foreign = {each for node in model.graph.node if node.domain not in _ONNX for each in node.output}
+    given = {each: (types[each], shape) for each, shape in shapes[0].items() if each in foreign}
+    fixed = static_shapes({**_inferred(model, given), **{each: shape for each, (_, shape) in given.items()}}, shapes)
+    return {
+        each: Tensor(each, types[each], list(fixed.get(each, [None] * len(shape)))) for each, shape in shapes[0].items()
+    }
+
+
+def _inferred(model: onnx.ModelProto, given: Mapping[str, tuple[str, Shape]]) -> dict[str, Shape | None]:
+    """The shapes that ONNX infers, with those `given` for the results of operators that it does not know."""
+    import numpy as np
+    import onnx
+
+    asked = onnx.ModelProto()
+    asked.CopyFrom(model)
+    for name, (dtype, shape) in given.items():
+        kind = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+        asked.graph.value_info.append(onnx.helper.make_tensor_value_info(name, kind, shape))
+    try:
+        graph = onnx.shape_inference.infer_shapes(asked, data_prop=True).graph
+    except Exception:  # noqa: BLE001  it raises several unrelated types; then no shape is known
+        graph = asked.graph
+    values = [*graph.value_info, *graph.input, *graph.output]
+    return {each.name: _fixed_shape(each.type.tensor_type) for each in values}
+
+
+def _fixed_shape(kind: Any) -> Shape | None:
+    if not kind.HasField("shape") or not all(dim.HasField("dim_value") for dim in kind.shape.dim):
+        return None
+    return tuple(dim.dim_value for dim in kind.shape.dim)
+
+
+def _feed(graph: onnx.GraphProto, rng: np.random.Generator) -> dict[str, Array]:
+    """Inputs between 0.1 and 1; 0 or 1 for integers, which may be indices."""
+    import onnx
+
+    made: dict[str, Array] = {}
+    for each in graph.input:
+        kind = each.type.tensor_type
+        if not kind.elem_type or kind.elem_type == onnx.TensorProto.STRING:
+            raise BadModel(f"its input '{each.name}' is not a tensor of numbers")
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)
+        shape = [dim.dim_value for dim in kind.shape.dim]
+        is_float = dtype.kind == "f"
+        made[each.name] = (rng.uniform(0.1, 1.0, shape) if is_float else rng.integers(0, 2, shape)).astype(dtype)
+    return made
+
+
+def _is_tensor(value: Any) -> bool:
+    return hasattr(value, "dtype") and value.dtype.kind in "fiub"
+
+
+def _is(refused: RefusedNode, node: onnx.NodeProto) -> bool:
+    return refused.is_node(node.name, next(iter(node.output), ""), _operator(node))
+
+
+def _operator(node: onnx.NodeProto) -> str:
+    return str(node.op_type) if node.domain in _ONNX else f"{node.domain}.{node.op_type}"
+
+
+def _names(node: onnx.NodeProto) -> set[str]:
+    """All that a node reads or makes."""
+    return names_read(node).union(filter(None, node.output))
+
+
+def _written(model: onnx.ModelProto, numbers: Sequence[int], values: Mapping[str, Tensor], folder: Path) -> Stages:
+    """Write the parts, and describe them."""
+    nodes = list(model.graph.node)
+    outputs = [each.name for each in model.graph.output]
+    made = crossing(nodes, numbers, outputs)
+    steps: list[Step] = []
+    members = 0
+    for number in sorted(set(numbers)):
+        part = [node for node, each in zip(nodes, numbers, strict=True) if each == number]
+        step = Step(
+            [_tensor(values, name) for name in _read(model, part)],
+            [_tensor(values, name) for name in made[number]],
+            None if number % 2 else members,
+            part_entry(len(steps) - members) if number % 2 else "",
+            dict(Counter(map(_operator, part))) if number % 2 else {},
+        )
+        members += number % 2 == 0
+        _write(model, part, step, folder / f"{len(steps)}.onnx")
+        steps.append(step)
+    inputs = [_tensor(values, each.name) for each in model.graph.input]
+    return Stages(inputs, [_tensor(values, name) for name in outputs], steps)
+
+
+def _tensor(values: Mapping[str, Tensor], name: str) -> Tensor:
+    if name not in values:
+        raise BadModel(f"its value '{name}' is not a tensor of numbers, and would lie between two parts")
+    return values[name]
+
+
+def _read(model: onnx.ModelProto, part: Sequence[onnx.NodeProto]) -> list[str]:
+    """What the nodes of a part read of other parts and of the inputs, in the order of reading."""
+    inside = {name for node in part for name in node.output}
+    inside.update(weight.name for weight in model.graph.initializer)
+    return list(dict.fromkeys(name for node in part for name in sorted(names_read(node)) if name not in inside))
+
+
+def _write(model: onnx.ModelProto, part: Sequence[onnx.NodeProto], step: Step, path: Path) -> None:
+    """The nodes with the weights that they read, as a model of its own."""
+    import onnx
+
+    read = set().union(*map(names_read, part))
+    weights = [weight for weight in model.graph.initializer if weight.name in read]
+    graph = onnx.helper.make_graph(part, path.stem, _infos(step.inputs), _infos(step.outputs), weights)
+    made = onnx.helper.make_model(graph, opset_imports=model.opset_import, functions=model.functions)
+    made.ir_version = model.ir_version
+    path.write_bytes(made.SerializeToString())
+
+
+def _infos(tensors: Sequence[Tensor]) -> list[onnx.ValueInfoProto]:
+    import numpy as np
+    import onnx
+
+    kinds = [onnx.helper.np_dtype_to_tensor_dtype(np.dtype(each.dtype)) for each in tensors]
+    return [
+        onnx.helper.make_tensor_value_info(each.name, kind, each.shape)
+        for each, kind in zip(tensors, kinds, strict=True)
+    ]

@@ -1,0 +1,124 @@
+"""A model in parts on disk: cut at the refused nodes, and joined again to one bundle."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fractune.features.parts.cut_child import ERROR, STAGES
+from fractune.local.stack import own_env
+from fractune_core.errors import BadModel
+from fractune_core.files.bundles import Bundle
+from fractune_core.files.compared import ONNX_RUNTIME, Runtime
+from fractune_core.files.joined import join_stages
+from fractune_core.files.replacing import replacing_file
+from fractune_core.files.staged import Stages, Step, Tensor
+from fractune_core.refusals import RefusedNode
+
+_NEEDED = ("onnx", "onnxruntime")
+_CHILD = "fractune.features.parts.cut_child"
+_CUT_TIMEOUT_S = 600.0
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The files of a model in parts."""
+
+    stages: Stages
+    files: tuple[Path, ...]
+    """of each step"""
+
+    @property
+    def own(self) -> list[Path]:
+        """The files that are tuned."""
+        return [file for file, step in zip(self.files, self.stages.steps, strict=True) if step.member is not None]
+
+    @property
+    def others(self) -> dict[str, Path]:
+        """The files that ONNX Runtime runs, by their entries in the bundle."""
+        pairs = zip(self.files, self.stages.steps, strict=True)
+        return {step.part: file for file, step in pairs if step.member is None}
+
+
+def can_cut() -> bool:
+    """Whether what cuts a model, and runs its parts, is installed. Nothing is imported."""
+    return all(importlib.util.find_spec(name) is not None for name in _NEEDED)
+
+
+def cut_model(model: Path, shapes: Mapping[str, Sequence[int]], refused: Sequence[RefusedNode], folder: Path) -> Parts:
+    """Cut the ONNX file, with inputs of these shapes, into files in the empty `folder`. Raises BadModel."""
+    order = json.dumps({"model": str(model), "shapes": dict(shapes), "refused": list(map(asdict, refused))})
+    command = [sys.executable, "-m", _CHILD, str(os.getpid()), order, str(folder)]
+    try:
+        ended = subprocess.run(
+            command,
+            env={**os.environ, **own_env()},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_CUT_TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise BadModel(f"{model.name}: cutting it took more than {_CUT_TIMEOUT_S:.0f} s") from error
+    if (folder / ERROR).exists():
+        raise BadModel((folder / ERROR).read_text(encoding="utf-8"))
+    if not (folder / STAGES).exists():
+        raise BadModel(f"{model.name}: the process that cuts it ended with code {ended.returncode}")
+    stages = Stages.from_json(json.loads((folder / STAGES).read_text(encoding="utf-8")))
+    if len(stages.parts) == len(stages.steps):
+        raise BadModel(f"{model.name}: nothing that can be imported is worth a part of its own")
+    files = []
+    for place in range(len(stages.steps)):
+        files.append(folder / f"{model.stem}-{place + 1}.onnx")
+        (folder / f"{place}.onnx").rename(files[-1])
+    return Parts(stages, tuple(files))
+
+
+def join_parts(model: Path, parts: Parts, bundles: Sequence[Path], written: Path) -> None:
+    """Write the bundle of the model; `bundles` are those of its own parts.
+
+    Raises BadModel, BadBundle, StateUnusable.
+    """
+    from fractune.inference.runtimes.sessions import SETTINGS
+
+    with contextlib.ExitStack() as opened:
+        read = [opened.enter_context(contextlib.closing(Bundle(path))) for path in bundles]
+        steps = [step if step.member is None else _of_member(step, read[step.member]) for step in parts.stages.steps]
+        with model.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        runtime = Runtime(importlib.metadata.version(ONNX_RUNTIME), SETTINGS[ONNX_RUNTIME])
+        others = {entry: path.read_bytes() for entry, path in parts.others.items()}
+        with replacing_file(written) as out:
+            join_stages(
+                out,
+                read,
+                replace(parts.stages, steps=steps),
+                others,
+                {"name": model.name, "sha256": digest},
+                runtime,
+            )
+
+
+def _of_member(step: Step, bundle: Bundle) -> Step:
+    """The step with inputs and outputs in the order of its bundle, which may have dropped an input."""
+    inputs, outputs = (_ordered(bundle.manifest[name]) for name in ("inputs", "outputs"))
+    held = {each.name: each for each in (*step.inputs, *step.outputs)}
+    strangers = [each.name for each in (*inputs, *outputs) if held.get(each.name) != each]
+    if strangers or {each.name for each in outputs} != {each.name for each in step.outputs}:
+        name = (strangers or [step.outputs[0].name])[0]
+        raise BadModel(f"the value '{name}' between two parts of the model has another type or shape when imported")
+    return replace(step, inputs=inputs, outputs=outputs)
+
+
+def _ordered(tensors: Sequence[Mapping[str, Any]]) -> list[Tensor]:
+    return [Tensor(each["name"], each["dtype"], list(each["shape"])) for each in tensors]

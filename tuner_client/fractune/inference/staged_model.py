@@ -1,0 +1,206 @@
+"""A loaded bundle of a model in parts: its own code runs some, and ONNX Runtime the others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from fractune.inference.caller_warnings import warn_caller
+from fractune.inference.choosing.matching import Matched
+from fractune.inference.choosing.runtimes import runtime_choice
+from fractune.inference.choosing.variants import VariantChoice
+from fractune.inference.cpu.share import ShareHere
+from fractune.inference.model import Model
+from fractune.inference.runtimes.sessions import Session, keep_forever, open_session
+from fractune.inference.runtimes.variant import runtime_variant
+from fractune.inference.tvm_runtime import tensors
+from fractune.inference.tvm_runtime.bound import Bound, BoundMemory
+from fractune.inference.tvm_runtime.tensors import TensorSpec
+from fractune.inference.tvm_runtime.variants import Variant
+from fractune_core.errors import BadBundle, BadRequest
+from fractune_core.files.bundles import Bundle
+from fractune_core.files.compared import ONNX_RUNTIME, RUNTIMES, Runtime
+from fractune_core.files.staged import Stages, Step, Tensor
+from fractune_core.host.forks import begin_in_forked_children
+
+if TYPE_CHECKING:
+    from fractune.inference.tvm_runtime.tensors import Array
+
+
+@dataclass(frozen=True)
+class _Opened:
+    """What runs at a share."""
+
+    share: ShareHere
+    whole: Variant | None
+    """the whole model in another runtime, if that was faster"""
+    sessions: dict[str, Session] = field(default_factory=dict)
+    """by the part's entry in the bundle; those that have run"""
+    is_forked: bool = False
+    """the threads of the parent's sessions are not there: it is to be opened again"""
+
+
+class StagedModel(Model):
+    """The parts of a model, run one after the other. Values pass from one to the next in place.
+
+    Its `choice`, `threads` and `share` are those of its own first part, or of another runtime if that runs the whole
+    model. A variant is that of every own part. Parts of ONNX Runtime have as many threads as the share has cores.
+    """
+
+    stages: Stages
+    """the parts in the order of running"""
+
+    def __init__(self, bundle: Bundle, **options: Any) -> None:  # not of `Model`: it has models, and is none of them
+        """As `fractune.load`. Raises FractuneError if ONNX Runtime is not installed."""
+        self.bundle = bundle
+        self.stages = Stages.from_json(bundle.manifest["stages"])
+        self.inputs, self.outputs = _specs(self.stages.inputs), _specs(self.stages.outputs)
+        self.slots = ()
+        self._goal = options.get("goal", "latency")
+        self._uses_runtimes = options.get("runtimes", True) and options.get("threads") is None
+        first = Model(bundle.members[0], **options)
+        common: dict[str, Any] = {"weights": first._backend.weights, "turn": first._turn}  # noqa: SLF001  its class's
+        self._members = [first, *(Model(each, **options, **common) for each in bundle.members[1:])]
+        self._turn = first._turn  # noqa: SLF001
+        self._opened = self._open(first)
+        begin_in_forked_children(self)
+
+    def begin_in_child(self) -> None:  # its models have their own
+        keep_forever(self._opened)
+        self._opened = replace(self._opened, whole=None, sessions={}, is_forked=True)
+
+    def run(self, inputs: Mapping[str, Any], variant: str | None = None, *, slot: int | None = None) -> list[Array]:
+        """The outputs as separate arrays. Raises BadRequest for wrong inputs, an unknown variant, and for a slot."""
+        if slot is not None:
+            self._no_slots()
+        return self._run(tensors.as_arrays(self.inputs, inputs), variant)
+
+    def run_tensors(self, inputs: Mapping[str, Any], variant: str | None = None) -> list[Any]:
+        """The arrays of `run`."""
+        return self.run(inputs, variant)
+
+    def bind(
+        self,
+        inputs: Mapping[str, Any] | None = None,
+        outputs: Mapping[str, Any] | None = None,
+        variant: str | None = None,
+    ) -> Bound:
+        """As `Model.bind`; each call copies its outputs once."""
+        self._check_variant(variant)
+        return Bound(BoundMemory(self.inputs, inputs, self.outputs, outputs), partial(self._run_into, variant))
+
+    def placed(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        return dict(tensors.as_arrays(self.inputs, inputs))
+
+    def rematch(self) -> VariantChoice:
+        for member in self._members:
+            member.rematch()
+        self._opened = self._open(self._members[0])
+        return self.choice
+
+    @property
+    def throttled(self) -> float | None:
+        return self._members[0].throttled
+
+    @property
+    def occupancy(self) -> float:
+        return 0.0
+
+    def random_inputs(self, seed: int = 0) -> dict[str, Array]:
+        return tensors.random_inputs(self.inputs, seed)
+
+    def run_slots(
+        self, requests: Mapping[int, Mapping[str, Any]], variant: str | None = None
+    ) -> dict[int, list[Array]]:
+        del requests, variant
+        self._no_slots()
+
+    def _no_slots(self) -> NoReturn:
+        raise BadRequest(f"{self.bundle.name} is of a model in parts, without slots; name none")
+
+    def _check_variant(self, variant: str | None) -> None:
+        names = [each["name"] for each in self.bundle.variants]
+        if variant is not None and variant not in names and variant not in RUNTIMES:
+            raise BadRequest(f"{self.bundle.name} has no variant '{variant}'; it has {', '.join(names)}")
+
+    def _run_into(self, variant: str | None, arguments: Sequence[Any], outputs: Sequence[Any]) -> None:
+        names = [spec.name for spec in self.inputs]
+        found = self._run(dict(zip(names, map(tensors.as_array, arguments), strict=True)), variant)
+        for mine, theirs in zip(outputs, found, strict=True):
+            tensors.as_array(mine)[...] = theirs
+
+    def _run(self, inputs: dict[str, Array], variant: str | None) -> list[Array]:
+        self._check_variant(variant)
+        opened = self._here()
+        if opened.whole is not None and (variant is None or variant in RUNTIMES):
+            arguments = [tensors.as_tensor(spec.name, inputs[spec.name]) for spec in self.inputs]
+            return [tensors.as_array(each) for each in opened.whole.main(*arguments)]
+        values: dict[str, Any] = dict(inputs)
+        for step in self.stages.steps:
+            values.update(self._run_step(step, values, opened, variant))
+        arrays = (_as_array(values[spec.name]) for spec in self.outputs)
+        # An own part's memory is used again, and an output may be an input.
+        return [array if array.flags.owndata and array.base is None else array.copy() for array in arrays]
+
+    def _run_step(self, step: Step, values: Mapping[str, Any], opened: _Opened, variant: str | None) -> dict[str, Any]:
+        names = [each.name for each in step.outputs]
+        if step.member is not None:
+            given = {each.name: values[each.name] for each in step.inputs}
+            return dict(zip(names, self._members[step.member].run_tensors(given, variant), strict=True))
+        feed = {each.name: _as_array(values[each.name]) for each in step.inputs}
+        outputs = dict(zip(names, self._session(step, opened).run(feed), strict=True))
+        for each in step.outputs:
+            if not _spec(each).has_shape(outputs[each.name].shape):
+                raise BadBundle(
+                    f"{self.bundle.name}: ONNX Runtime gives '{each.name}' the shape {outputs[each.name].shape}, and "
+                    f"the next part takes {each.shape}; tune the model again for inputs of this kind"
+                )
+        return outputs
+
+    def _here(self) -> _Opened:
+        """What runs at the share that the own parts follow."""
+        if self._opened.is_forked or self._members[0].share != self._opened.share:
+            self._opened = self._open(self._members[0])
+        return self._opened
+
+    def _open(self, first: Model) -> _Opened:
+        share = first.share
+        found = Matched(first.choice, share, first.threads)
+        if self._uses_runtimes:
+            found, missing = runtime_choice(self.bundle, share, found, self._goal)
+            if missing:
+                warn_caller(missing)
+        threads = found.threads
+        cpus = share.cpus[:threads]
+        self.share, self.choice, self.threads = share, found.choice, threads
+        if found.choice.variant in RUNTIMES:
+            return _Opened(share, runtime_variant(self.bundle, found.choice.variant, threads, cpus))
+        opened = _Opened(share, None)
+        for step in self.stages.parts:
+            self._session(step, opened)
+        return opened
+
+    def _session(self, step: Step, opened: _Opened) -> Session:
+        session = opened.sessions.get(step.part)
+        if session is None:
+            cpus = opened.share.cpus[: opened.share.units]
+            settings = Runtime.from_json(self.bundle.manifest["runtimes"][ONNX_RUNTIME]).settings
+            shapes = {each.name: [dim or 1 for dim in each.shape] for each in step.inputs}
+            name, file = f"{self.bundle.name}, {step.part}", self.bundle.read(step.part)
+            session = open_session(ONNX_RUNTIME, file, name, len(cpus), cpus, settings, shapes)
+            opened.sessions[step.part] = session
+        return session
+
+
+def _specs(described: Sequence[Tensor]) -> list[TensorSpec]:
+    return list(map(_spec, described))
+
+
+def _spec(each: Tensor) -> TensorSpec:
+    return TensorSpec(each.name, each.dtype, tuple(each.shape))
+
+
+def _as_array(value: Any) -> Array:
+    return value if hasattr(value, "ctypes") else tensors.as_array(value)
