@@ -74,7 +74,7 @@ def _openvino(path: str, threads: int) -> _Run:
     from fractune.inference.comparing.openvino_model import stream_settings
 
     core = openvino.Core()
-    settings = {**stream_settings(threads, 1), "INFERENCE_PRECISION_HINT": "f32"}  # as the others compute
+    settings = {**stream_settings(threads, 1), "EXECUTION_MODE_HINT": "ACCURACY"}  # as the others compute
     request = core.compile_model(core.read_model(path), "CPU", settings).create_infer_request()
 
     def run(inputs: Mapping[str, Array]) -> Sequence[Array]:

@@ -35,6 +35,8 @@ class Timed(JsonObject):
     loop: tuple[float, float, float] | None = None
     """the bundle's time over this one's: median, and the 95 % interval; None for the bundle itself"""
     paced: tuple[float, float, float] | None = None
+    difference: float | None = None
+    """the largest of its outputs to the bundle's, over the largest value"""
 
 
 @dataclass(frozen=True)

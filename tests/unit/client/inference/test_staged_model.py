@@ -16,7 +16,7 @@ import pytest
 import fractune
 from fractune import StagedModel
 from fractune.features.compete.needs import bundle_use
-from fractune.inference.runtimes.sessions import SETTINGS
+from fractune.inference.runtimes.sessions import settings_of
 from fractune_core.errors import BadBundle, BadRequest, FractuneError
 from fractune_core.files.bundles import Bundle
 from fractune_core.files.compared import MODEL, ONNX_RUNTIME, Compared, Runtime, Timed
@@ -130,7 +130,7 @@ def test_the_runtime_that_was_faster_runs_the_whole_model(in_parts: Small, tmp_p
             file,
             extra={MODEL: in_parts.model.read_bytes()},
             compared={"cpu:1": Compared({"fractune": Timed(2.0, 2.0), ONNX_RUNTIME: won}).to_json()},
-            runtimes={ONNX_RUNTIME: Runtime(installed_version(), SETTINGS[ONNX_RUNTIME]).to_json()},
+            runtimes={ONNX_RUNTIME: Runtime(installed_version(), settings_of(ONNX_RUNTIME)).to_json()},
         )
     loaded = fractune.load(path, share="cpu:1")
     assert loaded.choice.variant == ONNX_RUNTIME

@@ -18,7 +18,9 @@ def open_child(args: list[str]) -> dict[str, Callable[..., Any]]:
     confinement = CpuConfinement(Share.parse(share), [int(core) for core in cores.split(",")])
     confinement.enter()
 
-    def compare(bundle: str, member: int | None, onnx: str, runtimes: list[str], repeats: int) -> dict[str, Any]:
+    def compare(
+        bundle: str, member: int | None, onnx: str, runtimes: list[str], repeats: int, exact: bool
+    ) -> dict[str, Any]:
         from fractune.inference.comparing.beside_runtimes import time_beside_runtimes
         from fractune.inference.comparing.onnxruntime_model import is_quantized
         from fractune.inference.loading import model_of
@@ -27,7 +29,7 @@ def open_child(args: list[str]) -> dict[str, Callable[..., Any]]:
         one = opened if member is None else opened.members[member]
         model = model_of(one, share=share, runtimes=False)
         compared, found = time_beside_runtimes(
-            model, path.read_bytes(), runtimes, repeats, quantized=is_quantized(path)
+            model, path.read_bytes(), runtimes, repeats, quantized=is_quantized(path), exact=exact
         )
         confinement.verify()
         return {"compared": compared.to_json(), "runtimes": {name: each.to_json() for name, each in found.items()}}

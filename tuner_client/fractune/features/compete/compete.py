@@ -64,6 +64,7 @@ def compete(
     runtimes: str | Sequence[str] | None = None,
     shares: str | Sequence[str] | None = None,
     repeats: int = REPEATS,
+    inexact: bool = False,
     progress: LineProgress = True,
 ) -> CompeteResult:
     """Time the bundle at each CPU share beside `model`, the ONNX file that it was made from, in other runtimes.
@@ -72,6 +73,7 @@ def compete(
     take turns, have a thread for each core, and do not spin while they wait. A runtime that is faster beyond the noise
     serves the share from then on. The bundle gets the file, the runtime's version and settings, and `fractune.load`
     uses it where that version is installed. The bundle is replaced; a signature is lost. `shares` are some of its own.
+    With `inexact` runtimes compute by their defaults: bfloat16, data rounded to 8 bits, products that may saturate.
 
     Raises BadBundle, BadRequest, ShareUnavailable, StateUnusable, or FractuneError if a runtime is not installed.
     """
@@ -82,7 +84,8 @@ def compete(
         _check_model(opened, onnx)
         at = _shares(opened, shares)
         members = _compared_apart(opened)
-        found = {member: _at_shares(path, member, onnx, named, at, repeats, report) for member in members}
+        contest = {"onnx": str(onnx), "runtimes": named, "repeats": repeats, "exact": not inexact}
+        found = {member: _at_shares(path, member, contest, at, report) for member in members}
         _write(opened, path, onnx, found)
     return held_contests(path)
 
@@ -138,21 +141,14 @@ def _shares(bundle: Bundle, given: str | Sequence[str] | None) -> list[str]:
 
 
 def _at_shares(
-    path: Path,
-    member: int | None,
-    onnx: Path,
-    runtimes: list[str],
-    shares: list[str],
-    repeats: int,
-    report: Callable[[str], None],
+    path: Path, member: int | None, contest: dict[str, Any], shares: list[str], report: Callable[[str], None]
 ) -> dict[str, Any]:
     """What the child found, by share."""
     found = {}
     for share in shares:
-        report(f"timing {', '.join(runtimes)} beside the bundle at {share}")
+        report(f"timing {', '.join(contest['runtimes'])} beside the bundle at {share}")
         with timing_process(_CHILD, share, own_env(), report_line=report) as call:
-            arguments = {"bundle": str(path), "member": member, "onnx": str(onnx), "runtimes": runtimes}
-            found[share] = call("compare", **arguments, repeats=repeats)
+            found[share] = call("compare", bundle=str(path), member=member, **contest)
     return found
 
 

@@ -25,7 +25,8 @@ def compared_table(name: str, contests: Sequence[OneContest]) -> Table:
     columns = (
         *([Column("shape", wraps_at=24)] if shaped else []),
         *(Column("share"), Column("runtime"), Column("in a loop", numbers=True), Column("paced", numbers=True)),
-        *(Column("bundle over it, loop", numbers=True), Column("paced", numbers=True), Column("serves")),
+        *(Column("bundle over it, loop", numbers=True), Column("paced", numbers=True)),
+        *(Column("differs", numbers=True, dispensable=1), Column("serves")),
     )
     cells = tuple(row for each in contests for row in _rows(each, shaped=shaped))
     notes = tuple(
@@ -41,8 +42,9 @@ def _rows(each: OneContest, *, shaped: bool) -> Iterator[tuple[str, ...]]:
     for name, timed in each.compared.times.items():
         goals = [goal for goal, winner in serves.items() if winner == name]
         ratios = ("-", "-") if name == OURS else (_ratio(timed.loop), _ratio(timed.paced))
+        differs = "-" if timed.difference is None else f"{timed.difference:.0e}"
         times = (time_text(timed.loop_s), time_text(timed.paced_s))
-        yield (*([each.shape] if shaped else []), each.share, name, *times, *ratios, ", ".join(goals) or "-")
+        yield (*([each.shape] if shaped else []), each.share, name, *times, *ratios, differs, ", ".join(goals) or "-")
 
 
 def _ratio(found: tuple[float, float, float] | None) -> str:

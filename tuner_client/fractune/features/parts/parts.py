@@ -89,14 +89,14 @@ def join_parts(model: Path, parts: Parts, bundles: Sequence[Path], written: Path
 
     Raises BadModel, BadBundle, StateUnusable.
     """
-    from fractune.inference.runtimes.sessions import SETTINGS
+    from fractune.inference.runtimes.sessions import settings_of
 
     with contextlib.ExitStack() as opened:
         read = [opened.enter_context(contextlib.closing(Bundle(path))) for path in bundles]
         steps = [step if step.member is None else _of_member(step, read[step.member]) for step in parts.stages.steps]
         with model.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
-        runtime = Runtime(importlib.metadata.version(ONNX_RUNTIME), SETTINGS[ONNX_RUNTIME])
+        runtime = Runtime(importlib.metadata.version(ONNX_RUNTIME), settings_of(ONNX_RUNTIME))
         others = {entry: path.read_bytes() for entry, path in parts.others.items()}
         with replacing_file(written) as out:
             join_stages(

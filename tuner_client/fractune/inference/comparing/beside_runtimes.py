@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fractune.inference.comparing.agreement import rounding
 from fractune.inference.comparing.interleaved import Times, differences, time_interleaved
 from fractune.inference.model import Model
-from fractune.inference.runtimes.sessions import SETTINGS, Session, open_session
+from fractune.inference.runtimes.sessions import Session, open_session, settings_of
 from fractune.inference.runtimes.variant import input_order
 from fractune_core.analysis.slowdown_ci import Slowdown, slowdown
 from fractune_core.errors import FractuneError
@@ -25,39 +25,42 @@ _QUANTIZED_AGREE = 5e-2
 
 
 def time_beside_runtimes(
-    model: Model, onnx: bytes, runtimes: Sequence[str], repeats: int, *, quantized: bool
+    model: Model, onnx: bytes, runtimes: Sequence[str], repeats: int, *, quantized: bool, exact: bool = True
 ) -> tuple[Compared, dict[str, Runtime]]:
     """Times of the model and of its file in the runtimes that can run it and agree with it, and these runtimes.
 
-    All have a thread for each core of the model's share. The model runs its own code.
+    All have a thread for each core of the model's share. The model runs its own code. Unless `exact`, runtimes compute
+    by their defaults, and may differ as much as a quantized model.
     """
     inputs = model.random_inputs()
     wanted = model.run(inputs)
-    allowed = _QUANTIZED_AGREE if quantized else rounding(wanted)
+    allowed = _QUANTIZED_AGREE if quantized or not exact else rounding(wanted)
     calls: dict[str, Callable[[], Any]] = {OURS: partial(model.run, inputs)}
-    found, refused = {}, {}
+    found, refused, differ = {}, {}, {}
     for name in runtimes:
+        settings = settings_of(name, exact=exact)
         try:
-            session = _session(model, onnx, name)
+            session = _session(model, onnx, name, settings)
             call = _call(model, session, inputs)
-            worst = differences(call(), wanted)[1]
+            differ[name] = worst = differences(call(), wanted)[1]
         except (FractuneError, ValueError) as error:
             refused[name] = str(error)
             continue
         if worst > allowed:
             refused[name] = f"its outputs differ by {worst:.1e} of the largest value, and {allowed:.0e} is rounding"
             continue
-        calls[name], found[name] = call, Runtime(session.version, SETTINGS[name])
+        calls[name], found[name] = call, Runtime(session.version, settings)
     times = time_interleaved(calls, repeats, apart=True)
     ours = times[OURS]
-    timed = {name: _timed(each, None if name == OURS else ours) for name, each in times.items()}
+    timed = {OURS: _timed(ours, None, None)}
+    timed |= {name: _timed(times[name], ours, differ[name]) for name in found}
     return Compared(timed, refused), found
 
 
-def _session(model: Model, onnx: bytes, name: str) -> Session:
+def _session(model: Model, onnx: bytes, name: str, settings: Mapping[str, str]) -> Session:
     shapes, threads = input_shapes(model.bundle.manifest), model.share.units
     file_name = model.bundle.manifest["model"]["name"]
-    return open_session(name, onnx, file_name, threads, model.share.cpus[:threads], SETTINGS[name], shapes)
+    return open_session(name, onnx, file_name, threads, model.share.cpus[:threads], settings, shapes)
 
 
 def _call(model: Model, session: Session, inputs: dict[str, Array]) -> Callable[[], list[Array]]:
@@ -66,12 +69,13 @@ def _call(model: Model, session: Session, inputs: dict[str, Array]) -> Callable[
     return lambda: session.run(feed)
 
 
-def _timed(times: Times, ours: Times | None) -> Timed:
+def _timed(times: Times, ours: Times | None, difference: float | None) -> Timed:
     loop_s, paced_s = (statistics.median(secs) for secs in (times.loop_secs, times.paced_secs))
     if ours is None:
         return Timed(loop_s, paced_s)
     loop = slowdown(ours.loop_secs, times.loop_secs, interleaved=True)
-    return Timed(loop_s, paced_s, _ratio(loop), _ratio(slowdown(ours.paced_secs, times.paced_secs, interleaved=True)))
+    paced = slowdown(ours.paced_secs, times.paced_secs, interleaved=True)
+    return Timed(loop_s, paced_s, _ratio(loop), _ratio(paced), difference)
 
 
 def _ratio(lost: Slowdown) -> tuple[float, float, float]:

@@ -1,7 +1,6 @@
 """A model file in ONNX Runtime or OpenVINO, run on arrays in place.
 
-Threads do not spin while they wait: the share may serve others too. Products of quantized numbers are exact, as ONNX
-defines them.
+Threads do not spin while they wait: the share may serve others too.
 """
 
 from __future__ import annotations
@@ -17,15 +16,21 @@ from fractune_core.files.compared import ONNX_RUNTIME, OPENVINO
 if TYPE_CHECKING:
     from fractune.inference.tvm_runtime.tensors import Array
 
-SETTINGS: dict[str, dict[str, str]] = {
-    ONNX_RUNTIME: {
-        "session.intra_op.allow_spinning": "0",
-        "session.x64quantprecision": "1",
-        "session.qdq_matmulnbits_accuracy_level": "1",
-    },
-    OPENVINO: {"PERFORMANCE_HINT": "LATENCY", "NUM_STREAMS": "1", "INFERENCE_PRECISION_HINT": "f32"},
+_SETTINGS: dict[str, dict[str, str]] = {
+    ONNX_RUNTIME: {"session.intra_op.allow_spinning": "0"},
+    OPENVINO: {"PERFORMANCE_HINT": "LATENCY", "NUM_STREAMS": "1"},
 }
-"""by runtime; the number of threads comes to them"""
+_EXACT: dict[str, dict[str, str]] = {
+    ONNX_RUNTIME: {"session.x64quantprecision": "1", "session.qdq_matmulnbits_accuracy_level": "1"},
+    OPENVINO: {"EXECUTION_MODE_HINT": "ACCURACY"},
+}
+"""By default ONNX Runtime's products of bytes may saturate; OpenVINO computes in bfloat16, and rounds data to 8 bits
+where weights have 8 bits, also with INFERENCE_PRECISION_HINT=f32"""
+
+
+def settings_of(runtime: str, *, exact: bool = True) -> dict[str, str]:
+    """The settings beside the number of threads. `exact`: all products as ONNX defines them."""
+    return {**_SETTINGS[runtime], **(_EXACT[runtime] if exact else {})}
 
 
 _of_before_forks: list[object] = []

@@ -24,10 +24,15 @@ def compete(
         str | None, typer.Option("--shares", metavar="cpu:1,cpu:2", help="CPU shares of the bundle (default: all).")
     ] = None,
     repeats: Annotated[int, typer.Option("--repeats", min=6, help="Number of timings of each.")] = REPEATS,
+    inexact: Annotated[
+        bool, typer.Option("--inexact", help="Let runtimes round as they do by default (bfloat16, 8 bits).")
+    ] = False,
     as_json: options.Json = False,
 ) -> None:
     """Time a bundle beside other runtimes; the faster one serves it."""
-    found = compete_with(bundle, model, runtimes=runtimes, shares=shares, repeats=repeats, progress=not as_json)
+    found = compete_with(
+        bundle, model, runtimes=runtimes, shares=shares, repeats=repeats, inexact=inexact, progress=not as_json
+    )
     print_contests(found, as_json=as_json)
     if not as_json:
         print(f"bundle: {found.path}")
