@@ -49,7 +49,7 @@ from fractune.text.text import span_text, time_text
 from fractune_core.arrivals import LOAD_TEXT
 
 PEER = "onnxruntime"
-_MODELS = (
+MODELS = (
     *("squeezenet", "resnet50", "densenet121", "shufflenet", "inception_v2"),
     *("magika", "ocr_detection", "ocr_recognition", "crnn", "crnn_dynamic", "smart_turn", "silero", "silero_ifless"),
     *("minilm", "minilm_dynamic", "transformer", "yolov8n", "speech_embedding"),
@@ -76,7 +76,7 @@ def main() -> None:
 
 def _parse() -> argparse.Namespace:
     parser = arguments(__doc__)
-    parser.add_argument("--models", type=_names, help=f"by default {','.join(_MODELS)}")
+    parser.add_argument("--models", type=_names, help=f"by default {','.join(MODELS)}")
     parser.add_argument("--shares", type=_names, default=["cpu:1", "cpu:2"])
     parser.add_argument("--minutes-a-model", type=float, help="by default 15")
     parser.add_argument("--min-gain", type=float, default=0.5, help="part of its time by which to beat it")
@@ -85,7 +85,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--tables", type=Path, help="print a result file as Markdown, and measure nothing")
     args = parser.parse_args()
     args.only = _QUICK_OPERATORS if args.quick and not args.models else ""
-    args.models = args.models or (["squeezenet"] if args.quick else list(_MODELS))
+    args.models = args.models or (["squeezenet"] if args.quick else list(MODELS))
     args.minutes_a_model = args.minutes_a_model or (3.0 if args.quick else 15.0)
     args.trials = args.trials if args.trials is not None else (8 if args.quick else None)
     args.repeats = args.repeats or (_FEWEST_REPEATS if args.quick else 9)

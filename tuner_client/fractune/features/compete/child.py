@@ -19,7 +19,7 @@ def open_child(args: list[str]) -> dict[str, Callable[..., Any]]:
     confinement.enter()
 
     def compare(
-        bundle: str, member: int | None, onnx: str, runtimes: list[str], repeats: int, exact: bool
+        bundle: str, member: int | None, onnx: str, runtimes: list[str], repeats: int, *, exact: bool
     ) -> dict[str, Any]:
         from fractune.inference.comparing.beside_runtimes import time_beside_runtimes
         from fractune.inference.comparing.onnxruntime_model import is_quantized
