@@ -81,11 +81,9 @@ def _heavy(operators: Sequence[Mapping[str, Any]], l2_bytes: int) -> list[Mappin
 
 
 def _finalists(records: Sequence[TuningRecord], workload: str, base: Mapping[str, str], count: int) -> dict[str, float]:
-    """Seconds of the fastest candidates of an operator by their trace, measured alone; the bundle's is among them."""
-    own = [each for each in records if each.workload_hash == workload and each.status is Status.OK]
-    secs: dict[str, float] = {}
-    for each in sorted(own, key=lambda record: record.kind is Kind.VALIDATION):  # a validation counts more than a trial
-        secs[each.trace] = each.choosing_s
+    """Seconds of an operator's fastest candidates by their trace, as its trials took alone; the bundle's is first."""
+    trials = [each for each in records if each.workload_hash == workload and each.kind is Kind.TRIAL]
+    secs = {each.trace: each.median_s for each in trials if each.status is Status.OK and each.share == SHARE}
     fastest = sorted(secs, key=lambda trace: secs[trace])[:count]
     near = [trace for trace in fastest if secs[trace] < _NEAR * secs[fastest[0]]]
     return {trace: secs[trace] for trace in dict.fromkeys([base[workload], *near]) if trace in secs}

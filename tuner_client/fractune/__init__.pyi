@@ -10,6 +10,8 @@ from fractune.features.cost.cost import CostResult as CostResult
 from fractune.features.cost.cost import cost as cost
 from fractune.features.cost.job_cost import JobCost as JobCost
 from fractune.features.cost.job_cost import Prices as Prices
+from fractune.features.diff.diff import Diff as Diff
+from fractune.features.diff.diff import diff as diff
 from fractune.features.fit.fit import FitResult as FitResult
 from fractune.features.fit.fit import fit as fit
 from fractune.features.fuse.fuse import FusedModel as FusedModel

@@ -50,7 +50,7 @@ INFERENCE = tuple(
 FEATURES = tuple(
     f"fractune.features.{name}"
     for name in (
-        *("compete", "cost", "fit", "fuse", "goal", "knee", "log", "matrix", "noise", "pair", "parts", "plan"),
+        *("compete", "cost", "diff", "fit", "fuse", "goal", "knee", "log", "matrix", "noise", "pair", "parts", "plan"),
         *("shapes", "tune"),
     )
 )
@@ -314,10 +314,29 @@ ROOMS = {
     ),
     # A command is loaded by its name, and knows none of another room.
     "fractune.cli.commands": room(),
-    "fractune.cli.commands.fleet": room(*COMMAND),
+    "fractune.cli.commands.fleet": room(*COMMAND, lazily=("fractune.dashboard",)),
     "fractune.cli.commands.jobs": room(*COMMAND),
     "fractune.cli.commands.machine": room(*COMMAND),
     "fractune.cli.commands.models": room(*COMMAND, *INFERENCE, lazily=("numpy",)),
+    # Pages of a server, made of the features' tables; starlette, uvicorn and jinja2 are of the extra `web`.
+    "fractune.dashboard": room(
+        *CORE,
+        "fractune.dashboard.reading",
+        "fractune.dashboard.views",
+        "fractune.features",
+        "fractune.server",
+        "jinja2",
+        "starlette",
+        "uvicorn",
+    ),
+    "fractune.dashboard.reading": room(*CORE, "fractune.features", "fractune.server"),
+    "fractune.dashboard.views": room(
+        *CORE,
+        "fractune.dashboard.reading",
+        *(f"fractune.features.{name}" for name in ("diff", "log", "matrix", "tune")),
+        "fractune.server",
+        "fractune.text",
+    ),
     # What `import fractune` offers: a client of a server on top, the features below it.
     "fractune.features": room(*CORE, "fractune", *FEATURES, *BELOW_FEATURES),
     # Runtimes are timed beside a bundle in a process that is confined as the workers' are.
@@ -325,6 +344,7 @@ ROOMS = {
         "fractune.features.shapes", lazily=(*INFERENCE, "fractune_workers.confinement")
     ),
     "fractune.features.cost": feature(),
+    "fractune.features.diff": feature(),
     # A model is timed in a process that is confined as the workers' are.
     "fractune.features.fit": feature(lazily=(*INFERENCE, "fractune_workers.confinement", "matplotlib")),
     "fractune.features.fuse": feature(lazily=("fractune_workers.child", "fractune_workers.reader")),

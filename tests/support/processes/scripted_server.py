@@ -49,6 +49,10 @@ class ScriptedServer(
         self.plans: list[pb.Plan] = []
         self.workers = [pb.Worker(name="workers/w1", role="build", host="here", pid=1)]
         self.fail_with: FractuneError | None = None
+        self.fail_jobs: FractuneError | None = None
+        """as `fail_with`, of the list of jobs"""
+        self.lists = 0
+        """how often the jobs were listed"""
         self.watch: Callable[[grpc.ServicerContext], Iterator[pb.Job]] | None = None
 
     def _maybe_fail(self, context: grpc.ServicerContext) -> None:
@@ -83,6 +87,9 @@ class ScriptedServer(
         return self.script[-1]
 
     def ListJobs(self, request: pb.ListJobsRequest, context: Any) -> pb.ListJobsResponse:
+        self.lists += 1
+        if self.fail_jobs is not None:
+            abort(context, self.fail_jobs)
         start = int(request.page_token or 0)
         stop = start + min(request.page_size, 2)  # small pages, so that the client must turn them
         token = str(stop) if stop < len(self.script) else ""

@@ -220,19 +220,19 @@ class RpcClient:
     # ---- the tuning log ------------------------------------------------------------------------------------
 
     def records(
-        self, record_filter: pb.RecordFilter, limit: int, *, fastest_first: bool = False
+        self, record_filter: pb.RecordFilter, limit: int, *, fastest_first: bool = False, page: str = ""
     ) -> pb.ListRecordsResponse:
-        """At most `limit` records that pass the filter, all pages as one."""
+        """At most `limit` records that pass the filter, from a `page` on, all pages as one."""
         found = pb.ListRecordsResponse()
-        token = ""
+        token = page
         while len(found.records) < limit:
             size = min(limit - len(found.records), 1000)
             request = pb.ListRecordsRequest(
                 filter=record_filter, page_size=size, page_token=token, fastest_first=fastest_first
             )
-            page = self._call(self._log.ListRecords, request)
-            found.MergeFrom(page)
-            found.next_page_token = token = page.next_page_token
+            answer = self._call(self._log.ListRecords, request)
+            found.MergeFrom(answer)
+            found.next_page_token = token = answer.next_page_token
             if not token:
                 break
         return found

@@ -39,6 +39,8 @@ class Records(Sequence[TuningRecord]):
     """known arithmetic of their operators, by workload hash"""
     roofs: Mapping[str, Roof] = field(default_factory=dict)
     """known roofs of their shares, by record id"""
+    next_page: str = ""
+    """for `Log.query(page=...)`: where the records after these begin; empty if there are none"""
 
     def __repr__(self) -> str:
         return f"Records({len(self)} of {self.total})"
@@ -120,16 +122,18 @@ class Log:
         *,
         limit: int = 100,
         fastest: bool = False,
+        page: str = "",
         **filters: Unpack[FilterOptions],
     ) -> Records:
-        """At most `limit` records, the newest first, or the fastest."""
+        """At most `limit` records, the newest first, or the fastest; with `page` those after an earlier answer's."""
         only = record_filter(**filters)
-        found = self._rpc.records(only, limit, fastest_first=fastest)
+        found = self._rpc.records(only, limit, fastest_first=fastest, page=page)
         return Records(
             tuple(map(partial(from_proto, TuningRecord), found.records)),
             found.total_size,
             {name: from_proto(Arithmetic, each) for name, each in found.arithmetic.items()},
             {Collection.RECORDS.parse(name): from_proto(Roof, each) for name, each in found.roofs.items()},
+            found.next_page_token,
         )
 
     @checked

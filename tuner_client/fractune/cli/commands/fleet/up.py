@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import subprocess
+import sys
 from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from fractune.cli import options
-from fractune.local.stack import Stack, StackOptions, running_stack
+from fractune.local.programs import require
+from fractune.local.stack import Stack, StackOptions, own_env, running_stack
 from fractune.local.state import default_state_dir
 from fractune.server.rpc import RpcClient
 from fractune_core.errors import ServerUnreachable
@@ -35,9 +41,27 @@ def _measurers(stack: Stack) -> Counter[str]:
                 raise failure from None
 
 
+@contextlib.contextmanager
+def _dashboard(state: Path, *, wanted: bool) -> Iterator[None]:
+    """The pages of the stack in a process of their own, which ends with the block."""
+    if not wanted:
+        yield
+        return
+    command = [sys.executable, "-m", "fractune.cli", "dashboard", "--state", str(state)]
+    process = subprocess.Popen(command, env={**os.environ, **own_env()}, stdin=subprocess.DEVNULL)
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.wait()
+
+
 def up(
     shares: Annotated[str, typer.Option("--shares", help="Shares to offer (default: cpu:1, cpu:2, cpu:4 ...).")] = "",
     state: options.State = None,
+    dashboard: Annotated[
+        bool, typer.Option("--dashboard", help="Show the stack on a page, as 'fractune dashboard' does.")
+    ] = False,
     as_json: options.Json = False,
     *,
     serving: options.Serving,
@@ -52,7 +76,9 @@ def up(
         resume=True,
         **serving.parsed(),
     )
-    with running_stack(stack_options) as stack:
+    if dashboard:
+        require("web", "starlette", "uvicorn", "jinja2", "multipart")
+    with running_stack(stack_options) as stack, _dashboard(stack_options.state, wanted=dashboard):
         measurers = _measurers(stack)
         if as_json:
             ready = {"event": "ready", "address": stack.address, "shares": list(offered), "measurers": measurers}

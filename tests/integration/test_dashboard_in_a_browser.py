@@ -1,0 +1,124 @@
+"""The pages in a real Chromium, of a real stack that tunes and of a scripted server."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from fractune.features.client import Client
+from fractune.features.matrix.cross_table import model_table
+from fractune.features.matrix.table import cell_text
+from fractune_core.errors import ServerUnreachable
+from tests.support.client_samples import job_script
+from tests.support.processes.cli_process import (
+    await_event,
+    run_fractune,
+    start_fractune,
+    stopped_at_end,
+    write_model,
+)
+from tests.support.processes.scripted_server import ScriptedServer, serving
+from tests.unit.client.dashboard.conftest import serving_pages
+
+CHROMIUM = shutil.which("chromium")
+pytestmark = [
+    pytest.mark.alone,
+    pytest.mark.long,
+    pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium; apt-get install chromium"),
+]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as running:
+        opened = running.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+@contextlib.contextmanager
+def watched_page(browser: Browser, **options: Any) -> Iterator[Page]:
+    """A tab that may ask loopback alone, and whose console stays empty."""
+    said: list[str] = []
+    context = browser.new_context(**options)
+    page = context.new_page()
+    page.on("console", lambda message: said.append(message.text))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.on("request", lambda request: said.append(request.url) if "//127.0.0.1:" not in request.url else None)
+    yield page
+    context.close()
+    assert said == []
+
+
+def test_a_job_is_followed_to_its_end(browser: Browser, tmp_path: Path) -> None:
+    model, state = write_model(tmp_path / "small.onnx"), tmp_path / "state"
+    with stopped_at_end(start_fractune("up", "--shares", "cpu:1", "--state", str(state), "--json")) as stack:
+        await_event(stack, event="ready")
+        shown = start_fractune("dashboard", "--state", str(state), "--listen", "127.0.0.1:0", "--json")
+        with stopped_at_end(shown) as dashboard, watched_page(browser) as page:
+            address = str(await_event(dashboard, event="ready")["address"])
+            page.goto(address)
+            assert page.get_by_text("no job is running").is_visible()
+            job = run_fractune(
+                *("tune", str(model), "--shares", "cpu:1", "--trials", "4", "--state", str(state), "--detach")
+            ).stdout.strip()
+            page.get_by_role("link", name=job.removeprefix("jobs/")).first.wait_for(timeout=60_000)
+            page.goto(f"{address}jobs/{job.removeprefix('jobs/')}")
+            page.get_by_role("heading", name="Tuned at x run at").wait_for(timeout=120_000)
+            with contextlib.closing(Client(json.loads(page_json(page, address))["server"])) as client:
+                table = model_table(client.job(job).status())
+            text = page.locator("main").inner_text()
+            for variant in table.cells:
+                assert re.sub(r"\s+", " ", cell_text(table, variant, "cpu:1")) in re.sub(r"\s+", " ", text)
+            assert page.locator("figure.chart canvas").count() == 2
+
+
+def page_json(page: Page, address: str) -> str:
+    return str(page.request.get(address, headers={"Accept": "application/json"}).text())
+
+
+def test_a_lost_server_shows_a_banner_and_comes_back(browser: Browser) -> None:
+    with serving(ScriptedServer()) as server:
+        server.script = job_script()[-1:]
+        with serving_pages(server) as pages, watched_page(browser) as first, watched_page(browser) as second:
+            for page in (first, second):
+                page.goto(f"http://127.0.0.1:{pages.port}/")
+            server.fail_jobs = ServerUnreachable("gone")
+            for page in (first, second):
+                page.get_by_text("The server does not answer: gone").wait_for(timeout=10_000)
+            server.fail_jobs = None
+            for page in (first, second):
+                page.get_by_text("The server does not answer").wait_for(state="detached", timeout=10_000)
+
+
+def test_names_are_text_and_tables_need_no_script(browser: Browser) -> None:
+    hostile = "<img src=x onerror=alert(1)>"
+    with serving(ScriptedServer()) as server:
+        server.script = job_script()[-1:]
+        server.script[-1].model_display_name = server.workers[0].host = hostile
+        with serving_pages(server) as pages:
+            for with_scripts in (True, False):
+                with watched_page(browser, java_script_enabled=with_scripts) as page:
+                    page.on("dialog", lambda _: pytest.fail("a name was run"))
+                    for path in ("", "jobs/j1", "shares", "log", "compare"):
+                        page.goto(f"http://127.0.0.1:{pages.port}/{path}")
+                        assert page.locator("img").count() == 0
+                    page.goto(f"http://127.0.0.1:{pages.port}/")
+                    assert page.get_by_text(hostile).first.is_visible()
+
+
+def test_a_phone_shows_a_page_without_scrolling_sideways(browser: Browser) -> None:
+    with serving(ScriptedServer()) as server:
+        server.script = job_script()[-1:]
+        with serving_pages(server) as pages, watched_page(browser, viewport={"width": 390, "height": 800}) as page:
+            for path in ("", "jobs/j1", "shares", "log", "compare"):
+                page.goto(f"http://127.0.0.1:{pages.port}/{path}")
+                assert page.evaluate("document.documentElement.scrollWidth") <= 390

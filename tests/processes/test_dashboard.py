@@ -1,0 +1,57 @@
+"""`fractune dashboard` as a process: it says where it is, answers, refuses what it must, and ends at once."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import signal
+import time
+
+import pytest
+
+from tests.support.client_samples import job_script
+from tests.support.processes.cli_process import error_line, run_fractune, start_fractune, stopped_at_end
+from tests.support.processes.scripted_server import ScriptedServer, serving
+
+
+def read(where: str, **headers: str) -> bytes:
+    with contextlib.closing(http.client.HTTPConnection(where, timeout=30)) as connection:
+        connection.request("GET", "/", headers=headers)
+        return connection.getresponse().read()
+
+
+def test_it_serves_pages_until_it_is_stopped_with_streams_open() -> None:
+    with serving(ScriptedServer()) as server:
+        server.script = job_script()[-1:]
+        given = ("dashboard", "--server", server.address, "--listen", "127.0.0.1:0", "--json")
+        with stopped_at_end(start_fractune(*given)) as process:
+            assert process.stdout is not None
+            ready = json.loads(process.stdout.readline())
+            assert (ready["event"], ready["server"]) == ("ready", server.address)
+            where = ready["address"].split("/")[2]
+            assert b"j1" in read(where)
+            assert [each["name"] for each in json.loads(read(where, Accept="application/json"))["jobs"]] == ["jobs/j1"]
+            stream = http.client.HTTPConnection(where)
+            stream.request("GET", "/events")
+            assert stream.getresponse().readline() == b"event: change\n"
+            began = time.monotonic()
+            process.send_signal(signal.SIGTERM)
+            process.wait(timeout=30)
+            assert time.monotonic() - began < 5
+            stream.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--listen", "0.0.0.0:0"), "can be reached from other machines"),
+        (("--listen", "nowhere"), "write HOST:PORT"),
+        (("--tls-cert", "cert.pem"), "go together"),
+        (("--page-token-file", "missing"), "cannot be read"),
+    ],
+)
+def test_a_wrong_option_is_one_line(options: tuple[str, ...], says: str) -> None:
+    refused = run_fractune("dashboard", "--server", "127.0.0.1:1", *options)
+    assert refused.returncode == 2
+    assert says in error_line(refused)

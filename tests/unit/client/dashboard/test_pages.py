@@ -1,0 +1,201 @@
+"""The pages of a scripted server: values, JSON, errors, strangers, hostile names."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from fractune.features.matrix.cross_table import model_table
+from fractune.features.matrix.table import cell_text
+from fractune.server.job_status import job_status
+from fractune_core.codec.messages import to_proto
+from fractune_core.errors import ServerUnreachable
+from fractune_core.pb import fractune_pb2 as pb
+from tests.support.client_samples import record
+from tests.support.processes.scripted_server import ScriptedServer
+from tests.unit.client.dashboard.conftest import Pages, serving_pages, until
+
+JOB = "/jobs/j1"
+VIEWS = ("/", "/shares", "/log", "/compare", JOB)
+
+
+class Elements(HTMLParser):
+    """The names of a page's elements, and its text."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.names: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.text = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.names.append(tag)
+        self.attributes += attrs
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+@pytest.fixture(autouse=True)
+def ended(server: ScriptedServer) -> None:
+    """The newest job is the ended one."""
+    server.script = server.script[-1:]
+    server.records = [to_proto(record("r1", job=server.script[-1].name), pb.Record)]
+
+
+@pytest.mark.parametrize("path", VIEWS)
+def test_a_view_is_a_page_and_json_at_the_same_address(pages: Pages, path: str) -> None:
+    page = pages.page(path)
+    assert (page.status, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
+    assert page.text.count("<h1>") == 1
+    assert isinstance(pages.data(path), dict)
+
+
+def test_a_page_asks_for_nothing_from_elsewhere_and_runs_no_inline_script(pages: Pages) -> None:
+    page = pages.page(JOB)
+    policy = page.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert not re.search(r"https?://", page.text)
+    assert "<script>" not in page.text
+    assert not [name for name, _ in Elements(page.text).attributes if name.startswith("on")]
+    assert page.headers["cache-control"] == "no-store"
+    for link in re.findall(r'(?:src|href)="(/static/[^"]+)"', page.text):
+        static = pages.page(link)
+        assert (static.status, static.headers["cache-control"].split(",")[0]) == (200, "public")
+
+
+def test_values_are_those_of_grpc(pages: Pages, server: ScriptedServer) -> None:
+    job = job_status(server.script[-1])
+    found = pages.data(JOB)
+    assert found["name"] == job.name
+    assert {each["share"]: each["tuned_s"] for each in found["results"]} == {
+        each.share: each.tuned_s for each in job.results
+    }
+    text = Elements(pages.page(JOB).text).text
+    table = model_table(job)
+    for share in table.shares:
+        for variant in table.cells:
+            assert cell_text(table, variant, share) in text
+    listed = pages.data("/")
+    assert [each["name"] for each in listed["jobs"]] == [job.name]
+    assert [each["name"] for each in listed["workers"]] == ["workers/w1"]
+
+
+def test_names_of_models_workers_and_operators_are_shown_and_not_run(pages: Pages, server: ScriptedServer) -> None:
+    hostile = '<script>alert("x")</script>\'"&{{7*7}}'
+    job = server.script[-1]
+    job.model_display_name = hostile
+    job.message = hostile
+    for operator in job.operators:
+        operator.display_name = hostile
+    server.workers[0].host = hostile
+    server.records = [to_proto(record("r1", operator=hostile, job=job.name), pb.Record)]
+    for path in VIEWS:
+        page = pages.page(path)
+        elements = Elements(page.text)
+        assert set(elements.names) <= set(Elements(pages.page("/shares").text).names) | {
+            *("table", "thead", "tbody", "tr", "th", "td", "dl", "dt", "dd", "time", "figure", "figcaption", "code"),
+            *("form", "label", "input", "select", "option", "button", "section", "div", "h2", "p", "a"),
+        }
+        assert "49" not in re.findall(r"\{\{|\b49\b", elements.text)
+        assert elements.names.count("script") == 4
+    assert hostile in Elements(pages.page("/").text).text
+
+
+def test_an_unknown_job_and_an_unknown_page_are_one_line(pages: Pages) -> None:
+    for path in ("/jobs/nothing", "/nothing", "/jobs/j1/nothing"):
+        page = pages.page(path)
+        assert page.status == 404
+        assert "Traceback" not in page.text
+    assert pages.data("/jobs/nothing")["error"] == "NotFound"
+
+
+@pytest.mark.parametrize("query", ["share=cpu:x", "kind=other"])
+def test_a_wrong_filter_is_a_bad_request(pages: Pages, query: str) -> None:
+    assert pages.page(f"/log?{query}").status == 400
+
+
+def test_the_log_has_pages(server: ScriptedServer, pages: Pages, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fractune.dashboard.views.log.PAGE_SIZE", 2)
+    server.records = [to_proto(record(f"r{number}"), pb.Record) for number in range(5)]
+    first = pages.data("/log")
+    assert [each["record_id"] for each in first["records"]] == ["r0", "r1"]
+    assert [each["record_id"] for each in pages.data(f"/log?page={first['next_page']}")["records"]] == ["r2", "r3"]
+    assert "next page" in pages.page("/log").text
+
+
+def test_a_record_has_all_its_fields(pages: Pages, server: ScriptedServer) -> None:
+    name = server.script[-1].name
+    found = pages.data(f"/log/records/r1?job={name}")
+    assert found["record_id"] == "r1"
+    assert "anchor_ratio" in pages.page(f"/log/records/r1?job={name}").text
+    assert pages.page("/log/records/other").status == 404
+
+
+def test_a_server_that_does_not_answer_is_said_on_every_page(pages: Pages, server: ScriptedServer) -> None:
+    assert "does not answer: " not in pages.page("/").text
+    server.fail_jobs = ServerUnreachable("gone")
+    until(lambda: "does not answer: gone" in pages.page("/").text)
+    assert pages.data("/")["lost"] == "gone"
+    assert pages.data("/")["jobs"]
+    server.fail_jobs = None
+    until(lambda: pages.data("/")["lost"] is None)
+
+
+def test_a_stranger_gets_nothing(server: ScriptedServer) -> None:
+    with serving_pages(server, token="secret") as pages:
+        for path in (*VIEWS, "/events", "/static/page.js"):
+            assert pages.page(path).status == 401
+        password = base64.b64encode(b"me:secret").decode()
+        assert pages.ask("GET", "/", authorization=f"Basic {password}").status == 200
+        assert pages.ask("GET", "/", authorization="Bearer secret").status == 200
+        for wrong in ("Basic !", "Basic ", "Bearer other", "secret", "Digest secret"):
+            assert pages.ask("GET", "/", authorization=wrong).status == 401
+
+
+def test_a_page_of_another_site_cannot_read_a_page_of_this_machine(pages: Pages) -> None:
+    assert pages.ask("GET", "/", host="evil.example").status == 421
+    assert pages.ask("GET", "/", host="localhost:99").status == 200
+
+
+def test_a_page_is_read_only(pages: Pages, server: ScriptedServer) -> None:
+    assert pages.ask("POST", f"{JOB}/cancel").status == 400
+    assert pages.ask("POST", JOB).status == 405
+    assert server.cancelled == []
+
+
+def test_a_job_is_cancelled_by_the_button_of_its_page_alone(server: ScriptedServer) -> None:
+    server.script[-1].state = pb.JOB_STATE_TUNING
+    with serving_pages(server, may_cancel=True) as pages:
+        form = {"content_type": "application/x-www-form-urlencoded"}
+        assert pages.ask("POST", f"{JOB}/cancel", "key=guessed", **form).status == 400
+        assert server.cancelled == []
+        key = re.search(r'name="key" value="([^"]+)"', pages.page(JOB).text)
+        assert key is not None
+        assert pages.ask("POST", f"{JOB}/cancel", f"key={key[1]}", **form).status == 303
+        assert server.cancelled == [server.script[-1].name]
+
+
+def test_tabs_hear_of_a_change_and_the_server_is_asked_once_for_all(pages: Pages, server: ScriptedServer) -> None:
+    with contextlib.ExitStack() as opened:
+        streams = [opened.enter_context(pages.events()) for _ in range(5)]
+        for stream in streams:
+            assert stream.readline() == b"event: change\n"
+            assert stream.readline().startswith(b"data: ")
+            assert stream.readline() == b"\n"
+        until(lambda: bool(server.lists))  # the first reading is a change as well
+        for stream in streams:
+            assert stream.readline() == b"event: change\n"
+        asked = server.lists
+        server.script[-1].revision += 1
+        for stream in streams:
+            assert stream.readline().startswith(b"data: ")
+            assert stream.readline() == b"\n"
+            assert stream.readline() == b"event: change\n"
+        assert server.lists - asked <= 3

@@ -1,0 +1,53 @@
+"""`fractune dashboard`: the pages of a server."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fractune.cli import options
+from fractune.features.client import Client
+from fractune.local.programs import require
+from fractune.sessions.session import server_session
+from fractune_core.access.tls_files import TlsFiles
+from fractune_core.errors import BadRequest
+
+DEFAULT_LISTEN = "127.0.0.1:8080"
+
+
+def dashboard(
+    listen: Annotated[
+        str, typer.Option("--listen", metavar="HOST:PORT", help="Address of the pages; port 0 takes a free one.")
+    ] = DEFAULT_LISTEN,
+    allow_cancel: Annotated[
+        bool, typer.Option("--allow-cancel", help="Let readers of the pages cancel jobs, by this process's token.")
+    ] = False,
+    page_token_file: Annotated[
+        Path | None, typer.Option("--page-token-file", help="File with the password that a browser asks for.")
+    ] = None,
+    tls_cert: Annotated[Path | None, typer.Option("--tls-cert", help="Serve HTTPS with this certificate.")] = None,
+    tls_key: Annotated[Path | None, typer.Option("--tls-key", help="The key of --tls-cert.")] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Allow an address that other machines can read without credentials.")
+    ] = False,
+    as_json: options.Json = False,
+    *,
+    place: options.Place,
+) -> None:
+    """Show a server's jobs, workers and log in a browser, until stopped."""
+    require("web", "starlette", "uvicorn", "jinja2", "multipart")
+    from fractune.dashboard.serving import PageOptions, serve_pages
+
+    if (tls_cert is None) != (tls_key is None):
+        raise BadRequest("--tls-cert and --tls-key go together; pass both")
+    tls = TlsFiles(tls_cert, tls_key) if tls_cert is not None and tls_key is not None else None
+    with server_session(Client, **vars(place), lasting=True) as client:
+
+        def ready(address: str) -> None:
+            said = {"event": "ready", "address": address, "server": client.address}
+            typer.echo(json.dumps(said) if as_json else f"{address} shows {client.address}; Ctrl-C stops it")
+
+        serve_pages(client, PageOptions(listen, tls, page_token_file, insecure, allow_cancel), ready)

@@ -1,0 +1,249 @@
+"""The site: a URL for each view, as a page for browsers and as JSON for programs (`Accept: application/json`)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import hmac
+import secrets
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, select_autoescape
+from starlette.applications import Starlette
+from starlette.background import BackgroundTask
+from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.requests import Request
+from starlette.responses import (
+    FileResponse,
+    HTMLResponse,
+    JSONResponse,
+    RedirectResponse,
+    Response,
+    StreamingResponse,
+)
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from fractune.dashboard.guard import Guard, GuardOptions
+from fractune.dashboard.reading.following import Follower
+from fractune.dashboard.reading.progress import JobTrials
+from fractune.dashboard.views import comparison, job, log, model, overview, shares
+from fractune.dashboard.views.page import Page
+from fractune.dashboard.views.words import plain_moment
+from fractune.features.client import Client
+from fractune.server.job_status import JobStatus
+from fractune_core.errors import BadRequest, FractuneError, NotFound
+from fractune_core.names import Collection
+
+_STATIC = Path(__file__).with_name("static")
+_PING_S = 15.0
+"""A proxy ends a stream that is silent for longer"""
+_MOST_FOLLOWED = 256
+"""jobs whose trials are kept"""
+_STATUS = {"INVALID_ARGUMENT": 400, "NOT_FOUND": 404, "UNAUTHENTICATED": 502, "PERMISSION_DENIED": 403}
+"""of HTTP, by that of gRPC; any other is 503"""
+
+View = Callable[[Request], Awaitable[Page]]
+
+
+class Site:
+    """The views of one server's pages. `may_cancel`: whether its jobs may be cancelled here."""
+
+    def __init__(self, client: Client, guard: GuardOptions, *, may_cancel: bool) -> None:
+        self._client = client
+        self._guard = guard
+        self._may_cancel = may_cancel
+        self._key = secrets.token_urlsafe(32)
+        """in every form: a page of another site cannot know it"""
+        self._trials: dict[str, JobTrials] = {}
+        self._templates = Environment(
+            loader=PackageLoader("fractune.dashboard"), autoescape=select_autoescape(default=True), trim_blocks=True
+        )
+        self._templates.globals["moment"] = plain_moment
+        self._assets = _digest_of(_STATIC)
+
+    def app(self) -> Starlette:
+        return Starlette(
+            routes=[
+                Route("/", self._view(self._overview)),
+                Route("/jobs/{id}", self._view(self._job)),
+                Route("/jobs/{id}/bundle", self._bundle),
+                Route("/jobs/{id}/cancel", self._cancel, methods=["POST"]),
+                Route("/models/{id}", self._view(self._model)),
+                Route("/shares", self._view(self._shares)),
+                Route("/log", self._view(self._log)),
+                Route("/log/records/{id}", self._view(self._record)),
+                Route("/compare", self._view(self._compare)),
+                Route("/events", self._events),
+                Mount("/static", StaticFiles(directory=_STATIC)),
+            ],
+            middleware=[Middleware(Guard, options=self._guard), Middleware(GZipMiddleware, minimum_size=500)],
+            exception_handlers={404: self._not_found, FractuneError: self._failed},
+            lifespan=self._lifespan,
+        )
+
+    @contextlib.asynccontextmanager
+    async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        del app
+        self._follower = Follower(self._client)
+        reader = asyncio.create_task(self._follower.run())
+        yield
+        reader.cancel()
+
+    # ---- views -----------------------------------------------------------------------------------------------
+
+    async def _overview(self, request: Request) -> Page:
+        del request
+        return overview.overview(await self._follower.now())
+
+    async def _shares(self, request: Request) -> Page:
+        del request
+        return shares.shares(await self._follower.now())
+
+    async def _job(self, request: Request) -> Page:
+        name = Collection.JOBS.of(request.path_params["id"])
+        found = await self._status(name)
+        trials = await self._follower.answer(("trials", name), self._trials_of(name).update)
+        return job.job(found, trials, request.query_params.get("operator", ""), may_cancel=self._may_cancel)
+
+    async def _model(self, request: Request) -> Page:
+        digest = request.path_params["id"]
+        seen = await self._follower.now()
+        named = [each.name for each in seen.jobs if each.model == Collection.MODELS.of(digest)]
+        return model.model(digest, [await self._status(name) for name in named])
+
+    async def _log(self, request: Request) -> Page:
+        given = dict(request.query_params)
+        only = {name: given.get(name, "") for name in log.FILTERS}
+        fastest, page = given.get("order") == "fastest", given.get("page", "")
+
+        def ask(client: Client) -> Any:
+            return client.log.query(limit=log.PAGE_SIZE, fastest=fastest, page=page, **only)
+
+        return log.log(await self._follower.answer(("log", fastest, page, *only.values()), ask), given)
+
+    async def _record(self, request: Request) -> Page:
+        wanted, of_job = request.path_params["id"], request.query_params.get("job", "")
+        operator = request.query_params.get("operator", "")
+
+        def ask(client: Client) -> Any:
+            return client.log.query(limit=1000, job=of_job, operator=operator)
+
+        found = await self._follower.answer(("record", of_job, operator), ask)
+        record = next((each for each in found if each.record_id == wanted), None)
+        if record is None:
+            raise NotFound(f"record '{wanted}' is not among the newest 1,000 of this job and operator")
+        return log.record_page(record)
+
+    async def _compare(self, request: Request) -> Page:
+        named = (request.query_params.get(side, "") for side in ("a", "b"))
+        sides = [await self._status(name) if name else None for name in named]
+        seen = await self._follower.now()
+        return comparison.comparison(sides[0], sides[1], [each.name for each in seen.jobs])
+
+    async def _status(self, name: str) -> JobStatus:
+        return await self._follower.answer(("job", name), lambda client: client.job(name).status())
+
+    def _trials_of(self, name: str) -> JobTrials:
+        if name not in self._trials and len(self._trials) >= _MOST_FOLLOWED:
+            del self._trials[next(iter(self._trials))]
+        return self._trials.setdefault(name, JobTrials(name))
+
+    # ---- answers ---------------------------------------------------------------------------------------------
+
+    def _view(self, view: View) -> Callable[[Request], Awaitable[Response]]:
+        async def answer(request: Request) -> Response:
+            return self._shown(request, await view(request))
+
+        return answer
+
+    def _shown(self, request: Request, page: Page) -> Response:
+        if "application/json" in request.headers.get("accept", ""):
+            return JSONResponse(_storable(page.data), status_code=page.status)
+        seen = self._follower.snapshot
+        template = self._templates.get_template("page.html")
+        given = {"page": page, "path": request.url.path, "here": _own_address(request)}
+        given |= {"lost": seen.lost, "taken_at": seen.taken_at, "key": self._key, "assets": self._assets}
+        return HTMLResponse(template.render(**given), status_code=page.status)
+
+    async def _events(self, request: Request) -> Response:
+        """Server-sent events: `change` with the number of each state."""
+        del request
+
+        async def stream() -> AsyncIterator[str]:
+            changes = self._follower.changes()
+            waiting = asyncio.ensure_future(anext(changes))
+            try:
+                while True:
+                    done, _ = await asyncio.wait({waiting}, timeout=_PING_S)
+                    if not done:
+                        yield ": still here\n\n"
+                        continue
+                    yield f"event: change\ndata: {waiting.result()}\n\n"
+                    waiting = asyncio.ensure_future(anext(changes))
+            finally:
+                waiting.cancel()
+                with contextlib.suppress(asyncio.CancelledError, StopAsyncIteration):
+                    await waiting
+                await changes.aclose()
+
+        return StreamingResponse(stream(), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
+
+    async def _bundle(self, request: Request) -> Response:
+        name = Collection.JOBS.of(request.path_params["id"])
+        folder = tempfile.TemporaryDirectory(prefix="fractune-page-")
+        try:
+            found = await asyncio.to_thread(self._client.job(name).bundle, folder.name)
+        except BaseException:
+            folder.cleanup()
+            raise
+        return FileResponse(found.path, filename=found.path.name, background=BackgroundTask(folder.cleanup))
+
+    async def _cancel(self, request: Request) -> Response:
+        if not self._may_cancel:
+            raise BadRequest("this page is read-only; start it by 'fractune dashboard --allow-cancel'")
+        form = await request.form()
+        if not hmac.compare_digest(str(form.get("key", "")), self._key):
+            raise BadRequest("the form is not of this page; reload the page of the job, and try again")
+        name = Collection.JOBS.of(request.path_params["id"])
+        await asyncio.to_thread(self._client.job(name).cancel)
+        return RedirectResponse(f"/jobs/{request.path_params['id']}", status_code=303)
+
+    async def _not_found(self, request: Request, error: Exception) -> Response:
+        del error
+        return await self._failed(request, NotFound(f"{request.url.path}: no such page; begin at /"))
+
+    async def _failed(self, request: Request, error: Exception) -> Response:
+        kind = type(error)
+        status = _STATUS.get(error.grpc_status, 503) if isinstance(error, FractuneError) else 500
+        return self._shown(request, job.failed_page("This did not work", str(error), status, kind.__name__))
+
+
+def _own_address(request: Request) -> str:
+    query = request.url.query
+    return f"{request.url.path}?{query}" if query else request.url.path
+
+
+def _digest_of(folder: Path) -> str:
+    """Changes with any of the files, so that a browser never mixes versions."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _storable(value: Any) -> Any:
+    """JSON has no infinity, no NaN and no sets."""
+    if isinstance(value, float):
+        return value if value - value == 0 else None
+    if isinstance(value, Mapping):
+        return {str(name): _storable(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_storable(each) for each in value]
+    return value if value is None or isinstance(value, str | int | bool) else str(value)

@@ -1,0 +1,84 @@
+"""Who gets a page, and what a page may do in a browser."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hmac
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import PlainTextResponse
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+_HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+        "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+_KEPT = "public, max-age=31536000, immutable"
+_NOT_KEPT = "no-store"
+_LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
+
+
+@dataclass(frozen=True)
+class GuardOptions:
+    is_loopback: bool
+    """The page is for this machine alone: a request that names another host comes from a page of another site"""
+    token: str = ""
+    """the password that a browser asks for; empty for none"""
+
+
+class Guard:
+    """Answers nothing to strangers, and adds the headers of every answer."""
+
+    def __init__(self, app: ASGIApp, options: GuardOptions) -> None:
+        self._app = app
+        self._options = options
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        refusal = self._refusal(Headers(scope=scope))
+        kept = _KEPT if scope["path"].startswith("/static/") else _NOT_KEPT
+
+        async def guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers.update(_HEADERS)
+                headers["Cache-Control"] = kept
+            await send(message)
+
+        await (refusal or self._app)(scope, receive, guarded)
+
+    def _refusal(self, headers: Headers) -> PlainTextResponse | None:
+        host = headers.get("host", "")
+        name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() else host
+        if self._options.is_loopback and name not in _LOOPBACK:
+            return PlainTextResponse("this page is for this machine alone; open it as http://127.0.0.1\n", 421)
+        if self._options.token and not _has_token(headers.get("authorization", ""), self._options.token):
+            asks = {"WWW-Authenticate": 'Basic realm="fractune"'}
+            return PlainTextResponse("a token is needed: give it as the password\n", 401, headers=asks)
+        return None
+
+
+def _has_token(given: str, token: str) -> bool:
+    """`Basic` with the token as the password, or `Bearer` with the token."""
+    kind, _, value = given.partition(" ")
+    if kind.lower() == "basic":
+        try:
+            value = base64.b64decode(value, validate=True).decode().partition(":")[2]
+        except (binascii.Error, UnicodeDecodeError):
+            return False
+    elif kind.lower() != "bearer":
+        return False
+    return hmac.compare_digest(value.encode(), token.encode())

@@ -1,0 +1,131 @@
+"""One reader of a server for all tabs: it asks once a second while somebody looks, and keeps the answers.
+
+So the server's work does not depend on the number of tabs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from fractune.features.client import Client
+from fractune.server.job_status import JobStatus, OfferedShare, Worker
+from fractune_core.errors import FractuneError
+
+PERIOD_S = 1.0
+_LOOKED_S = 5.0
+"""without a tab that listens, a request keeps the reader awake for this long"""
+_JOBS = 100
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The server at one moment."""
+
+    address: str
+    taken_at: float = 0.0
+    """seconds since 1970, UTC"""
+    jobs: tuple[JobStatus, ...] = ()
+    """the newest, without their operators"""
+    workers: tuple[Worker, ...] = ()
+    shares: tuple[OfferedShare, ...] = ()
+    lost: str = ""
+    """why the server did not answer; empty if it did. The rest is then as it was"""
+
+    @property
+    def identity(self) -> tuple[Any, ...]:
+        """Another one means that something to be shown has changed."""
+        jobs = tuple((each.name, each.revision) for each in self.jobs)
+        return jobs, tuple(each.name for each in self.workers), self.shares, self.lost
+
+
+@dataclass
+class Follower:
+    """Reads `client` in threads. Its methods belong to one event loop."""
+
+    client: Client
+    snapshot: Snapshot = field(init=False)
+    number: int = 0
+    """of the present state; it grows with each change"""
+
+    def __post_init__(self) -> None:
+        self.snapshot = Snapshot(self.client.address)
+        self._changed = asyncio.Condition()
+        self._reading = asyncio.Lock()
+        self._listeners = 0
+        self._looked_at = 0.0
+        self._read_at = 0.0
+        self._answers: dict[Any, Any] = {}
+        self._asking: dict[Any, asyncio.Lock] = {}
+
+    async def run(self) -> None:
+        """Read once a second while somebody looks, until cancelled."""
+        while True:
+            await asyncio.sleep(PERIOD_S)
+            if self._listeners or time.monotonic() - self._looked_at < _LOOKED_S:
+                await self._read()
+
+    async def now(self) -> Snapshot:
+        """The server as it is, no older than the period."""
+        self._looked_at = time.monotonic()
+        async with self._reading:
+            is_fresh = time.monotonic() - self._read_at < 2 * PERIOD_S
+        if not is_fresh:
+            await self._read()
+        return self.snapshot
+
+    async def answer(self, key: Any, ask: Callable[[Client], _T]) -> _T:
+        """What `ask` finds, asked once a period for all who want it. Raises what it raises."""
+        await self.now()
+        answers, lock = self._answers, self._asking.setdefault(key, asyncio.Lock())
+        async with lock:
+            if key not in answers:
+                answers[key] = await asyncio.to_thread(ask, self.client)
+        found: _T = answers[key]
+        return found
+
+    async def changes(self) -> AsyncGenerator[int]:
+        """The number of each state, from the present one on."""
+        self._listeners += 1
+        try:
+            seen = -1
+            while True:
+                async with self._changed:
+                    while self.number == seen:
+                        await self._changed.wait()
+                    seen = self.number
+                yield seen
+        finally:
+            self._listeners -= 1
+
+    async def _read(self) -> None:
+        async with self._reading:
+            found = await asyncio.to_thread(self._read_server)
+            self._read_at = time.monotonic()
+            has_changed = found.identity != self.snapshot.identity
+            self.snapshot = found
+            self._answers, self._asking = {}, {}
+        if has_changed:
+            async with self._changed:
+                self.number += 1
+                self._changed.notify_all()
+
+    def _read_server(self) -> Snapshot:
+        try:
+            return Snapshot(
+                self.client.address,
+                time.time(),
+                tuple(self.client.jobs(limit=_JOBS)),
+                tuple(self.client.workers()),
+                tuple(self.client.shares()),
+            )
+        except FractuneError as error:
+            before = self.snapshot
+            return Snapshot(
+                before.address, before.taken_at, before.jobs, before.workers, before.shares, lost=str(error)
+            )

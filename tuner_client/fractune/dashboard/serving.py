@@ -1,0 +1,89 @@
+"""The process of the pages: its address, its credentials, its end."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvicorn
+
+from fractune.dashboard.app import Site
+from fractune.dashboard.guard import GuardOptions
+from fractune.features.client import Client
+from fractune_core.access.addresses import is_local
+from fractune_core.access.tls_files import TlsFiles, read_pair
+from fractune_core.errors import BadRequest
+
+_END_S = 2
+"""A stop waits for answers this long; streams of tabs never end by themselves"""
+
+
+@dataclass(frozen=True)
+class PageOptions:
+    """Where the pages are served, and to whom."""
+
+    listen: str
+    """HOST:PORT; port 0 takes a free one"""
+    tls: TlsFiles | None = None
+    token_file: Path | None = None
+    """with the password that a browser asks for"""
+    insecure: bool = False
+    """other machines may read without TLS and a token"""
+    may_cancel: bool = False
+
+    def token(self) -> str:
+        """The password, empty for none. Raises BadRequest for an unusable file, or a page that strangers could read."""
+        if self.token_file is None:
+            if not is_local(self.listen) and not self.insecure:
+                raise BadRequest(
+                    f"--listen {self.listen} can be reached from other machines; listen on 127.0.0.1, pass --tls-cert, "
+                    "--tls-key and --page-token-file, or pass --insecure"
+                )
+            return ""
+        if not is_local(self.listen) and self.tls is None and not self.insecure:
+            raise BadRequest("--page-token-file would cross the network in plain text; pass --tls-cert and --tls-key")
+        try:
+            token = self.token_file.read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise BadRequest(f"--page-token-file {self.token_file}: cannot be read as text ({error})") from error
+        if not token:
+            raise BadRequest(f"--page-token-file {self.token_file}: is empty; write the token to it")
+        return token
+
+
+def serve_pages(client: Client, options: PageOptions, ready: Callable[[str], None]) -> None:
+    """Serve until SIGTERM or SIGINT. `ready` gets the address of the first page. Raises BadRequest."""
+    host, _, port = options.listen.rpartition(":")
+    if not host or not port.isdecimal():
+        raise BadRequest(f"--listen {options.listen}: write HOST:PORT, such as 127.0.0.1:8080")
+    token = options.token()
+    if options.tls is not None:
+        read_pair("--tls-cert", options.tls.cert, "--tls-key", options.tls.key)
+    site = Site(client, GuardOptions(is_local(options.listen), token), may_cancel=options.may_cancel)
+    bound = _bound(host.strip("[]"), int(port), options.listen)
+    scheme = "http" if options.tls is None else "https"
+    ready(f"{scheme}://{host}:{bound.getsockname()[1]}/")
+    config = uvicorn.Config(
+        site.app(),
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=_END_S,
+        ssl_certfile=None if options.tls is None else options.tls.cert,
+        ssl_keyfile=None if options.tls is None else options.tls.key,
+    )
+    uvicorn.Server(config).run(sockets=[bound])
+
+
+def _bound(host: str, port: int, listen: str) -> socket.socket:
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        bound = socket.socket(family, socket.SOCK_STREAM)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind((host, port))
+        bound.listen()
+    except (OSError, OverflowError) as error:
+        raise BadRequest(f"cannot listen on {listen}: it is in use, or not an address of this machine") from error
+    return bound

@@ -1,0 +1,53 @@
+// What a page does beside htmx: charts, times in the reader's zone, and a banner when the dashboard is gone.
+"use strict";
+
+const DASHES = [[], [8, 4], [2, 3], [10, 3, 2, 3]];
+
+function color(name) {
+  return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+}
+
+function lineColor(place) { // Okabe and Ito's colours, which colour-blind readers can tell apart
+  return ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"][place % 6];
+}
+
+function draw(figure) {
+  const chart = JSON.parse(figure.dataset.chart);
+  const axis = { stroke: color("--text"), grid: { stroke: color("--line"), width: 1 } };
+  const series = chart.series.map((each, place) => ({
+    label: each.label,
+    stroke: lineColor(place),
+    dash: DASHES[place % DASHES.length],
+    width: 2,
+    paths: uPlot.paths.stepped({ align: 1 }),
+  }));
+  const options = {
+    width: Math.max(280, figure.clientWidth),
+    height: 260,
+    scales: { x: { time: false } },
+    axes: [{ ...axis, label: chart.xLabel }, { ...axis, label: chart.yLabel }],
+    series: [{ label: chart.xLabel }, ...series],
+  };
+  figure.querySelectorAll(".uplot").forEach((old) => old.remove());
+  new uPlot(options, [chart.x, ...chart.series.map((each) => each.values)], figure);
+}
+
+function show() {
+  document.querySelectorAll("time[datetime]").forEach((each) => {
+    const seconds = Number(each.getAttribute("datetime"));
+    if (Number.isFinite(seconds)) each.textContent = new Date(1000 * seconds).toLocaleString();
+  });
+  document.querySelectorAll("figure.chart").forEach(draw);
+}
+
+function lost(isLost) {
+  const banner = document.getElementById("lost");
+  if (banner) banner.hidden = !isLost;
+}
+
+document.addEventListener("DOMContentLoaded", show);
+document.addEventListener("htmx:afterSettle", show);
+document.addEventListener("htmx:sseError", () => lost(true));
+document.addEventListener("htmx:sseOpen", () => lost(false));
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", show);
+window.addEventListener("resize", () => document.querySelectorAll("figure.chart").forEach(draw));

@@ -1,0 +1,1 @@
+"""A module for each view: from what the server says to a page."""

@@ -1,0 +1,180 @@
+"""One job, from its first trial to its bundle."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import quote
+
+from fractune.dashboard.reading.progress import Point, Trial, model_progress, operator_progress
+from fractune.dashboard.views.heat import heat_block, heat_data
+from fractune.dashboard.views.page import Block, Cell, Chart, Page, Series, block_of
+from fractune.dashboard.views.words import (
+    ENDED,
+    best_text,
+    counts_block,
+    job_data,
+    job_path,
+    model_path,
+    moment,
+    seconds_block,
+)
+from fractune.features.tune.table import latency_table
+from fractune.server.job_status import JobStatus
+from fractune.text.text import span_text, time_text
+from fractune_core.errors import one_line
+
+_MOST_POINTS = 400
+"""in a table of a chart's numbers"""
+
+
+def job(found: JobStatus, trials: Sequence[Trial], operator: str, *, may_cancel: bool) -> Page:
+    """`operator` is a workload hash, for its progress in place of the model's; empty for the model."""
+    named = next((each for each in found.operators if each.workload_hash == operator), None)
+    of = "the model's operators together" if named is None else one_line(named.name)
+    progress = {
+        share: model_progress(found, trials, share)
+        if named is None
+        else operator_progress(found, trials, share, named.workload_hash)
+        for share in found.tuned_at
+    }
+    has_ended = found.state in ENDED
+    return Page(
+        f"{one_line(found.model_name)}: {found.name}",
+        {
+            **job_data(found),
+            "progress": {share: [vars(point) for point in points] for share, points in progress.items()},
+            "progress_of": operator if named is not None else None,
+            "matrix": heat_data(found) if found.results else None,
+        },
+        facts=_facts(found),
+        charts=_charts(progress, of),
+        blocks=(
+            *(
+                [block_of(latency_table(found), "Latency of the whole model"), heat_block(found)]
+                if found.results
+                else []
+            ),
+            _operators(found),
+            _numbers(progress, of),
+            seconds_block("Phases", "phase", found.phases_s),
+            counts_block("Failed measurements", "cause", found.failures, "none failed"),
+        ),
+        actions=(("Cancel this job", f"{job_path(found.name)}/cancel"),) if may_cancel and not has_ended else (),
+        links=_links(found),
+    )
+
+
+def command_of(found: JobStatus) -> str:
+    """The command that asks for the same again."""
+    words = ["fractune", "tune", found.model_name or "MODEL", "--shares", ",".join(found.shares)]
+    for name, shape in found.inputs.items():
+        words += ["--input", f"{name}={','.join(map(str, shape))}"]
+    for option, value in (("--target", found.target), ("--namespace", found.namespace)):
+        words += [option, value] if value else []
+    if found.priority != "normal":
+        words += ["--priority", found.priority]
+    return " ".join(one_line(word) for word in words)
+
+
+def _facts(found: JobStatus) -> list[tuple[str, Cell]]:
+    left = "" if found.time_left_s is None else f", about {span_text(found.time_left_s)} left"
+    facts = [
+        ("state", Cell(found.state.value + left)),
+        ("model", Cell(one_line(found.model_name), model_path(found.model) if found.model else "")),
+        ("shares", Cell(", ".join(found.shares))),
+        ("trials", Cell(f"{found.candidates_had} of {found.trials_planned}, {found.trials_per_s:.1f} a second")),
+        ("time", Cell(span_text(found.wall_s or found.elapsed_s))),
+        ("created", Cell(moment(found.created_at))),
+        ("again", Cell(command_of(found))),
+    ]
+    if found.message:
+        facts.append((found.error or "message", Cell(one_line(found.message))))
+    facts += [("note", Cell(one_line(note))) for note in found.notes]
+    return facts
+
+
+def _links(found: JobStatus) -> list[tuple[str, str]]:
+    log = ("its records", f"/log?job={quote(found.name, safe='')}")
+    compare = ("compare with another job", f"/compare?a={quote(found.name, safe='')}")
+    bundle = [("download the bundle", f"{job_path(found.name)}/bundle")] if found.bundle else []
+    return [*bundle, log, compare]
+
+
+def _charts(progress: Mapping[str, Sequence[Point]], of: str) -> list[Chart]:
+    """Over trials and over time: a step for each new best."""
+    if not any(progress.values()):
+        return []
+    ways = (("trials at the share", "trials"), ("seconds since the job was created", "after_s"))
+    return [_chart(progress, f"best so far of {of}", label, name) for label, name in ways]
+
+
+def _chart(progress: Mapping[str, Sequence[Point]], title: str, label: str, name: str) -> Chart:
+    x = sorted({float(getattr(point, name)) for points in progress.values() for point in points})
+    series = [
+        Series(share, _steps(x, [(float(getattr(point, name)), 1e3 * point.best_s) for point in points]))
+        for share, points in progress.items()
+    ]
+    return Chart(title, label, "ms", x, series)
+
+
+def _steps(x: Sequence[float], points: Sequence[tuple[float, float]]) -> list[float | None]:
+    """The last value at each place; None before the first."""
+    found: list[float | None] = []
+    waiting, last = list(reversed(points)), None
+    for place in x:
+        while waiting and waiting[-1][0] <= place:
+            last = waiting.pop()[1]
+        found.append(last)
+    return found
+
+
+def _numbers(progress: Mapping[str, Sequence[Point]], of: str) -> Block:
+    """The numbers of the charts, the newest first."""
+    columns = (("share", False), ("trials", True), ("after", True), ("best", True))
+    rows = [
+        (
+            point.after_s,
+            (Cell(share), Cell(str(point.trials)), Cell(span_text(point.after_s)), Cell(time_text(point.best_s))),
+        )
+        for share, points in progress.items()
+        for point in points
+    ]
+    newest = sorted(rows, key=lambda row: -row[0])
+    note = () if len(newest) <= _MOST_POINTS else (f"the newest {_MOST_POINTS} of {len(newest)}",)
+    shown = tuple(row for _, row in newest[:_MOST_POINTS])
+    return Block(f"Best so far of {of}", columns, shown, note, "not every operator has a time yet")
+
+
+def _operators(found: JobStatus) -> Block:
+    shares = found.tuned_at
+    columns = (
+        *(("operator", False), ("weight", True), ("trials", True)),
+        *((f"best {share}", True) for share in shares),
+        *((f"untuned {share}", True) for share in shares),
+        ("implementation", False),
+    )
+    rows = []
+    for each in sorted(found.operators, key=lambda one: -_heaviest(one.best_s, one.weight)):
+        ways = dict.fromkeys(each.implementations.get(share, "") or "direct" for share in each.implementations)
+        rows.append(
+            (
+                Cell(one_line(each.name), f"{job_path(found.name)}?operator={quote(each.workload_hash, safe='')}"),
+                Cell(str(each.weight)),
+                Cell(str(each.trials) if each.selected else "left out"),
+                *(Cell(best_text(each.best_s, share)) for share in shares),
+                *(Cell(best_text(each.untuned_s, share)) for share in shares),
+                Cell(", ".join(ways) or "-"),
+            )
+        )
+    return Block("Operators", columns, tuple(rows), empty="the model is not split yet")
+
+
+def _heaviest(best_s: Mapping[str, float], weight: int) -> float:
+    return weight * max(best_s.values(), default=0.0)
+
+
+def failed_page(title: str, message: str, status: int, name: str) -> Page:
+    """An error as a page."""
+    data: dict[str, Any] = {"error": name, "message": message}
+    return Page(title, data, facts=((name, Cell(message)),), is_live=False, status=status)

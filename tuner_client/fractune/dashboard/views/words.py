@@ -1,0 +1,94 @@
+"""Texts and data that several views have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+from urllib.parse import quote
+
+from fractune.dashboard.views.page import Block, Cell
+from fractune.server.job_status import JobStatus
+from fractune.text.text import moment_text, span_text, time_text
+from fractune_core.errors import one_line
+from fractune_core.jobs import JobState
+from fractune_core.names import Collection
+
+ENDED = (JobState.DONE, JobState.FAILED, JobState.CANCELLED)
+_LONG = 300
+"""characters of a message in a table"""
+
+
+def job_path(name: str) -> str:
+    return f"/jobs/{quote(Collection.JOBS.parse(name), safe='')}"
+
+
+def model_path(name: str) -> str:
+    return f"/models/{quote(Collection.MODELS.parse(name), safe='')}"
+
+
+def job_data(job: JobStatus) -> dict[str, Any]:
+    """The job as plain JSON: seconds, fractions, `state` as text."""
+    found = {**asdict(job), "state": job.state.value, "time_left_s": job.time_left_s}
+    found["results"] = [
+        {
+            **asdict(each),
+            "granted": each.granted.to_json(),
+            "speed_up": each.speed_up if each.tuned_s > 0 else None,
+            "at_load": [asdict(one) for one in each.at_load],
+        }
+        for each in job.results
+    ]
+    found["operators"] = [
+        {**asdict(each), "arithmetic": None if each.arithmetic is None else asdict(each.arithmetic)}
+        for each in job.operators
+    ]
+    found["roofs"] = {share: asdict(roof) for share, roof in job.roofs.items()}
+    return found
+
+
+def jobs_block(heading: str, jobs: list[JobStatus], empty: str) -> Block:
+    """A row for each job, with links to it and to its model."""
+    columns = (
+        *(("job", False), ("model", False), ("shares", False), ("state", False), ("trials", True), ("time", True)),
+        *(("created", False), ("message", False)),
+    )
+    return Block(heading, columns, tuple(map(_job_row, jobs)), empty=empty)
+
+
+def _job_row(job: JobStatus) -> tuple[Cell, ...]:
+    trials = f"{job.candidates_had} / {job.trials_planned}" if job.trials_planned else "-"
+    return (
+        Cell(Collection.JOBS.parse(job.name), job_path(job.name)),
+        Cell(one_line(job.model_name), model_path(job.model) if job.model else ""),
+        Cell(", ".join(job.shares)),
+        Cell(job.state.value),
+        Cell(trials),
+        Cell(span_text(job.wall_s or job.elapsed_s)),
+        Cell(moment(job.created_at)),
+        Cell(one_line(job.message)[:_LONG]),
+    )
+
+
+def moment(secs: float) -> str:
+    """A time for the page, which shows it in the reader's zone."""
+    return f"@{secs:.0f}" if secs else "-"
+
+
+def plain_moment(secs: float) -> str:
+    return moment_text(secs) if secs else "-"
+
+
+def counts_block(heading: str, name: str, counts: Mapping[str, float], empty: str) -> Block:
+    """A row for each entry."""
+    rows = tuple((Cell(each), Cell(f"{count:g}")) for each, count in counts.items())
+    return Block(heading, ((name, False), ("number", True)), rows, empty=empty)
+
+
+def seconds_block(heading: str, name: str, spans_s: Mapping[str, float]) -> Block:
+    rows = tuple((Cell(each), Cell(span_text(secs))) for each, secs in spans_s.items())
+    return Block(heading, ((name, False), ("time", True)), rows)
+
+
+def best_text(times: Mapping[str, float], share: str) -> str:
+    return time_text(times[share]) if share in times else "-"

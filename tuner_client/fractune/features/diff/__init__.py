@@ -1,0 +1,1 @@
+"""What got faster from one job or bundle to another."""
