@@ -136,13 +136,17 @@ class StagedModel(Model):
         opened = self._here()
         if opened.whole is not None and (variant is None or variant in RUNTIMES):
             arguments = [tensors.as_tensor(spec.name, inputs[spec.name]) for spec in self.inputs]
-            return [tensors.as_array(each) for each in opened.whole.main(*arguments)]
+            with self._turn.lock:
+                # Copied before the next call: a runtime may write its outputs to the same memory again.
+                return [tensors.as_array(each).copy() for each in opened.whole.main(*arguments)]
         values: dict[str, Any] = dict(inputs)
         for step in self.stages.steps:
             values.update(self._run_step(step, values, opened, variant))
-        arrays = (_as_array(values[spec.name]) for spec in self.outputs)
-        # An own part's memory is used again, and an output may be an input.
-        return [array if array.flags.owndata and array.base is None else array.copy() for array in arrays]
+        made = {each.name for step in self.stages.parts for each in step.outputs}
+        # What an own part makes is its memory, which it uses again; and an output may be an input.
+        return [
+            values[spec.name] if spec.name in made else _as_array(values[spec.name]).copy() for spec in self.outputs
+        ]
 
     def _run_step(self, step: Step, values: Mapping[str, Any], opened: _Opened, variant: str | None) -> dict[str, Any]:
         names = [each.name for each in step.outputs]

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from fractune.features.parts.cutting import cut
-from fractune_core.errors import BadModel
+from fractune_core.errors import BadModel, first_line
 from fractune_core.host.parent_death import die_with_parent
 from fractune_core.refusals import RefusedNode
 
@@ -28,6 +28,8 @@ def main() -> None:
         (folder / STAGES).write_text(json.dumps(stages.to_json()), encoding="utf-8")
     except BadModel as error:
         (folder / ERROR).write_text(str(error), encoding="utf-8")
+    except Exception as error:  # noqa: BLE001  ONNX raises several unrelated types at a graph that it cannot read
+        (folder / ERROR).write_text(f"{Path(given['model']).name}: {first_line(error)}", encoding="utf-8")
 
 
 if __name__ == "__main__":
