@@ -21,6 +21,7 @@ from fractune.cli.environment import DEBUG, wants_tracebacks
 from fractune.cli.group import Group
 from fractune.cli.old_options import Command
 from fractune.cli.option_groups import with_groups
+from fractune.features.tune.job_file import expanded
 from fractune_core import __version__
 from fractune_core.errors import BadRequest, FractuneError
 
@@ -90,8 +91,8 @@ def main(args: Sequence[str] | None = None) -> int:
         completion_init()  # for a shell that requests completions by an environment variable
         command = typer.main.get_command(build_app(args[0] if args else ""))
         with output_that_may_close():
-            code = command(args=args, prog_name="fractune", standalone_mode=False)
-        return code if isinstance(code, int) else 0
+            codes = [command(args=line, prog_name="fractune", standalone_mode=False) for line in expanded(args)]
+        return max((code for code in codes if isinstance(code, int)), default=0)
     except Stopped as stopped:
         if stopped.terminal_gone or stopped.reader_gone:
             _silence(sys.stdout, sys.stderr)

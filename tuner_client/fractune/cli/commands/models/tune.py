@@ -21,6 +21,7 @@ from fractune.features.fuse.slots_text import apart_text, slots_text
 from fractune.features.goal.goal_table import goal_json, goal_table, verdict_line
 from fractune.features.shapes.sample import shapes_of
 from fractune.features.tune.goal import DEFAULT_MINUTES, PEERS
+from fractune.features.tune.job_file import written
 from fractune.features.tune.parts_table import print_parts
 from fractune.features.tune.result import TuneResult
 from fractune.features.tune.shape_jobs import options_by_shape
@@ -66,6 +67,13 @@ Picture = Annotated[
     Path | None, typer.Option("--picture", help="Draw the table tuned-at x run-at here (.svg or .png).")
 ]
 Detach = Annotated[bool, typer.Option("--detach", help="Submit the job to a running server, print its name and exit.")]
+JobFile = Annotated[
+    Path | None,
+    typer.Option("--job", help="TOML file with models and options, in place of MODEL and of all other options."),
+]
+WriteJob = Annotated[
+    Path | None, typer.Option("--write-job", help="Write this command's options to a file for --job; tune nothing.")
+]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print only the result.")]
 
 
@@ -125,12 +133,20 @@ def tune(
     picture: Picture = None,
     detach: Detach = False,
     on_done: options.OnDone = None,
+    job: JobFile = None,
+    write_job: WriteJob = None,
     quiet: Quiet = False,
     as_json: options.Json = False,
     *,
+    context: typer.Context,
     place: options.JobPlace,
 ) -> None:
     """Tune a model for shares of this machine, or of a server's machines."""
+    if job is not None:  # `main` has put the options of a file there in place of --job
+        raise BadRequest(f"--job {job}: a job's file names no other; leave it out")
+    if write_job is not None:
+        _write_job(write_job, model, context)
+        return
     part = None if min_gain is None else options.parse_part("--min-gain", min_gain)
     accepted = 0.0 if padding_error is None else options.parse_part("--padding-error", padding_error)
     job_options = {**vars(search), **of_model.parsed_several()}
@@ -184,6 +200,26 @@ def tune(
                 print_picture(picture)
         if result.goal is not None and not result.goal.beaten:
             raise typer.Exit(GOAL_MISSED)
+
+
+def _write_job(path: Path, model: Path, context: Any) -> None:
+    """The options that the command line has, by their names."""
+    if path.exists():
+        raise BadRequest(f"--write-job {path}: the file exists; remove it, or name another")
+    given = {}
+    for each in context.command.params:
+        source = context.get_parameter_source(each.name)
+        if source is not None and source.name == "COMMANDLINE" and each.name not in ("model", "write_job"):
+            value = context.params[each.name]
+            given[each.opts[0].removeprefix("--")] = (
+                list(map(str, value))
+                if isinstance(value, list | tuple)
+                else value
+                if isinstance(value, bool | int | float)
+                else str(value)
+            )
+    path.write_text(written(model, given, path.resolve().parent), encoding="utf-8")
+    print(f"wrote {path}; 'fractune tune --job {path}' runs it")
 
 
 def _check_detached(given: dict[str, object]) -> None:
