@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-done
 
-.PHONY: help setup demo test test-long unit lint format stubs lock bench compose-test release-check clean
+.PHONY: help setup demo test test-long unit lint docs format stubs lock bench compose-test release-check clean
 
 help:
 	@echo "make setup          fill $(VENV) from locks/dev.lock"
@@ -13,6 +13,7 @@ help:
 	@echo "make test           all tests but the long ones        make unit   the quick ones"
 	@echo "make test-long      the long ones"
 	@echo "make lint           ruff, mypy and the width of the pages"
+	@echo "make docs           the site of docs/ in build/docs; a warning is an error"
 	@echo "make format         ruff's formatter and its repairs"
 	@echo "make stubs          Python code from protos/"
 	@echo "make lock           locks/ from pyproject.toml"
@@ -51,6 +52,10 @@ unit: setup
 
 lint: setup
 	PATH="$(CURDIR)/$(BIN):$$PATH" scripts/lint
+
+docs: setup
+	$(BIN)/sphinx-build -q -W --keep-going -b html docs build/docs
+	@echo "build/docs/index.html"
 
 format: setup
 	$(BIN)/ruff format .
