@@ -32,7 +32,8 @@ HELD = {
     "plan": {"highspy", "numpy"},
     "sign": {"cryptography"},
     "trace": {"opentelemetry"},
-    "onnxruntime": {"onnxruntime", "numpy"},
+    "web": {"starlette", "uvicorn", "jinja2", "multipart"},
+    "onnxruntime": {"onnxruntime", "onnx", "ml_dtypes", "numpy"},
 }
 """by extra (empty: the client alone), which of OPTIONAL can be imported"""
 OPTIONAL = sorted({*set.union(*HELD.values()), "torch", "pytest"})
@@ -48,7 +49,8 @@ PARTS = {
     "plan": "tuner_core/fractune_core/planning",
     "sign": "tuner_client/fractune/inference",
     "trace": "tuner_core/fractune_core",
-    "onnxruntime": "tuner_client/fractune/inference",
+    "web": "tuner_client/fractune/dashboard",
+    "onnxruntime": "tuner_client/fractune",
 }
 """by extra, the sources that it is for"""
 NOT_IMPORTED_BY_US = {
@@ -58,13 +60,14 @@ NOT_IMPORTED_BY_US = {
     ("cuda", "nvidia-cuda-nvrtc"),
     ("cuda", "nvidia-cuda-runtime"),
     ("cuda", "nvidia-cuda-crt"),
+    ("web", "python-multipart"),  # Starlette reads forms by it
 }
 
 IMPORT_ALL = """
 import importlib, pkgutil, sys
 top = sys.argv[1]
 for found in pkgutil.walk_packages(importlib.import_module(top).__path__, top + "."):
-    if not found.name.endswith("__main__"):
+    if not found.name.endswith("__main__") and found.name.startswith("fractune.dashboard") == (sys.argv[2:] == ["web"]):
         importlib.import_module(found.name)
 """
 WHICH_ARE_THERE = """
@@ -185,6 +188,11 @@ def test_a_worker_can_begin_a_search(with_extra: Callable[[str], Environment]) -
 @pytest.mark.parametrize("part", ["fractune_core", "fractune"])
 def test_the_client_alone_imports(client: Environment, part: str) -> None:
     succeed(client, "-c", IMPORT_ALL, part)
+
+
+@pytest.mark.long
+def test_the_pages_import_with_their_extra(with_extra: Callable[[str], Environment]) -> None:
+    succeed(with_extra("web"), "-c", IMPORT_ALL, "fractune", "web")
 
 
 def test_the_client_alone_runs(client: Environment) -> None:
