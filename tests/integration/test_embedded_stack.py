@@ -147,6 +147,7 @@ def test_redis_that_does_not_stay_up_is_told_and_the_next_run_goes_on(state: Pat
             operators = await_event(again, event="operator")["trials"]
 
 
+@pytest.mark.long
 def test_parts_killed_in_mid_job_are_started_again_and_no_record_is_lost_or_doubled(state: Path) -> None:
     model = write_model(state.parent / "m.onnx")
     where = ("--state", str(state), "--out", str(state.parent), "--json", "--only", "conv2d")

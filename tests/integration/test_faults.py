@@ -141,6 +141,7 @@ def storm(seed: int) -> dict[str, dict[str, Any]]:
     return {candidate_id("f" * 16, TARGET, str(kernel["id"])): kernel for kernel in kernels}
 
 
+@pytest.mark.long
 def test_a_storm_of_faults_leaves_every_candidate_accounted_for(measurers: Measurers) -> None:
     names = [measurers.arrive() for _ in range(4)]
     for name in names:

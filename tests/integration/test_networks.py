@@ -49,6 +49,7 @@ def away_for_a_while(network: Network, how: str) -> None:
     network.mend()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("link", "ill"),
     [
@@ -112,6 +113,7 @@ def watched(folder: Path) -> Iterator[tuple[Network, Client, SimulatedFleet, sub
                 yield network, client, fleet, watcher, name
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ill", CUT_OR_SWALLOWED)
 def test_a_watcher_goes_on_after_the_network_was_away(tmp_path: Path, ill: str) -> None:
     with watched(tmp_path) as (network, client, fleet, watcher, name):

@@ -101,6 +101,7 @@ def first_python_block() -> str:
     return block[1]
 
 
+@pytest.mark.long
 def test_the_documented_lines_run_as_they_stand(folder: Path) -> None:
     """In a folder with a small `model.onnx`, and with fewer trials; docs/python.md says so."""
     block = first_python_block()

@@ -117,6 +117,7 @@ def test_a_server_that_waits_can_be_stopped(place: Place) -> None:
         assert second.stop() == 0
 
 
+@pytest.mark.long
 def test_a_killed_postgresql_ends_the_server_in_one_line_and_the_next_one_goes_on(place: Place) -> None:
     with place.server() as first:
         name = place.begin_job(first)

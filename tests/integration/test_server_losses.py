@@ -120,6 +120,7 @@ def stop_before_its_last_round(server: ServerProcess, client: Client, fleet: Sim
     return name
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("place", [STORES, HANDS_OUT])
 def test_a_server_killed_as_it_hands_out_the_last_round_pays_for_no_other(tmp_path: Path, place: str) -> None:
     with running_redis() as url, simulated_fleet(url) as fleet:
@@ -132,6 +133,7 @@ def test_a_server_killed_as_it_hands_out_the_last_round_pays_for_no_other(tmp_pa
             assert (NOT_HANDED_OUT in server.said()) == (place == HANDS_OUT)
 
 
+@pytest.mark.long
 def test_a_round_that_redis_did_not_take_is_handed_out_when_it_is_back(tmp_path: Path) -> None:
     with stoppable_redis() as broker, simulated_fleet(broker.url) as fleet:
         state = tmp_path / "state"

@@ -161,6 +161,7 @@ def test_the_stack_is_found_by_its_state_folder(address: str, state: Path) -> No
     assert [worker["granted"]["share"] for worker in found if worker["role"] == "measure"] == ["cpu:1"]
 
 
+@pytest.mark.long
 def test_a_stopped_stack_says_where_its_log_is(tmp_path: Path) -> None:
     state = tmp_path / "state"
     up = start_fractune("up", "--shares", "cpu:1", "--listen", "127.0.0.1:0", "--state", str(state), "--json")

@@ -114,6 +114,7 @@ def assert_archive(archive: bytes) -> None:
     assert cubins_in(members["host.o"]) == []
 
 
+@pytest.mark.long
 def test_every_kind_of_operator_becomes_a_cubin(operators: list[dict[str, Any]], search: Child, builder: Child) -> None:
     for operator in one_of_each_kind(operators):
         for trace in traces(search, operator, CANDIDATES):

@@ -6,6 +6,8 @@ import contextlib
 import json
 from pathlib import Path
 
+import pytest
+
 from fractune_core.pb import fractune_pb2 as pb
 from tests.support.processes.cli_process import only_line, start_fractune, stopped_at_end
 from tests.support.processes.fleet_simulated import simulated_fleet
@@ -13,6 +15,7 @@ from tests.support.processes.redis_process import running_redis
 from tests.support.processes.server_process import model_bytes, running_server
 
 
+@pytest.mark.long
 def test_commands_wait_for_their_server_say_so_and_go_on(tmp_path: Path) -> None:
     with running_redis() as url, simulated_fleet(url) as fleet, contextlib.ExitStack() as commands:
         fleet.workers["build-1"].hold.set()

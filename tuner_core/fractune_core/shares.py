@@ -6,6 +6,7 @@ label.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -158,7 +159,7 @@ def parse_shares(text: str) -> list[Share]:
     shares = [Share.parse(part) for part in text.split(",") if part.strip()]
     if not shares:
         raise BadRequest(f"no share in '{text}'; {write_one(SHARE_KINDS)}")
-    repeated = {str(share) for share in shares if shares.count(share) > 1}
+    repeated = {str(share) for share, count in Counter(shares).items() if count > 1}
     if repeated:
         raise BadRequest(f"share '{min(repeated)}' is named twice in '{shortened(text, _SHOWN)}'; name each share once")
     return shares

@@ -138,6 +138,11 @@ def test_a_record_has_all_its_fields(pages: Pages, server: ScriptedServer) -> No
     assert pages.page("/log/records/other").status == 404
 
 
+def test_a_record_of_an_odd_job_is_shown(pages: Pages, server: ScriptedServer) -> None:
+    server.records = [to_proto(record("r1", job="an import/of 2020"), pb.Record)]
+    assert "an import/of 2020" in pages.page("/log").text
+
+
 def test_a_server_that_does_not_answer_is_said_on_every_page(pages: Pages, server: ScriptedServer) -> None:
     assert "does not answer: " not in pages.page("/").text
     server.fail_jobs = ServerUnreachable("gone")

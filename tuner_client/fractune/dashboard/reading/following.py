@@ -6,6 +6,7 @@ So the server's work does not depend on the number of tabs.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from fractune.features.client import Client
 from fractune.server.job_status import JobStatus, OfferedShare, Worker
 from fractune_core.errors import FractuneError
 
+_log = logging.getLogger(__name__)
 PERIOD_S = 1.0
 _LOOKED_S = 5.0
 """without a tab that listens, a request keeps the reader awake for this long"""
@@ -68,7 +70,10 @@ class Follower:
         while True:
             await asyncio.sleep(PERIOD_S)
             if self._listeners or time.monotonic() - self._looked_at < _LOOKED_S:
-                await self._read()
+                try:
+                    await self._read()
+                except Exception:  # noqa: BLE001  the tabs would wait for a change for ever
+                    _log.exception("the server could not be read")
 
     async def now(self) -> Snapshot:
         """The server as it is, no older than the period."""

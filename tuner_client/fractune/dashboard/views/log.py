@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 from fractune.dashboard.views.page import Block, Cell, Field, Page
 from fractune.dashboard.views.words import job_path, moment
 from fractune.features.log.log import Records
 from fractune.text.text import time_text
-from fractune_core.errors import one_line
+from fractune_core.errors import BadRequest, one_line
 from fractune_core.names import Collection
 from fractune_core.records import Kind, TuningRecord
 from fractune_core.shares import units_text
@@ -56,7 +56,7 @@ def _row(record: TuningRecord) -> tuple[Cell, ...]:
     granted = record.granted
     is_ok = bool(record.reported_secs)
     return (
-        Cell(moment(record.measured_at), f"/log/records/{record.record_id}?{urlencode({'job': record.job})}"),
+        Cell(moment(record.measured_at), _path(record)),
         Cell(record.kind.value),
         Cell(one_line(record.operator)),
         Cell(record.share),
@@ -69,9 +69,19 @@ def _row(record: TuningRecord) -> tuple[Cell, ...]:
     )
 
 
+def _path(record: TuningRecord) -> str:
+    """With what narrows the search for it: the contract finds no record by its name."""
+    where = {"job": record.job, "operator": record.workload_hash}
+    return f"/log/records/{quote(record.record_id, safe='')}?{urlencode(where)}"
+
+
 def _job_cell(record: TuningRecord) -> Cell:
+    """An imported record may name anything as its job."""
     name = record.job if record.job.startswith("jobs/") else f"jobs/{record.job}"
-    return Cell(Collection.JOBS.parse(name), job_path(name)) if record.job else Cell("-")
+    try:
+        return Cell(Collection.JOBS.parse(name), job_path(name))
+    except BadRequest:
+        return Cell(one_line(record.job) or "-")
 
 
 def record_page(record: TuningRecord) -> Page:

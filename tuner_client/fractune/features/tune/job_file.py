@@ -59,13 +59,14 @@ def expanded(args: Sequence[str]) -> Iterator[Sequence[str]]:
 
     Raises BadRequest for a file that is not as the top of this module shows.
     """
-    if args[:1] != [_COMMAND] or OPTION not in args:
+    words = [part for word in args for part in (word.split("=", 1) if word.startswith(f"{OPTION}=") else [word])]
+    if words[:1] != [_COMMAND] or OPTION not in words:
         yield args
         return
-    place = args.index(OPTION)
-    if place + 1 == len(args):
+    place = words.index(OPTION)
+    if place + 1 == len(words):
         raise BadRequest(f"{OPTION} needs a file; write {OPTION} job.toml")
-    path, others = Path(args[place + 1]), [*args[1:place], *args[place + 2 :]]
+    path, others = Path(words[place + 1]), [*words[1:place], *words[place + 2 :]]
     lines, hours = read_job(path)
     for line in lines:
         if hours is not None:

@@ -43,6 +43,11 @@ def test_each_model_is_a_command_line_and_other_options_come_last(tmp_path: Path
     ]
 
 
+def test_the_file_may_stand_behind_an_equals_sign(tmp_path: Path) -> None:
+    path = job_file(tmp_path, "[[models]]\nfile = 'a.onnx'")
+    assert list(expanded(["tune", f"--job={path}"])) == [["tune", str(tmp_path / "a.onnx")]]
+
+
 @pytest.mark.parametrize("args", [[], ["tune", "m.onnx"], ["run", "--job", "x"]])
 def test_other_command_lines_are_themselves(args: list[str]) -> None:
     assert list(expanded(args)) == [args]

@@ -52,6 +52,7 @@ def test_a_looser_goal_needs_less() -> None:
     assert limits[0] > limits[-1]
 
 
+@pytest.mark.long
 def test_the_step_and_the_margin() -> None:
     goal = Goal(rate_per_s=10, p99_s=0.08, cores=2)
     fine, coarse = (fit(MINILM[:1], replace(goal, step_m=step_m))[0].limit.quota_m for step_m in (10, 100))
@@ -65,6 +66,7 @@ def test_a_burst_allows_a_smaller_limit() -> None:
     assert found[0].limit.burst_us == found[0].limit.quota_us
 
 
+@pytest.mark.long
 def test_a_burst_is_left_out_where_it_allows_no_smaller_limit() -> None:
     """A rate so low that the least limit of the threads would do."""
     found = fit(MINILM, Goal(rate_per_s=2, p99_s=5.0, cores=2, bursts=(1.0, 0.0)))
@@ -78,6 +80,7 @@ def test_more_replicas_are_listed_only_with_a_smaller_limit() -> None:
     assert limits == sorted(set(limits), reverse=True)
 
 
+@pytest.mark.long
 def test_fast_requests_are_simulated_for_many_periods() -> None:
     """92 % of 500m: a stop costs the team time that the next periods lack, but 4,000 requests see no stop."""
     team = Service(2, (1e-4,), 2e-4)

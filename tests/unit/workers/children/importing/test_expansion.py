@@ -92,6 +92,7 @@ def test_variants_of_a_fused_model_share_its_limits(tmp_path: Path, monkeypatch:
         Limits(1, 300).check_nodes(101, "it")
 
 
+@pytest.mark.long
 def test_all_of_them_take_little_memory(tmp_path: Path) -> None:
     """In one child, whose peak is the largest of all."""
     for name in ATTACKS.keys() - {"tuples of tuples of Relax", "many inputs in all"}:  # which cost time alone

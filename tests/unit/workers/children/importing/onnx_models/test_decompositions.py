@@ -144,6 +144,7 @@ def test_a_refused_form_names_the_node(case: Case, words: str) -> None:
         imported(model_of(case)[0])
 
 
+@pytest.mark.long
 def test_decomposed_nodes_count() -> None:
     nodes = [helper.make_node("Gelu", [f"x{i}"], [f"x{i + 1}"], domain="com.microsoft") for i in range(20)]
     nodes += [helper.make_node("QuickGelu", ["x20"], [f"y{i}"], domain="com.microsoft") for i in range(8_000)]
