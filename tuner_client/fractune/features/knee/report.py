@@ -22,7 +22,7 @@ class KneeReport:
     unit: str
     """kind of the units: `core`, `sm`, `slice`"""
     shares: Mapping[int, str]
-    """requested shares by granted units, ascending; several with the same units are joined by `, `"""
+    """requested shares by granted units, ascending; several with the same units are joined by commas"""
     run_secs: Mapping[int, Sequence[float]]
     """all repeats in seconds by units, ascending"""
     curve: Curve
