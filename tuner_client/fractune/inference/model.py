@@ -113,7 +113,7 @@ class Model:
         if slot is not None:
             return self.run_slots({slot: inputs}, variant)[slot]
         if self._kept is not None:
-            self._follower.follow(self._take)
+            self.follow()
             with self._turn.lock:
                 if (arguments := self._kept.tensors(inputs)) is not None:
                     # Copied before the next call: an output may lie in the memory of an input.
@@ -141,7 +141,7 @@ class Model:
         complete: `torch.from_dlpack(tensor)`.
         """
         arguments = self._arguments(inputs)
-        self._follower.follow(self._take)
+        self.follow()
         with self._turn.lock:
             return self._outputs(arguments, variant)
 
@@ -176,7 +176,7 @@ class Model:
         )
 
     def _run_bound(self, variant: str | None, arguments: Sequence[Any], outputs: Sequence[Any]) -> None:
-        self._follower.follow(self._take)
+        self.follow()
         with self._turn.lock:
             self._runner.call(self._backend.run_into, self._variant(variant), arguments, outputs)
 
@@ -184,6 +184,10 @@ class Model:
         """The inputs as tensors on the model's device, for many runs without a copy."""
         arguments = self._backend.placed(self._arguments(inputs))
         return {spec.name: tensor for spec, tensor in zip(self._interface.inputs, arguments, strict=True)}
+
+    def follow(self) -> None:
+        """Take what fits a CPU limit or an affinity that has changed; each call does so. It looks twice a second."""
+        self._follower.follow(self._take)
 
     def rematch(self) -> VariantChoice:
         """Detect the share again, and take the variant, the threads and the CPUs that fit it now. Returns the choice.

@@ -13,17 +13,18 @@ from fractune.inference.choosing.runtimes import runtime_choice
 from fractune.inference.choosing.variants import VariantChoice
 from fractune.inference.cpu.share import ShareHere
 from fractune.inference.model import Model
-from fractune.inference.runtimes.sessions import Session, keep_forever, open_session
+from fractune.inference.runtimes.sessions import Session, keep_forever, open_session, settings_of
 from fractune.inference.runtimes.variant import runtime_variant
 from fractune.inference.tvm_runtime import tensors
 from fractune.inference.tvm_runtime.bound import Bound, BoundMemory
 from fractune.inference.tvm_runtime.tensors import TensorSpec
 from fractune.inference.tvm_runtime.variants import Variant
+from fractune.inference.tvm_runtime.weights import Weights
 from fractune_core.errors import BadBundle, BadRequest
 from fractune_core.files.bundles import Bundle
-from fractune_core.files.compared import ONNX_RUNTIME, RUNTIMES, Runtime
+from fractune_core.files.compared import ONNX_RUNTIME, RUNTIMES
 from fractune_core.files.staged import Stages, Step, Tensor
-from fractune_core.host.forks import begin_in_forked_children
+from fractune_core.host.forks import Turn, begin_in_forked_children
 
 if TYPE_CHECKING:
     from fractune.inference.tvm_runtime.tensors import Array
@@ -54,17 +55,18 @@ class StagedModel(Model):
 
     def __init__(self, bundle: Bundle, **options: Any) -> None:  # not of `Model`: it has models, and is none of them
         """As `fractune.load`. Raises FractuneError if ONNX Runtime is not installed."""
+        if bundle.manifest["device"]["kind"] != "cpu":
+            raise BadBundle(f"{bundle.name} is of a model in parts, which run on a CPU; tune it for CPU shares")
         self.bundle = bundle
         self.stages = Stages.from_json(bundle.manifest["stages"])
         self.inputs, self.outputs = _specs(self.stages.inputs), _specs(self.stages.outputs)
         self.slots = ()
         self._goal = options.get("goal", "latency")
         self._uses_runtimes = options.get("runtimes", True) and options.get("threads") is None
-        first = Model(bundle.members[0], **options)
-        common: dict[str, Any] = {"weights": first._backend.weights, "turn": first._turn}  # noqa: SLF001  its class's
-        self._members = [first, *(Model(each, **options, **common) for each in bundle.members[1:])]
-        self._turn = first._turn  # noqa: SLF001
-        self._opened = self._open(first)
+        self._turn = Turn()
+        weights = Weights(bundle.members[0])
+        self._members = [Model(each, **options, weights=weights, turn=self._turn) for each in bundle.members]
+        self._opened = self._open(self._members[0])
         begin_in_forked_children(self)
 
     def begin_in_child(self) -> None:  # its models have their own
@@ -93,6 +95,10 @@ class StagedModel(Model):
 
     def placed(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         return dict(tensors.as_arrays(self.inputs, inputs))
+
+    def follow(self) -> None:
+        for member in self._members:
+            member.follow()
 
     def rematch(self) -> VariantChoice:
         for member in self._members:
@@ -156,15 +162,18 @@ class StagedModel(Model):
         feed = {each.name: _as_array(values[each.name]) for each in step.inputs}
         outputs = dict(zip(names, self._session(step, opened).run(feed), strict=True))
         for each in step.outputs:
-            if not _spec(each).has_shape(outputs[each.name].shape):
+            found = outputs[each.name]
+            if found.dtype.name != each.dtype or not _spec(each).has_shape(found.shape):
                 raise BadBundle(
-                    f"{self.bundle.name}: ONNX Runtime gives '{each.name}' the shape {outputs[each.name].shape}, and "
-                    f"the next part takes {each.shape}; tune the model again for inputs of this kind"
+                    f"{self.bundle.name}: ONNX Runtime gives '{each.name}' as {found.dtype} of the shape "
+                    f"{found.shape}, and the next part takes {each.dtype} of the shape {each.shape}; tune the model "
+                    "again for inputs of this kind"
                 )
         return outputs
 
     def _here(self) -> _Opened:
         """What runs at the share that the own parts follow."""
+        self._members[0].follow()
         if self._opened.is_forked or self._members[0].share != self._opened.share:
             self._opened = self._open(self._members[0])
         return self._opened
@@ -190,12 +199,19 @@ class StagedModel(Model):
         session = opened.sessions.get(step.part)
         if session is None:
             cpus = opened.share.cpus[: opened.share.units]
-            settings = Runtime.from_json(self.bundle.manifest["runtimes"][ONNX_RUNTIME]).settings
-            shapes = {each.name: [dim or 1 for dim in each.shape] for each in step.inputs}
             name, file = f"{self.bundle.name}, {step.part}", self.bundle.read(step.part)
-            session = open_session(ONNX_RUNTIME, file, name, len(cpus), cpus, settings, shapes)
+            session = open_session(ONNX_RUNTIME, file, name, len(cpus), cpus, settings_of(ONNX_RUNTIME), {})
+            _check_names(name, step, session)
             opened.sessions[step.part] = session
         return session
+
+
+def _check_names(name: str, step: Step, session: Session) -> None:
+    """Raises BadBundle for a file that is not the one of the step."""
+    for tensors_of, names in ((step.inputs, session.input_names), (step.outputs, session.output_names)):
+        if {each.name for each in tensors_of} != set(names):
+            wanted = ", ".join(each.name for each in tensors_of)
+            raise BadBundle(f"{name} has {', '.join(names)} where the bundle says {wanted}; make the bundle again")
 
 
 def _specs(described: Sequence[Tensor]) -> list[TensorSpec]:

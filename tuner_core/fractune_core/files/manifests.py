@@ -10,7 +10,7 @@ from typing import Any, get_args
 from fractune_core.codec.plain_json import is_storable
 from fractune_core.files.buckets import bucket_complaint
 from fractune_core.files.compared import compared_complaint
-from fractune_core.files.staged import stages_complaint
+from fractune_core.files.staged import Stages, stages_complaint
 from fractune_core.names import ROBUST_VARIANT, UNTUNED_VARIANT
 from fractune_core.served import ServiceGoal
 
@@ -73,11 +73,22 @@ def _joined_complaints(manifest: dict[str, Any]) -> Iterator[str]:
     if ("buckets" in manifest) == ("stages" in manifest):
         yield "one of 'buckets' and 'stages' must be there, which say what its members are for"
     else:
-        complaint_of = bucket_complaint if "buckets" in manifest else stages_complaint
-        if wrong := complaint_of(manifest, members):
-            yield wrong
         if wrong := compared_complaint({**manifest, "shares": members[0]["shares"]}):
             yield wrong
+        if "stages" in manifest:
+            yield from _stages_complaints(manifest)
+        elif wrong := bucket_complaint(manifest, members):
+            yield wrong
+
+
+def _stages_complaints(manifest: dict[str, Any]) -> Iterator[str]:
+    if wrong := stages_complaint(manifest, manifest["members"]):
+        yield wrong
+    for described in Stages.from_json(manifest["stages"]).tensors:
+        shapes = [size for each in described for size in each.shape]
+        if not all(size is None or _is_dimension(size) for size in shapes):
+            yield "'stages' have a shape with a negative size"
+        yield from _tensor_complaints("'stages': tensors", [each.to_json() for each in described])
 
 
 def _complaints(manifest: dict[str, Any]) -> Iterator[str]:

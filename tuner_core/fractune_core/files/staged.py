@@ -50,6 +50,11 @@ class Stages(JsonObject):
         """Those that ONNX Runtime runs."""
         return [step for step in self.steps if step.member is None]
 
+    @property
+    def tensors(self) -> list[list[Tensor]]:
+        """The inputs and the outputs, of the whole and of each step."""
+        return [self.inputs, self.outputs, *(each for step in self.steps for each in (step.inputs, step.outputs))]
+
 
 def part_entry(number: int) -> str:
     return f"parts/{number}.onnx"
@@ -75,10 +80,15 @@ def _complaints(stages: Stages, manifest: Mapping[str, Any], members: Sequence[M
             yield f"'{step.part}' is missing, which 'stages' name"
     if stages.parts and ONNX_RUNTIME not in manifest.get("runtimes", {}):
         yield f"'runtimes' lacks '{ONNX_RUNTIME}', which runs parts of the model"
-    tensors = (*stages.inputs, *stages.outputs, *(each for step in stages.steps for each in step.inputs + step.outputs))
-    names = [*(each.name for each in tensors), *(name for step in stages.parts for name in step.operators)]
+    names = [
+        *(each.name for described in stages.tensors for each in described),
+        *(name for step in stages.parts for name in step.operators),
+    ]
     if not all(map(str.isprintable, names)):
         yield "'stages' have a name that is not printable"
+    for described in stages.tensors:
+        if len({each.name for each in described}) < len(described):
+            yield "'stages' have two inputs or outputs with one name"
     yield from _flow_complaints(stages, members)
 
 

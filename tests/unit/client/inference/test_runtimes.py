@@ -14,6 +14,7 @@ import pytest
 
 import fractune
 from fractune.cli import main
+from fractune.features.compete import compete as compete_module
 from fractune.features.compete.compete import compete
 from fractune.inference.choosing import runtimes
 from fractune_core.errors import BadBundle, BadModel, BadRequest
@@ -159,6 +160,19 @@ def test_what_cannot_compete_is_told(small: Small, tmp_path: Path) -> None:
         with pytest.raises(BadRequest, match=says):
             compete(bundle, model, progress=False, **options)  # type: ignore[arg-type]
     assert Bundle(bundle).manifest["format"] == FORMAT
+
+
+@pytest.mark.parametrize(("version", "kept"), [(VERSION, ["cpu:2", "cpu:1"]), ("1.0.0", ["cpu:1"])])
+def test_times_of_another_version_do_not_stay(
+    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, kept: list[str]
+) -> None:
+    """The bundle was compared at two cores by `version`, and is compared at one core by the one installed."""
+    runtime = Runtime(VERSION, {"session.intra_op.allow_spinning": "0"}).to_json()
+    found = {"cpu:1": {"compared": compared().to_json(), "runtimes": {"onnxruntime": runtime}}}
+    monkeypatch.setattr(compete_module, "_at_shares", lambda *_: found)
+    bundle = served(small, tmp_path / "m.fractune", version, share="cpu:2")
+    contests = compete(bundle, small.model, runtimes="onnxruntime", shares="cpu:1", progress=False).contests
+    assert [each.share for each in contests] == kept
 
 
 def test_loading_warns_of_nothing_else(small: Small, tmp_path: Path) -> None:

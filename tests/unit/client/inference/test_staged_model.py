@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import json
+import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -24,6 +25,8 @@ from fractune_core.files.replacing import replacing_file
 from tests.support.onnx_models import run_by_onnxruntime
 from tests.support.processes.forked import succeeds_in_child
 from tests.unit.client.conftest import Small
+
+_DEADLINE_S = 60
 
 
 def installed_version() -> str:
@@ -69,6 +72,22 @@ def test_a_forked_child_runs_it(in_parts: Small) -> None:
     inputs = model.random_inputs()
     wanted = model.run(inputs)
     assert succeeds_in_child(lambda: np.allclose(model.run(inputs)[0], wanted[0], rtol=1e-6))
+
+
+def test_a_forked_child_ends_as_usual(in_parts: Small) -> None:
+    """With a code of its own, though ONNX Runtime's threads are not there to be ended."""
+    script = (
+        "import os, sys, fractune\n"
+        f"model = fractune.load({str(in_parts.bundle)!r})\n"
+        "model.run(model.random_inputs())\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    model.run(model.random_inputs())\n"
+        "    del model\n"
+        "    sys.exit(3)\n"
+        "sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
+    )
+    assert subprocess.run([sys.executable, "-c", script], timeout=_DEADLINE_S, check=False).returncode == 3
 
 
 def test_bound_memory_gets_the_outputs(in_parts: Small, model: StagedModel) -> None:
@@ -118,8 +137,29 @@ def test_a_shape_that_was_not_foreseen_is_said(in_parts: Small, tmp_path: Path) 
         with replacing_file(path) as file:
             bundle.copy_to(file, stages=stages, members=bundle.written["members"][:1])
     loaded = fractune.load(path)
-    with pytest.raises(BadBundle, match=r"ONNX Runtime gives 'c' the shape \(2, 2\)"):
+    with pytest.raises(BadBundle, match=r"ONNX Runtime gives 'c' as float32 of the shape \(2, 2\)"):
         loaded.run(loaded.random_inputs())
+
+
+def test_a_part_that_is_of_another_model_is_said(in_parts: Small, tmp_path: Path) -> None:
+    """A damaged bundle, whose steps name another value than its part."""
+    with contextlib.closing(Bundle(in_parts.bundle)) as bundle:
+        stages = json.loads(json.dumps(bundle.written["stages"]).replace('"c"', '"z"'))
+        first = bundle.written["members"][0]
+        stages["steps"], stages["outputs"] = stages["steps"][:2], stages["steps"][1]["outputs"]
+        path = tmp_path / "damaged.fractune"
+        with replacing_file(path) as file:
+            bundle.copy_to(file, stages=stages, members=[first])
+    with pytest.raises(BadBundle, match=r"parts/0\.onnx has c where the bundle says z; make the bundle again"):
+        fractune.load(path)
+
+
+def test_parts_for_a_gpu_are_refused(in_parts: Small, tmp_path: Path) -> None:
+    path = tmp_path / "gpu.fractune"
+    with contextlib.closing(Bundle(in_parts.bundle)) as bundle, replacing_file(path) as file:
+        bundle.copy_to(file, device={**bundle.written["device"], "kind": "cuda"})
+    with pytest.raises(BadBundle, match="tune it for CPU shares"):
+        fractune.load(path)
 
 
 def test_the_runtime_that_was_faster_runs_the_whole_model(in_parts: Small, tmp_path: Path) -> None:

@@ -60,6 +60,10 @@ def test_a_comparison_is_that_of_the_whole_model_and_of_no_member() -> None:
         Bundle(rewritten(staged(), compared={"cpu:7": compared.to_json()}))
 
 
+def tensor_json(dtype: str, shape: list[int | None]) -> dict[str, Any]:
+    return Tensor("z", dtype, shape).to_json()
+
+
 WRONG_STEPS = {
     "do not run every member once": [FIRST, PART],
     r"steps\[1\] reads 'b'": [FIRST, Step([B], [B], part=part_entry(0))],
@@ -85,6 +89,12 @@ def test_steps_that_do_not_flow_are_refused(complaint: str) -> None:
         ({"stages": {**STAGES.to_json(), "outputs": [replace(Y, dtype="int64").to_json()]}}, "'outputs' of 'stages'"),
         ({"stages": {**STAGES.to_json(), "outputs": []}}, "'outputs' of 'stages'"),
         ({"stages": {**STAGES.to_json(), "inputs": [{"name": "x"}]}}, "'stages' are not inputs, outputs and steps"),
+        ({"runtimes": 5}, "'compared' and 'runtimes' are not"),
+        ({"runtimes": {ONNX_RUNTIME: 5}}, "'compared' and 'runtimes' are not"),
+        ({"stages": {**STAGES.to_json(), "inputs": [X.to_json(), X.to_json()]}}, "two inputs or outputs with one name"),
+        ({"stages": {**STAGES.to_json(), "inputs": [X.to_json(), tensor_json("float99", [1])]}}, "the unknown type"),
+        ({"stages": {**STAGES.to_json(), "inputs": [X.to_json(), tensor_json("int8", [-1])]}}, "a negative size"),
+        ({"stages": {**STAGES.to_json(), "inputs": [X.to_json(), tensor_json("int8", [2**40])]}}, "too large"),
         ({"stages": []}, "'stages' are not inputs, outputs and steps"),
         ({"buckets": {}}, "one of 'buckets' and 'stages'"),
     ],

@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import importlib.util
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -154,20 +154,22 @@ def _at_shares(
 
 def _write(bundle: Bundle, path: Path, onnx: Path, found: dict[int | None, dict[str, Any]]) -> None:
     """Write the times into the bundle, and the model file if another runtime serves a share of it."""
-    runtimes: dict[str, Any] = dict(bundle.written.get("runtimes", {}))
+    before: dict[str, Any] = bundle.written.get("runtimes", {})
+    runtimes = dict(before)
     for by_share in found.values():
         for each in by_share.values():
             runtimes |= each["runtimes"]
+    changed = {name for name in before if runtimes[name] != before[name]}
     compared = {
         member: {share: each["compared"] for share, each in by_share.items()} for member, by_share in found.items()
     }
     fields: dict[str, Any] = {"runtimes": runtimes}
     if None in compared:
-        fields["compared"] = {**bundle.written.get("compared", {}), **compared[None]}
+        fields["compared"] = {**_still_true(bundle.written, changed), **compared[None]}
         all_compared = list(fields["compared"].values())
     else:
         fields["members"] = [
-            {**member, "compared": {**member.get("compared", {}), **compared.get(number, {})}}
+            {**member, "compared": {**_still_true(member, changed), **compared.get(number, {})}}
             for number, member in enumerate(bundle.written["members"])
         ]
         all_compared = [each for member in fields["members"] for each in member["compared"].values()]
@@ -177,6 +179,12 @@ def _write(bundle: Bundle, path: Path, onnx: Path, found: dict[int | None, dict[
         extra[MODEL] = onnx.read_bytes()
     with replacing_file(path) as file:
         bundle.copy_to(file, extra=extra, **fields)
+
+
+def _still_true(manifest: Mapping[str, Any], changed: set[str]) -> dict[str, Any]:
+    """The comparisons that a bundle holds, without those of runtimes that have changed since."""
+    held = manifest.get("compared", {})
+    return {share: each for share, each in held.items() if not changed & each["times"].keys()}
 
 
 def _contests(path: Path) -> Iterator[Contest]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fractune.features.parts.graph import Shape, crossing, names_read, part_numbers, static_shapes
+from fractune.features.parts.graph import Shape, crossing, names_read, needed, part_numbers, static_shapes, subgraphs
 from fractune_core.errors import BadModel, first_line
 from fractune_core.files.staged import Stages, Step, Tensor, part_entry
 from fractune_core.refusals import RefusedNode
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 _RUNS = 2
 _ONNX = ("", "ai.onnx")
+_INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+_NUMBERS = {"bool", "float16", "float32", "float64", *_INTEGERS}
+"""types of the values that may lie between two parts"""
 
 
 def cut(model: Path, shapes: Mapping[str, Sequence[int]], refused: Sequence[RefusedNode], folder: Path) -> Stages:
@@ -35,8 +38,10 @@ def cut(model: Path, shapes: Mapping[str, Sequence[int]], refused: Sequence[Refu
     import onnx
 
     whole = _simplified(_with_shapes(onnx.load(model), shapes, model.name), model.name, folder)
+    _check_outputs(whole.graph)
+    _drop_unneeded(whole.graph)
     nodes, values = list(whole.graph.node), _values(whole, model.name)
-    named = {place for place, node in enumerate(nodes) if any(_is(each, node) for each in refused)}
+    named = {place for place, node in enumerate(nodes) if any(_holds(node, each) for each in refused)}
     if not named:
         raise BadModel("no node of the model is the refused one")
     fixed = {name for name, value in values.items() if None not in value.shape}
@@ -65,7 +70,8 @@ def _with_shapes(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]], na
                 dim.dim_value = sizes.get(dim.dim_param, 1) if dim.dim_param else 1
     del model.graph.value_info[:]
     for output in model.graph.output:
-        output.type.tensor_type.ClearField("shape")
+        if output.type.HasField("tensor_type"):
+            output.type.tensor_type.ClearField("shape")
     return model
 
 
@@ -79,6 +85,21 @@ def _simplified(model: onnx.ModelProto, name: str, folder: Path) -> onnx.ModelPr
     found = onnx.load(path)
     path.unlink()
     return found
+
+
+def _check_outputs(graph: onnx.GraphProto) -> None:
+    """Raises BadModel for an output that no part would make."""
+    weights = {weight.name for weight in graph.initializer}
+    for each in graph.output:
+        if each.name in weights:
+            raise BadModel(f"its output '{each.name}' is a constant; leave it out when you export the model")
+
+
+def _drop_unneeded(graph: onnx.GraphProto) -> None:
+    nodes = list(graph.node)
+    kept = needed(nodes, [each.name for each in graph.output])
+    del graph.node[:]
+    graph.node.extend(nodes[place] for place in kept)
 
 
 def _session(model: onnx.ModelProto, name: str, optimized: str, level: Any) -> Any:
@@ -158,9 +179,9 @@ def _feed(graph: onnx.GraphProto, rng: np.random.Generator) -> dict[str, Array]:
     made: dict[str, Array] = {}
     for each in graph.input:
         kind = each.type.tensor_type
-        if not kind.elem_type or kind.elem_type == onnx.TensorProto.STRING:
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type) if kind.elem_type else None
+        if dtype is None or dtype.name not in _NUMBERS:
             raise BadModel(f"its input '{each.name}' is not a tensor of numbers")
-        dtype = onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type)
         shape = [dim.dim_value for dim in kind.shape.dim]
         is_float = dtype.kind == "f"
         made[each.name] = (rng.uniform(0.1, 1.0, shape) if is_float else rng.integers(0, 2, shape)).astype(dtype)
@@ -168,11 +189,14 @@ def _feed(graph: onnx.GraphProto, rng: np.random.Generator) -> dict[str, Array]:
 
 
 def _is_tensor(value: Any) -> bool:
-    return hasattr(value, "dtype") and value.dtype.kind in "fiub"
+    return hasattr(value, "dtype") and value.dtype.name in _NUMBERS
 
 
-def _is(refused: RefusedNode, node: onnx.NodeProto) -> bool:
-    return refused.is_node(node.name, next(iter(node.output), ""), _operator(node))
+def _holds(node: onnx.NodeProto, refused: RefusedNode) -> bool:
+    """Whether the node, or one in its subgraphs, is the refused one."""
+    if refused.is_node(node.name, next(iter(node.output), ""), _operator(node)):
+        return True
+    return any(_holds(inner, refused) for graph in subgraphs(node) for inner in graph.node)
 
 
 def _operator(node: onnx.NodeProto) -> str:

@@ -23,12 +23,22 @@ Shape = tuple[int, ...]
 def names_read(node: Any) -> set[str]:
     """All that a node reads, inside its subgraphs too."""
     found = set(node.input)
-    for graph in _subgraphs(node):
+    for graph in subgraphs(node):
         own = {each.name for each in (*graph.input, *graph.initializer)}
         own.update(name for inner in graph.node for name in inner.output)
         read = {each.name for each in graph.output}.union(*map(names_read, graph.node))
         found |= read - own
     return found - {""}
+
+
+def needed(nodes: Sequence[Any], outputs: Collection[str]) -> list[int]:
+    """The places of the nodes that the outputs depend on; `nodes` are in an order of running."""
+    wanted, kept = set(outputs), []
+    for place in reversed(range(len(nodes))):
+        if wanted.intersection(nodes[place].output):
+            wanted |= names_read(nodes[place])
+            kept.append(place)
+    return kept[::-1]
 
 
 def part_numbers(nodes: Sequence[Any], others: Collection[int]) -> list[int]:
@@ -83,7 +93,8 @@ def static_shapes(inferred: Mapping[str, Shape | None], measured: Sequence[Mappi
     }
 
 
-def _subgraphs(node: Any) -> Iterator[Any]:
+def subgraphs(node: Any) -> Iterator[Any]:
+    """The bodies of a loop or a branch."""
     for each in node.attribute:
         if each.HasField("g"):
             yield each.g

@@ -107,6 +107,8 @@ def join_parts(model: Path, parts: Parts, bundles: Sequence[Path], written: Path
                 {"name": model.name, "sha256": digest},
                 runtime,
             )
+            out.flush()
+            Bundle(Path(out.name)).close()  # reads its manifest: a bundle that nothing can load replaces none
 
 
 def _of_member(step: Step, bundle: Bundle) -> Step:

@@ -18,7 +18,8 @@ from fractune.sessions.session import tuning_session
 from fractune_core.errors import BadModel
 from fractune_core.jobs import JobSpec
 from fractune_core.model_inputs import constants_in, shapes_in
-from fractune_core.refusals import refused_node
+from fractune_core.refusals import RefusedNode, refused_node
+from fractune_core.shares import Share
 
 _MOST_CUTS = 12
 """A refusal names one node, or all of some operators; each costs a job that ends within seconds"""
@@ -31,6 +32,8 @@ def may_cut(spec: JobSpec, error: BadModel) -> bool:
     """
     if refused_node(str(error)) is None or constants_in(spec.inputs):
         return False
+    if any(Share.parse(share).device_kind != "cpu" for share in spec.shares):
+        return False  # ONNX Runtime's parts run on a CPU
     if not can_cut():
         raise BadModel(f"{error}; or install 'fractune[onnxruntime]' here: then ONNX Runtime runs this node") from error
     return True
@@ -73,12 +76,15 @@ def tune_parts(
 
 
 def _cut(model: Path, spec: JobSpec, refusals: Sequence[BadModel], folder: Path) -> Parts:
-    """Raises the first refusal if the model cannot be cut."""
-    nodes = [refused_node(str(each)) for each in refusals]
-    if None in nodes:
-        raise refusals[-1]
+    """Raises BadModel with the first refusal if the model cannot be cut."""
+    nodes: list[RefusedNode] = []
+    for each in refusals:
+        node = refused_node(str(each))
+        if node is None or node in nodes:  # cut out, and refused all the same
+            raise each
+        nodes.append(node)
     try:
-        return cut_model(model, shapes_in(spec.inputs), [node for node in nodes if node is not None], folder)
+        return cut_model(model, shapes_in(spec.inputs), nodes, folder)
     except BadModel as error:
         raise BadModel(f"{refusals[0]}; and ONNX Runtime cannot run a part of the model: {error}") from error
 

@@ -38,7 +38,7 @@ class TuneResult:
     stages: Stages | None = None
     """of a model in parts: what runs in which order"""
     competed: CompeteResult | None = None
-    """other runtimes beside the bundle, with `compete`"""
+    """other runtimes beside the bundle, with `compete`, and for a model in parts"""
 
     def __repr__(self) -> str:
         times = ", ".join(f"{each.share} {_time_text(each)}" for each in self.shares)
@@ -63,7 +63,7 @@ class TuneResult:
 
     @property
     def matrix(self) -> Matrix:
-        """The schedules tuned for each share at every other share."""
+        """The schedules tuned for each share at every other share; for a model in parts, those of its first part."""
         return Matrix((model_table(self.job),))
 
 

@@ -22,7 +22,7 @@ from fractune.sessions.progress import ProgressOption, View, choose_view
 from fractune.sessions.requests import bundle_file
 from fractune.sessions.running import finished_job
 from fractune.text.output_files import check_writable
-from fractune_core.errors import BadModel, BadRequest
+from fractune_core.errors import BadModel, BadRequest, FractuneError
 from fractune_core.files.compared import ONNX_RUNTIME
 from fractune_core.jobs import JobSpec, job_options
 from fractune_core.model_inputs import SeveralShapes
@@ -123,7 +123,7 @@ def tune(
             return _competed(result, path, contenders, view)
         result = _tuned(path, spec, written, state, server, view, reconnect_s, parts=compete != NONE)
         if result.stages is not None and not contenders and where is None and _has_cores(shares):
-            contenders = [ONNX_RUNTIME]
+            return _competed_unasked(result, path, view)
         return _competed(result, path, contenders, view)
 
 
@@ -168,6 +168,15 @@ def _contenders(compete: str | Sequence[str] | None, shares: str | Sequence[str]
 def _has_cores(shares: str | Sequence[str]) -> bool:
     """Whether one of the shares is of whole CPU cores, at which runtimes can be timed."""
     return any(Share.parse(share).kind.measures_kernels and share.startswith("cpu:") for share in share_names(shares))
+
+
+def _competed_unasked(result: TuneResult, model: Path, view: View) -> TuneResult:
+    """A model in parts beside ONNX Runtime, which it needs anyway. The bundle is there, also if that fails."""
+    try:
+        return _competed(result, model, [ONNX_RUNTIME], view)
+    except FractuneError as error:
+        view.show_step(f"the whole model was not timed in ONNX Runtime: {error}")
+        return result
 
 
 def _competed(result: TuneResult, model: Path, contenders: list[str], view: View) -> TuneResult:

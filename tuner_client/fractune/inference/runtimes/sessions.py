@@ -5,6 +5,7 @@ Threads do not spin while they wait: the share may serve others too.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
 from collections.abc import Mapping, Sequence
@@ -33,12 +34,13 @@ def settings_of(runtime: str, *, exact: bool = True) -> dict[str, str]:
     return {**_SETTINGS[runtime], **(_EXACT[runtime] if exact else {})}
 
 
-_of_before_forks: list[object] = []
-
-
 def keep_forever(held: object) -> None:
-    """For a forked child: the threads of its parent's sessions are not there, and to end them waits for them."""
-    _of_before_forks.append(held)
+    """For a forked child: the threads of its parent's sessions are not there, and whatever ends them waits for them.
+    So the sessions stay, also when the interpreter ends, and the handlers of the libraries do not run after it.
+    """
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(held))
+    libc = ctypes.CDLL(None)
+    libc.on_exit(libc["_exit"], None)  # called with the status, before the handlers that were registered earlier
 
 
 class Session(Protocol):

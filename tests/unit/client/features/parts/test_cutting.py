@@ -17,6 +17,8 @@ from fractune_core.files.staged import Stages
 from fractune_core.refusals import RefusedNode
 from tests.support.parts import CDIST, SHAPE, write_middle, write_parted
 
+FLOAT = TensorProto.FLOAT
+
 
 def run_parts(stages: Stages, folder: Path, inputs: dict[str, Any]) -> list[Any]:
     values = dict(inputs)
@@ -66,6 +68,52 @@ def test_what_follows_a_shape_that_depends_on_data_is_not_our_own(tmp_path: Path
     assert [step.member for step in stages.steps] == [0, None]
     assert [each.shape for each in stages.outputs] == [[None, None], []]
     assert_same(model, stages, tmp_path)
+
+
+def test_a_refused_node_inside_a_branch_makes_the_branch_a_part(tmp_path: Path) -> None:
+    """One of the branches has an operator that cannot be imported."""
+    inner = helper.make_node("CDist", ["a", "a"], ["c"], name="cdist", domain="com.microsoft", metric="sqeuclidean")
+    other = helper.make_node("MatMul", ["a", "at"], ["d"])
+    then = helper.make_graph([inner], "then", [], [helper.make_tensor_value_info("c", FLOAT, [2, 2])])
+    otherwise = helper.make_graph([other], "else", [], [helper.make_tensor_value_info("d", FLOAT, [2, 2])])
+    branch = helper.make_node("If", ["is_on"], ["e"])
+    branch.attribute.append(helper.make_attribute("then_branch", then))
+    branch.attribute.append(helper.make_attribute("else_branch", otherwise))
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["a"]),
+        helper.make_node("Transpose", ["a"], ["at"]),
+        helper.make_node("ReduceSum", ["a"], ["sum"], keepdims=0),
+        helper.make_node("Cast", ["sum"], ["is_on"], to=TensorProto.BOOL),
+        branch,
+        helper.make_node("MatMul", ["e", "vv"], ["y"]),
+    ]
+    model = write_parted(tmp_path / "m.onnx", nodes, {"y": FLOAT})
+    stages = cut(model, {}, [CDIST], tmp_path)
+    assert "If" in stages.parts[0].operators
+    assert_same(model, stages, tmp_path)
+
+
+def test_a_node_that_nothing_needs_is_in_no_part(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["a"]),
+        helper.make_node("CDist", ["a", "a"], ["c"], name="cdist", domain="com.microsoft", metric="sqeuclidean"),
+        helper.make_node("NonZero", ["c"], ["unused"]),
+        helper.make_node("MatMul", ["c", "vv"], ["y"]),
+    ]
+    stages = cut(write_parted(tmp_path / "m.onnx", nodes, {"y": FLOAT}), {}, [CDIST], tmp_path)
+    assert not any("NonZero" in step.operators for step in stages.steps)
+    assert [each.name for each in stages.outputs] == ["y"]
+
+
+def test_an_output_that_is_a_constant_is_named(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("CDist", ["x", "x"], ["c"], name="cdist", domain="com.microsoft", metric="sqeuclidean"),
+        helper.make_node("MatMul", ["c", "vv"], ["y"]),
+        helper.make_node("Neg", ["w"], ["minus"]),
+    ]
+    model = write_parted(tmp_path / "m.onnx", nodes, {"y": FLOAT, "minus": FLOAT})
+    with pytest.raises(BadModel, match="its output 'minus' is a constant; leave it out"):
+        cut(model, {}, [CDIST], tmp_path)
 
 
 def test_a_node_that_is_not_there_is_said(tmp_path: Path) -> None:

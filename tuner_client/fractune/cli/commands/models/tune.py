@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -195,11 +196,18 @@ def tune(
         if result.competed is not None:
             print_contests(result.competed, as_json=as_json)
         if picture is not None:
-            result.matrix.draw(picture)
-            if not as_json:
-                print_picture(picture)
+            _draw(result, picture, as_json=as_json)
         if result.goal is not None and not result.goal.beaten:
             raise typer.Exit(GOAL_MISSED)
+
+
+def _draw(result: TuneResult, picture: Path, *, as_json: bool) -> None:
+    if result.stages is not None:
+        print(f"no picture: {picture} would show one part of the model only", file=sys.stderr)
+        return
+    result.matrix.draw(picture)
+    if not as_json:
+        print_picture(picture)
 
 
 def _write_job(path: Path, model: Path, context: Any) -> None:
