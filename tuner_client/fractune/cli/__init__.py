@@ -90,9 +90,7 @@ def main(args: Sequence[str] | None = None) -> int:
     try:
         completion_init()  # for a shell that requests completions by an environment variable
         command = typer.main.get_command(build_app(args[0] if args else ""))
-        with output_that_may_close():
-            codes = [command(args=line, prog_name="fractune", standalone_mode=False) for line in expanded(args)]
-        return max((code for code in codes if isinstance(code, int)), default=0)
+        return max([_run(command, line) for line in expanded(args)], default=0)
     except Stopped as stopped:
         if stopped.terminal_gone or stopped.reader_gone:
             _silence(sys.stdout, sys.stderr)
@@ -102,6 +100,18 @@ def main(args: Sequence[str] | None = None) -> int:
         return 128 + signal.SIGINT
     except typer.Abort:
         return _fail("aborted", 1)
+    except FractuneError as error:
+        return _fail(str(error), error.exit_code)
+
+
+def _run(command: Any, line: Sequence[str]) -> int:
+    """Run one command line. Its failure does not end those after it."""
+    try:
+        with output_that_may_close():
+            code = command(args=line, prog_name="fractune", standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except (Stopped, typer.Abort):
+        raise
     except FractuneError as error:
         return _fail(str(error), error.exit_code)
     except typer.TyperException as error:

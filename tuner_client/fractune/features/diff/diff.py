@@ -16,7 +16,8 @@ from fractune.sessions.finding import PathText
 from fractune.sessions.session import session
 from fractune.text.rendering import Column, Table
 from fractune.text.text import ratio_text, time_text
-from fractune_core.errors import BadRequest, one_line
+from fractune_core.analysis.validated import choosing_order
+from fractune_core.errors import BadBundle, BadRequest, one_line
 from fractune_core.files.bundles import Bundle
 from fractune_core.records import Kind, Status, TuningRecord
 
@@ -50,8 +51,8 @@ class Change:
 
     @property
     def speed_up(self) -> float | None:
-        """Before over after: 2.0 = twice as fast."""
-        if self.before_s is None or self.after_s is None or self.after_s <= 0:
+        """Before over after: 2.0 = twice as fast. None without both, and for a time of zero."""
+        if not self.before_s or not self.after_s:
             return None
         return self.before_s / self.after_s
 
@@ -161,15 +162,21 @@ def job_side(job: JobStatus) -> Side:
     )
 
 
+def _records(bundle: Bundle) -> list[TuningRecord]:
+    try:
+        return [TuningRecord.from_json(each) for each in bundle.records()]
+    except ValueError as error:
+        raise BadBundle(f"{bundle.name}: it has a record that this version cannot read; upgrade fractune") from error
+
+
 def _bundle_side(path: Path) -> Side:
     """The manifest's times, and the records that it carries."""
     with contextlib.closing(Bundle(path)) as bundle:
         bundle.check_undivided("diff")
-        records = [TuningRecord.from_json(each) for each in bundle.records()]
+        records = _records(bundle)
         model_s = {share: secs for share, secs in bundle.manifest.get("timed", {}).items() if secs > 0}
     operators: dict[str, dict[str, float]] = {}
-    for each in records:
+    for each in sorted(records, key=choosing_order):
         if each.kind is Kind.VALIDATION and each.status is Status.OK:
-            times = operators.setdefault(each.workload_hash, {})
-            times[each.share] = min(times.get(each.share, math.inf), each.median_s)
+            operators.setdefault(each.workload_hash, {}).setdefault(each.share, each.median_s)
     return Side(path.name, model_s, operators, {each.workload_hash: each.operator for each in records})

@@ -21,11 +21,13 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+import tomllib
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from fractune.text.toml_table import TableReader, read_toml
 from fractune_core.errors import BadRequest
@@ -33,6 +35,9 @@ from fractune_core.errors import BadRequest
 OPTION = "--job"
 _COMMAND = "tune"
 _MODELS, _HOURS, _FILE = "models", "hours", "file"
+_PATHS = ("out", "state", "picture", "sample")
+"""options whose value is a path: relative to the job's file, as the model's file is"""
+_SHORT = {"-o": "--out"}
 _LOOK_S = 30.0
 
 
@@ -54,10 +59,10 @@ class Hours:
 
 
 def expanded(args: Sequence[str]) -> Iterator[Sequence[str]]:
-    """The command lines of each model in the job's file, one after the other in its hours. Other options of the command
-    line come after those of the file, and count more. A command line without `--job` is itself.
+    """The command lines of each model in the job's file, one after the other in its hours. An option of the command
+    line replaces that of the file. A command line without `--job` is itself.
 
-    Raises BadRequest for a file that is not as the top of this module shows.
+    Raises BadRequest, before the first model, for a file that is not as the top of this module shows.
     """
     words = [part for word in args for part in (word.split("=", 1) if word.startswith(f"{OPTION}=") else [word])]
     if words[:1] != [_COMMAND] or OPTION not in words:
@@ -67,15 +72,16 @@ def expanded(args: Sequence[str]) -> Iterator[Sequence[str]]:
     if place + 1 == len(words):
         raise BadRequest(f"{OPTION} needs a file; write {OPTION} job.toml")
     path, others = Path(words[place + 1]), [*words[1:place], *words[place + 2 :]]
-    lines, hours = read_job(path)
+    named = {word.partition("=")[0] for word in others if word.startswith("-")}
+    lines, hours = read_job(path, {_SHORT.get(option, option) for option in named})
     for line in lines:
         if hours is not None:
             _wait(hours, line[0])
         yield [_COMMAND, *line, *others]
 
 
-def read_job(path: Path) -> tuple[list[list[str]], Hours | None]:
-    """The arguments of each model: its file, then its options. Raises BadRequest."""
+def read_job(path: Path, replaced: Collection[str] = ()) -> tuple[list[list[str]], Hours | None]:
+    """The arguments of each model: its file, then its options without the `replaced` ones. Raises BadRequest."""
     content = read_toml(path, "the job")
     whole = TableReader(path.name, content)
     tables = content.get(_MODELS, [])
@@ -88,20 +94,61 @@ def read_job(path: Path) -> tuple[list[list[str]], Hours | None]:
         file = table.get(_FILE)
         if not isinstance(file, str) or not file:
             raise BadRequest(f"{path.name}: {where} has no {_FILE}; write {_FILE} = 'model.onnx'")
+        model = _beside(path, file)
+        if not Path(model).is_file():
+            raise BadRequest(f"{path.name}: {where}: {model}: no such file; {_FILE} is relative to {path.name}")
         own = {name: value for name, value in {**common, **table}.items() if name != _FILE}
-        options = [word for name, value in own.items() for word in _words(f"{path.name}: {where}", name, value)]
-        lines.append([str(path.parent / file), *options])
+        options = [
+            word
+            for name, value in own.items()
+            if f"--{name}" not in replaced
+            for word in _words(f"{path.name}: {where}", name, _beside(path, value) if name in _PATHS else value)
+        ]
+        lines.append([model, *options])
     return lines, _hours(whole, content)
 
 
+def _beside(path: Path, given: Any) -> Any:
+    """A path that a job's file gives, from its folder; never one that looks like an option."""
+    if not isinstance(given, str):
+        return given
+    found = str(path.parent / given)
+    return f"./{found}" if found.startswith("-") else found
+
+
 def written(file: Path, options: Mapping[str, Any], folder: Path) -> str:
-    """A job's file with one model and these options, for a file in `folder`."""
+    """A job's file with one model and these options, for a file in `folder`. Raises BadRequest for a value that must
+    not stand in a file that people share, or that TOML cannot hold.
+    """
+    values = {_FILE: str(file), **options}
+    if urlsplit(str(values.get("webhook", ""))).password:
+        raise BadRequest("--webhook: its password would stand in the file; leave it out, and give it beside --job")
+    values |= {name: _relative(values[name], folder) for name in (_FILE, *_PATHS) if name in values}
     lines = ["# fractune tune --job THIS_FILE", "", f"[[{_MODELS}]]"]
-    path = file.resolve()
-    named = path.relative_to(folder) if path.is_relative_to(folder) else path
-    lines.append(f"{_FILE} = {json.dumps(str(named))}")
-    lines += [f"{name} = {json.dumps(value)}" for name, value in options.items()]
-    return "\n".join(lines) + "\n"
+    text = "\n".join([*lines, *(f"{name} = {_toml(value)}" for name, value in values.items())]) + "\n"
+    try:
+        is_same = tomllib.loads(text.encode().decode())[_MODELS] == [values]
+    except ValueError:  # a name that is not UTF-8
+        is_same = False
+    if not is_same:
+        raise BadRequest("--write-job: an option has characters that a TOML file cannot hold; write the file by hand")
+    return text
+
+
+def _relative(path: str, folder: Path) -> str:
+    """The path as seen from the folder; absolute if it is not inside. Links stay: the name of a link is the model's."""
+    absolute = Path(path).absolute()
+    inside = absolute.is_relative_to(folder)
+    return str(absolute.relative_to(folder) if inside else absolute)
+
+
+def _toml(value: Any) -> str:
+    """Texts, numbers and lists of them. JSON's texts are TOML's but for one character, its numbers but for infinity."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(_toml, value))}]"
+    if isinstance(value, float):
+        return str(value)
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _words(where: str, name: str, value: object) -> list[str]:
@@ -111,9 +158,9 @@ def _words(where: str, name: str, value: object) -> list[str]:
     if value is False:
         return []
     if isinstance(value, str | int | float):
-        return [option, str(value)]
+        return [f"{option}={value}"]
     if isinstance(value, list) and all(isinstance(each, str | int | float) for each in value):
-        return [word for each in value for word in (option, str(each))]
+        return [f"{option}={each}" for each in value]
     raise BadRequest(f"{where}: {name} is a {type(value).__name__}; write a text, a number, true, or a list of texts")
 
 

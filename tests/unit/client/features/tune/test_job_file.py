@@ -1,15 +1,17 @@
 from __future__ import annotations
 
+import tomllib
 from datetime import datetime
 from pathlib import Path
 
 import pytest
 
 from fractune.cli import main
-from fractune.features.tune.job_file import Hours, expanded, read_job
+from fractune.features.tune.job_file import Hours, expanded, read_job, written
 from fractune_core.errors import BadRequest
 from tests.support.processes.scripted_server import ScriptedServer
 
+MODELS = ("a.onnx", "deep/b.onnx", "-m.onnx")
 TWO = """
 shares = "cpu:1,cpu:2"
 trials = 8
@@ -27,20 +29,40 @@ fresh = false
 
 
 def job_file(folder: Path, text: str) -> Path:
+    (folder / "deep").mkdir(exist_ok=True)
+    for name in MODELS:
+        (folder / name).write_bytes(b"model")
     path = folder / "job.toml"
     path.write_text(text, encoding="utf-8")
     return path
 
 
-def test_each_model_is_a_command_line_and_other_options_come_last(tmp_path: Path) -> None:
+def test_each_model_is_a_command_line(tmp_path: Path) -> None:
     path = job_file(tmp_path, TWO)
-    assert list(expanded(["tune", "--quiet", "--job", str(path), "--trials", "2"])) == [
-        ["tune", str(tmp_path / "a.onnx"), "--shares", "cpu:1,cpu:2", "--trials", "8", "--quiet", "--trials", "2"],
+    assert list(expanded(["tune", "--quiet", "--job", str(path)])) == [
+        ["tune", str(tmp_path / "a.onnx"), "--shares=cpu:1,cpu:2", "--trials=8", "--quiet"],
         [
-            *("tune", str(tmp_path / "deep" / "b.onnx"), "--shares", "cpu:1,cpu:2", "--trials", "4"),
-            *("--input", "x=1,8", "--input", "y=1", "--exact", "--quiet", "--trials", "2"),
+            *("tune", str(tmp_path / "deep" / "b.onnx"), "--shares=cpu:1,cpu:2", "--trials=4"),
+            *("--input=x=1,8", "--input=y=1", "--exact", "--quiet"),
         ],
     ]
+
+
+def test_an_option_of_the_command_line_replaces_that_of_the_file(tmp_path: Path) -> None:
+    path = job_file(tmp_path, "out = 'here'\ninput = ['x=1', 'y=2']\n[[models]]\nfile = 'a.onnx'")
+    (line,) = expanded(["tune", "--job", str(path), "--input=x=3", "-o", "there"])
+    assert line == ["tune", str(tmp_path / "a.onnx"), "--input=x=3", "-o", "there"]
+
+
+def test_paths_are_relative_to_the_file_and_no_name_is_an_option(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_file(tmp_path, "out = 'b/'\nsample = '/s.txt'\n[[models]]\nfile = '-m.onnx'")
+    monkeypatch.chdir(tmp_path)
+    assert list(expanded(["tune", "--job", "job.toml"])) == [["tune", "./-m.onnx", "--out=b", "--sample=/s.txt"]]
+    monkeypatch.chdir("/")
+    (line,) = expanded(["tune", "--job", str(tmp_path / "job.toml")])
+    assert line == ["tune", str(tmp_path / "-m.onnx"), f"--out={tmp_path / 'b'}", "--sample=/s.txt"]
 
 
 def test_the_file_may_stand_behind_an_equals_sign(tmp_path: Path) -> None:
@@ -58,11 +80,12 @@ def test_other_command_lines_are_themselves(args: list[str]) -> None:
     [
         ("", "names no model"),
         ("models = 3", "names no model"),
+        ("[[models]]\nfile = 'gone.onnx'", r"models\[0\]: .*gone.onnx: no such file"),
         ("[[models]]\nshares = 'cpu:1'", r"models\[0\] has no file"),
-        ("[[models]]\nfile = 'a'\ninput = {x = 1}", "input is a dict; write a text"),
-        ("[hours]\nbegin = '25:00'\nend = '6:00'\n[[models]]\nfile = 'a'", "begin is '25:00'"),
-        ("[hours]\nbegin = '6:00'\nend = '06:00'\n[[models]]\nfile = 'a'", "begin and end at the same time"),
-        ("[hours]\nfrom = '6:00'\n[[models]]\nfile = 'a'", "unknown key 'from'"),
+        ("[[models]]\nfile = 'a.onnx'\ninput = {x = 1}", "input is a dict; write a text"),
+        ("[hours]\nbegin = '25:00'\nend = '6:00'\n[[models]]\nfile = 'a.onnx'", "begin is '25:00'"),
+        ("[hours]\nbegin = '6:00'\nend = '06:00'\n[[models]]\nfile = 'a.onnx'", "begin and end at the same time"),
+        ("[hours]\nfrom = '6:00'\n[[models]]\nfile = 'a.onnx'", "unknown key 'from'"),
         ("[", "not a TOML file"),
     ],
 )
@@ -101,6 +124,50 @@ def test_a_written_file_is_the_same_command(
     assert list(spec.inputs["x"].dims) == [1, 8]
     assert main(["tune", str(model), *given, "--write-job", str(path)]) == 2
     assert "the file exists" in capsys.readouterr().err
+
+
+def test_a_written_file_keeps_names_and_numbers(tmp_path: Path) -> None:
+    """A link in a model cache has the model's name, and its target has none."""
+    (tmp_path / "blob").write_bytes(b"model")
+    (tmp_path / "m \x7f \U0001f600.onnx").symlink_to("blob")
+    options = {"minutes": float("inf"), "out": str(tmp_path / "b.fractune"), "state": "/s", "input": ["x=1"]}
+    text = written(tmp_path / "m \x7f \U0001f600.onnx", options, tmp_path)
+    (table,) = tomllib.loads(text)["models"]
+    assert table == {"file": "m \x7f \U0001f600.onnx", **options, "out": "b.fractune"}
+
+
+@pytest.mark.parametrize(
+    ("file", "options", "says"),
+    [
+        ("m.onnx", {"webhook": "https://me:secret@host/"}, "its password would stand in the file"),
+        ("m\udcff.onnx", {}, "characters that a TOML file cannot hold"),
+    ],
+)
+def test_what_no_file_should_hold_is_refused(tmp_path: Path, file: str, options: dict[str, str], says: str) -> None:
+    with pytest.raises(BadRequest, match=says):
+        written(tmp_path / file, options, tmp_path)
+
+
+@pytest.mark.parametrize("place", ["missing/job.toml", "link.toml"])
+def test_a_file_that_cannot_be_written_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], place: str
+) -> None:
+    (tmp_path / "link.toml").symlink_to(tmp_path / "elsewhere.toml")
+    assert main(["tune", "m.onnx", "--shares", "cpu:1", "--write-job", str(tmp_path / place)]) == 2
+    assert capsys.readouterr().err.startswith(f"fractune: --write-job {tmp_path / place}: ")
+    assert not (tmp_path / "elsewhere.toml").exists()
+
+
+def test_a_model_that_fails_does_not_end_those_after_it(
+    tmp_path: Path, server: ScriptedServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = job_file(tmp_path, "[[models]]\nfile = 'a.onnx'\nshares = 'cpu:x'\n[[models]]\nfile = 'deep/b.onnx'")
+    given = ["--server", server.address, "--detach"]
+    path.write_text(path.read_text(encoding="utf-8") + "\nshares = 'cpu:1'\n", encoding="utf-8")
+    assert main(["tune", "--job", str(path), *given]) == 2
+    said = capsys.readouterr()
+    assert "cpu:x" in said.err
+    assert "jobs/j1" in said.out
 
 
 def test_an_unknown_option_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

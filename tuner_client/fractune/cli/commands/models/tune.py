@@ -212,8 +212,6 @@ def _draw(result: TuneResult, picture: Path, *, as_json: bool) -> None:
 
 def _write_job(path: Path, model: Path, context: Any) -> None:
     """The options that the command line has, by their names."""
-    if path.exists():
-        raise BadRequest(f"--write-job {path}: the file exists; remove it, or name another")
     given = {}
     for each in context.command.params:
         source = context.get_parameter_source(each.name)
@@ -226,7 +224,14 @@ def _write_job(path: Path, model: Path, context: Any) -> None:
                 if isinstance(value, bool | int | float)
                 else str(value)
             )
-    path.write_text(written(model, given, path.resolve().parent), encoding="utf-8")
+    text = written(model, given, path.absolute().parent)
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise BadRequest(f"--write-job {path}: the file exists; remove it, or name another") from None
+    except OSError as error:
+        raise BadRequest(f"--write-job {path}: cannot be written ({error.strerror}); check the folder") from error
     print(f"wrote {path}; 'fractune tune --job {path}' runs it")
 
 
