@@ -1,7 +1,8 @@
-"""The programs of docs/quickstart.md, one after the other, as a reader runs them."""
+"""The programs of docs/quickstart.md and of the notebook, one after the other, as a reader runs them."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -14,6 +15,7 @@ from tests.support.paths import REPOSITORY
 
 pytestmark = [pytest.mark.alone, pytest.mark.long]
 PAGE = REPOSITORY / "docs" / "quickstart.md"
+NOTEBOOK = REPOSITORY / "examples" / "quickstart.ipynb"
 
 
 def test_the_quickstart_runs(tmp_path: Path) -> None:
@@ -25,3 +27,20 @@ def test_the_quickstart_runs(tmp_path: Path) -> None:
     assert ended.returncode == 0, ended.stderr
     assert "(1, 10)" in ended.stdout
     assert (tmp_path / "small.fractune").is_file()
+
+
+def test_the_notebook_runs_and_shows_tables_and_a_picture(tmp_path: Path) -> None:
+    env = {**os.environ, "FRACTUNE_STATE": str(tmp_path / "state")}
+    program = (
+        "import nbclient, nbformat, sys\n"
+        "notebook = nbformat.read(sys.argv[1], as_version=4)\n"
+        "nbclient.NotebookClient(notebook, timeout=240).execute()\n"
+        "nbformat.write(notebook, 'run.ipynb')\n"
+    )
+    command = [sys.executable, "-c", program, str(NOTEBOOK)]
+    ended = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=env, timeout=290, check=False)
+    assert ended.returncode == 0, ended.stderr
+    cells = json.loads((tmp_path / "run.ipynb").read_text(encoding="utf-8"))["cells"]
+    shown = [each["data"] for cell in cells for each in cell.get("outputs", ()) if "data" in each]
+    assert sum("<table" in "".join(each.get("text/html", "")) for each in shown) == 5
+    assert any("<svg" in "".join(each.get("image/svg+xml", "")) for each in shown)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import os
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,15 @@ class Drawable:
         """
         check_picture(Path(path), "path")
         self._draw(Path(path))
+
+    def _repr_svg_(self) -> str | None:
+        """The picture in a notebook; nothing without matplotlib."""
+        if importlib.util.find_spec("matplotlib") is None:
+            return None
+        with tempfile.TemporaryDirectory(prefix="fractune-picture-") as folder:
+            path = Path(folder) / "picture.svg"
+            self._draw(path)
+            return path.read_text(encoding="utf-8")
 
     def _draw(self, path: Path) -> None:
         raise NotImplementedError

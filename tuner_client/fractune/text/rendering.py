@@ -18,6 +18,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.table import Table as Grid
 from rich.text import Text
 
+from fractune.text.frames import pandas_frame, polars_frame
 from fractune_core.errors import one_line
 
 _WIDEST = 10_000
@@ -122,6 +123,14 @@ class Table:
         heading = one_line(column.heading)
         headings = max(map(cell_len, heading.split()), default=0)
         return max(headings, min(cells, column.wraps_at or cells)), max(cells, cell_len(heading))
+
+    def to_pandas(self) -> Any:
+        """The `rows` as a `pandas.DataFrame`. Raises FractuneError without pandas."""
+        return pandas_frame(self.rows)
+
+    def to_polars(self) -> Any:
+        """The `rows` as a `polars.DataFrame`. Raises FractuneError without Polars."""
+        return polars_frame(self.rows)
 
     def _repr_html_(self) -> str:
         caption = f"<caption>{html.escape(self.title)}</caption>" if self.title else ""

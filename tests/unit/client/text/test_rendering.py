@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import io
+import sys
 from xml.etree import ElementTree as ET
 
+import pytest
 from rich.console import Console
 
 from fractune.features.tune.table import latency_table
 from fractune.server.job_status import job_status
 from fractune.text.rendering import Column, Table
+from fractune_core.errors import FractuneError
 from tests.support.client_samples import job_script
 from tests.support.paths import REPOSITORY
 
@@ -80,3 +83,19 @@ def test_every_table_of_the_client_is_this_one() -> None:
     client = REPOSITORY / "tuner_client"
     makers = {path.relative_to(client).name for path in client.rglob("*.py") if "rich.table" in path.read_text()}
     assert makers == {"rendering.py"}
+
+
+@pytest.mark.parametrize("library", ["pandas", "polars"])
+def test_rows_become_a_data_frame(library: str) -> None:
+    rows = ({"share": "cpu:1", "secs": 1, "gflops": None}, {"share": "cpu:2", "secs": 0.5, "gflops": 2.0, "more": [1]})
+    frame = getattr(Table((), (), rows), f"to_{library}")()
+    assert list(frame.columns) == ["share", "secs", "gflops", "more"]
+    assert list(frame["secs"]) == [1.0, 0.5]
+    assert frame.shape == (2, 4)
+
+
+@pytest.mark.parametrize("library", ["pandas", "polars"])
+def test_a_missing_library_is_named(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(FractuneError, match=f"install the package '{library}'"):
+        getattr(TABLE, f"to_{library}")()

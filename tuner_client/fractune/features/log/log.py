@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Literal, TypeAlias, TypedDict, Unpack, overload
+from typing import Any, Literal, TypeAlias, TypedDict, Unpack, overload
 
 from fractune.arguments import checked
 from fractune.features.log import jsondatabase
@@ -62,6 +62,14 @@ class Records(Sequence[TuningRecord]):
     def table(self) -> Table:
         """A row for each record."""
         return records_table(self.records, self.arithmetic, self.roofs)
+
+    def to_pandas(self) -> Any:
+        """Whole records, a row each, as a `pandas.DataFrame`. Raises FractuneError without pandas."""
+        return self.table.to_pandas()
+
+    def to_polars(self) -> Any:
+        """Whole records, a row each, as a `polars.DataFrame`. Raises FractuneError without Polars."""
+        return self.table.to_polars()
 
 
 @dataclass(frozen=True)

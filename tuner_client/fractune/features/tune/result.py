@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from fractune.features.compete.compete import CompeteResult
 from fractune.features.goal.goal_result import Goal
@@ -43,6 +44,17 @@ class TuneResult:
     def __repr__(self) -> str:
         times = ", ".join(f"{each.share} {_time_text(each)}" for each in self.shares)
         return f"TuneResult({one_line(self.job.model_name)}: {times}; bundle {self.bundle.path})"
+
+    def _repr_html_(self) -> str:
+        return self.table._repr_html_()
+
+    def to_pandas(self) -> Any:
+        """The table, a row for each share, as a `pandas.DataFrame`. Raises FractuneError without pandas."""
+        return self.table.to_pandas()
+
+    def to_polars(self) -> Any:
+        """The table, a row for each share, as a `polars.DataFrame`. Raises FractuneError without Polars."""
+        return self.table.to_polars()
 
     @property
     def shares(self) -> tuple[ShareResult, ...]:
