@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import math
 import re
 from html.parser import HTMLParser
 
 import pytest
 
+from fractune.dashboard.views.page import Cell
+from fractune.dashboard.views.words import moment
 from fractune.features.matrix.cross_table import model_table
 from fractune.features.matrix.table import cell_text
 from fractune.server.job_status import job_status
@@ -106,6 +109,21 @@ def test_names_of_models_workers_and_operators_are_shown_and_not_run(pages: Page
         assert "49" not in re.findall(r"\{\{|\b49\b", elements.text)
         assert elements.names.count("script") == 4
     assert hostile in Elements(pages.page("/").text).text
+
+
+def test_a_name_that_looks_like_a_time_is_shown_as_it_is(pages: Pages, server: ScriptedServer) -> None:
+    hostile = "@99999999999999999"
+    job = server.script[-1]
+    job.model_display_name = server.workers[0].host = job.operators[0].display_name = hostile
+    for path in ("/", JOB):
+        page = pages.page(path)
+        assert page.status == 200
+        assert hostile in Elements(page.text).text
+
+
+@pytest.mark.parametrize("at", [0.0, 1e17, -1e17, math.inf, math.nan])
+def test_a_number_that_is_no_time_is_a_dash(at: float) -> None:
+    assert moment(at) == Cell("-")
 
 
 def test_an_unknown_job_and_an_unknown_page_are_one_line(pages: Pages) -> None:

@@ -85,7 +85,7 @@ def _facts(found: JobStatus) -> list[tuple[str, Cell]]:
         ("shares", Cell(", ".join(found.shares))),
         ("trials", Cell(f"{found.candidates_had} of {found.trials_planned}, {found.trials_per_s:.1f} a second")),
         ("time", Cell(span_text(found.wall_s or found.elapsed_s))),
-        ("created", Cell(moment(found.created_at))),
+        ("created", moment(found.created_at)),
         ("again", Cell(command_of(found))),
     ]
     if found.message:

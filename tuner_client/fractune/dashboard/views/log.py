@@ -56,7 +56,7 @@ def _row(record: TuningRecord) -> tuple[Cell, ...]:
     granted = record.granted
     is_ok = bool(record.reported_secs)
     return (
-        Cell(moment(record.measured_at), _path(record)),
+        moment(record.measured_at, _path(record)),
         Cell(record.kind.value),
         Cell(one_line(record.operator)),
         Cell(record.share),

@@ -39,7 +39,7 @@ def _history(done: Sequence[JobStatus]) -> Block:
     rows = tuple(
         (
             Cell(Collection.JOBS.parse(each.name), job_path(each.name)),
-            Cell(moment(each.created_at)),
+            moment(each.created_at),
             Cell(result.share),
             Cell(time_text(result.untuned_s)),
             Cell(time_text(result.tuned_s)),

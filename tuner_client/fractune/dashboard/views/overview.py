@@ -78,7 +78,7 @@ def _worker_row(worker: Worker) -> tuple[Cell, ...]:
         Cell(str(worker.pid)),
         *map(Cell, share),
         Cell("-" if device is None else device.isa),
-        Cell(moment(worker.started_at)),
+        moment(worker.started_at),
     )
 
 

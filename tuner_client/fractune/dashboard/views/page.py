@@ -18,6 +18,8 @@ class Cell:
     """a path of this site; empty for none"""
     level: int = -1
     """of a heat map, from 0 (best) to 4; -1 = not coloured"""
+    at: float | None = None
+    """the time that `text` says in UTC, in seconds since 1970; None for any other cell"""
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from fractune_core.jobs import JobState
 from fractune_core.names import Collection
 
 ENDED = (JobState.DONE, JobState.FAILED, JobState.CANCELLED)
+_NO_TIME = "-"
 _LONG = 300
 """characters of a message in a table"""
 
@@ -65,18 +66,23 @@ def _job_row(job: JobStatus) -> tuple[Cell, ...]:
         Cell(job.state.value),
         Cell(trials),
         Cell(span_text(job.wall_s or job.elapsed_s)),
-        Cell(moment(job.created_at)),
+        moment(job.created_at),
         Cell(one_line(job.message)[:_LONG]),
     )
 
 
-def moment(secs: float) -> str:
-    """A time for the page, which shows it in the reader's zone."""
-    return f"@{secs:.0f}" if secs else "-"
+def moment(secs: float, link: str = "") -> Cell:
+    """A time, which the page shows in the reader's zone."""
+    text = plain_moment(secs)
+    return Cell(text, link, at=None if text == _NO_TIME else secs)
 
 
 def plain_moment(secs: float) -> str:
-    return moment_text(secs) if secs else "-"
+    """The time in UTC; `-` for 0 and for a number that is no time, as an imported record may have it."""
+    try:
+        return moment_text(secs) if secs else _NO_TIME
+    except (OverflowError, ValueError, OSError):
+        return _NO_TIME
 
 
 def counts_block(heading: str, name: str, counts: Mapping[str, float], empty: str) -> Block:
