@@ -12,7 +12,7 @@ from fractune_core.analysis.roofline import Arithmetic, Roof
 from fractune_core.codec.messages import from_proto
 from fractune_core.codec.places import In
 from fractune_core.errors import JobCancelled, JobFailed, error_from_name, one_line
-from fractune_core.jobs import JobState, Priority
+from fractune_core.jobs import JobSpec, JobState, Priority
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.records import TuningRecord
 from fractune_core.served import ServiceGoal
@@ -155,6 +155,22 @@ class JobStatus:
     """roof of each share; a share without a known roof is absent"""
     trials_saved: int = 0
     """candidates of the budget that were not needed, because the operators are near their roof"""
+    trials: int = JobSpec.trials
+    """requested candidates, including those that were in the log"""
+    extra_trials: Annotated[int, In("more")] = 0
+    """requested candidates beyond the log, in place of `trials`; 0 = not requested"""
+    round_size: int = JobSpec.round_size
+    """most candidates in a round"""
+    seed: int = 0
+    """of the search"""
+    rerank: int = 0
+    """above 0: no search, this many of every share's best in the log were measured"""
+    only: str = ""
+    """only operators whose name contains one of these; empty = all"""
+    exact: bool = False
+    """only implementations with the rounding of the operators"""
+    fresh: bool = False
+    """no measurements of other jobs were used"""
 
     def __repr__(self) -> str:
         trials = f"{self.candidates_had}/{self.trials_planned} trials"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -23,9 +24,14 @@ from fractune.features.tune.table import latency_table
 from fractune.server.job_status import JobStatus
 from fractune.text.text import span_text, time_text
 from fractune_core.errors import one_line
+from fractune_core.jobs import JobSpec, Priority
 
 _MOST_POINTS = 400
 """in a table of a chart's numbers"""
+_NOT_KNOWN = (
+    "the folder of the model, and options that a server does not keep, such as --run-script, --lengths, --pad, "
+    "--webhook, --compete and --until-beats"
+)
 
 
 def job(found: JobStatus, trials: Sequence[Trial], operator: str, *, may_cancel: bool) -> Page:
@@ -66,15 +72,36 @@ def job(found: JobStatus, trials: Sequence[Trial], operator: str, *, may_cancel:
 
 
 def command_of(found: JobStatus) -> str:
-    """The command that asks for the same again."""
-    words = ["fractune", "tune", found.model_name or "MODEL", "--shares", ",".join(found.shares)]
-    for name, shape in found.inputs.items():
-        words += ["--input", f"{name}={','.join(map(str, shape))}"]
-    for option, value in (("--target", found.target), ("--namespace", found.namespace)):
-        words += [option, value] if value else []
-    if found.priority != "normal":
-        words += ["--priority", found.priority]
-    return " ".join(one_line(word) for word in words)
+    """The command that asks for the same again, quoted for a shell, as far as the server knows it."""
+    name = one_line(found.model_name) or "MODEL"
+    words = ["fractune", "tune", f"./{name}" if name.startswith("-") else name, "--shares", ",".join(found.shares)]
+    for given, shape in found.inputs.items():  # a constant is a name with its numbers, and has no shape
+        words += ["--input", f"{given}={','.join(map(str, shape))}" if shape else given]
+    for option, value in _options(found):
+        words += [option, value]
+    words += [flag for flag, is_set in (("--exact", found.exact), ("--fresh", found.fresh)) if is_set]
+    return shlex.join(map(one_line, words))
+
+
+def _options(found: JobStatus) -> Iterator[tuple[str, str]]:
+    """The options that differ from their defaults, and the budget in any case."""
+    if found.rerank:
+        yield "--rerank", str(found.rerank)
+    elif found.extra_trials:
+        yield "--extra-trials", str(found.extra_trials)
+    else:
+        yield "--trials", str(found.trials)
+    for option, value, default in (
+        ("--minutes", found.minutes, 0.0),
+        ("--round", found.round_size, JobSpec.round_size),
+        ("--seed", found.seed, JobSpec.seed),
+        ("--only", found.only, ""),
+        ("--target", found.target, ""),
+        ("--namespace", found.namespace, ""),
+        ("--priority", found.priority, Priority.NORMAL.value),
+    ):
+        if value != default:
+            yield option, str(value)
 
 
 def _facts(found: JobStatus) -> list[tuple[str, Cell]]:
@@ -87,6 +114,7 @@ def _facts(found: JobStatus) -> list[tuple[str, Cell]]:
         ("time", Cell(span_text(found.wall_s or found.elapsed_s))),
         ("created", moment(found.created_at)),
         ("again", Cell(command_of(found))),
+        ("not in the command", Cell(_NOT_KNOWN)),
     ]
     if found.message:
         facts.append((found.error or "message", Cell(one_line(found.message))))
