@@ -1,9 +1,16 @@
 from __future__ import annotations
 
 import math
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
 
 from fractune.dashboard.reading.progress import JobTrials, Point, Trial, model_progress, operator_progress
+from fractune.dashboard.views.job import job
 from fractune.features.client import Client
+from fractune.features.log.log import Records
 from fractune.server.job_status import JobStatus, OperatorStatus
 from fractune_core.codec.messages import to_proto
 from fractune_core.jobs import JobState
@@ -49,3 +56,81 @@ def test_only_new_trials_are_asked_for(server: ScriptedServer) -> None:
         followed.update(client)
         assert len(server.filters) == asked + 1
     assert {each.job for each in server.filters} == {"jobs/j1"}
+
+
+def records(*numbers: int) -> list[pb.Record]:
+    return [to_proto(record(f"r{at}", measured_at=float(at)), pb.Record) for at in numbers]
+
+
+def test_updates_that_overlap_count_a_trial_once(server: ScriptedServer) -> None:
+    server.records = records(2, 1)
+    followed = JobTrials("jobs/j1")
+    met = threading.Barrier(2)
+
+    def update(client: Client) -> int:
+        met.wait()
+        return len(followed.update(client))
+
+    with Client(server.address) as client, ThreadPoolExecutor(2) as threads:
+        for newest in range(3, 23):
+            server.records = records(*range(newest, 0, -1))
+            assert list(threads.map(update, [client, client])) == [newest, newest]
+
+
+def test_an_answer_stays_as_it_is_when_trials_come(server: ScriptedServer) -> None:
+    followed = JobTrials("jobs/j1")
+    with Client(server.address) as client:
+        server.records = records(1)
+        before = followed.update(client)
+        server.records = records(2, 1)
+        assert len(followed.update(client)) == 2
+    assert len(before) == 1
+
+
+class ArrivingLog:
+    """A log of the newest first that gets a record with each query."""
+
+    def __init__(self) -> None:
+        self.held = [record("r0", measured_at=0.0)]
+
+    def query(self, *, limit: int, page: str = "", **_: object) -> Records:
+        start = len(self.held) - int(page) if page else 0
+        stop = start + limit
+        found = Records(
+            tuple(self.held[start:stop]),
+            len(self.held),
+            next_page=str(len(self.held) - stop) if stop < len(self.held) else "",
+        )
+        number = len(self.held)
+        self.held.insert(0, record(f"r{number}", measured_at=float(number)))
+        return found
+
+
+class ArrivingClient:
+    def __init__(self) -> None:
+        self.log = ArrivingLog()
+
+
+def test_trials_that_arrive_during_an_update_are_found_by_the_next() -> None:
+    client: Any = ArrivingClient()
+    followed = JobTrials("jobs/j1")
+    for _ in range(20):
+        followed.update(client)
+    held = len(client.log.held)
+    assert [each.record_id for each in followed.update(client)] == [f"r{number}" for number in range(held)]
+
+
+def test_only_the_newest_trials_are_kept_and_a_note_says_so(
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("reading.progress", "views.job"):
+        monkeypatch.setattr(f"fractune.dashboard.{module}.MOST_TRIALS", 3)
+    followed = JobTrials("jobs/j1")
+    with Client(server.address) as client:
+        server.records = records(2, 1)
+        assert "not read" not in str(job(JOB, followed.update(client), "", may_cancel=False).blocks)
+        for newest in (5, 6):
+            server.records = records(*range(newest, 0, -1))
+            found = followed.update(client)
+            assert [each.record_id for each in found] == [f"r{at}" for at in range(newest - 2, newest + 1)]
+        assert "older ones are not read" in str(job(JOB, found, "", may_cancel=False).blocks)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import chain, repeat
 
 from fractune.features.client import Client
 from fractune.server.job_status import JobStatus
 from fractune_core.records import Kind, Status, TuningRecord
 
-_MOST_TRIALS = 20_000
-"""of one job; a chart of more says nothing more"""
-_AT_ONCE = 1000
+MOST_TRIALS = 20_000
+"""of one job, the newest; they bound the memory of the process"""
+_PAGES = (1, 10, 100, 1000)
+"""sizes of the pages that are read; usually the newest trial is known already"""
 
 
 @dataclass(frozen=True)
@@ -37,23 +40,36 @@ class Point:
     best_s: float
 
 
-@dataclass
 class JobTrials:
-    """The trials of a job. Only those that are new since the last call are asked for."""
+    """The trials of a job. Only those that are new since the last call are asked for. Thread-safe."""
 
-    job: str
-    trials: list[Trial] = field(default_factory=list)
-    """oldest first"""
+    def __init__(self, job: str) -> None:
+        self._job = job
+        self._trials: tuple[Trial, ...] = ()
+        self._reading = threading.Lock()
+        """Two readings at the same time would both add what is new."""
 
-    def update(self, client: Client) -> list[Trial]:
-        total = client.log.query(job=self.job, kind=Kind.TRIAL, limit=1).total
-        missing = min(total, _MOST_TRIALS) - len(self.trials)
-        if missing > 0:
-            known = {each.record_id for each in self.trials}
-            found = client.log.query(job=self.job, kind=Kind.TRIAL, limit=missing)
-            self.trials += [_trial(each) for each in reversed(found.records) if each.record_id not in known]
-            self.trials.sort(key=lambda each: each.measured_at)
-        return self.trials
+    def update(self, client: Client) -> tuple[Trial, ...]:
+        """Oldest first, at most `MOST_TRIALS`."""
+        with self._reading:
+            found = self._new(client)
+            if found:
+                in_order = sorted((*self._trials, *found), key=lambda each: each.measured_at)
+                self._trials = tuple(in_order[-MOST_TRIALS:])
+            return self._trials
+
+    def _new(self, client: Client) -> list[Trial]:
+        """From the newest back to one that is known. Nothing is kept of a reading that fails on its way."""
+        known = {each.record_id for each in self._trials}
+        found: dict[str, Trial] = {}
+        page = ""
+        for size in chain(_PAGES, repeat(_PAGES[-1])):
+            records = client.log.query(job=self._job, kind=Kind.TRIAL, limit=size, page=page)
+            found |= {each.record_id: _trial(each) for each in records if each.record_id not in known}
+            page = records.next_page
+            if not page or len(found) >= MOST_TRIALS or any(each.record_id in known for each in records):
+                break
+        return list(found.values())
 
 
 def _trial(record: TuningRecord) -> Trial:

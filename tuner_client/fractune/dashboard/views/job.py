@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
-from fractune.dashboard.reading.progress import Point, Trial, model_progress, operator_progress
+from fractune.dashboard.reading.progress import MOST_TRIALS, Point, Trial, model_progress, operator_progress
 from fractune.dashboard.views.heat import heat_block, heat_data
 from fractune.dashboard.views.page import Block, Cell, Chart, Page, Series, block_of
 from fractune.dashboard.views.words import (
@@ -62,7 +62,7 @@ def job(found: JobStatus, trials: Sequence[Trial], operator: str, *, may_cancel:
                 else []
             ),
             _operators(found),
-            _numbers(progress, of),
+            _numbers(progress, of, has_all=len(trials) < MOST_TRIALS),
             seconds_block("Phases", "phase", found.phases_s),
             counts_block("Failed measurements", "cause", found.failures, "none failed"),
         ),
@@ -157,8 +157,8 @@ def _steps(x: Sequence[float], points: Sequence[tuple[float, float]]) -> list[fl
     return found
 
 
-def _numbers(progress: Mapping[str, Sequence[Point]], of: str) -> Block:
-    """The numbers of the charts, the newest first."""
+def _numbers(progress: Mapping[str, Sequence[Point]], of: str, *, has_all: bool) -> Block:
+    """The numbers of the charts, the newest first. `has_all`: they are of all trials of the job."""
     columns = (("share", False), ("trials", True), ("after", True), ("best", True))
     rows = [
         (
@@ -169,9 +169,10 @@ def _numbers(progress: Mapping[str, Sequence[Point]], of: str) -> Block:
         for point in points
     ]
     newest = sorted(rows, key=lambda row: -row[0])
-    note = () if len(newest) <= _MOST_POINTS else (f"the newest {_MOST_POINTS} of {len(newest)}",)
+    notes = [] if len(newest) <= _MOST_POINTS else [f"the newest {_MOST_POINTS} of {len(newest)}"]
+    notes += [] if has_all else [f"of the newest {MOST_TRIALS:,} trials; the job's older ones are not read"]
     shown = tuple(row for _, row in newest[:_MOST_POINTS])
-    return Block(f"Best so far of {of}", columns, shown, note, "not every operator has a time yet")
+    return Block(f"Best so far of {of}", columns, shown, tuple(notes), "not every operator has a time yet")
 
 
 def _operators(found: JobStatus) -> Block:
