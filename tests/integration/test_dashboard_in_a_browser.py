@@ -99,6 +99,19 @@ def test_a_lost_server_shows_a_banner_and_comes_back(browser: Browser) -> None:
                 page.get_by_text("The server does not answer").wait_for(state="detached", timeout=10_000)
 
 
+def test_a_job_that_was_opened_while_the_server_was_away_appears(browser: Browser) -> None:
+    away = ServerUnreachable("gone")
+    with serving(ScriptedServer()) as server:
+        server.script = job_script()[-1:]
+        with serving_pages(server) as pages, contextlib.closing(browser.new_context()) as context:
+            server.fail_jobs = server.fail_get = away
+            page = context.new_page()
+            page.goto(f"http://127.0.0.1:{pages.port}/jobs/j1")
+            page.get_by_text("This did not work").wait_for(timeout=10_000)
+            server.fail_jobs = server.fail_get = None
+            page.get_by_role("heading", name="Tuned at x run at").wait_for(timeout=10_000)
+
+
 def test_names_are_text_and_tables_need_no_script(browser: Browser) -> None:
     hostile = "<img src=x onerror=alert(1)>"
     with serving(ScriptedServer()) as server:

@@ -51,6 +51,8 @@ class ScriptedServer(
         self.fail_with: FractuneError | None = None
         self.fail_jobs: FractuneError | None = None
         """as `fail_with`, of the list of jobs"""
+        self.fail_get: FractuneError | None = None
+        """as `fail_with`, of one job"""
         self.lists = 0
         """how often the jobs were listed"""
         self.watch: Callable[[grpc.ServicerContext], Iterator[pb.Job]] | None = None
@@ -82,6 +84,8 @@ class ScriptedServer(
         return self.script[0]
 
     def GetJob(self, request: pb.GetJobRequest, context: Any) -> pb.Job:
+        if self.fail_get is not None:
+            abort(context, self.fail_get)
         if request.name != self.script[-1].name:
             abort(context, NotFound(f"no job '{request.name}'; list them with 'fractune jobs'"))
         return self.script[-1]

@@ -18,8 +18,8 @@ from fractune.server.job_status import job_status
 from fractune_core.codec.messages import to_proto
 from fractune_core.errors import ServerUnreachable
 from fractune_core.pb import fractune_pb2 as pb
-from tests.support.client_samples import record
-from tests.support.processes.scripted_server import ScriptedServer
+from tests.support.client_samples import job_script, record
+from tests.support.processes.scripted_server import ScriptedServer, serving
 from tests.unit.client.dashboard.conftest import Pages, serving_pages, until
 
 JOB = "/jobs/j1"
@@ -169,6 +169,37 @@ def test_a_server_that_does_not_answer_is_said_on_every_page(pages: Pages, serve
     assert pages.data("/")["jobs"]
     server.fail_jobs = None
     until(lambda: pages.data("/")["lost"] is None)
+
+
+def test_the_pages_of_a_job_outlive_the_server_and_recover() -> None:
+    views = (JOB, "/log?job=jobs/j1")
+    away = "The server does not answer"
+    with contextlib.ExitStack() as running:
+        first = ScriptedServer()
+        first.script = job_script()[-1:]
+        stack = running.enter_context(contextlib.ExitStack())
+        server = stack.enter_context(serving(first))
+        pages = running.enter_context(serving_pages(server))
+        before = {path: pages.data(path) for path in views}
+        stack.close()
+        until(lambda: away in pages.page("/").text)
+        for path in views:
+            page = pages.page(path)
+            assert page.status == 200
+            assert away in page.text
+            assert "hx-get" in page.text
+            assert pages.data(path).keys() == before[path].keys()
+        unseen = pages.page("/log?job=jobs/unseen")
+        assert unseen.status == 503
+        assert "hx-get" in unseen.text
+        again = ScriptedServer()
+        again.script = first.script
+        running.enter_context(serving(again, server.address))
+        until(lambda: away not in pages.page("/").text)
+        for path in (*views, "/log?job=jobs/unseen"):
+            page = pages.page(path)
+            assert page.status == 200
+            assert away not in page.text
 
 
 def test_a_stranger_gets_nothing(server: ScriptedServer) -> None:

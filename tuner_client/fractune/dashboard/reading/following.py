@@ -9,18 +9,20 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from fractune.features.client import Client
 from fractune.server.job_status import JobStatus, OfferedShare, Worker
-from fractune_core.errors import FractuneError
+from fractune_core.errors import FractuneError, ServerUnreachable
 
 _log = logging.getLogger(__name__)
 PERIOD_S = 1.0
 _LOOKED_S = 5.0
 """without a tab that listens, a request keeps the reader awake for this long"""
 _JOBS = 100
+_MOST_KEPT = 128
+"""answers, to be shown while the server is away"""
 
 _T = TypeVar("_T")
 
@@ -64,6 +66,7 @@ class Follower:
         self._read_at = 0.0
         self._answers: dict[Any, Any] = {}
         self._asking: dict[Any, asyncio.Lock] = {}
+        self._kept: dict[Any, Any] = {}
 
     async def run(self) -> None:
         """Read once a second while somebody looks, until cancelled."""
@@ -85,14 +88,34 @@ class Follower:
         return self.snapshot
 
     async def answer(self, key: Any, ask: Callable[[Client], _T]) -> _T:
-        """What `ask` finds, asked once a period for all who want it. Raises what it raises."""
+        """What `ask` finds, asked once a period for all who want it. While the server is away, what it found last.
+
+        Raises what `ask` raises.
+        """
         await self.now()
         answers, lock = self._answers, self._asking.setdefault(key, asyncio.Lock())
         async with lock:
             if key not in answers:
-                answers[key] = await asyncio.to_thread(ask, self.client)
+                answers[key] = await self._found(key, ask)
         found: _T = answers[key]
         return found
+
+    async def _found(self, key: Any, ask: Callable[[Client], _T]) -> _T:
+        if not (self.snapshot.lost and key in self._kept):
+            try:
+                self._keep(key, await asyncio.to_thread(ask, self.client))
+            except ServerUnreachable as error:
+                self.snapshot = replace(self.snapshot, lost=str(error))
+                if key not in self._kept:
+                    raise
+        kept: _T = self._kept[key]
+        return kept
+
+    def _keep(self, key: Any, found: Any) -> None:
+        self._kept.pop(key, None)  # the newest is the last one
+        self._kept[key] = found
+        if len(self._kept) > _MOST_KEPT:
+            del self._kept[next(iter(self._kept))]
 
     async def changes(self) -> AsyncGenerator[int]:
         """The number of each state, from the present one on."""

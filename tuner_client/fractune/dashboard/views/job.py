@@ -26,6 +26,7 @@ from fractune.text.text import span_text, time_text
 from fractune_core.errors import one_line
 from fractune_core.jobs import JobSpec, Priority
 
+_UNAVAILABLE = 503
 _MOST_POINTS = 400
 """in a table of a chart's numbers"""
 _NOT_KNOWN = (
@@ -204,6 +205,6 @@ def _heaviest(best_s: Mapping[str, float], weight: int) -> float:
 
 
 def failed_page(title: str, message: str, status: int, name: str) -> Page:
-    """An error as a page."""
+    """An error as a page. It is shown anew when a server that was away is back."""
     data: dict[str, Any] = {"error": name, "message": message}
-    return Page(title, data, facts=((name, Cell(message)),), is_live=False, status=status)
+    return Page(title, data, facts=((name, Cell(message)),), is_live=status == _UNAVAILABLE, status=status)
