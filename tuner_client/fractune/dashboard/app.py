@@ -94,6 +94,12 @@ class Site:
         reader = asyncio.create_task(self._follower.run())
         yield
         reader.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await reader
+
+    async def end(self) -> None:
+        """End what an orderly stop would wait for: the streams of tabs, and calls of the server."""
+        await self._follower.end()
 
     # ---- views -----------------------------------------------------------------------------------------------
 
@@ -177,18 +183,21 @@ class Site:
 
         async def stream() -> AsyncIterator[str]:
             changes = self._follower.changes()
-            waiting = asyncio.ensure_future(anext(changes))
+            waiting = asyncio.ensure_future(anext(changes, None))
             try:
                 while True:
                     done, _ = await asyncio.wait({waiting}, timeout=_PING_S)
                     if not done:
                         yield ": still here\n\n"
                         continue
-                    yield f"event: change\ndata: {waiting.result()}\n\n"
-                    waiting = asyncio.ensure_future(anext(changes))
+                    number = waiting.result()
+                    if number is None:
+                        return
+                    yield f"event: change\ndata: {number}\n\n"
+                    waiting = asyncio.ensure_future(anext(changes, None))
             finally:
                 waiting.cancel()
-                with contextlib.suppress(asyncio.CancelledError, StopAsyncIteration):
+                with contextlib.suppress(asyncio.CancelledError):
                     await waiting
                 await changes.aclose()
 

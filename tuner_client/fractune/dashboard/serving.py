@@ -17,7 +17,7 @@ from fractune_core.access.tls_files import TlsFiles, read_pair
 from fractune_core.errors import BadRequest
 
 _END_S = 2
-"""A stop waits for answers this long; streams of tabs never end by themselves"""
+"""A stop waits for answers this long"""
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,27 @@ class PageOptions:
         return token
 
 
+class PageServer(uvicorn.Server):
+    """Serves a site. An orderly stop ends the streams of its tabs, which never end by themselves."""
+
+    def __init__(self, site: Site, tls: TlsFiles | None = None) -> None:
+        config = uvicorn.Config(
+            site.app(),
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=_END_S,
+            ssl_certfile=None if tls is None else tls.cert,
+            ssl_keyfile=None if tls is None else tls.key,
+        )
+        super().__init__(config)
+        self._site = site
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await self._site.end()
+        await super().shutdown(sockets)
+
+
 def serve_pages(client: Client, options: PageOptions, ready: Callable[[str], None]) -> None:
     """Serve until SIGTERM or SIGINT. `ready` gets the address of the first page. Raises BadRequest."""
     host, _, port = options.listen.rpartition(":")
@@ -65,16 +86,7 @@ def serve_pages(client: Client, options: PageOptions, ready: Callable[[str], Non
     bound = _bound(host.strip("[]"), int(port), options.listen)
     scheme = "http" if options.tls is None else "https"
     ready(f"{scheme}://{host}:{bound.getsockname()[1]}/")
-    config = uvicorn.Config(
-        site.app(),
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        timeout_graceful_shutdown=_END_S,
-        ssl_certfile=None if options.tls is None else options.tls.cert,
-        ssl_keyfile=None if options.tls is None else options.tls.key,
-    )
-    uvicorn.Server(config).run(sockets=[bound])
+    PageServer(site, options.tls).run(sockets=[bound])
 
 
 def _bound(host: str, port: int, listen: str) -> socket.socket:

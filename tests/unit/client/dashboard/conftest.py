@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-import uvicorn
 
 from fractune.dashboard.app import Site
 from fractune.dashboard.guard import GuardOptions
+from fractune.dashboard.serving import PageServer
 from fractune.features.client import Client
 from tests.support.processes.scripted_server import ScriptedServer
 
@@ -67,8 +67,7 @@ def serving_pages(server: ScriptedServer, *, token: str = "", may_cancel: bool =
     with socket.socket() as bound, Client(server.address) as client:
         bound.bind(("127.0.0.1", 0))
         site = Site(client, GuardOptions(is_loopback=True, token=token), may_cancel=may_cancel)
-        config = uvicorn.Config(site.app(), log_level="warning", timeout_graceful_shutdown=1)
-        running = uvicorn.Server(config)
+        running = PageServer(site)
         thread = threading.Thread(target=running.run, kwargs={"sockets": [bound]})
         thread.start()
         try:

@@ -61,6 +61,7 @@ class Follower:
         self.snapshot = Snapshot(self.client.address)
         self._changed = asyncio.Condition()
         self._reading = asyncio.Lock()
+        self._has_ended = False
         self._listeners = 0
         self._looked_at = 0.0
         self._read_at = 0.0
@@ -118,18 +119,27 @@ class Follower:
             del self._kept[next(iter(self._kept))]
 
     async def changes(self) -> AsyncGenerator[int]:
-        """The number of each state, from the present one on."""
+        """The number of each state, from the present one on, until `end`."""
         self._listeners += 1
         try:
             seen = -1
             while True:
                 async with self._changed:
-                    while self.number == seen:
+                    while self.number == seen and not self._has_ended:
                         await self._changed.wait()
+                    if self._has_ended:
+                        return
                     seen = self.number
                 yield seen
         finally:
             self._listeners -= 1
+
+    async def end(self) -> None:
+        """End all `changes`, and the calls in progress: they would hold the process for as long as a server hangs."""
+        async with self._changed:
+            self._has_ended = True
+            self._changed.notify_all()
+        self.client.close()
 
     async def _read(self) -> None:
         async with self._reading:
