@@ -8,6 +8,7 @@ import json
 import signal
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -43,6 +44,26 @@ def test_it_serves_pages_until_it_is_stopped_with_streams_open() -> None:
             process.wait(timeout=30)
             assert time.monotonic() - began < 5
             stream.close()
+
+
+def status_of(where: str, **headers: str) -> int:
+    with contextlib.closing(http.client.HTTPConnection(where, timeout=30)) as connection:
+        connection.request("GET", "/", headers=headers)
+        return connection.getresponse().status
+
+
+def test_the_pages_of_a_guarded_server_have_a_password_on_loopback_too(tmp_path: Path) -> None:
+    with serving(ScriptedServer(), f"unix:{tmp_path}/s") as server:
+        given = ("dashboard", "--server", server.address, "--listen", "127.0.0.1:0", "--json")
+        with stopped_at_end(start_fractune(*given)) as process:
+            ready = await_event(process, event="ready")
+            where = str(ready["address"]).split("/")[2]
+            assert status_of(where) == 401
+            assert status_of(where, Authorization=f"Bearer {ready['token']}") == 200
+        with stopped_at_end(start_fractune(*given, "--insecure")) as process:
+            ready = await_event(process, event="ready")
+            assert ready["token"] is None
+            assert status_of(str(ready["address"]).split("/")[2]) == 200
 
 
 class HangingServer(ScriptedServer):

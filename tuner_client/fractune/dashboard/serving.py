@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,18 +31,20 @@ class PageOptions:
     token_file: Path | None = None
     """with the password that a browser asks for"""
     insecure: bool = False
-    """other machines may read without TLS and a token"""
+    """whoever reaches the address may read, without TLS and a token"""
     may_cancel: bool = False
 
-    def token(self) -> str:
-        """The password, empty for none. Raises BadRequest for an unusable file, or a page that strangers could read."""
+    def token(self, *, is_guarded: bool) -> str:
+        """The password, empty for none. A page of a server that `is_guarded` has one even on loopback, which all users
+        of a machine share. Raises BadRequest for an unusable file, or a page that strangers could read.
+        """
         if self.token_file is None:
             if not is_local(self.listen) and not self.insecure:
                 raise BadRequest(
                     f"--listen {self.listen} can be reached from other machines; listen on 127.0.0.1, pass --tls-cert, "
                     "--tls-key and --page-token-file, or pass --insecure"
                 )
-            return ""
+            return secrets.token_urlsafe() if is_guarded and not self.insecure else ""
         if not is_local(self.listen) and self.tls is None and not self.insecure:
             raise BadRequest("--page-token-file would cross the network in plain text; pass --tls-cert and --tls-key")
         try:
@@ -74,18 +77,20 @@ class PageServer(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def serve_pages(client: Client, options: PageOptions, ready: Callable[[str], None]) -> None:
-    """Serve until SIGTERM or SIGINT. `ready` gets the address of the first page. Raises BadRequest."""
+def serve_pages(client: Client, options: PageOptions, ready: Callable[[str, str], None]) -> None:
+    """Serve until SIGTERM or SIGINT. `ready` gets the address of the first page, and the password if this function made
+    one. Raises BadRequest.
+    """
     host, _, port = options.listen.rpartition(":")
     if not host or not port.isdecimal():
         raise BadRequest(f"--listen {options.listen}: write HOST:PORT, such as 127.0.0.1:8080")
-    token = options.token()
+    token = options.token(is_guarded=client.is_guarded)
     if options.tls is not None:
         read_pair("--tls-cert", options.tls.cert, "--tls-key", options.tls.key)
     site = Site(client, GuardOptions(is_local(options.listen), token), may_cancel=options.may_cancel)
     bound = _bound(host.strip("[]"), int(port), options.listen)
     scheme = "http" if options.tls is None else "https"
-    ready(f"{scheme}://{host}:{bound.getsockname()[1]}/")
+    ready(f"{scheme}://{host}:{bound.getsockname()[1]}/", "" if options.token_file else token)
     PageServer(site, options.tls).run(sockets=[bound])
 
 

@@ -85,6 +85,11 @@ class Client:
         """HOST:PORT or unix:PATH."""
         return self._rpc.address
 
+    @property
+    def is_guarded(self) -> bool:
+        """Whether the server answers only who has credentials, or may open its socket."""
+        return self._rpc.is_guarded
+
     def __enter__(self) -> Self:
         return self
 

@@ -125,6 +125,11 @@ class RpcClient:
         self._closed = True
         self._channel.close()
 
+    @property
+    def is_guarded(self) -> bool:
+        """Whether the server answers only who has credentials, or may open its socket."""
+        return self._tls or self.address.startswith(UNIX)
+
     # ---- models and jobs -----------------------------------------------------------------------------------
 
     def upload_model(self, path: Path) -> pb.Model:

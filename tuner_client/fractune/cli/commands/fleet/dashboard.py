@@ -31,7 +31,7 @@ def dashboard(
     tls_cert: Annotated[Path | None, typer.Option("--tls-cert", help="Serve HTTPS with this certificate.")] = None,
     tls_key: Annotated[Path | None, typer.Option("--tls-key", help="The key of --tls-cert.")] = None,
     insecure: Annotated[
-        bool, typer.Option("--insecure", help="Allow an address that other machines can read without credentials.")
+        bool, typer.Option("--insecure", help="Let whoever reaches the address read, without credentials.")
     ] = False,
     as_json: options.Json = False,
     *,
@@ -46,8 +46,9 @@ def dashboard(
     tls = TlsFiles(tls_cert, tls_key) if tls_cert is not None and tls_key is not None else None
     with server_session(Client, **vars(place), lasting=True) as client:
 
-        def ready(address: str) -> None:
-            said = {"event": "ready", "address": address, "server": client.address}
-            typer.echo(json.dumps(said) if as_json else f"{address} shows {client.address}; Ctrl-C stops it")
+        def ready(address: str, token: str) -> None:
+            said = {"event": "ready", "address": address, "server": client.address, "token": token or None}
+            password = f" with the password {token}" if token else ""
+            typer.echo(json.dumps(said) if as_json else f"{address} shows {client.address}{password}; Ctrl-C stops it")
 
         serve_pages(client, PageOptions(listen, tls, page_token_file, insecure, allow_cancel), ready)
