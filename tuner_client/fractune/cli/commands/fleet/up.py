@@ -5,21 +5,19 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import subprocess
-import sys
 from collections import Counter
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
 from fractune.cli import options
+from fractune.local.pages import Pages, running_pages
 from fractune.local.programs import require
-from fractune.local.stack import Stack, StackOptions, own_env, running_stack
+from fractune.local.stack import Stack, StackOptions, running_stack
 from fractune.local.state import default_state_dir
 from fractune.server.rpc import RpcClient
-from fractune_core.errors import ServerUnreachable
+from fractune_core.errors import FractuneError, ServerUnreachable
 from fractune_core.shares import share_names, with_kernel_shares
 
 
@@ -41,19 +39,27 @@ def _measurers(stack: Stack) -> Counter[str]:
                 raise failure from None
 
 
-@contextlib.contextmanager
-def _dashboard(state: Path, *, wanted: bool) -> Iterator[None]:
-    """The pages of the stack in a process of their own, which ends with the block."""
-    if not wanted:
-        yield
-        return
-    command = [sys.executable, "-m", "fractune.cli", "dashboard", "--state", str(state)]
-    process = subprocess.Popen(command, env={**os.environ, **own_env()}, stdin=subprocess.DEVNULL)
-    try:
-        yield
-    finally:
-        process.terminate()
-        process.wait()
+def ready_text(stack: Stack, shares: Sequence[str], pages: Pages | None, *, as_json: bool) -> str:
+    """What is printed when the stack serves: one JSON object, or a line for the stack and one for its pages."""
+    measurers = _measurers(stack)
+    if as_json:
+        ready = {"event": "ready", "address": stack.address, "shares": list(shares), "measurers": measurers}
+        shown = {} if pages is None else {"dashboard": {"address": pages.address, "token": pages.token or None}}
+        return json.dumps(ready | shown)
+    offers = (f"{share} ({measurers[share]} measurers)" if measurers[share] > 1 else share for share in shares)
+    text = f"serving at {stack.address} with {', '.join(offers)}; Ctrl-C stops it"
+    if pages is None:
+        return text
+    return f"{text}\n{pages.address} shows it{f' with the password {pages.token}' if pages.token else ''}"
+
+
+def await_failure(stack: Stack, pages: Pages | None) -> FractuneError:
+    """The error that breaks the stack. It outlives its pages; their end is reported."""
+    while (failure := stack.failure(timeout_s=1.0)) is None:
+        if pages is not None and (reason := pages.end_reason()):
+            typer.echo(f"fractune: the dashboard has ended, and the stack goes on: {reason}", err=True)
+            pages = None
+    return failure
 
 
 def up(
@@ -78,14 +84,7 @@ def up(
     )
     if dashboard:
         require("web", "starlette", "uvicorn", "jinja2", "multipart")
-    with running_stack(stack_options) as stack, _dashboard(stack_options.state, wanted=dashboard):
-        measurers = _measurers(stack)
-        if as_json:
-            ready = {"event": "ready", "address": stack.address, "shares": list(offered), "measurers": measurers}
-            typer.echo(json.dumps(ready))
-        else:
-            offers = (f"{share} ({measurers[share]} measurers)" if measurers[share] > 1 else share for share in offered)
-            typer.echo(f"serving at {stack.address} with {', '.join(offers)}; Ctrl-C stops it")
-        while (failure := stack.failure(timeout_s=1.0)) is None:
-            pass
-        raise failure
+    with running_stack(stack_options) as stack, contextlib.ExitStack() as beside:
+        pages = beside.enter_context(running_pages(stack_options.state)) if dashboard else None
+        typer.echo(ready_text(stack, offered, pages, as_json=as_json))
+        raise await_failure(stack, pages)
