@@ -45,6 +45,8 @@ _PING_S = 15.0
 """A proxy ends a stream that is silent for longer"""
 _MOST_FOLLOWED = 256
 """jobs whose trials are kept"""
+_MOST_FIELD_BYTES = 256
+"""of a form, which has a short key alone"""
 _STATUS = {"INVALID_ARGUMENT": 400, "NOT_FOUND": 404, "UNAUTHENTICATED": 502, "PERMISSION_DENIED": 403}
 """of HTTP, by that of gRPC; any other is 503"""
 
@@ -216,8 +218,8 @@ class Site:
     async def _cancel(self, request: Request) -> Response:
         if not self._may_cancel:
             raise BadRequest("this page is read-only; start it by 'fractune dashboard --allow-cancel'")
-        form = await request.form()
-        if not hmac.compare_digest(str(form.get("key", "")), self._key):
+        form = await request.form(max_fields=2, max_files=0, max_part_size=_MOST_FIELD_BYTES)
+        if not hmac.compare_digest(str(form.get("key", "")).encode(), self._key.encode()):
             raise BadRequest("the form is not of this page; reload the page of the job, and try again")
         name = Collection.JOBS.of(request.path_params["id"])
         await asyncio.to_thread(self._client.job(name).cancel)

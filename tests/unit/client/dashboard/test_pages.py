@@ -228,10 +228,13 @@ def test_a_job_is_cancelled_by_the_button_of_its_page_alone(server: ScriptedServ
     server.script[-1].state = pb.JOB_STATE_TUNING
     with serving_pages(server, may_cancel=True) as pages:
         form = {"content_type": "application/x-www-form-urlencoded"}
-        assert pages.ask("POST", f"{JOB}/cancel", "key=guessed", **form).status == 400
+        for wrong in ("key=guessed", "key=%C3%A9", f"key={'a' * 300}", "&".join(f"k{number}=1" for number in range(3))):
+            assert pages.ask("POST", f"{JOB}/cancel", wrong, **form).status == 400
         assert server.cancelled == []
         key = re.search(r'name="key" value="([^"]+)"', pages.page(JOB).text)
         assert key is not None
+        assert pages.ask("POST", f"{JOB}/cancel", f"key={key[1]}&a=1&b=2", **form).status == 400
+        assert server.cancelled == []
         assert pages.ask("POST", f"{JOB}/cancel", f"key={key[1]}", **form).status == 303
         assert server.cancelled == [server.script[-1].name]
 
