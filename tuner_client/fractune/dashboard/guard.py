@@ -5,11 +5,14 @@ from __future__ import annotations
 import base64
 import binascii
 import hmac
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse
+
+from fractune_core.access.addresses import is_loopback
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -26,7 +29,8 @@ _HEADERS = {
 }
 _KEPT = "public, max-age=31536000, immutable"
 _NOT_KEPT = "no-store"
-_LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
+_FOUND = (200, 206, 304)
+_PORT = re.compile(r":[0-9]*$")
 
 
 @dataclass(frozen=True)
@@ -49,21 +53,19 @@ class Guard:
             await self._app(scope, receive, send)
             return
         refusal = self._refusal(Headers(scope=scope))
-        kept = _KEPT if scope["path"].startswith("/static/") else _NOT_KEPT
+        is_static = scope["path"].startswith("/static/")
 
         async def guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 headers.update(_HEADERS)
-                headers["Cache-Control"] = kept
+                headers["Cache-Control"] = _KEPT if is_static and message["status"] in _FOUND else _NOT_KEPT
             await send(message)
 
         await (refusal or self._app)(scope, receive, guarded)
 
     def _refusal(self, headers: Headers) -> PlainTextResponse | None:
-        host = headers.get("host", "")
-        name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() else host
-        if self._options.is_loopback and name not in _LOOPBACK:
+        if self._options.is_loopback and not is_loopback(_PORT.sub("", headers.get("host", ""))):
             return PlainTextResponse("this page is for this machine alone; open it as http://127.0.0.1\n", 421)
         if self._options.token and not _has_token(headers.get("authorization", ""), self._options.token):
             asks = {"WWW-Authenticate": 'Basic realm="fractune"'}

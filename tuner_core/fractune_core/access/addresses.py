@@ -18,13 +18,15 @@ def is_local(address: str) -> bool:
     """Whether what is sent to HOST:PORT or unix:PATH cannot leave this machine; False for any form not known."""
     if address.startswith(UNIX):
         return True
-    host = address.rpartition(":")[0].strip("[]")
-    return host == "localhost" or _is_loopback(host)
+    return is_loopback(address.rpartition(":")[0])
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether the name or address, an IPv6 one also in brackets, is of this machine alone."""
+    if host.lower() == "localhost":
+        return True
     try:
-        return ipaddress.ip_address(host).is_loopback
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return False
 

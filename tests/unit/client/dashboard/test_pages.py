@@ -215,7 +215,22 @@ def test_a_stranger_gets_nothing(server: ScriptedServer) -> None:
 
 def test_a_page_of_another_site_cannot_read_a_page_of_this_machine(pages: Pages) -> None:
     assert pages.ask("GET", "/", host="evil.example").status == 421
-    assert pages.ask("GET", "/", host="localhost:99").status == 200
+    assert pages.ask("GET", "/", host="127.0.0.1.evil.example").status == 421
+    assert pages.ask("GET", "/", host="").status == 421
+    for own in ("localhost:99", "localhost:", "LOCALHOST", "127.0.0.2:80", "[::1]", "[::1]:80"):
+        assert pages.ask("GET", "/", host=own).status == 200
+
+
+def test_a_refusal_is_not_kept_in_place_of_a_static_file(server: ScriptedServer) -> None:
+    with serving_pages(server, token="secret") as pages:
+        right = {"authorization": "Bearer secret"}
+        answers = (
+            pages.page("/static/page.js"),
+            pages.ask("GET", "/static/none.js", **right),
+            pages.ask("GET", "/static/page.js", host="evil.example", **right),
+        )
+        assert [each.status for each in answers] == [401, 404, 421]
+        assert {each.headers["cache-control"] for each in answers} == {"no-store"}
 
 
 def test_a_page_is_read_only(pages: Pages, server: ScriptedServer) -> None:
