@@ -39,6 +39,7 @@ from fractune.features.client import Client
 from fractune.server.job_status import JobStatus
 from fractune_core.errors import BadRequest, FractuneError, NotFound
 from fractune_core.names import Collection
+from fractune_core.records import TuningRecord
 
 _STATIC = Path(__file__).with_name("static")
 _PING_S = 15.0
@@ -136,16 +137,17 @@ class Site:
         return log.log(await self._follower.answer(("log", fastest, page, *only.values()), ask), given)
 
     async def _record(self, request: Request) -> Page:
-        wanted, of_job = request.path_params["id"], request.query_params.get("job", "")
-        operator = request.query_params.get("operator", "")
+        wanted, given = request.path_params["id"], request.query_params
+        of_job, operator, page = (given.get(name, "") for name in ("job", "operator", "page"))
+        fastest = given.get("order") == "fastest"
 
-        def ask(client: Client) -> Any:
-            return client.log.query(limit=1000, job=of_job, operator=operator)
+        def ask(client: Client) -> TuningRecord | None:
+            found = client.log.query(limit=1000, fastest=fastest, page=page, job=of_job, operator=operator)
+            return next((each for each in found if each.record_id == wanted), None)
 
-        found = await self._follower.answer(("record", of_job, operator), ask)
-        record = next((each for each in found if each.record_id == wanted), None)
+        record = await self._follower.answer(("record", wanted, of_job, operator, fastest, page), ask)
         if record is None:
-            raise NotFound(f"record '{wanted}' is not among the newest 1,000 of this job and operator")
+            raise NotFound(f"record '{wanted}' is not in this part of the log; look for it at /log")
         return log.record_page(record)
 
     async def _compare(self, request: Request) -> Page:

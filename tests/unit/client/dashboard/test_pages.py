@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import html
 import math
 import re
 from html.parser import HTMLParser
@@ -154,6 +155,16 @@ def test_a_record_has_all_its_fields(pages: Pages, server: ScriptedServer) -> No
     assert found["record_id"] == "r1"
     assert "anchor_ratio" in pages.page(f"/log/records/r1?job={name}").text
     assert pages.page("/log/records/other").status == 404
+
+
+@pytest.mark.parametrize("order", ["newest", "fastest"])
+def test_a_record_far_down_the_log_is_found_by_its_link(pages: Pages, server: ScriptedServer, order: str) -> None:
+    server.records = [to_proto(record(f"r{number}"), pb.Record) for number in range(1100)]
+    links = re.findall(r'href="(/log/records/[^"]+)"', pages.page(f"/log?order={order}&page=1050").text)
+    assert len(links) == 50
+    found = pages.page(html.unescape(links[-1]))
+    assert found.status == 200
+    assert "Record r1099" in found.text
 
 
 def test_a_record_of_an_odd_job_is_shown(pages: Pages, server: ScriptedServer) -> None:

@@ -34,7 +34,7 @@ def log(found: Records, given: Mapping[str, str]) -> Page:
             "records": [record.to_json() for record in found],
         },
         facts=(("records that pass", Cell(f"{found.total:,}")),),
-        blocks=(_records(found),),
+        blocks=(_records(found, {name: given.get(name, "") for name in ("order", "page")}),),
         form=[
             *(Field(name, only[name], name, _CHOICES.get(name, ())) for name in FILTERS),
             Field("order", given.get("order", "newest"), "order", _CHOICES["order"]),
@@ -44,19 +44,21 @@ def log(found: Records, given: Mapping[str, str]) -> Page:
     )
 
 
-def _records(found: Records) -> Block:
+def _records(found: Records, where: Mapping[str, str]) -> Block:
+    """`where` they are in the log: its order and page."""
     columns = (
         *(("measured", False), ("kind", False), ("operator", False), ("share", False), ("granted", False)),
         *(("median", True), ("spread", True), ("status", False), ("device", False), ("job", False)),
     )
-    return Block("Records", columns, tuple(map(_row, found)), empty="no record passes this filter")
+    rows = tuple(_row(record, where) for record in found)
+    return Block("Records", columns, rows, empty="no record passes this filter")
 
 
-def _row(record: TuningRecord) -> tuple[Cell, ...]:
+def _row(record: TuningRecord, where: Mapping[str, str]) -> tuple[Cell, ...]:
     granted = record.granted
     is_ok = bool(record.reported_secs)
     return (
-        moment(record.measured_at, _path(record)),
+        moment(record.measured_at, _path(record, where)),
         Cell(record.kind.value),
         Cell(one_line(record.operator)),
         Cell(record.share),
@@ -69,10 +71,11 @@ def _row(record: TuningRecord) -> tuple[Cell, ...]:
     )
 
 
-def _path(record: TuningRecord) -> str:
-    """With what narrows the search for it: the contract finds no record by its name."""
-    where = {"job": record.job, "operator": record.workload_hash}
-    return f"/log/records/{quote(record.record_id, safe='')}?{urlencode(where)}"
+def _path(record: TuningRecord, where: Mapping[str, str]) -> str:
+    """With what narrows the search for it, and where the search begins: the contract finds no record by its name."""
+    narrowed = {"job": record.job, "operator": record.workload_hash, **where}
+    given = {name: value for name, value in narrowed.items() if value}
+    return f"/log/records/{quote(record.record_id, safe='')}?{urlencode(given)}"
 
 
 def _job_cell(record: TuningRecord) -> Cell:
