@@ -112,6 +112,29 @@ def test_a_job_that_was_opened_while_the_server_was_away_appears(browser: Browse
             page.get_by_role("heading", name="Tuned at x run at").wait_for(timeout=10_000)
 
 
+def show_tab(page: Page, *, hidden: bool) -> None:
+    """As if the reader had turned to the tab, or away from it."""
+    page.evaluate(
+        "is => { Object.defineProperty(document, 'hidden', {value: is, configurable: true});"
+        " document.dispatchEvent(new Event('visibilitychange')) }",
+        hidden,
+    )
+
+
+def test_tabs_that_are_hidden_leave_connections_to_others_and_catch_up(browser: Browser) -> None:
+    with serving(ScriptedServer()) as server:
+        server.script = job_script()[-1:]
+        with serving_pages(server) as pages, contextlib.closing(browser.new_context()) as context:
+            tabs = [context.new_page() for _ in range(8)]
+            for tab in tabs:
+                with tab.expect_response("**/events", timeout=20_000):
+                    tab.goto(f"http://127.0.0.1:{pages.port}/", timeout=20_000)
+                show_tab(tab, hidden=True)
+            server.workers[0].name = "workers/renamed"
+            show_tab(tabs[0], hidden=False)
+            tabs[0].get_by_text("renamed").wait_for(timeout=10_000)
+
+
 def test_names_are_text_and_tables_need_no_script(browser: Browser) -> None:
     hostile = "<img src=x onerror=alert(1)>"
     with serving(ScriptedServer()) as server:

@@ -40,7 +40,7 @@ def test_a_token_file_is_read_and_a_wrong_one_is_named_without_its_contents(tmp_
         read_token_file(tmp_path / "none")
 
 
-@pytest.mark.parametrize("address", ["unix:/s", "127.0.0.1:1", "localhost:1", "[::1]:1", "127.1.2.3:1"])
+@pytest.mark.parametrize("address", ["unix:/s", "127.0.0.1:1", "localhost:1", "LOCALHOST:1", "[::1]:1", "127.1.2.3:1"])
 def test_addresses_of_this_machine(address: str) -> None:
     assert is_local(address)
 

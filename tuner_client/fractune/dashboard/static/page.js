@@ -1,6 +1,8 @@
-// What a page does beside htmx: charts, times in the reader's zone, and a banner when the dashboard is gone.
+// What a page does beside htmx: changes of the server, charts, times in the reader's zone, and a banner when the
+// dashboard is gone.
 "use strict";
 
+const RETRY_MS = 2000;
 const DASHES = [[], [8, 4], [2, 3], [10, 3, 2, 3]];
 
 function color(name) {
@@ -45,9 +47,38 @@ function lost(isLost) {
   if (banner) banner.hidden = !isLost;
 }
 
-document.addEventListener("DOMContentLoaded", show);
-document.addEventListener("htmx:afterSettle", show);
-document.addEventListener("htmx:sseError", () => lost(true));
-document.addEventListener("htmx:sseOpen", () => lost(false));
+let changes = null;
+
+// A browser opens six connections to a site over HTTP/1.1, and each stream holds one: a hidden tab gives up its own.
+// The first event of a new stream is the present state, so the tab is up to date when it is looked at again.
+function follow() {
+  const isWanted = !document.hidden && document.querySelector("#main[hx-get]") !== null;
+  if (isWanted && changes === null) {
+    changes = new EventSource("/events");
+    changes.onopen = () => lost(false);
+    changes.onerror = failed;
+    changes.addEventListener("change", () => htmx.trigger("#main", "server-change"));
+  } else if (!isWanted && changes !== null) {
+    changes.close();
+    changes = null;
+  }
+}
+
+function failed() { // a browser connects again by itself, but not after an answer that is an error
+  lost(true);
+  if (changes !== null && changes.readyState === EventSource.CLOSED) {
+    changes = null;
+    setTimeout(follow, RETRY_MS);
+  }
+}
+
+function settle() {
+  show();
+  follow();
+}
+
+document.addEventListener("DOMContentLoaded", settle);
+document.addEventListener("htmx:afterSettle", settle);
+document.addEventListener("visibilitychange", follow);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", show);
 window.addEventListener("resize", () => document.querySelectorAll("figure.chart").forEach(draw));
