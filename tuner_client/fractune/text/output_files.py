@@ -37,6 +37,19 @@ def replacing(path: Path) -> Iterator[IO[str]]:
             draft.unlink(missing_ok=True)
 
 
+def write_new(option: str, path: Path, text: str) -> None:
+    """Write the file that `option` names. Raises BadRequest if it exists, also as a link to a missing file, and
+    StateUnusable if it cannot be written.
+    """
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError as error:
+        raise BadRequest(f"{option} {path}: the file exists; remove it, or name another") from error
+    except OSError as error:
+        raise StateUnusable(f"{option} {path}: cannot write it ({error.strerror}); name another file") from error
+
+
 def check_writable(option: str, path: Path) -> None:
     """Raises StateUnusable before any work if the file that `option` names cannot be written.
 

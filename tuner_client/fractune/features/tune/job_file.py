@@ -2,13 +2,14 @@
 
 shares = "cpu:1,cpu:2"      # options of all models, by their names on the command line
 trials = 256
+out = "bundles"             # every path is relative to this file
 
 [hours]                     # optional: models begin between these times of the day, local
 begin = "22:00"
 end = "06:00"
 
 [[models]]
-file = "resnet50.onnx"      # relative to this file
+file = "resnet50.onnx"
 
 [[models]]
 file = "encoder.onnx"
@@ -18,27 +19,29 @@ minutes = 30
 
 from __future__ import annotations
 
-import json
 import sys
 import time
-import tomllib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
-from typing import Any
-from urllib.parse import urlsplit
+from typing import Any, TypeVar
 
 from fractune.text.toml_table import TableReader, read_toml
+from fractune.text.toml_text import Value, toml_lines
+from fractune_core.codec.plain_json import renamed
 from fractune_core.errors import BadRequest
 
 OPTION = "--job"
 _COMMAND = "tune"
 _MODELS, _HOURS, _FILE = "models", "hours", "file"
-_PATHS = ("out", "state", "picture", "sample")
-"""options whose value is a path: relative to the job's file, as the model's file is"""
-_SHORT = {"-o": "--out"}
+_SECOND_NAMES = {"batches": "lengths", "-o": "out"}
+"""of options: the file's are replaced by the command line's also under another name"""
 _LOOK_S = 30.0
+_V = TypeVar("_V")
+PATHS = frozenset(("out", "picture", "sample", "state", "ca", "token-file", "client-cert", "client-key"))
+"""options that are paths, and relative to the job's file as the models are"""
 
 
 @dataclass(frozen=True)
@@ -59,8 +62,8 @@ class Hours:
 
 
 def expanded(args: Sequence[str]) -> Iterator[Sequence[str]]:
-    """The command lines of each model in the job's file, one after the other in its hours. An option of the command
-    line replaces that of the file. A command line without `--job` is itself.
+    """The command lines of each model in the job's file, one after the other in its hours. Other options of the command
+    line come after those of the file, and replace those of the same name. A command line without `--job` is itself.
 
     Raises BadRequest, before the first model, for a file that is not as the top of this module shows.
     """
@@ -72,8 +75,10 @@ def expanded(args: Sequence[str]) -> Iterator[Sequence[str]]:
     if place + 1 == len(words):
         raise BadRequest(f"{OPTION} needs a file; write {OPTION} job.toml")
     path, others = Path(words[place + 1]), [*words[1:place], *words[place + 2 :]]
-    named = {word.partition("=")[0] for word in others if word.startswith("-")}
-    lines, hours = read_job(path, {_SHORT.get(option, option) for option in named})
+    lines, hours = read_job(path, {_name(word) for word in others if word.startswith("-")})
+    for model, *_ in lines:
+        if not Path(model).is_file():
+            raise BadRequest(f"{path.name}: {model}: no such file; models are relative to {path.name}")
     for line in lines:
         if hours is not None:
             _wait(hours, line[0])
@@ -81,7 +86,7 @@ def expanded(args: Sequence[str]) -> Iterator[Sequence[str]]:
 
 
 def read_job(path: Path, replaced: Collection[str] = ()) -> tuple[list[list[str]], Hours | None]:
-    """The arguments of each model: its file, then its options without the `replaced` ones. Raises BadRequest."""
+    """The arguments of each model: its file, then its options but those `replaced`. Raises BadRequest."""
     content = read_toml(path, "the job")
     whole = TableReader(path.name, content)
     tables = content.get(_MODELS, [])
@@ -94,61 +99,48 @@ def read_job(path: Path, replaced: Collection[str] = ()) -> tuple[list[list[str]
         file = table.get(_FILE)
         if not isinstance(file, str) or not file:
             raise BadRequest(f"{path.name}: {where} has no {_FILE}; write {_FILE} = 'model.onnx'")
-        model = _beside(path, file)
-        if not Path(model).is_file():
-            raise BadRequest(f"{path.name}: {where}: {model}: no such file; {_FILE} is relative to {path.name}")
-        own = {name: value for name, value in {**common, **table}.items() if name != _FILE}
-        options = [
-            word
-            for name, value in own.items()
-            if f"--{name}" not in replaced
-            for word in _words(f"{path.name}: {where}", name, _beside(path, value) if name in _PATHS else value)
-        ]
-        lines.append([model, *options])
+        all_options = {**renamed(common, _SECOND_NAMES), **renamed(table, _SECOND_NAMES)}
+        own = {name: value for name, value in all_options.items() if name != _FILE and name not in replaced}
+        own = _with_paths(own, partial(_in, path.parent))
+        options = [word for name, value in own.items() for word in _words(f"{path.name}: {where}", name, value)]
+        lines.append([_in(path.parent, file), *options])
     return lines, _hours(whole, content)
 
 
-def _beside(path: Path, given: Any) -> Any:
-    """A path that a job's file gives, from its folder; never one that looks like an option."""
-    if not isinstance(given, str):
-        return given
-    found = str(path.parent / given)
+def written(file: Path, options: Mapping[str, Value], folder: Path) -> str:
+    """A job's file with one model and these options, for a file in `folder`. Raises BadRequest for what TOML cannot
+    hold.
+    """
+    own = _with_paths(options, partial(_from, folder))
+    return f"# fractune tune --job THIS_FILE\n\n[[{_MODELS}]]\n{toml_lines({_FILE: _from(folder, file), **own})}"
+
+
+def _name(word: str) -> str:
+    """The key in a job's file for an option on the command line, such as `--trials=8`."""
+    name = word.partition("=")[0].removeprefix("--")
+    return _SECOND_NAMES.get(name, name)
+
+
+def _with_paths(options: Mapping[str, _V], changed: Callable[[str], _V]) -> dict[str, _V]:
+    """The options with their paths changed. A path that begins with `~` stays: the option itself reads it."""
+    return {
+        name: changed(value) if name in PATHS and isinstance(value, str) and value[:1] != "~" else value
+        for name, value in options.items()
+    }
+
+
+def _in(folder: Path, path: str) -> str:
+    """The path from the current folder, for a path from `folder`. It is no option, even if its name begins with `-`."""
+    found = str(folder / path)
     return f"./{found}" if found.startswith("-") else found
 
 
-def written(file: Path, options: Mapping[str, Any], folder: Path) -> str:
-    """A job's file with one model and these options, for a file in `folder`. Raises BadRequest for a value that must
-    not stand in a file that people share, or that TOML cannot hold.
+def _from(folder: Path, path: str | Path) -> str:
+    """The path from `folder` to a file in it; any other path absolute. Links stay: the target of a link may have
+    another name, as in the cache of a model hub.
     """
-    values = {_FILE: str(file), **options}
-    if urlsplit(str(values.get("webhook", ""))).password:
-        raise BadRequest("--webhook: its password would stand in the file; leave it out, and give it beside --job")
-    values |= {name: _relative(values[name], folder) for name in (_FILE, *_PATHS) if name in values}
-    lines = ["# fractune tune --job THIS_FILE", "", f"[[{_MODELS}]]"]
-    text = "\n".join([*lines, *(f"{name} = {_toml(value)}" for name, value in values.items())]) + "\n"
-    try:
-        is_same = tomllib.loads(text.encode().decode())[_MODELS] == [values]
-    except ValueError:  # a name that is not UTF-8
-        is_same = False
-    if not is_same:
-        raise BadRequest("--write-job: an option has characters that a TOML file cannot hold; write the file by hand")
-    return text
-
-
-def _relative(path: str, folder: Path) -> str:
-    """The path as seen from the folder; absolute if it is not inside. Links stay: the name of a link is the model's."""
-    absolute = Path(path).absolute()
-    inside = absolute.is_relative_to(folder)
-    return str(absolute.relative_to(folder) if inside else absolute)
-
-
-def _toml(value: Any) -> str:
-    """Texts, numbers and lists of them. JSON's texts are TOML's but for one character, its numbers but for infinity."""
-    if isinstance(value, list):
-        return f"[{', '.join(map(_toml, value))}]"
-    if isinstance(value, float):
-        return str(value)
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    whole, start = Path(path).absolute(), folder.absolute()
+    return str(whole.relative_to(start) if whole.is_relative_to(start) else whole)
 
 
 def _words(where: str, name: str, value: object) -> list[str]:
@@ -158,9 +150,9 @@ def _words(where: str, name: str, value: object) -> list[str]:
     if value is False:
         return []
     if isinstance(value, str | int | float):
-        return [f"{option}={value}"]
+        return [option, str(value)]
     if isinstance(value, list) and all(isinstance(each, str | int | float) for each in value):
-        return [f"{option}={each}" for each in value]
+        return [word for each in value for word in (option, str(each))]
     raise BadRequest(f"{where}: {name} is a {type(value).__name__}; write a text, a number, true, or a list of texts")
 
 

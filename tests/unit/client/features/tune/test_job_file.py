@@ -3,15 +3,16 @@ from __future__ import annotations
 import tomllib
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
-from fractune.cli import main
-from fractune.features.tune.job_file import Hours, expanded, read_job, written
-from fractune_core.errors import BadRequest
+from fractune.cli import build_app, main
+from fractune.features.tune.job_file import PATHS, Hours, expanded, read_job, written
+from fractune_core.errors import BadRequest, StateUnusable
 from tests.support.processes.scripted_server import ScriptedServer
 
-MODELS = ("a.onnx", "deep/b.onnx", "-m.onnx")
 TWO = """
 shares = "cpu:1,cpu:2"
 trials = 8
@@ -30,44 +31,67 @@ fresh = false
 
 def job_file(folder: Path, text: str) -> Path:
     (folder / "deep").mkdir(exist_ok=True)
-    for name in MODELS:
+    for name in ("a.onnx", "deep/b.onnx"):
         (folder / name).write_bytes(b"model")
     path = folder / "job.toml"
     path.write_text(text, encoding="utf-8")
     return path
 
 
-def test_each_model_is_a_command_line(tmp_path: Path) -> None:
+def test_each_model_is_a_command_line_and_other_options_come_last(tmp_path: Path) -> None:
     path = job_file(tmp_path, TWO)
-    assert list(expanded(["tune", "--quiet", "--job", str(path)])) == [
-        ["tune", str(tmp_path / "a.onnx"), "--shares=cpu:1,cpu:2", "--trials=8", "--quiet"],
+    assert list(expanded(["tune", "--quiet", "--job", str(path), "--trials", "2"])) == [
+        ["tune", str(tmp_path / "a.onnx"), "--shares", "cpu:1,cpu:2", "--quiet", "--trials", "2"],
         [
-            *("tune", str(tmp_path / "deep" / "b.onnx"), "--shares=cpu:1,cpu:2", "--trials=4"),
-            *("--input=x=1,8", "--input=y=1", "--exact", "--quiet"),
+            *("tune", str(tmp_path / "deep" / "b.onnx"), "--shares", "cpu:1,cpu:2"),
+            *("--input", "x=1,8", "--input", "y=1", "--exact", "--quiet", "--trials", "2"),
         ],
     ]
 
 
-def test_an_option_of_the_command_line_replaces_that_of_the_file(tmp_path: Path) -> None:
-    path = job_file(tmp_path, "out = 'here'\ninput = ['x=1', 'y=2']\n[[models]]\nfile = 'a.onnx'")
-    (line,) = expanded(["tune", "--job", str(path), "--input=x=3", "-o", "there"])
-    assert line == ["tune", str(tmp_path / "a.onnx"), "--input=x=3", "-o", "there"]
+@pytest.mark.parametrize(
+    ("key", "given"),
+    [
+        ("input", ["--input", "x=1,2"]),
+        ("input", ["--input=x=1,2"]),
+        ("lengths", ["--lengths", "x:1=16"]),
+        ("lengths", ["--batches", "x:0=1"]),
+        ("batches", ["--lengths", "x:1=16"]),
+        ("pad", ["--pad", "x=1"]),
+        ("out", ["-o", "b.fractune"]),
+    ],
+)
+def test_lists_on_the_command_line_replace_those_of_the_file(tmp_path: Path, key: str, given: list[str]) -> None:
+    path = job_file(tmp_path, f"{key} = ['a', 'b']\n[[models]]\nfile = 'a.onnx'\n{key} = ['c']")
+    assert list(expanded(["tune", "--job", str(path), *given])) == [["tune", str(tmp_path / "a.onnx"), *given]]
 
 
-def test_paths_are_relative_to_the_file_and_no_name_is_an_option(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    job_file(tmp_path, "out = 'b/'\nsample = '/s.txt'\n[[models]]\nfile = '-m.onnx'")
-    monkeypatch.chdir(tmp_path)
-    assert list(expanded(["tune", "--job", "job.toml"])) == [["tune", "./-m.onnx", "--out=b", "--sample=/s.txt"]]
-    monkeypatch.chdir("/")
-    (line,) = expanded(["tune", "--job", str(tmp_path / "job.toml")])
-    assert line == ["tune", str(tmp_path / "-m.onnx"), f"--out={tmp_path / 'b'}", "--sample=/s.txt"]
+def test_a_model_that_is_not_there_is_named_before_the_first_is_tuned(tmp_path: Path) -> None:
+    path = job_file(tmp_path, "[[models]]\nfile = 'a.onnx'\n[[models]]\nfile = 'gone.onnx'")
+    with pytest.raises(BadRequest, match=r"gone\.onnx: no such file; models are relative to job\.toml"):
+        next(iter(expanded(["tune", "--job", str(path)])))
 
 
 def test_the_file_may_stand_behind_an_equals_sign(tmp_path: Path) -> None:
     path = job_file(tmp_path, "[[models]]\nfile = 'a.onnx'")
     assert list(expanded(["tune", f"--job={path}"])) == [["tune", str(tmp_path / "a.onnx")]]
+
+
+def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
+    paths = {"out": "a.fractune", "picture": "b.svg", "sample": "/c.txt", "state": "~/state", "token-file": "d"}
+    text = "".join(f"{name} = '{path}'\n" for name, path in paths.items())
+    ((_, *words),) = read_job(job_file(tmp_path, f"{text}[[models]]\nfile = 'm.onnx'"))[0]
+    assert words == [
+        *("--out", str(tmp_path / "a.fractune"), "--picture", str(tmp_path / "b.svg"), "--sample", "/c.txt"),
+        *("--state", "~/state", "--token-file", str(tmp_path / "d")),
+    ]
+
+
+def test_every_path_of_the_command_is_known() -> None:
+    app: Any = typer.main.get_command(build_app("tune"))
+    parameters = app.commands["tune"].params
+    paths = {each.opts[0].removeprefix("--") for each in parameters if each.type_descriptor.annotation is Path}
+    assert paths - {"model", "job", "write-job"} == PATHS
 
 
 @pytest.mark.parametrize("args", [[], ["tune", "m.onnx"], ["run", "--job", "x"]])
@@ -80,12 +104,11 @@ def test_other_command_lines_are_themselves(args: list[str]) -> None:
     [
         ("", "names no model"),
         ("models = 3", "names no model"),
-        ("[[models]]\nfile = 'gone.onnx'", r"models\[0\]: .*gone.onnx: no such file"),
         ("[[models]]\nshares = 'cpu:1'", r"models\[0\] has no file"),
-        ("[[models]]\nfile = 'a.onnx'\ninput = {x = 1}", "input is a dict; write a text"),
-        ("[hours]\nbegin = '25:00'\nend = '6:00'\n[[models]]\nfile = 'a.onnx'", "begin is '25:00'"),
-        ("[hours]\nbegin = '6:00'\nend = '06:00'\n[[models]]\nfile = 'a.onnx'", "begin and end at the same time"),
-        ("[hours]\nfrom = '6:00'\n[[models]]\nfile = 'a.onnx'", "unknown key 'from'"),
+        ("[[models]]\nfile = 'a'\ninput = {x = 1}", "input is a dict; write a text"),
+        ("[hours]\nbegin = '25:00'\nend = '6:00'\n[[models]]\nfile = 'a'", "begin is '25:00'"),
+        ("[hours]\nbegin = '6:00'\nend = '06:00'\n[[models]]\nfile = 'a'", "begin and end at the same time"),
+        ("[hours]\nfrom = '6:00'\n[[models]]\nfile = 'a'", "unknown key 'from'"),
         ("[", "not a TOML file"),
     ],
 )
@@ -126,45 +149,87 @@ def test_a_written_file_is_the_same_command(
     assert "the file exists" in capsys.readouterr().err
 
 
-def test_a_written_file_keeps_names_and_numbers(tmp_path: Path) -> None:
-    """A link in a model cache has the model's name, and its target has none."""
-    (tmp_path / "blob").write_bytes(b"model")
-    (tmp_path / "m \x7f \U0001f600.onnx").symlink_to("blob")
-    options = {"minutes": float("inf"), "out": str(tmp_path / "b.fractune"), "state": "/s", "input": ["x=1"]}
-    text = written(tmp_path / "m \x7f \U0001f600.onnx", options, tmp_path)
-    (table,) = tomllib.loads(text)["models"]
-    assert table == {"file": "m \x7f \U0001f600.onnx", **options, "out": "b.fractune"}
+def test_a_written_file_names_the_link_and_not_its_target(tmp_path: Path) -> None:
+    (tmp_path / "blobs").mkdir()
+    (tmp_path / "blobs" / "5ad3").write_bytes(b"model")
+    link = tmp_path / "cache" / "resnet50.onnx"
+    link.parent.mkdir()
+    link.symlink_to(tmp_path / "blobs" / "5ad3")
+    assert read_job(job_file(tmp_path, written(link, {}, tmp_path)))[0] == [[str(link)]]
+    assert read_job(job_file(tmp_path, written(link, {}, tmp_path / "blobs")))[0] == [[str(link)]]
 
 
-@pytest.mark.parametrize(
-    ("file", "options", "says"),
-    [
-        ("m.onnx", {"webhook": "https://me:secret@host/"}, "its password would stand in the file"),
-        ("m\udcff.onnx", {}, "characters that a TOML file cannot hold"),
-    ],
-)
-def test_what_no_file_should_hold_is_refused(tmp_path: Path, file: str, options: dict[str, str], says: str) -> None:
-    with pytest.raises(BadRequest, match=says):
-        written(tmp_path / file, options, tmp_path)
+def test_a_written_file_has_no_webhook(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "job.toml"
+    given = ["--shares", "cpu:1", "--webhook", "https://example.com/a-secret", "--write-job", str(path)]
+    assert main(["tune", "m.onnx", *given]) == 0
+    assert "secret" not in path.read_text(encoding="utf-8")
+    printed = capsys.readouterr().out
+    assert f"'fractune tune --job {path} --webhook URL' runs it" in printed
+    assert "--webhook is not in the file" in printed
 
 
-@pytest.mark.parametrize("place", ["missing/job.toml", "link.toml"])
-def test_a_file_that_cannot_be_written_is_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], place: str
+def test_a_file_that_cannot_be_written_is_a_clear_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    missing, link = tmp_path / "missing" / "job.toml", tmp_path / "link.toml"
+    link.symlink_to(tmp_path / "target.toml")
+    assert main(["tune", "m.onnx", "--shares", "cpu:1", "--write-job", str(missing)]) == StateUnusable.exit_code
+    assert f"--write-job {missing}: cannot write it (No such file or directory)" in capsys.readouterr().err
+    assert main(["tune", "m.onnx", "--shares", "cpu:1", "--write-job", str(link)]) == BadRequest.exit_code
+    assert f"--write-job {link}: the file exists" in capsys.readouterr().err
+    assert not (tmp_path / "target.toml").exists()
+
+
+def test_written_paths_are_relative_to_the_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "link.toml").symlink_to(tmp_path / "elsewhere.toml")
-    assert main(["tune", "m.onnx", "--shares", "cpu:1", "--write-job", str(tmp_path / place)]) == 2
-    assert capsys.readouterr().err.startswith(f"fractune: --write-job {tmp_path / place}: ")
-    assert not (tmp_path / "elsewhere.toml").exists()
+    monkeypatch.chdir(tmp_path)
+    Path("m.onnx").write_bytes(b"model")
+    given = ["--shares", "cpu:1", "--out", "jobs/out", "--picture", "p.svg", "--state", "~/state"]
+    (tmp_path / "jobs").mkdir()
+    assert main(["tune", "m.onnx", *given, "--write-job", "jobs/job.toml"]) == 0
+    assert "jobs/job.toml" in capsys.readouterr().out
+    text = (tmp_path / "jobs" / "job.toml").read_text(encoding="utf-8")
+    table = tomllib.loads(text)["models"][0]
+    assert {name: table[name] for name in ("out", "picture", "state")} == {
+        "out": "out",
+        "picture": str(tmp_path / "p.svg"),
+        "state": "~/state",
+    }
+
+
+def test_a_written_file_is_toml(tmp_path: Path) -> None:
+    text = written(tmp_path / "\U0001f600\x7f.onnx", {"minutes": float("inf"), "input": ['"=1']}, tmp_path)
+    assert read_job(job_file(tmp_path, text))[0] == [
+        [str(tmp_path / "\U0001f600\x7f.onnx"), "--minutes", "inf", "--input", '"=1']
+    ]
+
+
+def test_a_written_file_finds_its_model_from_a_linked_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "real" / "jobs").mkdir(parents=True)
+    (tmp_path / "linked").symlink_to(tmp_path / "real" / "jobs")
+    (tmp_path / "real" / "m.onnx").write_bytes(b"model")
+    monkeypatch.chdir(tmp_path)
+    model = Path("linked/../m.onnx")
+    ((found,),) = read_job(job_file(tmp_path / "linked", written(model, {}, Path("linked"))))[0]
+    assert Path(found).read_bytes() == b"model"
+
+
+def test_names_and_values_may_begin_with_a_dash(
+    tmp_path: Path, server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("-m.onnx").write_bytes(b"model")
+    job_file(Path(), f"shares = 'cpu:1'\nonly = '-x'\nserver = '{server.address}'\n[[models]]\nfile = '-m.onnx'")
+    assert main(["tune", "--job", "job.toml", "--detach"]) == 0
+    assert [spec.only for spec in server.specs] == ["-x"]
 
 
 def test_a_model_that_fails_does_not_end_those_after_it(
     tmp_path: Path, server: ScriptedServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = job_file(tmp_path, "[[models]]\nfile = 'a.onnx'\nshares = 'cpu:x'\n[[models]]\nfile = 'deep/b.onnx'")
-    given = ["--server", server.address, "--detach"]
-    path.write_text(path.read_text(encoding="utf-8") + "\nshares = 'cpu:1'\n", encoding="utf-8")
-    assert main(["tune", "--job", str(path), *given]) == 2
+    models = "[[models]]\nfile = 'a.onnx'\nshares = 'cpu:x'\n[[models]]\nfile = 'deep/b.onnx'\nshares = 'cpu:1'"
+    path = job_file(tmp_path, models)
+    assert main(["tune", "--job", str(path), "--server", server.address, "--detach"]) == 2
     said = capsys.readouterr()
     assert "cpu:x" in said.err
     assert "jobs/j1" in said.out

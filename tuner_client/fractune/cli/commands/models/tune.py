@@ -33,6 +33,8 @@ from fractune.local.noise_file import advice_for, measuring_text
 from fractune.local.state import default_state_dir
 from fractune.sessions.session import server_session
 from fractune.text.figure import check_picture
+from fractune.text.output_files import write_new
+from fractune.text.toml_text import Value
 from fractune_core.errors import BadRequest
 from fractune_core.files.bundles import Bundle
 from fractune_core.files.compared import RUNTIMES
@@ -211,8 +213,18 @@ def _draw(result: TuneResult, picture: Path, *, as_json: bool) -> None:
 
 
 def _write_job(path: Path, model: Path, context: Any) -> None:
+    """Write the options of the command line to a file. An address of a webhook may be a secret, and stays out of it."""
+    given = _given(context)
+    webhook = given.pop("webhook", "")
+    write_new("--write-job", path, written(model, given, path.parent))
+    print(f"wrote {path}; 'fractune tune --job {path}{' --webhook URL' if webhook else ''}' runs it")
+    if webhook:
+        print("note: --webhook is not in the file, because the address may be a secret; pass it on the command line")
+
+
+def _given(context: Any) -> dict[str, Value]:
     """The options that the command line has, by their names."""
-    given = {}
+    given: dict[str, Value] = {}
     for each in context.command.params:
         source = context.get_parameter_source(each.name)
         if source is not None and source.name == "COMMANDLINE" and each.name not in ("model", "write_job"):
@@ -224,15 +236,7 @@ def _write_job(path: Path, model: Path, context: Any) -> None:
                 if isinstance(value, bool | int | float)
                 else str(value)
             )
-    text = written(model, given, path.absolute().parent)
-    try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError:
-        raise BadRequest(f"--write-job {path}: the file exists; remove it, or name another") from None
-    except OSError as error:
-        raise BadRequest(f"--write-job {path}: cannot be written ({error.strerror}); check the folder") from error
-    print(f"wrote {path}; 'fractune tune --job {path}' runs it")
+    return given
 
 
 def _check_detached(given: dict[str, object]) -> None:
