@@ -103,7 +103,7 @@ def verdict(rows: Sequence[Mapping[str, Any]]) -> str:
     """One line: how often each served, and where the loaded bundle is slower than allowed."""
     cases = [(row["model"], share, each) for row in rows for share, each in row.get("shares", {}).items()]
     serves = Counter(_who(each) for _, _, each in cases)
-    ratios = [each["ratios"]["paced"]["ratio"] for _, _, each in cases]
+    ratios = [each["ratios"]["paced"]["ratio"] for _, _, each in cases if each["ratios"]["paced"]["best"] != LOADED]
     slower = [
         f"{name} at {share} ({each['ratios']['paced']['ratio'][0]:.2f} of {each['ratios']['paced']['best']})"
         for name, share, each in cases
@@ -112,10 +112,11 @@ def verdict(rows: Sequence[Mapping[str, Any]]) -> str:
     mean = math.exp(statistics.fmean(math.log(ratio[0]) for ratio in ratios)) if ratios else math.nan
     shown = ", ".join(f"{name} {count}" for name, count in serves.most_common())
     failed = sum("failed" in row for row in rows)
+    without = len(cases) - len(ratios)
     return (
         f"compete: a loaded bundle takes {mean:.2f} of the best other's time for paced requests (geometric mean of "
-        f"{len(ratios)}; {failed} models failed); served by {shown or 'none'}; slower than 3 % beyond the interval: "
-        f"{', '.join(slower) or 'none'}"
+        f"{len(ratios)} cases, {without} without a contender; {failed} models failed); served by {shown or 'none'}; "
+        f"slower than 3 % beyond the interval: {', '.join(slower) or 'none'}"
     )
 
 
