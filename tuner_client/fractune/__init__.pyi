@@ -44,6 +44,8 @@ from fractune.features.pair.result import PairSide as PairSide
 from fractune.features.pair.result import RateLatency as RateLatency
 from fractune.features.plan.plan import PlanResult as PlanResult
 from fractune.features.plan.plan import plan as plan
+from fractune.features.retune.retune import RetuneResult as RetuneResult
+from fractune.features.retune.retune import retune as retune
 from fractune.features.shapes.join import JoinedBundle as JoinedBundle
 from fractune.features.shapes.join import join as join
 from fractune.features.tune.bundle import BundleFile as BundleFile

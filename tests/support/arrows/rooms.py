@@ -51,7 +51,7 @@ FEATURES = tuple(
     f"fractune.features.{name}"
     for name in (
         *("compete", "cost", "diff", "fit", "fuse", "goal", "knee", "log", "matrix", "noise", "pair", "parts", "plan"),
-        *("shapes", "tune"),
+        *("retune", "shapes", "tune"),
     )
 )
 
@@ -345,6 +345,7 @@ ROOMS = {
     ),
     "fractune.features.cost": feature(),
     "fractune.features.diff": feature(),
+    "fractune.features.retune": feature(),
     # A model is timed in a process that is confined as the workers' are.
     "fractune.features.fit": feature(lazily=(*INFERENCE, "fractune_workers.confinement", "matplotlib")),
     "fractune.features.fuse": feature(lazily=("fractune_workers.child", "fractune_workers.reader")),

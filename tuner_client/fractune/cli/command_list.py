@@ -30,6 +30,7 @@ COMMANDS = {
     "watch": Entry(_JOBS, "jobs.jobs", "fractune watch 4f1c9a02d7e8"),
     "cancel": Entry(_JOBS, "jobs.jobs", "fractune cancel 4f1c9a02d7e8"),
     "cost": Entry(_JOBS, "jobs.cost", "fractune cost --since 7d"),
+    "retune": Entry(_JOBS, "jobs.retune", "fractune retune --shares cpu:4"),
     "log": Entry(_JOBS, "jobs.log", "fractune log show --share cpu:1 --fastest"),
     "diff": Entry(_ANALYSIS, "jobs.diff", "fractune diff 4f1c9a02d7e8 b2c07d11e6a4"),
     "match": Entry(_ANALYSIS, "jobs.log", "fractune match model.onnx --share cpu:2"),

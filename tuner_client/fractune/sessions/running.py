@@ -47,13 +47,20 @@ def run_job(place: Workplace, model: Path, spec: JobSpec, view: View) -> JobStat
 
     Raises the error that ended the job. Stopping the caller cancels the job, unless `view` leaves it to the server.
     """
+    return _followed(place, submit(place.client, model, spec), view)
 
+
+def rerun_job(place: Workplace, spec: JobSpec, view: View) -> JobStatus:
+    """As `run_job`, for a model that the server has: `spec.model`. Raises NotFound if it has not."""
+    return _followed(place, place.client.create_job(to_proto(spec, pb.JobSpec)).name, view)
+
+
+def _followed(place: Workplace, name: str, view: View) -> JobStatus:
     def show(job: JobStatus) -> None:
         if job.state in _NEEDS_SEARCH:
             place.start_search()
         view.show(job)
 
-    name = submit(place.client, model, spec)
     with _cancelled_when_stopped(place, name, view):
         ended = follow(place.client, name, show, view.show_absence)
     check_ended_well(ended)

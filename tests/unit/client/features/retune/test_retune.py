@@ -1,0 +1,71 @@
+"""Which models are tuned again, and in which order."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from fractune.cli import main
+from fractune.features.retune.retune import Known, Retuned, RetuneResult, known_models, spec_of
+from fractune.server.job_status import JobStatus
+from fractune_core.jobs import JobSpec, JobState
+from tests.support.client_samples import job_script
+from tests.support.processes.scripted_server import ScriptedServer
+
+
+def job(name: str, model: str, created_at: float, state: JobState = JobState.DONE, **changes: Any) -> JobStatus:
+    label = f"{model}.onnx"
+    return JobStatus(f"jobs/{name}", state, f"models/{model}", label, created_at=created_at, **changes)
+
+
+def test_models_with_the_most_jobs_come_first_then_the_newest() -> None:
+    jobs = [
+        job("6", "new", 6.0),
+        job("5", "often", 5.0),
+        job("4", "open", 4.0, JobState.TUNING),
+        job("3", "often", 3.0, inputs={"x": [1, 8]}),
+        job("2", "often", 2.0),
+        job("1", "old", 1.0),
+    ]
+    known = known_models(jobs)
+    assert [(each.latest.name, each.jobs) for each in known] == [
+        ("jobs/5", 2),
+        ("jobs/6", 1),
+        ("jobs/3", 1),
+        ("jobs/1", 1),
+    ]
+    assert [each.latest.name for each in known_models(jobs, "OLD")] == ["jobs/1"]
+
+
+def test_a_new_job_has_the_inputs_and_options_of_the_latest_and_the_budget_that_is_given() -> None:
+    latest = job("1", "a" * 64, 1.0, inputs={"x": [1, 8]}, only="conv", exact=True, namespace="n", target="llvm")
+    spec = spec_of(latest, JobSpec.requested("", "cpu:1,cpu:2", trials=7, priority="low"))
+    assert (spec.model, spec.model_name, spec.inputs) == ("a" * 64, latest.model_name, {"x": [1, 8]})
+    assert (spec.only, spec.exact, spec.namespace, spec.target) == ("conv", True, "n", "llvm")
+    assert (spec.shares, spec.trials, spec.priority) == (("cpu:1", "cpu:2"), 7, -1)
+
+
+def test_a_model_that_fails_is_a_row_with_the_reason() -> None:
+    table = RetuneResult((Retuned(Known(job("1", "m", 1.0), 2), error="the file is gone"),)).table
+    assert "the file is gone" in str(table)
+    assert table.rows == (
+        {"model": "models/m", "model_name": "m.onnx", "jobs_before": 2, "job": None, "error": "the file is gone"},
+    )
+
+
+def test_the_command_lists_the_models_and_asks_for_jobs(
+    server: ScriptedServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.script = job_script()[-1:]
+    given = ["retune", "--shares", "cpu:1,cpu:2", "--server", server.address, "--json"]
+    assert main([*given, "--dry-run"]) == 0
+    assert server.specs == []
+    assert main([*given, "--trials", "3"]) == 0
+    (spec,) = server.specs
+    assert (list(spec.shares), spec.trials, spec.priority) == (["cpu:1", "cpu:2"], 3, -1)
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [each["job"] for each in rows if each["event"] == "retuned"] == [None, "jobs/j1", "jobs/j1"]
+    assert main([*given, "--models", "nothing"]) == 2
+    assert "knows no model called nothing" in capsys.readouterr().err

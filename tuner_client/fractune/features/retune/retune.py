@@ -1,0 +1,157 @@
+"""`fractune.retune`: what was tuned once, tuned again for other shares, new hardware or a new TVM."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fractune.server.job_status import JobStatus, job_status
+from fractune.server.rpc import RECONNECT_S
+from fractune.sessions.finding import PathText
+from fractune.sessions.progress import ProgressOption, choose_view
+from fractune.sessions.running import rerun_job
+from fractune.sessions.session import tuning_session
+from fractune.text.rendering import Column, Table
+from fractune.text.text import ratio_text, time_text
+from fractune_core.errors import BadRequest, FractuneError, ServerUnreachable, one_line
+from fractune_core.jobs import JobSpec, JobState
+from fractune_core.names import Collection
+
+DEFAULT_LIMIT = 1000
+
+
+@dataclass(frozen=True)
+class Known:
+    """A model with inputs and options for which jobs were done."""
+
+    latest: JobStatus
+    """the newest of them"""
+    jobs: int
+    """how many there are"""
+
+
+@dataclass(frozen=True)
+class Retuned:
+    """A known model, and what became of it."""
+
+    known: Known
+    job: JobStatus | None = None
+    """the new job at its end; None if it was not asked for, or failed"""
+    error: str = ""
+    """why it failed"""
+
+
+@dataclass(frozen=True)
+class RetuneResult:
+    """The known models in their order: those with the most jobs first, then the newest."""
+
+    models: tuple[Retuned, ...]
+
+    @property
+    def table(self) -> Table:
+        """A row for each model and share; a row for each model that was not tuned."""
+        columns = (
+            *(Column("model", wraps_at=32), Column("jobs before", numbers=True), Column("job"), Column("share")),
+            *(Column(name, numbers=True) for name in ("untuned", "tuned", "gain")),
+        )
+        pairs = [pair for each in self.models for pair in _rows(each)]
+        return Table(columns, tuple(cells for cells, _ in pairs), tuple(row for _, row in pairs))
+
+
+def retune(
+    shares: str | Sequence[str],
+    *,
+    trials: int | None = None,
+    minutes: float | None = None,
+    models: str = "",
+    priority: str = "low",
+    limit: int = DEFAULT_LIMIT,
+    dry_run: bool = False,
+    server: str | None = None,
+    state: PathText | None = None,
+    progress: ProgressOption = True,
+    reconnect_s: float = RECONNECT_S,
+) -> RetuneResult:
+    """Tune each model that was tuned before for `shares`, one after the other: those with the most jobs come first.
+
+    The models are those of the newest `limit` jobs that are done, with the inputs, options and namespace of these jobs.
+    The server has their files. `models` is part of their names. `trials` and `minutes` are for each model, as for
+    `tune`. A model that fails is reported, and does not end the others. With `dry_run` nothing is tuned. The bundles
+    stay on the server: `Client.job(name).bundle()`. The other options are those of `tune`.
+
+    Raises BadRequest, ShareUnavailable, ServerUnreachable, StateUnusable.
+    """
+    options: dict[str, Any] = {"trials": trials, "minutes": minutes, "priority": priority}
+    checked = JobSpec.requested("", shares, **options)
+    done: list[Retuned] = []
+    view = choose_view(progress)
+    with tuning_session(state, server, checked.shares, reconnect_s) as place, view:
+        known = known_models(list(map(job_status, place.client.jobs(open_only=False, limit=limit))), models)
+        if not known:
+            called = f" called {models}" if models else ""
+            raise BadRequest(f"{place.client.address} knows no model{called} that was tuned; tune one first")
+        for number, each in enumerate(known, 1):
+            if dry_run:
+                done.append(Retuned(each))
+                continue
+            view.show_step(f"model {number} of {len(known)}: {one_line(each.latest.model_name)}")
+            try:
+                done.append(Retuned(each, rerun_job(place, spec_of(each.latest, checked), view)))
+            except ServerUnreachable:
+                raise
+            except FractuneError as error:
+                done.append(Retuned(each, error=str(error)))
+    return RetuneResult(tuple(done))
+
+
+def known_models(jobs: Sequence[JobStatus], name: str = "") -> list[Known]:
+    """The models of the jobs that are done, the newest job first; `name` is part of the model's."""
+    found: defaultdict[Hashable, list[JobStatus]] = defaultdict(list)
+    for each in jobs:
+        if each.state is JobState.DONE and name.lower() in each.model_name.lower():
+            inputs = tuple((given, *shape) for given, shape in sorted(each.inputs.items()))
+            found[each.model, inputs, each.target, each.only, each.exact, each.namespace].append(each)
+    known = (Known(max(same, key=lambda job: job.created_at), len(same)) for same in found.values())
+    return sorted(known, key=lambda each: (-each.jobs, -each.latest.created_at))
+
+
+def spec_of(latest: JobStatus, asked: JobSpec) -> JobSpec:
+    """The job that tunes the model of `latest` for the shares and the budget of `asked`."""
+    return JobSpec(
+        model=Collection.MODELS.parse(latest.model),
+        model_name=latest.model_name,
+        shares=asked.shares,
+        inputs={name: list(shape) for name, shape in latest.inputs.items()},
+        target=latest.target,
+        trials=asked.trials,
+        minutes=asked.minutes,
+        only=latest.only,
+        exact=latest.exact,
+        namespace=latest.namespace,
+        priority=asked.priority,
+    )
+
+
+def _rows(each: Retuned) -> list[tuple[tuple[str, ...], dict[str, Any]]]:
+    latest = each.known.latest
+    name, jobs = one_line(latest.model_name), str(each.known.jobs)
+    row = {"model": latest.model, "model_name": latest.model_name, "jobs_before": each.known.jobs}
+    if each.job is None:
+        return [((name, jobs, one_line(each.error) or "-", *4 * "-"), {**row, "job": None, "error": each.error})]
+    return [
+        (
+            (
+                name,
+                jobs,
+                each.job.name,
+                at.share,
+                time_text(at.untuned_s),
+                time_text(at.tuned_s),
+                ratio_text(at.untuned_s, at.tuned_s),
+            ),
+            {**row, "job": each.job.name, "share": at.share, "untuned_s": at.untuned_s, "tuned_s": at.tuned_s},
+        )
+        for at in each.job.results
+    ]
