@@ -345,7 +345,7 @@ ROOMS = {
     ),
     "fractune.features.cost": feature(),
     "fractune.features.diff": feature(),
-    "fractune.features.retune": feature(),
+    "fractune.features.retune": feature("fractune.features.shapes"),
     # A model is timed in a process that is confined as the workers' are.
     "fractune.features.fit": feature(lazily=(*INFERENCE, "fractune_workers.confinement", "matplotlib")),
     "fractune.features.fuse": feature(lazily=("fractune_workers.child", "fractune_workers.reader")),

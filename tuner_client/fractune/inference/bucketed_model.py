@@ -184,8 +184,8 @@ class BucketedModel(Model):
 
     def _larger_advice(self, sizes: Mapping[str, int]) -> str:
         can_split = self.axes.is_batch_first and BATCH in sizes
-        also = ", or load it with split='batch'" if can_split and not self._splits else ""
-        return f"it has {self._buckets_text()}; shorten the inputs, tune the model for a larger one{also}"
+        also = ", load it with split='batch'," if can_split and not self._splits else ""
+        return f"it has {self._buckets_text()}; shorten the inputs{also} or tune the model for a larger one"
 
     def _buckets_text(self) -> str:
         return "; ".join(", ".join(f"{symbol} {size}" for symbol, size in sizes.items()) for sizes in self.bucket_sizes)

@@ -7,6 +7,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fractune.features.shapes.text import shape_text
 from fractune.server.job_status import JobStatus, job_status
 from fractune.server.rpc import RECONNECT_S
 from fractune.sessions.finding import PathText
@@ -136,8 +137,10 @@ def spec_of(latest: JobStatus, asked: JobSpec) -> JobSpec:
 
 def _rows(each: Retuned) -> list[tuple[tuple[str, ...], dict[str, Any]]]:
     latest = each.known.latest
-    name, jobs = one_line(latest.model_name), str(each.known.jobs)
-    row = {"model": latest.model, "model_name": latest.model_name, "jobs_before": each.known.jobs}
+    shapes = shape_text({name: shape for name, shape in latest.inputs.items() if shape})
+    name, jobs = one_line(f"{latest.model_name} ({shapes})" if shapes else latest.model_name), str(each.known.jobs)
+    row = {"model": latest.model, "model_name": latest.model_name, "inputs": dict(latest.inputs)}
+    row["jobs_before"] = each.known.jobs
     if each.job is None:
         return [((name, jobs, one_line(each.error) or "-", *4 * "-"), {**row, "job": None, "error": each.error})]
     return [

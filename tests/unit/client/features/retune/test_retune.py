@@ -48,11 +48,17 @@ def test_a_new_job_has_the_inputs_and_options_of_the_latest_and_the_budget_that_
 
 
 def test_a_model_that_fails_is_a_row_with_the_reason() -> None:
-    table = RetuneResult((Retuned(Known(job("1", "m", 1.0), 2), error="the file is gone"),)).table
-    assert "the file is gone" in str(table)
-    assert table.rows == (
-        {"model": "models/m", "model_name": "m.onnx", "jobs_before": 2, "job": None, "error": "the file is gone"},
-    )
+    known = Known(job("1", "m", 1.0, inputs={"x": [1, 8]}), 2)
+    table = RetuneResult((Retuned(known, error="the file is gone"),)).table
+    assert table.cells[0][:3] == ("m.onnx (x 1x8)", "2", "the file is gone")
+    assert table.rows[0] == {
+        "model": "models/m",
+        "model_name": "m.onnx",
+        "inputs": {"x": [1, 8]},
+        "jobs_before": 2,
+        "job": None,
+        "error": "the file is gone",
+    }
 
 
 def test_the_command_lists_the_models_and_asks_for_jobs(
