@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 from jinja2 import Environment, PackageLoader, select_autoescape
 from starlette.applications import Starlette
@@ -173,11 +174,12 @@ class Site:
         return answer
 
     def _shown(self, request: Request, page: Page) -> Response:
-        if "application/json" in request.headers.get("accept", ""):
+        if "application/json" in request.headers.get("accept", "") or request.query_params.get("as") == "json":
             return JSONResponse(_storable(page.data), status_code=page.status)
         seen = self._follower.snapshot
         template = self._templates.get_template("page.html")
         given = {"page": page, "path": request.url.path, "here": _own_address(request)}
+        given["as_json"] = f"{request.url.path}?{urlencode([*request.query_params.multi_items(), ('as', 'json')])}"
         given |= {"lost": seen.lost, "taken_at": seen.taken_at, "key": self._key, "assets": self._assets}
         return HTMLResponse(template.render(**given), status_code=page.status)
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import base64
 import contextlib
 import html
+import json
 import math
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -19,6 +21,7 @@ from fractune.server.job_status import job_status
 from fractune_core.codec.messages import to_proto
 from fractune_core.errors import ServerUnreachable
 from fractune_core.pb import fractune_pb2 as pb
+from fractune_core.records import VALIDATION_POLICY, Kind
 from tests.support.client_samples import job_script, record
 from tests.support.processes.scripted_server import ScriptedServer, serving
 from tests.unit.client.dashboard.conftest import Pages, serving_pages, until
@@ -147,6 +150,27 @@ def test_the_log_has_pages(server: ScriptedServer, pages: Pages, monkeypatch: py
     assert [each["record_id"] for each in first["records"]] == ["r0", "r1"]
     assert [each["record_id"] for each in pages.data(f"/log?page={first['next_page']}")["records"]] == ["r2", "r3"]
     assert "next page" in pages.page("/log").text
+
+
+def test_a_link_gives_what_is_shown_as_json(pages: Pages) -> None:
+    link = re.search(r'<footer><p><a href="([^"]+)"', pages.page("/log?order=fastest").text)
+    assert link is not None
+    address = html.unescape(link[1])
+    assert address == "/log?order=fastest&as=json"
+    assert json.loads(pages.page(address).text) == pages.data("/log?order=fastest")
+
+
+def test_repeats_are_dots_from_the_fastest_to_the_slowest(pages: Pages, server: ScriptedServer) -> None:
+    divided = replace(VALIDATION_POLICY, repeats=3, choosing=1)
+    shown = record("r1", kind=Kind.VALIDATION, policy=divided, run_secs=(2e-3, 1e-3, 1.5e-3))
+    server.records = [to_proto(shown, pb.Record)]
+    text = pages.page("/log/records/r1").text
+    assert re.findall(r'<circle( class="apart")? cx="([\d.]+)"', text) == [
+        (' class="apart"', "100.00"),
+        ("", "0.00"),
+        ("", "50.00"),
+    ]
+    assert 'aria-label="from 1.00 ms to 2.00 ms"' in text
 
 
 def test_a_record_has_all_its_fields(pages: Pages, server: ScriptedServer) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from fractune.dashboard.views.page import Block, Cell, Field, Page
+from fractune.dashboard.views.page import Block, Cell, Dot, Field, Page, Strip
 from fractune.dashboard.views.words import job_path, moment
 from fractune.features.log.log import Records
 from fractune.text.text import time_text
@@ -105,8 +105,19 @@ def record_page(record: TuningRecord) -> Page:
             Block("Fields", (("field", False), ("value", False)), rows),
             Block("Repeats", (("number", True), ("time", True)), repeats, empty="it has no times"),
         ),
+        strips=[_strip(record)] if record.run_secs else (),
         is_live=False,
     )
+
+
+def _strip(record: TuningRecord) -> Strip:
+    """The repeats; those that chose the schedule, and are not reported, are rings."""
+    least, greatest = min(record.run_secs), max(record.run_secs)
+    width = greatest - least or 1.0
+    choosing = record.policy.choosing
+    dots = [Dot(100 * (secs - least) / width, place < choosing) for place, secs in enumerate(record.run_secs)]
+    title = f"repeats, from the fastest to the slowest{'; rings chose the schedule' if choosing else ''}"
+    return Strip(title, time_text(least), time_text(greatest), dots)
 
 
 def _text(value: Any) -> str:

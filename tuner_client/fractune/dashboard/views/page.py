@@ -62,6 +62,26 @@ class Chart:
 
 
 @dataclass(frozen=True)
+class Dot:
+    """A value on a strip."""
+
+    place: float
+    """from 0 (the least value) to 100 (the greatest)"""
+    is_apart: bool = False
+    """drawn as a ring"""
+
+
+@dataclass(frozen=True)
+class Strip:
+    """Single values along one axis. Its numbers stand in a block of the same page too."""
+
+    title: str
+    least: str
+    greatest: str
+    dots: Sequence[Dot]
+
+
+@dataclass(frozen=True)
 class Field:
     """A field of a form that filters a view."""
 
@@ -80,6 +100,7 @@ class Page:
     """single facts by name, above the tables"""
     blocks: Sequence[Block] = ()
     charts: Sequence[Chart] = ()
+    strips: Sequence[Strip] = ()
     form: Sequence[Field] = ()
     actions: Sequence[tuple[str, str]] = ()
     """buttons: the text and the path that gets a POST"""
