@@ -139,7 +139,7 @@ def _rows(each: Retuned) -> list[tuple[tuple[str, ...], dict[str, Any]]]:
     latest = each.known.latest
     shapes = shape_text({name: shape for name, shape in latest.inputs.items() if shape})
     name, jobs = one_line(f"{latest.model_name} ({shapes})" if shapes else latest.model_name), str(each.known.jobs)
-    row = {"model": latest.model, "model_name": latest.model_name, "inputs": dict(latest.inputs)}
+    row: dict[str, Any] = {"model": latest.model, "model_name": latest.model_name, "inputs": dict(latest.inputs)}
     row["jobs_before"] = each.known.jobs
     if each.job is None:
         return [((name, jobs, one_line(each.error) or "-", *4 * "-"), {**row, "job": None, "error": each.error})]
