@@ -8,16 +8,19 @@ import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
+from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from fractune.features.client import Client
 from fractune.features.matrix.cross_table import model_table
 from fractune.features.matrix.table import cell_text
+from fractune_core.codec.messages import to_proto
 from fractune_core.errors import ServerUnreachable
-from tests.support.client_samples import job_script
+from fractune_core.pb import fractune_pb2 as pb
+from tests.support.client_samples import job_script, record
 from tests.support.processes.cli_process import (
     await_event,
     run_fractune,
@@ -158,3 +161,19 @@ def test_a_phone_shows_a_page_without_scrolling_sideways(browser: Browser) -> No
             for path in ("", "jobs/j1", "shares", "log", "compare"):
                 page.goto(f"http://127.0.0.1:{pages.port}/{path}")
                 assert page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_nothing_keeps_people_from_using_a_page(browser: Browser, scheme: Literal["light", "dark"]) -> None:
+    """As far as axe-core finds it: contrast, labels, landmarks, the order of headings."""
+    with serving(ScriptedServer()) as server, serving_pages(server) as pages:
+        server.script = job_script()[-1:]
+        server.records = [to_proto(record("r1", job=server.script[-1].name), pb.Record)]
+        context = browser.new_context(color_scheme=scheme, bypass_csp=True)  # its program is put into the page
+        page = context.new_page()
+        for path in ("/", "/shares", "/log", "/compare", "/jobs/j1", "/log/records/r1"):
+            page.goto(f"http://127.0.0.1:{pages.port}{path}")
+            assert Axe().run(page).response["violations"] == []
+        page.set_content("<img src='x'>")
+        assert Axe().run(page).violations_count > 0
+        context.close()
