@@ -9,6 +9,7 @@ import hmac
 import secrets
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -33,6 +34,7 @@ from starlette.staticfiles import StaticFiles
 from fractune.dashboard.guard import Guard, GuardOptions
 from fractune.dashboard.reading.following import Follower
 from fractune.dashboard.reading.progress import JobTrials
+from fractune.dashboard.rendered import RenderedPages
 from fractune.dashboard.views import comparison, job, log, model, overview, shares
 from fractune.dashboard.views.page import Page
 from fractune.dashboard.views.words import plain_moment
@@ -65,6 +67,7 @@ class Site:
         self._key = secrets.token_urlsafe(32)
         """in every form: a page of another site cannot know it"""
         self._trials: dict[str, JobTrials] = {}
+        self._rendered = RenderedPages()
         self._templates = Environment(
             loader=PackageLoader("fractune.dashboard"), autoescape=select_autoescape(default=True), trim_blocks=True
         )
@@ -169,12 +172,21 @@ class Site:
 
     def _view(self, view: View) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
-            return self._shown(request, await view(request))
+            state, address = await self._follower.now(), _own_address(request)
+            if _wants_json(request):
+                return self._shown(request, await view(request))
+            if (text := self._rendered.text(state, address)) is not None:
+                return HTMLResponse(text)
+            page = await view(request)
+            shown = self._shown(request, page)
+            if state is self._follower.snapshot and page.status == HTTPStatus.OK:  # else a part of it may be older
+                self._rendered.keep(state, address, bytes(shown.body).decode())
+            return shown
 
         return answer
 
     def _shown(self, request: Request, page: Page) -> Response:
-        if "application/json" in request.headers.get("accept", "") or request.query_params.get("as") == "json":
+        if _wants_json(request):
             return JSONResponse(_storable(page.data), status_code=page.status)
         seen = self._follower.snapshot
         template = self._templates.get_template("page.html")
@@ -237,6 +249,10 @@ class Site:
         kind = type(error)
         status = _STATUS.get(error.grpc_status, 503) if isinstance(error, FractuneError) else 500
         return self._shown(request, job.failed_page("This did not work", str(error), status, kind.__name__))
+
+
+def _wants_json(request: Request) -> bool:
+    return "application/json" in request.headers.get("accept", "") or request.query_params.get("as") == "json"
 
 
 def _own_address(request: Request) -> str:

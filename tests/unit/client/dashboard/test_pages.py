@@ -13,7 +13,9 @@ from html.parser import HTMLParser
 
 import pytest
 
-from fractune.dashboard.views.page import Cell
+from fractune.dashboard.reading.following import Snapshot
+from fractune.dashboard.views import overview
+from fractune.dashboard.views.page import Cell, Page
 from fractune.dashboard.views.words import moment
 from fractune.features.matrix.cross_table import model_table
 from fractune.features.matrix.table import cell_text
@@ -306,3 +308,19 @@ def test_tabs_hear_of_a_change_and_the_server_is_asked_once_for_all(pages: Pages
             assert stream.readline() == b"\n"
             assert stream.readline() == b"event: change\n"
         assert server.lists - asked <= 3
+
+
+def test_a_page_is_rendered_once_for_all_who_ask_until_the_server_is_read_again(
+    pages: Pages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Snapshot] = []
+    render = overview.overview
+
+    def counted(seen: Snapshot) -> Page:
+        asked.append(seen)
+        return render(seen)
+
+    monkeypatch.setattr(overview, "overview", counted)
+    for _ in range(200):
+        assert pages.page("/").status == 200
+    assert len(asked) == len(set(map(id, asked)))  # one for each reading of the server
