@@ -324,6 +324,7 @@ ROOMS = {
         "fractune.dashboard.reading",
         "fractune.dashboard.views",
         "fractune.features",
+        "fractune.features.log",
         "fractune.server",
         "jinja2",
         "starlette",

@@ -8,7 +8,7 @@ import hashlib
 import hmac
 import secrets
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -39,8 +39,9 @@ from fractune.dashboard.views import comparison, job, log, model, overview, shar
 from fractune.dashboard.views.page import Page
 from fractune.dashboard.views.words import plain_moment
 from fractune.features.client import Client
+from fractune.features.log.match import MatchResult
 from fractune.server.job_status import JobStatus
-from fractune_core.errors import BadRequest, FractuneError, NotFound
+from fractune_core.errors import BadRequest, FractuneError, NotFound, ServerUnreachable
 from fractune_core.names import Collection
 from fractune_core.records import TuningRecord
 
@@ -128,7 +129,24 @@ class Site:
         digest = request.path_params["id"]
         seen = await self._follower.now()
         named = [each.name for each in seen.jobs if each.model == Collection.MODELS.of(digest)]
-        return model.model(digest, [await self._status(name) for name in named])
+        jobs = [await self._status(name) for name in named]
+        share = request.query_params.get("share") or model.first_share(jobs)
+        return model.model(digest, jobs, share, await self._match(jobs, share) if share else None)
+
+    async def _match(self, jobs: Sequence[JobStatus], share: str) -> MatchResult | str:
+        """What the operators of the jobs' model use at the share; an error's text where the server cannot say it."""
+        newest = jobs[0]
+        asked: dict[str, Any] = {"inputs": dict(newest.inputs), "target": newest.target, "namespace": newest.namespace}
+
+        def ask(client: Client) -> MatchResult | str:
+            try:
+                return client.match(newest.model, share, **asked)
+            except ServerUnreachable:
+                raise
+            except FractuneError as error:
+                return str(error)
+
+        return await self._follower.answer(("match", newest.name, share), ask)
 
     async def _log(self, request: Request) -> Page:
         given = dict(request.query_params)

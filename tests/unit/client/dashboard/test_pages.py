@@ -324,3 +324,13 @@ def test_a_page_is_rendered_once_for_all_who_ask_until_the_server_is_read_again(
     for _ in range(200):
         assert pages.page("/").status == 200
     assert len(asked) == len(set(map(id, asked)))  # one for each reading of the server
+
+
+def test_a_model_shows_what_its_operators_use_at_a_share(pages: Pages, server: ScriptedServer) -> None:
+    path = f"/models/{server.script[-1].spec.model.removeprefix('models/')}"
+    assert pages.data(path)["match"]["share"] == "cpu:1"
+    assert pages.data(f"{path}?share=cpu:2")["match"]["operators"][0]["operator"] == "conv"
+    text = pages.page(f"{path}?share=cpu:2").text
+    assert "What each operator uses at cpu:2" in text
+    assert "no published record" in text
+    assert "share &#39;gpu&#39;" in pages.page(f"{path}?share=gpu").text

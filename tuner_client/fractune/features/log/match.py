@@ -114,6 +114,11 @@ def match_request(
 def answered_match(client: RpcClient, model: Path, request: pb.MatchModelRequest) -> MatchResult:
     """The server's matches for the file `model`."""
     request.model = client.upload_model(model).name
+    return match_answer(client, request)
+
+
+def match_answer(client: RpcClient, request: pb.MatchModelRequest) -> MatchResult:
+    """The server's matches for the model that the request names. Raises NotFound if the server has not got it."""
     answer = client.match_model(request)
     roof = from_proto(Roof, answer.roof) if answer.HasField("roof") else None
     at_load = tuple(from_proto(AtLoad, each) for each in answer.at_load)
