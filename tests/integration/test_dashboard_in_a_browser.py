@@ -63,7 +63,9 @@ def watched_page(browser: Browser, **options: Any) -> Iterator[Page]:
 
 def test_a_job_is_followed_to_its_end(browser: Browser, tmp_path: Path) -> None:
     model, state = write_model(tmp_path / "small.onnx"), tmp_path / "state"
-    with stopped_at_end(start_fractune("up", "--shares", "cpu:1", "--state", str(state), "--json")) as stack:
+    with stopped_at_end(
+        start_fractune("up", "--shares", "cpu:1", "--state", str(state), "--listen", "127.0.0.1:0", "--json")
+    ) as stack:
         await_event(stack, event="ready")
         shown = start_fractune("dashboard", "--state", str(state), "--listen", "127.0.0.1:0", "--json")
         with stopped_at_end(shown) as dashboard, watched_page(browser) as page:

@@ -143,7 +143,7 @@ class Follower:
 
     async def _read(self) -> None:
         async with self._reading:
-            found = await asyncio.to_thread(self._read_server)
+            found = await self._read_server()
             self._read_at = time.monotonic()
             has_changed = found.identity != self.snapshot.identity
             self.snapshot = found
@@ -153,15 +153,14 @@ class Follower:
                 self.number += 1
                 self._changed.notify_all()
 
-    def _read_server(self) -> Snapshot:
+    async def _read_server(self) -> Snapshot:
+        """By three calls at once: a fleet of a thousand workers takes the server a tenth of a second."""
+        ask = asyncio.to_thread
         try:
-            return Snapshot(
-                self.client.address,
-                time.time(),
-                tuple(self.client.jobs(limit=_JOBS)),
-                tuple(self.client.workers()),
-                tuple(self.client.shares()),
+            jobs, workers, shares = await asyncio.gather(
+                ask(self.client.jobs, limit=_JOBS), ask(self.client.workers), ask(self.client.shares)
             )
+            return Snapshot(self.client.address, time.time(), tuple(jobs), tuple(workers), tuple(shares))
         except FractuneError as error:
             before = self.snapshot
             return Snapshot(
