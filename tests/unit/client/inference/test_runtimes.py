@@ -198,3 +198,12 @@ def test_the_doctor_knows_what_a_bundle_needs(
     assert main(["doctor", "--bundle", bundle]) == 1
     assert "run m.fractune: not ready" in capsys.readouterr().out
     assert main(["doctor", "--bundle", bundle, "--for", "run"]) == 2
+
+
+def test_a_runtime_that_serves_is_not_compared_with_itself(
+    small: Small, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bundle = served(small, tmp_path / "m.fractune")
+    command = ["run", str(bundle), "--share", "cpu:1", "--compare", "onnxruntime", "--model", str(small.model)]
+    assert main(command) == 2
+    assert "onnxruntime serves m.fractune here, so there is nothing to compare" in capsys.readouterr().err

@@ -1,9 +1,10 @@
 """Whether a bundle for several shapes may pad: outputs of padded inputs are compared with those of exact inputs.
 
 Inputs with the exact shapes of a bucket run in that bucket, and padded in each larger one. Inputs between two buckets
-run padded in both of two larger ones. All outputs must agree at the real positions. Attention with a mask, a
-convolution over the length and normalization by token agree. A mean over the length without the mask does not, nor does
-a scale of dynamic quantization that is taken over the padding too.
+run padded in both of two larger ones. All outputs must agree at the real positions, for values of several kinds. Behind
+positive values a maximum over the length does not show zeros of the padding, and among many positions rarely any.
+Attention with a mask, a convolution over the length and normalization by token agree. A mean over the length without
+the mask does not, nor does a scale of dynamic quantization that is taken over the padding too.
 """
 
 from __future__ import annotations
@@ -19,9 +20,13 @@ from fractune.inference.tvm_runtime.tensors import TensorSpec, random_inputs
 from fractune_core.files.buckets import UNKNOWN, OpenAxes, Padding
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from fractune.inference.tvm_runtime.tensors import Array
 
-_SEEDS = 3
+_KINDS = ("positive", "normal", "normal", "normal", "negative", "constant", "constant", "last", "last")
+"""of values; each comparison is made with each of them, by a seed of its own. `constant`: all positions are alike, as
+if there were one. `last`: only the last position is not zero"""
 _MOST_PAIRS = 48
 """of buckets and inputs, so that many buckets do not take minutes"""
 _MASK = "mask"
@@ -42,9 +47,11 @@ def compare_padded(model: BucketedModel, accepted: float = 0.0) -> Padding:
     largest, compared = 0.0, set()
     highs = _highest_integers(model)
     for sizes, buckets in _comparisons(model):
-        for seed in range(_SEEDS):
-            inputs = inputs_of(model.inputs, model.axes, sizes, seed, highs)
+        for seed, kind in enumerate(_KINDS):
+            inputs = inputs_of(model.inputs, model.axes, sizes, seed, highs, kind)
             reference, *others = (model.run_in(bucket, inputs) for bucket in buckets)
+            if not _are_finite(reference):  # such as the square root of a negative value
+                continue
             for outputs, bucket in zip(others, buckets[1:], strict=True):
                 worst, name = _worst(model, outputs, reference)
                 if worst > max(rounding(reference), accepted):
@@ -60,10 +67,15 @@ def compare_padded(model: BucketedModel, accepted: float = 0.0) -> Padding:
 
 
 def inputs_of(
-    specs: Sequence[TensorSpec], axes: OpenAxes, sizes: Mapping[str, int], seed: int, highs: Mapping[str, int]
+    specs: Sequence[TensorSpec],
+    axes: OpenAxes,
+    sizes: Mapping[str, int],
+    seed: int,
+    highs: Mapping[str, int],
+    kind: str = "positive",
 ) -> dict[str, Array]:
-    """Random inputs with these sizes of the open axes; a mask is all ones. `highs` are numbers below which integers of
-    an input lie, by name; 0 and 1 for the others.
+    """Random inputs with these sizes of the open axes, of one of `_KINDS`; a mask is all ones. `highs` are numbers
+    below which integers of an input lie, by name; 0 and 1 for the others.
     """
     import numpy as np
 
@@ -72,9 +84,36 @@ def inputs_of(
     for name, array in made.items():
         if _MASK in name.lower():
             array[...] = 1
-        elif name in highs:
-            array[...] = rng.integers(0, highs[name], array.shape)
+        else:
+            if name in highs:
+                array[...] = rng.integers(0, highs[name], array.shape)
+            elif array.dtype.kind == "f":
+                array[...] = _floats(kind, rng, array)
+            _arrange(kind, array, [place for place, symbol in enumerate(axes.inputs[name]) if symbol is not None])
     return made
+
+
+def _floats(kind: str, rng: np.random.Generator, array: Array) -> Array:
+    """`array` has values between 0.1 and 1."""
+    if kind == "positive":
+        return array
+    return -array if kind == "negative" else rng.standard_normal(array.shape).astype(array.dtype)
+
+
+def _arrange(kind: str, array: Array, open_axes: Sequence[int]) -> None:
+    """Change the values along the open axes, for the kinds that are about positions."""
+    for axis in open_axes:
+        size = array.shape[axis]
+        if kind == "constant":
+            array[...] = array.take([0] * size, axis)
+        elif kind == "last":
+            array[(slice(None),) * axis + (slice(0, size - 1),)] = 0
+
+
+def _are_finite(outputs: Sequence[Array]) -> bool:
+    import numpy as np
+
+    return all(np.isfinite(each.astype("float64")).all() for each in outputs)
 
 
 def _sized(spec: TensorSpec, axes: Sequence[str | None], sizes: Mapping[str, int]) -> TensorSpec:
@@ -87,15 +126,13 @@ def _highest_integers(model: BucketedModel) -> dict[str, int]:
     """For inputs of integers, such as ids of words, the largest of some numbers below which all are rows of its table:
     a look-up outside of a table gives NaN.
     """
-    import numpy as np
-
     found: dict[str, int] = {}
     for spec in model.inputs:
         if "int" not in spec.dtype or spec.dtype in _SMALL or _MASK in spec.name.lower():
             continue
         for high in _HIGHS:
             given = inputs_of(model.inputs, model.axes, model.bucket_sizes[0], 0, {**found, spec.name: high})
-            if all(np.isfinite(each.astype("float64")).all() for each in model.run_in(0, given)):
+            if _are_finite(model.run_in(0, given)):
                 found[spec.name] = high
                 break
     return found

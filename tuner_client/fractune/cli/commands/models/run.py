@@ -28,6 +28,7 @@ from fractune_core.analysis.cpu_limits.limits import threads_text
 from fractune_core.analysis.match import DEFAULT_POLICY, Policy
 from fractune_core.analysis.slowdown_ci import slowdown
 from fractune_core.errors import BadRequest, StateUnusable
+from fractune_core.files.compared import RUNTIMES
 from fractune_core.names import UNTUNED_VARIANT
 from fractune_core.served import ServiceGoal
 from fractune_core.shares import Share, units_text
@@ -92,6 +93,11 @@ def run(
         model = load(bundle, share=share, public_key=key, policy=policy, goal=goal, threads=threads)
     if compare is not None and model.share.unit != "core":
         raise BadRequest(f"--compare runs on the CPU, and {bundle.name} runs on a GPU; leave it out")
+    if compare is not None and model.choice.variant in RUNTIMES:
+        raise BadRequest(
+            f"--compare: {model.choice.variant} serves {bundle.name} here, so there is nothing to compare; 'fractune "
+            "compete' has timed both"
+        )
     if compare is not None and model.slots:
         raise BadRequest(f"--compare takes one model, and {bundle.name} holds several fused ones; leave it out")
     given = read_inputs(inputs) if inputs else _random_inputs(model, slot)
