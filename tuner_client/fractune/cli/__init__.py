@@ -8,7 +8,8 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Annotated, Any, TextIO
 
 import typer
@@ -89,8 +90,7 @@ def main(args: Sequence[str] | None = None) -> int:
     take_signals()
     try:
         completion_init()  # for a shell that requests completions by an environment variable
-        command = typer.main.get_command(build_app(args[0] if args else ""))
-        return max([_run(command, line) for line in expanded(args)], default=0)
+        return _coded(partial(_run_all, args))
     except Stopped as stopped:
         if stopped.terminal_gone or stopped.reader_gone:
             _silence(sys.stdout, sys.stderr)
@@ -100,16 +100,24 @@ def main(args: Sequence[str] | None = None) -> int:
         return 128 + signal.SIGINT
     except typer.Abort:
         return _fail("aborted", 1)
-    except FractuneError as error:
-        return _fail(str(error), error.exit_code)
+
+
+def _run_all(args: Sequence[str]) -> int:
+    """Run the command line, or those of a job's file one after the other. A failure of one does not end the others."""
+    command = typer.main.get_command(build_app(args[0] if args else ""))
+    return max([_coded(partial(_run, command, line)) for line in expanded(args)], default=0)
 
 
 def _run(command: Any, line: Sequence[str]) -> int:
-    """Run one command line. Its failure does not end those after it."""
+    with output_that_may_close():
+        code = command(args=line, prog_name="fractune", standalone_mode=False)
+    return code if isinstance(code, int) else 0
+
+
+def _coded(work: Callable[[], int]) -> int:
+    """The exit code of the work. An error is one line, but for what ends the whole command."""
     try:
-        with output_that_may_close():
-            code = command(args=line, prog_name="fractune", standalone_mode=False)
-        return code if isinstance(code, int) else 0
+        return work()
     except (Stopped, typer.Abort):
         raise
     except FractuneError as error:

@@ -245,3 +245,16 @@ def test_a_job_in_a_job_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture
     path = job_file(tmp_path, "job = 'other.toml'\n[[models]]\nfile = 'a.onnx'\nshares = 'cpu:1'")
     assert main(["tune", "--job", str(path)]) == 2
     assert "names no other" in capsys.readouterr().err
+
+
+def test_a_fault_of_our_own_before_the_first_model_is_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(_: object) -> list[list[str]]:
+        raise RuntimeError("no words")
+
+    monkeypatch.setattr("fractune.cli.expanded", broken)
+    assert main(["tune", "--job", "job.toml"]) == 1
+    assert capsys.readouterr().err.startswith(
+        "fractune: unexpected error: RuntimeError: no words; set FRACTUNE_DEBUG=1"
+    )
