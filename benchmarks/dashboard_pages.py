@@ -21,7 +21,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -32,10 +32,8 @@ from benchmarks.support import match_log
 from benchmarks.support.machine import arguments, write_result
 from benchmarks.support.processes import import_path
 from benchmarks.support.server_figures import METRICS, Watch
+from benchmarks.support.simulated_fleet import put_entry
 from benchmarks.support.simulated_workers import FleetLife, SimulatedWorker
-from fractune_core.fleet import redis_names
-from fractune_core.fleet.redis_names import WORKER_TTL_S
-from fractune_server.store.store import Store, sqlite_url
 from tests.support.processes.redis_process import running_redis
 from tests.support.processes.server_process import running_server
 
@@ -69,10 +67,7 @@ def main() -> None:
 def _measured(records: int, workers: int, rounds: int, round_s: float) -> dict[str, Any]:
     with running_redis() as url, tempfile.TemporaryDirectory(prefix="fractune-bench-") as folder:
         state = Path(folder) / "state"
-        state.mkdir()
-        store = Store(sqlite_url(state))
-        match_log.fill(store, records, 100)
-        store.close()
+        match_log.filled_state(state, records, 100)
         with (
             redis.Redis.from_url(url) as connection,
             _workers(connection, url, workers),
@@ -112,8 +107,7 @@ def _workers(connection: redis.Redis, url: str, count: int) -> Iterator[None]:
             fleet.append(SimulatedWorker(url, "measure", f"measure-simulated-late-{number}", FleetLife()))
             with connection.pipeline(transaction=False) as pipe:
                 for each in fleet:
-                    pipe.sadd(redis_names.WORKERS, each.name)
-                    pipe.set(redis_names.worker_key(each.name), each.entry(), ex=WORKER_TTL_S)
+                    put_entry(pipe, each)
                 pipe.execute()
             if over.wait(1.0):
                 return
@@ -147,7 +141,7 @@ def _page(address: str, path: str) -> dict[str, Any]:
         secs.append(time.perf_counter() - began)
         size = len(body)
         if b"<h1>" not in gzip.decompress(body):
-            raise SystemExit(f"dashboard_pages: {path} is no page")
+            raise SystemExit(f"dashboard_pages: the answer to {path} is not a page")
     return {"first_s": secs[0], "p50_s": statistics.median(secs), "most_s": max(secs), "bytes": size}
 
 
@@ -172,7 +166,8 @@ def _tabs(address: str, count: int) -> Iterator[None]:
         yield
     finally:
         over.set()
-        _join(held)
+        for each in held:
+            each.join(_TIMEOUT_S)
 
 
 def _tab(address: str, over: threading.Event) -> None:
@@ -185,11 +180,6 @@ def _tab(address: str, over: threading.Event) -> None:
         while not over.is_set() and (line := stream.readline()):
             if line.startswith(b"event: change"):
                 _get(address, "/")
-
-
-def _join(threads: Sequence[threading.Thread]) -> None:
-    for each in threads:
-        each.join(_TIMEOUT_S)
 
 
 if __name__ == "__main__":

@@ -43,7 +43,6 @@ from fractune_core.fleet.redis_names import REPLAYED_FIELD, SERVER_STREAM
 from fractune_core.fleet.signed_messages import seal_event, seal_replayed
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_server.services.jobs import MAX_WATCHERS
-from fractune_server.store.store import Store, sqlite_url
 from tests.support.processes import fleet_simulated
 from tests.support.processes.redis_process import running_redis
 from tests.support.processes.server_process import Client, ServerProcess, model_bytes, running_server
@@ -258,10 +257,7 @@ def watchers(most: int) -> dict[str, Any]:
 def page(records: int, secs: float) -> dict[str, Any]:
     with running_redis(*_DURABLE) as url, tempfile.TemporaryDirectory(prefix="fractune-bench-") as folder:
         state = Path(folder) / "state"
-        state.mkdir()
-        store = Store(sqlite_url(state))
-        match_log.fill(store, records, 100)
-        store.close()
+        match_log.filled_state(state, records, 100)
         with (
             redis.Redis.from_url(url) as connection,
             running_server(url, state, metrics=METRICS) as server,

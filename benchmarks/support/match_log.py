@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 from sqlalchemy.engine.interfaces import DBAPICursor
@@ -22,7 +23,7 @@ from fractune_core.shares import Device, GrantedShare
 from fractune_server.store.database.tables import records
 from fractune_server.store.models import IngestedModel, IngestKey
 from fractune_server.store.records.rows import record_to_row
-from fractune_server.store.store import Store
+from fractune_server.store.store import Store, sqlite_url
 from tests.support.processes.made_up import TARGET, TARGET_KEY, made_up_record, target_operator, workload_hash
 
 DEVICE = Device("cpu", "made-up", 16, 64, 512, "a made-up processor")
@@ -53,6 +54,14 @@ def fill(store: Store, total: int, operators: int) -> dict[str, int]:
         ingested = IngestedModel(TARGET, TARGET_KEY, _tasks(number, operators))
         store.models.save_ingested(model_key(number), ingested)
     return {"trials": trials * MODELS, "finals": sum(map(len, finals.values()))}
+
+
+def filled_state(state: Path, total: int, operators: int) -> None:
+    """Make the folder `state` of a server with such a log."""
+    state.mkdir()
+    store = Store(sqlite_url(state))
+    fill(store, total, operators)
+    store.close()
 
 
 def _write_trials(store: Store, number: int, operators: int, count: int) -> None:

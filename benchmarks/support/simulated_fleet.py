@@ -93,10 +93,15 @@ class SimulatedFleet:
             await redis.aclose()
 
 
+def put_entry(pipe: Any, worker: SimulatedWorker) -> None:
+    """Queue the commands that show the worker, on a pipeline of either kind of client."""
+    pipe.sadd(redis_names.WORKERS, worker.name)
+    pipe.set(redis_names.worker_key(worker.name), worker.entry(), ex=WORKER_TTL_S)
+
+
 async def _put_entries(redis: Any, workers: Sequence[SimulatedWorker]) -> None:
     async with redis.pipeline(transaction=False) as pipe:
         for worker in workers:
-            pipe.sadd(redis_names.WORKERS, worker.name)
-            pipe.set(redis_names.worker_key(worker.name), worker.entry(), ex=WORKER_TTL_S)
+            put_entry(pipe, worker)
         if workers:
             await pipe.execute()

@@ -9,11 +9,9 @@ import signal
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from fractune_core.pb import fractune_pb2 as pb
 from tests.support.client_samples import job_script
 from tests.support.processes.cli_process import await_event, error_line, run_fractune, start_fractune, stopped_at_end
 from tests.support.processes.scripted_server import ScriptedServer, serving
@@ -66,24 +64,16 @@ def test_the_pages_of_a_guarded_server_have_a_password_on_loopback_too(tmp_path:
             assert status_of(str(ready["address"]).split("/")[2]) == 200
 
 
-class HangingServer(ScriptedServer):
-    """Never answers who asks for its jobs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.was_asked = threading.Event()
-        self.may_answer = threading.Event()
-
-    def ListJobs(self, request: pb.ListJobsRequest, context: Any) -> pb.ListJobsResponse:  # noqa: N802  gRPC's name
-        self.was_asked.set()
-        self.may_answer.wait()
-        return super().ListJobs(request, context)
-
-
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
 def test_a_stop_is_quick_and_silent_with_a_tab_open_and_a_server_that_hangs(stop: signal.Signals) -> None:
-    with serving(HangingServer()) as server:
-        assert isinstance(server, HangingServer)
+    was_asked, may_answer = threading.Event(), threading.Event()
+
+    def hang() -> None:
+        was_asked.set()
+        may_answer.wait()
+
+    with serving(ScriptedServer()) as server:
+        server.before_list = hang
         given = ("dashboard", "--server", server.address, "--listen", "127.0.0.1:0", "--json")
         with stopped_at_end(start_fractune(*given)) as process:
             where = str(await_event(process, event="ready")["address"]).split("/")[2]
@@ -91,7 +81,7 @@ def test_a_stop_is_quick_and_silent_with_a_tab_open_and_a_server_that_hangs(stop
             for tab, path in zip(tabs, ("/events", "/"), strict=True):
                 tab.request("GET", path)
             assert tabs[0].getresponse().readline() == b"event: change\n"
-            assert server.was_asked.wait(30)
+            assert was_asked.wait(30)
             began = time.monotonic()
             process.send_signal(stop)
             _, said = process.communicate(timeout=60)
@@ -99,7 +89,7 @@ def test_a_stop_is_quick_and_silent_with_a_tab_open_and_a_server_that_hangs(stop
             assert "Traceback" not in said
             for tab in tabs:
                 tab.close()
-        server.may_answer.set()
+        may_answer.set()
 
 
 @pytest.mark.parametrize(

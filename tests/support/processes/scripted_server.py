@@ -53,6 +53,8 @@ class ScriptedServer(
         """as `fail_with`, of the list of jobs"""
         self.fail_get: FractuneError | None = None
         """as `fail_with`, of one job"""
+        self.before_list: Callable[[], object] = lambda: None
+        """called before the jobs are listed"""
         self.lists = 0
         """how often the jobs were listed"""
         self.watch: Callable[[grpc.ServicerContext], Iterator[pb.Job]] | None = None
@@ -92,6 +94,7 @@ class ScriptedServer(
 
     def ListJobs(self, request: pb.ListJobsRequest, context: Any) -> pb.ListJobsResponse:
         self.lists += 1
+        self.before_list()
         if self.fail_jobs is not None:
             abort(context, self.fail_jobs)
         start = int(request.page_token or 0)

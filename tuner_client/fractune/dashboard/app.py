@@ -9,7 +9,6 @@ import hmac
 import secrets
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -195,23 +194,25 @@ class Site:
                 return self._shown(request, await view(request))
             if (text := self._rendered.text(state, address)) is not None:
                 return HTMLResponse(text)
-            page = await view(request)
-            shown = self._shown(request, page)
-            if state is self._follower.snapshot and page.status == HTTPStatus.OK:  # else a part of it may be older
-                self._rendered.keep(state, address, bytes(shown.body).decode())
-            return shown
+            text = self._text(request, await view(request))
+            if state is self._follower.snapshot:  # else a part of it may be older
+                self._rendered.keep(state, address, text)
+            return HTMLResponse(text)
 
         return answer
 
     def _shown(self, request: Request, page: Page) -> Response:
         if _wants_json(request):
             return JSONResponse(_storable(page.data), status_code=page.status)
+        return HTMLResponse(self._text(request, page), status_code=page.status)
+
+    def _text(self, request: Request, page: Page) -> str:
         seen = self._follower.snapshot
         template = self._templates.get_template("page.html")
         given = {"page": page, "path": request.url.path, "here": _own_address(request)}
         given["as_json"] = f"{request.url.path}?{urlencode([*request.query_params.multi_items(), ('as', 'json')])}"
         given |= {"lost": seen.lost, "taken_at": seen.taken_at, "key": self._key, "assets": self._assets}
-        return HTMLResponse(template.render(**given), status_code=page.status)
+        return template.render(**given)
 
     async def _events(self, request: Request) -> Response:
         """Server-sent events: `change` with the number of each state."""

@@ -89,14 +89,13 @@ def retune(
     done: list[Retuned] = []
     view = choose_view(progress)
     with tuning_session(state, server, checked.shares, reconnect_s) as place, view:
-        known = known_models(list(map(job_status, place.client.jobs(open_only=False, limit=limit))), models)
+        known = known_models(list(map(job_status, place.client.jobs(limit=limit))), models)
         if not known:
             called = f" called {models}" if models else ""
             raise BadRequest(f"{place.client.address} knows no model{called} that was tuned; tune one first")
+        if dry_run:
+            return RetuneResult(tuple(map(Retuned, known)))
         for number, each in enumerate(known, 1):
-            if dry_run:
-                done.append(Retuned(each))
-                continue
             view.show_step(f"model {number} of {len(known)}: {one_line(each.latest.model_name)}")
             try:
                 done.append(Retuned(each, rerun_job(place, spec_of(each.latest, checked), view)))
@@ -139,8 +138,12 @@ def _rows(each: Retuned) -> list[tuple[tuple[str, ...], dict[str, Any]]]:
     latest = each.known.latest
     shapes = shape_text({name: shape for name, shape in latest.inputs.items() if shape})
     name, jobs = one_line(f"{latest.model_name} ({shapes})" if shapes else latest.model_name), str(each.known.jobs)
-    row: dict[str, Any] = {"model": latest.model, "model_name": latest.model_name, "inputs": dict(latest.inputs)}
-    row["jobs_before"] = each.known.jobs
+    row: dict[str, Any] = {
+        "model": latest.model,
+        "model_name": latest.model_name,
+        "inputs": dict(latest.inputs),
+        "jobs_before": each.known.jobs,
+    }
     if each.job is None:
         return [((name, jobs, one_line(each.error) or "-", *4 * "-"), {**row, "job": None, "error": each.error})]
     return [
