@@ -78,7 +78,7 @@ def moment(secs: float, link: str = "") -> Cell:
 
 
 def plain_moment(secs: float) -> str:
-    """The time in UTC; `-` for 0 and for a number that is no time, as an imported record may have it."""
+    """The time in UTC. `-` for 0, and for a number outside the calendar: an imported record may have any number."""
     try:
         return moment_text(secs) if secs else _NO_TIME
     except (OverflowError, ValueError, OSError):

@@ -130,7 +130,9 @@ def _with_paths(options: Mapping[str, _V], changed: Callable[[str], _V]) -> dict
 
 
 def _in(folder: Path, path: str) -> str:
-    """The path from the current folder, for a path from `folder`. It is no option, even if its name begins with `-`."""
+    """A path relative to `folder`, made relative to the current folder. A name that begins with `-` gets `./` in front,
+    so that it is not read as an option.
+    """
     found = str(folder / path)
     return f"./{found}" if found.startswith("-") else found
 
