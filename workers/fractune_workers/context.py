@@ -12,6 +12,7 @@ from typing import Any
 
 import redis
 from rq import Queue
+from rq.job import Job
 from rq.serializers import JSONSerializer
 
 from fractune_core import tracing
@@ -92,6 +93,7 @@ class ResultTransaction:
         self._context = context
         self._work = work
         self._meter = meter
+        self._job_key = Job.key_for(work["work_id"])
         self._pipe = context.redis.pipeline(transaction=True)
 
     def event(self, stream: str, event: Event) -> None:
@@ -133,9 +135,12 @@ class ResultTransaction:
         rq_queue.enqueue_many([data], pipeline=self._pipe)
 
     def send(self) -> None:
+        """Deliver, unless a worker that was given the same work has delivered it: this one was taken for dead."""
         self.event(SERVER_STREAM, self._piece_done())
         mark(self._pipe, DONE, self._work["work_id"])
-        self._execute()
+        self._pipe.delete(self._job_key)  # with the work, so that of two who deliver at once one fails
+        if not self._execute():
+            _log.warning("%s %s was delivered by another worker", self._work["task"], self._work["work_id"])
 
     def _piece_done(self) -> PieceDone:
         spent = self._meter.read()
@@ -150,21 +155,34 @@ class ResultTransaction:
             "ended_at": time.time(),
         }
 
-    def _execute(self) -> None:
+    def _execute(self) -> bool:
         """Deliver once: when Redis refuses a command, the transaction has done nothing. It is tried again while Redis
-        is out of memory; raises redis.OutOfMemoryError when that lasts too long.
+        is out of memory; raises redis.OutOfMemoryError when that lasts too long. False: it was delivered before.
         """
         commands, deadline = list(self._pipe.command_stack), time.monotonic() + _MEMORY_PATIENCE_S
         while True:
             try:
-                self._pipe.execute()
-                return
+                return self._execute_once(commands)
+            except redis.WatchError:
+                continue
             except redis.OutOfMemoryError as error:
                 if time.monotonic() > deadline:
                     raise
                 _log.warning("%s waits with its results: %s", self._work["task"], error)
             time.sleep(_MEMORY_LOOK_EVERY_S)
-            self._pipe.command_stack = list(commands)
+
+    def _execute_once(self, commands: list[Any]) -> bool:
+        """Raises redis.WatchError when the work has changed in Redis meanwhile."""
+        pipe = self._pipe
+        pipe.reset()
+        pipe.watch(self._job_key)  # type: ignore[no-untyped-call]
+        if is_marked(pipe, DONE, self._work["work_id"]):
+            pipe.reset()
+            return False
+        pipe.multi()
+        pipe.command_stack = list(commands)
+        pipe.execute()
+        return True
 
 
 def chunks(items: list[Any], size: int) -> Iterable[list[Any]]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import redis
+from rq.job import Job
 
 from fractune_core.fleet.marks import DONE, is_marked
 from fractune_core.fleet.redis_names import SERVER_STREAM
@@ -58,3 +59,34 @@ def test_a_worker_does_not_wait_for_memory_for_ever(
     connection.config_set("maxmemory", 1)
     with pytest.raises(redis.OutOfMemoryError):
         transaction.send()
+
+
+def test_work_that_two_workers_do_is_delivered_once(
+    connection: redis.Redis, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second = (context_of(connection, tmp_path).transaction(WORK) for _ in range(2))
+    for transaction in (first, second):
+        transaction.event(SERVER_STREAM, FAILED)
+        transaction.send()
+    assert events_of(connection, SERVER_STREAM) == [FAILED]
+    assert "measure w was delivered by another worker" in caplog.text
+
+
+def test_of_two_workers_that_deliver_at_once_one_does(
+    connection: redis.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second looks whether the work was delivered just before the first delivers it."""
+    first, second = (context_of(connection, tmp_path).transaction(WORK) for _ in range(2))
+    for transaction in (first, second):
+        transaction.event(SERVER_STREAM, FAILED)
+    connection.hset(Job.key_for("w"), "status", "started")
+
+    def look(pipe: Any, kind: str, name: str) -> bool:
+        found = is_marked(pipe, kind, name)
+        monkeypatch.setattr(context_module, "is_marked", is_marked)
+        first.send()
+        return found
+
+    monkeypatch.setattr(context_module, "is_marked", look)
+    second.send()
+    assert events_of(connection, SERVER_STREAM) == [FAILED]
