@@ -7,14 +7,21 @@ outputs = model.run({"input_ids": ids, "attention_mask": mask})  # of 37 tokens,
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
+from fractune.inference.caller_warnings import warn_caller
+from fractune.inference.choosing.between import ServesUpTo, server_of, servers_between
 from fractune.inference.choosing.variants import VariantChoice
+from fractune.inference.cpu.share import ShareHere
 from fractune.inference.model import Model
+from fractune.inference.runtimes.sessions import Session, keep_forever
+from fractune.inference.runtimes.variant import held_session, open_shapes
 from fractune.inference.tvm_runtime.bound import Bound
 from fractune.inference.tvm_runtime.interface import Interface
-from fractune.inference.tvm_runtime.padding import concatenated, open_specs, padded, real_part
+from fractune.inference.tvm_runtime.padding import concatenated, open_specs, real_part
+from fractune.inference.tvm_runtime.tensors import as_arrays, numpy_dtype
 from fractune_core.errors import BadRequest
 from fractune_core.files.buckets import BATCH, Buckets, OpenAxes, Padding, input_shapes
 from fractune_core.files.bundles import Bundle
@@ -34,6 +41,8 @@ class _Way:
     sizes: dict[str, int]
     """by symbol"""
     is_exact: bool
+    server: ServesUpTo | None = None
+    """another runtime, which runs these sizes as they are"""
 
 
 class BucketedModel(Model):
@@ -42,7 +51,8 @@ class BucketedModel(Model):
     `Model`.
 
     A request runs in the smallest bucket that holds it. Smaller inputs are padded at the end of each open axis, if the
-    bundle's `padding` was proved, and outputs have the shapes of the inputs as they were given.
+    bundle's `padding` was proved, and outputs have the shapes of the inputs as they were given. Where another runtime
+    was faster than that, or nothing may be padded, it runs the inputs as they are (`fractune.compete`).
     """
 
     padding: Padding
@@ -55,17 +65,19 @@ class BucketedModel(Model):
 
     def __init__(self, bundle: Bundle, *, split: Literal["batch"] | None = None, **options: Any) -> None:
         """As `fractune.load`."""
+        self._ways: dict[tuple[tuple[int, ...], ...], _Way] = {}
+        self._sessions: dict[str, tuple[Session, list[str]]] = {}
         super().__init__(bundle, **options)
         held = Buckets.from_json(bundle.manifest["buckets"])
         self.axes, self._pad, self.padding = held.axes, held.pad, held.padding
         self._options = options
         self.inputs = open_specs(self._interface.inputs, self.axes.inputs)
         self.outputs = open_specs(self._interface.outputs, self.axes.outputs)
+        self._dtypes = [numpy_dtype(spec.dtype) for spec in self.inputs]
         self._interfaces = [Interface(member) for member in bundle.members]
         self.buckets = [input_shapes(member.manifest) for member in bundle.members]
         self.bucket_sizes = [self.axes.sizes(shapes) for shapes in self.buckets]
         self._smaller: dict[int, Model] = {}
-        self._ways: dict[tuple[tuple[int, ...], ...], _Way] = {}
         if split is not None:
             self._check_split(split)
         self._splits = split is not None
@@ -78,9 +90,12 @@ class BucketedModel(Model):
         if len(parts) > 1:
             return concatenated([self.run(part, variant, slot=slot) for part in parts])
         way = self._way(inputs)
-        member = self._member(way.member)
         if way.is_exact:
-            return Model.run(member, inputs, variant, slot=slot)
+            return Model.run(self._member(way.member), inputs, variant, slot=slot)
+        if way.server is not None and variant is None:
+            return self._run_as_they_are(way.server, inputs)
+        if not self.padding.proved:
+            raise self._not_padded(inputs)
         return self._run_padded(way.member, inputs, way.sizes, variant)
 
     def run_in(self, bucket: int, inputs: Mapping[str, Any]) -> list[Array]:
@@ -92,9 +107,38 @@ class BucketedModel(Model):
     def _run_padded(
         self, bucket: int, inputs: Mapping[str, Any], sizes: Mapping[str, int], variant: str | None
     ) -> list[Array]:
-        interface = self._interfaces[bucket]
-        outputs = Model.run(self._member(bucket), padded(interface.inputs, inputs, self._pad), variant)
-        return real_part(outputs, interface.outputs, self.axes, sizes)
+        real = partial(real_part, specs=self._interfaces[bucket].outputs, axes=self.axes, sizes=sizes)
+        return Model.run_padded(self._member(bucket), inputs, self._pad, real, variant)
+
+    def _run_as_they_are(self, server: ServesUpTo, inputs: Mapping[str, Any]) -> list[Array]:
+        arrays = self._arrays(inputs)
+        self.follow()
+        with self._turn.lock:
+            session, names = self._session(server)
+            outputs = session.run(dict(zip(names, arrays, strict=True)))
+            # Copied before the next call: a runtime may write its outputs to the same memory again.
+            return [output.copy() for output in outputs]
+
+    def _arrays(self, inputs: Mapping[str, Any]) -> list[Array]:
+        """The inputs in their order, in place. Their shapes are known to fit. Raises BadRequest for other types."""
+        import numpy as np
+
+        given = [inputs[spec.name] for spec in self.inputs]
+        if all(
+            type(each) is np.ndarray and each.dtype == dtype for each, dtype in zip(given, self._dtypes, strict=True)
+        ):
+            return given
+        sized = [replace(spec, shape=tuple(each.shape)) for spec, each in zip(self.inputs, given, strict=True)]
+        arrays = as_arrays(sized, inputs)
+        return [arrays[spec.name] for spec in self.inputs]
+
+    def _session(self, server: ServesUpTo) -> tuple[Session, list[str]]:
+        """Opened at the first request between shapes, which takes as long as the runtime needs for the model."""
+        if server.runtime not in self._sessions:
+            cpus = self.share.cpus[: server.threads]
+            found = held_session(self.bundle, server.runtime, server.threads, cpus, open_shapes(self.inputs))
+            self._sessions[server.runtime] = found
+        return self._sessions[server.runtime]
 
     def run_tensors(self, inputs: Mapping[str, Any], variant: str | None = None) -> list[Any]:
         """As `Model.run_tensors` for the exact shapes of a bucket; the arrays of `run` for other shapes."""
@@ -126,6 +170,22 @@ class BucketedModel(Model):
                 f"no bucket has the shapes {_text(inputs)}; give those of a bucket: {self._buckets_text()}"
             )
         return self._member(way.member)
+
+    def begin_in_child(self) -> None:
+        super().begin_in_child()
+        keep_forever(self._sessions)
+        self._sessions = {}
+
+    def _take(self, here: ShareHere) -> None:
+        super()._take(here)
+        missing = ""
+        self._servers: list[list[ServesUpTo]] = [[] for _ in self.bundle.members]
+        if self._runtimes and self._threads is None:
+            self._servers, missing = servers_between(self.bundle, here, self.threads, self._goal)
+        with self._turn.lock:
+            self._ways, self._sessions = {}, {}
+        if missing:
+            warn_caller(missing)
 
     def rematch(self) -> VariantChoice:
         for member in self._smaller.values():
@@ -164,7 +224,10 @@ class BucketedModel(Model):
         if not shapes or not all(fits) or len(inputs) != len(self.inputs):
             self._interface.check_constants(inputs)
             raise BadRequest(f"the model takes {', '.join(map(str, self.inputs))}; given: {_text(inputs)}")
-        return self.axes.sizes(dict(zip((spec.name for spec in self.inputs), shapes, strict=True)))
+        sizes = self.axes.sizes(dict(zip((spec.name for spec in self.inputs), shapes, strict=True)))
+        if not all(sizes.values()):
+            raise BadRequest(f"{_text(inputs)} is empty; give at least one position along each axis")
+        return sizes
 
     def _found_way(self, inputs: Mapping[str, Any], shapes: Sequence[tuple[int, ...]]) -> _Way:
         sizes = self._sizes_of(inputs, shapes)
@@ -175,12 +238,14 @@ class BucketedModel(Model):
             raise BadRequest(
                 f"{_text(inputs)} is above {self.bundle.name}'s largest bucket: {self._larger_advice(sizes)}"
             )
-        if not self.padding.proved:
-            raise BadRequest(
-                f"no bucket of {self.bundle.name} has the shapes {_text(inputs)}, and nothing may be padded: "
-                f"{self.padding.reason}; give the shapes of a bucket: {self._buckets_text()}"
-            )
-        return _Way(holding[0], sizes, is_exact=False)
+        return _Way(holding[0], sizes, is_exact=False, server=server_of(self._servers[holding[0]], sizes))
+
+    def _not_padded(self, inputs: Mapping[str, Any]) -> BadRequest:
+        return BadRequest(
+            f"no bucket of {self.bundle.name} has the shapes {_text(inputs)}, and nothing may be padded: "
+            f"{self.padding.reason}; give the shapes of a bucket: {self._buckets_text()}; or let another runtime run "
+            "them (fractune compete)"
+        )
 
     def _larger_advice(self, sizes: Mapping[str, int]) -> str:
         can_split = self.axes.is_batch_first and BATCH in sizes

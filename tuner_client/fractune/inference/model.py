@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -22,6 +22,7 @@ from fractune.inference.tvm_runtime import tensors
 from fractune.inference.tvm_runtime.bound import Bound, BoundMemory
 from fractune.inference.tvm_runtime.interface import Interface
 from fractune.inference.tvm_runtime.kept_inputs import KeptInputs, are_worth_keeping
+from fractune.inference.tvm_runtime.padding import padded
 from fractune.inference.tvm_runtime.slots import Slots
 from fractune.inference.tvm_runtime.variants import Variant
 from fractune.inference.tvm_runtime.weights import Weights
@@ -119,6 +120,23 @@ class Model:
                     # Copied before the next call: an output may lie in the memory of an input.
                     return [self._backend.array(tensor) for tensor in self._outputs(arguments, variant)]
         return [self._backend.array(tensor) for tensor in self.run_tensors(inputs, variant)]
+
+    def run_padded(
+        self,
+        inputs: Mapping[str, Any],
+        pad: Mapping[str, float],
+        real: Callable[[Iterable[Array]], list[Array]],
+        variant: str | None = None,
+    ) -> list[Array]:
+        """`real` of the outputs for smaller inputs. They are padded at the end of each axis, by the input's number in
+        `pad` or by 0. `real` must copy: the outputs are the model's memory. Raises as `run`.
+        """
+        if self._kept is not None:
+            self.follow()
+            with self._turn.lock:
+                if (arguments := self._kept.padded(inputs, pad)) is not None:
+                    return real(map(tensors.as_array, self._outputs(arguments, variant)))
+        return real(Model.run(self, padded(self._interface.inputs, inputs, pad), variant))
 
     def run_slots(
         self, requests: Mapping[int, Mapping[str, Any]], variant: str | None = None

@@ -108,6 +108,11 @@ def shapes_text(member: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={'x'.join(map(str, shape))}" for name, shape in input_shapes(member).items())
 
 
+def sizes_text(sizes: Mapping[str, int]) -> str:
+    """`batch 2 length 16`"""
+    return " ".join(f"{symbol} {size}" for symbol, size in sizes.items())
+
+
 def _check_alike(field: str, members: Sequence[Mapping[str, Any]]) -> None:
     first, *others = ([(each["name"], each["dtype"], len(each["shape"])) for each in one[field]] for one in members)
     for other in others:
@@ -170,4 +175,12 @@ def bucket_complaint(manifest: Mapping[str, Any], members: Sequence[Mapping[str,
         return "'reason' of 'padding' is not printable"
     if list(map(elements, members)) != sorted(map(elements, members)):
         return "'members' are not in the order of their sizes"
+    return _between_complaint(members, axes)
+
+
+def _between_complaint(members: Sequence[Mapping[str, Any]], axes: OpenAxes) -> str:
+    """Of the field `between`, which was read before."""
+    points = [point for member in members for held in member.get("between", {}).values() for point in held]
+    if any(set(point["sizes"]) != set(axes.symbols) for point in points):
+        return "'between' has sizes that are not those of its axes"
     return ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
@@ -52,34 +52,75 @@ class Compared(JsonObject):
         """The runtime that is faster than the bundle beyond the noise, the fastest of several; `fractune` if none is.
         The goal latency is about paced requests, throughput about a loop.
         """
-        found = {name: each.paced if goal == "latency" else each.loop for name, each in self.times.items()}
-        faster = {name: ratio[0] for name, ratio in found.items() if ratio is not None and ratio[1] > 1.0}
+        faster = self._faster(goal)
         return max(faster, key=lambda name: faster[name]) if faster else OURS
+
+    def fastest_other(self, goal: ServiceGoal) -> str:
+        """The fastest of the other runtimes, whether or not it is faster than the bundle; empty if none competed."""
+        secs = {name: each.paced_s if goal == "latency" else each.loop_s for name, each in self.times.items()}
+        return min(secs.keys() - {OURS}, key=lambda name: secs[name], default="")
 
     @property
     def winners(self) -> set[str]:
         """Other runtimes that win for some goal."""
         return {self.winner(goal) for goal in get_args(ServiceGoal)} - {OURS}
 
+    def serving(self, *, alone: bool) -> set[str]:
+        """Other runtimes that serve something: by being faster, or `alone`, because the bundle may not pad."""
+        others = {self.fastest_other(goal) for goal in get_args(ServiceGoal)} - {""} if alone else set()
+        return self.winners | others
+
+    @property
+    def faster(self) -> set[str]:
+        """Other runtimes that are faster than the bundle for some goal."""
+        return {name for goal in get_args(ServiceGoal) for name in self._faster(goal)}
+
+    def _faster(self, goal: ServiceGoal) -> dict[str, float]:
+        found = {name: each.paced if goal == "latency" else each.loop for name, each in self.times.items()}
+        return {name: ratio[0] for name, ratio in found.items() if ratio is not None and ratio[1] > 1.0}
+
+
+@dataclass(frozen=True)
+class Between(JsonObject):
+    """The contenders at sizes between two shapes. The bundle pads; the others run the sizes as they are."""
+
+    sizes: dict[str, int]
+    """by the symbols of the open axes; where a runtime was faster, it serves these sizes and smaller ones"""
+    compared: Compared
+
+
+def between_of(manifest: Mapping[str, Any]) -> dict[str, list[Between]]:
+    """By share: what was compared at sizes that run padded in the shapes of this manifest. Raises ValueError."""
+    return {share: [Between.from_json(each) for each in held] for share, held in manifest.get("between", {}).items()}
+
+
+def all_compared(manifest: Mapping[str, Any]) -> Iterator[tuple[str, Compared]]:
+    """Every comparison of a manifest, with its share. Raises ValueError."""
+    for share, each in manifest.get("compared", {}).items():
+        yield share, Compared.from_json(each)
+    for share, found in between_of(manifest).items():
+        yield from ((share, each.compared) for each in found)
+
 
 def compared_complaint(manifest: Mapping[str, Any]) -> str:
-    """What is wrong with the fields `compared` and `runtimes` of a manifest, empty if nothing is."""
+    """What is wrong with the fields `compared`, `between` and `runtimes` of a manifest, empty if nothing is."""
     try:
-        compared = {share: Compared.from_json(each) for share, each in manifest.get("compared", {}).items()}
+        found = list(all_compared(manifest))
         runtimes = {name: Runtime.from_json(each) for name, each in manifest.get("runtimes", {}).items()}
-    except (ValueError, AttributeError) as error:
-        return f"'compared' and 'runtimes' are not comparisons by share and runtimes by name ({error})"
-    if not set(compared) <= set(manifest["shares"]):
-        return "'compared' has a share that 'shares' has not"
-    names = {name for each in compared.values() for name in (*each.times, *each.refused)}
+    except (AttributeError, TypeError, ValueError) as error:
+        return f"'compared', 'between' and 'runtimes' are not comparisons by share and runtimes by name ({error})"
+    if not {share for share, _ in found} <= set(manifest["shares"]):
+        return "'compared' or 'between' has a share that 'shares' has not"
+    compared = [each for _, each in found]
+    names = {name for each in compared for name in (*each.times, *each.refused)}
     if not {*names, *runtimes} <= {OURS, *RUNTIMES}:
-        return "'compared' has an unknown runtime"
+        return "'compared' or 'between' has an unknown runtime"
     texts = [each.version for each in runtimes.values()]
     texts += [text for each in runtimes.values() for pair in each.settings.items() for text in pair]
-    texts += [reason for each in compared.values() for reason in each.refused.values()]
+    texts += [reason for each in compared for reason in each.refused.values()]
     if not all(map(str.isprintable, texts)):
-        return "'compared' or 'runtimes' has a text that is not printable"
-    winners = {name for each in compared.values() for name in each.winners}
+        return "'compared', 'between' or 'runtimes' has a text that is not printable"
+    winners = {name for each in compared for name in each.winners}
     if not winners <= set(runtimes):
         return f"'runtimes' lacks '{min(winners - set(runtimes))}', which serves a share"
     if winners and MODEL not in manifest["sha256"]:

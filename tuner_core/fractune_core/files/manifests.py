@@ -107,7 +107,7 @@ def _complaints(manifest: dict[str, Any]) -> Iterator[str]:
     yield from _slot_complaints(manifest)
     yield from _variant_complaints(manifest)
     yield from _measured_complaints(manifest)
-    if "compared" in manifest and (wrong := compared_complaint(manifest)):
+    if not {"compared", "between"}.isdisjoint(manifest) and (wrong := compared_complaint(manifest)):
         yield wrong
 
 

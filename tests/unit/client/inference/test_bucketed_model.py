@@ -126,6 +126,7 @@ def test_a_forked_child_runs_all_buckets(model: BucketedModel) -> None:
         ({name: each[0] for name, each in inputs_of(8).items()}, r"given: ids \[8\], mask \[8\]"),
         ({name: each.astype("int32") for name, each in inputs_of(7).items()}, r"takes ids int64\[1, 7\].* int32"),
         ({name: each.astype("int32") for name, each in inputs_of(8).items()}, r"takes ids int64\[1, 8\].* int32"),
+        (inputs_of(0), r"ids \[1, 0\], mask \[1, 0\] is empty; give at least one position along each axis"),
         ([1], "the model takes ids .*; given: list"),
     ],
 )

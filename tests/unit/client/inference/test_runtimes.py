@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import io
 import json
@@ -17,6 +18,9 @@ from fractune.cli import main
 from fractune.features.compete import compete as compete_module
 from fractune.features.compete.compete import compete
 from fractune.inference.choosing import runtimes
+from fractune.inference.choosing.matching import match_share
+from fractune.inference.cpu.share import ShareHere
+from fractune_core.analysis.match import DEFAULT_POLICY
 from fractune_core.errors import BadBundle, BadModel, BadRequest
 from fractune_core.files.bundles import FORMAT, JOINED_FORMAT, Bundle
 from fractune_core.files.compared import MODEL, Compared, Runtime, Timed
@@ -87,6 +91,20 @@ def test_it_serves_the_share_and_the_goal_that_it_won(small: Small, tmp_path: Pa
     assert model.rematch().variant == "onnxruntime"
 
 
+@pytest.mark.parametrize(("cores", "threads"), [(2, 2), (4, 2), (64, 2)])
+def test_on_more_cores_than_were_compared_the_winner_runs_as_at_the_largest_share(
+    small: Small, tmp_path: Path, cores: int, threads: int
+) -> None:
+    with contextlib.closing(Bundle(served(small, tmp_path / "m.fractune", share="cpu:2"))) as bundle:
+        here = ShareHere(cores, tuple(range(cores)), f"{cores} cores of a test")
+        own = match_share(bundle, here, DEFAULT_POLICY, "latency")
+        assert (own.choice.variant, own.threads) == ("cpu:2", threads)
+        found, missing = runtimes.runtime_choice(bundle, here, own, "latency")
+    assert (found.choice.variant, found.threads, missing) == ("onnxruntime", threads, "")
+    assert found.choice.exact == (cores == 2)
+    assert ("nothing was compared at" in found.choice.reason) == (cores > 2)
+
+
 @pytest.mark.parametrize(("there", "says"), [("", "is not installed here"), ("1.0.2", "1.0.2 is installed here")])
 def test_without_the_timed_version_the_bundles_own_code_runs(
     small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: str, says: str
@@ -122,11 +140,11 @@ def test_a_damaged_model_file_is_told(small: Small, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"compared": {"cpu:9": compared().to_json()}}, "'compared' has a share that 'shares' has not"),
-        ({"compared": {"cpu:1": 3}}, "'compared' and 'runtimes' are not"),
-        ({"compared": 3}, "'compared' and 'runtimes' are not"),
+        ({"compared": {"cpu:9": compared().to_json()}}, "'compared' or 'between' has a share that 'shares' has not"),
+        ({"compared": {"cpu:1": 3}}, "'compared', 'between' and 'runtimes' are not"),
+        ({"compared": 3}, "'compared', 'between' and 'runtimes' are not"),
         ({"runtimes": {}}, "'runtimes' lacks 'onnxruntime', which serves a share"),
-        ({"runtimes": {"other": Runtime("1", {}).to_json()}}, "'compared' has an unknown runtime"),
+        ({"runtimes": {"other": Runtime("1", {}).to_json()}}, "'compared' or 'between' has an unknown runtime"),
         ({"runtimes": {"onnxruntime": Runtime("\x1b", {}).to_json()}}, "a text that is not printable"),
         ({}, "'model.onnx' is missing, which 'onnxruntime' needs"),
     ],

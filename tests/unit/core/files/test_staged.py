@@ -56,7 +56,7 @@ def test_a_comparison_is_that_of_the_whole_model_and_of_no_member() -> None:
     whole = Bundle(rewritten(staged(), compared={"cpu:1": compared.to_json()}))
     assert whole.manifest["compared"] == {"cpu:1": compared.to_json()}
     assert not any("compared" in each.manifest for each in whole.members)
-    with pytest.raises(BadBundle, match="'compared' has a share"):
+    with pytest.raises(BadBundle, match="'compared' or 'between' has a share"):
         Bundle(rewritten(staged(), compared={"cpu:7": compared.to_json()}))
 
 
@@ -89,8 +89,8 @@ def test_steps_that_do_not_flow_are_refused(complaint: str) -> None:
         ({"stages": {**STAGES.to_json(), "outputs": [replace(Y, dtype="int64").to_json()]}}, "'outputs' of 'stages'"),
         ({"stages": {**STAGES.to_json(), "outputs": []}}, "'outputs' of 'stages'"),
         ({"stages": {**STAGES.to_json(), "inputs": [{"name": "x"}]}}, "'stages' are not inputs, outputs and steps"),
-        ({"runtimes": 5}, "'compared' and 'runtimes' are not"),
-        ({"runtimes": {ONNX_RUNTIME: 5}}, "'compared' and 'runtimes' are not"),
+        ({"runtimes": 5}, "'compared', 'between' and 'runtimes' are not"),
+        ({"runtimes": {ONNX_RUNTIME: 5}}, "'compared', 'between' and 'runtimes' are not"),
         ({"stages": {**STAGES.to_json(), "inputs": [X.to_json(), X.to_json()]}}, "two inputs or outputs with one name"),
         ({"stages": {**STAGES.to_json(), "inputs": [X.to_json(), tensor_json("float99", [1])]}}, "the unknown type"),
         ({"stages": {**STAGES.to_json(), "inputs": [X.to_json(), tensor_json("int8", [-1])]}}, "a negative size"),

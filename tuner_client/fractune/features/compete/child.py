@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fractune_core.files.bundles import Bundle
+from fractune_core.files.compared import Runtime
 from fractune_core.shares import Share
+
+if TYPE_CHECKING:
+    from fractune.inference.comparing.beside_runtimes import Contenders
 
 
 def open_child(args: list[str]) -> dict[str, Callable[..., Any]]:
@@ -22,16 +26,37 @@ def open_child(args: list[str]) -> dict[str, Callable[..., Any]]:
         bundle: str, member: int | None, onnx: str, runtimes: list[str], repeats: int, *, exact: bool
     ) -> dict[str, Any]:
         from fractune.inference.comparing.beside_runtimes import time_beside_runtimes
-        from fractune.inference.comparing.onnxruntime_model import is_quantized
         from fractune.inference.loading import model_of
 
-        opened, path = Bundle(Path(bundle)), Path(onnx)
-        one = opened if member is None else opened.members[member]
-        model = model_of(one, share=share, runtimes=False)
+        opened = Bundle(Path(bundle))
+        model = model_of(opened if member is None else opened.members[member], share=share, runtimes=False)
         compared, found = time_beside_runtimes(
-            model, path.read_bytes(), runtimes, repeats, quantized=is_quantized(path), exact=exact
+            model, model.random_inputs(), _file(onnx, repeats, exact=exact), runtimes
         )
         confinement.verify()
-        return {"compared": compared.to_json(), "runtimes": {name: each.to_json() for name, each in found.items()}}
+        return {"compared": compared.to_json(), "runtimes": _as_json(found)}
 
-    return {"compare": compare}
+    def compare_between(
+        bundle: str, member: int, onnx: str, runtimes: list[str], repeats: int, *, exact: bool
+    ) -> dict[str, Any]:
+        from fractune.inference.bucketed_model import BucketedModel
+        from fractune.inference.comparing.between_shapes import time_between_shapes
+
+        model = BucketedModel(Bundle(Path(bundle)), share=share, runtimes=False)
+        between, found = time_between_shapes(model, member, _file(onnx, repeats, exact=exact), runtimes)
+        confinement.verify()
+        return {"between": [each.to_json() for each in between], "runtimes": _as_json(found)}
+
+    return {"compare": compare, "compare_between": compare_between}
+
+
+def _file(onnx: str, repeats: int, *, exact: bool) -> Contenders:
+    from fractune.inference.comparing.beside_runtimes import Contenders
+    from fractune.inference.comparing.onnxruntime_model import is_quantized
+
+    path = Path(onnx)
+    return Contenders(path.read_bytes(), is_quantized(path), exact, repeats)
+
+
+def _as_json(found: Mapping[str, Runtime]) -> dict[str, Any]:
+    return {name: each.to_json() for name, each in found.items()}

@@ -6,50 +6,24 @@ import contextlib
 import hashlib
 import importlib.util
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fractune.features.compete.table import compared_table
-from fractune.features.shapes.text import shape_text
+from fractune.features.compete.contests import CompeteResult, held_contests
 from fractune.local.stack import own_env
 from fractune.local.timing_process import timing_process
 from fractune.sessions.progress import LineProgress, line_reporter
-from fractune.text.rendering import Table
 from fractune_core.errors import BadRequest
-from fractune_core.files.buckets import input_shapes
+from fractune_core.files.buckets import Buckets
 from fractune_core.files.bundles import JOINED_FORMAT, Bundle
-from fractune_core.files.compared import MODEL, RUNTIMES, Compared
+from fractune_core.files.compared import MODEL, OURS, RUNTIMES, all_compared
 from fractune_core.files.replacing import replacing_file
 from fractune_core.shares import Share, share_names
 
 _CHILD = "fractune.features.compete.child"
 REPEATS = 12
 _LARGEST_MODEL = 2**31 - 1
-
-
-@dataclass(frozen=True)
-class Contest:
-    """One shape at one share."""
-
-    shape: str
-    """of a bundle for several shapes; empty for any other"""
-    share: str
-    compared: Compared
-
-
-@dataclass(frozen=True)
-class CompeteResult:
-    """The contests of a bundle, which it holds now."""
-
-    path: Path
-    contests: tuple[Contest, ...]
-
-    @property
-    def table(self) -> Table:
-        """A row for each contender at each share."""
-        return compared_table(self.path.name, self.contests)
 
 
 def installed_runtimes() -> list[str]:
@@ -88,11 +62,6 @@ def compete(
         found = {member: _at_shares(path, member, contest, at, report) for member in members}
         _write(opened, path, onnx, found)
     return held_contests(path)
-
-
-def held_contests(path: Path) -> CompeteResult:
-    """The contests that the bundle at `path` holds. Raises BadBundle."""
-    return CompeteResult(path, tuple(_contests(path)))
 
 
 def check_runtimes(given: str | Sequence[str] | None) -> list[str]:
@@ -143,54 +112,59 @@ def _shares(bundle: Bundle, given: str | Sequence[str] | None) -> list[str]:
 def _at_shares(
     path: Path, member: int | None, contest: dict[str, Any], shares: list[str], report: Callable[[str], None]
 ) -> dict[str, Any]:
-    """What the child found, by share."""
+    """What the child found, by share: `compared`, `runtimes`, and `between` for a member that pads."""
     found = {}
     for share in shares:
         report(f"timing {', '.join(contest['runtimes'])} beside the bundle at {share}")
         with timing_process(_CHILD, share, own_env(), report_line=report) as call:
             found[share] = call("compare", bundle=str(path), member=member, **contest)
+            left = [name for name in found[share]["compared"]["times"] if name != OURS]
+            if member is not None and left and _pads(path):
+                report(f"timing {', '.join(left)} beside padded runs at {share}")
+                more = call("compare_between", bundle=str(path), member=member, **{**contest, "runtimes": left})
+                found[share]["between"] = more["between"]
     return found
 
 
+def _pads(path: Path) -> bool:
+    with contextlib.closing(Bundle(path)) as bundle:
+        return bool(Buckets.from_json(bundle.manifest["buckets"]).padding.proved)
+
+
 def _write(bundle: Bundle, path: Path, onnx: Path, found: dict[int | None, dict[str, Any]]) -> None:
-    """Write the times into the bundle, and the model file if another runtime serves a share of it."""
+    """Write the times into the bundle, and the model file if another runtime serves something of it."""
     before: dict[str, Any] = bundle.written.get("runtimes", {})
     runtimes = dict(before)
     for by_share in found.values():
         for each in by_share.values():
             runtimes |= each["runtimes"]
     changed = {name for name in before if runtimes[name] != before[name]}
-    compared = {
-        member: {share: each["compared"] for share, each in by_share.items()} for member, by_share in found.items()
-    }
     fields: dict[str, Any] = {"runtimes": runtimes}
-    if None in compared:
-        fields["compared"] = {**_still_true(bundle.written, changed), **compared[None]}
-        all_compared = list(fields["compared"].values())
+    if None in found:
+        fields |= _times(bundle.written, found[None], changed)
+        members = [fields]
     else:
-        fields["members"] = [
-            {**member, "compared": {**_still_true(member, changed), **compared.get(number, {})}}
+        members = fields["members"] = [
+            {**member, **_times(member, found.get(number, {}), changed)}
             for number, member in enumerate(bundle.written["members"])
         ]
-        all_compared = [each for member in fields["members"] for each in member["compared"].values()]
     extra = {}
-    if any(Compared.from_json(each).winners for each in all_compared):
+    alone = None not in found and not _pads(path)
+    if any(each.serving(alone=alone) for member in members for _, each in all_compared(member)):
         fields["format"] = JOINED_FORMAT
         extra[MODEL] = onnx.read_bytes()
     with replacing_file(path) as file:
         bundle.copy_to(file, extra=extra, **fields)
 
 
-def _still_true(manifest: Mapping[str, Any], changed: set[str]) -> dict[str, Any]:
-    """The comparisons that a bundle holds, without those of runtimes that have changed since."""
-    held = manifest.get("compared", {})
-    return {share: each for share, each in held.items() if not changed & each["times"].keys()}
-
-
-def _contests(path: Path) -> Iterator[Contest]:
-    with contextlib.closing(Bundle(path)) as bundle:
-        several = "buckets" in bundle.manifest
-        for each in bundle.members if several else [bundle]:
-            shape = shape_text(input_shapes(each.manifest)) if several else ""
-            for share, compared in each.manifest.get("compared", {}).items():
-                yield Contest(shape, share, Compared.from_json(compared))
+def _times(manifest: Mapping[str, Any], found: Mapping[str, Any], changed: set[str]) -> dict[str, Any]:
+    """The comparisons of a bundle or a member, by share: those that it holds and those that were `found`, without those
+    of runtimes that have changed since.
+    """
+    compared = {
+        share: each for share, each in manifest.get("compared", {}).items() if not changed & each["times"].keys()
+    }
+    between = {share: each for share, each in manifest.get("between", {}).items() if share in compared}
+    compared |= {share: each["compared"] for share, each in found.items()}
+    between |= {share: each["between"] for share, each in found.items() if "between" in each}
+    return {"compared": compared, **({"between": between} if between or "between" in manifest else {})}

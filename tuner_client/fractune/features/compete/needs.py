@@ -8,8 +8,9 @@ from pathlib import Path
 
 from fractune.local.doctor import Finding, Use, packages
 from fractune_core.errors import BadBundle
+from fractune_core.files.buckets import Buckets
 from fractune_core.files.bundles import Bundle
-from fractune_core.files.compared import ONNX_RUNTIME, Compared, Runtime
+from fractune_core.files.compared import ONNX_RUNTIME, Runtime, all_compared
 from fractune_core.share_kinds import CPU
 
 
@@ -48,14 +49,16 @@ def _runtimes(bundle: Bundle) -> list[Finding]:
     """One for each runtime that serves a share: without it the bundle's own code runs. Parts of a model need theirs."""
     from fractune.inference.choosing.runtimes import installed, is_alike
 
-    members = [each.manifest for each in bundle.members] if "buckets" in bundle.manifest else [bundle.manifest]
-    compared = [Compared.from_json(each) for member in members for each in member.get("compared", {}).values()]
+    several = "buckets" in bundle.manifest
+    alone = several and not Buckets.from_json(bundle.manifest["buckets"]).padding.proved
+    members = [each.manifest for each in bundle.members] if several else [bundle.manifest]
+    compared = [each for member in members for _, each in all_compared(member)]
     found = []
     if "stages" in bundle.manifest:
         wanted = Runtime.from_json(bundle.manifest["runtimes"][ONNX_RUNTIME]).version
         parts = f"{ONNX_RUNTIME}, which runs parts of the model"
         found.append(Finding(parts, installed(ONNX_RUNTIME), f"pip install {ONNX_RUNTIME}=={wanted}"))
-    for name in sorted({winner for each in compared for winner in each.winners}):
+    for name in sorted({name for each in compared for name in each.serving(alone=alone)}):
         wanted, there = Runtime.from_json(bundle.manifest["runtimes"][name]).version, installed(name)
         alike = there if is_alike(there, wanted) else ""
         how = f"pip install {name}=={wanted}; {there or 'none'} is installed, so the bundle's own code runs"

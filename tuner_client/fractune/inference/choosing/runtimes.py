@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib.metadata
-from dataclasses import replace
+import math
+from dataclasses import dataclass, replace
 
 from fractune.inference.choosing.matching import Matched
 from fractune.inference.choosing.variants import VariantChoice
@@ -16,29 +17,81 @@ from fractune_core.shares import units_text
 
 
 def runtime_choice(bundle: Bundle, here: ShareHere, found: Matched, goal: ServiceGoal) -> tuple[Matched, str]:
-    """`found`, or the runtime that was faster than the bundle at exactly this share; and a warning if that runtime is
-    not there in the version that was timed. Under a CPU limit nothing was compared.
+    """`found`, or the runtime that was faster than the bundle at this share; and a warning if that runtime is not there
+    in the version that was timed. On more cores than were compared it is the one that was faster at the smaller share
+    as which `found` runs. Under a CPU limit nothing was compared.
     """
-    share = next((name for name, units in bundle.units(here.mechanism).items() if units == here.units), None)
-    compared = bundle.manifest.get("compared", {}).get(share)
-    if compared is None or here.quota is not None:
+    at = compared_share(bundle, here, found.threads)
+    compared = bundle.manifest.get("compared", {}).get(at[0]) if at else None
+    if at is None or compared is None:
         return found, ""
-    times = Compared.from_json(compared)
-    winner = times.winner(goal)
-    if winner == OURS:
+    winner = Winner.of(bundle, Compared.from_json(compared), goal)
+    if winner is None:
         return found, ""
-    wanted = Runtime.from_json(bundle.manifest["runtimes"][winner]).version
-    how = "for paced requests" if goal == "latency" else "in a loop"
-    ratio = times.times[winner].paced if goal == "latency" else times.times[winner].loop
-    factor = "" if ratio is None else f"{ratio[0]:.2f} times as fast as the bundle's own code {how}"
-    there = installed(winner)
-    if not is_alike(there, wanted):
-        missing = f"{winner} {wanted} was {factor} at {units_text(here.units, here.unit)}, and "
-        missing += f"{there} is installed here" if there else "is not installed here"
+    cores = units_text(at[1], here.unit)
+    if not winner.is_here:
+        missing = f"{winner.text} at {cores}, and {winner.missing}"
         choice = replace(found.choice, reason=f"{found.choice.reason}; {missing}")
-        return replace(found, choice=choice), f"{bundle.name}: {missing}; install {winner}=={wanted}"
-    reason = f"{winner} {there} runs it: {factor} at {units_text(here.units, here.unit)}"
-    return Matched(VariantChoice(winner, How.EXACT, 0.0, reason), found.share, here.units), ""
+        return replace(found, choice=choice), f"{bundle.name}: {missing}; {winner.advice}"
+    reason = f"{winner.runtime} {winner.installed} runs it: {winner.factor} at {cores}"
+    if at[1] == here.units:
+        return Matched(VariantChoice(winner.runtime, How.EXACT, 0.0, reason), found.share, at[1]), ""
+    reason += f"; nothing was compared at {units_text(here.units, here.unit)}"
+    return Matched(VariantChoice(winner.runtime, How.NEAR, math.nan, reason), found.share, at[1]), ""
+
+
+def compared_share(bundle: Bundle, here: ShareHere, threads: int) -> tuple[str, int] | None:
+    """The bundle's share whose comparisons hold here, and its units: the one of so many units, else the smaller one as
+    which the bundle runs, with as many `threads`.
+    """
+    if here.quota is not None:
+        return None
+    held = {units: name for name, units in bundle.units(here.mechanism).items()}
+    units = here.units if here.units in held else threads
+    return (held[units], units) if units in held else None
+
+
+@dataclass(frozen=True)
+class Winner:
+    """A runtime that was faster than a bundle, and whether it is here in the version that was timed."""
+
+    runtime: str
+    version: str
+    """that was timed"""
+    installed: str
+    factor: str
+    """how much faster, for people"""
+
+    @classmethod
+    def of(cls, bundle: Bundle, compared: Compared, goal: ServiceGoal) -> Winner | None:
+        """None where no runtime was faster."""
+        runtime = compared.winner(goal)
+        if runtime == OURS:
+            return None
+        how = "for paced requests" if goal == "latency" else "in a loop"
+        ratio = compared.times[runtime].paced if goal == "latency" else compared.times[runtime].loop
+        factor = "" if ratio is None else f"{ratio[0]:.2f} times as fast as the bundle's own code {how}"
+        return cls.named(bundle, runtime, factor)
+
+    @classmethod
+    def named(cls, bundle: Bundle, runtime: str, factor: str) -> Winner:
+        return cls(runtime, Runtime.from_json(bundle.manifest["runtimes"][runtime]).version, installed(runtime), factor)
+
+    @property
+    def is_here(self) -> bool:
+        return is_alike(self.installed, self.version)
+
+    @property
+    def text(self) -> str:
+        return f"{self.runtime} {self.version} was {self.factor}"
+
+    @property
+    def missing(self) -> str:
+        return f"{self.installed} is installed here" if self.installed else "is not installed here"
+
+    @property
+    def advice(self) -> str:
+        return f"install {self.runtime}=={self.version}"
 
 
 def installed(runtime: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -11,10 +12,9 @@ from fractune.inference.comparing.agreement import rounding
 from fractune.inference.comparing.interleaved import Times, differences, time_interleaved
 from fractune.inference.model import Model
 from fractune.inference.runtimes.sessions import Session, open_session, settings_of
-from fractune.inference.runtimes.variant import input_order
+from fractune.inference.runtimes.variant import input_order, open_shapes
 from fractune_core.analysis.slowdown_ci import Slowdown, slowdown
 from fractune_core.errors import FractuneError
-from fractune_core.files.buckets import input_shapes
 from fractune_core.files.compared import OURS, Compared, Runtime, Timed
 from fractune_core.names import UNTUNED_VARIANT
 
@@ -28,23 +28,34 @@ _OWN_SPREADS = 3.0
 """Two runtimes may lie this many times as far apart as two variants of the bundle"""
 
 
-def time_beside_runtimes(
-    model: Model, onnx: bytes, runtimes: Sequence[str], repeats: int, *, quantized: bool, exact: bool = True
-) -> tuple[Compared, dict[str, Runtime]]:
-    """Times of the model and of its file in the runtimes that can run it and agree with it, and these runtimes.
+@dataclass(frozen=True)
+class Contenders:
+    """What other runtimes run, and how all are timed."""
 
-    All have a thread for each core of the model's share. The model runs its own code. Unless `exact`, runtimes compute
-    by their defaults, and may differ as much as a quantized model.
+    onnx: bytes
+    """the model's file"""
+    is_quantized: bool
+    exact: bool
+    """else runtimes compute by their defaults, and may differ as much as a quantized model"""
+    repeats: int
+
+
+def time_beside_runtimes(
+    model: Model, inputs: dict[str, Array], file: Contenders, runtimes: Sequence[str]
+) -> tuple[Compared, dict[str, Runtime]]:
+    """Times of the model and of its file in the `runtimes` that can run it and agree with it, and these runtimes.
+
+    All have a thread for each core of the model's share. The model runs its own code, and pads inputs that have none
+    of its shapes.
     """
-    inputs = model.random_inputs()
     wanted = model.run(inputs)
-    allowed = _QUANTIZED_AGREE if quantized or not exact else _allowed(model, inputs, wanted)
+    allowed = _QUANTIZED_AGREE if file.is_quantized or not file.exact else _allowed(model, inputs, wanted)
     calls: dict[str, Callable[[], Any]] = {OURS: partial(model.run, inputs)}
     found, refused, differ = {}, {}, {}
     for name in runtimes:
-        settings = settings_of(name, exact=exact)
+        settings = settings_of(name, exact=file.exact)
         try:
-            session = _session(model, onnx, name, settings)
+            session = _session(model, file.onnx, name, settings)
             call = _call(model, session, inputs)
             differ[name] = worst = differences(call(), wanted)[1]
         except (FractuneError, ValueError) as error:
@@ -54,7 +65,7 @@ def time_beside_runtimes(
             refused[name] = f"its outputs differ by {worst:.1e} of the largest value, and {allowed:.0e} is rounding"
             continue
         calls[name], found[name] = call, Runtime(session.version, settings)
-    times = time_interleaved(calls, repeats, apart=True)
+    times = time_interleaved(calls, file.repeats, apart=True)
     ours = times[OURS]
     timed = {OURS: _timed(ours, None, None)}
     timed |= {name: _timed(times[name], ours, differ[name]) for name in found}
@@ -70,7 +81,7 @@ def _allowed(model: Model, inputs: dict[str, Array], wanted: list[Array]) -> flo
 
 
 def _session(model: Model, onnx: bytes, name: str, settings: Mapping[str, str]) -> Session:
-    shapes, threads = input_shapes(model.bundle.manifest), model.share.units
+    shapes, threads = open_shapes(model.inputs), model.share.units
     file_name = model.bundle.manifest["model"]["name"]
     return open_session(name, onnx, file_name, threads, model.share.cpus[:threads], settings, shapes)
 

@@ -17,7 +17,7 @@ from fractune.inference.bucketed_model import BucketedModel
 from fractune.inference.comparing.agreement import rounding
 from fractune.inference.comparing.interleaved import differences
 from fractune.inference.tvm_runtime.tensors import TensorSpec, random_inputs
-from fractune_core.files.buckets import UNKNOWN, OpenAxes, Padding
+from fractune_core.files.buckets import UNKNOWN, OpenAxes, Padding, sizes_text
 
 if TYPE_CHECKING:
     import numpy as np
@@ -58,7 +58,7 @@ def compare_padded(model: BucketedModel, accepted: float = 0.0) -> Padding:
                     refusal = _refusal(model, name, worst, sizes, bucket)
                     return Padding(proved=False, reason=refusal, max_rel_difference=worst)
                 largest = max(largest, worst)
-        compared.add(_sizes_text(sizes))
+        compared.add(sizes_text(sizes))
     if not compared:
         return Padding(proved=False, reason="no bucket is larger than another one in all axes")
     texts = sorted(compared, key=lambda text: [int(part) for part in text.split() if part.isdecimal()])
@@ -158,10 +158,6 @@ def _worst(model: BucketedModel, outputs: Sequence[Array], reference: Sequence[A
 
 def _refusal(model: BucketedModel, name: str, worst: float, sizes: Mapping[str, int], bucket: int) -> str:
     return (
-        f"the output '{name}' of inputs of {_sizes_text(sizes)} differs by {worst:.2g} of its largest value in the "
-        f"bucket of {_sizes_text(model.bucket_sizes[bucket])}"
+        f"the output '{name}' of inputs of {sizes_text(sizes)} differs by {worst:.2g} of its largest value in the "
+        f"bucket of {sizes_text(model.bucket_sizes[bucket])}"
     )
-
-
-def _sizes_text(sizes: Mapping[str, int]) -> str:
-    return " ".join(f"{symbol} {size}" for symbol, size in sizes.items())

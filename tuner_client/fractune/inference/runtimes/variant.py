@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fractune.inference.runtimes.sessions import Session, open_session
-from fractune.inference.tvm_runtime.tensors import as_array, as_tensor
+from fractune.inference.tvm_runtime.tensors import TensorSpec, as_array, as_tensor
 from fractune.inference.tvm_runtime.variants import Variant
 from fractune_core.errors import BadModel
 from fractune_core.files.buckets import input_shapes
@@ -18,16 +18,29 @@ def runtime_variant(bundle: Bundle, runtime: str, threads: int, cpus: Sequence[i
     """The model in `runtime`, on so many threads of `cpus`. Raises BadBundle, BadModel, FractuneError if the runtime is
     not installed.
     """
-    settings = Runtime.from_json(bundle.manifest["runtimes"][runtime]).settings
-    shapes = input_shapes(bundle.manifest)
-    session = open_session(runtime, bundle.read(MODEL), bundle.name, threads, cpus, settings, shapes)
-    names = input_order(bundle.manifest, session)
+    session, names = held_session(bundle, runtime, threads, cpus, input_shapes(bundle.manifest))
 
     def main(*arguments: Any) -> list[Any]:
         outputs = session.run(dict(zip(names, map(as_array, arguments), strict=True)))
         return [as_tensor("output", output) for output in outputs]
 
     return Variant(main, None)
+
+
+def held_session(
+    bundle: Bundle, runtime: str, threads: int, cpus: Sequence[int], shapes: Mapping[str, Sequence[int]]
+) -> tuple[Session, list[str]]:
+    """A session of the model file in the bundle, and its names of the inputs in the bundle's order. Raises as
+    `runtime_variant`.
+    """
+    settings = Runtime.from_json(bundle.manifest["runtimes"][runtime]).settings
+    session = open_session(runtime, bundle.read(MODEL), bundle.name, threads, cpus, settings, shapes)
+    return session, input_order(bundle.manifest, session)
+
+
+def open_shapes(specs: Sequence[TensorSpec]) -> dict[str, list[int]]:
+    """The shapes of inputs as runtimes take them: -1 for an open dimension."""
+    return {spec.name: [-1 if size is None else size for size in spec.shape] for spec in specs}
 
 
 def input_order(manifest: Mapping[str, Any], session: Session) -> list[str]:

@@ -5,7 +5,8 @@ where compiled code needs it, and new memory for their copies costs a page fault
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from operator import ge
 from typing import Any
 
 from fractune.inference.tvm_runtime.tensors import TensorSpec, array_of, as_tensor, fits, numpy_dtype
@@ -41,6 +42,24 @@ class KeptInputs:
             else:
                 tensors.append(as_tensor(name, given))
         return tensors
+
+    def padded(self, inputs: Any, pad: Mapping[str, float]) -> list[Any] | None:
+        """Copies of smaller inputs as tensors, followed along each axis by the input's number in `pad`, else 0. None as
+        `tensors`.
+        """
+        if type(inputs) is not dict or len(inputs) != len(self._kept):
+            return None
+        for name, memory, dtype, shape, _ in self._kept:
+            given: Any = inputs.get(name)
+            if type(given) is not type(memory) or given.dtype != dtype or not _holds(shape, given.shape):
+                return None
+            memory[...] = pad.get(name, 0)
+            memory[tuple(map(slice, given.shape))] = given
+        return [tensor for *_, tensor in self._kept]
+
+
+def _holds(shape: Sequence[int], smaller: Sequence[int]) -> bool:
+    return len(shape) == len(smaller) and all(map(ge, shape, smaller))
 
 
 def are_worth_keeping(specs: Sequence[TensorSpec]) -> bool:

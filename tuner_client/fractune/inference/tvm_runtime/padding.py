@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +39,7 @@ def padded(specs: Sequence[TensorSpec], inputs: Mapping[str, Any], pad: Mapping[
 
 
 def real_part(
-    outputs: Sequence[Array], specs: Sequence[TensorSpec], axes: OpenAxes, sizes: Mapping[str, int]
+    outputs: Iterable[Array], specs: Sequence[TensorSpec], axes: OpenAxes, sizes: Mapping[str, int]
 ) -> list[Array]:
     """The outputs of padded inputs, without the positions of the padding, as separate arrays."""
     return [

@@ -1,0 +1,82 @@
+"""At which sizes between two shapes other runtimes are timed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fractune
+from fractune import BucketedModel
+from fractune.inference.comparing import between_shapes
+from fractune.inference.comparing.beside_runtimes import Contenders
+from fractune.inference.comparing.between_shapes import find_largest, gaps, time_between_shapes
+from fractune_core.files.compared import Compared, Runtime, Timed
+from tests.support.real_bundle import ENCODER, ENCODER_SHAPES
+
+
+@pytest.mark.parametrize(
+    ("bucket", "found"),
+    [
+        (0, [("batch", 1), ("length", 1)]),
+        (1, [("batch", 1), ("length", 17)]),
+        (2, [("batch", 3), ("length", 1)]),
+        (3, [("batch", 3), ("length", 17)]),
+    ],
+)
+def test_smaller_sizes_that_run_padded_in_a_bucket(bucket: int, found: list[tuple[str, int]]) -> None:
+    sizes = [(2, 16), (2, 32), (4, 16), (4, 32)]
+    assert list(gaps([{"batch": batch, "length": length} for batch, length in sizes], bucket)) == found
+
+
+def test_an_axis_without_smaller_sizes_is_left_out() -> None:
+    assert list(gaps([{"batch": 1, "length": 1}, {"batch": 1, "length": 2}], 1)) == []
+    assert list(gaps([{"batch": 1, "length": 1}, {"batch": 1, "length": 3}], 1)) == [("length", 2)]
+
+
+@pytest.mark.parametrize("largest", [1, 2, 40, 63])
+def test_the_largest_size_is_found(largest: int) -> None:
+    asked: list[int] = []
+
+    def holds(size: int) -> bool:
+        asked.append(size)
+        return size <= largest
+
+    find_largest(1, 64, holds)
+    held = max((size for size in asked if size <= largest), default=1)
+    assert largest - held <= 3
+    assert len(asked) <= 6
+
+
+def simulated(monkeypatch: pytest.MonkeyPatch, largest: int) -> list[tuple[int, list[str]]]:
+    """Contests are simulated: ONNX Runtime wins up to a length, OpenVINO never. Returns those that were asked for."""
+    asked: list[tuple[int, list[str]]] = []
+
+    def compare(_model: Any, inputs: Any, _file: Any, names: list[str]) -> tuple[Compared, dict[str, Runtime]]:
+        length = inputs["ids"].shape[1]
+        asked.append((length, list(names)))
+        wins = {"onnxruntime": length <= largest, "openvino": False}
+        ratios = {name: (2.0, 1.9, 2.1) if wins[name] else (0.9, 0.8, 0.95) for name in names}
+        times = {name: Timed(1.0, 1.0, ratio, ratio) for name, ratio in ratios.items()}
+        return Compared({"fractune": Timed(1.0, 1.0), **times}), {name: Runtime("1", {}) for name in names}
+
+    monkeypatch.setattr(between_shapes, "time_beside_runtimes", compare)
+    return asked
+
+
+@pytest.mark.parametrize(("largest", "sizes"), [(0, [9]), (10, [9, 12, 10, 11]), (99, [9, 12, 14, 15])])
+def test_a_runtime_that_loses_at_the_smallest_size_is_timed_at_no_other(
+    encoders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, largest: int, sizes: list[int]
+) -> None:
+    files = [encoders / f"{ENCODER}-{batch}x{length}.fractune" for batch, length in ENCODER_SHAPES[ENCODER]]
+    model = fractune.load(fractune.join(files, out=tmp_path / "joined.fractune"))
+    assert isinstance(model, BucketedModel)
+    asked = simulated(monkeypatch, largest)
+    file = Contenders(b"", is_quantized=False, exact=True, repeats=6)
+    found, used = time_between_shapes(model, 1, file, ["onnxruntime", "openvino"])
+    assert [each.sizes for each in found] == [{"batch": 1, "length": size} for size in sizes]
+    assert asked == [
+        (size, ["onnxruntime"] if number else ["onnxruntime", "openvino"]) for number, size in enumerate(sizes)
+    ]
+    assert used.keys() == {"onnxruntime", "openvino"}
