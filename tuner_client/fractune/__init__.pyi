@@ -5,7 +5,7 @@ from fractune.features.client import Client as Client
 from fractune.features.client import connect as connect
 from fractune.features.client import local_stack as local_stack
 from fractune.features.compete.compete import compete as compete
-from fractune.features.compete.contests import CompeteResult as CompeteResult
+from fractune.features.compete.results import CompeteResult as CompeteResult
 from fractune.features.cost.cost import CostResult as CostResult
 from fractune.features.cost.cost import cost as cost
 from fractune.features.cost.job_cost import JobCost as JobCost

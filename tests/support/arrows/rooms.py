@@ -44,7 +44,8 @@ WORDS = ("fractune_core", "fractune_core.codec", "fractune_core.errors")
 """what every room of core that is made of the words of the domain may import"""
 
 INFERENCE = tuple(
-    f"fractune.inference{name}" for name in ("", ".choosing", ".comparing", ".cpu", ".gpu", ".runtimes", ".tvm_runtime")
+    f"fractune.inference{name}"
+    for name in ("", ".choosing", ".comparing", ".cpu", ".gpu", ".padding", ".runtimes", ".tvm_runtime")
 )
 
 FEATURES = tuple(
@@ -419,6 +420,13 @@ ROOMS = {
         "fractune.inference.runtimes",
         "fractune.inference.tvm_runtime",
         lazily=("numpy", "onnxruntime", "openvino"),
+    ),
+    "fractune.inference.padding": room(
+        *CORE,
+        "fractune.inference",
+        "fractune.inference.comparing",
+        "fractune.inference.tvm_runtime",
+        lazily=("numpy",),
     ),
     "fractune.inference.cpu": room(*CORE, "fractune.inference.tvm_runtime"),
     "fractune.inference.gpu": room(*CORE, "fractune.inference.cpu", "fractune.inference.tvm_runtime"),

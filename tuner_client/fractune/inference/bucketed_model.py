@@ -7,7 +7,7 @@ outputs = model.run({"input_ids": ids, "attention_mask": mask})  # of 37 tokens,
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,7 +21,7 @@ from fractune.inference.runtimes.variant import held_session, open_shapes
 from fractune.inference.tvm_runtime.bound import Bound
 from fractune.inference.tvm_runtime.interface import Interface
 from fractune.inference.tvm_runtime.padding import concatenated, open_specs, real_part
-from fractune.inference.tvm_runtime.tensors import as_arrays, numpy_dtype
+from fractune.inference.tvm_runtime.tensors import open_arrays
 from fractune_core.errors import BadRequest
 from fractune_core.files.buckets import BATCH, Buckets, OpenAxes, Padding, input_shapes
 from fractune_core.files.bundles import Bundle
@@ -73,7 +73,6 @@ class BucketedModel(Model):
         self._options = options
         self.inputs = open_specs(self._interface.inputs, self.axes.inputs)
         self.outputs = open_specs(self._interface.outputs, self.axes.outputs)
-        self._dtypes = [numpy_dtype(spec.dtype) for spec in self.inputs]
         self._interfaces = [Interface(member) for member in bundle.members]
         self.buckets = [input_shapes(member.manifest) for member in bundle.members]
         self.bucket_sizes = [self.axes.sizes(shapes) for shapes in self.buckets]
@@ -111,26 +110,13 @@ class BucketedModel(Model):
         return Model.run_padded(self._member(bucket), inputs, self._pad, real, variant)
 
     def _run_as_they_are(self, server: ServesUpTo, inputs: Mapping[str, Any]) -> list[Array]:
-        arrays = self._arrays(inputs)
+        arrays = open_arrays(self.inputs, inputs)
         self.follow()
         with self._turn.lock:
             session, names = self._session(server)
             outputs = session.run(dict(zip(names, arrays, strict=True)))
             # Copied before the next call: a runtime may write its outputs to the same memory again.
             return [output.copy() for output in outputs]
-
-    def _arrays(self, inputs: Mapping[str, Any]) -> list[Array]:
-        """The inputs in their order, in place. Their shapes are known to fit. Raises BadRequest for other types."""
-        import numpy as np
-
-        given = [inputs[spec.name] for spec in self.inputs]
-        if all(
-            type(each) is np.ndarray and each.dtype == dtype for each, dtype in zip(given, self._dtypes, strict=True)
-        ):
-            return given
-        sized = [replace(spec, shape=tuple(each.shape)) for spec, each in zip(self.inputs, given, strict=True)]
-        arrays = as_arrays(sized, inputs)
-        return [arrays[spec.name] for spec in self.inputs]
 
     def _session(self, server: ServesUpTo) -> tuple[Session, list[str]]:
         """Opened at the first request between shapes, which takes as long as the runtime needs for the model."""

@@ -12,8 +12,8 @@ import pytest
 
 import fractune
 from fractune import BucketedModel
-from fractune.features.compete.contests import held_contests
 from fractune.features.compete.needs import bundle_use
+from fractune.features.compete.results import held_contests
 from fractune.inference.choosing import runtimes
 from fractune.inference.choosing.between import ServesUpTo, server_of
 from fractune_core.errors import BadBundle, BadRequest

@@ -40,7 +40,7 @@ def open_child(args: list[str]) -> dict[str, Callable[..., Any]]:
         bundle: str, member: int, onnx: str, runtimes: list[str], repeats: int, *, exact: bool
     ) -> dict[str, Any]:
         from fractune.inference.bucketed_model import BucketedModel
-        from fractune.inference.comparing.between_shapes import time_between_shapes
+        from fractune.inference.padding.between_shapes import time_between_shapes
 
         model = BucketedModel(Bundle(Path(bundle)), share=share, runtimes=False)
         between, found = time_between_shapes(model, member, _file(onnx, repeats, exact=exact), runtimes)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fractune.features.compete.contests import CompeteResult, held_contests
+from fractune.features.compete.results import CompeteResult, held_contests
 from fractune.local.stack import own_env
 from fractune.local.timing_process import timing_process
 from fractune.sessions.progress import LineProgress, line_reporter

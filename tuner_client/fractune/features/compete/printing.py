@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from fractune.features.compete.contests import CompeteResult, Contest
+from fractune.features.compete.results import CompeteResult, Contest
 
 
 def print_contests(found: CompeteResult, *, as_json: bool) -> None:

@@ -91,7 +91,7 @@ def _checked(pad: Mapping[str, float], buckets: Buckets) -> dict[str, int | floa
 def _proved(path: Path, accepted: float) -> JoinedBundle:
     """The bundle at `path` with the result of the comparison, if it can run here."""
     from fractune.inference.bucketed_model import BucketedModel
-    from fractune.inference.comparing.padded_outputs import compare_padded
+    from fractune.inference.padding.padded_outputs import compare_padded
 
     with contextlib.closing(Bundle(path)) as bundle:
         held = Buckets.from_json(bundle.manifest["buckets"])

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fractune.features.compete.contests import CompeteResult
+from fractune.features.compete.results import CompeteResult
 from fractune.features.goal.goal_result import Goal
 from fractune.features.matrix.cross_table import model_table
 from fractune.features.matrix.matrix import Matrix

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from fractune.inference.tvm_runtime.runtime import aligned_bytes, viewed
@@ -69,6 +69,21 @@ def as_arrays(specs: Sequence[TensorSpec], inputs: Mapping[str, Any]) -> dict[st
 
     found = _checked(specs, inputs, None)
     return {name: value if isinstance(value, np.ndarray) else as_array(value) for name, value in found.items()}
+
+
+def open_arrays(specs: Sequence[TensorSpec], inputs: Mapping[str, Any]) -> list[Array]:
+    """The inputs in the order of `specs`, in place; open dimensions may have any size. Raises as `as_arguments`."""
+    import numpy as np
+
+    given = [inputs[spec.name] for spec in specs]
+    if all(
+        type(each) is np.ndarray and each.dtype == numpy_dtype(spec.dtype)
+        for spec, each in zip(specs, given, strict=True)
+    ):
+        return given
+    sized = [replace(spec, shape=tuple(each.shape)) for spec, each in zip(specs, given, strict=True)]
+    arrays = as_arrays(sized, inputs)
+    return [arrays[spec.name] for spec in specs]
 
 
 def _checked(specs: Sequence[TensorSpec], inputs: Any, gpu: tuple[int, int] | None) -> dict[str, Any]:

@@ -15,8 +15,8 @@ import typer
 from fractune.cli import options
 from fractune.cli.printing import print_tables
 from fractune.features.client import Client
-from fractune.features.compete.contests import held_contests
 from fractune.features.compete.printing import print_contests
+from fractune.features.compete.results import held_contests
 from fractune.features.log import jsondatabase
 from fractune.features.log.log import Log, check_export, record_filter
 from fractune.features.log.match import match as match_model

@@ -9,9 +9,9 @@ import pytest
 
 import fractune
 from fractune import BucketedModel
-from fractune.inference.comparing import between_shapes
 from fractune.inference.comparing.beside_runtimes import Contenders
-from fractune.inference.comparing.between_shapes import find_largest, gaps, time_between_shapes
+from fractune.inference.padding import between_shapes
+from fractune.inference.padding.between_shapes import find_largest, gaps, time_between_shapes
 from fractune_core.files.compared import Compared, Runtime, Timed
 from tests.support.real_bundle import ENCODER, ENCODER_SHAPES
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from fractune.inference.bucketed_model import BucketedModel
 from fractune.inference.comparing.beside_runtimes import Contenders, time_beside_runtimes
-from fractune.inference.comparing.padded_outputs import inputs_of
+from fractune.inference.padding.padded_outputs import inputs_of
 from fractune_core.files.compared import Between, Compared, Runtime
 
 _PART = 16

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fractune.inference.bucketed_model import BucketedModel
-from fractune.inference.comparing.padded_outputs import compare_padded
+from fractune.inference.padding.padded_outputs import compare_padded
 from fractune.inference.tvm_runtime.tensors import TensorSpec
 from fractune_core.files.buckets import OpenAxes
 

@@ -1,0 +1,1 @@
+"""What padding changes, and what other runtimes take where a bundle pads."""
