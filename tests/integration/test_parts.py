@@ -24,6 +24,17 @@ def test_what_can_be_imported_is_tuned_and_onnx_runtime_runs_the_rest(tmp_path: 
     refused = run_fractune(*command, "--compete", "none")
     assert refused.returncode == 3
     assert "cannot import node 'cdist' (com.microsoft.CDist)" in error_line(refused)
+    assert "or leave out --compete none: then ONNX Runtime runs this node" in error_line(refused)
+    several = run_fractune(*command[:2], *command[4:], "--lengths", "x:0=2,3")
+    assert (several.returncode, "or give one shape: then the model is tuned in parts" in error_line(several)) == (
+        3,
+        True,
+    )
+    only = run_fractune("bundle", *command[1:6], *command[8:])
+    assert (only.returncode, "or 'fractune tune' the model: it makes a bundle in parts" in error_line(only)) == (
+        3,
+        True,
+    )
     assert not bundle.exists()
     said = events(run_fractune(*command, "--json"))
     results = [each for each in said if each["event"] == "result"]

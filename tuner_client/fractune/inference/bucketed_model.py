@@ -6,8 +6,9 @@ outputs = model.run({"input_ids": ids, "attention_mask": mask})  # of 37 tokens,
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -22,8 +23,9 @@ from fractune.inference.tvm_runtime.bound import Bound
 from fractune.inference.tvm_runtime.interface import Interface
 from fractune.inference.tvm_runtime.padding import concatenated, open_specs, real_part
 from fractune.inference.tvm_runtime.tensors import open_arrays
+from fractune_core.analysis.match import How
 from fractune_core.errors import BadRequest
-from fractune_core.files.buckets import BATCH, Buckets, OpenAxes, Padding, input_shapes
+from fractune_core.files.buckets import BATCH, Buckets, OpenAxes, Padding, input_shapes, sizes_text
 from fractune_core.files.bundles import Bundle
 
 if TYPE_CHECKING:
@@ -172,6 +174,18 @@ class BucketedModel(Model):
             self._ways, self._sessions = {}, {}
         if missing:
             warn_caller(missing)
+
+    def choice_for(self, inputs: Mapping[str, Any]) -> VariantChoice:
+        """What runs these inputs, and why: the choice of their bucket, or another runtime. Raises as `run`."""
+        way = self._way(inputs)
+        given, bucket = sizes_text(way.sizes), sizes_text(self.bucket_sizes[way.member])
+        if way.server is not None:
+            why = "it was faster than padding" if self.padding.proved else "nothing may be padded"
+            return VariantChoice(way.server.runtime, How.NEAR, math.nan, f"it runs {given} as it is: {why} to {bucket}")
+        if not way.is_exact and not self.padding.proved:
+            raise self._not_padded(inputs)
+        choice = self._member(way.member).choice
+        return choice if way.is_exact else replace(choice, reason=f"{given} is padded to {bucket}; {choice.reason}")
 
     def rematch(self) -> VariantChoice:
         for member in self._smaller.values():

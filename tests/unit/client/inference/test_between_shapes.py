@@ -12,6 +12,7 @@ import pytest
 
 import fractune
 from fractune import BucketedModel
+from fractune.cli import main
 from fractune.features.compete.needs import bundle_use
 from fractune.features.compete.results import held_contests
 from fractune.inference.choosing import runtimes
@@ -95,6 +96,25 @@ def test_a_runtime_serves_the_sizes_up_to_the_largest_at_which_it_was_faster(enc
     np.testing.assert_allclose(model.run(inputs_of(9), "untuned")[0], outputs[0], atol=1e-4)
     assert model.rematch() == model.choice
     agree(encoders, model, inputs_of(9))
+
+
+def test_what_runs_a_request_is_said(
+    encoders: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = served(encoders, tmp_path, [between(12, WINS)])
+    model = loaded(path)
+    said = {length: model.choice_for(inputs_of(length)) for length in (9, 13, 16)}
+    assert [each.variant for each in said.values()] == ["onnxruntime", "cpu:1", "cpu:1"]
+    as_it_is = "it runs batch 1 length 9 as it is: it was faster than padding to batch 1 length 16"
+    assert said[9].reason == as_it_is
+    assert said[13].reason.startswith("batch 1 length 13 is padded to batch 1 length 16; tuned at 1 core")
+    assert said[16].reason.startswith("tuned at 1 core")
+    np.savez(tmp_path / "inputs.npz", **inputs_of(9))
+    monkeypatch.setattr("fractune.cli.commands.models.run.confine", lambda _: None)
+    assert main(["run", str(path), "--share", "cpu:1", "--inputs", str(tmp_path / "inputs.npz"), "--repeats", "3"]) == 0
+    shown = capsys.readouterr().out
+    assert f"variant:   onnxruntime ({as_it_is})" in shown
+    assert "\nserved:  " in shown
 
 
 def test_it_serves_where_and_as_it_won(encoders: Path, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fractune.features.parts.remedies import with_remedy
 from fractune.models.source import ModelSource, model_file
 from fractune.server.job_status import JobStatus
 from fractune.server.rpc import RECONNECT_S, RpcClient
@@ -17,7 +18,7 @@ from fractune.sessions.requests import named_bundle_file
 from fractune.sessions.running import finished_job
 from fractune.text.output_files import check_writable
 from fractune_core.analysis.match import DEFAULT_POLICY, Policy
-from fractune_core.errors import BadRequest, JobFailed
+from fractune_core.errors import BadModel, BadRequest, JobFailed
 from fractune_core.jobs import JobSpec, job_options
 from fractune_core.model_inputs import Inputs
 from fractune_core.names import ROBUST_VARIANT
@@ -96,8 +97,12 @@ def bundle(
         written = named_bundle_file(out, path.name)
         check_writable("--out", written)
         spec = JobSpec.requested(path.name, shares, variants=variants, **options)
-        with finished_job(path, spec, state, server, choose_view(progress), reconnect_s) as (place, job):
-            return download_bundle(place.client, job, written)
+        try:
+            with finished_job(path, spec, state, server, choose_view(progress), reconnect_s) as (place, job):
+                return download_bundle(place.client, job, written)
+        except BadModel as error:
+            remedy = "or 'fractune tune' the model: it makes a bundle in parts, and ONNX Runtime runs this node"
+            raise with_remedy(spec, error, remedy) from error
 
 
 def download_bundle(client: RpcClient, job: JobStatus, path: Path) -> BundleFile:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from fractune.features.parts.parts import Parts, can_cut, cut_model, join_parts
+from fractune.features.parts.parts import Parts, cut_model, join_parts
 from fractune.features.tune.bundle import BundleFile
 from fractune.features.tune.result import TuneResult
 from fractune.sessions.finding import PathText
@@ -17,26 +17,11 @@ from fractune.sessions.running import run_job
 from fractune.sessions.session import tuning_session
 from fractune_core.errors import BadModel
 from fractune_core.jobs import JobSpec
-from fractune_core.model_inputs import constants_in, shapes_in
+from fractune_core.model_inputs import shapes_in
 from fractune_core.refusals import RefusedNode, refused_node
-from fractune_core.shares import Share
 
 _MOST_CUTS = 12
 """A refusal names one node, or all of some operators; each costs a job that ends within seconds"""
-
-
-def may_cut(spec: JobSpec, error: BadModel) -> bool:
-    """Whether the importer refused a node that ONNX Runtime may run as a part of the model.
-
-    Raises BadModel that says so if ONNX Runtime is not installed here.
-    """
-    if refused_node(str(error)) is None or constants_in(spec.inputs):
-        return False
-    if any(Share.parse(share).device_kind != "cpu" for share in spec.shares):
-        return False  # ONNX Runtime's parts run on a CPU
-    if not can_cut():
-        raise BadModel(f"{error}; or install 'fractune[onnxruntime]' here: then ONNX Runtime runs this node") from error
-    return True
 
 
 def tune_parts(

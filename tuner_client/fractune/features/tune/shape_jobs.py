@@ -13,15 +13,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fractune.features.parts.remedies import with_remedy
 from fractune.features.shapes.join import join
 from fractune.features.shapes.text import shape_text
 from fractune.features.tune.bundle import BundleFile
 from fractune.features.tune.result import TuneResult
+from fractune.server.job_status import JobStatus
 from fractune.sessions.finding import PathText
 from fractune.sessions.progress import View
 from fractune.sessions.running import run_job
-from fractune.sessions.session import tuning_session
-from fractune_core.errors import BadRequest
+from fractune.sessions.session import Workplace, tuning_session
+from fractune_core.errors import BadModel, BadRequest
 from fractune_core.files.fused import is_fused
 from fractune_core.jobs import JobSpec
 from fractune_core.model_inputs import Inputs, SeveralShapes, as_shapes, each_shape, shapes_in
@@ -84,7 +86,7 @@ def tune_shapes(
         with tuning_session(state, server, specs[0].shares, reconnect_s) as place, view:
             for number, spec in enumerate(specs, 1):
                 view.show_step(f"shape {number} of {len(specs)}: {shape_text(shapes_in(spec.inputs))}")
-                job = run_job(place, model, spec, view)
+                job = _run(place, model, spec, view)
                 bundle = Path(folder) / f"{number}.fractune"
                 place.client.download_bundle(job.bundle, bundle)
                 jobs.append(job)
@@ -92,6 +94,14 @@ def tune_shapes(
             measurers = place.client.measurers() if place.is_own else {}
         joined = join(bundles[::-1], out=written, pad=options.pad, padding_error=options.padding_error)
     return TuneResult(jobs[0], BundleFile(written, jobs[0].name), measurers, jobs=tuple(jobs), joined=joined)
+
+
+def _run(place: Workplace, model: Path, spec: JobSpec, view: View) -> JobStatus:
+    try:
+        return run_job(place, model, spec, view)
+    except BadModel as error:
+        remedy = "or give one shape: then the model is tuned in parts, and ONNX Runtime runs this node"
+        raise with_remedy(spec, error, remedy) from error
 
 
 def _elements(inputs: Inputs) -> int:

@@ -8,10 +8,11 @@ from pathlib import Path
 
 from fractune.features.compete.compete import check_runtimes
 from fractune.features.compete.compete import compete as compete_with
+from fractune.features.parts.remedies import may_cut, with_remedy
 from fractune.features.shapes.lengths import with_lengths
 from fractune.features.tune.bundle import BundleFile
 from fractune.features.tune.goal import goal_spec, tune_until_beaten
-from fractune.features.tune.part_jobs import may_cut, tune_parts
+from fractune.features.tune.part_jobs import tune_parts
 from fractune.features.tune.result import TuneResult
 from fractune.features.tune.shape_jobs import JoinOptions, check_several, options_by_shape, tune_shapes
 from fractune.models.open_inputs import onnx_inputs
@@ -145,7 +146,10 @@ def _tuned(
             # The stack of this call is still running.
             measurers = place.client.measurers() if place.is_own else {}
     except BadModel as error:
-        if not (parts and may_cut(spec, error)):
+        if not parts:
+            remedy = "or leave out --compete none: then ONNX Runtime runs this node"
+            raise with_remedy(spec, error, remedy) from error
+        if not may_cut(spec, error):
             raise
         return tune_parts(model, spec, error, written, state, server, view, reconnect_s)
     return TuneResult(job, BundleFile(written, job.name), measurers)

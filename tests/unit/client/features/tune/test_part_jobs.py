@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from fractune.features.parts.remedies import may_cut, with_remedy
 from fractune.features.tune import part_jobs
 from fractune_core.errors import BadModel
 from fractune_core.jobs import JobSpec
@@ -20,9 +21,14 @@ def spec(shares: str) -> JobSpec:
 
 
 def test_a_refused_node_is_cut_out_for_cpu_shares_only() -> None:
-    assert part_jobs.may_cut(spec("cpu:1"), REFUSED)
-    assert not part_jobs.may_cut(spec("mps:50"), REFUSED)
-    assert not part_jobs.may_cut(spec("cpu:1"), BadModel("the file is torn"))
+    assert may_cut(spec("cpu:1"), REFUSED)
+    assert not may_cut(spec("mps:50"), REFUSED)
+    assert not may_cut(spec("cpu:1"), BadModel("the file is torn"))
+
+
+def test_only_a_node_that_could_be_a_part_has_a_remedy() -> None:
+    assert str(with_remedy(spec("cpu:1"), REFUSED, "or do that")) == f"{REFUSED}; or do that"
+    assert with_remedy(spec("mps:50"), REFUSED, "or do that") is REFUSED
 
 
 def test_a_node_that_is_refused_though_it_was_cut_out_ends_the_tuning(tmp_path: Path) -> None:

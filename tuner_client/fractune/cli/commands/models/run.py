@@ -15,6 +15,8 @@ import typer
 
 from fractune.cli import options
 from fractune.features.fuse.slots_text import apart_text, slots_text
+from fractune.inference.bucketed_model import BucketedModel
+from fractune.inference.choosing.variants import VariantChoice
 from fractune.inference.comparing.beside import Beside, time_beside
 from fractune.inference.comparing.interleaved import PACED, Times, differences, time_interleaved, time_single_calls
 from fractune.inference.comparing.onnxruntime_model import EXACT, NAME
@@ -93,15 +95,16 @@ def run(
         model = load(bundle, share=share, public_key=key, policy=policy, goal=goal, threads=threads)
     if compare is not None and model.share.unit != "core":
         raise BadRequest(f"--compare runs on the CPU, and {bundle.name} runs on a GPU; leave it out")
-    if compare is not None and model.choice.variant in RUNTIMES:
+    given = read_inputs(inputs) if inputs else _random_inputs(model, slot)
+    choice = model.choice_for(given) if isinstance(model, BucketedModel) else model.choice
+    if compare is not None and choice.variant in RUNTIMES:
         raise BadRequest(
-            f"--compare: {model.choice.variant} serves {bundle.name} here, so there is nothing to compare; 'fractune "
+            f"--compare: {choice.variant} serves {bundle.name} here, so there is nothing to compare; 'fractune "
             "compete' has timed both"
         )
     if compare is not None and model.slots:
         raise BadRequest(f"--compare takes one model, and {bundle.name} holds several fused ones; leave it out")
-    given = read_inputs(inputs) if inputs else _random_inputs(model, slot)
-    report = _report(model, given, slot, repeats, model_file)
+    report = _report(model, choice, given, slot, repeats, model_file)
     if save_outputs is not None:
         _save(save_outputs, dict(zip(array_names(model.outputs), model.run(given, slot=slot), strict=True)))
     if as_json:
@@ -126,16 +129,21 @@ def _random_inputs(model: Model, slot: int | None) -> dict[str, Array]:
 
 
 def _report(
-    model: Model, inputs: dict[str, Array], slot: int | None, repeats: int, peer_file: Path | None
+    model: Model,
+    choice: VariantChoice,
+    inputs: dict[str, Array],
+    slot: int | None,
+    repeats: int,
+    peer_file: Path | None,
 ) -> dict[str, Any]:
-    choice = model.choice
     outputs, reference = model.run(inputs, slot=slot), model.run(inputs, UNTUNED_VARIANT, slot=slot)
     absolute, relative = differences(outputs, reference)
     variants = tuple(dict.fromkeys((UNTUNED_VARIANT, choice.variant)))
     brief = UNTUNED_VARIANT if choice.variant != UNTUNED_VARIANT else ""
     if peer_file is None:
         peer = None
-        calls = {name: _call(model, inputs, slot, name) for name in variants}
+        # What was chosen has no name here: it may be a runtime that runs inputs between the shapes of a bundle.
+        calls = {name: _call(model, inputs, slot, None if name == choice.variant else name) for name in variants}
         times = time_interleaved(calls, repeats, brief=brief)
     else:
         peer = time_beside(peer_file, model, inputs, variants, repeats, brief=brief)
@@ -173,7 +181,7 @@ def _report(
     return report
 
 
-def _call(model: Model, inputs: dict[str, Array], slot: int | None, variant: str) -> Callable[[], Any]:
+def _call(model: Model, inputs: dict[str, Array], slot: int | None, variant: str | None) -> Callable[[], Any]:
     """One inference for timing; on a GPU from and to its memory."""
     if model.share.unit == "core" or slot is not None:
         return lambda: model.run(inputs, variant, slot=slot)
@@ -228,8 +236,9 @@ def _print(report: dict[str, Any], given_by: str) -> None:
     unit, factor = common_unit(max(report["untuned_s"], report["untuned_paced_s"]))
     print(_columns("", f"in a loop ({unit})", f"paced ({unit})"))
     tuned = report["variant"] != UNTUNED_VARIANT
-    for name in ("tuned", "untuned") if tuned else ("untuned",):
-        print(_columns(f"{name}:", *(_spread(secs, factor) for secs in _repeats(report, f"{name}_"))))
+    labels = {"tuned": "served" if report["variant"] in RUNTIMES else "tuned"} if tuned else {}
+    for name, label in {**labels, "untuned": "untuned"}.items():
+        print(_columns(f"{label}:", *(_spread(secs, factor) for secs in _repeats(report, f"{name}_"))))
     if tuned:
         gains = map(_gain_text, _repeats(report, "untuned_"), _repeats(report, "tuned_"))
         print(_columns("speed-up:", *gains))
