@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from fractune.inference.bucketed_model import BucketedModel
 from fractune.inference.comparing.beside_runtimes import Contenders, time_beside_runtimes
-from fractune.inference.padding.padded_outputs import inputs_of
+from fractune.inference.padding.padded_outputs import inputs_of, known_integers
 from fractune_core.files.compared import Between, Compared, Runtime
 
 _PART = 16
@@ -22,13 +22,14 @@ def time_between_shapes(
 ) -> tuple[list[Between], dict[str, Runtime]]:
     """What was compared at sizes that run padded in the bucket, along each open axis, and the runtimes."""
     found: list[Between] = []
+    highs = known_integers(model)
     used: dict[str, Runtime] = {}
     for symbol, low in gaps(model.bucket_sizes, bucket):
         left = list(runtimes)
 
         def compare(size: int, symbol: str = symbol, left: Sequence[str] = left) -> Compared:
             sizes = {**model.bucket_sizes[bucket], symbol: size}
-            inputs = inputs_of(model.inputs, model.axes, sizes, 0, {})
+            inputs = inputs_of(model.inputs, model.axes, sizes, 0, highs)
             compared, there = time_beside_runtimes(model, inputs, file, left)
             used.update(there)
             found.append(Between(sizes, compared))

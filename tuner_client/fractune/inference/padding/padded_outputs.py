@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 from fractune.inference.bucketed_model import BucketedModel
 from fractune.inference.comparing.agreement import rounding
 from fractune.inference.comparing.interleaved import differences
-from fractune.inference.tvm_runtime.tensors import TensorSpec, random_inputs
+from fractune.inference.comparing.typical_inputs import are_finite, highest_integers, is_mask, typical_inputs
+from fractune.inference.tvm_runtime.tensors import TensorSpec
 from fractune_core.files.buckets import UNKNOWN, OpenAxes, Padding, sizes_text
 
 if TYPE_CHECKING:
@@ -29,10 +30,6 @@ _KINDS = ("positive", "normal", "normal", "normal", "negative", "constant", "con
 if there were one. `last`: only the last position is not zero"""
 _MOST_PAIRS = 48
 """of buckets and inputs, so that many buckets do not take minutes"""
-_MASK = "mask"
-_HIGHS = (1000, 100, 10)
-_SMALL = ("int8", "uint8")
-"""types of data, rather than of ids"""
 
 
 def compare_padded(model: BucketedModel, accepted: float = 0.0) -> Padding:
@@ -45,12 +42,12 @@ def compare_padded(model: BucketedModel, accepted: float = 0.0) -> Padding:
     if len(model.buckets) == 1:
         return Padding(proved=False, reason="the bundle has one bucket, so there is nothing to compare with")
     largest, compared = 0.0, set()
-    highs = _highest_integers(model)
+    highs = known_integers(model)
     for sizes, buckets in _comparisons(model):
         for seed, kind in enumerate(_KINDS):
             inputs = inputs_of(model.inputs, model.axes, sizes, seed, highs, kind)
             reference, *others = (model.run_in(bucket, inputs) for bucket in buckets)
-            if not _are_finite(reference):  # such as the square root of a negative value
+            if not are_finite(reference):  # such as the square root of a negative value
                 continue
             for outputs, bucket in zip(others, buckets[1:], strict=True):
                 worst, name = _worst(model, outputs, reference)
@@ -64,6 +61,12 @@ def compare_padded(model: BucketedModel, accepted: float = 0.0) -> Padding:
     texts = sorted(compared, key=lambda text: [int(part) for part in text.split() if part.isdecimal()])
     reason = f"inputs of {', '.join(texts)} gave the same outputs in larger buckets"
     return Padding(proved=True, reason=reason, max_rel_difference=largest)
+
+
+def known_integers(model: BucketedModel) -> dict[str, int]:
+    """As `highest_integers`, found in the smallest bucket."""
+    specs = _sized(model.inputs, model.axes, model.bucket_sizes[0])
+    return highest_integers(specs, lambda inputs: model.run_in(0, inputs))
 
 
 def inputs_of(
@@ -80,14 +83,10 @@ def inputs_of(
     import numpy as np
 
     rng = np.random.default_rng(seed)
-    made = random_inputs([_sized(spec, axes.inputs[spec.name], sizes) for spec in specs], seed)
+    made = typical_inputs(_sized(specs, axes, sizes), highs, seed)
     for name, array in made.items():
-        if _MASK in name.lower():
-            array[...] = 1
-        else:
-            if name in highs:
-                array[...] = rng.integers(0, highs[name], array.shape)
-            elif array.dtype.kind == "f":
+        if not is_mask(name):
+            if array.dtype.kind == "f":
                 array[...] = _floats(kind, rng, array)
             _arrange(kind, array, [place for place, symbol in enumerate(axes.inputs[name]) if symbol is not None])
     return made
@@ -110,32 +109,12 @@ def _arrange(kind: str, array: Array, open_axes: Sequence[int]) -> None:
             array[(slice(None),) * axis + (slice(0, size - 1),)] = 0
 
 
-def _are_finite(outputs: Sequence[Array]) -> bool:
-    import numpy as np
+def _sized(specs: Sequence[TensorSpec], axes: OpenAxes, sizes: Mapping[str, int]) -> list[TensorSpec]:
+    def sized(spec: TensorSpec) -> TensorSpec:
+        pairs = zip(axes.inputs[spec.name], spec.shape, strict=True)
+        return replace(spec, shape=tuple(sizes.get(symbol or "", dim) for symbol, dim in pairs))
 
-    return all(np.isfinite(each.astype("float64")).all() for each in outputs)
-
-
-def _sized(spec: TensorSpec, axes: Sequence[str | None], sizes: Mapping[str, int]) -> TensorSpec:
-    return replace(
-        spec, shape=tuple(sizes.get(symbol or "", dim) for symbol, dim in zip(axes, spec.shape, strict=True))
-    )
-
-
-def _highest_integers(model: BucketedModel) -> dict[str, int]:
-    """For inputs of integers, such as ids of words, the largest of some numbers below which all are rows of its table:
-    a look-up outside of a table gives NaN.
-    """
-    found: dict[str, int] = {}
-    for spec in model.inputs:
-        if "int" not in spec.dtype or spec.dtype in _SMALL or _MASK in spec.name.lower():
-            continue
-        for high in _HIGHS:
-            given = inputs_of(model.inputs, model.axes, model.bucket_sizes[0], 0, {**found, spec.name: high})
-            if _are_finite(model.run_in(0, given)):
-                found[spec.name] = high
-                break
-    return found
+    return list(map(sized, specs))
 
 
 def _comparisons(model: BucketedModel) -> Iterator[tuple[dict[str, int], list[int]]]:

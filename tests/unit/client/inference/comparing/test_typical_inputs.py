@@ -1,0 +1,35 @@
+"""Inputs for which nothing is known but their types and names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fractune.inference.comparing.typical_inputs import highest_integers, typical_inputs
+from fractune.inference.tvm_runtime.tensors import TensorSpec
+
+SPECS = [
+    TensorSpec("ids", "int64", (1, 64)),
+    TensorSpec("attention_mask", "int64", (1, 64)),
+    TensorSpec("kinds", "int64", (1, 64)),
+    TensorSpec("image", "uint8", (1, 64)),
+    TensorSpec("x", "float32", (1, 64)),
+]
+ROWS = {"ids": 500, "kinds": 2}
+
+
+def look_up(inputs: dict[str, Any]) -> list[Any]:
+    """Not a number for an id that its table has not."""
+    return [np.where(inputs[name] < rows, inputs["x"], np.nan) for name, rows in ROWS.items()]
+
+
+def test_ids_are_rows_of_their_tables_and_masks_are_ones() -> None:
+    highs = highest_integers(SPECS, look_up)
+    assert highs == {"ids": 100}
+    made = typical_inputs(SPECS, highs)
+    assert (made["attention_mask"] == 1).all()
+    assert 50 < made["ids"].max() < 100
+    assert set(np.unique(made["kinds"])) == {0, 1}
+    assert all(np.isfinite(each).all() for each in look_up(made))
+    assert 0.1 <= made["x"].min() <= made["x"].max() <= 1
