@@ -17,7 +17,7 @@ from fractune.inference.choosing.between import ServesUpTo, server_of, servers_b
 from fractune.inference.choosing.variants import VariantChoice
 from fractune.inference.cpu.share import ShareHere
 from fractune.inference.model import Model
-from fractune.inference.runtimes.sessions import Session, keep_forever
+from fractune.inference.runtimes.sessions import RuntimeMissing, Session, keep_forever
 from fractune.inference.runtimes.variant import held_session, open_shapes
 from fractune.inference.tvm_runtime.bound import Bound
 from fractune.inference.tvm_runtime.interface import Interface
@@ -115,10 +115,16 @@ class BucketedModel(Model):
         arrays = open_arrays(self.inputs, inputs)
         self.follow()
         with self._turn.lock:
-            session, names = self._session(server)
-            outputs = session.run(dict(zip(names, arrays, strict=True)))
-            # Copied before the next call: a runtime may write its outputs to the same memory again.
-            return [output.copy() for output in outputs]
+            try:
+                session, names = self._session(server)
+            except RuntimeMissing as error:
+                warn_caller(f"{self.bundle.name}: its own code runs, because {error}")
+                self._ways, self._servers = {}, self._no_servers()
+            else:
+                outputs = session.run(dict(zip(names, arrays, strict=True)))
+                # Copied before the next call: a runtime may write its outputs to the same memory again.
+                return [output.copy() for output in outputs]
+        return self.run(inputs)
 
     def _session(self, server: ServesUpTo) -> tuple[Session, list[str]]:
         """Opened at the first request between shapes, which takes as long as the runtime needs for the model."""
@@ -164,10 +170,13 @@ class BucketedModel(Model):
         keep_forever(self._sessions)
         self._sessions = {}
 
+    def _no_servers(self) -> list[list[ServesUpTo]]:
+        return [[] for _ in self.bundle.members]
+
     def _take(self, here: ShareHere) -> None:
         super()._take(here)
         missing = ""
-        self._servers: list[list[ServesUpTo]] = [[] for _ in self.bundle.members]
+        self._servers = self._no_servers()
         if self._runtimes and self._threads is None:
             self._servers, missing = servers_between(self.bundle, here, self.threads, self._goal)
         with self._turn.lock:

@@ -16,7 +16,7 @@ from fractune.inference.choosing.variants import VariantChoice
 from fractune.inference.cpu.share import ShareHere
 from fractune.inference.following import ShareFollower
 from fractune.inference.runner import runner_for
-from fractune.inference.runtimes.sessions import keep_forever
+from fractune.inference.runtimes.sessions import RuntimeMissing, keep_forever
 from fractune.inference.runtimes.variant import runtime_variant
 from fractune.inference.tvm_runtime import tensors
 from fractune.inference.tvm_runtime.bound import Bound, BoundMemory
@@ -228,15 +228,19 @@ class Model:
         return tensors.random_inputs(self._interface.inputs, seed)
 
     def _take(self, here: ShareHere) -> None:
-        found = match_share(self.bundle, here, self._policy, self._goal, self._threads)
+        own = found = match_share(self.bundle, here, self._policy, self._goal, self._threads)
         missing = ""
         if self._runtimes and self._threads is None:
-            found, missing = runtime_choice(self.bundle, here, found, self._goal)
+            found, missing = runtime_choice(self.bundle, here, own, self._goal)
         with self._turn.lock:
             for runtime in RUNTIMES:  # their threads are those of the share before
                 self._variants.pop(runtime, None)
             self._cpus = here.cpus
-            self._loaded(found.choice.variant, found.threads)
+            try:
+                self._loaded(found.choice.variant, found.threads)
+            except RuntimeMissing as error:
+                found, missing = own, f"{self.bundle.name}: its own code runs, because {error}"
+                self._loaded(own.choice.variant, own.threads)
             runner = runner_for(here, 1 if found.choice.variant in RUNTIMES else found.threads)
             if self._stop is not None:
                 runner.begin()  # if it fails, the present one goes on

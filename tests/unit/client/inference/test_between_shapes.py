@@ -17,6 +17,7 @@ from fractune.features.compete.needs import bundle_use
 from fractune.features.compete.results import held_contests
 from fractune.inference.choosing import runtimes
 from fractune.inference.choosing.between import ServesUpTo, server_of
+from fractune.inference.runtimes.sessions import RuntimeMissing
 from fractune_core.errors import BadBundle, BadRequest
 from fractune_core.files.bundles import Bundle
 from fractune_core.files.compared import MODEL, Between, Compared, Runtime, Timed
@@ -144,6 +145,21 @@ def test_without_the_timed_version_inputs_are_padded(
         model = loaded(path)
     assert server(model, inputs_of(9)) == ""
     agree(encoders, model, inputs_of(9))
+
+
+def test_a_runtime_that_cannot_be_imported_does_not_end_a_request(
+    encoders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = loaded(served(encoders, tmp_path, [between(12, WINS)]))
+
+    def missing(*_: Any) -> Any:
+        raise RuntimeMissing("ONNX Runtime is installed here and cannot be imported")
+
+    monkeypatch.setattr("fractune.inference.bucketed_model.held_session", missing)
+    with pytest.warns(RuntimeWarning, match="its own code runs, because ONNX Runtime is installed here and cannot be"):
+        agree(encoders, model, inputs_of(9))
+    agree(encoders, model, inputs_of(9))
+    assert server(model, inputs_of(9)) == ""
 
 
 def test_a_runtime_runs_what_may_not_be_padded(encoders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

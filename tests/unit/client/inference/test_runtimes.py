@@ -6,6 +6,7 @@ import contextlib
 import importlib.metadata
 import io
 import json
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -116,6 +117,30 @@ def test_without_the_timed_version_the_bundles_own_code_runs(
     assert model.choice.variant == "cpu:1"
     assert says in model.choice.reason
     assert model.run(model.random_inputs())
+
+
+@pytest.fixture
+def broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ONNX Runtime is installed, and its library cannot be loaded."""
+    folder = tmp_path / "broken"
+    folder.mkdir()
+    (folder / "onnxruntime.py").write_text("raise OSError('libgomp.so.1: cannot open shared object file')\n")
+    monkeypatch.syspath_prepend(folder)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "onnxruntime"]:
+        monkeypatch.delitem(sys.modules, name)
+
+
+@pytest.mark.usefixtures("broken")
+def test_a_runtime_that_cannot_be_imported_does_not_end_the_load(
+    small: Small, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bundle = served(small, tmp_path / "m.fractune")
+    with pytest.warns(RuntimeWarning, match=r"its own code runs, because ONNX Runtime is installed here and cannot be"):
+        model = fractune.load(bundle, share="cpu:1")
+    assert model.choice.variant == "cpu:1"
+    assert model.run(model.random_inputs())
+    assert main(["doctor", "--bundle", str(bundle)]) == 0
+    assert f"{VERSION} is installed and cannot be imported (libgomp.so.1: cannot open" in capsys.readouterr().out
 
 
 def test_versions_of_one_minor_are_alike() -> None:

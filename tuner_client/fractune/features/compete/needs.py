@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 from pathlib import Path
 
 from fractune.local.doctor import Finding, Use, packages
-from fractune_core.errors import BadBundle
+from fractune_core.errors import BadBundle, first_line
 from fractune_core.files.buckets import Buckets
 from fractune_core.files.bundles import Bundle
 from fractune_core.files.compared import ONNX_RUNTIME, Runtime, all_compared
@@ -57,10 +58,22 @@ def _runtimes(bundle: Bundle) -> list[Finding]:
     if "stages" in bundle.manifest:
         wanted = Runtime.from_json(bundle.manifest["runtimes"][ONNX_RUNTIME]).version
         parts = f"{ONNX_RUNTIME}, which runs parts of the model"
-        found.append(Finding(parts, installed(ONNX_RUNTIME), f"pip install {ONNX_RUNTIME}=={wanted}"))
+        there, why = _usable(ONNX_RUNTIME, installed(ONNX_RUNTIME))
+        found.append(Finding(parts, there, f"pip install {ONNX_RUNTIME}=={wanted}; {why}"))
     for name in sorted({name for each in compared for name in each.serving(alone=alone)}):
         wanted, there = Runtime.from_json(bundle.manifest["runtimes"][name]).version, installed(name)
-        alike = there if is_alike(there, wanted) else ""
-        how = f"pip install {name}=={wanted}; {there or 'none'} is installed, so the bundle's own code runs"
+        alike, why = _usable(name, there if is_alike(there, wanted) else "", there)
+        how = f"pip install {name}=={wanted}; {why}, so the bundle's own code runs"
         found.append(Finding(f"{name} {wanted}", alike, how, optional=True))
     return found
+
+
+def _usable(runtime: str, version: str, installed: str = "") -> tuple[str, str]:
+    """The version if the runtime can be imported, else nothing; and why not. It is imported only if a version fits."""
+    if not version:
+        return "", f"{installed or 'none'} is installed"
+    try:
+        importlib.import_module(runtime)
+    except Exception as error:  # noqa: BLE001  a broken installation raises anything
+        return "", f"{version} is installed and cannot be imported ({first_line(error)})"
+    return version, ""

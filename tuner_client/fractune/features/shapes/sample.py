@@ -106,11 +106,12 @@ def shapes_of(
     an empty place for the one open axis that is no batch. Raises as `buckets_for`, and BadModel for a file that is not
     ONNX.
     """
-    is_auto = None in lengths.values()
-    if is_auto != (sample is not None) or (most is not None and not is_auto):
-        raise BadRequest("--lengths INPUT:AXIS=auto, --sample FILE and --most-buckets go together; pass the first two")
+    _check_auto(lengths, sample, most)
     if not lengths:
         return inputs
+    for place, sizes in lengths.items():
+        if sizes is not None and len(sizes) == 1:
+            report_line(f"--lengths {place}={sizes[0]}: the bundle runs this size alone; give several for any up to it")
     held = onnx_inputs(model)
     known = {place: sizes for place, sizes in lengths.items() if sizes is not None}
     for place, sizes in lengths.items():
@@ -119,3 +120,16 @@ def shapes_of(
             found = read_sample(sample)
             known[named] = buckets_for(model, held, inputs, named, found, most or DEFAULT_BUCKETS, shares, report_line)
     return with_lengths(held, inputs, known)
+
+
+def _check_auto(lengths: Mapping[str, list[int] | None], sample: Path | None, most: int | None) -> None:
+    is_auto = None in lengths.values()
+    if is_auto and sample is None:
+        raise BadRequest(
+            "--lengths auto chooses sizes for lengths as they are served; add --sample FILE, with one a line"
+        )
+    given = "--sample" if sample is not None else "--most-buckets" if most is not None else ""
+    if given and not is_auto:
+        raise BadRequest(
+            f"{given} is for --lengths auto, and no axis has 'auto'; write INPUT:AXIS=auto, or leave it out"
+        )

@@ -38,7 +38,7 @@ def is_mask(name: str) -> bool:
 
 
 def highest_integers(specs: Sequence[TensorSpec], run: Callable[[dict[str, Array]], Sequence[Array]]) -> dict[str, int]:
-    """For inputs of integers, such as ids of words, the largest of some numbers below which all are rows of its table:
+    """By input of integers, such as ids of words: the largest of some numbers below which all are rows of its table.
     `run` gives NaN for a look-up outside of a table.
     """
     found: dict[str, int] = {}

@@ -43,6 +43,10 @@ def keep_forever(held: object) -> None:
     libc.on_exit(libc["_exit"], None)  # called with the status, before the handlers that were registered earlier
 
 
+class RuntimeMissing(FractuneError):
+    """A runtime is not installed, or cannot be imported."""
+
+
 class Session(Protocol):
     """A loaded model. No two threads may call it at the same time."""
 
@@ -66,7 +70,7 @@ def open_session(
 ) -> Session:
     """A session of the runtime with `threads` threads on `cpus`. `shapes` are those of its inputs.
 
-    Raises BadModel if it cannot load the model, FractuneError if it is not installed.
+    Raises BadModel if it cannot load the model, RuntimeMissing.
     """
     made: list[Session] = []
     failed: list[BaseException] = []
@@ -95,8 +99,8 @@ class _OnnxRuntime:
         del shapes  # it runs any
         try:
             import onnxruntime
-        except ImportError as error:
-            raise FractuneError("ONNX Runtime is not installed here; install 'fractune[onnxruntime]'") from error
+        except Exception as error:  # a broken installation raises anything
+            raise _missing("ONNX Runtime", "'fractune[onnxruntime]'", error) from error
         self.version = str(onnxruntime.__version__)
         self._name = name
         options = onnxruntime.SessionOptions()
@@ -125,8 +129,8 @@ class _OpenVino:
     ) -> None:
         try:
             import openvino
-        except ImportError as error:
-            raise FractuneError("OpenVINO is not installed here; install the package 'openvino'") from error
+        except Exception as error:
+            raise _missing("OpenVINO", "the package 'openvino'", error) from error
         self.version = str(openvino.__version__).partition("-")[0]
         self._name = name
         core = openvino.Core()
@@ -147,3 +151,9 @@ class _OpenVino:
         except Exception as error:
             raise BadModel(f"{self._name}: OpenVINO cannot run it ({first_line(error)})") from error
         return [found[at] for at in range(len(self.output_names))]
+
+
+def _missing(runtime: str, package: str, error: Exception) -> RuntimeMissing:
+    if isinstance(error, ModuleNotFoundError):
+        return RuntimeMissing(f"{runtime} is not installed here; install {package}")
+    return RuntimeMissing(f"{runtime} is installed here and cannot be imported ({first_line(error)}); install it again")

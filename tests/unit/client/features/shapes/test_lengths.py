@@ -82,11 +82,24 @@ def test_a_sample_has_a_length_a_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lengths", "sample", "most"), [({"ids:1": None}, None, None), ({"ids:1": [8]}, Path("l"), None), ({}, None, 3)]
+    ("lengths", "sample", "most", "says"),
+    [
+        ({"ids:1": None}, None, None, "--lengths auto chooses sizes for lengths as they are served; add --sample FILE"),
+        ({"ids:1": [8]}, Path("l"), None, "--sample is for --lengths auto, and no axis has 'auto'"),
+        ({}, None, 3, "--most-buckets is for --lengths auto, and no axis has 'auto'"),
+    ],
 )
-def test_options_of_a_sample_go_together(lengths: Any, sample: Path | None, most: int | None) -> None:
-    with pytest.raises(BadRequest, match="--lengths INPUT:AXIS=auto, --sample FILE and --most-buckets go together"):
+def test_options_of_a_sample_go_together(lengths: Any, sample: Path | None, most: int | None, says: str) -> None:
+    with pytest.raises(BadRequest, match=says):
         shapes_of(Path("m.onnx"), {}, lengths, sample, most, ["cpu:1"], print)
+
+
+def test_one_size_alone_gets_a_hint(tmp_path: Path) -> None:
+    said: list[str] = []
+    model = write_encoder(tmp_path / "encoder.onnx")
+    for sizes in ([8], [8, 16]):
+        shapes_of(model, {}, {"ids:1": sizes}, None, None, ["cpu:1"], said.append)
+    assert said == ["--lengths ids:1=8: the bundle runs this size alone; give several for any up to it"]
 
 
 def test_each_shape_but_the_largest_has_a_part_of_the_budget() -> None:
