@@ -346,7 +346,7 @@ ROOMS = {
         "fractune.features.shapes", lazily=(*INFERENCE, "fractune_workers.confinement")
     ),
     "fractune.features.cost": feature(),
-    "fractune.features.diff": feature(),
+    "fractune.features.diff": feature("fractune.features.shapes"),
     "fractune.features.retune": feature("fractune.features.shapes"),
     # A model is timed in a process that is confined as the workers' are.
     "fractune.features.fit": feature(lazily=(*INFERENCE, "fractune_workers.confinement", "matplotlib")),

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fractune.dashboard.views.page import Field, Page, block_of
-from fractune.features.diff.diff import compared, job_side
+from fractune.features.diff.diff import compared
+from fractune.features.diff.sides import job_side
 from fractune.server.job_status import JobStatus
 
 

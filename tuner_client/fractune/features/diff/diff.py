@@ -2,39 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fractune.features.diff.sides import Side, bundle_side, job_side
 from fractune.server.job_status import JobStatus, job_status
 from fractune.server.rpc import RECONNECT_S, RpcClient, job_name
 from fractune.sessions.finding import PathText
 from fractune.sessions.session import session
 from fractune.text.rendering import Column, Table
 from fractune.text.text import ratio_text, time_text
-from fractune_core.analysis.validated import choosing_order
-from fractune_core.errors import BadBundle, BadRequest, one_line
-from fractune_core.files.bundles import Bundle
-from fractune_core.records import Kind, Status, TuningRecord
+from fractune_core.errors import BadRequest, one_line
 
 MODEL = "the model"
-
-
-@dataclass(frozen=True)
-class Side:
-    """A job or a bundle with its times in seconds, by share."""
-
-    name: str
-    model_s: Mapping[str, float]
-    """of the whole model"""
-    operators_s: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """of one call of each operator, by workload hash"""
-    names: Mapping[str, str] = field(default_factory=dict)
-    """of the operators, by workload hash"""
 
 
 @dataclass(frozen=True)
@@ -45,6 +29,8 @@ class Change:
     """an operator's name, or `the model`"""
     workload_hash: str
     """empty for the model"""
+    place: str
+    """the shapes or the part, if a side has several and not all are meant; else empty"""
     share: str
     before_s: float | None
     after_s: float | None
@@ -68,34 +54,74 @@ class Diff:
     after: Side
 
     @property
+    def is_divided(self) -> bool:
+        """Whether times have a place: a side has several shapes or parts."""
+        return self.before.is_divided or self.after.is_divided
+
+    @property
     def changes(self) -> list[Change]:
         """Of the model at each share, then of the operators: those that changed most come first."""
-        shares = dict.fromkeys([*self.before.model_s, *self.after.model_s])
-        model = [
-            Change(MODEL, "", share, self.before.model_s.get(share), self.after.model_s.get(share)) for share in shares
-        ]
-        return [*model, *sorted(self._operators(), key=_by_change)]
+        return [*self._model(), *sorted(self._operators(), key=_by_change)]
 
-    def _operators(self) -> Iterator[Change]:
-        names = {**self.before.names, **self.after.names}
-        for workload, name in names.items():
-            before, after = (side.operators_s.get(workload, {}) for side in (self.before, self.after))
-            for share in dict.fromkeys([*before, *after]):
-                yield Change(name, workload, share, before.get(share), after.get(share))
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of the times has to know of the two sides."""
+        return tuple(self._notes())
 
     @property
     def table(self) -> Table:
         columns = (
-            *(Column("what", wraps_at=32), Column("share"), Column("before", numbers=True)),
-            *(Column("after", numbers=True), Column("speed-up", numbers=True)),
+            *(Column("what", wraps_at=32), Column("shape or part", wraps_at=24), Column("share")),
+            *(Column(name, numbers=True) for name in ("before", "after", "speed-up")),
         )
-        cells = tuple(
-            (one_line(each.what), each.share, time_text(each.before_s), time_text(each.after_s), _ratio(each))
-            for each in self.changes
-        )
+        changes = self.changes
+        cells: list[tuple[str, ...]] = [
+            (
+                one_line(each.what),
+                one_line(each.place) or ("all" if each.workload_hash else "-"),
+                each.share,
+                time_text(each.before_s),
+                time_text(each.after_s),
+                _ratio(each),
+            )
+            for each in changes
+        ]
+        if not self.is_divided:
+            columns, cells = (*columns[:1], *columns[2:]), [(*row[:1], *row[2:]) for row in cells]
         title = f"{one_line(self.before.name)} -> {one_line(self.after.name)}"
-        notes = () if self.before.model_s and self.after.model_s else ("a side has no time of the whole model yet",)
-        return Table(columns, cells, tuple(each.to_json() for each in self.changes), title, notes)
+        return Table(columns, tuple(cells), tuple(each.to_json() for each in changes), title, self.notes)
+
+    def _model(self) -> Iterator[Change]:
+        sides = [side.model_s if self.is_divided else {"": _only(side)} for side in (self.before, self.after)]
+        for place in dict.fromkeys(place for held in sides for place in held):
+            before, after = (held.get(place, {}) for held in sides)
+            for share in dict.fromkeys([*before, *after]):
+                yield Change(MODEL, "", place, share, before.get(share), after.get(share))
+
+    def _operators(self) -> Iterator[Change]:
+        names = {**self.before.names, **self.after.names}
+        places = {**self.before.places, **self.after.places}
+        for workload, name in names.items():
+            before, after = (side.operators_s.get(workload, {}) for side in (self.before, self.after))
+            for share in dict.fromkeys([*before, *after]):
+                yield Change(name, workload, places.get(workload, ""), share, before.get(share), after.get(share))
+
+    def _notes(self) -> Iterator[str]:
+        sides = (self.before, self.after)
+        if self.before.model != self.after.model:
+            yield f"note: the models differ: {', and '.join(side.model_text for side in sides)}"
+        shapes = [next(iter(side.model_s), "") for side in sides]
+        if not self.is_divided and all(shapes) and shapes[0] != shapes[1]:
+            yield f"note: the shapes differ: {shapes[0]} before, and {shapes[1]} after"
+        for name in dict.fromkeys(one_line(side.name) for side in sides if side.in_parts):
+            yield f"note: {name} is of a model in parts; its times are those of each part, not of the whole model"
+        for name in dict.fromkeys(one_line(side.name) for side in sides if not any(side.model_s.values())):
+            yield f"note: {name} has no time of the whole model yet"
+
+
+def _only(side: Side) -> Mapping[str, float]:
+    """The times of the model with one shape."""
+    return next(iter(side.model_s.values()), {})
 
 
 def _ratio(each: Change) -> str:
@@ -116,10 +142,15 @@ def diff(
 ) -> Diff:
     """Compare two jobs or bundles. Each is a bundle's file, or the name of a job on the server (default: as `tune`).
 
-    The times are those that each side has: of different days and machines, if it was tuned so. Raises BadBundle,
-    NotFound, ServerUnreachable, BadRequest for two sides without a share in common.
+    The times are those that each side has: of different days and machines, if it was tuned so. `notes` say if the sides
+    are of different models or shapes. Raises BadBundle, NotFound, ServerUnreachable, BadRequest for two sides without a
+    share in common.
     """
-    sides: list[Side | str] = [_bundle_side(Path(each)) if _is_file(each) else str(each) for each in (before, after)]
+    names = _names_apart(Path(before), Path(after))
+    sides: list[Side | str] = [
+        bundle_side(Path(each), name) if _is_file(each) else str(each)
+        for each, name in zip((before, after), names, strict=True)
+    ]
     if any(isinstance(side, str) for side in sides):
         with session(_connect(reconnect_s), state, server) as client:
             sides = [job_side(_job(client, side)) if isinstance(side, str) else side for side in sides]
@@ -132,9 +163,18 @@ def compared(before: Side, after: Side) -> Diff:
     found = Diff(before, after)
     if not any(each.before_s is not None and each.after_s is not None for each in found.changes):
         raise BadRequest(
-            f"{before.name} and {after.name} have no share and no operator in common; name two of one model"
+            f"no time is on both sides: {before.model_text}, and {after.model_text}; "
+            "compare two of one model and shape, with a share in common"
         )
     return found
+
+
+def _names_apart(before: Path, after: Path) -> tuple[str, str]:
+    """The names of two files, each with as many folders as tell them apart."""
+    most = max(len(before.parts), len(after.parts))
+    pairs = (tuple(str(Path(*path.parts[-count:])) for path in (before, after)) for count in range(1, most + 1))
+    first, second = next((pair for pair in pairs if pair[0] != pair[1]), (before.name, after.name))
+    return first, second
 
 
 def _is_file(given: str | os.PathLike[str]) -> bool:
@@ -150,33 +190,3 @@ def _connect(reconnect_s: float) -> Any:
 
 def _job(client: RpcClient, name: str) -> JobStatus:
     return job_status(client.get_job(job_name(name)))
-
-
-def job_side(job: JobStatus) -> Side:
-    """The whole model once it was timed, and each operator's best so far."""
-    return Side(
-        f"{job.name} ({job.model_name})",
-        {each.share: each.tuned_s for each in job.results if each.tuned_s > 0},
-        {each.workload_hash: dict(each.best_s) for each in job.operators},
-        {each.workload_hash: each.name for each in job.operators},
-    )
-
-
-def _records(bundle: Bundle) -> list[TuningRecord]:
-    try:
-        return [TuningRecord.from_json(each) for each in bundle.records()]
-    except ValueError as error:
-        raise BadBundle(f"{bundle.name}: it has a record that this version cannot read; upgrade fractune") from error
-
-
-def _bundle_side(path: Path) -> Side:
-    """The manifest's times, and the records that it carries."""
-    with contextlib.closing(Bundle(path)) as bundle:
-        bundle.check_undivided("diff")
-        records = _records(bundle)
-        model_s = {share: secs for share, secs in bundle.manifest.get("timed", {}).items() if secs > 0}
-    operators: dict[str, dict[str, float]] = {}
-    for each in sorted(records, key=choosing_order):
-        if each.kind is Kind.VALIDATION and each.status is Status.OK:
-            operators.setdefault(each.workload_hash, {}).setdefault(each.share, each.median_s)
-    return Side(path.name, model_s, operators, {each.workload_hash: each.operator for each in records})

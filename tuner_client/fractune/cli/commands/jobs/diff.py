@@ -23,6 +23,8 @@ def diff(
     """Show what got faster from one job or bundle to another."""
     found = diff_of(before, after, **vars(place))
     if as_json:
+        sides = {"before": found.before.to_json(), "after": found.after.to_json()}
+        print(json.dumps({"event": "sides", **sides, "notes": found.notes}))
         for each in found.changes:
             print(json.dumps({"event": "change", **each.to_json()}))
         return
