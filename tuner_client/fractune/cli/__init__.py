@@ -22,7 +22,7 @@ from fractune.cli.environment import DEBUG, wants_tracebacks
 from fractune.cli.group import Group
 from fractune.cli.old_options import Command
 from fractune.cli.option_groups import with_groups
-from fractune.features.tune.job_file import expanded
+from fractune.features.tune.job_file import Line, expanded
 from fractune_core import __version__
 from fractune_core.errors import BadRequest, FractuneError
 
@@ -105,30 +105,31 @@ def main(args: Sequence[str] | None = None) -> int:
 def _run_all(args: Sequence[str]) -> int:
     """Run the command line, or those of a job's file one after the other. A failure of one does not end the others."""
     command = typer.main.get_command(build_app(args[0] if args else ""))
-    return max([_coded(partial(_run, command, line)) for line in expanded(args)], default=0)
+    return max([_coded(partial(_run, command, line), line.place) for line in expanded(args)], default=0)
 
 
-def _run(command: Any, line: Sequence[str]) -> int:
+def _run(command: Any, line: Line) -> int:
     with output_that_may_close():
-        code = command(args=line, prog_name="fractune", standalone_mode=False)
+        line.announce()
+        code = command(args=line.args, prog_name="fractune", standalone_mode=False)
     return code if isinstance(code, int) else 0
 
 
-def _coded(work: Callable[[], int]) -> int:
-    """The exit code of the work. An error is one line, but for what ends the whole command."""
+def _coded(work: Callable[[], int], where: str = "") -> int:
+    """The exit code of the work. An error is one line that begins with `where`, but for what ends the whole command."""
     try:
         return work()
     except (Stopped, typer.Abort):
         raise
     except FractuneError as error:
-        return _fail(str(error), error.exit_code)
+        return _fail(f"{where}{error}", error.exit_code)
     except typer.TyperException as error:
         context = getattr(error, "ctx", None)
         place = context.command_path if context else "fractune"
-        return _fail(f"{_usage(error)}. Try '{place} --help'.", BadRequest.exit_code)
+        return _fail(f"{where}{_usage(error)}. Try '{place} --help'.", BadRequest.exit_code)
     except Exception as error:  # noqa: BLE001  - the outermost frame: nothing else would report it
         why = f"{type(error).__name__}: {error}"
-        return _fail(f"unexpected error: {why}; set {DEBUG}=1 to see where", FractuneError.exit_code)
+        return _fail(f"{where}unexpected error: {why}; set {DEBUG}=1 to see where", FractuneError.exit_code)
 
 
 def _usage(error: Any) -> str:

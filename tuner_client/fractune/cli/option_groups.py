@@ -1,15 +1,16 @@
 """Options that belong together: a command takes a dataclass as a parameter, with an option for each field.
 
-Every command with --server also has the options for the credentials of a client. They set the environment variables of
-`fractune.server.credentials`, which hold file names and no secrets.
+Every command with --server also has the options for the credentials of a client. While the command runs, they set the
+environment variables of `fractune.server.credentials`, which hold file names and no secrets.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -52,17 +53,33 @@ def with_groups(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(command)
     def run(**given: Any) -> Any:
+        credentials: dict[str, str] = {}
         for name, group in groups.items():
             made = group(**{each.name: given.pop(each.name) for each in _fields(group)})
             if name:
                 given[name] = made
             else:
-                os.environ.update({VARIABLES[key]: str(path) for key, path in vars(made).items() if path is not None})
-        return command(**given)
+                credentials = {VARIABLES[key]: str(path) for key, path in vars(made).items() if path is not None}
+        with _environment(credentials):
+            return command(**given)
 
     keywords = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in parameters]
     run.__signature__ = signature.replace(parameters=keywords)  # type: ignore[attr-defined]
     return run
+
+
+@contextlib.contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """These variables of the environment until the block ends: the next model of a job's file has its own."""
+    former = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in former.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
 
 
 def _fields(group: type) -> list[inspect.Parameter]:

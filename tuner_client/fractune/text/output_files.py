@@ -24,30 +24,38 @@ def replacing(path: Path) -> Iterator[IO[str]]:
 
     Raises StateUnusable if it cannot be written.
     """
-    draft = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with draft.open("w", encoding="utf-8", newline="") as file:
+        with _draft(path) as file:
             yield file
-        draft.replace(path)
     except OSError as error:
         raise StateUnusable(f"cannot write {path}: {error.strerror}") from error
-    finally:
-        with contextlib.suppress(OSError):
-            draft.unlink(missing_ok=True)
 
 
 def write_new(option: str, path: Path, text: str) -> None:
-    """Write the file that `option` names. Raises BadRequest if it exists, also as a link to a missing file, and
-    StateUnusable if it cannot be written.
+    """Write the file that `option` names, which appears whole. Raises BadRequest if it exists, also as a link to a
+    missing file, and StateUnusable if it cannot be written.
     """
+    if os.path.lexists(path):
+        raise BadRequest(f"{option} {path}: the file exists; remove it, or name another")
     try:
-        with path.open("x", encoding="utf-8") as file:
+        with _draft(path) as file:
             file.write(text)
-    except FileExistsError as error:
-        raise BadRequest(f"{option} {path}: the file exists; remove it, or name another") from error
     except OSError as error:
         raise StateUnusable(f"{option} {path}: cannot write it ({error.strerror}); name another file") from error
+
+
+@contextlib.contextmanager
+def _draft(path: Path) -> Iterator[IO[str]]:
+    """A text file beside `path` that becomes it if the block ends well. Raises OSError."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with draft.open("w", encoding="utf-8", newline="") as file:
+            yield file
+        draft.replace(path)
+    finally:
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)
 
 
 def check_writable(option: str, path: Path) -> None:

@@ -19,6 +19,7 @@ minutes = 30
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -61,7 +62,38 @@ class Hours:
         return ((begin if begin > now else begin + timedelta(days=1)) - now).total_seconds()
 
 
-def expanded(args: Sequence[str]) -> Iterator[Sequence[str]]:
+@dataclass(frozen=True)
+class Line:
+    """A command line, and for a model of a job's file which one it is."""
+
+    args: Sequence[str]
+    job: Path | None = None
+    number: int = 0
+    """of the model in the file, from 1"""
+    models: int = 0
+    """in the file"""
+
+    @property
+    def place(self) -> str:
+        """What errors begin with."""
+        return "" if self.job is None else f"{self.job}: {self._model}: "
+
+    def announce(self) -> None:
+        """Say that the work of a model of a job's file begins."""
+        if self.job is None:
+            return
+        if "--json" in self.args:
+            shown = {"job_file": str(self.job), "file": self._model, "number": self.number, "models": self.models}
+            print(json.dumps({"event": "model", **shown}), flush=True)
+        elif "--quiet" not in self.args:
+            print(f"{self._model} begins, {self.number} of {self.models} in {self.job}", file=sys.stderr, flush=True)
+
+    @property
+    def _model(self) -> str:
+        return self.args[1]
+
+
+def expanded(args: Sequence[str]) -> Iterator[Line]:
     """The command lines of each model in the job's file, one after the other in its hours. Other options of the command
     line come after those of the file, and replace those of the same name. A command line without `--job` is itself.
 
@@ -69,7 +101,7 @@ def expanded(args: Sequence[str]) -> Iterator[Sequence[str]]:
     """
     words = [part for word in args for part in (word.split("=", 1) if word.startswith(f"{OPTION}=") else [word])]
     if words[:1] != [_COMMAND] or OPTION not in words:
-        yield args
+        yield Line(args)
         return
     place = words.index(OPTION)
     if place + 1 == len(words):
@@ -79,10 +111,10 @@ def expanded(args: Sequence[str]) -> Iterator[Sequence[str]]:
     for model, *_ in lines:
         if not Path(model).is_file():
             raise BadRequest(f"{path.name}: {model}: no such file; models are relative to {path.name}")
-    for line in lines:
+    for number, line in enumerate(lines, 1):
         if hours is not None:
             _wait(hours, line[0])
-        yield [_COMMAND, *line, *others]
+        yield Line([_COMMAND, *line, *others], path, number, len(lines))
 
 
 def read_job(path: Path, replaced: Collection[str] = ()) -> tuple[list[list[str]], Hours | None]:

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import tomllib
 from datetime import datetime
 from pathlib import Path
@@ -10,7 +13,8 @@ import typer
 
 from fractune.cli import build_app, main
 from fractune.features.tune.job_file import PATHS, Hours, expanded, read_job, written
-from fractune_core.errors import BadRequest, StateUnusable
+from fractune.server.credentials import Credentials
+from fractune_core.errors import BadModel, BadRequest, StateUnusable
 from tests.support.processes.scripted_server import ScriptedServer
 
 TWO = """
@@ -38,9 +42,13 @@ def job_file(folder: Path, text: str) -> Path:
     return path
 
 
+def command_lines(*args: str) -> list[list[str]]:
+    return [list(each.args) for each in expanded(args)]
+
+
 def test_each_model_is_a_command_line_and_other_options_come_last(tmp_path: Path) -> None:
     path = job_file(tmp_path, TWO)
-    assert list(expanded(["tune", "--quiet", "--job", str(path), "--trials", "2"])) == [
+    assert command_lines("tune", "--quiet", "--job", str(path), "--trials", "2") == [
         ["tune", str(tmp_path / "a.onnx"), "--shares", "cpu:1,cpu:2", "--quiet", "--trials", "2"],
         [
             *("tune", str(tmp_path / "deep" / "b.onnx"), "--shares", "cpu:1,cpu:2"),
@@ -63,7 +71,7 @@ def test_each_model_is_a_command_line_and_other_options_come_last(tmp_path: Path
 )
 def test_lists_on_the_command_line_replace_those_of_the_file(tmp_path: Path, key: str, given: list[str]) -> None:
     path = job_file(tmp_path, f"{key} = ['a', 'b']\n[[models]]\nfile = 'a.onnx'\n{key} = ['c']")
-    assert list(expanded(["tune", "--job", str(path), *given])) == [["tune", str(tmp_path / "a.onnx"), *given]]
+    assert command_lines("tune", "--job", str(path), *given) == [["tune", str(tmp_path / "a.onnx"), *given]]
 
 
 def test_a_model_that_is_not_there_is_named_before_the_first_is_tuned(tmp_path: Path) -> None:
@@ -74,7 +82,7 @@ def test_a_model_that_is_not_there_is_named_before_the_first_is_tuned(tmp_path: 
 
 def test_the_file_may_stand_behind_an_equals_sign(tmp_path: Path) -> None:
     path = job_file(tmp_path, "[[models]]\nfile = 'a.onnx'")
-    assert list(expanded(["tune", f"--job={path}"])) == [["tune", str(tmp_path / "a.onnx")]]
+    assert command_lines("tune", f"--job={path}") == [["tune", str(tmp_path / "a.onnx")]]
 
 
 def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
@@ -96,7 +104,7 @@ def test_every_path_of_the_command_is_known() -> None:
 
 @pytest.mark.parametrize("args", [[], ["tune", "m.onnx"], ["run", "--job", "x"]])
 def test_other_command_lines_are_themselves(args: list[str]) -> None:
-    assert list(expanded(args)) == [args]
+    assert command_lines(*args) == [args]
 
 
 @pytest.mark.parametrize(
@@ -160,21 +168,95 @@ def test_a_written_file_names_the_link_and_not_its_target(tmp_path: Path) -> Non
 
 
 def test_a_written_file_has_no_webhook(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "job.toml"
+    model, path = tmp_path / "m.onnx", tmp_path / "job.toml"
+    model.write_bytes(b"model")
     given = ["--shares", "cpu:1", "--webhook", "https://example.com/a-secret", "--write-job", str(path)]
-    assert main(["tune", "m.onnx", *given]) == 0
+    assert main(["tune", str(model), *given]) == 0
     assert "secret" not in path.read_text(encoding="utf-8")
     printed = capsys.readouterr().out
     assert f"'fractune tune --job {path} --webhook URL' runs it" in printed
     assert "--webhook is not in the file" in printed
 
 
+def test_a_written_file_has_no_options_of_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model, path = tmp_path / "m.onnx", tmp_path / "job.toml"
+    model.write_bytes(b"model")
+    given = ["--shares", "cpu:1", "--detach", "--quiet", "--json", "--write-job", str(path)]
+    assert main(["tune", str(model), *given]) == 0
+    assert tomllib.loads(path.read_text(encoding="utf-8"))["models"] == [{"file": "m.onnx", "shares": "cpu:1"}]
+    printed = capsys.readouterr().out
+    assert f"'fractune tune --job {path} --detach --quiet --json' runs it" in printed
+    assert "options of one run are not in the file" in printed
+
+
+def test_no_file_is_written_for_a_model_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "job.toml"
+    assert main(["tune", "gone.onnx", "--shares", "cpu:1", "--write-job", str(path)]) == BadModel.exit_code
+    assert "gone.onnx: no such model file" in capsys.readouterr().err
+    assert not path.exists()
+
+
+def test_a_full_disk_leaves_no_part_of_a_file(tmp_path: Path) -> None:
+    """A limit of the size of files stands for the disk."""
+    text = "x" * 4096
+    script = (
+        "import resource, signal; from pathlib import Path; from fractune.text.output_files import write_new;"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (1024, 1024));"
+        f"write_new('--write-job', Path('job.toml'), {text!r})"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "--write-job job.toml: cannot write it (File too large); name another file" in ended.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_credentials_of_a_model_are_not_those_of_the_next(
+    tmp_path: Path, server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[Credentials] = []
+
+    def channel(credentials: Credentials, *_: object) -> None:
+        found.append(credentials)
+        raise BadRequest("enough")
+
+    monkeypatch.setattr(Credentials, "channel", channel)
+    monkeypatch.setenv("FRACTUNE_CA", "/outer.pem")
+    path = job_file(
+        tmp_path,
+        f"shares = 'cpu:1'\nserver = '{server.address}'\n"
+        "[[models]]\nfile = 'a.onnx'\ntoken-file = '/a.token'\nca = '/a.pem'\n[[models]]\nfile = 'deep/b.onnx'",
+    )
+    assert main(["tune", "--job", str(path), "--detach"]) == BadRequest.exit_code
+    assert [(each.token_file, each.ca) for each in found] == [
+        (Path("/a.token"), Path("/a.pem")),
+        (None, Path("/outer.pem")),
+    ]
+
+
+def test_each_model_that_begins_is_an_event(
+    tmp_path: Path, server: ScriptedServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = job_file(tmp_path, TWO)
+    assert main(["tune", "--job", str(path), "--server", server.address, "--detach", "--json"]) == 0
+    said = capsys.readouterr()
+    assert said.err == ""
+    events = [json.loads(line) for line in said.out.splitlines()]
+    assert [each["event"] for each in events] == ["model", "detached", "model", "detached"]
+    assert events[2] == {
+        "event": "model",
+        "job_file": str(path),
+        "file": str(tmp_path / "deep" / "b.onnx"),
+        "number": 2,
+        "models": 2,
+    }
+
+
 def test_a_file_that_cannot_be_written_is_a_clear_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    missing, link = tmp_path / "missing" / "job.toml", tmp_path / "link.toml"
+    model, missing, link = tmp_path / "m.onnx", tmp_path / "missing" / "job.toml", tmp_path / "link.toml"
+    model.write_bytes(b"model")
     link.symlink_to(tmp_path / "target.toml")
-    assert main(["tune", "m.onnx", "--shares", "cpu:1", "--write-job", str(missing)]) == StateUnusable.exit_code
+    assert main(["tune", str(model), "--shares", "cpu:1", "--write-job", str(missing)]) == StateUnusable.exit_code
     assert f"--write-job {missing}: cannot write it (No such file or directory)" in capsys.readouterr().err
-    assert main(["tune", "m.onnx", "--shares", "cpu:1", "--write-job", str(link)]) == BadRequest.exit_code
+    assert main(["tune", str(model), "--shares", "cpu:1", "--write-job", str(link)]) == BadRequest.exit_code
     assert f"--write-job {link}: the file exists" in capsys.readouterr().err
     assert not (tmp_path / "target.toml").exists()
 
@@ -231,14 +313,19 @@ def test_a_model_that_fails_does_not_end_those_after_it(
     path = job_file(tmp_path, models)
     assert main(["tune", "--job", str(path), "--server", server.address, "--detach"]) == 2
     said = capsys.readouterr()
-    assert "cpu:x" in said.err
+    first, second = (tmp_path / name for name in ("a.onnx", "deep/b.onnx"))
+    begins, failed, next_begins = said.err.splitlines()
+    assert begins == f"{first} begins, 1 of 2 in {path}"
+    assert failed.startswith(f"fractune: {path}: {first}: ")
+    assert "cpu:x" in failed
+    assert next_begins == f"{second} begins, 2 of 2 in {path}"
     assert "jobs/j1" in said.out
 
 
 def test_an_unknown_option_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = job_file(tmp_path, "trails = 3\n[[models]]\nfile = 'a.onnx'")
-    assert main(["tune", "--job", str(path)]) == 2
-    assert "--trails" in capsys.readouterr().err
+    assert main(["tune", "--job", str(path), "--quiet"]) == 2
+    assert capsys.readouterr().err.startswith(f"fractune: {path}: {tmp_path / 'a.onnx'}: No such option: --trails")
 
 
 def test_a_job_in_a_job_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -31,6 +31,7 @@ from fractune.features.tune.table import result_json
 from fractune.features.tune.tune import tune as tune_model
 from fractune.local.noise_file import advice_for, measuring_text
 from fractune.local.state import default_state_dir
+from fractune.models.source import check_model_file
 from fractune.sessions.session import server_session
 from fractune.text.figure import check_picture
 from fractune.text.output_files import write_new
@@ -78,6 +79,8 @@ WriteJob = Annotated[
     Path | None, typer.Option("--write-job", help="Write this command's options to a file for --job; tune nothing.")
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print only the result.")]
+_OF_ONE_RUN = ("detach", "quiet", "json")
+"""options that say how a command is followed, and nothing of the work"""
 
 
 @dataclass(frozen=True)
@@ -213,13 +216,20 @@ def _draw(result: TuneResult, picture: Path, *, as_json: bool) -> None:
 
 
 def _write_job(path: Path, model: Path, context: Any) -> None:
-    """Write the options of the command line to a file. An address of a webhook may be a secret, and stays out of it."""
+    """Write the options of the command line to a file. An address of a webhook may be a secret, and stays out of it; so
+    do the options of one run.
+    """
+    check_model_file(model)
     given = _given(context)
-    webhook = given.pop("webhook", "")
+    webhook = given.pop("webhook", None) is not None
+    of_one_run = [f"--{name}" for name in _OF_ONE_RUN if given.pop(name, False)]
     write_new("--write-job", path, written(model, given, path.parent))
-    print(f"wrote {path}; 'fractune tune --job {path}{' --webhook URL' if webhook else ''}' runs it")
+    again = " ".join([f"fractune tune --job {path}", *(["--webhook URL"] if webhook else []), *of_one_run])
+    print(f"wrote {path}; '{again}' runs it")
     if webhook:
         print("note: --webhook is not in the file, because the address may be a secret; pass it on the command line")
+    if of_one_run:
+        print(f"note: options of one run are not in the file; pass them on the command line: {' '.join(of_one_run)}")
 
 
 def _given(context: Any) -> dict[str, Value]:
