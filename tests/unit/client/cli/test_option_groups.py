@@ -1,4 +1,4 @@
-"""Every command with --server takes the options for credentials; they set the environment, for file names only."""
+"""Every command with --server takes the options for credentials; they set its environment, for file names only."""
 
 from __future__ import annotations
 
@@ -46,10 +46,14 @@ def test_they_go_with_server() -> None:
         assert options & OPTIONS == (OPTIONS if "--server" in options else set()), name
 
 
-def test_they_set_the_environment(capsys: pytest.CaptureFixture[str]) -> None:
+def test_they_set_the_environment_while_the_command_runs(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FRACTUNE_CA", "former")
+    monkeypatch.delenv("FRACTUNE_TOKEN_FILE")
     assert main(["jobs", "--server", "h:1", "--token-file", "t", "--ca", "c", "--client-key", "k"]) == 2
-    assert (os.environ["FRACTUNE_TOKEN_FILE"], os.environ["FRACTUNE_CA"]) == ("t", "c")
     assert "--ca c: cannot be read" in capsys.readouterr().err
+    assert (os.environ["FRACTUNE_CA"], os.environ.get("FRACTUNE_TOKEN_FILE")) == ("former", None)
 
 
 @pytest.mark.parametrize(
