@@ -13,7 +13,7 @@ from fractune.arguments import checked
 from fractune.features.cost.job_cost import DEFAULT_LIMIT, JobCost, job_costs
 from fractune.features.job import Job
 from fractune.features.log.log import Log
-from fractune.features.log.match import MatchResult, answered_match, match_answer, match_request
+from fractune.features.log.match import MatchResult, answered_match, match_request, match_source
 from fractune.local.state import default_state_dir
 from fractune.models.source import ModelSource, model_file
 from fractune.server.credentials import PLAIN, Credentials
@@ -25,7 +25,6 @@ from fractune.sessions.session import session
 from fractune_core.codec.messages import from_proto
 from fractune_core.jobs import JobOptions, JobSpec
 from fractune_core.model_inputs import Inputs
-from fractune_core.names import Collection
 from fractune_core.shares import share_names
 
 if TYPE_CHECKING:
@@ -158,11 +157,8 @@ class Client:
         request = match_request(
             share, policy, inputs or {}, allow_unmeasured=allow_unmeasured, target=target, namespace=namespace
         )
-        if isinstance(model, str) and model.startswith(f"{Collection.MODELS}/") and not Path(model).exists():
-            request.model = model
-            return match_answer(self._rpc, request)
-        with model_file(model, run_script=run_script) as path:
-            return answered_match(self._rpc, path, request)
+        with match_source(model, run_script=run_script) as source:
+            return answered_match(self._rpc, source, request)
 
     @checked
     def plan(

@@ -15,6 +15,7 @@ from rich.console import Console
 
 import fractune
 from fractune import JobState
+from fractune.cli import main
 from fractune.errors import (
     BadModel,
     BadRequest,
@@ -233,6 +234,18 @@ def test_a_match_says_which_record_and_why(client: fractune.Client, server: Scri
     assert "no published record" in str(result.table)
     with pytest.raises(BadRequest, match="unknown mechanism"):
         fractune.match(model, "gpu:1", server=server.address)
+
+
+def test_a_match_takes_the_name_of_a_model_that_the_server_has(
+    client: fractune.Client, server: ScriptedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    name = f"models/{'ab' * 32}"
+    assert fractune.match(name, "cpu:1", server=server.address).operators == client.match(name, "cpu:1").operators
+    assert server.uploads == 0
+    assert main(["match", name, "--share", "cpu:1", "--server", server.address]) == 0
+    with pytest.raises(BadModel, match="no such model file"):
+        fractune.match("model/none", "cpu:1", server=server.address)
 
 
 def test_tuning_on_a_server_writes_the_bundle(server: ScriptedServer, model: Path, tmp_path: Path) -> None:

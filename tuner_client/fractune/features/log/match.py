@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from fractune_core.analysis.roofline import Roof
 from fractune_core.arrivals import LOAD_TEXT
 from fractune_core.codec.messages import from_lists, from_proto
 from fractune_core.model_inputs import Inputs, as_shapes
+from fractune_core.names import Collection
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.served import ServiceGoal
 from fractune_core.shares import Share
@@ -87,14 +90,29 @@ def match(
 ) -> MatchResult:
     """The record of the log that each operator of a model would use at `share`; measures nothing.
 
-    `policy` is the loosest allowed kind of match: `exact`, `near` or `robust`. With `allow_unmeasured` a near share's
-    fastest record is allowed, although its loss was never measured. The other options and errors are those of `tune`.
+    `model` may also be the name of a model that the server has: `JobStatus.model`. `policy` is the loosest allowed kind
+    of match: `exact`, `near` or `robust`. With `allow_unmeasured` a near share's fastest record is allowed, although
+    its loss was never measured. The other options and errors are those of `tune`.
     """
     request = match_request(
         share, policy, inputs or {}, allow_unmeasured=allow_unmeasured, target=target, namespace=namespace
     )
-    with model_file(model, run_script=run_script) as path, session(RpcClient, state, server, compile=True) as client:
-        return answered_match(client, path, request)
+    with (
+        match_source(model, run_script=run_script) as source,
+        session(RpcClient, state, server, compile=True) as client,
+    ):
+        return answered_match(client, source, request)
+
+
+@contextlib.contextmanager
+def match_source(model: ModelSource, *, run_script: bool) -> Iterator[Path | str]:
+    """The model's file, or the name of a model that the server has. Raises as `model_file`."""
+    if isinstance(model, str) and model.startswith(f"{Collection.MODELS}/") and not Path(model).exists():
+        Collection.MODELS.parse(model)
+        yield model
+        return
+    with model_file(model, run_script=run_script) as path:
+        yield path
 
 
 def match_request(
@@ -111,14 +129,9 @@ def match_request(
     )
 
 
-def answered_match(client: RpcClient, model: Path, request: pb.MatchModelRequest) -> MatchResult:
-    """The server's matches for the file `model`."""
-    request.model = client.upload_model(model).name
-    return match_answer(client, request)
-
-
-def match_answer(client: RpcClient, request: pb.MatchModelRequest) -> MatchResult:
-    """The server's matches for the model that the request names. Raises NotFound if the server has not got it."""
+def answered_match(client: RpcClient, source: Path | str, request: pb.MatchModelRequest) -> MatchResult:
+    """The server's matches for what `match_source` yields. Raises NotFound if the server has no model of that name."""
+    request.model = source if isinstance(source, str) else client.upload_model(source).name
     answer = client.match_model(request)
     roof = from_proto(Roof, answer.roof) if answer.HasField("roof") else None
     at_load = tuple(from_proto(AtLoad, each) for each in answer.at_load)

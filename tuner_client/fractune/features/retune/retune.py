@@ -9,7 +9,7 @@ from typing import Any
 
 from fractune.features.shapes.text import shape_text
 from fractune.server.job_status import JobStatus, job_status
-from fractune.server.rpc import RECONNECT_S
+from fractune.server.rpc import RECONNECT_S, RpcClient
 from fractune.sessions.finding import PathText
 from fractune.sessions.progress import ProgressOption, choose_view
 from fractune.sessions.running import rerun_job
@@ -19,6 +19,7 @@ from fractune.text.text import ratio_text, time_text
 from fractune_core.errors import BadRequest, FractuneError, ServerUnreachable, one_line
 from fractune_core.jobs import JobSpec, JobState
 from fractune_core.names import Collection
+from fractune_core.pb import fractune_pb2 as pb
 
 DEFAULT_LIMIT = 1000
 
@@ -67,6 +68,8 @@ def retune(
     trials: int | None = None,
     minutes: float | None = None,
     models: str = "",
+    device: str = "",
+    tvm: str = "",
     priority: str = "low",
     limit: int = DEFAULT_LIMIT,
     dry_run: bool = False,
@@ -78,7 +81,9 @@ def retune(
     """Tune each model that was tuned before for `shares`, one after the other: those with the most jobs come first.
 
     The models are those of the newest `limit` jobs that are done, with the inputs, options and namespace of these jobs.
-    The server has their files. `models` is part of their names. `trials` and `minutes` are for each model, as for
+    The server has their files. `models` is part of their names. `device` is part of a device key: only models
+    with operators that were measured on such a device are tuned. `tvm` is a version, `0.26` or `0.26.1`: only models
+    whose newest measurement is by this TVM are tuned. `trials` and `minutes` are for each model, as for
     `tune`. A model that fails is reported, and does not end the others. With `dry_run` nothing is tuned. The bundles
     stay on the server: `Client.job(name).bundle()`. The other options are those of `tune`.
 
@@ -89,10 +94,17 @@ def retune(
     done: list[Retuned] = []
     view = choose_view(progress)
     with tuning_session(state, server, checked.shares, reconnect_s) as place, view:
-        known = known_models(list(map(job_status, place.client.jobs(limit=limit))), models)
-        if not known:
+        named = known_models(list(map(job_status, place.client.jobs(limit=limit))), models)
+        if not named:
             called = f" called {models}" if models else ""
             raise BadRequest(f"{place.client.address} knows no model{called} that was tuned; tune one first")
+        known = [each for each in named if _is_measured(place.client, each.latest, device, tvm)]
+        if not known:
+            where = f"{f' on {device}' if device else ''}{f' by TVM {tvm}' if tvm else ''}"
+            raise BadRequest(
+                f"none of the {len(named)} known models was measured{where}; 'fractune log show --json' has the "
+                "devices and versions of records"
+            )
         if dry_run:
             return RetuneResult(tuple(map(Retuned, known)))
         for number, each in enumerate(known, 1):
@@ -115,6 +127,15 @@ def known_models(jobs: Sequence[JobStatus], name: str = "") -> list[Known]:
             found[each.model, inputs, each.target, each.only, each.exact, each.namespace].append(each)
     known = (Known(max(same, key=lambda job: job.created_at), len(same)) for same in found.values())
     return sorted(known, key=lambda each: (-each.jobs, -each.latest.created_at))
+
+
+def _is_measured(client: RpcClient, latest: JobStatus, device: str, tvm: str) -> bool:
+    """Whether the log has the model's operators from the device, the newest of them by this version of TVM."""
+    if not device and not tvm:
+        return True
+    only = pb.RecordFilter(model=latest.model, device=device, namespace=latest.namespace)
+    newest = client.records(only, limit=1).records
+    return any(f"{each.versions.get('tvm', '')}.".startswith(f"{tvm}." if tvm else "") for each in newest)
 
 
 def spec_of(latest: JobStatus, asked: JobSpec) -> JobSpec:

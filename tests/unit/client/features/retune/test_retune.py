@@ -11,6 +11,7 @@ from fractune.cli import main
 from fractune.features.retune.retune import Known, Retuned, RetuneResult, known_models, spec_of
 from fractune.server.job_status import JobStatus
 from fractune_core.jobs import JobSpec, JobState
+from fractune_core.pb import fractune_pb2 as pb
 from tests.support.client_samples import job_script
 from tests.support.processes.scripted_server import ScriptedServer
 
@@ -75,3 +76,20 @@ def test_the_command_lists_the_models_and_asks_for_jobs(
     assert [each["job"] for each in rows if each["event"] == "retuned"] == [None, "jobs/j1", "jobs/j1"]
     assert main([*given, "--models", "nothing"]) == 2
     assert "knows no model called nothing" in capsys.readouterr().err
+
+
+def test_models_of_another_device_or_version_are_tuned_again(
+    server: ScriptedServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.script = job_script()[-1:]
+    server.records = [pb.Record(versions={"tvm": "0.26.1"})]
+    given = ["retune", "--shares", "cpu:1", "--dry-run", "--json", "--server", server.address]
+    assert main([*given, "--device", "rocketlake", "--tvm", "0.26"]) == 0
+    (asked,) = server.filters
+    assert (asked.model, asked.device) == ("models/ab", "rocketlake")
+    assert [json.loads(line)["model_name"] for line in capsys.readouterr().out.splitlines()] == ["m.onnx"]
+    assert main([*given, "--tvm", "0.2"]) == 2
+    assert "none of the 1 known models was measured by TVM 0.2; " in capsys.readouterr().err
+    server.records = []
+    assert main([*given, "--device", "zen5"]) == 2
+    assert "none of the 1 known models was measured on zen5; " in capsys.readouterr().err

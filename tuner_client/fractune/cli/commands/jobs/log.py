@@ -177,7 +177,7 @@ def prune(
 
 
 def match(
-    model: Annotated[Path, typer.Argument(help="Model file, or a bundle.")],
+    model: Annotated[Path, typer.Argument(help="Model file, models/SHA256 of the server, or a bundle.")],
     share: Annotated[str, typer.Option("--share", help="Share to match for, such as cpu:1; not for a bundle.")] = "",
     policy: Annotated[
         str, typer.Option("--policy", help="Loosest allowed kind of match: exact, near or robust.")
@@ -198,7 +198,7 @@ def match(
     if not share:
         raise BadRequest("--share is missing; name the share to match for, such as --share cpu:1")
     found = match_model(
-        model,
+        str(model),
         share,
         policy=policy,
         allow_unmeasured=allow_unmeasured,

@@ -18,6 +18,12 @@ from fractune_core.jobs import JobSpec, Priority
 def retune(
     shares: Annotated[str, typer.Option("--shares", metavar="cpu:1,cpu:2", help="Shares to tune for.")],
     models: Annotated[str, typer.Option("--models", metavar="TEXT", help="Part of the models' names.")] = "",
+    device: Annotated[
+        str, typer.Option("--device", metavar="KEY", help="Only models measured on a device with this in its key.")
+    ] = "",
+    tvm: Annotated[
+        str, typer.Option("--tvm", metavar="VERSION", help="Only models that this version of TVM measured last.")
+    ] = "",
     trials: Annotated[
         int | None, typer.Option("--trials", help=f"Candidates of each model (default: {JobSpec.trials}).")
     ] = None,
@@ -35,6 +41,8 @@ def retune(
         trials=trials,
         minutes=minutes,
         models=models,
+        device=device,
+        tvm=tvm,
         priority=priority,
         limit=limit,
         dry_run=dry_run,
