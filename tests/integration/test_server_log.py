@@ -12,7 +12,8 @@ import grpc
 import pytest
 import redis
 
-from fractune_core.codec.messages import from_proto
+from fractune_core.analysis.pairs import MeasuredPair
+from fractune_core.codec.messages import from_proto, to_proto
 from fractune_core.files.bundles import Bundle
 from fractune_core.fleet import messages, redis_names
 from fractune_core.fleet.signed_messages import seal_event
@@ -20,6 +21,7 @@ from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.planning.speeds import CALL_OVERHEAD_S
 from fractune_core.records import TuningRecord
 from fractune_server.transport.unreadable import set_aside
+from tests.support.measured_pairs import measured_pair
 from tests.support.processes.fleet_simulated import SimulatedFleet
 from tests.support.processes.made_up import DEVICE, TARGET_KEY, made_up_record
 from tests.support.processes.redis_process import running_redis, wait_until
@@ -309,3 +311,16 @@ def test_a_result_that_cannot_be_read_is_kept_and_read_once_more_when_asked(clie
         chosen = pb.RecordFilter(operator=readable.workload_hash)
         wait_until(lambda: client.log.ListRecords(pb.ListRecordsRequest(filter=chosen)).total_size == 1)
         connection.delete(redis_names.UNREADABLE)
+
+
+def test_a_measured_pair_is_kept_once(client: Client) -> None:
+    pair = to_proto(measured_pair(), pb.MeasuredPair)
+    added = [client.log.AddPair(pb.AddPairRequest(pair=pair)).added for _ in range(2)]
+    assert added == [True, False]
+    (found,) = client.log.ListPairs(pb.ListPairsRequest(model_name="a")).pairs
+    assert from_proto(MeasuredPair, found) == measured_pair()
+    assert not client.log.ListPairs(pb.ListPairsRequest(model_name="none")).pairs
+    pair.rounds = 0
+    code, says = refused(client.log.AddPair, pb.AddPairRequest(pair=pair))
+    assert (code, "rounds is 0" in says) == (grpc.StatusCode.INVALID_ARGUMENT, True)
+    assert refused(client.log.AddPair, pb.AddPairRequest())[0] == grpc.StatusCode.INVALID_ARGUMENT

@@ -42,6 +42,7 @@ class ScriptedServer(
         self.cost_requests: list[pb.ListCostsRequest] = []
         self.bundles: dict[str, bytes] = {}
         self.records: list[pb.Record] = []
+        self.pairs: list[pb.MeasuredPair] = []
         self.tables: list[pb.OperatorTable] = []
         self.imported: list[pb.ImportRecordsRequest] = []
         self.filters: list[pb.RecordFilter] = []
@@ -88,9 +89,10 @@ class ScriptedServer(
     def GetJob(self, request: pb.GetJobRequest, context: Any) -> pb.Job:
         if self.fail_get is not None:
             abort(context, self.fail_get)
-        if request.name != self.script[-1].name:
+        found = next((each for each in reversed(self.script) if each.name == request.name), None)
+        if found is None:
             abort(context, NotFound(f"no job '{request.name}'; list them with 'fractune jobs'"))
-        return self.script[-1]
+        return found
 
     def ListJobs(self, request: pb.ListJobsRequest, context: Any) -> pb.ListJobsResponse:
         self.lists += 1
@@ -149,6 +151,13 @@ class ScriptedServer(
 
     def ReplayUnreadable(self, request: pb.ReplayUnreadableRequest, context: Any) -> pb.ReplayUnreadableResponse:
         return pb.ReplayUnreadableResponse(replayed=3)
+
+    def AddPair(self, request: pb.AddPairRequest, context: Any) -> pb.AddPairResponse:
+        self.pairs.insert(0, request.pair)
+        return pb.AddPairResponse(added=True)
+
+    def ListPairs(self, request: pb.ListPairsRequest, context: Any) -> pb.ListPairsResponse:
+        return pb.ListPairsResponse(pairs=self.pairs)
 
     def MatchModel(self, request: pb.MatchModelRequest, context: Any) -> pb.MatchModelResponse:
         operator = pb.Operator(display_name="conv", weight=2, workload_hash="0123")

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import hmac
 import secrets
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -30,17 +29,18 @@ from starlette.responses import (
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
+from fractune.dashboard.answers import digest_of, own_address, storable, wants_json
 from fractune.dashboard.guard import Guard, GuardOptions
 from fractune.dashboard.reading.following import Follower
 from fractune.dashboard.reading.progress import JobTrials
 from fractune.dashboard.rendered import RenderedPages
-from fractune.dashboard.views import comparison, job, log, model, overview, shares
+from fractune.dashboard.views import comparison, fitting, job, log, model, overview, pairs, shares
 from fractune.dashboard.views.page import Page
 from fractune.dashboard.views.words import plain_moment
 from fractune.features.client import Client
 from fractune.features.log.match import MatchResult
 from fractune.server.job_status import JobStatus
-from fractune_core.errors import BadRequest, FractuneError, NotFound, ServerUnreachable
+from fractune_core.errors import BadRequest, FractuneError, NotFound, ScopeMissing, ServerUnreachable
 from fractune_core.names import Collection
 from fractune_core.records import TuningRecord
 
@@ -49,6 +49,7 @@ _PING_S = 15.0
 """A proxy ends a stream that is silent for longer"""
 _MOST_FOLLOWED = 256
 """jobs whose trials are kept"""
+_MOST_PAIRS = 500
 _MOST_FIELD_BYTES = 256
 """of a form, which has a short key alone"""
 _STATUS = {"INVALID_ARGUMENT": 400, "NOT_FOUND": 404, "UNAUTHENTICATED": 502, "PERMISSION_DENIED": 403}
@@ -72,7 +73,7 @@ class Site:
             loader=PackageLoader("fractune.dashboard"), autoescape=select_autoescape(default=True), trim_blocks=True
         )
         self._templates.globals["moment"] = plain_moment
-        self._assets = _digest_of(_STATIC)
+        self._assets = digest_of(_STATIC)
 
     def app(self) -> Starlette:
         return Starlette(
@@ -86,6 +87,8 @@ class Site:
                 Route("/log", self._view(self._log)),
                 Route("/log/records/{id}", self._view(self._record)),
                 Route("/compare", self._view(self._compare)),
+                Route("/fit", self._view(self._fit)),
+                Route("/pairs", self._view(self._pairs)),
                 Route("/events", self._events),
                 Mount("/static", StaticFiles(directory=_STATIC)),
             ],
@@ -128,9 +131,12 @@ class Site:
         digest = request.path_params["id"]
         seen = await self._follower.now()
         named = [each.name for each in seen.jobs if each.model == Collection.MODELS.of(digest)]
+        if not named:
+            raise NotFound(f"model '{digest}': the newest jobs of this server are of other models; see them at /")
         jobs = [await self._status(name) for name in named]
+        others = [await self._status(each.name) for each in model.versions(jobs[0], seen.jobs)]
         share = request.query_params.get("share") or model.first_share(jobs)
-        return model.model(digest, jobs, share, await self._match(jobs, share) if share else None)
+        return model.model(digest, jobs, others, share, await self._match(jobs, share) if share else None)
 
     async def _match(self, jobs: Sequence[JobStatus], share: str) -> MatchResult | str:
         """What the operators of the jobs' model use at the share; an error's text where the server cannot say it."""
@@ -175,7 +181,20 @@ class Site:
         named = (request.query_params.get(side, "") for side in ("a", "b"))
         sides = [await self._status(name) if name else None for name in named]
         seen = await self._follower.now()
-        return comparison.comparison(sides[0], sides[1], [each.name for each in seen.jobs])
+        return comparison.comparison(sides[0], sides[1], seen.jobs)
+
+    async def _pairs(self, request: Request) -> Page:
+        del request
+        return pairs.pairs(await self._follower.answer(("pairs",), lambda client: client.pairs(limit=_MOST_PAIRS)))
+
+    async def _fit(self, request: Request) -> Page:
+        given = dict(request.query_params)
+        seen = await self._follower.now()
+        chosen = await self._status(given["job"]) if given.get("job") else None
+        found = None
+        if chosen is not None and given.get("rate") and given.get("p99"):
+            found = await asyncio.to_thread(fitting.find_limits, chosen, given["rate"], given["p99"])
+        return fitting.fitting(seen.jobs, chosen, given, found)
 
     async def _status(self, name: str) -> JobStatus:
         return await self._follower.answer(("job", name), lambda client: client.job(name).status())
@@ -189,8 +208,8 @@ class Site:
 
     def _view(self, view: View) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
-            state, address = await self._follower.now(), _own_address(request)
-            if _wants_json(request):
+            state, address = await self._follower.now(), own_address(request)
+            if wants_json(request):
                 return self._shown(request, await view(request))
             if (text := self._rendered.text(state, address)) is not None:
                 return HTMLResponse(text)
@@ -202,14 +221,14 @@ class Site:
         return answer
 
     def _shown(self, request: Request, page: Page) -> Response:
-        if _wants_json(request):
-            return JSONResponse(_storable(page.data), status_code=page.status)
+        if wants_json(request):
+            return JSONResponse(storable(page.data), status_code=page.status)
         return HTMLResponse(self._text(request, page), status_code=page.status)
 
     def _text(self, request: Request, page: Page) -> str:
         seen = self._follower.snapshot
         template = self._templates.get_template("page.html")
-        given = {"page": page, "path": request.url.path, "here": _own_address(request)}
+        given = {"page": page, "path": request.url.path, "here": own_address(request)}
         given["as_json"] = f"{request.url.path}?{urlencode([*request.query_params.multi_items(), ('as', 'json')])}"
         given |= {"lost": seen.lost, "taken_at": seen.taken_at, "key": self._key, "assets": self._assets}
         return template.render(**given)
@@ -252,7 +271,7 @@ class Site:
 
     async def _cancel(self, request: Request) -> Response:
         if not self._may_cancel:
-            raise BadRequest("this page is read-only; start it by 'fractune dashboard --allow-cancel'")
+            raise ScopeMissing("this page is read-only; start it by 'fractune dashboard --allow-cancel'")
         form = await request.form(max_fields=2, max_files=0, max_part_size=_MOST_FIELD_BYTES)
         if not hmac.compare_digest(str(form.get("key", "")).encode(), self._key.encode()):
             raise BadRequest("the form is not of this page; reload the page of the job, and try again")
@@ -268,32 +287,3 @@ class Site:
         kind = type(error)
         status = _STATUS.get(error.grpc_status, 503) if isinstance(error, FractuneError) else 500
         return self._shown(request, job.failed_page("This did not work", str(error), status, kind.__name__))
-
-
-def _wants_json(request: Request) -> bool:
-    return "application/json" in request.headers.get("accept", "") or request.query_params.get("as") == "json"
-
-
-def _own_address(request: Request) -> str:
-    query = request.url.query
-    return f"{request.url.path}?{query}" if query else request.url.path
-
-
-def _digest_of(folder: Path) -> str:
-    """Changes with any of the files, so that a browser never mixes versions."""
-    digest = hashlib.sha256()
-    for path in sorted(folder.rglob("*")):
-        if path.is_file():
-            digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]
-
-
-def _storable(value: Any) -> Any:
-    """JSON has no infinity, no NaN and no sets."""
-    if isinstance(value, float):
-        return value if value - value == 0 else None
-    if isinstance(value, Mapping):
-        return {str(name): _storable(each) for name, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_storable(each) for each in value]
-    return value if value is None or isinstance(value, str | int | bool) else str(value)

@@ -22,9 +22,11 @@ from fractune.server.rpc import CALL_TIMEOUT_S, RECONNECT_S, RpcClient
 from fractune.sessions.finding import named_server, server_address
 from fractune.sessions.running import submit
 from fractune.sessions.session import session
-from fractune_core.codec.messages import from_proto
+from fractune_core.analysis.pairs import MeasuredPair
+from fractune_core.codec.messages import from_proto, to_proto
 from fractune_core.jobs import JobOptions, JobSpec
 from fractune_core.model_inputs import Inputs
+from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.shares import share_names
 
 if TYPE_CHECKING:
@@ -180,6 +182,15 @@ class Client:
         return plan_by_server(
             self._rpc, read_plan(source, gpus=gpus, partitioning=partitioning), simulate=simulate, seed=seed
         )
+
+    def add_pair(self, pair: MeasuredPair) -> bool:
+        """Keep what `fractune.pair` measured (`PairResult.measured()`) in the log; False if it is there already."""
+        return self._rpc.add_pair(to_proto(pair, pb.MeasuredPair))
+
+    @checked
+    def pairs(self, model_name: str = "", *, limit: int = 100) -> list[MeasuredPair]:
+        """The log's pairs, the newest first; with `model_name` only those with a model of this name."""
+        return list(map(partial(from_proto, MeasuredPair), self._rpc.pairs(model_name, limit)))
 
     def workers(self) -> list[Worker]:
         """The live workers, by role and name."""

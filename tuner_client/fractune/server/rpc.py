@@ -276,6 +276,15 @@ class RpcClient:
     def replay_unreadable(self) -> int:
         return self._call(self._log.ReplayUnreadable, pb.ReplayUnreadableRequest(), TRANSFER_TIMEOUT_S).replayed
 
+    def add_pair(self, pair: pb.MeasuredPair) -> bool:
+        """False if the log has it already."""
+        return self._call(self._log.AddPair, pb.AddPairRequest(pair=pair)).added
+
+    def pairs(self, model_name: str, limit: int) -> list[pb.MeasuredPair]:
+        """The newest first; with `model_name` only those with a model of this name."""
+        request = pb.ListPairsRequest(page_size=limit, model_name=model_name)
+        return list(self._call(self._log.ListPairs, request).pairs)
+
     # ---- bundles and the fleet -----------------------------------------------------------------------------
 
     def download_bundle(self, name: str, to: Path) -> None:

@@ -1225,6 +1225,212 @@ class Spending(_message.Message):
 Global___Spending: _TypeAlias = Spending  # noqa: Y015
 
 @_typing.final
+class Estimate(_message.Message):
+    """A median of repeats, with its 95 % interval."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MEDIAN_FIELD_NUMBER: _builtins.int
+    LOW_FIELD_NUMBER: _builtins.int
+    HIGH_FIELD_NUMBER: _builtins.int
+    median: _builtins.float
+    low: _builtins.float
+    high: _builtins.float
+    def __init__(
+        self,
+        *,
+        median: _builtins.float = ...,
+        low: _builtins.float = ...,
+        high: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["high", b"high", "low", b"low", "median", b"median"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Estimate: _TypeAlias = Estimate  # noqa: Y015
+
+@_typing.final
+class PairedModel(_message.Message):
+    """One of two co-runners: a model, or a process that streams through memory."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_NAME_FIELD_NUMBER: _builtins.int
+    SHARE_FIELD_NUMBER: _builtins.int
+    VARIANT_FIELD_NUMBER: _builtins.int
+    SLOWDOWN_FIELD_NUMBER: _builtins.int
+    INTERFERENCE_FIELD_NUMBER: _builtins.int
+    model_name: _builtins.str
+    """Of the bundle, without its suffix; or "bubble:32MiB"."""
+    share: _builtins.str
+    variant: _builtins.str
+    """Of the bundle, that ran; empty for a process that is no model."""
+    @_builtins.property
+    def slowdown(self) -> Global___Estimate:
+        """Time together over time alone on the whole. Absent: not known, or no model."""
+
+    @_builtins.property
+    def interference(self) -> Global___Estimate:
+        """Time together over time alone at the share. Absent: no model."""
+
+    def __init__(
+        self,
+        *,
+        model_name: _builtins.str = ...,
+        share: _builtins.str = ...,
+        variant: _builtins.str = ...,
+        slowdown: Global___Estimate | None = ...,
+        interference: Global___Estimate | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["interference", b"interference", "slowdown", b"slowdown"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["interference", b"interference", "model_name", b"model_name", "share", b"share", "slowdown", b"slowdown", "variant", b"variant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PairedModel: _TypeAlias = PairedModel  # noqa: Y015
+
+@_typing.final
+class MeasuredPair(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PAIR_ID_FIELD_NUMBER: _builtins.int
+    MODELS_FIELD_NUMBER: _builtins.int
+    ARRANGEMENT_FIELD_NUMBER: _builtins.int
+    HOW_FIELD_NUMBER: _builtins.int
+    HOST_FIELD_NUMBER: _builtins.int
+    ROUNDS_FIELD_NUMBER: _builtins.int
+    MEASURE_TIME_FIELD_NUMBER: _builtins.int
+    STP_FIELD_NUMBER: _builtins.int
+    VERDICT_FIELD_NUMBER: _builtins.int
+    pair_id: _builtins.str
+    """Made by who measured it: 8 to 64 letters and digits."""
+    arrangement: _builtins.str
+    """Such as "cpu:1 + cpu:1, each on its own, of cpu:2"."""
+    how: _builtins.str
+    """"own units", "same units" or "in turn"."""
+    host: _builtins.str
+    rounds: _builtins.int
+    verdict: _builtins.str
+    """"together", "apart" or "tie"; empty: not known."""
+    @_builtins.property
+    def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___PairedModel]:
+        """Two."""
+
+    @_builtins.property
+    def measure_time(self) -> _timestamp_pb2.Timestamp: ...
+    @_builtins.property
+    def stp(self) -> Global___Estimate:
+        """System throughput: above 1, together they do more work than one after the other. Absent: not known."""
+
+    def __init__(
+        self,
+        *,
+        pair_id: _builtins.str = ...,
+        models: _abc.Iterable[Global___PairedModel] | None = ...,
+        arrangement: _builtins.str = ...,
+        how: _builtins.str = ...,
+        host: _builtins.str = ...,
+        rounds: _builtins.int = ...,
+        measure_time: _timestamp_pb2.Timestamp | None = ...,
+        stp: Global___Estimate | None = ...,
+        verdict: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["measure_time", b"measure_time", "stp", b"stp"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrangement", b"arrangement", "host", b"host", "how", b"how", "measure_time", b"measure_time", "models", b"models", "pair_id", b"pair_id", "rounds", b"rounds", "stp", b"stp", "verdict", b"verdict"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MeasuredPair: _TypeAlias = MeasuredPair  # noqa: Y015
+
+@_typing.final
+class AddPairRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PAIR_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def pair(self) -> Global___MeasuredPair: ...
+    def __init__(
+        self,
+        *,
+        pair: Global___MeasuredPair | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["pair", b"pair"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["pair", b"pair"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AddPairRequest: _TypeAlias = AddPairRequest  # noqa: Y015
+
+@_typing.final
+class AddPairResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADDED_FIELD_NUMBER: _builtins.int
+    added: _builtins.bool
+    """False: it was there before."""
+    def __init__(
+        self,
+        *,
+        added: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["added", b"added"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AddPairResponse: _TypeAlias = AddPairResponse  # noqa: Y015
+
+@_typing.final
+class ListPairsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    MODEL_NAME_FIELD_NUMBER: _builtins.int
+    page_size: _builtins.int
+    """At most so many; 0 = 100, and 1000 at most."""
+    model_name: _builtins.str
+    """Only pairs with a model of this name; empty = all."""
+    def __init__(
+        self,
+        *,
+        page_size: _builtins.int = ...,
+        model_name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model_name", b"model_name", "page_size", b"page_size"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListPairsRequest: _TypeAlias = ListPairsRequest  # noqa: Y015
+
+@_typing.final
+class ListPairsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PAIRS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def pairs(self) -> _containers.RepeatedCompositeFieldContainer[Global___MeasuredPair]: ...
+    def __init__(
+        self,
+        *,
+        pairs: _abc.Iterable[Global___MeasuredPair] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["pairs", b"pairs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListPairsResponse: _TypeAlias = ListPairsResponse  # noqa: Y015
+
+@_typing.final
 class RecordFilter(_message.Message):
     """Empty fields let everything pass, but for namespace."""
 

@@ -545,6 +545,16 @@ class LogServiceStub:
                 request_serializer=fractune__core_dot_pb_dot_fractune__pb2.ReplayUnreadableRequest.SerializeToString,
                 response_deserializer=fractune__core_dot_pb_dot_fractune__pb2.ReplayUnreadableResponse.FromString,
                 _registered_method=True)
+        self.AddPair = channel.unary_unary(
+                '/fractune.v1.LogService/AddPair',
+                request_serializer=fractune__core_dot_pb_dot_fractune__pb2.AddPairRequest.SerializeToString,
+                response_deserializer=fractune__core_dot_pb_dot_fractune__pb2.AddPairResponse.FromString,
+                _registered_method=True)
+        self.ListPairs = channel.unary_unary(
+                '/fractune.v1.LogService/ListPairs',
+                request_serializer=fractune__core_dot_pb_dot_fractune__pb2.ListPairsRequest.SerializeToString,
+                response_deserializer=fractune__core_dot_pb_dot_fractune__pb2.ListPairsResponse.FromString,
+                _registered_method=True)
 
 
 class LogServiceServicer:
@@ -607,6 +617,20 @@ class LogServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def AddPair(self, request, context):
+        """Adds what was measured of two models together. A pair that is there is left as it is.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListPairs(self, request, context):
+        """Measured pairs, the newest first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_LogServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -649,6 +673,16 @@ def add_LogServiceServicer_to_server(servicer, server):
                     servicer.ReplayUnreadable,
                     request_deserializer=fractune__core_dot_pb_dot_fractune__pb2.ReplayUnreadableRequest.FromString,
                     response_serializer=fractune__core_dot_pb_dot_fractune__pb2.ReplayUnreadableResponse.SerializeToString,
+            ),
+            'AddPair': grpc.unary_unary_rpc_method_handler(
+                    servicer.AddPair,
+                    request_deserializer=fractune__core_dot_pb_dot_fractune__pb2.AddPairRequest.FromString,
+                    response_serializer=fractune__core_dot_pb_dot_fractune__pb2.AddPairResponse.SerializeToString,
+            ),
+            'ListPairs': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListPairs,
+                    request_deserializer=fractune__core_dot_pb_dot_fractune__pb2.ListPairsRequest.FromString,
+                    response_serializer=fractune__core_dot_pb_dot_fractune__pb2.ListPairsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -869,6 +903,60 @@ class LogService:
             '/fractune.v1.LogService/ReplayUnreadable',
             fractune__core_dot_pb_dot_fractune__pb2.ReplayUnreadableRequest.SerializeToString,
             fractune__core_dot_pb_dot_fractune__pb2.ReplayUnreadableResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AddPair(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fractune.v1.LogService/AddPair',
+            fractune__core_dot_pb_dot_fractune__pb2.AddPairRequest.SerializeToString,
+            fractune__core_dot_pb_dot_fractune__pb2.AddPairResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListPairs(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fractune.v1.LogService/ListPairs',
+            fractune__core_dot_pb_dot_fractune__pb2.ListPairsRequest.SerializeToString,
+            fractune__core_dot_pb_dot_fractune__pb2.ListPairsResponse.FromString,
             options,
             channel_credentials,
             insecure,

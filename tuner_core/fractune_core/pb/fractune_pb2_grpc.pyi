@@ -211,6 +211,10 @@ class LogServiceStub:
     """Results of workers that the server could not read, and keeps: such as come from a worker of another version."""
     ReplayUnreadable: _grpc.UnaryUnaryMultiCallable[_fractune_pb2.ReplayUnreadableRequest, _fractune_pb2.ReplayUnreadableResponse]
     """Tries to read all of them once more."""
+    AddPair: _grpc.UnaryUnaryMultiCallable[_fractune_pb2.AddPairRequest, _fractune_pb2.AddPairResponse]
+    """Adds what was measured of two models together. A pair that is there is left as it is."""
+    ListPairs: _grpc.UnaryUnaryMultiCallable[_fractune_pb2.ListPairsRequest, _fractune_pb2.ListPairsResponse]
+    """Measured pairs, the newest first."""
 
 @_typing.type_check_only
 class LogServiceAsyncStub(LogServiceStub):
@@ -232,6 +236,10 @@ class LogServiceAsyncStub(LogServiceStub):
     """Results of workers that the server could not read, and keeps: such as come from a worker of another version."""
     ReplayUnreadable: _aio.UnaryUnaryMultiCallable[_fractune_pb2.ReplayUnreadableRequest, _fractune_pb2.ReplayUnreadableResponse]  # type: ignore[assignment]
     """Tries to read all of them once more."""
+    AddPair: _aio.UnaryUnaryMultiCallable[_fractune_pb2.AddPairRequest, _fractune_pb2.AddPairResponse]  # type: ignore[assignment]
+    """Adds what was measured of two models together. A pair that is there is left as it is."""
+    ListPairs: _aio.UnaryUnaryMultiCallable[_fractune_pb2.ListPairsRequest, _fractune_pb2.ListPairsResponse]  # type: ignore[assignment]
+    """Measured pairs, the newest first."""
 
 class LogServiceServicer(metaclass=_abc_1.ABCMeta):
     """---- The tuning log ---------------------------------------------------------------------------"""
@@ -298,6 +306,22 @@ class LogServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_fractune_pb2.ReplayUnreadableResponse, _abc.Awaitable[_fractune_pb2.ReplayUnreadableResponse]]:
         """Tries to read all of them once more."""
+
+    @_abc_1.abstractmethod
+    def AddPair(
+        self,
+        request: _fractune_pb2.AddPairRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_fractune_pb2.AddPairResponse, _abc.Awaitable[_fractune_pb2.AddPairResponse]]:
+        """Adds what was measured of two models together. A pair that is there is left as it is."""
+
+    @_abc_1.abstractmethod
+    def ListPairs(
+        self,
+        request: _fractune_pb2.ListPairsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_fractune_pb2.ListPairsResponse, _abc.Awaitable[_fractune_pb2.ListPairsResponse]]:
+        """Measured pairs, the newest first."""
 
 def add_LogServiceServicer_to_server(servicer: LogServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 

@@ -27,6 +27,8 @@ _BY_SERVICE: dict[str, dict[str, Scope | None]] = {
         "TabulateModel": Scope.SUBMIT,
         "ListUnreadable": Scope.READ,
         "ReplayUnreadable": Scope.OPERATE,
+        "AddPair": Scope.SUBMIT,
+        "ListPairs": Scope.READ,
     },
     "fractune.v1.PlanService": {"MakePlan": Scope.SUBMIT},
     "fractune.v1.BundleService": {"DownloadBundle": Scope.READ},

@@ -8,6 +8,7 @@ from typing import Any
 import grpc
 
 from fractune_core.analysis.match import How, Policy
+from fractune_core.analysis.pairs import MeasuredPair
 from fractune_core.analysis.roofline import Arithmetic
 from fractune_core.codec.messages import from_proto, to_lists, to_proto
 from fractune_core.errors import BadRequest, QuotaExceeded
@@ -34,6 +35,7 @@ class LogService(rpc.LogServiceServicer):
     def __init__(self, context: ServerContext, matcher: Matcher) -> None:
         self._log = context.store.log
         self._roofs = context.store.roofs
+        self._pairs = context.store.pairs
         self._matcher = matcher
         self._redis, self._secret = context.redis, context.secret
 
@@ -102,6 +104,15 @@ class LogService(rpc.LogServiceServicer):
         chosen = _filter(request.filter)
         deleted, kept = self._log.prune(chosen, request.keep_best, dry_run=request.dry_run)
         return pb.PruneRecordsResponse(deleted=deleted, kept=kept)
+
+    def AddPair(self, request: pb.AddPairRequest, context: grpc.ServicerContext) -> pb.AddPairResponse:
+        pair = from_proto(MeasuredPair, request.pair)
+        pair.check()
+        return pb.AddPairResponse(added=self._pairs.add(pair))
+
+    def ListPairs(self, request: pb.ListPairsRequest, context: grpc.ServicerContext) -> pb.ListPairsResponse:
+        found = self._pairs.newest(page_size(request.page_size, default=100), request.model_name)
+        return pb.ListPairsResponse(pairs=[to_proto(each, pb.MeasuredPair) for each in found])
 
     def MatchModel(self, request: pb.MatchModelRequest, context: grpc.ServicerContext) -> pb.MatchModelResponse:
         answer = self._matcher.match(_query(request, context), request.share, _policy(request))

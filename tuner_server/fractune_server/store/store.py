@@ -10,6 +10,7 @@ from fractune_server.store.jobs import JobStore
 from fractune_server.store.models import ModelStore
 from fractune_server.store.records.ledger import Ledger
 from fractune_server.store.records.log import TuningLog
+from fractune_server.store.records.pairs import PairStore
 from fractune_server.store.records.roofs import RoofStore
 from fractune_server.store.records.spaces import SpaceStore
 from fractune_server.store.tokens import TokenStore
@@ -17,7 +18,7 @@ from fractune_server.store.webhooks import WebhookStore
 
 
 class Store(Database):
-    """The database with the log, jobs, models, roofs, exhausted spaces, tokens, the ledger and webhooks.
+    """The database with the log, jobs, models, roofs, exhausted spaces, pairs, tokens, the ledger and webhooks.
 
     Raises StateUnusable if the database cannot be used.
     """
@@ -30,6 +31,7 @@ class Store(Database):
         self.models = ModelStore(self)
         self.roofs = RoofStore(self)
         self.spaces = SpaceStore(self)
+        self.pairs = PairStore(self)
         self.tokens = TokenStore(self)
         self.ledger = Ledger(self)
         self.webhooks = WebhookStore(self)

@@ -20,16 +20,19 @@ from fractune.dashboard.views.words import moment
 from fractune.features.matrix.cross_table import model_table
 from fractune.features.matrix.table import cell_text
 from fractune.server.job_status import job_status
+from fractune_core.analysis.pairs import PairedModel
 from fractune_core.codec.messages import to_proto
 from fractune_core.errors import ServerUnreachable
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.records import VALIDATION_POLICY, Kind
+from fractune_core.refusals import node_text, refusal_text
 from tests.support.client_samples import job_script, record
+from tests.support.measured_pairs import measured_pair
 from tests.support.processes.scripted_server import ScriptedServer, serving
 from tests.unit.client.dashboard.conftest import Pages, serving_pages, until
 
 JOB = "/jobs/j1"
-VIEWS = ("/", "/shares", "/log", "/compare", JOB)
+VIEWS = ("/", "/shares", "/log", "/compare", "/fit", "/pairs", JOB)
 
 
 class Elements(HTMLParser):
@@ -271,7 +274,7 @@ def test_a_refusal_is_not_kept_in_place_of_a_static_file(server: ScriptedServer)
 
 
 def test_a_page_is_read_only(pages: Pages, server: ScriptedServer) -> None:
-    assert pages.ask("POST", f"{JOB}/cancel").status == 400
+    assert pages.ask("POST", f"{JOB}/cancel").status == 403
     assert pages.ask("POST", JOB).status == 405
     assert server.cancelled == []
 
@@ -334,3 +337,79 @@ def test_a_model_shows_what_its_operators_use_at_a_share(pages: Pages, server: S
     assert "What each operator uses at cpu:2" in text
     assert "no published record" in text
     assert "share &#39;gpu&#39;" in pages.page(f"{path}?share=gpu").text
+
+
+def test_a_model_that_no_job_has_is_not_found(pages: Pages) -> None:
+    assert pages.page("/models/unknown").status == 404
+    assert pages.data("/models/unknown")["error"] == "NotFound"
+
+
+def test_a_model_shows_its_knee_its_shapes_and_other_files_of_its_name(pages: Pages, server: ScriptedServer) -> None:
+    newest = server.script[-1]
+    for number, model in ((2, newest.spec.model), (3, "models/other")):
+        job = pb.Job()
+        job.CopyFrom(newest)
+        job.name, job.spec.model = f"jobs/j{number}", model
+        job.spec.inputs["ids"].dims.extend([1, 16 * number])
+        server.script.append(job)
+    path = f"/models/{newest.spec.model.removeprefix('models/')}"
+    until(lambda: "Other files of this name" in pages.page(path).text)
+    text = Elements(pages.page(path).text).text
+    assert "The knee" in text
+    assert "ids 1x32" in text
+    assert [each["name"] for each in pages.data(path)["other_files"]] == ["jobs/j3"]
+    assert "ids 1x48" in Elements(pages.page("/").text).text
+
+
+def test_pairs_are_a_matrix_of_the_newest_and_a_table_of_all(pages: Pages, server: ScriptedServer) -> None:
+    assert "no pair is in the log" in pages.page("/pairs").text
+    older = measured_pair(models=tuple(replace(each, slowdown=None) for each in measured_pair().models), stp=None)
+    bubble = measured_pair(models=(measured_pair().models[0], PairedModel("bubble:32MiB", "cpu:1")))
+    server.pairs = [to_proto(each, pb.MeasuredPair) for each in (measured_pair(), older, bubble)]
+    until(lambda: len(pages.data("/pairs")["pairs"]) == 3)
+    page = pages.page("/pairs").text
+    rows = [re.findall(r"<td[^>]*>([^<]*)</td>", row) for row in re.findall(r"<tr>(<td.*?)</tr>", page)]
+    ratio = "1.40 (1.35 .. 1.50)"
+    assert rows[:2] == [["a", "-", ratio, ratio], ["b", "1.02 (1.00 .. 1.04)", "-", "-"]]
+    assert len(rows) == 2 + 5
+    assert "level3" in page
+    assert "level1" in page
+
+
+def test_an_operator_is_chosen_by_its_name_too(pages: Pages) -> None:
+    assert pages.data(f"{JOB}?operator=fused_conv2d")["progress_of"] == "0123"
+    assert pages.data(f"{JOB}?operator=0123")["progress_of"] == "0123"
+    assert pages.data(f"{JOB}?operator=other")["progress_of"] is None
+
+
+def test_a_job_that_a_client_may_go_on_with_in_parts_says_so(pages: Pages, server: ScriptedServer) -> None:
+    server.script[-1].message = refusal_text(17, node_text("cdist", "", "CDist"), "no kernel computes this operator")
+    until(lambda: "a client that tunes in parts goes on" in pages.page("/").text)
+
+
+def test_one_job_alone_is_not_compared(pages: Pages) -> None:
+    text = html.unescape(pages.page("/compare?a=jobs/j1").text)
+    assert "choose the job after it, and press Show" in text
+    assert re.search(r'<option selected value="jobs/j1">[^<]+, jobs/j1</option>', text)
+    assert "choose two jobs, and press Show" in pages.page("/compare").text
+
+
+def test_the_least_limit_for_a_rate_and_a_p99(pages: Pages) -> None:
+    assert "choose a model, a rate of requests and a p99" in pages.page("/fit?job=jobs/j1").text
+    asked = "/fit?job=jobs/j1&rate=5/s&p99=500ms"
+    found = pages.data(asked)
+    least = found["alternatives"][0]
+    assert least["predicted"]["p99_s"] <= least["safe_p99_s"] <= 0.5
+    assert f"cpu: {least['limit_m']}m" in found["resources"]
+    text = Elements(pages.page(asked).text).text
+    assert f"{least['limit_m']}m" in text
+    assert "'fractune fit BUNDLE --verify'" in text
+    for wrong, says in (
+        ("rate=5/s&p99=1us", "p99"),
+        ("rate=x&p99=50ms", "rate 'x'"),
+        ("rate=99999/s&p99=1s", "99999"),
+    ):
+        refused = pages.data(f"/fit?job=jobs/j1&{wrong}")
+        assert refused["alternatives"] is None
+        assert says in refused["why"]
+    assert pages.page("/fit?job=jobs/none").status == 404

@@ -31,7 +31,7 @@ def test_what_each_scope_opens() -> None:
     beyond_reading = {
         Scope.SUBMIT: {
             *("UploadModel", "GetUpload", "CreateJob", "CancelJob"),
-            *("MatchModel", "TabulateModel", "MakePlan"),
+            *("MatchModel", "TabulateModel", "MakePlan", "AddPair"),
         },
         Scope.OPERATE: {"PruneRecords", "ReplayUnreadable"},
         Scope.ADMIN: {"ImportRecords"},

@@ -18,6 +18,7 @@ from fractune_core.jobs import OperatorTask
 from fractune_server.store.models import IngestedModel, IngestKey, StoredModel
 from fractune_server.store.records import spaces
 from fractune_server.store.store import Store, sqlite_url
+from tests.support.measured_pairs import measured_pair
 from tests.support.paths import REPOSITORY
 from tests.support.samples import TARGET_KEY
 from tests.support.store_contract import (
@@ -89,6 +90,17 @@ class KeptContract(StoreContract):
         assert store.spaces.of(TARGET_KEY, WORKLOADS, exact=False) == {}
         store.spaces.add(KEY, 2)
         assert store.spaces.of(TARGET_KEY, WORKLOADS, exact=False) == {WORKLOADS[0]: 2}
+
+    def test_pairs_come_newest_first_and_each_is_kept_once(self, store: Store) -> None:
+        assert store.pairs.newest(10) == []
+        first, second = measured_pair("a" * 32), measured_pair("b" * 32, first="c")
+        assert [store.pairs.add(each) for each in (first, second)] == [True, True]
+        assert not store.pairs.add(measured_pair("a" * 32, host="another"))
+        assert store.pairs.newest(10) == [second, first]
+        assert store.pairs.newest(1) == [second]
+        assert store.pairs.newest(10, "a") == [first]
+        assert store.pairs.newest(10, "b") == [second, first]
+        assert store.pairs.newest(10, "none") == []
 
     def test_models_and_what_ingest_found(self, store: Store) -> None:
         store.models.add(StoredModel("s", "net.onnx", 5))

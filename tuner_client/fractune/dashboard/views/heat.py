@@ -9,7 +9,7 @@ from fractune.features.matrix.cross_table import CrossTable, model_table
 from fractune.features.matrix.table import cell_text, cross_text, table_json
 from fractune.server.job_status import JobStatus
 
-_LEVELS = (0.02, 0.1, 0.3, 1.0)
+LEVELS = (0.02, 0.1, 0.3, 1.0)
 """losses at which the next colour begins"""
 
 
@@ -36,4 +36,4 @@ def _level(table: CrossTable, variant: str, share: str) -> int:
     lost = table.slowdown(variant, share)
     if lost is None:
         return -1
-    return 0 if lost.is_tie else sum(lost.median > limit for limit in _LEVELS)
+    return 0 if lost.is_tie else sum(lost.median > limit for limit in LEVELS)

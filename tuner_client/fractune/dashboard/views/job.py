@@ -36,8 +36,8 @@ _NOT_KNOWN = (
 
 
 def job(found: JobStatus, trials: Sequence[Trial], operator: str, *, may_cancel: bool) -> Page:
-    """`operator` is a workload hash, for its progress in place of the model's; empty for the model."""
-    named = next((each for each in found.operators if each.workload_hash == operator), None)
+    """`operator` is a workload hash or a name, for its progress in place of the model's; empty for the model."""
+    named = next((each for each in found.operators if operator in (each.workload_hash, each.name)), None)
     of = "the model's operators together" if named is None else one_line(named.name)
     progress = {
         share: model_progress(found, trials, share)
@@ -51,7 +51,7 @@ def job(found: JobStatus, trials: Sequence[Trial], operator: str, *, may_cancel:
         {
             **job_data(found),
             "progress": {share: [vars(point) for point in points] for share, points in progress.items()},
-            "progress_of": operator if named is not None else None,
+            "progress_of": None if named is None else named.workload_hash,
             "matrix": heat_data(found) if found.results else None,
         },
         facts=_facts(found),

@@ -6,12 +6,20 @@ from collections.abc import Sequence
 
 from fractune.dashboard.views.heat import heat_block, heat_data
 from fractune.dashboard.views.page import Block, Cell, Field, Page, block_of
-from fractune.dashboard.views.words import job_data, job_path, jobs_block, moment
+from fractune.dashboard.views.words import inputs_text, job_data, job_path, jobs_block, moment
+from fractune.features.knee.report import at_load_knee, fastest_knee
+from fractune.features.knee.table import knee_table
 from fractune.features.log.match import MatchResult
+from fractune.features.matrix.cross_table import model_table
 from fractune.server.job_status import JobStatus
 from fractune.text.text import ratio_text, time_text
 from fractune_core.errors import one_line
+from fractune_core.jobs import JobState
 from fractune_core.names import Collection
+
+_MOST_VERSIONS = 8
+_SLACK = 0.1
+"""as `fractune knee` takes it by default"""
 
 
 def first_share(jobs: Sequence[JobStatus]) -> str:
@@ -19,9 +27,25 @@ def first_share(jobs: Sequence[JobStatus]) -> str:
     return next((share for each in jobs for share in each.tuned_at), "")
 
 
-def model(digest: str, jobs: Sequence[JobStatus], share: str = "", used: MatchResult | str | None = None) -> Page:
-    """`jobs` are those of the model, the newest first, the ended ones with results. `used` is what its operators use
-    at `share`, or why that is not known.
+def versions(newest: JobStatus, jobs: Sequence[JobStatus]) -> list[JobStatus]:
+    """Of the `jobs` the newest ones that are done, of other files with the same name."""
+    alike = [
+        each
+        for each in jobs
+        if each.model_name == newest.model_name and each.model != newest.model and each.state is JobState.DONE
+    ]
+    return alike[:_MOST_VERSIONS]
+
+
+def model(
+    digest: str,
+    jobs: Sequence[JobStatus],
+    others: Sequence[JobStatus] = (),
+    share: str = "",
+    used: MatchResult | str | None = None,
+) -> Page:
+    """`jobs` are those of the model, the newest first, the ended ones with results; `others` are of files with its
+    name. `used` is what its operators use at `share`, or why that is not known.
     """
     done = [each for each in jobs if each.results]
     shares = tuple(dict.fromkeys([share, *(at for each in jobs for at in each.tuned_at)]))
@@ -32,14 +56,16 @@ def model(digest: str, jobs: Sequence[JobStatus], share: str = "", used: MatchRe
             "sha256": digest,
             "model_name": jobs[0].model_name if jobs else None,
             "jobs": [job_data(each) for each in jobs],
+            "other_files": [job_data(each) for each in others],
             "matrix": heat_data(done[0]) if done else None,
             "match": {"share": share, "operators": used.to_json()} if isinstance(used, MatchResult) else None,
         },
         facts=(("sha256", Cell(digest)), ("jobs", Cell(str(len(jobs))))),
         blocks=(
-            *([heat_block(done[0])] if done else []),
+            *([heat_block(done[0]), *_knee(done[0])] if done else []),
             *([_used(share, used)] if used is not None else []),
-            _history(done),
+            _times("Latency, job by job", done, "no job of it is done"),
+            *([_times("Other files of this name", others, "")] if others else []),
             jobs_block("Its jobs", list(jobs), "the newest jobs of this server are of other models"),
         ),
         form=[Field("share", share, "share at which it runs", shares)] if share else (),
@@ -53,12 +79,27 @@ def _used(share: str, used: MatchResult | str) -> Block:
     return block_of(used.table, heading)
 
 
-def _history(done: Sequence[JobStatus]) -> Block:
-    columns = (("job", False), ("created", False), ("share", False), ("untuned", True), ("tuned", True), ("gain", True))
+def _knee(job: JobStatus) -> list[Block]:
+    """The knee, as `fractune knee` finds it; nothing for a job with times at fewer than two shares."""
+    table, granted = model_table(job), {each.share: each.granted for each in job.results}
+    if len({each.units for each in granted.values()}) < 2 or not all(map(table.fastest, table.shares)):
+        return []
+    found = [fastest_knee(table, granted, _SLACK), at_load_knee(table, granted, _SLACK)]
+    return [block_of(knee_table([each for each in found if each is not None], "The knee"))]
+
+
+def _times(heading: str, done: Sequence[JobStatus], empty: str) -> Block:
+    """The latencies of jobs that are done, with the shapes of the inputs if they differ."""
+    shaped = len({inputs_text(each) for each in done}) > 1
+    columns = (
+        *(("job", False), ("created", False), *([("inputs", False)] if shaped else []), ("share", False)),
+        *(("untuned", True), ("tuned", True), ("gain", True)),
+    )
     rows = tuple(
         (
             Cell(Collection.JOBS.parse(each.name), job_path(each.name)),
             moment(each.created_at),
+            *([Cell(inputs_text(each) or "-")] if shaped else []),
             Cell(result.share),
             Cell(time_text(result.untuned_s)),
             Cell(time_text(result.tuned_s)),
@@ -67,4 +108,4 @@ def _history(done: Sequence[JobStatus]) -> Block:
         for each in done
         for result in each.results
     )
-    return Block("Latency, job by job", columns, rows, empty="no job of it is done")
+    return Block(heading, columns, rows, empty=empty)

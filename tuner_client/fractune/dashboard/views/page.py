@@ -89,6 +89,13 @@ class Field:
     value: str
     label: str
     choices: tuple[str, ...] = ()
+    labels: tuple[str, ...] = ()
+    """of the choices, for people; empty: the choices themselves"""
+
+    @property
+    def options(self) -> list[tuple[str, str]]:
+        """Choices and labels."""
+        return list(zip(self.choices, self.labels or [each or "any" for each in self.choices], strict=True))
 
 
 @dataclass(frozen=True)

@@ -8,20 +8,31 @@ from typing import Any
 from urllib.parse import quote
 
 from fractune.dashboard.views.page import Block, Cell
+from fractune.features.shapes.text import shape_text
 from fractune.server.job_status import JobStatus
 from fractune.text.text import moment_text, span_text, time_text
 from fractune_core.errors import one_line
 from fractune_core.jobs import JobState
 from fractune_core.names import Collection
+from fractune_core.refusals import refused_node
 
 ENDED = (JobState.DONE, JobState.FAILED, JobState.CANCELLED)
 _NO_TIME = "-"
 _LONG = 300
 """characters of a message in a table"""
+_SHORT = 60
+"""characters of a model's name in a list"""
+
+_PARTS = "; a client that tunes in parts goes on with jobs of the parts"
 
 
 def job_path(name: str) -> str:
     return f"/jobs/{quote(Collection.JOBS.parse(name), safe='')}"
+
+
+def job_label(job: JobStatus) -> str:
+    """The job in a list to choose from: `model.onnx ids 1x16, jobs/1`."""
+    return ", ".join(filter(None, (one_line(job.model_name)[:_SHORT], inputs_text(job), job.name)))
 
 
 def model_path(name: str) -> str:
@@ -49,25 +60,32 @@ def job_data(job: JobStatus) -> dict[str, Any]:
 
 
 def jobs_block(heading: str, jobs: list[JobStatus], empty: str) -> Block:
-    """A row for each job, with links to it and to its model."""
+    """A row for each job, with links to it and to its model; with the shapes of the inputs, if some were given."""
+    shaped = any(job.inputs for job in jobs)
     columns = (
-        *(("job", False), ("model", False), ("shares", False), ("state", False), ("trials", True), ("time", True)),
-        *(("created", False), ("message", False)),
+        *(("job", False), ("model", False), *([("inputs", False)] if shaped else []), ("shares", False)),
+        *(("state", False), ("trials", True), ("time", True), ("created", False), ("message", False)),
     )
-    return Block(heading, columns, tuple(map(_job_row, jobs)), empty=empty)
+    return Block(heading, columns, tuple(_job_row(job, shaped=shaped) for job in jobs), empty=empty)
 
 
-def _job_row(job: JobStatus) -> tuple[Cell, ...]:
+def inputs_text(job: JobStatus) -> str:
+    """`ids 1x16, mask 1x16`; empty if the model's own shapes were taken."""
+    return one_line(shape_text({name: shape for name, shape in job.inputs.items() if shape}))
+
+
+def _job_row(job: JobStatus, *, shaped: bool) -> tuple[Cell, ...]:
     trials = f"{job.candidates_had} / {job.trials_planned}" if job.trials_planned else "-"
     return (
         Cell(Collection.JOBS.parse(job.name), job_path(job.name)),
         Cell(one_line(job.model_name), model_path(job.model) if job.model else ""),
+        *([Cell(inputs_text(job) or "-")] if shaped else []),
         Cell(", ".join(job.shares)),
         Cell(job.state.value),
         Cell(trials),
         Cell(span_text(job.wall_s or job.elapsed_s)),
         moment(job.created_at),
-        Cell(one_line(job.message)[:_LONG]),
+        Cell(one_line(job.message)[:_LONG] + (_PARTS if refused_node(job.message) else "")),
     )
 
 

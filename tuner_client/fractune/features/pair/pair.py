@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fractune.features.pair.arrangement import Arrangement, arrange, usable_cores
+from fractune.features.pair.measured import measured_pair
 from fractune.features.pair.result import PairSide, PairTimes, RateLatency
 from fractune.features.pair.run import CoLocation, CoRunner, Program, co_located, time_rounds
 from fractune.features.pair.table import pair_json, pair_table
@@ -18,6 +19,7 @@ from fractune.sessions.progress import LineProgress, line_reporter
 from fractune.text.rendering import Table
 from fractune_core.analysis.co_location import FEWEST_ROUNDS, CoLocationFigures, co_location_figures
 from fractune_core.analysis.match import How
+from fractune_core.analysis.pairs import MeasuredPair
 from fractune_core.analysis.slowdown_ci import Estimate
 from fractune_core.arrivals import LOAD
 from fractune_core.errors import BadBundle, BadRequest, one_line
@@ -52,6 +54,10 @@ class PairResult(PairTimes):
     def sentences(self) -> Sequence[str]:
         """STP, ANTT, throughput, the verdicts and the notes."""
         return self.table.notes
+
+    def measured(self) -> MeasuredPair:
+        """What `Client.add_pair` puts into the log. Each call makes another pair."""
+        return measured_pair(self)
 
     def to_json(self) -> dict[str, Any]:
         """As `fractune pair --json` prints it: times in seconds, intervals as lists, None if not known."""

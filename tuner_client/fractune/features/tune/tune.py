@@ -77,7 +77,8 @@ def tune(
 
     With `until_beats="onnxruntime"` the search ends when the bundle is faster than the ONNX model in ONNX Runtime at
     every share of this machine's CPU. Faster means by more than the fraction `min_gain` (0.05 = 5 %), beyond the noise.
-    It also ends after `minutes` (default: 15), or at `trials` (default: no limit); see `TuneResult.goal`.
+    It also ends after `minutes` (default: 15), or at `trials` (default: no limit); see `TuneResult.goal`. A runtime
+    that was not beaten competes as by `compete`, and serves the shares where it is faster.
 
     With `compete="onnxruntime,openvino"` these runtimes are timed beside the bundle at the end, and the fastest serves
     each share: see `fractune.compete`. An ONNX model with a node that cannot be imported is cut: what can be imported
@@ -121,6 +122,8 @@ def tune(
         goal = goal_spec(until_beats, min_gain, path, spec, minutes=minutes, trials=trials, server=where)
         if goal is not None:
             result = tune_until_beaten(path, spec, goal, written, state, view, reconnect_s)
+            if compete is None and result.goal is not None and not result.goal.beaten:
+                return _competed_unasked(result, path, view)  # where it is faster, it serves
             return _competed(result, path, contenders, view)
         result = _tuned(path, spec, written, state, server, view, reconnect_s, parts=compete != NONE)
         if result.stages is not None and not contenders and where is None and _has_cores(shares):
@@ -175,7 +178,9 @@ def _has_cores(shares: str | Sequence[str]) -> bool:
 
 
 def _competed_unasked(result: TuneResult, model: Path, view: View) -> TuneResult:
-    """A model in parts beside ONNX Runtime, which it needs anyway. The bundle is there, also if that fails."""
+    """A model beside ONNX Runtime, which it needs for parts of it, or has not beaten. The bundle is there, also if that
+    fails.
+    """
     try:
         return _competed(result, model, [ONNX_RUNTIME], view)
     except FractuneError as error:

@@ -222,6 +222,16 @@ webhooks = Table(
     Column("next_at", Float, nullable=False),
 )
 
+pairs = Table(
+    "pairs",
+    metadata,
+    Column("seq", _SERIAL, primary_key=True, autoincrement=True),
+    Column("pair_id", _ID, nullable=False, unique=True),
+    Column("first_name", Text, nullable=False),
+    Column("second_name", Text, nullable=False),
+    Column("content", JSON, nullable=False),
+)
+
 rounds = Table(
     "rounds",
     metadata,

@@ -20,6 +20,7 @@ from fractune.features.pair.arrangement import Arrangement
 from fractune.features.pair.run import Program
 from fractune_core.analysis.co_location import RoundTimes
 from tests.support.client_samples import DEVICE, bundle_bytes
+from tests.support.processes.scripted_server import ScriptedServer
 
 
 @pytest.fixture
@@ -249,3 +250,34 @@ def test_the_command_ends_with_one_line_and_a_code(
     assert ended == code
     assert line.startswith("fractune: ")
     assert says in line
+
+
+def test_a_recorded_pair_is_kept_by_the_server(
+    bundle: Path, measured: Callable[..., SimpleNamespace], server: ScriptedServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    times = RoundTimes(whole_s=1.0, share_s=1.5, control_s=1.5, together_s=2.0)
+    measured(times, times)
+    command = ["pair", str(bundle), str(bundle), "--server", server.address]
+    assert main(command) == 2
+    assert "--server and --state are for --record" in capsys.readouterr().err
+    assert main([*command, "--record"]) == 0
+    shown = capsys.readouterr().out
+    (kept,) = server.pairs
+    assert f"recorded as {kept.pair_id}" in shown
+    assert [each.model_name for each in kept.models] == ["a", "a"]
+    assert [each.slowdown.median for each in kept.models] == [2.0, 2.0]
+    with fractune.connect(server.address) as client:
+        (found,) = client.pairs()
+        assert (found.pair_id, found.rounds) == (kept.pair_id, 9)
+        assert client.add_pair(found)
+
+
+def test_a_result_is_shown_though_no_server_keeps_it(
+    bundle: Path, measured: Callable[..., SimpleNamespace], capsys: pytest.CaptureFixture[str]
+) -> None:
+    times = RoundTimes(whole_s=1.0, share_s=1.5, control_s=1.5, together_s=2.0)
+    measured(times)
+    assert main(["pair", str(bundle), "--co-runner", "bubble:8MiB", "--record", "--server", "127.0.0.1:1"]) == 5
+    shown = capsys.readouterr()
+    assert "beside bubble:8MiB" in shown.out
+    assert "recorded" not in shown.out

@@ -10,8 +10,10 @@ import typer
 
 from fractune.cli import options
 from fractune.cli.printing import print_tables
-from fractune.features.pair.pair import DEFAULT_ROUNDS
+from fractune.features.client import Client
+from fractune.features.pair.pair import DEFAULT_ROUNDS, PairResult
 from fractune.features.pair.pair import pair as measure_pair
+from fractune.sessions.session import session
 from fractune_core.errors import BadRequest
 
 
@@ -45,9 +47,14 @@ def pair(
         typer.Option("--rate", metavar="20,10", help="Requests a second for latencies (default: 30 % load)."),
     ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Seed of phases and arrivals.")] = 0,
+    record: Annotated[bool, typer.Option("--record", help="Keep the result in the log of the server.")] = False,
     as_json: options.Json = False,
+    *,
+    place: options.Place,
 ) -> None:
     """Measure the cost of running two models on this machine together."""
+    if not record and (place.server or place.state):
+        raise BadRequest("--server and --state are for --record, which keeps the result there; add it")
     found = measure_pair(
         a,
         b,
@@ -61,9 +68,20 @@ def pair(
         progress=not as_json,
     )
     if as_json:
-        print(json.dumps(found.to_json()))
-        return
-    print_tables(found.table)
+        print(json.dumps(found.to_json()), flush=True)
+    else:
+        print_tables(found.table)
+    if record:
+        _record(found, place, as_json=as_json)
+
+
+def _record(found: PairResult, place: options.Place, *, as_json: bool) -> None:
+    """After the result is shown: it is not lost if no server answers."""
+    pair = found.measured()
+    with session(Client, place.state, place.server) as client:
+        client.add_pair(pair)
+    if not as_json:
+        print(f"recorded as {pair.pair_id}")
 
 
 def parse_rates(text: str) -> float | list[float]:

@@ -1,0 +1,56 @@
+"""The least CPU limit for a rate of requests and a p99, by the times of a job."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fractune.dashboard.views.page import Block, Cell, Field, Page, block_of
+from fractune.dashboard.views.words import job_label, job_path
+from fractune.features.fit.of_job import fit_of_job
+from fractune.server.job_status import JobStatus
+from fractune.text.rendering import Table
+from fractune_core.errors import BadRequest, one_line
+from fractune_core.jobs import JobState
+
+_VERIFY = (
+    "These limits are predicted from the job's times at whole cores. 'fractune fit BUNDLE --verify' times the model "
+    "where it is served, and runs it under the real limit."
+)
+
+Found = tuple[Table, str] | str
+"""The alternatives and the block `resources:` of the best, or why there are none"""
+
+
+def find_limits(job: JobStatus, rate: str, p99: str) -> Found:
+    """It takes some seconds of the processor."""
+    try:
+        return fit_of_job(job, rate, p99)
+    except BadRequest as error:
+        return str(error)
+
+
+def fitting(jobs: Sequence[JobStatus], job: JobStatus | None, given: Mapping[str, str], found: Found | None) -> Page:
+    """`jobs` are those to choose from; `given` are `job`, `rate` and `p99`; `found` is None before all are given."""
+    done = [each for each in jobs if each.state is JobState.DONE]
+    names, labels = ("", *(each.name for each in done)), ("none", *map(job_label, done))
+    form = [
+        Field("job", "" if job is None else job.name, "model", names, labels),
+        Field("rate", given.get("rate", ""), "requests, such as 18/s"),
+        Field("p99", given.get("p99", ""), "p99 at most, such as 50ms"),
+    ]
+    data = {name: given.get(name) or None for name in ("job", "rate", "p99")}
+    facts: list[tuple[str, Cell]] = []
+    blocks: list[Block] = []
+    if job is None or found is None:
+        facts = [("to do", Cell("choose a model, a rate of requests and a p99, and press Show"))]
+        answer: dict[str, Any] = {"alternatives": None}
+    elif isinstance(found, str):
+        facts = [("job", Cell(job.name, job_path(job.name))), ("no limit", Cell(one_line(found)))]
+        answer = {"alternatives": None, "why": found}
+    else:
+        table, resources = found
+        facts = [("job", Cell(job.name, job_path(job.name))), ("Kubernetes", Cell(one_line(resources)))]
+        blocks = [block_of(table), Block("How sure this is", (), (), empty=_VERIFY)]
+        answer = {"alternatives": list(table.rows), "resources": resources}
+    return Page("Least CPU limit", {**data, **answer}, facts=facts, blocks=blocks, form=form, is_live=False)

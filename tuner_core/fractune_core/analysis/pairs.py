@@ -1,0 +1,81 @@
+"""What a log keeps of two models that were measured on one processor together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated
+
+from fractune_core.analysis.slowdown_ci import Estimate
+from fractune_core.codec.places import In
+from fractune_core.codec.plain_json import JsonObject
+from fractune_core.codec.times import END_OF_TIME_S
+from fractune_core.errors import BadRequest
+
+_LONGEST = 200
+"""characters of a text"""
+
+
+@dataclass(frozen=True)
+class PairedModel(JsonObject):
+    """One of the two, or a process that streams through memory."""
+
+    model_name: str
+    """of the bundle, without its suffix; or `bubble:32MiB`"""
+    share: str
+    variant: str = ""
+    """of the bundle, that ran; empty for a process that is no model"""
+    slowdown: Estimate | None = None
+    """time together over time alone on the whole; None if the whole cannot exist, or this is no model"""
+    interference: Estimate | None = None
+    """time together over time alone at the share; None if this is no model"""
+
+
+@dataclass(frozen=True)
+class MeasuredPair(JsonObject):
+    """Two co-runners in one arrangement (`fractune pair`)."""
+
+    pair_id: str
+    """made by who measured it, so that it is kept once however often it is sent"""
+    models: tuple[PairedModel, ...]
+    """two"""
+    arrangement: str
+    """`cpu:1 + cpu:1, each on its own, of cpu:2`"""
+    how: str
+    """kind of the arrangement: `own units`, `same units` or `in turn`"""
+    host: str
+    rounds: int
+    measured_at: Annotated[float, In("measure_time")]
+    """seconds since 1970"""
+    stp: Estimate | None = None
+    """above 1: together they do more work than one after the other; None if it is not known"""
+    verdict: str = ""
+    """`together`, `apart` or `tie`; empty if it is not known"""
+
+    def check(self) -> None:
+        """Raises BadRequest for what no measurement gives."""
+        fault = next(self._faults(), "")
+        if fault:
+            raise BadRequest(f"pair {self.pair_id[:_LONGEST]}: {fault}")
+
+    def _faults(self) -> Iterator[str]:
+        texts = [self.pair_id, self.arrangement, self.how, self.host, self.verdict]
+        texts += [text for each in self.models for text in (each.model_name, each.share, each.variant)]
+        if not 8 <= len(self.pair_id) <= 64 or not self.pair_id.isalnum():
+            yield "pair_id must have 8 to 64 letters and digits"
+        if any(len(text) > _LONGEST for text in texts):
+            yield f"one of its texts is longer than {_LONGEST} characters"
+        if len(self.models) != 2 or not all(each.model_name and each.share for each in self.models):
+            yield "it must have two models, each with a name and a share"
+        estimates = [self.stp, *(found for each in self.models for found in (each.slowdown, each.interference))]
+        if not all(_is_possible(each) for each in estimates if each is not None):
+            yield "its ratios must be above 0 and finite, and an interval must hold its median"
+        if self.rounds < 1:
+            yield f"rounds is {self.rounds}; it must be 1 or more"
+        if not 0 < self.measured_at < END_OF_TIME_S:
+            yield "measure_time is missing, or none"
+
+
+def _is_possible(each: Estimate) -> bool:
+    return 0 < each.low <= each.median <= each.high < math.inf
