@@ -54,6 +54,9 @@ class ScriptedServer(
         """as `fail_with`, of the list of jobs"""
         self.fail_get: FractuneError | None = None
         """as `fail_with`, of one job"""
+        self.fail_create: FractuneError | None = None
+        """as `fail_with`, of a new job"""
+        self.offered: list[pb.OfferedShare] = []
         self.before_list: Callable[[], object] = lambda: None
         """called before the jobs are listed"""
         self.lists = 0
@@ -84,6 +87,8 @@ class ScriptedServer(
 
     def CreateJob(self, request: pb.CreateJobRequest, context: Any) -> pb.Job:
         self.specs.append(request.spec)
+        if self.fail_create is not None:
+            abort(context, self.fail_create)
         return self.script[0]
 
     def GetJob(self, request: pb.GetJobRequest, context: Any) -> pb.Job:
@@ -186,7 +191,7 @@ class ScriptedServer(
         return pb.ListWorkersResponse(workers=self.workers)
 
     def ListShares(self, request: pb.ListSharesRequest, context: Any) -> pb.ListSharesResponse:
-        return pb.ListSharesResponse()
+        return pb.ListSharesResponse(shares=self.offered)
 
 
 @contextlib.contextmanager

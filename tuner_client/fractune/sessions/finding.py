@@ -29,7 +29,7 @@ def named_server(state: PathText | None, server: str | None) -> str | None:
 
 def running_stack_of(state: PathText | None) -> StackEntry | None:
     """The stack that is serving in the folder (default: the user's), or None."""
-    folder = _folder(state)
+    folder = state_folder(state)
     entry = read_entry(folder) if is_running(folder) else None
     return entry if entry and entry.address else None
 
@@ -45,12 +45,13 @@ def server_address(state: PathText | None = None, server: str | None = None, *, 
         return named
     found = running_stack_of(state)
     if found is None or (lasting and not found.for_others):
-        folder = _folder(state)
+        folder = state_folder(state)
         raise ServerUnreachable(f"{_missing(folder)}, or pass --server HOST:PORT")
     return found.address
 
 
-def _folder(state: PathText | None) -> Path:
+def state_folder(state: PathText | None) -> Path:
+    """The folder of the caller's stack (default: the user's)."""
     return Path(state or default_state_dir()).expanduser().absolute()
 
 

@@ -13,7 +13,8 @@ from fractune.local.stack import Stack, StackOptions, running_stack
 from fractune.local.state import default_state_dir
 from fractune.server.credentials import PLAIN, Credentials
 from fractune.server.rpc import RECONNECT_S, RpcClient
-from fractune.sessions.finding import PathText, named_server, running_stack_of, server_address
+from fractune.sessions.finding import PathText, named_server, running_stack_of, server_address, state_folder
+from fractune.sessions.missing_shares import naming_missing_shares
 from fractune_core.errors import ServerUnreachable
 
 _VERDICT_S = 1.0
@@ -57,12 +58,17 @@ def server_session(
     server: str | None,
     *,
     lasting: bool,
+    shares: tuple[str, ...] = (),
     reconnect_s: float = RECONNECT_S,
 ) -> Iterator[AnyClient]:
-    """As `session`, on a running server that `server_address` finds."""
+    """As `session`, on a running server that `server_address` finds. `shares` are those of a job for it."""
     address = server_address(state, server, lasting=lasting)
-    credentials = _credentials(named_server(state, server))
-    with contextlib.closing(connect(address, credentials=credentials, reconnect_s=reconnect_s)) as client:
+    named = named_server(state, server)
+    naming = contextlib.nullcontext() if named else naming_missing_shares(state_folder(state), address, shares)
+    with (
+        contextlib.closing(connect(address, credentials=_credentials(named), reconnect_s=reconnect_s)) as client,
+        naming,
+    ):
         yield client
 
 
@@ -108,7 +114,10 @@ def _connected(
     named = named_server(state, server)
     address = named or _found(state, any_stack=any_stack)
     if address is not None:
-        with contextlib.closing(connect(address, credentials=_credentials(named))) as client:
+        naming = (
+            contextlib.nullcontext() if named else naming_missing_shares(state_folder(state), address, options.shares)
+        )
+        with contextlib.closing(connect(address, credentials=_credentials(named))) as client, naming:
             yield client, None
         return
     options = replace(options, state=Path(state or default_state_dir()))

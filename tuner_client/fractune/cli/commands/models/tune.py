@@ -258,7 +258,7 @@ def _check_detached(given: dict[str, object]) -> None:
 
 def _leave(model: Path, shares: str, job_options: dict[str, Any], place: options.JobPlace, *, as_json: bool) -> None:
     """Submit the job, or one for each shape, and print the names."""
-    with server_session(Client, **vars(place), lasting=True) as client:
+    with server_session(Client, **vars(place), lasting=True, shares=share_names(shares)) as client:
         for each in options_by_shape(job_options, job_options["inputs"]):
             job = client.submit(model, shares, **each)
             print(json.dumps({"event": "detached", "job": job.name, "server": client.address}) if as_json else job.name)
