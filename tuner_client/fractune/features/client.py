@@ -115,7 +115,7 @@ class Client:
 
         Raises BadModel for an unreadable model, BadRequest, and the errors of the server.
         """
-        with model_file(model, run_script=run_script) as path:
+        with model_file(model, run_script=run_script, inputs=options.get("inputs")) as path:
             spec = JobSpec.requested(path.name, shares, **options)
             return Job(self._rpc, submit(self._rpc, path, spec))
 
@@ -159,7 +159,7 @@ class Client:
         request = match_request(
             share, policy, inputs or {}, allow_unmeasured=allow_unmeasured, target=target, namespace=namespace
         )
-        with match_source(model, run_script=run_script) as source:
+        with match_source(model, run_script=run_script, inputs=inputs) as source:
             return answered_match(self._rpc, source, request)
 
     @checked

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, Union
 
 from fractune.models.conversion import is_model_script, json_of_script
+from fractune.models.given_inputs import check_given
 from fractune_core.errors import BadModel
 from fractune_core.files.bundles import is_bundle
 from fractune_core.files.scripts import REFUSAL
+from fractune_core.model_inputs import SeveralShapes
 
 if TYPE_CHECKING:
     import onnx
@@ -25,13 +27,20 @@ ModelSource: TypeAlias = Union[str, os.PathLike[str], "onnx.ModelProto", "torch.
 
 
 @contextlib.contextmanager
-def model_file(model: ModelSource, *, run_script: bool = False) -> Iterator[Path]:
+def model_file(model: ModelSource, *, run_script: bool = False, inputs: SeveralShapes | None = None) -> Iterator[Path]:
     """The model as a file until the block ends. A model in memory is written to a temporary folder, as `model.*`.
 
     With `run_script` the code of a Python file runs in a separate process, and the file is the module that it makes.
     Raises BadModel for a missing file, an object of another type, a model that cannot be written, and a Python file
-    without `run_script`.
+    without `run_script`. Shapes in `inputs` that contradict the file raise BadModel too.
     """
+    with _file(model, run_script=run_script) as path:
+        check_given(path, inputs or {})
+        yield path
+
+
+@contextlib.contextmanager
+def _file(model: ModelSource, *, run_script: bool) -> Iterator[Path]:
     path = Path(model) if isinstance(model, str | os.PathLike) else None
     if path is not None:
         check_model_file(path)

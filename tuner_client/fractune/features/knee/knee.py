@@ -91,7 +91,7 @@ def knee(
     timed, limits = split_limits(shares)
     if not 0 <= slack <= 1:
         raise BadRequest(f"--slack is {slack}; it must be from 0 to 1, 0.1 being 10 %")
-    with model_file(model, run_script=run_script) as path:
+    with model_file(model, run_script=run_script, inputs=inputs) as path:
         spec = JobSpec.requested(path.name, timed, rerank=1, **options)
         if len(spec.shares) < 2:
             raise BadRequest(f"--shares {spec.shares[0]}: a knee needs two shares, and a curve three; name more")

@@ -98,20 +98,20 @@ def match(
         share, policy, inputs or {}, allow_unmeasured=allow_unmeasured, target=target, namespace=namespace
     )
     with (
-        match_source(model, run_script=run_script) as source,
+        match_source(model, run_script=run_script, inputs=inputs) as source,
         session(RpcClient, state, server, compile=True) as client,
     ):
         return answered_match(client, source, request)
 
 
 @contextlib.contextmanager
-def match_source(model: ModelSource, *, run_script: bool) -> Iterator[Path | str]:
+def match_source(model: ModelSource, *, run_script: bool, inputs: Inputs | None) -> Iterator[Path | str]:
     """The model's file, or the name of a model that the server has. Raises as `model_file`."""
     if isinstance(model, str) and model.startswith(f"{Collection.MODELS}/") and not Path(model).exists():
         Collection.MODELS.parse(model)
         yield model
         return
-    with model_file(model, run_script=run_script) as path:
+    with model_file(model, run_script=run_script, inputs=inputs) as path:
         yield path
 
 

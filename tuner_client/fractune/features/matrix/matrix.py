@@ -76,7 +76,7 @@ def matrix(
     With `operators` there is a table for each operator too. The other options and errors are those of `tune`.
     """
     options = job_options(locals())
-    with model_file(model, run_script=run_script) as path:
+    with model_file(model, run_script=run_script, inputs=inputs) as path:
         spec = JobSpec.requested(path.name, shares, **options)
         with finished_job(path, spec, state, server, choose_view(progress), reconnect_s) as (place, job):
             return Matrix(tuple(job_tables(place.client, job, operators=operators)))

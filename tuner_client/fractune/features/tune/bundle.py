@@ -93,7 +93,7 @@ def bundle(
         raise BadRequest(f"--policy '{policy}': write {' or '.join(POLICIES)}")
     options = job_options(locals())
     variants = ROBUST_VARIANT if policy == ROBUST_VARIANT else ""
-    with model_file(model, run_script=run_script) as path:
+    with model_file(model, run_script=run_script, inputs=inputs) as path:
         written = named_bundle_file(out, path.name)
         check_writable("--out", written)
         spec = JobSpec.requested(path.name, shares, variants=variants, **options)

@@ -105,7 +105,7 @@ def tune(
     """
     given = job_options(locals())
     contenders = _contenders(compete, shares, named_server(state, server))
-    with model_file(model, run_script=run_script) as path:
+    with model_file(model, run_script=run_script, inputs=inputs) as path:
         several = with_lengths(onnx_inputs(path), inputs or {}, lengths) if lengths else inputs
         options = options_by_shape(given, several)
         join_options = JoinOptions(pad, padding_error)
