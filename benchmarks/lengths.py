@@ -2,8 +2,9 @@
 
 MiniLM is tuned for four lengths, which `--lengths auto` chooses for a sample of the lengths of SQuAD. Texts of such
 lengths are served at each share: in a loop, and with Poisson arrivals at 30 % of ONNX Runtime's rate. The contenders
-are confined alike and take turns; all get the same texts. The cost of tuning and the size of the bundle are compared
-with those of the longest length alone.
+are confined alike and take turns; all get the same texts. The bundle is served as tuned, and as loaded after
+`fractune compete`, where other runtimes run the lengths at which they were faster. The cost of tuning and the size of
+the bundle are compared with those of the longest length alone.
 
 Usage: python -m benchmarks.lengths [--quick] [--out FILE] [--trials N] [--shares cpu:1,cpu:2]
 """
@@ -14,12 +15,14 @@ import argparse
 import random
 import statistics
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.support.lengths_contender import ONNX, OPENVINO, OURS
+import fractune
+from benchmarks.support.lengths_contender import COMPETED, ONNX, OPENVINO, OURS
 from benchmarks.support.machine import arguments, write_result
 from benchmarks.support.models import Model, find_model
 from benchmarks.support.ours import tune
@@ -32,7 +35,7 @@ from fractune_core.shares import Share
 from fractune_workers.child import Child
 from fractune_workers.confinement.cpu import CpuConfinement
 
-WAYS = (OURS, ONNX, OPENVINO)
+WAYS = (OURS, COMPETED, ONNX, OPENVINO)
 _AXIS = "input_ids:1"
 _ROUNDS, _REQUESTS, _SAMPLE = 8, 40, 2000
 _TIMEOUT_S = 600.0
@@ -70,13 +73,20 @@ def _tuned(model: Model, shares: str, trials: int, folder: Path) -> dict[str, An
     print(f"fractune tune {' '.join(longest)} ...", flush=True)
     one = tune(open_model, shares, folder / "one", folder / "one.fractune", longest)
     sizes = bundle.stat().st_size, (folder / "one.fractune").stat().st_size
+    print("fractune compete ...", flush=True)
+    began_s = time.monotonic()
+    competed = fractune.compete(bundle, model.path, progress=False)
     return {
+        "compete_s": time.monotonic() - began_s,
+        "contests": [
+            {"shape": each.shape, "share": each.share, **each.compared.to_json()} for each in competed.contests
+        ],
         "bundle": bundle,
         "lengths": lengths,
         "padding": four.result["padding"],
         "trials": trials,
         "tuning_s": {"four": four.process.wall_s, "one": one.process.wall_s},
-        "bundle_bytes": {"four": sizes[0], "one": sizes[1]},
+        "bundle_bytes": {"four": sizes[0], "one": sizes[1], "competed": bundle.stat().st_size},
     }
 
 
@@ -98,13 +108,13 @@ def _at(share: str, bundle: Path, model: Model, rounds: int, requests: int) -> d
                 found = children[way].call("serve", _TIMEOUT_S, lengths=lengths, arrivals_s=arrivals_s)
                 latencies_s[way] += found["latencies_s"]
     ways = {way: {"request_s": loops[way], **_percentiles(latencies_s[way])} for way in WAYS}
-    best = min(WAYS[1:], key=lambda way: statistics.median(loops[way]))
-    ratio = slowdown(loops[OURS], loops[best], interleaved=True)
+    best = min((ONNX, OPENVINO), key=lambda way: statistics.median(loops[way]))
+    ratios = {way: slowdown(loops[way], loops[best], interleaved=True) for way in (OURS, COMPETED)}
     return {
         "share": share,
         "ways": ways,
         "best": best,
-        "ratio": [1 + ratio.median, 1 + ratio.low, 1 + ratio.high],
+        "ratios": {way: [1 + ratio.median, 1 + ratio.low, 1 + ratio.high] for way, ratio in ratios.items()},
         "differences": differences,
     }
 
@@ -145,7 +155,7 @@ def _print(each: dict[str, Any]) -> None:
         rate = 1 / statistics.median(way["request_s"])
         p50, p99 = 1e3 * way["p50_s"], 1e3 * way["p99_s"]
         difference = each["differences"][name]
-        print(f"  {name:<12} {rate:7.1f} requests/s   p50 {p50:6.1f} ms   p99 {p99:6.1f} ms   differs {difference:.0e}")
+        print(f"  {name:<18} {rate:7.1f} requests/s   p50 {p50:6.1f} ms   p99 {p99:6.1f} ms   differs {difference:.0e}")
 
 
 def _report(args: argparse.Namespace, tuned: dict[str, Any], found: list[dict[str, Any]]) -> None:
@@ -157,12 +167,12 @@ def _report(args: argparse.Namespace, tuned: dict[str, Any], found: list[dict[st
 
 
 def _line(each: dict[str, Any]) -> str:
-    ours, best = each["ways"][OURS], each["ways"][each["best"]]
-    middle, low, high = each["ratio"]
-    return (
-        f"{each['share']}: {middle:.2f} ({low:.2f} .. {high:.2f}) of {each['best']}'s time, "
-        f"p99 {ours['p99_s'] / best['p99_s']:.2f}"
-    )
+    best = each["ways"][each["best"]]
+    texts = []
+    for way, (middle, low, high) in each["ratios"].items():
+        p99 = each["ways"][way]["p99_s"] / best["p99_s"]
+        texts.append(f"{way} {middle:.2f} ({low:.2f} .. {high:.2f}) of {each['best']}'s time, p99 {p99:.2f}")
+    return f"{each['share']}: {', '.join(texts)}"
 
 
 if __name__ == "__main__":

@@ -19,7 +19,8 @@ from fractune_core.shares import Share
 from fractune_workers.confinement.cpu import CpuConfinement
 
 Array = npt.NDArray[Any]
-OURS, ONNX, OPENVINO = "fractune", "onnxruntime", "openvino"
+OURS, COMPETED, ONNX, OPENVINO = "fractune", "fractune as loaded", "onnxruntime", "openvino"
+"""the bundle's own code; what `fractune.load` runs after a competition; and other runtimes alone"""
 _WORDS = 1000
 _Run = Callable[[Mapping[str, Array]], Any]
 
@@ -54,8 +55,8 @@ def _request(length: int) -> dict[str, Array]:
 
 
 def _runner(way: str, bundle: str, onnx: str, share: str, threads: int) -> _Run:
-    if way == OURS:
-        return fractune.load(bundle, share=share).run
+    if way in {OURS, COMPETED}:
+        return fractune.load(bundle, share=share, runtimes=way == COMPETED).run
     if way == ONNX:
         return _onnxruntime(onnx, threads)
     return _openvino(onnx, threads)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fractune_core.files.bundles import Bundle
-from fractune_core.files.compared import Runtime
+from fractune_core.files.compared import Compared, Runtime
 from fractune_core.shares import Share
 
 if TYPE_CHECKING:
@@ -37,13 +37,14 @@ def open_child(args: list[str]) -> dict[str, Callable[..., Any]]:
         return {"compared": compared.to_json(), "runtimes": _as_json(found)}
 
     def compare_between(
-        bundle: str, member: int, onnx: str, runtimes: list[str], repeats: int, *, exact: bool
+        bundle: str, member: int, onnx: str, compared: Any, repeats: int, *, exact: bool
     ) -> dict[str, Any]:
         from fractune.inference.bucketed_model import BucketedModel
         from fractune.inference.padding.between_shapes import time_between_shapes
 
         model = BucketedModel(Bundle(Path(bundle)), share=share, runtimes=False)
-        between, found = time_between_shapes(model, member, _file(onnx, repeats, exact=exact), runtimes)
+        at_shape = Compared.from_json(compared)
+        between, found = time_between_shapes(model, member, _file(onnx, repeats, exact=exact), at_shape)
         confinement.verify()
         return {"between": [each.to_json() for each in between], "runtimes": _as_json(found)}
 

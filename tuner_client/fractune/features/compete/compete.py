@@ -118,10 +118,12 @@ def _at_shares(
         report(f"timing {', '.join(contest['runtimes'])} beside the bundle at {share}")
         with timing_process(_CHILD, share, own_env(), report_line=report) as call:
             found[share] = call("compare", bundle=str(path), member=member, **contest)
-            left = [name for name in found[share]["compared"]["times"] if name != OURS]
+            at_shape = found[share]["compared"]
+            left = [name for name in at_shape["times"] if name != OURS]
             if member is not None and left and _pads(path):
                 report(f"timing {', '.join(left)} beside padded runs at {share}")
-                more = call("compare_between", bundle=str(path), member=member, **{**contest, "runtimes": left})
+                given = {name: each for name, each in contest.items() if name != "runtimes"}
+                more = call("compare_between", bundle=str(path), member=member, compared=at_shape, **given)
                 found[share]["between"] = more["between"]
     return found
 

@@ -11,21 +11,25 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractune.inference.bucketed_model import BucketedModel
 from fractune.inference.comparing.beside_runtimes import Contenders, time_beside_runtimes
 from fractune.inference.padding.padded_outputs import inputs_of, known_integers
-from fractune_core.files.compared import Between, Compared, Runtime
+from fractune_core.files.compared import OURS, Between, Compared, Runtime
 
-_PART = 16
-"""The largest size is found to this part of the sizes between two buckets"""
+_PART = 8
+"""Where the predicted size is not it, the largest size is found to this part of those between two buckets"""
+_SAFE = 0.95
+"""of the predicted way from the smallest size"""
 
 
 def time_between_shapes(
-    model: BucketedModel, bucket: int, file: Contenders, runtimes: Sequence[str]
+    model: BucketedModel, bucket: int, file: Contenders, exact: Compared
 ) -> tuple[list[Between], dict[str, Runtime]]:
-    """What was compared at sizes that run padded in the bucket, along each open axis, and the runtimes."""
+    """What is compared at sizes that run padded in the bucket, along each open axis, and the runtimes. `exact` was
+    compared at the bucket's own shapes.
+    """
     found: list[Between] = []
     highs = known_integers(model)
     used: dict[str, Runtime] = {}
     for symbol, low in gaps(model.bucket_sizes, bucket):
-        left = list(runtimes)
+        left = [name for name in exact.times if name != OURS]
 
         def compare(size: int, symbol: str = symbol, left: Sequence[str] = left) -> Compared:
             sizes = {**model.bucket_sizes[bucket], symbol: size}
@@ -35,11 +39,23 @@ def time_between_shapes(
             found.append(Between(sizes, compared))
             return compared
 
-        faster = compare(low).faster
-        left[:] = faster  # one that loses at the smallest size loses at all
-        if faster:
-            find_largest(low, model.bucket_sizes[bucket][symbol], lambda size: bool(compare(size).faster))
+        smallest = compare(low)
+        left[:] = smallest.faster  # one that loses at the smallest size loses at all
+        if left:
+            high = model.bucket_sizes[bucket][symbol]
+            guess = low + int(_SAFE * part_of_gap(smallest, exact) * (high - low))
+            find_largest(low, high, guess, lambda size: bool(compare(size).faster))
     return found, used
+
+
+def part_of_gap(smallest: Compared, exact: Compared) -> float:
+    """The part of the way from the smallest size to the bucket's own at which a runtime should be as slow as a padded
+    run. Its time is taken to grow in proportion; of several runtimes it is the largest part.
+    """
+    padded_s = smallest.times[OURS].paced_s
+    rises = {name: exact.times[name].paced_s - smallest.times[name].paced_s for name in smallest.faster}
+    lefts = {name: padded_s - smallest.times[name].paced_s for name in smallest.faster}
+    return max(1.0 if rises[name] <= lefts[name] else max(0.0, lefts[name] / rises[name]) for name in rises)
 
 
 def gaps(buckets: Sequence[Mapping[str, int]], bucket: int) -> Iterator[tuple[str, int]]:
@@ -52,11 +68,14 @@ def gaps(buckets: Sequence[Mapping[str, int]], bucket: int) -> Iterator[tuple[st
             yield symbol, low
 
 
-def find_largest(low: int, high: int, holds: Callable[[int], bool]) -> None:
-    """Call `holds` of sizes between `low`, where it holds, and `high`, where it need not, until the largest size at
-    which it holds is known to a part of them.
+def find_largest(low: int, high: int, guess: int, holds: Callable[[int], bool]) -> None:
+    """Call `holds` of sizes between `low`, where it holds, and `high`, where it need not. The first is the `guess`; if
+    it does not hold there, smaller ones follow until the largest is known to a part of them.
     """
     step = max(1, (high - low) // _PART)
+    if guess <= low or holds(guess):
+        return
+    high = guess
     while high - low > step:
         middle = (low + high) // 2
         low, high = (middle, high) if holds(middle) else (low, middle)

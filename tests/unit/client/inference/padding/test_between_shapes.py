@@ -11,7 +11,7 @@ import fractune
 from fractune import BucketedModel
 from fractune.inference.comparing.beside_runtimes import Contenders
 from fractune.inference.padding import between_shapes
-from fractune.inference.padding.between_shapes import find_largest, gaps, time_between_shapes
+from fractune.inference.padding.between_shapes import find_largest, gaps, part_of_gap, time_between_shapes
 from fractune_core.files.compared import Compared, Runtime, Timed
 from tests.support.real_bundle import ENCODER, ENCODER_SHAPES
 
@@ -35,18 +35,29 @@ def test_an_axis_without_smaller_sizes_is_left_out() -> None:
     assert list(gaps([{"batch": 1, "length": 1}, {"batch": 1, "length": 3}], 1)) == [("length", 2)]
 
 
+@pytest.mark.parametrize("guess", [1, 2, 30, 60])
 @pytest.mark.parametrize("largest", [1, 2, 40, 63])
-def test_the_largest_size_is_found(largest: int) -> None:
+def test_the_largest_size_is_found_below_the_guess(largest: int, guess: int) -> None:
     asked: list[int] = []
 
     def holds(size: int) -> bool:
         asked.append(size)
         return size <= largest
 
-    find_largest(1, 64, holds)
+    find_largest(1, 64, guess, holds)
     held = max((size for size in asked if size <= largest), default=1)
-    assert largest - held <= 3
-    assert len(asked) <= 6
+    assert held == guess or largest - held <= 7 or guess == 1
+    assert len(asked) <= 5
+    assert asked[:1] == ([] if guess == 1 else [guess])
+
+
+def at_sizes(padded_s: float, runtime_s: float, ratio: tuple[float, float, float] = (2.0, 1.9, 2.1)) -> Compared:
+    return Compared({"fractune": Timed(padded_s, padded_s), "onnxruntime": Timed(runtime_s, runtime_s, ratio, ratio)})
+
+
+@pytest.mark.parametrize(("smallest_s", "whole_s", "part"), [(1.0, 3.0, 0.5), (1.0, 2.0, 1.0), (1.0, 0.5, 1.0)])
+def test_where_a_runtime_should_be_as_slow_as_a_padded_run(smallest_s: float, whole_s: float, part: float) -> None:
+    assert part_of_gap(at_sizes(2.0, smallest_s), at_sizes(2.0, whole_s)) == part
 
 
 def simulated(monkeypatch: pytest.MonkeyPatch, largest: int) -> list[tuple[int, list[str]]]:
@@ -65,7 +76,7 @@ def simulated(monkeypatch: pytest.MonkeyPatch, largest: int) -> list[tuple[int, 
     return asked
 
 
-@pytest.mark.parametrize(("largest", "sizes"), [(0, [9]), (10, [9, 12, 10, 11]), (99, [9, 12, 14, 15])])
+@pytest.mark.parametrize(("largest", "sizes"), [(0, [9]), (10, [9, 15, 12, 10, 11]), (99, [9, 15])])
 def test_a_runtime_that_loses_at_the_smallest_size_is_timed_at_no_other(
     encoders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, largest: int, sizes: list[int]
 ) -> None:
@@ -74,7 +85,8 @@ def test_a_runtime_that_loses_at_the_smallest_size_is_timed_at_no_other(
     assert isinstance(model, BucketedModel)
     asked = simulated(monkeypatch, largest)
     file = Contenders(b"", is_quantized=False, exact=True, repeats=6)
-    found, used = time_between_shapes(model, 1, file, ["onnxruntime", "openvino"])
+    exact = Compared({name: Timed(1.0, 1.0) for name in ("fractune", "onnxruntime", "openvino")})
+    found, used = time_between_shapes(model, 1, file, exact)
     assert [each.sizes for each in found] == [{"batch": 1, "length": size} for size in sizes]
     assert asked == [
         (size, ["onnxruntime"] if number else ["onnxruntime", "openvino"]) for number, size in enumerate(sizes)
