@@ -189,8 +189,9 @@ class BucketedModel(Model):
         way = self._way(inputs)
         given, bucket = sizes_text(way.sizes), sizes_text(self.bucket_sizes[way.member])
         if way.server is not None:
-            why = "it was faster than padding" if self.padding.proved else "nothing may be padded"
-            return VariantChoice(way.server.runtime, How.NEAR, math.nan, f"it runs {given} as it is: {why} to {bucket}")
+            why = "is slower" if self.padding.proved else "may change the outputs"
+            reason = f"it runs {given} as it is, because padding to {bucket} {why}"
+            return VariantChoice(way.server.runtime, How.NEAR, math.nan, reason)
         if not way.is_exact and not self.padding.proved:
             raise self._not_padded(inputs)
         choice = self._member(way.member).choice

@@ -105,22 +105,24 @@ def choose(
         here = units_text(units, unit)
         if name == default:
             return Choice(How.NONE, None, 0.0, f"the untuned default is the fastest measured at {here}")
-        return Choice(How.EXACT, name, 0.0, f"fastest published at {here}")
+        return Choice(How.EXACT, name, 0.0, f"it is the fastest that was measured at {here}")
     for how, shares in ((How.NEAR, _nearest_two(times, units)), (How.ROBUST, sorted(times))):
         found = least_regret(times, shares, default) if policy.allows(how) and len(shares) > 1 else None
         if found is not None:
-            label = "the nearest shares" if how is How.NEAR else "all shares measured"
+            label = "the nearest measured shares" if how is How.NEAR else "all measured shares"
             regret = reported_regret(found[0], times, times if reported is None else reported, shares, default)
-            reason = f"loses at most {regret * 100:.1f} % at {label} ({units_text(sorted(shares), unit)})"
+            where = f"{label} ({units_text(sorted(shares), unit)})"
+            reason = f"is at most {regret * 100:.1f} % slower than the fastest at {where}"
             return _chosen(how, found[0], default, regret, reason)
-    measured = units_text(sorted(times), unit) if times else "no share"
+    measured = units_text(sorted(times), unit)
     if policy.allow_unmeasured and times:
         nearest = min(times, key=lambda other: (_ratio(other, units), other))
         name, at = _fastest(times[nearest], default), units_text(nearest, unit)
-        reason = f"{'is the ' if name == default else ''}fastest at {at}; what it loses here was never measured"
+        reason = f"is the fastest at {at}, the nearest measured share; its speed here was never measured"
         return _chosen(How.NEAR, name, default, math.nan, reason)
     here = units_text(units, unit)
-    return Choice(How.NONE, None, math.nan, f"not measured at {here}, and no measured regret: measured at {measured}")
+    known = f"the times at {measured} do not show which is fast here" if times else "nor at another share"
+    return Choice(How.NONE, None, math.nan, f"nothing was measured at {here}, {'and ' if times else ''}{known}")
 
 
 def least_regret(times: Times, shares: Iterable[int], default: str) -> tuple[str, float] | None:
@@ -197,7 +199,7 @@ def _why_nothing(published: Sequence[TuningRecord], granted: GrantedShare, devic
 def _chosen(how: How, name: str, default: str, regret: float, reason: str) -> Choice:
     if name == default:
         return Choice(How.NONE, None, regret, f"the untuned default {reason}")
-    return Choice(how, name, regret, reason)
+    return Choice(how, name, regret, f"it {reason}")
 
 
 def _fastest(row: Mapping[str, float], default: str) -> str:

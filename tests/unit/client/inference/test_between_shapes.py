@@ -106,10 +106,10 @@ def test_what_runs_a_request_is_said(
     model = loaded(path)
     said = {length: model.choice_for(inputs_of(length)) for length in (9, 13, 16)}
     assert [each.variant for each in said.values()] == ["onnxruntime", "cpu:1", "cpu:1"]
-    as_it_is = "it runs batch 1 length 9 as it is: it was faster than padding to batch 1 length 16"
+    as_it_is = "it runs batch 1 length 9 as it is, because padding to batch 1 length 16 is slower"
     assert said[9].reason == as_it_is
-    assert said[13].reason.startswith("batch 1 length 13 is padded to batch 1 length 16; tuned at 1 core")
-    assert said[16].reason.startswith("tuned at 1 core")
+    assert said[13].reason.startswith("batch 1 length 13 is padded to batch 1 length 16; it was tuned for 1 core")
+    assert said[16].reason.startswith("it was tuned for 1 core")
     np.savez(tmp_path / "inputs.npz", **inputs_of(9))
     monkeypatch.setattr("fractune.cli.commands.models.run.confine", lambda _: None)
     assert main(["run", str(path), "--share", "cpu:1", "--inputs", str(tmp_path / "inputs.npz"), "--repeats", "3"]) == 0

@@ -60,7 +60,7 @@ def test_what_chose_a_schedule_is_told_of_nothing() -> None:
     near = match(records, 3)
     assert (near.how, trace(near)) == (How.NEAR, "a")
     assert near.regret == pytest.approx(0.3)
-    assert near.reason == "loses at most 30.0 % at the nearest shares (2, 4 cores)"
+    assert near.reason == "it is at most 30.0 % slower than the fastest at the nearest measured shares (2, 4 cores)"
 
 
 def test_of_several_measurements_the_repeats_that_choose_take_one_and_its_others_are_told() -> None:
@@ -79,7 +79,7 @@ def test_a_loss_is_told_of_the_share_at_which_the_repeats_that_choose_lose_most_
 def test_beyond_the_measured_shares_the_two_next_to_it_count() -> None:
     rows = {1: {"a": 9.0, "b": 1.0}, 4: {"a": 1.0, "b": 1.2}, 8: {"a": 1.0, "b": 1.5}}
     assert choose(rows, 16, UNTUNED) == Choice(
-        How.NEAR, "a", 0.0, "loses at most 0.0 % at the nearest shares (4, 8 units)"
+        How.NEAR, "a", 0.0, "it is at most 0.0 % slower than the fastest at the nearest measured shares (4, 8 units)"
     )
 
 
@@ -102,7 +102,7 @@ def test_what_was_measured_at_one_share_only_is_offered_only_when_allowed() -> N
     records = [validation("a", 2, 1.0), validation("b", 2, 2.0)]
     answer = match(records, 3)
     assert (answer.how, answer.record) == (How.NONE, None)
-    assert "no measured regret" in answer.reason
+    assert "do not show which is fast here" in answer.reason
     assert math.isnan(answer.regret)
     answer = match(records, 3, UNMEASURED)
     assert (answer.how, trace(answer)) == (How.NEAR, "a")
@@ -139,10 +139,16 @@ def test_an_untuned_default_that_wins_is_told_with_its_reported_time_at_this_sha
     here = match(records, 1)
     assert (here.reason, here.untuned_s) == ("the untuned default is the fastest measured at 1 core", 1.2)
     between = match([*records, divided("a", 4, 2.0, 2.0)], 2)
-    assert between.reason == "the untuned default loses at most 0.0 % at the nearest shares (1, 4 cores)"
+    assert (
+        between.reason
+        == "the untuned default is at most 0.0 % slower than the fastest at the nearest measured shares (1, 4 cores)"
+    )
     assert between.untuned_s is None
     unmeasured = match(records[:2], 8, UNMEASURED)
-    assert unmeasured.reason == "the untuned default is the fastest at 1 core; what it loses here was never measured"
+    assert (
+        unmeasured.reason
+        == "the untuned default is the fastest at 1 core, the nearest measured share; its speed here was never measured"
+    )
 
 
 def test_slower_than_the_default_at_a_share_that_counts_is_never_chosen() -> None:

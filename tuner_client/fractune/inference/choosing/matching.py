@@ -46,8 +46,8 @@ def match_share(
         return Matched(choice, replace(here, units=threads), threads)
     choice, threads = _at_units(bundle, here, policy, goal)
     if here.quota is not None:
-        taken = f"the bundle has no time for a prediction under {limit_text(here.quota)}"
-        reason = f"{choice.reason}; {taken}, which counts as {units_text(here.units, here.unit)}"
+        counted = f"the limit of {limit_text(here.quota)} counts as {units_text(here.units, here.unit)}"
+        reason = f"{choice.reason}; {counted}, because the bundle has no times to predict its effect"
         choice = replace(choice, reason=reason)
     return Matched(choice, here, threads)
 

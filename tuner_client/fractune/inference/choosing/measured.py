@@ -18,14 +18,14 @@ def measured_choice(bundle: Bundle, units: int, mechanism: str, goal: ServiceGoa
     if best is None:
         return None
     at = units_text(units, kind_of(mechanism).unit)
-    reason = f"with {threads_text(best.threads)}, no variant timed at {at} is known to be faster"
+    reason = f"no faster variant was timed at {at}: with {threads_text(best.threads)} it takes"
     return VariantChoice(best.variant, How.EXACT, 0.0, f"{reason} {times_text(best, goal)}"), best.threads
 
 
 def times_text(best: Served, goal: ServiceGoal) -> str:
-    """`at 30 % load: p50 9.7 ms, p99 25.5 ms`, or `in a loop: 9.6 ms`."""
+    """`p50 9.7 ms, p99 25.5 ms at 30 % load`, or `9.6 ms in a loop`."""
     p99 = "" if best.p99_s is None else f", p99 {_ms(best.p99_s)}"
-    return f"at {LOAD_TEXT}: p50 {_ms(best.p50_s)}{p99}" if goal == "latency" else f"in a loop: {_ms(best.loop_s)}"
+    return f"p50 {_ms(best.p50_s)}{p99} at {LOAD_TEXT}" if goal == "latency" else f"{_ms(best.loop_s)} in a loop"
 
 
 def _ms(secs: float) -> str:

@@ -31,7 +31,8 @@ def one_thread_choice(
     if alone_s > pool_s + POOL_COST_S:
         return None
     reason = (
-        f"one thread runs it: by the bundle's times {units} threads gain less than the {POOL_COST_S * 1e6:.0f} us that "
-        f"their pool costs ({at_most}{alone_s * 1e6:.4g} us on 1 core, {pool_s * 1e6:.4g} us on {units})"
+        f"one thread runs it, because {units} threads would gain less than the {POOL_COST_S * 1e6:.0f} us that handing "
+        f"work to them costs: the model takes {at_most}{alone_s * 1e6:.4g} us on 1 core, and {pool_s * 1e6:.4g} us on "
+        f"{units}"
     )
     return VariantChoice(alone.variant, alone.how, alone.regret, reason)

@@ -65,8 +65,10 @@ def choose_replicas(
     good = [each for each in found if each.per_s >= good_per_s]
     best = min(good, key=lambda each: (each.replicas * each.threads, each.replicas))
     others = sorted((each for each in found if each is not best), key=lambda each: -each.per_s)
-    then = f"next {others[0]}, {three_digits(others[0].per_s)}" if others else "no other division has a time here"
-    reason = f"{best} {_where(here)}, predicted in a loop: {three_digits(best.per_s)} requests/s; {then}"
+    then = "the bundle has times for no other division here"
+    if others:
+        then = f"next best with {others[0]}: {three_digits(others[0].per_s)}"
+    reason = f"{_where(here)}, predicted best with {best}: {three_digits(best.per_s)} requests/s in a loop; {then}"
     return ReplicaChoice(best.replicas, best.threads, replace(choices[best.threads], reason=reason))
 
 
@@ -96,8 +98,8 @@ def _without_times(
     number = replicas or max(1, here.units // (threads or 1))
     threads = threads or max(1, here.units // number)
     choice = choose_variant(bundle, threads, policy, here.mechanism)
-    taken = f"{replicas_text(number)} of {threads_text(threads)}, as the bundle has no time for a prediction"
-    return ReplicaChoice(number, threads, replace(choice, reason=f"{choice.reason}; {taken} {_where(here)}"))
+    taken = f"{replicas_text(number)} of {threads_text(threads)} {_where(here)}, because the bundle has no times there"
+    return ReplicaChoice(number, threads, replace(choice, reason=f"{choice.reason}; {taken}"))
 
 
 def _where(here: ShareHere) -> str:

@@ -33,10 +33,10 @@ def runtime_choice(bundle: Bundle, here: ShareHere, found: Matched, goal: Servic
         missing = f"{winner.text} at {cores}, and {winner.missing}"
         choice = replace(found.choice, reason=f"{found.choice.reason}; {missing}")
         return replace(found, choice=choice), f"{bundle.name}: {missing}; {winner.advice}"
-    reason = f"{winner.runtime} {winner.installed} runs it: {winner.factor} at {cores}"
+    reason = f"{winner.runtime} {winner.installed} runs it, because it was {winner.factor} at {cores}"
     if at[1] == here.units:
         return Matched(VariantChoice(winner.runtime, How.EXACT, 0.0, reason), found.share, at[1]), ""
-    reason += f"; nothing was compared at {units_text(here.units, here.unit)}"
+    reason += f"; runtimes were not compared at {units_text(here.units, here.unit)}"
     return Matched(VariantChoice(winner.runtime, How.NEAR, math.nan, reason), found.share, at[1]), ""
 
 
@@ -68,7 +68,7 @@ class Winner:
         runtime = compared.winner(goal)
         if runtime == OURS:
             return None
-        how = "for paced requests" if goal == "latency" else "in a loop"
+        how = "for requests with pauses" if goal == "latency" else "in a loop"
         ratio = compared.times[runtime].paced if goal == "latency" else compared.times[runtime].loop
         factor = "" if ratio is None else f"{ratio[0]:.2f} times as fast as the bundle's own code {how}"
         return cls.named(bundle, runtime, factor)

@@ -34,8 +34,8 @@ def smaller_share_choice(
         found, threads = measured or ((alone, 1) if alone else (found, smaller))
         here, there = (units_text(each, kind_of(mechanism).unit) for each in (units, smaller))
         reason = (
-            f"{found.reason}; nothing was tuned or timed at {here}, so it runs as at {there}, with "
-            f"{threads_text(threads)}; best is to tune at {mechanism}:{units}"
+            f"{found.reason}; nothing was tuned or timed for {here}, so it runs as on {there}, with "
+            f"{threads_text(threads)}; to get a faster variant, tune the model for {mechanism}:{units}"
         )
         return VariantChoice(found.variant, How.NEAR, math.nan, reason), threads
     return None

@@ -20,7 +20,7 @@ def timed_choice(bundle: Bundle, here: ShareHere, quota: Quota, goal: ServiceGoa
         best = served[goal]
         if _is_same(limit, quota) and best.threads <= len(here.cpus):
             at = f"under a limit of {limit_text(quota)}"
-            reason = f"with {threads_text(best.threads)}, no variant timed {at} is known to be faster"
+            reason = f"no faster variant was timed {at}: with {threads_text(best.threads)} it takes"
             return VariantChoice(best.variant, How.EXACT, 0.0, f"{reason} {times_text(best, goal)}"), best.threads
     return None
 

@@ -35,12 +35,12 @@ def choose_under_limit(
         load = "in a loop"
     else:
         found = [(each.threads, _latency_text(each)) for each in by_latency(services, limit)]
-        load = f"at {three_digits(paced_rate_per_s(services, limit))} requests/s, {LOAD_TEXT}"
+        load = f"at {three_digits(paced_rate_per_s(services, limit))} requests/s ({LOAD_TEXT})"
     (threads, best), *others = found
-    then = (
-        f"next {threads_text(others[0][0])}, {others[0][1]}" if others else "no other number of threads has a time here"
-    )
-    reason = f"{threads_text(threads)} under a limit of {limit_text(quota)}, predicted {load}: {best}; {then}"
+    then = "the bundle has times for no other number of threads here"
+    if others:
+        then = f"next best with {threads_text(others[0][0])}: {others[0][1]}"
+    reason = f"under a limit of {limit_text(quota)}, predicted best with {threads_text(threads)}: {best} {load}; {then}"
     choice = choices[threads]
     return VariantChoice(choice.variant, choice.how, choice.regret, reason), threads
 

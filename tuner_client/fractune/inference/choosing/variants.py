@@ -47,7 +47,7 @@ def choose_variant(
     row = measured.get(units, {})
     own = next((name for name, at in tuned.items() if at == units and name in row), None)
     if own is not None and row[own] <= min(row.values()):
-        reason = f"tuned at {units_text(units, unit)}, and no variant is known to be faster there"
+        reason = f"it was tuned for {units_text(units, unit)}, and no other variant was faster there"
         return VariantChoice(own, How.EXACT, 0.0, reason)
     choice = choose(measured, units, UNTUNED_VARIANT, policy, unit, reported=bundle.measured(mechanism))
     if choice.name is not None:
@@ -56,12 +56,12 @@ def choose_variant(
         return VariantChoice(UNTUNED_VARIANT, choice.how, choice.regret, choice.reason)
     same = [name for name, at in tuned.items() if at == units]
     if same:
-        reason = f"tuned at {units_text(units, unit)}; the bundle has no times of other variants there"
+        reason = f"it was tuned for {units_text(units, unit)}; the bundle has no times of other variants there"
         return VariantChoice(same[0], How.EXACT, math.nan, reason)
     others = _tuned_units(bundle)
-    why = (
-        choice.reason if tuned or not others else f"no variant was tuned under '{mechanism}', only {', '.join(others)}"
-    )
+    why = choice.reason
+    if others and not tuned:
+        why = f"the bundle has no variant for a share of the kind '{mechanism}', only for {', '.join(others)}"
     return _unmeasured(tuned or others, units, mechanism, why, policy)
 
 
@@ -76,8 +76,12 @@ def _unmeasured(tuned: dict[str, int], units: int, mechanism: str, why: str, pol
     unit = kind_of(mechanism).unit
     if tuned and policy.allow_unmeasured:
         nearest = min(tuned, key=lambda name: (max(tuned[name] / units, units / tuned[name]), tuned[name]))
-        reason = f"tuned at {units_text(tuned[nearest], unit)}, the nearest; its loss here was never measured"
+        reason = (
+            f"it was tuned for {units_text(tuned[nearest], unit)}, the nearest share; its speed here was never measured"
+        )
         return VariantChoice(nearest, How.NEAR, math.nan, reason)
-    why = why if tuned else "the bundle holds no variant that was tuned at one share"
+    why = why if tuned else "the bundle has no variant for a single share"
     best = f"{mechanism}:{units}" if kind_of(mechanism).device_kind == CPU else units_text(units, unit)
-    return VariantChoice(UNTUNED_VARIANT, How.NONE, math.nan, f"{why}; best is to tune at {best}")
+    return VariantChoice(
+        UNTUNED_VARIANT, How.NONE, math.nan, f"{why}; to get a faster variant, tune the model for {best}"
+    )

@@ -43,10 +43,10 @@ def test_the_goal_decides_between_requests_and_a_loop() -> None:
     assert (requests.choice.how, requests.choice.regret) == (How.EXACT, 0.0)
     assert (
         requests.choice.reason
-        == "with 1 thread, no variant timed at 2 cores is known to be faster at 30 % load: p50 3.14 ms"
+        == "no faster variant was timed at 2 cores: with 1 thread it takes p50 3.14 ms at 30 % load"
     )
     assert (loop.choice.variant, loop.threads) == ("cpu:2", 2)
-    assert loop.choice.reason.endswith("2 threads, no variant timed at 2 cores is known to be faster in a loop: 2 ms")
+    assert loop.choice.reason.endswith("timed at 2 cores: with 2 threads it takes 2 ms in a loop")
 
 
 def test_goals_of_later_versions_are_passed_over() -> None:
@@ -63,14 +63,14 @@ def test_without_such_times_the_operators_decide(goal: ServiceGoal) -> None:
 def test_they_do_not_hold_under_a_quota() -> None:
     limited = replace(TWO_CORES, units=1, cpus=(0, 1), quota=Quota(150_000, 100_000))
     assert match_share(a_bundle(), limited, DEFAULT_POLICY, "latency").choice.reason.startswith(
-        "2 threads under a limit"
+        "under a limit of 1500m, predicted best with 2 threads"
     )
 
 
 def test_a_larger_share_that_was_not_tuned_runs_as_the_smaller_one() -> None:
     found = match_share(a_bundle(measured={}), ShareHere(8, tuple(range(8)), "made up"), DEFAULT_POLICY, "latency")
     assert (found.choice.variant, found.threads) == ("cpu:1", 1)
-    assert "runs as at 2 cores, with 1 thread" in found.choice.reason
+    assert "runs as on 2 cores, with 1 thread" in found.choice.reason
 
 
 @pytest.mark.parametrize(

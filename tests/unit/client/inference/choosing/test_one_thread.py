@@ -54,13 +54,13 @@ def test_the_reason_has_the_times_that_it_compares() -> None:
     choice = one_thread_choice(bundle, 4, choose_variant(bundle, 4), DEFAULT_POLICY, "cpu")
     assert choice is not None
     assert choice.reason == (
-        "one thread runs it: by the bundle's times 4 threads gain less than the 50 us that their pool costs "
-        "(1040 us on 1 core, 999.5 us on 4)"
+        "one thread runs it, because 4 threads would gain less than the 50 us that handing work to them costs: "
+        "the model takes 1040 us on 1 core, and 999.5 us on 4"
     )
     bundle = Bundle(bundle_bytes(measured={"cpu:4": {"cpu:4": 1e-5}}))
     choice = one_thread_choice(bundle, 4, choose_variant(bundle, 4), DEFAULT_POLICY, "cpu")
     assert choice is not None
-    assert choice.reason.endswith("(at most 40 us on 1 core, 10 us on 4)")
+    assert choice.reason.endswith(": the model takes at most 40 us on 1 core, and 10 us on 4")
 
 
 def test_a_share_of_one_core_needs_no_choice() -> None:

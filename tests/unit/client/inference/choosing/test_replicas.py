@@ -31,8 +31,8 @@ def test_two_replicas_of_one_thread_at_one_and_a_half_cores() -> None:
     """Measured of MiniLM: 81.6 requests/s, and 75.9 with one replica of two threads (docs/cpu-limits.md)."""
     assert division(here(1500)) == (2, 1, "cpu:1")
     assert reason(here(1500)) == (
-        "2 replicas of 1 thread under a limit of 1500m, predicted in a loop: 81.5 requests/s; "
-        "next 1 replica of 2 threads, 75.8"
+        "under a limit of 1500m, predicted best with 2 replicas of 1 thread: 81.5 requests/s in a loop; "
+        "next best with 1 replica of 2 threads: 75.8"
     )
 
 
@@ -44,7 +44,7 @@ def test_of_equally_fast_divisions_the_fewest_threads() -> None:
 def test_whole_cores() -> None:
     assert division(whole(2)) == (2, 1, "cpu:1")
     assert division(whole(5)) == (5, 1, "cpu:1")
-    assert reason(whole(2)).startswith("2 replicas of 1 thread on 2 cores, predicted in a loop: 108 requests/s; next")
+    assert reason(whole(2)).startswith("on 2 cores, predicted best with 2 replicas of 1 thread: 108 requests/s in")
 
 
 def test_threads_that_gain_more_than_replicas() -> None:
@@ -78,4 +78,4 @@ def test_replicas_need_slices_of_the_period() -> None:
 @pytest.mark.parametrize(("replicas", "found"), [(None, (2, 1, "cpu:1")), (1, (1, 2, "cpu:2"))])
 def test_without_times_each_whole_core_gets_a_thread(replicas: int | None, found: Any) -> None:
     assert division(whole(2), replicas=replicas, measured={}) == found
-    assert "has no time for a prediction on 2 cores" in reason(whole(2), replicas, measured={})
+    assert "on 2 cores, because the bundle has no times there" in reason(whole(2), replicas, measured={})

@@ -49,8 +49,8 @@ def test_the_reason_says_as_what_it_runs_and_what_to_tune() -> None:
     found = chosen(2, measured=ONE)
     assert found is not None
     assert found[0].reason == (
-        "tuned at 1 core, and no variant is known to be faster there; nothing was tuned or timed at 2 cores, so it "
-        "runs as at 1 core, with 1 thread; best is to tune at cpu:2"
+        "it was tuned for 1 core, and no other variant was faster there; nothing was tuned or timed for 2 cores, so it "
+        "runs as on 1 core, with 1 thread; to get a faster variant, tune the model for cpu:2"
     )
 
 
@@ -120,7 +120,7 @@ def test_a_warning_says_what_to_tune_where_only_the_untuned_variant_is_left(
     small: Small, tmp_path: Path, two_cpus: list[int]
 ) -> None:
     path = with_variants(small, tmp_path / "two.fractune", "cpu:2", "untuned")
-    says = r"two\.fractune runs its untuned variant, .*; best is to tune at cpu:1"
+    says = r"two\.fractune runs its untuned variant, .*, tune the model for cpu:1"
     for load in (fractune.load, fractune.InferenceSession):
         with pytest.warns(RuntimeWarning, match=says) as told:
             load(path, share="cpu:1")

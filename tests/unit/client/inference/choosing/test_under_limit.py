@@ -49,10 +49,9 @@ def test_two_threads_at_one_and_a_half_cores() -> None:
     assert (found.choice.variant, found.choice.how, found.choice.regret) == ("cpu:2", How.EXACT, 0.0)
     assert (found.threads, found.share.units) == (2, 2)
     told, _, other = found.choice.reason.partition("; ")
-    assert told.startswith(
-        "2 threads under a limit of 1500m, predicted at 23.4 requests/s, 30 % load: p50 9.65 ms, p99 "
-    )
-    assert other.startswith("next 1 thread, p50 18.4 ms, p99 ")
+    assert told.startswith("under a limit of 1500m, predicted best with 2 threads: p50 9.65 ms, p99 ")
+    assert told.endswith(" ms at 23.4 requests/s (30 % load)")
+    assert other.startswith("next best with 1 thread: p50 18.4 ms, p99 ")
 
 
 def test_the_most_requests_in_a_loop_where_that_is_the_goal() -> None:
@@ -60,7 +59,8 @@ def test_the_most_requests_in_a_loop_where_that_is_the_goal() -> None:
     for quota_m, variant in ((1000, "cpu:1"), (1500, "cpu:2")):
         assert matched(bundle, here(quota_m), "throughput").choice.variant == variant
     assert matched(bundle, here(1500), "throughput").choice.reason == (
-        "2 threads under a limit of 1500m, predicted in a loop: 75.8 requests/s; next 1 thread, 54.3 requests/s"
+        "under a limit of 1500m, predicted best with 2 threads: 75.8 requests/s in a loop; "
+        "next best with 1 thread: 54.3 requests/s"
     )
 
 
@@ -73,14 +73,14 @@ def test_no_more_threads_than_cpus_and_than_four_for_each_core(quota_m: int, cpu
 def test_several_threads_need_slices_of_the_period() -> None:
     found = matched(a_bundle(MINILM), here(1500, period_us=10_000))
     assert found.threads == 1
-    assert "under a limit of 1500m in periods of 10 ms, predicted" in found.choice.reason
-    assert found.choice.reason.endswith("; no other number of threads has a time here")
+    assert "under a limit of 1500m in periods of 10 ms, " in found.choice.reason
+    assert found.choice.reason.endswith("; the bundle has times for no other number of threads here")
 
 
 def test_no_time_is_interpolated() -> None:
     found = matched(a_bundle({"cpu:1": 0.04, "cpu:4": 0.012}), here(2500, 4))
     assert (found.choice.variant, found.threads) == ("cpu:4", 4)
-    assert "next 1 thread" in found.choice.reason
+    assert "next best with 1 thread" in found.choice.reason
 
 
 def test_times_of_the_whole_model_come_before_sums_of_operators() -> None:
@@ -103,7 +103,9 @@ def test_a_tiny_model_has_no_pool_that_costs_more_than_it_gains() -> None:
 def test_without_times_whole_cores_count_and_the_reason_says_so() -> None:
     found = matched(a_bundle(MINILM, measured={}), here(1500))
     assert (found.choice.variant, found.threads, found.share.units) == ("cpu:1", 1, 1)
-    assert found.choice.reason.endswith("; the bundle has no time for a prediction under 1500m, which counts as 1 core")
+    assert found.choice.reason.endswith(
+        "; the limit of 1500m counts as 1 core, because the bundle has no times to predict its effect"
+    )
 
 
 def test_an_odd_quota_that_the_kernel_takes() -> None:
@@ -152,7 +154,7 @@ def test_a_model_takes_the_threads_and_rematch_follows_the_quota(
     assert fractune.load(small_with_times).threads == 2
     assert fractune.load(small_with_times, goal="throughput").threads == 1
     assert fractune.InferenceSession(small_with_times, goal="throughput").model.threads == 1
-    assert fractune.load(small_with_times, share="cpu:1").choice.reason.startswith("tuned at 1 core")
+    assert fractune.load(small_with_times, share="cpu:1").choice.reason.startswith("it was tuned for 1 core")
 
 
 def test_an_unknown_goal_is_refused(small: Small) -> None:

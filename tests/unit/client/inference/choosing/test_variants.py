@@ -32,7 +32,7 @@ def test_the_fastest_at_just_this_share(units: int, variant: str) -> None:
 def test_of_equally_fast_ones_the_one_tuned_there() -> None:
     choice = choose_variant(a_bundle(measured={"cpu:4": {"cpu:1": 0.3, "cpu:4": 0.3, "untuned": 1.0}}), 4)
     assert (choice.variant, choice.how) == ("cpu:4", How.EXACT)
-    assert choice.reason == "tuned at 4 cores, and no variant is known to be faster there"
+    assert choice.reason == "it was tuned for 4 cores, and no other variant was faster there"
 
 
 def test_one_tuned_elsewhere_that_is_faster_here_is_taken() -> None:
@@ -44,7 +44,7 @@ def test_between_two_shares_the_one_that_loses_least_at_both() -> None:
     choice = choose_variant(a_bundle(measured=MEASURED), 2)
     assert (choice.variant, choice.how) == ("cpu:4", How.NEAR)
     assert choice.regret == pytest.approx(0.05)
-    assert "loses at most 5.0 %" in choice.reason
+    assert "at most 5.0 % slower" in choice.reason
 
 
 def test_what_chose_a_variant_does_not_tell_what_it_loses() -> None:
@@ -76,13 +76,13 @@ def test_nothing_measured_but_tuned_for_just_this_share() -> None:
     choice = choose_variant(a_bundle(), 4)
     assert (choice.variant, choice.how) == ("cpu:4", How.EXACT)
     assert math.isnan(choice.regret)
-    assert choice.reason.startswith("tuned at 4 cores")
+    assert choice.reason.startswith("it was tuned for 4 cores")
 
 
 def test_nothing_measured_near_is_untuned_and_says_so() -> None:
     choice = choose_variant(a_bundle(), 2)
     assert (choice.variant, choice.how, choice.exact) == ("untuned", How.NONE, False)
-    assert "measured at no share; best is to tune at cpu:2" in choice.reason
+    assert "nor at another share; to get a faster variant, tune the model for cpu:2" in choice.reason
     assert math.isnan(choice.regret)
 
 
@@ -96,5 +96,7 @@ def test_the_nearest_by_ratio_only_where_the_policy_allows_it(units: int, varian
 def test_a_bundle_without_tuned_variants_runs_untuned() -> None:
     choice = choose_variant(a_bundle(variants=[{"name": "untuned", "objects": ["lib0.o"]}]), 1, ANYTHING)
     assert choice.variant == "untuned"
-    assert choice.reason == "the bundle holds no variant that was tuned at one share; best is to tune at cpu:1"
+    assert choice.reason == (
+        "the bundle has no variant for a single share; to get a faster variant, tune the model for cpu:1"
+    )
     assert math.isnan(choice.regret)

@@ -251,13 +251,16 @@ def test_the_variant_is_chosen_among_those_of_the_mechanism_here() -> None:
     assert (between.variant, between.how) == ("mps:50", How.NEAR)
     assert between.reason.endswith("(32, 66 SMs)")
     whole = choose_variant(bundle, 132, mechanism="full")
-    assert (whole.variant, whole.reason) == ("full", "tuned at 132 SMs, and no variant is known to be faster there")
+    assert (whole.variant, whole.reason) == ("full", "it was tuned for 132 SMs, and no other variant was faster there")
 
 
 def test_what_another_mechanism_granted_counts_as_unmeasured() -> None:
     bundle = gpu_bundle("mps:25", "mps:50", measured={name: MEASURED[name] for name in ("mps:25", "mps:50")})
     choice = choose_variant(bundle, 60, mechanism="mig")
     assert (choice.variant, choice.how) == ("untuned", How.NONE)
-    assert choice.reason == "no variant was tuned under 'mig', only mps:25, mps:50; best is to tune at 60 SMs"
+    assert choice.reason == (
+        "the bundle has no variant for a share of the kind 'mig', only for mps:25, mps:50; "
+        "to get a faster variant, tune the model for 60 SMs"
+    )
     allowed = choose_variant(bundle, 60, Policy(allow_unmeasured=True), "mig")
     assert (allowed.variant, allowed.how) == ("mps:50", How.NEAR)

@@ -101,7 +101,7 @@ def test_the_report_in_words_and_as_json(small: Small, tmp_path: Path) -> None:
     ended = run_cli(*args, "--save-outputs", str(tmp_path / "out.npz"))
     assert (ended.returncode, ended.stderr) == (0, "")
     for says in (
-        "variant:   cpu:1 (tuned at 1 core",
+        "variant:   cpu:1 (it was tuned for 1 core",
         "on 1 core,",
         "speed-up:",
         "share:     cpu:1 as requested, of ",
