@@ -335,7 +335,8 @@ ROOMS = {
     "fractune.dashboard.views": room(
         *CORE,
         "fractune.dashboard.reading",
-        *(f"fractune.features.{name}" for name in ("diff", "fit", "knee", "log", "matrix", "pair", "shapes", "tune")),
+        *(f"fractune.features.{name}" for name in ("diff", "fit", "knee", "log", "matrix", "pair", "parts")),
+        *(f"fractune.features.{name}" for name in ("shapes", "tune")),
         "fractune.server",
         "fractune.text",
     ),

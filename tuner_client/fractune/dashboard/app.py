@@ -36,7 +36,7 @@ from fractune.dashboard.reading.progress import JobTrials
 from fractune.dashboard.rendered import RenderedPages
 from fractune.dashboard.views import comparison, fitting, job, log, model, overview, pairs, shares
 from fractune.dashboard.views.page import Page
-from fractune.dashboard.views.words import plain_moment
+from fractune.dashboard.views.words import part_jobs, plain_moment
 from fractune.features.client import Client
 from fractune.features.log.match import MatchResult
 from fractune.server.job_status import JobStatus
@@ -125,7 +125,8 @@ class Site:
         name = Collection.JOBS.of(request.path_params["id"])
         found = await self._status(name)
         trials = await self._follower.answer(("trials", name), self._trials_of(name).update)
-        return job.job(found, trials, request.query_params.get("operator", ""), may_cancel=self._may_cancel)
+        parts = part_jobs(found, self._follower.snapshot.jobs)
+        return job.job(found, trials, request.query_params.get("operator", ""), parts, may_cancel=self._may_cancel)
 
     async def _model(self, request: Request) -> Page:
         digest = request.path_params["id"]

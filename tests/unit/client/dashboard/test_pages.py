@@ -387,6 +387,23 @@ def test_a_job_that_a_client_may_go_on_with_in_parts_says_so(pages: Pages, serve
     until(lambda: "a client that tunes in parts goes on" in pages.page("/").text)
 
 
+def test_a_job_whose_tuning_went_on_in_parts_names_their_jobs(pages: Pages, server: ScriptedServer) -> None:
+    whole = server.script[-1]
+    whole.message = refusal_text(17, node_text("cdist", "", "CDist"), "no kernel computes this operator")
+    for number, (name, secs) in enumerate(
+        (("m.part1.onnx", 2), ("n.part1.onnx", 3), ("m.onnx", 4), ("m.part2.onnx", 5)), 2
+    ):
+        job = pb.Job()
+        job.CopyFrom(whole)
+        job.name, job.model_display_name, job.message = f"jobs/j{number}", name, ""
+        job.create_time.FromSeconds(secs)
+        server.script.append(job)
+    until(lambda: "the tuning went on in parts: j2 (done)" in pages.page("/").text)
+    assert pages.data(JOB)["parts"] == ["jobs/j2"]
+    assert "Jobs of its parts" in pages.page(JOB).text
+    assert pages.data("/jobs/j4")["parts"] == []
+
+
 def test_one_job_alone_is_not_compared(pages: Pages) -> None:
     text = html.unescape(pages.page("/compare?a=jobs/j1").text)
     assert "choose the job after it, and press Show" in text

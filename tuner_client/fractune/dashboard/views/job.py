@@ -16,6 +16,7 @@ from fractune.dashboard.views.words import (
     counts_block,
     job_data,
     job_path,
+    jobs_block,
     model_path,
     moment,
     seconds_block,
@@ -35,8 +36,12 @@ _NOT_KNOWN = (
 )
 
 
-def job(found: JobStatus, trials: Sequence[Trial], operator: str, *, may_cancel: bool) -> Page:
-    """`operator` is a workload hash or a name, for its progress in place of the model's; empty for the model."""
+def job(
+    found: JobStatus, trials: Sequence[Trial], operator: str, parts: Sequence[JobStatus] = (), *, may_cancel: bool
+) -> Page:
+    """`operator` is a workload hash or a name, for its progress in place of the model's; empty for the model.
+    `parts` are the jobs with which the tuning went on.
+    """
     named = next((each for each in found.operators if operator in (each.workload_hash, each.name)), None)
     of = "the model's operators together" if named is None else one_line(named.name)
     progress = {
@@ -50,6 +55,7 @@ def job(found: JobStatus, trials: Sequence[Trial], operator: str, *, may_cancel:
         f"{one_line(found.model_name)}: {found.name}",
         {
             **job_data(found),
+            "parts": [each.name for each in parts],
             "progress": {share: [vars(point) for point in points] for share, points in progress.items()},
             "progress_of": None if named is None else named.workload_hash,
             "matrix": heat_data(found) if found.results else None,
@@ -57,6 +63,7 @@ def job(found: JobStatus, trials: Sequence[Trial], operator: str, *, may_cancel:
         facts=_facts(found),
         charts=_charts(progress, of),
         blocks=(
+            *([jobs_block("Jobs of its parts, which went on", list(parts), "")] if parts else []),
             *(
                 [block_of(latency_table(found), "Latency of the whole model"), heat_block(found)]
                 if found.results

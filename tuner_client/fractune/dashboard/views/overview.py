@@ -42,7 +42,7 @@ def overview(seen: Snapshot) -> Page:
             jobs_block("Waiting", waiting, "no job is waiting"),
             counts_block("Failed measurements of running jobs", "cause", failures, "none failed"),
             _workers(seen.workers, _doing(running)),
-            jobs_block("Ended", ended, "no job has ended yet"),
+            jobs_block("Ended", ended, "no job has ended yet", seen.jobs),
         ),
     )
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 from urllib.parse import quote
 
 from fractune.dashboard.views.page import Block, Cell
+from fractune.features.parts.part_names import is_part_of
 from fractune.features.shapes.text import shape_text
 from fractune.server.job_status import JobStatus
 from fractune.text.text import moment_text, span_text, time_text
@@ -23,7 +25,7 @@ _LONG = 300
 _SHORT = 60
 """characters of a model's name in a list"""
 
-_PARTS = "; a client that tunes in parts goes on with jobs of the parts"
+_PARTS = "a client that tunes in parts goes on with jobs of the parts"
 
 
 def job_path(name: str) -> str:
@@ -59,14 +61,16 @@ def job_data(job: JobStatus) -> dict[str, Any]:
     return found
 
 
-def jobs_block(heading: str, jobs: list[JobStatus], empty: str) -> Block:
-    """A row for each job, with links to it and to its model; with the shapes of the inputs, if some were given."""
+def jobs_block(heading: str, jobs: list[JobStatus], empty: str, among: Sequence[JobStatus] = ()) -> Block:
+    """A row for each job, with links to it and to its model; with the shapes of the inputs, if some were given. The
+    jobs of parts are looked for `among` more jobs.
+    """
     shaped = any(job.inputs for job in jobs)
     columns = (
         *(("job", False), ("model", False), *([("inputs", False)] if shaped else []), ("shares", False)),
         *(("state", False), ("trials", True), ("time", True), ("created", False), ("message", False)),
     )
-    return Block(heading, columns, tuple(_job_row(job, shaped=shaped) for job in jobs), empty=empty)
+    return Block(heading, columns, tuple(_job_row(job, among, shaped=shaped) for job in jobs), empty=empty)
 
 
 def inputs_text(job: JobStatus) -> str:
@@ -74,7 +78,7 @@ def inputs_text(job: JobStatus) -> str:
     return one_line(shape_text({name: shape for name, shape in job.inputs.items() if shape}))
 
 
-def _job_row(job: JobStatus, *, shaped: bool) -> tuple[Cell, ...]:
+def _job_row(job: JobStatus, among: Sequence[JobStatus], *, shaped: bool) -> tuple[Cell, ...]:
     trials = f"{job.candidates_had} / {job.trials_planned}" if job.trials_planned else "-"
     return (
         Cell(Collection.JOBS.parse(job.name), job_path(job.name)),
@@ -85,8 +89,25 @@ def _job_row(job: JobStatus, *, shaped: bool) -> tuple[Cell, ...]:
         Cell(trials),
         Cell(span_text(job.wall_s or job.elapsed_s)),
         moment(job.created_at),
-        Cell(one_line(job.message)[:_LONG] + (_PARTS if refused_node(job.message) else "")),
+        Cell("; ".join(filter(None, (one_line(job.message)[:_LONG], _way_on(job, among))))),
     )
+
+
+def part_jobs(job: JobStatus, jobs: Sequence[JobStatus]) -> list[JobStatus]:
+    """Of the newest `jobs` those of the parts, with which a client went on after the importer had refused the model."""
+    if refused_node(job.message) is None:
+        return []
+    later = [each for each in jobs if each.created_at > job.created_at]
+    end = min((each.created_at for each in later if each.model_name == job.model_name), default=math.inf)
+    parts = [each for each in later if is_part_of(each.model_name, job.model_name) and each.created_at < end]
+    return sorted(parts, key=lambda each: each.created_at)
+
+
+def _way_on(job: JobStatus, among: Sequence[JobStatus]) -> str:
+    parts = [f"{Collection.JOBS.parse(each.name)} ({each.state.value})" for each in part_jobs(job, among)]
+    if parts:
+        return f"the tuning went on in parts: {', '.join(parts)}"
+    return _PARTS if refused_node(job.message) else ""
 
 
 def moment(secs: float, link: str = "") -> Cell:
