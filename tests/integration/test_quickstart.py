@@ -1,4 +1,4 @@
-"""The programs of docs/quickstart.md and of the notebook, one after the other, as a reader runs them."""
+"""What docs/quickstart.md, docs/tutorial.md and the notebook have a reader run, in their order."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 
 from tests.support.paths import REPOSITORY
+from tests.support.processes.cli_process import await_event, run_fractune, start_fractune, stopped_at_end
 
 pytestmark = [pytest.mark.alone, pytest.mark.long]
 PAGE = REPOSITORY / "docs" / "quickstart.md"
+TUTORIAL = REPOSITORY / "docs" / "tutorial.md"
 NOTEBOOK = REPOSITORY / "examples" / "quickstart.ipynb"
 
 
@@ -27,6 +29,23 @@ def test_the_quickstart_runs(tmp_path: Path) -> None:
     assert ended.returncode == 0, ended.stderr
     assert "(1, 10)" in ended.stdout
     assert (tmp_path / "small.fractune").is_file()
+
+
+def test_the_tutorial_runs(tmp_path: Path) -> None:
+    """In its order, on a stack of its own ports."""
+    env = {"FRACTUNE_STATE": str(tmp_path / "state")}
+    programs = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    subprocess.run([sys.executable, "-c", programs[0]], cwd=tmp_path, timeout=60, check=True)
+    up, *commands = re.findall(r"^    fractune (.+)$", TUTORIAL.read_text(encoding="utf-8"), re.MULTILINE)
+    assert up == "up --shares cpu:1,cpu:2 --dashboard"
+    stack = start_fractune(*up.removesuffix(" --dashboard").split(), "--listen", "127.0.0.1:0", "--json", env=env)
+    with stopped_at_end(stack):
+        await_event(stack, event="ready")
+        for command in commands:
+            ended = run_fractune(*command.split(), env=env, cwd=tmp_path)
+            assert ended.returncode == 0, (command, ended.stdout, ended.stderr)
+    assert "speed-up" in ended.stdout
+    assert (tmp_path / "better.fractune").is_file()
 
 
 def test_the_notebook_runs_and_shows_tables_and_a_picture(tmp_path: Path) -> None:

@@ -51,11 +51,12 @@ def write_model(path: Path, channels: int = 8, seed: int = 0) -> Path:
 
 
 def run_fractune(
-    *args: str, timeout_s: float = 240.0, env: dict[str, str] | None = None
+    *args: str, timeout_s: float = 240.0, env: dict[str, str] | None = None, cwd: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run a command to its end."""
+    env = _ENV | (env or {})
     return subprocess.run(
-        [*_COMMAND, *args], capture_output=True, text=True, timeout=timeout_s, check=False, env=_ENV | (env or {})
+        [*_COMMAND, *args], capture_output=True, text=True, timeout=timeout_s, check=False, env=env, cwd=cwd
     )
 
 
