@@ -91,15 +91,13 @@ def expands(path: Path) -> None:
     ("write", "options", "says"),
     [
         (garbage, [], "m.onnx"),
-        (empty, [], "m.onnx is empty"),
-        (truncated, [], "m.onnx"),
+        pytest.param(empty, [], "m.onnx is empty", marks=pytest.mark.long),
+        pytest.param(truncated, [], "m.onnx", marks=pytest.mark.long),
         (unsupported, [], "the_node"),
-        (dynamic, [], "--input"),
+        pytest.param(dynamic, [], "--input", marks=pytest.mark.long),
         (dynamic, ["--input", "nobody=1,3,8,8"], "nobody"),
-        (dynamic, ["--input", "x=1,3,8"], "x"),
-        (dynamic, ["--input", "x=1,4,8,8"], "x"),
         (nothing_to_tune, [], "nothing to tune"),
-        (expands, [], "nodes, and 30,000 is the limit"),
+        pytest.param(expands, [], "nodes, and 30,000 is the limit", marks=pytest.mark.long),
     ],
 )
 def test_a_model_that_cannot_be_tuned_is_one_line_and_exit_code_three(
@@ -129,7 +127,9 @@ def test_a_share_that_nobody_offers_is_told_with_those_offered(address: str, tmp
     assert "cpu:1" in line
 
 
-@pytest.mark.parametrize("target", ["nonsense -x", "llvm -mcpu=zx81", "cuda"])
+@pytest.mark.parametrize(
+    "target", ["nonsense -x", *(pytest.param(each, marks=pytest.mark.long) for each in ("llvm -mcpu=zx81", "cuda"))]
+)
 def test_a_target_that_nobody_knows_is_told(address: str, tmp_path: Path, target: str) -> None:
     model = write_model(tmp_path / "m.onnx")
     ended = run_fractune("tune", str(model), "--shares", "cpu:1", "--server", address, "--quiet", "--target", target)

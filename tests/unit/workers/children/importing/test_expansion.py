@@ -29,11 +29,15 @@ LARGER = {
     "many small constants",
     "a constant of Relax",
 }
+ENDLESS = "an endless loop"
+"""which takes seconds up to the limit"""
 SECONDS, MEGABYTES = 120, 1200
 """For a child that imports TVM, some 300 MB, and half a gigabyte of constants; on a busy machine"""
 
 
-@pytest.mark.parametrize("attack", ATTACKS)
+@pytest.mark.parametrize(
+    "attack", [pytest.param(each, marks=pytest.mark.long) if each == ENDLESS else each for each in ATTACKS]
+)
 def test_a_small_file_that_expands_is_refused_with_a_count(attack: str, tmp_path: Path) -> None:
     make, words = ATTACKS[attack]
     path = tmp_path / "small.model"
@@ -41,6 +45,16 @@ def test_a_small_file_that_expands_is_refused_with_a_count(attack: str, tmp_path
     with pytest.raises(BadModel, match=f"^small.model: .*{words}") as caught:
         load_model(path)
     assert "\n" not in str(caught.value)
+
+
+def test_an_endless_loop_is_refused_after_as_many_nodes_as_a_model_may_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "MOST_NODES", 1_000)
+    path = tmp_path / "small.onnx"
+    path.write_bytes(ATTACKS[ENDLESS][0]())
+    with pytest.raises(BadModel, match=r"\(Loop\) unrolled, has 1,00\d nodes, and 1,000 is the limit"):
+        load_model(path)
 
 
 def test_nodes_count_as_they_are_after_inlining(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
