@@ -426,6 +426,7 @@ ROOMS = {
         *CORE,
         "fractune.inference",
         "fractune.inference.comparing",
+        "fractune.inference.runtimes",
         "fractune.inference.tvm_runtime",
         lazily=("numpy",),
     ),

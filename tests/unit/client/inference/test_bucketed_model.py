@@ -11,6 +11,7 @@ import pytest
 
 import fractune
 from fractune import BucketedModel
+from fractune.inference.padding import padded_outputs
 from fractune_core.errors import BadBundle, BadRequest
 from fractune_core.files.bundles import Bundle
 from tests.support.encoders import HIDDEN, inputs_of
@@ -136,16 +137,29 @@ def test_wrong_inputs_are_told(model: BucketedModel, inputs: Any, says: str) -> 
             model.run(inputs)
 
 
-def test_a_model_that_must_not_be_padded_runs_its_exact_shapes(encoders: Path, tmp_path: Path) -> None:
+def test_a_model_that_must_not_be_padded_runs_its_exact_shapes(
+    encoders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bundle = joined(encoders, tmp_path, MEAN_OF_ALL)
     assert not bundle.padding.proved
     model = fractune.load(bundle)
     assert [each.shape for each in model.run(inputs_of(16))] == [(1, 16, HIDDEN), (1, HIDDEN)]
     with pytest.raises(BadRequest, match=r"nothing may be padded: the output 'mean' of inputs of length 8"):
         model.run(inputs_of(9))
+    monkeypatch.setattr(padded_outputs, "_KINDS", ("positive",))  # others differ by more than any accepted part
     accepted = fractune.join([bundle], padding_error=0.9)
     assert (accepted.path, accepted.padding.proved) == (bundle.path, True)
     assert fractune.load(bundle).run(inputs_of(9))[0].shape == (1, 9, HIDDEN)
+
+
+@pytest.mark.parametrize("name", [ENCODER, MEAN_OF_ALL])
+def test_sizes_between_shapes_are_compared_with_onnx_runtime(encoders: Path, tmp_path: Path, name: str) -> None:
+    bundle = joined(encoders, tmp_path, name)
+    found = fractune.join([bundle], model=encoders / f"{name}.onnx").padding
+    assert found.proved == (name == ENCODER)
+    assert ("length 1" in found.reason and "as in ONNX Runtime, which pads nothing" in found.reason) == found.proved
+    with pytest.raises(BadRequest, match=r"model .*none\.onnx: no such file; name the ONNX file"):
+        fractune.join([bundle], model=tmp_path / "none.onnx")
 
 
 def test_the_number_that_pads_is_kept(encoders: Path, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from fractune_core.files.joined import join_bundles
 from fractune_core.files.replacing import replacing_file
 
 _HOW = "run 'fractune join FILE' where the bundle is served"
+_NOT_COMPARED = Padding(proved=False, reason=f"it was not compared; {_HOW}")
 
 
 @dataclass(frozen=True)
@@ -38,13 +39,17 @@ def join(
     out: str | os.PathLike[str] | None = None,
     pad: Mapping[str, float] | None = None,
     padding_error: float = 0.0,
+    model: str | os.PathLike[str] | None = None,
 ) -> JoinedBundle:
     """Join the bundles of one model for several shapes; weights are stored once. The file is `out`.
 
     Then outputs of padded and of exact inputs are compared here. Only if they agree the joined bundle pads inputs whose
-    shapes lie between those of its buckets. `pad` has the number to pad an input with, by name (0 for others).
-    `padding_error` accepts outputs that differ by this part of their largest value (0.01 = 1 %). Where the bundle
-    cannot run, it pads nothing; join it alone once more where it can, which replaces the file.
+    shapes lie between those of its buckets. With `model`, the ONNX file, such inputs are compared with ONNX Runtime,
+    where it is installed.
+
+    `pad` has the number to pad an input with, by name (0 for others). `padding_error` accepts outputs that differ by
+    this part of their largest value (0.01 = 1 %). Where the bundle cannot run, it pads nothing; join it alone once more
+    where it can, which replaces the file.
 
     Raises BadBundle, BadRequest for bundles that do not belong together, StateUnusable.
     """
@@ -52,17 +57,20 @@ def join(
         raise BadRequest("no bundle to join; name at least two, or one that is joined")
     if not 0 <= padding_error < 1:
         raise BadRequest(f"padding_error is {padding_error}; it must be at least 0 and below 1, 0.01 being 1 %")
+    onnx = None if model is None else Path(model)
+    if onnx is not None and not onnx.is_file():
+        raise BadRequest(f"--model {onnx}: no such file; name the ONNX file that the bundles were made from")
     paths = [Path(bundle) for bundle in bundles]
     with contextlib.ExitStack() as opened:
         read = [opened.enter_context(contextlib.closing(Bundle(path))) for path in paths]
         if len(read) == 1 and "buckets" in read[0].manifest:
             written = Path(out) if out is not None else paths[0]
             held = Buckets.from_json(read[0].manifest["buckets"])
-            buckets = replace(held, pad=held.pad if pad is None else _checked(pad, held))
+            buckets = replace(held, pad=held.pad if pad is None else _checked(pad, held), padding=_NOT_COMPARED)
             _write(read[0], buckets, written)
         else:
             written = _joined(read, out, pad or {})
-    return _proved(written, padding_error)
+    return _proved(written, padding_error, onnx)
 
 
 def _joined(bundles: Sequence[Bundle], out: str | os.PathLike[str] | None, pad: Mapping[str, float]) -> Path:
@@ -72,7 +80,7 @@ def _joined(bundles: Sequence[Bundle], out: str | os.PathLike[str] | None, pad: 
         raise BadRequest(f"{bundles[0].name} is one bundle, and not joined; name at least two")
     ordered = sorted(bundles, key=lambda bundle: elements(bundle.manifest))
     axes = open_axes([bundle.manifest for bundle in ordered])
-    buckets = Buckets(axes, {}, Padding(proved=False, reason=f"it was not compared; {_HOW}"))
+    buckets = Buckets(axes, {}, _NOT_COMPARED)
     buckets = replace(buckets, pad=_checked(pad, buckets))
     path = Path(out)
     with replacing_file(path) as file:
@@ -88,9 +96,10 @@ def _checked(pad: Mapping[str, float], buckets: Buckets) -> dict[str, int | floa
     return dict(pad)
 
 
-def _proved(path: Path, accepted: float) -> JoinedBundle:
+def _proved(path: Path, accepted: float, onnx: Path | None) -> JoinedBundle:
     """The bundle at `path` with the result of the comparison, if it can run here."""
     from fractune.inference.bucketed_model import BucketedModel
+    from fractune.inference.padding.exact_outputs import exact_outputs
     from fractune.inference.padding.padded_outputs import compare_padded
 
     with contextlib.closing(Bundle(path)) as bundle:
@@ -98,7 +107,8 @@ def _proved(path: Path, accepted: float) -> JoinedBundle:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", RuntimeWarning)  # the variant does not matter here
-                padding = compare_padded(BucketedModel(bundle), accepted)
+                model = BucketedModel(bundle, runtimes=False)
+                padding = compare_padded(model, accepted, exact_outputs(model, onnx) if onnx else None)
         except (BadBundle, ShareUnavailable, FractuneError) as error:
             padding = Padding(proved=False, reason=f"it could not be compared here ({error}); {_HOW}")
         _write(bundle, replace(held, padding=padding), path)

@@ -92,7 +92,7 @@ def tune_shapes(
                 jobs.append(job)
                 bundles.append(bundle)
             measurers = place.client.measurers() if place.is_own else {}
-        joined = join(bundles[::-1], out=written, pad=options.pad, padding_error=options.padding_error)
+        joined = join(bundles[::-1], out=written, pad=options.pad, padding_error=options.padding_error, model=model)
     return TuneResult(jobs[0], BundleFile(written, jobs[0].name), measurers, jobs=tuple(jobs), joined=joined)
 
 

@@ -6,11 +6,11 @@ one. So it is enough to find the largest size at which a runtime is faster: it i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from fractune.inference.bucketed_model import BucketedModel
 from fractune.inference.comparing.beside_runtimes import Contenders, time_beside_runtimes
-from fractune.inference.padding.padded_outputs import inputs_of, known_integers
+from fractune.inference.padding.padded_outputs import gaps, inputs_of, known_integers
 from fractune_core.files.compared import OURS, Between, Compared, Runtime
 
 _PART = 8
@@ -56,16 +56,6 @@ def part_of_gap(smallest: Compared, exact: Compared) -> float:
     rises = {name: exact.times[name].paced_s - smallest.times[name].paced_s for name in smallest.faster}
     lefts = {name: padded_s - smallest.times[name].paced_s for name in smallest.faster}
     return max(1.0 if rises[name] <= lefts[name] else max(0.0, lefts[name] / rises[name]) for name in rises)
-
-
-def gaps(buckets: Sequence[Mapping[str, int]], bucket: int) -> Iterator[tuple[str, int]]:
-    """Each open axis along which smaller sizes run padded in the bucket, and the smallest of these sizes."""
-    sizes = buckets[bucket]
-    for symbol, size in sizes.items():
-        others = (each for each in buckets if all(each[name] >= sizes[name] for name in sizes if name != symbol))
-        low = 1 + max((each[symbol] for each in others if each[symbol] < size), default=0)
-        if low < size:
-            yield symbol, low
 
 
 def find_largest(low: int, high: int, guess: int, holds: Callable[[int], bool]) -> None:

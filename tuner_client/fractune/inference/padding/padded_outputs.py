@@ -9,15 +9,17 @@ the mask does not, nor does a scale of dynamic quantization that is taken over t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fractune.inference.bucketed_model import BucketedModel
 from fractune.inference.comparing.agreement import rounding
 from fractune.inference.comparing.interleaved import differences
-from fractune.inference.comparing.typical_inputs import are_finite, highest_integers, is_mask, typical_inputs
+from fractune.inference.comparing.typical_inputs import highest_integers, is_mask, typical_inputs
 from fractune.inference.tvm_runtime.tensors import TensorSpec
+from fractune_core.errors import BadModel
 from fractune_core.files.buckets import UNKNOWN, OpenAxes, Padding, sizes_text
 
 if TYPE_CHECKING:
@@ -25,15 +27,30 @@ if TYPE_CHECKING:
 
     from fractune.inference.tvm_runtime.tensors import Array
 
-_KINDS = ("positive", "normal", "normal", "normal", "negative", "constant", "constant", "last", "last")
+_FEW_KINDS = ("positive", "normal", "masked", "last", "last")
+_KINDS = (
+    *(*_FEW_KINDS, "normal", "normal", "negative", "constant", "constant"),
+    *("masked", "tiny", "large", "zero"),
+)
 """of values; each comparison is made with each of them, by a seed of its own. `constant`: all positions are alike, as
-if there were one. `last`: only the last position is not zero"""
+if there were one. `last`: only the last position is not zero. `masked`: a mask hides some positions"""
+_SCALES = {"tiny": 1e-3, "zero": 0.0}
+_LARGE = 100
 _MOST_PAIRS = 48
 """of buckets and inputs, so that many buckets do not take minutes"""
+_OWN_TIMES, _DISAGREES = 3.0, 5e-2
+"""Outputs may lie so many times as far from the exact ones as those of a bucket's own shapes do. Beyond the second
+number the exact ones are of another arithmetic, and prove nothing."""
+
+Exact = Callable[[dict[str, "Array"]], "list[Array]"]
 
 
-def compare_padded(model: BucketedModel, accepted: float = 0.0) -> Padding:
-    """What the bundle may pad. Differences up to `accepted`, over the largest value of an output, do not prevent it."""
+def compare_padded(model: BucketedModel, accepted: float = 0.0, exact: Exact | None = None) -> Padding:
+    """What the bundle may pad. Differences up to `accepted`, over the largest value of an output, do not prevent it.
+
+    `exact` runs inputs of any size as they are, and raises BadModel where it cannot. With it, outputs are compared
+    between the buckets and below them too; without it, inputs between two buckets have no reference but each other.
+    """
     unknown = [name for name, axes in model.axes.outputs.items() if UNKNOWN in axes]
     if unknown:
         return Padding(
@@ -41,26 +58,73 @@ def compare_padded(model: BucketedModel, accepted: float = 0.0) -> Padding:
         )
     if len(model.buckets) == 1:
         return Padding(proved=False, reason="the bundle has one bucket, so there is nothing to compare with")
-    largest, compared = 0.0, set()
-    highs = known_integers(model)
+    proof = _Proof(model, known_integers(model), accepted, exact)
     for sizes, buckets in _comparisons(model):
         for seed, kind in enumerate(_KINDS):
-            inputs = inputs_of(model.inputs, model.axes, sizes, seed, highs, kind)
-            reference, *others = (model.run_in(bucket, inputs) for bucket in buckets)
-            if not are_finite(reference):  # such as the square root of a negative value
-                continue
-            for outputs, bucket in zip(others, buckets[1:], strict=True):
-                worst, name = _worst(model, outputs, reference)
-                if worst > max(rounding(reference), accepted):
-                    refusal = _refusal(model, name, worst, sizes, bucket)
-                    return Padding(proved=False, reason=refusal, max_rel_difference=worst)
-                largest = max(largest, worst)
-        compared.add(sizes_text(sizes))
-    if not compared:
+            if wrong := proof.compare(sizes, buckets, seed, kind):
+                return wrong
+    for sizes, bucket in _between(model) if proof.exact is not None else ():
+        for seed, kind in enumerate(_FEW_KINDS):
+            if wrong := proof.compare(sizes, [bucket], seed, kind):
+                return wrong
+    if not proof.compared:
         return Padding(proved=False, reason="no bucket is larger than another one in all axes")
-    texts = sorted(compared, key=lambda text: [int(part) for part in text.split() if part.isdecimal()])
-    reason = f"inputs of {', '.join(texts)} gave the same outputs in larger buckets"
-    return Padding(proved=True, reason=reason, max_rel_difference=largest)
+    return Padding(proved=True, reason=proof.reason, max_rel_difference=proof.largest)
+
+
+class _Proof:
+    """The comparisons of one bundle."""
+
+    def __init__(self, model: BucketedModel, highs: Mapping[str, int], accepted: float, exact: Exact | None) -> None:
+        self._model, self._highs, self._accepted = model, highs, accepted
+        self.largest = 0.0
+        self.compared: dict[str, list[int]] = {}
+        """sizes by their text"""
+        self.exact, self._own = exact, 0.0
+        if exact is not None:
+            self._own = self._own_difference(exact)
+            self.exact = exact if self._own <= _DISAGREES else None
+
+    def _own_difference(self, exact: Exact) -> float:
+        """How far outputs of the buckets' own shapes lie from the exact ones."""
+        worst = 0.0
+        for bucket, sizes in enumerate(self._model.bucket_sizes):
+            inputs = self._inputs(sizes, 0, "positive")
+            worst = max(worst, _worst(self._model, self._model.run_in(bucket, inputs), exact(inputs))[0])
+        return worst
+
+    def _inputs(self, sizes: Mapping[str, int], seed: int, kind: str) -> dict[str, Array]:
+        return inputs_of(self._model.inputs, self._model.axes, sizes, seed, self._highs, kind)
+
+    def compare(self, sizes: dict[str, int], buckets: Sequence[int], seed: int, kind: str) -> Padding | None:
+        """The refusal, if outputs of inputs of these sizes differ in one of the buckets."""
+        inputs = self._inputs(sizes, seed, kind)
+        given = [(bucket, self._model.run_in(bucket, inputs)) for bucket in buckets]
+        self.compared[sizes_text(sizes)] = list(sizes.values())
+        try:
+            exact = None if self.exact is None else self.exact(inputs)
+        except BadModel as error:
+            if kind != _FEW_KINDS[0]:  # such as an index below 0
+                return None
+            return Padding(proved=False, reason=f"inputs of {sizes_text(sizes)} cannot run as they are: {error}")
+        reference = exact if exact is not None else given[0][1]
+        allowed = max(rounding(reference), self._accepted, _OWN_TIMES * self._own)
+        for bucket, outputs in given if exact is not None else given[1:]:
+            worst, name = _worst(self._model, outputs, reference)
+            if worst > allowed:
+                refusal = _refusal(self._model, name, worst, sizes, bucket)
+                return Padding(proved=False, reason=refusal, max_rel_difference=worst)
+            self.largest = max(self.largest, worst)
+        return None
+
+    @property
+    def reason(self) -> str:
+        texts = ", ".join(sorted(self.compared, key=lambda text: self.compared[text]))
+        if self.exact is not None:
+            return f"inputs of {texts} gave the same outputs as in ONNX Runtime, which pads nothing"
+        return (
+            f"inputs of {texts} gave the same outputs in larger buckets; between two, nothing else was there to compare"
+        )
 
 
 def known_integers(model: BucketedModel) -> dict[str, int]:
@@ -85,9 +149,14 @@ def inputs_of(
     rng = np.random.default_rng(seed)
     made = typical_inputs(_sized(specs, axes, sizes), highs, seed)
     for name, array in made.items():
-        if not is_mask(name):
+        if is_mask(name):
+            if kind == "masked":
+                array[..., 1:] = rng.integers(0, 2, array[..., 1:].shape)
+        else:
             if array.dtype.kind == "f":
                 array[...] = _floats(kind, rng, array)
+            elif array.dtype.kind == "i" and kind == "negative":
+                array[...] = -1 - array
             _arrange(kind, array, [place for place, symbol in enumerate(axes.inputs[name]) if symbol is not None])
     return made
 
@@ -96,7 +165,10 @@ def _floats(kind: str, rng: np.random.Generator, array: Array) -> Array:
     """`array` has values between 0.1 and 1."""
     if kind == "positive":
         return array
-    return -array if kind == "negative" else rng.standard_normal(array.shape).astype(array.dtype)
+    if kind in {"negative", "large"}:
+        return -array if kind == "negative" else _LARGE * array
+    made: Array = (_SCALES.get(kind, 1.0) * rng.standard_normal(array.shape)).astype(array.dtype)
+    return made
 
 
 def _arrange(kind: str, array: Array, open_axes: Sequence[int]) -> None:
@@ -130,8 +202,31 @@ def _comparisons(model: BucketedModel) -> Iterator[tuple[dict[str, int], list[in
                 yield each, buckets
 
 
+def _between(model: BucketedModel) -> Iterator[tuple[dict[str, int], int]]:
+    """Some sizes that run padded, and their buckets: the smallest, the largest and middle ones."""
+    for bucket, sizes in enumerate(model.bucket_sizes):
+        for symbol, low in gaps(model.bucket_sizes, bucket):
+            high = sizes[symbol] - 1
+            middle = (low + high) // 2
+            for size in sorted({low, min(low + 1, high), middle, min(middle + 1, high), high}):
+                yield {**sizes, symbol: size}, bucket
+
+
+def gaps(buckets: Sequence[Mapping[str, int]], bucket: int) -> Iterator[tuple[str, int]]:
+    """Each open axis along which smaller sizes run padded in the bucket, and the smallest of these sizes."""
+    sizes = buckets[bucket]
+    for symbol, size in sizes.items():
+        others = (each for each in buckets if all(each[name] >= sizes[name] for name in sizes if name != symbol))
+        low = 1 + max((each[symbol] for each in others if each[symbol] < size), default=0)
+        if low < size:
+            yield symbol, low
+
+
 def _worst(model: BucketedModel, outputs: Sequence[Array], reference: Sequence[Array]) -> tuple[float, str]:
-    pairs = zip(model.outputs, outputs, reference, strict=True)
+    pairs = list(zip(model.outputs, outputs, reference, strict=True))
+    other = next((spec.name for spec, output, wanted in pairs if output.shape != wanted.shape), None)
+    if other is not None:
+        return math.inf, other
     return max((differences([output], [wanted])[1], spec.name) for spec, output, wanted in pairs)
 
 

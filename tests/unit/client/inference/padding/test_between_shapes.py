@@ -11,7 +11,8 @@ import fractune
 from fractune import BucketedModel
 from fractune.inference.comparing.beside_runtimes import Contenders
 from fractune.inference.padding import between_shapes
-from fractune.inference.padding.between_shapes import find_largest, gaps, part_of_gap, time_between_shapes
+from fractune.inference.padding.between_shapes import find_largest, part_of_gap, time_between_shapes
+from fractune.inference.padding.padded_outputs import gaps
 from fractune_core.files.compared import Compared, Runtime, Timed
 from tests.support.real_bundle import ENCODER, ENCODER_SHAPES
 

@@ -11,6 +11,7 @@ import pytest
 from fractune.inference.bucketed_model import BucketedModel
 from fractune.inference.padding.padded_outputs import compare_padded
 from fractune.inference.tvm_runtime.tensors import TensorSpec
+from fractune_core.errors import BadModel
 from fractune_core.files.buckets import OpenAxes
 
 CHANNELS = 8
@@ -26,7 +27,7 @@ class InNumPy:
     outputs = (TensorSpec("y", "float32", (1, CHANNELS)),)
 
     def __init__(self, name: str, compute: Callable[..., Any]) -> None:
-        is_ids = name == "ids"
+        is_ids = name in ("ids", "n")
         self.inputs = [TensorSpec(name, "int64", (1, None)) if is_ids else TensorSpec(name, "float32", (1, None, 8))]
         self.inputs.append(TensorSpec("mask", "int64", (1, None)))
         opened = [None, "length"] if is_ids else [None, "length", None]
@@ -40,6 +41,16 @@ class InNumPy:
 
         outputs = self._compute(padded(inputs[self._name]), padded(inputs["mask"]))
         return [outputs.astype("float32")]
+
+    def as_they_are(self, inputs: Mapping[str, Any]) -> list[Any]:
+        return [self._compute(inputs[self._name], inputs["mask"]).astype("float32")]
+
+
+def weights(x: Any) -> Any:
+    """A softmax over the length, of the squared norms."""
+    norms = (x * x).sum(-1, keepdims=True)
+    raised = np.exp(norms - norms.max(1, keepdims=True))
+    return raised / raised.sum(1, keepdims=True)
 
 
 def rows(ids: Any) -> Any:
@@ -59,13 +70,59 @@ def convolved(x: Any) -> Any:
         ("x", lambda x, _: np.maximum(convolved(x), 0).max(1)),
         ("x", lambda x, _: x.mean(1)),
         ("ids", lambda ids, _: rows(ids).max(1)),
+        ("x", lambda x, padding: (x * (1 - padding)[..., None]).sum(1) / np.maximum((1 - padding).sum(1), 1)),
+        ("n", lambda n, _: n.max(1)[:, None].repeat(CHANNELS, 1)),
+        ("x", lambda x, _: np.concatenate([x.mean(1)[:, 1:], np.full((1, 1), -np.inf)], 1)),
+        ("x", lambda x, _: (weights(x) * x).sum(1)),
+        ("x", lambda x, _: np.minimum(np.maximum(x - 3, 0).min(1), 1)),
     ],
-    ids=["maximum", "maximum after a convolution", "mean", "maximum of rows"],
+    ids=[
+        *("maximum", "maximum after a convolution", "mean", "maximum of rows", "a mask that is one for padding"),
+        *("maximum of integers", "one number is always infinite", "attention by the norm", "minimum of large values"),
+    ],
 )
 def test_what_sees_the_padding_may_not_be_padded(name: str, compute: Callable[..., Any]) -> None:
     found = compare_padded(cast("BucketedModel", InNumPy(name, compute)))
     assert not found.proved
     assert "of inputs of length 16 differs" in found.reason
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [
+        lambda x, _: np.maximum(x[:, : x.shape[1] // 2 * 2].reshape(1, -1, 2, CHANNELS).sum(2), 0).max(1, initial=0),
+        lambda x, _: x[:, :17].mean(1),
+        lambda x, _: np.full((1, CHANNELS), x.shape[1] % 2) + 0 * x.sum(1),
+    ],
+    ids=["pairs of positions", "the first positions", "whether the length is odd"],
+)
+def test_what_differs_only_between_the_shapes_needs_an_exact_reference(compute: Callable[..., Any]) -> None:
+    model = InNumPy("x", compute)
+    found = compare_padded(cast("BucketedModel", model), exact=model.as_they_are)
+    assert not found.proved
+    assert "differs" in found.reason
+
+
+def test_an_exact_reference_of_another_arithmetic_is_left_out() -> None:
+    model = InNumPy("x", lambda x, mask: (x * mask[..., None]).sum(1) / mask.sum(1))
+    assert compare_padded(cast("BucketedModel", model), exact=model.as_they_are).reason.endswith("which pads nothing")
+    found = compare_padded(
+        cast("BucketedModel", model), exact=lambda inputs: [2 * each for each in model.as_they_are(inputs)]
+    )
+    assert found.proved
+    assert "nothing else was there to compare" in found.reason
+
+
+def test_sizes_that_cannot_run_as_they_are_may_not_be_padded() -> None:
+    model = InNumPy("x", lambda x, mask: (x * mask[..., None]).sum(1) / mask.sum(1))
+
+    def exact(inputs: dict[str, Any]) -> list[Any]:
+        if inputs["x"].shape[1] % 2:
+            raise BadModel("the length is odd")
+        return model.as_they_are(inputs)
+
+    found = compare_padded(cast("BucketedModel", model), exact=exact)
+    assert (found.proved, "cannot run as they are: the length is odd" in found.reason) == (False, True)
 
 
 @pytest.mark.parametrize(
