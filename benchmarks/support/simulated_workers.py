@@ -331,7 +331,16 @@ class SimulatedWorker:
         }
         pipe.xadd(redis_names.SERVER_STREAM, {redis_names.EVENT_FIELD: seal_event(SECRET, spent)})
         mark(pipe, DONE, work["work_id"])
-        await pipe.execute()
+        job = f"rq:job:{work['work_id']}"
+        pipe.delete(job)
+        # As a worker's ResultTransaction: once, also where two do the same work.
+        commands = list(pipe.command_stack)
+        await pipe.reset()
+        await pipe.watch(job)
+        if await pipe.zscore(DONE, work["work_id"]) is None:
+            pipe.multi()
+            pipe.command_stack = commands
+            await pipe.execute()
 
 
 def _enqueue(pipe: Any, queue: str, work: Any) -> None:
