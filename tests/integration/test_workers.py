@@ -126,9 +126,9 @@ def test_search_and_builds_load_their_children_before_work_comes(fleet: Fleet) -
 
 def test_a_round_is_searched_built_and_measured(fleet: Fleet) -> None:
     round_id = uuid.uuid4().hex
-    fleet.search(round_id, 8)
+    fleet.search(round_id, 4)
     stream = tuner_stream("tuner")
-    wait_until(lambda: len(fleet.records(stream, round_id)) == 8, 60)
+    wait_until(lambda: len(fleet.records(stream, round_id)) == 4, 60)
     proposed = [e for e in fleet.events(stream) if e["event"] == "proposed" and e["round_id"] == round_id]
     records = fleet.records(stream, round_id)
     assert {r.candidate_id for r in records} == set(proposed[0]["candidates"])
@@ -137,8 +137,8 @@ def test_a_round_is_searched_built_and_measured(fleet: Fleet) -> None:
 
     # The second round knows what the first proposed: nothing comes twice.
     second = uuid.uuid4().hex
-    fleet.search(second, 8)
-    wait_until(lambda: len(fleet.records(stream, second)) == 8, 60)
+    fleet.search(second, 4)
+    wait_until(lambda: len(fleet.records(stream, second)) == 4, 60)
     assert not {r.candidate_id for r in fleet.records(stream, second)} & set(proposed[0]["candidates"])
 
     # The roof comes with the first batch, and again whenever a later batch finds a higher one. What else runs on the
