@@ -26,7 +26,7 @@ before = affinities()
 model = fractune.load({bundle!r})
 model.run(model.random_inputs())
 pool = sorted(cpus for thread, cpus in affinities().items() if thread not in before)
-report = _report(model, model.random_inputs(), None, 3, None)
+report = _report(model, model.choice, model.random_inputs(), None, 3, None)
 print(json.dumps([report, pool, model.throttled]))
 """
 
