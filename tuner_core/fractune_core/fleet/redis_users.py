@@ -41,7 +41,7 @@ def _worker(role: str) -> Sequence[str]:
         # The books of `fractune_workers.work_loop`: the worker, its queue, and the work that it has taken from there.
         f"(+hset +expire +del ~rq:worker:{role}-*)",
         f"(+blmove +lrem ~rq:queue:{role}.*)",
-        "(+hget +hset +del ~rq:job:*)",
+        "(+hget +hset +del +watch ~rq:job:*)",
         "(+hset +expire +del ~rq:execution:*)",
         f"(+zadd +zrem ~rq:wip:{role}.* ~rq:failed:{role}.*)",
     )
