@@ -38,6 +38,8 @@ from fractune_core.jobs import JobSpec
 from fractune_core.shares import Share
 from fractune_workers.confinement import confinement_for
 
+_NO_TORCH = 'raise ModuleNotFoundError("PyTorch is kept out of this process", name="torch")\n'
+
 
 def tune(
     model: Model,
@@ -60,10 +62,21 @@ def tune(
         command += ["--target", target] if target else []
         command += ["--plain"] if is_plain else []
         with _held_to(Share.parse(share)) as environment:
-            ended = run_timed(command, env=environment)
+            ended = run_timed(command, env={**environment, **without_torch(Path(folder) / "no-torch")})
         report = json.loads(out.read_text())
     found = [Trial(at, name, math.inf if secs is None else secs, trace) for at, name, secs, trace in report["trials"]]
     return Run(ended, report["tuning_began"], report["weights"], found, report["failures"])
+
+
+def without_torch(folder: Path) -> dict[str, str]:
+    """The environment in which no process can import PyTorch; `folder` holds a module that refuses.
+
+    TVM's FFI imports PyTorch wherever it is installed, also in each process that stock TVM starts for builds and runs.
+    The import takes seconds and sets up CUDA. Our own processes do without it (`tvm_api/keep_out.py`).
+    """
+    folder.mkdir()
+    (folder / "torch.py").write_text(_NO_TORCH, encoding="utf-8")
+    return {"PYTHONPATH": os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH", ""))))}
 
 
 @contextlib.contextmanager
