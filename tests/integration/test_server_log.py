@@ -13,6 +13,7 @@ import pytest
 import redis
 
 from fractune_core.analysis.pairs import MeasuredPair
+from fractune_core.analysis.runtime_times import RuntimeTime
 from fractune_core.codec.messages import from_proto, to_proto
 from fractune_core.files.bundles import Bundle
 from fractune_core.fleet import messages, redis_names
@@ -21,7 +22,7 @@ from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.planning.speeds import CALL_OVERHEAD_S
 from fractune_core.records import TuningRecord
 from fractune_server.transport.unreadable import set_aside
-from tests.support.measured_pairs import measured_pair
+from tests.support.measured_pairs import measured_pair, runtime_time
 from tests.support.processes.fleet_simulated import SimulatedFleet
 from tests.support.processes.made_up import DEVICE, TARGET_KEY, made_up_record
 from tests.support.processes.redis_process import running_redis, wait_until
@@ -324,3 +325,20 @@ def test_a_measured_pair_is_kept_once(client: Client) -> None:
     code, says = refused(client.log.AddPair, pb.AddPairRequest(pair=pair))
     assert (code, "rounds is 0" in says) == (grpc.StatusCode.INVALID_ARGUMENT, True)
     assert refused(client.log.AddPair, pb.AddPairRequest())[0] == grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_a_time_of_another_runtime_is_kept_once(client: Client) -> None:
+    time_of_one = to_proto(runtime_time(), pb.RuntimeTime)
+    asked = pb.AddRuntimeTimesRequest(times=[time_of_one])
+    assert [client.log.AddRuntimeTimes(asked).added for _ in range(2)] == [1, 0]
+    of_model = pb.ListRuntimeTimesRequest(model=f"models/{runtime_time().model}")
+    (found,) = client.log.ListRuntimeTimes(of_model).times
+    assert from_proto(RuntimeTime, found) == runtime_time()
+    of_another = pb.ListRuntimeTimesRequest(model=f"models/{'c' * 64}")
+    assert not client.log.ListRuntimeTimes(of_another).times
+    time_of_one.loop_s = 0
+    for wrong in (time_of_one, pb.RuntimeTime()):
+        request = pb.AddRuntimeTimesRequest(times=[wrong])
+        assert refused(client.log.AddRuntimeTimes, request)[0] == grpc.StatusCode.INVALID_ARGUMENT
+    many = pb.AddRuntimeTimesRequest(times=[asked.times[0]] * 1001)
+    assert "send 1000 at once" in refused(client.log.AddRuntimeTimes, many)[1]

@@ -1,10 +1,11 @@
-"""Pairs of models as a log keeps them."""
+"""Pairs of models, and models in other runtimes, as a log keeps them."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from fractune_core.analysis.pairs import MeasuredPair, PairedModel
+from fractune_core.analysis.runtime_times import RuntimeTime
 from fractune_core.analysis.slowdown_ci import Estimate
 
 
@@ -28,3 +29,24 @@ def measured_pair(
         "verdict": "together",
     }
     return MeasuredPair(**{**values, **changes})
+
+
+def runtime_time(time_id: str = "0123456789abcdef", **changes: Any) -> RuntimeTime:
+    """ONNX Runtime takes half of the bundle's time in a loop, and as long as it when paced."""
+    values: dict[str, Any] = {
+        "time_id": time_id,
+        "model": "ab" * 32,
+        "inputs": {"ids": [1, 16]},
+        "share": "cpu:1",
+        "runtime": "onnxruntime",
+        "version": "1.31.1",
+        "loop_s": 1.5e-3,
+        "paced_s": 4e-3,
+        "bundle_loop_s": 3e-3,
+        "bundle_paced_s": 4e-3,
+        "loop_ratio": Estimate(2.0, 1.9, 2.1),
+        "paced_ratio": Estimate(1.0, 0.9, 1.1),
+        "host": "here",
+        "measured_at": 1_700_000_000.0,
+    }
+    return RuntimeTime(**{**values, **changes})

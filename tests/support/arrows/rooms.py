@@ -335,7 +335,7 @@ ROOMS = {
     "fractune.dashboard.views": room(
         *CORE,
         "fractune.dashboard.reading",
-        *(f"fractune.features.{name}" for name in ("diff", "fit", "knee", "log", "matrix", "pair", "parts")),
+        *(f"fractune.features.{name}" for name in ("compete", "diff", "fit", "knee", "log", "matrix", "pair", "parts")),
         *(f"fractune.features.{name}" for name in ("shapes", "tune")),
         "fractune.server",
         "fractune.text",

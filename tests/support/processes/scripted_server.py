@@ -43,6 +43,7 @@ class ScriptedServer(
         self.bundles: dict[str, bytes] = {}
         self.records: list[pb.Record] = []
         self.pairs: list[pb.MeasuredPair] = []
+        self.runtime_times: list[pb.RuntimeTime] = []
         self.tables: list[pb.OperatorTable] = []
         self.imported: list[pb.ImportRecordsRequest] = []
         self.filters: list[pb.RecordFilter] = []
@@ -54,6 +55,8 @@ class ScriptedServer(
         """as `fail_with`, of the list of jobs"""
         self.fail_get: FractuneError | None = None
         """as `fail_with`, of one job"""
+        self.fail_runtimes: FractuneError | None = None
+        """as `fail_with`, of times of other runtimes"""
         self.fail_create: FractuneError | None = None
         """as `fail_with`, of a new job"""
         self.offered: list[pb.OfferedShare] = []
@@ -163,6 +166,15 @@ class ScriptedServer(
 
     def ListPairs(self, request: pb.ListPairsRequest, context: Any) -> pb.ListPairsResponse:
         return pb.ListPairsResponse(pairs=self.pairs)
+
+    def AddRuntimeTimes(self, request: pb.AddRuntimeTimesRequest, context: Any) -> pb.AddRuntimeTimesResponse:
+        self.runtime_times = [*request.times, *self.runtime_times]
+        return pb.AddRuntimeTimesResponse(added=len(request.times))
+
+    def ListRuntimeTimes(self, request: pb.ListRuntimeTimesRequest, context: Any) -> pb.ListRuntimeTimesResponse:
+        if self.fail_runtimes is not None:
+            abort(context, self.fail_runtimes)
+        return pb.ListRuntimeTimesResponse(times=[each for each in self.runtime_times if each.model == request.model])
 
     def MatchModel(self, request: pb.MatchModelRequest, context: Any) -> pb.MatchModelResponse:
         operator = pb.Operator(display_name="conv", weight=2, workload_hash="0123")

@@ -152,6 +152,11 @@ class Place:
     server: Server = None
     state: State = None
 
+    def check_record(self, *, record: bool) -> None:
+        """Raises BadRequest if a command that runs on this machine has a server and nothing to record there."""
+        if not record and (self.server or self.state):
+            raise BadRequest("--server and --state are for --record, which keeps the result there; add it")
+
 
 @dataclass(frozen=True)
 class JobPlace(Place):

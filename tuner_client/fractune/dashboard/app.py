@@ -40,6 +40,7 @@ from fractune.dashboard.views.words import part_jobs, plain_moment
 from fractune.features.client import Client
 from fractune.features.log.match import MatchResult
 from fractune.server.job_status import JobStatus
+from fractune_core.analysis.runtime_times import RuntimeTime
 from fractune_core.errors import BadRequest, FractuneError, NotFound, ScopeMissing, ServerUnreachable
 from fractune_core.names import Collection
 from fractune_core.records import TuningRecord
@@ -50,6 +51,7 @@ _PING_S = 15.0
 _MOST_FOLLOWED = 256
 """jobs whose trials are kept"""
 _MOST_PAIRS = 500
+_MOST_RUNTIME_TIMES = 500
 _MOST_FIELD_BYTES = 256
 """of a form, which has a short key alone"""
 _STATUS = {"INVALID_ARGUMENT": 400, "NOT_FOUND": 404, "UNAUTHENTICATED": 502, "PERMISSION_DENIED": 403}
@@ -126,7 +128,9 @@ class Site:
         found = await self._status(name)
         trials = await self._follower.answer(("trials", name), self._trials_of(name).update)
         parts = part_jobs(found, self._follower.snapshot.jobs)
-        return job.job(found, trials, request.query_params.get("operator", ""), parts, may_cancel=self._may_cancel)
+        timed = await self._runtimes(found.model)
+        operator = request.query_params.get("operator", "")
+        return job.job(found, trials, operator, parts, timed, may_cancel=self._may_cancel)
 
     async def _model(self, request: Request) -> Page:
         digest = request.path_params["id"]
@@ -137,7 +141,21 @@ class Site:
         jobs = [await self._status(name) for name in named]
         others = [await self._status(each.name) for each in model.versions(jobs[0], seen.jobs)]
         share = request.query_params.get("share") or model.first_share(jobs)
-        return model.model(digest, jobs, others, share, await self._match(jobs, share) if share else None)
+        timed = await self._runtimes(jobs[0].model)
+        return model.model(digest, jobs, others, timed, share, await self._match(jobs, share) if share else None)
+
+    async def _runtimes(self, name: str) -> Sequence[RuntimeTime]:
+        """The times of a model in other runtimes; none from an older server, which keeps none."""
+
+        def ask(client: Client) -> Sequence[RuntimeTime]:
+            try:
+                return client.runtime_times(name, limit=_MOST_RUNTIME_TIMES)
+            except ServerUnreachable:
+                raise
+            except FractuneError:
+                return ()
+
+        return await self._follower.answer(("runtimes", name), ask)
 
     async def _match(self, jobs: Sequence[JobStatus], share: str) -> MatchResult | str:
         """What the operators of the jobs' model use at the share; an error's text where the server cannot say it."""

@@ -23,6 +23,7 @@ from fractune.sessions.finding import named_server, server_address
 from fractune.sessions.running import submit
 from fractune.sessions.session import session
 from fractune_core.analysis.pairs import MeasuredPair
+from fractune_core.analysis.runtime_times import RuntimeTime
 from fractune_core.codec.messages import from_proto, to_proto
 from fractune_core.jobs import JobOptions, JobSpec
 from fractune_core.model_inputs import Inputs
@@ -191,6 +192,16 @@ class Client:
     def pairs(self, model_name: str = "", *, limit: int = 100) -> list[MeasuredPair]:
         """The log's pairs, the newest first; with `model_name` only those with a model of this name."""
         return list(map(partial(from_proto, MeasuredPair), self._rpc.pairs(model_name, limit)))
+
+    @checked
+    def add_runtime_times(self, times: Sequence[RuntimeTime]) -> int:
+        """Keep what `fractune.compete` timed (`CompeteResult.measured()`) in the log; the number of new ones."""
+        return self._rpc.add_runtime_times(to_proto(each, pb.RuntimeTime) for each in times)
+
+    @checked
+    def runtime_times(self, model: str = "", *, limit: int = 100) -> list[RuntimeTime]:
+        """The log's times of other runtimes, the newest first; with `model` (`models/...`) only those of this model."""
+        return list(map(partial(from_proto, RuntimeTime), self._rpc.runtime_times(model, limit)))
 
     def workers(self) -> list[Worker]:
         """The live workers, by role and name."""

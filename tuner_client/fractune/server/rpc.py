@@ -285,6 +285,15 @@ class RpcClient:
         request = pb.ListPairsRequest(page_size=limit, model_name=model_name)
         return list(self._call(self._log.ListPairs, request).pairs)
 
+    def add_runtime_times(self, times: Iterable[pb.RuntimeTime]) -> int:
+        """The number of those that the log did not have."""
+        return self._call(self._log.AddRuntimeTimes, pb.AddRuntimeTimesRequest(times=times)).added
+
+    def runtime_times(self, model: str, limit: int) -> list[pb.RuntimeTime]:
+        """The newest first; with `model` (`models/...`) only those of this model."""
+        request = pb.ListRuntimeTimesRequest(page_size=limit, model=model)
+        return list(self._call(self._log.ListRuntimeTimes, request).times)
+
     # ---- bundles and the fleet -----------------------------------------------------------------------------
 
     def download_bundle(self, name: str, to: Path) -> None:

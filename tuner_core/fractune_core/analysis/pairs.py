@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated
@@ -69,13 +68,9 @@ class MeasuredPair(JsonObject):
         if len(self.models) != 2 or not all(each.model_name and each.share for each in self.models):
             yield "it must have two models, each with a name and a share"
         estimates = [self.stp, *(found for each in self.models for found in (each.slowdown, each.interference))]
-        if not all(_is_possible(each) for each in estimates if each is not None):
+        if not all(each.is_ratio for each in estimates if each is not None):
             yield "its ratios must be above 0 and finite, and an interval must hold its median"
         if self.rounds < 1:
             yield f"rounds is {self.rounds}; it must be 1 or more"
         if not 0 < self.measured_at < END_OF_TIME_S:
             yield "measure_time is missing, or none"
-
-
-def _is_possible(each: Estimate) -> bool:
-    return 0 < each.low <= each.median <= each.high < math.inf

@@ -24,6 +24,11 @@ class Estimate:
     high: float
     """NaN, like `low`, with too few values"""
 
+    @property
+    def is_ratio(self) -> bool:
+        """Whether it can be one of times: above 0 and finite, with the median in the interval."""
+        return 0 < self.low <= self.median <= self.high < math.inf
+
 
 class Slowdown(Estimate):
     """Relative: 0.14 = takes 14 % longer; below 0 = is faster."""

@@ -1431,6 +1431,185 @@ class ListPairsResponse(_message.Message):
 Global___ListPairsResponse: _TypeAlias = ListPairsResponse  # noqa: Y015
 
 @_typing.final
+class RuntimeTime(_message.Message):
+    """A whole model in another runtime beside its bundle, interleaved, both confined to the share."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class InputsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> Global___Shape: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: Global___Shape | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    TIME_ID_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    INPUTS_FIELD_NUMBER: _builtins.int
+    SHARE_FIELD_NUMBER: _builtins.int
+    RUNTIME_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    LOOP_S_FIELD_NUMBER: _builtins.int
+    PACED_S_FIELD_NUMBER: _builtins.int
+    BUNDLE_LOOP_S_FIELD_NUMBER: _builtins.int
+    BUNDLE_PACED_S_FIELD_NUMBER: _builtins.int
+    LOOP_RATIO_FIELD_NUMBER: _builtins.int
+    PACED_RATIO_FIELD_NUMBER: _builtins.int
+    HOST_FIELD_NUMBER: _builtins.int
+    MEASURE_TIME_FIELD_NUMBER: _builtins.int
+    time_id: _builtins.str
+    """Made by who measured it: 8 to 64 letters and digits."""
+    model: _builtins.str
+    """models/{sha256}"""
+    share: _builtins.str
+    runtime: _builtins.str
+    """"onnxruntime" or "openvino"."""
+    version: _builtins.str
+    loop_s: _builtins.float
+    """Medians in seconds: one request after the other, and with pauses between them."""
+    paced_s: _builtins.float
+    bundle_loop_s: _builtins.float
+    bundle_paced_s: _builtins.float
+    host: _builtins.str
+    @_builtins.property
+    def inputs(self) -> _containers.MessageMap[_builtins.str, Global___Shape]:
+        """Shapes of all inputs, by name."""
+
+    @_builtins.property
+    def loop_ratio(self) -> Global___Estimate:
+        """The bundle's time over the runtime's."""
+
+    @_builtins.property
+    def paced_ratio(self) -> Global___Estimate: ...
+    @_builtins.property
+    def measure_time(self) -> _timestamp_pb2.Timestamp: ...
+    def __init__(
+        self,
+        *,
+        time_id: _builtins.str = ...,
+        model: _builtins.str = ...,
+        inputs: _abc.Mapping[_builtins.str, Global___Shape] | None = ...,
+        share: _builtins.str = ...,
+        runtime: _builtins.str = ...,
+        version: _builtins.str = ...,
+        loop_s: _builtins.float = ...,
+        paced_s: _builtins.float = ...,
+        bundle_loop_s: _builtins.float = ...,
+        bundle_paced_s: _builtins.float = ...,
+        loop_ratio: Global___Estimate | None = ...,
+        paced_ratio: Global___Estimate | None = ...,
+        host: _builtins.str = ...,
+        measure_time: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["loop_ratio", b"loop_ratio", "measure_time", b"measure_time", "paced_ratio", b"paced_ratio"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bundle_loop_s", b"bundle_loop_s", "bundle_paced_s", b"bundle_paced_s", "host", b"host", "inputs", b"inputs", "loop_ratio", b"loop_ratio", "loop_s", b"loop_s", "measure_time", b"measure_time", "model", b"model", "paced_ratio", b"paced_ratio", "paced_s", b"paced_s", "runtime", b"runtime", "share", b"share", "time_id", b"time_id", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RuntimeTime: _TypeAlias = RuntimeTime  # noqa: Y015
+
+@_typing.final
+class AddRuntimeTimesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TIMES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def times(self) -> _containers.RepeatedCompositeFieldContainer[Global___RuntimeTime]:
+        """1000 at most."""
+
+    def __init__(
+        self,
+        *,
+        times: _abc.Iterable[Global___RuntimeTime] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["times", b"times"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AddRuntimeTimesRequest: _TypeAlias = AddRuntimeTimesRequest  # noqa: Y015
+
+@_typing.final
+class AddRuntimeTimesResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADDED_FIELD_NUMBER: _builtins.int
+    added: _builtins.int
+    """How many were not there before."""
+    def __init__(
+        self,
+        *,
+        added: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["added", b"added"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AddRuntimeTimesResponse: _TypeAlias = AddRuntimeTimesResponse  # noqa: Y015
+
+@_typing.final
+class ListRuntimeTimesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    page_size: _builtins.int
+    """At most so many; 0 = 100, and 1000 at most."""
+    model: _builtins.str
+    """models/{sha256}, for the times of this model alone; empty = all."""
+    def __init__(
+        self,
+        *,
+        page_size: _builtins.int = ...,
+        model: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "page_size", b"page_size"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListRuntimeTimesRequest: _TypeAlias = ListRuntimeTimesRequest  # noqa: Y015
+
+@_typing.final
+class ListRuntimeTimesResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TIMES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def times(self) -> _containers.RepeatedCompositeFieldContainer[Global___RuntimeTime]: ...
+    def __init__(
+        self,
+        *,
+        times: _abc.Iterable[Global___RuntimeTime] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["times", b"times"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListRuntimeTimesResponse: _TypeAlias = ListRuntimeTimesResponse  # noqa: Y015
+
+@_typing.final
 class RecordFilter(_message.Message):
     """Empty fields let everything pass, but for namespace."""
 

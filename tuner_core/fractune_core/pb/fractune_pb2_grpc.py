@@ -555,6 +555,16 @@ class LogServiceStub:
                 request_serializer=fractune__core_dot_pb_dot_fractune__pb2.ListPairsRequest.SerializeToString,
                 response_deserializer=fractune__core_dot_pb_dot_fractune__pb2.ListPairsResponse.FromString,
                 _registered_method=True)
+        self.AddRuntimeTimes = channel.unary_unary(
+                '/fractune.v1.LogService/AddRuntimeTimes',
+                request_serializer=fractune__core_dot_pb_dot_fractune__pb2.AddRuntimeTimesRequest.SerializeToString,
+                response_deserializer=fractune__core_dot_pb_dot_fractune__pb2.AddRuntimeTimesResponse.FromString,
+                _registered_method=True)
+        self.ListRuntimeTimes = channel.unary_unary(
+                '/fractune.v1.LogService/ListRuntimeTimes',
+                request_serializer=fractune__core_dot_pb_dot_fractune__pb2.ListRuntimeTimesRequest.SerializeToString,
+                response_deserializer=fractune__core_dot_pb_dot_fractune__pb2.ListRuntimeTimesResponse.FromString,
+                _registered_method=True)
 
 
 class LogServiceServicer:
@@ -631,6 +641,20 @@ class LogServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def AddRuntimeTimes(self, request, context):
+        """Adds times of other runtimes beside a bundle. Those already there are left as they are.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListRuntimeTimes(self, request, context):
+        """Times of other runtimes, the newest first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_LogServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -683,6 +707,16 @@ def add_LogServiceServicer_to_server(servicer, server):
                     servicer.ListPairs,
                     request_deserializer=fractune__core_dot_pb_dot_fractune__pb2.ListPairsRequest.FromString,
                     response_serializer=fractune__core_dot_pb_dot_fractune__pb2.ListPairsResponse.SerializeToString,
+            ),
+            'AddRuntimeTimes': grpc.unary_unary_rpc_method_handler(
+                    servicer.AddRuntimeTimes,
+                    request_deserializer=fractune__core_dot_pb_dot_fractune__pb2.AddRuntimeTimesRequest.FromString,
+                    response_serializer=fractune__core_dot_pb_dot_fractune__pb2.AddRuntimeTimesResponse.SerializeToString,
+            ),
+            'ListRuntimeTimes': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListRuntimeTimes,
+                    request_deserializer=fractune__core_dot_pb_dot_fractune__pb2.ListRuntimeTimesRequest.FromString,
+                    response_serializer=fractune__core_dot_pb_dot_fractune__pb2.ListRuntimeTimesResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -957,6 +991,60 @@ class LogService:
             '/fractune.v1.LogService/ListPairs',
             fractune__core_dot_pb_dot_fractune__pb2.ListPairsRequest.SerializeToString,
             fractune__core_dot_pb_dot_fractune__pb2.ListPairsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AddRuntimeTimes(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fractune.v1.LogService/AddRuntimeTimes',
+            fractune__core_dot_pb_dot_fractune__pb2.AddRuntimeTimesRequest.SerializeToString,
+            fractune__core_dot_pb_dot_fractune__pb2.AddRuntimeTimesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListRuntimeTimes(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fractune.v1.LogService/ListRuntimeTimes',
+            fractune__core_dot_pb_dot_fractune__pb2.ListRuntimeTimesRequest.SerializeToString,
+            fractune__core_dot_pb_dot_fractune__pb2.ListRuntimeTimesResponse.FromString,
             options,
             channel_credentials,
             insecure,

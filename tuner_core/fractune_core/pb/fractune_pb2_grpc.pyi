@@ -215,6 +215,10 @@ class LogServiceStub:
     """Adds what was measured of two models together. A pair that is there is left as it is."""
     ListPairs: _grpc.UnaryUnaryMultiCallable[_fractune_pb2.ListPairsRequest, _fractune_pb2.ListPairsResponse]
     """Measured pairs, the newest first."""
+    AddRuntimeTimes: _grpc.UnaryUnaryMultiCallable[_fractune_pb2.AddRuntimeTimesRequest, _fractune_pb2.AddRuntimeTimesResponse]
+    """Adds times of other runtimes beside a bundle. Those already there are left as they are."""
+    ListRuntimeTimes: _grpc.UnaryUnaryMultiCallable[_fractune_pb2.ListRuntimeTimesRequest, _fractune_pb2.ListRuntimeTimesResponse]
+    """Times of other runtimes, the newest first."""
 
 @_typing.type_check_only
 class LogServiceAsyncStub(LogServiceStub):
@@ -240,6 +244,10 @@ class LogServiceAsyncStub(LogServiceStub):
     """Adds what was measured of two models together. A pair that is there is left as it is."""
     ListPairs: _aio.UnaryUnaryMultiCallable[_fractune_pb2.ListPairsRequest, _fractune_pb2.ListPairsResponse]  # type: ignore[assignment]
     """Measured pairs, the newest first."""
+    AddRuntimeTimes: _aio.UnaryUnaryMultiCallable[_fractune_pb2.AddRuntimeTimesRequest, _fractune_pb2.AddRuntimeTimesResponse]  # type: ignore[assignment]
+    """Adds times of other runtimes beside a bundle. Those already there are left as they are."""
+    ListRuntimeTimes: _aio.UnaryUnaryMultiCallable[_fractune_pb2.ListRuntimeTimesRequest, _fractune_pb2.ListRuntimeTimesResponse]  # type: ignore[assignment]
+    """Times of other runtimes, the newest first."""
 
 class LogServiceServicer(metaclass=_abc_1.ABCMeta):
     """---- The tuning log ---------------------------------------------------------------------------"""
@@ -322,6 +330,22 @@ class LogServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_fractune_pb2.ListPairsResponse, _abc.Awaitable[_fractune_pb2.ListPairsResponse]]:
         """Measured pairs, the newest first."""
+
+    @_abc_1.abstractmethod
+    def AddRuntimeTimes(
+        self,
+        request: _fractune_pb2.AddRuntimeTimesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_fractune_pb2.AddRuntimeTimesResponse, _abc.Awaitable[_fractune_pb2.AddRuntimeTimesResponse]]:
+        """Adds times of other runtimes beside a bundle. Those already there are left as they are."""
+
+    @_abc_1.abstractmethod
+    def ListRuntimeTimes(
+        self,
+        request: _fractune_pb2.ListRuntimeTimesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_fractune_pb2.ListRuntimeTimesResponse, _abc.Awaitable[_fractune_pb2.ListRuntimeTimesResponse]]:
+        """Times of other runtimes, the newest first."""
 
 def add_LogServiceServicer_to_server(servicer: LogServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 

@@ -29,6 +29,8 @@ _BY_SERVICE: dict[str, dict[str, Scope | None]] = {
         "ReplayUnreadable": Scope.OPERATE,
         "AddPair": Scope.SUBMIT,
         "ListPairs": Scope.READ,
+        "AddRuntimeTimes": Scope.SUBMIT,
+        "ListRuntimeTimes": Scope.READ,
     },
     "fractune.v1.PlanService": {"MakePlan": Scope.SUBMIT},
     "fractune.v1.BundleService": {"DownloadBundle": Scope.READ},

@@ -10,6 +10,7 @@ import grpc
 from fractune_core.analysis.match import How, Policy
 from fractune_core.analysis.pairs import MeasuredPair
 from fractune_core.analysis.roofline import Arithmetic
+from fractune_core.analysis.runtime_times import RuntimeTime
 from fractune_core.codec.messages import from_proto, to_lists, to_proto
 from fractune_core.errors import BadRequest, QuotaExceeded
 from fractune_core.jobs import OperatorTask
@@ -29,6 +30,7 @@ from fractune_server.transport.context import ServerContext
 from fractune_server.transport.unreadable import SetAsideResult, replay, unreadable_results
 
 _IMPORT_LIMIT_BYTES = 256 << 20
+_MOST_RUNTIME_TIMES = 1000
 
 
 class LogService(rpc.LogServiceServicer):
@@ -36,6 +38,7 @@ class LogService(rpc.LogServiceServicer):
         self._log = context.store.log
         self._roofs = context.store.roofs
         self._pairs = context.store.pairs
+        self._runtime_times = context.store.runtime_times
         self._matcher = matcher
         self._redis, self._secret = context.redis, context.secret
 
@@ -113,6 +116,23 @@ class LogService(rpc.LogServiceServicer):
     def ListPairs(self, request: pb.ListPairsRequest, context: grpc.ServicerContext) -> pb.ListPairsResponse:
         found = self._pairs.newest(page_size(request.page_size, default=100), request.model_name)
         return pb.ListPairsResponse(pairs=[to_proto(each, pb.MeasuredPair) for each in found])
+
+    def AddRuntimeTimes(
+        self, request: pb.AddRuntimeTimesRequest, context: grpc.ServicerContext
+    ) -> pb.AddRuntimeTimesResponse:
+        if len(request.times) > _MOST_RUNTIME_TIMES:
+            raise BadRequest(f"{len(request.times)} times; send {_MOST_RUNTIME_TIMES} at once")
+        times = [from_proto(RuntimeTime, each) for each in request.times]
+        for each in times:
+            each.check()
+        return pb.AddRuntimeTimesResponse(added=self._runtime_times.add(times))
+
+    def ListRuntimeTimes(
+        self, request: pb.ListRuntimeTimesRequest, context: grpc.ServicerContext
+    ) -> pb.ListRuntimeTimesResponse:
+        model = Collection.MODELS.parse(request.model) if request.model else ""
+        found = self._runtime_times.newest(page_size(request.page_size, default=100), model)
+        return pb.ListRuntimeTimesResponse(times=[to_proto(each, pb.RuntimeTime) for each in found])
 
     def MatchModel(self, request: pb.MatchModelRequest, context: grpc.ServicerContext) -> pb.MatchModelResponse:
         answer = self._matcher.match(_query(request, context), request.share, _policy(request))

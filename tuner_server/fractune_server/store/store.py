@@ -12,13 +12,15 @@ from fractune_server.store.records.ledger import Ledger
 from fractune_server.store.records.log import TuningLog
 from fractune_server.store.records.pairs import PairStore
 from fractune_server.store.records.roofs import RoofStore
+from fractune_server.store.records.runtime_times import RuntimeTimeStore
 from fractune_server.store.records.spaces import SpaceStore
 from fractune_server.store.tokens import TokenStore
 from fractune_server.store.webhooks import WebhookStore
 
 
 class Store(Database):
-    """The database with the log, jobs, models, roofs, exhausted spaces, pairs, tokens, the ledger and webhooks.
+    """The database with the log, jobs, models, roofs, exhausted spaces, pairs, runtimes' times, tokens, the ledger and
+    webhooks.
 
     Raises StateUnusable if the database cannot be used.
     """
@@ -32,6 +34,7 @@ class Store(Database):
         self.roofs = RoofStore(self)
         self.spaces = SpaceStore(self)
         self.pairs = PairStore(self)
+        self.runtime_times = RuntimeTimeStore(self)
         self.tokens = TokenStore(self)
         self.ledger = Ledger(self)
         self.webhooks = WebhookStore(self)

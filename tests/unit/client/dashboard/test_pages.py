@@ -22,12 +22,12 @@ from fractune.features.matrix.table import cell_text
 from fractune.server.job_status import job_status
 from fractune_core.analysis.pairs import PairedModel
 from fractune_core.codec.messages import to_proto
-from fractune_core.errors import ServerUnreachable
+from fractune_core.errors import BadRequest, ServerUnreachable
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.records import VALIDATION_POLICY, Kind
 from fractune_core.refusals import node_text, refusal_text
 from tests.support.client_samples import job_script, record
-from tests.support.measured_pairs import measured_pair
+from tests.support.measured_pairs import measured_pair, runtime_time
 from tests.support.processes.scripted_server import ScriptedServer, serving
 from tests.unit.client.dashboard.conftest import Pages, serving_pages, until
 
@@ -402,6 +402,37 @@ def test_a_job_whose_tuning_went_on_in_parts_names_their_jobs(pages: Pages, serv
     assert pages.data(JOB)["parts"] == ["jobs/j2"]
     assert "Jobs of its parts" in pages.page(JOB).text
     assert pages.data("/jobs/j4")["parts"] == []
+
+
+def test_other_runtimes_are_lines_of_a_job_and_a_table_of_its_model(pages: Pages, server: ScriptedServer) -> None:
+    sha256 = "ab" * 32
+    job = server.script[-1]
+    job.spec.model = f"models/{sha256}"
+    job.spec.inputs["ids"].dims.extend([1, 16])
+    job.operators[0].best_s.clear()
+    older = runtime_time("1" * 32, loop_s=9e-3)
+    other_shape = runtime_time("2" * 32, inputs={"ids": [1, 32]}, loop_s=5e-3)
+    server.runtime_times = [to_proto(each, pb.RuntimeTime) for each in (runtime_time(), other_shape, older)]
+    until(lambda: pages.data(JOB)["model"] == job.spec.model)
+    assert [each["loop_s"] for each in pages.data(JOB)["runtimes"]] == [1.5e-3]
+    assert [each["loop_s"] for each in pages.data(f"/models/{sha256}")["runtimes"]] == [1.5e-3, 5e-3]
+    page = pages.page(JOB).text
+    charts = [json.loads(html.unescape(each)) for each in re.findall(r'data-chart="([^"]+)"', page)]
+    assert len(charts) == 2
+    for chart in charts:
+        (line,) = [each for each in chart["series"] if each["label"] == "cpu:1, onnxruntime"]
+        assert line["values"] == [1.5] * len(chart["x"])
+    for path in (JOB, f"/models/{sha256}"):
+        assert "onnxruntime 1.31.1" in pages.page(path).text
+        assert "2.00 (1.90 .. 2.10)" in pages.page(path).text
+    operator = html.unescape(pages.page(f"{JOB}?operator=0123").text)
+    assert '"label": "cpu:1, onnxruntime"' not in operator
+
+
+def test_an_older_server_has_no_times_of_runtimes(pages: Pages, server: ScriptedServer) -> None:
+    server.fail_runtimes = BadRequest("unknown method")
+    assert pages.page(JOB).status == 200
+    assert pages.data(JOB)["runtimes"] == []
 
 
 def test_one_job_alone_is_not_compared(pages: Pages) -> None:

@@ -31,7 +31,7 @@ def test_what_each_scope_opens() -> None:
     beyond_reading = {
         Scope.SUBMIT: {
             *("UploadModel", "GetUpload", "CreateJob", "CancelJob"),
-            *("MatchModel", "TabulateModel", "MakePlan", "AddPair"),
+            *("MatchModel", "TabulateModel", "MakePlan", "AddPair", "AddRuntimeTimes"),
         },
         Scope.OPERATE: {"PruneRecords", "ReplayUnreadable"},
         Scope.ADMIN: {"ImportRecords"},

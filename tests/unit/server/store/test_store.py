@@ -18,7 +18,7 @@ from fractune_core.jobs import OperatorTask
 from fractune_server.store.models import IngestedModel, IngestKey, StoredModel
 from fractune_server.store.records import spaces
 from fractune_server.store.store import Store, sqlite_url
-from tests.support.measured_pairs import measured_pair
+from tests.support.measured_pairs import measured_pair, runtime_time
 from tests.support.paths import REPOSITORY
 from tests.support.samples import TARGET_KEY
 from tests.support.store_contract import (
@@ -101,6 +101,16 @@ class KeptContract(StoreContract):
         assert store.pairs.newest(10, "a") == [first]
         assert store.pairs.newest(10, "b") == [second, first]
         assert store.pairs.newest(10, "none") == []
+
+    def test_times_of_runtimes_come_newest_first_and_each_is_kept_once(self, store: Store) -> None:
+        assert store.runtime_times.add([]) == 0
+        first, second = runtime_time("a" * 32), runtime_time("b" * 32, model="c" * 64)
+        assert store.runtime_times.add([first]) == 1
+        assert store.runtime_times.add([replace(first, host="another"), second]) == 1
+        assert store.runtime_times.newest(10) == [second, first]
+        assert store.runtime_times.newest(1) == [second]
+        assert store.runtime_times.newest(10, first.model) == [first]
+        assert store.runtime_times.newest(10, "d" * 64) == []
 
     def test_models_and_what_ingest_found(self, store: Store) -> None:
         store.models.add(StoredModel("s", "net.onnx", 5))

@@ -21,9 +21,11 @@ from fractune.dashboard.views.words import (
     moment,
     seconds_block,
 )
+from fractune.features.compete.logged import of_job, runtimes_table
 from fractune.features.tune.table import latency_table
 from fractune.server.job_status import JobStatus
 from fractune.text.text import span_text, time_text
+from fractune_core.analysis.runtime_times import RuntimeTime
 from fractune_core.errors import one_line
 from fractune_core.jobs import JobSpec, Priority
 
@@ -37,10 +39,16 @@ _NOT_KNOWN = (
 
 
 def job(
-    found: JobStatus, trials: Sequence[Trial], operator: str, parts: Sequence[JobStatus] = (), *, may_cancel: bool
+    found: JobStatus,
+    trials: Sequence[Trial],
+    operator: str,
+    parts: Sequence[JobStatus] = (),
+    runtimes: Sequence[RuntimeTime] = (),
+    *,
+    may_cancel: bool,
 ) -> Page:
     """`operator` is a workload hash or a name, for its progress in place of the model's; empty for the model.
-    `parts` are the jobs with which the tuning went on.
+    `parts` are the jobs with which the tuning went on; `runtimes` are times of the model.
     """
     named = next((each for each in found.operators if operator in (each.workload_hash, each.name)), None)
     of = "the model's operators together" if named is None else one_line(named.name)
@@ -50,18 +58,20 @@ def job(
         else operator_progress(found, trials, share, named.workload_hash)
         for share in found.tuned_at
     }
+    timed = of_job(found, runtimes)
     has_ended = found.state in ENDED
     return Page(
         f"{one_line(found.model_name)}: {found.name}",
         {
             **job_data(found),
             "parts": [each.name for each in parts],
+            "runtimes": [each.to_json() for each in timed],
             "progress": {share: [vars(point) for point in points] for share, points in progress.items()},
             "progress_of": None if named is None else named.workload_hash,
             "matrix": heat_data(found) if found.results else None,
         },
         facts=_facts(found),
-        charts=_charts(progress, of),
+        charts=_charts(progress, of, timed if named is None else ()),
         blocks=(
             *([jobs_block("Jobs of its parts, which went on", list(parts), "")] if parts else []),
             *(
@@ -69,6 +79,7 @@ def job(
                 if found.results
                 else []
             ),
+            *([block_of(runtimes_table(timed))] if timed else []),
             _operators(found),
             _numbers(progress, of, has_all=len(trials) < MOST_TRIALS),
             seconds_block("Phases", "phase", found.phases_s),
@@ -137,21 +148,24 @@ def _links(found: JobStatus) -> list[tuple[str, str]]:
     return [*bundle, log, compare]
 
 
-def _charts(progress: Mapping[str, Sequence[Point]], of: str) -> list[Chart]:
-    """Over trials and over time: a step for each new best."""
+def _charts(progress: Mapping[str, Sequence[Point]], of: str, runtimes: Sequence[RuntimeTime]) -> list[Chart]:
+    """Over trials and over time: a step for each new best, and a level line for the whole model in each runtime."""
     if not any(progress.values()):
         return []
     ways = (("trials at the share", "trials"), ("seconds since the job was created", "after_s"))
-    return [_chart(progress, f"best so far of {of}", label, name) for label, name in ways]
+    return [_chart(progress, runtimes, f"best so far of {of}", label, name) for label, name in ways]
 
 
-def _chart(progress: Mapping[str, Sequence[Point]], title: str, label: str, name: str) -> Chart:
+def _chart(
+    progress: Mapping[str, Sequence[Point]], runtimes: Sequence[RuntimeTime], title: str, label: str, name: str
+) -> Chart:
     x = sorted({float(getattr(point, name)) for points in progress.values() for point in points})
     series = [
         Series(share, _steps(x, [(float(getattr(point, name)), 1e3 * point.best_s) for point in points]))
         for share, points in progress.items()
     ]
-    return Chart(title, label, "ms", x, series)
+    levels = [Series(f"{each.share}, {each.runtime}", [1e3 * each.loop_s for _ in x]) for each in runtimes]
+    return Chart(title, label, "ms", x, [*series, *levels])
 
 
 def _steps(x: Sequence[float], points: Sequence[tuple[float, float]]) -> list[float | None]:

@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from fractune.dashboard.views.heat import heat_block, heat_data
 from fractune.dashboard.views.page import Block, Cell, Field, Page, block_of
 from fractune.dashboard.views.words import inputs_text, job_data, job_path, jobs_block, moment
+from fractune.features.compete.logged import newest, runtimes_table
 from fractune.features.knee.report import at_load_knee, fastest_knee
 from fractune.features.knee.table import knee_table
 from fractune.features.log.match import MatchResult
 from fractune.features.matrix.cross_table import model_table
 from fractune.server.job_status import JobStatus
 from fractune.text.text import ratio_text, time_text
+from fractune_core.analysis.runtime_times import RuntimeTime
 from fractune_core.errors import one_line
 from fractune_core.jobs import JobState
 from fractune_core.names import Collection
@@ -41,14 +43,17 @@ def model(
     digest: str,
     jobs: Sequence[JobStatus],
     others: Sequence[JobStatus] = (),
+    runtimes: Sequence[RuntimeTime] = (),
     share: str = "",
     used: MatchResult | str | None = None,
 ) -> Page:
     """`jobs` are those of the model, the newest first, the ended ones with results; `others` are of files with its
-    name. `used` is what its operators use at `share`, or why that is not known.
+    name. `runtimes` are times of other runtimes, the newest first. `used` is what its operators use at `share`, or
+    why that is not known.
     """
     done = [each for each in jobs if each.results]
     shares = tuple(dict.fromkeys([share, *(at for each in jobs for at in each.tuned_at)]))
+    timed = newest(runtimes)
     name = one_line(jobs[0].model_name) if jobs else digest
     return Page(
         f"Model {name}",
@@ -57,6 +62,7 @@ def model(
             "model_name": jobs[0].model_name if jobs else None,
             "jobs": [job_data(each) for each in jobs],
             "other_files": [job_data(each) for each in others],
+            "runtimes": [each.to_json() for each in timed],
             "matrix": heat_data(done[0]) if done else None,
             "match": {"share": share, "operators": used.to_json()} if isinstance(used, MatchResult) else None,
         },
@@ -65,6 +71,7 @@ def model(
             *([heat_block(done[0]), *_knee(done[0])] if done else []),
             *([_used(share, used)] if used is not None else []),
             _times("Latency, job by job", done, "no job of it is done"),
+            *([block_of(runtimes_table(timed))] if timed else []),
             *([_times("Other files of this name", others, "")] if others else []),
             jobs_block("Its jobs", list(jobs), "the newest jobs of this server are of other models"),
         ),

@@ -7,6 +7,7 @@ import hashlib
 import importlib.util
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,7 @@ def compete(
         contest = {"onnx": str(onnx), "runtimes": named, "repeats": repeats, "exact": not inexact}
         found = {member: _at_shares(path, member, contest, at, report) for member in members}
         _write(opened, path, onnx, found)
-    return held_contests(path)
+    return replace(held_contests(path), shares=tuple(at))
 
 
 def check_runtimes(given: str | Sequence[str] | None) -> list[str]:

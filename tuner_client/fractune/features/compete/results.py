@@ -7,9 +7,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fractune.features.compete.measured import runtime_times
 from fractune.features.compete.table import compared_table
 from fractune.features.shapes.text import shape_text
 from fractune.text.rendering import Table
+from fractune_core.analysis.runtime_times import RuntimeTime
 from fractune_core.files.buckets import Buckets, input_shapes, sizes_text
 from fractune_core.files.bundles import Bundle
 from fractune_core.files.compared import Between, Compared, between_of
@@ -31,11 +33,17 @@ class CompeteResult:
 
     path: Path
     contests: tuple[Contest, ...]
+    shares: tuple[str, ...] = ()
+    """those that were timed by this call; the bundle may hold more"""
 
     @property
     def table(self) -> Table:
         """A row for each contender at each share."""
         return compared_table(self.path.name, self.contests)
+
+    def measured(self) -> list[RuntimeTime]:
+        """What `Client.add_runtime_times` puts into the log. Each call makes other ones. Raises BadBundle."""
+        return runtime_times(self.path, self.shares)
 
 
 def held_contests(path: Path) -> CompeteResult:

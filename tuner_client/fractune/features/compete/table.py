@@ -41,12 +41,12 @@ def _rows(each: OneContest, *, shaped: bool) -> Iterator[tuple[str, ...]]:
     serves = {goal: each.compared.winner(goal) for goal in ("latency", "throughput")}
     for name, timed in each.compared.times.items():
         goals = [goal for goal, winner in serves.items() if winner == name]
-        ratios = ("-", "-") if name == OURS else (_ratio(timed.loop), _ratio(timed.paced))
+        ratios = ("-", "-") if name == OURS else (ratio_text(timed.loop), ratio_text(timed.paced))
         differs = "-" if timed.difference is None else f"{timed.difference:.0e}"
         times = (time_text(timed.loop_s), time_text(timed.paced_s))
         yield (*([each.shape] if shaped else []), each.share, name, *times, *ratios, differs, ", ".join(goals) or "-")
 
 
-def _ratio(found: tuple[float, float, float] | None) -> str:
+def ratio_text(found: tuple[float, float, float] | None) -> str:
     """`1.21 (1.18 .. 1.25)`"""
     return "-" if found is None else f"{found[0]:.2f} ({found[1]:.2f} .. {found[2]:.2f})"

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fractune.features.parts.cut_child import ERROR, STAGES
+from fractune.features.parts.part_names import part_name
 from fractune.local.stack import own_env
 from fractune_core.errors import BadModel
 from fractune_core.files.bundles import Bundle
@@ -79,7 +80,7 @@ def cut_model(model: Path, shapes: Mapping[str, Sequence[int]], refused: Sequenc
         raise BadModel(f"{model.name}: nothing that can be imported is worth a part of its own")
     files = []
     for place in range(len(stages.steps)):
-        files.append(folder / f"{model.stem}-{place + 1}.onnx")
+        files.append(folder / part_name(model.name, place + 1))
         (folder / f"{place}.onnx").rename(files[-1])
     return Parts(stages, tuple(files))
 

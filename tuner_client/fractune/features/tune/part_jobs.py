@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from fractune.features.parts.part_names import part_name
 from fractune.features.parts.parts import Parts, cut_model, join_parts
 from fractune.features.tune.bundle import BundleFile
 from fractune.features.tune.result import TuneResult
@@ -78,12 +77,12 @@ def _cut(model: Path, spec: JobSpec, refusals: Sequence[BadModel], folder: Path)
 def _jobs(parts: Parts, spec: JobSpec) -> Iterator[tuple[Path, JobSpec]]:
     """The file and the job of each part; the parts have equal budgets."""
     count = len(parts.own)
-    for number, file in enumerate(parts.own, 1):
+    for file in parts.own:
         yield (
             file,
             replace(
                 spec,
-                model_name=part_name(spec.model_name, number),
+                model_name=file.name,
                 inputs={},
                 trials=math.ceil(spec.trials / count),
                 extra_trials=math.ceil(spec.extra_trials / count),

@@ -17,16 +17,19 @@ from fractune.features.tune.result import TuneResult
 from fractune.features.tune.shape_jobs import JoinOptions, check_several, options_by_shape, tune_shapes
 from fractune.models.open_inputs import onnx_inputs
 from fractune.models.source import ModelSource, model_file
-from fractune.server.rpc import RECONNECT_S
+from fractune.server.rpc import RECONNECT_S, RpcClient
 from fractune.sessions.finding import PathText, named_server
 from fractune.sessions.progress import ProgressOption, View, choose_view
 from fractune.sessions.requests import bundle_file
 from fractune.sessions.running import finished_job
+from fractune.sessions.session import session
 from fractune.text.output_files import check_writable
+from fractune_core.codec.messages import to_proto
 from fractune_core.errors import BadModel, BadRequest, FractuneError
 from fractune_core.files.compared import ONNX_RUNTIME
 from fractune_core.jobs import JobSpec, job_options
 from fractune_core.model_inputs import SeveralShapes
+from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.shares import Share, share_names
 
 NONE = "none"
@@ -118,17 +121,17 @@ def tune(
         if others:
             check_several(path, until_beats)
             result = tune_shapes(path, [spec, *others], join_options, written, state, server, view, reconnect_s)
-            return _competed(result, path, contenders, view)
+            return _competed(result, path, contenders, state, view)
         goal = goal_spec(until_beats, min_gain, path, spec, minutes=minutes, trials=trials, server=where)
         if goal is not None:
             result = tune_until_beaten(path, spec, goal, written, state, view, reconnect_s)
             if compete is None and result.goal is not None and not result.goal.beaten:
-                return _competed_unasked(result, path, view)  # where it is faster, it serves
-            return _competed(result, path, contenders, view)
+                return _competed_unasked(result, path, state, view)  # where it is faster, it serves
+            return _competed(result, path, contenders, state, view)
         result = _tuned(path, spec, written, state, server, view, reconnect_s, parts=compete != NONE)
         if result.stages is not None and not contenders and where is None and _has_cores(shares):
-            return _competed_unasked(result, path, view)
-        return _competed(result, path, contenders, view)
+            return _competed_unasked(result, path, state, view)
+        return _competed(result, path, contenders, state, view)
 
 
 def _tuned(
@@ -177,18 +180,25 @@ def _has_cores(shares: str | Sequence[str]) -> bool:
     return any(Share.parse(share).kind.measures_kernels and share.startswith("cpu:") for share in share_names(shares))
 
 
-def _competed_unasked(result: TuneResult, model: Path, view: View) -> TuneResult:
+def _competed_unasked(result: TuneResult, model: Path, state: PathText | None, view: View) -> TuneResult:
     """A model beside ONNX Runtime, which it needs for parts of it, or has not beaten. The bundle is there, also if that
     fails.
     """
     try:
-        return _competed(result, model, [ONNX_RUNTIME], view)
+        return _competed(result, model, [ONNX_RUNTIME], state, view)
     except FractuneError as error:
         view.show_step(f"the whole model was not timed in ONNX Runtime: {error}")
         return result
 
 
-def _competed(result: TuneResult, model: Path, contenders: list[str], view: View) -> TuneResult:
+def _competed(result: TuneResult, model: Path, contenders: list[str], state: PathText | None, view: View) -> TuneResult:
+    """The times go into the log of the job too, if its stack can be reached."""
     if not contenders:
         return result
-    return replace(result, competed=compete_with(result.bundle, model, runtimes=contenders, progress=view.show_step))
+    competed = compete_with(result.bundle, model, runtimes=contenders, progress=view.show_step)
+    try:
+        with session(RpcClient, state, None) as client:
+            client.add_runtime_times(to_proto(each, pb.RuntimeTime) for each in competed.measured())
+    except FractuneError as error:
+        view.show_step(f"the times of other runtimes are in the bundle, and not in the log: {error}")
+    return replace(result, competed=competed)

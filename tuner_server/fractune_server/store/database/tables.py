@@ -232,6 +232,15 @@ pairs = Table(
     Column("content", JSON, nullable=False),
 )
 
+runtime_times = Table(
+    "runtime_times",
+    metadata,
+    Column("seq", _SERIAL, primary_key=True, autoincrement=True),
+    Column("time_id", _ID, nullable=False, unique=True),
+    Column("model", _ID, nullable=False, index=True),
+    Column("content", JSON, nullable=False),
+)
+
 rounds = Table(
     "rounds",
     metadata,

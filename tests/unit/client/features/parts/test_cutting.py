@@ -124,8 +124,8 @@ def test_a_node_that_is_not_there_is_said(tmp_path: Path) -> None:
 def test_a_process_of_its_own_cuts_and_names_the_files_by_the_model(tmp_path: Path) -> None:
     (tmp_path / "parts").mkdir()
     parts = cut_model(write_middle(tmp_path / "m.onnx"), {}, [CDIST], tmp_path / "parts")
-    assert [file.name for file in parts.files] == ["m-1.onnx", "m-2.onnx", "m-3.onnx"]
-    assert [file.name for file in parts.own] == ["m-1.onnx", "m-3.onnx"]
+    assert [file.name for file in parts.files] == ["m.part1.onnx", "m.part2.onnx", "m.part3.onnx"]
+    assert [file.name for file in parts.own] == ["m.part1.onnx", "m.part3.onnx"]
     assert list(parts.others) == ["parts/0.onnx"]
 
 

@@ -8,9 +8,11 @@ from typing import Annotated
 import typer
 
 from fractune.cli import options
+from fractune.features.client import Client
 from fractune.features.compete.compete import REPEATS
 from fractune.features.compete.compete import compete as compete_with
 from fractune.features.compete.printing import print_contests
+from fractune.sessions.session import session
 
 
 def compete(
@@ -27,12 +29,19 @@ def compete(
     inexact: Annotated[
         bool, typer.Option("--inexact", help="Let runtimes round as they do by default (bfloat16, 8 bits).")
     ] = False,
+    record: Annotated[bool, typer.Option("--record", help="Keep the times in the log of the server.")] = False,
     as_json: options.Json = False,
+    *,
+    place: options.Place,
 ) -> None:
     """Time a bundle beside other runtimes; the faster one serves it."""
+    place.check_record(record=record)
     found = compete_with(
         bundle, model, runtimes=runtimes, shares=shares, repeats=repeats, inexact=inexact, progress=not as_json
     )
     print_contests(found, as_json=as_json)
     if not as_json:
-        print(f"bundle: {found.path}")
+        print(f"bundle: {found.path}", flush=True)
+    if record:
+        with session(Client, place.state, place.server) as client:
+            client.add_runtime_times(found.measured())

@@ -53,8 +53,7 @@ def pair(
     place: options.Place,
 ) -> None:
     """Measure the cost of running two models on this machine together."""
-    if not record and (place.server or place.state):
-        raise BadRequest("--server and --state are for --record, which keeps the result there; add it")
+    place.check_record(record=record)
     found = measure_pair(
         a,
         b,

@@ -1,0 +1,71 @@
+"""What a log keeps of a whole model in another runtime, timed beside its bundle."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated
+
+from fractune_core.analysis.slowdown_ci import Estimate
+from fractune_core.codec.places import In
+from fractune_core.codec.plain_json import JsonObject
+from fractune_core.codec.times import END_OF_TIME_S
+from fractune_core.errors import BadRequest
+from fractune_core.names import Collection
+
+_LONGEST = 200
+"""characters of a text"""
+_MOST_INPUTS = 1000
+_MOST_AXES = 64
+
+
+@dataclass(frozen=True)
+class RuntimeTime(JsonObject):
+    """A runtime and a bundle at a share, interleaved (`fractune compete`)."""
+
+    time_id: str
+    """made by who measured it, so that it is kept once however often it is sent"""
+    model: Annotated[str, In("model", Collection.MODELS)]
+    """SHA-256 of the model file, 64 hex digits"""
+    inputs: dict[str, list[int]]
+    """shapes of all inputs"""
+    share: str
+    runtime: str
+    """`onnxruntime` or `openvino`"""
+    version: str
+    loop_s: float
+    """median of a request in a loop"""
+    paced_s: float
+    """of requests with pauses between them"""
+    bundle_loop_s: float
+    bundle_paced_s: float
+    loop_ratio: Estimate
+    """the bundle's time over the runtime's; above 1 the runtime is faster"""
+    paced_ratio: Estimate
+    host: str
+    measured_at: Annotated[float, In("measure_time")]
+    """seconds since 1970"""
+
+    def check(self) -> None:
+        """Raises BadRequest for what no measurement gives."""
+        fault = next(self._faults(), "")
+        if fault:
+            raise BadRequest(f"time {self.time_id[:_LONGEST]}: {fault}")
+
+    def _faults(self) -> Iterator[str]:
+        if not 8 <= len(self.time_id) <= 64 or not self.time_id.isalnum():
+            yield "time_id must have 8 to 64 letters and digits"
+        if not all((self.model, self.share, self.runtime)):
+            yield "it must have a model, a share and a runtime"
+        if any(len(text) > _LONGEST for text in (self.share, self.runtime, self.version, self.host, *self.inputs)):
+            yield f"one of its texts is longer than {_LONGEST} characters"
+        if len(self.inputs) > _MOST_INPUTS or any(len(shape) > _MOST_AXES for shape in self.inputs.values()):
+            yield f"it must have {_MOST_INPUTS} inputs at most, each with {_MOST_AXES} axes at most"
+        times = (self.loop_s, self.paced_s, self.bundle_loop_s, self.bundle_paced_s)
+        if not all(0 < secs < math.inf for secs in times):
+            yield "its times must be above 0 and finite"
+        if not (self.loop_ratio.is_ratio and self.paced_ratio.is_ratio):
+            yield "its ratios must be above 0 and finite, and an interval must hold its median"
+        if not 0 < self.measured_at < END_OF_TIME_S:
+            yield "measure_time is missing, or none"
