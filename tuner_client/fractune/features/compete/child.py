@@ -26,13 +26,13 @@ def open_child(args: list[str]) -> dict[str, Callable[..., Any]]:
         bundle: str, member: int | None, onnx: str, runtimes: list[str], repeats: int, *, exact: bool
     ) -> dict[str, Any]:
         from fractune.inference.comparing.beside_runtimes import time_beside_runtimes
+        from fractune.inference.comparing.typical_inputs import highest_integers, typical_inputs
         from fractune.inference.loading import model_of
 
         opened = Bundle(Path(bundle))
         model = model_of(opened if member is None else opened.members[member], share=share, runtimes=False)
-        compared, found = time_beside_runtimes(
-            model, model.random_inputs(), _file(onnx, repeats, exact=exact), runtimes
-        )
+        inputs = typical_inputs(model.inputs, highest_integers(model.inputs, model.run))
+        compared, found = time_beside_runtimes(model, inputs, _file(onnx, repeats, exact=exact), runtimes)
         confinement.verify()
         return {"compared": compared.to_json(), "runtimes": _as_json(found)}
 

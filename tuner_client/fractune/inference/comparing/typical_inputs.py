@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from fractune.inference.tvm_runtime.tensors import TensorSpec, random_inputs
+from fractune_core.errors import BadModel
 
 if TYPE_CHECKING:
     from fractune.inference.tvm_runtime.tensors import Array
@@ -39,20 +40,24 @@ def is_mask(name: str) -> bool:
 
 def highest_integers(specs: Sequence[TensorSpec], run: Callable[[dict[str, Array]], Sequence[Array]]) -> dict[str, int]:
     """By input of integers, such as ids of words: the largest of some numbers below which all are rows of its table.
-    `run` gives NaN for a look-up outside of a table.
+    `run` gives NaN for a look-up outside of a table, or raises BadModel. Outputs of integers do not show that.
     """
     found: dict[str, int] = {}
     for spec in specs:
         if "int" not in spec.dtype or spec.dtype in _SMALL or is_mask(spec.name):
             continue
         for high in _HIGHS:
-            if are_finite(run(typical_inputs(specs, {**found, spec.name: high}))):
+            if _are_rows(run, typical_inputs(specs, {**found, spec.name: high})):
                 found[spec.name] = high
                 break
     return found
 
 
-def are_finite(outputs: Sequence[Array]) -> bool:
+def _are_rows(run: Callable[[dict[str, Array]], Sequence[Array]], inputs: dict[str, Array]) -> bool:
     import numpy as np
 
-    return all(np.isfinite(each.astype("float64")).all() for each in outputs)
+    try:
+        floats = [each.astype("float64") for each in run(inputs) if each.dtype.kind not in "iub"]
+    except BadModel:
+        return False
+    return bool(floats) and all(np.isfinite(each).all() for each in floats)

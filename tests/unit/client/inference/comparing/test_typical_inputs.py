@@ -8,6 +8,7 @@ import numpy as np
 
 from fractune.inference.comparing.typical_inputs import highest_integers, typical_inputs
 from fractune.inference.tvm_runtime.tensors import TensorSpec
+from fractune_core.errors import BadModel
 
 SPECS = [
     TensorSpec("ids", "int64", (1, 64)),
@@ -33,3 +34,11 @@ def test_ids_are_rows_of_their_tables_and_masks_are_ones() -> None:
     assert set(np.unique(made["kinds"])) == {0, 1}
     assert all(np.isfinite(each).all() for each in look_up(made))
     assert 0.1 <= made["x"].min() <= made["x"].max() <= 1
+
+
+def test_outputs_that_show_no_wrong_row_leave_ids_small() -> None:
+    def raises(_: dict[str, Any]) -> list[Any]:
+        raise BadModel("an index is outside of its table")
+
+    assert highest_integers(SPECS, raises) == {}
+    assert highest_integers(SPECS, lambda inputs: [look_up(inputs)[0].argmax(-1)]) == {}
