@@ -145,7 +145,9 @@ class Site:
         return model.model(digest, jobs, others, timed, share, await self._match(jobs, share) if share else None)
 
     async def _runtimes(self, name: str) -> Sequence[RuntimeTime]:
-        """The times of a model in other runtimes; none from an older server, which keeps none."""
+        """The times of a model in other runtimes; none of a job without a model, or from an older server."""
+        if not name:
+            return ()
 
         def ask(client: Client) -> Sequence[RuntimeTime]:
             try:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
+from fractune_core.analysis.slowdown_ci import Estimate
 from fractune_core.errors import one_line
 
 _NOTICED_S = 0.05
@@ -77,3 +78,8 @@ def score_text(score: float | None) -> str:
 def counts_text(counts: dict[str, int]) -> str:
     """`bad_output 1, run_timeout 2`; `none`. The names come from workers and models."""
     return ", ".join(f"{one_line(name)} {count}" for name, count in sorted(counts.items())) or "none"
+
+
+def estimate_text(each: Estimate | None) -> str:
+    """`1.21 (1.18 .. 1.25)`; `-` for one that is not known."""
+    return "-" if each is None else f"{each.median:.2f} ({each.low:.2f} .. {each.high:.2f})"

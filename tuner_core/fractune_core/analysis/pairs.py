@@ -24,11 +24,11 @@ class PairedModel(JsonObject):
     """of the bundle, without its suffix; or `bubble:32MiB`"""
     share: str
     variant: str = ""
-    """of the bundle, that ran; empty for a process that is no model"""
+    """the variant of the bundle that ran; empty for a process that only streams through memory"""
     slowdown: Estimate | None = None
-    """time together over time alone on the whole; None if the whole cannot exist, or this is no model"""
+    """time beside the other over time alone on the whole; None for such a process, and where no share is the whole"""
     interference: Estimate | None = None
-    """time together over time alone at the share; None if this is no model"""
+    """time beside the other over time alone at the share; None for such a process"""
 
 
 @dataclass(frozen=True)

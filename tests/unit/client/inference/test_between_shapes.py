@@ -162,7 +162,9 @@ def test_a_runtime_that_cannot_be_imported_does_not_end_a_request(
     assert server(model, inputs_of(9)) == ""
 
 
-def test_a_runtime_runs_what_may_not_be_padded(encoders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_runtime_runs_what_may_not_be_padded(
+    encoders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = served(encoders, tmp_path, [], MEAN_OF_ALL)
     model = loaded(path)
     assert not model.padding.proved
@@ -176,6 +178,10 @@ def test_a_runtime_runs_what_may_not_be_padded(encoders: Path, tmp_path: Path, m
         BadRequest, match=r"nothing may be padded: .*; or let another runtime run them \(fractune compete"
     ):
         loaded(path, runtimes=False).run(inputs_of(9))
+    np.savez(tmp_path / "inputs.npz", **inputs_of(9))
+    monkeypatch.setattr("fractune.cli.commands.models.run.confine", lambda _: None)
+    assert main(["run", str(path), "--share", "cpu:1", "--inputs", str(tmp_path / "inputs.npz")]) == 2
+    assert "onnxruntime runs these inputs, and the bundle's own code cannot" in capsys.readouterr().err
     assert [each.found for each in bundle_use(path).findings if each.what.startswith("onnxruntime")] == [VERSION]
     monkeypatch.setattr(runtimes, "installed", lambda _: "1.0.0")
     with pytest.warns(

@@ -171,6 +171,10 @@ def test_the_number_that_pads_is_kept(encoders: Path, tmp_path: Path) -> None:
     assert Bundle(bundle.path).manifest["buckets"]["pad"] == {"ids": 3}
     with pytest.raises(BadRequest, match="pad other: the model has no such input; it takes ids, mask"):
         fractune.join([bundle], pad={"other": 1})
+    for number in (1.5, 1e20):
+        with pytest.raises(BadRequest, match=r"pad ids=.*: the input is of the type int64; give such a number"):
+            fractune.join([bundle], pad={"ids": number})
+    assert fractune.load(bundle).run(inputs)
 
 
 def test_what_cannot_be_joined_is_told(encoders: Path, small: Any, tmp_path: Path) -> None:

@@ -212,7 +212,7 @@ def test_times_of_another_version_do_not_stay(
     """The bundle was compared at two cores by `version`, and is compared at one core by the one installed."""
     runtime = Runtime(VERSION, {"session.intra_op.allow_spinning": "0"}).to_json()
     found = {"cpu:1": {"compared": compared().to_json(), "runtimes": {"onnxruntime": runtime}}}
-    monkeypatch.setattr(compete_module, "_at_shares", lambda *_: found)
+    monkeypatch.setattr(compete_module, "_at_shares", lambda *_, **__: found)
     bundle = served(small, tmp_path / "m.fractune", version, share="cpu:2")
     contests = compete(bundle, small.model, runtimes="onnxruntime", shares="cpu:1", progress=False).contests
     assert [each.share for each in contests] == kept

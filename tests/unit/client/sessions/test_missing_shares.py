@@ -1,4 +1,4 @@
-"""What a job is told that a running stack lacks shares for."""
+"""The error of a job for shares that the running stack does not have."""
 
 from __future__ import annotations
 

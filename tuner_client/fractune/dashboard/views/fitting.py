@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from fractune.dashboard.views.page import Block, Cell, Field, Page, block_of
@@ -51,6 +52,7 @@ def fitting(jobs: Sequence[JobStatus], job: JobStatus | None, given: Mapping[str
     else:
         table, resources = found
         facts = [("job", Cell(job.name, job_path(job.name))), ("Kubernetes", Cell(one_line(resources)))]
-        blocks = [block_of(table), Block("How sure this is", (), (), empty=_VERIFY)]
+        shown = block_of(table)
+        blocks = [replace(shown, notes=(*shown.notes, _VERIFY))]
         answer = {"alternatives": list(table.rows), "resources": resources}
     return Page("Least CPU limit", {**data, **answer}, facts=facts, blocks=blocks, form=form, is_live=False)

@@ -47,19 +47,18 @@ def model(
     share: str = "",
     used: MatchResult | str | None = None,
 ) -> Page:
-    """`jobs` are those of the model, the newest first, the ended ones with results; `others` are of files with its
-    name. `runtimes` are times of other runtimes, the newest first. `used` is what its operators use at `share`, or
-    why that is not known.
+    """`jobs` are those of the model, at least one and the newest first, the ended ones with results; `others` are of
+    files with its name. `runtimes` are times of other runtimes, the newest first. `used` is what its operators use at
+    `share`, or why that is not known.
     """
     done = [each for each in jobs if each.results]
     shares = tuple(dict.fromkeys([share, *(at for each in jobs for at in each.tuned_at)]))
     timed = newest(runtimes)
-    name = one_line(jobs[0].model_name) if jobs else digest
     return Page(
-        f"Model {name}",
+        f"Model {one_line(jobs[0].model_name)}",
         {
             "sha256": digest,
-            "model_name": jobs[0].model_name if jobs else None,
+            "model_name": jobs[0].model_name,
             "jobs": [job_data(each) for each in jobs],
             "other_files": [job_data(each) for each in others],
             "runtimes": [each.to_json() for each in timed],
@@ -73,7 +72,7 @@ def model(
             _times("Latency, job by job", done, "no job of it is done"),
             *([block_of(runtimes_table(timed))] if timed else []),
             *([_times("Other files of this name", others, "")] if others else []),
-            jobs_block("Its jobs", list(jobs), "the newest jobs of this server are of other models"),
+            jobs_block("Its jobs", list(jobs), ""),
         ),
         form=[Field("share", share, "share at which it runs", shares)] if share else (),
     )

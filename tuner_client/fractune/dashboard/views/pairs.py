@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from fractune.dashboard.views.heat import LEVELS
 from fractune.dashboard.views.page import Block, Cell, Page, block_of
-from fractune.features.pair.measured import estimate_text, pairs_table
+from fractune.features.pair.measured import pairs_table
+from fractune.text.text import estimate_text
 from fractune_core.analysis.pairs import MeasuredPair
 from fractune_core.analysis.slowdown_ci import Estimate
 from fractune_core.errors import one_line

@@ -33,7 +33,7 @@ def job_path(name: str) -> str:
 
 
 def job_label(job: JobStatus) -> str:
-    """The job in a list to choose from: `model.onnx ids 1x16, jobs/1`."""
+    """The job in a list to choose from: `model.onnx, ids 1x16, jobs/1`."""
     return ", ".join(filter(None, (one_line(job.model_name)[:_SHORT], inputs_text(job), job.name)))
 
 

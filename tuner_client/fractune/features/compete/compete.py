@@ -60,7 +60,8 @@ def compete(
         at = _shares(opened, shares)
         members = _compared_apart(opened)
         contest = {"onnx": str(onnx), "runtimes": named, "repeats": repeats, "exact": not inexact}
-        found = {member: _at_shares(path, member, contest, at, report) for member in members}
+        pads = _pads(opened)
+        found = {member: _at_shares(path, member, contest, at, report, pads=pads) for member in members}
         _write(opened, path, onnx, found)
     return replace(held_contests(path), shares=tuple(at))
 
@@ -111,9 +112,15 @@ def _shares(bundle: Bundle, given: str | Sequence[str] | None) -> list[str]:
 
 
 def _at_shares(
-    path: Path, member: int | None, contest: dict[str, Any], shares: list[str], report: Callable[[str], None]
+    path: Path,
+    member: int | None,
+    contest: dict[str, Any],
+    shares: list[str],
+    report: Callable[[str], None],
+    *,
+    pads: bool,
 ) -> dict[str, Any]:
-    """What the child found, by share: `compared`, `runtimes`, and `between` for a member that pads."""
+    """What the child found, by share: `compared`, `runtimes`, and `between` for a member of a bundle that pads."""
     found = {}
     for share in shares:
         report(f"timing {', '.join(contest['runtimes'])} beside the bundle at {share}")
@@ -121,7 +128,7 @@ def _at_shares(
             found[share] = call("compare", bundle=str(path), member=member, **contest)
             at_shape = found[share]["compared"]
             left = [name for name in at_shape["times"] if name != OURS]
-            if member is not None and left and _pads(path):
+            if pads and left:
                 report(f"timing {', '.join(left)} beside padded runs at {share}")
                 given = {name: each for name, each in contest.items() if name != "runtimes"}
                 more = call("compare_between", bundle=str(path), member=member, compared=at_shape, **given)
@@ -129,9 +136,8 @@ def _at_shares(
     return found
 
 
-def _pads(path: Path) -> bool:
-    with contextlib.closing(Bundle(path)) as bundle:
-        return bool(Buckets.from_json(bundle.manifest["buckets"]).padding.proved)
+def _pads(bundle: Bundle) -> bool:
+    return "buckets" in bundle.manifest and Buckets.from_json(bundle.manifest["buckets"]).padding.proved
 
 
 def _write(bundle: Bundle, path: Path, onnx: Path, found: dict[int | None, dict[str, Any]]) -> None:
@@ -152,7 +158,7 @@ def _write(bundle: Bundle, path: Path, onnx: Path, found: dict[int | None, dict[
             for number, member in enumerate(bundle.written["members"])
         ]
     extra = {}
-    alone = None not in found and not _pads(path)
+    alone = "buckets" in bundle.manifest and not _pads(bundle)
     if any(each.serving(alone=alone) for member in members for _, each in all_compared(member)):
         fields["format"] = JOINED_FORMAT
         extra[MODEL] = onnx.read_bytes()

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import astuple
 
-from fractune.features.compete.table import ratio_text
 from fractune.features.shapes.text import shape_text
 from fractune.server.job_status import JobStatus
 from fractune.text.rendering import Column, Table
-from fractune.text.text import moment_text, time_text
+from fractune.text.text import estimate_text, moment_text, time_text
 from fractune_core.analysis.runtime_times import RuntimeTime
 from fractune_core.errors import one_line
 
@@ -51,8 +49,8 @@ def runtimes_table(times: Sequence[RuntimeTime]) -> Table:
     cells = tuple(
         (
             *(one_line(shape_text(each.inputs)), each.share, one_line(f"{each.runtime} {each.version}")),
-            *(time_text(each.loop_s), time_text(each.bundle_loop_s), ratio_text(astuple(each.loop_ratio))),
-            *(time_text(each.paced_s), time_text(each.bundle_paced_s), ratio_text(astuple(each.paced_ratio))),
+            *(time_text(each.loop_s), time_text(each.bundle_loop_s), estimate_text(each.loop_ratio)),
+            *(time_text(each.paced_s), time_text(each.bundle_paced_s), estimate_text(each.paced_ratio)),
             *(one_line(each.host), moment_text(each.measured_at)),
         )
         for each in times

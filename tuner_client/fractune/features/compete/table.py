@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from fractune.text.rendering import Column, Table
-from fractune.text.text import time_text
+from fractune.text.text import estimate_text, time_text
+from fractune_core.analysis.slowdown_ci import Estimate
 from fractune_core.files.compared import OURS, Compared
 
 
@@ -41,12 +42,11 @@ def _rows(each: OneContest, *, shaped: bool) -> Iterator[tuple[str, ...]]:
     serves = {goal: each.compared.winner(goal) for goal in ("latency", "throughput")}
     for name, timed in each.compared.times.items():
         goals = [goal for goal, winner in serves.items() if winner == name]
-        ratios = ("-", "-") if name == OURS else (ratio_text(timed.loop), ratio_text(timed.paced))
+        ratios = ("-", "-") if name == OURS else (_ratio(timed.loop), _ratio(timed.paced))
         differs = "-" if timed.difference is None else f"{timed.difference:.0e}"
         times = (time_text(timed.loop_s), time_text(timed.paced_s))
         yield (*([each.shape] if shaped else []), each.share, name, *times, *ratios, differs, ", ".join(goals) or "-")
 
 
-def ratio_text(found: tuple[float, float, float] | None) -> str:
-    """`1.21 (1.18 .. 1.25)`"""
-    return "-" if found is None else f"{found[0]:.2f} ({found[1]:.2f} .. {found[2]:.2f})"
+def _ratio(found: tuple[float, float, float] | None) -> str:
+    return estimate_text(None if found is None else Estimate(*found))

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from fractune.features.pair.result import PairTimes
 from fractune.text.rendering import Column, Table
-from fractune.text.text import moment_text
+from fractune.text.text import estimate_text, moment_text
 from fractune_core.analysis.pairs import MeasuredPair, PairedModel
 from fractune_core.analysis.slowdown_ci import Estimate
 from fractune_core.errors import one_line
@@ -55,12 +55,7 @@ def pairs_table(pairs: Sequence[MeasuredPair]) -> Table:
     return Table(title="Models measured together", columns=columns, cells=cells)
 
 
-def estimate_text(each: Estimate | None) -> str:
-    """`1.21 (1.18 .. 1.25)`"""
-    return "-" if each is None else f"{each.median:.2f} ({each.low:.2f} .. {each.high:.2f})"
-
-
 def _figures(found: PairTimes, number: int) -> tuple[Estimate | None, Estimate | None]:
-    """Slow-down and interference; none of a process that is no model."""
+    """Slow-down and interference of a model; for another process None."""
     sides = found.figures.sides
     return (sides[number].r, sides[number].i) if number < len(sides) else (None, None)

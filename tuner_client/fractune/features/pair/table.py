@@ -10,7 +10,7 @@ from typing import Any
 from fractune.features.pair.arrangement import INTERLEAVED
 from fractune.features.pair.result import PairSide, PairTimes, RateLatency
 from fractune.text.rendering import Column, Table
-from fractune.text.text import time_text
+from fractune.text.text import estimate_text, time_text
 from fractune_core.analysis.co_location import Verdict
 from fractune_core.analysis.slowdown_ci import Estimate
 
@@ -61,9 +61,9 @@ def _cells(found: PairTimes, index: int) -> tuple[str, ...]:
         side.name,
         side.share,
         *(time_text(None if secs is None else secs.median) for secs in (each.whole_s, each.share_s, each.together_s)),
-        *map(_estimate_text, (each.s, each.i, each.r)),
+        *map(estimate_text, (each.s, each.i, each.r)),
         "-" if latency is None else f"{time_text(latency.p50_s)} / {time_text(latency.p99_s)}",
-        _estimate_text(each.control),
+        estimate_text(each.control),
     )
 
 
@@ -104,7 +104,7 @@ def _sentences(found: PairTimes) -> Iterator[str]:
         )
         yield f"throughput together, in a closed loop with one request of each model: {each}"
     if figures.stp is not None and figures.antt is not None:
-        yield f"STP {_estimate_text(figures.stp)}, ANTT {_estimate_text(figures.antt)}"
+        yield f"STP {estimate_text(figures.stp)}, ANTT {estimate_text(figures.antt)}"
     yield from _verdicts(found)
     if found.latencies:
         yield "latency of random requests, one of each model at a time: " + "; ".join(
@@ -148,11 +148,6 @@ def _latency_text(side: PairSide, latency: RateLatency) -> str:
     return (
         f"{side.name} at {latency.rate_per_s:.3g}/s p50 {time_text(latency.p50_s)}, p99 {time_text(latency.p99_s)}{few}"
     )
-
-
-def _estimate_text(found: Estimate | None) -> str:
-    """`1.32 (1.30 .. 1.35)`; `-` if not known."""
-    return "-" if found is None else f"{found.median:.2f} ({found.low:.2f} .. {found.high:.2f})"
 
 
 def _change_text(factor: Estimate) -> str:

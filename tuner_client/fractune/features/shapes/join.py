@@ -63,6 +63,8 @@ def join(
     paths = [Path(bundle) for bundle in bundles]
     with contextlib.ExitStack() as opened:
         read = [opened.enter_context(contextlib.closing(Bundle(path))) for path in paths]
+        if pad:
+            _check_numbers(read[0], pad)
         if len(read) == 1 and "buckets" in read[0].manifest:
             written = Path(out) if out is not None else paths[0]
             held = Buckets.from_json(read[0].manifest["buckets"])
@@ -94,6 +96,13 @@ def _checked(pad: Mapping[str, float], buckets: Buckets) -> dict[str, int | floa
         names = ", ".join(buckets.axes.inputs)
         raise BadRequest(f"--pad {strangers[0]}: the model has no such input; it takes {names}")
     return dict(pad)
+
+
+def _check_numbers(bundle: Bundle, pad: Mapping[str, float]) -> None:
+    from fractune.inference.tvm_runtime.padding import check_pad
+    from fractune.inference.tvm_runtime.tensors import specs_of
+
+    check_pad(specs_of(bundle.manifest["inputs"]), pad)
 
 
 def _proved(path: Path, accepted: float, onnx: Path | None) -> JoinedBundle:

@@ -59,13 +59,9 @@ def compare_padded(model: BucketedModel, accepted: float = 0.0, exact: Exact | N
     if len(model.buckets) == 1:
         return Padding(proved=False, reason="the bundle has one bucket, so there is nothing to compare with")
     proof = _Proof(model, known_integers(model), accepted, exact)
-    for sizes, buckets in _comparisons(model):
-        for seed, kind in enumerate(_KINDS):
+    for sizes, buckets, kinds in _comparisons(model, between=proof.exact is not None):
+        for seed, kind in enumerate(kinds):
             if wrong := proof.compare(sizes, buckets, seed, kind):
-                return wrong
-    for sizes, bucket in _between(model) if proof.exact is not None else ():
-        for seed, kind in enumerate(_FEW_KINDS):
-            if wrong := proof.compare(sizes, [bucket], seed, kind):
                 return wrong
     if not proof.compared:
         return Padding(proved=False, reason="no bucket is larger than another one in all axes")
@@ -80,17 +76,18 @@ class _Proof:
         self.largest = 0.0
         self.compared: dict[str, list[int]] = {}
         """sizes by their text"""
-        self.exact, self._own = exact, 0.0
-        if exact is not None:
-            self._own = self._own_difference(exact)
-            self.exact = exact if self._own <= _DISAGREES else None
+        self._own = 0.0 if exact is None else self._own_difference(exact)
+        self.exact = exact if self._own <= _DISAGREES else None
 
     def _own_difference(self, exact: Exact) -> float:
-        """How far outputs of the buckets' own shapes lie from the exact ones."""
+        """How far outputs of the buckets' own shapes lie from the exact ones; infinite if these cannot be had."""
         worst = 0.0
         for bucket, sizes in enumerate(self._model.bucket_sizes):
-            inputs = self._inputs(sizes, 0, "positive")
-            worst = max(worst, _worst(self._model, self._model.run_in(bucket, inputs), exact(inputs))[0])
+            inputs = self._inputs(sizes, 0, _FEW_KINDS[0])
+            try:
+                worst = max(worst, _worst(self._model, self._model.run_in(bucket, inputs), exact(inputs))[0])
+            except BadModel:
+                return math.inf
         return worst
 
     def _inputs(self, sizes: Mapping[str, int], seed: int, kind: str) -> dict[str, Array]:
@@ -141,8 +138,8 @@ def inputs_of(
     highs: Mapping[str, int],
     kind: str = "positive",
 ) -> dict[str, Array]:
-    """Random inputs with these sizes of the open axes, of one of `_KINDS`; a mask is all ones. `highs` are numbers
-    below which integers of an input lie, by name; 0 and 1 for the others.
+    """Random inputs with these sizes of the open axes, of one of `_KINDS`; unless that is `masked`, a mask is all
+    ones. `highs` are numbers below which integers of an input lie, by name; 0 and 1 for the others.
     """
     import numpy as np
 
@@ -189,13 +186,26 @@ def _sized(specs: Sequence[TensorSpec], axes: OpenAxes, sizes: Mapping[str, int]
     return list(map(sized, specs))
 
 
-def _comparisons(model: BucketedModel) -> Iterator[tuple[dict[str, int], list[int]]]:
-    """Sizes of inputs, and the buckets to run them in, the smallest first."""
+def _comparisons(model: BucketedModel, *, between: bool) -> Iterator[tuple[dict[str, int], list[int], tuple[str, ...]]]:
+    """Sizes of inputs, the buckets to run them in, and the kinds of values. The shapes of buckets and a little larger
+    ones run in all that hold them. With `between` some of all sizes that are padded follow.
+    """
+    seen: list[dict[str, int]] = []
+    for sizes, buckets in _in_several(model):
+        seen.append(sizes)
+        yield sizes, buckets, _KINDS
+    for sizes, bucket in _between(model) if between else ():
+        if sizes not in seen:
+            yield sizes, [bucket], _FEW_KINDS
+
+
+def _in_several(model: BucketedModel) -> Iterator[tuple[dict[str, int], list[int]]]:
+    """Sizes that several buckets hold, and these, the smallest first."""
     found = 0
     held = model.bucket_sizes
     for sizes in held:
-        between = [{**sizes, symbol: size + 1} for symbol, size in sizes.items()]
-        for each in (sizes, *between):
+        larger = [{**sizes, symbol: size + 1} for symbol, size in sizes.items()]
+        for each in (sizes, *larger):
             buckets = [other for other, large in enumerate(held) if all(large[name] >= each[name] for name in each)]
             if len(buckets) > 1 and found < _MOST_PAIRS:
                 found += len(buckets) - 1

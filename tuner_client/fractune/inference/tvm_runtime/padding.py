@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from fractune.inference.tvm_runtime.tensors import TensorSpec, array_of, as_arrays
+from fractune.inference.tvm_runtime.tensors import TensorSpec, array_of, numpy_dtype, open_arrays
+from fractune_core.errors import BadRequest
 from fractune_core.files.buckets import OpenAxes
 
 if TYPE_CHECKING:
@@ -27,15 +28,29 @@ def padded(specs: Sequence[TensorSpec], inputs: Mapping[str, Any], pad: Mapping[
     """The inputs with the shapes of `specs`: what is missing at the end of an axis is the input's number in `pad`, else
     0. Raises BadRequest for inputs of other types, and for those that do not lie in memory of the CPU.
     """
-    as_given = [replace(spec, shape=tuple(inputs[spec.name].shape)) for spec in specs]
-    arrays = as_arrays(as_given, inputs)
     made = {}
-    for spec in specs:
-        given, whole = arrays[spec.name], array_of(spec)
+    for spec, given in zip(specs, open_arrays(specs, inputs), strict=True):
+        whole = array_of(spec)
         whole[...] = pad.get(spec.name, 0)
         whole[tuple(map(slice, given.shape))] = given
         made[spec.name] = whole
     return made
+
+
+def check_pad(specs: Sequence[TensorSpec], pad: Mapping[str, float]) -> None:
+    """Raises BadRequest for a number that the type of its input cannot hold."""
+    import numpy as np
+
+    for spec in specs:
+        number, dtype = pad.get(spec.name, 0), numpy_dtype(spec.dtype)
+        try:
+            with np.errstate(over="ignore"):
+                held = np.array(number).astype(dtype) if dtype.kind not in "iub" else np.array(number, dtype)
+            fits = bool(np.isfinite(held.astype("float64"))) and (dtype.kind not in "iub" or float(held) == number)
+        except OverflowError:
+            fits = False
+        if not fits:
+            raise BadRequest(f"--pad {spec.name}={number:g}: the input is of the type {spec.dtype}; give such a number")
 
 
 def real_part(

@@ -113,6 +113,14 @@ def test_an_exact_reference_of_another_arithmetic_is_left_out() -> None:
     assert "nothing else was there to compare" in found.reason
 
 
+def test_an_exact_reference_that_cannot_run_is_left_out() -> None:
+    def exact(_: dict[str, Any]) -> list[Any]:
+        raise BadModel("there is no kernel for this type")
+
+    found = compare_padded(cast("BucketedModel", InNumPy("x", lambda x, m: (x * m[..., None]).sum(1))), exact=exact)
+    assert (found.proved, "nothing else was there to compare" in found.reason) == (True, True)
+
+
 def test_sizes_that_cannot_run_as_they_are_may_not_be_padded() -> None:
     model = InNumPy("x", lambda x, mask: (x * mask[..., None]).sum(1) / mask.sum(1))
 

@@ -102,6 +102,11 @@ def run(
             f"--compare: {choice.variant} serves {bundle.name} here, so there is nothing to compare; 'fractune "
             "compete' has timed both"
         )
+    if choice.variant in RUNTIMES and isinstance(model, BucketedModel) and not model.padding.proved:
+        raise BadRequest(
+            f"{choice.variant} runs these inputs, and the bundle's own code cannot, so there is nothing to time beside "
+            "it; give inputs of a bucket's shapes"
+        )
     if compare is not None and model.slots:
         raise BadRequest(f"--compare takes one model, and {bundle.name} holds several fused ones; leave it out")
     report = _report(model, choice, given, slot, repeats, model_file)
