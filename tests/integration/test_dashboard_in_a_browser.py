@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,10 +18,12 @@ from playwright.sync_api import Browser, Page, sync_playwright
 from fractune.features.client import Client
 from fractune.features.matrix.cross_table import model_table
 from fractune.features.matrix.table import cell_text
+from fractune.server.job_status import OfferedShare
 from fractune_core.codec.messages import to_proto
 from fractune_core.errors import ServerUnreachable
 from fractune_core.pb import fractune_pb2 as pb
-from tests.support.client_samples import job_script, record
+from tests.support.client_samples import DEVICE, granted, job_script, record
+from tests.support.measured_pairs import measured_pair, runtime_time
 from tests.support.processes.cli_process import (
     await_event,
     run_fractune,
@@ -31,6 +34,12 @@ from tests.support.processes.cli_process import (
 from tests.support.processes.scripted_server import ScriptedServer, serving
 from tests.unit.client.dashboard.conftest import serving_pages
 
+PATHS = (
+    *("", "jobs/j1", "jobs/j1?operator=0123", "models/ab", "shares", "log", "log/records/r1"),
+    *("compare", "compare?a=jobs/j1&b=jobs/j2", "fit", "fit?job=jobs/j1&rate=5/s&p99=500ms", "pairs"),
+    *("plan", "plan?job=jobs/j1&rate=300/s&p99=20ms&job=jobs/j2&rate=100/s&p99="),
+)
+"""every view, empty and filled"""
 CHROMIUM = shutil.which("chromium")
 pytestmark = [
     pytest.mark.alone,
@@ -45,6 +54,24 @@ def browser() -> Iterator[Browser]:
         opened = running.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield opened
         opened.close()
+
+
+@contextlib.contextmanager
+def full_server(text: str = "n") -> Iterator[ScriptedServer]:
+    """It has something for every view, with `text` wherever a stranger may write one."""
+    with serving(ScriptedServer()) as server:
+        job, other = server.script = [pb.Job(), *job_script()[-1:]]
+        job.CopyFrom(other)
+        job.name, job.model_display_name, job.message = "jobs/j2", f"{text}.onnx", text
+        for operator in other.operators:
+            operator.display_name = text
+        server.workers[0].host = server.workers[0].role = text
+        server.records = [to_proto(record("r1", job="jobs/j1", operator=text, worker=text), pb.Record)]
+        server.pairs = [to_proto(measured_pair(first="m", second=text, host=text, verdict=text), pb.MeasuredPair)]
+        server.runtime_times = [to_proto(runtime_time(model="ab", inputs={}, runtime=text, host=text), pb.RuntimeTime)]
+        offered = OfferedShare(replace(DEVICE, label=text), granted(), 1)
+        server.offered = [to_proto(offered, pb.OfferedShare)]
+        yield server
 
 
 @contextlib.contextmanager
@@ -142,40 +169,57 @@ def test_tabs_that_are_hidden_leave_connections_to_others_and_catch_up(browser: 
 
 def test_names_are_text_and_tables_need_no_script(browser: Browser) -> None:
     hostile = "<img src=x onerror=alert(1)>"
-    with serving(ScriptedServer()) as server:
-        server.script = job_script()[-1:]
-        server.script[-1].model_display_name = server.workers[0].host = hostile
-        with serving_pages(server) as pages:
-            for with_scripts in (True, False):
-                with watched_page(browser, java_script_enabled=with_scripts) as page:
-                    page.on("dialog", lambda _: pytest.fail("a name was run"))
-                    for path in ("", "jobs/j1", "shares", "log", "compare"):
-                        page.goto(f"http://127.0.0.1:{pages.port}/{path}")
-                        assert page.locator("img").count() == 0
-                    page.goto(f"http://127.0.0.1:{pages.port}/")
-                    assert page.get_by_text(hostile).first.is_visible()
+    with full_server(hostile) as server, serving_pages(server) as pages:
+        for with_scripts in (True, False):
+            with watched_page(browser, java_script_enabled=with_scripts) as page:
+                page.on("dialog", lambda _: pytest.fail("a name was run"))
+                for path in PATHS:
+                    page.goto(f"http://127.0.0.1:{pages.port}/{path}")
+                    assert page.locator("img").count() == 0
+                    assert page.get_by_text(hostile).count() > 0, path
+
+
+def test_a_plan_is_made_by_the_form_without_a_script(browser: Browser) -> None:
+    with (
+        full_server() as server,
+        serving_pages(server) as pages,
+        watched_page(browser, java_script_enabled=False) as page,
+    ):
+        page.goto(f"http://127.0.0.1:{pages.port}/plan")
+        for number, (job, rate) in enumerate((("jobs/j1", "300/s"), ("jobs/j2", "100/s"))):
+            page.get_by_role("combobox", name="model").nth(number).select_option(job)
+            page.get_by_role("textbox", name="requests").nth(number).fill(rate)
+        page.get_by_role("button", name="Show").click()
+        picture = page.get_by_role("img", name="device 0: ")
+        widths = [piece.bounding_box() for piece in picture.locator("svg").all()]
+        whole = picture.bounding_box()
+        assert whole is not None
+        assert [each["width"] for each in widths if each] == [pytest.approx(whole["width"] / 2, rel=0.02)] * 2
+        table = page.get_by_role("region", name="Parts of devices").locator("tbody")
+        assert sorted(row.locator("td").nth(3).inner_text() for row in table.locator("tr").all()) == ["m", "n"]
+        assert page.get_by_role("region", name="Slow-downs of measured pairs").locator("tbody tr").count() == 2
 
 
 def test_a_phone_shows_a_page_without_scrolling_sideways(browser: Browser) -> None:
-    with serving(ScriptedServer()) as server:
-        server.script = job_script()[-1:]
-        with serving_pages(server) as pages, watched_page(browser, viewport={"width": 390, "height": 800}) as page:
-            for path in ("", "jobs/j1", "shares", "log", "compare"):
-                page.goto(f"http://127.0.0.1:{pages.port}/{path}")
-                assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    with (
+        full_server("a_long_name_" * 20) as server,
+        serving_pages(server) as pages,
+        watched_page(browser, viewport={"width": 390, "height": 800}) as page,
+    ):
+        for path in PATHS:
+            page.goto(f"http://127.0.0.1:{pages.port}/{path}")
+            assert page.evaluate("document.documentElement.scrollWidth") <= 390, path
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_nothing_keeps_people_from_using_a_page(browser: Browser, scheme: Literal["light", "dark"]) -> None:
     """As far as axe-core finds it: contrast, labels, landmarks, the order of headings."""
-    with serving(ScriptedServer()) as server, serving_pages(server) as pages:
-        server.script = job_script()[-1:]
-        server.records = [to_proto(record("r1", job=server.script[-1].name), pb.Record)]
+    with full_server() as server, serving_pages(server) as pages:
         context = browser.new_context(color_scheme=scheme, bypass_csp=True)  # its program is put into the page
         page = context.new_page()
-        for path in ("/", "/shares", "/log", "/compare", "/jobs/j1", "/log/records/r1"):
-            page.goto(f"http://127.0.0.1:{pages.port}{path}")
-            assert Axe().run(page).response["violations"] == []
+        for path in (*PATHS, "nothing"):
+            page.goto(f"http://127.0.0.1:{pages.port}/{path}")
+            assert Axe().run(page).response["violations"] == [], path
         page.set_content("<img src='x'>")
         assert Axe().run(page).violations_count > 0
         context.close()

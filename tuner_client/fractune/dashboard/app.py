@@ -30,11 +30,12 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from fractune.dashboard.answers import digest_of, own_address, storable, wants_json
+from fractune.dashboard.forms import Forms
 from fractune.dashboard.guard import Guard, GuardOptions
 from fractune.dashboard.reading.following import Follower
 from fractune.dashboard.reading.progress import JobTrials
 from fractune.dashboard.rendered import RenderedPages
-from fractune.dashboard.views import comparison, fitting, job, log, model, overview, pairs, shares
+from fractune.dashboard.views import job, log, model, overview, pairs, shares
 from fractune.dashboard.views.page import Page
 from fractune.dashboard.views.words import part_jobs, plain_moment
 from fractune.features.client import Client
@@ -50,7 +51,6 @@ _PING_S = 15.0
 """A proxy ends a stream that is silent for longer"""
 _MOST_FOLLOWED = 256
 """jobs whose trials are kept"""
-_MOST_PAIRS = 500
 _MOST_RUNTIME_TIMES = 500
 _MOST_FIELD_BYTES = 256
 """of a form, which has a short key alone"""
@@ -65,6 +65,8 @@ class Site:
 
     def __init__(self, client: Client, guard: GuardOptions, *, may_cancel: bool) -> None:
         self._client = client
+        self._follower = Follower(client)
+        self._forms = Forms(self._follower, self._status)
         self._guard = guard
         self._may_cancel = may_cancel
         self._key = secrets.token_urlsafe(32)
@@ -88,8 +90,9 @@ class Site:
                 Route("/shares", self._view(self._shares)),
                 Route("/log", self._view(self._log)),
                 Route("/log/records/{id}", self._view(self._record)),
-                Route("/compare", self._view(self._compare)),
-                Route("/fit", self._view(self._fit)),
+                Route("/compare", self._view(self._forms.compare)),
+                Route("/fit", self._view(self._forms.fit)),
+                Route("/plan", self._view(self._forms.plan)),
                 Route("/pairs", self._view(self._pairs)),
                 Route("/events", self._events),
                 Mount("/static", StaticFiles(directory=_STATIC)),
@@ -102,7 +105,6 @@ class Site:
     @contextlib.asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
         del app
-        self._follower = Follower(self._client)
         reader = asyncio.create_task(self._follower.run())
         yield
         reader.cancel()
@@ -198,24 +200,9 @@ class Site:
             raise NotFound(f"record '{wanted}' is not in this part of the log; look for it at /log")
         return log.record_page(record)
 
-    async def _compare(self, request: Request) -> Page:
-        named = (request.query_params.get(side, "") for side in ("a", "b"))
-        sides = [await self._status(name) if name else None for name in named]
-        seen = await self._follower.now()
-        return comparison.comparison(sides[0], sides[1], seen.jobs)
-
     async def _pairs(self, request: Request) -> Page:
         del request
-        return pairs.pairs(await self._follower.answer(("pairs",), lambda client: client.pairs(limit=_MOST_PAIRS)))
-
-    async def _fit(self, request: Request) -> Page:
-        given = dict(request.query_params)
-        seen = await self._follower.now()
-        chosen = await self._status(given["job"]) if given.get("job") else None
-        found = None
-        if chosen is not None and given.get("rate") and given.get("p99"):
-            found = await asyncio.to_thread(fitting.find_limits, chosen, given["rate"], given["p99"])
-        return fitting.fitting(seen.jobs, chosen, given, found)
+        return pairs.pairs(await self._forms.pairs())
 
     async def _status(self, name: str) -> JobStatus:
         return await self._follower.answer(("job", name), lambda client: client.job(name).status())

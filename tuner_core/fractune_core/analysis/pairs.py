@@ -12,6 +12,8 @@ from fractune_core.codec.plain_json import JsonObject
 from fractune_core.codec.times import END_OF_TIME_S
 from fractune_core.errors import BadRequest
 
+OWN_UNITS, SAME_UNITS, INTERLEAVED = "own units", "same units", "in turn"
+"""kinds of arrangements"""
 _LONGEST = 200
 """characters of a text"""
 
@@ -42,7 +44,7 @@ class MeasuredPair(JsonObject):
     arrangement: str
     """`cpu:1 + cpu:1, each on its own, of cpu:2`"""
     how: str
-    """kind of the arrangement: `own units`, `same units` or `in turn`"""
+    """kind of the arrangement: OWN_UNITS, SAME_UNITS or INTERLEAVED"""
     host: str
     rounds: int
     measured_at: Annotated[float, In("measure_time")]

@@ -32,7 +32,9 @@ from tests.support.processes.scripted_server import ScriptedServer, serving
 from tests.unit.client.dashboard.conftest import Pages, serving_pages, until
 
 JOB = "/jobs/j1"
-VIEWS = ("/", "/shares", "/log", "/compare", "/fit", "/pairs", JOB)
+PLANNED = "/plan?job=jobs/j1&rate=300/s&p99=20ms&job=jobs/j2&rate=100/s&p99="
+VIEWS = ("/", "/shares", "/log", "/compare", "/fit", "/pairs", "/plan", JOB)
+FILLED = ("/fit?job=jobs/j1&rate=5/s&p99=500ms", "/plan?job=jobs/j1&rate=300/s", "/compare?a=jobs/j1&b=jobs/j1")
 
 
 class Elements(HTMLParser):
@@ -60,7 +62,7 @@ def ended(server: ScriptedServer) -> None:
     server.records = [to_proto(record("r1", job=server.script[-1].name), pb.Record)]
 
 
-@pytest.mark.parametrize("path", VIEWS)
+@pytest.mark.parametrize("path", [*VIEWS, *FILLED])
 def test_a_view_is_a_page_and_json_at_the_same_address(pages: Pages, path: str) -> None:
     page = pages.page(path)
     assert (page.status, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
@@ -108,12 +110,16 @@ def test_names_of_models_workers_and_operators_are_shown_and_not_run(pages: Page
         operator.display_name = hostile
     server.workers[0].host = hostile
     server.records = [to_proto(record("r1", operator=hostile, job=job.name), pb.Record)]
-    for path in VIEWS:
+    server.pairs = [to_proto(measured_pair(first=hostile, second=hostile, host=hostile), pb.MeasuredPair)]
+    server.runtime_times = [to_proto(runtime_time(runtime=hostile, inputs={}), pb.RuntimeTime)]
+    job.spec.model = server.runtime_times[0].model
+    for path in (*VIEWS, *FILLED):
         page = pages.page(path)
         elements = Elements(page.text)
         assert set(elements.names) <= set(Elements(pages.page("/shares").text).names) | {
             *("table", "thead", "tbody", "tr", "th", "td", "dl", "dt", "dd", "time", "figure", "figcaption", "code"),
             *("form", "label", "input", "select", "option", "button", "section", "div", "h2", "p", "a"),
+            *("fieldset", "legend", "svg", "rect", "title", "text"),
         }
         assert "49" not in re.findall(r"\{\{|\b49\b", elements.text)
         assert elements.names.count("script") == 3
@@ -461,3 +467,67 @@ def test_the_least_limit_for_a_rate_and_a_p99(pages: Pages) -> None:
         assert refused["alternatives"] is None
         assert says in refused["why"]
     assert pages.page("/fit?job=jobs/none").status == 404
+
+
+def another_job(server: ScriptedServer, name: str, model_name: str) -> None:
+    job = pb.Job()
+    job.CopyFrom(server.script[-1])
+    job.name, job.model_display_name = name, model_name
+    server.script.insert(0, job)
+
+
+def test_a_plan_is_a_picture_tables_and_json(pages: Pages, server: ScriptedServer) -> None:
+    another_job(server, "jobs/j2", "n.onnx")
+    found = pages.data(PLANNED)
+    assert found["models"][1] == {"job": "jobs/j2", "rate": "100/s", "p99": ""}
+    (parts,) = found["plan"]["devices"]
+    assert {(part["model"], part["share"]) for part in parts} == {("m", "cpu:1"), ("n", "cpu:1")}
+    page = pages.page(PLANNED).text
+    rows = [re.findall(r"<td[^>]*>([^<]*)</td>", row) for row in re.findall(r"<tr>(<td.*?)</tr>", page)]
+    assert {tuple(row[:4]) for row in rows[:2]} == {
+        ("0", part["share"], str(part["place"]), part["model"]) for part in parts
+    }
+    drawn = re.findall(r'<svg x="([\d.]+)%" width="([\d.]+)%"><title>(\w), cpu:1,', page)
+    assert {(float(begin), float(length), name) for begin, length, name in drawn} == {
+        (50.0 * part["place"], 50.0, part["model"]) for part in parts
+    }
+    assert "no pair of these models is in the log" in page
+    assert "assumed to lose 13 %" in page
+
+
+def test_a_plan_counts_on_measured_pairs(pages: Pages, server: ScriptedServer) -> None:
+    another_job(server, "jobs/j2", "n.onnx")
+    server.pairs = [to_proto(measured_pair(first="m", second="n"), pb.MeasuredPair)]
+    until(lambda: len(pages.data(PLANNED)["plan"]["slowdowns"]) == 2)
+    assert {part["model"]: part["slowdown"] for part in pages.data(PLANNED)["plan"]["devices"][0]}["m"] == 1.4
+    text = Elements(pages.page(PLANNED).text).text
+    assert "Slow-downs of measured pairs" in text
+    assert "1.40 (1.35 .. 1.50)" in text
+    assert "x1.40 by co-runners" in text
+
+
+def test_a_plan_that_cannot_be_is_a_line_on_the_page(pages: Pages, server: ScriptedServer) -> None:
+    another_job(server, "jobs/j2", "<b>\n.onnx")
+    assert "choose models with their rates" in pages.page("/plan").text
+    for asked, says in (
+        ("job=jobs/j1&rate=9", "rate &#39;9&#39;"),
+        ("job=jobs/j1&rate=5/s&p99=1us", "too slow for its target"),
+        ("job=jobs/j1&rate=5/s&devices=many", "devices &#39;many&#39;: write a number"),
+        ("job=jobs/j1&rate=5/s&partitioning=mig", "is for GPUs"),
+        ("job=jobs/j1&gpu=H100-80GB", "no time at a share of H100-80GB"),
+        ("job=jobs/j1&simulate=yes", "a simulation needs rates"),
+        ("job=jobs/j1&rate=5/s&job=jobs/j2", "give every model one, or none"),
+    ):
+        page = pages.page(f"/plan?{asked}")
+        assert page.status == 200
+        assert says in page.text
+        assert "<b>" not in page.text
+        assert pages.data(f"/plan?{asked}")["plan"] is None
+    assert pages.page(f"/plan?{'job=jobs/j1&' * 9}").status == 400
+    assert pages.page("/plan?job=jobs/none").status == 404
+
+
+def test_a_form_of_models_has_room_for_one_more(pages: Pages) -> None:
+    for asked, rows in ((0, 2), (1, 2), (2, 3), (8, 8)):
+        page = pages.page(f"/plan?{'job=jobs/j1&rate=1/s&' * asked}").text
+        assert len(re.findall("<legend>model ", page)) == rows

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 from fractune.text.rendering import Table
@@ -82,6 +83,31 @@ class Strip:
 
 
 @dataclass(frozen=True)
+class Piece:
+    """A part of a bar, in percent of its length."""
+
+    begin: float
+    length: float
+    colour: int
+    """from 0 to 5"""
+    lines: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Bar:
+    label: str
+    pieces: Sequence[Piece]
+
+
+@dataclass(frozen=True)
+class Bars:
+    """Parts of things of equal size. Its contents stand in a block of the same page too."""
+
+    title: str
+    bars: Sequence[Bar]
+
+
+@dataclass(frozen=True)
 class Field:
     """A field of a form that filters a view."""
 
@@ -91,6 +117,8 @@ class Field:
     choices: tuple[str, ...] = ()
     labels: tuple[str, ...] = ()
     """of the choices, for people; empty: the choices themselves"""
+    group: str = ""
+    """what the field and its neighbours describe together; empty for a field that stands alone"""
 
     @property
     def options(self) -> list[tuple[str, str]]:
@@ -108,6 +136,7 @@ class Page:
     blocks: Sequence[Block] = ()
     charts: Sequence[Chart] = ()
     strips: Sequence[Strip] = ()
+    bars: Sequence[Bars] = ()
     form: Sequence[Field] = ()
     actions: Sequence[tuple[str, str]] = ()
     """buttons: the text and the path that gets a POST"""
@@ -117,6 +146,11 @@ class Page:
     """whether it is shown anew when the server has changed"""
     status: int = field(default=200)
     """of HTTP"""
+
+    @property
+    def groups(self) -> list[tuple[str, list[Field]]]:
+        """The fields of the form by group, in order."""
+        return [(name, list(fields)) for name, fields in groupby(self.form, key=lambda each: each.group)]
 
 
 def block_of(

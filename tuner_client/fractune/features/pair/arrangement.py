@@ -6,15 +6,13 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fractune_core.analysis.pairs import INTERLEAVED, OWN_UNITS, SAME_UNITS
 from fractune_core.errors import BadRequest, ShareUnavailable
 from fractune_core.host.cpu_topology import CpuTopology
 from fractune_core.share_kinds import CPU
 from fractune_core.shares import Share
 
 _HALVES = "mps:50,mps:50"
-
-OWN_UNITS, SAME_UNITS, INTERLEAVED = "own units", "same units", "in turn"
-"""kinds of arrangements, as JSON has them"""
 
 
 @dataclass(frozen=True)

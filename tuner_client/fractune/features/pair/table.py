@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from fractune.features.pair.arrangement import INTERLEAVED
 from fractune.features.pair.result import PairSide, PairTimes, RateLatency
 from fractune.text.rendering import Column, Table
 from fractune.text.text import estimate_text, time_text
 from fractune_core.analysis.co_location import Verdict
+from fractune_core.analysis.pairs import INTERLEAVED
 from fractune_core.analysis.slowdown_ci import Estimate
 
 

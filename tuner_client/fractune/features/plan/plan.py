@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from fractune.features.plan.plan_file import LogModel, PlanFile, read_plan
+from fractune.features.plan.slowdowns import MOST_PAIRS, MeasuredSlowdown, slowdowns_table, with_slowdowns
 from fractune.features.plan.table import models_table, parts_table, plan_json, summary
 from fractune.models.source import check_model_file, model_file
 from fractune.server.rpc import RECONNECT_S, RpcClient
@@ -17,6 +18,7 @@ from fractune.sessions.running import finished_job
 from fractune.sessions.session import session
 from fractune.text.figure import Drawable
 from fractune.text.rendering import Table
+from fractune_core.analysis.pairs import MeasuredPair
 from fractune_core.codec.messages import from_proto
 from fractune_core.errors import BadRequest, one_line
 from fractune_core.jobs import JobSpec
@@ -36,6 +38,8 @@ class PlanResult(Drawable):
     """A plan, for a person to confirm: nothing was changed anywhere."""
 
     plan: Plan
+    measured: tuple[MeasuredSlowdown, ...] = ()
+    """slow-downs of pairs in the log, which the plan counts on"""
 
     def __repr__(self) -> str:
         models = ", ".join(one_line(model.name) for model in self.plan.models)
@@ -51,9 +55,14 @@ class PlanResult(Drawable):
         """A row for each model: its demand and its supply."""
         return models_table(self.plan)
 
+    @property
+    def slowdowns(self) -> Table:
+        """A row for each model beside another one, by the log's pairs."""
+        return slowdowns_table(self.measured)
+
     def to_json(self) -> dict[str, Any]:
         """As `fractune plan --json` prints it."""
-        return plan_json(self.plan)
+        return {**plan_json(self.plan), "slowdowns": [each.to_json() for each in self.measured]}
 
     def _draw(self, path: Path) -> None:
         """Draw the devices and their parts."""
@@ -81,8 +90,9 @@ def plan(
     one device is divided for the most throughput. `partitioning` is `mig`, `mps`, `green`, `cpu` or `limit`, and
     overrides the file. With `simulate` requests arrive at random in a simulation with the seed `seed`, and the plan
     has the headroom that p99 needs. Times come from bundles and profiles. Times of the file's `model` entries come from
-    the log of `server`, or of the one-machine stack in `state`. With `measure` the shares that the plan depends on are
-    timed there first, without a search. An unreachable server is awaited for `reconnect_s`.
+    the log of `server`, or of the one-machine stack in `state`. Pairs of these models that `fractune pair` recorded in
+    a named log say how much they slow each other down. With `measure` the shares that the plan depends on are timed
+    there first, without a search. An unreachable server is awaited for `reconnect_s`.
 
     Raises BadRequest, BadBundle, FractuneError without the solver, and the errors of `tune` if a log is used.
     PlanInfeasible names the limiting model and a remedy.
@@ -102,20 +112,33 @@ def plan(
     if measure:
         _check_can_measure(read)
         return _measured_plan(read, planned, time)
-    if not read.logged and (server is None or read.request.device.partitioning is Partitioning.LIMIT):
+    if not read.logged and server is None and state is None:
         return PlanResult(make_plan(read.request, simulated=simulate, seed=seed))
     return planned()
 
 
 def plan_by_server(client: RpcClient, read: PlanFile, *, simulate: bool, seed: int) -> PlanResult:
-    """A plan by the server, with its log's data on the file's `model` entries."""
+    """A plan by the server, with its log's data on the file's `model` entries, and on pairs of all models."""
     logged = {}
     for name, each in read.logged.items():
         with model_file(each.path) as path:
             model = client.upload_model(path).name
         logged[name] = LoggedModel(model, each.inputs, each.requests_per_run)
-    request = request_to_proto(read.request, logged, simulate=simulate, seed=seed)
-    return PlanResult(from_proto(Plan, client.make_plan(request)))
+    pairs = [from_proto(MeasuredPair, each) for each in client.pairs("", MOST_PAIRS)]
+    asked, measured = with_slowdowns(read.request, read.paired_as, pairs)
+    if asked.device.partitioning is Partitioning.LIMIT:  # by predictions, which are the client's
+        return paired_plan(make_plan(asked, simulated=simulate, seed=seed), measured)
+    request = request_to_proto(asked, logged, simulate=simulate, seed=seed)
+    return paired_plan(from_proto(Plan, client.make_plan(request)), measured)
+
+
+def paired_plan(plan: Plan, measured: tuple[MeasuredSlowdown, ...]) -> PlanResult:
+    """The plan, with a note if it counts on measured pairs."""
+    if not measured:
+        return PlanResult(plan)
+    count = f"{len(measured)} slow-down{'s' * (len(measured) > 1)}"
+    note = f"{count} by co-runners from measured pairs in the log; a pair at other shares than the plan's may differ"
+    return PlanResult(replace(plan, notes=(*plan.notes, note)), measured)
 
 
 def _measured_plan(read: PlanFile, planned: Callable[[], PlanResult], time: Callable[..., None]) -> PlanResult:

@@ -41,6 +41,8 @@ class PlanFile:
     """without rows if the log has to supply them"""
     logged: Mapping[str, LogModel]
     """by the name of the model"""
+    paired_as: Mapping[str, str]
+    """the names in measured pairs, by the name of the model"""
 
 
 def read_plan(
@@ -59,10 +61,11 @@ def read_plan(
     whole = TableReader(name, content)
     whole.check_keys("device", "models", "interference", "headroom", "penalty", "latency_part")
     device, count = _device(whole.table("device"), partitioning)
-    models, logged = [], {}
+    models, logged, paired_as = [], {}, {}
     for table in whole.tables("models"):
         model, log_model = _model(table, device, folder)
         models.append(model)
+        paired_as[model.name] = _paired_as(table, model.name)
         if log_model is not None:
             logged[model.name] = log_model
     request = PlanRequest(
@@ -74,7 +77,7 @@ def read_plan(
         headroom=whole.number("headroom", 0.0),
         latency_part=whole.number("latency_part", DEFAULT_LATENCY_PART),
     )
-    return PlanFile(request, logged)
+    return PlanFile(request, logged, paired_as)
 
 
 def _device(table: TableReader, partitioning: str) -> tuple[DeviceType, int | None]:
@@ -91,7 +94,7 @@ def _model(table: TableReader, device: DeviceType, folder: Path) -> tuple[ModelD
     table = table.called(f"model '{name}'")
     table.check_keys(
         *("name", "rate_per_s", "latency_ms", "memory_gib", "inputs", "requests_per_run"),
-        *_SOURCES,
+        *(*_SOURCES, "paired_as"),
     )
     given = [key for key in _SOURCES if table.has(key)]
     if len(given) != 1:
@@ -120,6 +123,12 @@ def _model(table: TableReader, device: DeviceType, folder: Path) -> tuple[ModelD
         memory_gib=table.number("memory_gib", 0.0),
     )
     return demand, logged
+
+
+def _paired_as(table: TableReader, name: str) -> str:
+    """A bundle is named after its model's file, and a pair has the names of its bundles."""
+    files = [table.text(key) for key in ("bundle", "model") if table.has(key)]
+    return table.text("paired_as") or (Path(files[0]).stem if files else name)
 
 
 def _profile(table: TableReader, name: str, device: DeviceType, folder: Path) -> tuple[Row, ...]:

@@ -61,4 +61,4 @@ def plan(
     if as_json:
         print(json.dumps({"event": "plan", **made.to_json()}))
     else:
-        print_tables(made.table, made.models, picture=picture)
+        print_tables(made.table, made.models, *([made.slowdowns] if made.measured else []), picture=picture)

@@ -15,6 +15,7 @@ from fractune_core.codec.messages import to_proto
 from fractune_core.errors import PlanInfeasible
 from fractune_core.pb import fractune_pb2 as pb
 from tests.support.client_samples import job_script
+from tests.support.measured_pairs import measured_pair
 from tests.support.paths import REPOSITORY
 from tests.support.processes.scripted_server import ScriptedServer, serving
 
@@ -146,6 +147,33 @@ def test_a_model_in_the_log_is_planned_by_the_server(
     assert asked.models[0].model in server.models
     assert asked.models[0].requests_per_run == 4
     assert "cpu:1" in capsys.readouterr().out
+
+
+def test_pairs_of_a_named_log_say_what_models_cost_each_other(
+    tmp_path: Path, server: ScriptedServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the names of their files; a plan that the server does not make has them too."""
+    server.plans = [a_plan(share_is_predicted=False)]
+    server.pairs = [to_proto(measured_pair(first="a", second="second"), pb.MeasuredPair)]
+    stated = 'profile = [{share = "cpu:1", latency_ms = 9}]'
+    other = f'\n[[models]]\nname = "b"\nrate_per_s = 5\npaired_as = "second"\n{stated}'
+    both = LOGGED.replace('name = "a"', 'name = "first"') + other
+    assert main(["plan", write(tmp_path, both), "--server", server.address]) == 0
+    (asked,) = server.plan_requests
+    assert {(each.model, each.beside): each.i for each in asked.interference} == {
+        ("first", "b"): 1.4,
+        ("b", "first"): 1.02,
+    }
+    said = capsys.readouterr().out
+    assert "slow-downs of measured pairs" in said
+    assert "1.40 (1.35 .. 1.50)" in said
+    limits = both.replace('model = "a.onnx"\nrequests_per_run = 4', f'paired_as = "a"\n{stated}')
+    limits = limits.replace("cores = 2", 'cores = 2\npartitioning = "limit"')
+    assert main(["plan", write(tmp_path, limits), "--server", server.address, "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert len(server.plan_requests) == 1
+    assert [(each["model"], each["factor"]) for each in data["slowdowns"]] == [("first", 1.4), ("b", 1.02)]
+    assert any("slow-downs by co-runners from measured pairs" in note for note in data["notes"])
 
 
 def test_measuring_times_the_curve_then_what_the_plan_takes(tmp_path: Path, server: ScriptedServer) -> None:

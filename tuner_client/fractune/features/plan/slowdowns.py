@@ -1,0 +1,107 @@
+"""The slow-downs of a plan's models beside each other, as far as a log has their pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from fractune.text.rendering import Column, Table
+from fractune.text.text import estimate_text, moment_text
+from fractune_core.analysis.pairs import OWN_UNITS, MeasuredPair, PairedModel
+from fractune_core.analysis.slowdown_ci import Estimate
+from fractune_core.errors import one_line
+from fractune_core.planning.devices import DeviceType
+from fractune_core.planning.requests import PlanRequest
+
+MOST_PAIRS = 1000
+"""the newest pairs of a log that a plan reads"""
+
+
+@dataclass(frozen=True)
+class MeasuredSlowdown:
+    """The time of a plan's model beside another one, over its time alone, each on units of its own."""
+
+    model: str
+    """in the plan"""
+    beside: str
+    i: Estimate
+    shares: tuple[str, str]
+    """at which both were measured"""
+    host: str
+    measured_at: float
+    """seconds since 1970"""
+    pair_id: str
+
+    @property
+    def factor(self) -> float:
+        """What the plan multiplies times by: a co-runner makes nothing faster."""
+        return max(1.0, self.i.median)
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "shares": list(self.shares), "factor": self.factor}
+
+
+def with_slowdowns(
+    request: PlanRequest, names: Mapping[str, str], pairs: Sequence[MeasuredPair]
+) -> tuple[PlanRequest, tuple[MeasuredSlowdown, ...]]:
+    """The request with what the pairs say of its models, and the slow-downs that were taken. The request's own
+    `interference` goes before. `names` has the models' names in pairs; `pairs` are the newest first.
+    """
+    known = _known(pairs, request.device)
+    taken = tuple(
+        MeasuredSlowdown(model.name, other.name, *found)
+        for model in request.models
+        for other in request.models
+        if (request.is_fleet or model is not other) and (model.name, other.name) not in request.interference
+        if (found := known.get((names[model.name], names[other.name]))) is not None
+    )
+    measured = {(each.model, each.beside): each.factor for each in taken}
+    return replace(request, interference={**request.interference, **measured}), taken
+
+
+def slowdowns_table(slowdowns: Sequence[MeasuredSlowdown]) -> Table:
+    """A row for each model beside another one."""
+    return Table(
+        title="slow-downs of measured pairs",
+        columns=(
+            *(Column("model", wraps_at=20), Column("beside", wraps_at=20), Column("slow-down", numbers=True)),
+            *(Column("share"), Column("its share"), Column("host", dispensable=1), Column("measured", dispensable=2)),
+        ),
+        cells=tuple(
+            (
+                *(one_line(each.model), one_line(each.beside), estimate_text(each.i), *each.shares),
+                *(one_line(each.host), moment_text(each.measured_at)),
+            )
+            for each in slowdowns
+        ),
+        rows=tuple(each.to_json() for each in slowdowns),
+    )
+
+
+_Found = tuple[Estimate, tuple[str, str], str, float, str]
+
+
+def _known(pairs: Sequence[MeasuredPair], device: DeviceType) -> dict[tuple[str, str], _Found]:
+    """The newest of two models, by their names. Parts of a plan never overlap, so only models on units of their own
+    count, and only shares of the plan's own kind.
+    """
+    found: dict[tuple[str, str], _Found] = {}
+    for pair in pairs:
+        if pair.how != OWN_UNITS or not all(_is_part(each, device) for each in pair.models):
+            continue
+        for one, other in _both_ways(pair):
+            if one.interference is not None:
+                facts = (one.share, other.share), pair.host, pair.measured_at, pair.pair_id
+                found.setdefault((one.model_name, other.model_name), (one.interference, *facts))
+    return found
+
+
+def _both_ways(pair: MeasuredPair) -> Iterator[tuple[PairedModel, PairedModel]]:
+    first, second = pair.models
+    yield first, second
+    yield second, first
+
+
+def _is_part(model: PairedModel, device: DeviceType) -> bool:
+    return model.share.partition(":")[0] == device.timed_by.partitioning
