@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 import pytest
 import redis
@@ -299,59 +298,3 @@ def test_inference_loads_a_bundle_s_machine_code_without_tvm_s_package(
 ) -> None:
     """The host's code of each kernel finds the machine code."""
     assert run_script(_LOAD_BUNDLE, environ, str(small_bundle)) == ["True", "True", "True", "False"]
-
-
-def half_precision_model(path: Path) -> Path:
-    """Two like convolutions of float16, and a matrix product of what comes out of them."""
-    rng = np.random.default_rng(0)
-    shapes = {"w0": (64, 64, 3, 3), "w1": (64, 64, 3, 3), "w2": (16, 64)}
-    tensors = [
-        onnx.numpy_helper.from_array(rng.uniform(-1, 1, shape).astype("float16"), name)
-        for name, shape in shapes.items()
-    ]
-    given, out = (
-        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT16, shape)
-        for name, shape in (("x", [1, 64, 16, 16]), ("y", [1, 64, 16, 64]))
-    )
-    nodes = [
-        onnx.helper.make_node("Conv", ["x", "w0"], ["c0"], pads=[1, 1, 1, 1]),
-        onnx.helper.make_node("Conv", ["c0", "w1"], ["c1"], pads=[1, 1, 1, 1]),
-        onnx.helper.make_node("MatMul", ["c1", "w2"], ["y"]),
-    ]
-    graph = onnx.helper.make_graph(nodes, "halves", [given], [out], tensors)
-    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8), path)
-    return path
-
-
-_SEARCH_AND_BUILD = """
-import json, sys
-from fractune_workers.children.tvm_api.keep_out import stay_off_gpus
-stay_off_gpus()
-from fractune_workers.children.building.child import BuilderChild
-from fractune_workers.children.searching.child import SearcherChild
-search, builder = SearcherChild(2), BuilderChild()
-
-def built(operator, count):
-    name, workload, target, key = (operator[each] for each in ("workload_hash", "workload", "target", "key"))
-    search.open(name, workload, target, key, 0, [], [])
-    builder.learn_workload(name, workload)
-    traces = ["", *(item["trace"] for item in search.propose(name, key, count))]
-    return [[trace, builder.build(name, target, trace)] for trace in traces]
-
-print(json.dumps([built(each, int(sys.argv[2])) for each in json.loads(sys.argv[1])], default=bytes.hex))
-"""
-
-
-@pytest.mark.long
-def test_half_precision_is_searched_with_tensor_cores(tmp_path: Path) -> None:
-    """In one process: TVM takes long to load what it knows of tensor cores."""
-    operators = ingested(half_precision_model(tmp_path / "halves.onnx"))
-    (convolution,) = (each for each in operators if "conv2d" in each["name"])
-    (product,) = (each for each in operators if "matmul" in each["name"])
-    assert convolution["weight"] == 2, "both in one layout"
-    command = [sys.executable, "-c", _SEARCH_AND_BUILD, json.dumps([convolution, product]), str(CANDIDATES)]
-    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
-    for built in json.loads(lines[-1]):
-        assert ['"Tensorize"' in trace for trace, _ in built] == [False] + [True] * CANDIDATES
-        for _, answer in built:
-            assert_cubin({**answer, "object": bytes.fromhex(answer["object"])})

@@ -14,7 +14,7 @@ import tvm
 from fractune_core import __version__
 from fractune_core.errors import BadRequest, FractuneError
 from fractune_core.files.bundles import RECORDS, WEIGHTS, object_entry, write_bundle
-from fractune_core.implementations import DIRECT, implementation_of, trace_of
+from fractune_core.implementations import DIRECT, FLOAT32_SUMS, implementation_of, trace_of
 from fractune_core.model_inputs import constants_in
 from fractune_core.targets import capability, runs_on
 from fractune_workers.children.compiling.implementations import implementations_of, with_implementations
@@ -25,6 +25,7 @@ from fractune_workers.children.importing.model_file import load_variants, named
 from fractune_workers.children.importing.passes import Operator, extract
 from fractune_workers.children.layouts.implementations import IMPLEMENTATIONS
 from fractune_workers.children.tvm_api.dot_products import dot_products
+from fractune_workers.children.tvm_api.half_precision import operands, sums
 from fractune_workers.children.tvm_api.intrinsics import keep_out_gpu_intrinsics, load_intrinsics, prepare_tensor_cores
 from fractune_workers.children.tvm_api.keep_out import stay_off_gpus
 from fractune_workers.children.tvm_api.target import (
@@ -91,10 +92,11 @@ def _prepared(path: str, inputs: str, identity: str) -> _Prepared:
 
 def _others(target: tvm.target.Target, operators: list[Operator], direct: Iterable[Workload]) -> list[str]:
     """The implementations that some operator may have: of convolutions on a CPU, which are blocked, and of products of
-    whole numbers, where the processor has instructions for them.
+    whole numbers, where the processor has instructions for them. On a GPU products of float16 have one.
     """
     if target.kind.name != "llvm":
-        return []
+        halves = any(sums(workload.mod)[:1] == ["float16"] and operands(workload.mod) for workload in direct)
+        return [FLOAT32_SUMS] if halves else []
     images = any(_MANY_WAYS in operator.name for operator in operators)
     integers = dot_products(target) if any(whole_numbers(workload.mod) for workload in direct) else []
     return [*(IMPLEMENTATIONS if images else ()), *integers]

@@ -84,6 +84,8 @@ def own_arguments(name: str, arguments: Sequence[_Array], described: Sequence[An
         if len(described[weights][3]) > _RANGE:
             return list(arguments)
         return [INTEGERS[name].pack(each) if at == weights else each for at, each in enumerate(arguments)]
+    if name not in IMPLEMENTATIONS:
+        return list(arguments)
     most = max(each.ndim for each in arguments)
     return [_repacked_slots(name, each) if each.ndim == most else each for each in arguments]
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from fractune_core.implementations import DIRECT, INEXACT, implementation_of, text_of, trace_of
-from fractune_workers.children.layouts.implementations import order_of
+from fractune_workers.children.layouts.implementations import IMPLEMENTATIONS, order_of
 from fractune_workers.children.layouts.integers import INTEGERS
 from fractune_workers.children.searching.operator_search import OperatorSearch
 from fractune_workers.children.tvm_api.traces import args_of
@@ -123,7 +123,7 @@ def _likeliest_first(workloads: Mapping[str, Any]) -> list[str]:
     """In this order they have their turns, as long as nothing is known."""
     integers = [name for name in INTEGERS if name in workloads]
     others = [name for name in workloads if name not in integers]
-    if len(others) == 1:
+    if not IMPLEMENTATIONS.keys() & others:
         return [*integers, *others]
     expected = order_of([tuple(shape) for _, _, shape, *_ in args_of(workloads[DIRECT])])
     return integers + sorted(others, key=lambda name: expected.index(name) if name in expected else len(expected))

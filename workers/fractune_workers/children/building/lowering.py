@@ -1,0 +1,31 @@
+"""The options of TVM's lowering that a schedule for a GPU needs.
+
+They follow from the schedule, so a trace is enough to build the same code again.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import s_tir
+
+_DYNAMIC = "shared.dyn"
+
+
+def lowering_context(mod: tvm.IRModule) -> tvm.transform.PassContext:
+    """The present context, with the options for the scheduled module."""
+    present = tvm.transform.PassContext.current()
+    return tvm.transform.PassContext(opt_level=present.opt_level, config={**present.config, **_options(mod)})
+
+
+def _options(mod: tvm.IRModule) -> dict[str, bool]:
+    found: list[Any] = []
+    for function in mod.functions.values():
+        tvm_ffi.structural_walk(function.body, (s_tir.SBlock, found.append))
+    buffers = [buffer for block in found for buffer in block.alloc_buffers if buffer.scope() == _DYNAMIC]
+    types = {str(buffer.dtype) for buffer in buffers}
+    # StorageRewrite lets a tile of sums reuse that of operands; of another type, TVM cannot address it then. What tiles
+    # share of dynamic memory is decided later anyway (MergeSharedMemoryAllocations).
+    return {"tirx.disable_storage_rewrite": True} if len(types) > 1 else {}
