@@ -11,7 +11,17 @@ from starlette.requests import Request
 
 
 def wants_json(request: Request) -> bool:
-    return "application/json" in request.headers.get("accept", "") or request.query_params.get("as") == "json"
+    return request.query_params.get("as") == "json" or _accepts(request.headers.get("accept", ""), "application/json")
+
+
+def _accepts(header: str, media_type: str) -> bool:
+    """Whether an Accept header names this type, and not with the quality 0, which refuses it (RFC 9110, 12.5.1)."""
+    for each in header.split(","):
+        name, *parameters = (part.strip().lower() for part in each.split(";"))
+        if name == media_type:
+            qualities = [part[2:] for part in parameters if part.startswith("q=")]
+            return not any(quality.strip("0.") == "" for quality in qualities)
+    return False
 
 
 def own_address(request: Request) -> str:

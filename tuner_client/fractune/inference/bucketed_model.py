@@ -285,4 +285,9 @@ def _text(inputs: Any) -> str:
     """`ids [1, 300]`"""
     if not isinstance(inputs, Mapping):
         return type(inputs).__name__
-    return ", ".join(f"{name} {list(getattr(each, 'shape', ()))}" for name, each in inputs.items()) or "nothing"
+    return ", ".join(f"{name} {_shape_text(each)}" for name, each in inputs.items()) or "nothing"
+
+
+def _shape_text(value: Any) -> str:
+    shape = getattr(value, "shape", None)
+    return f"of type {type(value).__name__}, which is no array" if shape is None else str(list(shape))

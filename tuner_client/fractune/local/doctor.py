@@ -86,14 +86,21 @@ def cuda_uses(here: Any) -> list[Use]:
     builds = Use("cuda-builds", "compile for NVIDIA GPUs, without one", [packages("local"), _compiler(here)])
     measures = [
         packages("local"),
-        Finding("GPU", ", ".join(here.gpus), "no NVIDIA GPU is visible; load the driver, or give the container a GPU"),
-        _driver(here),
-        Finding("CUDA runtime", here.cudart, "libcudart.so.13: pip install 'fractune[cuda]', or install CUDA 13"),
+        *gpu_findings(here),
         Finding("NVML", "libnvidia-ml.so.1" if here.nvml else "", f"comes with the driver: {_DRIVER_HINT}"),
         *map(_library, here.libraries),
         Finding("MPS control", here.mps_control, f"only shares mps:N, mps-sm:N need it: {PACKAGES}", optional=True),
     ]
     return [builds, Use("gpu", "measure on NVIDIA GPUs", measures)]
+
+
+def gpu_findings(here: Any) -> list[Finding]:
+    """What running code on a GPU needs. `here`: fractune_workers.inventory.cuda.CudaHere."""
+    return [
+        Finding("GPU", ", ".join(here.gpus), "no NVIDIA GPU is visible; load the driver, or give the container a GPU"),
+        _driver(here),
+        Finding("CUDA runtime", here.cudart, "libcudart.so.13: pip install 'fractune[cuda]', or install CUDA 13"),
+    ]
 
 
 def packages(extra: str) -> Finding:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import stat
 import struct
 import weakref
 import zipfile
@@ -164,6 +165,8 @@ class _OwnPlace(io.RawIOBase):
     """
 
     def __init__(self, path: Path) -> None:
+        if stat.S_ISFIFO(path.stat().st_mode):
+            raise OSError(errno.ESPIPE, "it is a pipe, and not a file")  # opening it would wait for a writer
         self._file = io.FileIO(path)
         self._place = 0
 

@@ -196,7 +196,7 @@ class Bundle:
                 "upgrade fractune"
             )
         if type(found) is not int or found not in (_BEFORE, FORMAT, JOINED_FORMAT):
-            raise BadBundle(f"{self.name}: bundle format {found}, this fractune reads {JOINED_FORMAT}; make it again")
+            raise BadBundle(f"{self.name}: bundle format {found!r}, this fractune reads {JOINED_FORMAT}; make it again")
 
     def _check_manifest(self) -> None:
         wrong = manifests.complaint(self.manifest)

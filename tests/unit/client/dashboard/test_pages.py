@@ -70,6 +70,21 @@ def test_a_view_is_a_page_and_json_at_the_same_address(pages: Pages, path: str) 
     assert isinstance(pages.data(path), dict)
 
 
+@pytest.mark.parametrize(
+    ("accept", "is_json"),
+    [
+        ("text/html, application/json", True),
+        ("Application/JSON ; q=0.5", True),
+        ("application/json;q=0", False),
+        ("application/json;q=0.000, text/html", False),
+        ("application/json-seq", False),
+    ],
+)
+def test_json_is_given_to_who_accepts_it(pages: Pages, accept: str, *, is_json: bool) -> None:
+    given = pages.ask("GET", "/shares", accept=accept).headers["content-type"]
+    assert given.startswith("application/json") is is_json
+
+
 def test_a_page_asks_for_nothing_from_elsewhere_and_runs_no_inline_script(pages: Pages) -> None:
     page = pages.page(JOB)
     policy = page.headers["content-security-policy"]

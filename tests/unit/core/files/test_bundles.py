@@ -3,6 +3,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
 import random
 import time
 import tracemalloc
@@ -258,7 +259,8 @@ def test_a_changed_manifest_is_noticed_though_its_checksum_was_made_to_fit() -> 
 @pytest.mark.parametrize(
     ("number", "do"),
     [
-        *((number, "make it again") for number in (1, None, 3.0, 2.0, True, "3")),
+        *((number, "make it again") for number in (1, None, 3.0, 2.0, True)),
+        ("4", "bundle format '4', this fractune reads 4; make it again"),
         (5, "upgrade fractune"),
     ],
 )
@@ -340,6 +342,12 @@ def test_no_file(tmp_path: Path) -> None:
         Bundle(tmp_path / "none.fractune")
     with pytest.raises(BadBundle, match="this is a folder; name the bundle file in it"):
         Bundle(tmp_path)
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.fractune")
+    with pytest.raises(BadBundle, match="it is a pipe, and not a file"):
+        Bundle(tmp_path / "pipe.fractune")
 
 
 def test_the_whole_models_times_are_added_and_all_else_stays() -> None:

@@ -7,7 +7,8 @@ import importlib
 import os
 from pathlib import Path
 
-from fractune.local.doctor import Finding, Use, packages
+from fractune.local.doctor import Finding, Use, gpu_findings, packages
+from fractune.local.programs import look_for_cuda
 from fractune_core.errors import BadBundle, first_line
 from fractune_core.files.buckets import Buckets
 from fractune_core.files.bundles import Bundle
@@ -21,6 +22,8 @@ def bundle_use(path: Path) -> Use:
         findings = [packages("run"), _processor(bundle)]
         if bundle.manifest["device"]["kind"] == CPU:
             findings.append(_cores(bundle))
+        else:
+            findings += gpu_findings(look_for_cuda())
         findings += _runtimes(bundle)
     return Use("bundle", f"run {path.name}", findings)
 

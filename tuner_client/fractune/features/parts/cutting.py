@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     Array = npt.NDArray[Any]
 
 _RUNS = 2
+_SHOWN = 80
+"""characters of a name in an error"""
 _ONNX = ("", "ai.onnx")
 _INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 _NUMBERS = {"bool", "float16", "float32", "float64", *_INTEGERS}
@@ -232,6 +234,8 @@ def _written(model: onnx.ModelProto, numbers: Sequence[int], values: Mapping[str
 
 
 def _tensor(values: Mapping[str, Tensor], name: str) -> Tensor:
+    if not name.isprintable():
+        raise BadModel(f"its value {name[:_SHOWN]!r} has a name that cannot be printed; rename it when you export it")
     if name not in values:
         raise BadModel(f"its value '{name}' is not a tensor of numbers, and would lie between two parts")
     return values[name]

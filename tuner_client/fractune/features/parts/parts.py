@@ -8,6 +8,7 @@ import importlib.metadata
 import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -18,7 +19,7 @@ from typing import Any
 from fractune.features.parts.cut_child import ERROR, STAGES
 from fractune.features.parts.part_names import part_name
 from fractune.local.stack import own_env
-from fractune_core.errors import BadModel
+from fractune_core.errors import BadModel, shortened
 from fractune_core.files.bundles import Bundle
 from fractune_core.files.compared import ONNX_RUNTIME, Runtime
 from fractune_core.files.joined import join_stages
@@ -29,6 +30,8 @@ from fractune_core.refusals import RefusedNode
 _NEEDED = ("onnx", "onnxruntime")
 _CHILD = "fractune.features.parts.cut_child"
 _CUT_TIMEOUT_S = 600.0
+_MOST_CHARACTERS = 200
+"""of what a process said last"""
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,7 @@ def cut_model(model: Path, shapes: Mapping[str, Sequence[int]], refused: Sequenc
     if (folder / ERROR).exists():
         raise BadModel((folder / ERROR).read_text(encoding="utf-8"))
     if not (folder / STAGES).exists():
-        raise BadModel(f"{model.name}: the process that cuts it ended with code {ended.returncode}")
+        raise BadModel(f"{model.name}: the process that cuts it {_end_text(ended)}")
     stages = Stages.from_json(json.loads((folder / STAGES).read_text(encoding="utf-8")))
     if len(stages.parts) == len(stages.steps):
         raise BadModel(f"{model.name}: nothing that can be imported is worth a part of its own")
@@ -83,6 +86,14 @@ def cut_model(model: Path, shapes: Mapping[str, Sequence[int]], refused: Sequenc
         files.append(folder / part_name(model.name, place + 1))
         (folder / f"{place}.onnx").rename(files[-1])
     return Parts(stages, tuple(files))
+
+
+def _end_text(ended: subprocess.CompletedProcess[bytes]) -> str:
+    """How it ended, and its last words: C++ that aborts says why."""
+    code = ended.returncode
+    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+    lines = ended.stderr.decode(errors="replace").strip().splitlines()
+    return f"{how} ({shortened(lines[-1], _MOST_CHARACTERS)})" if lines else how
 
 
 def join_parts(model: Path, parts: Parts, bundles: Sequence[Path], written: Path) -> None:

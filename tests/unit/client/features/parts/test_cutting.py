@@ -10,11 +10,13 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
+from fractune.features.parts import parts as parts_module
 from fractune.features.parts.cutting import cut
 from fractune.features.parts.parts import cut_model
 from fractune_core.errors import BadModel
 from fractune_core.files.staged import Stages
 from fractune_core.refusals import RefusedNode
+from tests.support import children
 from tests.support.parts import CDIST, SHAPE, write_middle, write_parted
 
 FLOAT = TensorProto.FLOAT
@@ -121,6 +123,44 @@ def test_a_node_that_is_not_there_is_said(tmp_path: Path) -> None:
         cut(write_middle(tmp_path / "m.onnx"), {}, [RefusedNode("other", "", ())], tmp_path)
 
 
+def test_a_value_whose_name_cannot_be_printed_is_refused_before_anything_is_tuned(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["a\nb"]),
+        helper.make_node("CDist", ["a\nb", "a\nb"], ["c"], name="cdist", domain="com.microsoft", metric="sqeuclidean"),
+        helper.make_node("MatMul", ["c", "vv"], ["y"]),
+    ]
+    with pytest.raises(BadModel, match=r"its value 'a\\nb' has a name that cannot be printed; rename it"):
+        cut(write_parted(tmp_path / "m.onnx", nodes, {"y": FLOAT}), {}, [CDIST], tmp_path)
+
+
+def test_a_loop_with_a_computed_number_of_iterations_is_a_part(tmp_path: Path) -> None:
+    double = helper.make_node("Add", ["state", "state"], ["next"])
+    body = helper.make_graph(
+        [double, helper.make_node("Identity", ["go"], ["goes_on"])],
+        "body",
+        [
+            helper.make_tensor_value_info("count", TensorProto.INT64, []),
+            helper.make_tensor_value_info("go", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("state", FLOAT, [2, 6]),
+        ],
+        [
+            helper.make_tensor_value_info("goes_on", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("next", FLOAT, [2, 6]),
+        ],
+    )
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["a"]),
+        helper.make_node("ReduceMax", ["x"], ["most"], keepdims=0),
+        helper.make_node("Ceil", ["most"], ["whole"]),
+        helper.make_node("Cast", ["whole"], ["n"], to=TensorProto.INT64),
+        helper.make_node("Loop", ["n", "", "a"], ["y"], name="many", body=body),
+    ]
+    model = write_parted(tmp_path / "m.onnx", nodes, {"y": FLOAT})
+    stages = cut(model, {}, [RefusedNode("many", "", ())], tmp_path)
+    assert stages.parts[0].operators["Loop"] == 1
+    assert_same(model, stages, tmp_path)
+
+
 def test_a_process_of_its_own_cuts_and_names_the_files_by_the_model(tmp_path: Path) -> None:
     (tmp_path / "parts").mkdir()
     parts = cut_model(write_middle(tmp_path / "m.onnx"), {}, [CDIST], tmp_path / "parts")
@@ -135,3 +175,12 @@ def test_a_file_that_is_no_model_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(BadModel) as refused:
         cut_model(tmp_path / "m.onnx", {}, [CDIST], tmp_path / "parts")
     assert "\n" not in str(refused.value)
+
+
+def test_the_end_of_the_process_that_cuts_is_said_with_its_last_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parts_module, "_CHILD", "aborting_child")
+    monkeypatch.setenv("PYTHONPATH", str(Path(children.__file__).parent))
+    with pytest.raises(BadModel, match=r"was killed by SIGABRT \(terminate called: no such attribute\)"):
+        cut_model(write_middle(tmp_path / "m.onnx"), {}, [CDIST], tmp_path)

@@ -5,12 +5,14 @@ what share there is. Kernels are those of the CPU; where weights, inputs and out
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 import fractune
+from fractune.features.compete import needs
 from fractune.inference import backends
 from fractune.inference.gpu import backend, driver
 from fractune.inference.gpu.driver import ask_gpu
@@ -82,6 +84,15 @@ def test_a_bundle_runs_at_the_share_of_the_process(small: Small, bundle: Path) -
         (output,) = model.run(inputs, variant)
         np.testing.assert_allclose(output, expected, rtol=1e-5)
         output[:] = 0  # its own
+
+
+def test_the_doctor_misses_the_gpu_of_a_bundle(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a GPU, whatever the machine of the test has."""
+    here = SimpleNamespace(gpus=[], driver_cuda=0, driver="", cudart="libcudart.so.13")
+    monkeypatch.setattr(needs, "look_for_cuda", lambda: here)
+    use = needs.bundle_use(bundle)
+    assert not use.ready
+    assert [each.what for each in use.findings if not each.found] == ["GPU", "driver"]
 
 
 @pytest.mark.usefixtures("staged")

@@ -24,7 +24,7 @@ from fractune.features.shapes.bundle_times import BundleTimes, bundle_times
 from fractune.features.shapes.text import padding_line
 from fractune.sessions.session import session
 from fractune_core.errors import BadRequest
-from fractune_core.files.bundles import is_bundle
+from fractune_core.files.bundles import SUFFIX, is_bundle
 from fractune_core.shares import Share
 
 app = typer.Typer(help="The tuning log: show, export, import, prune, dead.", rich_markup_mode=None)
@@ -192,7 +192,7 @@ def match(
     place: options.Place,
 ) -> None:
     """Show the record of the log that each operator would use at a share."""
-    if is_bundle(model):
+    if is_bundle(model) or model.suffix == SUFFIX:  # a torn one is named as such
         _print_bundle(model, share, as_json=as_json)
         return
     if not share:

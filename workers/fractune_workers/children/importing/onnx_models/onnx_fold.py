@@ -26,7 +26,14 @@ from onnx.reference import ReferenceEvaluator
 
 from fractune_core.errors import BadModel
 from fractune_workers.children.importing.limits import ComputedConstants, Limits, check_tensor
-from fractune_workers.children.importing.onnx_graph import described, domain_of, names_read, operator_of, subgraphs
+from fractune_workers.children.importing.onnx_graph import (
+    described,
+    domain_of,
+    names_read,
+    operator_of,
+    refusal,
+    subgraphs,
+)
 from fractune_workers.children.importing.onnx_models.decompositions import decomposed
 from fractune_workers.children.importing.onnx_models.onnx_loops import unrolled
 from fractune_workers.children.importing.operators.packed_weights import PACKED_WEIGHTS, inferred
@@ -195,7 +202,7 @@ class Folding:
             yield from unrolled(node, self._opsets.get("", 1), self)
             return
         if node.op_type == _REFUSED_LOOP:
-            raise BadModel(f"{described(node)} is a loop, which TVM cannot import; export without it")
+            raise refusal(node, self._opsets.get("", 1), "no loop over a sequence can be imported; export without it")
         branch = self._taken_branch(node)
         if branch is not None:
             self.add_weights(branch.initializer)

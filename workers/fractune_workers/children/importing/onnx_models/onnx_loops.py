@@ -17,7 +17,7 @@ from onnx import helper, numpy_helper
 
 from fractune_core.errors import BadModel
 from fractune_core.model_inputs import CONSTANT
-from fractune_workers.children.importing.onnx_graph import captured_by, described
+from fractune_workers.children.importing.onnx_graph import captured_by, described, refusal
 from fractune_workers.children.importing.onnx_models.onnx_count import MOST_CONNECTIONS, count_nodes
 
 _AXES_ARE_INPUTS = 13
@@ -58,7 +58,7 @@ def unrolled(node: onnx.NodeProto, opset: int, folder: Folder) -> Iterable[onnx.
     """The nodes in the place of a loop. Raises BadModel where the number of iterations is not known."""
     body = next((each.g for each in node.attribute if each.name == "body"), None)
     if body is None or (node.op_type == "Scan" and opset < _SCAN_WITHOUT_BATCH):
-        raise BadModel(f"{described(node)} has a form that cannot be read; export the model with opset 9 or later")
+        raise refusal(node, opset, "its form cannot be read; export the model with opset 9 or later")
     yield from (_Loop if node.op_type == "Loop" else _Scan)(node, body, opset, folder).nodes()
 
 
@@ -71,6 +71,9 @@ class _Unrolling:
         self._what = f"the model, with {described(node)} unrolled,"
         self._around = 0
         """nodes that each iteration adds around the body: `Gather` and `Unsqueeze`"""
+
+    def _refusal(self, why: str) -> BadModel:
+        return refusal(self._node, self._opset, why)
 
     def _hint(self, name: str, example: str) -> str:
         """The remedy where `name` is not known before: inputs of one number may become constants."""
@@ -123,9 +126,9 @@ class _Unrolling:
 
     def _stacked(self, output: str, parts: Sequence[str], axis: int) -> list[onnx.NodeProto]:
         if not 0 < len(parts) <= MOST_CONNECTIONS:
-            raise BadModel(
-                f"{described(self._node)} stacks the results of {len(parts):,} iterations, and 1 to "
-                f"{MOST_CONNECTIONS:,} can be unrolled; {_HINT}"
+            raise self._refusal(
+                f"it stacks the results of {len(parts):,} iterations, and 1 to {MOST_CONNECTIONS:,} can be unrolled; "
+                f"{_HINT}"
             )
         wide = [f"{output}/{number}" for number in range(len(parts))]
         attributes, axes = dict[str, Any](), list[str]()
@@ -171,7 +174,7 @@ class _Loop(_Unrolling):
         numbers = self._folder.numbers(name)
         if numbers is None:
             hint = self._hint(name, example="3")
-            raise BadModel(f"{described(self._node)} runs as often as a computed number says; {hint}")
+            raise self._refusal(f"it runs as often as a computed number says; {hint}")
         return max(0, int(numbers.reshape(-1)[0]))
 
     def _goes_on(self) -> bool:
@@ -181,7 +184,7 @@ class _Loop(_Unrolling):
         numbers = self._folder.numbers(name)
         if numbers is None:
             hint = self._hint(name, example="1")
-            raise BadModel(f"{described(self._node)} runs as long as a computed condition holds; {hint}")
+            raise self._refusal(f"it runs as long as a computed condition holds; {hint}")
         return bool(numbers.reshape(-1)[0])
 
 
@@ -225,7 +228,7 @@ class _Scan(_Unrolling):
         shapes = [self._folder.shape(name) for name in scanned]
         trips = {shape[axis] for shape, axis in zip(shapes, axes, strict=True) if shape is not None}
         if None in shapes or len(trips) != 1:
-            raise BadModel(f"{described(self._node)} reads inputs without one known length; {_HINT}")
+            raise self._refusal(f"it reads inputs without one known length; {_HINT}")
         return trips.pop()
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from fractune.cli import main
 from fractune_core.codec.messages import to_proto
+from fractune_core.errors import BadBundle
 from fractune_core.pb import fractune_pb2 as pb
 from tests.support.client_samples import record
 from tests.support.processes.cli_process import only_line
@@ -75,3 +76,10 @@ def test_a_csv_cannot_be_imported_and_the_line_names_the_format_that_can(
     assert main(["log", "import", str(path), *at]) == 2
     line = only_line(capsys.readouterr().err)
     assert line.endswith("log.csv is a CSV, which cannot be imported; export with --format jsonl")
+
+
+def test_a_torn_bundle_is_named_as_such(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torn = tmp_path / "m.fractune"
+    torn.write_bytes(b"PK torn")
+    assert main(["match", str(torn)]) == BadBundle.exit_code
+    assert "m.fractune: not a fractune bundle, or torn" in capsys.readouterr().err
