@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 
+import fractune
 from tests.support.processes.cli_process import error_line, events, run_fractune, users_of, write_model
 
 pytestmark = pytest.mark.alone
@@ -50,6 +53,16 @@ def test_it_ends_when_the_peer_is_beaten(tmp_path: Path) -> None:
     assert share["parity_s"] == goal["tuning_s"] > 0
     assert share["outputs_agree"]
     assert Path(told[-1]["bundle"]).is_file()
+    assert_is_in_the_log(Path(told[-1]["bundle"]).parent / "state", share)
+
+
+def assert_is_in_the_log(state: Path, share: Mapping[str, Any]) -> None:
+    """For the chart of the job: the peer's last time, beside that of the bundle."""
+    with fractune.local_stack(state=state) as client:
+        timed = client.runtime_times()[0]
+    assert (timed.runtime, timed.share, timed.inputs) == ("onnxruntime", "cpu:1", {"x": [1, 8]})
+    assert (timed.loop_s, timed.bundle_loop_s) == (share["peer_s"], share["our_s"])
+    assert timed.loop_ratio.high == share["ratio_high"]
 
 
 def tune_until_beaten(folder: Path) -> subprocess.CompletedProcess[str]:

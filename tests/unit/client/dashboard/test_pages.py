@@ -418,11 +418,29 @@ def test_a_job_whose_tuning_went_on_in_parts_names_their_jobs(pages: Pages, serv
         job.CopyFrom(whole)
         job.name, job.model_display_name, job.message = f"jobs/j{number}", name, ""
         job.create_time.FromSeconds(secs)
-        server.script.append(job)
+        server.script.insert(0, job)
     until(lambda: "the tuning went on in parts: j2 (done)" in pages.page("/").text)
     assert pages.data(JOB)["parts"] == ["jobs/j2"]
     assert "Jobs of its parts" in pages.page(JOB).text
     assert pages.data("/jobs/j4")["parts"] == []
+
+
+def test_jobs_are_listed_newest_first(pages: Pages, server: ScriptedServer) -> None:
+    server.script[-1].message = refusal_text(17, node_text("cdist", "", "CDist"), "no kernel computes this operator")
+    for number, name in ((2, "m.part1.onnx"), (3, "m.part2.onnx")):
+        another_job(server, f"jobs/j{number}", name)
+        server.script[0].create_time.FromSeconds(number)
+        server.script[0].message = ""
+    newest = ["jobs/j3", "jobs/j2", "jobs/j1"]
+    until(lambda: [each["name"] for each in pages.data("/")["jobs"]] == newest)
+    shown = r'<td class=""><a href="/(jobs/j.)">'
+    assert re.findall(shown, pages.page("/").text) == newest
+    assert "the tuning went on in parts: j2 (done), j3 (done)" in pages.page("/").text
+    assert re.findall(shown, pages.page(JOB).text) == newest[:2]
+    model = f"/models/{server.script[-1].spec.model.removeprefix('models/')}"
+    assert re.findall(shown, pages.page(model).text.partition("Its jobs")[2]) == newest
+    for path in ("/compare", "/fit", "/plan"):
+        assert re.findall(r'<option value="(jobs/j.)">', pages.page(path).text)[:3] == newest
 
 
 def test_other_runtimes_are_lines_of_a_job_and_a_table_of_its_model(pages: Pages, server: ScriptedServer) -> None:

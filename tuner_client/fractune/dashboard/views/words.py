@@ -94,17 +94,19 @@ def _job_row(job: JobStatus, among: Sequence[JobStatus], *, shaped: bool) -> tup
 
 
 def part_jobs(job: JobStatus, jobs: Sequence[JobStatus]) -> list[JobStatus]:
-    """Of the newest `jobs` those of the parts, with which a client went on after the importer had refused the model."""
+    """Of the `jobs`, which are newest first, those of the parts, with which a client went on after the importer had
+    refused the model.
+    """
     if refused_node(job.message) is None:
         return []
     later = [each for each in jobs if each.created_at > job.created_at]
     end = min((each.created_at for each in later if each.model_name == job.model_name), default=math.inf)
-    parts = [each for each in later if is_part_of(each.model_name, job.model_name) and each.created_at < end]
-    return sorted(parts, key=lambda each: each.created_at)
+    return [each for each in later if is_part_of(each.model_name, job.model_name) and each.created_at < end]
 
 
 def _way_on(job: JobStatus, among: Sequence[JobStatus]) -> str:
-    parts = [f"{Collection.JOBS.parse(each.name)} ({each.state.value})" for each in part_jobs(job, among)]
+    in_order = reversed(part_jobs(job, among))
+    parts = [f"{Collection.JOBS.parse(each.name)} ({each.state.value})" for each in in_order]
     if parts:
         return f"the tuning went on in parts: {', '.join(parts)}"
     return _PARTS if refused_node(job.message) else ""

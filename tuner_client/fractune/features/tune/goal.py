@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -19,18 +20,25 @@ from fractune.features.goal.goal_result import (
     next_trials,
 )
 from fractune.features.goal.goal_table import goal_news
+from fractune.features.goal.logged import step_times
 from fractune.features.tune.bundle import BundleFile
 from fractune.features.tune.result import TuneResult
 from fractune.local.stack import own_env
 from fractune.local.timing_process import check_share, timing_process
 from fractune.server.job_status import JobStatus
+from fractune.server.rpc import RpcClient
 from fractune.sessions.finding import PathText
 from fractune.sessions.progress import View
 from fractune.sessions.running import run_job
 from fractune.sessions.session import tuning_session
-from fractune_core.errors import BadRequest
+from fractune_core.codec.messages import to_proto
+from fractune_core.errors import BadRequest, FractuneError
+from fractune_core.files.buckets import input_shapes
+from fractune_core.files.bundles import Bundle
 from fractune_core.files.fused import is_fused
 from fractune_core.jobs import JobSpec
+from fractune_core.names import Collection
+from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.shares import Share
 
 PEERS = ("onnxruntime",)
@@ -125,6 +133,7 @@ def tune_until_beaten(
                 job = run_job(place, model, pursuit.spec_of_step(target), view)
                 place.client.download_bundle(job.bundle, written)
                 pursuit.take(job, written)
+                pursuit.record(place.client, job, written)
                 if pursuit.goal.end is not None:
                     return TuneResult(job, BundleFile(written, job.name), place.client.measurers(), pursuit.goal)
                 operators = sum(operator.selected for operator in job.operators)
@@ -169,6 +178,16 @@ class _Pursuit:
         end = goal_end(self.goal, _known(job), self._goal_spec.trials, self._empty_steps, minutes_over=over)
         self.goal = replace(self.goal, end=end)
         self._show()
+
+    def record(self, client: RpcClient, job: JobStatus, bundle: Path) -> None:
+        """Keep the peer's times in the log of the job, for its page. A failure costs these times alone."""
+        try:
+            with contextlib.closing(Bundle(bundle)) as opened:
+                inputs = input_shapes(opened.manifest)
+            times = step_times(self.goal, Collection.MODELS.parse(job.model), inputs)
+            client.add_runtime_times(to_proto(each, pb.RuntimeTime) for each in times)
+        except FractuneError as error:
+            self._view.show_step(f"the times of {self.goal.peer} are not in the log: {error}")
 
     def _timed_beside(self, job: JobStatus, bundle: Path) -> tuple[PeerTiming, ...]:
         far = {each.share for each in job.results if each.tuned_s > _FAR * self.goal.peer_s[each.share]}

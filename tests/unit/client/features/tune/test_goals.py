@@ -19,6 +19,7 @@ from fractune.features.goal.goal_result import (
     next_trials,
 )
 from fractune.features.goal.goal_table import goal_json, goal_line, goal_table, step_line, verdict_line
+from fractune.features.goal.logged import step_times
 
 PEER_SECS = tuple(1e-3 * (1 + 0.01 * (number % 3)) for number in range(15))
 
@@ -155,3 +156,17 @@ def test_a_quantized_model_has_a_note_and_json_of_the_exact_session() -> None:
     assert note.startswith("note: at cpu:1 onnxruntime with exact products takes 505 us, ours / theirs 1.00 (")
     assert goal_json(plain)["shares"][0]["exact"] is None
     assert goal_json(exact)["shares"][0]["exact"]["ratio"] == pytest.approx(1.0)
+
+
+def test_a_log_gets_the_peer_of_the_last_step() -> None:
+    first, second = step_times(goal(1.4, 0.8), "ab" * 32, {"x": [1, 8]})
+    assert (first.share, second.share) == ("cpu:1", "cpu:2")
+    assert (first.runtime, first.version, first.inputs) == ("onnxruntime", "1.31", {"x": [1, 8]})
+    timed = timing(0.8)
+    assert (first.loop_s, first.bundle_loop_s) == (timed.peer_s, timed.our_s)
+    assert (first.paced_s, first.bundle_paced_s) == (timed.paced.peer_s, timed.paced.our_s)
+    assert first.loop_ratio.median == pytest.approx(0.8, rel=0.02)
+    assert first.paced_ratio.median == pytest.approx(1.6, rel=0.02)
+    for each in (first, second):
+        each.check()
+    assert first.time_id != second.time_id
