@@ -32,7 +32,7 @@ def open_child(args: list[str]) -> dict[str, Callable[..., Any]]:
         opened = Bundle(Path(bundle))
         model = model_of(opened if member is None else opened.members[member], share=share, runtimes=False)
         inputs = typical_inputs(model.inputs, highest_integers(model.inputs, model.run))
-        compared, found = time_beside_runtimes(model, inputs, _file(onnx, repeats, exact=exact), runtimes)
+        compared, found = time_beside_runtimes(model, [inputs], _file(onnx, repeats, exact=exact), runtimes)
         confinement.verify()
         return {"compared": compared.to_json(), "runtimes": _as_json(found)}
 

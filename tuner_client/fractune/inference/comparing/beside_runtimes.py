@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fractune.inference.comparing.agreement import rounding
@@ -41,30 +41,32 @@ class Contenders:
 
 
 def time_beside_runtimes(
-    model: Model, inputs: dict[str, Array], file: Contenders, runtimes: Sequence[str]
+    model: Model, requests: Sequence[dict[str, Array]], file: Contenders, runtimes: Sequence[str]
 ) -> tuple[Compared, dict[str, Runtime]]:
     """Times of the model and of its file in the `runtimes` that can run it and agree with it, and these runtimes.
 
-    All have a thread for each core of the model's share. The model runs its own code, and pads inputs that have none
-    of its shapes.
+    The `requests` are inputs that take turns: a runtime may take longer for a shape other than that of the request
+    before. All have a thread for each core of the model's share. The model runs its own code, and pads inputs that have
+    none of its shapes.
     """
-    wanted = model.run(inputs)
-    allowed = _QUANTIZED_AGREE if file.is_quantized or not file.exact else _allowed(model, inputs, wanted)
-    calls: dict[str, Callable[[], Any]] = {OURS: partial(model.run, inputs)}
+    wanted = list(map(model.run, requests))
+    allowed = _QUANTIZED_AGREE if file.is_quantized or not file.exact else _allowed(model, requests[0], wanted[0])
+    calls: dict[str, Callable[[], Any]] = {OURS: _in_turn(model.run, requests)}
     found, refused, differ = {}, {}, {}
     for name in runtimes:
         settings = settings_of(name, exact=file.exact)
         try:
             session = _session(model, file.onnx, name, settings)
-            call = _call(model, session, inputs)
-            differ[name] = worst = differences(call(), wanted)[1]
+            feeds = _feeds(model, session, requests)
+            outputs = map(session.run, feeds)
+            differ[name] = worst = max(differences(*each)[1] for each in zip(outputs, wanted, strict=True))
         except (FractuneError, ValueError) as error:
             refused[name] = str(error)
             continue
         if worst > allowed:
             refused[name] = f"its outputs differ by {worst:.1e} of the largest value, and {allowed:.0e} is rounding"
             continue
-        calls[name], found[name] = call, Runtime(session.version, settings)
+        calls[name], found[name] = _in_turn(session.run, feeds), Runtime(session.version, settings)
     times = time_interleaved(calls, file.repeats, apart=True)
     ours = times[OURS]
     timed = {OURS: _timed(ours, None, None)}
@@ -86,10 +88,14 @@ def _session(model: Model, onnx: bytes, name: str, settings: Mapping[str, str]) 
     return open_session(name, onnx, file_name, threads, model.share.cpus[:threads], settings, shapes)
 
 
-def _call(model: Model, session: Session, inputs: dict[str, Array]) -> Callable[[], list[Array]]:
+def _feeds(model: Model, session: Session, requests: Sequence[dict[str, Array]]) -> list[dict[str, Array]]:
     names = input_order(model.bundle.manifest, session)
-    feed = dict(zip(names, inputs.values(), strict=True))
-    return lambda: session.run(feed)
+    return [dict(zip(names, inputs.values(), strict=True)) for inputs in requests]
+
+
+def _in_turn(run: Callable[[dict[str, Array]], Any], requests: Sequence[dict[str, Array]]) -> Callable[[], Any]:
+    turns = itertools.cycle(requests)
+    return lambda: run(next(turns))
 
 
 def _timed(times: Times, ours: Times | None, difference: float | None) -> Timed:

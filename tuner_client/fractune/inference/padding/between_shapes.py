@@ -15,6 +15,8 @@ from fractune_core.files.compared import OURS, Between, Compared, Runtime
 
 _PART = 8
 """Where the predicted size is not it, the largest size is found to this part of those between two buckets"""
+_IN_TURN = 4
+"""sizes in one contest"""
 _SAFE = 0.95
 """of the predicted way from the smallest size"""
 
@@ -31,12 +33,13 @@ def time_between_shapes(
     for symbol, low in gaps(model.bucket_sizes, bucket):
         left = [name for name in exact.times if name != OURS]
 
-        def compare(size: int, symbol: str = symbol, left: Sequence[str] = left) -> Compared:
-            sizes = {**model.bucket_sizes[bucket], symbol: size}
-            inputs = inputs_of(model.inputs, model.axes, sizes, 0, highs)
-            compared, there = time_beside_runtimes(model, inputs, file, left)
+        def compare(size: int, symbol: str = symbol, low: int = low, left: Sequence[str] = left) -> Compared:
+            whole = model.bucket_sizes[bucket]
+            several = [{**whole, symbol: each} for each in near(size, low, whole[symbol])]
+            requests = [inputs_of(model.inputs, model.axes, sizes, 0, highs) for sizes in several]
+            compared, there = time_beside_runtimes(model, requests, file, left)
             used.update(there)
-            found.append(Between(sizes, compared))
+            found.append(Between({**whole, symbol: size}, compared))
             return compared
 
         smallest = compare(low)
@@ -46,6 +49,16 @@ def time_between_shapes(
             guess = low + int(_SAFE * part_of_gap(smallest, exact) * (high - low))
             find_largest(low, high, guess, lambda size: bool(compare(size).faster))
     return found, used
+
+
+def near(size: int, low: int, high: int) -> range:
+    """The sizes whose requests take turns in the contest at `size`: this one and those below it, from `low` on. At the
+    smallest sizes they are larger ones, below `high`.
+
+    A runtime may prepare itself for another size: OpenVINO takes longer for it than for the same one again.
+    """
+    first = max(low, size - _IN_TURN + 1)
+    return range(first, min(first + _IN_TURN, high))
 
 
 def part_of_gap(smallest: Compared, exact: Compared) -> float:

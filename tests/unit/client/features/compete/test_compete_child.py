@@ -17,8 +17,8 @@ from tests.support.real_bundle import ENCODER
 def test_contenders_get_ids_of_the_tables_and_masks_of_ones(encoders: Path) -> None:
     asked: dict[str, Any] = {}
 
-    def compare(_model: Any, inputs: dict[str, Any], *_: Any) -> tuple[Compared, dict[str, Any]]:
-        asked.update(inputs)
+    def compare(_model: Any, requests: list[dict[str, Any]], *_: Any) -> tuple[Compared, dict[str, Any]]:
+        asked.update(requests[0])
         return Compared({}), {}
 
     def ask() -> bool:  # in a process of its own, because it is confined

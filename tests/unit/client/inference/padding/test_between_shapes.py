@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,14 @@ import pytest
 
 import fractune
 from fractune import BucketedModel
+from fractune.inference.comparing import beside_runtimes
 from fractune.inference.comparing.beside_runtimes import Contenders
 from fractune.inference.padding import between_shapes
-from fractune.inference.padding.between_shapes import find_largest, part_of_gap, time_between_shapes
+from fractune.inference.padding.between_shapes import find_largest, near, part_of_gap, time_between_shapes
 from fractune.inference.padding.padded_outputs import gaps
+from fractune.inference.runtimes import sessions
 from fractune_core.files.compared import Compared, Runtime, Timed
+from tests.support.encoders import inputs_of
 from tests.support.real_bundle import ENCODER, ENCODER_SHAPES
 
 
@@ -52,6 +56,14 @@ def test_the_largest_size_is_found_below_the_guess(largest: int, guess: int) -> 
     assert asked[:1] == ([] if guess == 1 else [guess])
 
 
+@pytest.mark.parametrize(
+    ("size", "sizes"), [(9, [9, 10, 11, 12]), (10, [9, 10, 11, 12]), (12, [9, 10, 11, 12]), (15, [12, 13, 14, 15])]
+)
+def test_sizes_near_one_take_turns_with_it(size: int, sizes: list[int]) -> None:
+    assert list(near(size, 9, 16)) == sizes
+    assert list(near(9, 9, 11)) == [9, 10]
+
+
 def at_sizes(padded_s: float, runtime_s: float, ratio: tuple[float, float, float] = (2.0, 1.9, 2.1)) -> Compared:
     return Compared({"fractune": Timed(padded_s, padded_s), "onnxruntime": Timed(runtime_s, runtime_s, ratio, ratio)})
 
@@ -61,15 +73,15 @@ def test_where_a_runtime_should_be_as_slow_as_a_padded_run(smallest_s: float, wh
     assert part_of_gap(at_sizes(2.0, smallest_s), at_sizes(2.0, whole_s)) == part
 
 
-def simulated(monkeypatch: pytest.MonkeyPatch, largest: int) -> list[tuple[int, list[str]]]:
-    """Contests are simulated: ONNX Runtime wins up to a length, OpenVINO never. Returns those that were asked for."""
-    asked: list[tuple[int, list[str]]] = []
+def simulated(monkeypatch: pytest.MonkeyPatch, wins: list[bool]) -> list[list[str]]:
+    """Contests are simulated: ONNX Runtime wins some, OpenVINO none. Returns the runtimes that they were asked for."""
+    asked: list[list[str]] = []
 
-    def compare(_model: Any, inputs: Any, _file: Any, names: list[str]) -> tuple[Compared, dict[str, Runtime]]:
-        length = inputs["ids"].shape[1]
-        asked.append((length, list(names)))
-        wins = {"onnxruntime": length <= largest, "openvino": False}
-        ratios = {name: (2.0, 1.9, 2.1) if wins[name] else (0.9, 0.8, 0.95) for name in names}
+    def compare(_model: Any, requests: Any, _file: Any, names: list[str]) -> tuple[Compared, dict[str, Runtime]]:
+        assert len({inputs["ids"].shape[1] for inputs in requests}) == 4
+        won = {"onnxruntime": wins[len(asked)], "openvino": False}
+        asked.append(list(names))
+        ratios = {name: (2.0, 1.9, 2.1) if won[name] else (0.9, 0.8, 0.95) for name in names}
         times = {name: Timed(1.0, 1.0, ratio, ratio) for name, ratio in ratios.items()}
         return Compared({"fractune": Timed(1.0, 1.0), **times}), {name: Runtime("1", {}) for name in names}
 
@@ -77,19 +89,48 @@ def simulated(monkeypatch: pytest.MonkeyPatch, largest: int) -> list[tuple[int, 
     return asked
 
 
-@pytest.mark.parametrize(("largest", "sizes"), [(0, [9]), (10, [9, 15, 12, 10, 11]), (99, [9, 15])])
+@pytest.mark.parametrize(
+    ("wins", "sizes"),
+    [([False], [9]), ([True, False, False, True, False], [9, 15, 12, 10, 11]), ([True, True], [9, 15])],
+)
 def test_a_runtime_that_loses_at_the_smallest_size_is_timed_at_no_other(
-    encoders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, largest: int, sizes: list[int]
+    encoders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wins: list[bool], sizes: list[int]
 ) -> None:
     files = [encoders / f"{ENCODER}-{batch}x{length}.fractune" for batch, length in ENCODER_SHAPES[ENCODER]]
     model = fractune.load(fractune.join(files, out=tmp_path / "joined.fractune"))
     assert isinstance(model, BucketedModel)
-    asked = simulated(monkeypatch, largest)
+    asked = simulated(monkeypatch, wins)
     file = Contenders(b"", is_quantized=False, exact=True, repeats=6)
     exact = Compared({name: Timed(1.0, 1.0) for name in ("fractune", "onnxruntime", "openvino")})
     found, used = time_between_shapes(model, 1, file, exact)
     assert [each.sizes for each in found] == [{"batch": 1, "length": size} for size in sizes]
-    assert asked == [
-        (size, ["onnxruntime"] if number else ["onnxruntime", "openvino"]) for number, size in enumerate(sizes)
-    ]
+    assert asked == [["onnxruntime", "openvino"], *[["onnxruntime"]] * (len(sizes) - 1)]
     assert used.keys() == {"onnxruntime", "openvino"}
+
+
+def test_every_request_of_a_contest_has_another_size_than_the_one_before(
+    encoders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = [encoders / f"{ENCODER}-{batch}x{length}.fractune" for batch, length in ENCODER_SHAPES[ENCODER]]
+    model = fractune.load(fractune.join(files, out=tmp_path / "joined.fractune"), runtimes=False)
+    opened, lengths = sessions.open_session, list[int]()
+
+    def open_session(*given: Any) -> Any:
+        session = opened(*given)
+        run = session.run
+
+        def noted(feed: dict[str, Any]) -> Any:
+            lengths.append(feed["ids"].shape[1])
+            return run(feed)
+
+        monkeypatch.setattr(session, "run", noted)
+        return session
+
+    monkeypatch.setattr(beside_runtimes, "open_session", open_session)
+    file = Contenders((encoders / f"{ENCODER}.onnx").read_bytes(), is_quantized=False, exact=True, repeats=2)
+    requests = [inputs_of(length) for length in (9, 10, 11)]
+    compared, _ = beside_runtimes.time_beside_runtimes(model, requests, file, ["onnxruntime"])
+    assert compared.times.keys() == {"fractune", "onnxruntime"}
+    assert lengths[:3] == [9, 10, 11]  # whose outputs are compared
+    assert all(one != other for one, other in pairwise(lengths[3:]))
+    assert set(lengths[3:]) == {9, 10, 11}
