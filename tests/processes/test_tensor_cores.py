@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -17,10 +18,12 @@ from fractune_core.files.bundles import Bundle
 from fractune_core.implementations import DIRECT, FLOAT32_SUMS, implementation_of
 from fractune_core.records import UNTUNED
 from fractune_core.shares import Device, GrantedShare
+from fractune_workers.child import Child
 from fractune_workers.children.tvm_api.artifacts import unpack
 from fractune_workers.cuda.compilers import find_compiler
 from fractune_workers.reader import reader_child
-from tests.processes.test_cuda_builds import assert_cubin, ingested
+from tests.integration.test_half_precision import product
+from tests.processes.test_cuda_builds import assert_cubin, build, ingested
 from tests.support.hardware.cubins import cubins_in
 from tests.support.hardware.sass import MISSING, instructions
 
@@ -83,9 +86,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def operators(model: Path) -> list[dict[str, Any]]:
-    """The convolution and the product."""
+    """The convolution, the product, and a larger one with sums in float16 alone."""
     found = ingested(model)
-    return [next(each for each in found if kind in each["name"]) for kind in ("conv2d", "matmul")]
+    chosen = [next(each for each in found if kind in each["name"]) for kind in ("conv2d", "matmul")]
+    return [*chosen, {**chosen[0], "workload_hash": "12", "workload": product(512, "float16", sums="float16")}]
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +117,7 @@ def test_half_precision_is_searched_with_tensor_cores_and_sums_of_both_types(
     operators: list[dict[str, Any]], candidates: list[list[tuple[str, bytes]]]
 ) -> None:
     assert operators[0]["weight"] == 2, "both convolutions in one layout"
-    for built in candidates:
+    for built in candidates[:2]:
         assert ['"Tensorize"' in trace for trace, _ in built] == [False] + [True] * CANDIDATES
         kinds = Counter(implementation_of(trace) for trace, _ in built if trace != UNTUNED)
         assert kinds == {DIRECT: CANDIDATES // 2, FLOAT32_SUMS: CANDIDATES // 2}
@@ -122,12 +126,24 @@ def test_half_precision_is_searched_with_tensor_cores_and_sums_of_both_types(
             assert sums == {"HMMA.16816.F32" if implementation_of(trace) == FLOAT32_SUMS else "HMMA.16816.F16"}
 
 
+def test_candidates_may_request_more_memory_than_a_kernel_has_statically(
+    operators: list[dict[str, Any]], candidates: list[list[tuple[str, bytes]]]
+) -> None:
+    """All are built for the whole GPU; a target of less memory shows how much they request."""
+    limited = json.dumps({**json.loads(operators[2]["target"]), "max_shared_memory_per_block": 48 * 1024 - 1})
+    builder = Child("fractune_workers.children.building.child")
+    causes = [build(builder, operators[2], trace, limited)["cause"] for trace, _ in candidates[2][1:]]
+    builder.stop()
+    requested = [int(found[1]) for cause in causes if (found := re.search(r"needs (\d+) bytes of shared", cause))]
+    assert 48 * 1024 < max(requested) <= 227 * 1024
+
+
 def test_a_bundle_has_the_sums_of_its_candidates(
     model: Path, operators: list[dict[str, Any]], candidates: list[list[tuple[str, bytes]]], tmp_path: Path
 ) -> None:
     """The convolution's in float32, the product's in float16."""
     out = tmp_path / "halves.fractune"
-    wanted = zip(operators, candidates, (FLOAT32_SUMS, DIRECT), strict=True)
+    wanted = zip(operators[:2], candidates[:2], (FLOAT32_SUMS, DIRECT), strict=True)
     traces = {
         operator["workload_hash"]: next(trace for trace, _ in built[1:] if implementation_of(trace) == kind)
         for operator, built, kind in wanted

@@ -13,13 +13,9 @@ import tvm
 import tvm_ffi
 
 from fractune_core.errors import FractuneError
-from fractune_core.targets import capability
+from fractune_workers.children.tvm_api.cuda_target import shared_bytes_at_launch
 
 _STATIC, _DYNAMIC = "shared", "shared.dyn"
-_STATIC_MOST_BYTES = 48 * 1024
-_OPT_IN_KIB = {75: 64, 80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 103: 227, 110: 227, 120: 99, 121: 99}
-"""shared memory of a kernel that requests it at its launch, by compute capability (CUDA C++ Programming Guide,
-technical specifications); TVM's launcher requests it"""
 
 
 class TooLarge(FractuneError):
@@ -72,16 +68,6 @@ def check_limits(kernels: tvm.IRModule, target: tvm.target.Target) -> None:
         _compare(variable.name_hint, "threads", needs.threads, threads)
         _compare(variable.name_hint, "bytes of static shared memory", needs.static_bytes, static_bytes)
         _compare(variable.name_hint, "bytes of shared memory", needs.static_bytes + needs.dynamic_bytes, most_bytes)
-
-
-def shared_bytes_at_launch(arch: str, static_bytes: int) -> int:
-    """The shared memory that a kernel may request at its launch, on a target that has `static_bytes`.
-
-    The limit of a target that was given less than a GPU has is `static_bytes`.
-    """
-    if static_bytes < _STATIC_MOST_BYTES:
-        return static_bytes
-    return max(static_bytes, _OPT_IN_KIB.get(capability(arch) or 0, 0) * 1024)
 
 
 def _compare(kernel: str, what: str, needed: int, there: int) -> None:

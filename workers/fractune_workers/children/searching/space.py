@@ -9,6 +9,7 @@ from tvm.s_tir import meta_schedule as ms
 
 from fractune_workers.children.searching import integers, rows, winograd
 from fractune_workers.children.searching.accumulators import FitsRegisters
+from fractune_workers.children.searching.shared_memory import FitsSharedMemory
 from fractune_workers.children.tvm_api.intrinsics import prepare_tensor_cores
 from fractune_workers.children.tvm_api.target import vector_unit
 
@@ -22,12 +23,12 @@ def space_for(workload: Any, target: tvm.target.Target) -> Any:
 
     For a CPU, loops are vectorized as wide as a register, where MetaSchedule takes up to 64 elements. An epilogue that
     is wider than the accumulators prevents LLVM from holding them in registers. For a GPU, MetaSchedule would by itself
-    take the space with tensor cores for everything, and threads with more sums than registers.
+    take the space with tensor cores for everything, threads with more sums than registers, and static memory alone.
     """
     if target.kind.name == "cuda":
         kind = "cuda-tensorcore" if prepare_tensor_cores(workload, target) else "cuda"
         of_gpus = ms.TuneContext(mod=workload.mod, target=target, space_generator=kind).space_generator
-        return _changed(of_gpus, postprocs=[FitsRegisters(), *of_gpus.postprocs])
+        return _changed(of_gpus, postprocs=[FitsRegisters(), *map(_with_own_limits, of_gpus.postprocs)])
     usual = ms.TuneContext(mod=workload.mod, target=target, space_generator="post-order-apply").space_generator
     if winograd.is_winograd(workload.mod):
         return winograd.space(usual)
@@ -42,6 +43,10 @@ def space_for(workload: Any, target: tvm.target.Target) -> Any:
 def _changed(space: Any, **changes: Any) -> Any:
     kept = {name: getattr(space, name) for name in ("sch_rules", "postprocs", "mutator_probs")}
     return ms.space_generator.PostOrderApply(**{**kept, **changes})
+
+
+def _with_own_limits(postproc: Any) -> Any:
+    return FitsSharedMemory() if isinstance(postproc, ms.postproc.VerifyGPUCode) else postproc
 
 
 def _vectorizes(rule: Any) -> bool:

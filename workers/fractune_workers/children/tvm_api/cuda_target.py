@@ -21,9 +21,13 @@ _BLOCK = {
     "max_threads_per_block": 1024,
     "thread_warp_size": 32,
 }
-"""The limits of a block on every NVIDIA GPU. The search allocates shared memory statically, and a kernel may have 48
-KiB of static memory at most, even where a device offers more to a launch that requests it."""
+"""The limits of a block on every NVIDIA GPU. A kernel may have 48 KiB of static shared memory at most, even where a
+device offers more to a launch that requests it (`shared_bytes_at_launch`)."""
 _FIRST_WITH_A, _FIRST_WITH_F = 90, 100
+_STATIC_MOST_BYTES = 48 * 1024
+_OPT_IN_KIB = {75: 64, 80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 103: 227, 110: 227, 120: 99, 121: 99}
+"""shared memory of a kernel that requests it at its launch, by compute capability (CUDA C++ Programming Guide,
+technical specifications); TVM's launcher requests it"""
 
 
 def config_of(text: str) -> dict[str, Any]:
@@ -53,6 +57,16 @@ def completed(text: str, config: dict[str, Any], compiler: CudaCompiler | None =
         raise BadRequest(f"target '{text}' names no architecture, and a build has no GPU to ask; {HINT}")
     _check_arch(text, str(arch), compiler)
     return {**_BLOCK, **config}
+
+
+def shared_bytes_at_launch(arch: str, static_bytes: int) -> int:
+    """The shared memory that a kernel may request at its launch, on a target that has `static_bytes`.
+
+    The limit of a target that was given less than a GPU has is `static_bytes`.
+    """
+    if static_bytes < _STATIC_MOST_BYTES:
+        return static_bytes
+    return max(static_bytes, _OPT_IN_KIB.get(capability(arch) or 0, 0) * 1024)
 
 
 @functools.cache
