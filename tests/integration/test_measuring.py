@@ -99,6 +99,19 @@ def test_every_candidate_computes_what_numpy_does(built: Built) -> None:
         confinement.leave()
 
 
+def test_no_kernel_of_a_gpu_takes_less_than_its_launch(built: Built, tmp_path: Path) -> None:
+    session = built.session(tmp_path)
+    try:
+        session.handshake()
+        roof, trials = session.roof(), session.trials(built.batch)
+    finally:
+        session.stop()
+    assert roof is not None
+    assert (roof.launch_s > 0, roof.has_rates) == (built.share.device_kind == "cuda", built.share.device_kind == "cpu")
+    assert roof.launch_s < 1e-4
+    assert all(each.median_s > 0.9 * roof.launch_s for each in trials.values())
+
+
 def test_trials_and_finals_under_steady_conditions(built: Built, tmp_path: Path) -> None:
     session = built.session(tmp_path)
     on_gpu = built.share.device_kind == "cuda"

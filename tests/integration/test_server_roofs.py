@@ -19,13 +19,15 @@ GFLOPS_OF_A_CORE = 100.0
 WORK = Arithmetic(flops=GFLOPS_OF_A_CORE * 1e9 * 2.4e-4, io_bytes=1 << 20)
 """One candidate in nine comes near its limit (240 us on one core), none beyond: the fastest there is takes 200 us"""
 TRIALS = 64
+LAUNCH_S = 3e-6
+"""as if the shares were of a GPU"""
 
 
 @pytest.fixture(scope="module")
 def fleet(redis_url: str) -> Iterator[SimulatedFleet]:
     with simulated_fleet(redis_url) as fleet:
         for cores in (1, 2):
-            fleet.workers[f"measure-{cores}"].roof = Roof(cores * GFLOPS_OF_A_CORE, 1000.0, 1 << 25)
+            fleet.workers[f"measure-{cores}"].roof = Roof(cores * GFLOPS_OF_A_CORE, 1000.0, 1 << 25, cores * LAUNCH_S)
         yield fleet
 
 
@@ -50,6 +52,10 @@ def test_an_operator_near_its_roof_ends_the_search_and_the_job_says_what_that_sa
         assert part >= NEAR
     assert done.progress.trials_saved > 0
     assert done.progress.candidates_done + done.progress.trials_saved == TRIALS
+
+
+def test_the_launch_floor_of_each_share_is_told(done: pb.Job) -> None:
+    assert {share: roof.launch_s for share, roof in done.roofs.items()} == {"cpu:1": LAUNCH_S, "cpu:2": 2 * LAUNCH_S}
 
 
 def test_a_later_job_knows_the_roof_before_anything_is_measured(client: Client, done: pb.Job) -> None:

@@ -13,9 +13,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from fractune_core.analysis.roofline import Roof
 from fractune_core.shares import Device, Share
 from tests.support.children.poison import PoisonConfinement
 
+LAUNCH_S = 3e-6
+"""of an empty kernel"""
 _LOOK_EVERY_S = 0.002
 _PR_SET_DUMPABLE = 4
 
@@ -38,6 +41,10 @@ class PoisonedChild:
     def anchor(self) -> float:
         self._run({"id": "anchor", "do": "good"})
         return 1.0
+
+    def roof(self) -> dict[str, Any]:
+        self._run({"id": "launch", "do": "good"})
+        return Roof(0.0, 0.0, 0, LAUNCH_S).to_json()
 
     def begin(self, args_info: list[Any], seed: int) -> None:
         del args_info, seed
@@ -131,5 +138,5 @@ def open_child(args: list[str]) -> dict[str, Callable[..., Any]]:
     confinement = PoisonConfinement(Share.parse(share), [int(unit) for unit in units.split(",") if unit])
     confinement.enter()
     child = PoisonedChild(confinement)
-    names = ("device_info", "anchor", "begin", "load", "race", "check", "time_interleaved", "time_model")
+    names = ("device_info", "anchor", "roof", "begin", "load", "race", "check", "time_interleaved", "time_model")
     return {name: getattr(child, name) for name in names}

@@ -292,11 +292,15 @@ class SimulatedWorker:
         if self.hold_after is not None and len(self.measured) >= self.hold_after:
             self.hold_after = None
             self.hold.set()
-        if self.roof is not None:
-            found = {"event": "roof_measured", "job": work["job"], "roof": self.roof.to_json()}
-            found |= {"device_key": self.device.key, "share_key": self.granted().key}
-            self._send(redis_names.SERVER_STREAM, found)
-            self.roof = None
+        self._send_roof(work)
+
+    def _send_roof(self, work: dict[str, Any]) -> None:
+        if self.roof is None:
+            return
+        found = {"event": "roof_measured", "job": work["job"], "roof": self.roof.to_json()}
+        found |= {"device_key": self.device.key, "share_key": self.granted().key}
+        self._send(redis_names.SERVER_STREAM, found)
+        self.roof = None
 
     def _compile(self, work: dict[str, Any]) -> None:
         variants = [{"name": variant["name"], "objects": ["lib0.o"]} for variant in work["variants"]]

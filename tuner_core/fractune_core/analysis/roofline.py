@@ -3,6 +3,8 @@
 An operator takes at least as long as its arithmetic at the peak, and as its traffic at the bandwidth of the memory. So
 attainable seconds = max(flops / peak, bytes / bandwidth). The part of the roof that it reaches is attainable over
 measured seconds.
+
+On a GPU the launch of a kernel is a limit too: the host needs some microseconds for each, whatever the kernel does.
 """
 
 from __future__ import annotations
@@ -17,11 +19,15 @@ NEAR = 0.9
 """an operator at this part of its roof has almost nothing to gain"""
 DOUBTFUL = 1.3
 """above this part the estimate of the arithmetic or the roof is wrong, and nothing is concluded from them"""
+LAUNCH_BOUND = 1.5
+"""a time of up to so many launch floors says more about the host's launches than about the kernels"""
 
 
 @dataclass(frozen=True)
 class Roof(JsonObject):
-    """Measured limits of a share: its arithmetic and its memory, each measured alone on all units of the share."""
+    """Measured limits of a share: its arithmetic and its memory, each measured alone on all units of the share; on a
+    GPU the launch of a kernel instead. 0 = not known.
+    """
 
     gflops: float
     """10^9 float32 operations a second; a fused multiply-add counts as two"""
@@ -29,11 +35,21 @@ class Roof(JsonObject):
     """10^9 bytes a second, from and to memory"""
     cache_bytes: int
     """size of the last-level cache: traffic of up to this size may never reach the memory"""
+    launch_s: float = 0.0
+    """seconds of an empty kernel in a row of many, the launch floor: no kernel takes less. A CPU launches nothing"""
+
+    @property
+    def has_rates(self) -> bool:
+        """Whether its arithmetic and its memory are known."""
+        return self.gflops > 0 and self.gb_per_s > 0
 
     def raised_to(self, other: Roof) -> Roof:
-        """The larger of each figure: whatever slowed one measurement down is not a limit of the share."""
+        """The best of each figure: whatever slowed one measurement down is not a limit of the share."""
         return Roof(
-            max(self.gflops, other.gflops), max(self.gb_per_s, other.gb_per_s), max(self.cache_bytes, other.cache_bytes)
+            max(self.gflops, other.gflops),
+            max(self.gb_per_s, other.gb_per_s),
+            max(self.cache_bytes, other.cache_bytes),
+            min(filter(None, (self.launch_s, other.launch_s)), default=0.0),
         )
 
 
@@ -59,7 +75,7 @@ def attainable_s(arithmetic: Arithmetic, roof: Roof) -> float | None:
     The bandwidth of the caches is not measured. So nothing is known of an operator that its traffic limits while all of
     the traffic may stay in the last-level cache.
     """
-    if not arithmetic.known:
+    if not arithmetic.known or not roof.has_rates:
         return None
     computing_s = arithmetic.flops / (roof.gflops * 1e9)
     moving_s = arithmetic.io_bytes / (roof.gb_per_s * 1e9)
@@ -80,6 +96,15 @@ def is_near(least_s: float | None, measured_s: float | None) -> bool:
     """Whether the roof leaves almost nothing to gain. False when that is not known."""
     part = roof_part(least_s, measured_s)
     return part is not None and part >= NEAR
+
+
+def is_launch_bound(measured_s: float | None, floor_s: float | None) -> bool | None:
+    """Whether a run takes hardly longer than the launches of its kernels, `floor_s` seconds: then shares tie, because
+    the host is timed. None where either is not known.
+    """
+    if not floor_s or not _is_time(measured_s):
+        return None
+    return measured_s <= LAUNCH_BOUND * floor_s
 
 
 def reached(arithmetic: Arithmetic | None, roof: Roof | None, measured_s: float | None) -> float | None:

@@ -318,7 +318,7 @@ class Measured(AnyEvent):
 
 
 class RoofMeasured(AnyEvent):
-    """Once for each measuring process, with its first batch; not for a GPU."""
+    """The limits of a share, whenever a measuring process finds better ones."""
 
     event: Literal["roof_measured"]
     device_key: str

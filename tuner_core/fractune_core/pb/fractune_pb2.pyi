@@ -446,29 +446,35 @@ Global___Job: _TypeAlias = Job  # noqa: Y015
 
 @_typing.final
 class Roof(_message.Message):
-    """The rates of arithmetic and memory of a share, each measured alone: the limits of its operators' speed."""
+    """The rates of arithmetic and memory of a share, each measured alone, and the time of a launch: the limits of its
+    operators' speed. 0 = not known.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     GFLOPS_FIELD_NUMBER: _builtins.int
     GB_PER_S_FIELD_NUMBER: _builtins.int
     CACHE_BYTES_FIELD_NUMBER: _builtins.int
+    LAUNCH_S_FIELD_NUMBER: _builtins.int
     gflops: _builtins.float
     """10^9 float32 operations a second, a fused multiply-add counted as two."""
     gb_per_s: _builtins.float
     """10^9 bytes a second, from and to memory."""
     cache_bytes: _builtins.int
     """Size of the last-level cache in bytes."""
+    launch_s: _builtins.float
+    """Seconds of an empty kernel on a GPU, in a row of many: no kernel takes less."""
     def __init__(
         self,
         *,
         gflops: _builtins.float = ...,
         gb_per_s: _builtins.float = ...,
         cache_bytes: _builtins.int = ...,
+        launch_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_bytes", b"cache_bytes", "gb_per_s", b"gb_per_s", "gflops", b"gflops"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_bytes", b"cache_bytes", "gb_per_s", b"gb_per_s", "gflops", b"gflops", "launch_s", b"launch_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -214,14 +214,11 @@ class MeasurementSession:
         return self.anchor()
 
     def roof(self) -> Roof | None:
-        """The best roof that this session's child has measured, now included; None on a GPU, and after a failure."""
-        if self.gpu_uuid is not None:
-            return None
+        """The roof that this session's child measures now, on a GPU the launch floor; None after a failure."""
         try:
-            answer = self.run((), None, partial(self.call, "roof", _TRIAL_TIMEOUT_S))
+            return Roof.from_json(self.run((), None, partial(self.call, "roof", _TRIAL_TIMEOUT_S)))
         except CHILD_ERRORS:
             return None
-        return None if answer is None else Roof.from_json(answer)
 
     def trials(self, batch: ArtifactBatch, best_s: float = math.inf) -> dict[str, Outcome]:
         """Race the candidates, each on its own: only one that comes close to the fastest so far is timed for longer.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -10,11 +11,13 @@ from hypothesis import strategies as st
 
 from fractune_core.analysis.roofline import (
     DOUBTFUL,
+    LAUNCH_BOUND,
     NEAR,
     Arithmetic,
     Roof,
     attainable_s,
     gflops,
+    is_launch_bound,
     is_near,
     raised,
     reached,
@@ -83,6 +86,27 @@ def test_operations_a_second() -> None:
     assert gflops(CONVOLUTION, math.inf) is None
     assert gflops(Arithmetic(0.0, 10), 1.0) is None
     assert gflops(None, 1.0) is None
+
+
+def test_a_gpu_has_a_launch_floor_and_no_attainable_time() -> None:
+    floor = Roof(0.0, 0.0, 0, launch_s=3e-6)
+    assert attainable_s(CONVOLUTION, floor) is None
+    assert raised(CONVOLUTION, floor, 1e-3) == floor
+    assert (floor.has_rates, ROOF.has_rates) == (False, True)
+
+
+def test_of_two_launch_floors_the_smaller_known_one_is_kept() -> None:
+    low, high = replace(ROOF, launch_s=3e-6), replace(ROOF, launch_s=5e-6)
+    assert high.raised_to(low) == low.raised_to(high) == low.raised_to(ROOF) == ROOF.raised_to(low) == low
+    assert ROOF.raised_to(ROOF).launch_s == 0.0
+
+
+def test_a_time_near_its_launches_is_called_so_and_what_is_not_known_is_not() -> None:
+    assert is_launch_bound(LAUNCH_BOUND * 3e-6, 3e-6) is True
+    assert is_launch_bound(LAUNCH_BOUND * 3.1e-6, 3e-6) is False
+    assert is_launch_bound(1e-6, 3e-6) is True, "below the floor"
+    unknown = ((None, 3e-6), (math.inf, 3e-6), (3e-6, None), (3e-6, 0.0))
+    assert [is_launch_bound(*each) for each in unknown] == [None] * 4
 
 
 @given(works, roofs, st.floats(1e-9, 1e4))

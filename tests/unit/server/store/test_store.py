@@ -67,6 +67,15 @@ class KeptContract(StoreContract):
             "cpu/2of2core": Roof(180.0, 9.0, 1 << 25),
         }
 
+    def test_of_launch_floors_the_smallest_known_one_of_each_share_is_kept(self, store: Store) -> None:
+        for launch_s in (0.0, 4e-6, 3e-6, 0.0, 5e-6):
+            store.roofs.add("gpu", "mps/32of132sm", Roof(0.0, 0.0, 0, launch_s))
+        store.roofs.add("gpu", "full/132of132sm", Roof(0.0, 0.0, 0, 3.5e-6))
+        assert store.roofs.of("gpu") == {
+            "mps/32of132sm": Roof(0.0, 0.0, 0, 3e-6),
+            "full/132of132sm": Roof(0.0, 0.0, 0, 3.5e-6),
+        }
+
     def test_what_workloads_ask_for_is_known_once_it_was_told(self, store: Store) -> None:
         store.log.add_workloads([("w", "[]"), ("v", "[]")])
         assert store.log.arithmetic(["w", "v", "none"]) == {}

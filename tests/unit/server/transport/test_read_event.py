@@ -79,10 +79,12 @@ def test_times_at_load_that_no_worker_measures_are_not_read(changes: dict[str, A
 @pytest.mark.parametrize("amount", [float("nan"), float("inf"), -1.0])
 def test_an_amount_that_a_database_does_not_hold_is_not_read(amount: float) -> None:
     by_kind = {event["event"]: event for event in EVENTS}
-    roof: Any = {**by_kind["roof_measured"], "roof": {**by_kind["roof_measured"]["roof"], "gflops": amount}}
+    measured: Any = by_kind["roof_measured"]
+    roof: Any = {**measured, "roof": {**measured["roof"], "gflops": amount}}
+    floor: Any = {**measured, "roof": {**measured["roof"], "launch_s": amount}}
     ingested: Any = by_kind["ingested"]
     ingested = {**ingested, "operators": [{**ingested["operators"][0], "flops": amount}]}
-    for event in (roof, ingested):
+    for event in (roof, floor, ingested):
         with pytest.raises(Unreadable):
             read_event(event)
 

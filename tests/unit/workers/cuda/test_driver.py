@@ -12,6 +12,7 @@ import pytest
 
 from fractune_core.cuda.errors import UNKNOWN
 from fractune_core.errors import ShareUnavailable
+from fractune_workers.children.measuring import launch_floor
 from fractune_workers.cuda import anchor, driver
 from fractune_workers.cuda.anchor import GpuAnchor
 from fractune_workers.cuda.driver import CudaDriver, DriverFailed, open_driver
@@ -160,15 +161,15 @@ def test_the_binding_has_every_name_that_is_used(h200: SimulatedGpu) -> None:
 
 
 @pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90", "sm_100"])
-@pytest.mark.parametrize(("kernel", "ptx"), [(driver.KERNEL, driver.PTX), (anchor.KERNEL, anchor.PTX)])
-def test_the_kernels_assemble(arch: str, kernel: str, ptx: bytes, tmp_path: Path) -> None:
+@pytest.mark.parametrize("module", [driver, anchor, launch_floor])
+def test_the_kernels_assemble(arch: str, module: Any, tmp_path: Path) -> None:
     ptxas = shutil.which("ptxas") or shutil.which("/usr/local/cuda/bin/ptxas")
     if ptxas is None:
         pytest.skip("no ptxas: it comes with the CUDA toolkit")
     source, cubin = tmp_path / "kernel.ptx", tmp_path / "kernel.cubin"
-    source.write_bytes(ptx.rstrip(b"\0"))
+    source.write_bytes(module.PTX.rstrip(b"\0"))
     subprocess.run([ptxas, f"-arch={arch}", str(source), "-o", str(cubin)], check=True)
-    assert kernel.encode() in cubin.read_bytes()
+    assert module.KERNEL.encode() in cubin.read_bytes()
 
 
 def test_the_anchor_runs_on_the_confined_stream_and_its_time_is_that_of_one_run(h200: SimulatedGpu) -> None:

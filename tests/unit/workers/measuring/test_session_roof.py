@@ -1,4 +1,4 @@
-"""A session gives its share's roof where there is one to be had, and never an error for it."""
+"""A session gives its share's roof, of a GPU too, and never an error for it."""
 
 from __future__ import annotations
 
@@ -47,15 +47,16 @@ def test_the_roof_is_what_the_child_measured(session: MeasurementSession, monkey
     assert session.roof() == ROOF
 
 
-@pytest.mark.parametrize("answer", [None, CallFailed("no memory"), ChildDied("killed"), ChildTimeout("too slow")])
+@pytest.mark.parametrize("answer", [CallFailed("no memory"), ChildDied("killed"), ChildTimeout("too slow")])
 def test_what_cannot_be_measured_is_not_known(
-    session: MeasurementSession, monkeypatch: pytest.MonkeyPatch, answer: Exception | None
+    session: MeasurementSession, monkeypatch: pytest.MonkeyPatch, answer: Exception
 ) -> None:
     monkeypatch.setattr(RoofChild, "answer", answer)
     assert session.roof() is None
 
 
-def test_on_a_gpu_it_is_not_asked_for(session: MeasurementSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RoofChild, "answer", ROOF.to_json())
+def test_of_a_gpu_the_launch_floor_is_asked_for(session: MeasurementSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    floor = Roof(0.0, 0.0, 0, launch_s=3.2e-6)
+    monkeypatch.setattr(RoofChild, "answer", floor.to_json())
     monkeypatch.setattr(MeasurementSession, "gpu_uuid", property(lambda _: "GPU-1"))
-    assert session.roof() is None
+    assert session.roof() == floor

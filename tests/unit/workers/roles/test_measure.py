@@ -20,6 +20,7 @@ from fractune_workers.measuring import session as session_module
 from fractune_workers.measuring.audit import AUDIT_VARIABLE, Statement
 from fractune_workers.roles.measure import Measurer
 from tests.support.children.poison import FOLDER, PoisonConfinement
+from tests.support.children.poison_child import LAUNCH_S
 from tests.support.processes.redis_process import wait_until
 from tests.support.samples import validation
 
@@ -131,6 +132,17 @@ def test_a_roof_is_told_whenever_it_is_higher_than_before(tmp_path: Path, monkey
     told = [measurer._higher_roof() for _ in range(7)]  # what could not be measured is not tried a seventh time
     measurer.stop()
     assert told == [busy, None, quiet, None, Roof(99.0, 9.0, 1 << 25), None, None]
+
+
+def test_a_launch_floor_is_told_whenever_it_is_lower_than_before(
+    measurers: list[Measurer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The poisonous device has one; with others beside it a launch may take longer."""
+    measurer = measurers[0]
+    assert measurer._higher_roof() == Roof(0.0, 0.0, 0, LAUNCH_S)
+    found = iter([Roof(0.0, 0.0, 0, 2 * LAUNCH_S), Roof(0.0, 0.0, 0, LAUNCH_S / 2)])
+    monkeypatch.setattr(measurer._session, "roof", lambda: next(found))
+    assert [measurer._higher_roof() for _ in range(2)] == [None, Roof(0.0, 0.0, 0, LAUNCH_S / 2)]
 
 
 def test_after_the_first_roofs_one_a_second_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

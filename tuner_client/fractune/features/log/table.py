@@ -109,7 +109,7 @@ def records_table(
         notes=roof_notes(
             (part for record, (_, part) in zip(records, speeds, strict=True) if record.status is Status.OK),
             _unit(records),
-            has_roof=bool(roofs),
+            has_roof=any(roof.has_rates for roof in roofs.values()),
         ),
     )
 

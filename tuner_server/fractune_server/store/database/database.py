@@ -17,7 +17,7 @@ from fractune_server.store.database.server_lock import ServerLock
 from fractune_server.store.database.tables import roofs
 from fractune_server.store.database.write_ahead_log import WriteAheadLog
 
-SCHEMA = "0018"
+SCHEMA = "0019"
 """the newest revision among the migrations"""
 _MIGRATIONS = Path(__file__).with_name("migrations")
 _PART = 500

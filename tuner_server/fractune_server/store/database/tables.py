@@ -107,6 +107,7 @@ roofs = Table(
     Column("gflops", Float, nullable=False),
     Column("gb_per_s", Float, nullable=False),
     Column("cache_bytes", BigInteger, nullable=False),
+    Column("launch_s", Float, nullable=False, server_default="0"),  # 0 = unknown, as of a CPU
 )
 
 spaces = Table(

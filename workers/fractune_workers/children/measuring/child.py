@@ -75,9 +75,9 @@ class MeasurerChild:
         """Time of the anchor kernel over its time when this process timed it first."""
         return self._setup.anchor.ratio()
 
-    def roof(self) -> dict[str, Any] | None:
-        """The share's Roof as JSON, the best so far, this time included; None where it cannot be measured."""
-        return None if self._setup.roof is None else self._setup.roof().to_json()
+    def roof(self) -> dict[str, Any]:
+        """The share's Roof as JSON, measured now (`MeasuringSetup.roof`)."""
+        return self._setup.roof().to_json()
 
     def begin(self, args_info: list[Any], seed: int) -> None:
         """Forget all kernels; make random arguments for the next workload."""

@@ -22,6 +22,7 @@ from fractune_core.records import TimingPolicy
 from fractune_core.shares import Device
 from fractune_workers.children.measuring.counters import Counters, KernelCounters
 from fractune_workers.children.measuring.interleaved import calls_for
+from fractune_workers.children.measuring.launch_floor import LaunchFloor
 from fractune_workers.children.measuring.roof import CpuRoof
 from fractune_workers.children.tvm_api.arrays import random_args
 from fractune_workers.children.tvm_api.artifacts import build_object, load_objects
@@ -64,8 +65,8 @@ class MeasuringSetup:
     """of the software that decides the times, in the form of records"""
     get_ready: Callable[[], None]
     """has to run before the share is verified"""
-    roof: Callable[[], Roof] | None
-    """the best measured roof, this time included; None on a GPU, where it is not known"""
+    roof: Callable[[], Roof]
+    """measures the share's limits: of a CPU the best roof, this time included; of a GPU the launch floor"""
     counters: Callable[[], Counters] | None
     """the kernel's counters for the measuring cores and threads; None on a GPU, where these do not do the work"""
 
@@ -101,15 +102,16 @@ def gpu_setup(
             "`fractune doctor` finds missing, and compare CUDA_VISIBLE_DEVICES with `nvidia-smi -L`"
         )
     gpu, cuda = visible_gpu(nvml().gpus()), driver()
+    # Twice the cache, and TVM copies as much from one buffer to another.
+    processor = Processor(device, stream, flush_bytes=2 * cuda.l2_bytes(), check=cuda.wait)
     return MeasuringSetup(
-        # Twice the cache, and TVM copies as much from one buffer to another.
-        processor=Processor(device, stream, flush_bytes=2 * cuda.l2_bytes(), check=cuda.wait),
+        processor=processor,
         device=gpu_device(gpu, cuda.l2_bytes()),
         target=tvm.target.Target(gpu_target(gpu.arch)),
         anchor=Anchor(GpuAnchor(cuda, stream).seconds),
         versions={**_versions(), "driver": gpu.driver, "cuda": runtime_version()},
         get_ready=lambda: None,
-        roof=None,
+        roof=LaunchFloor(processor).measure,
         counters=None,
     )
 

@@ -16,6 +16,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, MetaData, Table, text
 
 from fractune_core.access.tokens import Quotas, Scope
+from fractune_core.analysis.roofline import Roof
 from fractune_core.codec.plain_json import to_dict
 from fractune_core.errors import StateUnusable
 from fractune_core.spending import Spending, WorkCost
@@ -86,6 +87,18 @@ class MigrationsContract(StoreContract):
         spec = store.jobs.get("j1").spec
         assert (spec.extra_trials, spec.namespace) == (3, "acme")
         assert store.ledger.spent(["j1"]) == {"j1": [Spending("build", "", 1, 3.0, 2.0)]}
+        store.close()
+
+    def test_roofs_of_an_older_log_have_no_launch_floor_until_one_is_measured(self, make: Callable[[], Store]) -> None:
+        old = make()
+        with old.write() as connection:
+            _make(connection, "0018")
+            _insert(connection, "roofs", {"device_key": "d", "share_key": "s", **Roof(9.0, 2.0, 3).to_json()})
+        old.close()
+        store = make()
+        assert store.roofs.of("d") == {"s": Roof(9.0, 2.0, 3)}
+        store.roofs.add("d", "s", Roof(0.0, 0.0, 0, 3e-6))
+        assert store.roofs.of("d") == {"s": Roof(9.0, 2.0, 3, 3e-6)}
         store.close()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import tvm_ffi
 from tvm import te
 from tvm.s_tir import Schedule
 
+from fractune_core.analysis.roofline import Roof
 from fractune_core.cuda.toolkit import find_cudart, find_toolkits, load_cudart, runtime_version
 from fractune_core.errors import ShareUnavailable
 from fractune_core.records import FIRST_POLICY, TRIAL_POLICY, VALIDATION_POLICY
@@ -20,6 +22,7 @@ from fractune_core.shares import Share
 from fractune_core.targets import target_key
 from fractune_workers.child.errors import ChildDied
 from fractune_workers.children.measuring import child as child_module
+from fractune_workers.children.measuring import launch_floor
 from fractune_workers.children.measuring.child import MeasurerChild, open_child
 from fractune_workers.children.measuring.setup import MeasuringSetup, gpu_setup
 from fractune_workers.children.tvm_api import cuda_target
@@ -103,8 +106,35 @@ def test_the_anchor_runs_on_the_confined_stream(child: dict[str, Callable[..., A
     assert child["anchor"]() == pytest.approx(1.3)
 
 
-def test_the_roof_of_a_gpu_is_not_known(child: dict[str, Callable[..., Any]]) -> None:
-    assert child["roof"]() is None
+class EmptyKernel:
+    """Takes the place of the one that only a GPU runs. Notes the stream of each launch."""
+
+    def __init__(self) -> None:
+        self.streams: list[int] = []
+
+    def __getitem__(self, name: str) -> Callable[[int], None]:
+        assert name == "main"
+        return self._launch
+
+    def time_evaluator(self, name: str, _device: Any, *, repeat: int, **_policy: Any) -> Callable[[int], Any]:
+        def evaluate(blocks: int) -> Any:
+            self[name](blocks)
+            return SimpleNamespace(results=[9e-6, 4e-6, 3.2e-6, 5e-6, *[4e-6] * repeat][:repeat])
+
+        return evaluate
+
+    def _launch(self, blocks: int) -> None:
+        assert blocks == 1
+        self.streams.append(int(tvm_ffi.get_raw_stream(tvm_ffi.device("cpu:0"))))
+
+
+def test_the_roof_of_a_gpu_is_its_launch_floor_on_the_confined_stream(
+    child: dict[str, Callable[..., Any]], confinement: GreenConfinement, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = EmptyKernel()
+    monkeypatch.setattr(launch_floor, "empty_kernel", lambda: kernel)
+    assert child["roof"]() == Roof(0.0, 0.0, 0, launch_s=3.2e-6).to_json()
+    assert kernel.streams == [confinement.stream] * 2
 
 
 def test_everything_runs_on_the_confined_stream_and_the_cache_is_known(
