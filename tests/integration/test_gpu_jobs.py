@@ -25,7 +25,7 @@ from fractune_workers.cuda.compilers import find_compiler
 from tests.support.hardware.cubins import cubin_arch, cubins_in
 from tests.support.hardware.simulated_cuda import Staged
 from tests.support.hardware.simulated_gpu import MODELS, SimulatedGpu
-from tests.support.hardware.simulated_gpu_measurer import DEVICE, SMS, simulated_gpu_measurers
+from tests.support.hardware.simulated_gpu_measurer import DEVICE, LAUNCH_S, SMS, simulated_gpu_measurers
 from tests.support.hardware.simulated_libcuda import SimulatedLibcuda
 from tests.support.processes.cli_process import error_line, events, run_fractune, write_model
 from tests.support.processes.fleet_processes import fleet_of_processes
@@ -93,6 +93,22 @@ def test_every_candidate_is_built_once_and_measured_at_each_share(fleet: Fleet, 
     assert {record["share"] for record in records} == set(SHARES)
     assert {json.loads(record["target"])["arch"] for record in records} == {"sm_90"}
     assert {tuple(record["versions"]) for record in records} == {("compiler",)}
+
+
+def test_the_log_has_the_launch_floor_of_each_share_and_marks_what_is_near_it(
+    fleet: Fleet, result: dict[str, Any]
+) -> None:
+    shares = {each["share"]: each for each in result["shares"]}
+    assert {share: each["launch_s"] for share, each in shares.items()} == dict.fromkeys(SHARES, LAUNCH_S)
+    assert {(each["roof"], each["launch_bound"]) for each in shares.values()} == {(None, False)}, "1 ms an inference"
+    bound = result["operators"][0]["launch_bound"]
+    assert (bound["mps:25"], bound["full"]) == (False, True)
+    asked = ("--shares", ",".join(SHARES), "--only", "relu", "--operators", "--server", fleet.address)
+    (table,) = (each for each in events(run_fractune("matrix", str(fleet.model), *asked, "--json")) if "tables" in each)
+    (operator,) = table["tables"][1:]
+    marked = {cell["run_at"] for cell in operator["cells"] if cell["launch_bound"]}
+    assert "full" in marked
+    assert "mps:25" not in marked
 
 
 def test_the_bundle_holds_machine_code_for_the_gpu_in_each_variant(bundle: Bundle) -> None:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+from fractune_core.analysis.roofline import Roof
 from fractune_core.files.bundles import Bundle
 from fractune_core.fleet import redis_names
 from fractune_core.fleet.blobs import get_signed_blob
@@ -26,6 +27,8 @@ from tests.support.secret import SECRET
 
 DEVICE = Device("cuda", "sm_90", 132, 140, 51_200, "a simulated H200")
 SMS = {"mps:25": 33, "mps:50": 66, "green:32": 32, "full": 132}
+LAUNCH_S = 2e-5
+"""of an empty kernel at every share: on all SMs tuned kernels are as short as their launch, on a quarter never"""
 
 
 class SimulatedGpuMeasurer(SimulatedWorker):
@@ -39,6 +42,7 @@ class SimulatedGpuMeasurer(SimulatedWorker):
         for item in work["artifacts"]:
             event = {"event": "measured", "job": work["job"], "round_id": work["round_id"]}
             self._send(work["reply"], {**event, "record": self._record(work, item).to_json()})
+        self._send_roof(work)
 
     def _time_model(self, work: dict[str, Any]) -> None:
         bundle = Bundle(get_signed_blob(self.redis, SECRET, redis_names.bundle_blob(work["bundle"])))
@@ -68,12 +72,12 @@ class SimulatedGpuMeasurer(SimulatedWorker):
         )
 
     def _secs(self, work: dict[str, Any], item: dict[str, Any]) -> float:
-        """Seconds that follow from the machine code and the share; the untuned default is slow."""
+        """Seconds that follow from the machine code and the share, at least a launch; the untuned default is slow."""
         archive = get_signed_blob(self.redis, SECRET, redis_names.artifact_blob(work["round_id"], item["candidate"]))
         code = unpack(archive)["device.o"]
         _check_cubins(code)
         draw = hashlib.sha256(code + self.share.encode()).digest()[0] / 255
-        return (9e-3 if item["trace"] == UNTUNED else 1e-3 + 2e-3 * draw) / SMS[self.share]
+        return max(LAUNCH_S, (9e-3 if item["trace"] == UNTUNED else 1e-3 + 2e-3 * draw) / SMS[self.share])
 
 
 def _check_cubins(*objects: bytes) -> None:
@@ -89,7 +93,9 @@ def simulated_gpu_measurers(url: str, *shares: str) -> Iterator[SimulatedFleet]:
     try:
         for share in shares:
             name = f"simulated-{share}".replace(":", "-")
-            fleet.workers[name] = SimulatedGpuMeasurer(url, "measure", name, share).start()
+            fleet.workers[name] = worker = SimulatedGpuMeasurer(url, "measure", name, share)
+            worker.roof = Roof(0.0, 0.0, 0, LAUNCH_S)
+            worker.start()
         yield fleet
     finally:
         fleet.stop()

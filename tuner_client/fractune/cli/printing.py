@@ -9,6 +9,7 @@ from fractune.features.matrix.table import cross_text
 from fractune.features.tune.table import latency_table, layout_transforms
 from fractune.features.tune.times_table import time_table
 from fractune.server.job_status import JobStatus
+from fractune.text.launch_notes import LAUNCH_NOTE
 from fractune.text.rendering import Table
 from fractune.text.text import counts_text, span_text, spent_text
 from fractune_core.analysis.roofline import NEAR
@@ -18,10 +19,11 @@ HEAVIEST = 8
 
 
 def print_tables(*tables: Table, picture: Path | None = None) -> None:
-    """Print the tables, then the notes of the first."""
+    """Print the tables, then the notes of the first, and what a mark in any of them means."""
     for table in tables:
         table.print()
-    for line in tables[0].notes:
+    marks = (LAUNCH_NOTE for table in tables if LAUNCH_NOTE in table.notes)
+    for line in dict.fromkeys((*marks, *tables[0].notes)):
         print(line)
     print_picture(picture)
 
@@ -36,7 +38,7 @@ def print_result(job: JobStatus, bundle: str, step: str = "") -> None:
     latency, cross, times = latency_table(job), cross_text(model_table(job)), time_table(job, HEAVIEST)
     for table in (latency, cross, times):
         table.print()
-    for line in (*times.notes, *cross.notes, *latency.notes):
+    for line in dict.fromkeys((*times.notes, *cross.notes, *latency.notes)):
         print(line)
     done = ", ".join(f"{job.trials_done.get(share, 0)} at {share}" for share in job.tuned_at)
     print(f"new trials{step}: {done}; failed: {counts_text(dict(job.failures))}")

@@ -193,6 +193,17 @@ class JobStatus:
         return tuple(each for each in self.results if each.granted.kind.measures_kernels)
 
     @property
+    def launch_s(self) -> Mapping[str, float]:
+        """Seconds of a kernel's launch by share, where they are known: on a GPU."""
+        return {share: roof.launch_s for share, roof in self.roofs.items() if roof.launch_s}
+
+    @property
+    def launches_s(self) -> Mapping[str, float]:
+        """The same for all kernels of one inference, taken as one for each run of an operator."""
+        launches = sum(each.weight for each in self.operators)
+        return {share: launches * secs for share, secs in self.launch_s.items()}
+
+    @property
     def candidates_had(self) -> int:
         """New candidates measured at every share, of this job or shared."""
         return self.candidates_done + self.candidates_shared

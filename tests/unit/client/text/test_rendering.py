@@ -62,6 +62,7 @@ def test_rows_are_plain_data_in_seconds() -> None:
         "tuned_s": 2e-3,
         "speed_up": 2.0,
         "max_error": 1e-6,
+        "launch_bound": None,
         "at_load": [],
         "served": {},
         "others_cores": 0.0,

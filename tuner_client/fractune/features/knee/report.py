@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from fractune.features.matrix.cross_table import CrossTable
 from fractune_core.analysis.knee import Curve, CurveKind, Knee, find_knee, fit_curve
+from fractune_core.analysis.roofline import is_launch_bound
 from fractune_core.arrivals import LOAD_TEXT
 from fractune_core.errors import BadRequest, one_line
 from fractune_core.shares import GrantedShare
@@ -28,9 +29,15 @@ class KneeReport:
     curve: Curve
     """of the medians"""
     knee: Knee
+    launches_s: Mapping[int, float] = field(default_factory=dict)
+    """seconds of the launches of its kernels by units, where they are known: on a GPU"""
 
     def __repr__(self) -> str:
         return f"KneeReport({one_line(self.name)}: {self.knee.reason})"
+
+    def is_launch_bound(self, units: int) -> bool | None:
+        """Whether the time at these units is hardly longer than the launches; None if that is not known."""
+        return is_launch_bound(self.curve.measured.get(units), self.launches_s.get(units))
 
 
 def knee_report(
@@ -57,7 +64,9 @@ def fastest_knee(table: CrossTable, granted: Mapping[str, GrantedShare], slack: 
     fastest = {share: variant for share in table.shares if (variant := table.fastest(share)) is not None}
     measured = {share: (granted[share].units, table.cells[name][share].run_secs) for share, name in fastest.items()}
     whole = next(iter(granted.values()))
-    return knee_report(table.name, measured, whole.units_total, slack, whole.unit)
+    report = knee_report(table.name, measured, whole.units_total, slack, whole.unit)
+    launches_s = {granted[share].units: table.launches_s[share] for share in fastest if share in table.launches_s}
+    return replace(report, launches_s=launches_s)
 
 
 def at_load_knee(table: CrossTable, granted: Mapping[str, GrantedShare], slack: float) -> KneeReport | None:

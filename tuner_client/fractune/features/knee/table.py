@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fractune.features.knee.report import KneeReport, is_open
+from fractune.text.launch_notes import launch_notes, marked_time
 from fractune.text.rendering import Column, Table
 from fractune.text.text import percent_text, time_text
 from fractune_core.analysis.slowdown_ci import slowdown
@@ -33,12 +34,15 @@ def knee_table(reports: Sequence[KneeReport], title: str) -> Table:
         columns=(Column("", wraps_at=16), *measured, *verdict),
         cells=tuple((report.name, *_times(report, sorted(shares)), *_verdict_cells(report)) for report in reports),
         rows=tuple(map(knee_json, reports)),
-        notes=tuple(knee_lines(reports)),
+        notes=(
+            *launch_notes(report.is_launch_bound(units) for report in reports for units in report.run_secs),
+            *knee_lines(reports),
+        ),
     )
 
 
 def _times(report: KneeReport, units: Sequence[int]) -> list[str]:
-    return [time_text(report.curve.measured.get(each)) for each in units]
+    return [marked_time(report.curve.measured.get(each), launch_bound=report.is_launch_bound(each)) for each in units]
 
 
 def knee_json(report: KneeReport) -> dict[str, Any]:
@@ -53,7 +57,13 @@ def knee_json(report: KneeReport) -> dict[str, Any]:
         "units_total": knee.units_total,
         "slack": knee.slack,
         "measured": [
-            {"share": report.shares[units], "units": units, "median_s": curve.measured[units], "run_secs": list(secs)}
+            {
+                "share": report.shares[units],
+                "units": units,
+                "median_s": curve.measured[units],
+                "launch_bound": report.is_launch_bound(units),
+                "run_secs": list(secs),
+            }
             for units, secs in report.run_secs.items()
         ],
         "curve": curve.kind.value,

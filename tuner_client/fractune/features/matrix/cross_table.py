@@ -6,12 +6,14 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
+from types import MappingProxyType
 
 from fractune.features.matrix.at_load import at_load_sentences
 from fractune.server.job_status import JobStatus, OperatorRecords, ShareResult
 from fractune.text.text import factor_text
+from fractune_core.analysis.roofline import is_launch_bound
 from fractune_core.analysis.slowdown_ci import LEVEL, Slowdown, ratio, slowdown
 from fractune_core.errors import one_line
 from fractune_core.names import ROBUST_VARIANT, UNTUNED_VARIANT
@@ -51,6 +53,8 @@ class CrossTable:
     cells: Mapping[str, Mapping[str, Cell]]
     results: tuple[ShareResult, ...] = ()
     """of the model, with latencies at 30 % load; empty for an operator"""
+    launches_s: Mapping[str, float] = field(default_factory=dict)
+    """seconds of the launches of its kernels by share, where they are known: on a GPU"""
 
     def __repr__(self) -> str:
         return f"CrossTable({one_line(self.name)}: {', '.join(self.shares)})"
@@ -82,6 +86,11 @@ class CrossTable:
         if mine is None or theirs is None:
             return None
         return self._loss(mine, theirs)
+
+    def is_launch_bound(self, variant: str, share: str) -> bool | None:
+        """Whether a cell's time is hardly longer than the launches; None if that is not known."""
+        cell = self.cells.get(variant, {}).get(share)
+        return None if cell is None else is_launch_bound(cell.median_s, self.launches_s.get(share))
 
     def all(self) -> Iterator[tuple[str, str, Cell, Slowdown]]:
         """Every measured cell: variant, share, cell, loss against the fastest there."""
@@ -135,17 +144,22 @@ def model_table(job: JobStatus) -> CrossTable:
             found.setdefault(variant, {})[each.share] = Cell(run_secs, job.name)
     order = [UNTUNED_VARIANT, *job.shares, ROBUST_VARIANT]
     cells = {variant: found[variant] for variant in order if variant in found}
-    return CrossTable(job.model_name, 1, job.shares, cells, job.results)
+    return CrossTable(job.model_name, 1, job.shares, cells, job.results, job.launches_s)
 
 
-def operator_table(published: OperatorRecords, shares: Sequence[str]) -> CrossTable:
-    """The table of one operator, from published measurements; those of one job at one share were interleaved."""
+def operator_table(
+    published: OperatorRecords, shares: Sequence[str], launch_s: Mapping[str, float] = MappingProxyType({})
+) -> CrossTable:
+    """The table of one operator, from published measurements; those of one job at one share were interleaved.
+
+    `launch_s`: seconds of a kernel's launch by share, where they are known.
+    """
     found: dict[str, dict[str, Cell]] = {}
     for tuned_at, run_at, record in published.cells:
         found.setdefault(tuned_at, {})[run_at] = Cell(record.reported_secs, record.job)
     order = [UNTUNED_VARIANT, *shares]
     cells = {variant: found[variant] for variant in order if variant in found}
-    return CrossTable(published.operator.name, published.operator.weight, tuple(shares), cells)
+    return CrossTable(published.operator.name, published.operator.weight, tuple(shares), cells, (), launch_s)
 
 
 def sentences(table: CrossTable) -> list[str]:

@@ -98,4 +98,5 @@ def operator_tables(client: RpcClient, job: JobStatus) -> list[CrossTable]:
     )
     published = map(operator_records, client.tabulate_model(request))
     selected = {each.workload_hash for each in job.operators if each.selected}
-    return [operator_table(each, job.tuned_at) for each in published if each.operator.workload_hash in selected]
+    chosen = (each for each in published if each.operator.workload_hash in selected)
+    return [operator_table(each, job.tuned_at, job.launch_s) for each in chosen]

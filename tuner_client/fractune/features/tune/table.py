@@ -7,8 +7,10 @@ from typing import Any
 from fractune.features.matrix.at_load import HEADING, at_load_json, latency_cell, load_notes
 from fractune.features.tune.times_table import operator_time, operators_s
 from fractune.server.job_status import JobStatus, OperatorStatus, ShareResult
+from fractune.text.launch_notes import launch_notes, marked_time
 from fractune.text.rendering import Column, Table
 from fractune.text.text import moment_text, ratio_text, time_text
+from fractune_core.analysis.roofline import Roof, is_launch_bound
 from fractune_core.names import changes_layout
 from fractune_core.shares import Share, units_text
 
@@ -44,7 +46,6 @@ def layout_transforms(job: JobStatus) -> int:
 
 
 def _share_json(job: JobStatus, each: ShareResult) -> dict[str, Any]:
-    roof = job.roofs.get(each.share)
     in_operators_s = operators_s(job, each.share) if each in job.tuned_results else None
     return {
         "share": each.share,
@@ -53,11 +54,23 @@ def _share_json(job: JobStatus, each: ShareResult) -> dict[str, Any]:
         "tuned_s": each.tuned_s,
         "timed_by": each.earlier_job or job.name,
         "timed_at": each.timed_at or None,
-        "roof": None if roof is None else roof.to_json(),
+        "roof": _rates_json(job.roofs.get(each.share)),
+        "launch_s": job.launch_s.get(each.share),
+        "launch_bound": _is_launch_bound(job, each),
         "operators_s": in_operators_s,
         "rest_s": None if in_operators_s is None else each.tuned_s - in_operators_s,
         **at_load_json(each),
     }
+
+
+def _rates_json(roof: Roof | None) -> dict[str, Any] | None:
+    if roof is None or not roof.has_rates:
+        return None
+    return {"gflops": roof.gflops, "gb_per_s": roof.gb_per_s, "cache_bytes": roof.cache_bytes}
+
+
+def _is_launch_bound(job: JobStatus, each: ShareResult) -> bool | None:
+    return is_launch_bound(each.tuned_s, job.launches_s.get(each.share))
 
 
 def doubts(job: JobStatus) -> list[str]:
@@ -102,27 +115,32 @@ def _overheads(job: JobStatus) -> list[str]:
 def latency_table(job: JobStatus) -> Table:
     """A row for each share: what it granted, the latencies and the largest difference of the outputs."""
     numbers = [Column(name, numbers=True) for name in ("untuned", "tuned", "speed-up")]
+    rows = tuple(_latency_row(job, each) for each in job.results)
     return Table(
         title=f"{job.model_name}: latency, measured alone",
         columns=(
             *(Column("share"), Column("granted"), *numbers, Column(HEADING, numbers=True, dispensable=1)),
             Column("max error", numbers=True, dispensable=2),
         ),
-        cells=tuple(map(_latency_cells, job.results)),
-        rows=tuple(map(_latency_row, job.results)),
-        notes=(*timed_before(job), *doubts(job), *_overheads(job), *load_notes(job.results)),
+        cells=tuple(_latency_cells(job, each) for each in job.results),
+        rows=rows,
+        notes=(
+            *launch_notes(row["launch_bound"] for row in rows),
+            *(*timed_before(job), *doubts(job), *_overheads(job), *load_notes(job.results)),
+        ),
     )
 
 
-def _latency_cells(each: ShareResult) -> tuple[str, ...]:
+def _latency_cells(job: JobStatus, each: ShareResult) -> tuple[str, ...]:
     granted = f"{each.granted.units} of {units_text(each.granted.units_total, each.granted.unit)}"
     error = each.difference
     difference = "-" if error is None else f"{error:.1e}"
-    times = (time_text(each.untuned_s), time_text(each.tuned_s), ratio_text(each.untuned_s, each.tuned_s))
+    tuned = marked_time(each.tuned_s, launch_bound=_is_launch_bound(job, each))
+    times = (time_text(each.untuned_s), tuned, ratio_text(each.untuned_s, each.tuned_s))
     return each.share, granted, *times, latency_cell(each.at_load_best), difference
 
 
-def _latency_row(each: ShareResult) -> dict[str, Any]:
+def _latency_row(job: JobStatus, each: ShareResult) -> dict[str, Any]:
     return {
         "share": each.share,
         "units": each.granted.units,
@@ -132,6 +150,7 @@ def _latency_row(each: ShareResult) -> dict[str, Any]:
         "tuned_s": each.tuned_s,
         "speed_up": each.speed_up,
         "max_error": each.difference,
+        "launch_bound": _is_launch_bound(job, each),
         **at_load_json(each),
     }
 
@@ -150,8 +169,8 @@ def operator_json(operator: OperatorStatus) -> dict[str, Any]:
 
 
 def operator_result_json(job: JobStatus, operator: OperatorStatus) -> dict[str, Any]:
-    """`implementation`, `gflops`, `roof_part` and `model_part` (fractions) by share; null for what is not known, but
-    an unknown implementation is absent.
+    """`implementation`, `gflops`, `roof_part` and `model_part` (fractions) and `launch_bound` by share; null for what
+    is not known, but an unknown implementation is absent.
     """
     found = {each.share: operator_time(operator, each, job.roofs.get(each.share)) for each in job.results}
     measured = {share: time for share, time in found.items() if time is not None}
@@ -160,5 +179,6 @@ def operator_result_json(job: JobStatus, operator: OperatorStatus) -> dict[str, 
         "implementation": dict(operator.implementations),
         "gflops": {share: time.gflops for share, time in measured.items()},
         "roof_part": {share: time.roof_part for share, time in measured.items()},
+        "launch_bound": {share: time.launch_bound for share, time in measured.items()},
         "model_part": {share: time.model_part for share, time in measured.items()},
     }

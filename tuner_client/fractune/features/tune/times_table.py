@@ -8,10 +8,11 @@ from itertools import chain
 from typing import Any
 
 from fractune.server.job_status import JobStatus, OperatorStatus, ShareResult
+from fractune.text.launch_notes import launch_notes, marked_time
 from fractune.text.rendering import Column, Table
 from fractune.text.roof_notes import roof_notes
 from fractune.text.text import gflops_text, time_text
-from fractune_core.analysis.roofline import Roof, gflops, reached
+from fractune_core.analysis.roofline import Roof, gflops, is_launch_bound, reached
 
 _LESS_THAN_NOTHING = (
     "Less than nothing is left over where operators take longer alone than inside the model: a measurement of one "
@@ -31,6 +32,8 @@ class OperatorTime:
     """10^9 operations a second; None when not known"""
     roof_part: float | None
     """1.0 = as fast as the share's arithmetic and memory allow; None when not known"""
+    launch_bound: bool | None
+    """whether it takes hardly longer than its launch; None when not known, as on a CPU"""
 
 
 def operator_time(operator: OperatorStatus, result: ShareResult, roof: Roof | None) -> OperatorTime | None:
@@ -39,8 +42,9 @@ def operator_time(operator: OperatorStatus, result: ShareResult, roof: Roof | No
     if best_s is None or result.tuned_s <= 0:
         return None
     secs = operator.weight * best_s
-    work = operator.arithmetic
-    return OperatorTime(secs, secs / result.tuned_s, gflops(work, best_s), reached(work, roof, best_s))
+    work, launch_s = operator.arithmetic, None if roof is None else roof.launch_s
+    figures = gflops(work, best_s), reached(work, roof, best_s), is_launch_bound(best_s, launch_s)
+    return OperatorTime(secs, secs / result.tuned_s, *figures)
 
 
 def operators_s(job: JobStatus, share: str) -> float:
@@ -84,6 +88,7 @@ def time_table(job: JobStatus, most: int | None = None) -> Table:
                 results[0].granted.unit if results else "",
                 has_roof=any(each.share in job.roofs for each in results),
             ),
+            *launch_notes(time.launch_bound for key in shown for time in found[key] if time),
             *((_LESS_THAN_NOTHING,) if any(rest < 0 for rest in rests) else ()),
         ),
     )
@@ -108,6 +113,7 @@ def _row(operator: OperatorStatus, result: ShareResult, time: OperatorTime) -> d
         "model_part": time.model_part,
         "gflops": time.gflops,
         "roof_part": time.roof_part,
+        "launch_bound": time.launch_bound,
     }
 
 
@@ -143,7 +149,8 @@ def _time_cells(time: OperatorTime | None) -> tuple[str, ...]:
         return "-", "", "", ""
     roof = "" if time.roof_part is None else f"{time.roof_part * 100:.0f} %"
     speed = "" if time.gflops is None else gflops_text(time.gflops)
-    return time_text(time.secs), f"{time.model_part * 100:.0f} %", speed, roof
+    secs = marked_time(time.secs, launch_bound=time.launch_bound)
+    return secs, f"{time.model_part * 100:.0f} %", speed, roof
 
 
 def _sum_cells(secs: float, result: ShareResult) -> tuple[str, ...]:

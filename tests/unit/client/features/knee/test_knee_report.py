@@ -85,6 +85,7 @@ def test_json_has_every_repeat_and_can_be_written() -> None:
         "share": "mps:12",
         "units": 16,
         "median_s": 8.1e-3,
+        "launch_bound": None,
         "run_secs": [8.0e-3, 8.2e-3, 8.1e-3],
     }
     assert (data["units_total"], data["slack"], data["curve"]) == (132, 0.1, "fitted")

@@ -45,6 +45,8 @@ def test_json_is_one_object_a_line_and_the_result_is_the_last(
         "timed_by": "jobs/j1",
         "timed_at": None,
         "roof": {"gflops": 20.0, "gb_per_s": 10.0, "cache_bytes": 1 << 25},
+        "launch_s": None,
+        "launch_bound": None,
         "operators_s": 6e-3,
         "rest_s": -4e-3,
         "at_load": [],
