@@ -8,14 +8,11 @@ short as a launch takes the same time at every share.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 from benchmarks.gpu.command import fractune
-from benchmarks.gpu.launch_floor import NEAR_FLOOR
-from benchmarks.gpu.one_operator import floor_s
 from benchmarks.gpu.part import Finding, PartFailed, Slice
 from benchmarks.gpu.quarter import MPS_QUARTER, green_of, refusal_of
 from benchmarks.support.models import Model, find_model, heavy, operators_of, resized
@@ -50,7 +47,7 @@ def run(given: Slice) -> Finding:
             tables[place] = given.once(place, cell)
         except PartFailed as error:
             faults.append(f"{place}: {error}")
-    lines = [f"{name}: {worst(found['tables'][0])}{_near(found)}" for name, found in tables.items()]
+    lines = [f"{name}: {worst(found['tables'][0])}{_launch_bound(found)}" for name, found in tables.items()]
     lines += [f"skipped: mps ({refusal})"] if refusal else []
     lines += [f"no time for {name} by {mechanism}" for name, mechanism in places[len(begun) :]]
     return Finding("; ".join(lines), {"operators": _OPERATORS, "sides": _MODELS, "cells": tables}, tuple(faults))
@@ -82,11 +79,10 @@ def _cell(
         for event in fractune(given, "matrix", *common, "--operators", *outputs, seconds=2 * seconds)
         if event["event"] == "matrix"
     )
-    floor = floor_s(given, shares[-1])
-    shortest = {each["name"]: min(each["best_s"].values(), default=math.inf) for each in tuned["operators"]}
-    near = [name for name, secs in shortest.items() if floor and secs < NEAR_FLOOR * floor]
+    floors_s = {each["share"]: each["launch_s"] for each in tuned["shares"]}
+    bound = [each["name"] for each in tuned["operators"] if any(each["launch_bound"].values())]
     figures = {name: tuned[name] for name in ("trials", "trials_per_s", "busy_s", "phases_s")}
-    return {**figures, "launch_floor_s": floor, "near_floor": near, **table}
+    return {**figures, "launch_s": floors_s, "launch_bound": bound, **table}
 
 
 def _model(given: Slice, name: str, side: int) -> tuple[Model, str]:
@@ -96,10 +92,10 @@ def _model(given: Slice, name: str, side: int) -> tuple[Model, str]:
     return model, ",".join(operator.name for operator in operators)
 
 
-def _near(found: Mapping[str, Any]) -> str:
+def _launch_bound(found: Mapping[str, Any]) -> str:
     """The operators that are too short to be informative."""
-    names = found.get("near_floor")
-    return f" (BELOW {NEAR_FLOOR:g} launches: {', '.join(names)})" if names else ""
+    names = found.get("launch_bound")
+    return f" (LAUNCH-BOUND: {', '.join(names)})" if names else ""
 
 
 def worst(table: Mapping[str, Any]) -> str:

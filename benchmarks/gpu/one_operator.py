@@ -5,13 +5,11 @@ From a model's file to a bundle with NumPy's output, share by share; with what a
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 from benchmarks.gpu.command import fractune, python
-from benchmarks.gpu.launch_floor import NEAR_FLOOR
 from benchmarks.gpu.part import Finding, PartFailed, Slice
 from benchmarks.gpu.products import TOLERANCE, write_product
 from benchmarks.gpu.quarter import MPS_QUARTER, green_of, refusal_of
@@ -21,8 +19,8 @@ _SEARCH = 0.4
 _MOST_TRIALS = 256
 _SIZE = 2048
 """of the matrices: 17 GFLOP, far above what a launch costs"""
-_FLOOR_S, _CHECK_S = 60.0, 60.0
-"""longest times of the empty kernel's and of the output's process"""
+_CHECK_S = 60.0
+"""longest time of the output's process"""
 
 
 def run(given: Slice) -> Finding:
@@ -65,19 +63,10 @@ def tuned_at(given: Slice, share: str, seconds: float) -> dict[str, Any]:
         "untuned_s": times["untuned_s"],
         "tuned_s": times["tuned_s"],
         "operator_s": max(each["best_s"][share] for each in tuned["operators"]),
-        "launch_floor_s": floor_s(given, share),
+        "launch_s": times["launch_s"],
+        "launch_bound": any(each["launch_bound"][share] for each in tuned["operators"]),
         "max_error": checked.events[-1]["max_error"],
     }
-
-
-def floor_s(given: Slice, share: str) -> float | None:
-    """Of an empty kernel there; None for a share of the CPU, which launches nothing. Raises PartFailed."""
-    if share.startswith("cpu:"):
-        return None
-    out = given.private / "launch_floor.json"
-    command = ("-m", "benchmarks.gpu.launch_floor", "--share", share, "--out", str(out))
-    python(given, *command, seconds=_FLOOR_S).check("timing an empty kernel")
-    return float(json.loads(out.read_text(encoding="utf-8"))["launch_floor_s"])
 
 
 def is_wrong(each: Mapping[str, Any]) -> bool:
@@ -85,9 +74,8 @@ def is_wrong(each: Mapping[str, Any]) -> bool:
 
 
 def line_of(share: str, each: Mapping[str, Any]) -> str:
-    floor = each["launch_floor_s"]
-    near = f", BELOW {NEAR_FLOOR:g} launches" if floor and each["operator_s"] < NEAR_FLOOR * floor else ""
-    floor_text = f", launch floor {floor * 1e6:.1f} us{near}" if floor else ""
+    near = ", LAUNCH-BOUND" if each["launch_bound"] else ""
+    floor_text = f", launch floor {each['launch_s'] * 1e6:.1f} us{near}" if each["launch_s"] else ""
     return (
         f"{share}: model {each['untuned_s'] * 1e6:.0f} us untuned, {each['tuned_s'] * 1e6:.0f} us tuned, operator "
         f"{each['operator_s'] * 1e6:.0f} us by {sum(each['trials'].values())} "

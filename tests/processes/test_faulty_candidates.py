@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu import launch_floor
 from benchmarks.gpu.faulty import ADDRESS, ARGS_INFO, CORRUPT, FAULTS, GOOD, HANG
 from fractune_core.cuda.mps import PROGRAM
 from fractune_core.errors import ShareUnavailable
@@ -59,11 +58,6 @@ def test_every_kind_becomes_machine_code_of_its_own(builder: Child) -> None:
     for archive in codes:
         (cubin,) = cubins_in(unpack(archive)["device.o"])
         assert cubin_arch(cubin) == "sm_90"
-
-
-def test_the_empty_kernel_becomes_machine_code() -> None:
-    (cubin,) = cubins_in(unpack(launch_floor.built("cuda:sm_90"))["device.o"])
-    assert cubin_arch(cubin) == "sm_90"
 
 
 # ---- on a GPU ------------------------------------------------------------------------------------------------

@@ -132,10 +132,12 @@ def test_without_mps_a_quarter_is_a_green_context_and_its_reason_is_told(monkeyp
 
 def test_an_operator_that_is_hardly_longer_than_a_launch_is_marked() -> None:
     found = {"untuned_s": 9e-4, "tuned_s": 3e-4, "operator_s": 2.5e-4, "trials": {"full": 64}, "max_error": 1e-6}
-    assert one_operator.line_of("full", {**found, "launch_floor_s": 4e-6}) == (
+    assert one_operator.line_of("full", {**found, "launch_s": 4e-6, "launch_bound": False}) == (
         "full: model 900 us untuned, 300 us tuned, operator 250 us by 64 trials, error 1.0e-06, launch floor 4.0 us"
     )
-    assert "BELOW 2 launches" in one_operator.line_of("full", {**found, "launch_floor_s": 2e-4})
+    assert "launch floor 200.0 us, LAUNCH-BOUND" in one_operator.line_of(
+        "full", {**found, "launch_s": 2e-4, "launch_bound": True}
+    )
     assert one_operator.is_wrong({"max_error": float("nan")})
 
 
