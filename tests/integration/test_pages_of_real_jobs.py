@@ -134,3 +134,9 @@ def test_a_recorded_pair_is_on_the_page_of_pairs(read: Read, state: Path, tmp_pa
     (pair,) = read("/pairs")["pairs"]
     assert [each["model_name"] for each in pair["models"]] == ["paired", "paired"]
     assert all(each["slowdown"]["median"] > 0 for each in pair["models"])
+    (job,) = jobs_of(read, "paired.onnx")
+    plan = read(f"/plan?job={job['name']}&rate=5/s&p99=500ms")["plan"]
+    assert [(each["pair_id"], each["beside"]) for each in plan["slowdowns"]] == [(pair["pair_id"], "paired")]
+    (part,) = plan["devices"][0]
+    assert (part["model"], part["share"], part["basis"]) == ("paired", "cpu:1", "measured")
+    assert part["latency_s"] == pytest.approx(job["results"][0]["tuned_s"] * part["slowdown"])

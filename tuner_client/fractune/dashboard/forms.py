@@ -43,6 +43,7 @@ class Forms:
         seen = await self._follower.now()
         asked = planning.asked_models(*(request.query_params.getlist(name) for name in ("job", "rate", "p99")))
         demands = [JobDemand(await self._status_of(job), rate, p99) for job, rate, p99 in asked]
+        asked = [(each.job.name, each.rate, each.p99) for each in demands]
         found = await asyncio.to_thread(planning.find_plan, demands, await self.pairs(), given) if demands else None
         return planning.planning(seen.jobs, asked, given, found)
 

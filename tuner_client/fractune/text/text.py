@@ -13,10 +13,10 @@ _NOTICED_S = 0.05
 
 
 def time_text(secs: float | None) -> str:
-    """`12.3 us`, `4.56 ms`, `1.20 s`; `-` if not known."""
+    """`8.10 ns`, `12.3 us`, `4.56 ms`, `1.20 s`; `-` if not known."""
     if secs is None or not math.isfinite(secs) or secs <= 0:
         return "-"
-    for limit, factor, unit in ((1e-3, 1e6, "us"), (1.0, 1e3, "ms")):
+    for limit, factor, unit in ((1e-6, 1e9, "ns"), (1e-3, 1e6, "us"), (1.0, 1e3, "ms")):
         if secs < limit:
             return f"{_three_digits(secs * factor)} {unit}"
     return f"{_three_digits(secs)} s"

@@ -10,6 +10,7 @@ import math
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
+from unittest.mock import ANY
 
 import pytest
 
@@ -134,7 +135,7 @@ def test_names_of_models_workers_and_operators_are_shown_and_not_run(pages: Page
         assert set(elements.names) <= set(Elements(pages.page("/shares").text).names) | {
             *("table", "thead", "tbody", "tr", "th", "td", "dl", "dt", "dd", "time", "figure", "figcaption", "code"),
             *("form", "label", "input", "select", "option", "button", "section", "div", "h2", "p", "a"),
-            *("fieldset", "legend", "svg", "rect", "title", "text"),
+            *("pre", "fieldset", "legend", "svg", "rect", "title", "text"),
         }
         assert "49" not in re.findall(r"\{\{|\b49\b", elements.text)
         assert elements.names.count("script") == 3
@@ -491,6 +492,7 @@ def test_the_least_limit_for_a_rate_and_a_p99(pages: Pages) -> None:
     text = Elements(pages.page(asked).text).text
     assert f"{least['limit_m']}m" in text
     assert "'fractune fit BUNDLE --verify'" in text
+    assert f"<pre>{html.escape(found['resources'])}</pre>" in pages.page(asked).text
     for wrong, says in (
         ("rate=5/s&p99=1us", "p99"),
         ("rate=x&p99=50ms", "rate 'x'"),
@@ -513,6 +515,8 @@ def test_a_plan_is_a_picture_tables_and_json(pages: Pages, server: ScriptedServe
     another_job(server, "jobs/j2", "n.onnx")
     found = pages.data(PLANNED)
     assert found["models"][1] == {"job": "jobs/j2", "rate": "100/s", "p99": ""}
+    assert pages.data(PLANNED.replace("jobs/", "")) == {**found, "plan": ANY}, "a job's short name will do"
+    assert pages.page(PLANNED.replace("jobs/", "")).text.count("<option selected") == 2 + 1 + 3, "also in the form"
     (parts,) = found["plan"]["devices"]
     assert {(part["model"], part["share"]) for part in parts} == {("m", "cpu:1"), ("n", "cpu:1")}
     page = pages.page(PLANNED).text

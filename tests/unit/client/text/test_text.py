@@ -14,6 +14,7 @@ from fractune.text.text import counts_text, ratio_text, span_text, time_text
         (None, "-"),
         (0.0, "-"),
         (float("inf"), "-"),
+        (8.1e-9, "8.10 ns"),
         (1.234e-5, "12.3 us"),
         (4.5e-3, "4.50 ms"),
         (0.01, "10.0 ms"),

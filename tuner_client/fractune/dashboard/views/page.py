@@ -21,6 +21,8 @@ class Cell:
     """of a heat map, from 0 (best) to 4; -1 = not coloured"""
     at: float | None = None
     """the time that `text` says in UTC, in seconds since 1970; None for any other cell"""
+    is_code: bool = False
+    """shown with its spaces and line breaks"""
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ def fitting(jobs: Sequence[JobStatus], job: JobStatus | None, given: Mapping[str
         answer = {"alternatives": None, "why": found}
     else:
         table, resources = found
-        facts = [("job", Cell(job.name, job_path(job.name))), ("Kubernetes", Cell(one_line(resources)))]
+        facts = [("job", Cell(job.name, job_path(job.name))), ("Kubernetes", Cell(resources, is_code=True))]
         shown = block_of(table)
         blocks = [replace(shown, notes=(*shown.notes, _VERIFY))]
         answer = {"alternatives": list(table.rows), "resources": resources}
