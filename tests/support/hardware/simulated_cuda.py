@@ -35,8 +35,13 @@ class CUresult(IntEnum):
 
 
 class CUdevice_attribute(IntEnum):
+    CU_DEVICE_ATTRIBUTE_CLOCK_RATE = 13
     CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT = 16
+    CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE = 36
+    CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH = 37
     CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE = 38
+    CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR = 75
+    CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR = 76
     CU_DEVICE_ATTRIBUTE_MPS_ENABLED = 133
 
 
@@ -84,11 +89,17 @@ class Staged:
     hands_out: int = 0
     """SMs beyond the next step that a split grants"""
     anchor_ms: float = 0.1
-    """how long the anchor kernel takes on all SMs"""
+    """how long the anchor kernel takes"""
+    memory_khz: int = 2_619_000
+    """an H100's; 0 = CUDA does not tell"""
 
 
 _Result = tuple[Any, ...]
 _OK = CUresult.CUDA_SUCCESS
+
+
+_ANCHOR_BLOCKS = 194
+"""of the anchor, for each SM of an H100"""
 
 
 class SimulatedCuda:
@@ -161,6 +172,11 @@ class SimulatedCuda:
         assert device == "device"
         told = {
             CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT: self._sms,
+            CUdevice_attribute.CU_DEVICE_ATTRIBUTE_CLOCK_RATE: 1_980_000,
+            CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE: self.staged.memory_khz,
+            CUdevice_attribute.CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH: 5120,
+            CUdevice_attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR: self.gpu.model.capability[0],
+            CUdevice_attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR: self.gpu.model.capability[1],
             CUdevice_attribute.CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE: 60 << 20,
             CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MPS_ENABLED: int(self.staged.mps),
         }
@@ -177,7 +193,7 @@ class SimulatedCuda:
         return _OK, total // 2, total
 
     def cuMemAlloc(self, size: int) -> _Result:
-        address = 0x7F00_0000_0000 + len(self._memory) * (1 << 20)
+        address = 0x7F00_0000_0000 + len(self._memory) * (1 << 32)
         self._memory[address] = bytes(size)
         return _OK, address
 
@@ -216,13 +232,17 @@ class SimulatedCuda:
         return run
 
     def _anchor(self, stream: int, shape: Sequence[int], arguments: Any) -> Callable[[], None]:
-        (address,), kinds = arguments
-        assert kinds == (ctypes.c_void_p,)
-        assert shape[0] * shape[3] * 16 == len(self._memory[address]), "it reads and writes all of its buffer"
-        took_ms = self.staged.anchor_ms * self.gpu.model.sms / self._runs_on(stream)
+        (address, rounds), kinds = arguments
+        assert kinds == (ctypes.c_void_p, ctypes.c_uint32)
+        assert rounds > 0
+        base = max(start for start in self._memory if start <= address)
+        first, last = address - base, address - base + shape[0] * shape[3] * 16
+        assert last <= len(self._memory[base]), "it stays in its buffer"
+        took_ms = self.staged.anchor_ms * shape[0] / _ANCHOR_BLOCKS / self._runs_on(stream)
 
         def run() -> None:
-            assert self._memory[address][:4] == self._memory[address][-4:] == b"\x00\x00\x80\x3f", "1.0"
+            contents = self._memory[base]
+            assert contents[first : first + 4] == contents[last - 4 : last] == b"\x00\x00\x80\x3f", "1.0"
             self._passed_ms[stream] = self._passed_ms.get(stream, 0.0) + took_ms
 
         return run

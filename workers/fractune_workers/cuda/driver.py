@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import uuid
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -17,6 +18,8 @@ from fractune_core.errors import ShareUnavailable
 
 _BLOCKS_PER_SM = 32
 """blocks of one thread that the smallest SM has room for at the same time"""
+_FEW_CORES, _MORE_CORES_SINCE = 64, (8, 6)
+"""cores of an SM; of compute capability 8.6 and newer it has twice as many"""
 _SPIN_CYCLES = 100_000
 """some 60 us: longer than it takes to start the blocks of one wave"""
 
@@ -96,6 +99,17 @@ class Driver(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class GpuRates:
+    """Rates of a GPU by its data sheet; 0 = not known."""
+
+    sms: int
+    """of the whole GPU"""
+    multiply_adds_per_s: float
+    """of one SM, in float32"""
+    memory_bytes_per_s: float
+
+
 class CudaDriver:
     """The driver by `cuda`, which is the module `cuda.bindings.driver`. Raises DriverFailed when CUDA cannot start."""
 
@@ -133,6 +147,15 @@ class CudaDriver:
     def l2_bytes(self) -> int:
         """The second-level cache as this process sees it: of a MIG instance, its part."""
         return self._attribute("L2_CACHE_SIZE")
+
+    def rates(self, gpu_sms: int) -> GpuRates:
+        """As CUDA shows them, of a GPU with `gpu_sms` SMs, at the highest clocks."""
+        capability = self._attribute("COMPUTE_CAPABILITY_MAJOR"), self._attribute("COMPUTE_CAPABILITY_MINOR")
+        cores = _FEW_CORES if capability < _MORE_CORES_SINCE else 2 * _FEW_CORES
+        memory_hz = self._attribute("MEMORY_CLOCK_RATE") * 1e3
+        bus_bytes = self._attribute("GLOBAL_MEMORY_BUS_WIDTH") / 8
+        # Memory moves data twice in a cycle.
+        return GpuRates(gpu_sms, cores * self._attribute("CLOCK_RATE") * 1e3, 2 * memory_hz * bus_bytes)
 
     def wait(self) -> None:
         """Until all has ended that this process gave the device to do. Raises DriverFailed for good after a fault."""

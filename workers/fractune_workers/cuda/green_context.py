@@ -55,6 +55,15 @@ class GreenContext:
         self._driver.call("cuGreenCtxDestroy", self._handle)
 
 
+def sms_of(driver: CudaDriver, stream: int) -> int:
+    """SMs that kernels on a stream (an address) run on; 0 = the default stream."""
+    if stream == 0:
+        return driver.sm_count()
+    handle = driver.call("cuStreamGetGreenCtx", driver.cuda.CUstream(stream))
+    kind = driver.cuda.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM
+    return int(driver.call("cuGreenCtxGetDevResource", handle, kind).sm.smCount)
+
+
 def largest_green(driver: CudaDriver) -> int:
     """The most SMs that CUDA splits off: steps below the whole where the parts of the die are not all the same size.
 

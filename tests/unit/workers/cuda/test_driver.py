@@ -147,7 +147,7 @@ def test_the_binding_has_every_name_that_is_used(h200: SimulatedGpu) -> None:
     context = GreenContext(driver, 8)
     assert context.owns_its_stream()
     driver.count_sms(context.stream)
-    GpuAnchor(driver, context.stream).seconds()
+    GpuAnchor(driver, context.stream, 132).seconds()
     context.close()
     missing = {name for name in driver.cuda.calls if not hasattr(binding, name)}
     assert missing == set()
@@ -175,14 +175,14 @@ def test_the_kernels_assemble(arch: str, module: Any, tmp_path: Path) -> None:
 def test_the_anchor_runs_on_the_confined_stream_and_its_time_is_that_of_one_run(h200: SimulatedGpu) -> None:
     driver = simulated_driver(h200, Staged(anchor_ms=0.1))
     context = GreenContext(driver, 32)
-    assert GpuAnchor(driver, 0).seconds() == pytest.approx(1e-4)
-    confined = GpuAnchor(driver, context.stream)
-    assert confined.seconds() == pytest.approx(1e-4 * 132 / 32)
-    assert confined.seconds() == pytest.approx(1e-4 * 132 / 32)
+    assert GpuAnchor(driver, 0, 132).seconds() == pytest.approx(1e-4)
+    confined = GpuAnchor(driver, context.stream, 132)
+    assert confined.seconds() == pytest.approx(1e-4), "less work for fewer SMs"
+    assert confined.seconds() == pytest.approx(1e-4)
 
 
 def test_a_gpu_that_wakes_up_is_timed_once_it_is_awake(h200: SimulatedGpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    asleep = GpuAnchor(simulated_driver(h200), 0)
+    asleep = GpuAnchor(simulated_driver(h200), 0, 132)
     waking_ms = itertools.chain([8.0] * 3, range(40, 8, -1), itertools.repeat(0.8))
     monkeypatch.setattr(asleep, "_repeat_ms", lambda: next(waking_ms))
     assert asleep.seconds() == pytest.approx(1e-4)
@@ -191,7 +191,7 @@ def test_a_gpu_that_wakes_up_is_timed_once_it_is_awake(h200: SimulatedGpu, monke
 def test_a_gpu_that_never_keeps_still_is_timed_all_the_same(
     h200: SimulatedGpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    restless = GpuAnchor(simulated_driver(h200), 0)
+    restless = GpuAnchor(simulated_driver(h200), 0, 132)
     times_ms = itertools.cycle([0.8, 1.6, 2.4])
     monkeypatch.setattr(restless, "_repeat_ms", lambda: next(times_ms))
     assert restless.seconds() == pytest.approx(2e-4, rel=0.5)

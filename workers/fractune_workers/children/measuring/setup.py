@@ -108,7 +108,7 @@ def gpu_setup(
         processor=processor,
         device=gpu_device(gpu, cuda.l2_bytes()),
         target=tvm.target.Target(gpu_target(gpu.arch)),
-        anchor=Anchor(GpuAnchor(cuda, stream).seconds),
+        anchor=Anchor(GpuAnchor(cuda, stream, gpu.sms).seconds),
         versions={**_versions(), "driver": gpu.driver, "cuda": runtime_version()},
         get_ready=lambda: None,
         roof=LaunchFloor(processor).measure,
