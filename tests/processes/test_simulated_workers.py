@@ -172,6 +172,7 @@ def test_a_simulated_worker_sends_the_commands_of_a_real_one(
     [
         ("fleet", ["--gpus", "2"], "fleet: simulated GPUs: "),
         ("service_load", [], "service_load, simulated workers: 10 clients: "),
+        ("simulated_gpu", [], "simulated_gpu, simulated: turns: "),
     ],
 )
 def test_a_smoke_run_ends_with_one_line_that_says_what_is_simulated(
@@ -190,5 +191,7 @@ def test_a_smoke_run_ends_with_one_line_that_says_what_is_simulated(
         assert result["clients"]["failed"] == {}
         assert result["watchers"]["told"] == 20
         assert result["page"]["written_per_s"] > 0
-    else:
+    elif name == "fleet":
         assert result["runs"]["2"]["records_per_s"] > 0
+    else:
+        assert all(row["candidates_per_s"] > 0 for rows in result["runs"].values() for row in rows.values())

@@ -63,7 +63,7 @@ def run_worker(options: WorkerOptions) -> None:
             handler = WorkHandler(context, role)
             with _registered(context, role, handler, options):
                 role.warm_up()
-                loop = WorkLoop(context.name, context.redis, handler.queue, handler.handle)
+                loop = WorkLoop(context.name, context.redis, handler.queue, handler.handle, role)
                 loop.stop_on_signals(handler.note_stop)
                 loop.run()
         except REDIS_LOST as error:

@@ -14,7 +14,7 @@ import time
 import uuid
 import zlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import redis
 from rq import Queue
@@ -29,6 +29,8 @@ ANSWER_TIMEOUT_S = 25.0
 """A worker that waits for work gives up a connection after this time: the network may have lost the answer."""
 _WAIT_S = 15
 """Redis answers by then, though there is no work."""
+_LOOK_S = 0.01
+"""that work may take to come before what is kept for it is given up"""
 _RECONNECT_EVERY_S = 1.0
 _KEPT_S = 24 * 3600
 """How long Redis keeps the books of a worker that has died."""
@@ -42,14 +44,37 @@ class _Stopped(Exception):
     """The worker was stopped while it waited for work."""
 
 
-class WorkLoop:
-    """Serves `queue` under `name`. `do` is called with the id of a job and the message that it carries."""
+class Keeper(Protocol):
+    """May keep something for the next piece of work, such as a claim on a GPU (`fractune_workers.roles.Role`)."""
 
-    def __init__(self, name: str, connection: redis.Redis, queue: str, do: Callable[[str, str], None]) -> None:
+    def keeps(self) -> bool:
+        """Whether something is kept that others may be waiting for."""
+        ...
+
+    def rest(self) -> None:
+        """Give it up: no work waits."""
+        ...
+
+
+class WorkLoop:
+    """Serves `queue` under `name`. `do` is called with the id of a job and the message that it carries.
+
+    What `keeper` keeps is given up before the loop waits for work.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        connection: redis.Redis,
+        queue: str,
+        do: Callable[[str, str], None],
+        keeper: Keeper | None = None,
+    ) -> None:
         self._name = name
         self._redis = connection
         self._queue = Queue(queue, connection=connection, serializer=JSONSerializer)
         self._do = do
+        self._keeper = keeper
         self._key = f"rq:worker:{name}"
         self._is_waiting = False
         self._stopped_at: float | None = None
@@ -74,11 +99,22 @@ class WorkLoop:
         taken = 0
         with contextlib.suppress(_Stopped):
             while self._stopped_at is None and taken != most:
-                job_id = self.take()
+                job_id = self.take_or_rest()
                 if job_id is not None:
                     taken += 1
                     self.work_on(job_id)
+        if self._keeper is not None:
+            self._keeper.rest()
         self._redis.delete(self._key)
+
+    def take_or_rest(self, wait_s: Any = _WAIT_S) -> str | None:
+        """As `take`, but what is kept for the next job is given up when none is there."""
+        if self._keeper is not None and self._keeper.keeps():
+            job_id = self.take(_LOOK_S)
+            if job_id is not None:
+                return job_id
+            self._keeper.rest()
+        return self.take(wait_s)
 
     def take(self, wait_s: Any = _WAIT_S) -> str | None:
         """The id of the next job; None where none came in time, or Redis is away."""

@@ -61,7 +61,7 @@ class SimulatedWorker:
     """One worker of one role; `hold` keeps it from finishing what it has begun."""
 
     device = DEVICE
-    target = TARGET
+    target, target_key = TARGET, TARGET_KEY
 
     def __init__(self, url: str, role: str, name: str, share: str = "") -> None:
         self.name, self.role, self.share = name, role, share
@@ -232,7 +232,7 @@ class SimulatedWorker:
             }
             for op in model["operators"]
         ]
-        event = {"event": "ingested", "job": work["job"], "target": TARGET, "target_key": TARGET_KEY}
+        event = {"event": "ingested", "job": work["job"], "target": self.target, "target_key": self.target_key}
         self._send(redis_names.SERVER_STREAM, {**event, "operators": operators})
 
     def _search(self, work: dict[str, Any]) -> None:

@@ -50,6 +50,36 @@ def test_a_worker_works_on_one_connection_and_leaves_nothing(redis_url: str) -> 
         assert left == [b"rq:queues"]
 
 
+class Keeper:
+    """Keeps something from each piece of work on, and notes what happens."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+
+    def keeps(self) -> bool:
+        return self.events[-1:] not in ([], ["rest"])
+
+    def rest(self) -> None:
+        self.events.append("rest")
+
+
+def test_what_is_kept_for_the_next_work_is_given_up_before_the_loop_waits(redis_url: str) -> None:
+    with redis.Redis.from_url(redis_url) as connection:
+        queue = Queue(COMPILE_QUEUE, connection=connection, serializer=JSONSerializer)
+        keeper = Keeper()
+        loop = WorkLoop("measure-1", connection, COMPILE_QUEUE, lambda job_id, _: keeper.events.append(job_id), keeper)
+        for batch in (("one", "two"), ("three",)):
+            for name in batch:
+                queue.enqueue_call(HANDLER, args=("",), job_id=name)
+            while (job_id := loop.take_or_rest(0.01)) is not None:
+                loop.work_on(job_id)
+        assert keeper.events == ["one", "two", "rest", "three", "rest"]
+        queue.enqueue_call(HANDLER, args=("",), job_id="last")
+        queue.enqueue_call(HANDLER, args=("",), job_id="waiting")
+        loop.run(1)
+        assert keeper.events[-2:] == ["last", "rest"], "a worker that ends keeps nothing"
+
+
 def test_work_that_raises_is_left_to_the_server(redis_url: str) -> None:
     def fail(_job_id: str, _message: str) -> None:
         raise RuntimeError("made to fail")

@@ -106,10 +106,16 @@ class CoreLocks:
     @contextlib.contextmanager
     def measuring_on(self, gpu: str, claim: Claim, cores: Iterable[int]) -> Iterator[MeasurementSlot]:
         """Hold `claim` of the GPU (its UUID), and `cores`, from which its kernels are launched."""
+        with self.measuring_in(GpuSlots(self.directory, gpu), claim, cores) as slot:
+            yield slot
+
+    @contextlib.contextmanager
+    def measuring_in(self, slots: GpuSlots, claim: Claim, cores: Iterable[int]) -> Iterator[MeasurementSlot]:
+        """As `measuring_on`, in the slots of a GPU; a measurer's own ones may keep the claim (`GpuTurns`)."""
         with contextlib.ExitStack() as held:
             start = time.perf_counter()
             # The GPU first: waiting for it must not keep a CPU measurement off the cores.
-            slot = held.enter_context(GpuSlots(self.directory, gpu).holding(claim))
+            slot = held.enter_context(slots.holding(claim))
             self.waited_s += time.perf_counter() - start
             self.take(held, sorted(cores), shared=True)
             yield slot

@@ -2,7 +2,8 @@
 
 A folder for each GPU, with a file for each claim. Its holder locks it; the kernel frees the claims of a process that
 dies. A claim waits in the turnstile until it fits, and later ones wait behind it. So trials that would still fit do not
-overtake a validation that needs the GPU alone.
+overtake a validation that needs the GPU alone. A measurer may keep its claim for some pieces of work
+(`fractune_workers.locks.gpu_turns`).
 """
 
 from __future__ import annotations
@@ -61,6 +62,26 @@ class MeasurementSlot:
     """other measurements beside it when it began; on a GPU, once it is over, the most at one time"""
 
 
+class HeldClaim:
+    """A claim that this process holds, until it closes it or ends."""
+
+    def __init__(self, claim: Claim, folder: Path) -> None:
+        self.claim = claim
+        self.path = folder / f"claim-{uuid.uuid4().hex}"
+        self._file = self.path.open("x")
+        lock(self._file)
+        self._file.write(json.dumps(asdict(claim)))
+        self._file.flush()
+
+    def noted(self) -> list[int]:
+        """How many others there were, whenever a claim was placed."""
+        return [int(line) for line in self.path.read_text().splitlines()[1:]]
+
+    def close(self) -> None:
+        self.path.unlink(missing_ok=True)
+        self._file.close()
+
+
 class GpuSlots:
     """The claims on the GPU `identity` (its UUID), in a folder below `directory`, which all workers of a host share."""
 
@@ -71,29 +92,34 @@ class GpuSlots:
     @contextlib.contextmanager
     def holding(self, claim: Claim) -> Iterator[MeasurementSlot]:
         """Wait until `claim` fits beside those that are held, and hold it until the block ends or this process does."""
-        with contextlib.ExitStack() as held:
-            with locked(self._folder / "turnstile"):
-                self._remove_dead()
-                while not claim.fits((others := self._claims()).values()):
-                    time.sleep(_LOOK_EVERY_S)
-                own = self._place(claim, held)
-                _note_co_runners([own, *others], len(others))
-            slot = MeasurementSlot(len(others))
-            try:
+        held = self.hold(claim)
+        try:
+            with self._slot(held) as slot:
                 yield slot
-            finally:
-                slot.co_runners = _most_co_runners(own)
+        finally:
+            held.close()
+
+    def hold(self, claim: Claim) -> HeldClaim:
+        """Wait until `claim` fits beside those that are held, and hold it."""
+        with locked(self._folder / "turnstile"):
+            self._remove_dead()
+            while not claim.fits((others := self._claims()).values()):
+                time.sleep(_LOOK_EVERY_S)
+            held = HeldClaim(claim, self._folder)
+            _note_co_runners([held.path, *others], len(others))
+        return held
+
+    @contextlib.contextmanager
+    def _slot(self, held: HeldClaim) -> Iterator[MeasurementSlot]:
+        """The time of one measurement under a claim."""
+        noted_before = len(held.noted())
+        slot = MeasurementSlot(len(self._claims()) - 1)
+        try:
+            yield slot
+        finally:
+            slot.co_runners = max([slot.co_runners, *held.noted()[noted_before:]])
 
     # Only the process in the turnstile places a claim, removes one of another process, or writes into one.
-
-    def _place(self, claim: Claim, held: contextlib.ExitStack) -> Path:
-        path = self._folder / f"claim-{uuid.uuid4().hex}"
-        file = held.enter_context(path.open("x"))
-        held.callback(path.unlink, missing_ok=True)
-        lock(file)
-        file.write(json.dumps(asdict(claim)))
-        file.flush()
-        return path
 
     def _claims(self) -> dict[Path, Claim]:
         """Those that are held."""
@@ -125,7 +151,3 @@ def _note_co_runners(paths: Iterable[Path], others: int) -> None:
         with contextlib.suppress(FileNotFoundError), path.open("r+") as file:
             file.seek(0, 2)
             file.write(f"\n{others}")
-
-
-def _most_co_runners(own: Path) -> int:
-    return max(int(line) for line in own.read_text().splitlines()[1:])

@@ -28,5 +28,12 @@ class Role(ABC):
     def handle(self, work: Any) -> None:
         """Do a piece of work and deliver its results."""
 
+    def keeps(self) -> bool:
+        """Whether something is kept for the next piece of work that others may be waiting for."""
+        return False
+
+    def rest(self) -> None:  # noqa: B027
+        """Give up what is kept: no work waits."""
+
     @abstractmethod
     def stop(self) -> None: ...

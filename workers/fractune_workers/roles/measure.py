@@ -36,6 +36,7 @@ from fractune_core.shares import Device, GrantedShare, Share
 from fractune_workers.context import ResultTransaction, WorkerContext
 from fractune_workers.gpu.clocks import UNKNOWN_CLOCKS, GpuClock
 from fractune_workers.locks.gpu_slots import ALONE, MeasurementSlot, claim_of
+from fractune_workers.locks.gpu_turns import GpuTurns
 from fractune_workers.measuring.audit import audit_file
 from fractune_workers.measuring.session import (
     ArtifactBatch,
@@ -66,6 +67,8 @@ class Measurer(Role):
         self._audit = audit_file(context.name)
         locks = context.core_locks.directory
         self._session = MeasurementSession(share, context.cores, margin, locks, cache, memory_bytes)
+        gpu = self._session.gpu_uuid
+        self._turns = None if gpu is None else GpuTurns(locks, gpu)
         self._clocks = GpuClock().read if share.device_kind == "cuda" else lambda: UNKNOWN_CLOCKS
         self._best_s: dict[tuple[str, str], float] = {}
         """fastest median seen here, by workload and target: trials race against it"""
@@ -95,7 +98,15 @@ class Measurer(Role):
         info["versions"] = self._session.device_info["versions"]
         info["share"] = str(self._share)
 
+    def keeps(self) -> bool:
+        return self._turns is not None and self._turns.under_way
+
+    def rest(self) -> None:
+        if self._turns is not None:
+            self._turns.end()
+
     def stop(self) -> None:
+        self.rest()
         if self._audit is not None:
             self._audit.close()
         self._session.stop()
@@ -170,11 +181,14 @@ class Measurer(Role):
         }
 
     def _slot(self, *, alone: bool) -> AbstractContextManager[MeasurementSlot]:
-        """Wait until this measurement may run; `alone`: no other runs on the GPU. Its cores are always its own."""
-        locks, cores, gpu = self._context.core_locks, self._context.cores, self._session.gpu_uuid
-        if gpu is None:
+        """Wait until this measurement may run; `alone`: no other runs on the GPU. Its cores are always its own.
+
+        On a GPU the slot is kept until `rest`, or until this measurer's turn is over.
+        """
+        locks, cores = self._context.core_locks, self._context.cores
+        if self._turns is None:
             return locks.measuring(cores)
-        return locks.measuring_on(gpu, ALONE if alone else claim_of(self._granted), cores)
+        return locks.measuring_in(self._turns, ALONE if alone else claim_of(self._granted), cores)
 
     def _batch(self, work: MeasureWork) -> ArtifactBatch:
         """The artifacts that were built, their signatures checked. Raises NotFound or Unsigned."""

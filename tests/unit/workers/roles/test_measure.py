@@ -67,6 +67,8 @@ def test_trials_run_beside_each_other_as_long_as_their_shares_fit(measurers: lis
         thread, had = enters(measurers[4], alone=False)
         wait_until(CoreLocks(folder).is_measurement_waiting)
         assert not had.is_set()
+    assert all(each.keeps() for each in measurers[:4])
+    measurers[2].rest()
     thread.join(30)
     assert had.is_set()
     assert all(slot.co_runners == 3 for slot in slots)
@@ -79,6 +81,8 @@ def test_a_validation_runs_alone(measurers: list[Measurer]) -> None:
         thread, had = enters(measurers[1], alone=True)
         wait_until(CoreLocks(folder).is_measurement_waiting)
         assert not had.is_set()
+    assert not had.is_set(), "the turn goes on while it may have work"
+    measurers[0].rest()
     thread.join(30)
     assert had.is_set()
 
