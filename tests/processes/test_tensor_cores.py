@@ -19,6 +19,7 @@ from fractune_core.implementations import DIRECT, FLOAT32_SUMS, implementation_o
 from fractune_core.records import UNTUNED
 from fractune_core.shares import Device, GrantedShare
 from fractune_workers.child import Child
+from fractune_workers.children.tvm_api.annotations import ASYNC_COPIES
 from fractune_workers.children.tvm_api.artifacts import unpack
 from fractune_workers.cuda.compilers import find_compiler
 from fractune_workers.reader import reader_child
@@ -86,10 +87,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def operators(model: Path) -> list[dict[str, Any]]:
-    """The convolution, the product, and a larger one with sums in float16 alone."""
+    """The convolution, the product, and two larger products, with sums in float16 alone and all in float32."""
     found = ingested(model)
     chosen = [next(each for each in found if kind in each["name"]) for kind in ("conv2d", "matmul")]
-    return [*chosen, {**chosen[0], "workload_hash": "12", "workload": product(512, "float16", sums="float16")}]
+    larger = {"12": product(512, "float16", sums="float16"), "34": product(512, "float32", sums="float32")}
+    return [*chosen, *({**chosen[0], "workload_hash": name, "workload": each} for name, each in larger.items())]
 
 
 @pytest.fixture(scope="module")
@@ -136,6 +138,21 @@ def test_candidates_may_request_more_memory_than_a_kernel_has_statically(
     builder.stop()
     requested = [int(found[1]) for cause in causes if (found := re.search(r"needs (\d+) bytes of shared", cause))]
     assert 48 * 1024 < max(requested) <= 227 * 1024
+
+
+@pytest.mark.parametrize("operator", [2, 3], ids=["float16", "float32"])
+def test_copies_are_asynchronous_by_the_decision_of_a_candidate(
+    candidates: list[list[tuple[str, bytes]]], operator: int
+) -> None:
+    """A copy of two bytes at a time is not, whatever was decided: there is no such instruction."""
+    found = {True: 0, False: 0}
+    for trace, archive in candidates[operator][1:]:
+        found[ASYNC_COPIES in trace] += sum(
+            count for name, count in instructions_of(archive).items() if name.startswith("LDGSTS")
+        )
+    assert len({ASYNC_COPIES in trace for trace, _ in candidates[operator][1:]}) == 2
+    assert found[True] > 0
+    assert found[False] == 0
 
 
 def test_a_bundle_has_the_sums_of_its_candidates(

@@ -11,6 +11,8 @@ import tvm
 import tvm_ffi
 from tvm import s_tir
 
+from fractune_workers.children.tvm_api.annotations import ASYNC_COPIES
+
 _DYNAMIC = "shared.dyn"
 
 
@@ -21,11 +23,15 @@ def lowering_context(mod: tvm.IRModule) -> tvm.transform.PassContext:
 
 
 def _options(mod: tvm.IRModule) -> dict[str, bool]:
-    found: list[Any] = []
+    blocks: list[Any] = []
+    loops: list[Any] = []
     for function in mod.functions.values():
-        tvm_ffi.structural_walk(function.body, (s_tir.SBlock, found.append))
-    buffers = [buffer for block in found for buffer in block.alloc_buffers if buffer.scope() == _DYNAMIC]
-    types = {str(buffer.dtype) for buffer in buffers}
-    # StorageRewrite lets a tile of sums reuse that of operands; of another type, TVM cannot address it then. What tiles
-    # share of dynamic memory is decided later anyway (MergeSharedMemoryAllocations).
-    return {"tirx.disable_storage_rewrite": True} if len(types) > 1 else {}
+        tvm_ffi.structural_walk(function.body, [(s_tir.SBlock, blocks.append), (tvm.tirx.For, loops.append)])
+    buffers = [buffer for block in blocks for buffer in block.alloc_buffers if buffer.scope() == _DYNAMIC]
+    needed = {
+        # StorageRewrite lets a tile of sums reuse that of operands; of another type, TVM cannot address it then. What
+        # tiles share of dynamic memory is decided later anyway (MergeSharedMemoryAllocations).
+        "tirx.disable_storage_rewrite": len({str(buffer.dtype) for buffer in buffers}) > 1,
+        "tirx.use_async_copy": any(ASYNC_COPIES in loop.annotations for loop in loops),
+    }
+    return {name: True for name, is_needed in needed.items() if is_needed}

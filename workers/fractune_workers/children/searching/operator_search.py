@@ -18,6 +18,7 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.meta_schedule.search_strategy import EvolutionarySearch
 
 from fractune_core.analysis.joint_time import joint_time_s
+from fractune_workers.children.searching.async_copies import with_async_copies
 from fractune_workers.children.searching.decisions import SurrogateModel, features_of
 from fractune_workers.children.searching.first_candidates import first_candidates
 from fractune_workers.children.searching.space import space_for
@@ -82,7 +83,7 @@ class OperatorSearch:
             rand_state=seed % (2**31 - 2) + 1,
             num_threads=threads,
         )
-        self.spaces = self._context.generate_design_space()
+        self.spaces = with_async_copies(self._context.generate_design_space(), target)
         model = SurrogateModel(self._surrogate, _PRESSURE)
         # The strategy needs numbers of trials and a database, but only its own rounds read them.
         self._context.pre_tuning(1, 1, self.spaces, ms.database.MemoryDatabase(), model)

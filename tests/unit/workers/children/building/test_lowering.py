@@ -8,26 +8,37 @@ from tvm import te
 from tvm.s_tir import Schedule
 
 from fractune_workers.children.building.lowering import lowering_context
+from fractune_workers.children.tvm_api.annotations import ASYNC_COPIES
 
-STORAGE = "tirx.disable_storage_rewrite"
+STORAGE, ASYNC = "tirx.disable_storage_rewrite", "tirx.use_async_copy"
 
 
-def staged(sums: str) -> tvm.IRModule:
+def staged(sums: str, annotation: str = "") -> tvm.IRModule:
     """Tiles of float16 operands, and of sums in the type `sums`, in dynamic shared memory."""
     data = te.placeholder((64, 64), "float16", "data")
     k = te.reduce_axis((0, 64), "k")
-    mod = tvm.IRModule(
-        {"main": te.create_prim_func([data, te.compute((64,), lambda i: te.sum(data[i, k].astype(sums), k), "c")])}
-    )
-    sch = Schedule(mod)
-    sch.cache_read("c", 0, "shared.dyn")
-    sch.cache_write("c", 0, "shared.dyn")
+    rows = te.compute((64,), lambda i: te.sum(data[i, k].astype(sums), k), "rows")
+    sch = Schedule(tvm.IRModule({"main": te.create_prim_func([data, rows])}))
+    copy = sch.cache_read("rows", 0, "shared.dyn")
+    sch.cache_write("rows", 0, "shared.dyn")
+    if annotation:
+        sch.annotate(sch.get_loops(copy)[0], annotation, 1)
     return sch.mod
 
 
-@pytest.mark.parametrize(("sums", "apart"), [("float32", True), ("float16", False)])
-def test_tiles_of_two_types_are_kept_apart_and_the_rest_stays(sums: str, *, apart: bool) -> None:
+@pytest.mark.parametrize(
+    ("mod", "needed"),
+    [
+        pytest.param(staged("float16"), [], id="none"),
+        pytest.param(staged("float32"), [STORAGE], id="tiles of two types are kept apart"),
+        pytest.param(staged("float16", ASYNC_COPIES), [ASYNC], id="copies are asynchronous"),
+        pytest.param(
+            staged("float16", "software_pipeline_async_stages"), [], id="a pipeline alone copies by registers"
+        ),
+    ],
+)
+def test_options_follow_from_the_schedule_and_others_stay(mod: tvm.IRModule, needed: list[str]) -> None:
     with tvm.transform.PassContext(opt_level=3, config={"tirx.disable_vectorize": True}):
-        context = lowering_context(staged(sums))
+        context = lowering_context(mod)
     assert context.opt_level == 3
-    assert dict(context.config) == {"tirx.disable_vectorize": True, **({STORAGE: True} if apart else {})}
+    assert dict(context.config) == {"tirx.disable_vectorize": True, **dict.fromkeys(needed, True)}
