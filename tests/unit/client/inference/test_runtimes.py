@@ -6,6 +6,7 @@ import contextlib
 import importlib.metadata
 import io
 import json
+import os
 import sys
 import warnings
 from pathlib import Path
@@ -21,10 +22,12 @@ from fractune.features.compete.compete import compete
 from fractune.inference.choosing import runtimes
 from fractune.inference.choosing.matching import match_share
 from fractune.inference.cpu.share import ShareHere
+from fractune.inference.runtimes.sessions import RuntimeMissing, open_session
 from fractune_core.analysis.match import DEFAULT_POLICY
-from fractune_core.errors import BadBundle, BadModel, BadRequest
-from fractune_core.files.bundles import FORMAT, JOINED_FORMAT, Bundle
+from fractune_core.errors import BadBundle, BadModel, BadRequest, StateUnusable
+from fractune_core.files.bundles import FORMAT, JOINED_FORMAT, RECORDS, Bundle
 from fractune_core.files.compared import MODEL, Compared, Runtime, Timed
+from fractune_core.files.replacing import replacing_file
 from tests.support.processes.forked import succeeds_in_child
 from tests.unit.client.conftest import Small
 
@@ -120,14 +123,16 @@ def test_without_the_timed_version_the_bundles_own_code_runs(
 
 
 @pytest.fixture
-def broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """ONNX Runtime is installed, and its library cannot be loaded."""
+def broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """ONNX Runtime is installed, and its library cannot be loaded. The file is returned."""
     folder = tmp_path / "broken"
     folder.mkdir()
-    (folder / "onnxruntime.py").write_text("raise OSError('libgomp.so.1: cannot open shared object file')\n")
+    module = folder / "onnxruntime.py"
+    module.write_text("raise OSError('libgomp.so.1: cannot open shared object file')\n")
     monkeypatch.syspath_prepend(folder)
     for name in [name for name in sys.modules if name.partition(".")[0] == "onnxruntime"]:
         monkeypatch.delitem(sys.modules, name)
+    return module
 
 
 @pytest.mark.usefixtures("broken")
@@ -141,6 +146,26 @@ def test_a_runtime_that_cannot_be_imported_does_not_end_the_load(
     assert model.run(model.random_inputs())
     assert main(["doctor", "--bundle", str(bundle)]) == 0
     assert f"{VERSION} is installed and cannot be imported (libgomp.so.1: cannot open" in capsys.readouterr().out
+
+
+def test_a_runtime_without_its_names_counts_as_broken(broken: Path) -> None:
+    """As folders that an uninstalled package leaves behind, which can be imported and are empty."""
+    broken.write_text("")
+    with pytest.raises(
+        RuntimeMissing, match=r"ONNX Runtime is installed here and cannot be imported .*install it again"
+    ):
+        open_session("onnxruntime", b"", "m.onnx", 1, list(os.sched_getaffinity(0)), {}, {})
+
+
+def test_other_builds_of_a_runtime_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(package: str) -> str:
+        if package == "onnxruntime-gpu":
+            return "1.31.0"
+        raise importlib.metadata.PackageNotFoundError(package)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    assert runtimes.installed("onnxruntime") == "1.31.0"
+    assert runtimes.installed("openvino") == ""
 
 
 def test_versions_of_one_minor_are_alike() -> None:
@@ -199,6 +224,7 @@ def test_what_cannot_compete_is_told(small: Small, tmp_path: Path) -> None:
         (small.model, {"shares": "cpu:7"}, r"shares cpu:7: m\.fractune has the CPU shares cpu:1, cpu:2; name some"),
         (other, {}, r"other\.onnx: not the file that m\.fractune was made from \('small\.onnx'\)"),
         (tmp_path / "none.onnx", {}, r"none\.onnx: cannot be read"),
+        (Path("/dev/zero"), {}, r"--model /dev/zero: not a file; name the ONNX file"),
     ):
         with pytest.raises(BadRequest, match=says):
             compete(bundle, model, progress=False, **options)  # type: ignore[arg-type]
@@ -210,12 +236,52 @@ def test_times_of_another_version_do_not_stay(
     small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, kept: list[str]
 ) -> None:
     """The bundle was compared at two cores by `version`, and is compared at one core by the one installed."""
-    runtime = Runtime(VERSION, {"session.intra_op.allow_spinning": "0"}).to_json()
-    found = {"cpu:1": {"compared": compared().to_json(), "runtimes": {"onnxruntime": runtime}}}
-    monkeypatch.setattr(compete_module, "_at_shares", lambda *_, **__: found)
+    monkeypatch.setattr(compete_module, "_at_shares", lambda *_, **__: found_at("cpu:1"))
     bundle = served(small, tmp_path / "m.fractune", version, share="cpu:2")
     contests = compete(bundle, small.model, runtimes="onnxruntime", shares="cpu:1", progress=False).contests
     assert [each.share for each in contests] == kept
+
+
+def found_at(share: str) -> dict[str, Any]:
+    runtime = Runtime(VERSION, {"session.intra_op.allow_spinning": "0"}).to_json()
+    return {share: {"compared": compared().to_json(), "runtimes": {"onnxruntime": runtime}}}
+
+
+def test_a_contest_that_ended_meanwhile_stays(small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle = tmp_path / "m.fractune"
+    bundle.write_bytes(small.bundle.read_bytes())
+
+    def timed(_path: Path, _member: int | None, _contest: object, shares: list[str], *_: object, **__: object) -> Any:
+        if shares == ["cpu:1"]:
+            compete(bundle, small.model, runtimes="onnxruntime", shares="cpu:2", progress=False)
+        return found_at(*shares)
+
+    monkeypatch.setattr(compete_module, "_at_shares", timed)
+    contests = compete(bundle, small.model, runtimes="onnxruntime", shares="cpu:1", progress=False).contests
+    assert {each.share for each in contests} == {"cpu:1", "cpu:2"}
+
+
+def test_another_bundle_of_that_name_does_not_get_the_times(
+    small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = tmp_path / "m.fractune"
+    bundle.write_bytes(small.bundle.read_bytes())
+
+    def timed(*_: object, **__: object) -> dict[str, Any]:
+        with contextlib.closing(Bundle(small.bundle)) as opened, replacing_file(bundle) as file:
+            opened.copy_to(file, extra={RECORDS: b"{}\n"})
+        return found_at("cpu:1")
+
+    monkeypatch.setattr(compete_module, "_at_shares", timed)
+    with pytest.raises(BadRequest, match="another bundle was written there while runtimes were timed; compete again"):
+        compete(bundle, small.model, runtimes="onnxruntime", shares="cpu:1", progress=False)
+    assert "compared" not in Bundle(bundle).manifest
+
+
+def test_nothing_is_timed_for_a_folder_that_takes_no_file(small: Small, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compete_module, "_at_shares", lambda *_, **__: pytest.fail("timed"))
+    with small.bundle.open("rb") as file, pytest.raises(StateUnusable, match="cannot be written"):
+        compete(f"/proc/self/fd/{file.fileno()}", small.model, runtimes="onnxruntime", progress=False)
 
 
 def test_loading_warns_of_nothing_else(small: Small, tmp_path: Path) -> None:

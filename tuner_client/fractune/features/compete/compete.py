@@ -19,7 +19,7 @@ from fractune_core.errors import BadRequest
 from fractune_core.files.buckets import Buckets
 from fractune_core.files.bundles import JOINED_FORMAT, Bundle
 from fractune_core.files.compared import MODEL, OURS, RUNTIMES, all_compared
-from fractune_core.files.replacing import replacing_file
+from fractune_core.files.replacing import check_folder, replacing_file
 from fractune_core.shares import Share, share_names
 
 _CHILD = "fractune.features.compete.child"
@@ -57,6 +57,7 @@ def compete(
     report = line_reporter(progress)
     with contextlib.closing(Bundle(path)) as opened:
         _check_model(opened, onnx)
+        check_folder(path)
         at = _shares(opened, shares)
         members = _compared_apart(opened)
         contest = {"onnx": str(onnx), "runtimes": named, "repeats": repeats, "exact": not inexact}
@@ -85,6 +86,8 @@ def _compared_apart(bundle: Bundle) -> Sequence[int | None]:
 
 
 def _check_model(bundle: Bundle, onnx: Path) -> None:
+    if onnx.exists() and not onnx.is_file():
+        raise BadRequest(f"--model {onnx}: not a file; name the ONNX file that {bundle.name} was made from")
     try:
         with onnx.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
@@ -140,8 +143,24 @@ def _pads(bundle: Bundle) -> bool:
     return "buckets" in bundle.manifest and Buckets.from_json(bundle.manifest["buckets"]).padding.proved
 
 
-def _write(bundle: Bundle, path: Path, onnx: Path, found: dict[int | None, dict[str, Any]]) -> None:
-    """Write the times into the bundle, and the model file if another runtime serves something of it."""
+def _write(timed: Bundle, path: Path, onnx: Path, found: dict[int | None, dict[str, Any]]) -> None:
+    """Write the times into the bundle at `path` as it is now, because another contest may have ended meanwhile.
+
+    Raises BadRequest if it is not the one that was `timed`.
+    """
+    with contextlib.closing(Bundle(path)) as bundle:
+        if _code_digests(bundle) != _code_digests(timed):
+            raise BadRequest(f"{path}: another bundle was written there while runtimes were timed; compete again")
+        _add_times(bundle, path, onnx, found)
+
+
+def _code_digests(bundle: Bundle) -> dict[str, str]:
+    """The digests of all entries that a contest never changes."""
+    return {entry: digest for entry, digest in bundle.manifest["sha256"].items() if entry != MODEL}
+
+
+def _add_times(bundle: Bundle, path: Path, onnx: Path, found: dict[int | None, dict[str, Any]]) -> None:
+    """Replace the bundle by one with the times, and with the model file if another runtime serves something of it."""
     before: dict[str, Any] = bundle.written.get("runtimes", {})
     runtimes = dict(before)
     for by_share in found.values():

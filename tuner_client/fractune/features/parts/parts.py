@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib.metadata
 import importlib.util
 import json
 import os
@@ -101,6 +100,7 @@ def join_parts(model: Path, parts: Parts, bundles: Sequence[Path], written: Path
 
     Raises BadModel, BadBundle, StateUnusable.
     """
+    from fractune.inference.choosing.runtimes import installed
     from fractune.inference.runtimes.sessions import settings_of
 
     with contextlib.ExitStack() as opened:
@@ -108,7 +108,7 @@ def join_parts(model: Path, parts: Parts, bundles: Sequence[Path], written: Path
         steps = [step if step.member is None else _of_member(step, read[step.member]) for step in parts.stages.steps]
         with model.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
-        runtime = Runtime(importlib.metadata.version(ONNX_RUNTIME), settings_of(ONNX_RUNTIME))
+        runtime = Runtime(installed(ONNX_RUNTIME), settings_of(ONNX_RUNTIME))
         others = {entry: path.read_bytes() for entry, path in parts.others.items()}
         with replacing_file(written) as out:
             join_stages(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import math
 from dataclasses import dataclass, replace
@@ -11,9 +12,12 @@ from fractune.inference.choosing.variants import VariantChoice
 from fractune.inference.cpu.share import ShareHere
 from fractune_core.analysis.match import How
 from fractune_core.files.bundles import Bundle
-from fractune_core.files.compared import OURS, Compared, Runtime
+from fractune_core.files.compared import ONNX_RUNTIME, OURS, Compared, Runtime
 from fractune_core.served import ServiceGoal
 from fractune_core.shares import units_text
+
+_BUILDS = {ONNX_RUNTIME: ("onnxruntime-gpu", "onnxruntime-openvino", "onnxruntime-directml")}
+"""other packages that hold a runtime"""
 
 
 def runtime_choice(bundle: Bundle, here: ShareHere, found: Matched, goal: ServiceGoal) -> tuple[Matched, str]:
@@ -96,10 +100,10 @@ class Winner:
 
 def installed(runtime: str) -> str:
     """The installed version, empty if there is none. Nothing is imported."""
-    try:
-        return importlib.metadata.version(runtime)
-    except importlib.metadata.PackageNotFoundError:
-        return ""
+    for package in (runtime, *_BUILDS.get(runtime, ())):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return importlib.metadata.version(package)
+    return ""
 
 
 def is_alike(version: str, timed: str) -> bool:

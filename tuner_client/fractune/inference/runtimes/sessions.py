@@ -98,18 +98,18 @@ class _OnnxRuntime:
     ) -> None:
         del shapes  # it runs any
         try:
-            import onnxruntime
+            from onnxruntime import InferenceSession, SessionOptions, __version__
         except Exception as error:  # a broken installation raises anything
             raise _missing("ONNX Runtime", "'fractune[onnxruntime]'", error) from error
-        self.version = str(onnxruntime.__version__)
+        self.version = str(__version__)
         self._name = name
-        options = onnxruntime.SessionOptions()
+        options = SessionOptions()
         options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
         options.log_severity_level = 3  # errors only: it warns of old files on every start
         for key, value in settings.items():
             options.add_session_config_entry(key, value)
         try:
-            self._session: Any = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+            self._session: Any = InferenceSession(model, options, providers=["CPUExecutionProvider"])
         except Exception as error:  # its exceptions have no common base
             raise BadModel(f"{name}: ONNX Runtime cannot load it ({first_line(error)})") from error
         self.input_names = [str(node.name) for node in self._session.get_inputs()]
@@ -128,12 +128,12 @@ class _OpenVino:
         self, model: bytes, name: str, threads: int, settings: Mapping[str, str], shapes: Mapping[str, Sequence[int]]
     ) -> None:
         try:
-            import openvino
+            from openvino import Core, __version__
         except Exception as error:
             raise _missing("OpenVINO", "the package 'openvino'", error) from error
-        self.version = str(openvino.__version__).partition("-")[0]
+        self.version = str(__version__).partition("-")[0]
         self._name = name
-        core = openvino.Core()
+        core = Core()
         try:
             read = core.read_model(model)
             read.reshape({each: list(shape) for each, shape in shapes.items()})
