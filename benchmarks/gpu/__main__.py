@@ -3,11 +3,12 @@
 The parts are facts of the machine, its shares, one operator tuned at three shares, the reliability of a measurement
 beside others, the matrix of shares, a comparison with stock TVM, a storm of faults, and the tests. Each part fits in
 ten minutes, writes its JSON and pictures as soon as it is done, and is skipped the next time unless it is named. A part
-that was stopped goes on with its missing pieces. The suite needs no network, changes nothing on the machine, and ends
-the MPS daemons that it has started. Nothing else may run on the GPU meanwhile. Exit codes: 0 every part did all of its
-work, 1 one did not (the others still ran), 2 a wrong option, 4 no GPU here, 130, 143 and 129 stopped.
+that was stopped goes on with its missing pieces. `first-table` runs only when it is named, and takes several runs. The
+suite needs no network, changes nothing on the machine, and ends the MPS daemons that it has started. Nothing else may
+run on the GPU meanwhile. Exit codes: 0 every part did all of its work, 1 one did not (the others still ran), 2 a wrong
+option, 4 no GPU here, 130, 143 and 129 stopped.
 
-Usage: scripts/gpu_suite [--minutes N] [--part NAME]... [--out FOLDER] [--gather FILE]
+Usage: scripts/gpu_suite [--minutes N] [--part NAME]... [--out FOLDER] [--gather FILE] [first-table]
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from types import FrameType
 from typing import NoReturn
 
 from benchmarks.gpu.gather import gather
-from benchmarks.gpu.parts import PARTS
+from benchmarks.gpu.parts import NAMED, PARTS
 from benchmarks.gpu.suite import Plan, run_plan
 from benchmarks.gpu.tidy import private_folder
 from benchmarks.support.machine import RESULTS
@@ -68,17 +69,20 @@ def _parse(args: Sequence[str] | None) -> tuple[Plan, Path | None]:
     parser.add_argument(
         "--part",
         action="append",
-        choices=[part.name for part in PARTS],
+        choices=[part.name for part in (*PARTS, *NAMED)],
+        default=[],
         help="this part only, also if it is done; repeatable",
     )
+    parser.add_argument("named", nargs="?", choices=[part.name for part in NAMED], help="short for --part")
     parser.add_argument("--out", type=Path, default=RESULTS / "gpu", help="folder of results (benchmarks/results/gpu)")
     parser.add_argument("--gather", type=Path, metavar="FILE", help="at the end, all results and logs in this one file")
     given = parser.parse_args(args)
     if given.minutes is not None and not given.minutes > 0:
         parser.error(f"--minutes is {given.minutes:g}; it must be above 0")
+    wanted = {*given.part, *filter(None, [given.named])}
     plan = Plan(
-        parts=[part for part in PARTS if not given.part or part.name in given.part],
-        again=bool(given.part),
+        parts=[part for part in (*PARTS, *NAMED) if part.name in wanted] if wanted else list(PARTS),
+        again=bool(wanted),
         total_s=None if given.minutes is None else 60 * given.minutes,
         out=given.out.absolute(),
     )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from benchmarks.gpu import against_stock, checks, faults, look, matrix, noise, one_operator, shares
 from benchmarks.gpu.part import Part
+from benchmarks.gpu.table import part as first_table
 
 PARTS = (
     Part("look", "facts of this machine, and a transcript of its MPS daemon", 240.0, look.run),
@@ -18,3 +19,6 @@ PARTS = (
     Part("faults", "is every candidate accounted for when some crash, hang or corrupt memory?", 420.0, faults.run),
     Part("tests", "do the tests that need a GPU pass?", 450.0, checks.run),
 )
+
+NAMED = (Part(first_table.NAME, "how fast are single operators beside NVIDIA's libraries?", 450.0, first_table.run),)
+"""parts that run only when they are named: they take several slices"""

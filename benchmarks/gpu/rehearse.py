@@ -26,7 +26,7 @@ from pathlib import Path
 
 from benchmarks.gpu.command import REPOSITORY
 from benchmarks.gpu.gather import gather
-from benchmarks.gpu.parts import PARTS
+from benchmarks.gpu.parts import NAMED, PARTS
 from fractune_core.errors import ShareUnavailable
 from fractune_workers.gpu.nvml import open_nvml
 
@@ -109,8 +109,9 @@ def main(args: Sequence[str] | None = None) -> int:
         put_torch(trip)
         if not given.quick:
             carry_packages(trip, host_folder(given.host_folder), python_312(given.python))
-        for part in PARTS:
+        for part in (*PARTS, *NAMED):
             trip.step(f"part `{part.name}` until it reports no GPU", partial(say_no, trip, part.name))
+        trip.step("the first table, simulated on one core", lambda: rehearse_table(trip))
         if not given.quick:
             trip.step("one operator tuned for the CPU, its output checked", lambda: tune_on_cpu(trip))
         give_back(trip)
@@ -238,6 +239,16 @@ def say_no(trip: Trip, part: str) -> None:
     log.write_text(ended.stdout + ended.stderr, encoding="utf-8")
     if ended.returncode != _NO_GPU or "gpu_suite: no GPU here" not in ended.stderr:
         raise SystemExit(f"gpu_rehearse: part {part} ended with code {ended.returncode}: {ended.stderr.strip()}")
+
+
+def rehearse_table(trip: Trip) -> None:
+    """The first table on a simulated GPU; its numbers are printed and not kept. Raises SystemExit when it fails."""
+    ended = _on_host(trip, [str(trip.python), "-m", "benchmarks.gpu.table.simulated"])
+    print(ended.stdout, end="")
+    if ended.returncode:
+        raise SystemExit(
+            f"gpu_rehearse: the simulated table ended with code {ended.returncode}: {ended.stderr.strip()}"
+        )
 
 
 def tune_on_cpu(trip: Trip) -> None:

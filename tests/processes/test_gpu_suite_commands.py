@@ -9,7 +9,11 @@ import pytest
 
 from benchmarks.gpu import against_stock, faults, look, matrix, noise, one_operator, shares
 from benchmarks.gpu.part import PartFailed, Slice
+from benchmarks.gpu.table import contest
+from benchmarks.gpu.table import part as first_table
+from benchmarks.gpu.table.simulated import rehearsed
 from tests.support.hardware.simulated_mps import H200
+from tests.support.real_bundle import compile_small
 
 pytestmark = [
     pytest.mark.skipif(Path("/proc/driver/nvidia/version").exists(), reason="there is an NVIDIA driver here"),
@@ -77,3 +81,30 @@ def test_one_operator_is_tuned_and_its_output_is_numpys(given: Slice, monkeypatc
 def test_there_is_no_storm(given: Slice) -> None:
     with pytest.raises(PartFailed, match=f"the storm ended with code 1: .*{REFUSED}"):
         faults.run(given)
+
+
+def test_the_first_table_has_no_share(given: Slice) -> None:
+    with pytest.raises(PartFailed, match=REFUSED):
+        first_table.run(given)
+
+
+@pytest.mark.alone
+def test_the_first_table_is_made_on_a_simulated_gpu(tmp_path: Path) -> None:
+    found = rehearsed(tmp_path)
+    assert found.faults == ()
+    assert list(found.data["rows"]) == ["simulated_product float16", "simulated_convolution float16"]
+    for row in found.data["rows"].values():
+        sides = row["shares"]["cpu:1"]["contestants"]
+        assert sides["simulated"]["by"] == "simulated by NumPy"
+        assert all(each["status"] == "right" and len(each["run_secs"]) == 9 for each in sides.values())
+
+
+def test_a_whole_model_meets_no_peer_without_a_gpu(tmp_path: Path) -> None:
+    model, bundle = compile_small(tmp_path)
+    found = contest.whole("cpu:1", str(bundle), str(model))["contestants"]
+    assert found["fractune"]["status"] == "right"
+    assert len(found["fractune"]["run_secs"]) == 9
+    causes = {name: each["cause"] for name, each in found.items() if each["status"] == "missing"}
+    assert sorted(causes) == ["onnxruntime", "torch.compile"]
+    assert "onnxruntime-gpu" in causes["onnxruntime"]
+    assert "PyTorch" in causes["torch.compile"]

@@ -265,10 +265,11 @@ def confined(args: list[str]) -> MeasurerChild:
     share, cores = Share.parse(args[0]), [int(core) for core in args[1].split(",") if core]
     confinement = confinement_for(share, cores)
     confinement.enter()
-    return MeasurerChild(confinement, _setup(share, confinement))
+    return MeasurerChild(confinement, setup_of(share, confinement))
 
 
-def _setup(share: Share, confinement: Confinement) -> MeasuringSetup:
+def setup_of(share: Share, confinement: Confinement) -> MeasuringSetup:
+    """The setup of a process that has entered the share. Raises ShareUnavailable."""
     if share.device_kind == "cpu":
         from fractune_workers.children.measuring.setup import cpu_setup
 

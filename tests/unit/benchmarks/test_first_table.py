@@ -1,0 +1,267 @@
+"""The first table without a GPU: its operators, stand-ins for NVIDIA's libraries, its verdicts, and cut runs."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import tvm
+
+from benchmarks.gpu.part import Slice
+from benchmarks.gpu.table import part
+from benchmarks.gpu.table.contest import FAILED, MISSING, RIGHT, WRONG, interleaved, judged_and_timed
+from benchmarks.gpu.table.operations import OPERATIONS, Operation
+from benchmarks.gpu.table.peers import Algorithm, Contestant, PeerMissing, Task, cublas, cudnn
+from benchmarks.gpu.table.verdicts import Verdict, verdicts, wrong
+from benchmarks.gpu.table.whole import halved
+from benchmarks.support.transformer import Encoder
+from fractune_core.records import Kind, Status
+from tests.support.hardware.simulated_libraries import SimulatedCublas, SimulatedCudnn, convolution
+from tests.support.hardware.simulated_mps import H200
+from tests.support.samples import validation
+
+PRODUCT = Operation("product", "made up", (3, 5), (5, 7))
+WINDOW = Operation("window", "made up", (2, 3, 9, 8), (4, 3, 3, 3), stride=2)
+
+
+def test_every_operator_says_where_it_is_from() -> None:
+    assert len({each.name for each in OPERATIONS}) == len(OPERATIONS) == 20
+    for model in ("ResNet-50", "BERT-base", "Llama"):
+        assert sum(each.source.find(model) >= 0 for each in OPERATIONS) >= 4
+    extents = {each.name: each.y for each in OPERATIONS}
+    assert extents["resnet_conv1_7x7"] == (16, 64, 112, 112)
+    assert extents["resnet_conv3_3x3_stride2"] == (16, 128, 28, 28)
+    assert extents["resnet_conv5_1x1_expand"] == (16, 2048, 7, 7)
+    assert extents["bert_outer"] == (3072, 768)
+
+
+def operands(operation: Operation, dtype: str, *, channels_last: bool) -> tuple[Any, Any]:
+    rng = np.random.default_rng(0)
+    x, w = (rng.integers(-3, 4, shape).astype(dtype) for shape in (operation.x, operation.w))
+    return (np.moveaxis(x, 1, -1).copy(), np.moveaxis(w, 1, -1).copy()) if channels_last else (x, w)
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_the_result_is_numpys_in_a_wider_type(*, channels_last: bool) -> None:
+    x, w = operands(WINDOW, "float16", channels_last=False)
+    expected = convolution(x, w, WINDOW.stride, WINDOW.padding)
+    given = operands(WINDOW, "float16", channels_last=channels_last)
+    found = WINDOW.result(*given, channels_last=channels_last)
+    assert found.dtype == np.float32
+    np.testing.assert_array_equal(np.moveaxis(found, -1, 1) if channels_last else found, expected)
+    x, w = operands(PRODUCT, "float32", channels_last=False)
+    assert PRODUCT.result(x, w, channels_last=False).dtype == np.float64
+
+
+def test_a_layout_that_no_peer_knows_is_refused() -> None:
+    first = [WINDOW.x, WINDOW.w, WINDOW.y]
+    assert not WINDOW.is_channels_last(first)
+    assert WINDOW.is_channels_last([(n, h, w, c) for n, c, h, w in first])
+    with pytest.raises(ValueError, match="in no layout that peers know"):
+        WINDOW.is_channels_last([WINDOW.x, (1, 3, 3, 3, 4), WINDOW.y])
+
+
+# ---- NVIDIA's libraries ----------------------------------------------------------------------------------------------
+
+
+def task(operation: Operation, dtype: str, *, channels_last: bool = False) -> tuple[Task, Any]:
+    """With the result that is expected."""
+    x, w = operands(operation, dtype, channels_last=channels_last)
+    expected = operation.result(x, w, channels_last=channels_last)
+    x, w, y = (tvm.runtime.tensor(each) for each in (x, w, np.full(expected.shape, np.nan, dtype)))
+    made = Task(operation, dtype, channels_last, x, w, y, lambda count: tvm.runtime.tensor(np.empty(count, "int8")))
+    return made, expected
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_cublas_is_asked_for_the_product(dtype: str) -> None:
+    given, expected = task(PRODUCT, dtype)
+    peer = cublas(given, SimulatedCublas())
+    peer.call()
+    np.testing.assert_array_equal(peer.output(), expected)
+    assert peer.by == "cuBLAS 130100"
+
+
+@pytest.mark.parametrize(("dtype", "channels_last"), [("float16", True), ("float32", False)])
+def test_cudnn_is_asked_for_the_convolution(dtype: str, *, channels_last: bool) -> None:
+    given, expected = task(WINDOW, dtype, channels_last=channels_last)
+    peer = cudnn(given, SimulatedCudnn())
+    peer.call()
+    np.testing.assert_array_equal(peer.output(), expected)
+    assert ctypes.sizeof(Algorithm) == 48
+
+
+def test_a_library_that_fails_is_missing_with_its_status() -> None:
+    library = SimulatedCudnn()
+    library.status = 3000
+    with pytest.raises(PeerMissing, match="cudnnFindConvolutionForwardAlgorithm ended with status 3000"):
+        cudnn(task(WINDOW, "float32")[0], library)
+
+
+# ---- outputs and times -----------------------------------------------------------------------------------------------
+
+
+def broken() -> None:
+    raise RuntimeError("no kernel image")
+
+
+def test_a_wrong_output_has_no_time() -> None:
+    expected = np.ones((2, 2))
+    good, off = expected + 1e-4, np.array([[1.0, 1.0], [1.0, 1.1]])
+    contestants = {
+        "good": Contestant(lambda: None, lambda: good),
+        "off": Contestant(lambda: None, lambda: off),
+        "unwritten": Contestant(lambda: None, lambda: expected * np.nan),
+        "broken": Contestant(broken, lambda: good),
+    }
+    found = judged_and_timed(contestants, expected, 1e-3, lambda: None)
+    assert {name: each["status"] for name, each in found.items()} == {
+        "good": RIGHT,
+        "off": WRONG,
+        "unwritten": WRONG,
+        "broken": FAILED,
+    }
+    assert [name for name, each in found.items() if "run_secs" in each] == ["good"]
+    assert found["off"]["max_error"] == pytest.approx(0.1)
+    assert "no kernel image" in found["broken"]["cause"]
+
+
+def test_turns_alternate_and_a_launch_is_timed_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU that takes 1 ms for a kernel, and a host that takes 10 us for a launch."""
+    now, free_at, launched = 0.0, 0.0, []
+
+    def call(name: str) -> None:
+        nonlocal now, free_at
+        launched.append(name)
+        now += 1e-5
+        free_at = max(now, free_at) + 1e-3
+
+    def sync() -> None:
+        nonlocal now
+        now = max(now, free_at)
+
+    monkeypatch.setattr(time, "perf_counter", lambda: now)
+    found = interleaved({"a": lambda: call("a"), "b": lambda: call("b")}, sync)
+    assert found["a"]["launch_s"] == pytest.approx(1e-5)
+    assert found["a"]["run_secs"] == pytest.approx([1e-3] * 9, rel=0.01)
+    assert len(found["b"]["choosing_secs"]) == 5
+    turns = [name for name, before in zip(launched[6:], ["", *launched[6:]], strict=False) if name != before]
+    assert turns[:3] == ["a", "b", "a"]
+
+
+def timed(secs: float, launch_s: float = 1e-6, spread: float = 0.001) -> dict[str, Any]:
+    run_secs = [secs * (1 + spread * (number - 4)) for number in range(9)]
+    return {"status": RIGHT, "by": "", "choosing_secs": run_secs[:5], "run_secs": run_secs, "launch_s": launch_s}
+
+
+def verdict(contestants: dict[str, Any]) -> Verdict:
+    (found,) = verdicts(contestants)
+    return found
+
+
+def test_a_row_tells_its_ratio_or_that_it_cannot() -> None:
+    slow, fast, peer = timed(3e-4), timed(1e-4), timed(2e-4)
+    found = verdict({"fractune": slow, "fractune other": fast, "nvidia": peer})
+    assert found.ratio == pytest.approx(0.5)
+    assert found.text.startswith("fractune other 100.0 us, 0.500 (")
+    tie = dict(peer, run_secs=[secs * (1.01 if at % 2 else 0.99) for at, secs in enumerate(peer["run_secs"])])
+    short = verdict({"fractune": timed(1.4e-6), "nvidia": timed(3e-6)})
+    for unsure in (verdict({"fractune": tie, "nvidia": peer}), short):
+        assert unsure.text.startswith("cannot tell: ")
+        assert math.isnan(unsure.ratio)
+    assert short.text.endswith("fractune up to 1.5 launches")
+
+
+def test_a_row_without_two_right_sides_has_no_ratio() -> None:
+    off = {"status": WRONG, "max_error": 0.3, "allowed": 0.001}
+    absent = {"status": MISSING, "cause": "PyTorch is not installed"}
+    sides = {"fractune": off, "nvidia": timed(1e-4)}
+    assert verdict(sides).text == "fractune is WRONG by 3.0e-01, 1.0e-03 is allowed"
+    assert wrong(sides) == ["fractune is WRONG by 3.0e-01, 1.0e-03 is allowed"]
+    found = verdict({"fractune": timed(1e-4), "nvidia": absent})
+    assert found.text == "fractune 100.0 us; nvidia is not there (PyTorch is not installed)"
+    assert math.isnan(found.ratio)
+
+
+def test_the_log_names_the_implementations() -> None:
+    """A trial counts where no candidate of the implementation was validated."""
+    share = {"share": "mps:25"}
+    records = [
+        validation("[1]", 1, 3e-4, **share),
+        validation("[2]", 1, 2e-4, **share),
+        validation("[3]", 1, 1e-4, **share, kind=Kind.TRIAL),
+        validation("brandnew:[4]", 1, 5e-4, **share, kind=Kind.TRIAL),
+        validation("brandnew:[5]", 1, 1e-4, **share, status=Status.WRONG_OUTPUT),
+        validation("[6]", 1, 1e-5, share="mps:50"),
+    ]
+    found = part.finalists(records, "mps:25")
+    assert {name: each.trace for name, each in found.items()} == {
+        "fractune": "[2]",
+        "fractune brandnew": "brandnew:[4]",
+    }
+
+
+# ---- slices ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Slice:
+    monkeypatch.setattr(part, "refusal_of", lambda _share: "")
+    return Slice(450.0, time.monotonic() + 450.0, H200, tmp_path, tmp_path)
+
+
+TABLE = part.Table((PRODUCT, WINDOW), models=())
+
+
+def test_a_run_that_is_cut_goes_on_with_the_rows_that_are_left(given: Slice, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+    room = 3
+
+    def row(_given: Slice, _table: part.Table, operation: Operation, dtype: str) -> dict[str, Any]:
+        if len(made) == room:
+            raise part.NoTimeLeft
+        made.append(f"{operation.name} {dtype}")
+        return {"shares": {"mps:25": {"contestants": {}, "ratio": 0.5 if dtype == "float16" else None}}}
+
+    monkeypatch.setattr(part, "_row", row)
+    assert part.filled(given, TABLE).faults == ("1 of 4 rows are left: give the command again",)
+    room = 4
+    found = part.filled(given, TABLE)
+    assert found.faults == ()
+    assert made == ["product float16", "window float16", "product float32", "window float32"]
+    assert list(found.data["rows"]) == made
+    assert found.line.endswith("float16 at mps:25 0.50 (2 rows); float32 at mps:25 cannot tell")
+
+
+def test_nothing_is_begun_without_the_time_for_it(given: Slice) -> None:
+    late = Slice(10.0, time.monotonic() + 10.0, H200, given.out, given.private)
+    assert part.filled(late, TABLE).faults == ("4 of 4 rows are left: give the command again",)
+
+
+def test_a_wrong_kernel_is_a_fault_of_the_table(given: Slice, monkeypatch: pytest.MonkeyPatch) -> None:
+    off = {"status": WRONG, "max_error": 0.3, "allowed": 0.001}
+    row = {"shares": {"mps:50": {"contestants": {"fractune": off}, "ratio": None}}}
+    monkeypatch.setattr(part, "_row", lambda *_: row)
+    fault = part.filled(given, part.Table((PRODUCT,), ("float16",), models=())).faults
+    assert fault == ("product float16 at mps:50: fractune is WRONG by 3.0e-01, 1.0e-03 is allowed",)
+
+
+def test_a_whole_model_is_halved(tmp_path: Path) -> None:
+    """All of its numbers, those inside of nodes too; ONNX Runtime still runs it."""
+    encoder, path = Encoder(1, 32, 2, 64, 8, 20), tmp_path / "encoder.onnx"
+    encoder.save(path)
+    feed = {"ids": np.ones((1, 8), "int64"), "mask": np.ones((1, 8), "int64")}
+
+    def output(model: onnx.ModelProto) -> Any:
+        return onnxruntime.InferenceSession(model.SerializeToString()).run(None, feed)[0]
+
+    full, half = output(onnx.load(path)), output(halved(onnx.load(path)))
+    assert (full.dtype, half.dtype) == (np.float32, np.float16)
+    np.testing.assert_allclose(half, full, atol=0.02 * np.abs(full).max())
