@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -90,17 +90,17 @@ def _known(pairs: Sequence[MeasuredPair], device: DeviceType) -> dict[tuple[str,
     for pair in pairs:
         if pair.how != OWN_UNITS or not all(_is_part(each, device) for each in pair.models):
             continue
-        for one, other in _both_ways(pair):
-            if one.interference is not None:
-                facts = (one.share, other.share), pair.host, pair.measured_at, pair.pair_id
-                found.setdefault((one.model_name, other.model_name), (one.interference, *facts))
+        for i, one, other in _both_ways(pair):
+            facts = (one.share, other.share), pair.host, pair.measured_at, pair.pair_id
+            found.setdefault((one.model_name, other.model_name), (i, *facts))
     return found
 
 
-def _both_ways(pair: MeasuredPair) -> Iterator[tuple[PairedModel, PairedModel]]:
-    first, second = pair.models
-    yield first, second
-    yield second, first
+def _both_ways(pair: MeasuredPair) -> list[tuple[Estimate, PairedModel, PairedModel]]:
+    """The slower one first, which counts for a model beside itself."""
+    ways = [(one.interference, one, other) for one, other in (pair.models, pair.models[::-1])]
+    known = [(i, one, other) for i, one, other in ways if i is not None]
+    return sorted(known, key=lambda way: -way[0].median)
 
 
 def _is_part(model: PairedModel, device: DeviceType) -> bool:

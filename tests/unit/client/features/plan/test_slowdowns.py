@@ -92,6 +92,8 @@ def test_a_fleet_may_run_a_model_twice_on_a_device_and_one_device_may_not() -> N
     itself = measured_pair(first="a", second="a")
     assert taken(itself) == {("a", "a"): 1.4}
     assert taken(itself, asked=request(rate=None)) == {}
+    swapped = replace(itself, models=itself.models[::-1])
+    assert taken(swapped) == {("a", "a"): 1.4}, "the slower of both"
 
 
 def test_two_shapes_of_a_model_have_its_pair() -> None:
