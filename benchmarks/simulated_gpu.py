@@ -134,7 +134,7 @@ def main() -> None:
         print(f"{'':<18}" + "".join(f"{title:>14}" for title in _TITLES))
         rows[part] = {}
         for case in PARTS[part][: 2 if args.quick else None]:
-            rows[part][case.name] = row = run(case, secs, hurry_s=1.0 if args.quick else _HURRY_S)
+            rows[part][case.name] = row = run(case, secs, *(1.0, _HURRY) if args.quick else (_HURRY_S, 1.0))
             print(f"{case.name:<18}" + "".join(f"{each:>14}" for each in _figures(row)), flush=True)
     write_result("simulated_gpu", args, {"simulated": True, "seconds": secs, "runs": rows})
     print(verdict(rows))
@@ -160,12 +160,13 @@ def _figures(row: dict[str, Any]) -> list[str]:
     return [*numbers, *(f"{row[name]:.0%}" for name in parts)]
 
 
-def run(case: Case, secs: float, hurry_s: float) -> dict[str, Any]:
+def run(case: Case, secs: float, hurry_s: float, speed: float) -> dict[str, Any]:
     with session(case) as simulated:
+        simulated.gpu.rates.speed = speed
         if case.large_rounds:
             simulated.gpu.rates.speed = _HURRY
             time.sleep(hurry_s)
-            simulated.gpu.rates.speed = 1.0
+            simulated.gpu.rates.speed = speed
             time.sleep(secs / 4)
         began_s, before = time.monotonic(), simulated.spent()
         simulated.entries.secs.clear()
