@@ -45,7 +45,7 @@ MEASURERS = (WHOLE, SMALL, SMALL, SMALL, SMALL)
 CORES = 11
 """for searches and builds, of 16: five launch kernels"""
 SEARCH_S, SEARCH_THREADS_S = (0.17, 0.0034), (2.2, 0.021)
-"""CPU seconds of a search for a convolution of ResNet-50, for a round and each candidate; measured on two cores"""
+"""CPU seconds of a search for a convolution of ResNet-50, for a round and each candidate (`search_cost`, two cores)"""
 _SEARCH_THREADS = 8
 """at most in a searcher"""
 BUILD_S = 0.78
