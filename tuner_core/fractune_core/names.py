@@ -12,6 +12,8 @@ from fractune_core.errors import BadRequest, shortened
 UNTUNED_VARIANT = "untuned"
 ROBUST_VARIANT = "robust"
 """the schedules with the smallest loss at the worst of the bundle's shares"""
+WITH_GRAPHS = "+graph"
+"""end of the name of a variant that launches by CUDA graphs; without it, the name of the one with the same schedules"""
 
 TO_BLOCKS, FROM_BLOCKS = "to_blocks", "from_blocks"
 """names of operators that only change a layout, alone or fused with others"""

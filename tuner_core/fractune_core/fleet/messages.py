@@ -189,7 +189,7 @@ class MeasureWork(RoundWork):
 
 class VariantItem(TypedDict):
     name: str
-    """`untuned`, the share it was tuned at, or `robust`"""
+    """`untuned`, the share it was tuned at, or `robust`; of the last two also with `+graph` behind"""
     traces: dict[str, str]
     """trace by workload hash; an operator that is missing stays untuned"""
 

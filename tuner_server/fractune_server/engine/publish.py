@@ -18,8 +18,10 @@ from fractune_core.fleet.messages import Compiled, CompileWork, ModelTimed, Time
 from fractune_core.fleet.redis_names import COMPILE_QUEUE, bundle_blob, measure_queue
 from fractune_core.implementations import DIRECT
 from fractune_core.jobs import JobState
-from fractune_core.names import ROBUST_VARIANT
+from fractune_core.names import ROBUST_VARIANT, UNTUNED_VARIANT, WITH_GRAPHS
 from fractune_core.records import TuningRecord
+from fractune_core.share_kinds import CUDA
+from fractune_core.shares import Share
 from fractune_server.engine.active_job import ActiveJob, SingleWork
 from fractune_server.engine.rounds import Rounds
 from fractune_server.selection.model_match import best_by_goal, served_secs
@@ -53,7 +55,7 @@ class PublishPhase:
             return
         deployment, operators = self._deployment(job), self._operators(job)
         variants = variants_for(deployment, operators, robust_only=job.stored.spec.variants == ROBUST_VARIANT)
-        items: list[VariantItem] = [{"name": variant.name, "traces": variant.traces} for variant in variants]
+        items = with_graphs([{"name": variant.name, "traces": variant.traces} for variant in variants], job.shares)
         bundle = bundle_id(job, items)
         if self._context.files.has_bundle(bundle):
             if not job.stored.spec.rerank:  # a rerank measures again
@@ -170,6 +172,19 @@ class PublishPhase:
         own = {name: records.of_job(job.id) for name, records in shared.items()} if spec.fresh else shared
         validated = {name: records.exact if spec.exact else records for name, records in own.items()}
         return [ValidatedOperator(op.workload_hash, op.weight, validated[op.workload_hash]) for op in job.operators]
+
+
+def with_graphs(variants: list[VariantItem], shares: Sequence[str]) -> list[VariantItem]:
+    """The variants, and where one of the shares confines a whole process on a GPU, each tuned one with CUDA graphs too.
+
+    A green context confines a stream, and a graph is captured on another one.
+    """
+    kinds = [Share.parse(share).kind for share in shares]
+    if not any(kind.device_kind == CUDA and kind.serves for kind in kinds):
+        return variants
+    tuned = [each for each in variants if each["name"] != UNTUNED_VARIANT]
+    twins: list[VariantItem] = [{"name": each["name"] + WITH_GRAPHS, "traces": each["traces"]} for each in tuned]
+    return [*variants, *twins]
 
 
 def bundle_id(job: ActiveJob, variants: list[VariantItem]) -> str:

@@ -14,11 +14,12 @@ import redis
 from fractune_core.analysis.at_load import AtLoad
 from fractune_core.errors import StateUnusable
 from fractune_core.fleet import blobs
+from fractune_core.fleet.messages import VariantItem
 from fractune_core.fleet.redis_names import bundle_blob
 from fractune_core.jobs import JobSpec, JobState
 from fractune_server.engine import publish
 from fractune_server.engine.active_job import ActiveJob
-from fractune_server.engine.publish import PublishPhase, bundle_id
+from fractune_server.engine.publish import PublishPhase, bundle_id, with_graphs
 from fractune_server.store.stored_job import StoredJob
 from fractune_server.transport.work_queues import WorkQueues
 from tests.support.processes.redis_process import wait_until
@@ -39,6 +40,23 @@ def test_a_bundle_is_made_again_for_another_model_target_schedule_or_version(mon
     assert bundle_id(a_job(), [{"name": "cpu:1", "traces": {"f": "u"}}]) != made
     monkeypatch.setattr(publish, "__version__", "another")
     assert bundle_id(a_job(), [{"name": "cpu:1", "traces": {"f": "t"}}]) != made
+
+
+@pytest.mark.parametrize(
+    ("shares", "graphs"),
+    [
+        (["full"], True),
+        (["mps:25", "green:32"], True),
+        (["mig:1g.18gb"], True),
+        (["green:32"], False),
+        (["none"], False),
+        (["cpu:1"], False),
+    ],
+)
+def test_tuned_variants_have_graphs_where_a_share_confines_a_whole_process(shares: list[str], *, graphs: bool) -> None:
+    plain: list[VariantItem] = [{"name": name, "traces": {"f": name}} for name in (shares[0], "untuned")]
+    twin: VariantItem = {"name": f"{shares[0]}+graph", "traces": {"f": shares[0]}}
+    assert with_graphs(plain, shares) == [*plain, *([twin] if graphs else [])]
 
 
 class SlowFiles:

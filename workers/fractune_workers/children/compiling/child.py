@@ -16,7 +16,9 @@ from fractune_core.errors import BadRequest, FractuneError
 from fractune_core.files.bundles import RECORDS, WEIGHTS, object_entry, write_bundle
 from fractune_core.implementations import DIRECT, FLOAT32_SUMS, implementation_of, trace_of
 from fractune_core.model_inputs import constants_in
+from fractune_core.names import WITH_GRAPHS
 from fractune_core.targets import capability, runs_on
+from fractune_workers.children.compiling.graphs import with_graphs
 from fractune_workers.children.compiling.implementations import implementations_of, with_implementations
 from fractune_workers.children.compiling.signature import Names, describe_constants, describe_main, names_in_file
 from fractune_workers.children.compiling.variants import compile_variants
@@ -174,13 +176,19 @@ def compile_bundle(
     schedules = [_schedules(prepared, each) for each in texts]
     weights = LiftedWeights()
     lifted = [weights.lifted(_mixed(prepared, each)) for each in texts]
-    compiled = compile_variants([each.module for each in lifted], parsed, schedules, prepared.compiled)
+    mods = [
+        with_graphs(each.module, len(each.weights)) if variant["name"].endswith(WITH_GRAPHS) else each.module
+        for variant, each in zip(variants, lifted, strict=True)
+    ]
+    compiled = compile_variants(mods, parsed, schedules, prepared.compiled)
     packed, layout = pack_weights(weights.tensors)
     lines = "".join(json.dumps(record) + "\n" for record in records)
     entries: dict[str, bytes] = {RECORDS: lines.encode(), WEIGHTS: packed}
-    described = []
-    for index, (variant, each, objects) in enumerate(zip(variants, lifted, compiled, strict=True)):
-        entries.update({object_entry(index, name): code for name, code in objects.items()})
+    described: list[dict[str, Any]] = []
+    for variant, each, objects in zip(variants, lifted, compiled, strict=True):
+        if not objects:
+            continue
+        entries.update({object_entry(len(described), name): code for name, code in objects.items()})
         described.append({"name": variant["name"], "objects": sorted(objects), "weights": each.weights})
     whole = {
         **manifest,

@@ -20,6 +20,7 @@ from fractune_workers.children.building.cuda import build_parts, device_object, 
 from fractune_workers.children.building.embed_cubin import merged
 from fractune_workers.children.building.identifiers import with_identifiers
 from fractune_workers.children.compiling.concat_in_place import parts_in_place
+from fractune_workers.children.compiling.graphs import OPTION, has_graphs, wants_graphs
 from fractune_workers.children.compiling.outputs_in_place import with_entry_for_outputs
 from fractune_workers.children.compiling.side_by_side import side_by_side
 from fractune_workers.children.importing.passes import is_scheduled
@@ -44,12 +45,17 @@ def compile_variants(
     """Machine code and VM bytecode of prepared modules: object files by name, for each with its `schedules` (workload
     -> trace) applied.
 
-    Equal parts are compiled once, and parts in `known` are not compiled. Afterwards `known` holds these parts alone.
+    A module that wants CUDA graphs and has nothing to capture has no files. Equal parts are compiled once, and parts
+    in `known` are not compiled. Afterwards `known` holds these parts alone.
     Raises FractuneError when a schedule finds no operator: then the passes of ingest and compile have come apart; and
     for a GPU when this machine has no CUDA compiler.
     """
     lowered = [_lowered(mod, target, each) for mod, each in zip(mods, schedules, strict=True)]
-    parts = [{_key(part): part for part in _parts(mod)} for mod in lowered]
+    needless = [wants_graphs(mod) and not has_graphs(each) for mod, each in zip(mods, lowered, strict=True)]
+    parts = [
+        {} if skip else {_key(part): part for part in _parts(each)}
+        for skip, each in zip(needless, lowered, strict=True)
+    ]
     new = {key: part for each in parts for key, part in each.items() if key not in known}
     code = {**known, **dict(zip(new, _compiled(list(new.values()), target), strict=True))}
     known.clear()
@@ -58,7 +64,8 @@ def compile_variants(
         {f"{place}-{name}": made for place, key in enumerate(each) for name, made in known[key].items()}
         for each in parts
     ]
-    return [_one_device_object(each, target) for each in variants] if target.kind.name == "cuda" else variants
+    for_gpu = target.kind.name == "cuda"
+    return [_one_device_object(each, target) if for_gpu and each else each for each in variants]
 
 
 def _lowered(mod: Any, target: Any, schedules: dict[Workload, str]) -> Any:
@@ -71,7 +78,7 @@ def _lowered(mod: Any, target: Any, schedules: dict[Workload, str]) -> Any:
         record = ms.database.TuningRecord(read_trace(trace, workload).trace, entry, [1.0], target, None)
         database.commit_tuning_record(record)
     scheduled_before = _scheduled(mod)
-    with target, database, tvm.transform.PassContext(opt_level=3):
+    with target, database, tvm.transform.PassContext(opt_level=3, config={OPTION: wants_graphs(mod)}):
         mod = relax.transform.MetaScheduleApplyDatabase()(mod)
         _check_applied(_scheduled(mod) - scheduled_before, len(schedules))
         if for_gpu:

@@ -14,7 +14,7 @@ from tvm import relax
 
 from fractune_core.cpu_limits import LimitSize
 from fractune_core.files.bundles import WEIGHTS, Bundle
-from fractune_core.names import ROBUST_VARIANT, UNTUNED_VARIANT
+from fractune_core.names import ROBUST_VARIANT, UNTUNED_VARIANT, WITH_GRAPHS
 from fractune_core.shares import Share
 from fractune_workers.children.measuring.at_load import time_at_load
 from fractune_workers.children.measuring.loops import Call, call_of, secs_of_one
@@ -35,10 +35,12 @@ def time_variants(path: Path, repeats: int, own: str, processor: Processor) -> d
     """Time every variant of a bundle on the same random inputs, one repeat each a round. Then time the fastest and the
     variant `own` at 30 % load.
 
+    Variants with CUDA graphs are left out under a green context.
+
     Returns `run_secs` (seconds of one inference, `repeats` of them, of a slow variant fewer) and `max_error` (largest
     difference to the untuned output, over that output's largest value) by variant. `at_load` is from `time_at_load`.
     """
-    model = _loaded(path, processor)
+    model = _loaded(path, processor, Share.parse(own))
     counts = {name: _repeats(secs, repeats) for name, secs in model.first_s.items()}
     run_secs = {name: [secs] if counts[name] == 1 else [] for name, secs in model.first_s.items()}
     for _ in range(repeats):
@@ -55,7 +57,7 @@ def time_variants_under(limit: Share, path: Path, processor: Processor) -> dict[
     """As `time_variants`, under the CPU limit of this process. Each variant for whole cores, or without them the robust
     one, has a thread for each of its cores; the untuned one has a thread for each CPU.
     """
-    model, cpus = _loaded(path, processor), sorted(os.sched_getaffinity(0))
+    model, cpus = _loaded(path, processor, limit), sorted(os.sched_getaffinity(0))
     threads = {str(share): share.cores for share in limit.kernel_shares if str(share) in model.calls}
     period_s = LimitSize.parse(limit.size).period_ms * 1e-3
     at_load = time_under_limit(model.calls, threads or {ROBUST_VARIANT: len(cpus)}, cpus, period_s)
@@ -79,11 +81,13 @@ class _Loaded:
     """largest difference to the untuned output, over that output's largest value"""
 
 
-def _loaded(path: Path, processor: Processor) -> _Loaded:
+def _loaded(path: Path, processor: Processor, share: Share) -> _Loaded:
     bundle = Bundle(path)
     inputs = [["TENSOR", spec["dtype"], spec["shape"]] for spec in bundle.manifest["inputs"]]
     arguments, weights = random_args(inputs, 0, processor), weights_of(bundle, processor)
-    mains = {entry["name"]: load_variant(bundle, entry["name"], weights, processor) for entry in bundle.variants}
+    runs_graphs = share.kind.serves  # a graph is captured on a stream of its own, outside of a green context
+    names = [each["name"] for each in bundle.variants if runs_graphs or not each["name"].endswith(WITH_GRAPHS)]
+    mains = {name: load_variant(bundle, name, weights, processor) for name in names}
     outputs, first_s = {}, {}
     for name, main in mains.items():
         start = time.perf_counter()

@@ -1,0 +1,111 @@
+"""Variants of a bundle with CUDA graphs: TVM's real runtime launches them, over stand-ins that count, without a GPU."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from fractune_core.files.bundles import Bundle
+from fractune_core.names import UNTUNED_VARIANT, WITH_GRAPHS
+from fractune_core.shares import Device, GrantedShare
+from fractune_workers.cuda.compilers import find_compiler
+from fractune_workers.reader import reader_child
+from tests.support.hardware.counting_cuda import CAPTURED, GRAPH, LAUNCH, LOG, make_libraries
+
+pytestmark = [
+    pytest.mark.skipif(find_compiler() is None, reason="no CUDA compiler here; `make setup` installs NVRTC"),
+    pytest.mark.skipif(shutil.which("gcc") is None, reason="no gcc to make stand-ins of CUDA's libraries with"),
+]
+
+PRODUCTS = 4
+SHARE = "full"
+
+
+def compiled(folder: Path, products: int) -> Path:
+    """A bundle of a chain of products, untuned, with the variants that a job for SHARE has."""
+    rng = np.random.default_rng(0)
+    names = ["x", *(f"y{at}" for at in range(products))]
+    weights = [
+        onnx.numpy_helper.from_array(rng.uniform(-1, 1, (16, 16)).astype("float32"), f"w{at}") for at in range(products)
+    ]
+    nodes = [onnx.helper.make_node("MatMul", [names[at], f"w{at}"], [names[at + 1]]) for at in range(products)]
+    given, out = (
+        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [16, 16]) for name in (names[0], names[-1])
+    )
+    graph = onnx.helper.make_graph(nodes, "chain", [given], [out], weights)
+    model, made = folder / "chain.onnx", folder / "made" / "chain.fractune"
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8), model)
+    made.parent.mkdir()
+    manifest = {
+        "model": {"name": model.name, "sha256": "0" * 64},
+        "device": Device("cuda", "sm_90", units=132, memory_gib=141, l2_kib=51200).to_json(),
+        "shares": {SHARE: GrantedShare(SHARE, 132, 132, "sm", 141 << 30, reserved=True).to_json()},
+    }
+    variants = [{"name": name, "traces": {}} for name in (SHARE, UNTUNED_VARIANT, SHARE + WITH_GRAPHS)]
+    child = reader_child("fractune_workers.children.compiling.child", model=model, own_dir=made.parent)
+    known = {"path": str(model), "inputs": {}, "target": "cuda:sm_90"}
+    child.call("compile_bundle", 300, **known, variants=variants, manifest=manifest, records=[], out=str(made))
+    child.stop()
+    return made
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compiled(tmp_path_factory.mktemp("chain"), PRODUCTS)
+
+
+_RUN = """
+import sys
+from pathlib import Path
+from fractune_core.cuda.toolkit import load_cudart
+assert load_cudart()
+import tvm
+from fractune_core.shares import Share
+from fractune_workers.children.measuring.model_timing import _loaded
+from fractune_workers.children.tvm_api.processor import Processor
+path, log = map(Path, sys.argv[1:3])
+loaded = _loaded(path, Processor(tvm.cuda(0)), Share.parse(sys.argv[3]))
+print("captured", *(line for line in log.read_text().split() if line == "captured"))
+for name, call in loaded.calls.items():
+    log.write_text("")
+    call()
+    print(name, *log.read_text().split())
+"""
+
+
+def launches(bundle: Path, folder: Path, share: str) -> dict[str, list[str]]:
+    """The launches of one inference after the first, by variant; and those that were captured."""
+    libraries, log = folder / "libraries", folder / "log"
+    libraries.mkdir()
+    make_libraries(libraries)
+    environ = {**os.environ, "LD_LIBRARY_PATH": str(libraries), LOG: str(log)}
+    command = [sys.executable, "-c", _RUN, str(bundle), str(log), share]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return {line.split()[0]: line.split()[1:] for line in done.stdout.splitlines()}
+
+
+@pytest.mark.parametrize(("share", "graphs"), [(SHARE, True), ("mps:25", True), ("green:32", False)])
+def test_a_graph_is_launched_in_the_place_of_the_kernels_in_the_middle(
+    bundle: Path, tmp_path: Path, share: str, *, graphs: bool
+) -> None:
+    """The first kernel reads the input, and the last one writes the output: both may lie elsewhere the next time. Those
+    between are captured on a stream that is not the default one, so a green context runs no graphs.
+    """
+    plain = [LAUNCH] * PRODUCTS
+    in_a_graph = {SHARE + WITH_GRAPHS: [LAUNCH, GRAPH, LAUNCH]} if graphs else {}
+    captured = [CAPTURED] * (PRODUCTS - 2) if graphs else []
+    expected = {SHARE: plain, UNTUNED_VARIANT: plain, **in_a_graph, "captured": captured}
+    assert launches(bundle, tmp_path, share) == expected
+
+
+def test_a_model_with_nothing_to_capture_has_no_such_variant(tmp_path: Path) -> None:
+    bundle = Bundle(compiled(tmp_path, 1))
+    assert [each["name"] for each in bundle.variants] == [SHARE, UNTUNED_VARIANT]
