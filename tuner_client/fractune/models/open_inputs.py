@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from fractune_core.errors import BadModel, FractuneError
 
@@ -12,6 +13,19 @@ OpenShape = list[int | str | None]
 
 def onnx_inputs(path: Path) -> dict[str, OpenShape]:
     """The inputs by name. Raises BadModel for a file that is not ONNX, FractuneError without the package `onnx`."""
+    return {each.name: _shape(each) for each in _inputs(path)}
+
+
+def onnx_dtypes(path: Path) -> dict[str, str]:
+    """The types of the inputs by name, as NumPy's. Raises as `onnx_inputs`."""
+    held = _inputs(path)
+    import onnx
+
+    types = {each.name: each.type.tensor_type.elem_type for each in held}
+    return {name: str(onnx.helper.tensor_dtype_to_np_dtype(kind)) for name, kind in types.items() if kind}
+
+
+def _inputs(path: Path) -> list[Any]:
     try:
         import onnx
     except ImportError as error:
@@ -26,9 +40,9 @@ def onnx_inputs(path: Path) -> dict[str, OpenShape]:
             f"{path.name}: --lengths needs an ONNX file, and this is none; give each shape by --input"
         ) from error
     weights = {weight.name for weight in graph.initializer}
-    return {each.name: _shape(each) for each in graph.input if each.name not in weights}
+    return [each for each in graph.input if each.name not in weights]
 
 
-def _shape(value: object) -> OpenShape:
-    dims = value.type.tensor_type.shape.dim  # type: ignore[attr-defined]
+def _shape(value: Any) -> OpenShape:
+    dims = value.type.tensor_type.shape.dim
     return [dim.dim_value or dim.dim_param or None for dim in dims]

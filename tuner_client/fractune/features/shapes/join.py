@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -55,8 +55,7 @@ def join(
     """
     if not bundles:
         raise BadRequest("no bundle to join; name at least two, or one that is joined")
-    if not 0 <= padding_error < 1:
-        raise BadRequest(f"padding_error is {padding_error}; it must be at least 0 and below 1, 0.01 being 1 %")
+    check_padding_error(padding_error)
     onnx = None if model is None else Path(model)
     if onnx is not None and not onnx.is_file():
         raise BadRequest(f"--model {onnx}: no such file; name the ONNX file that the bundles were made from")
@@ -75,6 +74,19 @@ def join(
     return _proved(written, padding_error, onnx)
 
 
+def check_padding_error(padding_error: float) -> None:
+    """Raises BadRequest."""
+    if not 0 <= padding_error < 1:
+        raise BadRequest(f"padding_error is {padding_error}; it must be at least 0 and below 1, 0.01 being 1 %")
+
+
+def check_pad_names(pad: Collection[str], inputs: Collection[str]) -> None:
+    """Raises BadRequest for an input that the model has not."""
+    strangers = sorted(set(pad) - set(inputs))
+    if strangers:
+        raise BadRequest(f"--pad {strangers[0]}: the model has no such input; it takes {', '.join(inputs)}")
+
+
 def _joined(bundles: Sequence[Bundle], out: str | os.PathLike[str] | None, pad: Mapping[str, float]) -> Path:
     if out is None:
         raise BadRequest(f"--out is missing; name the file of the joined bundle, such as --out model{SUFFIX}")
@@ -91,10 +103,7 @@ def _joined(bundles: Sequence[Bundle], out: str | os.PathLike[str] | None, pad: 
 
 
 def _checked(pad: Mapping[str, float], buckets: Buckets) -> dict[str, int | float]:
-    strangers = sorted(set(pad) - set(buckets.axes.inputs))
-    if strangers:
-        names = ", ".join(buckets.axes.inputs)
-        raise BadRequest(f"--pad {strangers[0]}: the model has no such input; it takes {names}")
+    check_pad_names(pad, buckets.axes.inputs)
     return dict(pad)
 
 

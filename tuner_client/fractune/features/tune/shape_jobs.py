@@ -14,16 +14,17 @@ from pathlib import Path
 from typing import Any
 
 from fractune.features.parts.remedies import with_remedy
-from fractune.features.shapes.join import join
+from fractune.features.shapes.join import check_pad_names, check_padding_error, join
 from fractune.features.shapes.text import shape_text
 from fractune.features.tune.bundle import BundleFile
 from fractune.features.tune.result import TuneResult
+from fractune.models.open_inputs import onnx_dtypes
 from fractune.server.job_status import JobStatus
 from fractune.sessions.finding import PathText
 from fractune.sessions.progress import View
 from fractune.sessions.running import run_job
 from fractune.sessions.session import Workplace, tuning_session
-from fractune_core.errors import BadModel, BadRequest
+from fractune_core.errors import BadModel, BadRequest, FractuneError
 from fractune_core.files.fused import is_fused
 from fractune_core.jobs import JobSpec
 from fractune_core.model_inputs import Inputs, SeveralShapes, as_shapes, each_shape, shapes_in
@@ -39,12 +40,31 @@ class JoinOptions:
     pad: Mapping[str, float] | None = None
     padding_error: float = 0.0
 
-    def check(self, shapes: int) -> None:
-        """Raises BadRequest for options without effect."""
+    def check(self, shapes: int, model: Path) -> None:
+        """Raises BadRequest for options without effect, and for those that the join at the end would refuse. A model
+        that cannot be read here is left to it.
+        """
         if shapes == 1 and (self.pad or self.padding_error):
             raise BadRequest(
                 "--pad and --padding-error are for several shapes; give an input several, or leave them out"
             )
+        check_padding_error(self.padding_error)
+        if self.pad:
+            _check_pad(model, self.pad)
+
+
+def _check_pad(model: Path, pad: Mapping[str, float]) -> None:
+    from fractune.inference.tvm_runtime.padding import check_pad
+    from fractune.inference.tvm_runtime.tensors import TensorSpec
+
+    try:
+        dtypes = onnx_dtypes(model)
+    except FractuneError:  # no ONNX file, or no package to read it
+        return
+    if not dtypes:  # a file of another format may be read as an empty model
+        return
+    check_pad_names(pad, dtypes)
+    check_pad([TensorSpec(name, dtype, ()) for name, dtype in dtypes.items() if name in pad], pad)
 
 
 def options_by_shape(options: Mapping[str, Any], inputs: SeveralShapes | None) -> list[dict[str, Any]]:

@@ -112,7 +112,7 @@ def tune(
         several = with_lengths(onnx_inputs(path), inputs or {}, lengths) if lengths else inputs
         options = options_by_shape(given, several)
         join_options = JoinOptions(pad, padding_error)
-        join_options.check(len(options))
+        join_options.check(len(options), path)
         spec, *others = (JobSpec.requested(path.name, shares, **each) for each in options)
         written = bundle_file(out, path.name)
         check_writable("--out", written)

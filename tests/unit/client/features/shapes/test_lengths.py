@@ -7,7 +7,7 @@ import pytest
 
 from fractune.features.shapes.lengths import only_length, with_lengths
 from fractune.features.shapes.sample import read_sample, shapes_of
-from fractune.features.tune.shape_jobs import options_by_shape
+from fractune.features.tune.shape_jobs import JoinOptions, options_by_shape
 from fractune.models.open_inputs import OpenShape, onnx_inputs
 from fractune_core.errors import BadModel, BadRequest
 from tests.support.encoders import write_encoder
@@ -100,6 +100,25 @@ def test_one_size_alone_gets_a_hint(tmp_path: Path) -> None:
     for sizes in ([8], [8, 16]):
         shapes_of(model, {}, {"ids:1": sizes}, None, None, ["cpu:1"], said.append)
     assert said == ["--lengths ids:1=8: the bundle runs this size alone; give several for any up to it"]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (JoinOptions({"idz": 1}), "--pad idz: the model has no such input; it takes ids, mask"),
+        (JoinOptions({"ids": 1.5}), r"--pad ids=1\.5: the input is of the type int64; give such a number"),
+        (JoinOptions(padding_error=1.0), r"padding_error is 1\.0; it must be at least 0 and below 1"),
+    ],
+)
+def test_options_that_the_join_would_refuse_are_told_before_the_jobs(
+    tmp_path: Path, options: JoinOptions, says: str
+) -> None:
+    model = write_encoder(tmp_path / "encoder.onnx")
+    with pytest.raises(BadRequest, match=says):
+        options.check(2, model)
+    JoinOptions({"ids": 3, "mask": 0}, 0.5).check(2, model)
+    (tmp_path / "module.json").write_text("{}", encoding="utf-8")
+    JoinOptions({"x": 3}).check(2, tmp_path / "module.json")
 
 
 def test_each_shape_but_the_largest_has_a_part_of_the_budget() -> None:
