@@ -101,7 +101,7 @@ def test_the_first_table_is_made_on_a_simulated_gpu(tmp_path: Path) -> None:
 
 def test_a_whole_model_meets_no_peer_without_a_gpu(tmp_path: Path) -> None:
     model, bundle = compile_small(tmp_path)
-    found = contest.whole("cpu:1", str(bundle), str(model))["contestants"]
+    found = contest.whole(["cpu:1"], str(bundle), str(model))["cpu:1"]["contestants"]
     assert found["fractune"]["status"] == "right"
     assert len(found["fractune"]["run_secs"]) == 9
     causes = {name: each["cause"] for name, each in found.items() if each["status"] == "missing"}

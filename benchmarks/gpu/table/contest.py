@@ -1,8 +1,9 @@
-"""The kernels of one operator beside a peer, at one share: outputs first, then times, interleaved in one process.
+"""The kernels of one operator beside a peer at each share: outputs first, then times, interleaved in one process.
 
-`python -m benchmarks.gpu.table.contest --given FILE --out FILE` builds the candidates again and starts the confined
-process, which is this module too. A contestant whose output differs from NumPy's by more than a validation allows is
-`wrong`, and is not timed. All are timed in the same way: some calls are launched, then awaited, by the wall clock.
+`python -m benchmarks.gpu.table.contest --given FILE --out FILE` builds the candidates again and starts a confined
+process for each share, which is this module too. A contestant whose output differs from NumPy's by more than a
+validation allows is `wrong`, and is not timed. All are timed in the same way: some calls are launched, then awaited,
+by the wall clock.
 """
 
 from __future__ import annotations
@@ -59,37 +60,41 @@ def main() -> None:
 
 
 def contest(
-    share: str,
     operation: dict[str, Any],
     workload_hash: str,
     workload: str,
     target: str,
-    traces: dict[str, str],
+    traces: dict[str, dict[str, str]],
     peer: str,
 ) -> dict[str, Any]:
-    """The share that was granted, and the findings by contestant. `traces`: the candidates by contestant."""
+    """By share, what was granted and the findings by contestant. `traces`: by share, the candidates by contestant."""
+    codes, failed = {}, {}
     with tempfile.TemporaryDirectory(prefix="fractune-table-") as folder:
-        codes, failed = {}, {}
         builder = BuilderProcess()
         try:
             described = builder.learn(workload_hash, lambda: workload)
-            for number, (name, trace) in enumerate(traces.items()):
+            for number, trace in enumerate({trace for named in traces.values() for trace in named.values()}):
                 built = builder.build(workload_hash, target, trace, _BUILD_LIMIT_CPU_S)
                 if built.code:
-                    codes[name] = str(Path(folder, f"{number}.o"))
-                    Path(codes[name]).write_bytes(built.code)
+                    codes[trace] = str(Path(folder, f"{number}.o"))
+                    Path(codes[trace]).write_bytes(built.code)
                 else:
-                    failed[name] = {"status": FAILED, "cause": f"not built again: {built.cause}"}
+                    failed[trace] = {"status": FAILED, "cause": f"not built again: {built.cause}"}
         finally:
             builder.stop()
-        given = {"operation": operation, "described": described, "codes": codes, "peer": peer}
-        found = _confined(Share.parse(share), "hold", given)
-    return {**found, "contestants": failed | found["contestants"]}
+        found = {}
+        for share, named in traces.items():
+            right = {name: codes[trace] for name, trace in named.items() if trace in codes}
+            given = {"operation": operation, "described": described, "codes": right, "peer": peer}
+            found[share] = _confined(Share.parse(share), "hold", given)
+            found[share]["contestants"] |= {name: failed[trace] for name, trace in named.items() if trace in failed}
+    return found
 
 
-def whole(share: str, bundle: str, model: str) -> dict[str, Any]:
-    """As `contest`, of the bundle's variant for the share and of all peers with the model's file."""
-    return _confined(Share.parse(share), "hold_whole", {"share": share, "bundle": bundle, "model": model})
+def whole(shares: list[str], bundle: str, model: str) -> dict[str, Any]:
+    """As `contest`, of the bundle's variant for each share and of all peers with the model's file."""
+    given = {"bundle": bundle, "model": model}
+    return {share: _confined(Share.parse(share), "hold_whole", {"share": share, **given}) for share in shares}
 
 
 def _confined(share: Share, method: str, given: Mapping[str, Any]) -> dict[str, Any]:

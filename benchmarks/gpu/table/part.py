@@ -30,7 +30,7 @@ from fractune_core.records import Kind, Status, TuningRecord
 NAME = "first-table"
 DTYPES = ("float16", "float32")
 _KINDS = ("conv2d", "matmul")
-_CONTEST_S = 100.0
+_CONTEST_S = 150.0
 _FIGURES = ("trials", "failures", "wall_s")
 """kept of the tuning"""
 _WHOLE_S = 380.0
@@ -50,7 +50,7 @@ class Table:
     target: str = ""
     """TVM's; empty = the GPU's"""
     search_s: float = 25.0
-    piece_s: float = 90.0
+    piece_s: float = 120.0
     """a piece is not begun with less time left"""
     trials: int = 512
     models: Sequence[str] = ("ResNet-50", "BERT-base")
@@ -104,22 +104,18 @@ def _row(given: Slice, table: Table, operation: Operation, dtype: str) -> dict[s
     state = ["--state", str(folder / "state")]
     search = ["--shares", ",".join(table.shares), "--only", heaviest.name, "--trials", str(table.trials)]
     search += ["--minutes", f"{table.search_s / 60:.2f}", "--out", str(folder), *state]
-    search += ["--target", table.target] if table.target else []
     tuned = fractune(given, "tune", str(path), *search)[-1]
     log = folder / "log.jsonl"
     python(given, "-m", "fractune.cli", "log", "export", str(log), "--format", "jsonl", *state).check(
         "fractune log export"
     )
     records = [each for each in records_in(log) if each.workload_hash == heaviest.workload_hash]
-    shares = {}
-    for share in table.shares:
-        traces = {name: each.trace for name, each in finalists(records, share).items()}
-        if not traces:
-            raise PartFailed(f"the log has no right candidate at {share}: {tuned['failures']}")
-        asked = {"share": share, "operation": asdict(operation), "peer": table.peer, "traces": traces}
-        asked |= {"workload_hash": heaviest.workload_hash, "workload": heaviest.workload, "target": records[0].target}
-        shares[share] = _contest(given, folder, asked, _CONTEST_S)
-        print(f"  {operation.name} {dtype} at {share}: {shares[share]['verdict']}", flush=True)
+    traces = {share: {name: each.trace for name, each in finalists(records, share).items()} for share in table.shares}
+    if lacking := [share for share, named in traces.items() if not named]:
+        raise PartFailed(f"the log has no right candidate at {', '.join(lacking)}: {tuned['failures']}")
+    asked = {"operation": asdict(operation), "peer": table.peer, "traces": traces}
+    asked |= {"workload_hash": heaviest.workload_hash, "workload": heaviest.workload, "target": records[0].target}
+    shares = _contest(given, folder, asked, _CONTEST_S)
     return {**asdict(operation), **{name: tuned[name] for name in _FIGURES}, "shares": shares}
 
 
@@ -134,24 +130,25 @@ def _whole(given: Slice, table: Table, name: str) -> dict[str, Any]:
     path = folder / "model.onnx"
     WHOLE[name](path)
     search = ["--shares", ",".join(table.shares), "--minutes", f"{_WHOLE_SEARCH * given.left_s / 60:.2f}"]
-    places = ["--target", table.target, "--state", str(folder / "state"), "--out", str(folder)]
+    places = ["--state", str(folder / "state"), "--out", str(folder)]
     tuned = fractune(given, "tune", str(path), *search, *places)[-1]
-    asked = {"bundle": tuned["bundle"], "model": str(path)}
-    shares = {share: _contest(given, folder, {"share": share, **asked}) for share in table.shares}
-    for share, found in shares.items():
-        print(f"  {name} at {share}: {found['verdict']}", flush=True)
+    shares = _contest(given, folder, {"shares": table.shares, "bundle": tuned["bundle"], "model": str(path)})
     return {"source": "whole, float16", **{each: tuned[each] for each in _FIGURES}, "shares": shares}
 
 
 def _contest(given: Slice, folder: Path, asked: Mapping[str, Any], seconds: float | None = None) -> dict[str, Any]:
+    """By share. Prints a line for each."""
     asked_file, out = folder / "asked.json", folder / "contest.json"
     asked_file.write_text(json.dumps(asked), encoding="utf-8")
     command = ("-m", "benchmarks.gpu.table.contest", "--given", str(asked_file), "--out", str(out))
-    python(given, *command, seconds=seconds).check(f"the contest at {asked['share']}")
+    python(given, *command, seconds=seconds).check("the contest")
     found: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
-    said = verdicts(found["contestants"])
-    known = [each.ratio for each in said if not math.isnan(each.ratio)]
-    return {**found, "verdict": "; ".join(each.text for each in said), "ratio": max(known, default=None)}
+    for share, each in found.items():
+        said = verdicts(each["contestants"])
+        known = [verdict.ratio for verdict in said if not math.isnan(verdict.ratio)]
+        each |= {"verdict": "; ".join(verdict.text for verdict in said), "ratio": max(known, default=None)}
+        print(f"  {folder.name} at {share}: {each['verdict']}", flush=True)
+    return found
 
 
 def records_in(log: Path) -> list[TuningRecord]:
