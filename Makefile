@@ -5,10 +5,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-done
 
-.PHONY: help setup demo test test-long unit lint docs format stubs lock bench compose-test release-check clean
+.PHONY: help setup setup-triton demo test test-long unit lint docs format stubs lock bench compose-test release-check clean
 
 help:
 	@echo "make setup          fill $(VENV) from locks/dev.lock"
+	@echo "make setup-triton   Triton's compiler (1 GB) from locks/triton.lock, for its tests in make test-long"
 	@echo "make demo           tune a real model at two shares of this CPU and show the gain"
 	@echo "make test           all tests but the long ones        make unit   the quick ones"
 	@echo "make test-long      the long ones"
@@ -26,6 +27,9 @@ setup: $(STAMP)
 $(STAMP): locks/dev.lock pyproject.toml scripts/setup
 	scripts/setup $(VENV)
 	@touch $@
+
+setup-triton: setup
+	$(BIN)/python -m pip install -q --no-deps --require-hashes -r locks/triton.lock
 
 demo: setup
 	$(BIN)/python examples/demo.py

@@ -1,4 +1,4 @@
-"""The three locks hold what pyproject.toml asks for, by hash, name no index, and each is a part of the next."""
+"""The locks hold what pyproject.toml asks for, by hash, name no index, and each is a part of a larger one."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ EXTRAS = PROJECT["project"]["optional-dependencies"]
 LOCKED_EXTRAS = {
     "runtime": ("local", "postgres"),
     "gpu": ("local", "postgres", "cuda"),
+    "triton": ("triton",),
     "dev": ("local", "postgres", "run", "cuda", "plot", "plan", "sign", "trace"),
 }
 """by the lock's name; `dev` has the group `dev` as well"""
@@ -61,6 +62,11 @@ def test_what_is_asked_for_is_locked(lock: str, requirement: str) -> None:
 @pytest.mark.parametrize(("smaller", "larger"), [("runtime", "gpu"), ("gpu", "dev")])
 def test_what_is_shipped_is_what_is_tested(smaller: str, larger: str) -> None:
     assert locked(smaller).items() <= locked(larger).items()
+
+
+def test_triton_is_all_that_its_lock_adds() -> None:
+    added = {name for name, versions in locked("triton").items() if locked("dev").get(name) != versions}
+    assert added == {"triton"}
 
 
 def test_images_carry_nothing_for_development() -> None:

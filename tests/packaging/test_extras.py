@@ -36,7 +36,7 @@ HELD = {
     "onnxruntime": {"onnxruntime", "onnx", "ml_dtypes", "numpy"},
 }
 """by extra (empty: the client alone), which of OPTIONAL can be imported"""
-OPTIONAL = sorted({*set.union(*HELD.values()), "torch", "pytest"})
+OPTIONAL = sorted({*set.union(*HELD.values()), "torch", "triton", "pytest"})
 
 PARTS = {
     "server": "tuner_server/fractune_server",
@@ -67,6 +67,8 @@ IMPORT_ALL = """
 import importlib, pkgutil, sys
 top = sys.argv[1]
 for found in pkgutil.walk_packages(importlib.import_module(top).__path__, top + "."):
+    if found.name.endswith("triton_kernels.kernels"):
+        continue  # what Triton compiles imports it
     if not found.name.endswith("__main__") and found.name.startswith("fractune.dashboard") == (sys.argv[2:] == ["web"]):
         importlib.import_module(found.name)
 """

@@ -23,6 +23,7 @@ from fractune_core.files.bundles import Bundle
 from fractune_core.fleet.blobs import get_signed_blob, put_signed_blob
 from fractune_core.fleet.redis_names import BUILD_QUEUE, artifact_blob, measure_queue, workload_blob
 from fractune_core.fleet.signed_messages import open_work
+from fractune_core.implementations import TRITON, joined_workloads, parted_workloads
 from fractune_core.names import UNTUNED_VARIANT
 from fractune_core.records import UNTUNED
 from fractune_core.shares import Device, GrantedShare
@@ -57,7 +58,16 @@ def ingested(model: Path) -> list[dict[str, Any]]:
     child = reader_child("fractune_workers.children.compiling.child", model=model)
     answer = child.call("ingest", 120, path=str(model), inputs={}, target="cuda:sm_90", isa="sm_90")
     child.stop()
-    return [{**operator, "target": answer["target"], "key": answer["target_key"]} for operator in answer["operators"]]
+    return [
+        {**operator, "workload": _of_tvm(operator), "target": answer["target"], "key": answer["target_key"]}
+        for operator in answer["operators"]
+    ]
+
+
+def _of_tvm(operator: dict[str, Any]) -> str:
+    """The workloads without Triton's, which is there where it is installed."""
+    workloads = parted_workloads(operator["workload"])
+    return joined_workloads({name: each for name, each in workloads.items() if name != TRITON})
 
 
 @pytest.fixture(scope="module")

@@ -26,6 +26,14 @@ def _one(_size: str) -> int:
     return 1
 
 
+def _all(_size: str, total: int) -> int:
+    return total
+
+
+def _own(size: str, _total: int) -> int:
+    return int(size)
+
+
 def _fits(_size: str) -> None:
     """Its form is enough."""
 
@@ -54,6 +62,8 @@ class ShareKind:
     """raises BadRequest that says what is wrong with a size of this form"""
     cores: Callable[[str], int] = _one
     """cores of the host by size; a GPU share needs one, from which kernels are launched"""
+    units: Callable[[str, int], int] = _all
+    """by size and the device's units: those that such a share is expected to grant. A worker proves the real number"""
     side_by_side: bool = False
     """whether several measurements under such shares run on one device at the same time, each on its part; otherwise
     a measurement has the device to itself"""
@@ -97,6 +107,7 @@ SHARE_KINDS = (
         "sm",
         "MPS attribute, SM count, %smid",
         side_by_side=True,
+        units=lambda size, total: max(2, total * int(size) // 100 // 2 * 2),
         room=lambda size: 100 // int(size),
         whole="100",
     ),
@@ -108,6 +119,7 @@ SHARE_KINDS = (
         "sm",
         "MPS attribute, SM count, %smid",
         side_by_side=True,
+        units=lambda size, total: max(1, total * int(size) // _CHUNKS),
         room=lambda size: _CHUNKS // int(size),
     ),
     ShareKind(
@@ -118,6 +130,7 @@ SHARE_KINDS = (
         "sm",
         "UUID, SM count, %smid",
         side_by_side=True,
+        units=lambda size, total: total * int(size[0]) // _MIG_SLICES if size[0].isdigit() else total,
         room=lambda size: _MIG_SLICES // int(size[0]) if size[0].isdigit() else 1,
         has_own_memory=True,
     ),
@@ -129,6 +142,7 @@ SHARE_KINDS = (
         "sm",
         "resources of the context, %smid on its stream",
         serves=False,
+        units=_own,
     ),
     ShareKind("full", "full", "", CUDA, "sm", "UUID, SM count, %smid"),
     ShareKind("none", "none", "", CUDA, "sm", "nothing", serves=False),

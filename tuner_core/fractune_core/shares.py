@@ -16,6 +16,7 @@ from fractune_core.cpu_limits import GrantedLimit
 from fractune_core.errors import BadRequest, shortened
 from fractune_core.share_kinds import CPU, CUDA, SHARE_KINDS, ShareKind, kind_of, write_one
 
+_UNITS_IN_KEY = re.compile(r"-(\d+)u-")
 _SHOWN = 200
 """characters of a list of shares in a message"""
 MOST_MEASURERS = 4
@@ -224,6 +225,15 @@ class GrantedShare(JsonObject):
         if self.limit is not None:
             return f"{key}-{self.limit.key}"
         return f"{key}-{round(self.memory_bytes / 2**30)}gib" if self.kind.has_own_memory else key
+
+
+def expected_units(device_key: str, shares: Iterable[str]) -> list[int]:
+    """The units that shares of the device are expected to grant, as far as their texts tell; empty for another key."""
+    found = _UNITS_IN_KEY.search(device_key)
+    if found is None:
+        return []
+    parsed = map(Share.parse, shares)
+    return [each.kind.units(each.size, int(found[1])) for each in parsed]
 
 
 def units_text(units: int | Sequence[int], unit: str) -> str:

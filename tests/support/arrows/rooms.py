@@ -276,12 +276,22 @@ ROOMS = {
         "fractune_workers.children.rewriting",
         "fractune_workers.children.tvm_api",
     ),
+    # Triton is of the extra `triton`; `kernels` is imported by what Triton compiles alone.
+    "fractune_workers.children.triton_kernels": child_room(
+        "fractune_workers.children.tvm_api",
+        lazily=("triton",),
+    ),
+    "fractune_workers.children.triton_kernels.kernels": room("triton"),
     "fractune_workers.children.searching": child_room(
         "fractune_workers.children.layouts",
+        "fractune_workers.children.triton_kernels",
         "fractune_workers.children.tvm_api",
     ),
     "fractune_workers.children.building": child_room(
-        "fractune_workers.children.tvm_api", "fractune_workers.cuda", "fractune_workers.scratch_dir"
+        "fractune_workers.children.triton_kernels",
+        "fractune_workers.children.tvm_api",
+        "fractune_workers.cuda",
+        "fractune_workers.scratch_dir",
     ),
     "fractune_workers.children.compiling": child_room(
         "fractune_workers.children.building",
@@ -290,6 +300,7 @@ ROOMS = {
         "fractune_workers.children.importing.onnx_graph",
         "fractune_workers.children.layouts",
         "fractune_workers.children.rewriting",
+        "fractune_workers.children.triton_kernels",
         "fractune_workers.children.tvm_api",
     ),
     "fractune_workers.children.measuring": child_room(

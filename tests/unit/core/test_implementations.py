@@ -6,6 +6,7 @@ import pytest
 
 from fractune_core.implementations import (
     DIRECT,
+    TRITON,
     WINOGRAD2,
     WINOGRAD4,
     has_others,
@@ -21,7 +22,7 @@ from fractune_core.records import UNTUNED
 TRACE = '[[["GetSBlock",[],["a:b","main"],["b0"]]],[]]'
 
 
-@pytest.mark.parametrize("name", [DIRECT, WINOGRAD2, WINOGRAD4])
+@pytest.mark.parametrize("name", [DIRECT, TRITON, WINOGRAD2, WINOGRAD4])
 def test_a_text_is_taken_apart_as_it_was_put_together(name: str) -> None:
     text = text_of(name, TRACE)
     assert (implementation_of(text), trace_of(text)) == (name, TRACE)
@@ -37,8 +38,8 @@ def test_the_untuned_default_is_the_direct_one() -> None:
 
 
 def test_which_of_them_round_otherwise() -> None:
-    names = [DIRECT, "split", WINOGRAD2, WINOGRAD4]
-    assert [is_exact(text_of(name, TRACE)) for name in names] == [True, True, False, False]
+    names = [DIRECT, "split", TRITON, WINOGRAD2, WINOGRAD4]
+    assert [is_exact(text_of(name, TRACE)) for name in names] == [True, True, False, False, False]
 
 
 @pytest.mark.parametrize("workloads", [{DIRECT: ["1", "module"]}, {DIRECT: ["1", "module"], WINOGRAD2: ["2", "other"]}])

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fractune_core.errors import BadRequest
-from fractune_core.shares import GrantedShare, Share, parse_shares
+from fractune_core.shares import Device, GrantedShare, Share, expected_units, parse_shares
 
 
 @pytest.mark.parametrize(
@@ -137,3 +137,11 @@ def test_a_share_without_a_descriptor_cannot_be_parsed(text: str) -> None:
 def test_a_long_list_is_not_quoted_whole() -> None:
     with pytest.raises(BadRequest, match=r"^share 'cpu:1' is named twice in .{,220}; name each share once$"):
         parse_shares("cpu:1," * 10_000)
+
+
+def test_a_share_s_units_are_expected_from_its_text() -> None:
+    """As an H200 with 132 SMs granted them, as far as it was seen."""
+    key = Device("cuda", "sm_90", units=132, memory_gib=141, l2_kib=51200).key
+    shares = ["full", "mps:25", "mps:50", "mps:1", "green:32", "mps-sm:4", "mig:3g.71gb", "none"]
+    assert expected_units(key, shares) == [132, 32, 66, 2, 32, 33, 56, 132]
+    assert expected_units("another key", shares) == []

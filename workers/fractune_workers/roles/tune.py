@@ -35,6 +35,7 @@ from fractune_core.fleet.redis_names import (
 from fractune_core.fleet.signed_messages import open_event
 from fractune_core.fleet.signing import Unsigned
 from fractune_core.records import Kind, Status
+from fractune_core.shares import expected_units
 from fractune_workers.child import Child
 from fractune_workers.child.errors import retry_if_killed
 from fractune_workers.context import WorkerContext, chunks
@@ -140,7 +141,8 @@ class Tuner(Role):
                     raise _Forgotten
                 self._open(work, search, opening)
             results = self._results.pop(search, [])
-            self._child.call("learn", _LEARN_TIMEOUT_S, **operator, results=results, shares=work["shares"])
+            shares, units = work["shares"], expected_units(work["device_key"], work["shares"])
+            self._child.call("learn", _LEARN_TIMEOUT_S, **operator, results=results, shares=shares, units=units)
             wanted = {name: work[name] for name in ("count", "exact", "lost")}
             known = opening["known"] if opening else []
             proposed: list[dict[str, str]] = self._child.call(

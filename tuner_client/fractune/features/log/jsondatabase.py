@@ -18,7 +18,7 @@ from typing import Any
 
 from fractune_core.codec.messages import from_proto, to_proto
 from fractune_core.errors import BadRequest, FractuneError, StateUnusable
-from fractune_core.implementations import parted_workloads, trace_of
+from fractune_core.implementations import TRITON, parted_workloads, trace_of
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.records import UNTUNED, Kind, Status, TimingPolicy, TuningRecord, candidate_id
 from fractune_core.shares import Device, GrantedShare
@@ -39,7 +39,7 @@ def check_tvm() -> None:
 
 
 def write_jsondatabase(parts: Iterable[pb.ExportRecordsResponse], path: Path) -> int:
-    """Write the records with a schedule to a JSONDatabase folder; return their number.
+    """Write the records with a schedule of TVM's to a JSONDatabase folder; return their number.
 
     Raises BadRequest for records of several shares or devices, StateUnusable if the folder cannot be written.
     """
@@ -50,7 +50,7 @@ def write_jsondatabase(parts: Iterable[pb.ExportRecordsResponse], path: Path) ->
             workloads[part.workload.workload_hash] = part.workload.json
             continue
         record = from_proto(TuningRecord, part.record)
-        if record.status is Status.OK and record.trace != UNTUNED:
+        if record.status is Status.OK and record.trace != UNTUNED and record.implementation != TRITON:
             found.append(record)
     _check_one_place(found)
     newest = {record.candidate_id: record for record in found}  # they come oldest first

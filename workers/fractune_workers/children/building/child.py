@@ -23,11 +23,13 @@ from tvm.target.codegen import llvm_version_major
 
 from fractune_core.errors import FractuneError, first_line
 from fractune_core.host.limits import is_death_by_memory, memory_limit
-from fractune_core.implementations import DIRECT, implementation_of, trace_of
+from fractune_core.implementations import DIRECT, TRITON, implementation_of, trace_of
 from fractune_core.records import UNTUNED, Status
 from fractune_workers.child.errors import TRIES, is_kill, memory_met, memory_met_by
 from fractune_workers.children.building.cuda import build_archive, scheduled_by_default
 from fractune_workers.children.building.fork import Fork, ForkDied
+from fractune_workers.children.building.triton_archive import build_triton_archive
+from fractune_workers.children.triton_kernels.compiler import is_installed, load_triton
 from fractune_workers.children.tvm_api.artifacts import build_object
 from fractune_workers.children.tvm_api.cuda_target import compiler_for
 from fractune_workers.children.tvm_api.half_precision import with_reference
@@ -65,14 +67,16 @@ class BuilderChild:
         workloads, implementation = self._workloads[workload_hash], implementation_of(trace)
         if implementation not in workloads:
             raise FractuneError(f"workload {workload_hash} has no implementation '{implementation}'")
-        recipe = _recipe(workloads[implementation], tvm.target.Target(json.loads(target)), trace_of(trace))
+        make_recipe = _triton_recipe if implementation == TRITON else _recipe
+        recipe = make_recipe(workloads[implementation], tvm.target.Target(json.loads(target)), trace_of(trace))
         return _in_forks(partial(_attempt, recipe, limit_cpu_s), limit_cpu_s)
 
     def compilers(self, target: str) -> str:
         """The versions of all that makes code for the target here. Raises BadRequest or FractuneError as `build`."""
         parsed = tvm.target.Target(json.loads(target))
         cuda = [compiler_for(parsed).name] if parsed.kind.name == "cuda" else []
-        return ", ".join([f"TVM {tvm.__version__}", f"LLVM {llvm_version_major()}", *cuda])
+        triton = [load_triton()] if cuda and is_installed() else []
+        return ", ".join([f"TVM {tvm.__version__}", f"LLVM {llvm_version_major()}", *cuda, *triton])
 
 
 @dataclass(frozen=True)
@@ -101,6 +105,12 @@ def _recipe(workload: Workload, target: tvm.target.Target, trace: str) -> _Recip
         return build_archive(mod, target, compiler)
 
     return _Recipe(build, {"compiler": compiler.name})
+
+
+def _triton_recipe(workload: Workload, target: tvm.target.Target, decisions: str) -> _Recipe:
+    """Raises FractuneError without Triton."""
+    version = load_triton()
+    return _Recipe(lambda: build_triton_archive(workload.mod, target, decisions), {"compiler": version})
 
 
 def _in_forks(attempt: Callable[[], dict[str, Any]], limit_cpu_s: int) -> dict[str, Any]:

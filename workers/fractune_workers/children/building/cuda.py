@@ -64,6 +64,12 @@ def build_parts(mod: tvm.IRModule, target: tvm.target.Target, compiler: CudaComp
     return written(library), embed_cubin(packed(library), library.imports[0].inspect_source("cuda"), compile_source)
 
 
+def host_library(mod: tvm.IRModule, target: tvm.target.Target) -> Any:
+    """The library of a module that launches kernels of others, and has none."""
+    with target:
+        return _generate(mod, target)
+
+
 def packed(library: Any) -> bytes:
     """The pack of all modules that a compiled library imports, and of the module itself if it is no library."""
     taken: bytes = tvm.get_global_func("runtime.ModulePackImportsToTensor")(library).numpy().tobytes()

@@ -14,7 +14,7 @@ bytes, little-endian, and a string as its length and its bytes:
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
@@ -25,6 +25,10 @@ _CUDA = b"cuda"
 _SOURCE = b"cuda"
 _CUBIN = b"cubin"
 _NUMBER = struct.Struct("<Q")
+_POINTER = struct.pack("<BBH", 3, 64, 1)
+"""the type of a handle, of 64 bits and one lane"""
+_LAUNCH = (b"blockIdx.x", b"threadIdx.x", b"tirx.use_dyn_shared_memory")
+_PLAIN_BYTES = 4
 
 
 @dataclass
@@ -45,6 +49,25 @@ def embed_cubin(packed: bytes, source: str, compile_source: Callable[[str], byte
         if module.kind == _CUDA:
             module.content = _compiled(module.content, source.encode(), compile_source)
     return _written(modules)
+
+
+def pack_of(cubins: Mapping[str, bytes], pointers: int) -> bytes:
+    """The pack of a library that imports a CUDA module for each kernel, by name. A kernel takes pointers, and its
+    launch a number of blocks, one of threads, and bytes of shared memory.
+    """
+    modules = [
+        _Module(_CUDA, _string(_CUBIN) + _described(name, pointers) + _string(code), [])
+        for name, code in cubins.items()
+    ]
+    return _written([_Module(_LIBRARY, b"", list(range(1, len(modules) + 1))), *modules])
+
+
+def _described(kernel: str, pointers: int) -> bytes:
+    """One kernel: its name twice, its arguments' types, what its launch takes, and a 0 for each plain argument."""
+    names = _NUMBER.pack(1) + _string(kernel.encode()) * 2
+    arguments = _NUMBER.pack(pointers) + _POINTER * pointers
+    launch = _NUMBER.pack(len(_LAUNCH)) + b"".join(map(_string, _LAUNCH))
+    return names + arguments + launch + _NUMBER.pack(pointers) + bytes(_PLAIN_BYTES * pointers)
 
 
 def merged(packs: Sequence[bytes]) -> bytes:

@@ -14,7 +14,7 @@ import tvm
 from fractune_core import __version__
 from fractune_core.errors import BadRequest, FractuneError
 from fractune_core.files.bundles import RECORDS, WEIGHTS, object_entry, write_bundle
-from fractune_core.implementations import DIRECT, FLOAT32_SUMS, implementation_of, trace_of
+from fractune_core.implementations import DIRECT, FLOAT32_SUMS, TRITON, implementation_of, trace_of
 from fractune_core.model_inputs import constants_in
 from fractune_core.names import WITH_GRAPHS
 from fractune_core.targets import capability, runs_on
@@ -26,6 +26,9 @@ from fractune_workers.children.fusing.fuse import prepare_variants
 from fractune_workers.children.importing.model_file import load_variants, named
 from fractune_workers.children.importing.passes import Operator, extract
 from fractune_workers.children.layouts.implementations import IMPLEMENTATIONS
+from fractune_workers.children.triton_kernels.compiler import is_installed, load_triton
+from fractune_workers.children.triton_kernels.marks import with_marks
+from fractune_workers.children.triton_kernels.targets import is_known
 from fractune_workers.children.tvm_api.dot_products import dot_products
 from fractune_workers.children.tvm_api.half_precision import operands, sums
 from fractune_workers.children.tvm_api.intrinsics import keep_out_gpu_intrinsics, load_intrinsics, prepare_tensor_cores
@@ -82,7 +85,7 @@ def _prepared(path: str, inputs: str, identity: str) -> _Prepared:
     workloads = {operator.workload_hash: {DIRECT: read_workload(operator.workload_json)} for operator in operators}
     others = {}
     for name in _others(target, operators, [by_name[DIRECT] for by_name in workloads.values()]):
-        other = prepare_variants(loaded, target, name).module
+        other = with_marks(direct) if name == TRITON else prepare_variants(loaded, target, name).module
         found = implementations_of(direct, other)
         if found:
             others[name] = other
@@ -94,11 +97,13 @@ def _prepared(path: str, inputs: str, identity: str) -> _Prepared:
 
 def _others(target: tvm.target.Target, operators: list[Operator], direct: Iterable[Workload]) -> list[str]:
     """The implementations that some operator may have: of convolutions on a CPU, which are blocked, and of products of
-    whole numbers, where the processor has instructions for them. On a GPU products of float16 have one.
+    whole numbers, where the processor has instructions for them. On a GPU products of float16 have one, and Triton has
+    one where it is installed.
     """
     if target.kind.name != "llvm":
         halves = any(sums(workload.mod)[:1] == ["float16"] and operands(workload.mod) for workload in direct)
-        return [FLOAT32_SUMS] if halves else []
+        by_triton = is_known(target) and is_installed()
+        return [*([FLOAT32_SUMS] if halves else []), *([TRITON] if by_triton else [])]
     images = any(_MANY_WAYS in operator.name for operator in operators)
     integers = dot_products(target) if any(whole_numbers(workload.mod) for workload in direct) else []
     return [*(IMPLEMENTATIONS if images else ()), *integers]
@@ -216,6 +221,8 @@ def _schedules(prepared: _Prepared, texts: dict[str, str]) -> dict[Workload, str
     found = {}
     for name, text in texts.items():
         workload = prepared.workloads.get(name, {}).get(implementation_of(text))
+        if workload is None and implementation_of(text) == TRITON:
+            load_triton()  # the reason, where it is not installed
         if workload is None:
             raise FractuneError(
                 f"the model has no operator {' '.join([name, implementation_of(text)]).strip()}; tune it again with "

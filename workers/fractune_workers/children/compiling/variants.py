@@ -19,11 +19,13 @@ from fractune_core.errors import FractuneError
 from fractune_workers.children.building.cuda import build_parts, device_object, packed, scheduled_by_default
 from fractune_workers.children.building.embed_cubin import merged
 from fractune_workers.children.building.identifiers import with_identifiers
+from fractune_workers.children.building.triton_archive import build_triton_parts
 from fractune_workers.children.compiling.concat_in_place import parts_in_place
 from fractune_workers.children.compiling.graphs import OPTION, has_graphs, wants_graphs
 from fractune_workers.children.compiling.outputs_in_place import with_entry_for_outputs
 from fractune_workers.children.compiling.side_by_side import side_by_side
 from fractune_workers.children.importing.passes import is_scheduled
+from fractune_workers.children.triton_kernels.marks import decisions_in, is_marked, with_decisions
 from fractune_workers.children.tvm_api.artifacts import written
 from fractune_workers.children.tvm_api.convolution_prefetches import with_convolution_prefetches
 from fractune_workers.children.tvm_api.cuda_target import compiler_for
@@ -73,13 +75,16 @@ def _lowered(mod: Any, target: Any, schedules: dict[Workload, str]) -> Any:
     for_gpu = target.kind.name == "cuda"
     pipeline = cuda_pipeline if for_gpu else cpu_pipeline
     database = ms.database.MemoryDatabase()
+    decided = {workload: text for workload, text in schedules.items() if is_marked(workload.original["main"])}
     for workload, trace in schedules.items():
+        if workload in decided:
+            continue
         entry = database.commit_workload(workload.mod)
         record = ms.database.TuningRecord(read_trace(trace, workload).trace, entry, [1.0], target, None)
         database.commit_tuning_record(record)
     scheduled_before = _scheduled(mod)
     with target, database, tvm.transform.PassContext(opt_level=3, config={OPTION: wants_graphs(mod)}):
-        mod = relax.transform.MetaScheduleApplyDatabase()(mod)
+        mod = relax.transform.MetaScheduleApplyDatabase()(with_decisions(mod, decided))
         _check_applied(_scheduled(mod) - scheduled_before, len(schedules))
         if for_gpu:
             mod = with_identifiers(scheduled_by_default(mod, target))
@@ -123,6 +128,10 @@ def _compile(part: Any, target: Any) -> dict[str, bytes]:
             return {_PACK: packed(library)}
         pack = tvm.get_global_func("runtime.ModulePackImportsToLLVM")
         return {_BYTECODE: written(pack(library, False, str(target), ""))}  # noqa: FBT003  TVM's order
+    for each in functions:
+        if decisions := decisions_in(each):
+            host, device = build_triton_parts(each, str(each.attrs["global_symbol"]), target, decisions)
+            return {_KERNEL: host, _PACK: device}
     if for_gpu and not any(_OF_HOST in each.attrs for each in functions):
         host, device = build_parts(part, target, compiler_for(target))
         return {_KERNEL: host, _PACK: device}

@@ -64,13 +64,15 @@ class SearcherChild:
         results: list[tuple[str, str, float]],
         shares: list[str],
         of: str = "",
+        units: Sequence[int] = (),
     ) -> None:
         """Take in results of an operator: (candidate, share, seconds or 0 for a failure); unknown ones are ignored.
-        From now on the search is for `shares`.
+        From now on the search is for `shares`, and expects these `units` of the device at them.
         """
         search = self._operators.get((workload_hash, target_key, of))
         if search is not None:
             search.learn(results, shares)
+            search.expect(units)
 
     def propose(
         self,

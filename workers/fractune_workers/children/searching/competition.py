@@ -11,10 +11,11 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from fractune_core.implementations import DIRECT, INEXACT, implementation_of, text_of, trace_of
+from fractune_core.implementations import DIRECT, INEXACT, TRITON, implementation_of, text_of, trace_of
 from fractune_workers.children.layouts.implementations import IMPLEMENTATIONS, order_of
 from fractune_workers.children.layouts.integers import INTEGERS
 from fractune_workers.children.searching.operator_search import OperatorSearch
+from fractune_workers.children.searching.triton_search import TritonSearch
 from fractune_workers.children.tvm_api.traces import args_of
 
 _UNJUDGED = 4
@@ -30,8 +31,11 @@ class CompetingSearches:
     """Candidates out, run times in: as `OperatorSearch`, of an operator's workloads by implementation."""
 
     def __init__(self, workloads: Mapping[str, Any], target: Any, seed: int, threads: int) -> None:
-        self._searches = {
-            name: OperatorSearch(workloads[name], target, seed, threads) for name in _likeliest_first(workloads)
+        self._searches: dict[str, Any] = {
+            name: TritonSearch(workloads[name], target, seed)
+            if name == TRITON
+            else OperatorSearch(workloads[name], target, seed, threads)
+            for name in _likeliest_first(workloads)
         }
         self._proposed_counts = dict.fromkeys(self._searches, 0)
 
@@ -73,6 +77,12 @@ class CompetingSearches:
         trials = list(results)
         for search in self._searches.values():
             search.learn(trials, shares)
+
+    def expect(self, units: Sequence[int]) -> None:
+        """The SMs of the shares that it is searched for."""
+        for search in self._searches.values():
+            if isinstance(search, TritonSearch):
+                search.expect(units)
 
     def warm(self, history: Iterable[tuple[str, str, Mapping[str, float]]]) -> None:
         """Take in earlier trials: (candidate, its text, seconds or 0 by share)."""

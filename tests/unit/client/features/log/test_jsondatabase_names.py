@@ -10,6 +10,7 @@ import pytest
 
 from fractune.features.log.jsondatabase import RECORDS, WORKLOADS, write_jsondatabase
 from fractune_core.codec.messages import to_proto
+from fractune_core.implementations import TRITON, text_of
 from fractune_core.pb import fractune_pb2 as pb
 from tests.support.client_samples import record
 from tests.support.paths import REPOSITORY
@@ -37,3 +38,8 @@ def test_an_exported_trace_applies_to_its_workload(tmp_path: Path, model: str) -
     sch = Schedule(found.workload.mod, debug_mask="none", error_render_level="none")
     found.trace.apply_to_schedule(sch, remove_postproc=False)
     assert "T.vectorized" in sch.mod.script() or "pragma" in sch.mod.script()
+
+
+def test_decisions_of_a_triton_kernel_are_no_schedule_of_tvm(tmp_path: Path) -> None:
+    decided = record(trace=text_of(TRITON, '[{"kernel":"product/1"}]'))
+    assert write_jsondatabase([pb.ExportRecordsResponse(record=to_proto(decided, pb.Record))], tmp_path / "db") == 0

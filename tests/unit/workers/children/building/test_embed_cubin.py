@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fractune_core.errors import FractuneError
-from fractune_workers.children.building.embed_cubin import embed_cubin, merged
+from fractune_workers.children.building.embed_cubin import embed_cubin, merged, pack_of
 
 SOURCE = 'extern "C" __global__ void main_kernel() {}'
 KERNELS = b"\x01\0\0\0\0\0\0\0 whatever TVM writes of the kernels"
@@ -104,3 +104,11 @@ def test_one_library_imports_what_all_of_them_import(packs: list[list[tuple[byte
 def test_only_libraries_are_merged() -> None:
     with pytest.raises(FractuneError, match="the first module is not the library"):
         merged([bytecode(), bytecode()])
+
+
+def test_kernels_of_other_compilers_make_a_pack_that_merges_with_tvm_s() -> None:
+    made = pack_of({"one": b"first code", "two": b"second code"}, 3)
+    whole = merged([packed([(b"cuda", cuda(b"cubin", b"code"))]), made])
+    assert whole.index(string(b"code")) < whole.index(string(b"first code")) < whole.index(string(b"second code"))
+    assert whole.count(string(b"cuda")) == 3
+    assert made.count(string(b"one")) == 2

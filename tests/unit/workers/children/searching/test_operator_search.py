@@ -11,9 +11,9 @@ from tvm import te, topi
 from fractune_core.implementations import DIRECT
 from fractune_workers.children.importing.passes import Operator, _operator
 from fractune_workers.children.searching.child import SearcherChild
-from fractune_workers.children.searching.operator_search import _Fastest, _Trial
 from fractune_workers.children.searching.sketches import sketches_of
 from fractune_workers.children.searching.transfer import adapt
+from fractune_workers.children.searching.trials import Fastest, Trial
 from fractune_workers.children.tvm_api.target import parse_target
 
 # TVM's own builder calls what TVM has deprecated.
@@ -96,7 +96,7 @@ def test_when_the_shares_change_what_is_known_at_the_new_ones_guides(child: Sear
     child.learn(*name, [], ["cpu:1", "cpu:2"])
     assert search.measured == 2
     assert search.best_s == pytest.approx(3.0**0.5)
-    assert len(search._fastest.schedules()) == 2
+    assert len(search._fastest.items()) == 2
     child.learn(*name, told(items[2:], "cpu:2", [0.5]), ["cpu:1", "cpu:2"])
     assert search.measured == 3
     assert search.best_s == pytest.approx(1.0)
@@ -138,7 +138,7 @@ def test_a_round_for_a_gpu_is_full_though_most_samples_do_not_fit_a_block(child:
 
 
 def test_the_fastest_are_kept_in_order() -> None:
-    fastest = _Fastest(2)
+    fastest = Fastest(2)
     for name, secs in (("slow", 3.0), ("fast", 1.0), ("as fast", 1.0), ("faster", 0.5)):
-        fastest.add(_Trial({}, name), secs)
-    assert fastest.schedules() == ["faster", "fast"]
+        fastest.add(Trial({}, name), secs)
+    assert fastest.items() == ["faster", "fast"]

@@ -1,0 +1,275 @@
+"""Triton's kernels without a GPU: values by its interpreter, instructions by disassembly, launches by stand-ins."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import itertools
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from fractune_core.implementations import DIRECT, TRITON, implementation_of, joined_workloads, parted_workloads, text_of
+from fractune_core.shares import Device, GrantedShare
+from fractune_workers.child import Child
+from fractune_workers.children.tvm_api.artifacts import unpack
+from fractune_workers.children.tvm_api.target import parse_target
+from fractune_workers.reader import reader_child
+from tests.integration.test_half_precision import product
+from tests.support.children.triton_operators import OPERATORS
+from tests.support.hardware.cubins import cubins_in
+from tests.support.hardware.launching_driver import stand_in
+from tests.support.hardware.sass import MISSING, instructions
+
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="no Triton; `make setup-triton` installs it"),
+]
+
+DECISIONS = {
+    "a program for each tile": [16, 32, 32, 4, 3, 1, 0],
+    "three programs": [32, 16, 32, 4, 2, 1, 3],
+    "a split depth": [16, 16, 32, 2, 2, 2, 0],
+}
+"""as `Decisions` takes them"""
+MOST_ERROR = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2e-6, "int8": 0.0}
+"""relative to the largest output: of one rounding, or of additions in another order"""
+FLOATS = [name for name in OPERATORS if name != "whole numbers"]
+
+
+def errors_of(cases: list[tuple[str, str, list[int]]]) -> list[float]:
+    environ = {**os.environ, "TRITON_INTERPRET": "1"}
+    command = [sys.executable, "-m", "tests.support.children.triton_operators", json.dumps(cases)]
+    ended = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
+    errors: list[float] = json.loads(ended.stdout.splitlines()[-1])
+    return errors
+
+
+@pytest.mark.parametrize("dtype", MOST_ERROR)
+def test_the_values_of_every_kernel_are_numpy_s(dtype: str) -> None:
+    """In the interpreter: extents that are no multiples of a tile, with each epilogue."""
+    names = ["whole numbers"] if dtype == "int8" else FLOATS
+    cases = [(name, dtype, each) for name, each in itertools.product(names, DECISIONS.values())]
+    errors = dict(zip(itertools.product(names, DECISIONS), errors_of(cases), strict=True))
+    assert {case: error for case, error in errors.items() if not error <= MOST_ERROR[dtype]} == {}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """In float16: a matrix product with GELU, then a convolution."""
+    draw = np.random.default_rng(0)
+    shapes = {"w": (512, 512), "bias": (512,), "k": (128, 8, 3, 3)}
+    weights = [numpy_helper.from_array(draw.standard_normal(each).astype("float16"), n) for n, each in shapes.items()]
+    weights.append(numpy_helper.from_array(np.array([2, 8, 128, 128]), "image"))
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["xw"]),
+        helper.make_node("Add", ["xw", "bias"], ["sum"]),
+        helper.make_node("Gelu", ["sum"], ["gelu"]),
+        helper.make_node("Reshape", ["gelu", "image"], ["images"]),
+        helper.make_node("Conv", ["images", "k"], ["c"], pads=[1, 1, 1, 1]),
+        helper.make_node("Relu", ["c"], ["y"]),
+    ]
+    x, y = (
+        helper.make_tensor_value_info(name, TensorProto.FLOAT16, shape)
+        for name, shape in (("x", [512, 512]), ("y", [2, 128, 128, 128]))
+    )
+    graph = helper.make_graph(nodes, "sums", [x], [y], weights)
+    path = tmp_path_factory.mktemp("model") / "sums.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9), path)
+    return path
+
+
+def ingested(model: Path, arch: str) -> list[dict[str, Any]]:
+    """The operators that Triton's kernels may compute, as ingest finds them."""
+    child = reader_child("fractune_workers.children.compiling.child", model=model)
+    answer = child.call("ingest", 120, path=str(model), inputs={}, target=f"cuda:{arch}", isa=arch)
+    child.stop()
+    facts = {"target": answer["target"], "key": answer["target_key"]}
+    return [{**each, **facts} for each in answer["operators"] if TRITON in parted_workloads(each["workload"])]
+
+
+def build(builder: Child, operator: dict[str, Any], decisions: dict[str, Any]) -> dict[str, Any]:
+    trace = text_of(TRITON, json.dumps([{"kernel": "product/1", "split": 1, "programs": 0, **decisions}]))
+    builder.call("learn_workload", 60, workload_hash=operator["workload_hash"], workload=operator["workload"])
+    built: dict[str, Any] = builder.call(
+        "build", 120, workload_hash=operator["workload_hash"], target=operator["target"], trace=trace, limit_cpu_s=60
+    )
+    return built
+
+
+LARGE = {"rows": 128, "columns": 128, "depth": 64, "warps": 8, "stages": 3}
+
+
+@pytest.fixture(scope="module")
+def builder() -> Any:
+    child = Child("fractune_workers.children.building.child")
+    yield child
+    child.stop()
+
+
+@pytest.mark.skipif(bool(MISSING), reason=MISSING)
+@pytest.mark.parametrize(
+    ("arch", "multiplies"),
+    [("sm_80", "HMMA.16816.F32"), ("sm_89", "HMMA.16816.F32"), ("sm_90", "HGMMA"), ("sm_100", "UTCHMMA")],
+)
+def test_kernels_multiply_on_tensor_cores_and_copy_asynchronously(
+    model: Path, builder: Child, arch: str, multiplies: str
+) -> None:
+    operators = ingested(model, arch)
+    assert [any(kind in each["name"] for each in operators) for kind in ("matmul", "conv2d")] == [True, True]
+    for operator in operators:
+        built = build(builder, operator, LARGE)
+        assert (built["status"], built["cause"]) == ("ok", "")
+        assert re.fullmatch(r"Triton \S+", built["versions"]["compiler"])
+        (cubin,) = cubins_in(unpack(built["object"])["device.o"])
+        found = instructions(cubin)
+        for wanted in (multiplies, "LDGSTS"):
+            assert any(name.startswith(wanted) for name in found), (wanted, found)
+        assert not any(name.startswith(("LDL", "STL")) for name in found), "sums do not fit into the registers"
+
+
+@pytest.mark.skipif(bool(MISSING), reason=MISSING)
+@pytest.mark.parametrize(("target", "multiplies"), [("cuda:sm_90", "FFMA"), ("cuda:sm_90+fast-math", "HGMMA")])
+def test_float32_stays_float32_unless_approximate_arithmetic_is_allowed(
+    builder: Child, target: str, multiplies: str
+) -> None:
+    direct = parted_workloads(product(512, "float32", sums="float32"))[DIRECT]
+    workload = joined_workloads({DIRECT: direct, TRITON: direct})
+    operator = {"workload_hash": "product", "workload": workload, "target": str(parse_target(target, 1))}
+    built = build(builder, operator, {**LARGE, "rows": 64, "columns": 64, "depth": 32})
+    (cubin,) = cubins_in(unpack(built["object"])["device.o"])
+    kinds = {name.partition(".")[0] for name in instructions(cubin)}
+    assert multiplies in kinds
+    assert ("HGMMA" in kinds) == (multiplies == "HGMMA")
+
+
+def test_a_tile_beyond_shared_memory_fails_with_its_cause(model: Path, builder: Child) -> None:
+    operator = ingested(model, "sm_90")[0]
+    built = build(builder, operator, {**LARGE, "rows": 256, "depth": 128})
+    assert built["status"] == "build_failed"
+    assert built["cause"].startswith("TooLarge: main_kernel needs ")
+    assert built["cause"].endswith(f"bytes of shared memory per block; the target has {227 * 1024}")
+
+
+_RUN = """
+import sys
+from pathlib import Path
+sys.modules["triton"] = None
+from fractune_core.cuda.toolkit import load_cudart
+import ctypes
+ctypes.CDLL("libcudart.so.13", ctypes.RTLD_GLOBAL)
+from fractune_workers.children.tvm_api.artifacts import load_objects
+import numpy as np
+import tvm
+shapes = {shapes}
+arguments = [tvm.runtime.tensor(np.zeros(shape, "float16"), tvm.cuda(0)) for shape in shapes]
+load_objects([Path(sys.argv[1]).read_bytes()])["main"](*arguments)
+"""
+
+
+def launches(script: str, environ: dict[str, str], *args: str) -> list[str]:
+    ended = subprocess.run(
+        [sys.executable, "-c", script, *args], env=environ, capture_output=True, text=True, check=True
+    )
+    return [line for line in ended.stderr.splitlines() if line.startswith("launch ")]
+
+
+@pytest.fixture(scope="module")
+def environ(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    if shutil.which("gcc") is None:
+        pytest.skip("no gcc to make stand-ins for CUDA's libraries with")
+    folder = tmp_path_factory.mktemp("driver")
+    stand_in(folder)
+    return {**os.environ, "LD_LIBRARY_PATH": str(folder)}
+
+
+def test_tvm_s_runtime_launches_an_artifact(
+    model: Path, builder: Child, environ: dict[str, str], tmp_path: Path
+) -> None:
+    """Without Triton, over stand-ins for CUDA: one launch, or two with sums that were split."""
+    (operator,) = (each for each in ingested(model, "sm_90") if "matmul" in each["name"])
+    script = _RUN.format(shapes=[(512, 512), (512, 512), (512,), (512, 512)])
+    found = {}
+    for split in (1, 4):
+        built = build(builder, operator, {**LARGE, "split": split})
+        artifact = tmp_path / f"{split}.a"
+        artifact.write_bytes(built["object"])
+        arguments = {1: 4, 4: 5}[split]
+        found[split] = launches(script, {**environ, "SCRATCH_AT": str(arguments)}, str(artifact))
+    assert found[1] == ["launch main_kernel blocks 16 threads 256 shared 98304 (nil) (nil)"]
+    first, second = found[4]
+    assert first == "launch main_kernel blocks 64 threads 256 shared 98304 (nil) (nil)"
+    assert re.fullmatch(r"launch main_kernel_1 blocks 128 threads 128 shared \d+ \(nil\) \(nil\)", second)
+
+
+_RUN_BUNDLE = """
+import ctypes, sys
+from pathlib import Path
+sys.modules["triton"] = None
+ctypes.CDLL("libcudart.so.13", ctypes.RTLD_GLOBAL)
+from fractune_core.files.bundles import Bundle
+from fractune_workers.children.tvm_api.artifacts import load_objects
+import numpy as np
+import tvm
+bundle = Bundle(Path(sys.argv[1]))
+machine = tvm.relax.VirtualMachine(load_objects(bundle.objects("full")), tvm.cuda(0))
+weights = [tvm.runtime.tensor(np.zeros(shape, "float16"), tvm.cuda(0)) for shape in eval(sys.argv[2])]
+machine["main"](tvm.runtime.tensor(np.zeros((512, 512), "float16"), tvm.cuda(0)), *weights)
+"""
+
+
+def test_a_bundle_with_triton_s_kernels_runs_without_triton(
+    model: Path, environ: dict[str, str], tmp_path: Path
+) -> None:
+    """A search proposes, a bundle is compiled, and its kernels are launched, beside those of TVM."""
+    search = Child("fractune_workers.children.searching.child", ["1"])
+    traces = {}
+    for operator in ingested(model, "sm_90"):
+        name = {"workload_hash": operator["workload_hash"], "target_key": operator["key"]}
+        opened = {"workload": operator["workload"], "target": operator["target"], "history": [], "transferred": []}
+        search.call("open", 120, **name, seed=0, **opened)
+        search.call("learn", 60, **name, results=[], shares=["full"], units=[132])
+        texts = [each["trace"] for each in search.call("propose", 120, **name, count=8)]
+        traces[operator["workload_hash"]] = next(each for each in texts if implementation_of(each) == TRITON)
+    search.stop()
+    path = compiled(model, traces, tmp_path)
+    shapes = [entry["shape"] for entry in weights_of(path)]
+    found = launches(_RUN_BUNDLE, environ, str(path), repr(shapes))
+    assert len(traces) == 2
+    names = [line.split()[1] for line in found]
+    assert [kind for name in names for kind in ("matmul", "conv2d") if kind in name] == ["matmul", "conv2d"]
+    assert "transpose" in "".join(names), "TVM's own kernels are launched beside them"
+
+
+def compiled(model: Path, traces: dict[str, str], folder: Path) -> Path:
+    own_dir = folder / "child"
+    own_dir.mkdir()
+    manifest = {
+        "model": {"name": model.name, "sha256": hashlib.sha256(model.read_bytes()).hexdigest()},
+        "device": Device("cuda", "sm_90", units=132, memory_gib=141, l2_kib=51200).to_json(),
+        "shares": {"full": GrantedShare("full", 132, 132, "sm", 141 << 30, reserved=True).to_json()},
+    }
+    child = reader_child("fractune_workers.children.compiling.child", model=model, own_dir=own_dir)
+    known = {"path": str(model), "inputs": {}, "target": "cuda:sm_90", "manifest": manifest, "records": []}
+    variants = [{"name": "full", "traces": traces}]
+    child.call("compile_bundle", 300, **known, variants=variants, out=str(own_dir / "sums.fractune"))
+    child.stop()
+    return own_dir / "sums.fractune"
+
+
+def weights_of(path: Path) -> list[dict[str, Any]]:
+    from fractune_core.files.bundles import Bundle
+
+    manifest = Bundle(path).manifest
+    (variant,) = manifest["variants"]
+    return [manifest["weights"][at] for at in variant["weights"]]

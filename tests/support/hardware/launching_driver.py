@@ -1,0 +1,88 @@
+"""Stand-ins for CUDA's two libraries, without a GPU: memory is the host's, and a launch is a line on stderr.
+
+TVM's own runtime runs over them. A line has the name of the kernel and the launch. With SCRATCH_AT in the environment
+it has two arguments from that place on, as pointers.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+_DRIVER = r"""
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+typedef struct { unsigned grid[3], block[3], shared; void *stream, *attributes; unsigned count; } Launch;
+static int module;
+int cuDeviceGetName(char *name, int size, int device) { snprintf(name, size, "stand-in"); return 0; }
+int cuGetErrorName(int error, const char **text) { *text = "error"; return 0; }
+int cuGetErrorString(int error, const char **text) { *text = "error"; return 0; }
+int cuModuleLoadData(void **made, const void *image) { *made = &module; return memcmp(image, "\177ELF", 4) != 0; }
+int cuModuleUnload(void *unloaded) { return 0; }
+int cuFuncSetAttribute(void *function, int attribute, int value) { return 0; }
+int cuTensorMapEncodeTiled(void) { return 100; }
+int cuModuleGetFunction(void **function, void *from, const char *name) {
+  *function = strdup(name);
+  return 0;
+}
+int cuLaunchKernelEx(const Launch *launch, void *function, void **arguments, void **extra) {
+  fprintf(stderr, "launch %s blocks %u threads %u shared %u", (char *)function, launch->grid[0], launch->block[0],
+          launch->shared);
+  const char *scratch = getenv("SCRATCH_AT"); /* the place of the first of two arguments */
+  for (int at = 0; scratch && at < 2; ++at) fprintf(stderr, " %p", *(void **)arguments[atoi(scratch) + at]);
+  fprintf(stderr, "\n");
+  return 0;
+}
+"""
+_RUNTIME = r"""
+#include <stdlib.h>
+#include <string.h>
+int cudaGetDevice(int *device) { *device = 0; return 0; }
+int cudaSetDevice(int device) { return 0; }
+int cudaGetDeviceCount(int *count) { *count = 1; return 0; }
+int cudaDeviceGetAttribute(int *value, int attribute, int device) {
+  *value = attribute == 75 ? 9 : attribute == 76 ? 0 : 1024;
+  return 0;
+}
+int cudaGetDeviceProperties(void *properties, int device) { memset(properties, 0, 64); return 0; }
+int cudaMalloc(void **at, size_t size) { *at = aligned_alloc(256, (size + 255) / 256 * 256); return 0; }
+int cudaMallocHost(void **at, size_t size) { return cudaMalloc(at, size); }
+int cudaFree(void *at) { free(at); return 0; }
+int cudaFreeHost(void *at) { free(at); return 0; }
+int cudaMemcpyAsync(void *to, const void *from, size_t size, int kind, void *stream) {
+  memcpy(to, from, size);
+  return 0;
+}
+int cudaMemcpyPeerAsync(void *to, int a, const void *from, int b, size_t size, void *stream) {
+  memcpy(to, from, size);
+  return 0;
+}
+int cudaMemGetInfo(size_t *free, size_t *all) { *free = *all = 1ull << 32; return 0; }
+const char *cudaGetErrorName(int error) { return "error"; }
+const char *cudaGetErrorString(int error) { return "error"; }
+"""
+_NOTHING = (
+    *(f"cudaEvent{name}" for name in ("Create", "Destroy", "ElapsedTime", "Record", "Synchronize")),
+    *(f"cudaGraph{name}" for name in ("Destroy", "ExecDestroy", "Instantiate", "Launch")),
+    *("cudaGetLastError", "cudaPeekAtLastError"),
+    *(
+        f"cudaStream{name}"
+        for name in ("BeginCapture", "Create", "CreateWithFlags", "Destroy", "EndCapture", "Synchronize", "WaitEvent")
+    ),
+)
+"""functions that succeed and do nothing"""
+
+
+def stand_in(folder: Path) -> None:
+    """Make both libraries in the folder, for LD_LIBRARY_PATH."""
+    nothing = "".join(f"int {name}(void) {{ return 0; }}\n" for name in _NOTHING)
+    (folder / "version").write_text("libcudart.so.13 { global: *; };")
+    for name, text, version in (
+        ("libcuda.so.1", _DRIVER, []),
+        ("libcudart.so.13", _RUNTIME + nothing, ["-Wl,--version-script=version"]),
+    ):
+        source = folder / f"{name}.c"
+        source.write_text(text)
+        made = ["gcc", "-w", "-shared", "-fPIC", f"-Wl,-soname,{name}", *version, "-o", name, source.name]
+        subprocess.run(made, check=True, cwd=folder)

@@ -1,0 +1,131 @@
+"""The search for a Triton kernel's decisions. Triton itself is not needed."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import tvm
+from tvm import te, topi
+
+from fractune_core.errors import FractuneError
+from fractune_core.implementations import DIRECT, TRITON, implementation_of
+from fractune_workers.children.searching.competition import CompetingSearches
+from fractune_workers.children.searching.triton_search import TritonSearch
+from fractune_workers.children.triton_kernels.decisions import Decisions, Problem, fitting, read_decisions
+from fractune_workers.children.tvm_api.traces import Workload
+
+TARGET = tvm.target.Target(
+    {
+        "kind": "cuda",
+        "arch": "sm_90",
+        "max_threads_per_block": 1024,
+        "max_shared_memory_per_block": 49152,
+        "thread_warp_size": 32,
+    }
+)
+SHARE = "mps:25"
+
+
+def workload(rows: int = 4096, columns: int = 4096, depth: int = 1024, dtype: str = "float16") -> Workload:
+    a, b = te.placeholder((rows, depth), dtype, name="a"), te.placeholder((depth, columns), dtype, name="b")
+    return Workload(tvm.IRModule({"main": te.create_prim_func([a, b, topi.matmul(a, b)])}))
+
+
+def search(*units: int, of: Workload | None = None) -> TritonSearch:
+    made = TritonSearch(of or workload(), TARGET, seed=1)
+    made.expect(units)
+    return made
+
+
+def proposed(made: Any, count: int) -> list[Decisions]:
+    return [read_decisions(each["trace"]) for each in made.propose(count, str)]
+
+
+def test_first_candidates_follow_the_share_s_sms() -> None:
+    assert proposed(search(132), 8) != proposed(search(16), 8)
+    few = search(132, of=workload(rows=64, columns=128, depth=8192))
+    assert all(each.split > 1 for each in proposed(few, 4)), "few tiles for many SMs"
+    assert all(each.split == 1 for each in proposed(search(8), 4))
+
+
+def test_persistent_programs_are_the_sms_of_the_shares() -> None:
+    assert {each.programs for each in proposed(search(32, 132), 4000)} == {0, 32, 132}
+    assert {each.programs for each in proposed(search(), 4000)} == {0}
+
+
+def test_a_large_product_begins_with_large_tiles_that_fit_shared_memory() -> None:
+    for each in proposed(search(132), 8):
+        assert each.rows * each.columns >= 64 * 128
+        assert (each.rows + each.columns) * each.depth * 2 * each.stages <= 227 * 1024
+
+
+def test_float32_without_tensor_cores_unrolls_less() -> None:
+    found = proposed(search(132, of=workload(dtype="float32")), 4000)
+    assert max(each.rows * each.columns * each.depth // (32 * each.warps) for each in found) <= 4096
+
+
+def test_none_is_proposed_twice_until_the_space_is_empty() -> None:
+    made = search(132, of=workload(16, 16, 64))
+    everything = proposed(made, 10_000)
+    assert len(set(everything)) == len(everything) > 10
+    assert proposed(made, 1) == []
+
+
+def test_lost_ones_come_again_and_known_ones_never() -> None:
+    made = search(132)
+    first, second = (each["candidate"] for each in made.propose(2, str))
+    made.offer_again([second, "unknown"])
+    assert [each["candidate"] for each in made.propose(1, str)] == [second]
+    other = search(132)
+    other.leave_out([first])
+    assert first not in [each["candidate"] for each in other.propose(8, str)]
+
+
+def test_the_surrogate_leads_to_what_was_fast() -> None:
+    """Deep tiles are made to be fast, whatever the estimate says."""
+    made = search(132)
+    for _ in range(4):
+        items = made.propose(16, str)
+        results = [(each["candidate"], SHARE, 1.0 / read_decisions(each["trace"]).depth) for each in items]
+        made.learn(results, [SHARE])
+    assert made.measured == 64
+    depths = [each.depth for each in proposed(made, 16)]
+    assert sum(depth == 128 for depth in depths) > len(depths) / 2
+    assert made.best_s == pytest.approx(1 / 128)
+
+
+def test_history_and_other_operators_decisions_are_used_where_they_can_be_read() -> None:
+    first = proposed(search(132), 1)[0]
+    old = first.text.replace("product/1", "product/0")
+    made = search(132)
+    made.warm([("c", first.text, {SHARE: 1.0}), ("old", old, {SHARE: 0.1})])
+    made.learn([], [SHARE])
+    assert (made.measured, made.best_s) == (1, 1.0)
+    given = Decisions(16, 256, 16, 8, 5)
+    made.transfer([old, given.text])
+    assert first not in (found := proposed(made, 4))
+    assert given in found
+    with pytest.raises(FractuneError, match="no kernel 'product/0' any more, only 'product/1'; tune the model again"):
+        read_decisions(old)
+
+
+def test_candidates_name_their_kernel() -> None:
+    (item,) = search(132).propose(1, str)
+    (found,) = json.loads(item["trace"])
+    assert found["kernel"] == "product/1"
+
+
+def test_triton_competes_with_tvm_and_leaves_out_nothing_else_for_exact_jobs() -> None:
+    of = workload(64, 64, 64, "float32")
+    searches = CompetingSearches({DIRECT: of, TRITON: of}, TARGET, seed=1, threads=1)
+    searches.expect([132])
+    items = searches.propose(8, str, exact=False)
+    assert [implementation_of(each["trace"]) for each in items].count(TRITON) == 4
+    assert {implementation_of(each["trace"]) for each in searches.propose(4, str, exact=True)} == {DIRECT}
+
+
+def test_whole_numbers_need_deeper_tiles() -> None:
+    problem = Problem(1, 64, 64, 64, "int8", tensor_cores=True, shared_bytes=1 << 17)
+    assert min(each.depth for each in fitting(problem, ())) == 32

@@ -1,0 +1,109 @@
+"""Which operators Triton's kernels compute. Triton itself is not needed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import tvm
+from tvm import te, topi
+
+from fractune_core.errors import FractuneError
+from fractune_workers.children.triton_kernels import compiler
+from fractune_workers.children.triton_kernels.decisions import Decisions
+from fractune_workers.children.triton_kernels.marks import decisions_in, is_marked, with_decisions, with_marks
+from fractune_workers.children.triton_kernels.sources import is_fit, source_of
+from fractune_workers.children.triton_kernels.sums import sums_of
+from fractune_workers.children.tvm_api.traces import Workload
+
+GROUPS = ("batch", "row", "column", "depth")
+
+
+def function(make: Any, *shapes: tuple[int, ...], dtype: str = "float16") -> Any:
+    inputs = [te.placeholder(shape, dtype, name=f"x{at}") for at, shape in enumerate(shapes)]
+    return te.create_prim_func([*inputs, make(*inputs)])
+
+
+def product(*shapes: tuple[int, ...], dtype: str = "float16") -> Any:
+    return function(topi.matmul if len(shapes[0]) == 2 else topi.nn.batch_matmul, *shapes, dtype=dtype)
+
+
+def extents(found: Any) -> dict[str, int]:
+    sums = sums_of(found)
+    return {group: sums.extent(group) for group in GROUPS}
+
+
+def test_axes_are_batches_rows_columns_and_depth() -> None:
+    assert extents(product((3, 5), (5, 7))) == {"batch": 1, "row": 3, "column": 7, "depth": 5}
+    batches = function(lambda a, b: topi.nn.batch_matmul(a, b, transpose_b=True), (2, 3, 5), (2, 7, 5))
+    assert extents(batches) == {"batch": 2, "row": 3, "column": 7, "depth": 5}
+    image = function(lambda x, w: topi.nn.conv2d_nhwc(x, w, 2, 1, 1), (1, 8, 8, 6), (3, 3, 6, 9))
+    assert extents(image) == {"batch": 1, "row": 16, "column": 9, "depth": 54}
+
+
+def test_the_innermost_axis_of_the_output_is_a_column() -> None:
+    k = te.reduce_axis((0, 5), name="k")
+    turned = function(lambda a, b: te.compute((7, 3), lambda j, i: te.sum(a[i, k] * b[k, j], axis=k)), (3, 5), (5, 7))
+    sums = sums_of(turned)
+    assert [each.argument for each in sums.factors] == [1, 0]
+    assert extents(turned)["column"] == 3
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        function(topi.nn.relu, (4, 4)),
+        function(lambda a: topi.argmax(a, axis=1), (4, 4)),
+        function(lambda x: topi.nn.pool2d(x, (2, 2), (2, 2), (1, 1), (0, 0, 0, 0), "max"), (1, 2, 4, 4)),
+        function(lambda a: topi.sum(a, axis=1), (4, 4)),
+        function(lambda a, b: topi.nn.softmax(topi.matmul(a, b)), (4, 4), (4, 4)),
+        function(lambda a, b: topi.matmul(topi.exp(a), b), (4, 4), (4, 4)),
+        function(lambda a, b: topi.transpose(topi.reshape(topi.matmul(a, b), (2, 8))), (4, 4), (4, 4)),
+        function(lambda a, b: topi.power(topi.matmul(a, b), topi.matmul(a, b)), (4, 4), (4, 4)),
+        function(lambda a, b: topi.acos(topi.matmul(a, b)), (4, 4), (4, 4)),
+        function(lambda x, w: topi.nn.depthwise_conv2d_nhwc(x, w, 1, 1, 1), (1, 8, 8, 6), (3, 3, 6, 1)),
+        product((4, 4), (4, 4), dtype="float64"),
+        product((4, 4), (4, 4), dtype="uint8"),
+    ],
+    ids=[
+        "relu",
+        "argmax",
+        "pool",
+        "sum",
+        "softmax",
+        "computed factor",
+        "reshape",
+        "two sums",
+        "acos",
+        "depthwise",
+        "float64",
+        "uint8",
+    ],
+)
+def test_other_operators_do_not_fit(other: Any) -> None:
+    assert not is_fit(other)
+
+
+def test_padding_becomes_a_condition_of_the_load() -> None:
+    image = function(lambda x, w: topi.nn.conv2d_nhwc(x, w, 1, 1, 1), (1, 8, 8, 16), (3, 3, 16, 9))
+    text = source_of(sums_of(image), Decisions(16, 16, 16, 4, 3), "kernel", "ieee").text
+    assert text.count(" >= 0)") == 4, "above, below, left and right of the image"
+    point = function(lambda x, w: topi.nn.conv2d_nhwc(x, w, 1, 0, 1), (1, 8, 8, 16), (1, 1, 16, 9))
+    assert " >= 0)" not in source_of(sums_of(point), Decisions(16, 16, 16, 4, 3), "kernel", "ieee").text
+
+
+def test_decisions_are_for_the_marked_function_that_they_belong_to() -> None:
+    names = ("wide", "narrow", "relu")
+    functions = (product((8, 8), (8, 32)), product((8, 8), (8, 4)), function(topi.nn.relu, (8, 8)))
+    marked = with_marks(tvm.IRModule(dict(zip(names, functions, strict=True))))
+    assert [is_marked(marked[name]) for name in names] == [True, True, False]
+    workload = Workload(tvm.IRModule({"main": marked["wide"].with_attr("global_symbol", "main")}))
+    decided = with_decisions(marked, {workload: "[]"})
+    assert [decisions_in(decided[name]) for name in names] == ["[]", "", ""]
+    assert bool(decided["wide"].attrs["tirx.is_scheduled"])
+
+
+def test_a_machine_without_triton_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiler, "is_installed", lambda: False)
+    with pytest.raises(FractuneError, match=r"no Triton to build the candidate with; pip install 'fractune\[triton\]'"):
+        compiler.load_triton()

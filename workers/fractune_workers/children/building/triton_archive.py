@@ -1,0 +1,75 @@
+"""A Triton candidate -> the same archive that a TVM candidate becomes. Neither a measurer nor a bundle needs Triton.
+
+The host's code is TIR that calls the packed functions which TVM's CUDA runtime makes of the kernels. So stream, loading
+and shared memory beyond 48 KiB are TVM's. TVM's own integration of Triton would need a driver.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm
+from tvm.script import from_source
+
+from fractune_workers.children.building.cuda import DEVICE_OBJECT, HOST_OBJECT, device_object, host_library
+from fractune_workers.children.building.embed_cubin import pack_of
+from fractune_workers.children.building.launch_limits import TooLarge
+from fractune_workers.children.triton_kernels.compiler import Kernel, compile_source
+from fractune_workers.children.triton_kernels.decisions import read_decisions
+from fractune_workers.children.triton_kernels.sources import Source, source_of
+from fractune_workers.children.triton_kernels.sums import sums_of
+from fractune_workers.children.triton_kernels.targets import precision_of, shared_bytes_of
+from fractune_workers.children.tvm_api.artifacts import pack, written
+
+_SCRATCH = 2
+"""pointers that Triton adds to the arguments of every kernel: to scratch memory and to a profile"""
+
+
+def build_triton_archive(mod: tvm.IRModule, target: tvm.target.Target, decisions: str) -> bytes:
+    """Compile an operator's module by Triton to an archive of two object files, the host's code and the GPU's.
+
+    Raises TooLarge when the kernel needs more shared memory than the target's block has, and whatever Triton raises.
+    """
+    host, device = build_triton_parts(mod["main"], "main", target, decisions)
+    return pack({HOST_OBJECT: host, DEVICE_OBJECT: device_object(device, target)})
+
+
+def build_triton_parts(function: Any, symbol: str, target: tvm.target.Target, decisions: str) -> tuple[bytes, bytes]:
+    """As `building.cuda.build_parts`, of one operator."""
+    arch = str(target.attrs["arch"])
+    sums = sums_of(function)
+    source = source_of(sums, read_decisions(decisions), f"{symbol}_kernel", precision_of(target))
+    dtypes = [str(each.ty.dtype) for each in function.params]
+    taken = [*dtypes, sums.sum_dtype] if source.partial_shape else dtypes
+    kernels = compile_source(source, taken, arch)
+    for kernel in kernels:
+        _check_shared(kernel, shared_bytes_of(target))
+    host = from_source(_host_text(function, symbol, source, kernels, taken))
+    library = host_library(tvm.IRModule({symbol: host}), target)
+    return written(library), pack_of({each.name: each.cubin for each in kernels}, len(taken) + _SCRATCH)
+
+
+def _check_shared(kernel: Kernel, most_bytes: int) -> None:
+    if kernel.shared_bytes > most_bytes:
+        raise TooLarge(
+            f"{kernel.name} needs {kernel.shared_bytes} bytes of shared memory per block; the target has {most_bytes}"
+        )
+
+
+def _host_text(function: Any, symbol: str, source: Source, kernels: list[Kernel], dtypes: list[str]) -> str:
+    """TVMScript of a function with the operator's arguments, which launches the kernels."""
+    shapes = [tuple(int(dim) for dim in each.ty.shape) for each in function.params]
+    parameters = [
+        f"p{at}: T.Buffer({shape}, '{dtype}')" for at, (shape, dtype) in enumerate(zip(shapes, dtypes, strict=False))
+    ]
+    lines = [f"T.func_attr({{'global_symbol': '{symbol}', 'tirx.noalias': True}})"]
+    pointers = [f"p{at}.data" for at in range(len(shapes))]
+    if source.partial_shape:
+        lines.append(f"partials = T.alloc_buffer({source.partial_shape}, '{dtypes[-1]}')")
+        pointers.append("partials.data")
+    pointers += ["T.reinterpret('handle', T.uint64(0))"] * _SCRATCH
+    for launch, kernel in zip(source.launches, kernels, strict=True):
+        size = (str(launch.programs), str(kernel.threads), str(kernel.shared_bytes))
+        lines.append(f"T.evaluate(T.call_packed('{kernel.name}', {', '.join([*pointers, *size])}))")
+    body = "\n    ".join(lines)
+    return f"@T.prim_func(s_tir=True)\ndef main({', '.join(parameters)}):\n    {body}\n"

@@ -1,0 +1,101 @@
+"""Triton's compiler, without a driver: a module's text becomes machine code, in a process that may end then."""
+
+from __future__ import annotations
+
+import importlib.util
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from fractune_core.errors import FractuneError
+from fractune_core.targets import capability
+from fractune_workers.children.triton_kernels.sources import Launch, Source
+
+INSTALL = "pip install 'fractune[triton]'"
+_POINTERS = {"float16": "*fp16", "bfloat16": "*bf16", "float32": "*fp32", "float64": "*fp64", "bool": "*i1"}
+_POINTERS |= {
+    f"{sign}int{bits}": f"*{short}{bits}" for sign, short in (("", "i"), ("u", "u")) for bits in (8, 16, 32, 64)
+}
+_ALIGNED = [["tt.divisibility", 16]]
+"""TVM aligns tensors to 64 bytes. Without the hint a GPU copies nothing asynchronously into shared memory."""
+_MODULE = "fractune_generated"
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """Machine code, and what its launch requests."""
+
+    name: str
+    cubin: bytes
+    threads: int
+    shared_bytes: int
+
+
+def is_installed() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+def load_triton() -> str:
+    """Load the compiler, and return its name with its version. Raises FractuneError where it is not installed."""
+    if not is_installed():
+        raise FractuneError(f"this machine has no Triton to build the candidate with; {INSTALL}")
+    import triton
+    import triton.compiler
+
+    return f"Triton {triton.__version__}"
+
+
+def load_module(text: str, folder: Path) -> ModuleType:
+    """A generated module. Triton reads its source, so that it lies in a file."""
+    path = folder / f"{_MODULE}.py"
+    path.write_text(text)
+    spec = importlib.util.spec_from_file_location(_MODULE, path)
+    if spec is None or spec.loader is None:
+        raise FractuneError(f"{path} cannot be imported; report this")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def compile_source(source: Source, dtypes: Sequence[str], arch: str) -> list[Kernel]:
+    """The machine code of each kernel of a module. `dtypes` are those of the pointers.
+
+    Raises whatever Triton raises.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        module = load_module(source.text, Path(folder))
+        return [_compiled(getattr(module, launch.kernel), launch, dtypes, arch) for launch in source.launches]
+
+
+def _compiled(function: Any, launch: Launch, dtypes: Sequence[str], arch: str) -> Kernel:
+    """As `triton.compile`, without its cache: no candidate is compiled twice, and where models are read no file can be
+    moved from one folder to another.
+    """
+    from triton._C.libtriton import ir
+    from triton.backends.compiler import GPUTarget, Language
+    from triton.compiler import ASTSource
+    from triton.compiler.compiler import make_backend
+
+    signature = {name: _POINTERS[dtype] for name, dtype in zip(function.arg_names, dtypes, strict=True)}
+    source = ASTSource(function, signature, attrs={(at,): _ALIGNED for at in range(len(signature))})
+    target = GPUTarget("cuda", capability(arch), 32)
+    backend = make_backend(target)
+    # Without fused multiply-add a product without tensor cores takes twice as many instructions.
+    given = {"num_warps": launch.warps, "num_stages": launch.stages, "enable_fp_fusion": True}
+    options = backend.parse_options(given)
+    context = ir.context()
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    stages: dict[str, Any] = {}
+    backend.add_stages(stages, options, Language.TRITON)
+    made = {"target": target, **vars(options)}
+    functions = backend.get_codegen_implementation(options)
+    code = source.make_ir(target, options, functions, backend.get_module_map(), context)
+    for stage in stages.values():
+        code = stage(code, made)
+    if made["global_scratch_size"] or made["profile_scratch_size"]:
+        raise FractuneError("the kernel needs scratch memory on the device; only kernels without it are launched")
+    return Kernel(made["name"], code, 32 * made["num_warps"], made["shared"])

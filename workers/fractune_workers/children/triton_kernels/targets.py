@@ -1,0 +1,39 @@
+"""What a CUDA target asks of Triton's kernels, and what it gives them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fractune_core.targets import FAST_MATH, capability
+from fractune_workers.children.triton_kernels.decisions import Problem
+from fractune_workers.children.triton_kernels.sums import Sums
+from fractune_workers.children.tvm_api.cuda_target import shared_bytes_at_launch
+
+_ARCHS = (80, 86, 89, 90, 100, 103, 120)
+
+
+def is_known(target: Any) -> bool:
+    """Whether Triton compiles for the target. From 9.0 on, its code is for one capability (`sm_90a`)."""
+    return target.kind.name == "cuda" and capability(str(target.attrs["arch"])) in _ARCHS
+
+
+def precision_of(target: Any) -> str:
+    """Of products in float32: Triton's `dot` would take TensorFloat-32 by itself, which has 10 bits."""
+    return "tf32" if FAST_MATH in target.keys else "ieee"
+
+
+def problem_of(sums: Sums, target: Any) -> Problem:
+    return Problem(
+        batch=sums.extent("batch"),
+        row=sums.extent("row"),
+        column=sums.extent("column"),
+        depth=sums.extent("depth"),
+        dtype=sums.dtype,
+        tensor_cores=sums.dtype != "float32" or precision_of(target) == "tf32",
+        shared_bytes=shared_bytes_of(target),
+    )
+
+
+def shared_bytes_of(target: Any) -> int:
+    """Shared memory that a block may request."""
+    return shared_bytes_at_launch(str(target.attrs["arch"]), int(target.attrs["max_shared_memory_per_block"]))
