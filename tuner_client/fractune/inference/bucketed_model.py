@@ -21,7 +21,7 @@ from fractune.inference.runtimes.sessions import RuntimeMissing, Session, keep_f
 from fractune.inference.runtimes.variant import held_session, open_shapes
 from fractune.inference.tvm_runtime.bound import Bound
 from fractune.inference.tvm_runtime.interface import Interface
-from fractune.inference.tvm_runtime.padding import concatenated, open_specs, real_part
+from fractune.inference.tvm_runtime.padding import concatenated, open_specs, real_part, same_rows
 from fractune.inference.tvm_runtime.tensors import open_arrays
 from fractune_core.analysis.match import How
 from fractune_core.errors import BadRequest
@@ -79,9 +79,11 @@ class BucketedModel(Model):
         self.buckets = [input_shapes(member.manifest) for member in bundle.members]
         self.bucket_sizes = [self.axes.sizes(shapes) for shapes in self.buckets]
         self._smaller: dict[int, Model] = {}
+        self._splits = False
         if split is not None:
             self._check_split(split)
-        self._splits = split is not None
+            self._check_rows()
+            self._splits = True
 
     def run(self, inputs: Mapping[str, Any], variant: str | None = None, *, slot: int | None = None) -> list[Array]:
         """The outputs for inputs of any shape up to the largest bucket, as separate arrays. Raises BadRequest for wrong
@@ -271,6 +273,26 @@ class BucketedModel(Model):
                 f"split is '{split}', and the first axis of {self.bundle.name}'s inputs and outputs is no open batch; "
                 "leave split out, or tune the model for several batches"
             )
+
+    def _check_rows(self) -> None:
+        """Raises BadRequest if rows of the largest batch have other outputs without the rows before or after them.
+
+        The first axis may be a length too, or the model may compare rows.
+        """
+        number = max(range(len(self.buckets)), key=lambda each: self.bucket_sizes[each][BATCH])
+        largest = self.bucket_sizes[number]
+        most = largest[BATCH]
+        smaller = [sizes[BATCH] for sizes in self.bucket_sizes if {**sizes, BATCH: most} == largest]
+        count = max((batch for batch in smaller if batch < most), default=most - 1)
+        inputs = self._member(number).random_inputs()
+        whole, accepted = self.run(inputs), self.padding.max_rel_difference if self.padding.proved else None
+        for rows in (slice(count), slice(most - count, most)):
+            outputs = self.run({name: array[rows] for name, array in inputs.items()})
+            if not same_rows(outputs, whole, rows, accepted or 0.0):
+                raise BadRequest(
+                    f"split is 'batch', and outputs of {self.bundle.name} depend on other rows of the batch; leave "
+                    "split out, or tune the model for a larger one"
+                )
 
     def _parts(self, inputs: Mapping[str, Any]) -> list[dict[str, Any]]:
         """The inputs in parts of the largest batch; one part if the batch is no larger."""

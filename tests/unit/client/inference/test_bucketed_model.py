@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 import fractune
@@ -17,7 +18,7 @@ from fractune_core.files.bundles import Bundle
 from tests.support.encoders import HIDDEN, inputs_of
 from tests.support.onnx_models import run_by_onnxruntime
 from tests.support.processes.forked import succeeds_in_child
-from tests.support.real_bundle import ENCODER, ENCODER_SHAPES, MEAN_OF_ALL
+from tests.support.real_bundle import ENCODER, ENCODER_SHAPES, MEAN_OF_ALL, compile_model
 
 
 def joined(encoders: Path, out: Path, model: str = ENCODER, **options: Any) -> fractune.JoinedBundle:
@@ -209,6 +210,36 @@ def test_parts_of_a_batch_need_an_open_batch(encoders: Path, bundle: fractune.Jo
     split: Any = "length"
     with pytest.raises(BadRequest, match="give 'batch' or None"):
         fractune.load(bundle, split=split)
+
+
+@pytest.mark.parametrize("reverse", [0, 1])
+def test_rows_that_depend_on_each_other_are_not_split(tmp_path: Path, reverse: int) -> None:
+    """A sum along the first axis: padding at its end leaves the real rows as they are, and parts would be wrong."""
+    nodes = [
+        onnx.helper.make_node("MatMul", ["x", "w"], ["a"]),
+        onnx.helper.make_node("CumSum", ["a", "first"], ["y"], reverse=reverse),
+    ]
+    info = onnx.helper.make_tensor_value_info
+    weights = {"w": np.eye(4, dtype="float32"), "first": np.array(0, "int64")}
+    graph = onnx.helper.make_graph(
+        nodes,
+        "sum",
+        [info("x", onnx.TensorProto.FLOAT, ["rows", 4])],
+        [info("y", onnx.TensorProto.FLOAT, ["rows", 4])],
+        [onnx.numpy_helper.from_array(array, name) for name, array in weights.items()],
+    )
+    model = tmp_path / "sum.onnx"
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8), model)
+    bundles = [
+        compile_model(model, tmp_path / f"{rows}.fractune", tuned=["cpu:1"], inputs={"x": [rows, 4]}) for rows in (2, 4)
+    ]
+    joined = fractune.join(bundles, out=tmp_path / "sum.fractune")
+    assert joined.padding.proved
+    assert fractune.load(joined).run({"x": np.ones((3, 4), "float32")})[0].shape == (3, 4)
+    with pytest.raises(
+        BadRequest, match=r"outputs of sum\.fractune depend on other rows of the batch; leave split out"
+    ):
+        fractune.load(joined, split="batch")
 
 
 def test_a_torn_joined_bundle_is_refused(bundle: fractune.JoinedBundle, tmp_path: Path) -> None:
