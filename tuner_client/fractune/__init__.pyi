@@ -63,11 +63,13 @@ from fractune.inference.session import InferenceSession as InferenceSession
 from fractune.inference.signatures import sign_bundle as sign_bundle
 from fractune.inference.signatures import verify_bundle as verify_bundle
 from fractune.inference.staged_model import StagedModel as StagedModel
+from fractune.server.job_status import Fleet as Fleet
 from fractune.server.job_status import JobStatus as JobStatus
 from fractune.server.job_status import OfferedShare as OfferedShare
 from fractune.server.job_status import OperatorMatch as OperatorMatch
 from fractune.server.job_status import OperatorStatus as OperatorStatus
 from fractune.server.job_status import ShareResult as ShareResult
+from fractune.server.job_status import WaitingWork as WaitingWork
 from fractune.server.job_status import Worker as Worker
 from fractune.text.rendering import Table as Table
 from fractune_core import __version__ as __version__

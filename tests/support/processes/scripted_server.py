@@ -50,6 +50,7 @@ class ScriptedServer(
         self.plan_requests: list[pb.MakePlanRequest] = []
         self.plans: list[pb.Plan] = []
         self.workers = [pb.Worker(name="workers/w1", role="build", host="here", pid=1)]
+        self.waiting: list[pb.WaitingWork] = []
         self.fail_with: FractuneError | None = None
         self.fail_jobs: FractuneError | None = None
         """as `fail_with`, of the list of jobs"""
@@ -200,7 +201,7 @@ class ScriptedServer(
 
     def ListWorkers(self, request: pb.ListWorkersRequest, context: Any) -> pb.ListWorkersResponse:
         self._maybe_fail(context)
-        return pb.ListWorkersResponse(workers=self.workers)
+        return pb.ListWorkersResponse(workers=self.workers, waiting=self.waiting)
 
     def ListShares(self, request: pb.ListSharesRequest, context: Any) -> pb.ListSharesResponse:
         return pb.ListSharesResponse(shares=self.offered)

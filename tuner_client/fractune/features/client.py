@@ -17,7 +17,7 @@ from fractune.features.log.match import MatchResult, answered_match, match_reque
 from fractune.local.state import default_state_dir
 from fractune.models.source import ModelSource, model_file
 from fractune.server.credentials import PLAIN, Credentials
-from fractune.server.job_status import JobStatus, OfferedShare, Worker, job_status
+from fractune.server.job_status import Fleet, JobStatus, OfferedShare, WaitingWork, Worker, job_status
 from fractune.server.rpc import CALL_TIMEOUT_S, RECONNECT_S, RpcClient
 from fractune.sessions.finding import named_server, server_address
 from fractune.sessions.running import submit
@@ -205,7 +205,13 @@ class Client:
 
     def workers(self) -> list[Worker]:
         """The live workers, by role and name."""
-        return sorted(map(partial(from_proto, Worker), self._rpc.workers()), key=lambda found: (found.role, found.name))
+        return list(self.fleet().workers)
+
+    def fleet(self) -> Fleet:
+        """The live workers, and the work that waits for them."""
+        answer = self._rpc.fleet()
+        workers = sorted(map(partial(from_proto, Worker), answer.workers), key=lambda found: (found.role, found.name))
+        return Fleet(tuple(workers), tuple(map(partial(from_proto, WaitingWork), answer.waiting)))
 
     def shares(self) -> list[OfferedShare]:
         """The available shares and their devices."""

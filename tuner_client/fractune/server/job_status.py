@@ -266,6 +266,31 @@ class Worker:
     """of a measurer: the processor it measures on"""
     granted: GrantedShare | None = None
     """of a measurer: the share that it proved"""
+    state: str = ""
+    """`busy` or `idle`; empty for workers and servers of older versions"""
+
+
+@dataclass(frozen=True)
+class WaitingWork:
+    """Work that no worker has begun."""
+
+    role: str
+    """of the workers that it waits for"""
+    share: str
+    """of the measurers that it waits for; empty for other roles"""
+    pieces: int
+    oldest_at: Annotated[float | None, In("oldest_time")] = None
+    """when the oldest piece was queued, in seconds since 1970, UTC; None if it is not known"""
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """The workers of a server, and what waits for them."""
+
+    workers: tuple[Worker, ...] = ()
+    """by role and name"""
+    waiting: tuple[WaitingWork, ...] = ()
+    """by role and share; empty from servers of older versions"""
 
 
 @dataclass(frozen=True)

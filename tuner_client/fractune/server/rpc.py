@@ -314,7 +314,11 @@ class RpcClient:
                 draft.unlink(missing_ok=True)
 
     def workers(self) -> list[pb.Worker]:
-        return list(self._call(self._fleet.ListWorkers, pb.ListWorkersRequest()).workers)
+        return list(self.fleet().workers)
+
+    def fleet(self) -> pb.ListWorkersResponse:
+        answer: pb.ListWorkersResponse = self._call(self._fleet.ListWorkers, pb.ListWorkersRequest())
+        return answer
 
     def shares(self) -> list[pb.OfferedShare]:
         """The available shares."""

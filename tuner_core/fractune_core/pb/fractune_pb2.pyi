@@ -2799,12 +2799,15 @@ class Worker(_message.Message):
     DEVICE_FIELD_NUMBER: _builtins.int
     GRANTED_FIELD_NUMBER: _builtins.int
     VERSIONS_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """workers/{worker}"""
     role: _builtins.str
     """"compile", "tune", "build" or "measure"."""
     host: _builtins.str
     pid: _builtins.int
+    state: _builtins.str
+    """"busy" or "idle"; empty for workers of older versions."""
     @_builtins.property
     def start_time(self) -> _timestamp_pb2.Timestamp: ...
     @_builtins.property
@@ -2826,10 +2829,11 @@ class Worker(_message.Message):
         device: Global___Device | None = ...,
         granted: Global___GrantedShare | None = ...,
         versions: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        state: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "granted", b"granted", "start_time", b"start_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "granted", b"granted", "host", b"host", "name", b"name", "pid", b"pid", "role", b"role", "start_time", b"start_time", "versions", b"versions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "granted", b"granted", "host", b"host", "name", b"name", "pid", b"pid", "role", b"role", "start_time", b"start_time", "state", b"state", "versions", b"versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2851,20 +2855,58 @@ class ListWorkersRequest(_message.Message):
 Global___ListWorkersRequest: _TypeAlias = ListWorkersRequest  # noqa: Y015
 
 @_typing.final
+class WaitingWork(_message.Message):
+    """The work in the queues of a role."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROLE_FIELD_NUMBER: _builtins.int
+    SHARE_FIELD_NUMBER: _builtins.int
+    PIECES_FIELD_NUMBER: _builtins.int
+    OLDEST_TIME_FIELD_NUMBER: _builtins.int
+    role: _builtins.str
+    share: _builtins.str
+    """Of measurers only: queues are by share."""
+    pieces: _builtins.int
+    @_builtins.property
+    def oldest_time(self) -> _timestamp_pb2.Timestamp:
+        """When the oldest piece was queued, by the clock of who queued it; absent if that is not known."""
+
+    def __init__(
+        self,
+        *,
+        role: _builtins.str = ...,
+        share: _builtins.str = ...,
+        pieces: _builtins.int = ...,
+        oldest_time: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["oldest_time", b"oldest_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["oldest_time", b"oldest_time", "pieces", b"pieces", "role", b"role", "share", b"share"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WaitingWork: _TypeAlias = WaitingWork  # noqa: Y015
+
+@_typing.final
 class ListWorkersResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     WORKERS_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def workers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Worker]: ...
+    @_builtins.property
+    def waiting(self) -> _containers.RepeatedCompositeFieldContainer[Global___WaitingWork]: ...
     def __init__(
         self,
         *,
         workers: _abc.Iterable[Global___Worker] | None = ...,
+        waiting: _abc.Iterable[Global___WaitingWork] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["waiting", b"waiting", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,4 +1,4 @@
-"""The fleet: the live workers, and the shares that they offer."""
+"""The fleet: the live workers, the work that waits for them, and the shares that they offer."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from fractune_core.pb import fractune_pb2_grpc as rpc
 from fractune_core.shares import Device, GrantedShare
 from fractune_server.transport.context import ServerContext
 from fractune_server.transport.live_workers import live_workers
+from fractune_server.transport.waiting_work import Waiting, waiting_work
 
 
 class FleetService(rpc.FleetServiceServicer):
@@ -23,7 +24,11 @@ class FleetService(rpc.FleetServiceServicer):
 
     def ListWorkers(self, request: pb.ListWorkersRequest, context: grpc.ServicerContext) -> pb.ListWorkersResponse:
         workers = live_workers(self._context.redis, self._context.secret).workers
-        return pb.ListWorkersResponse(workers=[_encode(workers[name]) for name in sorted(workers)])
+        waiting = waiting_work(self._context.redis).by_role_and_share
+        return pb.ListWorkersResponse(
+            workers=[_encode(workers[name]) for name in sorted(workers)],
+            waiting=[_encode_waiting(*key, waiting[key]) for key in sorted(waiting) if waiting[key].depth],
+        )
 
     def ListShares(self, request: pb.ListSharesRequest, context: grpc.ServicerContext) -> pb.ListSharesResponse:
         offers = live_workers(self._context.redis, self._context.secret).offers
@@ -49,4 +54,10 @@ def _encode(worker: WorkerInfo) -> pb.Worker:
         versions=worker["versions"],
         device=to_proto(Device.from_json(worker["device"]), pb.Device) if measures else None,
         granted=to_proto(GrantedShare.from_json(worker["granted"]), pb.GrantedShare) if measures else None,
+        state=worker.get("state", ""),
     )
+
+
+def _encode_waiting(role: str, share: str, waiting: Waiting) -> pb.WaitingWork:
+    oldest = None if waiting.oldest_at is None else timestamp(waiting.oldest_at)
+    return pb.WaitingWork(role=role, share=share, pieces=waiting.depth, oldest_time=oldest)

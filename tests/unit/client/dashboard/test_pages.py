@@ -8,6 +8,7 @@ import html
 import json
 import math
 import re
+import time
 from dataclasses import replace
 from html.parser import HTMLParser
 from unittest.mock import ANY
@@ -23,6 +24,7 @@ from fractune.features.matrix.table import cell_text
 from fractune.server.job_status import job_status
 from fractune_core.analysis.pairs import PairedModel
 from fractune_core.codec.messages import to_proto
+from fractune_core.codec.times import timestamp
 from fractune_core.errors import BadRequest, ServerUnreachable
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.records import VALIDATION_POLICY, Kind
@@ -115,6 +117,21 @@ def test_values_are_those_of_grpc(pages: Pages, server: ScriptedServer) -> None:
     listed = pages.data("/")
     assert [each["name"] for each in listed["jobs"]] == [job.name]
     assert [each["name"] for each in listed["workers"]] == ["workers/w1"]
+
+
+def test_what_waits_and_what_each_worker_does_is_shown(pages: Pages, server: ScriptedServer) -> None:
+    server.workers = [pb.Worker(name="workers/w1", role="measure", host="here", pid=1, state="busy")]
+    server.waiting = [
+        pb.WaitingWork(role="build", pieces=3, oldest_time=timestamp(time.time() - 90)),
+        pb.WaitingWork(role="measure", share="cpu:2", pieces=1),
+    ]
+    until(lambda: pages.data("/")["waiting"] != [])
+    (building, measuring), (worker,) = (pages.data("/")[name] for name in ("waiting", "workers"))
+    assert (building["role"], building["pieces"], worker["state"]) == ("build", 3, "busy")
+    assert (measuring["share"], measuring["oldest_at"]) == ("cpu:2", None)
+    text = Elements(pages.page("/").text).text
+    assert re.search(r"build-39\d", text), text  # 90 s and some
+    assert "busy" in text
 
 
 def test_names_of_models_workers_and_operators_are_shown_and_not_run(pages: Pages, server: ScriptedServer) -> None:

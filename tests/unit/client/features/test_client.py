@@ -184,9 +184,12 @@ def test_no_server_is_one_of_our_errors(model: Path) -> None:
 
 def test_the_fleet_and_its_shares(client: fractune.Client) -> None:
     assert client.workers() == [fractune.Worker("workers/w1", "build", "here", 1, 0.0)]
+    assert client.fleet() == fractune.Fleet(tuple(client.workers()))
     assert client.shares() == []
     offered = fractune.OfferedShare(DEVICE, granted(), 2)
     assert from_proto(fractune.OfferedShare, to_proto(offered, pb.OfferedShare)) == offered
+    waiting = fractune.WaitingWork("measure", "cpu:1", 3, 1.7e9)
+    assert from_proto(fractune.WaitingWork, to_proto(waiting, pb.WaitingWork)) == waiting
 
 
 def test_the_log_is_asked_exported_imported_and_pruned(

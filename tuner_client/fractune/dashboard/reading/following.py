@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from fractune.features.client import Client
-from fractune.server.job_status import JobStatus, OfferedShare, Worker
+from fractune.server.job_status import Fleet, JobStatus, OfferedShare
 from fractune_core.errors import FractuneError, ServerUnreachable
 
 _log = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ class Snapshot:
     """seconds since 1970, UTC"""
     jobs: tuple[JobStatus, ...] = ()
     """the newest, without their operators"""
-    workers: tuple[Worker, ...] = ()
+    fleet: Fleet = field(default_factory=Fleet)
     shares: tuple[OfferedShare, ...] = ()
     lost: str = ""
     """why the server did not answer; empty if it did. The rest is then as it was"""
@@ -45,7 +45,8 @@ class Snapshot:
     def identity(self) -> tuple[Any, ...]:
         """Another one means that something to be shown has changed."""
         jobs = tuple((each.name, each.revision) for each in self.jobs)
-        return jobs, tuple(each.name for each in self.workers), self.shares, self.lost
+        workers = tuple((each.name, each.state) for each in self.fleet.workers)
+        return jobs, workers, self.fleet.waiting, self.shares, self.lost
 
 
 @dataclass
@@ -157,12 +158,9 @@ class Follower:
         """By three calls at once: a fleet of a thousand workers takes the server a tenth of a second."""
         ask = asyncio.to_thread
         try:
-            jobs, workers, shares = await asyncio.gather(
-                ask(self.client.jobs, limit=_JOBS), ask(self.client.workers), ask(self.client.shares)
+            jobs, fleet, shares = await asyncio.gather(
+                ask(self.client.jobs, limit=_JOBS), ask(self.client.fleet), ask(self.client.shares)
             )
-            return Snapshot(self.client.address, time.time(), tuple(jobs), tuple(workers), tuple(shares))
+            return Snapshot(self.client.address, time.time(), tuple(jobs), fleet, tuple(shares))
         except FractuneError as error:
-            before = self.snapshot
-            return Snapshot(
-                before.address, before.taken_at, before.jobs, before.workers, before.shares, lost=str(error)
-            )
+            return replace(self.snapshot, lost=str(error))

@@ -8,7 +8,8 @@ from dataclasses import asdict
 from fractune.dashboard.reading.following import Snapshot
 from fractune.dashboard.views.page import Block, Cell, Page
 from fractune.dashboard.views.words import ENDED, counts_block, job_data, jobs_block, moment
-from fractune.server.job_status import JobStatus, Worker
+from fractune.server.job_status import WaitingWork, Worker
+from fractune.text.text import time_text
 from fractune_core.jobs import JobState
 from fractune_core.shares import units_text
 
@@ -20,6 +21,7 @@ def overview(seen: Snapshot) -> Page:
     failures: Counter[str] = Counter()
     for job in running:
         failures.update(job.failures)
+    workers = seen.fleet.workers
     rate = sum(job.trials_per_s for job in running if job.state is JobState.TUNING)
     return Page(
         "Overview",
@@ -29,19 +31,21 @@ def overview(seen: Snapshot) -> Page:
             "lost": seen.lost or None,
             "trials_per_s": rate,
             "jobs": [job_data(job) for job in seen.jobs],
-            "workers": [asdict(worker) for worker in seen.workers],
+            "workers": [asdict(worker) for worker in workers],
+            "waiting": [asdict(each) for each in seen.fleet.waiting],
         },
         facts=(
             ("server", Cell(seen.address)),
             ("jobs", Cell(f"{len(running)} running, {len(waiting)} waiting, {len(ended)} ended")),
-            ("workers", Cell(_roles(seen.workers))),
+            ("workers", Cell(_roles(workers))),
             ("trials a second", Cell(f"{rate:.1f}")),
         ),
         blocks=(
             jobs_block("Running", running, "no job is running; 'fractune tune' starts one"),
             jobs_block("Waiting", waiting, "no job is waiting"),
             counts_block("Failed measurements of running jobs", "cause", failures, "none failed"),
-            _workers(seen.workers, _doing(running)),
+            _waiting(seen.fleet.waiting, seen.taken_at),
+            _workers(workers),
             jobs_block("Ended", ended, "no job has ended yet", seen.jobs),
         ),
     )
@@ -52,18 +56,26 @@ def _roles(workers: tuple[Worker, ...]) -> str:
     return ", ".join(f"{count} {role}" for role, count in sorted(counts.items())) or "none"
 
 
-def _doing(running: list[JobStatus]) -> str:
-    """What the roles work for: a server does not say which worker has which piece."""
-    return ", ".join(dict.fromkeys(job.state.value for job in running)) or "idle"
-
-
-def _workers(workers: tuple[Worker, ...], doing: str) -> Block:
-    columns = (
-        *(("worker", False), ("role", False), ("host", False), ("pid", True), ("share", False), ("granted", False)),
-        *(("device", False), ("since", False)),
+def _waiting(waiting: tuple[WaitingWork, ...], now: float) -> Block:
+    columns = (("for", False), ("share", False), ("pieces", True), ("oldest waits for", True))
+    rows = tuple(
+        (
+            Cell(each.role),
+            Cell(each.share or "-"),
+            Cell(str(each.pieces)),
+            Cell("-" if each.oldest_at is None else time_text(max(0.0, now - each.oldest_at))),
+        )
+        for each in waiting
     )
-    notes = (f"phases of the running jobs: {doing}",) if workers else ()
-    return Block("Workers", columns, tuple(map(_worker_row, workers)), notes, "no worker is there; start one")
+    return Block("Work in queues", columns, rows, (), "no work waits for a worker")
+
+
+def _workers(workers: tuple[Worker, ...]) -> Block:
+    columns = (
+        *(("worker", False), ("role", False), ("now", False), ("host", False), ("pid", True), ("share", False)),
+        *(("granted", False), ("device", False), ("since", False)),
+    )
+    return Block("Workers", columns, tuple(map(_worker_row, workers)), (), "no worker is there; start one")
 
 
 def _worker_row(worker: Worker) -> tuple[Cell, ...]:
@@ -74,6 +86,7 @@ def _worker_row(worker: Worker) -> tuple[Cell, ...]:
     return (
         Cell(worker.name.removeprefix("workers/")),
         Cell(worker.role),
+        Cell(worker.state or "-"),
         Cell(worker.host),
         Cell(str(worker.pid)),
         *map(Cell, share),

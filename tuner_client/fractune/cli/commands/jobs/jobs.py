@@ -133,7 +133,8 @@ def workers(
 
 def _workers_table(found: Sequence[Worker]) -> Table:
     columns = (
-        *(Column("worker"), Column("role"), Column("host", dispensable=2), Column("pid", dispensable=3)),
+        *(Column("worker"), Column("role"), Column("now", dispensable=5)),
+        *(Column("host", dispensable=2), Column("pid", dispensable=3)),
         *(Column("share"), Column("granted", dispensable=1), Column("device", dispensable=4)),
     )
     return Table(columns, tuple(map(_worker_cells, found)))
@@ -143,7 +144,7 @@ def _worker_cells(worker: Worker) -> tuple[str, ...]:
     granted, device = worker.granted, worker.device.key if worker.device else ""
     units = f"{granted.units} of {units_text(granted.units_total, granted.unit)}" if granted else ""
     share = granted.share if granted else ""
-    return worker.name, worker.role, worker.host, str(worker.pid), share, units, device
+    return worker.name, worker.role, worker.state, worker.host, str(worker.pid), share, units, device
 
 
 def job_json(job: JobStatus) -> dict[str, Any]:
@@ -172,4 +173,5 @@ def worker_json(worker: Worker) -> dict[str, Any]:
         "started_at": worker.started_at,
         "device": worker.device.to_json() if worker.device else None,
         "granted": worker.granted.to_json() if worker.granted else None,
+        "state": worker.state,
     }

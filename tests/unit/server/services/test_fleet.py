@@ -1,0 +1,66 @@
+"""What the fleet's service says of a real Redis with made-up workers and work."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from fractune_core.codec.times import seconds
+from fractune_core.fleet import redis_names
+from fractune_core.pb import fractune_pb2 as pb
+from fractune_server.services.fleet import FleetService
+from fractune_server.store.files.blob_files import BlobStore
+from fractune_server.store.store import Store, sqlite_url
+from fractune_server.transport.context import ServerContext
+from fractune_server.transport.work_queues import WorkQueues
+from tests.support.processes.fleet_simulated import SimulatedWorker
+from tests.support.processes.made_up import DEVICE
+from tests.support.secret import SECRET
+
+
+@pytest.fixture
+def context(redis_url: str, tmp_path: Path) -> Iterator[ServerContext]:
+    store = Store(sqlite_url(tmp_path))
+    with redis.Redis.from_url(redis_url) as connection:
+        connection.flushall()
+        yield ServerContext(store, connection, BlobStore(tmp_path), SECRET)
+    store.close()
+
+
+def listed(context: ServerContext) -> pb.ListWorkersResponse:
+    asked: Any = None  # the call's context, which is not used
+    return FleetService(context).ListWorkers(pb.ListWorkersRequest(), asked)
+
+
+def enqueue(context: ServerContext, queue: str) -> None:
+    work: Any = {"task": "build", "work_id": uuid.uuid4().hex, "job": "j", "round_id": "r"}
+    WorkQueues(context.redis, SECRET).enqueue(queue, work)
+
+
+def test_waiting_work_is_by_role_and_share(context: ServerContext) -> None:
+    assert not listed(context).waiting
+    before_s = time.time()
+    for _ in range(3):
+        enqueue(context, redis_names.BUILD_QUEUE)
+    enqueue(context, redis_names.measure_queue(DEVICE.key, "cpu:2"))
+    waiting = listed(context).waiting
+    assert [(each.role, each.share, each.pieces) for each in waiting] == [("build", "", 3), ("measure", "cpu:2", 1)]
+    assert all(before_s - 1 < seconds(each.oldest_time) < time.time() + 1 for each in waiting)
+
+
+@pytest.mark.parametrize("state", ["busy", "idle"])
+def test_a_worker_says_whether_it_is_busy(context: ServerContext, state: str) -> None:
+    worker = SimulatedWorker("redis://", "measure", "measure-1", "cpu:1")
+    worker.redis.close()
+    worker.redis, worker.started_at = context.redis, time.time()
+    worker.counts.begin("measure", 0.02)
+    if state == "idle":
+        worker.counts.end("measure", 2.0, 0.5)
+    worker.register()
+    assert [each.state for each in listed(context).workers] == [state]
