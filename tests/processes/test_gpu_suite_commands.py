@@ -11,7 +11,10 @@ from benchmarks.gpu import against_stock, faults, look, matrix, noise, one_opera
 from benchmarks.gpu.part import PartFailed, Slice
 from benchmarks.gpu.table import contest
 from benchmarks.gpu.table import part as first_table
+from benchmarks.gpu.table.operations import OPERATIONS
 from benchmarks.gpu.table.simulated import rehearsed
+from benchmarks.support.models import Model, heavy, operators_of
+from fractune_workers.builder_process import BuilderProcess
 from tests.support.hardware.simulated_mps import H200
 from tests.support.real_bundle import compile_small
 
@@ -86,6 +89,23 @@ def test_there_is_no_storm(given: Slice) -> None:
 def test_the_first_table_has_no_share(given: Slice) -> None:
     with pytest.raises(PartFailed, match=REFUSED):
         first_table.run(given)
+
+
+@pytest.mark.parametrize(
+    ("number", "dtype", "is_last"), [(0, "float16", False), (1, "float16", True), (1, "float32", False)]
+)
+def test_peers_know_the_layout_of_an_operator_on_a_gpu(
+    number: int, dtype: str, tmp_path: Path, *, is_last: bool
+) -> None:
+    operation = OPERATIONS[number]
+    path = operation.save(tmp_path / "operation.onnx", dtype)
+    (heaviest,) = heavy(operators_of(Model(operation.name, path), "cuda:sm_90"), ("conv2d", "matmul"), 2)
+    builder = BuilderProcess()
+    try:
+        described = builder.learn(heaviest.workload_hash, lambda: heaviest.workload)
+    finally:
+        builder.stop()
+    assert operation.is_channels_last([shape for _, _, shape, *_ in described]) == is_last
 
 
 @pytest.mark.alone
