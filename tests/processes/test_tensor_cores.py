@@ -182,3 +182,64 @@ def compile_bundle(model: Path, traces: dict[str, str], out: Path) -> None:
     known = {"path": str(model), "inputs": {}, "target": "cuda:sm_90"}
     child.call("compile_bundle", 300, **known, variants=[variant], manifest=manifest, records=[], out=str(out))
     child.stop()
+
+
+_TF32 = """
+import sys
+from fractune_workers.children.tvm_api.keep_out import stay_off_gpus
+stay_off_gpus()
+from tvm.s_tir import Schedule, TensorIntrin
+from tvm.s_tir import meta_schedule as ms
+from fractune_workers.children.building.cuda import _generate
+from fractune_workers.children.tvm_api import intrinsics
+from fractune_workers.children.tvm_api.target import parse_target
+from fractune_workers.children.tvm_api.traces import read_workload
+intrinsics.keep_out_gpu_intrinsics()
+intrinsics._load("cuda")
+from tvm.s_tir.tensor_intrin import cuda
+from tvm.s_tir.meta_schedule.schedule_rule import MultiLevelTilingTensorCore, ReuseType
+
+def named(name, intrinsic):
+    TensorIntrin.register(name, *intrinsic)
+    return name
+
+at = (16, 16, 8, "float32")
+group = {
+    "init": named("tf32_init", cuda.get_wmma_fill_intrin(*at)),
+    "load_a": named("tf32_a", cuda.get_wmma_load_intrin(*at, "shared.dyn", False, False)),
+    "load_b": named("tf32_b", cuda.get_wmma_load_intrin(*at, "shared.dyn", True, False)),
+    "compute": named("tf32_compute", cuda.get_wmma_sync_intrin(*at, "float32", False)),
+    "store": named("tf32_store", cuda.get_wmma_store_intrin(*at, "shared.dyn")),
+}
+binds = ["blockIdx.y", "blockIdx.x", "threadIdx.y"]
+reads, writes = (ReuseType("must", [level], "shared.dyn") for level in (4, 2))
+tiling = MultiLevelTilingTensorCore([group], "SSSRRSRS", binds, 4, [1, 2, 4], reads, writes)
+target, mod = parse_target("cuda:sm_90", 1), read_workload(sys.stdin.read()).mod
+usual = ms.TuneContext(mod=mod, target=target, space_generator="cuda-tensorcore").space_generator
+rules = [tiling, *(each for each in usual.sch_rules if "MultiLevelTiling" not in str(each))]
+kept = {"postprocs": list(usual.postprocs), "mutator_probs": usual.mutator_probs}
+space = ms.space_generator.PostOrderApply(sch_rules=rules, **kept)
+context = ms.TuneContext(mod=mod, target=target, space_generator=space)
+(sketch,) = context.generate_design_space()
+for seed in range(1, 100):
+    sch = Schedule(mod, seed=seed)
+    type(sketch.trace)(sketch.trace.insts, {}).apply_to_schedule(sch, remove_postproc=True)
+    sch.enter_postproc()
+    if all(each.apply(sch) for each in context.space_generator.postprocs):
+        break
+assert "tf32_compute" in str(sch.trace)
+try:
+    with target:
+        _generate(sch.mod, target)
+    print("built")
+except Exception as error:
+    print(str(error).splitlines()[-1])
+"""
+
+
+def test_tvm_writes_no_code_for_float32_operands_on_tensor_cores() -> None:
+    """So there is no TF32. When this fails, TVM has become able to: search it, with the consent of the job."""
+    given = product(512, "float32", sums="float32")
+    done = subprocess.run([sys.executable, "-c", _TF32], input=given, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Matrix_a and matrix_b only support half or char" in done.stdout
