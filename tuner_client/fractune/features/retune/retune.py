@@ -94,10 +94,12 @@ def retune(
     done: list[Retuned] = []
     view = choose_view(progress)
     with tuning_session(state, server, checked.shares, reconnect_s) as place, view:
-        named = known_models(list(map(job_status, place.client.jobs(limit=limit))), models)
+        newest = list(map(job_status, place.client.jobs(limit=limit)))
+        named = known_models(newest, models)
         if not named:
             called = f" called {models}" if models else ""
-            raise BadRequest(f"{place.client.address} knows no model{called} that was tuned; tune one first")
+            among = f" in its newest {limit} jobs; raise --limit, or" if len(newest) >= limit else ";"
+            raise BadRequest(f"{place.client.address} knows no model{called} that was tuned{among} tune one first")
         known = [each for each in named if _is_measured(place.client, each.latest, device, tvm)]
         if not known:
             where = f"{f' on {device}' if device else ''}{f' by TVM {tvm}' if tvm else ''}"

@@ -75,7 +75,9 @@ def test_the_command_lists_the_models_and_asks_for_jobs(
     rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [each["job"] for each in rows if each["event"] == "retuned"] == [None, "jobs/j1", "jobs/j1"]
     assert main([*given, "--models", "nothing"]) == 2
-    assert "knows no model called nothing" in capsys.readouterr().err
+    assert "knows no model called nothing that was tuned; tune one first" in capsys.readouterr().err
+    assert main([*given, "--models", "nothing", "--limit", "1"]) == 2
+    assert "that was tuned in its newest 1 jobs; raise --limit, or tune one first" in capsys.readouterr().err
 
 
 def test_models_of_another_device_or_version_are_tuned_again(
