@@ -243,6 +243,12 @@ class Bundle:
         self.manifest = {**self.written, **last}
         self._folder = member_folder(len(self.members) - 1)
 
+    def is_of(self, model: Path) -> bool:
+        """Whether `model` is the file that the bundle was made from. Raises OSError."""
+        with model.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return bool(digest == self.manifest["model"]["sha256"])
+
     def read(self, entry: str) -> bytes:
         """The bytes of an entry, checked against the manifest. Raises BadBundle."""
         return b"".join(self._chunks(entry))

@@ -165,6 +165,9 @@ def test_sizes_between_shapes_are_compared_with_onnx_runtime(encoders: Path, tmp
     assert ("length 1" in found.reason and "as in ONNX Runtime, which pads nothing" in found.reason) == found.proved
     with pytest.raises(BadRequest, match=r"model .*none\.onnx: no such file; name the ONNX file"):
         fractune.join([bundle], model=tmp_path / "none.onnx")
+    other = encoders / f"{MEAN_OF_ALL if name == ENCODER else ENCODER}.onnx"
+    with pytest.raises(BadRequest, match=rf"not the file that {name}\.fractune was made from \('{name}\.onnx'\)"):
+        fractune.join([bundle], model=other)
 
 
 def test_the_number_that_pads_is_kept(encoders: Path, tmp_path: Path) -> None:

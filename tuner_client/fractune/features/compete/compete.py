@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import importlib.util
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -89,14 +88,12 @@ def _check_model(bundle: Bundle, onnx: Path) -> None:
     if onnx.exists() and not onnx.is_file():
         raise BadRequest(f"--model {onnx}: not a file; name the ONNX file that {bundle.name} was made from")
     try:
-        with onnx.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        size = onnx.stat().st_size
+        is_its_model, size = bundle.is_of(onnx), onnx.stat().st_size
     except OSError as error:
         raise BadRequest(f"--model {onnx}: cannot be read ({error.strerror})") from error
-    held = bundle.manifest["model"]
-    if digest != held["sha256"]:
-        raise BadRequest(f"--model {onnx}: not the file that {bundle.name} was made from ('{held['name']}')")
+    if not is_its_model:
+        name = bundle.manifest["model"]["name"]
+        raise BadRequest(f"--model {onnx}: not the file that {bundle.name} was made from ('{name}')")
     if size > _LARGEST_MODEL:
         raise BadRequest(f"--model {onnx}: it has {size} bytes, and a bundle can hold {_LARGEST_MODEL}")
     if "slots" in bundle.manifest or bundle.manifest.get("constants"):

@@ -62,6 +62,9 @@ def join(
     paths = [Path(bundle) for bundle in bundles]
     with contextlib.ExitStack() as opened:
         read = [opened.enter_context(contextlib.closing(Bundle(path))) for path in paths]
+        if onnx is not None and not read[0].is_of(onnx):
+            name = read[0].manifest["model"]["name"]
+            raise BadRequest(f"--model {onnx}: not the file that {read[0].name} was made from ('{name}')")
         if pad:
             _check_numbers(read[0], pad)
         if len(read) == 1 and "buckets" in read[0].manifest:
