@@ -20,7 +20,9 @@ from fractune_core.analysis.match import How
 from fractune_core.cuda.environment import MPS_PERCENTAGE
 from fractune_core.errors import BadBundle, BadRequest, FractuneError, ShareUnavailable
 from fractune_core.files.bundles import Bundle
+from fractune_core.implementations import TRITON, implementation_of
 from fractune_core.shares import Device
+from fractune_workers.children.triton_kernels.compiler import is_installed
 from fractune_workers.cuda.compilers import find_compiler
 from tests.support.hardware.cubins import cubin_arch, cubins_in
 from tests.support.hardware.simulated_cuda import Staged
@@ -93,6 +95,8 @@ def test_every_candidate_is_built_once_and_measured_at_each_share(fleet: Fleet, 
     assert {record["share"] for record in records} == set(SHARES)
     assert {json.loads(record["target"])["arch"] for record in records} == {"sm_90"}
     assert {tuple(record["versions"]) for record in records} == {("compiler",)}
+    by_triton = [implementation_of(record["trace"]) == TRITON for record in records]
+    assert any(by_triton) is is_installed(), "where Triton is installed, its kernels are measured like any other"
 
 
 def test_the_log_has_the_launch_floor_of_each_share_and_marks_what_is_near_it(
