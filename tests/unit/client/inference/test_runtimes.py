@@ -278,6 +278,17 @@ def test_another_bundle_of_that_name_does_not_get_the_times(
     assert "compared" not in Bundle(bundle).manifest
 
 
+def test_a_lost_signature_is_told(small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle = tmp_path / "m.fractune"
+    monkeypatch.setattr(compete_module, "_at_shares", lambda *_, **__: found_at("cpu:1"))
+    said: list[str] = []
+    for signature in (b"0" * 64, None):
+        with bundle.open("wb") as file:
+            Bundle(small.bundle).copy_to(file, signature)
+        compete(bundle, small.model, runtimes="onnxruntime", shares="cpu:1", progress=said.append)
+    assert said == ["m.fractune has lost its signature; sign it again (sign_bundle)"]
+
+
 def test_nothing_is_timed_for_a_folder_that_takes_no_file(small: Small, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compete_module, "_at_shares", lambda *_, **__: pytest.fail("timed"))
     with small.bundle.open("rb") as file, pytest.raises(StateUnusable, match="cannot be written"):

@@ -63,6 +63,8 @@ def compete(
         pads = _pads(opened)
         found = {member: _at_shares(path, member, contest, at, report, pads=pads) for member in members}
         _write(opened, path, onnx, found)
+        if opened.signature is not None:
+            report(f"{path.name} has lost its signature; sign it again (sign_bundle)")
     return replace(held_contests(path), shares=tuple(at))
 
 
