@@ -17,7 +17,7 @@ from fractune_core.names import UNTUNED_VARIANT, WITH_GRAPHS
 from fractune_core.shares import Device, GrantedShare
 from fractune_workers.cuda.compilers import find_compiler
 from fractune_workers.reader import reader_child
-from tests.support.hardware.counting_cuda import CAPTURED, GRAPH, LAUNCH, LOG, make_libraries
+from tests.support.hardware.launching_driver import CAPTURED, GRAPH, LAUNCH, stand_in
 
 pytestmark = [
     pytest.mark.skipif(find_compiler() is None, reason="no CUDA compiler here; `make setup` installs NVRTC"),
@@ -70,26 +70,29 @@ import tvm
 from fractune_core.shares import Share
 from fractune_workers.children.measuring.model_timing import _loaded
 from fractune_workers.children.tvm_api.processor import Processor
-path, log = map(Path, sys.argv[1:3])
-loaded = _loaded(path, Processor(tvm.cuda(0)), Share.parse(sys.argv[3]))
-print("captured", *(line for line in log.read_text().split() if line == "captured"))
+loaded = _loaded(Path(sys.argv[1]), Processor(tvm.cuda(0)), Share.parse(sys.argv[2]))
 for name, call in loaded.calls.items():
-    log.write_text("")
+    print("variant", name, file=sys.stderr, flush=True)
     call()
-    print(name, *log.read_text().split())
 """
 
 
 def launches(bundle: Path, folder: Path, share: str) -> dict[str, list[str]]:
-    """The launches of one inference after the first, by variant; and those that were captured."""
-    libraries, log = folder / "libraries", folder / "log"
-    libraries.mkdir()
-    make_libraries(libraries)
-    environ = {**os.environ, "LD_LIBRARY_PATH": str(libraries), LOG: str(log)}
-    command = [sys.executable, "-c", _RUN, str(bundle), str(log), share]
+    """The launches of one inference after the first, by variant; and those that were captured before."""
+    stand_in(folder)
+    environ = {**os.environ, "LD_LIBRARY_PATH": str(folder)}
+    command = [sys.executable, "-c", _RUN, str(bundle), share]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    return {line.split()[0]: line.split()[1:] for line in done.stdout.splitlines()}
+    first, *variants = done.stderr.split("variant ")
+    seen = {CAPTURED: [line for line in map(_kind, first.splitlines()) if line == CAPTURED]}
+    for name, *lines in map(str.splitlines, variants):
+        seen[name] = list(map(_kind, lines))
+    return seen
+
+
+def _kind(line: str) -> str:
+    return line.partition(" ")[0]
 
 
 @pytest.mark.parametrize(("share", "graphs"), [(SHARE, True), ("mps:25", True), ("green:32", False)])
@@ -102,7 +105,7 @@ def test_a_graph_is_launched_in_the_place_of_the_kernels_in_the_middle(
     plain = [LAUNCH] * PRODUCTS
     in_a_graph = {SHARE + WITH_GRAPHS: [LAUNCH, GRAPH, LAUNCH]} if graphs else {}
     captured = [CAPTURED] * (PRODUCTS - 2) if graphs else []
-    expected = {SHARE: plain, UNTUNED_VARIANT: plain, **in_a_graph, "captured": captured}
+    expected = {SHARE: plain, UNTUNED_VARIANT: plain, **in_a_graph, CAPTURED: captured}
     assert launches(bundle, tmp_path, share) == expected
 
 

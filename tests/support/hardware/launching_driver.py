@@ -1,7 +1,8 @@
 """Stand-ins for CUDA's two libraries, without a GPU: memory is the host's, and a launch is a line on stderr.
 
-TVM's own runtime runs over them. A line has the name of the kernel and the launch. With SCRATCH_AT in the environment
-it has two arguments from that place on, as pointers.
+TVM's own runtime runs over them. A line begins with LAUNCH, or with CAPTURED for a launch on the stream that is
+captured, and has the name of the kernel and the launch. With SCRATCH_AT in the environment it has two arguments from
+that place on, as pointers. The launch of a CUDA graph is a line GRAPH.
 """
 
 from __future__ import annotations
@@ -9,12 +10,15 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+LAUNCH, CAPTURED, GRAPH = "launch", "captured", "graph"
+
 _DRIVER = r"""
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 typedef struct { unsigned grid[3], block[3], shared; void *stream, *attributes; unsigned count; } Launch;
 static int module;
+extern __attribute__((weak)) void *captured_stream; /* of the runtime, where a process has loaded both */
 int cuDeviceGetName(char *name, int size, int device) { snprintf(name, size, "stand-in"); return 0; }
 int cuGetErrorName(int error, const char **text) { *text = "error"; return 0; }
 int cuGetErrorString(int error, const char **text) { *text = "error"; return 0; }
@@ -27,8 +31,9 @@ int cuModuleGetFunction(void **function, void *from, const char *name) {
   return 0;
 }
 int cuLaunchKernelEx(const Launch *launch, void *function, void **arguments, void **extra) {
-  fprintf(stderr, "launch %s blocks %u threads %u shared %u", (char *)function, launch->grid[0], launch->block[0],
-          launch->shared);
+  int captured = &captured_stream && captured_stream && launch->stream == captured_stream;
+  fprintf(stderr, "%s %s blocks %u threads %u shared %u", captured ? "captured" : "launch", (char *)function,
+          launch->grid[0], launch->block[0], launch->shared);
   const char *scratch = getenv("SCRATCH_AT"); /* the place of the first of two arguments */
   for (int at = 0; scratch && at < 2; ++at) fprintf(stderr, " %p", *(void **)arguments[atoi(scratch) + at]);
   fprintf(stderr, "\n");
@@ -36,8 +41,16 @@ int cuLaunchKernelEx(const Launch *launch, void *function, void **arguments, voi
 }
 """
 _RUNTIME = r"""
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+void *captured_stream;
+int cudaStreamBeginCapture(void *stream, int mode) { captured_stream = stream; return 0; }
+int cudaStreamEndCapture(void *stream, void **graph) { *graph = stream; captured_stream = 0; return 0; }
+int cudaGraphInstantiate(void **made, void *graph, long flags) { *made = graph; return 0; }
+int cudaGraphLaunch(void *graph, void *stream) { fputs("graph\n", stderr); return 0; }
+int cudaStreamCreate(void **stream) { *stream = malloc(1); return 0; }
+int cudaStreamCreateWithFlags(void **stream, int flags) { return cudaStreamCreate(stream); }
 int cudaGetDevice(int *device) { *device = 0; return 0; }
 int cudaSetDevice(int device) { return 0; }
 int cudaGetDeviceCount(int *count) { *count = 1; return 0; }
@@ -64,12 +77,8 @@ const char *cudaGetErrorString(int error) { return "error"; }
 """
 _NOTHING = (
     *(f"cudaEvent{name}" for name in ("Create", "Destroy", "ElapsedTime", "Record", "Synchronize")),
-    *(f"cudaGraph{name}" for name in ("Destroy", "ExecDestroy", "Instantiate", "Launch")),
-    *("cudaGetLastError", "cudaPeekAtLastError"),
-    *(
-        f"cudaStream{name}"
-        for name in ("BeginCapture", "Create", "CreateWithFlags", "Destroy", "EndCapture", "Synchronize", "WaitEvent")
-    ),
+    *(f"cudaStream{name}" for name in ("Destroy", "Synchronize", "WaitEvent")),
+    *("cudaGetLastError", "cudaGraphDestroy", "cudaGraphExecDestroy", "cudaPeekAtLastError"),
 )
 """functions that succeed and do nothing"""
 
