@@ -77,7 +77,8 @@ def check_runtimes(given: str | Sequence[str] | None) -> list[str]:
         if importlib.util.find_spec(name) is None:
             raise BadRequest(f"{name} is not installed here, and cannot compete; install it, or leave it out")
     if not names:
-        raise BadRequest(f"no other runtime is installed here; install one of {', '.join(RUNTIMES)}")
+        problem = "no other runtime is installed here; install" if given is None else "no runtime is named; name"
+        raise BadRequest(f"{problem} one of {', '.join(RUNTIMES)}")
     return list(dict.fromkeys(names))
 
 
