@@ -42,7 +42,7 @@ from fractune.features.client import Client
 from fractune.features.log.match import MatchResult
 from fractune.server.job_status import JobStatus
 from fractune_core.analysis.runtime_times import RuntimeTime
-from fractune_core.errors import BadRequest, FractuneError, NotFound, ScopeMissing, ServerUnreachable
+from fractune_core.errors import BadRequest, FractuneError, NotFound, ScopeMissing, ServerUnreachable, StateUnusable
 from fractune_core.names import Collection
 from fractune_core.records import TuningRecord
 
@@ -58,17 +58,22 @@ _STATUS = {"INVALID_ARGUMENT": 400, "NOT_FOUND": 404, "UNAUTHENTICATED": 502, "P
 """of HTTP, by that of gRPC; any other is 503"""
 
 View = Callable[[Request], Awaitable[Page]]
+Advise = Callable[[Sequence[str]], shares.Advice]
+"""The advice for these shares. Raises StateUnusable"""
 
 
 class Site:
-    """The views of one server's pages. `may_cancel`: whether its jobs may be cancelled here."""
+    """The views of one server's pages. `may_cancel`: whether its jobs may be cancelled here. `advise` reads the advice
+    that a stack on this machine follows.
+    """
 
-    def __init__(self, client: Client, guard: GuardOptions, *, may_cancel: bool) -> None:
+    def __init__(self, client: Client, guard: GuardOptions, *, may_cancel: bool, advise: Advise | None = None) -> None:
         self._client = client
         self._follower = Follower(client)
         self._forms = Forms(self._follower, self._status)
         self._guard = guard
         self._may_cancel = may_cancel
+        self._advise = advise
         self._key = secrets.token_urlsafe(32)
         """in every form: a page of another site cannot know it"""
         self._trials: dict[str, JobTrials] = {}
@@ -123,7 +128,14 @@ class Site:
 
     async def _shares(self, request: Request) -> Page:
         del request
-        return shares.shares(await self._follower.now())
+        seen = await self._follower.now()
+        if self._advise is None:
+            return shares.shares(seen, shares.ELSEWHERE)
+        offered = sorted({each.granted.share for each in seen.shares})
+        try:
+            return shares.shares(seen, await asyncio.to_thread(self._advise, offered))
+        except StateUnusable as error:
+            return shares.shares(seen, str(error))
 
     async def _job(self, request: Request) -> Page:
         name = Collection.JOBS.of(request.path_params["id"])

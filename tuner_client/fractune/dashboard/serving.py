@@ -10,7 +10,7 @@ from pathlib import Path
 
 import uvicorn
 
-from fractune.dashboard.app import Site
+from fractune.dashboard.app import Advise, Site
 from fractune.dashboard.guard import GuardOptions
 from fractune.features.client import Client
 from fractune_core.access.addresses import is_local
@@ -33,6 +33,8 @@ class PageOptions:
     insecure: bool = False
     """whoever reaches the address may read, without TLS and a token"""
     may_cancel: bool = False
+    advise: Advise | None = None
+    """of a stack on this machine"""
 
     def token(self, *, is_guarded: bool) -> str:
         """The password, empty for none. A page of a server that `is_guarded` has one even on loopback, which all users
@@ -87,7 +89,9 @@ def serve_pages(client: Client, options: PageOptions, ready: Callable[[str, str]
     token = options.token(is_guarded=client.is_guarded)
     if options.tls is not None:
         read_pair("--tls-cert", options.tls.cert, "--tls-key", options.tls.key)
-    site = Site(client, GuardOptions(is_local(options.listen), token), may_cancel=options.may_cancel)
+    site = Site(
+        client, GuardOptions(is_local(options.listen), token), may_cancel=options.may_cancel, advise=options.advise
+    )
     bound = _bound(host.strip("[]"), int(port), options.listen)
     scheme = "http" if options.tls is None else "https"
     ready(f"{scheme}://{host}:{bound.getsockname()[1]}/", "" if options.token_file else token)

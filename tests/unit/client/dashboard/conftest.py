@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from fractune.dashboard.app import Site
+from fractune.dashboard.app import Advise, Site
 from fractune.dashboard.guard import GuardOptions
 from fractune.dashboard.serving import PageServer
 from fractune.features.client import Client
@@ -63,10 +63,12 @@ class Pages:
 
 
 @contextmanager
-def serving_pages(server: ScriptedServer, *, token: str = "", may_cancel: bool = False) -> Iterator[Pages]:
+def serving_pages(
+    server: ScriptedServer, *, token: str = "", may_cancel: bool = False, advise: Advise | None = None
+) -> Iterator[Pages]:
     with socket.socket() as bound, Client(server.address) as client:
         bound.bind(("127.0.0.1", 0))
-        site = Site(client, GuardOptions(is_loopback=True, token=token), may_cancel=may_cancel)
+        site = Site(client, GuardOptions(is_loopback=True, token=token), may_cancel=may_cancel, advise=advise)
         running = PageServer(site)
         thread = threading.Thread(target=running.run, kwargs={"sockets": [bound]})
         thread.start()

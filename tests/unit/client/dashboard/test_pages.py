@@ -9,8 +9,10 @@ import json
 import math
 import re
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
+from functools import partial
 from html.parser import HTMLParser
+from pathlib import Path
 from unittest.mock import ANY
 
 import pytest
@@ -21,7 +23,9 @@ from fractune.dashboard.views.page import Cell, Page
 from fractune.dashboard.views.words import moment
 from fractune.features.matrix.cross_table import model_table
 from fractune.features.matrix.table import cell_text
-from fractune.server.job_status import job_status
+from fractune.local.noise_file import NOISE_FILE, advice_for, save_noise
+from fractune.server.job_status import OfferedShare, job_status
+from fractune_core.analysis.noise import NoiseAdvice
 from fractune_core.analysis.pairs import PairedModel
 from fractune_core.codec.messages import to_proto
 from fractune_core.codec.times import timestamp
@@ -29,7 +33,7 @@ from fractune_core.errors import BadRequest, ServerUnreachable
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.records import VALIDATION_POLICY, Kind
 from fractune_core.refusals import node_text, refusal_text
-from tests.support.client_samples import job_script, record
+from tests.support.client_samples import DEVICE, granted, job_script, record
 from tests.support.measured_pairs import measured_pair, runtime_time
 from tests.support.processes.scripted_server import ScriptedServer, serving
 from tests.unit.client.dashboard.conftest import Pages, serving_pages, until
@@ -132,6 +136,24 @@ def test_what_waits_and_what_each_worker_does_is_shown(pages: Pages, server: Scr
     text = Elements(pages.page("/").text).text
     assert re.search(r"build-39\d", text), text  # 90 s and some
     assert "busy" in text
+
+
+def test_the_advice_of_noise_is_shown_for_the_shares_of_this_machine(server: ScriptedServer, tmp_path: Path) -> None:
+    server.offered = [
+        to_proto(OfferedShare(DEVICE, granted(share), 1), pb.OfferedShare) for share in ("cpu:1", "cpu:2")
+    ]
+    advice = NoiseAdvice(2, 1.4, builds_beside=True, tau=0.93, regret=0.012, measured_at=1.7e9)
+    save_noise(tmp_path / NOISE_FILE, DEVICE.key, "cpu:1", advice)
+    with serving_pages(server, advise=partial(advice_for, tmp_path)) as pages:
+        assert pages.data("/shares")["advice"] == {"cpu:1": asdict(advice)}
+        text = Elements(pages.page("/shares").text).text
+        assert "cpu:121.4x of the fastest0.931.2 %yes" in text
+        assert "cpu:211.25x of the fastest---not yet: the default" in text
+        (tmp_path / NOISE_FILE).write_text("torn")
+        until(lambda: "is damaged; delete it" in pages.page("/shares").text)
+    with serving_pages(server) as pages:
+        assert pages.data("/shares")["advice"] is None
+        assert "it lies in the state folder of each machine" in pages.page("/shares").text
 
 
 def test_names_of_models_workers_and_operators_are_shown_and_not_run(pages: Pages, server: ScriptedServer) -> None:

@@ -1,26 +1,71 @@
-"""The shares that a fleet offers."""
+"""The shares that a fleet offers, and how it measures at them."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 
 from fractune.dashboard.reading.following import Snapshot
 from fractune.dashboard.views.page import Block, Cell, Page
+from fractune.dashboard.views.words import moment
 from fractune.server.job_status import OfferedShare
+from fractune_core.analysis.noise import DEFAULT_MARGIN, NoiseAdvice
 from fractune_core.shares import units_text
 
+ELSEWHERE = "it lies in the state folder of each machine; 'fractune dashboard --state' shows that of this one"
+"""why the pages of a server have no advice"""
 
-def shares(seen: Snapshot) -> Page:
+
+Advice = Mapping[str, NoiseAdvice | None]
+"""of `fractune noise`, by share; None where it has not measured"""
+
+
+def shares(seen: Snapshot, advice: Advice | str) -> Page:
+    """A text in place of the `advice` says why it is not known."""
     columns = (
         *(("share", False), ("granted", False), ("proved", False), ("device", False), ("cores or SMs", True)),
         *(("cache", True), ("measurers", True)),
     )
     return Page(
         "Shares",
-        {"server": seen.address, "lost": seen.lost or None, "shares": [asdict(each) for each in seen.shares]},
+        {
+            "server": seen.address,
+            "lost": seen.lost or None,
+            "shares": [asdict(each) for each in seen.shares],
+            "advice": None
+            if isinstance(advice, str)
+            else {share: asdict(each) for share, each in advice.items() if each is not None},
+        },
         blocks=(
             Block("Offered now", columns, tuple(map(_row, seen.shares)), empty="no measurer is there; start a worker"),
+            _advice_block(advice),
         ),
+    )
+
+
+def _advice_block(advice: Advice | str) -> Block:
+    columns = (
+        *(("share", False), ("measurers at a time", True), ("longer timing within", True)),
+        *(("rank agreement (tau)", True), ("loss of the winner", True), ("builds beside", False), ("measured", False)),
+    )
+    if isinstance(advice, str):
+        return Block("Advice of fractune noise", columns, (), empty=advice)
+    rows = tuple(_advice_row(share, each) for share, each in advice.items())
+    return Block("Advice of fractune noise", columns, rows, empty="no share is offered")
+
+
+def _advice_row(share: str, advice: NoiseAdvice | None) -> tuple[Cell, ...]:
+    if advice is None:
+        default = f"{DEFAULT_MARGIN:g}x of the fastest"
+        return (Cell(share), Cell("1"), Cell(default), Cell("-"), Cell("-"), Cell("-"), Cell("not yet: the default"))
+    return (
+        Cell(share),
+        Cell(str(advice.measurers)),
+        Cell(f"{advice.margin:g}x of the fastest"),
+        Cell("-" if advice.tau is None else f"{advice.tau:.2f}"),
+        Cell("-" if advice.regret is None else f"{advice.regret * 100:.1f} %"),
+        Cell("yes" if advice.builds_beside else "no"),
+        moment(advice.measured_at),
     )
 
 

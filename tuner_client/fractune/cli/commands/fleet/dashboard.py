@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +11,9 @@ import typer
 
 from fractune.cli import options
 from fractune.features.client import Client
+from fractune.local.noise_file import advice_for
 from fractune.local.programs import require
+from fractune.sessions.finding import named_server, state_folder
 from fractune.sessions.session import server_session
 from fractune_core.access.tls_files import TlsFiles
 from fractune_core.errors import BadRequest
@@ -51,4 +54,6 @@ def dashboard(
             password = f" with the password {token}" if token else ""
             typer.echo(json.dumps(said) if as_json else f"{address} shows {client.address}{password}; Ctrl-C stops it")
 
-        serve_pages(client, PageOptions(listen, tls, page_token_file, insecure, allow_cancel), ready)
+        is_here = named_server(place.state, place.server) is None
+        advise = partial(advice_for, state_folder(place.state)) if is_here else None
+        serve_pages(client, PageOptions(listen, tls, page_token_file, insecure, allow_cancel, advise), ready)
