@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import logging
 import os
@@ -103,14 +104,26 @@ def main(args: Sequence[str] | None = None) -> int:
 
 
 def _run_all(args: Sequence[str]) -> int:
-    """Run the command line, or those of a job's file one after the other. A failure of one does not end the others."""
-    command = typer.main.get_command(build_app(args[0] if args else ""))
-    return max([_coded(partial(_run, command, line), line.place) for line in expanded(args)], default=0)
+    """Run the command line, or those of a job's file one after the other. A failure of one does not end the others, but
+    none begins if an option of one is wrong.
+    """
+    command: Any = typer.main.get_command(build_app(args[0] if args else ""))
+    lines = expanded(args)
+    of_models = [line for line in lines if line.job is not None]
+    wrong = max([_coded(partial(_parse, command, line), line.place) for line in of_models], default=0)
+    return wrong or max(_coded(partial(_run, command, line), line.place) for line in lines)
+
+
+def _parse(command: Any, line: Line) -> int:
+    name, *options = line.args
+    with contextlib.suppress(typer.Exit):  # after --help
+        command.commands[name].make_context(name, options)
+    return 0
 
 
 def _run(command: Any, line: Line) -> int:
     with output_that_may_close():
-        line.announce()
+        line.begin()
         code = command(args=line.args, prog_name="fractune", standalone_mode=False)
     return code if isinstance(code, int) else 0
 

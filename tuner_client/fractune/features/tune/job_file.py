@@ -22,7 +22,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
@@ -72,14 +72,18 @@ class Line:
     """of the model in the file, from 1"""
     models: int = 0
     """in the file"""
+    hours: Hours | None = None
+    """in which it may begin"""
 
     @property
     def place(self) -> str:
         """What errors begin with."""
         return "" if self.job is None else f"{self.job}: {self._model}: "
 
-    def announce(self) -> None:
-        """Say that the work of a model of a job's file begins."""
+    def begin(self) -> None:
+        """Wait for the hours, then say that the work of a model of a job's file begins."""
+        if self.hours is not None:
+            _wait(self.hours, self._model)
         if self.job is None:
             return
         if "--json" in self.args:
@@ -93,16 +97,15 @@ class Line:
         return self.args[1]
 
 
-def expanded(args: Sequence[str]) -> Iterator[Line]:
-    """The command lines of each model in the job's file, one after the other in its hours. Other options of the command
-    line come after those of the file, and replace those of the same name. A command line without `--job` is itself.
+def expanded(args: Sequence[str]) -> list[Line]:
+    """The command lines of each model in the job's file. Other options of the command line come after those of the
+    file, and replace those of the same name. A command line without `--job` is itself.
 
-    Raises BadRequest, before the first model, for a file that is not as the top of this module shows.
+    Raises BadRequest for a file that is not as the top of this module shows.
     """
     words = [part for word in args for part in (word.split("=", 1) if word.startswith(f"{OPTION}=") else [word])]
     if words[:1] != [_COMMAND] or OPTION not in words:
-        yield Line(args)
-        return
+        return [Line(args)]
     place = words.index(OPTION)
     if place + 1 == len(words):
         raise BadRequest(f"{OPTION} needs a file; write {OPTION} job.toml")
@@ -111,10 +114,7 @@ def expanded(args: Sequence[str]) -> Iterator[Line]:
     for model, *_ in lines:
         if not Path(model).is_file():
             raise BadRequest(f"{path.name}: {model}: no such file; models are relative to {path.name}")
-    for number, line in enumerate(lines, 1):
-        if hours is not None:
-            _wait(hours, line[0])
-        yield Line([_COMMAND, *line, *others], path, number, len(lines))
+    return [Line([_COMMAND, *line, *others], path, at, len(lines), hours) for at, line in enumerate(lines, 1)]
 
 
 def read_job(path: Path, replaced: Collection[str] = ()) -> tuple[list[list[str]], Hours | None]:

@@ -77,7 +77,22 @@ def test_lists_on_the_command_line_replace_those_of_the_file(tmp_path: Path, key
 def test_a_model_that_is_not_there_is_named_before_the_first_is_tuned(tmp_path: Path) -> None:
     path = job_file(tmp_path, "[[models]]\nfile = 'a.onnx'\n[[models]]\nfile = 'gone.onnx'")
     with pytest.raises(BadRequest, match=r"gone\.onnx: no such file; models are relative to job\.toml"):
-        next(iter(expanded(["tune", "--job", str(path)])))
+        expanded(["tune", "--job", str(path)])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [("trails = 4", "No such option: --trails"), ("minutes = 'many'", "'many' is not a number")],
+)
+def test_a_wrong_option_of_a_model_is_named_before_the_first_is_tuned(
+    tmp_path: Path, server: ScriptedServer, capsys: pytest.CaptureFixture[str], wrong: str, says: str
+) -> None:
+    path = job_file(tmp_path, f"{TWO}\n{wrong}")
+    assert main(["tune", "--job", str(path), "--server", server.address, "--detach"]) == BadRequest.exit_code
+    assert server.specs == []
+    error = capsys.readouterr().err
+    assert f"fractune: {path}: {tmp_path / 'deep' / 'b.onnx'}: " in error
+    assert says in error
 
 
 def test_the_file_may_stand_behind_an_equals_sign(tmp_path: Path) -> None:
