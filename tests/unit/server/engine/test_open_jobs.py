@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
-import redis
 
 from fractune_core.fleet.blobs import get_signed_blob, has_blob, put_blob
 from fractune_core.fleet.marks import CANCELLED, DONE, is_marked, mark
@@ -28,9 +25,7 @@ from fractune_server.engine.open_jobs import OpenJobs
 from fractune_server.engine.publish import PublishPhase
 from fractune_server.engine.rounds import Rounds
 from fractune_server.scheduler.fair_queue import FairQueue
-from fractune_server.store.files.blob_files import BlobStore
 from fractune_server.store.models import IngestedModel, IngestKey
-from fractune_server.store.store import Store, sqlite_url
 from fractune_server.store.stored_job import Round, StoredJob, StoredOperator
 from fractune_server.transport.context import ServerContext
 from fractune_server.transport.outgoing import send_model, send_workload
@@ -41,15 +36,6 @@ from tests.support.secret import SECRET
 
 MODEL, OTHER = "a" * 64, "b" * 64
 OPERATORS = 50
-
-
-@pytest.fixture
-def context(redis_url: str, tmp_path: Path) -> Iterator[ServerContext]:
-    with redis.Redis.from_url(redis_url) as connection:
-        connection.flushall()
-        store = Store(sqlite_url(tmp_path))
-        yield ServerContext(store, connection, BlobStore(tmp_path), SECRET)
-        store.close()
 
 
 def new_rounds(context: ServerContext) -> Rounds:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import time
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -33,15 +32,6 @@ from tests.support.samples import validation
 from tests.support.secret import SECRET
 
 REDIS_ROUND_TRIPS, SQL_QUERIES = 3, 2
-
-
-@pytest.fixture
-def context(redis_url: str, tmp_path: Path) -> Iterator[ServerContext]:
-    store = Store(sqlite_url(tmp_path))
-    with redis.Redis.from_url(redis_url) as connection:
-        connection.flushall()
-        yield ServerContext(store, connection, BlobStore(tmp_path), SECRET)
-    store.close()
 
 
 def scrape(context: ServerContext) -> str:

@@ -4,33 +4,19 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-import redis
 
 from fractune_core.codec.times import seconds
 from fractune_core.fleet import redis_names
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_server.services.fleet import FleetService
-from fractune_server.store.files.blob_files import BlobStore
-from fractune_server.store.store import Store, sqlite_url
 from fractune_server.transport.context import ServerContext
 from fractune_server.transport.work_queues import WorkQueues
 from tests.support.processes.fleet_simulated import SimulatedWorker
 from tests.support.processes.made_up import DEVICE
 from tests.support.secret import SECRET
-
-
-@pytest.fixture
-def context(redis_url: str, tmp_path: Path) -> Iterator[ServerContext]:
-    store = Store(sqlite_url(tmp_path))
-    with redis.Redis.from_url(redis_url) as connection:
-        connection.flushall()
-        yield ServerContext(store, connection, BlobStore(tmp_path), SECRET)
-    store.close()
 
 
 def listed(context: ServerContext) -> pb.ListWorkersResponse:

@@ -1,0 +1,24 @@
+"""What the parts of a server share: a real Redis, and a store of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+
+from fractune_server.store.files.blob_files import BlobStore
+from fractune_server.store.store import Store, sqlite_url
+from fractune_server.transport.context import ServerContext
+from tests.support.secret import SECRET
+
+
+@pytest.fixture
+def context(redis_url: str, tmp_path: Path) -> Iterator[ServerContext]:
+    """Redis is empty at first."""
+    store = Store(sqlite_url(tmp_path))
+    with redis.Redis.from_url(redis_url) as connection:
+        connection.flushall()
+        yield ServerContext(store, connection, BlobStore(tmp_path), SECRET)
+    store.close()
