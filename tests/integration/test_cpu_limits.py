@@ -159,6 +159,7 @@ finally:
 """
 
 
+@pytest.mark.long
 def test_a_whole_model_is_timed_under_a_limit_with_each_number_of_threads(tmp_path: Path) -> None:
     if len(ALLOWED) < 2:
         pytest.skip("this machine has one core")

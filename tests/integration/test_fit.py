@@ -66,7 +66,7 @@ def test_a_bundle_is_timed_with_its_variants(folder: Path) -> None:
         fractune.fit(folder / "small.fractune", 5, 0.5, inputs={"x": [1, 4, 16, 16]}, progress=False)
 
 
-@pytest.mark.parametrize("file", ["small.onnx", "small.fractune"])
+@pytest.mark.parametrize("file", [pytest.param("small.onnx", marks=pytest.mark.long), "small.fractune"])
 def test_a_limit_is_verified_for_real(folder: Path, monkeypatch: pytest.MonkeyPatch, file: str) -> None:
     """The model takes some 20 us, so the smallest limit keeps half a second."""
     if lacks := LimitCgroups().lacks():

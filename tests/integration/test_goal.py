@@ -40,6 +40,7 @@ def goal_options(folder: Path, *more: str, share: str = "cpu:1") -> list[str]:
     return ["--shares", share, "--until-beats", "onnxruntime", *where, *more]
 
 
+@pytest.mark.long
 def test_it_ends_when_the_peer_is_beaten(tmp_path: Path) -> None:
     told = events(tune_until_beaten(tmp_path))
     goals = [event for event in told if event["event"] == "goal"]
