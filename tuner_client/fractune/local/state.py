@@ -20,6 +20,8 @@ STATE = "FRACTUNE_STATE"
 """the environment variable that names the folder in place of an option"""
 SOCKET_PATH_BYTES = 107
 """longest path of a Unix socket (the kernel's sun_path, less its closing zero)"""
+_PREFIX, _SHORTEST = "fractune-", "/tmp"  # noqa: S108  the folder that is made in it is this user's alone
+"""of temporary folders, and the place for one where TMPDIR is too long as well"""
 _PROBE_BYTES = 1 << 16
 """written to detect a full disk: before anything starts, and when a part has ended"""
 
@@ -146,9 +148,15 @@ def _unusable(path: Path, error: OSError) -> StateUnusable:
 def socket_dir(folder: StackFolder, longest_name: str) -> Iterator[Path]:
     """A folder for Unix sockets: in the state folder, or a temporary one when that path is too long."""
     inside = folder.path / "run"
-    if len(os.fsencode(inside / longest_name)) <= SOCKET_PATH_BYTES:
+    if _fits(inside / longest_name):
         inside.mkdir(exist_ok=True, mode=0o700)
         yield inside
         return
-    with tempfile.TemporaryDirectory(prefix="fractune-") as short:
+    usual = tempfile.gettempdir()
+    parent = usual if _fits(Path(usual, f"{_PREFIX}12345678", longest_name)) else _SHORTEST
+    with tempfile.TemporaryDirectory(prefix=_PREFIX, dir=parent) as short:
         yield Path(short)
+
+
+def _fits(socket: Path) -> bool:
+    return len(os.fsencode(socket)) <= SOCKET_PATH_BYTES

@@ -7,6 +7,7 @@ import os
 import stat
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,18 @@ def test_sockets_go_to_a_short_folder_when_the_state_path_is_too_long(tmp_path: 
         assert near == tmp_path / "run"
     deep = tmp_path / ("x" * 100)
     with socket_dir(StackFolder(deep), "redis.sock") as short:
+        assert len(os.fsencode(short / "redis.sock")) <= SOCKET_PATH_BYTES
+        assert stat.S_IMODE(short.stat().st_mode) == 0o700
+    assert not short.exists()
+
+
+def test_sockets_are_short_where_the_folder_of_temporary_files_is_long_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = tmp_path / ("d" * 100)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    with socket_dir(StackFolder(long), "redis.sock") as short:
         assert len(os.fsencode(short / "redis.sock")) <= SOCKET_PATH_BYTES
         assert stat.S_IMODE(short.stat().st_mode) == 0o700
     assert not short.exists()
