@@ -104,14 +104,10 @@ class CoreLocks:
             yield MeasurementSlot(len(self._other_marks()))
 
     @contextlib.contextmanager
-    def measuring_on(self, gpu: str, claim: Claim, cores: Iterable[int]) -> Iterator[MeasurementSlot]:
-        """Hold `claim` of the GPU (its UUID), and `cores`, from which its kernels are launched."""
-        with self.measuring_in(GpuSlots(self.directory, gpu), claim, cores) as slot:
-            yield slot
-
-    @contextlib.contextmanager
-    def measuring_in(self, slots: GpuSlots, claim: Claim, cores: Iterable[int]) -> Iterator[MeasurementSlot]:
-        """As `measuring_on`, in the slots of a GPU; a measurer's own ones may keep the claim (`GpuTurns`)."""
+    def measuring_on(self, slots: GpuSlots, claim: Claim, cores: Iterable[int]) -> Iterator[MeasurementSlot]:
+        """Hold `claim` in the slots of a GPU, and `cores`, from which its kernels are launched. A measurer's own slots
+        may keep the claim (`GpuTurns`).
+        """
         with contextlib.ExitStack() as held:
             start = time.perf_counter()
             # The GPU first: waiting for it must not keep a CPU measurement off the cores.

@@ -67,6 +67,8 @@ class HeldClaim:
 
     def __init__(self, claim: Claim, folder: Path) -> None:
         self.claim = claim
+        self.is_new = True
+        """whether nothing has been measured under it"""
         self.path = folder / f"claim-{uuid.uuid4().hex}"
         self._file = self.path.open("x")
         lock(self._file)
@@ -112,12 +114,15 @@ class GpuSlots:
     @contextlib.contextmanager
     def _slot(self, held: HeldClaim) -> Iterator[MeasurementSlot]:
         """The time of one measurement under a claim."""
-        noted_before = len(held.noted())
-        slot = MeasurementSlot(len(self._claims()) - 1)
+        noted = held.noted()
+        # The first begins where the claim was placed: others may have come since.
+        slot = MeasurementSlot(noted[0] if held.is_new else len(self._claims()) - 1)
+        began = 0 if held.is_new else len(noted)
+        held.is_new = False
         try:
             yield slot
         finally:
-            slot.co_runners = max([slot.co_runners, *held.noted()[noted_before:]])
+            slot.co_runners = max([slot.co_runners, *held.noted()[began:]])
 
     # Only the process in the turnstile places a claim, removes one of another process, or writes into one.
 

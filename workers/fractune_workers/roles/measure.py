@@ -188,7 +188,7 @@ class Measurer(Role):
         locks, cores = self._context.core_locks, self._context.cores
         if self._turns is None:
             return locks.measuring(cores)
-        return locks.measuring_in(self._turns, ALONE if alone else claim_of(self._granted), cores)
+        return locks.measuring_on(self._turns, ALONE if alone else claim_of(self._granted), cores)
 
     def _batch(self, work: MeasureWork) -> ArtifactBatch:
         """The artifacts that were built, their signatures checked. Raises NotFound or Unsigned."""

@@ -31,10 +31,10 @@ CLAIMS = {
 _HOLD = """
 import sys
 from pathlib import Path
-from fractune_workers.locks.gpu_slots import Claim
+from fractune_workers.locks.gpu_slots import Claim, GpuSlots
 from fractune_workers.locks.core_locks import CoreLocks
 folder, gpu, group, units, total = Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4]), int(sys.argv[5])
-with CoreLocks(folder, 8).measuring_on(gpu, Claim(group, units, total), [0]) as slot:
+with CoreLocks(folder, 8).measuring_on(GpuSlots(folder, gpu), Claim(group, units, total), [0]) as slot:
     print("in", slot.co_runners, flush=True)
     sys.stdin.read()
 print("out", slot.co_runners, flush=True)
@@ -145,6 +145,19 @@ def test_a_validation_is_not_overtaken_by_trials_that_would_fit(arrive: Arrive, 
 def test_instances_measure_side_by_side(arrive: Arrive) -> None:
     seven = [arrive("instance") for _ in range(7)]
     assert sorted(each.co_runners() for each in seven) == list(range(7))
+
+
+def test_who_comes_before_a_measurement_has_begun_counts_at_its_end(tmp_path: Path) -> None:
+    slots, others = GpuSlots(tmp_path, GPU), GpuSlots(tmp_path, GPU)
+    held, other = slots.hold(CLAIMS["instance"]), others.hold(CLAIMS["instance"])
+    with slots._slot(held) as slot:
+        assert slot.co_runners == 0
+    assert slot.co_runners == 1
+    other.close()
+    with slots._slot(held) as slot:  # the next one under the same claim
+        assert slot.co_runners == 0
+    assert slot.co_runners == 0
+    held.close()
 
 
 def test_beside_the_claim_of_another_version_nothing_fits(arrive: Arrive, tmp_path: Path) -> None:

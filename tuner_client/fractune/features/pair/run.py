@@ -263,11 +263,11 @@ def time_rounds(both: CoLocation, rounds: int, report_line: Callable[[str], None
 def _device_of(arrangement: Arrangement, gpu_uuid: str | None) -> contextlib.AbstractContextManager[Any]:
     """Locks on everything that the arrangement runs on."""
     from fractune_workers.locks.core_locks import CoreLocks, default_lock_dir
-    from fractune_workers.locks.gpu_slots import ALONE
+    from fractune_workers.locks.gpu_slots import ALONE, GpuSlots
 
     locks = CoreLocks(default_lock_dir())
     if gpu_uuid is not None:
-        return locks.measuring_on(gpu_uuid, ALONE, [])
+        return locks.measuring_on(GpuSlots(locks.directory, gpu_uuid), ALONE, [])
     return locks.measuring({core for placement in arrangement.placements for core in placement.cores})
 
 
