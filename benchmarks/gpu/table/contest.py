@@ -135,7 +135,7 @@ def _hold(
 
 def _whole_contestants(processor: Processor, share: str, bundle: str, model: str) -> dict[str, Any]:
     from benchmarks.gpu.table.whole import MODEL_PEERS
-    from fractune.inference.comparing.agreement import rounding
+    from fractune.inference.tvm_runtime.tensors import rounding
     from fractune_workers.children.measuring.loops import call_of
     from fractune_workers.children.measuring.model_timing import load_variant, outputs_of, weights_of
     from fractune_workers.children.tvm_api.arrays import random_args

@@ -16,7 +16,19 @@ from benchmarks.gpu.table.operations import Operation
 from benchmarks.gpu.table.part import Table, filled
 from fractune_workers.gpu.nvml import Gpu
 
-_GPU = Gpu(0, "GPU-simulated", "a simulated GPU", (9, 0), 1, 1 << 30, "0", "0", False, False, 0)  # noqa: FBT003
+_GPU = Gpu(
+    0,
+    "GPU-simulated",
+    "a simulated GPU",
+    (9, 0),
+    1,
+    1 << 30,
+    "0",
+    "0",
+    exclusive=False,
+    mig=False,
+    mig_instances_at_most=0,
+)
 TABLE = Table(
     operations=(
         Operation("simulated_product", "made up", (64, 96), (96, 48)),

@@ -1,4 +1,4 @@
-"""Pages that answer a form: what they compute is computed here, beside the reader and not in the server."""
+"""Pages that answer a form. They are computed in this process, so the server has no work with them."""
 
 from __future__ import annotations
 

@@ -21,8 +21,8 @@ from fractune.inference.runtimes.sessions import RuntimeMissing, Session, keep_f
 from fractune.inference.runtimes.variant import held_session, open_shapes
 from fractune.inference.tvm_runtime.bound import Bound
 from fractune.inference.tvm_runtime.interface import Interface
-from fractune.inference.tvm_runtime.padding import concatenated, open_specs, real_part, same_rows
-from fractune.inference.tvm_runtime.tensors import open_arrays
+from fractune.inference.tvm_runtime.padding import concatenated, open_specs, real_part
+from fractune.inference.tvm_runtime.tensors import differences, open_arrays, rounding
 from fractune_core.analysis.match import How
 from fractune_core.errors import BadRequest
 from fractune_core.files.buckets import BATCH, Buckets, OpenAxes, Padding, input_shapes, sizes_text
@@ -285,10 +285,11 @@ class BucketedModel(Model):
         smaller = [sizes[BATCH] for sizes in self.bucket_sizes if {**sizes, BATCH: most} == largest]
         count = max((batch for batch in smaller if batch < most), default=most - 1)
         inputs = self._member(number).random_inputs()
-        whole, accepted = self.run(inputs), self.padding.max_rel_difference if self.padding.proved else None
+        whole = self.run(inputs)
+        allowed = max(rounding(whole), (self.padding.max_rel_difference or 0.0) if self.padding.proved else 0.0)
         for rows in (slice(count), slice(most - count, most)):
             outputs = self.run({name: array[rows] for name, array in inputs.items()})
-            if not same_rows(outputs, whole, rows, accepted or 0.0):
+            if differences(outputs, [output[rows] for output in whole])[1] > allowed:
                 raise BadRequest(
                     f"split is 'batch', and outputs of {self.bundle.name} depend on other rows of the batch; leave "
                     "split out, or tune the model for a larger one"
@@ -312,4 +313,4 @@ def _text(inputs: Any) -> str:
 
 def _shape_text(value: Any) -> str:
     shape = getattr(value, "shape", None)
-    return f"of type {type(value).__name__}, which is no array" if shape is None else str(list(shape))
+    return f"is a Python {type(value).__name__}" if shape is None else str(list(shape))

@@ -123,10 +123,10 @@ def test_a_forked_child_runs_all_buckets(model: BucketedModel) -> None:
         (inputs_of(17), r"ids \[1, 17\], mask \[1, 17\] is above encoder\.fractune's largest bucket: .*split='batch'"),
         (inputs_of(8, 3), r"is above encoder\.fractune's largest bucket: it has batch 1, length 8; .* tune the model"),
         ({"ids": inputs_of(8)["ids"]}, r"the model takes ids int64\[None, None\], mask .*; given: ids \[1, 8\]"),
-        ({**inputs_of(8), "more": 1}, r"given: .*, more of type int, which is no array"),
+        ({**inputs_of(8), "more": 1}, r"given: .*, more is a Python int"),
         (
             {**inputs_of(8), "ids": [[1, 2]]},
-            r"given: ids of type list, which is no array, mask \[1, 8\]",
+            r"given: ids is a Python list, mask \[1, 8\]",
         ),
         ({"ids": inputs_of(8)["ids"], "mask": inputs_of(9)["mask"]}, "input 'mask' has the shape .* length is 8"),
         ({name: each[0] for name, each in inputs_of(8).items()}, r"given: ids \[8\], mask \[8\]"),

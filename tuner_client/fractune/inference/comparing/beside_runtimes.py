@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from fractune.inference.comparing.agreement import rounding
-from fractune.inference.comparing.interleaved import Times, differences, time_interleaved
+from fractune.inference.comparing.interleaved import Times, time_interleaved
 from fractune.inference.model import Model
 from fractune.inference.runtimes.sessions import Session, open_session, settings_of
 from fractune.inference.runtimes.variant import input_order, open_shapes
+from fractune.inference.tvm_runtime.tensors import differences, rounding
 from fractune_core.analysis.slowdown_ci import Slowdown, slowdown
 from fractune_core.errors import FractuneError
 from fractune_core.files.compared import OURS, Compared, Runtime, Timed

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from fractune.inference.choosing.variants import VariantChoice
-from fractune.inference.comparing.interleaved import differences, time_interleaved
+from fractune.inference.comparing.interleaved import time_interleaved
 from fractune.inference.loading import load
 from fractune.inference.model import Model
+from fractune.inference.tvm_runtime.tensors import differences
 from fractune_core.analysis.slowdown_ci import Slowdown, slowdown
 from fractune_core.errors import BadRequest
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fractune.inference.tvm_runtime.tensors import Array
+    pass
 
 PAUSE_S = 0.02
 """between the answer to one paced request and the next request"""
@@ -102,19 +102,3 @@ def _time_paced(call: Callable[[], Any]) -> float:
         spent += time.perf_counter() - start
         calls += 1
     return spent / calls
-
-
-def differences(outputs: Sequence[Array], reference: Sequence[Array]) -> tuple[float, float]:
-    """Largest absolute difference, and the same over the reference's largest value; infinite for NaN."""
-    import numpy as np
-
-    absolute = relative = 0.0
-    for output, wanted in zip(outputs, reference, strict=True):
-        out, ref = output.astype("float64"), wanted.astype("float64")
-        if not np.array_equal(np.isfinite(out), np.isfinite(ref)):
-            return float("inf"), float("inf")
-        finite = np.isfinite(ref)
-        largest = float(np.abs(out[finite] - ref[finite]).max(initial=0.0))
-        scale = float(np.abs(ref[finite]).max(initial=0.0)) or 1.0
-        absolute, relative = max(absolute, largest), max(relative, largest / scale)
-    return absolute, relative

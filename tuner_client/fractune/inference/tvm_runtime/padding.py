@@ -24,10 +24,6 @@ def open_specs(specs: Sequence[TensorSpec], axes: Mapping[str, Sequence[str | No
     ]
 
 
-_HALF, _HALF_ROUNDING, _ROUNDING = ("float16", "bfloat16"), 2e-2, 1e-3
-"""differences of outputs, over the largest value, that are rounding"""
-
-
 def padded(specs: Sequence[TensorSpec], inputs: Mapping[str, Any], pad: Mapping[str, float]) -> dict[str, Array]:
     """The inputs with the shapes of `specs`: what is missing at the end of an axis is the input's number in `pad`, else
     0. Raises BadRequest for inputs of other types, and for those that do not lie in memory of the CPU.
@@ -72,18 +68,3 @@ def concatenated(parts: Sequence[Sequence[Array]]) -> list[Array]:
     import numpy as np
 
     return [np.concatenate(outputs) for outputs in zip(*parts, strict=True)]
-
-
-def same_rows(outputs: Sequence[Array], whole: Sequence[Array], rows: slice, accepted: float) -> bool:
-    """Whether `outputs` are those rows of the outputs of a whole batch, up to rounding or to `accepted`: a difference
-    over the largest value.
-    """
-    import numpy as np
-
-    for output, wanted in zip(outputs, whole, strict=True):
-        found, reference = output.astype("float64"), wanted[rows].astype("float64")
-        largest = float(np.abs(reference[np.isfinite(reference)]).max(initial=0.0)) or 1.0
-        allowed = max(accepted, _HALF_ROUNDING if str(output.dtype) in _HALF else _ROUNDING)
-        if not np.allclose(found, reference, rtol=0, atol=allowed * largest, equal_nan=True):
-            return False
-    return True

@@ -1,4 +1,4 @@
-"""Inputs and outputs: their specifications, and conversion of arrays to tensors and back."""
+"""Inputs and outputs: their specifications, conversion of arrays to tensors and back, and how far outputs differ."""
 
 from __future__ import annotations
 
@@ -25,6 +25,9 @@ _DEFAULT_STREAM = 1
 waits"""
 _KINDS_OF_DLPACK = "fiub"
 """NumPy's kinds of types that its DLPack knows; other types of models (bfloat16) pass as bytes"""
+_HALF_ROUNDING = {"float16": 2e-2, "bfloat16": 2e-2}
+_ROUNDING = 1e-3
+"""largest differences that are rounding, over the largest value of an output: by type, and of other types"""
 
 
 @dataclass(frozen=True)
@@ -264,3 +267,24 @@ def _random_array(rng: np.random.Generator, spec: TensorSpec) -> Array:
     if spec.dtype.startswith(("float", "bfloat")):
         return rng.uniform(0.1, 1.0, size=shape).astype(dtype)
     return rng.integers(0, 2, size=shape).astype(dtype)
+
+
+def rounding(outputs: Sequence[Array]) -> float:
+    """The largest difference that counts as rounding, over the largest value of an output."""
+    return max((_HALF_ROUNDING.get(str(output.dtype), _ROUNDING) for output in outputs), default=_ROUNDING)
+
+
+def differences(outputs: Sequence[Array], reference: Sequence[Array]) -> tuple[float, float]:
+    """Largest absolute difference, and the same over the reference's largest value; infinite for NaN."""
+    import numpy as np
+
+    absolute = relative = 0.0
+    for output, wanted in zip(outputs, reference, strict=True):
+        out, ref = output.astype("float64"), wanted.astype("float64")
+        if not np.array_equal(np.isfinite(out), np.isfinite(ref)):
+            return float("inf"), float("inf")
+        finite = np.isfinite(ref)
+        largest = float(np.abs(out[finite] - ref[finite]).max(initial=0.0))
+        scale = float(np.abs(ref[finite]).max(initial=0.0)) or 1.0
+        absolute, relative = max(absolute, largest), max(relative, largest / scale)
+    return absolute, relative

@@ -18,13 +18,14 @@ from fractune.features.fuse.slots_text import apart_text, slots_text
 from fractune.inference.bucketed_model import BucketedModel
 from fractune.inference.choosing.variants import VariantChoice
 from fractune.inference.comparing.beside import Beside, time_beside
-from fractune.inference.comparing.interleaved import PACED, Times, differences, time_interleaved, time_single_calls
+from fractune.inference.comparing.interleaved import PACED, Times, time_interleaved, time_single_calls
 from fractune.inference.comparing.onnxruntime_model import EXACT, NAME
 from fractune.inference.cpu.share import confine
 from fractune.inference.gpu.share import confine_gpu
 from fractune.inference.loading import load
 from fractune.inference.model import Model
 from fractune.inference.tvm_runtime.array_files import array_names, read_inputs, write_arrays
+from fractune.inference.tvm_runtime.tensors import differences
 from fractune.text.text import common_unit, factor_text, time_text
 from fractune_core.analysis.cpu_limits.limits import threads_text
 from fractune_core.analysis.match import DEFAULT_POLICY, Policy
