@@ -57,7 +57,7 @@ def _convolutions() -> list[dict[str, Any]]:
 
 
 def _rounds(child: Child, operator: dict[str, Any], rounds: tuple[int, ...]) -> list[dict[str, float]]:
-    """The first rounds of a search, each of which learns from the one before it."""
+    """The first rounds of a search. Each learns from the round before it."""
     name = {"workload_hash": operator["workload_hash"], "target_key": operator["target_key"]}
     opening = {"workload": operator["workload"], "target": operator["target"], "seed": 0}
     child.call("open", _CALL_S, **name, **opening, history=[], transferred=[])

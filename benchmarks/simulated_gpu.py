@@ -126,7 +126,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, help="of each case")
     parser.add_argument("--part", choices=PARTS, help="one question only")
     args = parser.parse_args()
-    logging.disable(logging.WARNING)  # of each measurer: there is no GPU whose clock could be read
+    logging.disable(logging.WARNING)  # each measurer would warn that it finds no GPU to read the clock of
     secs = args.seconds or (2.0 if args.quick else 40.0)
     rows: dict[str, dict[str, Any]] = {}
     for part in [args.part] if args.part else PARTS:

@@ -144,7 +144,7 @@ def test_candidates_may_request_more_memory_than_a_kernel_has_statically(
 def test_copies_are_asynchronous_by_the_decision_of_a_candidate(
     candidates: list[list[tuple[str, bytes]]], operator: int
 ) -> None:
-    """A copy of two bytes at a time is not, whatever was decided: there is no such instruction."""
+    """No instruction copies two bytes asynchronously, so such a copy has none even where it was decided."""
     found = {True: 0, False: 0}
     for trace, archive in candidates[operator][1:]:
         found[ASYNC_COPIES in trace] += sum(

@@ -126,7 +126,7 @@ def test_a_cpu_has_no_launch_floor_and_no_mark(
 
 
 def _bound(value: Any) -> list[bool | None]:
-    """All that is told as `launch_bound`, however deep."""
+    """The values of all fields `launch_bound`, at any depth."""
     if isinstance(value, list):
         return [bound for each in value for bound in _bound(each)]
     if not isinstance(value, dict):
