@@ -284,8 +284,12 @@ ROOMS = {
     "fractune_workers.children.triton_kernels.kernels": room("triton"),
     "fractune_workers.children.searching": child_room(
         "fractune_workers.children.layouts",
+        "fractune_workers.children.searching.spaces",
         "fractune_workers.children.triton_kernels",
         "fractune_workers.children.tvm_api",
+    ),
+    "fractune_workers.children.searching.spaces": child_room(
+        "fractune_workers.children.layouts", "fractune_workers.children.tvm_api"
     ),
     "fractune_workers.children.building": child_room(
         "fractune_workers.children.triton_kernels",

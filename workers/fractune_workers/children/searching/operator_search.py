@@ -14,10 +14,10 @@ import tvm_ffi
 from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.meta_schedule.search_strategy import EvolutionarySearch
 
-from fractune_workers.children.searching.async_copies import with_async_copies
 from fractune_workers.children.searching.decisions import SurrogateModel, features_of
-from fractune_workers.children.searching.first_candidates import first_candidates
-from fractune_workers.children.searching.space import space_for
+from fractune_workers.children.searching.spaces.async_copies import with_async_copies
+from fractune_workers.children.searching.spaces.first_candidates import first_candidates
+from fractune_workers.children.searching.spaces.space import space_for
 from fractune_workers.children.searching.transfer import seeds
 from fractune_workers.children.searching.trials import Trials
 from fractune_workers.children.tvm_api.intrinsics import load_intrinsics

@@ -16,7 +16,7 @@ from typing import Any
 import tvm_ffi
 
 from fractune_core.records import UNTUNED
-from fractune_workers.children.searching.sketches import AT_ROOT, CATEGORICAL, TILE, Sketch, applied, sketches_of
+from fractune_workers.children.searching.spaces.sketches import AT_ROOT, CATEGORICAL, TILE, Sketch, applied, sketches_of
 
 _OF_NEIGHBOURS = frozenset({
     "GetSBlock", "GetLoops", "GetConsumers", "GetProducers", "GetChildBlocks",

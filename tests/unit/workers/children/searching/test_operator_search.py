@@ -11,7 +11,7 @@ from tvm import te, topi
 from fractune_core.implementations import DIRECT
 from fractune_workers.children.importing.passes import Operator, _operator
 from fractune_workers.children.searching.child import SearcherChild
-from fractune_workers.children.searching.sketches import sketches_of
+from fractune_workers.children.searching.spaces.sketches import sketches_of
 from fractune_workers.children.searching.transfer import adapt
 from fractune_workers.children.searching.trials import Fastest, Trial
 from fractune_workers.children.tvm_api.target import parse_target

@@ -15,8 +15,8 @@ from fractune_core.implementations import WINOGRAD2, WINOGRAD4
 from fractune_workers.children.fusing.fuse import fused
 from fractune_workers.children.importing.passes import extract, prepare
 from fractune_workers.children.layouts.implementations import order_of, own_arguments, repacked
-from fractune_workers.children.searching.first_candidates import first_candidates
 from fractune_workers.children.searching.operator_search import OperatorSearch
+from fractune_workers.children.searching.spaces.first_candidates import first_candidates
 from fractune_workers.children.tvm_api.target import vector_unit
 from fractune_workers.children.tvm_api.traces import args_of, read_trace, read_workload
 from tests.unit.workers.children.layouts.networks import Network, network

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fractune_workers.children.searching.sketches import MISFITS
+from fractune_workers.children.searching.spaces.sketches import MISFITS
 
 
 def inline_epilogue(sch: Any, output: Any) -> None:

@@ -12,7 +12,7 @@ from tvm import relax
 
 from fractune_workers.children.importing.passes import extract, prepare
 from fractune_workers.children.searching.operator_search import OperatorSearch
-from fractune_workers.children.searching.rows import row_shape
+from fractune_workers.children.searching.spaces.rows import row_shape
 from fractune_workers.children.tvm_api.traces import args_of, read_trace, read_workload
 from tests.unit.workers.children.layouts.networks import Network, network
 

@@ -11,8 +11,8 @@ import tvm
 from tvm import relax
 
 from fractune_workers.children.importing.passes import Operator, extract, prepare
-from fractune_workers.children.searching.first_candidates import MOST, first_candidates
 from fractune_workers.children.searching.operator_search import OperatorSearch
+from fractune_workers.children.searching.spaces.first_candidates import MOST, first_candidates
 from fractune_workers.children.tvm_api.target import vector_unit
 from fractune_workers.children.tvm_api.traces import args_of, read_trace, read_workload
 from tests.unit.workers.children.layouts.networks import Network, network

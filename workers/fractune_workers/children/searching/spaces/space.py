@@ -7,9 +7,9 @@ from typing import Any
 import tvm
 from tvm.s_tir import meta_schedule as ms
 
-from fractune_workers.children.searching import integers, rows, winograd
-from fractune_workers.children.searching.accumulators import FitsRegisters
-from fractune_workers.children.searching.shared_memory import FitsSharedMemory
+from fractune_workers.children.searching.spaces import integers, rows, winograd
+from fractune_workers.children.searching.spaces.accumulators import FitsRegisters
+from fractune_workers.children.searching.spaces.shared_memory import FitsSharedMemory
 from fractune_workers.children.tvm_api.intrinsics import prepare_tensor_cores
 from fractune_workers.children.tvm_api.target import vector_unit
 

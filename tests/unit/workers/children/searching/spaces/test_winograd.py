@@ -11,9 +11,9 @@ import tvm
 from tvm import relax
 
 from fractune_workers.children.importing.passes import extract, prepare
-from fractune_workers.children.searching.first_candidates import first_candidates
 from fractune_workers.children.searching.operator_search import OperatorSearch
-from fractune_workers.children.searching.winograd import first_tiles, is_winograd
+from fractune_workers.children.searching.spaces.first_candidates import first_candidates
+from fractune_workers.children.searching.spaces.winograd import first_tiles, is_winograd
 from fractune_workers.children.tvm_api.target import vector_unit
 from fractune_workers.children.tvm_api.traces import args_of, read_trace, read_workload
 from tests.unit.workers.children.layouts.networks import Network, network

@@ -7,7 +7,7 @@ from math import prod
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fractune_workers.children.searching.register_tiles import Extents, Tiling, tilings
+from fractune_workers.children.searching.spaces.register_tiles import Extents, Tiling, tilings
 
 AVX2, AVX512 = 16, 32
 VECTOR_BYTES = 32

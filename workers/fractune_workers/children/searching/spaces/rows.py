@@ -15,8 +15,8 @@ from typing import Any
 from tvm.s_tir import Schedule
 from tvm.s_tir import meta_schedule as ms
 
-from fractune_workers.children.searching.register_tiles import divisors
-from fractune_workers.children.searching.sketches import MISFITS
+from fractune_workers.children.searching.spaces.register_tiles import divisors
+from fractune_workers.children.searching.spaces.sketches import MISFITS
 
 _SPATIAL = 0
 """TVM's number for an axis that is not reduced"""

@@ -1,0 +1,1 @@
+"""Design spaces of operators, limits of their samples, and the first candidates in them."""
