@@ -240,6 +240,7 @@ ROOMS = {
         "fractune_workers.children.importing.limits",
         "fractune_workers.children.layouts",
         "fractune_workers.children.rewriting",
+        "fractune_workers.children.rewriting.simplifying",
         "fractune_workers.children.tvm_api",
         lazily=("fractune_workers.children.importing.onnx_models", "torch"),
     ),
@@ -268,6 +269,7 @@ ROOMS = {
         "fractune_workers.children.rewriting",
     ),
     "fractune_workers.children.rewriting": child_room(),
+    "fractune_workers.children.rewriting.simplifying": child_room("fractune_workers.children.rewriting"),
     "fractune_workers.children.recurrent": child_room(
         "fractune_workers.children.rewriting", "fractune_workers.children.tvm_api"
     ),

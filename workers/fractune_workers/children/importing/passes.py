@@ -23,7 +23,7 @@ from fractune_workers.children.layouts.plan import planned
 from fractune_workers.children.rewriting import indexing, row_kernels, single_numbers, transcendental
 from fractune_workers.children.rewriting.concats import CONCAT, kept, settled
 from fractune_workers.children.rewriting.lookups import looked_up
-from fractune_workers.children.rewriting.simplify import simplify
+from fractune_workers.children.rewriting.simplifying.simplify import simplify
 from fractune_workers.children.tvm_api.arrays import element_bytes
 from fractune_workers.children.tvm_api.traces import Workload, write_workloads
 

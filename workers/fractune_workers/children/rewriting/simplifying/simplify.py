@@ -17,7 +17,6 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from fractune_workers.children.rewriting import composites, flat_rows, lines, quantization
 from fractune_workers.children.rewriting.expressions import (
     ELEMENTWISE,
     operator_of,
@@ -26,7 +25,8 @@ from fractune_workers.children.rewriting.expressions import (
     shape_of,
     used_once,
 )
-from fractune_workers.children.rewriting.simplifier import Array, Rule, Simplifier
+from fractune_workers.children.rewriting.simplifying import composites, flat_rows, lines, quantization
+from fractune_workers.children.rewriting.simplifying.simplifier import Array, Rule, Simplifier
 
 _PAIRWISE = {"sum": relax.op.add, "max": relax.op.maximum, "min": relax.op.minimum}
 _CHANNELS = 1

@@ -13,7 +13,7 @@ from typing import Any
 from tvm import relax
 
 from fractune_workers.children.rewriting.expressions import is_constant, shape_of
-from fractune_workers.children.rewriting.simplifier import Simplifier
+from fractune_workers.children.rewriting.simplifying.simplifier import Simplifier
 
 _FLAT_RANK = 2
 

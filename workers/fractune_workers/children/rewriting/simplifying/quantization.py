@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
-from fractune_workers.children.rewriting.simplifier import Array, Simplifier
+from fractune_workers.children.rewriting.simplifying.simplifier import Array, Simplifier
 
 _FLOAT = "float32"
 _COUNTED = frozenset({"int8", "uint8", "int16", "uint16"})
