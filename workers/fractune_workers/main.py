@@ -27,7 +27,7 @@ from fractune_core.fleet.redis_names import GREETING_KEY, PROTOCOL
 from fractune_core.fleet.signed_messages import check_greeting, seal_worker
 from fractune_core.fleet.signing import Unsigned
 from fractune_core.fleet.worker_entries import FleetFacts, drop_entry, fleet_facts, put_entry
-from fractune_core.host.sandbox import hide_memory
+from fractune_core.host.sandboxing.sandbox import hide_memory
 from fractune_core.share_kinds import CPU
 from fractune_workers.context import WorkerContext
 from fractune_workers.entry import REDIS_LOST, WorkHandler, end, redis_lost

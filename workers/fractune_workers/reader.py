@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fractune_core.host.memory import model_memory_bytes
-from fractune_core.host.sandbox import Sandbox
+from fractune_core.host.sandboxing.sandbox import Sandbox
 from fractune_workers.child import Child
 
 _WORKERS = str(Path(__file__).parent)

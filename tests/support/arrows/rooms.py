@@ -33,7 +33,19 @@ GRPC_STUBS = "fractune_core.pb.fractune_pb2_grpc"
 CORE = tuple(
     f"fractune_core{name}"
     for name in (
-        *("", ".access", ".analysis", ".codec", ".cuda", ".files", ".fleet", ".host", ".planning", ".tir"),
+        *(
+            "",
+            ".access",
+            ".analysis",
+            ".codec",
+            ".cuda",
+            ".files",
+            ".fleet",
+            ".host",
+            ".host.sandboxing",
+            ".planning",
+            ".tir",
+        ),
         ".analysis.cpu_limits",
         ".errors",
         ".tracing",
@@ -96,6 +108,7 @@ ROOMS = {
     "fractune_core.files": room(*WORDS),
     "fractune_core.fleet": room(*WORDS, "fractune_core.access"),
     "fractune_core.host": room(),
+    "fractune_core.host.sandboxing": room("fractune_core.host"),
     # Who calls it has TVM.
     "fractune_core.tir": room(lazily=("tvm", "tvm_ffi")),
     # OpenTelemetry is of the extra `trace`.
@@ -176,7 +189,7 @@ ROOMS = {
         "rq",
     ),
     "fractune_workers.child": room(*CORE),
-    "fractune_workers.scratch_dir": room("fractune_core.host", "fractune_workers.locks"),
+    "fractune_workers.scratch_dir": room("fractune_core.host.sandboxing", "fractune_workers.locks"),
     "fractune_workers.reader": room(*CORE, "fractune_workers.child"),
     "fractune_workers.work_counts": room(*CORE),
     "fractune_workers.meter": room(*CORE),

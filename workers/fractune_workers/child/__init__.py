@@ -30,8 +30,8 @@ from fractune_core.host.limits import (
     own_peak_bytes,
     spent_s,
 )
-from fractune_core.host.sandbox import Sandbox, plain_environment, without_secrets
-from fractune_core.host.strangers_files import empty_dir
+from fractune_core.host.sandboxing.sandbox import Sandbox, plain_environment, without_secrets
+from fractune_core.host.sandboxing.strangers_files import empty_dir
 from fractune_workers.child.errors import (
     ChildDied,
     ChildKilled,

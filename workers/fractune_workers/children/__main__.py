@@ -17,7 +17,7 @@ from typing import Any
 
 from fractune_core.errors import FractuneError, first_line
 from fractune_core.host.parent_death import die_with_parent
-from fractune_core.host.sandbox import Sandbox
+from fractune_core.host.sandboxing.sandbox import Sandbox
 from fractune_workers.child.errors import ChildDied, LimitMet, memory_met_by
 from fractune_workers.child.messages import decode, encode
 from fractune_workers.children.tvm_api.keep_out import keep_torch_out

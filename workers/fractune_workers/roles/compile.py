@@ -16,7 +16,7 @@ from fractune_core.fleet.redis_names import COMPILE_QUEUE, SERVER_STREAM, bundle
 from fractune_core.fleet.signed_messages import Refused
 from fractune_core.fleet.signing import Unsigned
 from fractune_core.host.memory import model_memory_bytes
-from fractune_core.host.strangers_files import read_strangers_file, remove_tree
+from fractune_core.host.sandboxing.strangers_files import read_strangers_file, remove_tree
 from fractune_core.names import check_file_name
 from fractune_workers.child.errors import CALL_ERRORS, CallFailed, ChildUnwanted, retry_if_killed
 from fractune_workers.context import WorkerContext

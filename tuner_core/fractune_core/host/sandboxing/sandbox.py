@@ -2,8 +2,8 @@
 other process's memory, and limits.
 
 `Sandbox.enter` skips protections that the kernel does not grant, tests each protection, and names those that are
-missing. Run as a module, `python -m fractune_core.host.sandbox FILE` prints the missing protections on this host as
-JSON, for a sandbox that is to hide the file.
+missing. `python -m fractune_core.host.sandboxing.sandbox FILE` prints the missing protections on this host as JSON, for
+a sandbox that is to hide the file.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from fractune_core.host.landlock import restrict_files
 from fractune_core.host.limits import limit_process
 from fractune_core.host.memory import usable_memory_bytes
-from fractune_core.host.syscall_filter import refuse_system_calls
+from fractune_core.host.sandboxing.landlock import restrict_files
+from fractune_core.host.sandboxing.syscall_filter import refuse_system_calls
 
 _PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 4, 38
 _CAPABILITIES_3 = 0x20080522
@@ -30,7 +30,7 @@ _READ_ANY_FILE = 0b110
 """CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH: root reads models that belong to others, where the sandbox lets it"""
 _SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/proc", "/sys", "/dev/urandom", "/dev/random", "/dev/zero")
 _SETTINGS = ("/etc/ld.so.cache", "/etc/localtime", "/etc/nsswitch.conf", "/etc/passwd", "/etc/group")
-_CORE = str(Path(__file__).parents[1])
+_CORE = str(Path(__file__).parents[2])
 _NOWHERE = "/dev/null"
 
 _KEPT = frozenset(

@@ -13,7 +13,8 @@ from fractune_core.host.memory import usable_memory_bytes
 _IMPORTS = """
 import json, os, tempfile
 from pathlib import Path
-from fractune_core.host import limits, sandbox
+from fractune_core.host import limits
+from fractune_core.host.sandboxing import sandbox
 """
 # Limits and hidden memory are nothing to root. To change the user has hidden this process's, as no exec has.
 _AS_ANY_USER = """

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fractune_core.host.strangers_files import empty_dir, read_strangers_file
+from fractune_core.host.sandboxing.strangers_files import empty_dir, read_strangers_file
 
 
 def test_a_file_is_read(tmp_path: Path) -> None:
