@@ -287,9 +287,13 @@ ROOMS = {
         "fractune_workers.children.rewriting", "fractune_workers.children.tvm_api"
     ),
     "fractune_workers.children.layouts": child_room(
+        "fractune_workers.children.layouts.kernels",
         "fractune_workers.children.recurrent",
         "fractune_workers.children.rewriting",
         "fractune_workers.children.tvm_api",
+    ),
+    "fractune_workers.children.layouts.kernels": child_room(
+        "fractune_workers.children.rewriting", "fractune_workers.children.tvm_api"
     ),
     # Triton is of the extra `triton`; `kernels` is imported by what Triton compiles alone.
     "fractune_workers.children.triton_kernels": child_room(
@@ -298,13 +302,13 @@ ROOMS = {
     ),
     "fractune_workers.children.triton_kernels.kernels": room("triton"),
     "fractune_workers.children.searching": child_room(
-        "fractune_workers.children.layouts",
+        "fractune_workers.children.layouts.kernels",
         "fractune_workers.children.searching.spaces",
         "fractune_workers.children.triton_kernels",
         "fractune_workers.children.tvm_api",
     ),
     "fractune_workers.children.searching.spaces": child_room(
-        "fractune_workers.children.layouts", "fractune_workers.children.tvm_api"
+        "fractune_workers.children.layouts.kernels", "fractune_workers.children.tvm_api"
     ),
     "fractune_workers.children.building": child_room(
         "fractune_workers.children.triton_kernels",
@@ -317,13 +321,13 @@ ROOMS = {
         "fractune_workers.children.fusing",
         "fractune_workers.children.importing",
         "fractune_workers.children.importing.onnx_graph",
-        "fractune_workers.children.layouts",
+        "fractune_workers.children.layouts.kernels",
         "fractune_workers.children.rewriting",
         "fractune_workers.children.triton_kernels",
         "fractune_workers.children.tvm_api",
     ),
     "fractune_workers.children.measuring": child_room(
-        "fractune_workers.children.layouts",
+        "fractune_workers.children.layouts.kernels",
         "fractune_workers.children.tvm_api",
         "fractune_workers.confinement",
         "fractune_workers.cuda",

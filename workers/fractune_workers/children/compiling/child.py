@@ -25,7 +25,7 @@ from fractune_workers.children.compiling.variants import compile_variants
 from fractune_workers.children.fusing.fuse import prepare_variants
 from fractune_workers.children.importing.model_file import load_variants, named
 from fractune_workers.children.importing.passes import Operator, extract
-from fractune_workers.children.layouts.implementations import IMPLEMENTATIONS
+from fractune_workers.children.layouts.kernels.implementations import IMPLEMENTATIONS
 from fractune_workers.children.triton_kernels.compiler import is_installed, load_triton
 from fractune_workers.children.triton_kernels.marks import with_marks
 from fractune_workers.children.triton_kernels.targets import is_known

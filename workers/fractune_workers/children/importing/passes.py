@@ -62,7 +62,7 @@ class Operator:
 def prepare(mod: tvm.IRModule, target: tvm.target.Target, implementation: str = "") -> tvm.IRModule:
     """Plan a Relax module's layouts, legalize and fuse it until every operator is one TIR function. Raises BadModel.
 
-    The `implementation` of this name computes the convolutions that it fits (`layouts/implementations.py`).
+    The `implementation` of this name computes the convolutions that it fits (`layouts/kernels/implementations.py`).
 
     The order matters: patterns are annotated on the legalized functions, and fusion reads them once constants are
     folded.

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
-from fractune_workers.children.layouts.blocks import Blocks, pack
+from fractune_workers.children.layouts.kernels.blocks import Blocks, pack
 from fractune_workers.children.layouts.planner import Array, Made, Planner
 from fractune_workers.children.rewriting.expressions import ELEMENTWISE, operator_of, shape_of
 

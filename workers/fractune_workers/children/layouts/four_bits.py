@@ -15,7 +15,7 @@ import numpy as np
 import tvm_ffi
 from tvm import relax, te, tirx
 
-from fractune_workers.children.layouts.four_bit_kernel import Product, laid_out, packed, tiling_for, vector_kernel
+from fractune_workers.children.layouts.kernels.four_bits import Product, laid_out, packed, tiling_for, vector_kernel
 from fractune_workers.children.layouts.planner import Array, Planner
 from fractune_workers.children.rewriting.expressions import shape_of
 from fractune_workers.children.tvm_api.target import VectorUnit

@@ -7,8 +7,8 @@ from typing import Any
 
 from tvm import relax
 
-from fractune_workers.children.layouts import kernels
-from fractune_workers.children.layouts.kernels import Window
+from fractune_workers.children.layouts.kernels import direct
+from fractune_workers.children.layouts.kernels.direct import Window
 from fractune_workers.children.layouts.planner import CHANNELS, Made, Planner, is_image
 from fractune_workers.children.rewriting.expressions import shape_of
 
@@ -33,12 +33,12 @@ def pool(planner: Planner, call: Any) -> Made:
     made = planner.blocks(shape_of(call), CHANNELS, image[2])
     options: dict[str, Any] = {"kernel": kernel, "window": Window.of(attrs), "extents": made.shape[2:]}
     if call.op.name == "relax.nn.max_pool2d":
-        return planner.kernel(kernels.max_pool2d, image[0], name="max_pool2d", **options), made
+        return planner.kernel(direct.max_pool2d, image[0], name="max_pool2d", **options), made
     # At the edges of such an image, the mean counts other elements.
     if attrs.ceil_mode or options["window"].dilation != (1, 1):
         return None
     options["of_padding"] = bool(attrs.count_include_pad)
-    return planner.kernel(kernels.avg_pool2d, image[0], name="avg_pool2d", **options), made
+    return planner.kernel(direct.avg_pool2d, image[0], name="avg_pool2d", **options), made
 
 
 def adaptive_pool(planner: Planner, call: Any) -> Made:

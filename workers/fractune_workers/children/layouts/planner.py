@@ -19,7 +19,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from fractune_core.implementations import DIRECT
 from fractune_core.names import FROM_BLOCKS, TO_BLOCKS
-from fractune_workers.children.layouts.blocks import Blocks, from_blocks, to_blocks
+from fractune_workers.children.layouts.kernels.blocks import Blocks, from_blocks, to_blocks
 from fractune_workers.children.rewriting.expressions import (
     bound_call,
     has_fixed_shapes,

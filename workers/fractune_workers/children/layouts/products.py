@@ -9,12 +9,13 @@ import numpy as np
 from tvm import relax
 
 from fractune_core.implementations import DIRECT, INT8, INT16
-from fractune_workers.children.layouts import elementwise, kernels
-from fractune_workers.children.layouts.blocks import Blocks, pack
-from fractune_workers.children.layouts.bounds import Bounds
-from fractune_workers.children.layouts.implementations import IMPLEMENTATIONS
-from fractune_workers.children.layouts.integers import INTEGERS, IntegerProduct
-from fractune_workers.children.layouts.kernels import Window, pack_groups
+from fractune_workers.children.layouts import elementwise
+from fractune_workers.children.layouts.kernels import direct
+from fractune_workers.children.layouts.kernels.blocks import Blocks, pack
+from fractune_workers.children.layouts.kernels.bounds import Bounds
+from fractune_workers.children.layouts.kernels.direct import Window, pack_groups
+from fractune_workers.children.layouts.kernels.implementations import IMPLEMENTATIONS
+from fractune_workers.children.layouts.kernels.integers import INTEGERS, IntegerProduct
 from fractune_workers.children.layouts.planner import CHANNELS, Array, Made, Planner
 from fractune_workers.children.layouts.quantized import (
     WIDE,
@@ -84,7 +85,7 @@ def _conv2d(planner: Planner, call: Any, data: Any, numbers: Array, whole: Bound
     made = planner.blocks(shape_of(call), CHANNELS)
     if groups == 1 and 2 * channels <= lanes and planner.in_blocks(data) is None:
         packed = pack(numbers, 0, lanes)
-        return planner.kernel(kernels.conv2d_first, data, relax.const(packed), name="conv2d", window=window), made
+        return planner.kernel(direct.conv2d_first, data, relax.const(packed), name="conv2d", window=window), made
     if groups == 1:
         return _dense_conv2d(planner, data, numbers, window, whole), made
     grouped = _depthwise_conv2d if group_channels == 1 and out_channels == groups else _grouped_conv2d
@@ -96,7 +97,7 @@ def _depthwise_conv2d(planner: Planner, data: Any, numbers: Array, _groups: int,
     """The value, and the number of its parts, which are those of the image."""
     image, blocks = planner.into_blocks(data, CHANNELS)
     weights = relax.const(pack(numbers[:, 0], 0, planner.lanes, parts=blocks.parts))
-    return planner.kernel(kernels.depthwise_conv2d, image, weights, name="conv2d", window=window), blocks.parts
+    return planner.kernel(direct.depthwise_conv2d, image, weights, name="conv2d", window=window), blocks.parts
 
 
 def _grouped_conv2d(planner: Planner, data: Any, numbers: Array, groups: int, window: Window) -> tuple[Any, int]:
@@ -110,7 +111,7 @@ def _grouped_conv2d(planner: Planner, data: Any, numbers: Array, groups: int, wi
         group = len(packed) // groups * lanes, packed.shape[1] * lanes
     else:
         packed, group = pack_groups(numbers, groups, lanes), (out_channels // groups, group_channels)
-    compute = partial(kernels.grouped_conv2d, group=group)
+    compute = partial(direct.grouped_conv2d, group=group)
     value = planner.kernel(compute, image, relax.const(packed), name="conv2d", window=window)
     return value, parts
 
@@ -135,7 +136,7 @@ def _dense_conv2d(planner: Planner, data: Any, numbers: Array, window: Window, w
     other = IMPLEMENTATIONS.get(planner.implementation)
     if other is not None and other.fits(window, packed.shape, (blocks.shape[2], blocks.shape[3])):
         return _own_kernel(planner, other.compute, image, other.pack(packed), name="conv2d", window=window)
-    return planner.kernel(kernels.conv2d, image, relax.const(packed), name="conv2d", window=window, whole=whole)
+    return planner.kernel(direct.conv2d, image, relax.const(packed), name="conv2d", window=window, whole=whole)
 
 
 def _integer(planner: Planner, bounds: Bounds | None, depth: int) -> IntegerProduct | None:
@@ -175,7 +176,7 @@ def matmul(planner: Planner, call: Any) -> Made:
         return None
     if packed is None:
         return None
-    return planner.kernel(kernels.matmul, data, packed, name="matmul"), planner.blocks(shape, len(shape) - 1)
+    return planner.kernel(direct.matmul, data, packed, name="matmul"), planner.blocks(shape, len(shape) - 1)
 
 
 def _packed(planner: Planner, data: Any, weight: Any) -> Any | None:
@@ -185,7 +186,7 @@ def _packed(planner: Planner, data: Any, weight: Any) -> Any | None:
     rows, other = shape_of(data), shape_of(weight)
     if len(rows) != len(other) or rows[:-2] != other[:-2] or rows[-2] < 2 * planner.lanes:
         return None
-    return planner.emit(planner.kernel(kernels.packed_columns, weight, size=planner.lanes, name="pack"))
+    return planner.emit(planner.kernel(direct.packed_columns, weight, size=planner.lanes, name="pack"))
 
 
 def _computed_matmul(planner: Planner, rows: Rows, other: Rows, shape: tuple[int, ...]) -> Made:
@@ -205,7 +206,7 @@ def _computed_matmul(planner: Planner, rows: Rows, other: Rows, shape: tuple[int
     ):
         value = planner.kernel(pairs.compute_both, rows.numbers, packed, name="matmul", attributes=TAKES_AN_EPILOGUE)
     else:
-        value = planner.kernel(kernels.matmul, rows.numbers, packed, name="matmul", whole=bounds)
+        value = planner.kernel(direct.matmul, rows.numbers, packed, name="matmul", whole=bounds)
     step = relax.const(np.array([np.float32(rows.step) * np.float32(other.step)], _FLOAT))
     return relax.op.multiply(planner.emit(value), step), planner.blocks(shape, len(shape) - 1)
 
@@ -286,7 +287,7 @@ def _sums(planner: Planner, rows: Rows, columns: Columns) -> Any:
     integer = _integer(planner, bounds, len(columns.numbers))
     if integer is not None:
         return _own_kernel(planner, integer.compute, rows.numbers, integer.pack(packed), name="matmul")
-    return planner.kernel(kernels.matmul, rows.numbers, relax.const(packed), name="matmul", whole=bounds)
+    return planner.kernel(direct.matmul, rows.numbers, relax.const(packed), name="matmul", whole=bounds)
 
 
 def _packed_columns(numbers: Array, lanes: int) -> Array:

@@ -15,7 +15,7 @@ from tvm import relax, te
 from tvm.s_tir import Schedule
 
 from fractune_workers.children.layouts import elementwise
-from fractune_workers.children.layouts.blocks import Blocks
+from fractune_workers.children.layouts.kernels.blocks import Blocks
 from fractune_workers.children.layouts.planner import Made, MadeOrPlain, Planner
 from fractune_workers.children.layouts.quantized import called
 from fractune_workers.children.rewriting.expressions import OPAQUE, operator_of, shape_of

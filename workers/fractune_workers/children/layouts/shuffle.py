@@ -7,7 +7,7 @@ from typing import Any
 from tvm import relax, te
 from tvm.s_tir import Schedule
 
-from fractune_workers.children.layouts.blocks import Blocks
+from fractune_workers.children.layouts.kernels.blocks import Blocks
 from fractune_workers.children.layouts.planner import CHANNELS, Made, Planner, is_image
 from fractune_workers.children.rewriting.expressions import OPAQUE, bound_call, shape_of
 

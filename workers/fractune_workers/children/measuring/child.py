@@ -211,7 +211,7 @@ class MeasurerChild:
 
     def _args_of(self, implementation: str) -> list[Any]:
         """The arguments for an implementation: the same tensors, except weights in another layout."""
-        from fractune_workers.children.layouts.implementations import own_arguments
+        from fractune_workers.children.layouts.kernels.implementations import own_arguments
 
         if implementation == DIRECT:
             return self._args

@@ -12,8 +12,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from fractune_core.implementations import DIRECT, INEXACT, TRITON, implementation_of, text_of, trace_of
-from fractune_workers.children.layouts.implementations import IMPLEMENTATIONS, order_of
-from fractune_workers.children.layouts.integers import INTEGERS
+from fractune_workers.children.layouts.kernels.implementations import IMPLEMENTATIONS, order_of
+from fractune_workers.children.layouts.kernels.integers import INTEGERS
 from fractune_workers.children.searching.operator_search import OperatorSearch
 from fractune_workers.children.searching.triton_search import TritonSearch
 from fractune_workers.children.tvm_api.traces import args_of

@@ -14,7 +14,7 @@ from fractune_core.errors import BadModel
 from fractune_workers.children.fusing.difference import first_difference
 from fractune_workers.children.fusing.fuse import FusedModule, fused
 from fractune_workers.children.importing.passes import extract, prepare
-from fractune_workers.children.layouts.implementations import IMPLEMENTATIONS
+from fractune_workers.children.layouts.kernels.implementations import IMPLEMENTATIONS
 from tests.unit.workers.children.layouts.networks import Array, Network, calls, network, outputs
 
 TARGET = tvm.target.Target({"kind": "llvm", "mcpu": "x86-64"})

@@ -12,7 +12,7 @@ from tvm.script import tirx as T
 from fractune_core.implementations import DIRECT
 from fractune_core.tir.positions import named_by_position, names_of
 from fractune_workers.children.importing.passes import extract, prepare, workload_hash
-from fractune_workers.children.layouts.implementations import IMPLEMENTATIONS
+from fractune_workers.children.layouts.kernels.implementations import IMPLEMENTATIONS
 from fractune_workers.children.tvm_api.target import parse_target
 from fractune_workers.children.tvm_api.traces import read_workload
 from tests.support.models_in_common import MODELS, shared_model

@@ -12,7 +12,7 @@ from onnx import helper
 
 from fractune_workers.children.importing.passes import extract, prepare
 from fractune_workers.children.layouts import four_bits
-from fractune_workers.children.layouts.four_bit_kernel import Product, laid_out, packed, tiling_for, vector_kernel
+from fractune_workers.children.layouts.kernels.four_bits import Product, laid_out, packed, tiling_for, vector_kernel
 from fractune_workers.children.searching.operator_search import OperatorSearch
 from fractune_workers.children.tvm_api.target import vector_unit
 from fractune_workers.children.tvm_api.traces import read_workload

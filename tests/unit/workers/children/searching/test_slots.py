@@ -14,7 +14,7 @@ from tvm import relax
 from fractune_core.implementations import WINOGRAD2, WINOGRAD4
 from fractune_workers.children.fusing.fuse import fused
 from fractune_workers.children.importing.passes import extract, prepare
-from fractune_workers.children.layouts.implementations import order_of, own_arguments, repacked
+from fractune_workers.children.layouts.kernels.implementations import order_of, own_arguments, repacked
 from fractune_workers.children.searching.operator_search import OperatorSearch
 from fractune_workers.children.searching.spaces.first_candidates import first_candidates
 from fractune_workers.children.tvm_api.target import vector_unit

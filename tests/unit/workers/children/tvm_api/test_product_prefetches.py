@@ -13,7 +13,7 @@ from tvm import te, tirx
 from tvm.s_tir import Schedule
 
 from fractune_core.tir.kernel_names import MATMUL
-from fractune_workers.children.layouts import kernels
+from fractune_workers.children.layouts.kernels import direct
 from fractune_workers.children.tvm_api.product_prefetches import FROM_MEMORY_BYTES, with_product_prefetches
 
 # TVM's own builder calls what TVM has deprecated.
@@ -28,7 +28,7 @@ LINE_NUMBERS = 64 // 4
 
 def scheduled(rows: int = ROWS, blocks: int = BLOCKS) -> tvm.IRModule:
     data, weights = te.placeholder((rows, DEPTH), name="x"), te.placeholder((blocks, DEPTH, LANES), name="w")
-    sch = Schedule(te.create_prim_func([data, weights, kernels.matmul(data, weights)]))
+    sch = Schedule(te.create_prim_func([data, weights, direct.matmul(data, weights)]))
     block = sch.get_sblock(MATMUL)
     row, column, lane, depth = sch.get_loops(block)
     rows_around, row = sch.split(row, [None, TILE_ROWS])

@@ -18,7 +18,7 @@ from tvm.s_tir import Schedule
 from tvm.s_tir import meta_schedule as ms
 
 from fractune_core.tir.kernel_names import COLUMNS, INTEGER_SUMS, ROWS, SUMS
-from fractune_workers.children.layouts.integers import INTEGERS
+from fractune_workers.children.layouts.kernels.integers import INTEGERS
 from fractune_workers.children.searching.spaces.epilogues import inline_epilogue
 from fractune_workers.children.searching.spaces.register_tiles import Extents, divisors, tilings
 from fractune_workers.children.searching.spaces.sketches import block_named

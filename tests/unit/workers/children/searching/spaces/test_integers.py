@@ -11,10 +11,10 @@ import tvm
 from tvm import te, topi
 
 from fractune_core.implementations import INT8, INT16
-from fractune_workers.children.layouts.blocks import pack
-from fractune_workers.children.layouts.bounds import Bounds
-from fractune_workers.children.layouts.integers import INTEGERS
-from fractune_workers.children.layouts.kernels import Window
+from fractune_workers.children.layouts.kernels.blocks import pack
+from fractune_workers.children.layouts.kernels.bounds import Bounds
+from fractune_workers.children.layouts.kernels.direct import Window
+from fractune_workers.children.layouts.kernels.integers import INTEGERS
 from fractune_workers.children.searching.operator_search import OperatorSearch
 from fractune_workers.children.tvm_api.dot_products import dot_product
 from fractune_workers.children.tvm_api.target import missing_features, vector_unit

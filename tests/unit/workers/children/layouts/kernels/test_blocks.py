@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tvm import te
 
-from fractune_workers.children.layouts.blocks import Blocks, from_blocks, pack, to_blocks
+from fractune_workers.children.layouts.kernels.blocks import Blocks, from_blocks, pack, to_blocks
 
 TARGET = tvm.target.Target({"kind": "llvm", "mcpu": "x86-64"})
 

@@ -21,7 +21,7 @@ import tvm
 from tvm import te, topi
 
 from fractune_core.tir.kernel_names import GEMM, IMAGE, IMAGE_COLUMNS, OUTPUT, OUTPUT_COLUMNS, PADDED
-from fractune_workers.children.layouts.kernels import Window
+from fractune_workers.children.layouts.kernels.direct import Window
 
 _Array = npt.NDArray[Any]
 _Sums = Callable[[Sequence[Any]], list[Any]]

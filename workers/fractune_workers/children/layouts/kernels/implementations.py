@@ -17,9 +17,9 @@ import numpy.typing as npt
 from tvm import te
 
 from fractune_core import implementations as names
-from fractune_workers.children.layouts.integers import INTEGERS
-from fractune_workers.children.layouts.kernels import Window
-from fractune_workers.children.layouts.winograd import WINOGRAD2, WINOGRAD4, Winograd
+from fractune_workers.children.layouts.kernels.direct import Window
+from fractune_workers.children.layouts.kernels.integers import INTEGERS
+from fractune_workers.children.layouts.kernels.winograd import WINOGRAD2, WINOGRAD4, Winograd
 
 _Array = npt.NDArray[Any]
 _WEIGHT_DIMS = 6
@@ -40,7 +40,7 @@ class Implementation:
     pack: Callable[[_Array], _Array]
     """its own weights, made of the direct one's"""
     compute: Callable[[te.Tensor, te.Tensor, Window], te.Tensor]
-    """the output, of an image (N, C/b, H, W, b) and its own weights: as `kernels.conv2d`"""
+    """the output, of an image (N, C/b, H, W, b) and its own weights: as `direct.conv2d`"""
     cost: Callable[[Window, tuple[int, ...], tuple[int, int]], float]
     """an estimate of the time, as the number of multiplications that take as long"""
 

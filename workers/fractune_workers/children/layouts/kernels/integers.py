@@ -18,8 +18,8 @@ from tvm import te
 
 from fractune_core.implementations import INT8, INT16
 from fractune_core.tir.kernel_names import COLUMNS, INTEGER_SUMS, ROWS, SUMS
-from fractune_workers.children.layouts.bounds import Bounds
-from fractune_workers.children.layouts.kernels import Window
+from fractune_workers.children.layouts.kernels.bounds import Bounds
+from fractune_workers.children.layouts.kernels.direct import Window
 
 _Array = npt.NDArray[Any]
 _FLOAT, _SUM = "float32", "int32"
@@ -27,7 +27,7 @@ _FLOAT, _SUM = "float32", "int32"
 
 @dataclass(frozen=True)
 class IntegerProduct:
-    """An implementation of `kernels.matmul` and `kernels.conv2d` for whole numbers."""
+    """An implementation of `direct.matmul` and `direct.conv2d` for whole numbers."""
 
     data: str
     weight: str
@@ -54,7 +54,7 @@ class IntegerProduct:
         return np.ascontiguousarray(grouped.swapaxes(-1, -2)).astype(self.weight)
 
     def compute(self, data: te.Tensor, weight: te.Tensor) -> te.Tensor:
-        """(..., M, K) float32 and weights of `pack` -> (..., M, N/b, b) float32, as `kernels.matmul`."""
+        """(..., M, K) float32 and weights of `pack` -> (..., M, N/b, b) float32, as `direct.matmul`."""
         *batch, blocks, groups, lanes, group = (int(dim) for dim in weight.shape)
         rows = self._rows(data, groups * group)
         ko, ki = te.reduce_axis((0, groups), "ko"), te.reduce_axis((0, group), "ki")
@@ -79,7 +79,7 @@ class IntegerProduct:
         return self.compute(data, te.compute((*outer, depth // self.group, lanes, self.group), number, name=COLUMNS))
 
     def convolve(self, data: te.Tensor, weight: te.Tensor, window: Window) -> te.Tensor:
-        """(N, C/b, H, W, b) float32 and weights of `pack` -> (N, K/b, Y, X, b) float32, as `kernels.conv2d`."""
+        """(N, C/b, H, W, b) float32 and weights of `pack` -> (N, K/b, Y, X, b) float32, as `direct.conv2d`."""
         out_blocks, in_blocks, height, width, groups, lanes, group = (int(dim) for dim in weight.shape)
         image = self._image(data, window)
         batch, _, rows, columns, _ = (int(dim) for dim in image.shape)

@@ -1,0 +1,1 @@
+"""Kernels over tensors in blocks, and the implementations of a kernel that compete."""
