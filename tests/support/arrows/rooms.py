@@ -248,7 +248,13 @@ ROOMS = {
         "fractune_workers.children.tvm_api",
         "fractune_workers.scratch_dir",
     ),
-    "fractune_workers.children.tvm_api": child_room("fractune_workers.cuda"),
+    "fractune_workers.children.tvm_api": child_room(
+        "fractune_workers.children.tvm_api.numerics",
+        "fractune_workers.children.tvm_api.prefetches",
+        "fractune_workers.cuda",
+    ),
+    "fractune_workers.children.tvm_api.numerics": child_room(),
+    "fractune_workers.children.tvm_api.prefetches": child_room(),
     "fractune_workers.children.importing": child_room(
         "fractune_workers.children.importing.limits",
         "fractune_workers.children.layouts",
@@ -308,11 +314,14 @@ ROOMS = {
         "fractune_workers.children.tvm_api",
     ),
     "fractune_workers.children.searching.spaces": child_room(
-        "fractune_workers.children.layouts.kernels", "fractune_workers.children.tvm_api"
+        "fractune_workers.children.layouts.kernels",
+        "fractune_workers.children.tvm_api",
+        "fractune_workers.children.tvm_api.prefetches",
     ),
     "fractune_workers.children.building": child_room(
         "fractune_workers.children.triton_kernels",
         "fractune_workers.children.tvm_api",
+        "fractune_workers.children.tvm_api.numerics",
         "fractune_workers.cuda",
         "fractune_workers.scratch_dir",
     ),
@@ -325,10 +334,13 @@ ROOMS = {
         "fractune_workers.children.rewriting",
         "fractune_workers.children.triton_kernels",
         "fractune_workers.children.tvm_api",
+        "fractune_workers.children.tvm_api.numerics",
+        "fractune_workers.children.tvm_api.prefetches",
     ),
     "fractune_workers.children.measuring": child_room(
         "fractune_workers.children.layouts.kernels",
         "fractune_workers.children.tvm_api",
+        "fractune_workers.children.tvm_api.numerics",
         "fractune_workers.confinement",
         "fractune_workers.cuda",
         "fractune_workers.gpu",

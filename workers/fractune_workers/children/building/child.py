@@ -32,9 +32,9 @@ from fractune_workers.children.building.triton_archive import build_triton_archi
 from fractune_workers.children.triton_kernels.compiler import is_installed, load_triton
 from fractune_workers.children.tvm_api.artifacts import build_object
 from fractune_workers.children.tvm_api.cuda_target import compiler_for
-from fractune_workers.children.tvm_api.half_precision import with_reference
 from fractune_workers.children.tvm_api.intrinsics import load_intrinsics, prepare_tensor_cores
 from fractune_workers.children.tvm_api.keep_out import stay_off_gpus
+from fractune_workers.children.tvm_api.numerics.half_precision import with_reference
 from fractune_workers.children.tvm_api.traces import Workload, args_of, read_trace, read_workloads
 from fractune_workers.scratch_dir import use_for_temporary_files
 

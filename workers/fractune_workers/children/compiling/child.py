@@ -30,9 +30,10 @@ from fractune_workers.children.triton_kernels.compiler import is_installed, load
 from fractune_workers.children.triton_kernels.marks import with_marks
 from fractune_workers.children.triton_kernels.targets import is_known
 from fractune_workers.children.tvm_api.dot_products import dot_products
-from fractune_workers.children.tvm_api.half_precision import operands, sums
 from fractune_workers.children.tvm_api.intrinsics import keep_out_gpu_intrinsics, load_intrinsics, prepare_tensor_cores
 from fractune_workers.children.tvm_api.keep_out import stay_off_gpus
+from fractune_workers.children.tvm_api.numerics.half_precision import operands, sums
+from fractune_workers.children.tvm_api.numerics.whole_numbers import whole_numbers
 from fractune_workers.children.tvm_api.target import (
     architecture,
     host_cpu,
@@ -44,7 +45,6 @@ from fractune_workers.children.tvm_api.target import (
 )
 from fractune_workers.children.tvm_api.traces import Workload, read_workload, write_workloads
 from fractune_workers.children.tvm_api.weights import LiftedWeights, pack_weights
-from fractune_workers.children.tvm_api.whole_numbers import whole_numbers
 
 _ANY_CORES = 1
 """Operators do not depend on the number of cores, and a trace holds the choices that follow from it"""

@@ -27,9 +27,9 @@ from fractune_workers.children.compiling.side_by_side import side_by_side
 from fractune_workers.children.importing.passes import is_scheduled
 from fractune_workers.children.triton_kernels.marks import decisions_in, is_marked, with_decisions
 from fractune_workers.children.tvm_api.artifacts import written
-from fractune_workers.children.tvm_api.convolution_prefetches import with_convolution_prefetches
 from fractune_workers.children.tvm_api.cuda_target import compiler_for
-from fractune_workers.children.tvm_api.product_prefetches import with_product_prefetches
+from fractune_workers.children.tvm_api.prefetches.convolutions import with_convolution_prefetches
+from fractune_workers.children.tvm_api.prefetches.products import with_product_prefetches
 from fractune_workers.children.tvm_api.traces import Workload, read_trace
 
 _KERNEL, _BYTECODE, _DEVICE = "kernel.o", "vm.o", "device.o"

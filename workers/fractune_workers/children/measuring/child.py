@@ -234,7 +234,7 @@ class MeasurerChild:
 
     def _in_float32(self, name: str) -> list[Any]:
         """All arguments as the kernel's float32 counterpart leaves them, in their own types; empty if it has none."""
-        from fractune_workers.children.tvm_api.half_precision import REFERENCE, UNIT_ROUNDOFFS
+        from fractune_workers.children.tvm_api.numerics.half_precision import REFERENCE, UNIT_ROUNDOFFS
 
         library = self._kernels[name].library
         if not library.implements_function(REFERENCE):

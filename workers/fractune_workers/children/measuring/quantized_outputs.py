@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from fractune_workers.children.tvm_api.arrays import LIMITS, difference
-from fractune_workers.children.tvm_api.quantizing import HIGH, QUANTIZED, SCALE, STEP
+from fractune_workers.children.tvm_api.numerics.quantizing import HIGH, QUANTIZED, SCALE, STEP
 
 MOST_TIES = 0.01
 """of the values of an output"""

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fractune_workers.children.tvm_api.half_precision import UNIT_ROUNDOFFS
+from fractune_workers.children.tvm_api.numerics.half_precision import UNIT_ROUNDOFFS
 
 _TOLERANCES = {"float32": 1e-3, "float64": 1e-6}
 """By type: a schedule may add up in another order. Other types must agree exactly."""

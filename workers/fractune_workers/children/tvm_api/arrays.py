@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import tvm
 
-from fractune_workers.children.tvm_api.half_precision import OPERAND
+from fractune_workers.children.tvm_api.numerics.half_precision import OPERAND
+from fractune_workers.children.tvm_api.numerics.quantizing import HIGH, LOW
 from fractune_workers.children.tvm_api.processor import Processor
-from fractune_workers.children.tvm_api.quantizing import HIGH, LOW
 
 LIMITS = {LOW: -128, HIGH: 127}
 """of quantized numbers, by the role of an argument"""

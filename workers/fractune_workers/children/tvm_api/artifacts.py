@@ -13,9 +13,9 @@ from typing import Any
 import tvm_ffi_orcjit
 from tvm.s_tir.meta_schedule.builder.local_builder import default_build
 
-from fractune_workers.children.tvm_api.convolution_prefetches import with_convolution_prefetches
 from fractune_workers.children.tvm_api.intrinsics import keep_out_gpu_intrinsics
-from fractune_workers.children.tvm_api.product_prefetches import with_product_prefetches
+from fractune_workers.children.tvm_api.prefetches.convolutions import with_convolution_prefetches
+from fractune_workers.children.tvm_api.prefetches.products import with_product_prefetches
 
 _MAGIC = b"!<arch>\n"
 _HEADER_BYTES = 60

@@ -16,9 +16,9 @@ from fractune_core.implementations import DIRECT, joined_workloads, parted_workl
 from fractune_core.records import UNTUNED
 from fractune_core.tir.lookups import by_position
 from fractune_core.tir.positions import Names, named_by_position, names_of
-from fractune_workers.children.tvm_api.half_precision import operands, sums
-from fractune_workers.children.tvm_api.quantizing import quantizing_roles
-from fractune_workers.children.tvm_api.whole_numbers import whole_numbers
+from fractune_workers.children.tvm_api.numerics.half_precision import operands, sums
+from fractune_workers.children.tvm_api.numerics.quantizing import quantizing_roles
+from fractune_workers.children.tvm_api.numerics.whole_numbers import whole_numbers
 
 _TYPE_PARTS = 3
 """of the description of an argument"""

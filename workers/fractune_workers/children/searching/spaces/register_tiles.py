@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from fractune_workers.children.tvm_api.product_prefetches import FROM_MEMORY_BYTES
+from fractune_workers.children.tvm_api.prefetches.products import FROM_MEMORY_BYTES
 
 MOST_BLOCKS, MOST_PIXELS = 9, 28
 _IN_FLIGHT = 8

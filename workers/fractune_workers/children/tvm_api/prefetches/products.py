@@ -17,7 +17,6 @@ import tvm_ffi
 from tvm import s_tir, tirx
 
 from fractune_core.tir.kernel_names import MATMUL
-from fractune_workers.children.tvm_api.arrays import element_bytes
 
 FROM_MEMORY_BYTES = 2**23
 """Weights from which on a product prefetches. Smaller ones may still be in the last cache from the run before, and
@@ -72,7 +71,7 @@ class _Product:
             chunk = chunk * loop.extent + loop.loop_var
         *outer, last = self.begin
         for line in range(lines):
-            offset = (chunk * lines + line) * (_LINE_BYTES // element_bytes(str(self.weights.ty.dtype)))
+            offset = (chunk * lines + line) * (_LINE_BYTES // tvm.DataType(str(self.weights.ty.dtype)).itemsize)
             address = tirx.address_of(tirx.BufferLoad(self.weights, [*outer, last + offset]))
             yield tirx.Evaluate(tirx.call_intrin("void", "tirx.prefetch", address, _READ, _KEEP, _DATA))
 
@@ -87,7 +86,7 @@ def _product_of(function: Any) -> _Product | None:
     axes = dict(zip((axis.var for axis in realize.block.iter_vars), realize.iter_values, strict=True))
     weights = realize.block.reads[-1]
     dims = [int(dim) for dim in weights.source.ty.shape]
-    width = element_bytes(str(weights.source.ty.dtype))
+    width = tvm.DataType(str(weights.source.ty.dtype)).itemsize
     if weights.source not in list(function.params) or prod(dims) * width < FROM_MEMORY_BYTES:
         return None
     indices = [_replaced(part.min, axes) for part in weights.region]

@@ -14,7 +14,7 @@ from tvm.s_tir import Schedule
 
 from fractune_core.tir.kernel_names import CONV
 from fractune_workers.children.layouts.kernels.direct import Window, conv2d
-from fractune_workers.children.tvm_api.convolution_prefetches import with_convolution_prefetches
+from fractune_workers.children.tvm_api.prefetches.convolutions import with_convolution_prefetches
 
 # TVM's own builder calls what TVM has deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:build is deprecated:DeprecationWarning")

@@ -14,7 +14,7 @@ from tvm.s_tir import Schedule
 
 from fractune_core.tir.kernel_names import MATMUL
 from fractune_workers.children.layouts.kernels import direct
-from fractune_workers.children.tvm_api.product_prefetches import FROM_MEMORY_BYTES, with_product_prefetches
+from fractune_workers.children.tvm_api.prefetches.products import FROM_MEMORY_BYTES, with_product_prefetches
 
 # TVM's own builder calls what TVM has deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:build is deprecated:DeprecationWarning")

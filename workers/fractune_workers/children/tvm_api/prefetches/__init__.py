@@ -1,0 +1,1 @@
+"""Kernels request weights before they read them: passes over scheduled convolutions and matrix products."""
