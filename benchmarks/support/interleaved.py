@@ -95,7 +95,7 @@ def open_session(share: str) -> tuple[MeasurementSession, list[int]]:
 def _build(operator: Operator, traces: Mapping[str, str], target: str) -> ArtifactBatch:
     process = BuilderProcess()
     try:
-        args_info = process.learn(operator.workload_hash, lambda: operator.workload)
+        args_info = process.learn(operator.workload_hash, target, lambda: operator.workload)
         codes = {
             name: process.build(operator.workload_hash, target, trace, _BUILD_LIMIT_CPU_S).code
             for name, trace in traces.items()

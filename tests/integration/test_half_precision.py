@@ -59,7 +59,7 @@ class Kernels:
 
     def add(self, name: str, workload: str, trace: str = UNTUNED) -> list[Any]:
         """Returns the arguments of the workload."""
-        args_info = self.builder.learn(workload, lambda: workload)
+        args_info = self.builder.learn(workload, self.target, lambda: workload)
         made = self.builder.build(workload, self.target, trace, 60)
         assert (made.status, made.cause) == (Status.OK, ""), name
         self.codes[name] = made.code

@@ -70,7 +70,7 @@ def built(request: pytest.FixtureRequest) -> Built:
     opened = {"workload": workload["json"], "target": target, "seed": 0, "history": [], "transferred": []}
     search.call("open", 120, **known, target_key=target_key(target), **opened)
     proposed = search.call("propose", 120, **known, target_key=target_key(target), count=CANDIDATES)
-    args_info = builder.learn(workload["hash"], lambda: workload["json"])
+    args_info = builder.learn(workload["hash"], target, lambda: workload["json"])
     codes = {}
     for trace in (UNTUNED, *(item["trace"] for item in proposed)):
         made = builder.build(workload["hash"], target, trace)

@@ -99,10 +99,9 @@ def traces(search: Child, operator: dict[str, Any], count: int) -> list[str]:
 
 
 def build(builder: Child, operator: dict[str, Any], trace: str, target: str = "") -> Built:
-    builder.call("learn_workload", 60, workload_hash=operator["workload_hash"], workload=operator["workload"])
-    answer: Built = builder.call(
-        "build", 120, workload_hash=operator["workload_hash"], target=target or operator["target"], trace=trace
-    )
+    known = {"workload_hash": operator["workload_hash"], "target": target or operator["target"]}
+    builder.call("learn_workload", 60, **known, workload=operator["workload"])
+    answer: Built = builder.call("build", 120, **known, trace=trace)
     return answer
 
 

@@ -102,7 +102,7 @@ def test_peers_know_the_layout_of_an_operator_on_a_gpu(
     (heaviest,) = heavy(operators_of(Model(operation.name, path), "cuda:sm_90"), ("conv2d", "matmul"), 2)
     builder = BuilderProcess()
     try:
-        described = builder.learn(heaviest.workload_hash, lambda: heaviest.workload)
+        described = builder.learn(heaviest.workload_hash, heaviest.target, lambda: heaviest.workload)
     finally:
         builder.stop()
     assert operation.is_channels_last([shape for _, _, shape, *_ in described]) == is_last

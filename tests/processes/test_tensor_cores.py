@@ -72,7 +72,7 @@ search, builder = SearcherChild(2), BuilderChild()
 def built(operator, count):
     name, workload, target, key = (operator[each] for each in ("workload_hash", "workload", "target", "key"))
     search.open(name, workload, target, key, 0, [], [])
-    builder.learn_workload(name, workload)
+    builder.learn_workload(name, workload, target)
     traces = ["", *(item["trace"] for item in search.propose(name, key, count))]
     return [[trace, builder.build(name, target, trace)] for trace in traces]
 

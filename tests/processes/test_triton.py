@@ -100,10 +100,9 @@ def ingested(model: Path, arch: str) -> list[dict[str, Any]]:
 
 def build(builder: Child, operator: dict[str, Any], decisions: dict[str, Any]) -> dict[str, Any]:
     trace = text_of(TRITON, json.dumps([{"kernel": "product/1", "split": 1, "programs": 0, **decisions}]))
-    builder.call("learn_workload", 60, workload_hash=operator["workload_hash"], workload=operator["workload"])
-    built: dict[str, Any] = builder.call(
-        "build", 120, workload_hash=operator["workload_hash"], target=operator["target"], trace=trace, limit_cpu_s=60
-    )
+    known = {"workload_hash": operator["workload_hash"], "target": operator["target"]}
+    builder.call("learn_workload", 60, **known, workload=operator["workload"])
+    built: dict[str, Any] = builder.call("build", 120, **known, trace=trace, limit_cpu_s=60)
     return built
 
 
@@ -139,10 +138,8 @@ def test_kernels_multiply_on_tensor_cores_and_copy_asynchronously(
 
 
 @pytest.mark.skipif(bool(MISSING), reason=MISSING)
-@pytest.mark.parametrize(("target", "multiplies"), [("cuda:sm_90", "FFMA"), ("cuda:sm_90+fast-math", "HGMMA")])
-def test_float32_stays_float32_unless_approximate_arithmetic_is_allowed(
-    builder: Child, target: str, multiplies: str
-) -> None:
+@pytest.mark.parametrize(("target", "multiplies"), [("cuda:sm_90+fast-math", "FFMA"), ("cuda:sm_90+tf32", "HGMMA")])
+def test_float32_stays_float32_unless_the_target_allows_tf32(builder: Child, target: str, multiplies: str) -> None:
     direct = parted_workloads(product(512, "float32", sums="float32"))[DIRECT]
     workload = joined_workloads({DIRECT: direct, TRITON: direct})
     operator = {"workload_hash": "product", "workload": workload, "target": str(parse_target(target, 1))}

@@ -10,8 +10,9 @@ from fractune_core.codec.plain_json import read_json
 
 NOT_IDENTITY = ("num-cores", "tag")
 
-FAST_MATH = "fast-math"
-"""one of a CUDA target's `keys`: approximate arithmetic is allowed; such code belongs to another target"""
+FAST_MATH, TF32 = "fast-math", "tf32"
+"""Options of a CUDA target, among its `keys`: functions may be approximate, and products of float32 may round their
+factors to TensorFloat-32 (10 bits). Code with an option belongs to another target."""
 
 _ARCH = re.compile(r"sm_([1-9][0-9]{1,2})([af]?)")
 

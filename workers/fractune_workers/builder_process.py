@@ -44,19 +44,23 @@ class BuilderProcess:
         module, limit_bytes = "fractune_workers.children.building.child", model_memory_bytes(memory_bytes)
         self.child = Child(module, env=threads, memory_bytes=limit_bytes)
         self._generation = 0
-        self._args_info: dict[str, list[Any]] = {}
+        self._args_info: dict[tuple[str, str], list[Any]] = {}
+        """by the workload's hash and the target"""
         self._compilers: dict[str, str] = {}
 
-    def learn(self, workload_hash: str, load: Callable[[], str]) -> list[Any]:
-        """The workload's argument descriptions. `load` gives it as MetaSchedule's JSON text, and is called when the
-        present child does not know it. Raises CallFailed, ChildTimeout or ChildDied.
+    def learn(self, workload_hash: str, target: str, load: Callable[[], str]) -> list[Any]:
+        """The workload's argument descriptions for `target` (TVM's JSON text). `load` gives the workload as
+        MetaSchedule's JSON text, and is called when the present child does not know it.
+
+        Raises CallFailed, ChildTimeout or ChildDied.
         """
         self._ensure()
-        if workload_hash not in self._args_info:
-            self._args_info[workload_hash] = self.child.call(
-                "learn_workload", _LEARN_TIMEOUT_S, workload_hash=workload_hash, workload=load()
+        key = workload_hash, target
+        if key not in self._args_info:
+            self._args_info[key] = self.child.call(
+                "learn_workload", _LEARN_TIMEOUT_S, workload_hash=workload_hash, workload=load(), target=target
             )
-        return self._args_info[workload_hash]
+        return self._args_info[key]
 
     def compilers(self, target: str) -> str:
         """The versions of all that makes code for `target` (TVM's JSON text). Raises CallFailed, ChildTimeout or

@@ -72,7 +72,7 @@ def contest(
     with tempfile.TemporaryDirectory(prefix="fractune-table-") as folder:
         builder = BuilderProcess()
         try:
-            described = builder.learn(workload_hash, lambda: workload)
+            described = builder.learn(workload_hash, target, lambda: workload)
             for number, trace in enumerate({trace for named in traces.values() for trace in named.values()}):
                 built = builder.build(workload_hash, target, trace, _BUILD_LIMIT_CPU_S)
                 if built.code:

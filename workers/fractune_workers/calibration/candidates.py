@@ -107,7 +107,7 @@ class OperatorBuilder:
 
     def _build(self, trace: str) -> bytes:
         operator = self._operator
-        self.args_info = self._process.learn(operator.workload_hash, lambda: operator.workload)
+        self.args_info = self._process.learn(operator.workload_hash, operator.target, lambda: operator.workload)
         built = self._process.build(operator.workload_hash, operator.target, trace)
         if built.status is not Status.OK:
             raise CallFailed(built.cause)

@@ -15,7 +15,7 @@ import redis
 from fractune_core import __version__
 from fractune_core.errors import NotFound
 from fractune_core.fleet.blobs import has_blob
-from fractune_core.fleet.messages import ArtifactItem, BuildWork, CandidateItem, MeasureWork
+from fractune_core.fleet.messages import ArtifactItem, BuildWork, CandidateItem, MeasureWork, TargetOperator
 from fractune_core.fleet.redis_names import BUILD_QUEUE, artifact_blob, measure_queue, workload_blob
 from fractune_core.fleet.signing import Unsigned
 from fractune_core.records import Kind, Status
@@ -85,7 +85,7 @@ class Builder(Role):
                 transaction.blob(artifact_blob(work["round_id"], item["candidate"]), code)
                 if _is_kept(work):
                     transaction.blob(self._kept_blob(work, item), _with_facts(artifact, code), _KEPT_S)
-        args_info = retry_if_killed(lambda: self._learn(work["operator"]["workload_hash"]))
+        args_info = retry_if_killed(lambda: self._learn(work["operator"]))
         for place, share in enumerate(work["shares"]):
             measure = _measure_work(work, place, args_info, artifacts)
             transaction.enqueue(measure_queue(work["device_key"], share), measure)
@@ -132,7 +132,7 @@ class Builder(Role):
 
     def _build_once(self, work: BuildWork, trace: str) -> BuiltCandidate:
         operator = work["operator"]
-        self._learn(operator["workload_hash"])
+        self._learn(operator)
         return self._process.build(operator["workload_hash"], operator["target"], trace, self._limit_cpu_s(work))
 
     def _limit_cpu_s(self, work: BuildWork) -> int:
@@ -142,10 +142,11 @@ class Builder(Role):
             return _LONGEST_VALIDATED_S
         return self._deadline.limit_cpu_s(work["operator"]["workload_hash"])
 
-    def _learn(self, workload_hash: str) -> list[Any]:
+    def _learn(self, operator: TargetOperator) -> list[Any]:
         """The workload's argument descriptions, once the present child knows it."""
+        workload_hash = operator["workload_hash"]
         name = workload_blob(workload_hash)
-        return self._process.learn(workload_hash, lambda: self._context.signed_blob(name).decode())
+        return self._process.learn(workload_hash, operator["target"], lambda: self._context.signed_blob(name).decode())
 
 
 def _is_kept(work: BuildWork) -> bool:

@@ -25,6 +25,7 @@ from fractune_core.errors import FractuneError, first_line
 from fractune_core.host.limits import is_death_by_memory, memory_limit
 from fractune_core.implementations import DIRECT, TRITON, implementation_of, trace_of
 from fractune_core.records import UNTUNED, Status
+from fractune_core.targets import TF32
 from fractune_workers.child.errors import TRIES, is_kill, memory_met, memory_met_by
 from fractune_workers.children.building.cuda import build_archive, scheduled_by_default
 from fractune_workers.children.building.fork import Fork, ForkDied
@@ -51,10 +52,13 @@ class BuilderChild:
         self._workloads: dict[str, dict[str, Workload]] = {}
         """by implementation, by workload hash of the operator"""
 
-    def learn_workload(self, workload_hash: str, workload: str) -> list[Any]:
-        """Remember an operator's workloads in the log's form; return the arguments of the direct one."""
+    def learn_workload(self, workload_hash: str, workload: str, target: str) -> list[Any]:
+        """Remember an operator's workloads in the log's form; return the arguments of the direct one for `target`
+        (TVM's JSON text).
+        """
         self._workloads[workload_hash] = read_workloads(workload)
-        return args_of(self._workloads[workload_hash][DIRECT])
+        allowed = tvm.target.Target(json.loads(target)).keys
+        return args_of(self._workloads[workload_hash][DIRECT], tf32=TF32 in allowed)
 
     def build(self, workload_hash: str, target: str, trace: str, limit_cpu_s: int = _LIMIT_CPU_S) -> dict[str, Any]:
         """Build one candidate. The result has `status`, its one-line `cause`, `object` (bytes; for a GPU an archive of

@@ -8,10 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from fractune_core.targets import TF32
 from fractune_workers.children.tvm_api.numerics.half_precision import UNIT_ROUNDOFFS
 
 _TOLERANCES = {"float32": 1e-3, "float64": 1e-6}
 """By type: a schedule may add up in another order. Other types must agree exactly."""
+_TF32 = 2.0**-9
+"""Both factors of a product lose up to 2^-10 of themselves when they are truncated to TensorFloat-32."""
 _SUMMED = 3.0
 """Roundings of a sum in half precision, over the root of its number of terms. `K` random roundings add up to the
 root of `K` of them."""
@@ -31,6 +34,8 @@ def allowed(described: Sequence[Any], reference: Any) -> float:
     if len(output) <= _SUMS:
         return _TOLERANCES.get(output[1], 0.0)
     narrow, terms = output[_SUMS]
+    if narrow == TF32:
+        return _TF32
     return UNIT_ROUNDOFFS[narrow] * max(_ELSE, _SUMMED * math.sqrt(terms) * _rms_over_largest(reference))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fractune_core.targets import FAST_MATH, capability
+from fractune_core.targets import TF32, capability
 from fractune_workers.children.triton_kernels.decisions import Problem
 from fractune_workers.children.triton_kernels.sums import Sums
 from fractune_workers.children.tvm_api.cuda_target import shared_bytes_at_launch
@@ -18,8 +18,8 @@ def is_known(target: Any) -> bool:
 
 
 def precision_of(target: Any) -> str:
-    """Of products in float32: Triton's `dot` would take TensorFloat-32 by itself, which has 10 bits."""
-    return "tf32" if FAST_MATH in target.keys else "ieee"
+    """Of products in float32: Triton's `dot` would take TensorFloat-32 by itself."""
+    return TF32 if TF32 in target.keys else "ieee"
 
 
 def problem_of(sums: Sums, target: Any) -> Problem:
@@ -29,7 +29,7 @@ def problem_of(sums: Sums, target: Any) -> Problem:
         column=sums.extent("column"),
         depth=sums.extent("depth"),
         dtype=sums.dtype,
-        tensor_cores=sums.dtype != "float32" or precision_of(target) == "tf32",
+        tensor_cores=sums.dtype != "float32" or precision_of(target) == TF32,
         shared_bytes=shared_bytes_of(target),
     )
 

@@ -10,7 +10,7 @@ import functools
 from typing import Any
 
 from fractune_core.errors import BadRequest, FractuneError
-from fractune_core.targets import FAST_MATH, capability
+from fractune_core.targets import FAST_MATH, TF32, capability
 from fractune_workers.cuda.compilers import INSTALL, CudaCompiler, find_compiler
 
 PREFIX = "cuda:"
@@ -23,6 +23,7 @@ _BLOCK = {
 }
 """The limits of a block on every NVIDIA GPU. A kernel may have 48 KiB of static shared memory at most, even where a
 device offers more to a launch that requests it (`shared_bytes_at_launch`)."""
+_OPTIONS = (FAST_MATH, TF32)
 _FIRST_WITH_A, _FIRST_WITH_F = 90, 100
 _STATIC_MOST_BYTES = 48 * 1024
 _OPT_IN_KIB = {75: 64, 80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 103: 227, 110: 227, 120: 99, 121: 99}
@@ -31,13 +32,16 @@ technical specifications); TVM's launcher requests it"""
 
 
 def config_of(text: str) -> dict[str, Any]:
-    """`cuda`, `cuda:sm_90` or `cuda:sm_90+fast-math` as TVM's JSON. Raises BadRequest for an unknown option."""
+    """`cuda`, `cuda:sm_90` or `cuda:sm_90+fast-math+tf32` as TVM's JSON, with the options in an order of their own.
+
+    Raises BadRequest for an unknown option.
+    """
     arch, *options = text.removeprefix("cuda").removeprefix(":").split("+")
-    unknown = [option for option in options if option != FAST_MATH]
+    unknown = [option for option in options if option not in _OPTIONS]
     if unknown:
-        raise BadRequest(f"target '{text}': unknown option '{unknown[0]}'; there is +{FAST_MATH} only")
+        raise BadRequest(f"target '{text}': unknown option '{unknown[0]}'; there are +{' and +'.join(_OPTIONS)}")
     config: dict[str, Any] = {"kind": "cuda", "arch": arch}
-    return {**config, "keys": ["cuda", "gpu", FAST_MATH]} if options else config
+    return {**config, "keys": ["cuda", "gpu", *(each for each in _OPTIONS if each in options)]} if options else config
 
 
 def gpu_target(arch: str) -> dict[str, Any]:

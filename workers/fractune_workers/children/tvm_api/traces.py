@@ -80,23 +80,26 @@ def _plain(value: Any) -> Any:
     return list(value) if hasattr(value, "__iter__") else value.value
 
 
-def args_of(workload: Workload) -> list[Any]:
+def args_of(workload: Workload, *, tf32: bool = False) -> list[Any]:
     """The arguments of the workload's entry function: `["TENSOR", dtype, shape]` each, and behind that what is known:
 
     - bounds: whole numbers in float32 have their smallest and largest one, as `[0, 255]`; computed weights a third, 1
     - roles: those of arguments that quantize the output, or are multiplied in half precision, as `["scale"]`
     - sums of the last argument, in half precision: their type and most terms (`half_precision.sums`)
 
+    Where `tf32` is allowed, that holds for products in float32 too.
+
     Empty lists at the end are left out.
     """
-    bounds, roles = whole_numbers(workload.mod), operands(workload.mod) | quantizing_roles(workload.mod)
+    bounds = whole_numbers(workload.mod)
+    roles = operands(workload.mod, tf32=tf32) | quantizing_roles(workload.mod)
     described = [
         [kind, str(dtype), [int(dim) for dim in shape], bounds.get(at, []), roles.get(at, []), []]
         for at, (kind, dtype, shape) in enumerate(
             info.as_json() for info in ArgInfo.from_entry_func(workload.mod, remove_preproc=True)
         )
     ]
-    described[-1][-1] = sums(workload.mod)
+    described[-1][-1] = sums(workload.mod, tf32=tf32)
     for each in described:
         while len(each) > _TYPE_PARTS and not each[-1]:
             each.pop()

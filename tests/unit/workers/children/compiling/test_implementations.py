@@ -73,9 +73,9 @@ def texts(ingested: dict[str, Any], convolution: dict[str, Any]) -> dict[str, st
 
 
 @pytest.fixture(scope="module")
-def builder(convolution: dict[str, Any]) -> BuilderChild:
+def builder(ingested: dict[str, Any], convolution: dict[str, Any]) -> BuilderChild:
     child = BuilderChild()
-    child.learn_workload(convolution["workload_hash"], convolution["workload"])
+    child.learn_workload(convolution["workload_hash"], convolution["workload"], ingested["target"])
     return child
 
 
@@ -89,7 +89,7 @@ def test_an_artifact_is_checked_against_the_direct_one_and_timed_with_its_own_we
     builder: BuilderChild, ingested: dict[str, Any], convolution: dict[str, Any], texts: dict[str, str]
 ) -> None:
     child = confined(["cpu:1", "0"])
-    child.begin(builder.learn_workload(convolution["workload_hash"], convolution["workload"]), 7)
+    child.begin(builder.learn_workload(convolution["workload_hash"], convolution["workload"], ingested["target"]), 7)
     for name, text in ((DIRECT, UNTUNED), (WINOGRAD2, texts[WINOGRAD2])):
         child.load(name, code(builder, ingested, convolution, text), name)
     assert child.check(DIRECT)["max_error"] == 0.0
@@ -106,7 +106,7 @@ def test_wrong_weights_would_be_seen(
 ) -> None:
     """The check is one: weights that belong to no convolution of the direct one's give another output."""
     child = confined(["cpu:1", "0"])
-    child.begin(builder.learn_workload(convolution["workload_hash"], convolution["workload"]), 7)
+    child.begin(builder.learn_workload(convolution["workload_hash"], convolution["workload"], ingested["target"]), 7)
     child.load(DIRECT, code(builder, ingested, convolution, UNTUNED))
     child.load(WINOGRAD2, code(builder, ingested, convolution, texts[WINOGRAD2]), WINOGRAD2)
     weights = max(child._own_args[WINOGRAD2], key=lambda arg: len(arg.shape))

@@ -98,7 +98,7 @@ def measurer(ingested: dict[str, Any], product: dict[str, Any], texts: dict[str,
     """With the untuned operator and the integer kernel."""
     builder = BuilderChild()
     child = confined(["cpu:1", "0"])
-    child.begin(builder.learn_workload(product["workload_hash"], product["workload"]), 7)
+    child.begin(builder.learn_workload(product["workload_hash"], product["workload"], ingested["target"]), 7)
     for name, text in ((DIRECT, UNTUNED), (integer, texts[integer])):
         built = builder.build(product["workload_hash"], ingested["target"], text, 30)
         assert built["status"] == "ok", built["cause"]

@@ -103,6 +103,20 @@ def test_sums_one_by_one_are_within_what_the_untuned_default_may_differ(depth: i
     assert 0.5 < over_allowed(one_by_one, described(depth)) < 1.5
 
 
+def in_tf32(left: Array, right: Array) -> Array:
+    """As tensor cores read float32: without its last 13 bits."""
+    short = [(each.view("uint32") & np.uint32(0xFFFFE000)).view("float32") for each in (left, right)]
+    return in_float32(*short)
+
+
+@pytest.mark.parametrize("depth", [8, *DEPTHS])
+def test_products_in_tf32_are_told_from_one_that_loses_a_part(depth: int) -> None:
+    args = described(depth, "float32")
+    args[-1][-1] = ["tf32", depth]
+    assert 0.2 < over_allowed(in_tf32, args) < 0.8
+    assert depth < LOST or over_allowed(without_a_part, args) > 4
+
+
 def test_bfloat16_tells_a_lost_part_of_shorter_sums() -> None:
     assert over_allowed(in_float32, described(1152, "bfloat16")) == 0.0
     assert over_allowed(without_a_part, described(1152, "bfloat16")) > 1

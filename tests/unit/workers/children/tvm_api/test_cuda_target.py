@@ -66,11 +66,18 @@ def test_a_tag_of_tvm_will_do() -> None:
     assert config("nvidia/nvidia-h100")["arch"] == "sm_90a"
 
 
-def test_fast_math_is_off_unless_asked_for_and_then_another_target() -> None:
-    exact, fast = parse_target("cuda:sm_90", 1), parse_target("cuda:sm_90+fast-math", 1)
-    assert "fast-math" in fast.keys
-    assert "fast-math" not in exact.keys
-    assert target_key(exact) != target_key(fast)
+@pytest.mark.parametrize("option", ["fast-math", "tf32"])
+def test_an_option_is_off_unless_asked_for_and_then_another_target(option: str) -> None:
+    exact, changed = parse_target("cuda:sm_90", 1), parse_target(f"cuda:sm_90+{option}", 1)
+    assert option in changed.keys
+    assert option not in exact.keys
+    assert target_key(exact) != target_key(changed)
+
+
+def test_the_order_of_options_makes_no_other_target() -> None:
+    one, other = parse_target("cuda:sm_90+tf32+fast-math", 1), parse_target("cuda:sm_90+fast-math+tf32", 1)
+    assert target_key(one) == target_key(other)
+    assert {"fast-math", "tf32"} <= set(one.keys)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +91,7 @@ def test_fast_math_is_off_unless_asked_for_and_then_another_target() -> None:
         ("cuda:compute_90", "'compute_90' is not an architecture"),
         ("cuda:sm_80a", "there is no 'sm_80a'; write sm_80"),
         ("cuda:sm_90f", "there is no 'sm_90f'"),
-        ("cuda:sm_90+fastmath", "unknown option 'fastmath'; there is +fast-math only"),
+        ("cuda:sm_90+fastmath", "unknown option 'fastmath'; there are +fast-math and +tf32"),
         ("cuda:sm_100", "NVRTC 12.4 does not compile for sm_100; it knows sm_70, sm_80, sm_90"),
         ("nvidia/geforce-rtx-4090", "NVRTC 12.4 does not compile for sm_89"),
         ('{"kind": "cuda", "arch": "sm_90", "num-cores": 2}', "Unknown config option 'num-cores'"),

@@ -1,4 +1,7 @@
-"""Operators that round to half precision: their sums, the operands of these, and the same operator in float32."""
+"""Operators that round to half precision: their sums, the operands of these, and the same operator in float32.
+
+Targets that allow TensorFloat-32 round the operands of products in float32.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,8 @@ import tvm
 import tvm_ffi
 from tvm import s_tir
 from tvm.script import from_source
+
+from fractune_core.targets import TF32
 
 UNIT_ROUNDOFFS = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
 """largest relative error of one rounding, by type"""
@@ -21,23 +26,30 @@ _SPATIAL = 0
 _SELECT = "prim.if_then_else"
 
 
-def sums(mod: tvm.IRModule) -> list[Any]:
+def sums(mod: tvm.IRModule, *, tf32: bool = False) -> list[Any]:
     """The coarsest type in half precision that a block of the operator writes, and the most terms of a sum, as
-    `["float16", 4608]`. Empty where no block writes one, or the output is no floating-point number.
+    `["float16", 4608]`. Where `tf32` is allowed, the type of sums of products in float32 is `tf32`.
+
+    Empty where no block writes one, or the output is no floating-point number.
     """
-    written = {str(block.writes[0].source.dtype) for block in _blocks(mod)} & UNIT_ROUNDOFFS.keys()
-    if not written or "float" not in str(mod["main"].params[-1].dtype):
+    if "float" not in str(mod["main"].params[-1].dtype):
         return []
-    return [max(written, key=UNIT_ROUNDOFFS.__getitem__), max(map(_terms, _blocks(mod)))]
+    written = {str(block.writes[0].source.dtype) for block in _blocks(mod)} & UNIT_ROUNDOFFS.keys()
+    is_tf32 = tf32 and operands(mod, tf32=True) != operands(mod)
+    coarsest = max(written, key=UNIT_ROUNDOFFS.__getitem__, default=TF32 if is_tf32 else "")
+    return [coarsest, max(map(_terms, _blocks(mod)))] if coarsest else []
 
 
-def operands(mod: tvm.IRModule) -> dict[int, list[str]]:
-    """The role of arguments in half precision that are multiplied in sums of products, by place."""
+def operands(mod: tvm.IRModule, *, tf32: bool = False) -> dict[int, list[str]]:
+    """The role of arguments in half precision, and where `tf32` is allowed in float32, that are multiplied in sums of
+    products, by place.
+    """
+    rounded = {*UNIT_ROUNDOFFS, "float32"} if tf32 else UNIT_ROUNDOFFS.keys()
     blocks, params = _blocks(mod), list(mod["main"].params)
     made = {block.writes[0].source: block for block in blocks}
     factors = [factor for block in blocks if block.init is not None for factor in _factors(block.body.value)]
     sources = {_source(factor, made) for factor in factors}
-    return {at: [OPERAND] for at, each in enumerate(params) if each in sources and str(each.dtype) in UNIT_ROUNDOFFS}
+    return {at: [OPERAND] for at, each in enumerate(params) if each in sources and str(each.dtype) in rounded}
 
 
 def with_reference(mod: tvm.IRModule) -> tvm.IRModule:

@@ -71,6 +71,23 @@ def test_other_types_are_described_as_before(dtype: str, out: str) -> None:
     assert with_reference(found.mod) is found.mod
 
 
+def test_operands_in_float32_are_described_where_tf32_is_allowed() -> None:
+    found = product("float32")
+    assert args_of(found, tf32=True) == [
+        ["TENSOR", "float32", [8, 24], [], ["operand"]],
+        ["TENSOR", "float32", [24, 8], [], ["operand"]],
+        ["TENSOR", "float32", [8, 8], [], [], ["tf32", 24]],
+    ]
+    assert with_reference(found.mod) is found.mod
+
+
+@pytest.mark.parametrize(
+    "found", [product("int8", "int32"), product("float16", "float32"), product("float16"), scaled("float32")]
+)
+def test_tf32_changes_nothing_but_products_in_float32(found: Workload) -> None:
+    assert args_of(found, tf32=True) == args_of(found)
+
+
 def test_sums_in_float32_need_no_other_reference() -> None:
     assert sums(product("float16", "float32").mod) == []
     assert sums(product("float16", "int32").mod) == []
