@@ -15,6 +15,7 @@ from benchmarks.gpu.table.operations import OPERATIONS
 from benchmarks.gpu.table.simulated import rehearsed
 from benchmarks.support.models import Model, heavy, operators_of
 from fractune_workers.builder_process import BuilderProcess
+from fractune_workers.children.tvm_api.target import parse_target
 from tests.support.hardware.simulated_mps import H200
 from tests.support.real_bundle import compile_small
 
@@ -102,7 +103,7 @@ def test_peers_know_the_layout_of_an_operator_on_a_gpu(
     (heaviest,) = heavy(operators_of(Model(operation.name, path), "cuda:sm_90"), ("conv2d", "matmul"), 2)
     builder = BuilderProcess()
     try:
-        described = builder.learn(heaviest.workload_hash, heaviest.target, lambda: heaviest.workload)
+        described = builder.learn(heaviest.workload_hash, str(parse_target("cuda:sm_90", 1)), lambda: heaviest.workload)
     finally:
         builder.stop()
     assert operation.is_channels_last([shape for _, _, shape, *_ in described]) == is_last
