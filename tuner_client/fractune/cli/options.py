@@ -178,9 +178,18 @@ class ModelOptions:
         """The arguments of the Python API. Raises BadRequest."""
         return {**vars(self), "inputs": parse_inputs(self.inputs)}
 
-    def parsed_several(self) -> dict[str, Any]:
-        """As `parsed`, for a command that takes several shapes. Raises BadRequest."""
-        return {**vars(self), "inputs": parse_several(self.inputs)}
+
+@dataclass(frozen=True)
+class Padding:
+    """Options of the padding of a bundle for several shapes."""
+
+    pad: Pad = None
+    padding_error: PaddingError = None
+
+    def parsed(self) -> dict[str, Any]:
+        """The arguments of the Python API. Raises BadRequest."""
+        error = 0.0 if self.padding_error is None else parse_part("--padding-error", self.padding_error)
+        return {"pad": parse_pad(self.pad), "padding_error": error}
 
 
 def read_key(option: str, path: Path) -> bytes:

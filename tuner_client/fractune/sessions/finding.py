@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
@@ -15,6 +16,23 @@ SERVER = "FRACTUNE_SERVER"
 
 
 PathText: TypeAlias = str | os.PathLike[str]
+
+
+@dataclass(frozen=True)
+class PlaceOptions:
+    """The options of a call that say where its jobs run."""
+
+    server: str | None
+    state: PathText | None
+    reconnect_s: float
+    """an unreachable server is awaited for that long"""
+
+    @property
+    def named_server(self) -> str | None:
+        """The server that the call or FRACTUNE_SERVER names; None if neither does. Raises BadRequest for both a folder
+        and a server.
+        """
+        return named_server(self.state, self.server)
 
 
 def named_server(state: PathText | None, server: str | None) -> str | None:

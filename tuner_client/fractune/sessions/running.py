@@ -13,7 +13,7 @@ from pathlib import Path
 
 from fractune.server.job_status import JobStatus, check_ended_well, job_status
 from fractune.server.rpc import Absence, RpcClient
-from fractune.sessions.finding import PathText
+from fractune.sessions.finding import PlaceOptions
 from fractune.sessions.progress import View
 from fractune.sessions.session import Workplace, tuning_session
 from fractune_core.codec.messages import to_proto
@@ -27,16 +27,14 @@ _NEEDS_SEARCH = (JobState.INGESTING, JobState.TUNING, JobState.VALIDATING)
 
 
 @contextlib.contextmanager
-def finished_job(
-    model: Path, spec: JobSpec, state: PathText | None, server: str | None, view: View, reconnect_s: float
-) -> Iterator[tuple[Workplace, JobStatus]]:
+def finished_job(model: Path, spec: JobSpec, where: PlaceOptions, view: View) -> Iterator[tuple[Workplace, JobStatus]]:
     """Run the job for the file `model` to its end, on a server or a new stack, and yield that workplace.
 
-    `spec.model` is filled in here. An unreachable server is awaited for `reconnect_s`. Raises the error that ended the
-    job. Stopping the caller cancels the job, unless `view` leaves it to the server.
+    `spec.model` is filled in here. Raises the error that ended the job. Stopping the caller cancels the job, unless
+    `view` leaves it to the server.
     """
     began = time.perf_counter()
-    with tuning_session(state, server, spec.shares, reconnect_s) as place, view:
+    with tuning_session(where, spec.shares) as place, view:
         starting = {"starting": time.perf_counter() - began} if place.is_own else {}
         ended = run_job(place, model, spec, view)
         yield place, replace(ended, phases_s={**starting, **ended.phases_s})

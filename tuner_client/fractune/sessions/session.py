@@ -13,7 +13,14 @@ from fractune.local.stack import Stack, StackOptions, running_stack
 from fractune.local.state import default_state_dir
 from fractune.server.credentials import PLAIN, Credentials
 from fractune.server.rpc import RECONNECT_S, RpcClient
-from fractune.sessions.finding import PathText, named_server, running_stack_of, server_address, state_folder
+from fractune.sessions.finding import (
+    PathText,
+    PlaceOptions,
+    named_server,
+    running_stack_of,
+    server_address,
+    state_folder,
+)
 from fractune.sessions.missing_shares import naming_missing_shares
 from fractune_core.errors import ServerUnreachable
 
@@ -92,13 +99,11 @@ class Workplace:
 
 
 @contextlib.contextmanager
-def tuning_session(
-    state: PathText | None, server: str | None, shares: tuple[str, ...], reconnect_s: float
-) -> Iterator[Workplace]:
-    """As `session`, for a job. An unreachable server is awaited for `reconnect_s`."""
+def tuning_session(where: PlaceOptions, shares: tuple[str, ...]) -> Iterator[Workplace]:
+    """As `session`, for a job."""
     options = StackOptions(Path(), shares=shares, compile=True)
-    connect = partial(RpcClient, reconnect_s=reconnect_s)
-    with _connected(connect, state, server, options, any_stack=False) as (client, stack):
+    connect = partial(RpcClient, reconnect_s=where.reconnect_s)
+    with _connected(connect, where.state, where.server, options, any_stack=False) as (client, stack):
         yield Workplace(client, stack)
 
 

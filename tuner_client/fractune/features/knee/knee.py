@@ -12,7 +12,7 @@ from fractune.features.knee.table import knee_table
 from fractune.features.matrix.matrix import job_tables
 from fractune.models.source import ModelSource, model_file
 from fractune.server.rpc import RECONNECT_S
-from fractune.sessions.finding import PathText
+from fractune.sessions.finding import PathText, PlaceOptions
 from fractune.sessions.progress import ProgressOption, choose_view
 from fractune.sessions.running import finished_job
 from fractune.text.figure import Drawable
@@ -95,7 +95,7 @@ def knee(
         spec = JobSpec.requested(path.name, timed, rerank=1, **options)
         if len(spec.shares) < 2:
             raise BadRequest(f"--shares {spec.shares[0]}: a knee needs two shares, and a curve three; name more")
-        with finished_job(path, spec, state, server, choose_view(progress), reconnect_s) as (place, job):
+        with finished_job(path, spec, PlaceOptions(server, state, reconnect_s), choose_view(progress)) as (place, job):
             tables = job_tables(place.client, job, operators=operators)
     granted = {each.share: each.granted for each in job.results}
     measured = (table for table in tables if any(map(table.fastest, table.shares)))

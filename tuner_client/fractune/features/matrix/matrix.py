@@ -11,7 +11,7 @@ from fractune.features.matrix.table import cross_text
 from fractune.models.source import ModelSource, model_file
 from fractune.server.job_status import JobStatus, operator_records
 from fractune.server.rpc import RECONNECT_S, RpcClient
-from fractune.sessions.finding import PathText
+from fractune.sessions.finding import PathText, PlaceOptions
 from fractune.sessions.progress import ProgressOption, choose_view
 from fractune.sessions.running import finished_job
 from fractune.text.figure import Drawable
@@ -78,7 +78,7 @@ def matrix(
     options = job_options(locals())
     with model_file(model, run_script=run_script, inputs=inputs) as path:
         spec = JobSpec.requested(path.name, shares, **options)
-        with finished_job(path, spec, state, server, choose_view(progress), reconnect_s) as (place, job):
+        with finished_job(path, spec, PlaceOptions(server, state, reconnect_s), choose_view(progress)) as (place, job):
             return Matrix(tuple(job_tables(place.client, job, operators=operators)))
 
 

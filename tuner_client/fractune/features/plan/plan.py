@@ -13,6 +13,7 @@ from fractune.features.plan.slowdowns import MOST_PAIRS, MeasuredSlowdown, slowd
 from fractune.features.plan.table import models_table, parts_table, plan_json, summary
 from fractune.models.source import check_model_file, model_file
 from fractune.server.rpc import RECONNECT_S, RpcClient
+from fractune.sessions.finding import PlaceOptions
 from fractune.sessions.progress import ProgressOption, choose_view
 from fractune.sessions.running import finished_job
 from fractune.sessions.session import session
@@ -106,7 +107,7 @@ def plan(
     def time(model: LogModel, shares: list[str]) -> None:
         """Run a job that searches nothing and measures the log's best at these shares."""
         spec = JobSpec.requested(model.path.name, shares, inputs=model.inputs, rerank=1)
-        with finished_job(model.path, spec, state, server, choose_view(progress), reconnect_s):
+        with finished_job(model.path, spec, PlaceOptions(server, state, reconnect_s), choose_view(progress)):
             pass
 
     if measure:

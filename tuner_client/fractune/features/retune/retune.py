@@ -10,7 +10,7 @@ from typing import Any
 from fractune.features.shapes.text import shape_text
 from fractune.server.job_status import JobStatus, job_status
 from fractune.server.rpc import RECONNECT_S, RpcClient
-from fractune.sessions.finding import PathText
+from fractune.sessions.finding import PathText, PlaceOptions
 from fractune.sessions.progress import ProgressOption, choose_view
 from fractune.sessions.running import rerun_job
 from fractune.sessions.session import tuning_session
@@ -93,7 +93,7 @@ def retune(
     checked = JobSpec.requested("", shares, **options)
     done: list[Retuned] = []
     view = choose_view(progress)
-    with tuning_session(state, server, checked.shares, reconnect_s) as place, view:
+    with tuning_session(PlaceOptions(server, state, reconnect_s), checked.shares) as place, view:
         newest = list(map(job_status, place.client.jobs(limit=limit)))
         named = known_models(newest, models)
         if not named:

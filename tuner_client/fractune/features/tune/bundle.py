@@ -12,7 +12,7 @@ from fractune.features.parts.remedies import with_remedy
 from fractune.models.source import ModelSource, model_file
 from fractune.server.job_status import JobStatus
 from fractune.server.rpc import RECONNECT_S, RpcClient
-from fractune.sessions.finding import PathText
+from fractune.sessions.finding import PathText, PlaceOptions
 from fractune.sessions.progress import ProgressOption, choose_view
 from fractune.sessions.requests import named_bundle_file
 from fractune.sessions.running import finished_job
@@ -98,7 +98,10 @@ def bundle(
         check_writable("--out", written)
         spec = JobSpec.requested(path.name, shares, variants=variants, **options)
         try:
-            with finished_job(path, spec, state, server, choose_view(progress), reconnect_s) as (place, job):
+            with finished_job(path, spec, PlaceOptions(server, state, reconnect_s), choose_view(progress)) as (
+                place,
+                job,
+            ):
                 return download_bundle(place.client, job, written)
         except BadModel as error:
             remedy = "or 'fractune tune' the model: it makes a bundle in parts, and ONNX Runtime runs this node"

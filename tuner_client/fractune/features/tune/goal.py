@@ -27,7 +27,7 @@ from fractune.local.stack import own_env
 from fractune.local.timing_process import check_share, timing_process
 from fractune.server.job_status import JobStatus
 from fractune.server.rpc import RpcClient
-from fractune.sessions.finding import PathText
+from fractune.sessions.finding import PlaceOptions
 from fractune.sessions.progress import View
 from fractune.sessions.running import run_job
 from fractune.sessions.session import tuning_session
@@ -113,7 +113,7 @@ def _check_job(model: Path, spec: JobSpec) -> None:
 
 
 def tune_until_beaten(
-    model: Path, spec: JobSpec, goal: GoalSpec, written: Path, state: PathText | None, view: View, reconnect_s: float
+    model: Path, spec: JobSpec, goal: GoalSpec, written: Path, where: PlaceOptions, view: View
 ) -> TuneResult:
     """Tune `model` until its bundle, in the file `written` from the first step on, beats the peer at every share.
 
@@ -127,7 +127,7 @@ def tune_until_beaten(
     """
     with view:
         pursuit = _Pursuit(model, spec, goal, view)
-        with tuning_session(state, None, spec.shares, reconnect_s) as place:
+        with tuning_session(where, spec.shares) as place:
             target = 0
             while True:
                 job = run_job(place, model, pursuit.spec_of_step(target), view)

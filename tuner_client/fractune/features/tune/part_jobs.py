@@ -11,7 +11,7 @@ from pathlib import Path
 from fractune.features.parts.parts import Parts, cut_model, join_parts
 from fractune.features.tune.bundle import BundleFile
 from fractune.features.tune.result import TuneResult
-from fractune.sessions.finding import PathText
+from fractune.sessions.finding import PlaceOptions
 from fractune.sessions.progress import View
 from fractune.sessions.running import run_job
 from fractune.sessions.session import tuning_session
@@ -29,17 +29,15 @@ def tune_parts(
     spec: JobSpec,
     refusal: BadModel,
     written: Path,
-    state: PathText | None,
-    server: str | None,
+    where: PlaceOptions,
     view: View,
-    reconnect_s: float,
 ) -> TuneResult:
     """Tune what can be imported of the model, and write a bundle in which ONNX Runtime runs the rest.
 
     Raises what `fractune.tune` raises; the `refusal` of the whole model if it cannot be cut.
     """
     refusals = [refusal]
-    with tuning_session(state, server, spec.shares, reconnect_s) as place, view:
+    with tuning_session(where, spec.shares) as place, view:
         for _ in range(_MOST_CUTS):
             with tempfile.TemporaryDirectory(prefix="fractune-parts-") as folder:
                 parts = _cut(model, spec, refusals, Path(folder))

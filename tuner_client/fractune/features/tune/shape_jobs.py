@@ -20,7 +20,7 @@ from fractune.features.tune.bundle import BundleFile
 from fractune.features.tune.result import TuneResult
 from fractune.models.open_inputs import onnx_dtypes
 from fractune.server.job_status import JobStatus
-from fractune.sessions.finding import PathText
+from fractune.sessions.finding import PlaceOptions
 from fractune.sessions.progress import View
 from fractune.sessions.running import run_job
 from fractune.sessions.session import Workplace, tuning_session
@@ -92,10 +92,8 @@ def tune_shapes(
     specs: Sequence[JobSpec],
     options: JoinOptions,
     written: Path,
-    state: PathText | None,
-    server: str | None,
+    where: PlaceOptions,
     view: View,
-    reconnect_s: float,
 ) -> TuneResult:
     """Run the jobs in their order, and join their bundles in the file `written`.
 
@@ -103,7 +101,7 @@ def tune_shapes(
     """
     with tempfile.TemporaryDirectory(prefix="fractune-shapes-") as folder:
         jobs, bundles = [], []
-        with tuning_session(state, server, specs[0].shares, reconnect_s) as place, view:
+        with tuning_session(where, specs[0].shares) as place, view:
             for number, spec in enumerate(specs, 1):
                 view.show_step(f"shape {number} of {len(specs)}: {shape_text(shapes_in(spec.inputs))}")
                 job = _run(place, model, spec, view)

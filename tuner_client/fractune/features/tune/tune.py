@@ -11,14 +11,14 @@ from fractune.features.compete.compete import compete as compete_with
 from fractune.features.parts.remedies import may_cut, with_remedy
 from fractune.features.shapes.lengths import with_lengths
 from fractune.features.tune.bundle import BundleFile
-from fractune.features.tune.goal import goal_spec, tune_until_beaten
+from fractune.features.tune.goal import GoalSpec, goal_spec, tune_until_beaten
 from fractune.features.tune.part_jobs import tune_parts
 from fractune.features.tune.result import TuneResult
 from fractune.features.tune.shape_jobs import JoinOptions, check_several, options_by_shape, tune_shapes
 from fractune.models.open_inputs import onnx_inputs
 from fractune.models.source import ModelSource, model_file
 from fractune.server.rpc import RECONNECT_S, RpcClient
-from fractune.sessions.finding import PathText, named_server
+from fractune.sessions.finding import PathText, PlaceOptions
 from fractune.sessions.progress import ProgressOption, View, choose_view
 from fractune.sessions.requests import bundle_file
 from fractune.sessions.running import finished_job
@@ -107,47 +107,39 @@ def tune(
     Raises BadModel, BadRequest, ShareUnavailable, ServerUnreachable, StateUnusable, and the error that ended the job.
     """
     given = job_options(locals())
-    contenders = _contenders(compete, shares, named_server(state, server))
+    where = PlaceOptions(server, state, reconnect_s)
+    contenders = _contenders(compete, shares, where.named_server)
     with model_file(model, run_script=run_script, inputs=inputs) as path:
-        several = with_lengths(onnx_inputs(path), inputs or {}, lengths) if lengths else inputs
-        options = options_by_shape(given, several)
+        options = options_by_shape(given, with_lengths(onnx_inputs(path), inputs or {}, lengths) if lengths else inputs)
         join_options = JoinOptions(pad, padding_error)
         join_options.check(len(options), path)
-        spec, *others = (JobSpec.requested(path.name, shares, **each) for each in options)
+        specs = [JobSpec.requested(path.name, shares, **each) for each in options]
         written = bundle_file(out, path.name)
         check_writable("--out", written)
-        where = named_server(state, server)
         view = choose_view(progress)
-        if others:
+        if len(specs) > 1:
             check_several(path, until_beats)
-            result = tune_shapes(path, [spec, *others], join_options, written, state, server, view, reconnect_s)
-            return _competed(result, path, contenders, state, view)
-        goal = goal_spec(until_beats, min_gain, path, spec, minutes=minutes, trials=trials, server=where)
-        if goal is not None:
-            result = tune_until_beaten(path, spec, goal, written, state, view, reconnect_s)
-            if compete is None and result.goal is not None and not result.goal.beaten:
-                return _competed_unasked(result, path, state, view)  # where it is faster, it serves
-            return _competed(result, path, contenders, state, view)
-        result = _tuned(path, spec, written, state, server, view, reconnect_s, parts=compete != NONE)
-        if result.stages is not None and not contenders and where is None and _has_cores(shares):
+            result = tune_shapes(path, specs, join_options, written, where, view)
+        else:
+            goal = goal_spec(
+                until_beats, min_gain, path, specs[0], minutes=minutes, trials=trials, server=where.named_server
+            )
+            result = _tuned(path, specs[0], goal, written, where, view, parts=compete != NONE)
+        if compete is None and _needs_onnx_runtime(result, where, shares):
             return _competed_unasked(result, path, state, view)
         return _competed(result, path, contenders, state, view)
 
 
 def _tuned(
-    model: Path,
-    spec: JobSpec,
-    written: Path,
-    state: PathText | None,
-    server: str | None,
-    view: View,
-    reconnect_s: float,
-    *,
-    parts: bool,
+    model: Path, spec: JobSpec, goal: GoalSpec | None, written: Path, where: PlaceOptions, view: View, *, parts: bool
 ) -> TuneResult:
-    """The model by one job, or in parts if that is allowed and the importer refuses a node of it."""
+    """The model in steps to its goal, or by one job, or in parts if these are allowed and the importer refuses a node
+    of it.
+    """
+    if goal is not None:
+        return tune_until_beaten(model, spec, goal, written, where, view)
     try:
-        with finished_job(model, spec, state, server, view, reconnect_s) as (place, job):
+        with finished_job(model, spec, where, view) as (place, job):
             place.client.download_bundle(job.bundle, written)
             # The stack of this call is still running.
             measurers = place.client.measurers() if place.is_own else {}
@@ -157,7 +149,7 @@ def _tuned(
             raise with_remedy(spec, error, remedy) from error
         if not may_cut(spec, error):
             raise
-        return tune_parts(model, spec, error, written, state, server, view, reconnect_s)
+        return tune_parts(model, spec, error, written, where, view)
     return TuneResult(job, BundleFile(written, job.name), measurers)
 
 
@@ -178,6 +170,14 @@ def _contenders(compete: str | Sequence[str] | None, shares: str | Sequence[str]
 def _has_cores(shares: str | Sequence[str]) -> bool:
     """Whether one of the shares is of whole CPU cores, at which runtimes can be timed."""
     return any(Share.parse(share).kind.measures_kernels and share.startswith("cpu:") for share in share_names(shares))
+
+
+def _needs_onnx_runtime(result: TuneResult, where: PlaceOptions, shares: str | Sequence[str]) -> bool:
+    """Whether ONNX Runtime has parts of the model or was not beaten, and can be timed here: where it is faster, it
+    serves.
+    """
+    not_beaten = result.goal is not None and not result.goal.beaten
+    return (result.stages is not None or not_beaten) and where.named_server is None and _has_cores(shares)
 
 
 def _competed_unasked(result: TuneResult, model: Path, state: PathText | None, view: View) -> TuneResult:

@@ -20,16 +20,15 @@ def join(
         list[Path], typer.Argument(help="Bundles of one model for several shapes, or a joined bundle to compare again.")
     ],
     out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write.")] = None,
-    pad: options.Pad = None,
-    padding_error: options.PaddingError = None,
+    *,
+    padding: options.Padding,
     model: Annotated[
         Path | None, typer.Option("--model", help="The ONNX file; sizes between shapes are compared with it.")
     ] = None,
     as_json: options.Json = False,
 ) -> None:
     """Join bundles of one model for several shapes, and prove its padding."""
-    accepted = 0.0 if padding_error is None else options.parse_part("--padding-error", padding_error)
-    found = join_files(bundles, out=out, pad=options.parse_pad(pad), padding_error=accepted, model=model)
+    found = join_files(bundles, out=out, model=model, **padding.parsed())
     if as_json:
         print(json.dumps(_json(found)))
         return

@@ -94,22 +94,15 @@ def run(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # of an untuned variant: the report says it
         model = load(bundle, share=share, public_key=key, policy=policy, goal=goal, threads=threads)
-    if compare is not None and model.share.unit != "core":
-        raise BadRequest(f"--compare runs on the CPU, and {bundle.name} runs on a GPU; leave it out")
     given = read_inputs(inputs) if inputs else _random_inputs(model, slot)
     choice = model.choice_for(given) if isinstance(model, BucketedModel) else model.choice
-    if compare is not None and choice.variant in RUNTIMES:
-        raise BadRequest(
-            f"--compare: {choice.variant} serves {bundle.name} here, so there is nothing to compare; 'fractune "
-            "compete' has timed both"
-        )
+    if compare is not None:
+        _check_compare(bundle.name, model, choice)
     if choice.variant in RUNTIMES and isinstance(model, BucketedModel) and not model.padding.proved:
         raise BadRequest(
             f"{choice.variant} runs these inputs, and the bundle's own code cannot, so there is nothing to time beside "
             "it; give inputs of a bucket's shapes"
         )
-    if compare is not None and model.slots:
-        raise BadRequest(f"--compare takes one model, and {bundle.name} holds several fused ones; leave it out")
     report = _report(model, choice, given, slot, repeats, model_file)
     if save_outputs is not None:
         _save(save_outputs, dict(zip(array_names(model.outputs), model.run(given, slot=slot), strict=True)))
@@ -117,6 +110,19 @@ def run(
         print(json.dumps(report))
     else:
         _print(report, given_by="random inputs" if inputs is None else str(inputs))
+
+
+def _check_compare(bundle: str, model: Model, choice: VariantChoice) -> None:
+    """Raises BadRequest for a bundle that ONNX Runtime cannot be timed beside."""
+    if model.share.unit != "core":
+        raise BadRequest(f"--compare runs on the CPU, and {bundle} runs on a GPU; leave it out")
+    if choice.variant in RUNTIMES:
+        raise BadRequest(
+            f"--compare: {choice.variant} serves {bundle} here, so there is nothing to compare; 'fractune compete' has "
+            "timed both"
+        )
+    if model.slots:
+        raise BadRequest(f"--compare takes one model, and {bundle} holds several fused ones; leave it out")
 
 
 def _confine(share: Share) -> None:

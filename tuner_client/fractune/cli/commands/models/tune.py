@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from fractune.cli import options
+from fractune.cli.ending.leaving import LeavableView
 from fractune.cli.ending.on_done import run_when_done
 from fractune.cli.exit_codes import GOAL_MISSED
 from fractune.cli.printing import print_picture, print_result, print_tables
@@ -40,29 +41,10 @@ from fractune_core.errors import BadRequest
 from fractune_core.files.bundles import Bundle
 from fractune_core.files.compared import RUNTIMES
 from fractune_core.jobs import JobSpec, Priority
+from fractune_core.model_inputs import SeveralShapes
 from fractune_core.shares import share_names
 
 Shares = Annotated[str, typer.Option("--shares", metavar="cpu:1,cpu:2", help="Shares to tune for.")]
-UntilBeats = Annotated[
-    str | None,
-    typer.Option(
-        "--until-beats",
-        metavar=PEERS[0],
-        help="Tune until the bundle is faster than this runtime at all shares.",
-    ),
-]
-MinGain = Annotated[
-    str | None, typer.Option("--min-gain", metavar="5%", help="With --until-beats: faster by more than this.")
-]
-Compete = Annotated[
-    str | None,
-    typer.Option(
-        "--compete",
-        metavar=",".join(RUNTIMES),
-        help="Time these runtimes beside the bundle at the end; the fastest serves each share. With 'none', ONNX "
-        "Runtime does not run what cannot be imported either.",
-    ),
-]
 Out = Annotated[
     Path | None,
     typer.Option("--out", "-o", help="File NAME.fractune, or folder, for the bundle (default: the current folder)."),
@@ -122,19 +104,59 @@ class Search:
     ] = ""
 
 
+@dataclass(frozen=True)
+class OtherRuntimes:
+    """The options that compare the bundle with other runtimes."""
+
+    until_beats: Annotated[
+        str | None,
+        typer.Option(
+            "--until-beats",
+            metavar=PEERS[0],
+            help="Tune until the bundle is faster than this runtime at all shares.",
+        ),
+    ] = None
+    min_gain: Annotated[
+        str | None, typer.Option("--min-gain", metavar="5%", help="With --until-beats: faster by more than this.")
+    ] = None
+    compete: Annotated[
+        str | None,
+        typer.Option(
+            "--compete",
+            metavar=",".join(RUNTIMES),
+            help="Time these runtimes beside the bundle at the end; the fastest serves each share. With 'none', ONNX "
+            "Runtime does not run what cannot be imported either.",
+        ),
+    ] = None
+
+    def parsed(self) -> dict[str, Any]:
+        """The arguments of the Python API. Raises BadRequest."""
+        gain = None if self.min_gain is None else options.parse_part("--min-gain", self.min_gain)
+        return {**vars(self), "min_gain": gain}
+
+
+@dataclass(frozen=True)
+class LengthOptions:
+    """The options that choose several shapes by the lengths of an axis."""
+
+    lengths: options.Lengths = None
+    sample: options.Sample = None
+    most_buckets: options.MostBuckets = None
+
+    def shapes(self, model: Path, inputs: SeveralShapes, shares: str, view: LeavableView) -> SeveralShapes:
+        """The shapes of all lengths, with those of `inputs`. Raises BadRequest."""
+        lengths, most = options.parse_lengths(self.lengths), self.most_buckets
+        return shapes_of(model, inputs, lengths, self.sample, most, share_names(shares), view.show_step)
+
+
 def tune(
     model: options.ModelFile,
     shares: Shares,
     search: Search,
     of_model: options.ModelOptions,
-    until_beats: UntilBeats = None,
-    min_gain: MinGain = None,
-    compete: Compete = None,
-    lengths: options.Lengths = None,
-    sample: options.Sample = None,
-    most_buckets: options.MostBuckets = None,
-    pad: options.Pad = None,
-    padding_error: options.PaddingError = None,
+    runtimes: OtherRuntimes,
+    of_lengths: LengthOptions,
+    padding: options.Padding,
     out: Out = None,
     picture: Picture = None,
     detach: Detach = False,
@@ -153,32 +175,12 @@ def tune(
     if write_job is not None:
         _write_job(write_job, model, context)
         return
-    part = None if min_gain is None else options.parse_part("--min-gain", min_gain)
-    accepted = 0.0 if padding_error is None else options.parse_part("--padding-error", padding_error)
-    job_options = {**vars(search), **of_model.parsed_several()}
+    after_search = {**runtimes.parsed(), **padding.parsed()}
     view = choose_view(quiet=quiet, as_json=as_json)
-    job_options["inputs"] = shapes_of(
-        model,
-        job_options["inputs"],
-        options.parse_lengths(lengths),
-        sample,
-        most_buckets,
-        share_names(shares),
-        view.show_step,
-    )
+    shapes = of_lengths.shapes(model, options.parse_several(of_model.inputs), shares, view)
+    job_options = {**vars(search), **vars(of_model), "inputs": shapes}
     if detach:
-        _check_detached(
-            {
-                "--until-beats": until_beats,
-                "--min-gain": min_gain,
-                "--compete": compete,
-                "--out": out,
-                "--picture": picture,
-                "--on-done": on_done,
-                "--pad": pad,
-                "--padding-error": padding_error,
-            }
-        )
+        _check_detached(**vars(runtimes), **vars(padding), out=out, picture=picture, on_done=on_done)
         _leave(model, shares, job_options, place, as_json=as_json)
         return
     check_picture(picture)
@@ -186,24 +188,24 @@ def tune(
         result = tune_model(
             model,
             shares,
-            until_beats=until_beats,
-            min_gain=part,
             out=out or Path(),
-            compete=compete,
-            pad=options.parse_pad(pad),
-            padding_error=accepted,
             progress=view,
+            **after_search,
             **job_options,
             **vars(place),
         )
         fetched.bundle = result.bundle.path
-        _print(result, place.state, as_json=as_json)
-        if result.competed is not None:
-            print_contests(result.competed, as_json=as_json)
-        if picture is not None:
-            _draw(result, picture, as_json=as_json)
+        _show(result, place.state, picture, as_json=as_json)
         if result.goal is not None and not result.goal.beaten:
             raise typer.Exit(GOAL_MISSED)
+
+
+def _show(result: TuneResult, state: Path | None, picture: Path | None, *, as_json: bool) -> None:
+    _print(result, state, as_json=as_json)
+    if result.competed is not None:
+        print_contests(result.competed, as_json=as_json)
+    if picture is not None:
+        _draw(result, picture, as_json=as_json)
 
 
 def _draw(result: TuneResult, picture: Path, *, as_json: bool) -> None:
@@ -249,10 +251,11 @@ def _given(context: Any) -> dict[str, Value]:
     return given
 
 
-def _check_detached(given: dict[str, object]) -> None:
+def _check_detached(**given: object) -> None:
     """Raises BadRequest for an option whose work comes after the end of the job."""
-    for option, value in given.items():
+    for name, value in given.items():
         if value is not None:
+            option = f"--{name.replace('_', '-')}"
             raise BadRequest(f"{option} and --detach exclude each other: --detach does not wait; 'fractune watch' does")
 
 
