@@ -29,6 +29,15 @@ def test_what_is_to_be_broken_is_there_once_and_so_is_its_test(breakage: Breakag
     assert breakage.test_name in {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
 
 
+@pytest.mark.parametrize(
+    "breakage", [each for each in TABLE if each.file.endswith(".py")], ids=lambda each: each.promise
+)
+def test_a_broken_module_still_compiles(breakage: Breakage) -> None:
+    """Else its test does not begin."""
+    module = (REPOSITORY / breakage.file).read_text(encoding="utf-8")
+    compile(module.replace(breakage.before, breakage.after), breakage.file, "exec")
+
+
 def test_no_two_have_the_same_words() -> None:
     assert len({each.promise for each in TABLE}) == len(TABLE)
 
