@@ -19,8 +19,6 @@ from typing import Any
 
 import redis
 
-from fractune_core.fleet.messages import WorkerInfo
-from fractune_core.fleet.redis_names import PROTOCOL
 from fractune_core.jobs import JobSpec, JobState
 from fractune_core.records import Status, TuningRecord
 from fractune_server.engine.active_job import ActiveJob
@@ -34,6 +32,7 @@ from fractune_server.store.stored_job import StoredJob, StoredOperator
 from fractune_server.transport.context import ServerContext
 from fractune_server.transport.live_workers import Fleet
 from fractune_server.transport.work_queues import WorkQueues
+from tests.support.fleet_messages import worker_info
 from tests.support.processes.made_up import (
     DEVICE,
     TARGET,
@@ -132,7 +131,7 @@ def _world(operators: int, measurers: int) -> Iterator[World]:
         fair_queue = FairQueue()
         rounds = Rounds(deps, WorkQueues(connection, SECRET), fair_queue)
         phase = OpenPhase(deps, rounds, fair_queue)
-        phase.update_instances(Fleet(_tuner(index) for index in range(measurers)))
+        phase.update_instances(Fleet(worker_info(f"tune-{index}", 1.0, "tune") for index in range(measurers)))
         last = job.operators[-1]
         work: dict[str, Any] = {"purpose": "trial", "share": SHARE, "round_id": "l", "job": job.id, "namespace": ""}
         work["operator"] = target_operator(last.name)
@@ -157,20 +156,3 @@ def _run(operators: int) -> ActiveJob:
             job.own.add(candidate, SHARE, Status.OK)
         job.plans[operator.workload_hash] = plan
     return job
-
-
-def _tuner(index: int) -> WorkerInfo:
-    return {
-        "protocol": PROTOCOL,
-        "name": f"tune-{index}",
-        "role": "tune",
-        "host": "here",
-        "pid": 1,
-        "started_at": 1.0,
-        "cores": [0],
-        "device": {},
-        "granted": {},
-        "share": "",
-        "target": "",
-        "versions": {},
-    }

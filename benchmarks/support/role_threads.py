@@ -18,8 +18,6 @@ from unittest.mock import patch
 
 import redis
 
-from fractune_core.fleet.messages import WorkerInfo
-from fractune_core.fleet.redis_names import PROTOCOL
 from fractune_core.fleet.signed_messages import seal_worker
 from fractune_core.fleet.worker_entries import put_entry
 from fractune_core.records import Status, candidate_id
@@ -31,6 +29,7 @@ from fractune_workers.roles import Role, build, tune
 from fractune_workers.roles.build import Builder
 from fractune_workers.roles.tune import Tuner
 from fractune_workers.work_loop import ANSWER_TIMEOUT_S, WorkLoop
+from tests.support.fleet_messages import worker_info
 from tests.support.secret import SECRET
 
 _LOOK_EVERY_S = 0.1
@@ -52,20 +51,7 @@ class RoleThread:
         self._busy_s, self._began_s = 0.0, 0.0
         self._handler = WorkHandler(self.context, self.role)
         self._loop = WorkLoop(name, connection, self._handler.queue, self._handle, self.role)
-        self._info: WorkerInfo = {
-            "protocol": PROTOCOL,
-            "name": name,
-            "role": role,
-            "host": "simulated",
-            "pid": os.getpid(),
-            "started_at": time.time(),
-            "cores": [0],
-            "device": {},
-            "granted": {},
-            "share": "",
-            "target": "",
-            "versions": {},
-        }
+        self._info = worker_info(name, time.time(), role)
         self.role.describe(self._info)
         self._line = redis.Redis.from_url(url)
         self._stopped = threading.Event()

@@ -50,6 +50,7 @@ def _sealed(record: TuningRecord) -> str:
 
 
 def worker_info(name: str, started_at: float, role: str = "build") -> messages.WorkerInfo:
+    """The entry of a worker without a share; `started_at` in seconds since 1970."""
     return {
         "protocol": redis_names.PROTOCOL,
         "name": name,

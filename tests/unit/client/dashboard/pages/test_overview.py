@@ -1,0 +1,68 @@
+"""The overview: waiting work, busy workers, and how often the server is read for it."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+
+import pytest
+
+from fractune.dashboard.reading.following import Snapshot
+from fractune.dashboard.views import overview
+from fractune.dashboard.views.page import Page
+from fractune_core.codec.times import timestamp
+from fractune_core.pb import fractune_pb2 as pb
+from tests.support.processes.scripted_server import ScriptedServer
+from tests.unit.client.dashboard.conftest import Pages, until
+from tests.unit.client.dashboard.pages.samples import Elements
+
+
+def test_what_waits_and_what_each_worker_does_is_shown(pages: Pages, server: ScriptedServer) -> None:
+    server.workers = [pb.Worker(name="workers/w1", role="measure", host="here", pid=1, state="busy")]
+    server.waiting = [
+        pb.WaitingWork(role="build", pieces=3, oldest_time=timestamp(time.time() - 90)),
+        pb.WaitingWork(role="measure", share="cpu:2", pieces=1),
+    ]
+    until(lambda: pages.data("/")["waiting"] != [])
+    (building, measuring), (worker,) = (pages.data("/")[name] for name in ("waiting", "workers"))
+    assert (building["role"], building["pieces"], worker["state"]) == ("build", 3, "busy")
+    assert (measuring["share"], measuring["oldest_at"]) == ("cpu:2", None)
+    text = Elements(pages.page("/").text).text
+    assert re.search(r"build-39\d", text), text  # 90 s and some
+    assert "busy" in text
+
+
+def test_tabs_hear_of_a_change_and_the_server_is_asked_once_for_all(pages: Pages, server: ScriptedServer) -> None:
+    with contextlib.ExitStack() as opened:
+        streams = [opened.enter_context(pages.events()) for _ in range(5)]
+        for stream in streams:
+            assert stream.readline() == b"event: change\n"
+            assert stream.readline().startswith(b"data: ")
+            assert stream.readline() == b"\n"
+        until(lambda: bool(server.lists))  # the first reading is a change as well
+        for stream in streams:
+            assert stream.readline() == b"event: change\n"
+        asked = server.lists
+        server.script[-1].revision += 1
+        for stream in streams:
+            assert stream.readline().startswith(b"data: ")
+            assert stream.readline() == b"\n"
+            assert stream.readline() == b"event: change\n"
+        assert server.lists - asked <= 3
+
+
+def test_a_page_is_rendered_once_for_all_who_ask_until_the_server_is_read_again(
+    pages: Pages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Snapshot] = []
+    render = overview.overview
+
+    def counted(seen: Snapshot) -> Page:
+        asked.append(seen)
+        return render(seen)
+
+    monkeypatch.setattr(overview, "overview", counted)
+    for _ in range(200):
+        assert pages.page("/").status == 200
+    assert len(asked) == len(set(map(id, asked)))  # one for each reading of the server
