@@ -127,7 +127,7 @@ class RpcClient:
 
     @property
     def is_guarded(self) -> bool:
-        """Whether the server answers only who has credentials, or may open its socket."""
+        """Whether the server answers only callers with credentials, or callers that may open its socket."""
         return self._tls or self.address.startswith(UNIX)
 
     # ---- models and jobs -----------------------------------------------------------------------------------
@@ -256,6 +256,9 @@ class RpcClient:
     def prune_records(
         self, record_filter: pb.RecordFilter, keep_best: int, *, dry_run: bool
     ) -> pb.PruneRecordsResponse:
+        """Delete records that pass the filter, except the `keep_best` fastest of each operator, target, device and
+        share. `dry_run` counts them only.
+        """
         request = pb.PruneRecordsRequest(filter=record_filter, keep_best=keep_best, dry_run=dry_run)
         return self._call(self._log.PruneRecords, request, TRANSFER_TIMEOUT_S)
 
@@ -274,6 +277,7 @@ class RpcClient:
         return self._call(self._log.ListUnreadable, pb.ListUnreadableRequest(page_size=limit))
 
     def replay_unreadable(self) -> int:
+        """Have the server read them again. Returns the number of results."""
         return self._call(self._log.ReplayUnreadable, pb.ReplayUnreadableRequest(), TRANSFER_TIMEOUT_S).replayed
 
     def add_pair(self, pair: pb.MeasuredPair) -> bool:

@@ -9,9 +9,9 @@
 A joined bundle (`joined.py`) has members, each with variants of its own in `members/<n>/`, over the same weights.
 
 The comment of the zip is the SHA-256 of manifest.json, and the digest of an entry is checked whenever it is read.
-Entries are stored, not compressed: weights do not compress, and whoever reads a bundle never gets more bytes than the
-file has. The same contents always make the same file, byte by byte. `docs/bundle.md` describes it for readers of their
-own.
+Entries are stored, not compressed: weights do not compress, and a reader never gets more bytes than the file has. The
+same contents always make the same file, byte by byte. `docs/bundle.md` describes the file for programs in other
+languages.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from fractune_core.served import Served, ServiceGoal
 
 FORMAT = 3
 _BEFORE = 2
-"""in which every variant takes all weights"""
+"""an older format, in which every variant takes all weights"""
 JOINED_FORMAT = 4
-"""of a bundle with what a reader of format 3 does not know: members"""
+"""of a bundle with members, which a reader of format 3 does not know"""
 SUFFIX = ".fractune"
 MANIFEST = "manifest.json"
 SIGNATURE = "manifest.sig"
@@ -68,7 +68,7 @@ def object_entry(variant: int, name: str, folder: str = "") -> str:
 
 
 def member_folder(member: int) -> str:
-    """Where the entries of a joined bundle's member lie."""
+    """Folder of the entries of this member of a joined bundle, by its number."""
     return f"members/{member}/"
 
 
@@ -126,8 +126,8 @@ def _write(file: IO[bytes], manifest: bytes, entries: Iterable[tuple[str, int, I
 class Bundle:
     """A bundle opened for reading: its manifest is whole and of this format, and no entry is missing or extra.
 
-    Raises BadBundle for a file that is none, is torn or changed, or is of another format. Entries are checked when
-    they are read; `verify` reads the whole file. `check_signature` is called before anything of the manifest is parsed.
+    Raises BadBundle for a file that is not a bundle, is torn or changed, or has another format. Entries are checked
+    when they are read; `verify` reads the whole file. `check_signature` is called before the manifest is parsed.
     """
 
     def __init__(self, source: Path | bytes, check_signature: CheckSignature | None = None) -> None:
@@ -145,7 +145,7 @@ class Bundle:
                 check_signature(self.name, self.manifest_bytes, self.signature)
             self._check_digest()
             self.written = self.manifest = self._parsed()
-            """as in the file; `manifest` has what a reader sees, who knows of one shape"""
+            """as in the file; `manifest` is for readers that know one shape (`_show_last`)"""
             self._check_format()
             self._check_manifest()
             self.members = [self._member(number) for number in range(len(self.written.get("members", ())))]
@@ -228,8 +228,9 @@ class Bundle:
         return member
 
     def _show_last(self) -> None:
-        """A bundle for several shapes looks like that of the largest to all that know of one shape. One of a model in
-        parts has the inputs and outputs of the whole model; nothing else of a part is that of the model.
+        """For readers that know one shape, a bundle for several shapes has the variants, inputs and outputs of the
+        largest. For a model in parts the inputs and outputs are those of the whole model; of the last part it has the
+        shares and variants alone.
         """
         if not self.members:
             return
@@ -254,8 +255,8 @@ class Bundle:
         return b"".join(self._chunks(entry))
 
     def read_parts(self, entry: str, parts: Iterable[tuple[int, memoryview]]) -> None:
-        """As `read`, of an entry that is large: from each offset on as many bytes as fit into the buffer given for it,
-        so that nothing exists twice in memory. Raises BadBundle.
+        """As `read`, for a large entry: fill each buffer with the bytes from its byte offset on, so that no byte
+        is in memory twice. Raises BadBundle.
         """
         waiting = sorted(parts, key=lambda part: part[0])
         at = 0
@@ -286,8 +287,8 @@ class Bundle:
         extra: Mapping[str, bytes] | None = None,
         **fields: Any,
     ) -> None:
-        """Write the bundle to another file, every entry checked, with this signature and these fields of the manifest.
-        The `extra` entries are new, or replace those of their names.
+        """Write the bundle to another file, with this signature and these fields of the manifest. The `extra` entries
+        are added, or replace the entries of their names. Every entry is checked.
 
         Raises BadBundle, OSError, and BadRequest for fields that make the manifest too large.
         """
@@ -334,13 +335,13 @@ class Bundle:
         return list(self.manifest["variants"])
 
     def measured(self, mechanism: str) -> dict[int, dict[str, float]]:
-        """Seconds of the model's operators by units of a share of that mechanism, then by variant: what `match.choose`
-        asks for as reported. One mechanism says nothing of another.
+        """Seconds of the model's operators, by units of a share of that mechanism, then by variant. They are the
+        reported times, which `match.choose` takes. Times of other mechanisms are left out.
         """
         return self._times("measured", mechanism)
 
     def choosing(self, mechanism: str) -> dict[int, dict[str, float]]:
-        """The same by the repeats that choose; `measured` where the bundle does not hold them apart."""
+        """As `measured`, from the repeats that are used for selection. An older bundle has the reported times only."""
         return self._times("choosing" if "choosing" in self.manifest else "measured", mechanism)
 
     def _times(self, field: str, mechanism: str) -> dict[int, dict[str, float]]:
@@ -386,7 +387,9 @@ class Bundle:
         return [object_entry(index, name, self._folder) for name in entry["objects"]]
 
     def weights_of(self, variant: str) -> list[int]:
-        """Which of the manifest's weights the variant takes after its inputs, in their order. Raises BadBundle."""
+        """The weights that the variant takes after its inputs, in their order, as places in the manifest's list. Raises
+        BadBundle.
+        """
         _, entry = self._variant(variant)
         return list(entry.get("weights", range(len(self.manifest["weights"]))))  # all of them before format 3
 

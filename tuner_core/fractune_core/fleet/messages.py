@@ -81,9 +81,10 @@ class IngestWork(ModelWork):
 class PastTrial(TypedDict):
     candidate: str
     trace: str
-    """as in a record, and so in all work: of another implementation after its name (`fractune_core.implementations`)"""
+    """As in a record: that of another implementation follows its name (`fractune_core.implementations`). All traces of
+    work have this form."""
     secs: dict[str, float]
-    """median by share, at all those of the round; 0 = failed"""
+    """median in seconds by share, at all shares of the round; 0 = failed"""
 
 
 class TargetOperator(TypedDict):
@@ -98,14 +99,14 @@ class TargetOperator(TypedDict):
 
 
 class RoundWork(AnyWork):
-    """The common fields of the work of one round of an operator. `job` asked for the round first; others may wait."""
+    """The common fields of the work of one round of an operator. `job` requested the round; others may wait for it."""
 
     round_id: str
     namespace: str
     """of that job"""
     operator: TargetOperator
     at_front: NotRequired[bool]
-    """this, and what comes of it, goes before what waits in its queue: the job was given less than the others"""
+    """This work, and what follows from it, goes to the front of its queue: the job has got less than others."""
     repeat_ms: NotRequired[float]
     """length of one repeat of a validation; the policy's own length if absent"""
 
@@ -116,9 +117,9 @@ class SearchOpening(TypedDict):
     history: list[PastTrial]
     """of the operator"""
     known: list[str]
-    """candidates of it that were measured at any of these shares: they are not to be proposed"""
+    """candidates that were measured at one of these shares, and must not be proposed"""
     transferred: list[str]
-    """traces to try first: of donors, operators of the same kind or this one at other shares"""
+    """traces to try first, of donors: operators of the same kind, or this operator at other shares"""
 
 
 class SearchWork(RoundWork):
@@ -127,21 +128,21 @@ class SearchWork(RoundWork):
     shares: list[str]
     """of all jobs that wait for the round"""
     fresh: bool
-    """for a job that shares with no other: a search of its own, which learns from its results alone"""
+    """The job shares no searches: this search is its own, and learns from its own results alone."""
     count: int
-    """candidates wanted"""
+    """number of requested candidates"""
     exact: bool
-    """none that rounds otherwise than the operator itself"""
+    """only candidates that round like the operator itself"""
     seed: int
     lost: list[str]
     """candidates that this instance proposed for a job that ended before they were measured: to be proposed again"""
     opening: SearchOpening | None
-    """None where the instance has searched the operator before. One that does not know it any more does not begin from
-    nothing, since it would propose what was measured: it answers with SearchForgotten."""
+    """None if the instance has searched the operator before. An instance that has lost the search must not begin again,
+    because it would propose measured candidates. It answers with SearchForgotten."""
 
 
 class BuiltItem(TypedDict):
-    """How a candidate was built that ran well."""
+    """How a candidate that ran well was built."""
 
     build_secs: float
     versions: dict[str, str]
@@ -151,7 +152,7 @@ class CandidateItem(TypedDict):
     candidate: str
     trace: str
     built: NotRequired[BuiltItem]
-    """it was built in this very round: as long as the artifact is there it is not built again"""
+    """Only for a candidate that was built in this round. It is not built again while its artifact exists."""
 
 
 class BuildWork(RoundWork):
@@ -170,7 +171,7 @@ class ArtifactItem(TypedDict):
     trace: str
     build_secs: float
     status: str
-    """Status.OK, or how the build failed: then there is no artifact, and the measurer only writes the record"""
+    """Status.OK, or how the build failed. A failed build has no artifact, and the measurer only writes the record."""
     cause: str
     versions: NotRequired[dict[str, str]]
     """what made the code, beside TVM, for the record: `compiler`"""
@@ -197,9 +198,9 @@ class VariantItem(TypedDict):
 class CompileWork(ModelWork):
     task: Literal["compile"]
     bundle: str
-    """its id: signed, it is to be put into the blob `bundle_blob(bundle)`"""
+    """its id; the worker puts the signed bundle into the blob `bundle_blob(bundle)`"""
     manifest: dict[str, Any]
-    """what the server adds to the bundle's manifest: job, device, shares, records"""
+    """the server's part of the bundle's manifest: job, device, shares, records"""
     variants: list[VariantItem]
     records: list[dict[str, Any]]
     """the published TuningRecords as JSON, to travel inside the bundle"""
@@ -222,8 +223,8 @@ WORK_KINDS = tuple(WORK_BY_KIND)
 
 
 def cancelled_by(work: Work) -> str:
-    """Whose mark CANCELLED takes this work back: its round's, which may outlive the job that asked for it first, or
-    its job's where it is of no round.
+    """The id whose mark CANCELLED cancels this work: that of its round, which may outlive the job that requested it, or
+    of its job for work without a round.
     """
     return str(work.get("round_id", work["job"]))
 
@@ -237,9 +238,9 @@ def work_record(
     cause: str,
     policy: TimingPolicy,
 ) -> TuningRecord:
-    """The record, of now, of one candidate of the work under the share `granted`.
+    """A record of one candidate of the work under the share `granted`, measured now.
 
-    It says what the work says and how the measurement ended; what was measured is the measurer's to put in.
+    It has the fields of the work, and the end of the measurement. The measurer adds what it measured.
     """
     operator = work["operator"]
     return TuningRecord(
@@ -347,7 +348,7 @@ class ModelTimed(AnyEvent):
 
 
 class PieceDone(AnyEvent):
-    """With the results of each piece of work: what it took, a `fractune_core.spending.WorkCost`."""
+    """The cost of a piece of work, beside its results: a `fractune_core.spending.WorkCost`."""
 
     event: Literal["piece_done"]
     work_id: str

@@ -1,6 +1,6 @@
 """An open job in memory: the stored job, its work in progress, and the state of its operators.
 
-Nothing else changes the plans of its operators.
+Only this class changes the plans of its operators.
 """
 
 from __future__ import annotations
@@ -61,6 +61,8 @@ class SingleWork(NamedTuple):
 
 @dataclass
 class ActiveJob:
+    """An open job. Not thread-safe: only the engine's thread calls it."""
+
     stored: StoredJob
     operators: list[StoredOperator]
     plans: dict[str, OperatorPlan] = field(default_factory=dict)
@@ -84,7 +86,7 @@ class ActiveJob:
     minor: set[str] = field(default_factory=set)
     """workload hashes of operators that are a small part of the model's time: see `minor_operators`"""
     bundle_sent: bool = False
-    """the signature of the bundle in Redis was checked for this job"""
+    """whether the signature of the bundle in Redis was checked for this job"""
     bundle_writing: Future[None] | None = None
     """writes the model's times into the bundle, after the last timing"""
     dirty: bool = False
@@ -261,7 +263,7 @@ class ActiveJob:
             self.plans[name].exhausted = self.plans[name].complete >= candidates
 
     def load_roofs(self, store: Store) -> None:
-        """Tell the plans the attainable times at the device's shares."""
+        """Give each plan the attainable times at the device's shares, in seconds."""
         roofs, arithmetic = store.roofs.of(self.stored.device.key), store.log.arithmetic(self.plans)
         for name, plan in self.plans.items():
             known = arithmetic.get(name)

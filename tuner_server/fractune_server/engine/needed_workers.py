@@ -26,7 +26,7 @@ class NeededWorker:
 
 
 class MissingWorkers:
-    """One thread only."""
+    """Not thread-safe: only the engine's thread calls it."""
 
     def __init__(self) -> None:
         self._since: dict[NeededWorker, float] = {}

@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 class OpenJobs:
-    """One thread only."""
+    """Not thread-safe: only the engine's thread calls it."""
 
     def __init__(self, context: ServerContext, rounds: Rounds) -> None:
         self._context = context

@@ -36,7 +36,7 @@ _WRITING_S = 0.05
 
 
 class PublishPhase:
-    """One thread only."""
+    """Not thread-safe: only the engine's thread calls it."""
 
     def __init__(self, context: ServerContext, queues: WorkQueues, rounds: Rounds) -> None:
         self._context = context

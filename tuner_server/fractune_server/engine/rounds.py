@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 
 class Rounds:
-    """One thread only."""
+    """Not thread-safe: only the engine's thread calls it."""
 
     def __init__(self, context: ServerContext, queues: WorkQueues, fair_queue: FairQueue) -> None:
         self._context = context

@@ -11,7 +11,7 @@ _KEPT = 10_000
 
 
 class SearchOwners:
-    """One thread only."""
+    """Not thread-safe: only the engine's thread calls it."""
 
     def __init__(self, kept: int = _KEPT) -> None:
         self._most = kept

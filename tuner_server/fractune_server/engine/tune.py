@@ -59,7 +59,9 @@ class Instance:
 
 
 class TunePhase:
-    """One thread only."""
+    """The tuning phase of all jobs: which operator is searched next, and by which instance. Not thread-safe: only the
+    engine's thread calls it.
+    """
 
     def __init__(self, context: ServerContext, rounds: Rounds, fair_queue: FairQueue) -> None:
         self._store = context.store
@@ -99,6 +101,7 @@ class TunePhase:
         job.enter(JobState.VALIDATING)
 
     def take_proposed(self, event: Proposed) -> None:
+        """Note the candidates of a search. A second answer to one round changes nothing."""
         live = self._rounds.get(event["round_id"])
         if live is None or live.proposed:
             return
@@ -260,7 +263,8 @@ class TunePhase:
         return job.is_searching and self._is_offered(job) and job.remaining > 0
 
     def _has_room(self, instance: Instance, job: ActiveJob, awaited: Collection[str]) -> bool:
-        """Whether a free instance may search for the job. It searches as late as the builders allow, knowing most then.
+        """Whether a free instance may search for the job. It waits while its builders have enough candidates, because a
+        later search knows more results.
 
         Rounds that only jobs ahead of this one wait for do not count.
         """
@@ -268,6 +272,7 @@ class TunePhase:
         return sum(live.under_way(awaited) for live in held if not self._may_pass(job, live)) <= self._enough
 
     def _may_pass(self, job: ActiveJob, live: LiveRound) -> bool:
+        """Whether all jobs that wait for the round are ahead of this one."""
         return all(self._fair_queue.is_behind(job.claimant, each.claimant) for each in live.subscribers.values())
 
     def _may_search(self, job: ActiveJob, instance: Instance, plan: OperatorPlan) -> bool:
@@ -334,6 +339,7 @@ class TunePhase:
         }
 
     def _opening(self, job: ActiveJob, live: LiveRound) -> SearchOpening:
+        """The log's knowledge of the operator; schedules of donors only while the operator has few trials."""
         plan, operator = job.plans[live.key.workload_hash], job.operator(live.key.workload_hash)
         known = self._times(live)
         return {

@@ -37,7 +37,7 @@ _PASSES = 3
 
 
 class ValidatePhase:
-    """One thread only."""
+    """Not thread-safe: only the engine's thread calls it."""
 
     def __init__(self, context: ServerContext, rounds: Rounds) -> None:
         self._log = context.store.log

@@ -45,7 +45,7 @@ class _VirtualTimes:
 
 
 class FairQueue:
-    """One thread only. A new queue does not know what was handed out before."""
+    """Not thread-safe: only the engine's thread calls it. A new queue does not know what an older one handed out."""
 
     def __init__(self) -> None:
         self._tenants = _VirtualTimes()

@@ -79,7 +79,7 @@ class ArrivalBatch:
 
 
 class Recorder:
-    """Reads all results streams through the consumer group RECORDER. One thread only.
+    """Reads all results streams through the consumer group RECORDER. Not thread-safe.
 
     After an error in `poll`, or after `repeat`, the next polls return the same entries again. Adding a record twice
     changes nothing, and the receiver of the events must handle repeated events too.

@@ -59,7 +59,7 @@ class _HeldWork:
 class Requeuer:
     """Calls `give_up` with work that has failed ATTEMPTS times, and `requeued` with other lost work.
 
-    A batch of trials is divided before it is given up. One thread only.
+    A batch of trials is divided before it is given up. Not thread-safe.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The supervised process in which TVM runs. The supervisor keeps its deadlines, and kills its process group whole.
+"""The supervised process in which TVM runs. The supervisor enforces deadlines, and kills the whole process group.
 
 The child serves one call at a time over a socket; a message is one JSON object, with bytes beside it (`messages.py`).
 The child starts when it is first needed, again after it has died, and again after `recycle_calls` calls (TVM's compiler
@@ -111,9 +111,9 @@ class Child:
         self._preemption: Preemption | None = None
         self._is_wanted: Callable[[], bool] | None = None
         self.generation = 0
-        """how many processes there have been: the present one does not know what an earlier one learned"""
+        """number of processes so far; a new process has lost the state of the one before"""
         self.lacking: list[str] = []
-        """a line for each thing that does not hold of its sandbox"""
+        """a line for each protection that its sandbox lacks on this host"""
 
     @property
     def pid(self) -> int | None:

@@ -3,8 +3,8 @@
 A trial is timed shortly, and once more for longer when it can win, one candidate after the other. Finalists are
 validated (`fractune_workers.measuring.validation`). A batch is void when the anchor kernel after it differs from the
 anchor before it. It is void when heat or the power supply slowed the GPU down meanwhile. It is also void when its
-threads were kept from their cores for too long. It is measured again, a few times at most; the records then say how
-often, how far the anchor was off, what held the clock down, and what disturbed them.
+threads were kept from their cores for too long. A void batch is measured again, a few times at most. The records then
+have the number of attempts, the drift of the anchor, the reasons of a low clock, and the disturbances.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Outcome:
     """CPU time of all threads in one call; None = not measured"""
     max_error: float | None = None
     disturbance: Disturbance | None = None
-    """of the timing that it is from, with all candidates timed interleaved with it; None = not known"""
+    """of its timing, together with all candidates that were timed interleaved with it; None = not known"""
 
     @property
     def median_s(self) -> float:
@@ -98,13 +98,13 @@ class ArtifactBatch:
 
     args_info: list[Any]
     seed: int
-    """of the random arguments"""
+    """seed of the random arguments"""
     codes: dict[str, bytes]
     """object files by candidate, of those that could be built"""
     implementations: Mapping[str, str] = field(default_factory=dict)
     """by candidate, of those that are not of the direct one: what arguments they take"""
     repeat_ms: float | None = None
-    """how long a repeat of a validation is over a warm cache; None = as long as its policy says"""
+    """milliseconds of one repeat of a validation with a warm cache; None = the policy's own length"""
 
     def implementation(self, candidate: str) -> str:
         return self.implementations.get(candidate, DIRECT)
@@ -163,7 +163,7 @@ class MeasurementSession:
         self._last_anchor = (0.0, 0, 0.0)
         """its ratio, the child, and when it was timed, in monotonic seconds"""
         self.preparation = 0
-        """how often a child was given a batch's arguments: it then lost the kernels that it held"""
+        """how often a child got the arguments of a batch; each time it loses the kernels that it has loaded"""
         self.loss_allowed = ONE_CORE_LOSS_ALLOWED if share.host_cores == 1 else LOSS_ALLOWED
         """part of a batch's time in which its threads may be kept from their cores"""
         self.device_info: dict[str, Any] = {}

@@ -62,7 +62,7 @@ class LogKey:
         return replace(self, exact=False) if self.exact else self
 
     def has(self, record: TuningRecord) -> bool:
-        """Whether the record is about this."""
+        """Whether the record has this subject."""
         named = (record.workload_hash, record.target_key, record.device.key)
         fits = named == (self.workload_hash, self.target_key, self.device_key) and self.may_read(record)
         return fits and (not self.exact or is_exact(record.trace))
@@ -72,6 +72,7 @@ class LogKey:
         return record.namespace == self.namespace and self.job in ("", record.job)
 
     def clauses(self, kind: Kind) -> list[ColumnElement[bool]]:
+        """SQL conditions of the rows of this kind that `has` accepts."""
         inexact = sorted(INEXACT) if self.exact else []
         return [
             records.c.workload_hash == self.workload_hash,
@@ -118,6 +119,8 @@ class RecordPlace:
 
 
 class TuningLog(Repository):
+    """The records and their workloads in the database."""
+
     def __init__(self, database: Database) -> None:
         super().__init__(database)
         self._validated = ValidatedCache(database)
@@ -346,6 +349,7 @@ class TuningLog(Repository):
         return [(RecordPlace(row["ranking_median_s"], row["seq"]), record_from_row(row)) for row in rows]
 
     def count(self, chosen: RecordFilter) -> int:
+        """The number of records that pass."""
         with self._database.read() as connection:
             return self._counts.count(connection, chosen)
 

@@ -5,7 +5,7 @@
 in order. ONNX infers the node's output shapes from its input shapes and the small constants among its inputs. ONNX's
 own reference implementation runs a small node over constants.
 
-A node's outputs are sized before any step computes them. So a model with too large tensors or constants is refused.
+A node's outputs are sized before any step computes them, and a model with too large tensors or constants is refused.
 ONNX's own data propagation (`infer_shapes(data_prop=True)`) does not help here: it holds every element of a propagated
 shape, and a chain of `Concat` doubles them with each node.
 """
@@ -117,7 +117,7 @@ class Folding:
         self._write(graph)
 
     def _write(self, graph: onnx.GraphProto) -> None:
-        """The folded constants that are used, and the shapes of all other tensors."""
+        """Write the folded constants that are used into the graph, and the shapes of all other tensors."""
         used = {name for node in graph.node for name in names_read(node)} | {value.name for value in graph.output}
         present = {tensor.name for tensor in graph.initializer}
         for name in sorted(used - present):
@@ -152,12 +152,12 @@ class Folding:
         return check_tensor(value.shape, _element_bytes(value.type.tensor_type.elem_type), what)
 
     def numbers(self, name: str) -> np.ndarray[Any, Any] | None:
-        """Of a small constant."""
+        """The numbers of a small constant; None for any other tensor."""
         known = self._known.get(name)
         return None if known is None or known.tensor is None else numpy_helper.to_array(known.tensor)
 
     def shape(self, name: str) -> list[int] | None:
-        """Of a tensor with fixed dimensions."""
+        """The dimensions of a tensor if all are fixed, else None."""
         return self._known.get(name, _TensorFacts()).shape
 
     def sources(self, name: str) -> list[str]:
