@@ -26,7 +26,7 @@ from fractune_workers.children.tvm_api.artifacts import unpack
 from fractune_workers.children.tvm_api.target import parse_target
 from fractune_workers.reader import reader_child
 from tests.integration.test_half_precision import product
-from tests.support.children.triton_operators import OPERATORS
+from tests.support.children.triton_operators import BOXES, OPERATORS
 from tests.support.hardware.cubins import cubins_in
 from tests.support.hardware.launching_driver import stand_in
 from tests.support.hardware.sass import MISSING, instructions
@@ -41,10 +41,10 @@ DECISIONS = {
     "three programs": [32, 16, 32, 4, 2, 1, 3],
     "a split depth": [16, 16, 32, 2, 2, 2, 0],
 }
-"""as `Decisions` takes them"""
+"""as `Decisions` takes them, without `tma`"""
 MOST_ERROR = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2e-6, "int8": 0.0}
 """relative to the largest output: of one rounding, or of additions in another order"""
-FLOATS = [name for name in OPERATORS if name != "whole numbers"]
+WHOLE = "whole numbers"
 
 
 def errors_of(cases: list[tuple[str, str, list[int]]]) -> list[float]:
@@ -55,11 +55,12 @@ def errors_of(cases: list[tuple[str, str, list[int]]]) -> list[float]:
     return errors
 
 
+@pytest.mark.parametrize("tma", [False, True])
 @pytest.mark.parametrize("dtype", MOST_ERROR)
-def test_the_values_of_every_kernel_are_numpy_s(dtype: str) -> None:
+def test_the_values_of_every_kernel_are_numpy_s(dtype: str, *, tma: bool) -> None:
     """In the interpreter: extents that are no multiples of a tile, with each epilogue."""
-    names = ["whole numbers"] if dtype == "int8" else FLOATS
-    cases = [(name, dtype, each) for name, each in itertools.product(names, DECISIONS.values())]
+    names = [name for name in (BOXES if tma else OPERATORS) if (name == WHOLE) == (dtype == "int8")]
+    cases = [(name, dtype, [*each, tma]) for name, each in itertools.product(names, DECISIONS.values())]
     errors = dict(zip(itertools.product(names, DECISIONS), errors_of(cases), strict=True))
     assert {case: error for case, error in errors.items() if not error <= MOST_ERROR[dtype]} == {}
 
@@ -98,8 +99,9 @@ def ingested(model: Path, arch: str) -> list[dict[str, Any]]:
     return [{**each, **facts} for each in answer["operators"] if TRITON in parted_workloads(each["workload"])]
 
 
-def build(builder: Child, operator: dict[str, Any], decisions: dict[str, Any]) -> dict[str, Any]:
-    trace = text_of(TRITON, json.dumps([{"kernel": "product/1", "split": 1, "programs": 0, **decisions}]))
+def build(builder: Child, operator: dict[str, Any], decisions: dict[str, Any], *, tma: bool = False) -> dict[str, Any]:
+    kernel = "product-tma/1" if tma else "product/1"
+    trace = text_of(TRITON, json.dumps([{"kernel": kernel, "split": 1, "programs": 0, **decisions}]))
     known = {"workload_hash": operator["workload_hash"], "target": operator["target"]}
     builder.call("learn_workload", 60, **known, workload=operator["workload"])
     built: dict[str, Any] = builder.call("build", 120, **known, trace=trace, limit_cpu_s=60)
@@ -118,23 +120,37 @@ def builder() -> Any:
 
 @pytest.mark.skipif(bool(MISSING), reason=MISSING)
 @pytest.mark.parametrize(
-    ("arch", "multiplies"),
-    [("sm_80", "HMMA.16816.F32"), ("sm_89", "HMMA.16816.F32"), ("sm_90", "HGMMA"), ("sm_100", "UTCHMMA")],
+    ("arch", "multiplies", "tma"),
+    [
+        ("sm_80", "HMMA.16816.F32", False),
+        ("sm_89", "HMMA.16816.F32", False),
+        *itertools.product(["sm_90"], ["HGMMA"], [False, True]),
+        *itertools.product(["sm_100"], ["UTCHMMA"], [False, True]),
+    ],
 )
 def test_kernels_multiply_on_tensor_cores_and_copy_asynchronously(
-    model: Path, builder: Child, arch: str, multiplies: str
+    model: Path, builder: Child, arch: str, multiplies: str, *, tma: bool
 ) -> None:
+    """TMA loads both factors of the product, and the weights of the convolution beside the gathered rows."""
     operators = ingested(model, arch)
     assert [any(kind in each["name"] for each in operators) for kind in ("matmul", "conv2d")] == [True, True]
     for operator in operators:
-        built = build(builder, operator, LARGE)
+        built = build(builder, operator, LARGE, tma=tma)
         assert (built["status"], built["cause"]) == ("ok", "")
         assert re.fullmatch(r"Triton \S+", built["versions"]["compiler"])
         (cubin,) = cubins_in(unpack(built["object"])["device.o"])
         found = instructions(cubin)
-        for wanted in (multiplies, "LDGSTS"):
-            assert any(name.startswith(wanted) for name in found), (wanted, found)
+        by_pointers = not tma or "conv2d" in operator["name"]
+        for wanted, used in ((multiplies, True), ("LDGSTS", by_pointers), ("UTMALDG", tma)):
+            assert any(name.startswith(wanted) for name in found) == used, (wanted, found)
         assert not any(name.startswith(("LDL", "STL")) for name in found), "sums do not fit into the registers"
+
+
+def test_a_gpu_without_tma_refuses_a_candidate_with_it(model: Path, builder: Child) -> None:
+    operator = ingested(model, "sm_80")[0]
+    built = build(builder, operator, LARGE, tma=True)
+    assert built["status"] == "build_failed"
+    assert "this GPU has no copy engine for the candidate (TMA); tune the model for it again" in built["cause"]
 
 
 @pytest.mark.skipif(bool(MISSING), reason=MISSING)
@@ -207,6 +223,26 @@ def test_tvm_s_runtime_launches_an_artifact(
     first, second = found[4]
     assert first == "launch main_kernel blocks 64 threads 256 shared 98304 (nil) (nil)"
     assert re.fullmatch(r"launch main_kernel_1 blocks 128 threads 128 shared \d+ \(nil\) \(nil\)", second)
+
+
+def test_tensor_maps_are_encoded_for_each_launch(
+    model: Path, builder: Child, environ: dict[str, str], tmp_path: Path
+) -> None:
+    """The stand-in for `cuTensorMapEncodeTiled` keeps NVIDIA's rules, and the kernel is given what it encoded."""
+    maps = (
+        " map of type 6 dims 512 512 strides 1024 box 64 128 swizzle 3"
+        " map of type 6 dims 512 512 strides 1024 box 64 64 swizzle 3"
+    )
+    (operator,) = (each for each in ingested(model, "sm_90") if "matmul" in each["name"])
+    script = _RUN.format(shapes=[(512, 512), (512, 512), (512,), (512, 512)])
+    for split, arguments in ((1, 4), (4, 5)):
+        built = build(builder, operator, {**LARGE, "split": split}, tma=True)
+        artifact = tmp_path / f"{split}.a"
+        artifact.write_bytes(built["object"])
+        places = f"main_kernel 0:{arguments} 1:{arguments + 5}"
+        first, *others = launches(script, {**environ, "TENSOR_MAPS_AT": places}, str(artifact))
+        assert first == f"launch main_kernel blocks {16 * split} threads 256 shared 98328{maps}"
+        assert len(others) == (split > 1)
 
 
 _RUN_BUNDLE = """

@@ -16,9 +16,10 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import tvm
-from tvm import relax
+from tvm import relax, te
 
 from fractune_workers.children.importing.passes import prepare
+from fractune_workers.children.triton_kernels.decisions import Decisions
 from fractune_workers.children.tvm_api.keep_out import stay_off_gpus
 
 Array = Any
@@ -80,6 +81,31 @@ def emit_convolution(bb: Any, x: Any, w: Any, bias: Any, *, stride: int = 1, pad
     return bb.emit(relax.op.nn.relu(bb.emit(relax.op.add(made, bias))))
 
 
+def emit_turned(bb: Any, a: Any, b: Any) -> Any:
+    """Both factors lie the other way round."""
+
+    def compute(a: Any, b: Any) -> Any:
+        k = te.reduce_axis((0, a.shape[0]), name="k")
+        return te.compute(
+            (a.shape[1], b.shape[0]), lambda i, j: te.sum(a[k, i].astype("float32") * b[j, k].astype("float32"), axis=k)
+        )
+
+    return bb.emit_te(compute, a, b)
+
+
+def emit_batches_of_more(bb: Any, a: Any, b: Any) -> Any:
+    """Of three batches in each of two places, two are multiplied."""
+
+    def compute(a: Any, b: Any) -> Any:
+        k = te.reduce_axis((0, a.shape[3]), name="k")
+        return te.compute(
+            (2, 2, a.shape[2], b.shape[3]),
+            lambda x, y, i, j: te.sum(a[x, y, i, k].astype("float32") * b[x, y, k, j].astype("float32"), axis=k),
+        )
+
+    return bb.emit_te(compute, a, b)
+
+
 OPERATORS = {
     "product": Operator(((33, 50), (50, 45)), lambda bb, a, b: bb.emit(relax.op.matmul(a, b)), np.matmul),
     "bias and relu": Operator(
@@ -114,6 +140,28 @@ OPERATORS = {
         lambda a, b: a.astype(np.int32) @ b.astype(np.int32),
     ),
 }
+
+BOXES = {
+    "bias and relu": Operator(((3, 11, 80), (80, 48), (48,)), emit_relu, OPERATORS["bias and relu"].compute),
+    "turned factors": Operator(((80, 40), (72, 80)), emit_turned, lambda a, b: a.T @ b.T),
+    "batches": Operator(
+        ((2, 3, 10, 40), (2, 3, 40, 24), (2, 1, 1, 24)), OPERATORS["batches"].emit, OPERATORS["batches"].compute
+    ),
+    "batches of more": Operator(
+        ((2, 3, 19, 40), (2, 3, 40, 24)), emit_batches_of_more, lambda a, b: a[:, :2] @ b[:, :2]
+    ),
+    "a row of weights": Operator(((1, 33), (33, 24)), OPERATORS["product"].emit, np.matmul),
+    "padded image": Operator(((2, 7, 6, 8), (18, 3, 3, 8), (18,)), emit_convolution, OPERATORS["convolution"].compute),
+    "image of points": Operator(
+        ((2, 7, 6, 40), (18, 1, 1, 40), (18,)),
+        lambda *operands: emit_convolution(*operands, padding=0),
+        lambda x, w, bias: np.maximum(convolved(x, w, 1, 0) + bias, 0),
+    ),
+    "whole numbers": Operator(
+        ((33, 80), (80, 48)), OPERATORS["whole numbers"].emit, OPERATORS["whole numbers"].compute
+    ),
+}
+"""whose factors TMA can load; of a padded image it loads the weights"""
 
 
 def function_of(operator: Operator, dtype: str) -> tuple[Any, list[int]]:
@@ -193,13 +241,14 @@ def repair_bfloat16() -> None:
     interpreter.InterpreterBuilder.create_dot = create_dot
 
 
-def error_of(name: str, dtype: str, decisions: list[int]) -> float:
+def error_of(name: str, dtype: str, decisions: Decisions) -> float:
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
     from fractune_workers.children.triton_kernels.compiler import load_module
-    from fractune_workers.children.triton_kernels.decisions import Decisions
     from fractune_workers.children.triton_kernels.sources import source_of
     from fractune_workers.children.triton_kernels.sums import sums_of
 
-    operator = OPERATORS[name]
+    operator = (BOXES if decisions.tma else OPERATORS)[name]
     function, places = function_of(operator, dtype)
     draw = np.random.default_rng(0)
     whole = dtype == "int8"
@@ -208,14 +257,18 @@ def error_of(name: str, dtype: str, decisions: list[int]) -> float:
     out_type = function.params[-1].ty
     out = np.full([int(dim) for dim in out_type.shape], 77, NUMPY_TYPES.get(str(out_type.dtype), np.int32))
     sums = sums_of(function)
-    source = source_of(sums, Decisions(*decisions), "kernel", "ieee")
+    source = source_of(sums, decisions, "kernel", "ieee")
     arrays = [*(inputs[place] for place in places), out]
     if source.partial_shape:
         arrays.append(np.full(source.partial_shape, 77, np.int32 if whole else np.float32))
     with tempfile.TemporaryDirectory() as folder:
         module = load_module(source.text, Path(folder))
         for launch in source.launches:
-            getattr(module, launch.kernel)[(launch.programs,)](*map(Tensor, arrays))
+            maps = [
+                TensorDescriptor(Tensor(arrays[box.argument]), list(box.extents), list(box.strides), list(box.lengths))
+                for box in launch.boxes
+            ]
+            getattr(module, launch.kernel)[(launch.programs,)](*map(Tensor, arrays), *maps)
     expected = operator.compute(*(each if whole else each.astype(np.float32) for each in inputs))
     assert expected.shape == out.shape
     return float(np.abs(out.astype(np.float64) - expected).max() / np.abs(expected).max())
@@ -224,4 +277,5 @@ def error_of(name: str, dtype: str, decisions: list[int]) -> float:
 if __name__ == "__main__":
     stay_off_gpus()
     repair_bfloat16()
-    sys.stdout.write(json.dumps([error_of(*case) for case in json.loads(sys.argv[1])]))
+    cases = [(name, dtype, Decisions(*each)) for name, dtype, each in json.loads(sys.argv[1])]
+    sys.stdout.write(json.dumps([error_of(*case) for case in cases]))

@@ -3,6 +3,10 @@
 TVM's own runtime runs over them. A line begins with LAUNCH, or with CAPTURED for a launch on the stream that is
 captured, and has the name of the kernel and the launch. With SCRATCH_AT in the environment it has two arguments from
 that place on, as pointers. The launch of a CUDA graph is a line GRAPH.
+
+A tensor map is encoded if it keeps the rules in NVIDIA's `cuda.h`; otherwise a line names the rule. With TENSOR_MAPS_AT
+in the environment, the lines of a kernel have its tensor maps, the innermost dimension first. Its text is such as
+"main_kernel 0:3 1:8": by tensor, the places of its pointer and of its tensor map among the kernel's arguments.
 """
 
 from __future__ import annotations
@@ -25,7 +29,47 @@ int cuGetErrorString(int error, const char **text) { *text = "error"; return 0; 
 int cuModuleLoadData(void **made, const void *image) { *made = &module; return memcmp(image, "\177ELF", 4) != 0; }
 int cuModuleUnload(void *unloaded) { return 0; }
 int cuFuncSetAttribute(void *function, int attribute, int value) { return 0; }
-int cuTensorMapEncodeTiled(void) { return 100; }
+#define RULE(holds) if (!(holds)) { fprintf(stderr, "tensor map breaks the rule %s\n", #holds); return 1; }
+typedef struct { void *address; int type, swizzle, rank; unsigned dims[5], strides[4]; unsigned short box[5]; } Map;
+int cuTensorMapEncodeTiled(void *made, unsigned type, unsigned rank, void *address, const unsigned long *dims,
+                           const unsigned long *strides, const unsigned *box, const unsigned *steps,
+                           unsigned interleave, unsigned swizzle, unsigned promotion, unsigned fill) {
+  static const int sizes[] = {1, 2, 4, 4, 8, 8, 2, 4, 8, 2, 4, 4, 4}, spans[] = {1 << 20, 32, 64, 128, 128, 128, 128};
+  Map map = {address, type, swizzle, rank};
+  RULE((unsigned long)made % 64 == 0)
+  RULE(type <= 12)
+  RULE(rank >= 1 && rank <= 5)
+  RULE((unsigned long)address % 16 == 0)
+  RULE(interleave == 0) /* others have rules of their own */
+  RULE(swizzle <= 6 && promotion <= 3 && fill <= 1)
+  RULE(fill == 0 || type >= 6)
+  RULE(box[0] * sizes[type] % 16 == 0)
+  RULE(box[0] * sizes[type] <= spans[swizzle])
+  unsigned long within = sizes[type]; /* bytes from one element of a dimension to the next */
+  for (unsigned at = 0; at < rank; ++at) {
+    RULE(dims[at] >= 1 && dims[at] <= 1ul << 31)
+    RULE(box[at] >= 1 && box[at] <= 256)
+    RULE(at == 0 || steps[at] >= 1 && steps[at] <= 8)
+    map.dims[at] = dims[at];
+    map.box[at] = box[at];
+    if (at + 1 == rank) break;
+    RULE(strides[at] % 16 == 0 && strides[at] < 1ul << 40)
+    RULE(strides[at] >= dims[at] * within)
+    map.strides[at] = within = strides[at];
+  }
+  memset(made, 0, 128);
+  memcpy(made, &map, sizeof(map));
+  return 0;
+}
+static void show(const Map *map, const void *tensor) {
+  fprintf(stderr, " map of type %d dims", map->type);
+  for (int at = 0; at < map->rank; ++at) fprintf(stderr, " %u", map->dims[at]);
+  fprintf(stderr, " strides");
+  for (int at = 0; at + 1 < map->rank; ++at) fprintf(stderr, " %u", map->strides[at]);
+  fprintf(stderr, " box");
+  for (int at = 0; at < map->rank; ++at) fprintf(stderr, " %u", map->box[at]);
+  fprintf(stderr, " swizzle %d%s", map->swizzle, map->address == tensor ? "" : " of another tensor");
+}
 int cuModuleGetFunction(void **function, void *from, const char *name) {
   *function = strdup(name);
   return 0;
@@ -36,6 +80,12 @@ int cuLaunchKernelEx(const Launch *launch, void *function, void **arguments, voi
           launch->grid[0], launch->block[0], launch->shared);
   const char *scratch = getenv("SCRATCH_AT"); /* the place of the first of two arguments */
   for (int at = 0; scratch && at < 2; ++at) fprintf(stderr, " %p", *(void **)arguments[atoi(scratch) + at]);
+  const char *maps = getenv("TENSOR_MAPS_AT");
+  char kernel[256];
+  int tensor, map, size;
+  if (maps && sscanf(maps, "%255s%n", kernel, &size) == 1 && !strcmp(kernel, function))
+    while (sscanf(maps += size, "%d:%d%n", &tensor, &map, &size) == 2)
+      show(arguments[map], *(void **)arguments[tensor]);
   fprintf(stderr, "\n");
   return 0;
 }

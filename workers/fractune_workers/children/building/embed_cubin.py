@@ -25,10 +25,17 @@ _CUDA = b"cuda"
 _SOURCE = b"cuda"
 _CUBIN = b"cubin"
 _NUMBER = struct.Struct("<Q")
-_POINTER = struct.pack("<BBH", 3, 64, 1)
-"""the type of a handle, of 64 bits and one lane"""
+_KIND = struct.Struct("<i")
+POINTER, INT32, INT64, TENSOR_MAP = "pointer", "int32", "int64", "tensor map"
+_HANDLE = struct.pack("<BBH", 3, 64, 1)
+"""of 64 bits and one lane, as all of them"""
+_TYPES = {
+    POINTER: _HANDLE,
+    INT32: struct.pack("<BBH", 0, 32, 1),
+    INT64: struct.pack("<BBH", 0, 64, 1),
+    TENSOR_MAP: _HANDLE,
+}
 _LAUNCH = (b"blockIdx.x", b"threadIdx.x", b"tirx.use_dyn_shared_memory")
-_PLAIN_BYTES = 4
 
 
 @dataclass
@@ -51,23 +58,36 @@ def embed_cubin(packed: bytes, source: str, compile_source: Callable[[str], byte
     return _written(modules)
 
 
-def pack_of(cubins: Mapping[str, bytes], pointers: int) -> bytes:
-    """The pack of a library that imports a CUDA module for each kernel, by name. A kernel takes pointers, and its
-    launch a number of blocks, one of threads, and bytes of shared memory.
+@dataclass(frozen=True)
+class PackedKernel:
+    """A kernel of somebody else's compiler."""
+
+    cubin: bytes
+    arguments: Sequence[str]
+    """of POINTER, INT32, INT64 and TENSOR_MAP"""
+
+
+def pack_of(kernels: Mapping[str, PackedKernel]) -> bytes:
+    """The pack of a library that imports a CUDA module for each kernel, by name. A kernel's launch takes its arguments,
+    a number of blocks, one of threads, and bytes of shared memory.
     """
     modules = [
-        _Module(_CUDA, _string(_CUBIN) + _described(name, pointers) + _string(code), [])
-        for name, code in cubins.items()
+        _Module(_CUDA, _string(_CUBIN) + _described(name, each.arguments) + _string(each.cubin), [])
+        for name, each in kernels.items()
     ]
     return _written([_Module(_LIBRARY, b"", list(range(1, len(modules) + 1))), *modules])
 
 
-def _described(kernel: str, pointers: int) -> bytes:
-    """One kernel: its name twice, its arguments' types, what its launch takes, and a 0 for each plain argument."""
+def _described(kernel: str, arguments: Sequence[str]) -> bytes:
+    """One kernel: its name twice, its arguments' types, what its launch takes, and by argument 1 for a tensor map.
+
+    The host gives a tensor map by its address, and the launch copies it.
+    """
     names = _NUMBER.pack(1) + _string(kernel.encode()) * 2
-    arguments = _NUMBER.pack(pointers) + _POINTER * pointers
+    types = _NUMBER.pack(len(arguments)) + b"".join(_TYPES[each] for each in arguments)
     launch = _NUMBER.pack(len(_LAUNCH)) + b"".join(map(_string, _LAUNCH))
-    return names + arguments + launch + _NUMBER.pack(pointers) + bytes(_PLAIN_BYTES * pointers)
+    kinds = b"".join(_KIND.pack(each == TENSOR_MAP) for each in arguments)
+    return names + types + launch + _NUMBER.pack(len(arguments)) + kinds
 
 
 def merged(packs: Sequence[bytes]) -> bytes:

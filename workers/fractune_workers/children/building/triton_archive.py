@@ -12,10 +12,10 @@ import tvm
 from tvm.script import from_source
 
 from fractune_workers.children.building.cuda import DEVICE_OBJECT, HOST_OBJECT, device_object, host_library
-from fractune_workers.children.building.embed_cubin import pack_of
+from fractune_workers.children.building.embed_cubin import INT32, INT64, POINTER, TENSOR_MAP, PackedKernel, pack_of
 from fractune_workers.children.building.launch_limits import TooLarge
-from fractune_workers.children.triton_kernels.compiler import Kernel, compile_source
-from fractune_workers.children.triton_kernels.decisions import read_decisions
+from fractune_workers.children.triton_kernels.compiler import Kernel, TensorMap, compile_source
+from fractune_workers.children.triton_kernels.decisions import element_bytes_of, read_decisions
 from fractune_workers.children.triton_kernels.sources import Source, source_of
 from fractune_workers.children.triton_kernels.sums import sums_of
 from fractune_workers.children.triton_kernels.targets import precision_of, shared_bytes_of
@@ -23,6 +23,8 @@ from fractune_workers.children.tvm_api.artifacts import pack, written
 
 _SCRATCH = 2
 """pointers that Triton adds to the arguments of every kernel: to scratch memory and to a profile"""
+_L2_128_BYTES = 2
+"""what the second cache fetches at least for a tensor map, as Triton's launcher has it"""
 
 
 def build_triton_archive(mod: tvm.IRModule, target: tvm.target.Target, decisions: str) -> bytes:
@@ -46,7 +48,17 @@ def build_triton_parts(function: Any, symbol: str, target: tvm.target.Target, de
         _check_shared(kernel, shared_bytes_of(target))
     host = from_source(_host_text(function, symbol, source, kernels, taken))
     library = host_library(tvm.IRModule({symbol: host}), target)
-    return written(library), pack_of({each.name: each.cubin for each in kernels}, len(taken) + _SCRATCH)
+    return written(library), pack_of({each.name: PackedKernel(each.cubin, _arguments(each, taken)) for each in kernels})
+
+
+def _arguments(kernel: Kernel, dtypes: list[str]) -> list[str]:
+    """As Triton lays them out: behind a tensor map come the argument's extents and strides."""
+    maps = [
+        kind
+        for each in kernel.maps
+        for kind in (TENSOR_MAP, *([INT32] * len(each.lengths)), *([INT64] * len(each.lengths)))
+    ]
+    return [*([POINTER] * len(dtypes)), *maps, *([POINTER] * _SCRATCH)]
 
 
 def _check_shared(kernel: Kernel, most_bytes: int) -> None:
@@ -67,9 +79,28 @@ def _host_text(function: Any, symbol: str, source: Source, kernels: list[Kernel]
     if source.partial_shape:
         lines.append(f"partials = T.alloc_buffer({source.partial_shape}, '{dtypes[-1]}')")
         pointers.append("partials.data")
-    pointers += ["T.reinterpret('handle', T.uint64(0))"] * _SCRATCH
     for launch, kernel in zip(source.launches, kernels, strict=True):
-        size = (str(launch.programs), str(kernel.threads), str(kernel.shared_bytes))
-        lines.append(f"T.evaluate(T.call_packed('{kernel.name}', {', '.join([*pointers, *size])}))")
+        taken = list(pointers)
+        for each in kernel.maps:
+            name = f"map{len(lines)}"
+            lines += _encoding(name, each)
+            taken += [name, *map(str, each.box.extents), *(f"T.int64({stride})" for stride in each.box.strides)]
+        taken += ["T.reinterpret('handle', T.uint64(0))"] * _SCRATCH
+        taken += [str(launch.programs), str(kernel.threads), str(kernel.shared_bytes)]
+        lines.append(f"T.evaluate(T.call_packed('{kernel.name}', {', '.join(taken)}))")
     body = "\n    ".join(lines)
     return f"@T.prim_func(s_tir=True)\ndef main({', '.join(parameters)}):\n    {body}\n"
+
+
+def _encoding(name: str, given: TensorMap) -> list[str]:
+    """Lines that encode a tensor map on the host's stack, the innermost dimension first. A launch copies it, a captured
+    one as well.
+    """
+    box, rank = given.box, len(given.lengths)
+    strides = [stride * element_bytes_of(box.dtype) for stride in box.strides[:-1]]
+    numbers = ", ".join(map(str, (*box.extents[::-1], *strides[::-1], *given.lengths[::-1], *([1] * rank))))
+    options = f"descriptor_dtype='{box.dtype}', rank={rank}, swizzle={given.swizzle}, l2_promotion={_L2_128_BYTES}"
+    return [
+        f"{name}: T.let[T.handle('tensormap')] = T.tvm_stack_alloca('tensormap', 1)",
+        f"T.evaluate(T.tensormap_encode_tiled({name}, p{box.argument}.data, {numbers}, {options}))",
+    ]

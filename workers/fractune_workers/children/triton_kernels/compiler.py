@@ -12,6 +12,7 @@ from typing import Any
 
 from fractune_core.errors import FractuneError
 from fractune_core.targets import capability
+from fractune_workers.children.triton_kernels.boxes import Box
 from fractune_workers.children.triton_kernels.sources import Launch, Source
 
 INSTALL = "pip install 'fractune[triton]'"
@@ -25,6 +26,17 @@ _MODULE = "fractune_generated"
 
 
 @dataclass(frozen=True)
+class TensorMap:
+    """How the copy engine takes tiles of a box. The host encodes it at each launch."""
+
+    box: Box
+    lengths: tuple[int, ...]
+    """of one copy; a long tile takes several"""
+    swizzle: int
+    """of the copy in shared memory, as CUDA numbers them"""
+
+
+@dataclass(frozen=True)
 class Kernel:
     """Machine code, and what its launch requests."""
 
@@ -32,6 +44,8 @@ class Kernel:
     cubin: bytes
     threads: int
     shared_bytes: int
+    maps: tuple[TensorMap, ...]
+    """that it takes behind its pointers"""
 
 
 def is_installed() -> bool:
@@ -79,8 +93,9 @@ def _compiled(function: Any, launch: Launch, dtypes: Sequence[str], arch: str) -
     from triton.compiler import ASTSource
     from triton.compiler.compiler import make_backend
 
-    signature = {name: _POINTERS[dtype] for name, dtype in zip(function.arg_names, dtypes, strict=True)}
-    source = ASTSource(function, signature, attrs={(at,): _ALIGNED for at in range(len(signature))})
+    types = [*(_POINTERS[dtype] for dtype in dtypes), *map(_descriptor_type, launch.boxes)]
+    signature = dict(zip(function.arg_names, types, strict=True))
+    source = ASTSource(function, signature, attrs={(at,): _ALIGNED for at in range(len(dtypes))})
     target = GPUTarget("cuda", capability(arch), 32)
     backend = make_backend(target)
     # Without fused multiply-add a product without tensor cores takes twice as many instructions.
@@ -98,4 +113,17 @@ def _compiled(function: Any, launch: Launch, dtypes: Sequence[str], arch: str) -
         code = stage(code, made)
     if made["global_scratch_size"] or made["profile_scratch_size"]:
         raise FractuneError("the kernel needs scratch memory on the device; only kernels without it are launched")
-    return Kernel(made["name"], code, 32 * made["num_warps"], made["shared"])
+    maps = _tensor_maps(launch.boxes, made["tensordesc_meta"])
+    return Kernel(made["name"], code, 32 * made["num_warps"], made["shared"], maps)
+
+
+def _descriptor_type(box: Box) -> str:
+    return f"tensordesc<{_POINTERS[box.dtype].removeprefix('*')}[{','.join(map(str, box.lengths))}]>"
+
+
+def _tensor_maps(boxes: Sequence[Box], made: Sequence[dict[str, Any]]) -> tuple[TensorMap, ...]:
+    if len(boxes) != len(made):
+        raise FractuneError("this GPU has no copy engine for the candidate (TMA); tune the model for it again")
+    return tuple(
+        TensorMap(box, tuple(each["block_size"]), each["swizzle"]) for box, each in zip(boxes, made, strict=True)
+    )

@@ -10,8 +10,10 @@ from dataclasses import asdict, dataclass
 
 from fractune_core.errors import FractuneError
 
-KERNEL = "product/1"
-"""what the decisions are of; the number grows with every change that makes other machine code of them"""
+_KERNELS = {False: "product/1", True: "product-tma/1"}
+"""what the decisions are of, without and with copies by TMA; a number grows with every change that makes other machine
+code of its decisions
+"""
 _ELEMENT_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "int8": 1}
 _SIDES, _DEPTHS = (16, 32, 64, 128, 256), (16, 32, 64, 128)
 _SMALLEST_DEPTH = {"int8": 32}
@@ -27,8 +29,9 @@ _LOADED_BYTES = 64
 """of one SM in one clock cycle: multiplications, and bytes from the second cache. Only their ratios matter."""
 _USUAL_SUMS, _USUAL_STAGES, _UNUSUAL = 32, 3, 0.1
 """of a thread, and the part that an estimate grows by with each step away from them"""
-_OVERHEAD_CYCLES, _STEP_CYCLES = 1000, 40
-"""of a tile, its start and its end; of each step of its depth"""
+_OVERHEAD_CYCLES, _STEP_CYCLES = 1000, {False: 40, True: 20}
+"""of a tile, its start and its end; of each step of its depth, without and with copies by TMA, which need no addresses
+"""
 
 
 @dataclass(frozen=True)
@@ -44,10 +47,13 @@ class Decisions:
     """parts of the depth that are summed up apart"""
     programs: int = 0
     """that compute one tile after the other; 0 = a program for each tile"""
+    tma: bool = False
+    """whether the GPU's copy engine loads the factors that it can; pointers load the others"""
 
     @property
     def text(self) -> str:
-        return json.dumps([{"kernel": KERNEL, **asdict(self)}], separators=(",", ":"))
+        numbers = asdict(self)
+        return json.dumps([{"kernel": _KERNELS[numbers.pop("tma")], **numbers}], separators=(",", ":"))
 
     @property
     def features(self) -> dict[str, float]:
@@ -59,9 +65,16 @@ def read_decisions(text: str) -> Decisions:
     """The decisions in a candidate's text. Raises FractuneError for those of another kernel."""
     (found,) = json.loads(text)
     kernel = found.pop("kernel", None)
-    if kernel != KERNEL:
-        raise FractuneError(f"there is no kernel '{kernel}' any more, only '{KERNEL}'; tune the model again")
-    return Decisions(**found)
+    for tma, name in _KERNELS.items():
+        if kernel == name:
+            return Decisions(**found, tma=tma)
+    known = " and ".join(f"'{name}'" for name in _KERNELS.values())
+    raise FractuneError(f"there is no kernel '{kernel}' any more, only {known}; tune the model again")
+
+
+def element_bytes_of(dtype: str) -> int:
+    """Of a factor."""
+    return _ELEMENT_BYTES[dtype]
 
 
 @dataclass(frozen=True)
@@ -77,10 +90,12 @@ class Problem:
     """whether products of the type are computed there"""
     shared_bytes: int
     """of a block at most"""
+    tma: bool = False
+    """whether the GPU's copy engine can load a factor"""
 
     @property
     def element_bytes(self) -> int:
-        return _ELEMENT_BYTES[self.dtype]
+        return element_bytes_of(self.dtype)
 
 
 def fitting(problem: Problem, programs: Sequence[int]) -> Iterator[Decisions]:
@@ -94,9 +109,13 @@ def fitting(problem: Problem, programs: Sequence[int]) -> Iterator[Decisions]:
         for split in _SPLITS:
             if split > 1 and problem.depth // (split * depth) < stages:
                 continue
-            for count in (0, *programs):
-                if not count or (split == 1 and count < tiles):
-                    yield Decisions(rows, columns, depth, warps, stages, split, count)
+            counts = [each for each in (0, *programs) if not each or (split == 1 and each < tiles)]
+            for count, tma in itertools.product(counts, _copies(problem)):
+                yield Decisions(rows, columns, depth, warps, stages, split, count, tma)
+
+
+def _copies(problem: Problem) -> tuple[bool, ...]:
+    return (True, False) if problem.tma else (False,)
 
 
 def tiles_of(problem: Problem, rows: int, columns: int) -> int:
@@ -120,7 +139,7 @@ def cycles(problem: Problem, decisions: Decisions, sms: int) -> float:
     multiplied = decisions.rows * decisions.columns * depth / rate
     loaded = (decisions.rows + decisions.columns) * depth * problem.element_bytes / _LOADED_BYTES
     under_way = max(multiplied, loaded) if decisions.stages > 1 else multiplied + loaded
-    under_way += depth // decisions.depth * _STEP_CYCLES
+    under_way += depth // decisions.depth * _STEP_CYCLES[decisions.tma]
     starts = _OVERHEAD_CYCLES / (2 if decisions.programs else 1)
     waves = -(-tiles // sms)
     partial_bytes = 8 * problem.batch * problem.row * problem.column * decisions.split if decisions.split > 1 else 0
@@ -151,7 +170,7 @@ def _fits_block(problem: Problem, rows: int, columns: int, depth: int, warps: in
 
 
 def first_decisions(problem: Problem, found: Sequence[Decisions], sms: Sequence[int]) -> Iterator[Decisions]:
-    """All that were found, the best estimates first, for one number of SMs after the other.
+    """All that were found, the best estimates first, for one number of SMs after the other, with and without TMA.
 
     The estimate knows nothing of warps and stages. Usual numbers come first, so that the first few differ in more.
     """
@@ -160,5 +179,8 @@ def first_decisions(problem: Problem, found: Sequence[Decisions], sms: Sequence[
         sums = decisions.rows * decisions.columns / (32 * decisions.warps)
         return 1 + _UNUSUAL * (abs(math.log2(sums / _USUAL_SUMS)) + abs(decisions.stages - _USUAL_STAGES))
 
-    orders = [sorted(found, key=lambda each: cycles(problem, each, count) * usual(each)) for count in sms or [1]]
+    orders = [
+        sorted((each for each in found if each.tma == tma), key=lambda each: cycles(problem, each, count) * usual(each))
+        for count, tma in itertools.product(sms or [1], _copies(problem))
+    ]
     yield from dict.fromkeys(itertools.chain.from_iterable(zip(*orders, strict=True)))

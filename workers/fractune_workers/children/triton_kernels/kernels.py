@@ -33,10 +33,13 @@ def product(
     GROUP: tl.constexpr,
     TYPE: tl.constexpr,
     PRECISION: tl.constexpr,
+    BOX_A: tl.constexpr,
+    BOX_B: tl.constexpr,
 ):
     """Sums of M x N over K for each batch. PROGRAMS programs compute one tile after the other.
 
-    SPLIT parts of K are summed up apart: then FINISH stores a part's sums, for `gather`.
+    SPLIT parts of K are summed up apart: then FINISH stores a part's sums, for `gather`. A factor is a pointer, or the
+    tensor map of a BOX: such a tile is named by its first element.
     """
     row_tiles: tl.constexpr = tl.cdiv(M, ROWS)
     column_tiles: tl.constexpr = tl.cdiv(N, COLUMNS)
@@ -49,15 +52,18 @@ def product(
         within = tile % (row_tiles * column_tiles)
         first = within // (GROUP * column_tiles) * GROUP
         height = tl.minimum(row_tiles - first, GROUP)
-        row = (first + within % (GROUP * column_tiles) % height) * ROWS + tl.arange(0, ROWS)
-        column = within % (GROUP * column_tiles) // height * COLUMNS + tl.arange(0, COLUMNS)
+        first_row = (first + within % (GROUP * column_tiles) % height) * ROWS
+        row = first_row + tl.arange(0, ROWS)
+        first_column = within % (GROUP * column_tiles) // height * COLUMNS
+        column = first_column + tl.arange(0, COLUMNS)
         # Rows and columns beyond the end repeat others, and are not stored.
-        a_row, b_column = (row % M)[:, None], (column % N)[None, :]
+        a_row = first_row if BOX_A else (row % M)[:, None]
+        b_column = first_column if BOX_B else (column % N)[None, :]
         sums = tl.zeros((ROWS, COLUMNS), TYPE)
         for step in range(part * steps_of_part, tl.minimum((part + 1) * steps_of_part, steps)):
             depth = step * DEPTH + tl.arange(0, DEPTH)
-            left = LOAD_A(a, batch, a_row, depth[None, :])
-            right = LOAD_B(b, batch, depth[:, None], b_column)
+            left = LOAD_A(a, batch, a_row, step * DEPTH if BOX_A else depth[None, :])
+            right = LOAD_B(b, batch, step * DEPTH if BOX_B else depth[:, None], b_column)
             sums = tl.dot(left, right, sums, input_precision=PRECISION, out_dtype=TYPE)
         FINISH(sums, plane, row[:, None], column[None, :], *pointers)
 

@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fractune_workers.children.triton_kernels.boxes import FACTOR_AXES, Box, boxes_of
 from fractune_workers.children.triton_kernels.decisions import Decisions
 from fractune_workers.children.triton_kernels.expressions import type_text
 from fractune_workers.children.triton_kernels.finishes import finish_lines, part_text, times_text
-from fractune_workers.children.triton_kernels.sums import Affine, Factor, Sums, Unfit, sums_of
+from fractune_workers.children.triton_kernels.sums import Affine, Factor, Sums, Unfit, merged_axes, sums_of
 
 _HEAD = """\
 import triton
@@ -31,6 +32,8 @@ class Launch:
     programs: int
     warps: int
     stages: int
+    boxes: tuple[Box, ...] = ()
+    """whose tensor maps it takes, behind all pointers"""
 
 
 @dataclass(frozen=True)
@@ -60,23 +63,25 @@ def source_of(sums: Sums, decisions: Decisions, name: str, precision: str) -> So
     Raises Unfit for an operator behind the sums that has no translation.
     """
     pointers = [f"p{at}" for at in range(len(sums.function.params))]
-    factors = [f"p{each.argument}" for each in sums.factors]
+    boxes = boxes_of(sums, decisions)
+    maps = [f"map{at}" for at, box in enumerate(boxes) if box]
+    factors = [f"map{at}" if boxes[at] else f"p{each.argument}" for at, each in enumerate(sums.factors)]
     extents = {"BATCH": sums.extent("batch"), "M": sums.extent("row"), "N": sums.extent("column")}
     split = {"SPLIT": decisions.split, "TYPE": type_text(sums.sum_dtype)}
     tiles = -(-extents["M"] // decisions.rows) * -(-extents["N"] // decisions.columns) * extents["BATCH"]
     programs = min(decisions.programs or tiles * decisions.split, tiles * decisions.split)
     own = _constants(sums, decisions, precision) | extents | split | {"PROGRAMS": programs}
+    own |= {"BOX_A": bool(boxes[0]), "BOX_B": bool(boxes[1])}
     parts = [
         _HEAD,
-        _load_text("load_a", sums, sums.factors[0], "row, depth", decisions.depth),
-        _load_text("load_b", sums, sums.factors[1], "depth, column", decisions.depth),
+        *(_load_text(f"load_{'ab'[at]}", sums, at, boxes[at], decisions.depth) for at in range(2)),
         _function("finish", ["sums", "batch", "row", "column", *pointers], finish_lines(sums)),
     ]
-    first = Launch(name, programs, decisions.warps, decisions.stages)
+    first = Launch(name, programs, decisions.warps, decisions.stages, tuple(filter(None, boxes)))
+    loads = ["load_a", "load_b"]
     if decisions.split == 1:
-        parts.append(
-            _kernel(name, pointers, "product", [*factors, _tuple(pointers), "load_a", "load_b", "finish"], own)
-        )
+        taken = [*factors, _tuple(pointers), *loads, "finish"]
+        parts.append(_kernel(name, [*pointers, *maps], "product", taken, own))
         return Source("\n\n".join(parts), (first,), ())
     taken, second = [*pointers, "partials"], f"{name}_1"
     place = f"(batch * {extents['M']} + row) * {extents['N']} + column"
@@ -84,7 +89,7 @@ def source_of(sums: Sums, decisions: Decisions, name: str, precision: str) -> So
     keep = [f"tl.store(partials + {place}, sums, mask={here})"]
     parts += [
         _function("keep", ["sums", "batch", "row", "column", "partials"], keep),
-        _kernel(name, taken, "product", [*factors, "(partials,)", "load_a", "load_b", "keep"], own),
+        _kernel(name, [*taken, *maps], "product", [*factors, "(partials,)", *loads, "keep"], own),
         _kernel(second, taken, "gather", ["partials", _tuple(pointers), "finish"], {**extents, **split, **_GATHERED}),
     ]
     gathered = -(-extents["M"] // _GATHERED["ROWS"]) * -(-extents["N"] // _GATHERED["COLUMNS"]) * extents["BATCH"]
@@ -116,32 +121,32 @@ def _tuple(names: Sequence[str]) -> str:
     return f"({', '.join(names)},)"
 
 
-def _load_text(name: str, sums: Sums, factor: Factor, axes: str, tile_depth: int) -> str:
+def _load_text(name: str, sums: Sums, at: int, box: Box | None, tile_depth: int) -> str:
     """A tile of a factor: rows by depth, or depth by columns. Beyond the depth and the image there are zeros."""
+    axes = FACTOR_AXES[at]
+    load = box.load if box else _gather_text(sums, sums.factors[at], axes, tile_depth)
+    return _function(name, ["factor", "batch", *axes], [f"return {load}"])
+
+
+def _gather_text(sums: Sums, factor: Factor, axes: Sequence[str], tile_depth: int) -> str:
     place = _affine_text(sums, factor.place)
     # An axis of one element has no stride, and yet the tile has its shape.
-    place += "".join(f" + {axis} * 0" for axis in axes.split(", ") if axis not in place)
+    place += "".join(f" + {axis} * 0" for axis in axes if axis not in place)
     conditions = [f"(depth < {sums.extent('depth')})"] if sums.extent("depth") % tile_depth else []
     conditions += [f"({_affine_text(sums, each)} >= 0)" for each in factor.conditions]
     masked = f", mask={' & '.join(conditions)}, other=0" if conditions else ""
-    return _function(name, ["factor", "batch", *axes.split(", ")], [f"return tl.load(factor + ({place}){masked})"])
+    return f"tl.load(factor + ({place}){masked})"
 
 
 def _affine_text(sums: Sums, affine: Affine) -> str:
-    """An index as a sum over the groups. Neighbouring axes of a group that lie like one are one."""
+    """An index as a sum over the groups."""
     strides, offset = affine
     terms = [str(offset)] if offset else []
     for group, axes in sums.groups.items():
-        inner = 1
-        merged: list[tuple[int, int, int]] = []
-        """inner elements, extent and stride; the innermost axis first"""
-        for axis, extent in reversed(axes):
-            stride = strides.get(axis, 0)
-            if merged and merged[-1][2] * merged[-1][1] == stride:
-                size, own, innermost = merged[-1]
-                merged[-1] = size, own * extent, innermost
-            else:
-                merged.append((inner, extent, stride))
-            inner *= extent
-        terms += [times_text(part_text(group, size, own, inner), stride) for size, own, stride in merged if stride]
+        whole = sums.extent(group)
+        terms += [
+            times_text(part_text(group, inner, extent, whole), stride)
+            for inner, extent, stride in merged_axes(axes, strides)
+            if stride
+        ]
     return " + ".join(terms) or "0"

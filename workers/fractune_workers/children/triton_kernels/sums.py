@@ -92,6 +92,23 @@ def sums_of(function: Any) -> Sums:
     return Sums(function, made, block.body.buffer, indices, groups, factors, dtype)
 
 
+def merged_axes(axes: Sequence[tuple[Any, int]], strides: Mapping[Any, int]) -> list[tuple[int, int, int]]:
+    """The axes of a group, the innermost first: the elements of the group inside each, its extent and its stride.
+    Neighbours that lie like one axis are one.
+    """
+    inner = 1
+    merged: list[tuple[int, int, int]] = []
+    for axis, extent in reversed(axes):
+        stride = strides.get(axis, 0)
+        if merged and merged[-1][2] * merged[-1][1] == stride:
+            size, own, innermost = merged[-1]
+            merged[-1] = size, own * extent, innermost
+        else:
+            merged.append((inner, extent, stride))
+        inner *= extent
+    return merged
+
+
 def shape_of(buffer: Any) -> tuple[int, ...]:
     """Raises Unfit for a shape that is not known."""
     try:

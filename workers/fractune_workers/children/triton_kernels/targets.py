@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from fractune_core.targets import TF32, capability
+from fractune_workers.children.triton_kernels.boxes import has_boxes
 from fractune_workers.children.triton_kernels.decisions import Problem
 from fractune_workers.children.triton_kernels.sums import Sums
 from fractune_workers.children.tvm_api.cuda_target import shared_bytes_at_launch
 
 _ARCHS = (80, 86, 89, 90, 100, 103, 120)
+_WITH_TMA = 90
 
 
 def is_known(target: Any) -> bool:
@@ -31,6 +33,7 @@ def problem_of(sums: Sums, target: Any) -> Problem:
         dtype=sums.dtype,
         tensor_cores=sums.dtype != "float32" or precision_of(target) == TF32,
         shared_bytes=shared_bytes_of(target),
+        tma=(capability(str(target.attrs["arch"])) or 0) >= _WITH_TMA and has_boxes(sums),
     )
 
 

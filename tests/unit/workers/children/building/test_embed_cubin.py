@@ -9,7 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fractune_core.errors import FractuneError
-from fractune_workers.children.building.embed_cubin import embed_cubin, merged, pack_of
+from fractune_workers.children.building.embed_cubin import (
+    INT32,
+    INT64,
+    POINTER,
+    TENSOR_MAP,
+    PackedKernel,
+    embed_cubin,
+    merged,
+    pack_of,
+)
 
 SOURCE = 'extern "C" __global__ void main_kernel() {}'
 KERNELS = b"\x01\0\0\0\0\0\0\0 whatever TVM writes of the kernels"
@@ -107,8 +116,17 @@ def test_only_libraries_are_merged() -> None:
 
 
 def test_kernels_of_other_compilers_make_a_pack_that_merges_with_tvm_s() -> None:
-    made = pack_of({"one": b"first code", "two": b"second code"}, 3)
+    kernels = {
+        "one": PackedKernel(b"first code", [POINTER] * 3),
+        "two": PackedKernel(b"second code", [POINTER, TENSOR_MAP, INT32, INT64]),
+    }
+    made = pack_of(kernels)
     whole = merged([packed([(b"cuda", cuda(b"cubin", b"code"))]), made])
     assert whole.index(string(b"code")) < whole.index(string(b"first code")) < whole.index(string(b"second code"))
     assert whole.count(string(b"cuda")) == 3
     assert made.count(string(b"one")) == 2
+    handle, whole_numbers = b"\x03\x40\x01\x00", b"\x00\x20\x01\x00" + b"\x00\x40\x01\x00"
+    assert number(3) + handle * 3 in made
+    assert number(4) + handle * 2 + whole_numbers in made
+    assert number(3) + bytes(4 * 3) + string(b"first code") in made
+    assert number(4) + b"\0\0\0\0\1\0\0\0" + bytes(4 * 2) + string(b"second code") in made

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from fractune_core.errors import FractuneError
 from fractune_core.implementations import DIRECT, TRITON, implementation_of
 from fractune_workers.children.searching.competition import CompetingSearches
 from fractune_workers.children.searching.triton_search import TritonSearch
-from fractune_workers.children.triton_kernels.decisions import Decisions, Problem, fitting, read_decisions
+from fractune_workers.children.triton_kernels.decisions import Decisions, Problem, cycles, fitting, read_decisions
 from fractune_workers.children.tvm_api.traces import Workload
 
 TARGET = tvm.target.Target(
@@ -98,7 +99,7 @@ def test_the_surrogate_leads_to_what_was_fast() -> None:
 
 def test_history_and_other_operators_decisions_are_used_where_they_can_be_read() -> None:
     first = proposed(search(132), 1)[0]
-    old = first.text.replace("product/1", "product/0")
+    old = first.text.replace("product-tma/1", "product/0")
     made = search(132)
     made.warm([("c", first.text, {SHARE: 1.0}), ("old", old, {SHARE: 0.1})])
     made.learn([], [SHARE])
@@ -107,14 +108,42 @@ def test_history_and_other_operators_decisions_are_used_where_they_can_be_read()
     made.transfer([old, given.text])
     assert first not in (found := proposed(made, 4))
     assert given in found
-    with pytest.raises(FractuneError, match="no kernel 'product/0' any more, only 'product/1'; tune the model again"):
+    known = "only 'product/1' and 'product-tma/1'"
+    with pytest.raises(FractuneError, match=f"no kernel 'product/0' any more, {known}; tune the model again"):
         read_decisions(old)
 
 
 def test_candidates_name_their_kernel() -> None:
-    (item,) = search(132).propose(1, str)
-    (found,) = json.loads(item["trace"])
-    assert found["kernel"] == "product/1"
+    found = [json.loads(each["trace"])[0]["kernel"] for each in search(132).propose(4, str)]
+    assert found == ["product-tma/1", "product/1"] * 2
+
+
+def test_candidates_without_tma_are_those_of_older_records() -> None:
+    text = '[{"kernel":"product/1","rows":16,"columns":32,"depth":64,"warps":4,"stages":3,"split":1,"programs":0}]'
+    assert read_decisions(text) == Decisions(16, 32, 64, 4, 3)
+    assert read_decisions(text).text == text
+
+
+def test_every_tile_is_searched_with_and_without_tma_where_the_gpu_has_it() -> None:
+    small = workload(256, 256, 256)
+    everything = proposed(search(132, of=small), 1 << 20)
+    with_tma = {replace(each, tma=False) for each in everything if each.tma}
+    assert with_tma == {each for each in everything if not each.tma}
+    odd = workload(256, 255, 255)
+    assert not any(each.tma for each in proposed(search(132, of=odd), 1 << 20))
+    ampere = TritonSearch(small, tvm.target.Target({**TARGET.export(), "arch": "sm_80"}), seed=1)
+    assert not any(each.tma for each in proposed(ampere, 1 << 20))
+
+
+def test_shallow_tiles_lose_less_with_tma() -> None:
+    """By the estimate: a step of the depth computes no addresses."""
+    problem = Problem(1, 4096, 4096, 4096, "float16", tensor_cores=True, shared_bytes=1 << 17, tma=True)
+    shallow, deep = Decisions(128, 128, 32, 8, 3), Decisions(128, 128, 128, 8, 3)
+    lost = [
+        cycles(problem, replace(shallow, tma=tma), 132) - cycles(problem, replace(deep, tma=tma), 132)
+        for tma in (False, True)
+    ]
+    assert 0 < lost[1] < lost[0]
 
 
 def test_triton_competes_with_tvm_and_leaves_out_nothing_else_for_exact_jobs() -> None:
