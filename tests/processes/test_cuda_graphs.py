@@ -28,27 +28,35 @@ PRODUCTS = 4
 SHARE = "full"
 
 
-def compiled(folder: Path, products: int) -> Path:
-    """A bundle of a chain of products, untuned, with the variants that a job for SHARE has."""
+def chain(folder: Path, products: int, dtype: str = "float32", extent: int = 16) -> Path:
+    """A model of products, one after the other."""
     rng = np.random.default_rng(0)
     names = ["x", *(f"y{at}" for at in range(products))]
     weights = [
-        onnx.numpy_helper.from_array(rng.uniform(-1, 1, (16, 16)).astype("float32"), f"w{at}") for at in range(products)
+        onnx.numpy_helper.from_array(rng.uniform(-1, 1, (extent, extent)).astype(dtype), f"w{at}")
+        for at in range(products)
     ]
     nodes = [onnx.helper.make_node("MatMul", [names[at], f"w{at}"], [names[at + 1]]) for at in range(products)]
-    given, out = (
-        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [16, 16]) for name in (names[0], names[-1])
-    )
+    of_onnx = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    given, out = (onnx.helper.make_tensor_value_info(name, of_onnx, [extent, extent]) for name in (names[0], names[-1]))
     graph = onnx.helper.make_graph(nodes, "chain", [given], [out], weights)
-    model, made = folder / "chain.onnx", folder / "made" / "chain.fractune"
+    model = folder / "chain.onnx"
     onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8), model)
+    return model
+
+
+def compiled(model: Path, traces: dict[str, str] | None = None) -> Path:
+    """A bundle with the variants that a job for SHARE has, untuned without traces by workload."""
+    made = model.parent / "made" / "chain.fractune"
     made.parent.mkdir()
     manifest = {
         "model": {"name": model.name, "sha256": "0" * 64},
         "device": Device("cuda", "sm_90", units=132, memory_gib=141, l2_kib=51200).to_json(),
         "shares": {SHARE: GrantedShare(SHARE, 132, 132, "sm", 141 << 30, reserved=True).to_json()},
     }
-    variants = [{"name": name, "traces": {}} for name in (SHARE, UNTUNED_VARIANT, SHARE + WITH_GRAPHS)]
+    tuned = traces or {}
+    named = {SHARE: tuned, UNTUNED_VARIANT: {}, SHARE + WITH_GRAPHS: tuned}
+    variants = [{"name": name, "traces": each} for name, each in named.items()]
     child = reader_child("fractune_workers.children.compiling.child", model=model, own_dir=made.parent)
     known = {"path": str(model), "inputs": {}, "target": "cuda:sm_90"}
     child.call("compile_bundle", 300, **known, variants=variants, manifest=manifest, records=[], out=str(made))
@@ -58,7 +66,7 @@ def compiled(folder: Path, products: int) -> Path:
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return compiled(tmp_path_factory.mktemp("chain"), PRODUCTS)
+    return compiled(chain(tmp_path_factory.mktemp("chain"), PRODUCTS))
 
 
 _RUN = """
@@ -77,21 +85,21 @@ for name, call in loaded.calls.items():
 """
 
 
-def launches(bundle: Path, folder: Path, share: str) -> dict[str, list[str]]:
-    """The launches of one inference after the first, by variant; and those that were captured before."""
+def launches(bundle: Path, folder: Path, share: str, **environ: str) -> dict[str, list[str]]:
+    """The lines of the stand-in for one inference after the first, by variant; and of what was captured before."""
     stand_in(folder)
-    environ = {**os.environ, "LD_LIBRARY_PATH": str(folder)}
     command = [sys.executable, "-c", _RUN, str(bundle), share]
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    known = {**os.environ, "LD_LIBRARY_PATH": str(folder), **environ}
+    done = subprocess.run(command, env=known, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     first, *variants = done.stderr.split("variant ")
-    seen = {CAPTURED: [line for line in map(_kind, first.splitlines()) if line == CAPTURED]}
+    seen = {CAPTURED: [line for line in first.splitlines() if kind(line) == CAPTURED]}
     for name, *lines in map(str.splitlines, variants):
-        seen[name] = list(map(_kind, lines))
+        seen[name] = lines
     return seen
 
 
-def _kind(line: str) -> str:
+def kind(line: str) -> str:
     return line.partition(" ")[0]
 
 
@@ -106,9 +114,10 @@ def test_a_graph_is_launched_in_the_place_of_the_kernels_in_the_middle(
     in_a_graph = {SHARE + WITH_GRAPHS: [LAUNCH, GRAPH, LAUNCH]} if graphs else {}
     captured = [CAPTURED] * (PRODUCTS - 2) if graphs else []
     expected = {SHARE: plain, UNTUNED_VARIANT: plain, **in_a_graph, CAPTURED: captured}
-    assert launches(bundle, tmp_path, share) == expected
+    found = launches(bundle, tmp_path, share)
+    assert {name: list(map(kind, lines)) for name, lines in found.items()} == expected
 
 
 def test_a_model_with_nothing_to_capture_has_no_such_variant(tmp_path: Path) -> None:
-    bundle = Bundle(compiled(tmp_path, 1))
+    bundle = Bundle(compiled(chain(tmp_path, 1)))
     assert [each["name"] for each in bundle.variants] == [SHARE, UNTUNED_VARIANT]
