@@ -10,9 +10,10 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 from fractune_core.analysis.co_location import percentile
-from fractune_core.analysis.slowdown_ci import LEVEL, slowdown
+from fractune_core.analysis.slowdown_ci import LEVEL, is_closed, slowdown
 from fractune_core.codec.plain_json import JsonObject
 from fractune_core.served import Served, ServiceGoal
 
@@ -84,11 +85,28 @@ def choices(timed: Sequence[AtLoad], others_cores: float) -> dict[ServiceGoal, A
     return {"latency": _kept_or_best(timed, loop, lambda each: each.round_means_s), "throughput": loop}
 
 
-def _kept_or_best(timed: Sequence[AtLoad], kept: AtLoad, secs: Callable[[AtLoad], Sequence[float]]) -> AtLoad:
-    """`kept` unless another beats it; then the fastest that is not beaten. Each interval leaves out 5 % divided by the
-    number of pairs (Bonferroni), so all comparisons hold together with 95 %.
+def are_decided(timed: Sequence[AtLoad], rounds: int) -> bool:
+    """Whether the `choices` need no further round, of `rounds` in all: each comparison of two has ended, in a loop and
+    for requests (`is_closed`).
     """
-    level = 1.0 - (1.0 - LEVEL) / max(1, math.comb(len(timed), 2))
+    level = _level(len(timed))
+    return all(
+        is_closed(one.loop_secs, other.loop_secs, rounds, level)
+        and is_closed(one.round_means_s, other.round_means_s, rounds, level)
+        for one, other in combinations(timed, 2)
+    )
+
+
+def _level(count: int) -> float:
+    """Each interval leaves out 5 % divided by the number of pairs (Bonferroni), so all comparisons of `count` variants
+    hold together with 95 %.
+    """
+    return 1.0 - (1.0 - LEVEL) / max(1, math.comb(count, 2))
+
+
+def _kept_or_best(timed: Sequence[AtLoad], kept: AtLoad, secs: Callable[[AtLoad], Sequence[float]]) -> AtLoad:
+    """`kept` unless another beats it; then the fastest that is not beaten."""
+    level = _level(len(timed))
 
     def is_beaten(one: AtLoad) -> bool:
         losses = (slowdown(secs(one), secs(other), interleaved=True, level=level) for other in timed if other != one)

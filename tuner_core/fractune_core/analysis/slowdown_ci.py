@@ -76,6 +76,29 @@ def ratio(run_secs: Sequence[float], best_secs: Sequence[float], *, interleaved:
     return statistics.median(_ratios(run_secs, best_secs, interleaved=interleaved, level=LEVEL)[0])
 
 
+def is_closed(one_secs: Sequence[float], other_secs: Sequence[float], rounds: int, level: float) -> bool:
+    """Whether an interleaved comparison by `slowdown` at `level` needs no further round, of `rounds` in all. The values
+    are those of the rounds so far.
+
+    It may end in two cases. Either each side was slower so often that the last round can show no difference any more.
+    Then the result is that of all rounds. Or one side was slower in every round, of at least `_unanimous_rounds`.
+    """
+    pairs = list(zip(one_secs, other_secs, strict=True))
+    fewer = min(sum(one >= other for one, other in pairs), sum(other >= one for one, other in pairs))
+    if fewer >= _bound_of_signs(rounds, level):
+        return True
+    return fewer == 0 and len(pairs) >= _unanimous_rounds(rounds, level)
+
+
+@cache
+def _unanimous_rounds(rounds: int, level: float) -> int:
+    """Among equals one side is slower in all of so many rounds with a small chance. The chance that all `rounds` show a
+    difference comes on top of it, and both together leave `level`.
+    """
+    left = 1.0 - level - _tails_of_signs(rounds, _bound_of_signs(rounds, level))
+    return next((count for count in range(1, rounds) if 2.0 ** (1 - count) <= left), rounds)
+
+
 def _ratios(
     run_secs: Sequence[float], best_secs: Sequence[float], *, interleaved: bool, level: float
 ) -> tuple[list[float], int]:
@@ -89,8 +112,14 @@ def _ratios(
 
 @cache
 def _bound_of_signs(count: int, level: float) -> int:
+    """The index from either end of `count` ordered ratios that bounds the interval: the first is 1, 0 = too few."""
     ways = [math.comb(count, below) for below in range(count + 1)]
     return _bound(ways, level)
+
+
+def _tails_of_signs(count: int, bound: int) -> float:
+    """How often the median of `count` ratios lies outside the interval with this bound, among equals."""
+    return 2.0 * sum(math.comb(count, below) for below in range(bound)) / 2.0**count
 
 
 @cache

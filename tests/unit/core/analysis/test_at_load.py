@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fractune_core.analysis.at_load import AtLoad, choices
+from fractune_core.analysis.at_load import AtLoad, are_decided, choices
 from fractune_core.served import Served
 
 ROUNDS, REQUESTS = 11, 10
@@ -73,3 +73,21 @@ def test_what_no_measurement_gives_is_refused(wrong: dict[str, Any]) -> None:
     assert AtLoad.from_json(AT_LOAD).threads == 1
     with pytest.raises(ValueError, match="at load"):
         AtLoad.from_json(wrong)
+
+
+@pytest.mark.parametrize(
+    ("loops", "latencies", "decided"),
+    [
+        ([0.9, 1.1] * 3, [0.9, 1.1] * 3, True),
+        ([0.9] * 6, [1.1] * 6, True),
+        ([0.9, 1.1] * 3, [0.9] * 5 + [1.1], False),
+        ([0.9] * 5 + [1.1], [0.9, 1.1] * 3, False),
+    ],
+)
+def test_choices_are_decided_once_no_round_can_change_one(
+    loops: list[float], latencies: list[float], *, decided: bool
+) -> None:
+    own = AtLoad("cpu:1", 1, (1.0,) * 6, (1.0,) * 6)
+    other = AtLoad("cpu:2", 1, tuple(loops), tuple(latencies))
+    assert are_decided([own, other], ROUNDS) == decided
+    assert are_decided([own], ROUNDS)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import product
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fractune_core.analysis.slowdown_ci import Slowdown, _bound_of_ranks, _bound_of_signs, slowdown
+from fractune_core.analysis.slowdown_ci import Slowdown, _bound_of_ranks, _bound_of_signs, is_closed, slowdown
 
 Noise = Callable[[random.Random, float], float]
 """one timing, at a part of the way through all of them"""
@@ -119,6 +120,43 @@ def test_the_bound_of_ranks_is_that_of_the_published_tables(one: int, other: int
 @pytest.mark.parametrize(("count", "bound"), [(5, 0), (6, 1), (9, 2), (12, 3), (15, 4), (20, 6), (25, 8)])
 def test_the_bound_of_signs_is_that_of_the_published_tables(count: int, bound: int) -> None:
     assert _bound_of_signs(count, 0.95) == bound
+
+
+def differs(ratios: Sequence[float], level: float) -> bool:
+    return not slowdown(ratios, [1.0] * len(ratios), interleaved=True, level=level).is_tie
+
+
+def ended(ratios: Sequence[float], level: float, fewest: int = 6) -> Sequence[float]:
+    """The rounds until the comparison is closed, at least the `fewest`."""
+    ends = (
+        count for count in range(fewest, len(ratios)) if is_closed(ratios[:count], [1.0] * count, len(ratios), level)
+    )
+    return ratios[: next(ends, len(ratios))]
+
+
+@pytest.mark.parametrize("rounds", [6, 7, 11, 14])
+@pytest.mark.parametrize("pairs", [1, 3, 6])
+def test_a_comparison_that_ends_early_finds_no_more_differences_among_equals_than_its_level(
+    rounds: int, pairs: int
+) -> None:
+    """All orders of faster and slower rounds are as likely among equals."""
+    level = 1.0 - 0.05 / pairs
+    orders = list(product((0.9, 1.1), repeat=rounds))
+    found = sum(differs(ended(order, level), level) for order in orders)
+    assert found <= (1.0 - level) * len(orders)
+
+
+@given(ratios=st.lists(st.sampled_from([0.9, 1.0, 1.1]), min_size=6, max_size=14))
+def test_a_comparison_in_which_both_were_slower_ends_as_all_its_rounds_would(ratios: list[float]) -> None:
+    taken = ended(ratios, 0.95)
+    if min(taken) <= 1.0 <= max(taken):
+        assert differs(taken, 0.95) == differs(ratios, 0.95)
+
+
+def test_ties_end_early_and_so_do_clear_differences() -> None:
+    assert len(ended([0.9, 1.1] * 6, 0.95)) == 6
+    assert len(ended([1.1] * 11, 0.95)) == 6
+    assert len(ended([1.1] * 11, 1 - 0.05 / 3)) == 9
 
 
 @given(secs=SECS, interleaved=st.booleans())

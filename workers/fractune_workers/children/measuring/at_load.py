@@ -6,8 +6,8 @@ one thread, the caller runs the model itself.
 
 from __future__ import annotations
 
+import math
 import random
-import statistics
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from fractune_core.analysis.at_load import AtLoad
+from fractune_core.analysis.at_load import AtLoad, are_decided
 from fractune_core.arrivals import LOAD, latencies, poisson
 from fractune_core.names import UNTUNED_VARIANT
 from fractune_workers.children.measuring.loops import MIN_REPEAT_S, Call, secs_of_one
@@ -26,8 +26,8 @@ _CLOSE = 1.5
 """times in a loop of the fastest variant: a variant that takes longer is not timed at load"""
 ROUNDS, _FEWEST_ROUNDS = 11, 6
 """an interval needs six"""
-_REQUESTS = 10
-"""of a round at most: with 100 in all there is a p99"""
+_REQUESTS, _P99_REQUESTS = 10, 100
+"""of a round at most, and in all for a p99"""
 _MOST_S = 5.0
 """of the requests to all finalists together"""
 _REST_S = 0.005
@@ -45,6 +45,8 @@ class Finalist:
     call: Call
     rest_s: float = _REST_S
     """pause before it is timed"""
+    first_s: float = math.inf
+    """of one inference in a loop, before the rounds; infinite = not known"""
     loop_secs: list[float] = field(default_factory=list)
     latency_secs: list[float] = field(default_factory=list)
 
@@ -59,6 +61,11 @@ class Finalist:
     def answer(self, arrivals_s: Sequence[float]) -> None:
         self.latency_secs += self._rested(partial(latencies, self.call, arrivals_s))
 
+    def take_round(self, arrivals_s: Sequence[float]) -> None:
+        """A loop, then the requests."""
+        self.loop_secs.append(self.time_loop())
+        self.latency_secs += self.run(partial(latencies, self.call, arrivals_s))
+
     def _rested(self, timed: Callable[[], Any]) -> Any:
         time.sleep(self.rest_s)
         self.run(self.call)
@@ -72,24 +79,28 @@ def time_at_load(
     first. All answer requests with the same arrivals, at 30 % of the rate of the fastest in a loop. Empty for a model
     that is too slow for six requests in the time.
 
+    In a round each runs in a loop, then answers some requests. With too few requests for a p99, the rounds end as soon
+    as no further one can change a choice.
+
     `cpus` are those of the share, empty for a GPU: there all run on this thread, which launches on the share's stream.
     """
     with ExitStack() as threads:
         finalists = _finalists(calls, loop_s, own, cpus, threads)
-        for each, _ in interleaved(finalists, ROUNDS):
-            each.loop_secs.append(each.time_loop())
-        rate_per_s = LOAD / min(statistics.median(each.loop_secs) for each in finalists)
+        rate_per_s = LOAD / min(each.first_s for each in finalists)
         requests = int(rate_per_s * _MOST_S / len(finalists))
         rounds = min(ROUNDS, requests)
         if rounds < _FEWEST_ROUNDS:
             return []
         draws = random.Random(0)
         arrivals_s = [poisson(rate_per_s, min(_REQUESTS, requests // rounds), draws) for _ in range(rounds)]
-        for each, number in interleaved(finalists, rounds):
-            each.answer(arrivals_s[number])
-    for each in finalists:
-        del each.loop_secs[rounds:]
-    return [each.found for each in finalists]
+        has_p99 = sum(map(len, arrivals_s)) >= _P99_REQUESTS
+        for number in range(rounds):
+            for each in in_turn(finalists, number):
+                each.take_round(arrivals_s[number])
+            found = [each.found for each in finalists]
+            if number + 1 >= _FEWEST_ROUNDS and not has_p99 and are_decided(found, rounds):
+                break
+    return found
 
 
 def _finalists(
@@ -97,16 +108,17 @@ def _finalists(
 ) -> list[Finalist]:
     fastest = _fastest(loop_s, own)
     if not cpus:
-        return [Finalist(name, 1, here, calls[name]) for name in fastest]
+        return [Finalist(name, 1, here, calls[name], first_s=loop_s[name]) for name in fastest]
     alone = threads.enter_context(serving_thread(1, cpus))
     if len(cpus) == 1:
-        return [Finalist(name, 1, alone, calls[name]) for name in fastest]
+        return [Finalist(name, 1, alone, calls[name], first_s=loop_s[name]) for name in fastest]
     pool = threads.enter_context(serving_thread(len(cpus), cpus))
-    finalists = [Finalist(name, len(cpus), here, partial(pool, calls[name])) for name in fastest]
+    finalists = [Finalist(name, len(cpus), here, partial(pool, calls[name]), first_s=loop_s[name]) for name in fastest]
     with_one = [Finalist(name, 1, alone, call) for name, call in calls.items() if name != UNTUNED_VARIANT]
-    one_s = {each.variant: each.time_loop() for each in with_one}
-    best = min(with_one, key=lambda each: one_s[each.variant], default=None)
-    if best is None or one_s[best.variant] > _CLOSE * min(loop_s.values()):
+    for each in with_one:
+        each.first_s = each.time_loop()
+    best = min(with_one, key=lambda each: each.first_s, default=None)
+    if best is None or best.first_s > _CLOSE * min(loop_s.values()):
         return finalists
     return [*finalists[: _FINALISTS - 1], best]
 
@@ -123,5 +135,10 @@ def here(function: Callable[[], Any]) -> Any:
 
 def interleaved(finalists: Sequence[Finalist], rounds: int) -> Iterator[tuple[Finalist, int]]:
     for number in range(rounds):
-        for each in finalists[:: -1 if number % 2 else 1]:
+        for each in in_turn(finalists, number):
             yield each, number
+
+
+def in_turn(finalists: Sequence[Finalist], number: int) -> Sequence[Finalist]:
+    """In the order of the round with this number: the last one of a round begins the next."""
+    return finalists[:: -1 if number % 2 else 1]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import pytest
 
+from fractune_core.analysis.at_load import AtLoad
 from fractune_workers.children.measuring import at_load
 from fractune_workers.children.measuring.at_load import time_at_load
 
@@ -48,10 +49,37 @@ def test_one_thread_is_a_finalist_unless_it_takes_much_longer(
 def test_a_slow_model_answers_fewer_requests_and_a_very_slow_one_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(at_load, "_MOST_S", 1.0)
     (few,) = time_at_load(*loops(own=1e-2), "own", [0])
-    assert few.loop_secs
-    assert len(few.loop_secs) <= len(few.latency_secs) < 110
+    assert (len(few.loop_secs), len(few.latency_secs)) == (6, 12), "there is nothing to compare it with"
     monkeypatch.setattr(at_load, "_MOST_S", 0.1)
     assert time_at_load(*loops(own=1e-2), "own", [0]) == []
+
+
+@pytest.mark.parametrize(("is_decided", "rounds"), [(True, 6), (False, 11)])
+def test_rounds_end_once_the_choices_are_decided(
+    monkeypatch: pytest.MonkeyPatch, *, is_decided: bool, rounds: int
+) -> None:
+    asked = []
+
+    def decided(timed: Sequence[AtLoad], most: int) -> bool:
+        asked.append((len(timed), {len(each.loop_secs) for each in timed}, most))
+        return is_decided
+
+    monkeypatch.setattr(at_load, "are_decided", decided)
+    monkeypatch.setattr(at_load, "_MOST_S", 0.5)
+    found = time_at_load(*loops(own=5e-3, robust=5e-3), "own", [0])
+    assert {len(each.loop_secs) for each in found} == {rounds}
+    assert asked[0] == (2, {6}, 11)
+    asked.clear()
+    found = time_at_load(*loops(own=SHORT_S, robust=SHORT_S), "own", [0])
+    assert {len(each.loop_secs) for each in found} == {11}, "a p99 needs all of them"
+    assert not asked
+
+
+def test_a_very_slow_model_is_not_even_called() -> None:
+    def called() -> None:
+        raise AssertionError
+
+    assert time_at_load({"own": called}, {"own": 1.0}, "own", [0]) == []
 
 
 def test_on_a_gpu_all_runs_on_this_thread() -> None:
