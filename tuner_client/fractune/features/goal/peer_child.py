@@ -25,6 +25,13 @@ def open_child(args: list[str]) -> dict[str, Callable[..., Any]]:
         confinement.verify()  # the threads of both are there now
         return {"version": version, "run_secs": run_secs}
 
+    def time_peer_at(path: str, several: list[dict[str, list[int]]], repeats: int) -> list[list[float]]:
+        from fractune.inference.comparing import beside
+
+        found = beside.time_peer_at(Path(path), len(confinement.cores), several, repeats)
+        confinement.verify()
+        return found
+
     def time_beside(path: str, bundle: str, repeats: int) -> dict[str, Any]:
         from fractune.inference.comparing import beside
         from fractune.inference.loading import load
@@ -35,4 +42,4 @@ def open_child(args: list[str]) -> dict[str, Callable[..., Any]]:
         confinement.verify()
         return {"variant": variant, **asdict(timed)}
 
-    return {"time_peer": time_peer, "time_beside": time_beside}
+    return {"time_peer": time_peer, "time_peer_at": time_peer_at, "time_beside": time_beside}

@@ -62,8 +62,9 @@ def buckets_for(
             f"--lengths {place}=auto times the model on the CPU, and shares are {', '.join(shares)}; name sizes"
         )
     parse_place(place)
-    points = [(size, _seconds(model, share, _shapes_at(held, inputs, place, size))) for size in _sizes_to_time(sample)]
-    choice = choose_buckets(sample, interpolated(points), most)
+    sizes = _sizes_to_time(sample)
+    secs = _seconds(model, share, [_shapes_at(held, inputs, place, size) for size in sizes])
+    choice = choose_buckets(sample, interpolated(list(zip(sizes, secs, strict=True))), most)
     report_line(_choice_text(place, choice, len(sample)))
     return list(choice.buckets)
 
@@ -79,10 +80,11 @@ def _shapes_at(held: Mapping[str, OpenShape], inputs: SeveralShapes, place: str,
     return as_shapes(each_shape(with_lengths(held, inputs, {place: [size]}))[0])
 
 
-def _seconds(model: Path, share: str, shapes: Mapping[str, list[int]]) -> float:
+def _seconds(model: Path, share: str, several: Sequence[Mapping[str, list[int]]]) -> list[float]:
+    """Of one inference at each of the shapes."""
     with timing_process(_CHILD, share, own_env()) as call:
-        run_secs: list[float] = call("time_peer", path=str(model), shapes=shapes, repeats=_REPEATS)["run_secs"]
-    return statistics.median(run_secs)
+        found: list[list[float]] = call("time_peer_at", path=str(model), several=several, repeats=_REPEATS)
+    return [statistics.median(run_secs) for run_secs in found]
 
 
 def _choice_text(place: str, choice: BucketChoice, lengths: int) -> str:

@@ -12,13 +12,13 @@ the largest of these differences.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fractune.inference.comparing.interleaved import Times, time_interleaved
+from fractune.inference.comparing.interleaved import Times, time_interleaved, time_loops
 from fractune.inference.comparing.onnxruntime_model import NAME, OnnxRuntimeModel, is_quantized
 from fractune.inference.model import Model
 from fractune.inference.tvm_runtime.tensors import differences, random_inputs, rounding
@@ -107,11 +107,23 @@ def time_peer(path: Path, threads: int, shapes: Mapping[str, Sequence[int]], rep
     Raises BadModel when ONNX Runtime cannot load or run it, FractuneError when it is not installed.
     """
     peer = OnnxRuntimeModel(path, threads)
+    return peer.version, time_interleaved({NAME: _call_at(peer, shapes)}, repeats, apart=True)[NAME].loop_secs
+
+
+def time_peer_at(
+    path: Path, threads: int, several: Sequence[Mapping[str, Sequence[int]]], repeats: int
+) -> list[list[float]]:
+    """As the seconds of `time_peer`, at each of `several` shapes, interleaved in one session."""
+    peer = OnnxRuntimeModel(path, threads)
+    calls = {str(number): _call_at(peer, shapes) for number, shapes in enumerate(several)}
+    return list(time_loops(calls, repeats).values())
+
+
+def _call_at(peer: OnnxRuntimeModel, shapes: Mapping[str, Sequence[int]]) -> Callable[[], object]:
+    """Runs the peer on random inputs of these shapes."""
     fixed = shapes_in(shapes)
     constants = peer.constants(constants_in(shapes), fixed)
-    specs = peer.input_specs(fixed, constants)
-    run_peer = partial(peer.run, {**random_inputs(specs), **constants}, peer.output_names)
-    return peer.version, time_interleaved({NAME: run_peer}, repeats, apart=True)[NAME].loop_secs
+    return partial(peer.run, {**random_inputs(peer.input_specs(fixed, constants)), **constants}, peer.output_names)
 
 
 def _own_difference(

@@ -61,6 +61,18 @@ def time_interleaved(
     return times
 
 
+def time_loops(finalists: Mapping[str, Callable[[], Any]], repeats: int) -> dict[str, list[float]]:
+    """Seconds of one call in a loop by finalist, `repeats` of each, interleaved. A call that does not count comes
+    before each loop. The finalists share the threads of one pool, which need not fall asleep in between.
+    """
+    secs: dict[str, list[float]] = {name: [] for name in finalists}
+    for number in range(repeats):
+        for name in list(finalists)[:: -1 if number % 2 else 1]:
+            finalists[name]()
+            secs[name].append(_time_loop(finalists[name]))
+    return secs
+
+
 def time_single_calls(finalists: Mapping[str, Callable[[], Any]], count: int) -> dict[str, list[float]]:
     """Seconds of each of `count` calls by finalist, which alternate."""
     secs: dict[str, list[float]] = {name: [] for name in finalists}

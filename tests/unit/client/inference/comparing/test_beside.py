@@ -11,9 +11,10 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from fractune.inference.comparing.beside import Beside, time_beside
+from fractune.inference.comparing.beside import Beside, time_beside, time_peer_at
 from fractune.inference.comparing.onnxruntime_model import OnnxRuntimeModel
 from fractune.inference.model import Model
+from tests.support.encoders import write_encoder
 from tests.unit.client.inference.comparing.test_onnxruntime_model import (
     WEIGHT,
     Array,
@@ -36,6 +37,29 @@ def timed(path: Path, inputs: Mapping[str, Array], run: Callable[[Mapping[str, A
         run=lambda feed, _variant="": [run(feed)],
     )
     return time_beside(path, cast(Model, model), inputs, ["cpu:1"], 3)
+
+
+def test_one_session_is_timed_at_several_shapes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sessions, lengths = [], []
+    make, run = OnnxRuntimeModel.__init__, OnnxRuntimeModel.run
+
+    def noted_make(self: OnnxRuntimeModel, *args: Any, **options: Any) -> None:
+        sessions.append(self)
+        make(self, *args, **options)
+
+    def noted_run(self: OnnxRuntimeModel, feed: Mapping[str, Array], names: Any) -> list[Array]:
+        lengths.append({array.shape for array in feed.values()})
+        return run(self, feed, names)
+
+    monkeypatch.setattr(OnnxRuntimeModel, "__init__", noted_make)
+    monkeypatch.setattr(OnnxRuntimeModel, "run", noted_run)
+    shapes = [{name: [1, length] for name in ("ids", "mask")} for length in (4, 9)]
+    found = time_peer_at(write_encoder(tmp_path / "m.onnx"), 1, shapes, 3)
+    assert [len(secs) for secs in found] == [3, 3]
+    assert all(secs > 0 for each in found for secs in each)
+    assert len(sessions) == 1
+    assert lengths[0] == {(1, 4)}
+    assert {(1, 4), (1, 9)} == set.union(*lengths)
 
 
 def exact_product(feed: Mapping[str, Array]) -> Array:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from fractune.inference.comparing import interleaved
-from fractune.inference.comparing.interleaved import PAUSE_S, Times, time_interleaved
+from fractune.inference.comparing.interleaved import PAUSE_S, Times, time_interleaved, time_loops
 
 
 class Clock:
@@ -52,6 +52,12 @@ def test_rounds_go_forth_and_back(clock: Clock) -> None:
     times = time_interleaved({"a": clock.calls("a", 1.0), "b": clock.calls("b", 2.0)}, 3)
     assert "".join(clock.seen) == "ab" + "a.ab.b" + "b.ba.a" + "a.ab.b"
     assert times == {"a": Times([1.0] * 3, [1.0] * 3), "b": Times([2.0] * 3, [2.0] * 3)}
+
+
+def test_loops_alone_have_no_pause_and_each_follows_a_call_that_does_not_count(clock: Clock) -> None:
+    times = time_loops({"a": clock.calls("a", 0.015), "b": clock.calls("b", 2.0)}, 2)
+    assert "".join(clock.seen) == "aaa" + "bb" + "bb" + "aaa"
+    assert times == {"a": [pytest.approx(0.015)] * 2, "b": [2.0] * 2}
 
 
 def test_apart_they_wait_for_each_other_s_threads_and_a_call_that_warms_up_does_not_count(clock: Clock) -> None:
