@@ -90,6 +90,7 @@ class PublishPhase:
         if not self._context.files.has_bundle(bundle):  # else another job made it, and its blob may be gone
             payload = get_signed_blob(self._context.redis, self._context.secret, bundle_blob(bundle))
             self._context.files.add_bundle(bundle, payload)
+            job.bundle_sent = True
         self._take_bundle(job, bundle)
 
     def time(self, job: ActiveJob) -> None:
@@ -151,7 +152,8 @@ class PublishPhase:
     def _send_bundle(self, job: ActiveJob) -> None:
         """Put the signed bundle where the measuring workers find it.
 
-        Redis returns the whole bundle for a check of its signature, so a job checks it only once.
+        Redis returns the whole bundle for a check of its signature, so a job checks it only once: here, or when it was
+        compiled.
         """
         redis, secret, blob = self._context.redis, self._context.secret, bundle_blob(job.stored.bundle)
         if not (renew_blob(redis, blob) if job.bundle_sent else renew_signed_blob(redis, secret, blob)):

@@ -181,3 +181,22 @@ def test_redis_returns_a_bundle_for_the_first_share_alone(redis_url: str, monkey
         connection.flushall()
         phase._send_bundle(job)
         assert blobs.has_blob(connection, bundle_blob(job.stored.bundle)), "Redis may have come back empty"
+
+
+def test_redis_returns_a_compiled_bundle_once(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its signature is checked when it is taken, and not again before the first share times it."""
+    with redis.Redis.from_url(redis_url) as connection:
+        connection.flushall()
+        held: dict[str, bytes] = {}
+        files = SimpleNamespace(has_bundle=held.__contains__, add_bundle=held.__setitem__)
+        context: Any = SimpleNamespace(redis=connection, secret=SECRET, files=files)
+        rounds: Any = SimpleNamespace(goes_first=lambda _job: False)
+        phase, job = PublishPhase(context, WorkQueues(connection, SECRET), rounds), a_job()
+        job.stored.granted = {"cpu:1": granted(1)}
+        blobs.put_signed_blob(connection, SECRET, bundle_blob("c" * 32), b"the bundle")
+        read = Mock(wraps=blobs.get_blob)
+        monkeypatch.setattr(blobs, "get_blob", read)
+        phase.take_compiled(job, {"event": "compiled", "job": job.id, "bundle": "c" * 32})
+        phase.time(job)
+        assert held == {"c" * 32: b"the bundle"}
+        assert read.call_count == 1
