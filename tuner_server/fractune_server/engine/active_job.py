@@ -83,8 +83,8 @@ class ActiveJob:
     validation_began: bool = False
     tuned_before: list[str] = field(default_factory=list)
     """ids of the jobs that have searched all that this one needs, so that it searches nothing"""
-    minor: set[str] = field(default_factory=set)
-    """workload hashes of operators that are a small part of the model's time: see `minor_operators`"""
+    repeats_ms: dict[str, float] = field(default_factory=dict)
+    """by workload hash, of operators that are a small part of the model's time: see `short_repeats_ms`"""
     bundle_sent: bool = False
     """whether the signature of the bundle in Redis was checked for this job"""
     bundle_writing: Future[None] | None = None

@@ -22,8 +22,8 @@ from fractune_server.scheduler.finalists import (
     NEGLIGIBLE,
     finalists,
     is_settled,
-    minor_operators,
     outlook,
+    short_repeats_ms,
     tuned_part,
     worth_validating,
 )
@@ -31,7 +31,6 @@ from fractune_server.store.records.log import LogKey
 from fractune_server.store.stored_job import Round, StoredOperator
 from fractune_server.transport.context import ServerContext, reported_error
 
-_MINOR_REPEAT_MS = 2.0
 _PASSES = 3
 """limit of validation rounds of an operator in a job; after each, the next best replace the failed finalists"""
 
@@ -78,15 +77,18 @@ class ValidatePhase:
             return
         known = self._earlier(job, [op.workload_hash for op in job.selected])
         best = {name: self._best(job, name, earlier) for name, earlier in known.items()}
-        worth, minor = set[str](), {op.workload_hash for op in job.selected}
+        worth, lengths_ms = set[str](), list[dict[str, float]]()
         for share in job.share_keys:
             outlooks = {
                 op.workload_hash: outlook(op.weight, best[op.workload_hash][share], known[op.workload_hash], share)
                 for op in job.selected
             }
             worth |= worth_validating(outlooks)
-            minor &= minor_operators(outlooks)
-        job.minor = minor
+            lengths_ms.append(short_repeats_ms(outlooks))
+        # Short at all shares, and as long as the share needs at which the operator matters most.
+        job.repeats_ms = {
+            name: max(each[name] for each in lengths_ms) for name in set.intersection(*map(set, lengths_ms))
+        }
         for operator in job.selected:
             if operator.workload_hash not in worth:
                 self._end(job, operator, known[operator.workload_hash])
@@ -151,8 +153,8 @@ class ValidatePhase:
             "candidates": [{"candidate": name, "trace": trace} for name, trace in chosen.items()],
             "reply": SERVER_STREAM,
         }
-        if operator.workload_hash in job.minor:
-            work["repeat_ms"] = _MINOR_REPEAT_MS
+        if operator.workload_hash in job.repeats_ms:
+            work["repeat_ms"] = job.repeats_ms[operator.workload_hash]
         stored = Round(round_id, job.id, Kind.VALIDATION, operator.workload_hash, "", len(chosen))
         stored.granted = job.stored.tuned_at
         live = LiveRound(stored, job.log_key(operator.workload_hash), job.stored.device, {job.id: job})

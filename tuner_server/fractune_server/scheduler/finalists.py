@@ -11,8 +11,8 @@ from fractune_core.analysis.validated import choosing_order
 from fractune_core.records import Status, TuningRecord
 
 BEST_PER_SHARE = 2
-MINOR = 0.05
-"""part of the model's time below which an operator's repeats are short"""
+SHORT_REPEATS_MS = {0.005: 0.5, 0.05: 2.0}
+"""how long a repeat is of an operator that takes less than this part of the model's time"""
 NEGLIGIBLE = 0.01
 """part of the model's time that all skipped validations together may forgo"""
 
@@ -90,12 +90,14 @@ def worth_validating(outlooks: Mapping[str, Outlook]) -> set[str]:
     return worth
 
 
-def minor_operators(outlooks: Mapping[str, Outlook]) -> set[str]:
-    """The operators in `outlooks` at one share that take a small part of the model's time each, so that their times
-    need not be as exact. Their errors are independent: the sum of many is as exact as that of a few large ones.
+def short_repeats_ms(outlooks: Mapping[str, Outlook]) -> dict[str, float]:
+    """How long a repeat is of the small operators in `outlooks` at one share, by name. Their times need not be exact.
+    Their errors are independent: the sum of many is as exact as that of a few large ones.
     """
-    limit_s = MINOR * sum(each.known_s for each in outlooks.values())
-    return {name for name, each in outlooks.items() if 0 < each.known_s < limit_s}
+    whole_s = sum(each.known_s for each in outlooks.values())
+    parts = {name: each.known_s / whole_s for name, each in outlooks.items() if each.known_s > 0}
+    lengths_ms = {name: [ms for below, ms in SHORT_REPEATS_MS.items() if part < below] for name, part in parts.items()}
+    return {name: min(found) for name, found in lengths_ms.items() if found}
 
 
 def outlook(weight: int, best: Sequence[TuningRecord], earlier: Sequence[TuningRecord], share: str) -> Outlook:

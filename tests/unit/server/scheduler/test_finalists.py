@@ -13,8 +13,8 @@ from fractune_server.scheduler.finalists import (
     NEGLIGIBLE,
     Outlook,
     is_settled,
-    minor_operators,
     outlook,
+    short_repeats_ms,
     worth_validating,
 )
 from tests.support.samples import divided, granted, validation
@@ -67,16 +67,17 @@ def test_small_gains_are_left_out_while_together_they_stay_negligible() -> None:
     assert len(worth_validating(heavy | many)) == 1 + 10 - 2
 
 
-def test_operators_below_a_twentieth_of_the_model_are_minor() -> None:
+def test_repeats_are_the_shorter_the_less_an_operator_matters() -> None:
     outlooks = {
         "heavy": Outlook(None, 98.0),
         "published": Outlook(0.9, 5.0),
-        "light": Outlook(None, 0.5),
-        "at the limit": Outlook(None, 5.3),
+        "light": Outlook(None, 0.6),
+        "lightest": Outlook(None, 0.5),
+        "at the limit": Outlook(None, 5.5),
         "unknown": Outlook(None, math.inf),
     }
-    assert minor_operators(outlooks) == {"published", "light"}
-    assert minor_operators({}) == set()
+    assert short_repeats_ms(outlooks) == {"published": 2.0, "light": 2.0, "lightest": 0.5}
+    assert short_repeats_ms({}) == {}
 
 
 @given(

@@ -18,13 +18,15 @@ if TYPE_CHECKING:
 
 
 def exact_outputs(model: BucketedModel, onnx: Path) -> Exact | None:
-    """Runs inputs of the bundle's `model`; None where ONNX Runtime is missing, or cannot load the file."""
+    """Runs inputs of the bundle's `model` on all cores of its share; None where ONNX Runtime is missing, or cannot load
+    the file.
+    """
     if importlib.util.find_spec(ONNX_RUNTIME) is None:
         return None
-    cpus = model.share.cpus[:1]
+    cpus = model.share.cpus[: model.share.units]
     try:
         settings, shapes = settings_of(ONNX_RUNTIME), open_shapes(model.inputs)
-        session = open_session(ONNX_RUNTIME, onnx.read_bytes(), onnx.name, 1, cpus, settings, shapes)
+        session = open_session(ONNX_RUNTIME, onnx.read_bytes(), onnx.name, len(cpus), cpus, settings, shapes)
         names = input_order(model.bundle.manifest, session)
     except FractuneError:
         return None

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from fractune.inference.bucketed_model import BucketedModel
+from fractune.inference.padding import exact_outputs
 from fractune.inference.padding.padded_outputs import compare_padded
 from fractune.inference.tvm_runtime.tensors import TensorSpec
 from fractune_core.errors import BadModel
@@ -145,3 +148,25 @@ def test_sizes_that_cannot_run_as_they_are_may_not_be_padded() -> None:
 def test_what_ends_at_the_mask_may_be_padded(name: str, compute: Callable[..., Any]) -> None:
     with np.errstate(invalid="ignore"):
         assert compare_padded(cast("BucketedModel", InNumPy(name, compute))).proved
+
+
+def test_exact_outputs_come_from_a_session_on_all_cores_of_the_share(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = []
+
+    def open_session(_runtime: str, _file: bytes, _name: str, threads: int, cpus: Any, *_: Any) -> Any:
+        opened.append((threads, list(cpus)))
+        return SimpleNamespace(input_names=["x"], output_names=["y"], run=lambda feed: [feed["x"]])
+
+    monkeypatch.setattr(exact_outputs, "open_session", open_session)
+    monkeypatch.setattr(exact_outputs, "input_order", lambda _manifest, session: session.input_names)
+    (tmp_path / "m.onnx").write_bytes(b"model")
+    share = SimpleNamespace(cpus=(2, 3, 5), units=2)
+    model: Any = SimpleNamespace(
+        share=share, inputs=[TensorSpec("x", "float32", (1,))], bundle=SimpleNamespace(manifest={})
+    )
+    run = exact_outputs.exact_outputs(model, tmp_path / "m.onnx")
+    assert run is not None
+    assert run({"x": np.ones(1)}) == [np.ones(1)]
+    assert opened == [(2, [2, 3])]
