@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
-import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 
+from fractune_core.cuda.environment import MPS_PERCENTAGE
 from fractune_core.files.bundles import Bundle
 from fractune_core.names import UNTUNED_VARIANT, WITH_GRAPHS
 from fractune_core.shares import Device, GrantedShare
 from fractune_workers.cuda.compilers import find_compiler
 from fractune_workers.reader import reader_child
-from tests.support.hardware.launching_driver import CAPTURED, GRAPH, LAUNCH, stand_in
+from tests.support.hardware.launching_driver import CAPTURED, GRAPH, LAUNCH, SMS
+from tests.support.hardware.over_stand_ins import LOAD, graphs_are_fastest, kind, run_over_stand_ins
 
 pytestmark = [
     pytest.mark.skipif(find_compiler() is None, reason="no CUDA compiler here; `make setup` installs NVRTC"),
@@ -26,6 +26,11 @@ pytestmark = [
 
 PRODUCTS = 4
 SHARE = "full"
+UNITS = {SHARE: SMS, "mps:25": SMS // 4}
+PLAIN = [LAUNCH] * PRODUCTS
+WITH_A_GRAPH = [LAUNCH, GRAPH, LAUNCH]
+"""The first kernel reads the input, and the last one writes the output: both may lie elsewhere the next time."""
+IN_THE_GRAPH = PRODUCTS - 2
 
 
 def chain(folder: Path, products: int, dtype: str = "float32", extent: int = 16) -> Path:
@@ -45,17 +50,19 @@ def chain(folder: Path, products: int, dtype: str = "float32", extent: int = 16)
     return model
 
 
-def compiled(model: Path, traces: dict[str, str] | None = None) -> Path:
-    """A bundle with the variants that a job for SHARE has, untuned without traces by workload."""
+def compiled(model: Path, traces: dict[str, str] | None = None, shares: Sequence[str] = (SHARE,)) -> Path:
+    """A bundle with the variants that a job for these shares has, untuned without traces by workload."""
     made = model.parent / "made" / "chain.fractune"
     made.parent.mkdir()
+    granted = {name: GrantedShare(name, UNITS[name], SMS, "sm", 141 << 30, reserved=False) for name in shares}
     manifest = {
         "model": {"name": model.name, "sha256": "0" * 64},
-        "device": Device("cuda", "sm_90", units=132, memory_gib=141, l2_kib=51200).to_json(),
-        "shares": {SHARE: GrantedShare(SHARE, 132, 132, "sm", 141 << 30, reserved=True).to_json()},
+        "device": Device("cuda", "sm_90", units=SMS, memory_gib=141, l2_kib=51200).to_json(),
+        "shares": {name: each.to_json() for name, each in granted.items()},
     }
     tuned = traces or {}
-    named = {SHARE: tuned, UNTUNED_VARIANT: {}, SHARE + WITH_GRAPHS: tuned}
+    graphs = [name + WITH_GRAPHS for name in shares]
+    named = {**dict.fromkeys(shares, tuned), UNTUNED_VARIANT: {}, **dict.fromkeys(graphs, tuned)}
     variants = [{"name": name, "traces": each} for name, each in named.items()]
     child = reader_child("fractune_workers.children.compiling.child", model=model, own_dir=made.parent)
     known = {"path": str(model), "inputs": {}, "target": "cuda:sm_90"}
@@ -66,11 +73,13 @@ def compiled(model: Path, traces: dict[str, str] | None = None) -> Path:
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return compiled(chain(tmp_path_factory.mktemp("chain"), PRODUCTS))
+    model = chain(tmp_path_factory.mktemp("chain"), PRODUCTS)
+    return graphs_are_fastest(compiled(model, shares=list(UNITS)), UNITS)
 
 
 _RUN = """
 import sys
+sys.modules["torch"] = None
 from pathlib import Path
 from fractune_core.cuda.toolkit import load_cudart
 assert load_cudart()
@@ -87,10 +96,7 @@ for name, call in loaded.calls.items():
 
 def launches(bundle: Path, folder: Path, share: str, **environ: str) -> dict[str, list[str]]:
     """The lines of the stand-in for one inference after the first, by variant; and of what was captured before."""
-    stand_in(folder)
-    command = [sys.executable, "-c", _RUN, str(bundle), share]
-    known = {**os.environ, "LD_LIBRARY_PATH": str(folder), **environ}
-    done = subprocess.run(command, env=known, capture_output=True, text=True, check=False)
+    done = run_over_stand_ins(_RUN, folder, str(bundle), share, **environ)
     assert done.returncode == 0, done.stderr
     first, *variants = done.stderr.split("variant ")
     seen = {CAPTURED: [line for line in first.splitlines() if kind(line) == CAPTURED]}
@@ -99,23 +105,39 @@ def launches(bundle: Path, folder: Path, share: str, **environ: str) -> dict[str
     return seen
 
 
-def kind(line: str) -> str:
-    return line.partition(" ")[0]
-
-
 @pytest.mark.parametrize(("share", "graphs"), [(SHARE, True), ("mps:25", True), ("green:32", False)])
 def test_a_graph_is_launched_in_the_place_of_the_kernels_in_the_middle(
     bundle: Path, tmp_path: Path, share: str, *, graphs: bool
 ) -> None:
-    """The first kernel reads the input, and the last one writes the output: both may lie elsewhere the next time. Those
-    between are captured on a stream that is not the default one, so a green context runs no graphs.
+    """Of one inference after the first, as a measurer loads a bundle. Kernels are captured on a stream that is not the
+    default one, so a green context runs no graphs.
     """
-    plain = [LAUNCH] * PRODUCTS
-    in_a_graph = {SHARE + WITH_GRAPHS: [LAUNCH, GRAPH, LAUNCH]} if graphs else {}
-    captured = [CAPTURED] * (PRODUCTS - 2) if graphs else []
-    expected = {SHARE: plain, UNTUNED_VARIANT: plain, **in_a_graph, CAPTURED: captured}
-    found = launches(bundle, tmp_path, share)
-    assert {name: list(map(kind, lines)) for name, lines in found.items()} == expected
+    with_graphs = [name + WITH_GRAPHS for name in UNITS] if graphs else []
+    expected = {**dict.fromkeys((*UNITS, UNTUNED_VARIANT), PLAIN), **dict.fromkeys(with_graphs, WITH_A_GRAPH)}
+    found = {name: list(map(kind, lines)) for name, lines in launches(bundle, tmp_path, share).items()}
+    assert found == {**expected, CAPTURED: [CAPTURED] * IN_THE_GRAPH * len(with_graphs)}
+
+
+@pytest.mark.parametrize("share", UNITS)
+@pytest.mark.parametrize("is_named", [True, False])
+def test_inference_captures_a_graph_once_and_launches_it_later(
+    bundle: Path, tmp_path: Path, share: str, *, is_named: bool
+) -> None:
+    """TVM runs the kernels of a graph once before it captures them. A model of a new thread has the same graph."""
+    percentage = {MPS_PERCENTAGE: "25"} if share == "mps:25" else {}
+    done = run_over_stand_ins(LOAD, tmp_path, str(bundle), share if is_named else "", **percentage)
+    assert (done.returncode, done.stdout.split()) == (0, [share + WITH_GRAPHS, "False"]), done.stderr
+    loading, *calls = ([kind(line) for line in lines.splitlines()] for lines in done.stderr.split("call\n"))
+    captures = [LAUNCH] * (PRODUCTS - 1) + [CAPTURED] * IN_THE_GRAPH + [LAUNCH]
+    assert (loading, calls) == ([], [captures, WITH_A_GRAPH, WITH_A_GRAPH])
+
+
+def test_inference_refuses_a_green_context(bundle: Path, tmp_path: Path) -> None:
+    """Before a kernel is launched."""
+    done = run_over_stand_ins(LOAD, tmp_path, str(bundle), "green:32")
+    *_, error = done.stderr.splitlines()
+    assert (done.returncode, done.stdout) == (1, "")
+    assert error.startswith("fractune_core.errors.BadRequest: share 'green:32'")
 
 
 def test_a_model_with_nothing_to_capture_has_no_such_variant(tmp_path: Path) -> None:

@@ -1,8 +1,11 @@
 """Stand-ins for CUDA's two libraries, without a GPU: memory is the host's, and a launch is a line on stderr.
 
 TVM's own runtime runs over them. A line begins with LAUNCH, or with CAPTURED for a launch on the stream that is
-captured, and has the name of the kernel and the launch. With SCRATCH_AT in the environment it has two arguments from
-that place on, as pointers. The launch of a CUDA graph is a line GRAPH.
+captured, and has the name of the kernel and the launch. With POINTERS=FIRST,COUNT in the environment it has these
+arguments of the kernel too, as pointers. The launch of a CUDA graph is a line GRAPH; if memory at one of the POINTERS
+of its kernels is not allocated any more, it is a line FREED. Freed memory is not used again.
+
+The GPU is an H200. A process with a percentage of MPS in its environment is a client with that part of the SMs.
 
 A tensor map is encoded if it keeps the rules in NVIDIA's `cuda.h`; otherwise a line names the rule. With TENSOR_MAPS_AT
 in the environment, the lines of a kernel have its tensor maps, the innermost dimension first. Its text is such as
@@ -14,15 +17,35 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-LAUNCH, CAPTURED, GRAPH = "launch", "captured", "graph"
+LAUNCH, CAPTURED, GRAPH, FREED = "launch", "captured", "graph", "freed"
+SMS = 132
+"""of the GPU"""
 
 _DRIVER = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 typedef struct { unsigned grid[3], block[3], shared; void *stream, *attributes; unsigned count; } Launch;
 static int module;
-extern __attribute__((weak)) void *captured_stream; /* of the runtime, where a process has loaded both */
+static void *of_the_runtime(const char *name) { /* 0 where a process has not loaded it */
+  void *runtime = dlopen("libcudart.so.13", RTLD_LAZY | RTLD_NOLOAD);
+  return runtime ? dlsym(runtime, name) : 0;
+}
+static const char *percentage(void) { return getenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"); }
+int cuInit(unsigned flags) { return 0; }
+int cuDriverGetVersion(int *version) { *version = 13000; return 0; }
+int cuDeviceGet(int *device, int number) { *device = number; return 0; }
+int cuDeviceTotalMem_v2(size_t *bytes, int device) { *bytes = 141ull << 30; return 0; }
+int cuDeviceGetAttribute(int *value, int attribute, int device) {
+  switch (attribute) {
+    case 16: *value = percentage() ? SMS * atoi(percentage()) / 100 : SMS; return 0;
+    case 75: *value = 9; return 0; /* the compute capability is 9.0 */
+    case 133: *value = percentage() != 0; return 0;
+    default: *value = 0; return 0;
+  }
+}
 int cuDeviceGetName(char *name, int size, int device) { snprintf(name, size, "stand-in"); return 0; }
 int cuGetErrorName(int error, const char **text) { *text = "error"; return 0; }
 int cuGetErrorString(int error, const char **text) { *text = "error"; return 0; }
@@ -75,11 +98,17 @@ int cuModuleGetFunction(void **function, void *from, const char *name) {
   return 0;
 }
 int cuLaunchKernelEx(const Launch *launch, void *function, void **arguments, void **extra) {
-  int captured = &captured_stream && captured_stream && launch->stream == captured_stream;
+  void **captured_stream = of_the_runtime("captured_stream"), (*remember)(void *) = of_the_runtime("remember");
+  int captured = captured_stream && *captured_stream && launch->stream == *captured_stream;
   fprintf(stderr, "%s %s blocks %u threads %u shared %u", captured ? "captured" : "launch", (char *)function,
           launch->grid[0], launch->block[0], launch->shared);
-  const char *scratch = getenv("SCRATCH_AT"); /* the place of the first of two arguments */
-  for (int at = 0; scratch && at < 2; ++at) fprintf(stderr, " %p", *(void **)arguments[atoi(scratch) + at]);
+  int first = 0, count = 0;
+  if (getenv("POINTERS")) sscanf(getenv("POINTERS"), "%d,%d", &first, &count);
+  for (int at = first; at < first + count; ++at) {
+    void *pointer = *(void **)arguments[at];
+    fprintf(stderr, " %p", pointer);
+    if (captured) remember(pointer);
+  }
   const char *maps = getenv("TENSOR_MAPS_AT");
   char kernel[256];
   int tensor, map, size;
@@ -94,11 +123,26 @@ _RUNTIME = r"""
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+typedef struct { char *begin; size_t size; } Memory;
 void *captured_stream;
+static Memory memory[4096];
+static void *in_graphs[4096];
+static int allocated, remembered;
+void remember(void *pointer) { in_graphs[remembered++] = pointer; }
+static int is_allocated(char *pointer) {
+  for (int at = 0; at < allocated; ++at)
+    if (pointer >= memory[at].begin && pointer < memory[at].begin + memory[at].size) return 1;
+  return 0;
+}
 int cudaStreamBeginCapture(void *stream, int mode) { captured_stream = stream; return 0; }
 int cudaStreamEndCapture(void *stream, void **graph) { *graph = stream; captured_stream = 0; return 0; }
 int cudaGraphInstantiate(void **made, void *graph, long flags) { *made = graph; return 0; }
-int cudaGraphLaunch(void *graph, void *stream) { fputs("graph\n", stderr); return 0; }
+int cudaGraphLaunch(void *graph, void *stream) {
+  int freed = 0;
+  for (int at = 0; at < remembered; ++at) freed += !is_allocated(in_graphs[at]);
+  fputs(freed ? "freed\n" : "graph\n", stderr);
+  return 0;
+}
 int cudaStreamCreate(void **stream) { *stream = malloc(1); return 0; }
 int cudaStreamCreateWithFlags(void **stream, int flags) { return cudaStreamCreate(stream); }
 int cudaGetDevice(int *device) { *device = 0; return 0; }
@@ -109,9 +153,17 @@ int cudaDeviceGetAttribute(int *value, int attribute, int device) {
   return 0;
 }
 int cudaGetDeviceProperties(void *properties, int device) { memset(properties, 0, 64); return 0; }
-int cudaMalloc(void **at, size_t size) { *at = aligned_alloc(256, (size + 255) / 256 * 256); return 0; }
-int cudaMallocHost(void **at, size_t size) { return cudaMalloc(at, size); }
-int cudaFree(void *at) { free(at); return 0; }
+int cudaMallocHost(void **at, size_t size) { *at = aligned_alloc(256, (size + 255) / 256 * 256); return 0; }
+int cudaMalloc(void **at, size_t size) {
+  cudaMallocHost(at, size);
+  memory[allocated++] = (Memory){*at, size};
+  return 0;
+}
+int cudaFree(void *freed) {
+  for (int at = 0; at < allocated; ++at)
+    if (memory[at].begin == freed) memory[at].size = 0;
+  return 0;
+}
 int cudaFreeHost(void *at) { free(at); return 0; }
 int cudaMemcpyAsync(void *to, const void *from, size_t size, int kind, void *stream) {
   memcpy(to, from, size);
@@ -143,5 +195,5 @@ def stand_in(folder: Path) -> None:
     ):
         source = folder / f"{name}.c"
         source.write_text(text)
-        made = ["gcc", "-w", "-shared", "-fPIC", f"-Wl,-soname,{name}", *version, "-o", name, source.name]
+        made = ["gcc", "-w", f"-DSMS={SMS}", "-shared", "-fPIC", f"-Wl,-soname,{name}", *version, "-o", name, source.name]
         subprocess.run(made, check=True, cwd=folder)
