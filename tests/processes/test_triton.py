@@ -19,16 +19,20 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from fractune_core.cuda.environment import MPS_PERCENTAGE
 from fractune_core.implementations import DIRECT, TRITON, implementation_of, joined_workloads, parted_workloads, text_of
+from fractune_core.names import WITH_GRAPHS
 from fractune_core.shares import Device, GrantedShare
 from fractune_workers.child import Child
 from fractune_workers.children.tvm_api.artifacts import unpack
 from fractune_workers.children.tvm_api.target import parse_target
 from fractune_workers.reader import reader_child
 from tests.integration.test_half_precision import product
+from tests.processes.test_cuda_graphs import compiled as compiled_with_graphs
 from tests.support.children.triton_operators import BOXES, OPERATORS
 from tests.support.hardware.cubins import cubins_in
-from tests.support.hardware.launching_driver import stand_in
+from tests.support.hardware.launching_driver import CAPTURED, GRAPH, LAUNCH, stand_in
+from tests.support.hardware.over_stand_ins import LOAD, graphs_are_fastest, kind, run_over_stand_ins
 from tests.support.hardware.sass import MISSING, instructions
 
 pytestmark = [
@@ -218,7 +222,7 @@ def test_tvm_s_runtime_launches_an_artifact(
         artifact = tmp_path / f"{split}.a"
         artifact.write_bytes(built["object"])
         arguments = {1: 4, 4: 5}[split]
-        found[split] = launches(script, {**environ, "SCRATCH_AT": str(arguments)}, str(artifact))
+        found[split] = launches(script, {**environ, "POINTERS": f"{arguments},2"}, str(artifact))
     assert found[1] == ["launch main_kernel blocks 16 threads 256 shared 98304 (nil) (nil)"]
     first, second = found[4]
     assert first == "launch main_kernel blocks 64 threads 256 shared 98304 (nil) (nil)"
@@ -282,6 +286,40 @@ def test_a_bundle_with_triton_s_kernels_runs_without_triton(
     names = [line.split()[1] for line in found]
     assert [kind for name in names for kind in ("matmul", "conv2d") if kind in name] == ["matmul", "conv2d"]
     assert "transpose" in "".join(names), "TVM's own kernels are launched beside them"
+
+
+@pytest.mark.parametrize("share", ["full", "mps:25"])
+def test_partial_sums_in_a_graph_stay_where_they_were_captured(tmp_path: Path, share: str) -> None:
+    """The product behind the graph needs more memory for its own, and the model gets another thread."""
+    path = graphs_are_fastest(compiled_with_graphs(*split_products(tmp_path), [share]), [share])
+    percentage = {MPS_PERCENTAGE: "25"} if share == "mps:25" else {}
+    done = run_over_stand_ins(LOAD, tmp_path, str(path), share, POINTERS="0,4", **percentage)
+    assert (done.returncode, done.stdout.split()) == (0, [share + WITH_GRAPHS, "False"]), done.stderr
+    _, first, *later = ([kind(line) for line in lines.splitlines()] for lines in done.stderr.split("call\n"))
+    assert first == [*[LAUNCH] * 6, *[CAPTURED] * 4, *[LAUNCH] * 2]
+    assert later == [[*[LAUNCH] * 2, GRAPH, *[LAUNCH] * 2]] * 2
+
+
+def split_products(folder: Path) -> tuple[Path, dict[str, str]]:
+    """A model of four products in float16, the last of them the largest, and decisions that split each depth."""
+    draw, widths = np.random.default_rng(0), (256, 256, 256, 256, 1024)
+    names = ["x", *(f"y{at}" for at in range(1, len(widths)))]
+    weights = [
+        numpy_helper.from_array(draw.standard_normal(shape).astype("float16"), f"w{at}")
+        for at, shape in enumerate(itertools.pairwise(widths))
+    ]
+    nodes = [
+        helper.make_node("MatMul", [taken, f"w{at}"], [made])
+        for at, (taken, made) in enumerate(itertools.pairwise(names))
+    ]
+    x, y = (
+        helper.make_tensor_value_info(name, TensorProto.FLOAT16, [64, width])
+        for name, width in ((names[0], widths[0]), (names[-1], widths[-1]))
+    )
+    graph, model = helper.make_graph(nodes, "products", [x], [y], weights), folder / "products.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), model)
+    split = [{"kernel": "product/1", **LARGE, "rows": 64, "split": 4, "programs": 0}]
+    return model, {each["workload_hash"]: text_of(TRITON, json.dumps(split)) for each in ingested(model, "sm_90")}
 
 
 def compiled(model: Path, traces: dict[str, str], folder: Path) -> Path:

@@ -195,5 +195,16 @@ def stand_in(folder: Path) -> None:
     ):
         source = folder / f"{name}.c"
         source.write_text(text)
-        made = ["gcc", "-w", f"-DSMS={SMS}", "-shared", "-fPIC", f"-Wl,-soname,{name}", *version, "-o", name, source.name]
+        made = [
+            "gcc",
+            "-w",
+            f"-DSMS={SMS}",
+            "-shared",
+            "-fPIC",
+            f"-Wl,-soname,{name}",
+            *version,
+            "-o",
+            name,
+            source.name,
+        ]
         subprocess.run(made, check=True, cwd=folder)

@@ -10,12 +10,14 @@ from typing import Any
 
 import tvm
 from tvm.script import from_source
+from tvm.tirx import PrimFunc, decl_buffer
 
 from fractune_workers.children.building.cuda import DEVICE_OBJECT, HOST_OBJECT, device_object, host_library
 from fractune_workers.children.building.embed_cubin import INT32, INT64, POINTER, TENSOR_MAP, PackedKernel, pack_of
 from fractune_workers.children.building.launch_limits import TooLarge
 from fractune_workers.children.triton_kernels.compiler import Kernel, TensorMap, compile_source
 from fractune_workers.children.triton_kernels.decisions import element_bytes_of, read_decisions
+from fractune_workers.children.triton_kernels.marks import decisions_in
 from fractune_workers.children.triton_kernels.sources import Source, source_of
 from fractune_workers.children.triton_kernels.sums import sums_of
 from fractune_workers.children.triton_kernels.targets import precision_of, shared_bytes_of
@@ -25,6 +27,8 @@ _SCRATCH = 2
 """pointers that Triton adds to the arguments of every kernel: to scratch memory and to a profile"""
 _L2_128_BYTES = 2
 """what the second cache fetches at least for a tensor map, as Triton's launcher has it"""
+_TAKES_PARTIALS = "fractune.takes_partials"
+"""attribute of a function whose last parameter is memory for its partial sums"""
 
 
 def build_triton_archive(mod: tvm.IRModule, target: tvm.target.Target, decisions: str) -> bytes:
@@ -37,11 +41,14 @@ def build_triton_archive(mod: tvm.IRModule, target: tvm.target.Target, decisions
 
 
 def build_triton_parts(function: Any, symbol: str, target: tvm.target.Target, decisions: str) -> tuple[bytes, bytes]:
-    """As `building.cuda.build_parts`, of one operator."""
+    """As `building.cuda.build_parts`, of one operator. It takes its partial sums from the pool of its thread, but for a
+    function of `with_room_for_partials`.
+    """
     arch = str(target.attrs["arch"])
-    sums = sums_of(function)
+    operator = _without_room(function)
+    sums = sums_of(operator)
     source = source_of(sums, read_decisions(decisions), f"{symbol}_kernel", precision_of(target))
-    dtypes = [str(each.ty.dtype) for each in function.params]
+    dtypes = [str(each.ty.dtype) for each in operator.params]
     taken = [*dtypes, sums.sum_dtype] if source.partial_shape else dtypes
     kernels = compile_source(source, taken, arch)
     for kernel in kernels:
@@ -61,6 +68,23 @@ def _arguments(kernel: Kernel, dtypes: list[str]) -> list[str]:
     return [*([POINTER] * len(dtypes)), *maps, *([POINTER] * _SCRATCH)]
 
 
+def with_room_for_partials(function: Any, target: tvm.target.Target) -> Any:
+    """A marked function, with a parameter for its partial sums behind its others if its decisions split the sums."""
+    sums = sums_of(function)
+    source = source_of(sums, read_decisions(decisions_in(function)), "main", precision_of(target))
+    if not source.partial_shape:
+        return function
+    partials = decl_buffer(source.partial_shape, sums.sum_dtype, "partials")
+    grown = PrimFunc([*function.params, partials], function.body, function.ret_type, function.attrs)
+    return grown.with_attr(_TAKES_PARTIALS, True)  # noqa: FBT003  TVM's order
+
+
+def _without_room(function: Any) -> Any:
+    if not function.attrs or _TAKES_PARTIALS not in function.attrs:
+        return function
+    return PrimFunc(function.params[:-1], function.body, function.ret_type, function.attrs)
+
+
 def _check_shared(kernel: Kernel, most_bytes: int) -> None:
     if kernel.shared_bytes > most_bytes:
         raise TooLarge(
@@ -76,7 +100,7 @@ def _host_text(function: Any, symbol: str, source: Source, kernels: list[Kernel]
     ]
     lines = [f"T.func_attr({{'global_symbol': '{symbol}', 'tirx.noalias': True}})"]
     pointers = [f"p{at}.data" for at in range(len(shapes))]
-    if source.partial_shape:
+    if len(dtypes) > len(shapes):
         lines.append(f"partials = T.alloc_buffer({source.partial_shape}, '{dtypes[-1]}')")
         pointers.append("partials.data")
     for launch, kernel in zip(source.launches, kernels, strict=True):

@@ -24,6 +24,7 @@ from fractune_workers.children.compiling.concat_in_place import parts_in_place
 from fractune_workers.children.compiling.graphs import OPTION, has_graphs, wants_graphs
 from fractune_workers.children.compiling.outputs_in_place import with_entry_for_outputs
 from fractune_workers.children.compiling.side_by_side import side_by_side
+from fractune_workers.children.compiling.workspaces import with_planned_workspaces
 from fractune_workers.children.importing.passes import is_scheduled
 from fractune_workers.children.triton_kernels.marks import decisions_in, is_marked, with_decisions
 from fractune_workers.children.tvm_api.artifacts import written
@@ -89,8 +90,7 @@ def _lowered(mod: Any, target: Any, schedules: dict[Workload, str]) -> Any:
         if for_gpu:
             mod = with_identifiers(scheduled_by_default(mod, target))
         mod = parts_in_place(tvm.transform.Sequential(pipeline.dataflow_lower_passes(target))(mod))
-        if not for_gpu:
-            mod = with_entry_for_outputs(with_product_prefetches(mod))
+        mod = with_planned_workspaces(mod, target) if for_gpu else with_entry_for_outputs(with_product_prefetches(mod))
         return tvm.transform.Sequential(pipeline.finalize_passes(target))(mod)
 
 
