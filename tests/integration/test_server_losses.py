@@ -100,6 +100,9 @@ def test_a_server_that_is_started_again_waits_for_what_is_under_way(tmp_path: Pa
                 measurer.hold.clear()
             assert client.finish(name).progress.candidates_done == 6
             assert measured_once_at_both_shares(client, name, 6)
+            # A search that began again would propose the same candidates: the log has them once, but they cost twice.
+            trials = [candidate for kind, candidate in fleet.workers["build-1"].built if kind == "trial"]
+            assert len(trials) == len(set(trials)) == 12
 
 
 NOT_HANDED_OUT = "was not handed out; another one takes its place"
