@@ -53,7 +53,7 @@ class LimitSize:
 
     @property
     def cores(self) -> int:
-        """CPUs that the limit needs: its span, or as many as can use it up."""
+        """The number of CPUs that the limit needs: its span, or enough CPUs to use it up."""
         return self.span or -(-self.limit_m // MILLICORES)
 
     @property

@@ -1,6 +1,6 @@
-"""Which job and which work the lines of a log are about, for those who read logs by machine.
+"""The job and the work of each line of the server's and the workers' logs, for programs that read them.
 
-What is logged inside `log_fields(job=..., work=...)`, by the same thread, is about them, whoever logs it.
+Every line that a thread logs inside `log_fields(job=..., work=...)` gets these fields.
 """
 
 from __future__ import annotations

@@ -26,15 +26,15 @@ TUNER = "tuner"
 EVENT_FIELD = "event"
 """the one field of a stream entry; its value is an Event, sealed"""
 REPLAYED_FIELD = "replayed"
-"""in place of EVENT_FIELD, where somebody asked the server to read an unreadable result once more"""
+"""in place of EVENT_FIELD, if an operator has requested that the server read an unreadable result again"""
 
 HANDLER = "fractune_workers.entry.handle"
-"""what RQ's jobs name, with one Work, sealed, as the argument; a worker calls nothing else, whatever a job names"""
+"""the function that RQ's jobs name, with one sealed Work as its argument; a worker calls no other function"""
 
 BLOB_TTL_S = 24 * 3600
-"""of a blob that work may need; each time that work is given out for which it is there already, it begins anew"""
+"""life of a blob that work may need; it starts again whenever further work for the blob is handed out"""
 RELEASED_BLOB_TTL_S = 60
-"""of a blob that no open job needs any more"""
+"""life of a blob that no open job needs any more"""
 WORK_MAX_AGE_S = BLOB_TTL_S
 """older work is refused: the files that it needs are gone by then"""
 CLOCK_TOLERANCE_S = 3600

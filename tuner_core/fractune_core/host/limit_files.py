@@ -12,7 +12,7 @@ from typing import Any
 from fractune_core.host.cgroups import QUOTA_FILES, ROOT, cgroup_folders
 
 _MOST_BYTES = 4096
-"""of such a file: the kernel gives no more at once"""
+"""read of one file at a time; the kernel returns no more in one call"""
 
 
 class LimitFiles:

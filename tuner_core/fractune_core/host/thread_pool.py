@@ -29,8 +29,8 @@ done"""
 
 
 def parts(cpus: Iterable[int], threads: int, root: Path = ROOT) -> list[tuple[int, ...]]:
-    """`cpus` dealt out to `threads` threads, at most as many as CPUs. The CPUs of one core (by `/sys` below `root`) go
-    to one thread, if the machine has enough cores.
+    """The part of `cpus` for each of `threads` threads, which are at most as many as CPUs. The CPUs of one core (by
+    `/sys` below `root`) go to one thread, if the machine has enough cores.
     """
     allowed = sorted(cpus)
     hands = CpuTopology.read(root).cores(allowed)

@@ -226,6 +226,6 @@ def _heaviest(best_s: Mapping[str, float], weight: int) -> float:
 
 
 def failed_page(title: str, message: str, status: int, name: str) -> Page:
-    """An error as a page. It is shown anew when a server that was away is back."""
+    """An error as a page. It is rendered again when the server is back."""
     data: dict[str, Any] = {"error": name, "message": message}
     return Page(title, data, facts=((name, Cell(message)),), is_live=status == _UNAVAILABLE, status=status)

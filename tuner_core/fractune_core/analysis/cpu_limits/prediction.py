@@ -69,8 +69,8 @@ def predict(
 def p99_spread(
     service: Service, limit: CpuLimit, *, replicas: int, rate_per_s: float, requests: int
 ) -> tuple[float, float]:
-    """What chance does to the p99 of so many requests: 95 % of such p99 lie between these multiples of the p99 of all
-    requests. From 100 simulated runs with other Poisson arrivals.
+    """The spread of the p99 of `requests` requests by chance: 95 % of such p99 lie between these two multiples of the
+    p99 of all requests. From 100 simulated runs with different Poisson arrivals.
     """
     latencies, p99s_s = list[float](), list[float]()
     for seed in range(_SPREAD_RUNS):
@@ -83,7 +83,7 @@ def p99_spread(
 
 
 def enough_requests(rate_per_s: float, period_us: int, least: int = REQUESTS) -> int:
-    """Of a run at that rate: `least`, or as many as many periods have."""
+    """Number of requests of a simulated run at that rate: enough for many periods of the limit, at least `least`."""
     return max(least, math.ceil(_PERIODS * rate_per_s * period_us / 1e6))
 
 
