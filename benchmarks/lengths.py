@@ -86,6 +86,7 @@ def _tuned(model: Model, shares: str, trials: int, folder: Path) -> dict[str, An
         "padding": four.result["padding"],
         "trials": trials,
         "tuning_s": {"four": four.process.wall_s, "one": one.process.wall_s},
+        "phases_s": {"four": four.phases_s, "one": one.phases_s},
         "bundle_bytes": {"four": sizes[0], "one": sizes[1], "competed": bundle.stat().st_size},
     }
 
@@ -163,7 +164,22 @@ def _report(args: argparse.Namespace, tuned: dict[str, Any], found: list[dict[st
     cost = tuned["tuning_s"]["four"] / tuned["tuning_s"]["one"]
     size = tuned["bundle_bytes"]["four"] / tuned["bundle_bytes"]["one"]
     lines = [_line(each) for each in found]
+    _print_phases(tuned)
     print(f"lengths: {'; '.join(lines)}; tuning {cost:.2f}x and bundle {size:.2f}x of one length's")
+
+
+def _print_phases(tuned: dict[str, Any]) -> None:
+    """Seconds of the first job and the mean of the others by phase, and those outside of jobs."""
+    first, *others = tuned["phases_s"]["four"]
+    for phase in first:
+        print(f"  {phase:<12} {first[phase]:6.1f} s, each further length {_mean(others, phase):6.1f} s")
+    for name, jobs in tuned["phases_s"].items():
+        outside_s = tuned["tuning_s"][name] - sum(sum(each.values()) for each in jobs)
+        print(f"  {name}: {tuned['tuning_s'][name]:.1f} s, {outside_s:.1f} s of them outside of jobs")
+
+
+def _mean(jobs: Sequence[dict[str, float]], phase: str) -> float:
+    return statistics.fmean(each.get(phase, 0.0) for each in jobs)
 
 
 def _line(each: dict[str, Any]) -> str:

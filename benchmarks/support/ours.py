@@ -6,7 +6,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,8 @@ class Tuned:
     """the event `result` of `--json`"""
     tuning_began: float
     """seconds since 1970: when the job was seen to search; at the command's end when there was nothing to search"""
+    phases_s: list[dict[str, float]] = field(default_factory=list)
+    """of each job, in their order; several shapes have a job each"""
 
     @property
     def bundle(self) -> Path:
@@ -49,7 +51,8 @@ def tune(model: Model, shares: str, state: Path, out: Path, options: Sequence[st
     ended = run_timed([*_COMMAND, *args, *model.options, *options])
     events = [(at, json.loads(line)) for at, line in ended.lines]
     began = next((at for at, event in events if event["event"] == "job" and event["state"] == "tuning"), None)
-    return Tuned(ended, events[-1][1], began or events[-1][0])
+    phases_s = [event["phases_s"] for _, event in events if event["event"] == "result"]
+    return Tuned(ended, events[-1][1], began or events[-1][0], phases_s)
 
 
 def records_of(state: Path) -> list[TuningRecord]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import statistics
 
+import pytest
+
 from benchmarks import lengths
 from benchmarks.support.squad_lengths import LONGEST, draw_lengths
 
@@ -24,3 +26,16 @@ def test_lengths_are_those_that_were_published() -> None:
     assert min(drawn) > 32
     assert max(drawn) <= LONGEST
     assert 140 < statistics.median(drawn) < 160
+
+
+def test_phases_are_those_of_the_first_length_and_the_mean_of_the_others(capsys: pytest.CaptureFixture[str]) -> None:
+    first, second, third = {"starting": 1.0, "timing": 9.0}, {"timing": 6.0}, {"timing": 4.0}
+    lengths._print_phases(
+        {"phases_s": {"four": [first, second, third], "one": [first]}, "tuning_s": {"four": 25.0, "one": 12.0}}
+    )
+    assert capsys.readouterr().out.splitlines() == [
+        "  starting        1.0 s, each further length    0.0 s",
+        "  timing          9.0 s, each further length    5.0 s",
+        "  four: 25.0 s, 5.0 s of them outside of jobs",
+        "  one: 12.0 s, 2.0 s of them outside of jobs",
+    ]
