@@ -212,7 +212,9 @@ def job_options(given: Mapping[str, Any]) -> JobOptions:
 
 @dataclass(frozen=True)
 class OperatorTask(JsonObject):
-    """A workload in a model, with its weight: how often it occurs."""
+    """A workload in a model, with its weight: how often it occurs. An alternative to several others, which the model
+    may run in their place, has the weight 0, so that no sum over operators counts the same work twice.
+    """
 
     workload_hash: str
     name: Annotated[str, In("display_name")]

@@ -14,6 +14,8 @@ ROBUST_VARIANT = "robust"
 """the schedules with the smallest loss at the worst of the bundle's shares"""
 WITH_GRAPHS = "+graph"
 """end of the name of a variant that launches by CUDA graphs; without it, the name of the one with the same schedules"""
+WITH_ATTENTION = "+attention"
+"""before that end: the variant computes attention by one kernel, and without it by separate operators"""
 
 TO_BLOCKS, FROM_BLOCKS = "to_blocks", "from_blocks"
 """names of operators that only change a layout, alone or fused with others"""
@@ -24,6 +26,11 @@ _SHOWN = 80
 """shown characters of a name that is too long"""
 
 _ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+
+
+def plain_variant(name: str) -> str:
+    """The name of a variant without its ends: a share, or `robust`."""
+    return name.removesuffix(WITH_GRAPHS).removesuffix(WITH_ATTENTION)
 
 
 def changes_layout(operator: str) -> bool:

@@ -301,13 +301,19 @@ ROOMS = {
     "fractune_workers.children.layouts.kernels": child_room(
         "fractune_workers.children.rewriting", "fractune_workers.children.tvm_api"
     ),
-    # Triton is of the extra `triton`; `kernels` is imported by what Triton compiles alone.
+    # Triton is of the extra `triton`; its kernels are imported by what Triton compiles alone.
     "fractune_workers.children.triton_kernels": child_room(
         "fractune_workers.children.tvm_api",
         lazily=("triton",),
     ),
+    # It stands above the kernel of products, and so chooses between the two.
+    "fractune_workers.children.triton_kernels.attention": child_room(
+        "fractune_workers.children.triton_kernels", "fractune_workers.children.tvm_api"
+    ),
     "fractune_workers.children.triton_kernels.kernels": room("triton"),
+    "fractune_workers.children.triton_kernels.attention.kernel": room("triton"),
     "fractune_workers.children.searching": child_room(
+        "fractune_workers.children.triton_kernels.attention",
         "fractune_workers.children.layouts.kernels",
         "fractune_workers.children.searching.spaces",
         "fractune_workers.children.triton_kernels",
@@ -319,6 +325,7 @@ ROOMS = {
         "fractune_workers.children.tvm_api.prefetches",
     ),
     "fractune_workers.children.building": child_room(
+        "fractune_workers.children.triton_kernels.attention",
         "fractune_workers.children.triton_kernels",
         "fractune_workers.children.tvm_api",
         "fractune_workers.children.tvm_api.numerics",
@@ -326,6 +333,7 @@ ROOMS = {
         "fractune_workers.scratch_dir",
     ),
     "fractune_workers.children.compiling": child_room(
+        "fractune_workers.children.triton_kernels.attention",
         "fractune_workers.children.building",
         "fractune_workers.children.fusing",
         "fractune_workers.children.importing",

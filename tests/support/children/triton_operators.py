@@ -186,7 +186,7 @@ class Tensor:
         import triton.language as tl
 
         self.array = array
-        self.dtype = getattr(tl, str(array.dtype))
+        self.dtype = getattr(tl, "int1" if array.dtype == bool else str(array.dtype))
         self.device = "cpu"
         self.shape = array.shape
 

@@ -114,14 +114,14 @@ def matmul_workload(size: int) -> dict[str, Any]:
 import json, tvm
 from tvm import te
 from tvm.s_tir import meta_schedule as ms
-from fractune_workers.children.importing.passes import _operator
+from fractune_workers.children.importing.passes import described
 from fractune_workers.children.tvm_api.target import default_target, target_key
 a = te.placeholder(({size}, {size}), name="a")
 b = te.placeholder(({size}, {size}), name="b")
 k = te.reduce_axis((0, {size}), name="k")
 c = te.compute(({size}, {size}), lambda i, j: te.sum(a[i, k] * b[k, j], axis=k), name="c")
 mod = tvm.IRModule({{"main": te.create_prim_func([a, b, c])}})
-op = _operator("matmul", 1, mod)
+op = described("matmul", 1, mod)
 target = default_target(2)
 facts = {{"hash": op.workload_hash, "json": op.workload_json, "target": str(target), "key": target_key(target)}}
 print(json.dumps(facts))

@@ -11,7 +11,7 @@ from fractune_core.codec.plain_json import is_storable
 from fractune_core.files.buckets import bucket_complaint
 from fractune_core.files.compared import compared_complaint
 from fractune_core.files.staged import Stages, stages_complaint
-from fractune_core.names import ROBUST_VARIANT, UNTUNED_VARIANT, WITH_GRAPHS
+from fractune_core.names import ROBUST_VARIANT, UNTUNED_VARIANT, plain_variant
 from fractune_core.served import ServiceGoal
 
 ALIGNMENT_BYTES = 64
@@ -152,7 +152,7 @@ def _variant_complaints(manifest: dict[str, Any]) -> Iterator[str]:
         if not _are_places(variant.get("weights", []), len(manifest["weights"])):
             yield f"the 'weights' of the variant '{variant['name']}' are not places in 'weights'"
     known = {*manifest["shares"], ROBUST_VARIANT, UNTUNED_VARIANT}
-    strangers = {name for name in variants if name.removesuffix(WITH_GRAPHS) not in known}
+    strangers = {name for name in variants if plain_variant(name) not in known}
     if strangers:
         yield f"the variant '{min(strangers)}' is not among 'shares'"
 

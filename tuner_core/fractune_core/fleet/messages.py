@@ -190,7 +190,8 @@ class MeasureWork(RoundWork):
 
 class VariantItem(TypedDict):
     name: str
-    """`untuned`, the share it was tuned at, or `robust`; of the last two also with `+graph` behind"""
+    """`untuned`, the share it was tuned at, or `robust`; of the last two also with `+graph` behind, of a share
+    also with `+attention`"""
     traces: dict[str, str]
     """trace by workload hash; an operator that is missing stays untuned"""
 

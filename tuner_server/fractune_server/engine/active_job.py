@@ -238,7 +238,7 @@ class ActiveJob:
         """Read the state of the operators from the log."""
         self.own_done = 0
         for operator in self.selected:
-            plan = OperatorPlan(operator.workload_hash, operator.weight, self.share_keys)
+            plan = OperatorPlan(operator.workload_hash, operator.search_weight, self.share_keys)
             for row in store.log.trials(self.log_key(operator.workload_hash)):
                 plan.add_trial(row.candidate_id, row.share_key, row.ranking_median_s, built=row.status.built)
                 if row.job == self.id and row.share in self.stored.tuned_at:

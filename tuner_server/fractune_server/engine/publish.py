@@ -25,7 +25,14 @@ from fractune_core.shares import Share
 from fractune_server.engine.active_job import ActiveJob, SingleWork
 from fractune_server.engine.rounds import Rounds
 from fractune_server.selection.model_match import best_by_goal, served_secs
-from fractune_server.selection.variants import Deployment, ValidatedOperator, Variant, measured_secs, variants_for
+from fractune_server.selection.variants import (
+    Deployment,
+    ValidatedOperator,
+    Variant,
+    measured_secs,
+    variants_for,
+    with_alternatives,
+)
 from fractune_server.transport.context import ServerContext
 from fractune_server.transport.outgoing import send_model
 from fractune_server.transport.work_queues import WorkQueues
@@ -53,9 +60,12 @@ class PublishPhase:
         """Request the bundle. If the same bundle exists, take it with its known times."""
         if _COMPILE in job.requested:
             return
-        deployment, operators = self._deployment(job), self._operators(job)
+        deployment, every = self._deployment(job), self._operators(job)
+        operators = [op for op in every if op.weight]
         variants = variants_for(deployment, operators, robust_only=job.stored.spec.variants == ROBUST_VARIANT)
-        items = with_graphs([{"name": variant.name, "traces": variant.traces} for variant in variants], job.shares)
+        twins = with_alternatives(deployment, [op for op in every if not op.weight], variants)
+        made = [*variants, *twins]
+        items = with_graphs([{"name": variant.name, "traces": variant.traces} for variant in made], job.shares)
         bundle = bundle_id(job, items)
         if self._context.files.has_bundle(bundle):
             if not job.stored.spec.rerank:  # a rerank measures again
@@ -67,7 +77,7 @@ class PublishPhase:
             send_model(self._context, job.stored.spec.model)
             measured = measured_secs(deployment, operators, variants)
             choosing = measured_secs(deployment, operators, variants, choosing=True)
-            manifest = _manifest(job, variants, measured, choosing)
+            manifest = _manifest(job, made, measured, choosing)
             work: CompileWork = {
                 "task": "compile",
                 "work_id": work_id,
@@ -79,7 +89,7 @@ class PublishPhase:
                 "bundle": bundle,
                 "manifest": manifest,
                 "variants": items,
-                "records": [record.to_json() for record in _published(variants)],
+                "records": [record.to_json() for record in _published(made)],
             }
             self._queues.enqueue(COMPILE_QUEUE, work)
         job.note_requested(_COMPILE)

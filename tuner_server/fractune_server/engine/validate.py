@@ -80,7 +80,9 @@ class ValidatePhase:
         worth, lengths_ms = set[str](), list[dict[str, float]]()
         for share in job.share_keys:
             outlooks = {
-                op.workload_hash: outlook(op.weight, best[op.workload_hash][share], known[op.workload_hash], share)
+                op.workload_hash: outlook(
+                    op.search_weight, best[op.workload_hash][share], known[op.workload_hash], share
+                )
                 for op in job.selected
             }
             worth |= worth_validating(outlooks)

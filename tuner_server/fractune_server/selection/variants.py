@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fractune_core.analysis.match import How, Match, find_match, reported_regret
 from fractune_core.analysis.validated import MeasuredTimes, Times, ValidatedRecords, choosing_order
-from fractune_core.names import ROBUST_VARIANT, UNTUNED_VARIANT
+from fractune_core.names import ROBUST_VARIANT, UNTUNED_VARIANT, WITH_ATTENTION
 from fractune_core.records import UNTUNED, candidate_id
 from fractune_core.shares import GrantedShare, units_text
 from fractune_server.selection.robust import robust_for_model
@@ -68,6 +68,24 @@ def variants_for(deployment: Deployment, operators: Sequence[ValidatedOperator],
     ]
     own = all(robust.traces != variant.traces for variant in tuned)
     return [*tuned, *([robust] if own and len(tuned) > 1 else []), untuned]
+
+
+def with_alternatives(
+    deployment: Deployment, alternatives: Sequence[ValidatedOperator], variants: Sequence[Variant]
+) -> list[Variant]:
+    """Twins of the variants for a share, with the alternatives to their operators that were validated there.
+
+    The whole model is timed with both, so that the operators' own times need not be compared.
+    """
+    twins = []
+    for variant in variants:
+        if variant.name not in deployment.granted:
+            continue
+        matches = {op.workload_hash: deployment.match(op, variant.name) for op in alternatives}
+        found = {name: match for name, match in matches.items() if match.record and match.record.implementation}
+        if found:
+            twins.append(Variant(variant.name + WITH_ATTENTION, {**variant.matches, **found}))
+    return twins
 
 
 def measured_secs(

@@ -47,6 +47,11 @@ class StoredOperator:
     best_s: dict[str, float] = field(default_factory=dict)
     untuned_s: dict[str, float] = field(default_factory=dict)
 
+    @property
+    def search_weight(self) -> int:
+        """The weight with which it gets trials and validations: an alternative counts as if the model ran it once."""
+        return self.weight or 1
+
 
 @dataclass
 class StoredJob(JsonObject):

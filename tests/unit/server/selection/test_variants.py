@@ -10,7 +10,14 @@ from fractune_core.analysis.match import How
 from fractune_core.analysis.validated import ValidatedRecords
 from fractune_core.records import UNTUNED
 from fractune_core.shares import Device, GrantedShare
-from fractune_server.selection.variants import Deployment, ValidatedOperator, Variant, measured_secs, variants_for
+from fractune_server.selection.variants import (
+    Deployment,
+    ValidatedOperator,
+    Variant,
+    measured_secs,
+    variants_for,
+    with_alternatives,
+)
 from tests.support.samples import DEVICE, TARGET_KEY, granted, validation
 
 PLACE = Deployment(DEVICE.key, TARGET_KEY, {"cpu:1": granted(1), "cpu:2": granted(2)})
@@ -49,6 +56,21 @@ def test_no_robust_variant_beside_one_that_has_the_same_schedules() -> None:
     found = operator({UNTUNED: (9.0, 9.0), "one": (1.0, 1.1), "two": (3.0, 1.0)})
     assert list(traces(variants_for(PLACE, [found], robust_only=False))) == ["cpu:1", "cpu:2", "untuned"]
     assert traces(variants_for(PLACE, [found], robust_only=True)) == {"robust": {"f" * 16: "one"}, "untuned": {}}
+
+
+def test_an_alternative_has_variants_of_its_own_at_shares_where_it_has_a_schedule() -> None:
+    plain = operator({UNTUNED: (9.0, 9.0), "one": (1.0, 3.0), "two": (3.0, 1.0)})
+    records = ValidatedRecords(
+        (*(validation(UNTUNED, units, 9.0) for units in (1, 2)), validation("triton:[1]", 1, 1.0))
+    )
+    other = ValidatedOperator("e" * 16, 0, records)
+    variants = variants_for(PLACE, [plain], robust_only=False)
+    twins = with_alternatives(PLACE, [other], variants)
+    assert traces(twins) == {"cpu:1+attention": {"f" * 16: "one", "e" * 16: "triton:[1]"}}
+    assert with_alternatives(PLACE, [], variants) == []
+    exact = ValidatedOperator("e" * 16, 0, records.exact)
+    assert with_alternatives(PLACE, [exact], variants) == []
+    assert with_alternatives(PLACE, [other], variants_for(PLACE, [plain], robust_only=True)) == []
 
 
 def test_an_operator_without_records_stays_untuned_and_counts_in_no_sum() -> None:

@@ -61,7 +61,7 @@ def time_table(job: JobStatus, most: int | None = None) -> Table:
     found = {
         operator.workload_hash: [operator_time(operator, each, job.roofs.get(each.share)) for each in results]
         for operator in job.operators
-        if operator.selected
+        if operator.selected and operator.weight
     }
     names = {each.workload_hash: each for each in job.operators}
     order = sorted((name for name in found if any(found[name])), key=lambda name: -_weight(found[name]))

@@ -15,12 +15,12 @@ from tvm.tirx import PrimFunc, decl_buffer
 from fractune_workers.children.building.cuda import DEVICE_OBJECT, HOST_OBJECT, device_object, host_library
 from fractune_workers.children.building.embed_cubin import INT32, INT64, POINTER, TENSOR_MAP, PackedKernel, pack_of
 from fractune_workers.children.building.launch_limits import TooLarge
+from fractune_workers.children.triton_kernels.attention.either import kernel_operator
 from fractune_workers.children.triton_kernels.compiler import Kernel, TensorMap, compile_source
-from fractune_workers.children.triton_kernels.decisions import element_bytes_of, read_decisions
+from fractune_workers.children.triton_kernels.decisions import element_bytes_of
 from fractune_workers.children.triton_kernels.marks import decisions_in
-from fractune_workers.children.triton_kernels.sources import Source, source_of
-from fractune_workers.children.triton_kernels.sums import sums_of
-from fractune_workers.children.triton_kernels.targets import precision_of, shared_bytes_of
+from fractune_workers.children.triton_kernels.sources import Source
+from fractune_workers.children.triton_kernels.targets import shared_bytes_of
 from fractune_workers.children.tvm_api.artifacts import pack, written
 
 _SCRATCH = 2
@@ -45,11 +45,11 @@ def build_triton_parts(function: Any, symbol: str, target: tvm.target.Target, de
     function of `with_room_for_partials`.
     """
     arch = str(target.attrs["arch"])
-    operator = _without_room(function)
-    sums = sums_of(operator)
-    source = source_of(sums, read_decisions(decisions), f"{symbol}_kernel", precision_of(target))
-    dtypes = [str(each.ty.dtype) for each in operator.params]
-    taken = [*dtypes, sums.sum_dtype] if source.partial_shape else dtypes
+    plain = _without_room(function)
+    operator = kernel_operator(plain, target)
+    source = operator.source(decisions, f"{symbol}_kernel")
+    dtypes = [str(each.ty.dtype) for each in plain.params]
+    taken = [*dtypes, operator.sum_dtype] if source.partial_shape else dtypes
     kernels = compile_source(source, taken, arch)
     for kernel in kernels:
         _check_shared(kernel, shared_bytes_of(target))
@@ -70,11 +70,11 @@ def _arguments(kernel: Kernel, dtypes: list[str]) -> list[str]:
 
 def with_room_for_partials(function: Any, target: tvm.target.Target) -> Any:
     """A marked function, with a parameter for its partial sums behind its others if its decisions split the sums."""
-    sums = sums_of(function)
-    source = source_of(sums, read_decisions(decisions_in(function)), "main", precision_of(target))
+    operator = kernel_operator(function, target)
+    source = operator.source(decisions_in(function), "main")
     if not source.partial_shape:
         return function
-    partials = decl_buffer(source.partial_shape, sums.sum_dtype, "partials")
+    partials = decl_buffer(source.partial_shape, operator.sum_dtype, "partials")
     grown = PrimFunc([*function.params, partials], function.body, function.ret_type, function.attrs)
     return grown.with_attr(_TAKES_PARTIALS, True)  # noqa: FBT003  TVM's order
 

@@ -18,13 +18,14 @@ from fractune_core.implementations import DIRECT, FLOAT32_SUMS, TRITON, implemen
 from fractune_core.model_inputs import constants_in
 from fractune_core.names import WITH_GRAPHS
 from fractune_core.targets import capability, runs_on
+from fractune_workers.children.compiling.attention import Chain, chains_of, names_outside, with_attention, workloads_of
 from fractune_workers.children.compiling.graphs import with_graphs
 from fractune_workers.children.compiling.implementations import implementations_of, with_implementations
 from fractune_workers.children.compiling.signature import Names, describe_constants, describe_main, names_in_file
 from fractune_workers.children.compiling.variants import compile_variants
 from fractune_workers.children.fusing.fuse import prepare_variants
 from fractune_workers.children.importing.model_file import load_variants, named
-from fractune_workers.children.importing.passes import Operator, extract
+from fractune_workers.children.importing.passes import Operator, described, extract
 from fractune_workers.children.layouts.kernels.implementations import IMPLEMENTATIONS
 from fractune_workers.children.triton_kernels.compiler import is_installed, load_triton
 from fractune_workers.children.triton_kernels.marks import with_marks
@@ -61,6 +62,8 @@ class _Prepared:
     """modules by implementation, of those that some operator has"""
     workloads: dict[str, dict[str, Workload]]
     """by implementation, by workload hash of the operator"""
+    chains: list[Chain]
+    """calls that compute attention, for which there may be one function"""
     names: Names
     slots: tuple[str | None, ...]
     """of a fused model: the variant's name by slot, None for an empty one"""
@@ -91,8 +94,17 @@ def _prepared(path: str, inputs: str, identity: str) -> _Prepared:
             others[name] = other
         for workload_hash, workload in found.items():
             workloads[workload_hash][name] = workload
+    chains = chains_of(direct) if _has_triton(target) else []
+    attention = workloads_of(chains)
+    for number, (workload_hash, by_name) in enumerate(attention.items()):
+        operators.append(described(f"attention{number or ''}", 0, by_name[DIRECT].original))
+        workloads[workload_hash] = by_name
     names = names_in_file(loaded.files[0], constants_in(json.loads(inputs)))
-    return _Prepared(direct, operators, others, workloads, names, loaded.slots, fused.apart)
+    return _Prepared(direct, operators, others, workloads, chains, names, loaded.slots, fused.apart)
+
+
+def _has_triton(target: tvm.target.Target) -> bool:
+    return is_known(target) and is_installed()
 
 
 def _others(target: tvm.target.Target, operators: list[Operator], direct: Iterable[Workload]) -> list[str]:
@@ -102,8 +114,7 @@ def _others(target: tvm.target.Target, operators: list[Operator], direct: Iterab
     """
     if target.kind.name != "llvm":
         halves = any(sums(workload.mod)[:1] == ["float16"] and operands(workload.mod) for workload in direct)
-        by_triton = is_known(target) and is_installed()
-        return [*([FLOAT32_SUMS] if halves else []), *([TRITON] if by_triton else [])]
+        return [*([FLOAT32_SUMS] if halves else []), *([TRITON] if _has_triton(target) else [])]
     images = any(_MANY_WAYS in operator.name for operator in operators)
     integers = dot_products(target) if any(whole_numbers(workload.mod) for workload in direct) else []
     return [*(IMPLEMENTATIONS if images else ()), *integers]
@@ -211,15 +222,34 @@ def compile_bundle(
 
 
 def _mixed(prepared: _Prepared, texts: dict[str, str]) -> Any:
-    """The model with the implementations that the candidates' `texts` (by workload hash) are of."""
-    chosen = {name: implementation for name, text in texts.items() if (implementation := implementation_of(text))}
-    return with_implementations(prepared.direct, prepared.others, chosen) if chosen else prepared.direct
+    """The model with the implementations that the candidates' `texts` (by workload hash) are of, and with attention as
+    one function where `texts` has a candidate of it.
+    """
+    own = {chain.workload_hash for chain in prepared.chains}
+    chosen = {
+        name: implementation
+        for name, text in texts.items()
+        if name not in own and (implementation := implementation_of(text))
+    }
+    mixed = with_implementations(prepared.direct, prepared.others, chosen) if chosen else prepared.direct
+    return with_attention(mixed, _chosen_chains(prepared, texts))
+
+
+def _chosen_chains(prepared: _Prepared, texts: dict[str, str]) -> list[Chain]:
+    """The attention that is computed by one function."""
+    return [chain for chain in prepared.chains if implementation_of(texts.get(chain.workload_hash, "")) == TRITON]
 
 
 def _schedules(prepared: _Prepared, texts: dict[str, str]) -> dict[Workload, str]:
-    """Traces by workload. Raises FractuneError for an operator, or an implementation, that this model lacks."""
+    """Traces by workload, of the operators that are called with these. Raises FractuneError for an operator, or an
+    implementation, that this model lacks.
+    """
+    chains = _chosen_chains(prepared, texts)
+    called = {*names_outside(prepared.direct, chains), *(each.workload_hash for each in chains)} if chains else texts
     found = {}
     for name, text in texts.items():
+        if name not in called:
+            continue
         workload = prepared.workloads.get(name, {}).get(implementation_of(text))
         if workload is None and implementation_of(text) == TRITON:
             load_triton()  # the reason, where it is not installed

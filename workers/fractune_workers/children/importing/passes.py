@@ -46,7 +46,7 @@ class Operator:
     name: str
     """the function's name in the model, a label: `fused_conv2d4_add1_relu1`"""
     weight: int
-    """how often the model runs it"""
+    """how often the model runs it; 0 for an alternative to several others, which it may run in their place"""
     workload_hash: str
     """16 hex digits of TVM's structural hash, the same in every process and on every machine"""
     workload_json: str
@@ -103,7 +103,7 @@ def extract(mod: tvm.IRModule, target: tvm.target.Target) -> list[Operator]:
     for task in tasks:
         if is_scheduled(task.dispatched[0]["main"]):
             continue
-        operator = _operator(str(task.task_name), int(task.weight), task.dispatched[0])
+        operator = described(str(task.task_name), int(task.weight), task.dispatched[0])
         known = operators.get(operator.workload_hash)
         weight = operator.weight + (known.weight if known else 0)
         operators[operator.workload_hash] = Operator(**{**vars(known or operator), "weight": weight})
@@ -123,7 +123,8 @@ def workload_hash(mod: tvm.IRModule) -> str:
     return f"{tvm_ffi.structural_hash(mod) & 0xFFFFFFFFFFFFFFFF:016x}"
 
 
-def _operator(name: str, weight: int, mod: tvm.IRModule) -> Operator:
+def described(name: str, weight: int, mod: tvm.IRModule) -> Operator:
+    """The operator of one TIR module."""
     arguments = _arguments(mod)
     return Operator(
         name=shortened(name, _MOST_NAME_CHARACTERS),  # an IRModule may call it anything

@@ -16,6 +16,7 @@ from fractune_workers.children.layouts.kernels.implementations import IMPLEMENTA
 from fractune_workers.children.layouts.kernels.integers import INTEGERS
 from fractune_workers.children.searching.operator_search import OperatorSearch
 from fractune_workers.children.searching.triton_search import TritonSearch
+from fractune_workers.children.triton_kernels.marks import is_alternative
 from fractune_workers.children.tvm_api.traces import args_of
 
 _UNJUDGED = 4
@@ -36,6 +37,7 @@ class CompetingSearches:
             if name == TRITON
             else OperatorSearch(workloads[name], target, seed, threads)
             for name in _likeliest_first(workloads)
+            if name == TRITON or not is_alternative(workloads[DIRECT].original["main"])
         }
         self._proposed_counts = dict.fromkeys(self._searches, 0)
 

@@ -8,9 +8,7 @@ from typing import Any
 
 from fractune_core.errors import FractuneError
 from fractune_workers.children.searching.trials import Trials
-from fractune_workers.children.triton_kernels.decisions import Decisions, first_decisions, fitting, read_decisions
-from fractune_workers.children.triton_kernels.sums import sums_of
-from fractune_workers.children.triton_kernels.targets import problem_of
+from fractune_workers.children.triton_kernels.attention.either import AnyDecisions, kernel_operator
 
 _FEWEST_MEASURED = 8
 """with fewer measured candidates the surrogate knows less than the estimate"""
@@ -25,10 +23,10 @@ class TritonSearch(Trials):
 
     def __init__(self, workload: Any, target: Any, seed: int) -> None:
         super().__init__(features=lambda decisions: decisions.features, kept=_KEPT)
-        self._problem = problem_of(sums_of(workload.mod["main"]), target)
+        self._operator = kernel_operator(workload.mod["main"], target)
         self._random = random.Random(seed)
-        self._seen: set[Decisions] = set()
-        self._transferred: list[Decisions] = []
+        self._seen: set[AnyDecisions] = set()
+        self._transferred: list[AnyDecisions] = []
         self._units: tuple[int, ...] | None = None
         self.expect([])
 
@@ -37,8 +35,8 @@ class TritonSearch(Trials):
         if self._units == tuple(units):
             return
         self._units = tuple(units)
-        self._space = list(fitting(self._problem, sorted(set(units))))
-        self._first = first_decisions(self._problem, self._space, units)
+        self._space = self._operator.fitting(sorted(set(units)))
+        self._first = self._operator.first(self._space, units)
 
     def propose(self, count: int, name: Callable[[str], str]) -> list[dict[str, str]]:
         """Up to `count` candidates: `candidate` (named by `name` from the decisions' text) and `trace`."""
@@ -50,16 +48,16 @@ class TritonSearch(Trials):
     def warm(self, history: Iterable[tuple[str, str, Mapping[str, float]]]) -> None:
         """Take in earlier trials of this operator. Those of an older kernel say nothing."""
         for name, text, secs in history:
-            for decisions in _readable([text]):
+            for decisions in self._readable([text]):
                 self._seen.add(decisions)
                 self.note_trial(name, decisions, secs)
 
     def transfer(self, texts: Iterable[str]) -> None:
         """Try the decisions of other operators first, those that fit this one."""
         fitting_here = set(self._space)
-        self._transferred = [each for each in _readable(texts) if each in fitting_here]
+        self._transferred = [each for each in self._readable(texts) if each in fitting_here]
 
-    def _beginnings(self) -> Iterator[Decisions]:
+    def _beginnings(self) -> Iterator[AnyDecisions]:
         """The first candidates: estimates and transferred ones, alternately."""
         while self.measured < _FEWEST_MEASURED:
             if self._transferred:
@@ -69,7 +67,7 @@ class TritonSearch(Trials):
                 return
             yield first
 
-    def _chosen(self, count: int) -> Iterator[Decisions]:
+    def _chosen(self, count: int) -> Iterator[AnyDecisions]:
         """The surrogate's choice of those not seen yet, and a few at random."""
         if self.measured < _FEWEST_MEASURED or count < 1:
             return
@@ -80,8 +78,8 @@ class TritonSearch(Trials):
         at_random = int(count * _RANDOM_PART)
         yield from (*best[: count - at_random], *drawn[:at_random], *best)
 
-    def _unseen(self, found: Iterable[Decisions], count: int, name: Callable[[str], str]) -> list[Decisions]:
-        fresh: list[Decisions] = []
+    def _unseen(self, found: Iterable[AnyDecisions], count: int, name: Callable[[str], str]) -> list[AnyDecisions]:
+        fresh: list[AnyDecisions] = []
         found = iter(found)
         while len(fresh) < count and (decisions := next(found, None)) is not None:
             if decisions not in self._seen:
@@ -90,15 +88,14 @@ class TritonSearch(Trials):
                     fresh.append(decisions)
         return fresh
 
-    def _hand_out(self, decisions: Decisions, name: Callable[[str], str]) -> dict[str, str]:
+    def _hand_out(self, decisions: AnyDecisions, name: Callable[[str], str]) -> dict[str, str]:
         candidate = name(decisions.text)
         self._pending[candidate] = decisions
         return {"candidate": candidate, "trace": decisions.text}
 
-
-def _readable(texts: Iterable[str]) -> Iterator[Decisions]:
-    for text in texts:
-        try:
-            yield read_decisions(text)
-        except FractuneError:
-            continue
+    def _readable(self, texts: Iterable[str]) -> Iterator[AnyDecisions]:
+        for text in texts:
+            try:
+                yield self._operator.read(text)
+            except FractuneError:
+                continue

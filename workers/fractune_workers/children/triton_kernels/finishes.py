@@ -21,7 +21,19 @@ def finish_lines(sums: Sums) -> list[str]:
 
     Raises Unfit for an operator without a translation.
     """
-    return _Finish(sums).lines
+    lines = _Lines(sums)
+    lines.store(sums.function.params[-1])
+    return lines.lines
+
+
+def value_lines(sums: Sums, buffer: Any) -> list[str]:
+    """As `finish_lines`, of a function that returns the elements of a buffer, each at the place of its sum.
+
+    Raises Unfit where they lie in another order.
+    """
+    lines = _Lines(sums)
+    lines.give_back(buffer)
+    return lines.lines
 
 
 def part_text(group: str, inner: int, extent: int, whole: int) -> str:
@@ -34,7 +46,7 @@ def times_text(text: str, factor: int) -> str:
     return text if factor == 1 else f"{text} * {factor}"
 
 
-class _Finish:
+class _Lines:
     def __init__(self, sums: Sums) -> None:
         self._sums = sums
         self._groups: dict[str, str] = {}
@@ -51,25 +63,32 @@ class _Finish:
                 name = f"i{len(self._coordinates)}"
                 self._coordinates[axis], self._groups[name] = name, group
                 self.lines.append(f"{name} = {part_text(group, inner, extent, whole)}")
-        self._store()
 
-    def _store(self) -> None:
-        """The value of the output, rounded, in its place."""
-        output = self._sums.function.params[-1]
-        block = self._sums.made.get(output)
-        if block is None:
+    def give_back(self, buffer: Any) -> None:
+        """The value of a buffer that lies like the sums."""
+        value, indices = self._value(buffer)
+        if indices != self._indices_of_sums:
             raise Unfit
-        if block.init is not None:
-            value, indices = SUMS, self._indices_of_sums
-        else:
-            expressions = Expressions(self._coordinates_of(block), self._load)
-            value = expressions.text(block.body.value)
-            indices = tuple(map(expressions.text, block.body.indices))
+        self.lines.append(f"return {value}")
+
+    def store(self, output: Any) -> None:
+        """The value of the output, rounded, in its place."""
+        value, indices = self._value(output)
         place = _flat_text(indices, shape_of(output)) + " + row * 0 + column * 0"  # a tile, whatever it names
         here = f"(row < {self._sums.extent('row')}) & (column < {self._sums.extent('column')})"
         pointer, rounded = f"p{len(self._sums.function.params) - 1}", f".to({type_text(str(output.ty.dtype))})"
         self.lines.append(f"value = {value}")
         self.lines.append(f"tl.store({pointer} + {place}, value{rounded}, mask={here})")
+
+    def _value(self, buffer: Any) -> tuple[str, tuple[str, ...]]:
+        """The value of a buffer that follows from the sums, and its indices."""
+        if buffer.same_as(self._sums.buffer):
+            return SUMS, self._indices_of_sums
+        block = self._sums.made.get(buffer)
+        if block is None or block.init is not None:
+            raise Unfit
+        expressions = Expressions(self._coordinates_of(block), self._load)
+        return expressions.text(block.body.value), tuple(map(expressions.text, block.body.indices))
 
     @property
     def _indices_of_sums(self) -> tuple[str, ...]:
@@ -116,6 +135,8 @@ class _Finish:
     def _elements(self, buffer: Any, indices: tuple[str, ...]) -> str:
         block = self._sums.made.get(buffer)
         if block is not None:
+            if block.init is not None:
+                raise Unfit
             return Expressions(dict(zip(block.body.indices, indices, strict=True)), self._load).text(block.body.value)
         if buffer not in list(self._sums.function.params):
             raise Unfit

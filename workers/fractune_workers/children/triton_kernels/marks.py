@@ -16,7 +16,7 @@ from tvm_ffi import structural_hash
 from fractune_workers.children.triton_kernels.sources import is_fit
 from fractune_workers.children.tvm_api.traces import Workload
 
-_MARK = "fractune.triton"
+_MARK, _ALTERNATIVE = "fractune.triton", "fractune.alternative"
 _SCHEDULED = "tirx.is_scheduled"
 
 
@@ -27,10 +27,24 @@ def with_marks(mod: tvm.IRModule) -> tvm.IRModule:
         for name, each in mod.functions.items()
         if isinstance(each, PrimFunc) and not (each.attrs and each.attrs.get(_SCHEDULED, False)) and is_fit(each)
     }
-    marked = mod.clone()
+    changed = mod.clone()
     for name, each in fitting.items():
-        marked.update_func(name, each.with_attr(_MARK, ""))
-    return marked
+        changed.update_func(name, marked(each))
+    return changed
+
+
+def marked(function: Any) -> Any:
+    """A function that fits, marked."""
+    return function.with_attr(_MARK, "")
+
+
+def alternative(function: Any) -> Any:
+    """A function that a model may run in the place of several others. TVM's search leaves it alone."""
+    return function.with_attr(_ALTERNATIVE, 1)
+
+
+def is_alternative(function: Any) -> bool:
+    return bool(function.attrs) and _ALTERNATIVE in function.attrs
 
 
 def is_marked(function: Any) -> bool:

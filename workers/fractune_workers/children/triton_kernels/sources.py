@@ -49,7 +49,7 @@ class Source:
 
 
 def is_fit(function: Any) -> bool:
-    """Whether these kernels compute a TIR function."""
+    """Whether the kernel of products computes a TIR function."""
     try:
         finish_lines(sums_of(function))
     except Unfit:
@@ -74,23 +74,25 @@ def source_of(sums: Sums, decisions: Decisions, name: str, precision: str) -> So
     own |= {"BOX_A": bool(boxes[0]), "BOX_B": bool(boxes[1])}
     parts = [
         _HEAD,
-        *(_load_text(f"load_{'ab'[at]}", sums, at, boxes[at], decisions.depth) for at in range(2)),
-        _function("finish", ["sums", "batch", "row", "column", *pointers], finish_lines(sums)),
+        *(load_text(f"load_{'ab'[at]}", sums, at, boxes[at], decisions.depth) for at in range(2)),
+        function_text("finish", ["sums", "batch", "row", "column", *pointers], finish_lines(sums)),
     ]
     first = Launch(name, programs, decisions.warps, decisions.stages, tuple(filter(None, boxes)))
     loads = ["load_a", "load_b"]
     if decisions.split == 1:
-        taken = [*factors, _tuple(pointers), *loads, "finish"]
-        parts.append(_kernel(name, [*pointers, *maps], "product", taken, own))
+        taken = [*factors, tuple_text(pointers), *loads, "finish"]
+        parts.append(kernel_text(name, [*pointers, *maps], "product", taken, own))
         return Source("\n\n".join(parts), (first,), ())
     taken, second = [*pointers, "partials"], f"{name}_1"
     place = f"(batch * {extents['M']} + row) * {extents['N']} + column"
     here = f"(row < {extents['M']}) & (column < {extents['N']})"
     keep = [f"tl.store(partials + {place}, sums, mask={here})"]
     parts += [
-        _function("keep", ["sums", "batch", "row", "column", "partials"], keep),
-        _kernel(name, [*taken, *maps], "product", [*factors, "(partials,)", *loads, "keep"], own),
-        _kernel(second, taken, "gather", ["partials", _tuple(pointers), "finish"], {**extents, **split, **_GATHERED}),
+        function_text("keep", ["sums", "batch", "row", "column", "partials"], keep),
+        kernel_text(name, [*taken, *maps], "product", [*factors, "(partials,)", *loads, "keep"], own),
+        kernel_text(
+            second, taken, "gather", ["partials", tuple_text(pointers), "finish"], {**extents, **split, **_GATHERED}
+        ),
     ]
     gathered = -(-extents["M"] // _GATHERED["ROWS"]) * -(-extents["N"] // _GATHERED["COLUMNS"]) * extents["BATCH"]
     shape = (decisions.split, extents["BATCH"], extents["M"], extents["N"])
@@ -108,24 +110,26 @@ def _constants(sums: Sums, decisions: Decisions, precision: str) -> dict[str, An
     }
 
 
-def _kernel(name: str, pointers: Sequence[str], called: str, arguments: Sequence[str], own: Mapping[str, Any]) -> str:
+def kernel_text(
+    name: str, pointers: Sequence[str], called: str, arguments: Sequence[str], own: Mapping[str, Any]
+) -> str:
     given = ", ".join([*arguments, *(f"{key}={value}" for key, value in own.items())])
-    return _function(name, pointers, [f"{called}({given})"])
+    return function_text(name, pointers, [f"{called}({given})"])
 
 
-def _function(name: str, parameters: Sequence[str], lines: Sequence[str]) -> str:
+def function_text(name: str, parameters: Sequence[str], lines: Sequence[str]) -> str:
     return f"@triton.jit\ndef {name}({', '.join(parameters)}):\n" + "".join(f"    {line}\n" for line in lines)
 
 
-def _tuple(names: Sequence[str]) -> str:
+def tuple_text(names: Sequence[str]) -> str:
     return f"({', '.join(names)},)"
 
 
-def _load_text(name: str, sums: Sums, at: int, box: Box | None, tile_depth: int) -> str:
+def load_text(name: str, sums: Sums, at: int, box: Box | None, tile_depth: int) -> str:
     """A tile of a factor: rows by depth, or depth by columns. Beyond the depth and the image there are zeros."""
     axes = FACTOR_AXES[at]
     load = box.load if box else _gather_text(sums, sums.factors[at], axes, tile_depth)
-    return _function(name, ["factor", "batch", *axes], [f"return {load}"])
+    return function_text(name, ["factor", "batch", *axes], [f"return {load}"])
 
 
 def _gather_text(sums: Sums, factor: Factor, axes: Sequence[str], tile_depth: int) -> str:

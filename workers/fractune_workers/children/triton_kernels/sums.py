@@ -69,20 +69,37 @@ class Sums:
 
 def sums_of(function: Any) -> Sums:
     """The sums of a TIR function. Raises Unfit for another operator."""
+    made = stores_of(function)
+    reductions = [block for block in made.values() if block.init is not None]
+    if len(reductions) != 1:
+        raise Unfit
+    return sums_in(function, made, reductions[0])
+
+
+def stores_of(function: Any) -> dict[Any, Any]:
+    """The block that writes a buffer, by buffer, in the order of the program. Raises Unfit for a tensor that is too
+    large.
+    """
+    if any(math.prod(shape_of(each)) > _MOST_ELEMENTS for each in function.params):
+        raise Unfit
     blocks: list[Any] = []
     tvm_ffi.structural_walk(function.body, (s_tir.SBlock, blocks.append))
-    made = {block.body.buffer: block for block in blocks if kind_of(block.body) == _STORE}
-    reductions = [block for block in made.values() if block.init is not None]
-    if len(reductions) != 1 or any(math.prod(shape_of(each)) > _MOST_ELEMENTS for each in function.params):
-        raise Unfit
-    (block,) = reductions
-    if kind_of(block.init) != _STORE or not _is_zero(block.init.value):
+    return {block.body.buffer: block for block in blocks if kind_of(block.body) == _STORE}
+
+
+def sums_in(function: Any, made: Mapping[Any, Any], block: Any, inner: Sequence[Any] = ()) -> Sums:
+    """The sums of one block of a TIR function. The buffers `inner` count as arguments behind those of the function.
+
+    Raises Unfit for a block that is no sum of products.
+    """
+    if kind_of(block.init) != _STORE or not is_zero(block.init.value):
         raise Unfit
     axes = {each.var: int(each.dom.extent) for each in block.iter_vars}
     at: dict[Any, Affine] = {axis: ({axis: 1} if extent > 1 else {}, 0) for axis, extent in axes.items()}
-    first, second = (_factor(each, list(function.params), made, at) for each in _products(block))
+    sources = [*function.params, *inner]
+    first, second = (_factor(each, sources, made, at) for each in products_of(block))
     groups, swapped = _groups(block, first.place[0], second.place[0])
-    dtypes = {str(function.params[each.argument].ty.dtype) for each in (first, second)}
+    dtypes = {str(sources[each.argument].ty.dtype) for each in (first, second)}
     dtype = min(dtypes)
     sum_dtype = str(block.body.buffer.ty.dtype)
     if len(dtypes) > 1 or dtype not in _SUM_TYPES or ("int" in _SUM_TYPES[dtype]) != ("int" in sum_dtype):
@@ -121,46 +138,46 @@ def kind_of(value: Any) -> str:
     return type(value).__name__
 
 
-def _uncast(value: Any) -> Any:
+def uncast(value: Any) -> Any:
     while kind_of(value) == "Cast":
         value = value.value
     return value
 
 
-def _is_zero(value: Any) -> bool:
-    return getattr(_uncast(value), "value", None) == 0
+def is_zero(value: Any) -> bool:
+    return getattr(uncast(value), "value", None) == 0
 
 
-def _products(block: Any) -> tuple[Any, Any]:
+def products_of(block: Any) -> tuple[Any, Any]:
     """Both factors that are multiplied and added to the sum."""
     value = block.body.value
     for one, other in ((value.a, value.b), (value.b, value.a)) if kind_of(value) == "Add" else ():
-        product = _uncast(other)
+        product = uncast(other)
         if kind_of(one) == "TensorLoad" and one.source.same_as(block.body.buffer) and kind_of(product) == "Mul":
-            return _uncast(product.a), _uncast(product.b)
+            return uncast(product.a), uncast(product.b)
     raise Unfit
 
 
-def _factor(value: Any, params: Sequence[Any], made: Mapping[Any, Any], at: Mapping[Any, Affine]) -> Factor:
+def _factor(value: Any, sources: Sequence[Any], made: Mapping[Any, Any], at: Mapping[Any, Affine]) -> Factor:
     """Where a factor comes from, through copies and padding."""
     conditions: list[Affine] = []
     while True:
         if kind_of(value) == "Call" and value.op.name.endswith(_SELECT):
             condition, value, other = value.args
-            if not _is_zero(other):
+            if not is_zero(other):
                 raise Unfit
             for smaller, larger, gap in _comparisons(condition):
                 conditions.append(_sum(_within(larger, at), _within(smaller, at), -1, gap))
-        value = _uncast(value)
+        value = uncast(value)
         if kind_of(value) != "TensorLoad":
             raise Unfit
         indices = [_within(index, at) for index in value.indices]
-        if value.source in params:
-            return Factor(params.index(value.source), _flat(indices, shape_of(value.source)), tuple(conditions))
+        if value.source in sources:
+            return Factor(sources.index(value.source), _flat(indices, shape_of(value.source)), tuple(conditions))
         block = made.get(value.source)
         if block is None or block.init is not None:
             raise Unfit
-        at, value = dict(zip(block.body.indices, indices, strict=True)), _uncast(block.body.value)
+        at, value = dict(zip(block.body.indices, indices, strict=True)), uncast(block.body.value)
 
 
 def _within(value: Any, at: Mapping[Any, Affine]) -> Affine:

@@ -24,6 +24,11 @@ def precision_of(target: Any) -> str:
     return TF32 if TF32 in target.keys else "ieee"
 
 
+def has_tensor_cores(dtype: str, target: Any) -> bool:
+    """Whether products of the type are computed there."""
+    return dtype != "float32" or precision_of(target) == TF32
+
+
 def problem_of(sums: Sums, target: Any) -> Problem:
     return Problem(
         batch=sums.extent("batch"),
@@ -31,7 +36,7 @@ def problem_of(sums: Sums, target: Any) -> Problem:
         column=sums.extent("column"),
         depth=sums.extent("depth"),
         dtype=sums.dtype,
-        tensor_cores=sums.dtype != "float32" or precision_of(target) == TF32,
+        tensor_cores=has_tensor_cores(sums.dtype, target),
         shared_bytes=shared_bytes_of(target),
         tma=(capability(str(target.attrs["arch"])) or 0) >= _WITH_TMA and has_boxes(sums),
     )

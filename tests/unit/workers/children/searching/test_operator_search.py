@@ -9,7 +9,7 @@ import tvm
 from tvm import te, topi
 
 from fractune_core.implementations import DIRECT
-from fractune_workers.children.importing.passes import Operator, _operator
+from fractune_workers.children.importing.passes import Operator, described
 from fractune_workers.children.searching.child import SearcherChild
 from fractune_workers.children.searching.spaces.sketches import sketches_of
 from fractune_workers.children.searching.transfer import adapt
@@ -24,7 +24,7 @@ TARGET = json.dumps({"kind": "llvm", "mcpu": "x86-64-v3", "num-cores": 2})
 
 def matmul(rows: int) -> Operator:
     a, b = te.placeholder((rows, 24), name="a"), te.placeholder((24, 32), name="b")
-    return _operator("matmul", 1, tvm.IRModule({"main": te.create_prim_func([a, b, topi.matmul(a, b)])}))
+    return described("matmul", 1, tvm.IRModule({"main": te.create_prim_func([a, b, topi.matmul(a, b)])}))
 
 
 def opened(child: SearcherChild, operator: Operator, transferred: list[str]) -> None:

@@ -12,10 +12,13 @@ from tvm import te, topi
 
 from fractune_core.errors import FractuneError
 from fractune_core.implementations import DIRECT, TRITON, implementation_of
+from fractune_workers.children.compiling.attention import chains_of, workloads_of
 from fractune_workers.children.searching.competition import CompetingSearches
 from fractune_workers.children.searching.triton_search import TritonSearch
+from fractune_workers.children.triton_kernels.attention.decisions import AttentionProblem, padded, read_attention
 from fractune_workers.children.triton_kernels.decisions import Decisions, Problem, cycles, fitting, read_decisions
 from fractune_workers.children.tvm_api.traces import Workload
+from tests.support.children.triton_attention import CASES, emit
 
 TARGET = tvm.target.Target(
     {
@@ -158,3 +161,58 @@ def test_triton_competes_with_tvm_and_leaves_out_nothing_else_for_exact_jobs() -
 def test_whole_numbers_need_deeper_tiles() -> None:
     problem = Problem(1, 64, 64, 64, "int8", tensor_cores=True, shared_bytes=1 << 17)
     assert min(each.depth for each in fitting(problem, ())) == 32
+
+
+@pytest.fixture(scope="module")
+def attention() -> dict[str, Workload]:
+    (found,) = workloads_of(chains_of(emit(CASES["heads"], "float16"))).values()
+    return found
+
+
+def test_attention_is_searched_among_kernels_of_triton_alone(attention: dict[str, Workload]) -> None:
+    searches = CompetingSearches(attention, TARGET, seed=1, threads=1)
+    searches.expect([132])
+    items = searches.propose(6, str, exact=False)
+    assert {implementation_of(each["trace"]) for each in items} == {TRITON}
+    assert len({each["trace"] for each in items}) == 6
+    assert CompetingSearches(attention, TARGET, seed=1, threads=1).propose(6, str, exact=True) == []
+
+
+def test_the_whole_space_of_attention_is_proposed_once(attention: dict[str, Workload]) -> None:
+    made = search(132, of=attention[TRITON])
+    texts = [each["trace"] for each in made.propose(10_000, str)]
+    assert len(texts) == len(set(texts)) > 20
+    assert made.propose(1, str) == []
+    decided = read_attention(texts[0])
+    assert read_attention(decided.text) == decided
+
+
+def test_decisions_of_another_kernel_are_not_attention_s(attention: dict[str, Workload]) -> None:
+    with pytest.raises(FractuneError, match=r"there is no kernel 'product.*' for attention, only 'attention/1'"):
+        read_attention(proposed(search(132), 1)[0].text)
+    made = search(132, of=attention[TRITON])
+    made.transfer([proposed(search(132), 1)[0].text])
+    assert made.propose(1, str)
+
+
+def problem(**changes: Any) -> AttentionProblem:
+    usual = {"batch": 16, "queries": 1024, "keys": 1024, "depth": 64, "width": 64, "dtype": "float16"}
+    return AttentionProblem(**{**usual, "tensor_cores": True, "shared_bytes": 227 * 1024, **changes})
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("depth", [20, 64, 80, 128])
+def test_tiles_of_attention_fit_registers_and_shared_memory(depth: int, dtype: str) -> None:
+    large = problem(depth=depth, width=depth, dtype=dtype, tensor_cores=dtype == "float16")
+    found = large.fitting()
+    assert found
+    side, element_bytes = padded(depth), {"float16": 2, "float32": 4}[dtype]
+    for each in found:
+        assert each.rows * (2 * each.columns + side) <= 128 * 32 * each.warps
+        assert (each.rows * side + each.stages * each.columns * 2 * side) * element_bytes <= 227 * 1024
+    assert all(each.rows <= 32 and each.columns <= 32 for each in problem(queries=17, keys=17).fitting())
+
+
+def test_a_larger_share_begins_with_smaller_tiles_of_queries() -> None:
+    few, many = (next(problem(batch=4).first(problem(batch=4).fitting(), [sms])) for sms in (4, 132))
+    assert few.rows > many.rows

@@ -1,0 +1,100 @@
+"""The kernel that may compute an operator: of products or of attention, each with decisions of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+from fractune_workers.children.triton_kernels import decisions as products
+from fractune_workers.children.triton_kernels.attention.decisions import AttentionProblem, read_attention
+from fractune_workers.children.triton_kernels.attention.recognition import attention_of
+from fractune_workers.children.triton_kernels.attention.source import attention_source
+from fractune_workers.children.triton_kernels.sources import Source, source_of
+from fractune_workers.children.triton_kernels.sums import Unfit, sums_of
+from fractune_workers.children.triton_kernels.targets import has_tensor_cores, precision_of, problem_of, shared_bytes_of
+
+
+class AnyDecisions(Protocol):
+    """Equal decisions make equal machine code."""
+
+    @property
+    def text(self) -> str: ...
+
+    @property
+    def features(self) -> Mapping[str, float]: ...
+
+
+class KernelOperator(Protocol):
+    """An operator for a target."""
+
+    sum_dtype: str
+
+    def fitting(self, programs: Sequence[int]) -> list[Any]:
+        """All decisions that fit; persistent kernels have one of these numbers of `programs`."""
+
+    def first(self, found: Sequence[Any], sms: Sequence[int]) -> Iterator[Any]:
+        """All that were found, the best estimates first, for one number of SMs after the other."""
+
+    def read(self, text: str) -> Any:
+        """The decisions in a candidate's text. Raises FractuneError for those of another kernel."""
+
+    def source(self, decisions: str, name: str) -> Source:
+        """The module for the text of decisions, whose kernels' names begin with `name`."""
+
+
+def kernel_operator(function: Any, target: Any) -> KernelOperator:
+    """What Triton's kernels compute of a TIR function for a target. Raises Unfit where they do not compute it."""
+    try:
+        return _Product(function, target)
+    except Unfit:
+        return _Attention(function, target)
+
+
+class _Product:
+    def __init__(self, function: Any, target: Any) -> None:
+        self._sums = sums_of(function)
+        self._problem = problem_of(self._sums, target)
+        self._precision = precision_of(target)
+        self.sum_dtype = self._sums.sum_dtype
+
+    def fitting(self, programs: Sequence[int]) -> list[Any]:
+        return list(products.fitting(self._problem, programs))
+
+    def first(self, found: Sequence[Any], sms: Sequence[int]) -> Iterator[Any]:
+        return products.first_decisions(self._problem, found, sms)
+
+    def read(self, text: str) -> Any:
+        return products.read_decisions(text)
+
+    def source(self, decisions: str, name: str) -> Source:
+        return source_of(self._sums, self.read(decisions), name, self._precision)
+
+
+class _Attention:
+    sum_dtype = "float32"
+
+    def __init__(self, function: Any, target: Any) -> None:
+        self._found = found = attention_of(function)
+        self._precision = precision_of(target)
+        self._problem = AttentionProblem(
+            batch=found.scores.extent("batch"),
+            queries=found.scores.extent("row"),
+            keys=found.scores.extent("column"),
+            depth=found.scores.extent("depth"),
+            width=found.outputs.extent("column"),
+            dtype=found.dtype,
+            tensor_cores=has_tensor_cores(found.dtype, target),
+            shared_bytes=shared_bytes_of(target),
+        )
+
+    def fitting(self, _programs: Sequence[int]) -> list[Any]:
+        return self._problem.fitting()
+
+    def first(self, found: Sequence[Any], sms: Sequence[int]) -> Iterator[Any]:
+        return self._problem.first(found, sms)
+
+    def read(self, text: str) -> Any:
+        return read_attention(text)
+
+    def source(self, decisions: str, name: str) -> Source:
+        return attention_source(self._found, self.read(decisions), name, self._precision)
