@@ -34,21 +34,20 @@ setup-triton: setup
 demo: setup
 	$(BIN)/python examples/demo.py
 
-# Most tests share the cores, the slowest files first, one more file at a time than there are cores: many tests wait for
-# processes. Those that measure for real come after them: two files at a time, one of which measures while the other
-# waits for its turn, or for something else.
+# Most tests share the cores, one more file at a time than there are cores: many tests wait for processes. Those that
+# measure for real come after them: two files at a time, one of which measures while the other waits for its turn, or for
+# something else. tests/support/order.py says in which order the files run.
 SIDE_BY_SIDE := -n $(shell expr $$(nproc) + 1) --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 MEASURING := -n 2 --dist loadfile --no-loadscope-reorder
-SLOWEST_FIRST := tests/integration tests/processes tests/packaging tests/unit tests
 MEASURE := tests/integration tests/processes
 
 test: setup
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not alone and not long" $(SLOWEST_FIRST) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not alone and not long" $(PYTEST_ARGS)
 	$(BIN)/python -m pytest $(MEASURING) -m "alone and not long" $(MEASURE) $(PYTEST_ARGS)
 
 # Rare things that take long by nature; what they promise has a quick test too, where it can have one.
 test-long: setup
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "long and not alone" $(SLOWEST_FIRST) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "long and not alone" $(PYTEST_ARGS)
 	$(BIN)/python -m pytest $(MEASURING) -m "long and alone" $(MEASURE) $(PYTEST_ARGS)
 
 unit: setup

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import settings
 
+from tests.support.order import mixed
+
 if TYPE_CHECKING:
     from tests.support.processes.postgres_process import Postgres
 
@@ -51,6 +53,17 @@ settings.load_profile("quick")
 # every command that a test stops by one of them.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The tests of a file stay together, in their order."""
+    place = {file: at for at, file in enumerate(mixed(dict.fromkeys(map(_file_of, items))))}
+    items.sort(key=lambda item: place[_file_of(item)])
+
+
+def _file_of(item: pytest.Item) -> str:
+    return item.nodeid.partition("::")[0]
 
 
 @pytest.fixture(autouse=True)

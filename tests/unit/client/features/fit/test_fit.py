@@ -31,7 +31,11 @@ MEASURED = Measured("ONNX Runtime", "1.31.1", MINILM)
 searched = functools.cache(fit_services)
 """A search takes a second"""
 GOAL = Goal(rate_per_s=18, p99_s=0.05, cores=2, bursts=(0.0, 1.0))
-FOUND = FitResult(Path("minilm.onnx"), MEASURED, GOAL, tuple(searched(MINILM, GOAL)))
+
+
+@pytest.fixture(scope="module")
+def fitted() -> FitResult:
+    return FitResult(Path("minilm.onnx"), MEASURED, GOAL, tuple(searched(MINILM, GOAL)))
 
 
 @pytest.fixture(autouse=True)
@@ -42,10 +46,10 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fitting, "fit_services", searched)
 
 
-def test_the_smallest_limit_without_a_burst_is_the_best() -> None:
+def test_the_smallest_limit_without_a_burst_is_the_best(fitted: FitResult) -> None:
     """Of MiniLM at 18/s, measured: 37 ms with 2 replicas at 900m."""
     found = fractune.fit("minilm.onnx", "18/s", "50ms", progress=False)
-    assert found == FOUND
+    assert found == fitted
     best = found.best
     assert best.limit.burst_us == 0
     assert 750 <= best.limit.quota_m <= 950
@@ -55,26 +59,26 @@ def test_the_smallest_limit_without_a_burst_is_the_best() -> None:
     assert repr(found) == f"FitResult(minilm.onnx: {best.name}, of {len(found.alternatives)} alternatives)"
 
 
-def test_numbers_mean_requests_a_second_and_seconds() -> None:
-    assert fractune.fit("minilm.onnx", 18, 0.05, progress=False) == FOUND
+def test_numbers_mean_requests_a_second_and_seconds(fitted: FitResult) -> None:
+    assert fractune.fit("minilm.onnx", 18, 0.05, progress=False) == fitted
 
 
-def test_texts_and_the_step_reach_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fitting, "fit_services", lambda *_: FOUND.alternatives)
+def test_texts_and_the_step_reach_the_search(monkeypatch: pytest.MonkeyPatch, fitted: FitResult) -> None:
+    monkeypatch.setattr(fitting, "fit_services", lambda *_: fitted.alternatives)
     found = fractune.fit("minilm.onnx", "600/min", "0.04s", share_steps="10m", progress=False)
     assert found.goal == replace(GOAL, rate_per_s=10, p99_s=0.04, step_m=10)
 
 
-def test_the_table_calls_latencies_predicted_and_has_the_utilisation() -> None:
-    table = FOUND.table
+def test_the_table_calls_latencies_predicted_and_has_the_utilisation(fitted: FitResult) -> None:
+    table = fitted.table
     assert table.title == ("minilm.onnx in ONNX Runtime 1.31.1: 18/s with p99 at most 50.0 ms, predicted on 2 cores")
     headings = [column.heading for column in table.columns]
     assert [heading for heading in headings if "p50" in heading or heading.endswith("p99")] == [
         "predicted p50",
         "predicted p99",
     ]
-    services = {each.threads: each for each in FOUND.measured.services}
-    for row, each in zip(table.rows, FOUND.alternatives, strict=True):
+    services = {each.threads: each for each in fitted.measured.services}
+    for row, each in zip(table.rows, fitted.alternatives, strict=True):
         assert (row["limit_m"], row["threads"], row["replicas"]) == (
             each.limit.quota_m,
             each.threads,
@@ -87,49 +91,51 @@ def test_the_table_calls_latencies_predicted_and_has_the_utilisation() -> None:
     assert not any("note:" in note for note in table.notes)
 
 
-def test_threads_with_which_no_limit_keeps_the_goal_are_named() -> None:
-    assert not any("no limit" in note for note in FOUND.table.notes)
-    two = replace(FOUND, alternatives=tuple(each for each in FOUND.alternatives if each.threads == 2))
+def test_threads_with_which_no_limit_keeps_the_goal_are_named(fitted: FitResult) -> None:
+    assert not any("no limit" in note for note in fitted.table.notes)
+    two = replace(fitted, alternatives=tuple(each for each in fitted.alternatives if each.threads == 2))
     assert "no limit keeps the p99 with 1 thread" in two.table.notes
 
 
-def test_kubernetes_and_onnx_runtime_get_their_settings() -> None:
-    best = FOUND.best
+def test_kubernetes_and_onnx_runtime_get_their_settings(fitted: FitResult) -> None:
+    best = fitted.best
     cpu = f"{best.limit.quota_m}m"
-    assert FOUND.resources == f"resources:\n  requests:\n    cpu: {cpu}\n  limits:\n    cpu: {cpu}"
-    replicas, session = FOUND.settings
+    assert fitted.resources == f"resources:\n  requests:\n    cpu: {cpu}\n  limits:\n    cpu: {cpu}"
+    replicas, session = fitted.settings
     assert replicas.startswith(f"{best.replicas} replicas of the model in this container, with one queue")
     assert f"intra_op_num_threads = {best.threads}," in session
     assert 'session.intra_op.allow_spinning = "0"' in session
 
 
-def test_openvino_has_streams_in_place_of_replicas() -> None:
-    best = FOUND.best
-    line = replace(FOUND, measured=replace(MEASURED, runtime=OPENVINO)).settings[1]
+def test_openvino_has_streams_in_place_of_replicas(fitted: FitResult) -> None:
+    best = fitted.best
+    line = replace(fitted, measured=replace(MEASURED, runtime=OPENVINO)).settings[1]
     hint = "LATENCY" if best.replicas == 1 else "THROUGHPUT"
     threads = best.threads * best.replicas
     streams = f"NUM_STREAMS = {best.replicas}, INFERENCE_NUM_THREADS = {threads}"
     assert line.startswith(f"compiled model: PERFORMANCE_HINT = {hint}, {streams}; {best.replicas} infer request")
 
 
-def test_a_bundle_is_loaded_with_its_threads_and_a_burst_is_named() -> None:
-    burst = FOUND.alternatives[0]
+def test_a_bundle_is_loaded_with_its_threads_and_a_burst_is_named(fitted: FitResult) -> None:
+    burst = fitted.alternatives[0]
     lines = settings_text(replace(burst, replicas=1), FRACTUNE, Path("m.fractune"))
     assert lines[0].startswith("1 replica of the model, which answers")
     assert lines[1] == f'fractune.load("m.fractune", threads={burst.threads})'
     assert lines[2] == f"burst of the limit (cpu.max.burst): {burst.limit.burst_us} us"
 
 
-def test_replicas_of_a_bundle_are_a_pool() -> None:
-    line = settings_text(replace(FOUND.best, replicas=2, threads=1), FRACTUNE, Path("m.fractune"))[1]
+def test_replicas_of_a_bundle_are_a_pool(fitted: FitResult) -> None:
+    line = settings_text(replace(fitted.best, replicas=2, threads=1), FRACTUNE, Path("m.fractune"))[1]
     assert line == 'fractune.ReplicaPool("m.fractune", replicas=2, threads=1)'
 
 
-def test_other_programs_are_named_as_a_doubt_of_predictions_and_of_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_programs_are_named_as_a_doubt_of_predictions_and_of_a_failure(
+    monkeypatch: pytest.MonkeyPatch, fitted: FitResult
+) -> None:
     slow = Measured("ONNX Runtime", "1.31.1", (Service(1, (0.020,), 0.015),))
     monkeypatch.setattr(fitting, "measure", lambda *_: slow)
     words = "other programs took 25% of the time of 1 thread while it was measured"
-    ways = tuple(each for each in FOUND.alternatives if each.threads == 1)
+    ways = tuple(each for each in fitted.alternatives if each.threads == 1)
     found = FitResult(Path("minilm.onnx"), slow, GOAL, ways)
     assert any(note.startswith(f"note: {words}") for note in found.table.notes)
     assert found.to_json()["doubts"].startswith(words)
@@ -149,9 +155,9 @@ def test_numbers_of_threads_double_up_to_the_cores(cores: int, threads: list[int
     assert powers_of_two(cores) == threads
 
 
-def test_the_picture_has_a_line_for_each_number_of_threads_and_replicas(tmp_path: Path) -> None:
-    one, two = FOUND.measured.services
-    coarse = replace(FOUND, goal=replace(GOAL, step_m=500))
+def test_the_picture_has_a_line_for_each_number_of_threads_and_replicas(tmp_path: Path, fitted: FitResult) -> None:
+    one, two = fitted.measured.services
+    coarse = replace(fitted, goal=replace(GOAL, step_m=500))
     line = picture.p99_by_limit(two, 1, coarse.goal)
     assert min(line) >= 500  # five slices a period for each of two threads
     assert max(line) == 2000
@@ -170,15 +176,15 @@ def run(capfd: pytest.CaptureFixture[str], *args: str) -> tuple[int, str, list[s
     return code, printed.out, printed.err.splitlines()
 
 
-def test_the_command_prints_the_block_and_json(capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_the_block_and_json(capfd: pytest.CaptureFixture[str], fitted: FitResult) -> None:
     code, out, _ = run(capfd, "--rate", "18/s", "--p99", "50ms")
     assert code == 0
-    assert f"\n{FOUND.resources}\n# {FOUND.settings[0]}\n# {FOUND.settings[1]}\n" in out
+    assert f"\n{fitted.resources}\n# {fitted.settings[0]}\n# {fitted.settings[1]}\n" in out
     code, out, err = run(capfd, "--rate", "18/s", "--p99", "50ms", "--json")
     assert (code, err) == (0, [])
     found: dict[str, Any] = json.loads(out)
-    assert found == json.loads(json.dumps(FOUND.to_json()))
-    assert found["best"]["limit_m"] == FOUND.best.limit.quota_m
+    assert found == json.loads(json.dumps(fitted.to_json()))
+    assert found["best"]["limit_m"] == fitted.best.limit.quota_m
     assert [each["threads"] for each in found["measured"]] == [1, 2]
 
 
