@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -25,7 +26,10 @@ from fractune_workers.children.tvm_api.target import default_target
 Graph = dict[str, Any]
 
 
+@functools.cache
 def sample() -> tvm.IRModule:
+    """Parsed once: TVM's parser takes longer than all else here."""
+
     @I.ir_module
     class Module:
         @R.function
