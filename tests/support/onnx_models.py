@@ -17,6 +17,7 @@ from tvm import relax
 from fractune_workers.children.importing.limits import Limits
 from fractune_workers.children.importing.onnx_models.onnx_model import load_onnx
 from fractune_workers.children.importing.passes import prepare
+from tests.support.unoptimized import unoptimized
 
 Array = npt.NDArray[Any]
 OPSET = 21
@@ -50,10 +51,10 @@ def imported(model: onnx.ModelProto) -> tvm.IRModule:
 def run_imported(
     model: onnx.ModelProto, inputs: Mapping[str, Array], target: tvm.target.Target = TARGET
 ) -> list[Array]:
-    """The outputs of the model as it is imported, planned and compiled without a schedule."""
+    """The outputs of the model as it is imported, planned and compiled without a schedule or an optimization."""
     mod = prepare(imported(model), target)
     with tvm.transform.PassContext(opt_level=0):
-        machine = relax.VirtualMachine(relax.build(mod, target), tvm.cpu())
+        machine = relax.VirtualMachine(relax.build(mod, unoptimized(target)), tvm.cpu())
     results = machine["main"](*[tvm.runtime.tensor(np.array(value, order="C")) for value in inputs.values()])
     return [each.numpy() for each in (results if hasattr(results, "__len__") else [results])]
 

@@ -10,6 +10,8 @@ import numpy.typing as npt
 import tvm
 from tvm import relax
 
+from tests.support.unoptimized import unoptimized
+
 Array = npt.NDArray[np.float32]
 
 
@@ -53,9 +55,8 @@ def inputs_of(mod: tvm.IRModule) -> list[Array]:
 
 
 def outputs(mod: tvm.IRModule, target: tvm.target.Target, inputs: Sequence[Array]) -> Array:
-    """Of the module as it is, by TVM's default pipeline; LLVM does not optimize what runs once."""
-    quick = tvm.target.Target({**dict(target.attrs), "kind": target.kind.name, "opt-level": 0})
-    vm = relax.VirtualMachine(relax.build(mod, quick), tvm.cpu())
+    """Of the module as it is, by TVM's default pipeline."""
+    vm = relax.VirtualMachine(relax.build(mod, unoptimized(target)), tvm.cpu())
     result: Array = vm["main"](*map(tvm.runtime.tensor, inputs)).numpy()
     return result
 

@@ -23,6 +23,7 @@ from fractune_workers.children.tvm_api.artifacts import build_object, load_objec
 from fractune_workers.children.tvm_api.intrinsics import keep_out_gpu_intrinsics
 from fractune_workers.children.tvm_api.processor import cpu_processor
 from fractune_workers.children.tvm_api.traces import Workload, args_of, read_trace, write_trace
+from tests.support.unoptimized import unoptimized
 
 # TVM's own builder calls what TVM has deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:build is deprecated:DeprecationWarning")
@@ -105,8 +106,7 @@ def tiles(trace: str) -> list[list[int]]:
 
 
 def output_of(mod: tvm.IRModule) -> Any:
-    quick = tvm.target.Target({**TARGET, "opt-level": 0})  # LLVM need not optimize what runs once
-    kernel = load_objects([build_object(mod, quick)])
+    kernel = load_objects([build_object(mod, unoptimized(tvm.target.Target(TARGET)))])
     args = random_args(args_of(Workload(mod)), 5, cpu_processor())
     kernel["main"](*args)
     return args[-1].numpy()

@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 from tvm import te
 
 from fractune_workers.children.layouts.kernels.blocks import Blocks, from_blocks, pack, to_blocks
+from tests.support.unoptimized import unoptimized
 
 TARGET = tvm.target.Target({"kind": "llvm", "mcpu": "x86-64"})
 
 
 def run(mod: Any, data: Any, shape: tuple[int, ...]) -> Any:
     out = tvm.runtime.tensor(np.empty(shape, "float32"))
-    tvm.compile(mod, TARGET)["main"](tvm.runtime.tensor(data), out)
+    tvm.compile(mod, unoptimized(TARGET))["main"](tvm.runtime.tensor(data), out)
     return out.numpy()
 
 

@@ -15,6 +15,7 @@ from fractune_workers.children.searching.operator_search import OperatorSearch
 from fractune_workers.children.searching.spaces.first_candidates import MOST, first_candidates
 from fractune_workers.children.tvm_api.target import vector_unit
 from fractune_workers.children.tvm_api.traces import args_of, read_trace, read_workload
+from tests.support.unoptimized import unoptimized
 from tests.unit.workers.children.layouts.networks import Network, network
 
 # TVM's own builder calls what TVM has deprecated.
@@ -59,7 +60,7 @@ def operator(body: Callable[..., Any], kind: str) -> Operator:
 
 def run(mod: Any, args: list[Any]) -> Any:
     tensors = [tvm.runtime.tensor(each) for each in args]
-    tvm.compile(mod, TARGET)["main"](*tensors)
+    tvm.compile(mod, unoptimized(TARGET))["main"](*tensors)
     return tensors[-1].numpy()
 
 

@@ -16,6 +16,7 @@ from fractune_workers.children.searching.spaces.first_candidates import first_ca
 from fractune_workers.children.searching.spaces.winograd import first_tiles, is_winograd
 from fractune_workers.children.tvm_api.target import vector_unit
 from fractune_workers.children.tvm_api.traces import args_of, read_trace, read_workload
+from tests.support.unoptimized import unoptimized
 from tests.unit.workers.children.layouts.networks import Network, network
 
 # TVM's own builder calls what TVM has deprecated.
@@ -54,7 +55,7 @@ def workload_of(body: Callable[..., Any], name: str, shape: tuple[int, ...] = (2
 
 def run(mod: Any, args: list[Any]) -> Any:
     tensors = [tvm.runtime.tensor(each) for each in args]
-    tvm.compile(mod, TARGET)["main"](*tensors)
+    tvm.compile(mod, unoptimized(TARGET))["main"](*tensors)
     return tensors[-1].numpy()
 
 
