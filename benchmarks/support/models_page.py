@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from fractune_workers.children.importing.onnx_models.onnx_importer import is_kno
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 _HEAD = Path(__file__).with_name("models_page_head.md")
 _INTERNAL = "fractune."
-_MOST_REASON = 150
+_MOST_REASON = 140
 
 
 def models_page(results: Path) -> str:
@@ -62,6 +63,7 @@ def _row(name: str, tried: dict[str, Any] | None) -> str:
 
 
 def _reasons(refusals: dict[str, str]) -> str:
-    short = {reason.partition("): ")[2] or reason for reason in refusals}
-    text = "; ".join(sorted(short))[:_MOST_REASON]
-    return text.replace("|", "/").replace("\n", " ")
+    # A refusal within a branch names the node of the branch first.
+    short = {reason.rpartition("): ")[2] for reason in refusals}
+    text = textwrap.shorten("; ".join(sorted(short)), _MOST_REASON, placeholder=" ...")
+    return text.replace("|", "/")

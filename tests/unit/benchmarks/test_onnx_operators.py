@@ -43,6 +43,33 @@ def test_a_part_of_the_cases_does_not_replace_the_result(monkeypatch: pytest.Mon
     assert set(json.loads((tmp_path / "part.json").read_text())["operators"]) == {"Abs"}
 
 
+def result_file(folder: Path) -> Path:
+    """A result with one refused case, by its words at that time."""
+    file = folder / "result.json"
+    operators = {"Abs": {"passed": 3, "refused": 1, "refusals": {"the words of then": "test_abs"}}}
+    file.write_text(json.dumps({"counts": {"passed": 3, "refused": 1}, "operators": operators}))
+    return file
+
+
+def test_refusals_get_their_present_words_and_counts_stay(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = result_file(tmp_path)
+    monkeypatch.setattr(onnx_operators, "run_cases", lambda names: dict.fromkeys(names, Outcome(REFUSED, "of now")))
+    onnx_operators.update_refusals(file)
+    found = json.loads(file.read_text())
+    assert found["operators"]["Abs"] == {"passed": 3, "refused": 1, "refusals": {"of now": "test_abs"}}
+    assert found["counts"] == {"passed": 3, "refused": 1}
+    assert found["refusals_updated"]
+
+
+def test_a_case_that_passes_now_needs_a_whole_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = result_file(tmp_path)
+    before = file.read_text()
+    monkeypatch.setattr(onnx_operators, "run_cases", lambda names: dict.fromkeys(names, Outcome(PASSED)))
+    with pytest.raises(SystemExit, match="test_abs has passed and was refused before; run all cases"):
+        onnx_operators.update_refusals(file)
+    assert file.read_text() == before
+
+
 @pytest.mark.parametrize(
     ("operator", "kind"),
     [
