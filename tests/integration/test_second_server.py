@@ -151,6 +151,7 @@ def test_a_dump_taken_in_mid_job_is_restored_elsewhere_and_its_job_goes_on(place
         with place.server() as server:
             place.fleet.workers["measure-2"].hold_after = 16
             job = begin_job(server)
+            wait_until(place.fleet.workers["measure-2"].hold.is_set)  # so the dump has a round in progress
             place.postgres.copy(place.database, to=name)
             shutil.copytree(place.state / "blobs", tmp_path / "new" / "blobs")
         with (
