@@ -20,6 +20,8 @@ from benchmarks.gpu.table.operations import Operation
 from fractune_core.cuda.toolkit import toolkit_roots
 from fractune_workers.children.tvm_api.keep_out import let_torch_in
 
+CUDA = "cuda"
+"""what PyTorch and ONNX Runtime call a GPU"""
 _TYPES = {"float32": 0, "float16": 2}
 """the numbers of cudaDataType and, by chance, of cudnnDataType_t"""
 _NO_TRANSPOSE, _COMPUTE_32F, _GEMM_DEFAULT = 0, 68, -1
@@ -79,22 +81,26 @@ def simulated(task: Task) -> Contestant:
 PEERS: dict[str, Callable[[Task], Contestant]] = {"nvidia": nvidia, "simulated": simulated}
 
 
-def imported_torch() -> Any:
-    """PyTorch without TF32, and cuDNN's algorithms timed. Raises PeerMissing."""
+def imported_torch(device: str) -> Any:
+    """PyTorch for inference, without TF32, and cuDNN's algorithms timed. Raises PeerMissing, also for a GPU that it
+    does not see.
+    """
     let_torch_in()
     try:
         import torch
     except ImportError as error:
         raise PeerMissing("PyTorch is not installed") from error
-    if not torch.cuda.is_available():
+    if device == CUDA and not torch.cuda.is_available():
         raise PeerMissing(f"PyTorch {torch.__version__} sees no GPU")
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     torch.backends.cudnn.benchmark = True
+    torch.set_grad_enabled(False)
     return torch
 
 
-def by_torch(task: Task) -> Contestant:
-    torch = imported_torch()
+def by_torch(task: Task, device: str = CUDA) -> Contestant:
+    """Of tensors on the `device`, which is a processor (`cpu`) in a test. Raises PeerMissing."""
+    torch = imported_torch(device)
     x, w, y = (torch.from_dlpack(each) for each in (task.x, task.w, task.y))
     by, operation = f"PyTorch {torch.__version__}", task.operation
     if operation.is_product:

@@ -6,6 +6,7 @@ nodes of the file one by one, compiled by `torch.compile`. No GPU has run this y
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import prod
@@ -16,11 +17,11 @@ import numpy as np
 import onnx
 from onnx import TensorProto, numpy_helper
 
-from benchmarks.gpu.table.peers import Contestant, PeerMissing, imported_torch
+from benchmarks.gpu.table.peers import CUDA, Contestant, PeerMissing, imported_torch
 from benchmarks.support.models import find_model
 from benchmarks.support.transformer import Encoder
 
-_CUDA = "CUDAExecutionProvider"
+_PROVIDERS = {CUDA: "CUDAExecutionProvider", "cpu": "CPUExecutionProvider"}
 
 
 def save_resnet(path: Path) -> None:
@@ -61,37 +62,38 @@ def halved(model: onnx.ModelProto) -> onnx.ModelProto:
     return model
 
 
-def by_torch_compile(path: Path, inputs: Mapping[str, Any]) -> Contestant:
-    """Raises PeerMissing."""
-    torch = imported_torch()
-    run = torch.compile(as_torch(torch, onnx.load(path), "cuda"))
-    given = [torch.from_numpy(each).cuda() for each in inputs.values()]
+def by_torch_compile(path: Path, inputs: Mapping[str, Any], device: str = CUDA) -> Contestant:
+    """On a processor (`cpu`) in a test. Raises PeerMissing."""
+    torch = imported_torch(device)
+    run = torch.compile(as_torch(torch, onnx.load(path), device), fullgraph=True)
+    given = [torch.from_numpy(each).to(device) for each in inputs.values()]
+    wait = torch.cuda.synchronize if device == CUDA else torch.cpu.synchronize
     made: list[Any] = [None]
 
     def call() -> None:
         made[0] = run(*given)
-        torch.cuda.synchronize()
+        wait()
 
-    with torch.no_grad():
-        call()
+    call()
     return Contestant(call, lambda: made[0].cpu().numpy(), f"PyTorch {torch.__version__}")
 
 
-def by_onnxruntime(path: Path, inputs: Mapping[str, Any]) -> Contestant:
-    """Raises PeerMissing."""
+def by_onnxruntime(path: Path, inputs: Mapping[str, Any], device: str = CUDA) -> Contestant:
+    """On a processor (`cpu`) in a test. Raises PeerMissing."""
     try:
         import onnxruntime
     except ImportError as error:
         raise PeerMissing("ONNX Runtime is not installed") from error
-    if _CUDA not in onnxruntime.get_available_providers():
-        raise PeerMissing(f"ONNX Runtime {onnxruntime.__version__} has no {_CUDA}: install onnxruntime-gpu")
-    session = onnxruntime.InferenceSession(path, providers=[_CUDA])
-    if _CUDA not in session.get_providers():
-        raise PeerMissing(f"ONNX Runtime {onnxruntime.__version__} cannot start its {_CUDA}")
+    provider = _PROVIDERS[device]
+    if provider not in onnxruntime.get_available_providers():
+        raise PeerMissing(f"ONNX Runtime {onnxruntime.__version__} has no {provider}: install onnxruntime-gpu")
+    session = onnxruntime.InferenceSession(path, providers=[provider])
+    if provider not in session.get_providers():
+        raise PeerMissing(f"ONNX Runtime {onnxruntime.__version__} cannot start its {provider}")
     binding, name = session.io_binding(), session.get_outputs()[0].name
     for each, array in inputs.items():
-        binding.bind_ortvalue_input(each, onnxruntime.OrtValue.ortvalue_from_numpy(array, "cuda", 0))
-    binding.bind_output(name, "cuda")
+        binding.bind_ortvalue_input(each, onnxruntime.OrtValue.ortvalue_from_numpy(array, device, 0))
+    binding.bind_output(name, device)
 
     def call() -> None:
         session.run_with_iobinding(binding)
@@ -107,18 +109,19 @@ def as_torch(torch: Any, model: onnx.ModelProto, device: str) -> Callable[..., A
     """The model as a function of its inputs, in the order of the file; only the operators of these two models."""
     graph, functional = model.graph, torch.nn.functional
     arrays = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
-    known = {
-        name: each.tolist() if each.dtype == np.int64 else torch.from_numpy(each.copy()).to(device)
+    known = {  # numbers are Python's: `torch.compile` takes a divisor of attention for one
+        name: each.tolist() if each.dtype == np.int64 or each.ndim == 0 else torch.from_numpy(each.copy()).to(device)
         for name, each in arrays.items()
     }
     names = [value.name for value in graph.input if value.name not in known]
     steps = [(_step(torch, functional, node), list(node.input), node.output[0]) for node in graph.node]
+    result = graph.output[0].name
 
     def run(*inputs: Any) -> Any:
         values = known | dict(zip(names, inputs, strict=True))
         for step, given, made in steps:
             values[made] = step(*(values[name] for name in given))
-        return values[graph.output[0].name]
+        return values[result]
 
     return run
 
@@ -127,8 +130,8 @@ def _step(torch: Any, functional: Any, node: Any) -> Callable[..., Any]:
     said = {each.name: onnx.helper.get_attribute_value(each) for each in node.attribute}
     window = {"stride": said.get("strides", [1, 1]), "padding": said.get("pads", [0] * 4)[:2]}
     steps: dict[str, Callable[..., Any]] = {
-        "Add": torch.add, "Sum": torch.add, "Sub": torch.sub, "Mul": torch.mul, "Div": torch.div,
-        "MatMul": torch.matmul, "Pow": torch.pow, "Erf": torch.erf, "Sqrt": torch.sqrt, "Relu": torch.relu,
+        "Add": operator.add, "Sum": operator.add, "Sub": operator.sub, "Mul": operator.mul, "Div": operator.truediv,
+        "MatMul": torch.matmul, "Pow": operator.pow, "Erf": torch.erf, "Sqrt": torch.sqrt, "Relu": torch.relu,
         "AveragePool": partial(functional.avg_pool2d, kernel_size=said.get("kernel_shape"), **window),
         "MaxPool": partial(functional.max_pool2d, kernel_size=said.get("kernel_shape"), **window),
         "Conv": partial(functional.conv2d, **window),
@@ -141,7 +144,7 @@ def _step(torch: Any, functional: Any, node: Any) -> Callable[..., Any]:
         "ReduceMean": lambda x: x.mean(said["axes"], keepdim=True),
         "Reshape": lambda x, shape: x.reshape(shape),
         "Softmax": lambda x: torch.softmax(x, said.get("axis", 1)),
-        "Transpose": lambda x: x.permute(said["perm"]),
+        "Transpose": lambda x: _transposed(x, said["perm"]),
         "Unsqueeze": _unsqueezed,
     }  # fmt: skip
     return steps[node.op_type]
@@ -151,3 +154,9 @@ def _unsqueezed(x: Any, axes: Sequence[int]) -> Any:
     for axis in axes:
         x = x.unsqueeze(axis)
     return x
+
+
+def _transposed(x: Any, axes: Sequence[int]) -> Any:
+    """As PyTorch's own models transpose keys: `torch.compile` (2.14) fails at an attention with one permutation."""
+    *outer, one, other = axes
+    return x.permute(*outer, other, one).transpose(-2, -1) if one > other else x.permute(axes)
