@@ -7,16 +7,18 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
+from fractune_core.analysis.at_load import AtLoad
 from fractune_core.analysis.roofline import Roof
 from fractune_core.files.bundles import Bundle
 from fractune_core.fleet import redis_names
 from fractune_core.fleet.blobs import get_signed_blob
-from fractune_core.names import UNTUNED_VARIANT
+from fractune_core.names import UNTUNED_VARIANT, WITH_ATTENTION, plain_variant
 from fractune_core.records import UNTUNED, Status, TuningRecord, record_id
 from fractune_core.shares import Device, GrantedShare
 from fractune_workers.children.tvm_api.artifacts import unpack
@@ -27,6 +29,8 @@ from tests.support.secret import SECRET
 
 DEVICE = Device("cuda", "sm_90", 132, 140, 51_200, "a simulated H200")
 SMS = {"mps:25": 33, "mps:50": 66, "green:32": 32, "full": 132}
+ROUNDS = 11
+"""of a model's times at load"""
 LAUNCH_S = 2e-5
 """of an empty kernel at every share: on all SMs tuned kernels are as short as their launch, on a quarter never"""
 
@@ -34,6 +38,8 @@ LAUNCH_S = 2e-5
 class SimulatedGpuMeasurer(SimulatedWorker):
     device = DEVICE
     target = json.dumps({"kind": "cuda", "arch": DEVICE.isa})
+    with_attention = 1.0
+    """time of a variant with attention as one kernel, relative to the one without"""
 
     def granted(self) -> GrantedShare:
         return GrantedShare(self.share, SMS[self.share], DEVICE.units, "sm", 140 << 30, reserved=False)
@@ -51,9 +57,19 @@ class SimulatedGpuMeasurer(SimulatedWorker):
             _check_cubins(*bundle.objects(name))
         event: dict[str, Any] = {"event": "model_timed", "job": work["job"], "share": work["share"]}
         event["granted"] = self.granted().to_json()
-        event["run_secs"] = {name: [2e-3] * 3 if name == UNTUNED_VARIANT else [1e-3] * 3 for name in names}
+        secs = {name: self._model_secs(name) for name in names}
+        event["run_secs"] = {name: [each] * 3 for name, each in secs.items()}
         event["max_error"] = dict.fromkeys(names, 0.0)
+        event["at_load"] = [
+            AtLoad(name, 1, (secs[name],) * ROUNDS, (secs[name],) * ROUNDS).to_json()
+            for name in names
+            if plain_variant(name) == self.share
+        ]
         self._send(redis_names.SERVER_STREAM, event)
+
+    def _model_secs(self, variant: str) -> float:
+        usual = 2e-3 if variant == UNTUNED_VARIANT else 1e-3
+        return usual * (self.with_attention if WITH_ATTENTION in variant else 1.0)
 
     def _record(self, work: dict[str, Any], item: dict[str, Any]) -> TuningRecord:
         status = Status(item["status"])
@@ -87,7 +103,9 @@ def _check_cubins(*objects: bytes) -> None:
 
 
 @contextmanager
-def simulated_gpu_measurers(url: str, *shares: str) -> Iterator[SimulatedFleet]:
+def simulated_gpu_measurers(
+    url: str, *shares: str, with_attention: Mapping[str, float] = MappingProxyType({})
+) -> Iterator[SimulatedFleet]:
     """One for each share, in threads of this process."""
     fleet = SimulatedFleet(url)
     try:
@@ -95,6 +113,7 @@ def simulated_gpu_measurers(url: str, *shares: str) -> Iterator[SimulatedFleet]:
             name = f"simulated-{share}".replace(":", "-")
             fleet.workers[name] = worker = SimulatedGpuMeasurer(url, "measure", name, share)
             worker.roof = Roof(0.0, 0.0, 0, LAUNCH_S)
+            worker.with_attention = with_attention.get(share, 1.0)
             worker.start()
         yield fleet
     finally:

@@ -1,11 +1,11 @@
-"""What may be the name of a model's file."""
+"""What may be the name of a model's file, and the names of a bundle's variants."""
 
 from __future__ import annotations
 
 import pytest
 
 from fractune_core.errors import BadRequest
-from fractune_core.names import check_file_name
+from fractune_core.names import check_file_name, plain_variant
 
 
 @pytest.mark.parametrize("name", ["m", "m.onnx", "two words.onnx", "é" * 100, "..onnx", "[red]x", "x" * 200])
@@ -25,3 +25,14 @@ def test_a_name_that_is_too_long_is_quoted_in_part() -> None:
     with pytest.raises(BadRequest, match=r"is 'B+ \.\.\. B+';") as caught:
         check_file_name("B" * 2_000_000, "display_name")
     assert len(str(caught.value)) < 250
+
+
+@pytest.mark.parametrize("end", ["", "+attention", "+graph", "+attention+graph"])
+@pytest.mark.parametrize("plain", ["mps:25", "robust"])
+def test_a_variant_s_name_without_its_ends_is_its_share(plain: str, end: str) -> None:
+    assert plain_variant(plain + end) == plain
+
+
+@pytest.mark.parametrize("name", ["full+graph+attention", "full+other"])
+def test_other_ends_are_no_variant_s(name: str) -> None:
+    assert plain_variant(name) != "full"

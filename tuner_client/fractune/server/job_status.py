@@ -25,8 +25,8 @@ class OperatorStatus:
 
     name: Annotated[str, In("display_name")]
     workload_hash: str
-    weight: int = 1
-    """how often it occurs in the model"""
+    weight: int
+    """how often it occurs in the model; 0 for an alternative to several others"""
     trials: int = 0
     """candidates in the log for it, measured at all of the job's shares"""
     best_s: Mapping[str, float] = field(default_factory=dict)

@@ -24,8 +24,8 @@ JOB = JobStatus(
     created_at=100.0,
     operators=(
         OperatorStatus("a", "aa", weight=2),
-        OperatorStatus("b", "bb"),
-        OperatorStatus("c", "cc", selected=False),
+        OperatorStatus("b", "bb", weight=1),
+        OperatorStatus("c", "cc", weight=1, selected=False),
     ),
 )
 

@@ -161,3 +161,8 @@ def test_an_implementation_stands_behind_the_operator(implementations: dict[str,
     table = time_table(job(conv))
     assert table.cells[0][0] == shown
     assert table.rows[0]["implementation"] == implementations.get("cpu:1")
+
+
+def test_an_alternative_takes_no_time_of_the_model_beside_what_it_replaces() -> None:
+    table = time_table(job(operator("conv", 2, 2e-3), operator("attention", 0, 1e-3)))
+    assert [cells[0] for cells in table.cells] == ["conv", "rest of the model"]
