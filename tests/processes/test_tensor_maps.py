@@ -119,12 +119,12 @@ def builder() -> Any:
     child.stop()
 
 
-def operator_of(function: Any) -> dict[str, Any]:
+def operator_of(function: Any, target: str = "cuda:sm_90") -> dict[str, Any]:
     """As ingest gives it to a builder."""
     own = parted_workloads(write_workloads({DIRECT: Workload(tvm.IRModule({"main": function}))}))[DIRECT]
     workload = joined_workloads({DIRECT: own, TRITON: own})
     name = hashlib.sha256(workload.encode()).hexdigest()
-    return {"workload_hash": name, "workload": workload, "target": str(parse_target("cuda:sm_90", 1))}
+    return {"workload_hash": name, "workload": workload, "target": str(parse_target(target, 1))}
 
 
 @pytest.mark.parametrize(

@@ -241,14 +241,26 @@ def repair_bfloat16() -> None:
     interpreter.InterpreterBuilder.create_dot = create_dot
 
 
-def error_of(name: str, dtype: str, decisions: Decisions) -> float:
-    from triton.tools.tensor_descriptor import TensorDescriptor
+@dataclass(frozen=True)
+class Case:
+    """An operator with numbers."""
 
-    from fractune_workers.children.triton_kernels.compiler import load_module
-    from fractune_workers.children.triton_kernels.sources import source_of
-    from fractune_workers.children.triton_kernels.sums import sums_of
+    function: Any
+    """in TIR"""
+    arguments: list[Array]
+    """of the function; the output is the last one"""
+    expected: Array
 
-    operator = (BOXES if decisions.tma else OPERATORS)[name]
+    @property
+    def error(self) -> float:
+        """The largest of the output, relative to the largest number expected."""
+        out = self.arguments[-1]
+        assert self.expected.shape == out.shape
+        return float(np.abs(out.astype(np.float64) - self.expected).max() / np.abs(self.expected).max())
+
+
+def case_of(name: str, dtype: str, *, tma: bool) -> Case:
+    operator = (BOXES if tma else OPERATORS)[name]
     function, places = function_of(operator, dtype)
     draw = np.random.default_rng(0)
     whole = dtype == "int8"
@@ -256,11 +268,22 @@ def error_of(name: str, dtype: str, decisions: Decisions) -> float:
     inputs = [each.astype(NUMPY_TYPES[dtype]) for each in given]
     out_type = function.params[-1].ty
     out = np.full([int(dim) for dim in out_type.shape], 77, NUMPY_TYPES.get(str(out_type.dtype), np.int32))
-    sums = sums_of(function)
-    source = source_of(sums, decisions, "kernel", "ieee")
-    arrays = [*(inputs[place] for place in places), out]
+    expected = operator.compute(*(each if whole else each.astype(np.float32) for each in inputs))
+    return Case(function, [*(inputs[place] for place in places), out], expected)
+
+
+def error_of(name: str, dtype: str, decisions: Decisions) -> float:
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    from fractune_workers.children.triton_kernels.compiler import load_module
+    from fractune_workers.children.triton_kernels.sources import source_of
+    from fractune_workers.children.triton_kernels.sums import sums_of
+
+    case = case_of(name, dtype, tma=decisions.tma)
+    source = source_of(sums_of(case.function), decisions, "kernel", "ieee")
+    arrays = list(case.arguments)
     if source.partial_shape:
-        arrays.append(np.full(source.partial_shape, 77, np.int32 if whole else np.float32))
+        arrays.append(np.full(source.partial_shape, 77, np.int32 if dtype == "int8" else np.float32))
     with tempfile.TemporaryDirectory() as folder:
         module = load_module(source.text, Path(folder))
         for launch in source.launches:
@@ -269,9 +292,7 @@ def error_of(name: str, dtype: str, decisions: Decisions) -> float:
                 for box in launch.boxes
             ]
             getattr(module, launch.kernel)[(launch.programs,)](*map(Tensor, arrays), *maps)
-    expected = operator.compute(*(each if whole else each.astype(np.float32) for each in inputs))
-    assert expected.shape == out.shape
-    return float(np.abs(out.astype(np.float64) - expected).max() / np.abs(expected).max())
+    return case.error
 
 
 if __name__ == "__main__":
