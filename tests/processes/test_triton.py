@@ -268,7 +268,7 @@ machine["main"](tvm.runtime.tensor(np.zeros((512, 512), "float16"), tvm.cuda(0))
 def test_a_bundle_with_triton_s_kernels_runs_without_triton(
     model: Path, environ: dict[str, str], tmp_path: Path
 ) -> None:
-    """A search proposes, a bundle is compiled, and its kernels are launched, beside those of TVM."""
+    """A search proposes, a bundle is compiled, and its kernels, with and without TMA, are launched beside TVM's."""
     search = Child("fractune_workers.children.searching.child", ["1"])
     traces = {}
     for operator in ingested(model, "sm_90"):
@@ -277,7 +277,10 @@ def test_a_bundle_with_triton_s_kernels_runs_without_triton(
         search.call("open", 120, **name, seed=0, **opened)
         search.call("learn", 60, **name, results=[], shares=["full"], units=[132])
         texts = [each["trace"] for each in search.call("propose", 120, **name, count=8)]
-        traces[operator["workload_hash"]] = next(each for each in texts if implementation_of(each) == TRITON)
+        kernel = "product-tma/1" if "matmul" in operator["name"] else "product/1"
+        traces[operator["workload_hash"]] = next(
+            each for each in texts if implementation_of(each) == TRITON and f'"{kernel}"' in each
+        )
     search.stop()
     path = compiled(model, traces, tmp_path)
     shapes = [entry["shape"] for entry in weights_of(path)]

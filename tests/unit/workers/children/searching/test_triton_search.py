@@ -127,6 +127,10 @@ def test_candidates_without_tma_are_those_of_older_records() -> None:
     assert read_decisions(text).text == text
 
 
+def test_the_surrogate_sees_tma() -> None:
+    assert [Decisions(16, 32, 64, 4, 3, tma=tma).features["tma"] for tma in (False, True)] == [0, 1]
+
+
 def test_every_tile_is_searched_with_and_without_tma_where_the_gpu_has_it() -> None:
     small = workload(256, 256, 256)
     everything = proposed(search(132, of=small), 1 << 20)
