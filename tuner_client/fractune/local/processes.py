@@ -72,11 +72,12 @@ class Running:
         said = _said(self.part.log_file, self._log_start)
         words = _last_words(said)
         end = _format_end(self.part.name, code, words, self.part.log_file)
-        if code > 0 and code not in _RETRIED_CODES:
-            raise _refusal(code, words) or self.part.hindrance(said) or FractuneError(end)
-        hindrance = self.part.hindrance(said)
-        if hindrance is not None:
-            raise hindrance
+        is_final = code > 0 and code not in _RETRIED_CODES
+        cause = (_refusal(code, words) if is_final else None) or self.part.hindrance(said)
+        if cause is not None:
+            raise cause
+        if is_final:
+            raise FractuneError(end)
         now = time.monotonic()
         while self._starts and now - self._starts[0] > 60:
             self._starts.popleft()

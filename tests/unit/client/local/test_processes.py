@@ -186,11 +186,14 @@ def test_the_launcher_starts_nothing_when_its_parent_is_gone(tmp_path: Path) -> 
     assert not made.exists()
 
 
-def test_a_part_that_something_hinders_is_not_started_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("code", [1, 3])
+def test_a_part_that_something_hinders_is_not_started_again(tmp_path: Path, code: int) -> None:
+    """Neither where another start might help by the exit code, nor where none would."""
+
     def hindrance(said: str) -> FractuneError | None:
         return StateUnusable("the disk is full") if "no space" in said else None
 
-    command = python("print('no space'); raise SystemExit(1)")
+    command = python(f"print('no space'); raise SystemExit({code})")
     part = Part("p", lambda: command, tmp_path / "log", {}, 0, hindrance=hindrance)
     running = Running(part)
     with pytest.raises(StateUnusable, match="the disk is full"):
