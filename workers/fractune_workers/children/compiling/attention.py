@@ -19,7 +19,7 @@ from tvm.relax.expr_functor import PyExprMutator, PyExprVisitor, mutator, visito
 from fractune_core.implementations import DIRECT, TRITON
 from fractune_workers.children.compiling.implementations import calls_of, function_of
 from fractune_workers.children.importing.passes import workload_hash
-from fractune_workers.children.rewriting.expressions import operator_of
+from fractune_workers.children.rewriting.expressions import has_fixed_shapes, operator_of
 from fractune_workers.children.triton_kernels.attention.recognition import attention_of
 from fractune_workers.children.triton_kernels.marks import alternative, marked
 from fractune_workers.children.triton_kernels.sums import Unfit
@@ -117,7 +117,7 @@ class _Finder:
 
     def chains(self) -> Iterator[Chain]:
         for at in range(len(self._calls)):
-            chain = self._chain_around(at) if self._is_softmax(at) else None
+            chain = self._chain_around(at) if self._is_plain(at) and self._is_softmax(at) else None
             if chain is not None:
                 yield chain
 
@@ -186,8 +186,9 @@ class _Finder:
         return [each for each in made if each is not None and self._next(each) == at and self._is_plain(each)]
 
     def _is_plain(self, at: int) -> bool:
+        """Whether a call has one result, and sizes that are known."""
         var, call = self._calls[at]
-        return len(call.args) == _PLAIN and isinstance(var.ty, relax.TensorType)
+        return len(call.args) == _PLAIN and isinstance(var.ty, relax.TensorType) and has_fixed_shapes(call)
 
     def _is_softmax(self, at: int) -> bool:
         """Whether a function begins with the largest number of a row, and what follows is for `attention_of`."""

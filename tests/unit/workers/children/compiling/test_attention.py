@@ -118,7 +118,7 @@ def test_a_variant_with_attention_needs_no_schedule_of_what_it_replaces(encoder:
     assert len(without) == 2, "the softmax and the normalisation"
 
 
-def model(make: Emit, *shapes: tuple[int, ...]) -> tvm.IRModule:
+def model(make: Emit, *shapes: tuple[Any, ...]) -> tvm.IRModule:
     bb = relax.BlockBuilder()
     shapes = shapes or ((2, 17, 24), (2, 24, 17), (2, 17, 24))
     inputs = [relax.Var(f"x{at}", relax.TensorType(shape, "float16")) for at, shape in enumerate(shapes)]
@@ -211,6 +211,11 @@ def test_a_transpose_that_others_use_too_stays() -> None:
     (chain,) = chains_of(mod)
     assert len(chain.calls) == 3
     assert names_of(with_attention(mod, [chain])) == ["transpose", "attention"]
+
+
+def test_sizes_that_depend_on_data_are_left_apart() -> None:
+    length = tvm.tirx.Var("length", "int64")
+    assert chains_of(model(plain, (2, length, 24), (2, 24, length), (2, length, 24))) == []
 
 
 def test_one_query_is_not_worth_a_tile() -> None:
