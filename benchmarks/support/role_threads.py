@@ -173,7 +173,7 @@ class SimulatedBuilder:
         self.child = SimulatedChild(rates)
         self._rates = rates
 
-    def learn(self, _workload_hash: str, _load: Callable[[], str]) -> list[Any]:
+    def learn(self, _workload_hash: str, _target: str, _load: Callable[[], str]) -> list[Any]:
         return []
 
     def compilers(self, _target: str) -> str:
