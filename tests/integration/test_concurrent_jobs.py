@@ -295,6 +295,7 @@ def test_when_the_job_that_asked_first_is_cancelled_the_others_take_over(stage: 
     assert jobs[0].progress.candidates_shared > 0, "what the cancelled job had asked for"
 
 
+@pytest.mark.long
 def test_a_job_whose_share_nobody_measures_any_more_holds_no_other_up(stage: Stage) -> None:
     model = stage.model()
     with stage.together():

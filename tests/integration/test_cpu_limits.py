@@ -104,6 +104,7 @@ print(confinement.environment()["FRACTUNE_LIMIT_CGROUP"] or "none made", confine
         assert cgroup.run(code) == "none made 500"
 
 
+@pytest.mark.long
 def test_a_lower_quota_that_no_file_shows_is_found(tmp_path: Path) -> None:
     """The process reads a made-up tree with a limit of 900m, and is under a real one of 500m."""
     root = a_host(tmp_path, cgroup="0::/box", box__cpu_max="90000 100000")

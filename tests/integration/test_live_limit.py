@@ -95,6 +95,7 @@ def test_a_limit_that_changes_under_load_is_followed_within_a_second(tmp_path: P
     check(results, threads=[2, 1, 2])
 
 
+@pytest.mark.long
 def test_replicas_follow_a_limit_within_a_second(tmp_path: Path) -> None:
     changes = "followed(limit, 200000, 2), followed(limit, 50000, 1), followed(limit, 150000, 2)"
     with capped_cgroup(cores=0.5) as cgroup:
@@ -106,6 +107,7 @@ def test_replicas_follow_a_limit_within_a_second(tmp_path: Path) -> None:
     assert (wrong, answers > 10) == ([], True)
 
 
+@pytest.mark.long
 def test_an_affinity_that_changes_under_load_is_followed_within_a_second(tmp_path: Path) -> None:
     serve = script(tmp_path, "followed(pin, 1, 1), followed(pin, 2, 2), followed(pin, 1, 1)")
     done = subprocess.run([sys.executable, "-c", serve], capture_output=True, text=True, check=True, timeout=60)

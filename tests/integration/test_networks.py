@@ -77,6 +77,7 @@ def test_a_job_goes_on_over_a_bad_network_to_redis(tmp_path: Path, link: str, il
             assert measured_once_at_both_shares(client, name, 24)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ill", CUT_OR_SWALLOWED)
 def test_a_worker_that_waits_for_work_finds_its_way_back(tmp_path: Path, ill: str) -> None:
     with (

@@ -90,6 +90,7 @@ def test_a_second_server_takes_over_after_a_kill(place: Place) -> None:
         assert second.said().count("another server works on") == 1
 
 
+@pytest.mark.long
 def test_a_second_server_takes_over_after_an_orderly_end_too(place: Place) -> None:
     with place.server() as first, place.server(waits=True) as second:
         name = place.begin_job(first)
@@ -99,6 +100,7 @@ def test_a_second_server_takes_over_after_an_orderly_end_too(place: Place) -> No
         assert ends_with_its_budget_spent_once(second, name)
 
 
+@pytest.mark.long
 def test_a_server_that_has_lost_the_lock_ends_and_the_other_goes_on(place: Place) -> None:
     with place.server() as first, place.server(waits=True) as second:
         name = place.begin_job(first)

@@ -151,6 +151,7 @@ def test_a_round_that_redis_did_not_take_is_handed_out_when_it_is_back(tmp_path:
             assert NOT_HANDED_OUT in server.said()
 
 
+@pytest.mark.long
 def test_a_server_on_a_full_disk_ends_in_one_line_and_goes_on_when_there_is_space(tmp_path: Path) -> None:
     state = tmp_path / "state"
     with running_redis() as url, simulated_fleet(url) as fleet:
@@ -200,6 +201,7 @@ def test_a_backup_taken_in_mid_job_is_restored_elsewhere_and_its_job_goes_on(tmp
         assert measured_once_but_for_losses(client, name) == job.progress.candidates_done
 
 
+@pytest.mark.long
 def test_without_resume_open_jobs_end_as_cancelled(tmp_path: Path) -> None:
     with running_redis() as url, simulated_fleet(url) as fleet:
         fleet.workers["build-1"].hold.set()
@@ -250,6 +252,7 @@ def test_tuner_instance_killed_before_it_proposed(tmp_path: Path) -> None:
             assert all(work["opening"]["history"] == [] for work in fleet.workers["tune-2"].handled[:1])
 
 
+@pytest.mark.long
 def test_a_search_that_its_instance_has_forgotten_begins_there_with_what_the_log_holds(tmp_path: Path) -> None:
     with (
         running_redis() as url,

@@ -97,6 +97,7 @@ def pair_in_mid_job(postgres: Postgres, state: Path, stops_before: str) -> Itera
                     server.kill()
 
 
+@pytest.mark.long
 def test_results_that_it_took_and_cannot_commit_come_to_the_other_one(postgres: Postgres, tmp_path: Path) -> None:
     place = "fractune_server.transport.recorder:Recorder._read >"
     with pair_in_mid_job(postgres, tmp_path / "state", place) as (both, job):
@@ -124,6 +125,7 @@ def test_it_hands_out_nothing_any_more(postgres: Postgres, tmp_path: Path) -> No
         both.wake_second(job)
 
 
+@pytest.mark.long
 def test_nobody_begins_what_it_hands_out_all_the_same(postgres: Postgres, tmp_path: Path) -> None:
     place = "fractune_server.transport.work_queues:WorkQueues.enqueue"
     with pair_in_mid_job(postgres, tmp_path / "state", place) as (both, job):

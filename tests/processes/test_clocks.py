@@ -62,6 +62,7 @@ def test_a_part_whose_clock_is_wrong_does_not_start(url: str, tmp_path: Path, ho
         assert written.isdisjoint(connection.info("commandstats"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("hours", "said"), WRONG)
 def test_a_worker_whose_clock_is_set_while_it_runs_ends_and_says_why(url: str, hours: str, said: str) -> None:
     process = worker(f"later {hours}", url)
@@ -73,6 +74,7 @@ def test_a_worker_whose_clock_is_set_while_it_runs_ends_and_says_why(url: str, h
         assert not connection.exists(key)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("hours", "said"), WRONG)
 def test_a_server_whose_clock_is_set_while_it_runs_ends_and_the_next_one_goes_on(
     url: str, tmp_path: Path, hours: str, said: str

@@ -140,6 +140,7 @@ def test_inference_refuses_a_green_context(bundle: Path, tmp_path: Path) -> None
     assert error.startswith("fractune_core.errors.BadRequest: share 'green:32'")
 
 
+@pytest.mark.long
 def test_a_model_with_nothing_to_capture_has_no_such_variant(tmp_path: Path) -> None:
     bundle = Bundle(compiled(chain(tmp_path, 1)))
     assert [each["name"] for each in bundle.variants] == [SHARE, UNTUNED_VARIANT]

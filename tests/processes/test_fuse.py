@@ -71,6 +71,7 @@ def test_models_in_memory_and_files_of_one_name(models: list[str], tmp_path: Pat
     assert fractune.fuse([models[0], other / "a.onnx"]).slots == ("a-0", "a-1")
 
 
+@pytest.mark.long
 def test_a_fused_model_is_no_variant(models: list[str]) -> None:
     fractune.fuse(models, out="both.fused")
     with pytest.raises(BadModel, match="variant 'both': is a fused model; name one of its variants' own files"):

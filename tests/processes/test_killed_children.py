@@ -129,6 +129,7 @@ def test_a_search_that_went_with_its_child_does_not_begin_from_nothing(searching
     assert not set(first) & set(searching.proposed(opening(*first)))
 
 
+@pytest.mark.long
 def test_a_search_whose_child_is_killed_meanwhile_is_done_again_by_the_next_one(searching: Searching) -> None:
     searching.proposed(opening())  # its child is ready
     child = searching.child
@@ -143,6 +144,7 @@ def test_a_search_whose_child_is_killed_meanwhile_is_done_again_by_the_next_one(
     assert searching.child != child
 
 
+@pytest.mark.long
 def test_what_a_killed_builder_leaves_is_removed_when_the_next_one_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

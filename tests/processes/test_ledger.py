@@ -56,6 +56,7 @@ def check(cost: pb.JobCost, fleet: SimulatedFleet) -> None:
         assert (each.worked_s, each.cpu_s) == (each.pieces * WORKED_S, each.pieces * CPU_S)
 
 
+@pytest.mark.long
 def test_a_job_costs_what_its_pieces_cost_though_servers_are_killed_and_results_come_twice(tmp_path: Path) -> None:
     with running_redis() as url, simulated_fleet(url) as fleet:
         for worker in fleet.workers.values():

@@ -55,6 +55,7 @@ def test_an_older_worker_does_not_start_beside_a_newer_server(url: str, tmp_path
         assert re.fullmatch(LINE, refusal(older(url)))
 
 
+@pytest.mark.long
 def test_an_older_worker_ends_when_a_newer_server_comes_and_takes_none_of_its_work(url: str, tmp_path: Path) -> None:
     with redis.Redis.from_url(url) as connection, stopped_at_end(older(url)) as process:
         wait_until(lambda: connection.exists(worker_key(NAME)) or process.poll() is not None, 60)
@@ -79,6 +80,7 @@ def test_a_worker_of_another_version_and_the_same_protocol_works(url: str) -> No
         assert (event["job"], event["error"]) == ("j", "NotFound")
 
 
+@pytest.mark.long
 def test_a_server_is_replaced_under_running_workers_and_a_watcher(url: str, tmp_path: Path) -> None:
     address = f"unix:{tmp_path / 's'}"
     with contextlib.ExitStack() as running:

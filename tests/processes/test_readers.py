@@ -95,6 +95,7 @@ def test_the_child_of_a_cancelled_job_is_ended(reading: Reading) -> None:
     assert reading.events("small")[0]["event"] == "ingested"
 
 
+@pytest.mark.long
 def test_a_measurement_does_not_wait_for_a_model_that_takes_long(reading: Reading) -> None:
     def measure() -> None:
         with CoreLocks(reading.gate).measuring(sorted(os.sched_getaffinity(0))):
@@ -114,6 +115,7 @@ def children_of(pid: int) -> list[int]:
     return [int(child) for task in tasks.iterdir() for child in (task / "children").read_text().split()]
 
 
+@pytest.mark.long
 def test_a_model_that_takes_long_keeps_no_other_one_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     locks = tmp_path / "locks"
     locks.mkdir()

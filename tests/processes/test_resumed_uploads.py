@@ -69,6 +69,7 @@ def test_an_upload_that_is_cut_three_times_is_sent_once(server: ServerProcess, t
     assert sum(proxy.brought_bytes) < SIZE + len(cuts) * TWICE + FRAMES  # 92 MiB, did it begin again each time
 
 
+@pytest.mark.long
 def test_a_server_killed_in_mid_upload_is_waited_for_and_goes_on_from_what_it_had(
     redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -193,6 +194,7 @@ def test_the_part_of_a_cut_upload_counts_towards_the_quota(place: Place) -> None
         assert finish(client, b"3" * 2000, offset=0).size_bytes == 2000
 
 
+@pytest.mark.long
 def test_a_server_that_stays_away_is_told_with_what_it_keeps(
     redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,6 +21,7 @@ from tests.support.processes.server_process import ServerProcess, as_call, model
 from tests.support.secret import SECRET
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("target", served.TARGETS, ids=lambda target: target.name)
 def test_a_server_refuses_or_takes_what_nobody_meant(target: Target) -> None:
     outcome = fuzz(target, 300, seed=1)

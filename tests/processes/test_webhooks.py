@@ -52,6 +52,7 @@ def fresh() -> bytes:
     return model_bytes((f"conv_{uuid.uuid4().hex[:6]}", 1))
 
 
+@pytest.mark.long
 def test_a_webhook_outlives_the_server(tmp_path: Path, receiver: Any) -> None:
     (tmp_path / "webhook.secret").write_bytes(SECRET + b"\n")
     host = f"127.0.0.1:{receiver.server_address[1]}"

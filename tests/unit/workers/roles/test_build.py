@@ -183,6 +183,7 @@ def test_a_builder_whose_child_is_killed_blames_no_candidate(builder: Builder, t
     assert builder._process.child.generation == TRIES
 
 
+@pytest.mark.long
 def test_a_candidate_whose_builder_is_killed_every_time_is_blamed_alone(builder: Builder, tmp_path: Path) -> None:
     thread = killing(builder, tmp_path, TRIES)
     found = built(builder, "first", f"wait for {tmp_path / 'go-on'}", "last")

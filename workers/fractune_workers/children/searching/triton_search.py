@@ -8,7 +8,7 @@ from typing import Any
 
 from fractune_core.errors import FractuneError
 from fractune_workers.children.searching.trials import Trials
-from fractune_workers.children.triton_kernels.attention.either import AnyDecisions, kernel_operator
+from fractune_workers.children.triton_kernels.attention.kernel_operators import AnyDecisions, kernel_operator
 
 _FEWEST_MEASURED = 8
 """with fewer measured candidates the surrogate knows less than the estimate"""
