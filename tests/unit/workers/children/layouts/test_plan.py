@@ -148,7 +148,9 @@ ELEMENTWISE: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("channels", [8, 10], ids=["whole blocks", "a block filled up"])
+@pytest.mark.parametrize(
+    "channels", [pytest.param(8, id="whole blocks", marks=pytest.mark.long), pytest.param(10, id="a block filled up")]
+)
 @pytest.mark.parametrize("between", ELEMENTWISE)
 def test_what_comes_after_a_convolution_sees_the_same(between: Callable[..., Any], channels: int) -> None:
     def body(net: Network, x: Any) -> Any:

@@ -120,8 +120,8 @@ def skip_unless_runnable(target: tvm.target.Target) -> None:
 @pytest.mark.parametrize(
     ("rows", "depth", "columns"),
     [
-        pytest.param((16,), 64, 64, id="whole groups"),
-        pytest.param((7,), 30, 48, id="odd rows, half a group"),
+        pytest.param((16,), 64, 64, id="whole groups", marks=pytest.mark.long),
+        pytest.param((7,), 30, 48, id="odd rows, half a group", marks=pytest.mark.long),
         pytest.param((1,), 5, 20, id="one row, odd depth, lanes filled up"),
         pytest.param((2, 6), 33, 32, id="a batch"),
     ],
@@ -142,7 +142,7 @@ def test_products_are_exact(mcpu: str, name: str, rows: tuple[int, ...], depth: 
     ("channels", "outputs", "extent", "kernel", "window"),
     [
         pytest.param(32, 32, 6, 3, Window((1, 1), (1, 1, 1, 1), (1, 1)), id="padded"),
-        pytest.param(16, 48, 7, 1, Window((1, 1), (0, 0, 0, 0), (1, 1)), id="1 x 1"),
+        pytest.param(16, 48, 7, 1, Window((1, 1), (0, 0, 0, 0), (1, 1)), id="1 x 1", marks=pytest.mark.long),
         pytest.param(5, 19, 9, 3, Window((2, 2), (1, 0, 0, 1), (1, 1)), id="strided, channels filled up"),
     ],
 )
