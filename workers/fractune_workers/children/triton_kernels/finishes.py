@@ -96,11 +96,12 @@ class _Lines:
 
     def _coordinates_of(self, block: Any) -> dict[Any, str]:
         """The coordinates of a block's variables, found on the way from the block to the sums."""
-        variables = [each.var for each in block.iter_vars]
-        found = self._at_sums(block, {var: var for var in variables})
-        if found is None:
+        extents = {each.var: int(each.dom.extent) for each in block.iter_vars}
+        found = self._at_sums(block, {var: var for var in extents})
+        # One sum is stored in one place, so a larger tensor that it is added to does not fit.
+        if found is None or any(extent > 1 and var not in found for var, extent in extents.items()):
             raise Unfit
-        return {var: found.get(var, "0") for var in variables}
+        return {var: found.get(var, "0") for var in extents}
 
     def _at_sums(self, block: Any, own: Mapping[Any, Any]) -> dict[Any, str] | None:
         """Coordinates by axis, which `own` has by variable of the block; None on a way that does not lead to sums."""

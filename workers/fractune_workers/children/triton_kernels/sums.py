@@ -10,6 +10,7 @@ The axes of the reduction are the depth. So any affine gather is a product of a 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,11 +19,14 @@ import tvm_ffi
 from tvm import s_tir
 
 _SPATIAL = 0
+_SIGNED = re.compile(r"int\d+")
 _MOST_ELEMENTS = 2**31 - 1
 """of a tensor: offsets have 32 bits"""
 _SELECT, _STORE = "if_then_else", "BufferStore"
 _SUM_TYPES = {"float16": "float32", "bfloat16": "float32", "float32": "float32", "int8": "int32"}
 """by the type of both factors"""
+_WRITTEN_SUM_TYPES = {"float32": ("float16", "bfloat16", "float32"), "int32": ("int32",)}
+"""of an operator, by the kernel's own: int8 would wrap, and float64 is more exact"""
 
 Affine = tuple[Mapping[Any, int], int]
 """strides by axis, and an offset"""
@@ -102,7 +106,7 @@ def sums_in(function: Any, made: Mapping[Any, Any], block: Any, inner: Sequence[
     dtypes = {str(sources[each.argument].ty.dtype) for each in (first, second)}
     dtype = min(dtypes)
     sum_dtype = str(block.body.buffer.ty.dtype)
-    if len(dtypes) > 1 or dtype not in _SUM_TYPES or ("int" in _SUM_TYPES[dtype]) != ("int" in sum_dtype):
+    if len(dtypes) > 1 or dtype not in _SUM_TYPES or sum_dtype not in _WRITTEN_SUM_TYPES[_SUM_TYPES[dtype]]:
         raise Unfit
     factors = (second, first) if swapped else (first, second)
     indices = tuple(next(iter(_within(index, at)[0]), None) for index in block.body.indices)
@@ -139,9 +143,17 @@ def kind_of(value: Any) -> str:
 
 
 def uncast(value: Any) -> Any:
-    while kind_of(value) == "Cast":
+    """A value without casts that keep it, but for rounding between floats."""
+    while kind_of(value) == "Cast" and _keeps(str(value.value.ty.dtype), str(value.ty.dtype)):
         value = value.value
     return value
+
+
+def _keeps(given: str, wanted: str) -> bool:
+    if "float" in wanted:
+        return True
+    widths = [int(dtype.removeprefix("int")) for dtype in (given, wanted) if _SIGNED.fullmatch(dtype)]
+    return widths == sorted(widths) and len(widths) == len((given, wanted))
 
 
 def is_zero(value: Any) -> bool:

@@ -21,7 +21,7 @@ from fractune_workers.children.triton_kernels.marks import is_alternative, is_ma
 from tests.support.children.triton_attention import CASES, emit
 from tests.support.children.triton_operators import TARGET
 
-Emit = Callable[[Any, Any, Any, Any], Any]
+Emit = Callable[..., Any]
 SMALL = Encoder(layers=2, width=32, heads=4, inner=48, length=24, vocabulary=20)
 
 
@@ -220,3 +220,10 @@ def test_sizes_that_depend_on_data_are_left_apart() -> None:
 
 def test_one_query_is_not_worth_a_tile() -> None:
     assert chains_of(model(plain, (2, 1, 24), (2, 24, 17), (2, 17, 24))) == []
+
+
+def test_an_output_that_is_added_to_several_tensors_is_left_apart() -> None:
+    def make(bb: Any, q: Any, k: Any, v: Any, several: Any) -> Any:
+        return bb.emit(relax.op.add(plain(bb, q, k, v), several))
+
+    assert chains_of(model(make, (2, 17, 24), (2, 24, 17), (2, 17, 24), (3, 2, 17, 24))) == []

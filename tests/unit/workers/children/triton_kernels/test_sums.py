@@ -28,6 +28,13 @@ def product(*shapes: tuple[int, ...], dtype: str = "float16") -> Any:
     return function(topi.matmul if len(shapes[0]) == 2 else topi.nn.batch_matmul, *shapes, dtype=dtype)
 
 
+def truncated_product(a: Any, b: Any) -> Any:
+    """Fractions are cut off before the numbers are multiplied."""
+    k = te.reduce_axis((0, a.shape[1]), name="k")
+    shape = (a.shape[0], b.shape[1])
+    return te.compute(shape, lambda i, j: te.sum(a[i, k].astype("int8").astype("float32") * b[k, j], axis=k))
+
+
 def extents(found: Any) -> dict[str, int]:
     sums = sums_of(found)
     return {group: sums.extent(group) for group in GROUPS}
@@ -64,6 +71,11 @@ def test_the_innermost_axis_of_the_output_is_a_column() -> None:
         function(lambda x, w: topi.nn.depthwise_conv2d_nhwc(x, w, 1, 1, 1), (1, 8, 8, 6), (3, 3, 6, 1)),
         product((4, 4), (4, 4), dtype="float64"),
         product((4, 4), (4, 4), dtype="uint8"),
+        product((4, 4), (4, 4), dtype="int8"),
+        function(lambda a, b: topi.nn.matmul(a, b, out_dtype="float64"), (4, 4), (4, 4), dtype="float32"),
+        function(truncated_product, (4, 4), (4, 4), dtype="float32"),
+        function(lambda a, b, c: topi.add(topi.matmul(a, b), c), (4, 4), (4, 4), (3, 4, 4)),
+        function(lambda a, b, c: topi.add(topi.matmul(a, b), c), (1, 4), (4, 4), (3, 4)),
     ],
     ids=[
         "relu",
@@ -78,6 +90,11 @@ def test_the_innermost_axis_of_the_output_is_a_column() -> None:
         "depthwise",
         "float64",
         "uint8",
+        "int8 that wraps",
+        "sums in float64",
+        "cast that cuts off",
+        "added to several",
+        "row added to several rows",
     ],
 )
 def test_other_operators_do_not_fit(other: Any) -> None:
