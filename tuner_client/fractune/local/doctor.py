@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fractune.local.embedded_redis import redis_binary
@@ -83,7 +83,8 @@ def limit_use(here: dict[str, Any]) -> Use:
 
 def cuda_uses(here: Any) -> list[Use]:
     """The uses of CUDA. `here`: fractune_workers.inventory.cuda.CudaHere."""
-    builds = Use("cuda-builds", "compile for NVIDIA GPUs, without one", [packages("local"), _compiler(here)])
+    needed = [packages("local"), _compiler(here), _triton()]
+    builds = Use("cuda-builds", "compile for NVIDIA GPUs, without one", needed)
     measures = [
         packages("local"),
         *gpu_findings(here),
@@ -178,6 +179,12 @@ def _compiler(here: Any) -> Finding:
     others = sorted({each.name for each in here.compilers} - {first.name})
     also = f"; also found: {', '.join(others)}" if others else ""
     return Finding("CUDA compiler", f"{first.name}, for sm_{first.archs[0]} to sm_{first.archs[-1]}{also}", remedy)
+
+
+def _triton() -> Finding:
+    """The extra with which Triton's kernels compete; without it only TVM's do."""
+    found = packages("triton")
+    return replace(found, how=f"only kernels of Triton need it: {found.how}", optional=True)
 
 
 def _library(library: Any) -> Finding:

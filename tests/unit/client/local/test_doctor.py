@@ -127,7 +127,16 @@ def test_the_limit_of_this_process_and_the_way_to_another_are_listed() -> None:
 
 def test_builds_name_the_compiler_and_what_it_compiles_for() -> None:
     found = use("cuda-builds", Here())
-    assert [finding.found for finding in found.findings] == ["all there", "NVRTC 13.0, for sm_75 to sm_121"]
+    assert [finding.found for finding in found.findings[:2]] == ["all there", "NVRTC 13.0, for sm_75 to sm_121"]
+
+
+def test_builds_are_ready_without_triton_and_name_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    lacking = Finding("packages of fractune[triton]", "", "pip install 'fractune[triton]' (lacks triton)")
+    there = Finding("packages of fractune[local]", "all there")
+    monkeypatch.setattr(doctor_module, "packages", lambda extra: lacking if extra == "triton" else there)
+    found = use("cuda-builds", Here())
+    assert found.ready
+    assert missing(found) == {lacking.what: f"only kernels of Triton need it: {lacking.how}"}
 
 
 def test_other_compilers_are_named_once() -> None:
