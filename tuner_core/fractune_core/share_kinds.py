@@ -48,6 +48,8 @@ class ShareKind:
     """how people write such a share; two kinds may have the same word before the colon, if their sizes differ"""
     size_form: str
     """regular expression of `size`; empty where the share has no colon. No size fits two kinds of one word"""
+    sizes: str
+    """the sizes in words, for an error message; empty where the share has no colon"""
     device_kind: str
     """CPU or CUDA"""
     unit: str
@@ -86,11 +88,21 @@ class ShareKind:
 
 
 SHARE_KINDS = (
-    ShareKind("cpu", "cpu:N", r"[1-9][0-9]{0,3}", CPU, "core", "affinity of every thread, cgroup quota", cores=int),
+    ShareKind(
+        "cpu",
+        "cpu:N",
+        r"[1-9][0-9]{0,3}",
+        "1 to 9999 cores",
+        CPU,
+        "core",
+        "affinity of every thread, cgroup quota",
+        cores=int,
+    ),
     ShareKind(
         "cpu-limit",
         "cpu:LIMITm",
         SIZE_FORM,
+        "a limit such as 1500m",
         CPU,
         "millicore",
         "affinity and cgroup of every thread, cgroup quota, CPU time of busy processes",
@@ -103,6 +115,7 @@ SHARE_KINDS = (
         "mps",
         "mps:PERCENT",
         r"[1-9][0-9]?|100",
+        "1 to 100, without %",
         CUDA,
         "sm",
         "MPS attribute, SM count, %smid",
@@ -115,6 +128,7 @@ SHARE_KINDS = (
         "mps-sm",
         "mps-sm:CHUNKS",
         r"[1-9][0-9]{0,3}",
+        "1 to 9999 chunks of SMs",
         CUDA,
         "sm",
         "MPS attribute, SM count, %smid",
@@ -126,6 +140,7 @@ SHARE_KINDS = (
         "mig",
         "mig:PROFILE, mig:UUID",
         f"{_MIG_PROFILE}|{_MIG_UUID}",
+        "a profile such as 1g.18gb, or an instance such as MIG-<uuid>",
         CUDA,
         "sm",
         "UUID, SM count, %smid",
@@ -138,14 +153,15 @@ SHARE_KINDS = (
         "green",
         "green:SMS",
         r"[1-9][0-9]{0,3}",
+        "1 to 9999 SMs",
         CUDA,
         "sm",
         "resources of the context, %smid on its stream",
         serves=False,
         units=_own,
     ),
-    ShareKind("full", "full", "", CUDA, "sm", "UUID, SM count, %smid"),
-    ShareKind("none", "none", "", CUDA, "sm", "nothing", serves=False),
+    ShareKind("full", "full", "", "", CUDA, "sm", "UUID, SM count, %smid"),
+    ShareKind("none", "none", "", "", CUDA, "sm", "nothing", serves=False),
 )
 """`full` is a whole GPU, proved. `none` is a GPU as it is found: nothing is proved, and its records say so."""
 

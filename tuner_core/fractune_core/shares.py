@@ -77,8 +77,11 @@ class Share:
             if re.fullmatch(kind.size_form, size) and str(share) == text:
                 share._check_size()
                 return share
-        wrong = f"'{size}' is not a size of {word}" if kinds else f"unknown mechanism '{word}'"
-        raise BadRequest(f"share '{text}': {wrong}; {write_one(SHARE_KINDS)}")
+        if not kinds:
+            raise BadRequest(f"share '{text}': unknown mechanism '{word}'; {write_one(SHARE_KINDS)}")
+        sizes = " or ".join(filter(None, (kind.sizes for kind in kinds))) or "nothing"
+        wrong = f"'{size}' is not a size of {word}, which takes {sizes}"
+        raise BadRequest(f"share '{text}': {wrong}; {write_one(kinds)}")
 
     def _check_size(self) -> None:
         try:

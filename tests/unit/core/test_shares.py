@@ -134,6 +134,22 @@ def test_a_share_without_a_descriptor_cannot_be_parsed(text: str) -> None:
         _ = Share(word, size).device_kind
 
 
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("mps:101", "'101' is not a size of mps, which takes 1 to 100, without %; write mps:PERCENT"),
+        ("mps", "'' is not a size of mps, which takes 1 to 100, without %; write mps:PERCENT"),
+        ("mig:1g", "'1g' is not a size of mig, which takes a profile such as 1g.18gb, or .*; write mig:PROFILE"),
+        ("green:0", "'0' is not a size of green, which takes 1 to 9999 SMs; write green:SMS"),
+        ("full:1", "'1' is not a size of full, which takes nothing; write full"),
+        ("cpu:x", "'x' is not a size of cpu, which takes 1 to 9999 cores or a limit such as 1500m; write cpu:N or .*"),
+    ],
+)
+def test_a_wrong_size_names_those_that_the_share_takes(text: str, says: str) -> None:
+    with pytest.raises(BadRequest, match=rf"^share '{text}': {says}"):
+        Share.parse(text)
+
+
 def test_a_long_list_is_not_quoted_whole() -> None:
     with pytest.raises(BadRequest, match=r"^share 'cpu:1' is named twice in .{,220}; name each share once$"):
         parse_shares("cpu:1," * 10_000)
