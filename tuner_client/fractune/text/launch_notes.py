@@ -9,8 +9,8 @@ from fractune_core.analysis.roofline import LAUNCH_BOUND
 
 _MARK = " *"
 LAUNCH_NOTE = (
-    f"* at most {LAUNCH_BOUND:g} times the launch floor of its share: the host's launches of kernels are timed, so "
-    "shares tie."
+    f"* at most {LAUNCH_BOUND:g} times the launch floor of its share, the time of an empty kernel: the host's "
+    "launches are timed, so shares tie; a larger batch shows the kernels."
 )
 
 

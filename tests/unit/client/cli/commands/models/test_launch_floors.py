@@ -18,7 +18,10 @@ from fractune_core.pb import fractune_pb2 as pb
 from tests.support.processes.scripted_server import ScriptedServer
 from tests.support.samples import validation
 
-NOTE = "* at most 1.5 times the launch floor of its share: the host's launches of kernels are timed, so shares tie."
+NOTE = (
+    "* at most 1.5 times the launch floor of its share, the time of an empty kernel: the host's launches are timed, so "
+    "shares tie; a larger batch shows the kernels."
+)
 
 
 @pytest.fixture
