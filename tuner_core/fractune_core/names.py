@@ -33,6 +33,13 @@ def plain_variant(name: str) -> str:
     return name.removesuffix(WITH_GRAPHS).removesuffix(WITH_ATTENTION)
 
 
+def explained_variant(name: str) -> str:
+    """`'full+graph' (CUDA graphs)`: the name, and what its ends mean. Other names have no addition."""
+    ends = {WITH_ATTENTION: "attention as one kernel", WITH_GRAPHS: "CUDA graphs"}
+    found = [meaning for end, meaning in ends.items() if end in name.removeprefix(plain_variant(name))]
+    return f"'{name}' ({', '.join(found)})" if found else f"'{name}'"
+
+
 def changes_layout(operator: str) -> bool:
     """Whether an operator changes a layout, by its name."""
     return TO_BLOCKS in operator or FROM_BLOCKS in operator

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fractune_core.errors import BadRequest
-from fractune_core.names import check_file_name, plain_variant
+from fractune_core.names import check_file_name, explained_variant, plain_variant
 
 
 @pytest.mark.parametrize("name", ["m", "m.onnx", "two words.onnx", "é" * 100, "..onnx", "[red]x", "x" * 200])
@@ -36,3 +36,17 @@ def test_a_variant_s_name_without_its_ends_is_its_share(plain: str, end: str) ->
 @pytest.mark.parametrize("name", ["full+graph+attention", "full+other"])
 def test_other_ends_are_no_variant_s(name: str) -> None:
     assert plain_variant(name) != "full"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("full", "'full'"),
+        ("mps:25+graph", "'mps:25+graph' (CUDA graphs)"),
+        ("full+attention", "'full+attention' (attention as one kernel)"),
+        ("full+attention+graph", "'full+attention+graph' (attention as one kernel, CUDA graphs)"),
+        ("mig:1g.10gb+me", "'mig:1g.10gb+me'"),
+    ],
+)
+def test_the_ends_of_a_variant_s_name_are_explained(name: str, text: str) -> None:
+    assert explained_variant(name) == text

@@ -10,6 +10,7 @@ from fractune.text.text import time_text
 from fractune_core.analysis.at_load import AtLoad
 from fractune_core.analysis.cpu_limits.limits import threads_text
 from fractune_core.arrivals import LOAD_TEXT
+from fractune_core.names import explained_variant
 
 HEADING = f"p50 / p99 at {LOAD_TEXT}"
 
@@ -54,4 +55,4 @@ def load_notes(results: Iterable[ShareResult]) -> Iterator[str]:
 
 
 def _name(found: AtLoad) -> str:
-    return f"'{found.variant}' with {threads_text(found.threads)}"
+    return f"{explained_variant(found.variant)} with {threads_text(found.threads)}"
