@@ -95,7 +95,8 @@ PaddingError = Annotated[
 ]
 Only = Annotated[str, typer.Option("--only", help="Only operators whose name contains one of these (A,B).")]
 Exact = Annotated[
-    bool, typer.Option("--exact", help="Only implementations with the rounding of the operators: no Winograd.")
+    bool,
+    typer.Option("--exact", help="Only implementations with the rounding of the operators: no Winograd, no Triton."),
 ]
 Namespace = Annotated[
     str, typer.Option("--namespace", metavar="NAME", help="Share searches and the log within this namespace only.")
