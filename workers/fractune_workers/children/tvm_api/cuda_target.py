@@ -7,6 +7,7 @@ TVM's own check of GPU code throws without the shared memory and the threads of 
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 from typing import Any
 
 from fractune_core.errors import BadRequest, FractuneError
@@ -23,7 +24,8 @@ _BLOCK = {
 }
 """The limits of a block on every NVIDIA GPU. A kernel may have 48 KiB of static shared memory at most, even where a
 device offers more to a launch that requests it (`shared_bytes_at_launch`)."""
-_OPTIONS = (FAST_MATH, TF32)
+_KEYS, _OPTIONS = ("cuda", "gpu"), (FAST_MATH, TF32)
+_FIRST_WITH_TF32 = 80
 _FIRST_WITH_A, _FIRST_WITH_F = 90, 100
 _STATIC_MOST_BYTES = 48 * 1024
 _OPT_IN_KIB = {75: 64, 80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 103: 227, 110: 227, 120: 99, 121: 99}
@@ -41,7 +43,7 @@ def config_of(text: str) -> dict[str, Any]:
     if unknown:
         raise BadRequest(f"target '{text}': unknown option '{unknown[0]}'; there are +{' and +'.join(_OPTIONS)}")
     config: dict[str, Any] = {"kind": "cuda", "arch": arch}
-    return {**config, "keys": ["cuda", "gpu", *(each for each in _OPTIONS if each in options)]} if options else config
+    return {**config, "keys": [*_KEYS, *options]} if options else config
 
 
 def gpu_target(arch: str) -> dict[str, Any]:
@@ -54,13 +56,17 @@ def completed(text: str, config: dict[str, Any], compiler: CudaCompiler | None =
     """The target with all attributes that building needs. `compiler` is the one that will build it, None = another
     machine's.
 
-    Raises BadRequest without an architecture, and for an architecture that the compiler does not know.
+    Raises BadRequest without an architecture, for an architecture that the compiler does not know, and for keys that
+    are no options.
     """
     arch = config.get("arch")
     if not arch:
         raise BadRequest(f"target '{text}' names no architecture, and a build has no GPU to ask; {HINT}")
     _check_arch(text, str(arch), compiler)
-    return {**_BLOCK, **config}
+    keys = config.get("keys")
+    if keys is None or isinstance(keys, str):  # TVM refuses a text
+        return {**_BLOCK, **config}
+    return {**_BLOCK, **config, "keys": _ordered(text, str(arch), keys)}
 
 
 def shared_bytes_at_launch(arch: str, static_bytes: int) -> int:
@@ -86,6 +92,17 @@ def compiler_for(target: Any) -> CudaCompiler:
         raise FractuneError(f"this machine has no CUDA compiler to build for {target.attrs['arch']}; {INSTALL}")
     _check_arch(str(target), str(target.attrs["arch"]), compiler)
     return compiler
+
+
+def _ordered(text: str, arch: str, keys: Iterable[Any]) -> list[str]:
+    """The keys of a target in an order of their own, so that equal targets have one identity."""
+    given = list(map(str, keys))
+    unknown = [key for key in given if key not in (*_KEYS, *_OPTIONS)]
+    if unknown:
+        raise BadRequest(f"target '{text}': unknown key '{unknown[0]}'; there are {', '.join((*_KEYS, *_OPTIONS))}")
+    if TF32 in given and (capability(arch) or 0) < _FIRST_WITH_TF32:
+        raise BadRequest(f"target '{text}': {arch} has no TensorFloat-32; leave '{TF32}' out")
+    return [*_KEYS, *(each for each in _OPTIONS if each in given)]
 
 
 def _check_arch(text: str, arch: str, compiler: CudaCompiler | None) -> None:

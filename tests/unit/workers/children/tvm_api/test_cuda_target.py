@@ -80,6 +80,12 @@ def test_the_order_of_options_makes_no_other_target() -> None:
     assert {"fast-math", "tf32"} <= set(one.keys)
 
 
+@pytest.mark.parametrize("keys", ['["tf32"]', '["gpu", "tf32", "cuda"]', '["cuda", "gpu", "tf32", "tf32"]'])
+def test_the_keys_in_json_mean_the_same_as_options(keys: str) -> None:
+    given = parse_target(f'{{"kind": "cuda", "arch": "sm_90", "keys": {keys}}}', 1)
+    assert target_key(given) == target_key(parse_target("cuda:sm_90+tf32", 1))
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -92,6 +98,8 @@ def test_the_order_of_options_makes_no_other_target() -> None:
         ("cuda:sm_80a", "there is no 'sm_80a'; write sm_80"),
         ("cuda:sm_90f", "there is no 'sm_90f'"),
         ("cuda:sm_90+fastmath", "unknown option 'fastmath'; there are +fast-math and +tf32"),
+        ('{"kind": "cuda", "arch": "sm_90", "keys": ["cuda", "gpu", "TF32"]}', "unknown key 'TF32'; there are cuda"),
+        ("cuda:sm_70+tf32", "sm_70 has no TensorFloat-32; leave 'tf32' out"),
         ("cuda:sm_100", "NVRTC 12.4 does not compile for sm_100; it knows sm_70, sm_80, sm_90"),
         ("nvidia/geforce-rtx-4090", "NVRTC 12.4 does not compile for sm_89"),
         ('{"kind": "cuda", "arch": "sm_90", "num-cores": 2}', "Unknown config option 'num-cores'"),
