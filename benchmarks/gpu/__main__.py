@@ -8,7 +8,7 @@ suite needs no network, changes nothing on the machine, and ends the MPS daemons
 run on the GPU meanwhile. Exit codes: 0 every part did all of its work, 1 one did not (the others still ran), 2 a wrong
 option, 4 no GPU here, 130, 143 and 129 stopped.
 
-Usage: scripts/gpu_suite [--minutes N] [--part NAME]... [--out FOLDER] [--gather FILE] [first-table]
+Usage: scripts/gpu_suite [--minutes N] [--part NAME]... [--out FOLDER] [--gather FILE] [PART]
 """
 
 from __future__ import annotations
@@ -73,7 +73,9 @@ def _parse(args: Sequence[str] | None) -> tuple[Plan, Path | None]:
         default=[],
         help="this part only, also if it is done; repeatable",
     )
-    parser.add_argument("named", nargs="?", choices=[part.name for part in NAMED], help="short for --part")
+    parser.add_argument(
+        "named", metavar="PART", nargs="?", choices=[part.name for part in (*PARTS, *NAMED)], help="short for --part"
+    )
     parser.add_argument("--out", type=Path, default=RESULTS / "gpu", help="folder of results (benchmarks/results/gpu)")
     parser.add_argument("--gather", type=Path, metavar="FILE", help="at the end, all results and logs in this one file")
     given = parser.parse_args(args)

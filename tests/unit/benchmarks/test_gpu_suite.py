@@ -245,7 +245,14 @@ def test_without_a_gpu_it_ends_at_once_with_one_clear_line(tmp_path: Path) -> No
     assert time.monotonic() - began < 30
 
 
-@pytest.mark.parametrize(("args", "says"), [(["--minutes", "0"], "above 0"), (["--part", "all"], "invalid choice")])
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["--minutes", "0"], "above 0"),
+        (["--part", "all"], "invalid choice"),
+        (["second-table"], "argument PART: invalid choice: 'second-table' (choose from 'look', "),
+    ],
+)
 def test_a_wrong_option_is_named(args: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         suite_main.main(args)
@@ -266,8 +273,9 @@ def test_parts_are_chosen_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert suite_main.main(["--part", "faults", "--part", "shares", "--minutes", "10", "--out", str(tmp_path)]) == 0
     assert suite_main.main([]) == 0
     assert suite_main.main(["first-table"]) == suite_main.main(["--part", "first-table"]) == 0
-    assert [plan.parts for plan in plans] == [[PARTS[1], PARTS[6]], list(PARTS), list(NAMED), list(NAMED)]
-    assert [(plan.again, plan.total_s) for plan in plans] == [(True, 600.0), (False, None), *[(True, None)] * 2]
+    assert suite_main.main(["shares"]) == 0
+    assert [plan.parts for plan in plans] == [[PARTS[1], PARTS[6]], list(PARTS), list(NAMED), list(NAMED), [PARTS[1]]]
+    assert [(plan.again, plan.total_s) for plan in plans] == [(True, 600.0), (False, None), *[(True, None)] * 3]
     assert plans[1].out == REPOSITORY / "benchmarks" / "results" / "gpu"
 
 
