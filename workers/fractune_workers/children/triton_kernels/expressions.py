@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -97,4 +98,4 @@ def _form(value: Any, kind: str) -> tuple[str, Sequence[Any]]:
 
 
 def _number(value: float) -> str:
-    return f'float("{value}")' if value in (float("inf"), float("-inf")) else repr(value)
+    return repr(value) if math.isfinite(value) else f'float("{value}")'

@@ -109,6 +109,19 @@ def test_padding_becomes_a_condition_of_the_load() -> None:
     assert " >= 0)" not in source_of(sums_of(point), Decisions(16, 16, 16, 4, 3), "kernel", "ieee").text
 
 
+@pytest.mark.parametrize("number", ["inf", "-inf", "nan"])
+def test_numbers_without_digits_are_written_as_python_reads_them(number: str) -> None:
+    def masked(a: Any, b: Any) -> Any:
+        x = topi.matmul(a, b)
+        other = tvm.tirx.const(float(number), "float32")
+        return te.compute(x.shape, lambda i, j: te.if_then_else(x[i, j] > 0, x[i, j], other))
+
+    text = source_of(
+        sums_of(function(masked, (4, 4), (4, 4), dtype="float32")), Decisions(16, 16, 16, 4, 3), "kernel", "ieee"
+    ).text
+    assert f'float("{number}")' in text
+
+
 def test_decisions_are_for_the_marked_function_that_they_belong_to() -> None:
     names = ("wide", "narrow", "relu")
     functions = (product((8, 8), (8, 32)), product((8, 8), (8, 4)), function(topi.nn.relu, (8, 8)))
