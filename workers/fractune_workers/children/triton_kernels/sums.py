@@ -35,6 +35,9 @@ Affine = tuple[Mapping[Any, int], int]
 class Unfit(Exception):
     """An operator that these kernels do not compute."""
 
+    def __str__(self) -> str:
+        return "Triton's kernels do not compute this operator (any more); tune the model again"
+
 
 @dataclass(frozen=True)
 class Factor:

@@ -13,7 +13,7 @@ from fractune_workers.children.triton_kernels import compiler
 from fractune_workers.children.triton_kernels.decisions import Decisions
 from fractune_workers.children.triton_kernels.marks import decisions_in, is_marked, with_decisions, with_marks
 from fractune_workers.children.triton_kernels.sources import is_fit, source_of
-from fractune_workers.children.triton_kernels.sums import sums_of
+from fractune_workers.children.triton_kernels.sums import Unfit, sums_of
 from fractune_workers.children.tvm_api.traces import Workload
 
 GROUPS = ("batch", "row", "column", "depth")
@@ -107,6 +107,12 @@ def test_padding_becomes_a_condition_of_the_load() -> None:
     assert text.count(" >= 0)") == 4, "above, below, left and right of the image"
     point = function(lambda x, w: topi.nn.conv2d_nhwc(x, w, 1, 0, 1), (1, 8, 8, 16), (1, 1, 16, 9))
     assert " >= 0)" not in source_of(sums_of(point), Decisions(16, 16, 16, 4, 3), "kernel", "ieee").text
+
+
+def test_decisions_for_an_operator_that_no_longer_fits_fail_with_a_reason() -> None:
+    larger = function(lambda a, b, c: topi.add(topi.matmul(a, b), c), (4, 4), (4, 4), (3, 4, 4))
+    with pytest.raises(Unfit, match="do not compute this operator"):
+        source_of(sums_of(larger), Decisions(16, 16, 16, 4, 3), "kernel", "ieee")
 
 
 @pytest.mark.parametrize("number", ["inf", "-inf", "nan"])
