@@ -84,7 +84,7 @@ def _box(sums: Sums, factor: Factor, axes: tuple[str, str], lengths: Mapping[str
 def _dimensions(
     sums: Sums, factor: Factor, axes: tuple[str, str], lengths: Mapping[str, int]
 ) -> tuple[_Dimension, ...]:
-    """Of the argument, with the batches outermost; empty where a tile is no box."""
+    """The dimensions of the argument, those of batches outermost; empty where a tile is not a box."""
     strides, offset = factor.place
     if factor.conditions or offset:
         return ()

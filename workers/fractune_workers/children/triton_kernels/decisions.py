@@ -68,8 +68,8 @@ def read_decisions(text: str) -> Decisions:
     for tma, name in _KERNELS.items():
         if kernel == name:
             return Decisions(**found, tma=tma)
-    known = " and ".join(f"'{name}'" for name in _KERNELS.values())
-    raise FractuneError(f"there is no kernel '{kernel}' any more, only {known}; tune the model again")
+    known = ", ".join(f"'{name}'" for name in _KERNELS.values())
+    raise FractuneError(f"the kernel '{kernel}' is not one of {known}; tune the model again")
 
 
 def element_bytes_of(dtype: str) -> int:

@@ -97,7 +97,7 @@ def stores_of(function: Any) -> dict[Any, Any]:
 def sums_in(function: Any, made: Mapping[Any, Any], block: Any, inner: Sequence[Any] = ()) -> Sums:
     """The sums of one block of a TIR function. The buffers `inner` count as arguments behind those of the function.
 
-    Raises Unfit for a block that is no sum of products.
+    Raises Unfit for a block that is not a sum of products.
     """
     if kind_of(block.init) != _STORE or not is_zero(block.init.value):
         raise Unfit

@@ -111,8 +111,8 @@ def test_history_and_other_operators_decisions_are_used_where_they_can_be_read()
     made.transfer([old, given.text])
     assert first not in (found := proposed(made, 4))
     assert given in found
-    known = "only 'product/1' and 'product-tma/1'"
-    with pytest.raises(FractuneError, match=f"no kernel 'product/0' any more, {known}; tune the model again"):
+    known = "'product/1', 'product-tma/1'"
+    with pytest.raises(FractuneError, match=f"kernel 'product/0' is not one of {known}; tune the model again"):
         read_decisions(old)
 
 
@@ -192,7 +192,7 @@ def test_the_whole_space_of_attention_is_proposed_once(attention: dict[str, Work
 
 
 def test_decisions_of_another_kernel_are_not_attention_s(attention: dict[str, Workload]) -> None:
-    with pytest.raises(FractuneError, match=r"there is no kernel 'product.*' for attention, only 'attention/1'"):
+    with pytest.raises(FractuneError, match=r"attention has the kernel 'attention/1', not 'product.*'"):
         read_attention(proposed(search(132), 1)[0].text)
     made = search(132, of=attention[TRITON])
     made.transfer([proposed(search(132), 1)[0].text])

@@ -59,7 +59,7 @@ def read_attention(text: str) -> AttentionDecisions:
     (found,) = json.loads(text)
     kernel = found.pop("kernel", None)
     if kernel != KERNEL:
-        raise FractuneError(f"there is no kernel '{kernel}' for attention, only '{KERNEL}'; tune the model again")
+        raise FractuneError(f"attention has the kernel '{KERNEL}', not '{kernel}'; tune the model again")
     return AttentionDecisions(**found)
 
 

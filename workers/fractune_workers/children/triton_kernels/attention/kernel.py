@@ -58,7 +58,7 @@ def attention(
     for first in range(0, N, COLUMNS):
         key = first + tl.arange(0, COLUMNS)
         keys = LOAD_K(k, batch, depth[:, None], (key % N)[None, :])
-        values = LOAD_V(v, batch, key[:, None], number[None, :])  # zeros beyond the end: 0 times infinity is no number
+        values = LOAD_V(v, batch, key[:, None], number[None, :])  # zeros beyond the end: 0 times infinity is NaN
         scores = tl.dot(queries, keys, input_precision=PRECISION)
         scores = SCORE(scores, batch, row[:, None], key[None, :], *pointers)
         if N % COLUMNS:

@@ -30,7 +30,7 @@ def sums(mod: tvm.IRModule, *, tf32: bool = False) -> list[Any]:
     """The coarsest type in half precision that a block of the operator writes, and the most terms of a sum, as
     `["float16", 4608]`. Where `tf32` is allowed, the type of sums of products in float32 is `tf32`.
 
-    Empty where no block writes one, or the output is no floating-point number.
+    Empty where no block writes such a type, and where the output has whole numbers.
     """
     if "float" not in str(mod["main"].params[-1].dtype):
         return []
