@@ -115,8 +115,6 @@ class JobSpec(JsonObject):
     name none"""
     fresh: bool = False
     """reads nothing that another job measured, and shares no search with one; what it measures others may read"""
-    webhook: str = ""
-    """address that the server calls when the job has ended; it is not kept with the job"""
 
     @classmethod
     def requested(cls, model_name: str, shares: str | Sequence[str], **options: Any) -> Self:
@@ -202,7 +200,6 @@ class JobOptions(TypedDict, total=False):
     exact: bool
     namespace: str
     fresh: bool
-    webhook: str
 
 
 def job_options(given: Mapping[str, Any]) -> JobOptions:

@@ -9,7 +9,6 @@ import signal
 import threading
 from collections.abc import Iterator
 from concurrent import futures
-from dataclasses import replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
@@ -24,8 +23,7 @@ from redis.retry import Retry
 
 from fractune_core import tracing
 from fractune_core.access.connections import SERVER_KEEPALIVE
-from fractune_core.access.webhooks import WebhookRules
-from fractune_core.errors import BadRequest, RedisGone
+from fractune_core.errors import RedisGone
 from fractune_core.fleet.options import ServerOptions
 from fractune_core.fleet.redis_connection import check_clock, no_redis, redis_time_s
 from fractune_core.fleet.redis_names import GREETING_KEY, PROTOCOL, PROTOCOL_KEY
@@ -56,7 +54,6 @@ from fractune_server.store.store import Store, sqlite_url
 from fractune_server.transport.context import ServerContext
 from fractune_server.transport.outgoing import mark_cancelled
 from fractune_server.transport.work_queues import WorkQueues
-from fractune_server.webhooks import WebhookSender, read_secret
 
 THREADS = 32
 """threads for short calls, beside those of the watchers"""
@@ -78,8 +75,6 @@ def run_server(options: ServerOptions) -> None:
     """
     credentials = server_credentials(options.listen, options.tls, insecure=options.insecure)
     metrics_tls(options.metrics, options.tls, insecure=options.insecure)  # refuse the options before anything starts
-    webhook_rules = WebhookRules.parse(options.webhook_hosts)
-    webhook_secret = _webhook_secret(options)
     # Not a threading.Event: setting one in a signal handler can deadlock if the handler interrupts the event's wait.
     ends: SimpleQueue[str] = SimpleQueue()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -92,10 +87,9 @@ def run_server(options: ServerOptions) -> None:
             lock = held.enter_context(ServerLock(options.database_url))
             if not lock.take() and not _wait_for(lock, ends):
                 return
-        context = replace(_open(options, lock), webhook_rules=webhook_rules)
+        context = _open(options, lock)
         try:
-            with _webhooks(context, webhook_secret):
-                _serve(options, context, credentials, ends)
+            _serve(options, context, credentials, ends)
         except redis.RedisError as error:
             raise RedisGone(f"Redis rejects commands ({error}); fix it, then start the server again") from error
         finally:
@@ -187,29 +181,6 @@ def _authenticator(options: ServerOptions, context: ServerContext) -> Authentica
     if options.tls is None:
         return None
     return Authenticator(context.store.tokens, token_needed=options.tls.client_ca is None)
-
-
-def _webhook_secret(options: ServerOptions) -> bytes:
-    """Empty if there are no webhooks. Raises BadRequest for hosts without a secret, and for an unusable secret."""
-    if not options.webhook_hosts:
-        return b""
-    if options.webhook_secret_file is None:
-        raise BadRequest("--webhook-hosts needs --webhook-secret-file, which signs the calls")
-    return read_secret(options.webhook_secret_file)
-
-
-@contextlib.contextmanager
-def _webhooks(context: ServerContext, secret: bytes) -> Iterator[None]:
-    """Call webhooks until the block ends; without a secret there are none."""
-    if not secret:
-        yield
-        return
-    sender = WebhookSender(context, secret)
-    sender.start()
-    try:
-        yield
-    finally:
-        sender.stop()
 
 
 @contextlib.contextmanager

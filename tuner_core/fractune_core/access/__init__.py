@@ -1,1 +1,1 @@
-"""Callers of a server, and how they connect: addresses, certificates, tokens, webhooks."""
+"""Callers of a server, and how they connect: addresses, certificates, tokens."""

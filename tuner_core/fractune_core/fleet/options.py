@@ -41,10 +41,6 @@ class ServerOptions:
     metrics: str | None = None
     """HOST:PORT for metrics and health over HTTP; None = no such port. If other machines can reach it, it needs `tls`,
     serves HTTPS, and metrics need a token with the scope `read`."""
-    webhook_hosts: str = ""
-    """HOST[:PORT],...: hosts that webhooks of jobs may name; empty = none"""
-    webhook_secret_file: Path | None = None
-    """secret that signs webhook calls; without it there are none"""
     ready_file: Path | None = None
     """the server writes its bound address here when it serves"""
 

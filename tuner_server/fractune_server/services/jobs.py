@@ -7,7 +7,6 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 
 import grpc
 
@@ -52,20 +51,18 @@ class JobService(rpc.JobServiceServicer):
         spec.check()
         asker = caller()
         _check_priority(spec, asker)
-        if spec.webhook:
-            self._context.webhook_rules.check(spec.webhook)
         offers = live_workers(self._context.redis, self._context.secret).offer(with_kernel_shares(spec.shares))
         first = next(iter(offers.values()))
         job = StoredJob(
             id=uuid.uuid4().hex[:12],
-            spec=replace(spec, webhook=""),  # the URL may hold a secret, and everybody who reads jobs would see it
+            spec=spec,
             created_at=time.time(),
             device=first.device,
             granted={share: offer.granted for share, offer in offers.items()},
             asked_target=spec.target or first.target,
             token=asker.token_id,
         )
-        self._context.store.jobs.create(job, asker.quotas, spec.webhook)
+        self._context.store.jobs.create(job, asker.quotas)
         return job_to_proto(job)
 
     def GetJob(self, request: pb.GetJobRequest, context: grpc.ServicerContext) -> pb.Job:

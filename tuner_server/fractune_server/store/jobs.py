@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -16,7 +15,7 @@ from fractune_core.errors import NotFound
 from fractune_core.jobs import JobState
 from fractune_core.shares import Device, GrantedShare
 from fractune_server.store.database.database import NAMES, Repository, as_dict, rows_for
-from fractune_server.store.database.tables import ENDED, job_operators, jobs, rounds, webhooks
+from fractune_server.store.database.tables import ENDED, job_operators, jobs, rounds
 from fractune_server.store.quotas import check_job
 from fractune_server.store.stored_job import Round, StoredJob, StoredOperator
 
@@ -31,16 +30,12 @@ _REVISIONS = select(jobs.c.id, jobs.c.revision).where(jobs.c.id.in_(NAMES))
 
 
 class JobStore(Repository):
-    def create(self, job: StoredJob, quotas: Quotas | None = None, webhook: str = "") -> None:
-        """`webhook`: URL to call at the end of the job. Raises QuotaExceeded if the quotas of its token are used up."""
+    def create(self, job: StoredJob, quotas: Quotas | None = None) -> None:
+        """Raises QuotaExceeded if the quotas of its token are used up."""
         with self._database.write() as connection:
             if quotas is not None:
                 check_job(connection, job.token, quotas, job.spec)
             connection.execute(insert(jobs).values(_to_row(job)))
-            if webhook:
-                connection.execute(
-                    insert(webhooks).values(id=uuid.uuid4().hex, job=job.id, url=webhook, attempts=0, next_at=0.0)
-                )
 
     def get(self, job: str) -> StoredJob:
         """Raises NotFound."""

@@ -15,12 +15,11 @@ from fractune_server.store.records.roofs import RoofStore
 from fractune_server.store.records.runtime_times import RuntimeTimeStore
 from fractune_server.store.records.spaces import SpaceStore
 from fractune_server.store.tokens import TokenStore
-from fractune_server.store.webhooks import WebhookStore
 
 
 class Store(Database):
-    """The database with the log, jobs, models, roofs, exhausted spaces, pairs, runtimes' times, tokens, the ledger and
-    webhooks.
+    """The database with the log, jobs, models, roofs, exhausted spaces, pairs, runtimes' times, tokens and the
+    ledger.
 
     Raises StateUnusable if the database cannot be used.
     """
@@ -37,7 +36,6 @@ class Store(Database):
         self.runtime_times = RuntimeTimeStore(self)
         self.tokens = TokenStore(self)
         self.ledger = Ledger(self)
-        self.webhooks = WebhookStore(self)
 
 
 def sqlite_url(folder: Path) -> str:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 from redis import Redis
 
-from fractune_core.access.webhooks import WebhookRules
 from fractune_core.errors import FractuneError, JobFailed, StateUnusable, error_from_name
 from fractune_core.fleet.messages import WorkFailed
 from fractune_core.fleet.options import MODEL_LIMIT_BYTES
@@ -86,7 +85,6 @@ class ServerContext:
     secret: bytes
     """secret of the fleet; it signs bundles that travel through Redis"""
     upload_limit_bytes: int = MODEL_LIMIT_BYTES
-    webhook_rules: WebhookRules = field(default_factory=WebhookRules)
     notifier: JobNotifier = field(default_factory=JobNotifier)
     model_ingests: ModelIngests = field(default_factory=ModelIngests)
     instruments: Instruments = field(default_factory=Instruments)

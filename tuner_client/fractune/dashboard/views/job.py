@@ -34,7 +34,7 @@ _MOST_POINTS = 400
 """in a table of a chart's numbers"""
 _NOT_KNOWN = (
     "the folder of the model, and options that a server does not keep, such as --run-script, --lengths, --pad, "
-    "--webhook, --compete and --until-beats"
+    "--compete and --until-beats"
 )
 
 

@@ -103,8 +103,6 @@ def _check_job(model: Path, spec: JobSpec) -> None:
         )
     if spec.fresh:
         raise BadRequest("--fresh: --until-beats tunes in steps, and each reads the measurements of those before it")
-    if spec.webhook:
-        raise BadRequest("--webhook: --until-beats tunes in steps, and each is a job; leave one of them out")
     for share in map(Share.parse, spec.shares):
         if share.device_kind != "cpu":
             raise BadRequest(f"share '{share}': --until-beats compares on the CPU; name shares such as cpu:1")

@@ -60,7 +60,6 @@ def tune(
     padding_error: float = 0.0,
     run_script: bool = False,
     priority: str = "normal",
-    webhook: str = "",
     out: PathText = ".",
     server: str | None = None,
     state: PathText | None = None,
@@ -98,7 +97,7 @@ def tune(
 
     Concurrent jobs of one `namespace` (default: the server's) search an operator once, and read its records in the log.
     With `fresh` a job shares neither. `priority` is "low", "normal" or "high": each level gets four times the
-    measurements of the level below. A server that allows it calls the address `webhook` when the job has ended.
+    measurements of the level below.
 
     The bundle is the file `out` if that ends in `.fractune`, else `<model>.fractune` in the folder `out`. `progress`
     shows a bar, nothing (False), or calls a function with each JobStatus. An unreachable server is awaited for

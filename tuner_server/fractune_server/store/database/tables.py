@@ -213,16 +213,6 @@ pieces = Table(
     Index("ix_pieces_job", "job", "task", "share"),
 )
 
-webhooks = Table(
-    "webhooks",
-    metadata,
-    Column("id", _ID, primary_key=True),
-    Column("job", _ID, nullable=False),
-    Column("url", Text, nullable=False),
-    Column("attempts", Integer, nullable=False),
-    Column("next_at", Float, nullable=False),
-)
-
 pairs = Table(
     "pairs",
     metadata,

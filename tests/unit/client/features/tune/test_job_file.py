@@ -182,17 +182,6 @@ def test_a_written_file_names_the_link_and_not_its_target(tmp_path: Path) -> Non
     assert read_job(job_file(tmp_path, written(link, {}, tmp_path / "blobs")))[0] == [[str(link)]]
 
 
-def test_a_written_file_has_no_webhook(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    model, path = tmp_path / "m.onnx", tmp_path / "job.toml"
-    model.write_bytes(b"model")
-    given = ["--shares", "cpu:1", "--webhook", "https://example.com/a-secret", "--write-job", str(path)]
-    assert main(["tune", str(model), *given]) == 0
-    assert "secret" not in path.read_text(encoding="utf-8")
-    printed = capsys.readouterr().out
-    assert f"'fractune tune --job {path} --webhook URL' runs it" in printed
-    assert "--webhook is not in the file" in printed
-
-
 def test_a_written_file_has_no_options_of_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model, path = tmp_path / "m.onnx", tmp_path / "job.toml"
     model.write_bytes(b"model")

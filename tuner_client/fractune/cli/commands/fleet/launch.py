@@ -62,14 +62,6 @@ def server(
         str, typer.Option("--upload-limit", metavar="SIZE", help="Largest size of a model file, such as 500MiB.")
     ] = "2GiB",
     resume: Annotated[bool, typer.Option(help="Continue jobs that were open when the last server ended.")] = True,
-    webhook_hosts: Annotated[
-        str,
-        typer.Option("--webhook-hosts", metavar="HOST,...", help="Hosts that the server may call when jobs end."),
-    ] = "",
-    webhook_secret_file: Annotated[
-        Path | None,
-        typer.Option("--webhook-secret-file", help="With --webhook-hosts: the secret that signs the calls."),
-    ] = None,
     ready_file: Annotated[
         Path | None, typer.Option("--ready-file", help="Write the bound address here once serving.")
     ] = None,
@@ -85,8 +77,6 @@ def server(
             local_socket=local_socket,
             upload_limit_bytes=parse_bytes("--upload-limit", upload_limit),
             resume=resume,
-            webhook_hosts=webhook_hosts,
-            webhook_secret_file=webhook_secret_file,
             ready_file=ready_file,
             **serving.parsed(),
         )

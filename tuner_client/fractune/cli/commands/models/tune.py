@@ -99,9 +99,6 @@ class Search:
     priority: Annotated[
         Priority, typer.Option("--priority", help="Share of the fleet; each level gets four times the level below.")
     ] = Priority.NORMAL
-    webhook: Annotated[
-        str, typer.Option("--webhook", metavar="URL", help="Address that the server calls when the job has ended.")
-    ] = ""
 
 
 @dataclass(frozen=True)
@@ -218,18 +215,13 @@ def _draw(result: TuneResult, picture: Path, *, as_json: bool) -> None:
 
 
 def _write_job(path: Path, model: Path, context: Any) -> None:
-    """Write the options of the command line to a file. An address of a webhook may be a secret, and stays out of it; so
-    do the options of one run.
-    """
+    """Write the options of the command line to a file, without the options of one run."""
     check_model_file(model)
     given = _given(context)
-    webhook = given.pop("webhook", None) is not None
     of_one_run = [f"--{name}" for name in _OF_ONE_RUN if given.pop(name, False)]
     write_new("--write-job", path, written(model, given, path.parent))
-    again = " ".join([f"fractune tune --job {path}", *(["--webhook URL"] if webhook else []), *of_one_run])
+    again = " ".join([f"fractune tune --job {path}", *of_one_run])
     print(f"wrote {path}; '{again}' runs it")
-    if webhook:
-        print("note: --webhook is not in the file, because the address may be a secret; pass it on the command line")
     if of_one_run:
         print(f"note: options of one run are not in the file; pass them on the command line: {' '.join(of_one_run)}")
 

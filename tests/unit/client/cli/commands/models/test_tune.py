@@ -104,13 +104,11 @@ def test_all_options_reach_the_server(server: ScriptedServer, model: Path) -> No
         "llvm",
     ]
     options += ["--only", "conv", "--input", "x=1,3,8,8", "--input", "a=b=2", "--priority", "high", "--quiet"]
-    options += ["--webhook", "https://ci.example.com/x"]
     options += ["--namespace", "acme", "--fresh"]
     assert tune(server, model, *options) == 0
     (spec,) = server.specs
     assert (spec.trials, spec.minutes, spec.round_size, spec.seed) == (9, 1.5, 4, 7)
     assert (spec.target, spec.only, spec.priority) == ("llvm", "conv", 1)
-    assert spec.webhook == "https://ci.example.com/x"
     assert (spec.namespace, spec.fresh) == ("acme", True)
     assert {name: list(shape.dims) for name, shape in spec.inputs.items()} == {"x": [1, 3, 8, 8], "a=b": [2]}
 
@@ -174,7 +172,6 @@ def test_a_missing_model_is_told(server: ScriptedServer, tmp_path: Path, capsys:
         ([*BEATS, "--rerank", "1"], 2, "leave --extra-trials and --rerank out"),
         ([*BEATS, "--trials", "-1"], 2, "trials is -1"),
         ([*BEATS, "--fresh"], 2, "--fresh: --until-beats tunes in steps"),
-        ([*BEATS, "--webhook", "https://ci.example.com/x"], 2, "--webhook: --until-beats tunes in steps"),
         ([*BEATS, "--server", "127.0.0.1:1"], 2, "leave the server out"),
         ([*BEATS, "--shares", "mps:25"], 2, "share 'mps:25': --until-beats compares on the CPU"),
         ([*BEATS, "--shares", "cpu:9999"], 4, "share 'cpu:9999' is larger than this machine"),

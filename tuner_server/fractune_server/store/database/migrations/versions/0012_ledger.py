@@ -1,4 +1,4 @@
-"""The ledger of pieces of work, empty for earlier work, and the webhooks of jobs."""
+"""The ledger of pieces of work, empty for earlier work."""
 
 from __future__ import annotations
 
@@ -23,11 +23,3 @@ def upgrade() -> None:
         sa.Column("ended_at", sa.Float, nullable=False),
     )
     op.create_index("ix_pieces_job", "pieces", ["job", "do", "share"])
-    op.create_table(
-        "webhooks",
-        sa.Column("id", sa.String(64), primary_key=True),
-        sa.Column("job", sa.String(64), nullable=False),
-        sa.Column("url", sa.Text, nullable=False),
-        sa.Column("attempts", sa.Integer, nullable=False),
-        sa.Column("next_at", sa.Float, nullable=False),
-    )
