@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import signal
+import threading
 from types import FrameType
-from typing import NoReturn
+
+_AGAIN_AFTER_S = 0.001
 
 
 class Stopped(BaseException):
@@ -24,10 +26,13 @@ class Stopped(BaseException):
 
 
 def take_signals() -> None:
-    """Have SIGTERM and SIGHUP raise Stopped in the main thread; under `nohup` SIGHUP stays ignored."""
+    """Have SIGTERM and SIGHUP raise Stopped in the main thread, and SIGINT KeyboardInterrupt, but never while it starts
+    a thread. Signals that the parent ignores (SIGHUP under `nohup`, SIGINT in the background) stay ignored.
+    """
     signal.signal(signal.SIGTERM, _stop)
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-        signal.signal(signal.SIGHUP, _stop)
+    for number in (signal.SIGHUP, signal.SIGINT):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _stop)
 
 
 def terminal_gone() -> Stopped:
@@ -36,5 +41,25 @@ def terminal_gone() -> Stopped:
     return Stopped(signal.SIGHUP)
 
 
-def _stop(signal_number: int, _: FrameType | None) -> NoReturn:
-    raise terminal_gone() if signal_number == signal.SIGHUP else Stopped(signal_number)
+def _stop(signal_number: int, frame: FrameType | None) -> None:
+    if _starts_thread(frame):  # whoever owns the new thread would never learn of it, and end what the thread works with
+        _again_soon(signal_number)
+    elif signal_number == signal.SIGINT:
+        raise KeyboardInterrupt
+    elif signal_number == signal.SIGHUP:
+        raise terminal_gone()
+    else:
+        raise Stopped(signal_number)
+
+
+def _starts_thread(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code is threading.Thread.start.__code__:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _again_soon(signal_number: int) -> None:
+    signal.signal(signal.SIGALRM, lambda _, frame: _stop(signal_number, frame))
+    signal.setitimer(signal.ITIMER_REAL, _AGAIN_AFTER_S)

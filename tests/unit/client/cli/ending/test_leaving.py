@@ -8,6 +8,8 @@ import json
 import os
 import pty
 import signal
+import threading
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,6 +34,16 @@ class BrokenView(View):
 
     def show(self, job: JobStatus) -> None:
         raise OSError(self._number, f"cannot show {job.name}")
+
+
+@pytest.fixture(autouse=True)
+def own_signals() -> Iterator[None]:
+    """Each test leaves the signals as it found them."""
+    numbers = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGALRM)
+    before = {number: signal.getsignal(number) for number in numbers}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture
@@ -79,6 +91,33 @@ def test_under_nohup_a_closed_terminal_stops_nothing() -> None:
     with pytest.raises(Stopped):
         signal.raise_signal(signal.SIGHUP)
     signal.raise_signal(signal.SIGHUP)  # the shell's, after the kernel's: the end goes on undisturbed
+
+
+@pytest.mark.parametrize(
+    ("number", "stop"),
+    [(signal.SIGTERM, Stopped), (signal.SIGHUP, Stopped), (signal.SIGINT, KeyboardInterrupt)],
+    ids=["SIGTERM", "SIGHUP", "SIGINT"],
+)
+def test_a_signal_waits_until_the_thread_that_is_being_started_runs(
+    number: signal.Signals, stop: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin = threading._start_new_thread  # type: ignore[attr-defined]
+
+    def begin_under_a_signal(*args: object) -> object:
+        signal.raise_signal(number)
+        return begin(*args)
+
+    monkeypatch.setattr(threading, "_start_new_thread", begin_under_a_signal)
+    take_signals()
+    began = threading.Event()
+
+    def start_and_wait() -> None:
+        threading.Thread(target=began.set).start()
+        threading.Event().wait(60)  # the signal ends it
+
+    with pytest.raises(stop):
+        start_and_wait()
+    assert began.wait(10)
 
 
 def test_the_command_is_told_how_the_job_ended(
