@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fractune_core.errors import StateUnusable
-from fractune_core.files.replacing import check_folder, replacing_file
+from fractune_core.files.replacing import replacing_file
 
 
 def replace_by(path: Path, content: bytes) -> None:
@@ -26,8 +26,8 @@ def test_two_threads_replace_a_file_at_the_same_time(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_folder_that_takes_no_file_is_told_before(tmp_path: Path) -> None:
-    check_folder(tmp_path / "file")
-    assert not list(tmp_path.iterdir())
-    with pytest.raises(StateUnusable, match=r"missing/file: cannot be written .* check the folder"):
-        check_folder(tmp_path / "missing" / "file")
+def test_a_missing_folder_is_made_and_an_impossible_one_is_named(tmp_path: Path) -> None:
+    replace_by(tmp_path / "new" / "folder" / "file", b"content")
+    assert (tmp_path / "new" / "folder" / "file").read_bytes() == b"content"
+    with pytest.raises(StateUnusable, match=r"file/below: cannot be written \(Not a directory\); check the folder"):
+        replace_by(tmp_path / "new" / "folder" / "file" / "below", b"")

@@ -14,11 +14,12 @@ from fractune.features.compete.results import CompeteResult, held_contests
 from fractune.local.stack import own_env
 from fractune.local.timing_process import timing_process
 from fractune.sessions.progress import LineProgress, line_reporter
+from fractune.text.output_files import check_writable
 from fractune_core.errors import BadRequest
 from fractune_core.files.buckets import Buckets
 from fractune_core.files.bundles import JOINED_FORMAT, Bundle
 from fractune_core.files.compared import MODEL, OURS, RUNTIMES, all_compared
-from fractune_core.files.replacing import check_folder, replacing_file
+from fractune_core.files.replacing import replacing_file
 from fractune_core.shares import Share, share_names
 
 _CHILD = "fractune.features.compete.child"
@@ -56,7 +57,7 @@ def compete(
     report = line_reporter(progress)
     with contextlib.closing(Bundle(path)) as opened:
         _check_model(opened, onnx)
-        check_folder(path)
+        check_writable("BUNDLE", path)
         at = _shares(opened, shares)
         members = _compared_apart(opened)
         contest = {"onnx": str(onnx), "runtimes": named, "repeats": repeats, "exact": not inexact}

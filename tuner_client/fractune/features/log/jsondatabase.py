@@ -55,6 +55,7 @@ def write_jsondatabase(parts: Iterable[pb.ExportRecordsResponse], path: Path) ->
     _check_one_place(found)
     newest = {record.candidate_id: record for record in found}  # they come oldest first
     try:
+        path.absolute().parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.absolute().parent, prefix=f".{path.name}.") as draft:
             _commit(workloads, list(newest.values()), Path(draft))
             shutil.rmtree(path, ignore_errors=True)

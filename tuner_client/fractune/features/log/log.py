@@ -15,7 +15,7 @@ from fractune.features.log import jsondatabase
 from fractune.features.log.files import read_jsonl, write_csv, write_jsonl
 from fractune.features.log.table import records_table
 from fractune.server.rpc import RpcClient, job_name
-from fractune.text.output_files import check_free
+from fractune.text.output_files import check_free, check_writable
 from fractune.text.rendering import Table
 from fractune_core.analysis.roofline import Arithmetic, Roof
 from fractune_core.codec.messages import from_proto
@@ -238,3 +238,6 @@ def check_export(path: Path, file_format: RecordFormat, *, force: bool) -> None:
     check_free(path, force=force)
     if file_format == "jsondatabase":
         jsondatabase.check_tvm()
+        check_writable("PATH", path / jsondatabase.RECORDS)
+    else:
+        check_writable("PATH", path)

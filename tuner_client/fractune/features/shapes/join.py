@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from fractune.text.output_files import check_writable
 from fractune_core.errors import BadBundle, BadRequest, FractuneError, ShareUnavailable
 from fractune_core.files.buckets import Buckets, Padding, elements, input_shapes, open_axes
 from fractune_core.files.bundles import SUFFIX, Bundle
@@ -56,6 +57,8 @@ def join(
     if not bundles:
         raise BadRequest("no bundle to join; name at least two, or one that is joined")
     check_padding_error(padding_error)
+    if out is not None:
+        check_writable("--out", Path(out))
     onnx = None if model is None else Path(model)
     if onnx is not None and not onnx.is_file():
         raise BadRequest(f"--model {onnx}: no such file; name the ONNX file that the bundles were made from")

@@ -26,12 +26,14 @@ from fractune.inference.loading import load
 from fractune.inference.model import Model
 from fractune.inference.tvm_runtime.array_files import array_names, read_inputs, write_arrays
 from fractune.inference.tvm_runtime.tensors import differences
+from fractune.text.output_files import check_writable
 from fractune.text.text import common_unit, factor_text, time_text
 from fractune_core.analysis.cpu_limits.limits import threads_text
 from fractune_core.analysis.match import DEFAULT_POLICY, Policy
 from fractune_core.analysis.slowdown_ci import slowdown
-from fractune_core.errors import BadRequest, StateUnusable
+from fractune_core.errors import BadRequest
 from fractune_core.files.compared import RUNTIMES
+from fractune_core.files.replacing import replacing_file
 from fractune_core.names import UNTUNED_VARIANT
 from fractune_core.served import ServiceGoal
 from fractune_core.shares import Share, units_text
@@ -87,6 +89,8 @@ def run(
     """Run a bundle at this process's share and time it, tuned and untuned."""
     if (compare is None) != (model_file is None):
         raise BadRequest("--compare and --model go together: --compare onnxruntime --model FILE.onnx")
+    if save_outputs is not None:
+        check_writable("--save-outputs", save_outputs)
     key = options.read_key("--public-key", public_key) if public_key else None
     if share:
         _confine(Share.parse(share))
@@ -357,8 +361,5 @@ def _faster(timing: str, ours: Sequence[float], theirs: Sequence[float]) -> str:
 
 
 def _save(path: Path, outputs: dict[str, Array]) -> None:
-    try:
-        with path.open("wb") as file:
-            write_arrays(file, outputs)
-    except OSError as error:
-        raise StateUnusable(f"--save-outputs {path}: {error.strerror}") from error
+    with replacing_file(path) as file:
+        write_arrays(file, outputs)
