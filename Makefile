@@ -41,14 +41,19 @@ SIDE_BY_SIDE := -n $(shell expr $$(nproc) + 1) --maxprocesses 8 --dist loadfile 
 MEASURING := -n 2 --dist loadfile --no-loadscope-reorder
 MEASURE := tests/integration tests/processes
 
+# Both halves run, so that a failure of the first does not hide those of the second.
 test: setup
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not alone and not long" $(PYTEST_ARGS)
-	$(BIN)/python -m pytest $(MEASURING) -m "alone and not long" $(MEASURE) $(PYTEST_ARGS)
+	@bad=0; \
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not alone and not long" $(PYTEST_ARGS) || bad=1; \
+	$(BIN)/python -m pytest $(MEASURING) -m "alone and not long" $(MEASURE) $(PYTEST_ARGS) || bad=1; \
+	exit $$bad
 
 # Rare things that take long by nature; what they promise has a quick test too, where it can have one.
 test-long: setup
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "long and not alone" $(PYTEST_ARGS)
-	$(BIN)/python -m pytest $(MEASURING) -m "long and alone" $(MEASURE) $(PYTEST_ARGS)
+	@bad=0; \
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "long and not alone" $(PYTEST_ARGS) || bad=1; \
+	$(BIN)/python -m pytest $(MEASURING) -m "long and alone" $(MEASURE) $(PYTEST_ARGS) || bad=1; \
+	exit $$bad
 
 unit: setup
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) tests/unit $(PYTEST_ARGS)
