@@ -10,6 +10,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
+import onnx
 import pytest
 
 from tests.support.paths import REPOSITORY
@@ -74,6 +76,21 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def write_open_model(path: Path) -> None:
+    """A convolution and a mean over an image of any size, as exporters write it."""
+    weight = onnx.numpy_helper.from_array(np.full((4, 3, 3, 3), 0.1, "float32"), "w")
+    nodes = [
+        onnx.helper.make_node("Conv", ["x", "w"], ["c"], strides=[8, 8]),
+        onnx.helper.make_node("GlobalAveragePool", ["c"], ["y"]),
+    ]
+    x, y = (
+        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape)
+        for name, shape in {"x": ["batch", 3, "height", "width"], "y": ["batch", 4, 1, 1]}.items()
+    )
+    graph = onnx.helper.make_graph(nodes, "open", [x], [y], [weight])
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8), path)
+
+
 def environment(folder: Path) -> Mapping[str, str]:
     return {**os.environ, "PYTHONPATH": str(REPOSITORY), "XDG_DATA_HOME": str(folder / "data")}
 
@@ -103,7 +120,8 @@ def first_python_block() -> str:
 
 @pytest.mark.long
 def test_the_documented_lines_run_as_they_stand(folder: Path) -> None:
-    """In a folder with a small `model.onnx`, and with fewer trials; docs/python.md says so."""
+    """In a folder with a small `model.onnx` of open sizes, and with fewer trials; docs/python.md says so."""
+    write_open_model(folder / "model.onnx")
     block = first_python_block()
     lines, replaced = re.subn(r"\btrials=\d+", "trials=4", block)
     assert replaced == 1
