@@ -15,6 +15,7 @@ from fractune_core.errors import BadRequest, shortened
 from fractune_core.model_inputs import Inputs, as_shapes
 from fractune_core.names import ROBUST_VARIANT, Collection
 from fractune_core.shares import Share, share_names
+from fractune_core.target_attributes import check_target
 
 _SHOWN = 100
 """characters of a wrong namespace in a message"""
@@ -142,8 +143,9 @@ class JobSpec(JsonObject):
         return is_among(self.only, operator)
 
     def check(self) -> None:
-        """Raises BadRequest for a budget, a round, a namespace or a share that cannot be meant."""
+        """Raises BadRequest for a target, a budget, a round, a namespace or a share that cannot be meant."""
         self._check_sharing()
+        check_target(self.target)
         if self.trials < 0:
             raise BadRequest(f"trials is {self.trials}; it must be at least 1, or 0 for first candidates alone")
         if self.round_size <= 0:

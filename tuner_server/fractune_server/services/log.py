@@ -19,6 +19,7 @@ from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.pb import fractune_pb2_grpc as rpc
 from fractune_core.records import Kind, TuningRecord
 from fractune_core.shares import parse_shares
+from fractune_core.target_attributes import check_target
 from fractune_server.selection.model_match import Matcher, MatchQuery, OperatorAnswer, OperatorRow
 from fractune_server.services.arriving import arriving
 from fractune_server.services.job_view import arithmetic_to_proto
@@ -171,6 +172,7 @@ def _unreadable(found: SetAsideResult) -> pb.UnreadableResult:
 
 
 def _query(request: pb.MatchModelRequest | pb.TabulateModelRequest, context: grpc.ServicerContext) -> MatchQuery:
+    check_target(request.target)
     return MatchQuery(
         Collection.MODELS.parse(request.model),
         to_lists(request.inputs),

@@ -35,6 +35,7 @@ from fractune_core.fleet.signing import Unsigned
 from fractune_core.records import TuningRecord
 from fractune_core.shares import GrantedShare
 from fractune_core.spending import WorkCost
+from fractune_core.target_attributes import read_attributes
 from fractune_server.store.records.log import TuningLog
 from fractune_server.store.records.record_check import check_measured
 from fractune_server.transport.unreadable import set_aside
@@ -321,6 +322,7 @@ def _read(event: Event) -> Arrival:
         Roof.from_json(event["roof"])
         _check_amounts(event["roof"].values())
     if event["event"] == "ingested":
+        read_attributes(event["target"])
         _check_amounts(item.get("flops", 0.0) for item in event["operators"])
     if event["event"] == "model_timed":
         GrantedShare.from_json(event["granted"])

@@ -22,6 +22,7 @@ from fractune_core.implementations import TRITON, parted_workloads, trace_of
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.records import UNTUNED, Kind, Status, TimingPolicy, TuningRecord, candidate_id
 from fractune_core.shares import Device, GrantedShare
+from fractune_core.target_attributes import read_attributes
 from fractune_core.targets import target_key
 from fractune_core.tir.lookups import by_position
 from fractune_core.tir.positions import named_by_position, names_of
@@ -89,7 +90,7 @@ def _commit(workloads: dict[str, str], records: Sequence[TuningRecord], folder: 
         module = named_by_position(original)
         workload = database.commit_workload(module)
         args_info = [info.as_json() for info in ArgInfo.from_entry_func(module, remove_preproc=True)]
-        target = json.loads(str(tvm.target.Target(json.loads(record.target))))
+        target = json.loads(str(tvm.target.Target(read_attributes(record.target))))
         trace = by_position(json.loads(trace_of(record.trace)), names_of(original["main"]))
         whole = [trace, list(record.run_secs), target, _plain(args_info)]
         database.commit_tuning_record(ms.database.TuningRecord.from_json(whole, workload))

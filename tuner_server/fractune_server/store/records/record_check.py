@@ -15,6 +15,7 @@ from fractune_core.implementations import trace_of
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.records import COLD, UNTUNED, WARM, Status, TuningRecord, candidate_id
 from fractune_core.shares import GrantedShare, Share
+from fractune_core.target_attributes import read_attributes
 
 _LONGEST = 64
 """characters of what a record is found by"""
@@ -57,8 +58,8 @@ def _text_faults(record: TuningRecord) -> Iterator[str]:
         yield f"workload_hash '{record.workload_hash}' is not a workload hash"
     if record.candidate_id != candidate_id(record.workload_hash, record.target_key, record.trace):
         yield "candidate_id does not belong to this workload, target and trace"
-    if not _is_json(record.target):
-        yield "target is not JSON"
+    if fault := _target_fault(record.target):
+        yield fault
     if record.trace != UNTUNED and not _is_json(trace_of(record.trace)):
         yield "trace is not JSON"
 
@@ -104,6 +105,14 @@ def _number_faults(record: TuningRecord) -> Iterator[str]:
         yield "the numbers of disturbance must be 0 or more, and finite"
     if not 0 < record.measured_at < END_OF_TIME_S:
         yield "measure_time is missing, or none" if record.measured_at else "measure_time is missing"
+
+
+def _target_fault(text: str) -> str:
+    try:
+        read_attributes(text)
+    except BadRequest as error:
+        return str(error)
+    return ""
 
 
 def _is_json(text: str) -> bool:

@@ -7,7 +7,6 @@ while a build is stopped for a measurement or shares its core. No build uses a G
 
 from __future__ import annotations
 
-import json
 import resource
 import signal
 import tempfile
@@ -36,6 +35,7 @@ from fractune_workers.children.tvm_api.cuda_target import compiler_for
 from fractune_workers.children.tvm_api.intrinsics import load_intrinsics, prepare_tensor_cores
 from fractune_workers.children.tvm_api.keep_out import stay_off_gpus
 from fractune_workers.children.tvm_api.numerics.half_precision import with_reference
+from fractune_workers.children.tvm_api.target import default_target, load_target
 from fractune_workers.children.tvm_api.traces import Workload, args_of, read_trace, read_workloads
 from fractune_workers.scratch_dir import use_for_temporary_files
 
@@ -57,7 +57,7 @@ class BuilderChild:
         (TVM's JSON text).
         """
         self._workloads[workload_hash] = read_workloads(workload)
-        allowed = tvm.target.Target(json.loads(target)).keys
+        allowed = load_target(target).keys
         return args_of(self._workloads[workload_hash][DIRECT], tf32=TF32 in allowed)
 
     def build(self, workload_hash: str, target: str, trace: str, limit_cpu_s: int = _LIMIT_CPU_S) -> dict[str, Any]:
@@ -72,12 +72,12 @@ class BuilderChild:
         if implementation not in workloads:
             raise FractuneError(f"workload {workload_hash} has no implementation '{implementation}'")
         make_recipe = _triton_recipe if implementation == TRITON else _recipe
-        recipe = make_recipe(workloads[implementation], tvm.target.Target(json.loads(target)), trace_of(trace))
+        recipe = make_recipe(workloads[implementation], load_target(target), trace_of(trace))
         return _in_forks(partial(_attempt, recipe, limit_cpu_s), limit_cpu_s)
 
     def compilers(self, target: str) -> str:
         """The versions of all that makes code for the target here. Raises BadRequest or FractuneError as `build`."""
-        parsed = tvm.target.Target(json.loads(target))
+        parsed = load_target(target)
         cuda = [compiler_for(parsed).name] if parsed.kind.name == "cuda" else []
         triton = [load_triton()] if cuda and is_installed() else []
         return ", ".join([f"TVM {tvm.__version__}", f"LLVM {llvm_version_major()}", *cuda, *triton])
@@ -188,8 +188,6 @@ def _too_long(limit_cpu_s: int) -> str:
 def _warm_up() -> None:
     """Build a small module, so that LLVM is set up before the first fork; load the intrinsics of this CPU."""
     from tvm import te
-
-    from fractune_workers.children.tvm_api.target import default_target
 
     empty = te.placeholder((8,), name="empty")
     fill = te.compute((8,), lambda i: empty[i] + 1.0, name="fill")

@@ -6,17 +6,15 @@ opened or proposed for longest ago is forgotten first.
 
 from __future__ import annotations
 
-import json
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-import tvm
-
 from fractune_core.records import candidate_id
 from fractune_workers.children.searching.competition import CompetingSearches
 from fractune_workers.children.tvm_api.keep_out import stay_off_gpus
+from fractune_workers.children.tvm_api.target import load_target
 from fractune_workers.children.tvm_api.traces import read_workloads
 
 _OPERATORS_KEPT = 256
@@ -49,8 +47,7 @@ class SearcherChild:
         """
         # Operators of one job must not all draw the same random numbers.
         own_seed = seed + int(workload_hash[:8], 16)
-        parsed = tvm.target.Target(json.loads(target))
-        search = CompetingSearches(read_workloads(workload), parsed, own_seed, self._threads)
+        search = CompetingSearches(read_workloads(workload), load_target(target), own_seed, self._threads)
         search.warm((trial["candidate"], trial["trace"], trial["secs"]) for trial in history)
         search.transfer(transferred)
         self._operators[workload_hash, target_key, of] = search

@@ -7,15 +7,14 @@ TVM's own check of GPU code throws without the shared memory and the threads of 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+import json
+from collections.abc import Collection
 from typing import Any
 
 from fractune_core.errors import BadRequest, FractuneError
-from fractune_core.targets import FAST_MATH, TF32, capability
+from fractune_core.target_attributes import GPU_KEYS, GPU_OPTIONS, Attributes, read_attributes
+from fractune_core.targets import TF32, capability
 from fractune_workers.cuda.compilers import INSTALL, CudaCompiler, find_compiler
-
-PREFIX = "cuda:"
-HINT = 'write cuda:sm_90, or JSON: {"kind": "cuda", "arch": "sm_90"}'
 
 _BLOCK = {
     "max_shared_memory_per_block": 48 * 1024,
@@ -24,7 +23,6 @@ _BLOCK = {
 }
 """The limits of a block on every NVIDIA GPU. A kernel may have 48 KiB of static shared memory at most, even where a
 device offers more to a launch that requests it (`shared_bytes_at_launch`)."""
-_KEYS, _OPTIONS = ("cuda", "gpu"), (FAST_MATH, TF32)
 _FIRST_WITH_TF32 = 80
 _FIRST_WITH_A, _FIRST_WITH_F = 90, 100
 _STATIC_MOST_BYTES = 48 * 1024
@@ -33,40 +31,24 @@ _OPT_IN_KIB = {75: 64, 80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 103:
 technical specifications); TVM's launcher requests it"""
 
 
-def config_of(text: str) -> dict[str, Any]:
-    """`cuda`, `cuda:sm_90` or `cuda:sm_90+fast-math+tf32` as TVM's JSON, with the options in an order of their own.
-
-    Raises BadRequest for an unknown option.
-    """
-    arch, *options = text.removeprefix("cuda").removeprefix(":").split("+")
-    unknown = [option for option in options if option not in _OPTIONS]
-    if unknown:
-        raise BadRequest(f"target '{text}': unknown option '{unknown[0]}'; there are +{' and +'.join(_OPTIONS)}")
-    config: dict[str, Any] = {"kind": "cuda", "arch": arch}
-    return {**config, "keys": [*_KEYS, *options]} if options else config
-
-
-def gpu_target(arch: str) -> dict[str, Any]:
+def gpu_target(arch: str) -> Attributes:
     """The target for which a GPU of the architecture `arch` (`sm_90`) measures: the same as `cuda:sm_90` in a job."""
-    text = f"{PREFIX}{arch}"
-    return completed(text, config_of(text))
+    text = json.dumps({"kind": "cuda", "arch": arch})
+    return completed(text, read_attributes(text))
 
 
-def completed(text: str, config: dict[str, Any], compiler: CudaCompiler | None = None) -> dict[str, Any]:
+def completed(text: str, attributes: Attributes, compiler: CudaCompiler | None = None) -> Attributes:
     """The target with all attributes that building needs. `compiler` is the one that will build it, None = another
     machine's.
 
-    Raises BadRequest without an architecture, for an architecture that the compiler does not know, and for keys that
-    are no options.
+    Raises BadRequest for an architecture that the compiler does not know, or that has no TensorFloat-32 where it is
+    requested.
     """
-    arch = config.get("arch")
-    if not arch:
-        raise BadRequest(f"target '{text}' names no architecture, and a build has no GPU to ask; {HINT}")
-    _check_arch(text, str(arch), compiler)
-    keys = config.get("keys")
-    if keys is None or isinstance(keys, str):  # TVM refuses a text
-        return {**_BLOCK, **config}
-    return {**_BLOCK, **config, "keys": _ordered(text, str(arch), keys)}
+    arch = str(attributes["arch"])
+    _check_arch(text, arch, compiler)
+    if "keys" not in attributes:
+        return {**_BLOCK, **attributes}
+    return {**_BLOCK, **attributes, "keys": _ordered(text, arch, attributes["keys"])}
 
 
 def shared_bytes_at_launch(arch: str, static_bytes: int) -> int:
@@ -94,21 +76,15 @@ def compiler_for(target: Any) -> CudaCompiler:
     return compiler
 
 
-def _ordered(text: str, arch: str, keys: Iterable[Any]) -> list[str]:
+def _ordered(text: str, arch: str, keys: Collection[str]) -> list[str]:
     """The keys of a target in an order of their own, so that equal targets have one identity."""
-    given = list(map(str, keys))
-    unknown = [key for key in given if key not in (*_KEYS, *_OPTIONS)]
-    if unknown:
-        raise BadRequest(f"target '{text}': unknown key '{unknown[0]}'; there are {', '.join((*_KEYS, *_OPTIONS))}")
-    if TF32 in given and (capability(arch) or 0) < _FIRST_WITH_TF32:
+    if TF32 in keys and (capability(arch) or 0) < _FIRST_WITH_TF32:
         raise BadRequest(f"target '{text}': {arch} has no TensorFloat-32; leave '{TF32}' out")
-    return [*_KEYS, *(each for each in _OPTIONS if each in given)]
+    return [*GPU_KEYS, *(each for each in GPU_OPTIONS if each in keys)]
 
 
 def _check_arch(text: str, arch: str, compiler: CudaCompiler | None) -> None:
-    number = capability(arch)
-    if number is None:
-        raise BadRequest(f"target '{text}': '{arch}' is not an architecture; {HINT}")
+    number = capability(arch) or 0
     first = {"a": _FIRST_WITH_A, "f": _FIRST_WITH_F}.get(arch[-1], 0)
     if number < first:
         raise BadRequest(f"target '{text}': there is no '{arch}'; write sm_{number}")

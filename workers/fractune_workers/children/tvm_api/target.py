@@ -18,14 +18,13 @@ from typing import Any
 import tvm
 
 from fractune_core import targets
-from fractune_core.codec.plain_json import read_json
 from fractune_core.errors import BadRequest, first_line
 from fractune_core.host.cpu_name import cpu_name
 from fractune_core.host.memory import host_memory_bytes
 from fractune_core.shares import Device
+from fractune_core.target_attributes import HOST_WORDS, Attributes, checked, read_attributes, read_target
 from fractune_workers.children.tvm_api import cuda_target
 
-_HOST_WORDS = ("native", "host")
 _ADDED_FEATURES = frozenset({"avx512bf16", "avx512fp16", "avx512vnni", "avxvnni", "avxvnniint8", "f16c", "fma"})
 """Arithmetic that vector code profits from. Not AMX: a process needs the kernel's permission for it."""
 _COMPUTES = (
@@ -49,7 +48,6 @@ _COMPUTES = (
     "xop",
 )
 """First letters of the names of features that a compiler uses by itself; the other features serve operating systems."""
-_HINT = 'write native, cuda:sm_90, llvm -mcpu=skylake-avx512, or JSON: {"kind": "llvm", "mcpu": "skylake-avx512"}'
 
 
 def default_target(cores: int) -> tvm.target.Target:
@@ -71,25 +69,27 @@ def default_target(cores: int) -> tvm.target.Target:
 def parse_target(text: str, cores: int) -> tvm.target.Target:
     """The target that `text` means: empty or `native` for this host, JSON, a TVM tag, `llvm -mcpu=...`, `cuda:sm_90`.
 
-    `cores` becomes a CPU's `num-cores` where the text does not name it. Raises BadRequest for a target that TVM, LLVM
-    or this machine's CUDA toolkit does not know, and for a target other than a CPU or an NVIDIA GPU.
+    `cores` becomes a CPU's `num-cores` where the text does not name it. Raises BadRequest for a target that
+    `target_attributes` refuses, or that TVM, LLVM or this machine's CUDA toolkit does not know.
     """
     text = text.strip()
-    if not text or text in _HOST_WORDS:
+    if text in HOST_WORDS:
         return default_target(cores)
-    config = _config(text)
-    if isinstance(config, dict) and targets.is_cuda(config):
-        config = _cuda_config(text, config)  # before TVM asks a GPU for what is missing
-    target = _target(text, config)
-    if target.kind.name == "cuda":
-        return _target(text, _cuda_config(text, _plain(target)))
-    if target.kind.name != "llvm":
-        raise BadRequest(f"target '{text}': '{target.kind.name}' is neither a CPU nor an NVIDIA GPU; {_HINT}")
+    asked = read_target(text)
+    attributes = checked(text, _plain(_target(text, asked))) if isinstance(asked, str) else asked
+    if targets.is_cuda(attributes):
+        # Before TVM asks a GPU for what is missing.
+        return _target(text, cuda_target.completed(text, attributes, cuda_target.compiler_here()))
+    target = _target(text, attributes)
     _check_cpu(text, target)
-    _check_features(text, target)
     if "num-cores" in target.attrs:
         return target
     return tvm.target.Target({**_plain(target), "num-cores": cores})
+
+
+def load_target(text: str) -> tvm.target.Target:
+    """The target of a record or a message, TVM's JSON. Raises BadRequest for what `target_attributes` refuses."""
+    return _target(text, read_attributes(text))
 
 
 def target_key(target: tvm.target.Target) -> str:
@@ -161,47 +161,11 @@ def last_cache_bytes() -> int:
     return max(_cache_kib(Path("/sys/devices/system/cpu/cpu0/cache")).values(), default=0) * 1024
 
 
-def _target(text: str, config: dict[str, Any] | str) -> tvm.target.Target:
+def _target(text: str, asked: Attributes | str) -> tvm.target.Target:
     try:
-        return tvm.target.Target(config)
+        return tvm.target.Target(asked)
     except Exception as error:
-        raise BadRequest(f"target '{text}': {first_line(error)}; {_HINT}") from error
-
-
-def _cuda_config(text: str, config: dict[str, Any]) -> dict[str, Any]:
-    return cuda_target.completed(text, config, cuda_target.compiler_here())
-
-
-def _config(text: str) -> dict[str, Any] | str:
-    if text == "cuda" or text.startswith(cuda_target.PREFIX):
-        return cuda_target.config_of(text)
-    if text.startswith("{"):
-        try:
-            config: dict[str, Any] = read_json(text)
-        except ValueError as error:
-            raise BadRequest(f"target '{text}' is not JSON: {error}; {_HINT}") from error
-        return config
-    words = text.split()
-    if len(words) == 1:
-        return text
-    return _from_flags(text, words[0], words[1:])
-
-
-def _from_flags(text: str, kind: str, flags: list[str]) -> dict[str, Any]:
-    """The form of TVM before 0.20, which people still have in their scripts: `llvm -mcpu=x -mattr=+a,+b`."""
-    config: dict[str, Any] = {"kind": kind}
-    for flag in flags:
-        name, equals, value = flag.lstrip("-").partition("=")
-        if not flag.startswith("-") or not equals or not value:
-            raise BadRequest(f"target '{text}': cannot read '{flag}', expected -NAME=VALUE; {_HINT}")
-        config[name] = _flag_value(name, value)
-    return config
-
-
-def _flag_value(name: str, value: str) -> Any:
-    if name in {"mattr", "keys", "libs"}:
-        return value.split(",")
-    return int(value) if value.isdecimal() else value
+        raise BadRequest(f"target '{text}': {first_line(error)}") from error
 
 
 def _check_cpu(text: str, target: tvm.target.Target) -> None:
@@ -210,13 +174,6 @@ def _check_cpu(text: str, target: tvm.target.Target) -> None:
     triple = target.attrs.get("mtriple") or _host_triple()
     if mcpu and not tvm.get_global_func("target.llvm_is_valid_cpu")(mcpu, triple):
         raise BadRequest(f"target '{text}': LLVM knows no CPU '{mcpu}'; this host's is '{host_cpu()}'")
-
-
-def _check_features(text: str, target: tvm.target.Target) -> None:
-    """LLVM ignores a feature that is not written as +NAME or -NAME, or that it does not know."""
-    unsigned = [str(name) for name in target.attrs.get("mattr") or () if str(name)[:1] not in {"+", "-"}]
-    if unsigned:
-        raise BadRequest(f"target '{text}': write the feature '{unsigned[0]}' as +{unsigned[0]} or -{unsigned[0]}")
 
 
 def _plain(target: tvm.target.Target) -> dict[str, Any]:

@@ -66,7 +66,8 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     [
         ({"workload_hash": "?"}, "is not a workload hash"),
         ({"candidate_id": "c"}, "candidate_id does not belong"),
-        ({"target": "llvm"}, "target is not JSON"),
+        ({"target": "llvm"}, "it is not JSON"),
+        ({"target": '{"kind":"llvm","cl-opt":["-print-after-all:bool=1"]}'}, "has no 'cl-opt'"),
         ({"device": replace(validation("a", 1, 1.0).device, units=0)}, "device lacks"),
         ({"granted": replace(validation("a", 1, 1.0).granted, units=17)}, "17 of 16 units"),
         ({"share": "cpu:many"}, "'many' is not a size"),
