@@ -128,7 +128,12 @@ def test_a_share_that_nobody_offers_is_told_with_those_offered(address: str, tmp
 
 
 @pytest.mark.parametrize(
-    "target", ["nonsense -x", *(pytest.param(each, marks=pytest.mark.long) for each in ("llvm -mcpu=zx81", "cuda"))]
+    "target",
+    [
+        "nonsense -x",
+        '{"kind":"llvm","cl-opt":["-print-after-all:bool=1"]}',
+        *(pytest.param(each, marks=pytest.mark.long) for each in ("llvm -mcpu=zx81", "cuda")),
+    ],
 )
 def test_a_target_that_nobody_knows_is_told(address: str, tmp_path: Path, target: str) -> None:
     model = write_model(tmp_path / "m.onnx")

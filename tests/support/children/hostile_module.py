@@ -147,7 +147,7 @@ def ingest(path: str, **_other: Any) -> dict[str, Any]:
             filled.append(b"x" * _PIECE)
     if name == "abort":
         fill_and_end(400 * _PIECE, signal.SIGABRT)
-    return {"target": "{}", "target_key": "{}", "operators": []}
+    return {"target": '{"kind":"llvm"}', "target_key": "{}", "operators": []}
 
 
 def open_child(_args: list[str]) -> dict[str, Callable[..., Any]]:

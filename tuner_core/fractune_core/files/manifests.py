@@ -8,11 +8,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, get_args
 
 from fractune_core.codec.plain_json import is_storable
+from fractune_core.errors import BadRequest
 from fractune_core.files.buckets import bucket_complaint
 from fractune_core.files.compared import compared_complaint
 from fractune_core.files.staged import Stages, stages_complaint
 from fractune_core.names import ROBUST_VARIANT, UNTUNED_VARIANT, plain_variant
 from fractune_core.served import ServiceGoal
+from fractune_core.target_attributes import read_attributes
 
 ALIGNMENT_BYTES = 64
 """Weights begin at multiples of it, as the compiled code expects of memory"""
@@ -256,6 +258,18 @@ _is_output = _object_with(
     dtype=is_storable,
     shape=_list_of(lambda dim: dim is None or _is_dimension(dim)),
 )
+
+
+def _is_target(value: Any) -> bool:
+    if not _is_shown(value):
+        return False
+    try:
+        read_attributes(value)
+    except BadRequest:
+        return False
+    return True
+
+
 _is_weight = _object_with(dtype=is_storable, shape=_is_shape, offset=_is_count, size=_is_count)
 _is_variant = _object_with(name=_is_shown, objects=_list_of(_is_object_name, fewest=1))
 _is_measured = _map_of(_map_of(_is_time))
@@ -282,7 +296,7 @@ _has_goals = _object_with(**dict.fromkeys(_GOALS, _has_times))
 _FIELDS: dict[str, tuple[_Check, str]] = {
     "model": (_object_with(name=_is_shown, sha256=is_storable), "an object with a printable name and sha256"),
     "device": (_is_device, "an object with kind, isa, units, memory_gib and l2_kib"),
-    "target": (_is_shown, "a printable text"),
+    "target": (_is_target, "the JSON of a target"),
     "code": (
         _object_with(architecture=_is_shown, features=_list_of(_is_shown)),
         "an object with architecture and features",

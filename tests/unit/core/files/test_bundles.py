@@ -288,7 +288,7 @@ def test_another_format_says_what_to_do(number: Any, do: str) -> None:
             for name in ("../x.o", "/x.o", "a/x.o", "..", "x", ".o", "x.o\n", "\x1b.o", 3)
         ),
         ({"model": {"name": "two\nlines", "sha256": ""}}, "'model' is not"),
-        ({"target": "\u202e"}, "'target' is not a printable text"),
+        ({"target": "\u202e"}, "'target' is not the JSON of a target"),
         ({"slots": ["\x1b[2J"], "apart": []}, "'slots' and 'apart' are not"),
         ({"shares": {}}, "the variant 'cpu:1' is not among 'shares'"),
         ({"variants": []}, "'variants' is not"),
@@ -301,7 +301,8 @@ def test_another_format_says_what_to_do(number: Any, do: str) -> None:
         ({"measured": {"cpu:1": {"cpu:1": 1e-320}}}, "'measured' is not seconds"),
         ({"shares": {"cpu:1": {"units": 10**400}, "cpu:4": {"units": 4}}}, "'shares' is not"),
         ({"device": {**DEVICE.to_json(), "label": [1]}}, "'device' is not"),
-        ({"target": "\ud800"}, "'target' is not a printable text"),
+        ({"target": "\ud800"}, "'target' is not the JSON of a target"),
+        ({"target": '{"kind":"llvm","cl-opt":["-x"]}'}, "'target' is not the JSON of a target"),
         ({"inputs": [tensor(shape=[1.5])]}, "'inputs' is not"),
         ({"inputs": [tensor(shape=[True])]}, "'inputs' is not"),
         ({"inputs": [tensor(shape=[10**30])]}, r"inputs\[0\] has the shape \[10+\], which is too large"),

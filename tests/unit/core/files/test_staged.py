@@ -110,6 +110,6 @@ def test_a_part_that_is_not_there_is_refused() -> None:
 
 
 def test_members_of_different_devices_are_refused() -> None:
-    other = member(B, Y, target="cuda")
+    other = member(B, Y, target='{"kind":"llvm","mcpu":"znver3"}')
     with pytest.raises(BadRequest, match="differ in 'target'"):
         join_stages(io.BytesIO(), [member(X, A), other], STAGES, {part_entry(0): b""}, MODEL, RUNTIME)
