@@ -10,6 +10,7 @@ from typing import Any
 
 from fractune_core.files.fused import write_fused
 from fractune_core.shares import GrantedShare
+from tests.support.denormals import compile_denormals
 from tests.support.encoders import write_encoder
 from tests.support.parts import CDIST, write_middle
 from tests.support.processes.cli_process import write_model
@@ -40,9 +41,12 @@ def compile_model(
     target: str = "",
     tuned: Sequence[str] = ("cpu:1", "cpu:2"),
     inputs: Mapping[str, list[int]] | None = None,
+    traces: Mapping[str, str] | None = None,
     **changes: Any,
 ) -> Path:
-    """A bundle with the variants `tuned`, none of which is, and untuned; `inputs` are shapes of open inputs."""
+    """A bundle with the variants `tuned`, which are not tuned but have the `traces`, and untuned; `inputs` are shapes of
+    open inputs.
+    """
     from fractune_workers.children.compiling.child import compile_bundle
     from fractune_workers.children.tvm_api.target import host_device
 
@@ -53,7 +57,8 @@ def compile_model(
         "shares": {share: granted.to_json() for share, granted in shares.items()},
         **changes,
     }
-    variants = [{"name": name, "traces": {}} for name in (*tuned, "untuned")]
+    variants = [{"name": name, "traces": dict(traces or {})} for name in tuned]
+    variants.append({"name": "untuned", "traces": {}})
     compile_bundle(str(model), dict(inputs or {}), target, variants, manifest, [], str(out))
     return out
 
@@ -86,5 +91,6 @@ if __name__ == "__main__":
         "fused": compile_fused,
         "encoders": compile_encoders,
         "parts": compile_parts,
+        "denormals": compile_denormals,
     }
     makers[sys.argv[2]](Path(sys.argv[1]))

@@ -63,6 +63,12 @@ def encoders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def denormals(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the files of `compile_denormals`."""
+    return _compiled("denormals", tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
 def in_parts(tmp_path_factory: pytest.TempPathFactory) -> Small:
     """A model with an operator that cannot be imported, and its bundle in parts."""
     folder = _compiled("parts", tmp_path_factory)

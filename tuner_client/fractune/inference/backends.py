@@ -59,15 +59,17 @@ class Backend(Protocol):
         ...
 
 
-def backend_for(bundle: Bundle, share: Share | None, weights: Weights | None = None) -> Backend:
+def backend_for(
+    bundle: Bundle, share: Share | None, weights: Weights | None = None, *, denormals: bool = False
+) -> Backend:
     """The processor of the bundle, under `share` (None = the present share of the process). `weights` are those of
-    another member of the bundle, which lie there already. Raises BadBundle when it
-    cannot run on this machine, BadRequest or ShareUnavailable for the share, FractuneError when a required package is
-    not installed.
+    another member of the bundle, which lie there already. `denormals`: a CPU computes with them, and does not take them
+    as zero. Raises BadBundle when it cannot run on this machine, BadRequest or ShareUnavailable for the share,
+    FractuneError when a required package is not installed.
     """
     kind = bundle.manifest["device"]["kind"]
     if kind == "cpu":
-        return OnCpu(bundle, share, weights)
+        return OnCpu(bundle, share, weights, denormals=denormals)
     if kind == "cuda":
         return OnGpu(bundle, share, weights)
     raise BadBundle(f"{bundle.name} is for a '{kind}' device, which this version does not support; upgrade fractune")

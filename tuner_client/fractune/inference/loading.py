@@ -29,6 +29,7 @@ def load(
     threads: int | None = None,
     split: Literal["batch"] | None = None,
     runtimes: bool = True,
+    denormals: bool = False,
 ) -> Model:
     """Load the bundle at `path` for the share of this process, or for `share`. A `cpu:N` may not be larger. For a GPU
     (`mps:PERCENT`, `mps-sm:CHUNKS`, `mig:...`, `full`) it is the share that the process must have.
@@ -42,13 +43,26 @@ def load(
     If another runtime was faster at this share (`fractune.compete`), it runs the model. If it is not installed, a
     RuntimeWarning says so. With `runtimes=False` the bundle's own code runs.
 
+    On an x86-64 CPU the bundle's own code takes numbers below the smallest normal one of their type (of float32 those
+    below 1.2e-38) as zero, because most processors compute with them many times slower. Memory that is only copied
+    keeps them. With `denormals=True` it computes with them too. Code around the model never sees a difference.
+
     A bundle for several shapes gives a `BucketedModel`. With `split="batch"` it runs a batch above its largest in
     parts. A bundle of a model in parts gives a `StagedModel`, which needs ONNX Runtime.
 
     Raises BadBundle, BadRequest, ShareUnavailable, or FractuneError when TVM is not installed.
     """
     bundle = open_bundle(path, public_key)
-    return model_of(bundle, share=share, policy=policy, goal=goal, threads=threads, split=split, runtimes=runtimes)
+    return model_of(
+        bundle,
+        share=share,
+        policy=policy,
+        goal=goal,
+        threads=threads,
+        split=split,
+        runtimes=runtimes,
+        denormals=denormals,
+    )
 
 
 def model_of(bundle: Bundle, *, split: Literal["batch"] | None = None, **options: Any) -> Model:

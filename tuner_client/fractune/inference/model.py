@@ -68,6 +68,7 @@ class Model:
         goal: ServiceGoal = "latency",
         threads: int | None = None,
         runtimes: bool = True,
+        denormals: bool = False,
         weights: Weights | None = None,
         turn: Turn | None = None,
     ) -> None:
@@ -80,7 +81,8 @@ class Model:
         self.inputs, self.outputs = self._interface.inputs, self._interface.outputs
         self._slots = Slots(bundle.name, bundle.manifest.get("slots", ()), self.inputs)
         self.slots = self._slots.names
-        self._backend = backend_for(bundle, Share.parse(share) if share else None, weights)
+        own_share = Share.parse(share) if share else None
+        self._backend = backend_for(bundle, own_share, weights, denormals=denormals)
         self._policy = policy
         self._goal = goal
         self._threads = threads

@@ -74,6 +74,7 @@ class ReplicaPool:
         share: str | None = None,
         public_key: str | bytes | None = None,
         policy: Policy = DEFAULT_POLICY,
+        denormals: bool = False,
     ) -> None:
         """As `fractune.load`. Raises BadBundle, BadRequest, ShareUnavailable, or FractuneError when TVM is not
         installed.
@@ -89,7 +90,7 @@ class ReplicaPool:
         check_threads(bundle, threads)
         self._interface = Interface(bundle)
         self.inputs, self.outputs = self._interface.inputs, self._interface.outputs
-        self._backend = backend_for(bundle, Share.parse(share) if share else None)
+        self._backend = backend_for(bundle, Share.parse(share) if share else None, denormals=denormals)
         self._requested = replicas, threads
         self._policy = policy
         self._closed = False

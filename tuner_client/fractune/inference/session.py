@@ -47,12 +47,13 @@ class InferenceSession:
         public_key: str | bytes | None = None,
         policy: Policy = DEFAULT_POLICY,
         goal: ServiceGoal = "latency",
+        denormals: bool = False,
     ) -> None:
         bundle = open_bundle(path, public_key)
         own = _PROVIDERS.get(bundle.manifest["device"]["kind"], "")
         if providers is not None and own not in providers:
             raise BadRequest(f"providers {list(providers)}: {bundle.name} runs by {own}; name that provider, or none")
-        self.model = model_of(bundle, share=share, policy=policy, goal=goal)
+        self.model = model_of(bundle, share=share, policy=policy, goal=goal, denormals=denormals)
 
     def run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any]) -> list[Array]:
         """The outputs with these names in this order, or all of them. Raises BadRequest for wrong names or inputs."""

@@ -16,6 +16,7 @@ from fractune.inference.tvm_runtime.variants import MISFITS, Variant, load_varia
 from fractune.inference.tvm_runtime.weights import Weights
 from fractune_core.errors import FractuneError, ShareUnavailable, first_line
 from fractune_core.files.bundles import Bundle
+from fractune_core.host.denormals import with_denormals
 from fractune_core.share_kinds import CPU
 from fractune_core.shares import Share
 
@@ -32,9 +33,12 @@ class OnCpu:
 
     keeps_inputs = True
 
-    def __init__(self, bundle: Bundle, share: Share | None, weights: Weights | None = None) -> None:
+    def __init__(
+        self, bundle: Bundle, share: Share | None, weights: Weights | None = None, *, denormals: bool = False
+    ) -> None:
         if share:
             share.check_serves(CPU)
+        self._denormals = denormals
         self._cores = share.cores if share else None
         self._bundle = bundle
         check_processor(bundle)
@@ -57,7 +61,8 @@ class OnCpu:
         return share.LIMITS.read() if self._cores is None else ()
 
     def load_variant(self, variant: str) -> Variant:
-        return load_variant(self._bundle, variant, self.weights)
+        loaded = load_variant(self._bundle, variant, self.weights)
+        return Variant(*(each and with_denormals(each, kept=self._denormals) for each in (loaded.main, loaded.into)))
 
     def arguments(self, specs: Sequence[TensorSpec], inputs: Mapping[str, Any]) -> list[Any]:
         return tensors.as_arguments(specs, inputs)

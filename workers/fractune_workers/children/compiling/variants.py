@@ -29,6 +29,7 @@ from fractune_workers.children.importing.passes import is_scheduled
 from fractune_workers.children.triton_kernels.marks import decisions_in, is_marked, with_decisions
 from fractune_workers.children.tvm_api.artifacts import written
 from fractune_workers.children.tvm_api.cuda_target import compiler_for
+from fractune_workers.children.tvm_api.parallel_modes import build_library
 from fractune_workers.children.tvm_api.prefetches.convolutions import with_convolution_prefetches
 from fractune_workers.children.tvm_api.prefetches.products import with_product_prefetches
 from fractune_workers.children.tvm_api.traces import Workload, read_trace
@@ -135,7 +136,7 @@ def _compile(part: Any, target: Any) -> dict[str, bytes]:
     if for_gpu and not any(_OF_HOST in each.attrs for each in functions):
         host, device = build_parts(part, target, compiler_for(target))
         return {_KERNEL: host, _PACK: device}
-    return {_KERNEL: written(tvm.tirx.build(with_convolution_prefetches(part), target=target))}
+    return {_KERNEL: written(build_library(with_convolution_prefetches(part), target))}
 
 
 def _one_device_object(objects: dict[str, bytes], target: Any) -> dict[str, bytes]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from fractune_core.cuda.toolkit import RUNTIME_SONAME, load_cudart
 from fractune_core.disturbances import Disturbance
 from fractune_core.errors import ShareUnavailable
+from fractune_core.host.denormals import with_denormals
 from fractune_core.implementations import DIRECT
 from fractune_core.records import TimingPolicy
 from fractune_core.shares import Share
@@ -252,7 +253,7 @@ class MeasurerChild:
             with self._processor.engaged():
                 return method(**payload)
 
-        return call
+        return with_denormals(call, kept=False)  # as in `fractune.load`
 
 
 def open_child(args: list[str]) -> dict[str, Callable[..., Any]]:

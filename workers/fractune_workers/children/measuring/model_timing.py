@@ -14,6 +14,7 @@ from tvm import relax
 
 from fractune_core.cpu_limits import LimitSize
 from fractune_core.files.bundles import WEIGHTS, Bundle
+from fractune_core.host.denormals import with_denormals
 from fractune_core.names import ROBUST_VARIANT, UNTUNED_VARIANT, WITH_GRAPHS
 from fractune_core.shares import Share
 from fractune_workers.children.measuring.at_load import time_at_load
@@ -108,12 +109,12 @@ def _repeats(first_s: float, most: int) -> int:
 
 
 def load_variant(bundle: Bundle, name: str, weights: Sequence[Any], processor: Processor) -> Callable[..., Any]:
-    """The variant's `main` on a virtual machine of its own, as a function of the inputs. `weights`: all of
-    the bundle.
+    """The variant's `main` on a virtual machine of its own, as a function of the inputs, without denormals. `weights`:
+    all of the bundle.
     """
     own = [weights[place] for place in bundle.weights_of(name)]
     main = relax.VirtualMachine(load_objects(bundle.objects(name)), processor.device)["main"]
-    return lambda *inputs: main(*inputs, *own)
+    return with_denormals(lambda *inputs: main(*inputs, *own), kept=False)
 
 
 def weights_of(bundle: Bundle, processor: Processor) -> list[Any]:

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import tvm_ffi_orcjit
-from tvm.s_tir.meta_schedule.builder.local_builder import default_build
+from tvm.s_tir.transform import RemoveWeightLayoutRewriteBlock
 
-from fractune_workers.children.tvm_api.intrinsics import keep_out_gpu_intrinsics
+from fractune_workers.children.tvm_api.parallel_modes import build_library
 from fractune_workers.children.tvm_api.prefetches.convolutions import with_convolution_prefetches
 from fractune_workers.children.tvm_api.prefetches.products import with_product_prefetches
 
@@ -25,8 +25,8 @@ _END = b"`\n"
 
 def build_object(mod: Any, target: Any) -> bytes:
     """Compile a TIR module to one object file. Raises whatever TVM raises."""
-    keep_out_gpu_intrinsics()
-    return written(default_build(with_convolution_prefetches(with_product_prefetches(mod)), target, None))
+    mod = RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(with_product_prefetches(mod))
+    return written(build_library(with_convolution_prefetches(mod), target))
 
 
 def written(library: Any) -> bytes:
