@@ -44,8 +44,8 @@ def compile_model(
     traces: Mapping[str, str] | None = None,
     **changes: Any,
 ) -> Path:
-    """A bundle with the variants `tuned`, which are not tuned but have the `traces`, and untuned; `inputs` are shapes of
-    open inputs.
+    """A bundle with the variants `tuned`, which have the `traces` but are not tuned, and untuned; `inputs` are shapes
+    of open inputs.
     """
     from fractune_workers.children.compiling.child import compile_bundle
     from fractune_workers.children.tvm_api.target import host_device

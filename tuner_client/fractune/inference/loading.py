@@ -43,9 +43,9 @@ def load(
     If another runtime was faster at this share (`fractune.compete`), it runs the model. If it is not installed, a
     RuntimeWarning says so. With `runtimes=False` the bundle's own code runs.
 
-    On an x86-64 CPU the bundle's own code takes numbers below the smallest normal one of their type (of float32 those
-    below 1.2e-38) as zero, because most processors compute with them many times slower. Memory that is only copied
-    keeps them. With `denormals=True` it computes with them too. Code around the model never sees a difference.
+    On an x86-64 CPU the bundle's own code takes numbers below the smallest normal one of their type as zero. Of float32
+    these are the numbers below 1.2e-38, with which many processors compute a hundred times slower. Numbers that are
+    only copied stay. With `denormals=True` it computes with all numbers. Code around the model is not changed.
 
     A bundle for several shapes gives a `BucketedModel`. With `split="batch"` it runs a batch above its largest in
     parts. A bundle of a model in parts gives a `StagedModel`, which needs ONNX Runtime.

@@ -24,7 +24,7 @@ from tests.support.denormals import FACTOR, FLUSHING, PROBE, SIZE, WEIGHT, flush
 from tests.unit.client.conftest import Small
 
 LARGE = 1e12
-TWO_CORES = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")  # noqa: PLR2004  two
+TWO_CORES = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
 Entry = Callable[..., Any]
 
 

@@ -35,7 +35,7 @@ def test_the_caller_is_in_its_own_mode_after_an_exception(callers: int) -> None:
         assert flushes()
         raise KeyError(text, number)
 
-    with pytest.raises(KeyError, match="as it is.*7"):
+    with pytest.raises(KeyError, match="as it is"):
         with_denormals(fail, kept=False)("as it is", number=7)
     assert read_mxcsr() == callers
 

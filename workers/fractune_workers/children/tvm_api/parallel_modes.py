@@ -53,7 +53,7 @@ def _in_mode(loop: Any) -> Any:
         loop,
         _access(_WRITE, own),
     ]
-    launch = tirx.AttrStmt(loop.loop_var, _LAUNCH, True, tirx.SeqStmt(on_each_thread))
+    launch = tirx.AttrStmt(loop.loop_var, _LAUNCH, 1, tirx.SeqStmt(on_each_thread))
     return tirx.SeqStmt([tirx.AllocBuffer(launching), _access(_READ, launching), launch])
 
 

@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
+from tvm import te
 
 from fractune_core.host.denormals import with_denormals
-from fractune_workers.children.tvm_api.artifacts import load_objects
+from fractune_workers.children.tvm_api.arrays import numpy_dtype
+from fractune_workers.children.tvm_api.artifacts import build_object, load_objects
 from fractune_workers.children.tvm_api.parallel_modes import build_library
 from fractune_workers.children.tvm_api.serving_thread import serving_thread
 from fractune_workers.children.tvm_api.target import parse_target
@@ -33,7 +35,7 @@ def modes(build: Callable[..., Any]) -> Callable[[], set[int]]:
     return read
 
 
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")  # noqa: PLR2004  two
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
 def test_a_pool_has_the_mode_of_its_launching_thread_within_a_loop_and_its_own_afterwards() -> None:
     own, kept = modes(build_library), modes(tvm.tirx.build)
     with serving_thread(2, sorted(os.sched_getaffinity(0))[:2]) as run:
@@ -57,3 +59,25 @@ def main(x: T.Buffer((64,), "float32"), y: T.Buffer((64,), "float32")):
     for at in T.parallel(64):
         y[at] = x[at] * T.float32(2)
 """
+
+
+@pytest.mark.parametrize(
+    ("dtype", "smallest_normal", "is_zero"),
+    [("float32", 1.2e-38, True), ("float64", 2.3e-308, True), ("bfloat16", 1.2e-38, True), ("float16", 6.2e-5, False)],
+)
+def test_the_mode_makes_zero_of_what_a_type_has_below_its_normal_numbers(
+    dtype: str, smallest_normal: float, *, is_zero: bool
+) -> None:
+    """float16 is computed in float32, in which its numbers are normal, and conversions keep them."""
+    x, y = te.placeholder((8,), dtype, "x"), te.placeholder((8,), dtype, "y")
+    product = te.compute((8,), lambda at: x[at] * y[at], name="product")
+    main = load_objects([build_object(tvm.IRModule({"main": te.create_prim_func([x, y, product])}), TARGET)])["main"]
+    flushed = with_denormals(main, kept=False)
+    kind = numpy_dtype(dtype)
+    for left, right in ((smallest_normal / 8, 1), (smallest_normal, 0.125), (smallest_normal / 8, 4)):
+        args = [tvm.runtime.tensor(np.full(8, number, kind)) for number in (left, right, 7)]
+        main(*args)
+        exact = args[-1].numpy().astype("float64")
+        np.testing.assert_allclose(exact, left * right, rtol=0.03, atol=0)
+        flushed(*args)
+        np.testing.assert_array_equal(args[-1].numpy().astype("float64"), 0 if is_zero else exact)
