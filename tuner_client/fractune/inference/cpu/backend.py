@@ -62,7 +62,8 @@ class OnCpu:
 
     def load_variant(self, variant: str) -> Variant:
         loaded = load_variant(self._bundle, variant, self.weights)
-        return Variant(*(each and with_denormals(each, kept=self._denormals) for each in (loaded.main, loaded.into)))
+        into = loaded.into and with_denormals(loaded.into, kept=self._denormals)
+        return Variant(with_denormals(loaded.main, kept=self._denormals), into)
 
     def arguments(self, specs: Sequence[TensorSpec], inputs: Mapping[str, Any]) -> list[Any]:
         return tensors.as_arguments(specs, inputs)
