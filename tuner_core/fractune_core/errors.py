@@ -42,7 +42,8 @@ class FractuneError(Exception):
     grpc_status: ClassVar[str] = "INTERNAL"
 
     def __str__(self) -> str:
-        return shortened(one_line(super().__str__()), _MOST_CHARACTERS)
+        short = shortened(super().__str__(), _MOST_CHARACTERS)  # first: the text may have millions of characters
+        return shortened(one_line(short), _MOST_CHARACTERS)
 
 
 class BadRequest(FractuneError):

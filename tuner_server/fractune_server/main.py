@@ -22,7 +22,7 @@ from redis.backoff import ExponentialBackoff
 from redis.retry import Retry
 
 from fractune_core import tracing
-from fractune_core.access.connections import SERVER_KEEPALIVE
+from fractune_core.access.connections import MOST_MESSAGE_BYTES, SERVER_KEEPALIVE
 from fractune_core.errors import RedisGone
 from fractune_core.fleet.options import ServerOptions
 from fractune_core.fleet.redis_connection import check_clock, no_redis, redis_time_s
@@ -114,7 +114,7 @@ def make_server(
             ConcurrencyLimit(),
         ],
         # Two servers must not share a port. Calls beyond the number of threads are refused, not left hanging.
-        options=[("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", 64 << 20), *SERVER_KEEPALIVE],
+        options=[("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", MOST_MESSAGE_BYTES), *SERVER_KEEPALIVE],
         maximum_concurrent_rpcs=THREADS + MAX_WATCHERS,
     )
     rpc.add_ModelServiceServicer_to_server(ModelService(context), server)

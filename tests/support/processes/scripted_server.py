@@ -46,6 +46,8 @@ class ScriptedServer(
         self.runtime_times: list[pb.RuntimeTime] = []
         self.tables: list[pb.OperatorTable] = []
         self.imported: list[pb.ImportRecordsRequest] = []
+        self.imports: list[int] = []
+        """number of parts of each call"""
         self.filters: list[pb.RecordFilter] = []
         self.plan_requests: list[pb.MakePlanRequest] = []
         self.plans: list[pb.Plan] = []
@@ -145,8 +147,10 @@ class ScriptedServer(
     def ImportRecords(
         self, request_iterator: Iterator[pb.ImportRecordsRequest], context: Any
     ) -> pb.ImportRecordsResponse:
-        self.imported = list(request_iterator)
-        added = sum(part.WhichOneof("part") == "record" for part in self.imported)
+        call = list(request_iterator)
+        self.imported += call
+        self.imports.append(len(call))
+        added = sum(part.WhichOneof("part") == "record" for part in call)
         return pb.ImportRecordsResponse(added=added)
 
     def PruneRecords(self, request: pb.PruneRecordsRequest, context: Any) -> pb.PruneRecordsResponse:

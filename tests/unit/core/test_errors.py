@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
+
 import grpc
 import pytest
 
-from fractune_core.errors import BadModel, FractuneError, error_from_name, error_kinds, shortened, some_of
+from fractune_core.errors import BadModel, BadRequest, FractuneError, error_from_name, error_kinds, shortened, some_of
 
 KINDS = {name: kind for name, kind in error_kinds().items() if kind.__module__ == "fractune_core.errors"}
 
@@ -57,3 +59,9 @@ def test_of_many_names_a_message_has_ten_and_the_number_of_the_others() -> None:
     assert some_of(["a", "b"]) == "a, b"
     assert some_of(map(str, range(10))) == "0, 1, 2, 3, 4, 5, 6, 7, 8, 9"
     assert some_of(map(str, range(13))) == "0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 3 more"
+
+
+def test_the_line_of_a_value_of_millions_of_characters_is_made_at_once() -> None:
+    began = time.process_time()
+    assert len(str(BadRequest(f"name '{chr(1) * (4 << 20)}' is wrong"))) == 2_000
+    assert time.process_time() - began < 0.2

@@ -20,9 +20,16 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from fractune.server.credentials import PLAIN, Credentials
 from fractune.server.uploads import send_model
 from fractune_core.access.addresses import UNIX
-from fractune_core.access.connections import CLIENT_KEEPALIVE
+from fractune_core.access.connections import CLIENT_KEEPALIVE, MOST_MESSAGE_BYTES
 from fractune_core.codec.times import timestamp
-from fractune_core.errors import BadRequest, FractuneError, ServerUnreachable, StateUnusable, error_from_name
+from fractune_core.errors import (
+    BadRequest,
+    FractuneError,
+    QuotaExceeded,
+    ServerUnreachable,
+    StateUnusable,
+    error_from_name,
+)
 from fractune_core.host.file_systems import is_full
 from fractune_core.jobs import JobState
 from fractune_core.pb import fractune_pb2 as pb
@@ -43,7 +50,9 @@ REPORT_EVERY_S = 5.0
 """seconds between reports that the server is away"""
 RECONNECT_EVERY_S = 0.1
 _NO_ANSWER = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
-_MAX_MESSAGE_BYTES = 64 << 20
+_MOST_ANSWER_BYTES = 64 << 20
+IMPORT_PART_BYTES = 16 << 20
+"""of a log that is sent in one call; the server accepts twice as much"""
 _MAX_RECONNECT_MS = 5000
 
 _ENDED = {pb.JobState.Value(f"JOB_STATE_{state.name}") for state in JobState if not state.open}
@@ -98,8 +107,8 @@ class RpcClient:
         self._reconnect_s = reconnect_s
         self._closed = False
         limits = [
-            ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
-            ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
+            ("grpc.max_receive_message_length", _MOST_ANSWER_BYTES),
+            ("grpc.max_send_message_length", MOST_MESSAGE_BYTES),
             *CLIENT_KEEPALIVE,
         ]
         # Proxies of the environment are for the web, not for a server on this machine or in this cluster.
@@ -250,8 +259,13 @@ class RpcClient:
         return self._stream(self._log.ExportRecords, request, TRANSFER_TIMEOUT_S)
 
     def import_records(self, parts: Iterable[pb.ImportRecordsRequest]) -> pb.ImportRecordsResponse:
-        """Add records to the log, all or none."""
-        return self._call(self._log.ImportRecords, iter(parts), TRANSFER_TIMEOUT_S)
+        """Add records to the log: all or none of each IMPORT_PART_BYTES. What was added before an error stays."""
+        total = pb.ImportRecordsResponse()
+        for call in _calls_of_import(parts):
+            answer = self._call(self._log.ImportRecords, iter(call), TRANSFER_TIMEOUT_S)
+            total.added += answer.added
+            total.already_there += answer.already_there
+        return total
 
     def prune_records(
         self, record_filter: pb.RecordFilter, keep_best: int, *, dry_run: bool
@@ -388,6 +402,8 @@ class RpcClient:
             return self._unreachable(details)
         if code is grpc.StatusCode.UNIMPLEMENTED:
             return ServerUnreachable(f"{self.address} is not a fractune server, or has another version: {details}")
+        if code is grpc.StatusCode.RESOURCE_EXHAUSTED:  # gRPC's own limits, of a message and of calls at once
+            return QuotaExceeded(f"the server at {self.address} does not take the call: {details}")
         return FractuneError(f"the server at {self.address} failed: {code.name} {details}; look at its log")
 
     def _unreachable(self, details: str = "") -> ServerUnreachable:
@@ -408,3 +424,16 @@ class RpcClient:
         return ServerUnreachable(
             f"no fractune server answers at {self.address}; start one with 'fractune up', or check the address{closed}"
         )
+
+
+def _calls_of_import(parts: Iterable[pb.ImportRecordsRequest]) -> Iterator[list[pb.ImportRecordsRequest]]:
+    """The parts of each call, all workloads first: a call may have records whose workload came with an earlier one."""
+    call: list[pb.ImportRecordsRequest] = []
+    size = 0
+    for part in sorted(parts, key=lambda part: part.WhichOneof("part") == "record"):
+        size += part.ByteSize()
+        if call and size > IMPORT_PART_BYTES:
+            yield call
+            call, size = [], part.ByteSize()
+        call.append(part)
+    yield call

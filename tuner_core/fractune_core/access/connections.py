@@ -1,4 +1,4 @@
-"""Limits of connections: pings that find a peer that is gone, and how long a transfer may take.
+"""Limits of connections: the size of a message, pings that find a peer that is gone, the time of a transfer.
 
 A network that drops packets reports nothing, and a watch may be silent for hours. So client and server both send pings.
 A ping without an answer ends the connection and its calls.
@@ -22,6 +22,9 @@ SERVER_KEEPALIVE = (
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
 )
 """options of a server: a watcher that is gone frees its place within 28 s; clients may ping as often as above"""
+
+MOST_MESSAGE_BYTES = 4 << 20
+"""of a request; what is larger is sent as a stream of messages"""
 
 _BASE_TRANSFER_S = 60.0
 _LEAST_BYTES_PER_S = 256 << 10

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
 import grpc
@@ -13,10 +13,17 @@ from google.protobuf.message import DecodeError
 from fractune_core.access.tokens import Scope
 from fractune_core.errors import BadRequest
 from fractune_server.access.authenticator import ANYBODY, Authenticator, caller, set_caller
+from fractune_server.access.places import Places
 from fractune_server.access.scopes import needed_scope
 
 _OPEN_CALL_S = 10.0
 """time after which a silent call that needs no token is cancelled"""
+REQUESTS_AT_ONCE = 16
+"""requests that are arriving, or are large and not yet answered; each has at most MOST_MESSAGE_BYTES"""
+STREAMS_AT_ONCE = 16
+"""calls that send a stream, such as uploads; each has one message on its way"""
+_SMALL_BYTES = 64 << 10
+"""a request up to this size frees its place when it has arrived"""
 
 
 class AccessInterceptor(grpc.ServerInterceptor):
@@ -28,6 +35,8 @@ class AccessInterceptor(grpc.ServerInterceptor):
 
     def __init__(self, authenticator: Authenticator | None) -> None:
         self._authenticator = authenticator
+        self._requests = Places(REQUESTS_AT_ONCE, "large requests")
+        self._streams = Places(STREAMS_AT_ONCE, "uploads and imports")
 
     def intercept_service(
         self,
@@ -42,16 +51,24 @@ class AccessInterceptor(grpc.ServerInterceptor):
         ways = ("stream" if streams else "unary" for streams in (handler.request_streaming, handler.response_streaming))
         inner = getattr(handler, "_".join(ways))
 
-        def open_to(requests: Iterator[bytes], context: grpc.ServicerContext) -> Any:
+        def open_to(requests: Iterator[bytes], context: grpc.ServicerContext, held: ExitStack) -> Any:
             self._admit(path, needed, context)
+            places = self._streams if handler.request_streaming else self._requests
+            place = held.enter_context(places.place(caller().token_id))
             read = _read(requests, handler.request_deserializer, caller().check)
-            return read if handler.request_streaming else _only(read, context, waits=needed is not None)
+            if handler.request_streaming:
+                return read
+            request = _only(read, context, waits=needed is not None)
+            if request.ByteSize() <= _SMALL_BYTES:
+                place.leave()
+            return request
 
         def call(requests: Iterator[bytes], context: grpc.ServicerContext) -> Any:
-            return inner(open_to(requests, context), context)
+            with ExitStack() as held:
+                return inner(open_to(requests, context, held), context)
 
         def stream(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[Any]:
-            with closing(inner(open_to(requests, context), context)) as answers:
+            with ExitStack() as held, closing(inner(open_to(requests, context, held), context)) as answers:
                 check = caller().check
                 for answer in answers:
                     check()
@@ -82,9 +99,11 @@ def _read(requests: Iterator[bytes], parse: Callable[[bytes], Any], check: Calla
     for request in requests:
         check()
         try:
-            yield parse(request)
+            message = parse(request)
         except DecodeError as error:
             raise BadRequest(f"the request is not a message of this method ({error})") from error
+        del request  # its bytes are in the message now
+        yield message
 
 
 def _only(requests: Iterator[Any], context: grpc.ServicerContext, *, waits: bool) -> Any:

@@ -178,8 +178,11 @@ def _aborting(request: Any, context: grpc.ServicerContext) -> Iterator[None]:
             with _job_fields(request):
                 _log.exception("a call failed")
             reported = FractuneError(f"{type(error).__name__}: {error}; see the server's log")
-        context.set_trailing_metadata(((ERROR_METADATA, type(reported).__name__),))
-        context.abort(STATUS_CODES[reported.grpc_status], str(reported))
+        # A frame that keeps an error with its own frame in the traceback is a cycle: the request would stay in memory.
+        kind, said, status = type(reported).__name__, str(reported), STATUS_CODES[reported.grpc_status]
+        del reported
+        context.set_trailing_metadata(((ERROR_METADATA, kind),))
+        context.abort(status, said)
 
 
 def _job_fields(request: Any) -> AbstractContextManager[None]:

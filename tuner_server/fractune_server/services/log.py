@@ -20,6 +20,8 @@ from fractune_core.pb import fractune_pb2_grpc as rpc
 from fractune_core.records import Kind, TuningRecord
 from fractune_core.shares import parse_shares
 from fractune_core.target_attributes import check_target
+from fractune_server.access.authenticator import caller
+from fractune_server.access.places import Places
 from fractune_server.selection.model_match import Matcher, MatchQuery, OperatorAnswer, OperatorRow
 from fractune_server.services.arriving import arriving
 from fractune_server.services.job_view import arithmetic_to_proto
@@ -30,7 +32,10 @@ from fractune_server.store.records.record_check import check_record, check_workl
 from fractune_server.transport.context import ServerContext
 from fractune_server.transport.unreadable import SetAsideResult, replay, unreadable_results
 
-_IMPORT_LIMIT_BYTES = 256 << 20
+IMPORT_LIMIT_BYTES = 32 << 20
+"""of one call, which holds all of them in memory; clients send a larger log in several calls"""
+_IMPORTS_AT_ONCE = 2
+_IMPORT_WAIT_S = 60.0
 _MOST_RUNTIME_TIMES = 1000
 
 
@@ -42,6 +47,7 @@ class LogService(rpc.LogServiceServicer):
         self._runtime_times = context.store.runtime_times
         self._matcher = matcher
         self._redis, self._secret = context.redis, context.secret
+        self._imports = Places(_IMPORTS_AT_ONCE, "imports", _IMPORT_WAIT_S)
 
     def ListRecords(self, request: pb.ListRecordsRequest, context: grpc.ServicerContext) -> pb.ListRecordsResponse:
         chosen = _filter(request.filter)
@@ -84,14 +90,18 @@ class LogService(rpc.LogServiceServicer):
     def ImportRecords(
         self, request_iterator: Iterator[pb.ImportRecordsRequest], context: Any
     ) -> pb.ImportRecordsResponse:
+        with self._imports.place(caller().token_id):
+            return self._import(request_iterator, context)
+
+    def _import(self, requests: Iterator[pb.ImportRecordsRequest], context: Any) -> pb.ImportRecordsResponse:
         workloads: dict[str, str] = {}
         records: dict[str, TuningRecord] = {}
         # Read everything before writing anything: a slow sender must not delay the recorder.
         size = 0
-        for request in arriving(request_iterator, context, _IMPORT_LIMIT_BYTES):
+        for request in arriving(requests, context, IMPORT_LIMIT_BYTES):
             size += request.ByteSize()
-            if size > _IMPORT_LIMIT_BYTES:
-                raise QuotaExceeded(f"an import is limited to {_IMPORT_LIMIT_BYTES} bytes; send it in parts")
+            if size > IMPORT_LIMIT_BYTES:
+                raise QuotaExceeded(f"an import is limited to {IMPORT_LIMIT_BYTES} bytes; send it in parts")
             if request.WhichOneof("part") == "workload":
                 check_workload(request.workload)
                 workloads[request.workload.workload_hash] = request.workload.json

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import queue
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,8 +15,9 @@ import grpc
 import pytest
 import redis
 
-from fractune_core.errors import FractuneError, RedisGone, error_from_name, error_kinds
+from fractune_core.errors import BadRequest, FractuneError, RedisGone, error_from_name, error_kinds
 from fractune_server.services.interceptors import STATUS_CODES, ErrorInterceptor, translate
+from tests.support.processes.redis_process import wait_until
 
 
 @pytest.mark.parametrize("name", sorted(error_kinds()))
@@ -69,3 +72,38 @@ def test_a_caller_that_goes_while_it_sends_is_no_mistake_of_the_servers(
             sent.put(None)
         server.stop(None).wait()
     assert not caplog.records
+
+
+class Request:
+    """A request that can be watched."""
+
+
+def test_a_refused_request_is_freed_at_once(tmp_path: Path) -> None:
+    """Without the garbage collector, which may come much later."""
+    seen: list[weakref.ref[Request]] = []
+
+    def read(_: bytes) -> Request:
+        request = Request()
+        seen.append(weakref.ref(request))
+        return request
+
+    def refuse(request: Request, _context: grpc.ServicerContext) -> bytes:
+        raise BadRequest(f"{type(request).__name__} is wrong")
+
+    address = f"unix:{tmp_path / 's'}"
+    with ThreadPoolExecutor(1) as pool:
+        server = grpc.server(pool, interceptors=[ErrorInterceptor()])
+        methods = {"Read": grpc.unary_unary_rpc_method_handler(refuse, request_deserializer=read)}
+        server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("test", methods)])
+        server.add_insecure_port(address)
+        server.start()
+        gc.disable()
+        try:
+            with grpc.insecure_channel(address) as channel:
+                method: Any = channel.unary_unary("/test/Read")
+                with pytest.raises(grpc.RpcError, match="Request is wrong"):
+                    method(b"", timeout=60)
+            wait_until(lambda: [each() for each in seen] == [None])
+        finally:
+            gc.enable()
+        server.stop(None).wait()

@@ -186,7 +186,7 @@ class Log:
 
     @checked
     def import_file(self, path: str | os.PathLike[str], *, share: str = "") -> Imported:
-        """Import a file of JSON lines or a JSONDatabase folder, all records or none.
+        """Import a file of JSON lines or a JSONDatabase folder, all records or none of each 16 MiB.
 
         Such a folder does not state its share: `share` does, and a live measurer of that share states the device.
         Raises BadRequest for an unreadable file or folder, ShareUnavailable.

@@ -134,7 +134,7 @@ def import_(
     *,
     place: options.Place,
 ) -> None:
-    """Add records to the log, all or none. Existing records stay as they are."""
+    """Add records to the log, all or none of each 16 MiB. Existing records stay as they are."""
     measured_at = _measured_at(path, share, this_host=this_host) if path.is_dir() else ""
     with session(Client, **vars(place), shares=(measured_at,) if measured_at else ()) as client:
         answer = client.log.import_file(path, share=measured_at)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from fractune.cli import main
+from fractune.server import rpc
 from fractune_core.codec.messages import to_proto
 from fractune_core.errors import BadBundle
 from fractune_core.pb import fractune_pb2 as pb
@@ -55,6 +56,23 @@ def test_an_exported_log_comes_back_as_it_was(
     assert main(["log", "export", str(path), "--force", "--format", "csv", "--json", *at]) == 0
     assert json.loads(capsys.readouterr().out)["records"] == 2
     assert len(path.read_text().splitlines()) == 3
+
+
+def test_a_large_log_is_imported_by_several_calls_and_workloads_come_first(
+    server: ScriptedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.records = [to_proto(record(f"r{number}"), pb.Record) for number in range(20)]
+    path, at = tmp_path / "log.jsonl", ["--server", server.address]
+    assert main(["log", "export", str(path), *at]) == 0
+    lines = path.read_text(encoding="utf-8").splitlines()
+    path.write_text("\n".join([*lines[1:], lines[0]]), encoding="utf-8")
+    monkeypatch.setattr(rpc, "IMPORT_PART_BYTES", 5 * server.records[0].ByteSize())
+    capsys.readouterr()
+    assert main(["log", "import", str(path), *at]) == 0
+    assert [part.record for part in server.imported[1:]] == server.records
+    assert server.imported[0].WhichOneof("part") == "workload"
+    assert len(server.imports) == 5
+    assert "20 records" in capsys.readouterr().out
 
 
 def test_match_says_which_record_and_why(
