@@ -257,6 +257,7 @@ ROOMS = {
     "fractune_workers.children.tvm_api.prefetches": child_room(),
     "fractune_workers.children.importing": child_room(
         "fractune_workers.children.importing.limits",
+        "fractune_workers.children.importing.raw_tensors",
         "fractune_workers.children.layouts",
         "fractune_workers.children.rewriting",
         "fractune_workers.children.rewriting.simplifying",
@@ -264,6 +265,7 @@ ROOMS = {
         lazily=("fractune_workers.children.importing.onnx_models", "torch"),
     ),
     "fractune_workers.children.importing.limits": room(*CORE),
+    "fractune_workers.children.importing.raw_tensors": room(*CORE, "fractune_workers.children.importing.limits"),
     "fractune_workers.children.importing.onnx_graph": room(*CORE, "google.protobuf", "onnx"),
     "fractune_workers.children.importing.operators": child_room(
         "fractune_workers.children.importing.onnx_graph",
@@ -277,6 +279,7 @@ ROOMS = {
         "fractune_workers.children.importing.limits",
         "fractune_workers.children.importing.onnx_graph",
         "fractune_workers.children.importing.operators",
+        "fractune_workers.children.importing.raw_tensors",
         "fractune_workers.children.rewriting",
         "fractune_workers.children.tvm_api",
         "google.protobuf",

@@ -17,6 +17,7 @@ from tvm.ir import json_compact
 from tvm_ffi.serialization import from_json_graph_str
 
 from fractune_core.errors import BadModel, first_line
+from fractune_workers.children.importing.raw_tensors import TensorHeader, read_header
 
 _VALUES = """
     None bool int float DataType ffi.Array ffi.Dict ffi.List ffi.Map ffi.Shape ffi.String ffi.Tensor
@@ -63,7 +64,8 @@ _FOREIGN_CODE = frozenset({"external_mods", "Codegen", "system_lib_prefix"})
 """Attributes that hand functions over to another compiler, or bring its results"""
 _HINT = "export the model without it"
 _OPEN_SIZE = "has a tensor whose size is known only when the model runs; export it with fixed shapes"
-_NO_MODULE = "is not an IRModule as JSON; write it with tvm.ir.save_json"
+_WRITE_AGAIN = "write it with tvm.ir.save_json"
+_NO_MODULE = f"is not an IRModule as JSON; {_WRITE_AGAIN}"
 
 Node = dict[str, Any]
 
@@ -74,10 +76,11 @@ def load_json(text: str) -> tvm.IRModule:
     nodes = _graph(current)
     _refuse_external_functions(nodes)
     _refuse_foreign_code(nodes)
+    _refuse_wrong_tensors(nodes)
     try:
         mod = from_json_graph_str(current)
     except Exception as error:
-        raise BadModel(f"is not an IRModule as JSON: {first_line(error)}; write it with tvm.ir.save_json") from error
+        raise BadModel(f"is not an IRModule as JSON: {first_line(error)}; {_WRITE_AGAIN}") from error
     if not isinstance(mod, tvm.IRModule):
         raise BadModel(f"holds a {type(mod).__name__}, not an IRModule; save the whole module")
     _refuse_missing_functions(nodes, {var.name_hint for var in mod.functions})
@@ -93,7 +96,7 @@ def refuse_malformed(mod: tvm.IRModule, *, imported: bool) -> None:
     try:
         relax.analysis.well_formed(mod)
     except Exception as error:
-        why = f"is not a well-formed IRModule: {first_line(error)}; write it with tvm.ir.save_json"
+        why = f"is not a well-formed IRModule: {first_line(error)}; {_WRITE_AGAIN}"
         raise BadModel(_OPEN_SIZE if imported else why) from error
 
 
@@ -165,6 +168,36 @@ def _callee(nodes: list[Node], call: Any) -> str:
     first = _at(nodes, arguments[0] if isinstance(arguments, list) and arguments else None)
     text = _at(nodes, _field(first.get("data"), "value")).get("data")
     return text if first.get("type") == "ir.StringImm" and isinstance(text, str) else "?"
+
+
+def _refuse_wrong_tensors(nodes: list[Node]) -> None:
+    headers: dict[int, TensorHeader] = {}
+    for index, node in enumerate(nodes):
+        if node.get("type") == "ffi.Tensor":
+            headers[index] = read_header(node.get("data"), f"tensor {len(headers)}")
+    for node in nodes:
+        if node.get("type") == "ir.GenericConst":
+            place = _field(node.get("data"), "value")
+            header = headers.get(place) if type(place) is int else None
+            if header is None:
+                raise BadModel(f"has a constant that is not a tensor; {_WRITE_AGAIN}")
+            if header != _declared(nodes, _field(node.get("data"), "ty")):
+                raise BadModel(
+                    f"has a constant whose numbers are {header.dtype} {list(header.shape)}, which its type does not "
+                    f"say; {_WRITE_AGAIN}"
+                )
+
+
+def _declared(nodes: list[Node], index: Any) -> TensorHeader | None:
+    """The type of a constant; None where it is not that of a tensor of fixed shape."""
+    kind = _at(nodes, index)
+    shape = _at(nodes, _field(kind.get("data"), "shape"))
+    dims = _at(nodes, _field(shape.get("data"), "values")).get("data")
+    if kind.get("type") != "relax.TensorType" or not isinstance(dims, list):
+        return None
+    dtype = _field(_at(nodes, _field(kind.get("data"), "dtype")).get("data"), "dtype")
+    sizes = [_at(nodes, _field(_at(nodes, dim).get("data"), "value")).get("data") for dim in dims]
+    return TensorHeader(str(dtype), tuple(sizes))
 
 
 def _refuse_missing_functions(nodes: list[Node], functions: set[str]) -> None:

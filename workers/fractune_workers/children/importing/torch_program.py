@@ -19,6 +19,7 @@ import tvm
 from fractune_core.codec.plain_json import read_json
 from fractune_core.errors import BadModel, first_line
 from fractune_core.files.archives import Archive
+from fractune_workers.children.importing.raw_tensors import payload_size
 from fractune_workers.children.tvm_api.keep_out import hushed, let_torch_in
 
 _GRAPH = "models/model.json"
@@ -30,6 +31,8 @@ _PLAIN_TENSOR = re.compile(r"(weight|tensor)_[0-9]+")
 _CONTAINERS = (None, "builtins.tuple", "builtins.list", "builtins.dict")
 _SYMBOLIC = frozenset({"as_expr", "as_sym_int", "as_sym_ints", "as_sym_float", "as_sym_bool"})
 _CODE = frozenset({"as_graph", "as_custom_obj", "as_operator"})
+_ELEMENT_BITS = {1: 8, 2: 8, 3: 16, 4: 32, 5: 64, 6: 16, 7: 32, 8: 64, 12: 8, 13: 16}
+"""By PyTorch's number of a type: whole numbers of 8 to 64 bits, floats of 16 to 64, truth values, bfloat16"""
 _EXPORT = "export it with torch.export.save(torch.export.export(model, inputs), path)"
 
 
@@ -135,8 +138,29 @@ def _plain_tensors(entries: dict[str, bytes], config: str) -> dict[str, bytes]:
         entry = f"{config.rpartition('/')[0]}/{path}"
         if entry not in entries:
             raise BadModel(f"lacks the contents of '{name}'; export it again")
+        _check_view(payload.get("tensor_meta"), len(entries[entry]), f"weight '{name}'")
         kept[entry] = entries[entry]
     return kept
+
+
+def _check_view(meta: Any, payload_bytes: int, what: str) -> None:
+    """Raises BadModel unless a tensor lies within its payload, which others may share."""
+    try:
+        bits = _ELEMENT_BITS[meta["dtype"]]
+        offset, *layout = (each["as_int"] for each in [meta["storage_offset"], *meta["sizes"], *meta["strides"]])
+        on_cpu = meta["device"]["type"] == "cpu"
+    except (KeyError, TypeError) as error:
+        raise BadModel(f"{what} has no known type, or no fixed shape; {_EXPORT}") from error
+    if not on_cpu:
+        raise BadModel(f"{what} is not in the memory of a CPU; move the model there, and {_EXPORT}")
+    rank = len(meta["sizes"])
+    sizes, strides = layout[:rank], layout[rank:]
+    if not (len(strides) == rank and all(type(each) is int and each >= 0 for each in (offset, *layout))):
+        raise BadModel(f"{what} has a shape that no tensor can have; {_EXPORT}")
+    payload_size(sizes, bits, what)
+    last = offset + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
+    if 0 not in sizes and (last + 1) * bits // 8 > payload_bytes:
+        raise BadModel(f"{what}, of shape {sizes}, needs more than its {payload_bytes:,} bytes in the file")
 
 
 def _payloads(config: bytes) -> list[tuple[str, dict[str, Any]]]:

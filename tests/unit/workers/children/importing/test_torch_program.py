@@ -35,7 +35,9 @@ def graph(*nodes: dict[str, Any], spec: str = SPEC, **more: Any) -> dict[str, An
 
 
 def weight(**more: Any) -> dict[str, Any]:
-    return {"w": {"path_name": "weight_0", "is_param": True, "use_pickle": False, "tensor_meta": {}, **more}}
+    meta = {"dtype": 7, "sizes": [{"as_int": 4}], "strides": [{"as_int": 1}], "storage_offset": {"as_int": 0}}
+    meta["device"] = {"type": "cpu", "index": None}
+    return {"w": {"path_name": "weight_0", "is_param": True, "use_pickle": False, "tensor_meta": meta, **more}}
 
 
 def archive(

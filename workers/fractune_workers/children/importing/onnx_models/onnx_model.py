@@ -3,7 +3,7 @@
 Exporters leave dynamic dimensions, old opsets and shape arithmetic in the graph, and TVM's importer fails on them. The
 steps, in this order:
 
-    1. parse, and refuse a torn file, or weights in other files;
+    1. parse, and refuse a torn file, weights in other files, or with other numbers than their shapes need;
     2. count the nodes, and inline the model's own functions;
     3. fix every dimension of every input, and drop the shapes that were inferred from open dimensions;
     4. fold the shape arithmetic, which over fixed shapes is constants, and refuse a model that would grow too large;
@@ -29,7 +29,6 @@ import onnx
 import onnx.inliner
 import onnxslim
 import tvm
-from google.protobuf.message import Message
 from onnx import helper, version_converter
 
 from fractune_core.errors import BadModel, first_line
@@ -41,6 +40,7 @@ from fractune_workers.children.importing.onnx_models.onnx_count import check_cou
 from fractune_workers.children.importing.onnx_models.onnx_fold import Folding
 from fractune_workers.children.importing.onnx_models.onnx_importer import from_onnx
 from fractune_workers.children.importing.onnx_models.onnx_shapes import check_inputs, fix_constants, fix_shapes
+from fractune_workers.children.importing.onnx_models.onnx_tensors import check_tensors
 from fractune_workers.children.importing.onnx_models.unfit import what_is_invalid
 from fractune_workers.children.tvm_api.keep_out import hushed
 
@@ -62,7 +62,7 @@ def load_onnx(data: bytes, shapes: Mapping[str, Sequence[int]], limits: Limits) 
     """The ONNX model in `data` as a Relax module. Raises BadModel, also for a model that would exceed `limits`."""
     model = _parse(data)
     check_count(model, limits)
-    _refuse_external_data(model)
+    check_tensors(model)
     if model.functions:
         model = onnx.inliner.inline_local_functions(model)
     _drop_weights_from_inputs(model)
@@ -104,26 +104,6 @@ def _parse(data: bytes) -> onnx.ModelProto:
     if not model.graph.node:
         raise BadModel("has nothing to tune: its graph has no node (or the file is truncated)")
     return model
-
-
-def _refuse_external_data(model: onnx.ModelProto) -> None:
-    for tensor in _tensors(model):
-        if tensor.data_location == onnx.TensorProto.EXTERNAL:
-            raise BadModel(
-                f"weight '{tensor.name}' lies in another file; save the model as one file: "
-                "onnx.save(onnx.load(path), path, save_as_external_data=False)"
-            )
-
-
-def _tensors(message: Message) -> Iterator[onnx.TensorProto]:
-    """All of them, wherever they are: weights, constants of nodes, of subgraphs and of functions."""
-    for field, value in message.ListFields():
-        if field.message_type is not None:
-            for part in [value] if isinstance(value, Message) else value:
-                if isinstance(part, onnx.TensorProto):
-                    yield part  # not looked into: that would copy its bytes
-                else:
-                    yield from _tensors(part)
 
 
 def _drop_weights_from_inputs(model: onnx.ModelProto) -> None:

@@ -1,0 +1,77 @@
+"""The tensors of an ONNX file: each must lie in the file itself, with exactly the numbers that its shape needs.
+
+ONNX's own readers in C++ take the numbers that are there, and not all of them count.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import onnx
+from google.protobuf.message import Message
+from onnx import helper
+
+from fractune_core.errors import BadModel
+from fractune_workers.children.importing.raw_tensors import check_payload, payload_size
+
+_NAMES = onnx.TensorProto.DataType
+_BITS = {
+    **dict.fromkeys(("BOOL", "INT8", "UINT8"), 8),
+    **dict.fromkeys(("FLOAT8E4M3FN", "FLOAT8E4M3FNUZ", "FLOAT8E5M2", "FLOAT8E5M2FNUZ", "FLOAT8E8M0"), 8),
+    **dict.fromkeys(("INT16", "UINT16", "FLOAT16", "BFLOAT16"), 16),
+    **dict.fromkeys(("INT32", "UINT32", "FLOAT"), 32),
+    **dict.fromkeys(("INT64", "UINT64", "DOUBLE", "COMPLEX64"), 64),
+    "COMPLEX128": 128,
+}
+_PACKED_BITS = {"INT4": 4, "UINT4": 4, "FLOAT4E2M1": 4, "INT2": 2, "UINT2": 2}
+"""Packed in bytes; in `int32_data` one such byte each"""
+_STRING_BITS = 8
+"""of one text at least: they have no bytes of their own in `raw_data`"""
+
+
+def check_tensors(model: onnx.ModelProto) -> None:
+    """Raises BadModel for weights in other files, and for numbers that do not fit the shape."""
+    for tensor in _tensors(model):
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            raise BadModel(
+                f"weight '{tensor.name}' lies in another file; save the model as one file: "
+                "onnx.save(onnx.load(path), path, save_as_external_data=False)"
+            )
+        _check(tensor)
+
+
+def _check(tensor: onnx.TensorProto) -> None:
+    what = f"weight '{tensor.name}'" if tensor.name else "a constant of a node"
+    name = _NAMES.Name(tensor.data_type) if tensor.data_type in _NAMES.values() else str(tensor.data_type)
+    if name == "STRING":
+        _check_count(tensor, payload_size(tensor.dims, _STRING_BITS, what), len(tensor.string_data), what)
+        return
+    bits = (_BITS | _PACKED_BITS).get(name)
+    if bits is None:
+        raise BadModel(f"{what} has numbers of the type {name}, which is not supported; export the model again")
+    if tensor.HasField("raw_data"):
+        check_payload(tensor.dims, bits, len(tensor.raw_data), what)
+        return
+    size = payload_size(tensor.dims, bits, what)
+    needed = size if name in _PACKED_BITS else math.prod(tensor.dims) * (2 if name.startswith("COMPLEX") else 1)
+    _check_count(tensor, needed, len(getattr(tensor, helper.tensor_dtype_to_field(tensor.data_type))), what)
+
+
+def _check_count(tensor: onnx.TensorProto, needed: int, found: int, what: str) -> None:
+    if tensor.HasField("raw_data") or found != needed:
+        raise BadModel(
+            f"{what} is a tensor of shape {list(tensor.dims)}, which needs {needed:,} numbers or texts, and the file "
+            f"has {found:,} for it; export the model again"
+        )
+
+
+def _tensors(message: Message) -> Iterator[onnx.TensorProto]:
+    """All of them, wherever they are: weights, constants of nodes, of subgraphs and of functions."""
+    for field, value in message.ListFields():
+        if field.message_type is not None:
+            for part in [value] if isinstance(value, Message) else value:
+                if isinstance(part, onnx.TensorProto):
+                    yield part  # not looked into: that would copy its bytes
+                else:
+                    yield from _tensors(part)
