@@ -49,7 +49,7 @@ def test_a_model_is_read_though_the_child_that_reads_it_is_killed(tmp_path: Path
         process.info(connection)
         put_blob(connection, model_blob(digest), model)
         work: Any = {"task": "ingest", "work_id": "w", "job": "j", "model": digest, "model_name": "small.onnx"}
-        work |= {"inputs": {}, "target": "llvm", "isa": ""}
+        work |= {"owner": "", "inputs": {}, "target": "llvm", "isa": ""}
         WorkQueues(connection, SECRET).enqueue(COMPILE_QUEUE, work)
         killed = set[int]()
         for _ in range(kills):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import signal
 import threading
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import redis
 
@@ -21,6 +23,7 @@ from fractune_core.fleet.redis_names import COMPILE_QUEUE, SERVER_STREAM, model_
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_server.transport.work_queues import WorkQueues
 from fractune_workers.locks.core_locks import CoreLocks
+from tests.support.constant_modules import module, tensor
 from tests.support.paths import REPOSITORY
 from tests.support.processes.cli_process import write_model
 from tests.support.processes.redis_process import events_of, pieces_of, running_redis, wait_until
@@ -48,11 +51,12 @@ class Reading:
         self.process = process
         process.info(self.redis)
 
-    def ask(self, name: str) -> None:
+    def ask(self, name: str, owner: str = "", contents: bytes = b"") -> None:
         """To read a model; the job is called as it is."""
-        digest = hashlib.sha256(name.encode()).hexdigest()
-        put_blob(self.redis, model_blob(digest), name.encode())
-        work: Any = {"task": "ingest", "work_id": f"work-{name}", "job": name, "model": digest}
+        contents = contents or name.encode()
+        digest = hashlib.sha256(contents).hexdigest()
+        put_blob(self.redis, model_blob(digest), contents)
+        work: Any = {"task": "ingest", "work_id": f"work-{name}", "job": name, "model": digest, "owner": owner}
         work |= {"model_name": f"{name}.onnx", "inputs": {}, "target": "llvm", "isa": ""}
         WorkQueues(self.redis, SECRET).enqueue(COMPILE_QUEUE, work)
 
@@ -60,6 +64,11 @@ class Reading:
         """What came of a job, once its work has ended."""
         wait_until(lambda: any(piece.job == job for piece in pieces_of(self.redis)), 60)
         return [event for event in events_of(self.redis, SERVER_STREAM) if event["job"] == job]
+
+    def child(self) -> int:
+        """Process id of the child that has read the last model."""
+        (child,) = self.process.children()
+        return child
 
 
 @pytest.fixture
@@ -93,6 +102,35 @@ def test_the_child_of_a_cancelled_job_is_ended(reading: Reading) -> None:
     assert not alive(child)
     reading.ask("small")
     assert reading.events("small")[0]["event"] == "ingested"
+
+
+def test_a_model_of_another_owner_is_read_by_another_process(reading: Reading) -> None:
+    """Which cannot open the files of the first owner's models either: they are gone."""
+    children = []
+    for name, owner in [("a1", "alice"), ("a2", "alice"), ("b1", "bob"), ("a3", "alice")]:
+        reading.ask(name, owner)
+        assert reading.events(name)[0]["event"] == "ingested"
+        children.append(reading.child())
+    a1, a2, b1, a3 = children
+    assert a1 == a2
+    assert len({a2, b1, a3}) == 3
+    assert not any(map(alive, (a1, b1)))
+
+
+def test_a_short_tensor_shows_no_weights_of_the_model_before(tmp_path: Path) -> None:
+    """A real child reads both, for one owner: it may have the first model's weights in its memory."""
+    secret = np.full((4, 8), 1234.5, "float32")
+    with running_redis() as url, worker("w", "compile", url, tmp_path / "gate") as process:
+        reading = Reading(url, process, tmp_path / "gate")
+        reading.ask("whole", contents=json.dumps(module(tensor(data=secret.tobytes()))).encode())
+        assert reading.events("whole")[0]["event"] == "ingested"
+        reading.ask("short", contents=json.dumps(module(tensor(data=secret.tobytes()[:4], stated=128))).encode())
+        (failed,) = reading.events("short")
+    assert (failed["event"], failed["error"]) == ("work_failed", "BadModel")
+    assert failed["message"] == (
+        "short.onnx: tensor 0 is a tensor of shape [4, 8], which needs 128 bytes, and the file has 4 for it; export "
+        "the model again"
+    )
 
 
 @pytest.mark.long

@@ -92,7 +92,7 @@ class Attacked:
 
 def ingest(job: str, model: str = "0" * 64) -> Any:
     work = {"task": "ingest", "work_id": uuid.uuid4().hex, "job": job, "model": model, "model_name": "m.onnx"}
-    return {**work, "inputs": {}, "target": "llvm", "isa": "x"}
+    return {**work, "owner": "", "inputs": {}, "target": "llvm", "isa": "x"}
 
 
 @pytest.fixture

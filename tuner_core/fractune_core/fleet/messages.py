@@ -67,6 +67,8 @@ class ModelWork(AnyWork):
     model: str
     """SHA-256 of the model file: it is the blob `model_blob(model)`"""
     model_name: str
+    owner: str
+    """id of the token that it is done for; empty = no token was needed. No process reads models of two owners."""
     inputs: dict[str, list[int]]
     target: str
     """for an ingest, target text as the user or the measuring worker gave it; else TVM's target as JSON"""

@@ -40,8 +40,8 @@ class IngestPhase:
         if not any(_INGEST in each.requested and ingest_key(each.stored) == key for each in jobs):
             work_id = job.work_id(_INGEST)
             if not self._queues.has(work_id):
-                isa = job.stored.device.isa
-                request_ingest(self._context, self._queues, key, isa, job.id, work_id)
+                stored = job.stored
+                request_ingest(self._context, self._queues, key, stored.token, stored.device.isa, job.id, work_id)
             job.note_requested(_INGEST)
 
     def save(self, key: IngestKey, event: Ingested) -> None:

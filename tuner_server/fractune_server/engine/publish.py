@@ -84,6 +84,7 @@ class PublishPhase:
                 "job": job.id,
                 "model": job.stored.spec.model,
                 "model_name": job.stored.spec.model_name,
+                "owner": job.stored.token,
                 "inputs": job.stored.spec.inputs,
                 "target": job.stored.target,
                 "bundle": bundle,

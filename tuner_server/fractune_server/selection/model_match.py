@@ -85,6 +85,8 @@ class MatchQuery:
     """empty = the device's own"""
     time_left_s: float | None
     """how long the caller will wait"""
+    owner: str
+    """id of the caller's token; empty = no token was needed"""
     namespace: str = ""
     """only records of this namespace count"""
 
@@ -226,7 +228,7 @@ class Matcher:
     def _ingested(self, fleet: Fleet, query: MatchQuery, device_share: HeldShare) -> IngestedModel:
         key = IngestKey(query.model, dict(query.inputs), query.target or device_share.target)
         found = self._context.store.models.find_ingested(key)
-        return found or self._ingest(fleet, key, device_share.device, query.time_left_s)
+        return found or self._ingest(fleet, key, device_share.device, query)
 
     def _device_share(self, fleet: Fleet, share: Share) -> HeldShare:
         share.check_measures_kernels()
@@ -248,7 +250,7 @@ class Matcher:
             "another share"
         )
 
-    def _ingest(self, fleet: Fleet, key: IngestKey, device: Device, time_left_s: float | None) -> IngestedModel:
+    def _ingest(self, fleet: Fleet, key: IngestKey, device: Device, query: MatchQuery) -> IngestedModel:
         self._context.store.models.get(key.model)
         if not fleet.of_role(COMPILE):
             raise ShareUnavailable(
@@ -257,8 +259,9 @@ class Matcher:
             )
         job = f"match-{uuid.uuid4().hex[:12]}"
         self._context.model_ingests.expect(job, key)
-        request_ingest(self._context, WorkQueues(self._context.redis, self._context.secret), key, device.isa, job, job)
-        deadline = time.monotonic() + min(time_left_s or _LONGEST_S, _LONGEST_S)
+        queues = WorkQueues(self._context.redis, self._context.secret)
+        request_ingest(self._context, queues, key, query.owner, device.isa, job, job)
+        deadline = time.monotonic() + min(query.time_left_s or _LONGEST_S, _LONGEST_S)
         while time.monotonic() < deadline:
             changes = self._context.notifier.count
             found = self._context.store.models.find_ingested(key)

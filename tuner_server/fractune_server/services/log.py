@@ -188,6 +188,7 @@ def _query(request: pb.MatchModelRequest | pb.TabulateModelRequest, context: grp
         to_lists(request.inputs),
         request.target,
         context.time_remaining(),
+        caller().token_id,
         request.namespace,
     )
 

@@ -13,6 +13,7 @@ from fractune_core.planning.devices import DeviceType
 from fractune_core.planning.planner import make_plan
 from fractune_core.planning.speeds import Row, measured_rows
 from fractune_core.planning.wire import LoggedModel, request_from_proto
+from fractune_server.access.authenticator import caller
 from fractune_server.selection.model_match import Matcher, MatchQuery
 
 
@@ -25,7 +26,8 @@ class PlanService(rpc.PlanServiceServicer):
             batch = logged.requests_per_run
             if batch < 1:
                 raise BadRequest(f"{logged.model}: requests_per_run is {batch}; it must be 1 or more")
-            query = MatchQuery(Collection.MODELS.parse(logged.model), logged.inputs, "", context.time_remaining())
+            model = Collection.MODELS.parse(logged.model)
+            query = MatchQuery(model, logged.inputs, "", context.time_remaining(), caller().token_id)
             times = self._matcher.times(query, device)
             return measured_rows(times.operators_s, times.whole_s, batch)
 

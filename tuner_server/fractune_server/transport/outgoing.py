@@ -14,9 +14,9 @@ from fractune_server.transport.work_queues import WorkQueues
 
 
 def request_ingest(
-    context: ServerContext, queues: WorkQueues, key: IngestKey, isa: str, job: str, work_id: str
+    context: ServerContext, queues: WorkQueues, key: IngestKey, owner: str, isa: str, job: str, work_id: str
 ) -> None:
-    """Hand out the ingest of a model. Raises NotFound if the model or its file is missing."""
+    """Hand out the ingest of a model for `owner`. Raises NotFound if the model or its file is missing."""
     model = context.store.models.get(key.model)
     send_model(context, key.model)
     work: IngestWork = {
@@ -25,6 +25,7 @@ def request_ingest(
         "job": job,
         "model": key.model,
         "model_name": model.display_name,
+        "owner": owner,
         "inputs": key.inputs,
         "target": key.target,
         "isa": isa,

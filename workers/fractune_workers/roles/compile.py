@@ -16,7 +16,7 @@ from fractune_core.fleet.redis_names import COMPILE_QUEUE, SERVER_STREAM, bundle
 from fractune_core.fleet.signed_messages import Refused
 from fractune_core.fleet.signing import Unsigned
 from fractune_core.host.memory import model_memory_bytes
-from fractune_core.host.sandboxing.strangers_files import read_strangers_file, remove_tree
+from fractune_core.host.sandboxing.strangers_files import empty_dir, read_strangers_file, remove_tree
 from fractune_core.names import check_file_name
 from fractune_workers.child.errors import CALL_ERRORS, CallFailed, ChildUnwanted, retry_if_killed
 from fractune_workers.context import WorkerContext
@@ -45,6 +45,7 @@ class Compiler(Role):
         self._models_dir, self._childs_dir = (context.scratch_dir / name for name in ("models", "child"))
         self._models_dir.mkdir()
         self._childs_dir.mkdir()
+        self._owner: str | None = None
         self._child = reader_child(
             _CHILD,
             model=self._models_dir,
@@ -64,6 +65,7 @@ class Compiler(Role):
 
     def handle(self, work: IngestWork | CompileWork) -> None:
         transaction = self._context.transaction(work)
+        self._serve(work["owner"])
         try:
             # It gives way to measurements: a slow model would keep them all waiting.
             with self._context.computing(self._child), self._child.while_wanted(lambda: self._context.is_wanted(work)):
@@ -74,6 +76,15 @@ class Compiler(Role):
         except FractuneError as error:
             transaction.event(SERVER_STREAM, transaction.failure(*_failure(work, error)))
         transaction.send()
+
+    def _serve(self, owner: str) -> None:
+        """For another owner than before, start from nothing: a process that has read a model may still hold some of it,
+        and can read the files of those that were fetched.
+        """
+        if owner != self._owner:
+            self._child.stop()
+            empty_dir(self._models_dir)
+            self._owner = owner
 
     def _ingest(self, work: IngestWork) -> Ingested:
         model = self._model_args(work)

@@ -17,7 +17,7 @@ from fractune_workers.roles import compile as compile_role
 MODEL = b"a model"
 DIGEST = hashlib.sha256(MODEL).hexdigest()
 WORK: Any = {"model": DIGEST, "model_name": "m.onnx", "inputs": {}, "target": "llvm", "bundle": "b", "job": "j"}
-WORK |= {"task": "compile", "work_id": "w", "variants": [], "manifest": {}, "records": []}
+WORK |= {"owner": "", "task": "compile", "work_id": "w", "variants": [], "manifest": {}, "records": []}
 
 
 class TakenOver:
@@ -28,9 +28,13 @@ class TakenOver:
     def __init__(self, _module: str, *, own_dir: Path, **_other: object) -> None:
         self.own_dir = own_dir
         self.secret, self.victim = Path(), Path()
+        self.stops = 0
 
     def plant(self) -> None:
         (self.own_dir / DIGEST).symlink_to(self.victim)
+
+    def stop(self) -> None:
+        self.stops += 1
 
     def ensure(self) -> int:
         return 1
@@ -61,12 +65,23 @@ def attacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace
     (child,) = children
     child.secret, child.victim = secret, victim
     child.plant()
-    return SimpleNamespace(compiler=compiler, victim=victim, published=published)
+    return SimpleNamespace(compiler=compiler, child=child, victim=victim, published=published)
 
 
 def test_it_writes_no_model_through_a_link_of_its_child(attacked: SimpleNamespace) -> None:
     assert attacked.compiler._model_file(DIGEST, "m.onnx").read_bytes() == MODEL
     assert not list(attacked.victim.iterdir())
+
+
+def test_the_next_owners_child_finds_no_model_of_the_last_one(attacked: SimpleNamespace) -> None:
+    compiler = attacked.compiler
+    kept = []
+    for owner in ("alice", "alice", "bob"):
+        compiler._serve(owner)
+        kept.append([path.name for path in compiler._models_dir.iterdir()])
+        compiler._model_file(DIGEST, "m.onnx")
+    assert kept == [[], [DIGEST], []]
+    assert attacked.child.stops == 2
 
 
 def test_it_publishes_nothing_that_a_link_of_its_child_leads_to(attacked: SimpleNamespace) -> None:
