@@ -96,7 +96,7 @@ def ask(folder: Path, redis_url: str, case: str, share: str) -> dict[str, float]
 
 def _call(matcher: Matcher, case: str, share: str) -> Callable[[], None]:
     key = match_log.model_key(match_log.MODELS // 2)
-    query = MatchQuery(key.model, key.inputs, key.target, None)
+    query = MatchQuery(key.model, key.inputs, key.target, None, "")
 
     def match() -> None:
         answers = matcher.match(query, share, Policy()).operators

@@ -196,7 +196,7 @@ def _declared(nodes: list[Node], index: Any) -> TensorHeader | None:
     if kind.get("type") != "relax.TensorType" or not isinstance(dims, list):
         return None
     dtype = _field(_at(nodes, _field(kind.get("data"), "dtype")).get("data"), "dtype")
-    sizes = [_at(nodes, _field(_at(nodes, dim).get("data"), "value")).get("data") for dim in dims]
+    sizes: list[Any] = [_at(nodes, _field(_at(nodes, dim).get("data"), "value")).get("data") for dim in dims]
     return TensorHeader(str(dtype), tuple(sizes))
 
 

@@ -115,7 +115,7 @@ def test_a_constant_that_refers_to_nothing_is_refused(tmp_path: Path, field: str
 
 UNSUPPORTED = ("UNDEFINED", "FLOAT6E2M3", "FLOAT6E3M2")
 ONNX_TYPES = [name for name in TensorProto.DataType.DESCRIPTOR.values_by_name if name not in (*UNSUPPORTED, "STRING")]
-OTHER_SHAPES = ([1], [], [300], [-3], [0], [5, 0], [2**40, 2**40], [2**31, 0], [5] + [1] * 33)
+OTHER_SHAPES: tuple[list[int], ...] = ([1], [], [300], [-3], [0], [5, 0], [2**40, 2**40], [2**31, 0], [5] + [1] * 33)
 
 
 def made(kind: int, *, raw: bool) -> Any:
@@ -176,7 +176,7 @@ def test_an_onnx_tensor_is_looked_at_wherever_it_is(place: Callable[[Any], Any])
 
 
 def test_texts_of_an_onnx_tensor_fit_its_shape() -> None:
-    weight = helper.make_tensor("w", TensorProto.STRING, [2], [b"a", b"b"])
+    weight = helper.make_tensor("w", TensorProto.STRING, [2], np.array([b"a", b"b"]))
     check_tensors(as_weight(weight))
     weight.dims[0] = 3
     assert "needs 3 numbers or texts, and the file has 2 for it" in refused(weight, as_weight)
