@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import onnx
@@ -9,6 +10,11 @@ from google.protobuf.message import DecodeError
 
 from fractune_core.errors import BadModel
 from fractune_core.refusals import node_text, refusal_text
+
+_SEPARATOR = "\x1f"
+"""in the names of nodes that are made here: between a name, an output, an operator and a number"""
+_PARTS = 4
+_COUNTER = itertools.count()
 
 
 def parsed(data: bytes) -> onnx.ModelProto | None:
@@ -37,13 +43,39 @@ def domain_of(name: str) -> str:
     return "" if name == "ai.onnx" else name
 
 
+def opset_of(model: onnx.ModelProto | onnx.FunctionProto) -> int:
+    """The version of ONNX's own operators in it."""
+    return next((entry.version for entry in model.opset_import if not domain_of(entry.domain)), 1)
+
+
+def set_opset(model: onnx.ModelProto | onnx.FunctionProto, version: int) -> None:
+    others = [entry for entry in model.opset_import if domain_of(entry.domain)]
+    del model.opset_import[:]
+    model.opset_import.extend([onnx.helper.make_opsetid("", version), *others])
+
+
 def operator_of(node: onnx.NodeProto) -> str:
     domain = domain_of(node.domain)
     return f"{domain}.{node.op_type}" if domain else str(node.op_type)
 
 
+def name_of_part(node: onnx.NodeProto) -> str:
+    """A name for a node that is made in the place of this one, by which `described` finds the file's own node."""
+    own = _own_node(node)
+    return _SEPARATOR.join([*own, str(next(_COUNTER))])
+
+
 def described(node: onnx.NodeProto) -> str:
-    return node_text(node.name, next(iter(node.output), ""), operator_of(node))
+    """The file's own node: of one that is made here, the node in whose place it is."""
+    return node_text(*_own_node(node))
+
+
+def _own_node(node: onnx.NodeProto) -> tuple[str, str, str]:
+    """Its name, its first output and its operator."""
+    parts = node.name.split(_SEPARATOR)
+    if len(parts) == _PARTS:
+        return parts[0], parts[1], parts[2]
+    return node.name.replace(_SEPARATOR, ""), next(iter(node.output), ""), operator_of(node)
 
 
 def refusal(node: onnx.NodeProto, opset: int, why: str) -> BadModel:

@@ -16,7 +16,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from fractune_core.errors import BadModel
-from fractune_workers.children.importing.onnx_graph import refusal
+from fractune_workers.children.importing.onnx_graph import name_of_part, refusal
 
 _COUNTER = itertools.count()
 FLOAT = onnx.TensorProto.FLOAT
@@ -77,15 +77,20 @@ class Decomposition:
     def add(self, operator: str, *inputs: str, output: str = "", **attributes: Any) -> str:
         """Add a node with one output, and return the output's name."""
         name = output or f"{self._prefix}.{len(self.nodes)}"
-        self.nodes.append(
-            helper.make_node(operator, list(inputs), [name], f"{self.node.name}/{operator}", **attributes)
-        )
+        self.nodes.append(helper.make_node(operator, list(inputs), [name], name_of_part(self.node), **attributes))
         return name
+
+    def again(self, inputs: Sequence[str], **attributes: Any) -> None:
+        """Add a node of the same operator, with the same outputs."""
+        names = name_of_part(self.node)
+        self.nodes.append(
+            helper.make_node(self.node.op_type, list(inputs), list(self.node.output), names, **attributes)
+        )
 
     def add_several(self, operator: str, inputs: Sequence[str], outputs: int) -> list[str]:
         """Add a node with several outputs, and return their names."""
         names = [f"{self._prefix}.{len(self.nodes)}.{index}" for index in range(outputs)]
-        self.nodes.append(helper.make_node(operator, list(inputs), names, f"{self.node.name}/{operator}"))
+        self.nodes.append(helper.make_node(operator, list(inputs), names, name_of_part(self.node)))
         return names
 
     def constant(self, values: npt.ArrayLike, element_type: int | None = None) -> str:

@@ -16,7 +16,8 @@ from fractune_workers.children.importing.decomposing.decomposed_attention import
 from fractune_workers.children.importing.decomposing.decomposed_fused import FUSED
 from fractune_workers.children.importing.decomposing.decomposed_quantized import QUANTIZED
 from fractune_workers.children.importing.decomposing.decomposition import Decompose, Decomposition
-from fractune_workers.children.importing.onnx_graph import domain_of, operator_of, subgraphs
+from fractune_workers.children.importing.decomposing.old_forms import GRADIENTS, OLD_FORMS
+from fractune_workers.children.importing.onnx_graph import domain_of, name_of_part, operator_of, subgraphs
 from fractune_workers.children.importing.onnx_models.onnx_importer import is_known
 
 DECOMPOSITIONS: Mapping[str, Decompose] = {
@@ -27,6 +28,19 @@ DECOMPOSITIONS: Mapping[str, Decompose] = {
 
 Types = Mapping[str, onnx.TypeProto | None]
 _COUNTER = itertools.count()
+
+
+def renewed(node: onnx.NodeProto, types: Types, opset: int) -> Sequence[onnx.NodeProto]:
+    """The nodes that stand for a node of an old opset, in the words of a later one. Raises BadModel."""
+    made = Decomposition(node, types, opset)
+    renew = OLD_FORMS.get("" if domain_of(node.domain) else node.op_type)
+    if renew is not None:
+        return _by_table(made, renew)
+    kept = onnx.NodeProto()
+    kept.CopyFrom(node)
+    del kept.attribute[:]
+    kept.attribute.extend(each for each in node.attribute if each.name not in GRADIENTS)
+    return [kept]
 
 
 def decomposed(node: onnx.NodeProto, types: Types, opset: int) -> Sequence[onnx.NodeProto] | None:
@@ -97,7 +111,10 @@ def _inlined(
         {**defaults} | {each.name: each for each in body.attribute_proto} | {each.name: each for each in node.attribute}
     )
     prefix = f"{node.op_type}.{next(_COUNTER)}."
-    return [_renamed(inner, names, given, prefix) for inner in body.node]
+    made = [_renamed(inner, names, given, prefix) for inner in body.node]
+    for each in made:
+        each.name = name_of_part(node)
+    return made
 
 
 def _renamed(

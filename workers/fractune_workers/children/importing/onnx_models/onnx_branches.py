@@ -20,7 +20,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from fractune_core.errors import BadModel
 from fractune_workers.children.importing.limits import ComputedConstants
-from fractune_workers.children.importing.onnx_graph import captured_by, described, subgraphs
+from fractune_workers.children.importing.onnx_graph import captured_by, described, set_opset, subgraphs
 from fractune_workers.children.importing.operators.element_types import AS_BYTES
 from fractune_workers.children.importing.operators.onnx_node import Converter, OnnxNode, dtype_of, shape_of
 from fractune_workers.children.rewriting.expressions import is_constant, type_text
@@ -38,14 +38,23 @@ class Branches:
     """The branches of one model, set aside while the model around them is slimmed: `onnxslim` breaks what is inside."""
 
     def __init__(
-        self, model: onnx.ModelProto, read: Callable[[onnx.ModelProto], tvm.IRModule], captured: ComputedConstants
+        self,
+        model: onnx.ModelProto,
+        opset: int,
+        read: Callable[[onnx.ModelProto], tvm.IRModule],
+        captured: ComputedConstants,
     ) -> None:
-        """`read` is all that is done to a model from folding on. `captured` counts the constants that branches read.
+        """`opset`: in whose words the branches are. `read` is all that is done to a model from folding on. `captured`
+        counts the constants that branches read.
 
         Each `If` of the model, in place, becomes a node of another domain that reads all that its branches read.
         """
         self._read, self._captured = read, captured
-        self._opsets, self._version = list(model.opset_import), max(_SEPARATE_INITIALIZERS_IR, model.ir_version)
+        self._opset, self._opsets, self._version = (
+            opset,
+            list(model.opset_import),
+            max(_SEPARATE_INITIALIZERS_IR, model.ir_version),
+        )
         self._nodes: list[onnx.NodeProto] = []
         nodes = [
             self._set_aside(node) if node.op_type == _IF and not node.domain else node for node in model.graph.node
@@ -118,7 +127,9 @@ class Branches:
             nodes.append(helper.make_node("Identity", [output.name], [f"{output.name}/{at}"]))
             outputs.append(onnx.ValueInfoProto(name=f"{output.name}/{at}"))
         whole = helper.make_graph(nodes, graph.name or "branch", inputs, outputs, constants)
-        return helper.make_model(whole, opset_imports=self._opsets, ir_version=self._version)
+        made = helper.make_model(whole, opset_imports=self._opsets, ir_version=self._version)
+        set_opset(made, self._opset)
+        return made
 
 
 def _condition(node: OnnxNode) -> relax.Expr:

@@ -25,16 +25,19 @@ from onnx import defs, helper, numpy_helper, shape_inference
 from onnx.reference import ReferenceEvaluator
 
 from fractune_core.errors import BadModel
+from fractune_workers.children.importing.decomposing.old_forms import FIRST, LAST
 from fractune_workers.children.importing.limits import ComputedConstants, Limits, check_tensor
 from fractune_workers.children.importing.onnx_graph import (
     described,
     domain_of,
     names_read,
     operator_of,
+    opset_of,
     refusal,
+    set_opset,
     subgraphs,
 )
-from fractune_workers.children.importing.onnx_models.decompositions import decomposed
+from fractune_workers.children.importing.onnx_models.decompositions import decomposed, renewed
 from fractune_workers.children.importing.onnx_models.onnx_loops import unrolled
 from fractune_workers.children.importing.operators.packed_weights import PACKED_WEIGHTS, inferred
 
@@ -100,7 +103,11 @@ class Folding:
         self._model = model
         self._limits = limits
         self._computed = ComputedConstants(limits)
-        self._opsets = {entry.domain: entry.version for entry in model.opset_import}
+        self._opset = opset_of(model)
+        """of the file; its own nodes are visited in the words of `_opsets`"""
+        if self._opset < FIRST:
+            set_opset(model, LAST)
+        self._opsets = {domain_of(entry.domain): entry.version for entry in model.opset_import}
         self._known: ChainMap[str, _TensorFacts] = ChainMap()
         self._parts = 0
         self._nodes = len(model.graph.node)
@@ -193,16 +200,20 @@ class Folding:
         self._limits.check_nodes(self._nodes + nodes, what)
 
     def walk(self, nodes: Sequence[onnx.NodeProto]) -> Iterable[onnx.NodeProto]:
-        """The nodes that stay."""
+        """The nodes that stay of nodes in the words of the file's opset."""
         for node in _sorted(nodes):
-            yield from self._visit(node)
+            if self._opset >= FIRST or domain_of(node.domain) or subgraphs(node):
+                yield from self._visit(node)
+            else:
+                for each in renewed(node, self._types_of_inputs(node), self._opset):
+                    yield from self._visit(each)
 
     def _visit(self, node: onnx.NodeProto) -> Iterable[onnx.NodeProto]:
         if node.op_type in UNROLLED and not domain_of(node.domain):
-            yield from unrolled(node, self._opsets.get("", 1), self)
+            yield from unrolled(node, self._opset, self)
             return
         if node.op_type == _REFUSED_LOOP:
-            raise refusal(node, self._opsets.get("", 1), "no loop over a sequence can be imported; export without it")
+            raise refusal(node, self._opset, "no loop over a sequence can be imported; export without it")
         branch = self._taken_branch(node)
         if branch is not None:
             self.add_weights(branch.initializer)
@@ -210,14 +221,17 @@ class Folding:
             for inner, outer in zip(branch.output, node.output, strict=True):
                 yield from self._visit(helper.make_node("Identity", [inner.name], [outer]))
         elif (nodes := self._decomposed(node)) is not None:
-            yield from self.walk(nodes)
+            for each in nodes:
+                yield from self._visit(each)
         elif not self._fold(node):
             yield node
 
+    def _types_of_inputs(self, node: onnx.NodeProto) -> dict[str, onnx.TypeProto | None]:
+        return {name: self._known.get(name, _TensorFacts()).type for name in node.input if name}
+
     def _decomposed(self, node: onnx.NodeProto) -> Sequence[onnx.NodeProto] | None:
         """The nodes that a node is decomposed into; None where it stays."""
-        types = {name: self._known.get(name, _TensorFacts()).type for name in node.input if name}
-        nodes = decomposed(node, types, self._opsets.get("", 1))
+        nodes = decomposed(node, self._types_of_inputs(node), self._opsets.get("", 1))
         if nodes is not None:
             self.count(len(nodes), f"the model, with operators like {described(node)} decomposed,")
         return nodes

@@ -18,20 +18,19 @@ from tvm.relax.frontend.onnx import onnx_frontend
 
 from fractune_core.errors import BadModel, first_line
 from fractune_core.refusals import unknown_text
-from fractune_workers.children.importing.onnx_graph import described, domain_of, operator_of, refusal
+from fractune_workers.children.importing.onnx_graph import described, domain_of, operator_of, opset_of, refusal
 from fractune_workers.children.importing.onnx_models.onnx_branches import Branches
 from fractune_workers.children.importing.onnx_models.onnx_converters import CONVERTERS
 from fractune_workers.children.importing.onnx_models.sections import with_sections
 from fractune_workers.children.importing.onnx_models.unfit import (
     LATE,
     has_open_shape,
-    is_empty,
     mistyped_attributes,
     why_unfit,
 )
 from fractune_workers.children.importing.operators.corrected import CORRECTED
 from fractune_workers.children.importing.operators.element_types import AS_BYTES, WITHOUT_KERNELS, kind_name, takes
-from fractune_workers.children.importing.operators.onnx_node import OnnxNode
+from fractune_workers.children.importing.operators.onnx_node import OnnxNode, is_empty
 
 _log = logging.getLogger(__name__)
 _SEQUENCES = """
@@ -51,8 +50,7 @@ def from_onnx(model: onnx.ModelProto, branches: Branches) -> tvm.IRModule:
     """The model as a Relax module with the entry `main`. Raises BadModel for a node that cannot be imported, and other
     errors where the graph around the nodes cannot be read.
     """
-    opset = next((entry.version for entry in model.opset_import if not domain_of(entry.domain)), 1)
-    return with_sections(Importer(element_types(model.graph), branches).from_onnx(model.graph, opset))
+    return with_sections(Importer(element_types(model.graph), branches).from_onnx(model.graph, opset_of(model)))
 
 
 def is_known(node: onnx.NodeProto) -> bool:
@@ -117,6 +115,11 @@ class Importer(onnx_frontend.ONNXGraphImporter):
         missing = next((value.name for value in graph.output if value.name not in self._nodes), None)
         if missing is not None:
             raise BadModel(f"no node makes its output '{missing}'; export the model again")
+        results = {value.name for value in graph.output if is_empty(self._nodes[value.name])}
+        for node in graph.node:
+            empty = next((name for name in node.output if name in results), None)
+            if empty is not None:
+                raise self.refused(node, f"the model's output '{empty}' is empty; export it without this output")
 
     def convert(self, node: onnx.NodeProto) -> None:
         """Convert one node, and name its outputs."""

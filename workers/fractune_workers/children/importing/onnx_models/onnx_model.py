@@ -7,13 +7,12 @@ steps, in this order:
     2. count the nodes, and inline the model's own functions;
     3. fix every dimension of every input, and drop the shapes that were inferred from open dimensions;
     4. fold the shape arithmetic, which over fixed shapes is constants, and refuse a model that would grow too large;
-    5. convert an opset older than the importer's semantics;
-    6. slim: merge and drop nodes, put batch normalization into convolutions;
-    7. import.
+    5. slim: merge and drop nodes, put batch normalization into convolutions;
+    6. import.
 
-Steps 5 and 6 are optional. Where one fails, the model goes on without it; if the import is refused then, the refusal
-says that too. Slimming and the importer compute constants, so a model with
-constants of unknown size is refused before.
+Folding reads the nodes of an old opset in the words of a later one. Slimming is optional: where it fails, the model
+goes on without it. Slimming and the importer compute constants, so a model with constants of unknown size is refused
+before.
 """
 
 from __future__ import annotations
@@ -22,33 +21,28 @@ import contextlib
 import copy
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
 import onnx
 import onnx.inliner
 import onnxslim
 import tvm
-from onnx import helper, version_converter
+from onnx import helper
 
 from fractune_core.errors import BadModel, first_line
 from fractune_core.model_inputs import constants_in, shapes_in
 from fractune_workers.children.importing.limits import ComputedConstants, Limits
-from fractune_workers.children.importing.onnx_graph import described, domain_of, inputs_of, parsed
+from fractune_workers.children.importing.onnx_graph import described, inputs_of, opset_of, parsed
 from fractune_workers.children.importing.onnx_models.onnx_branches import Branches
 from fractune_workers.children.importing.onnx_models.onnx_count import check_count
 from fractune_workers.children.importing.onnx_models.onnx_fold import Folding
 from fractune_workers.children.importing.onnx_models.onnx_importer import from_onnx
 from fractune_workers.children.importing.onnx_models.onnx_shapes import check_inputs, fix_constants, fix_shapes
 from fractune_workers.children.importing.onnx_models.onnx_tensors import check_tensors
-from fractune_workers.children.importing.onnx_models.unfit import what_is_invalid
 from fractune_workers.children.tvm_api.keep_out import hushed
 
 _log = logging.getLogger(__name__)
-_OLDEST_OPSET = 13
-"""Below, TVM's importer reads operators by later rules (Softmax, Squeeze, ReduceSum) without a word"""
-_CONVERTED_OPSET = 17
-"""Older models are converted to this opset: ONNX's converters reach it, and TVM's importer knows all of it."""
 _SEPARATE_INITIALIZERS_IR = 4
 """From this IR version on, weights need not be inputs as well"""
 _MOST_PAIRS_OF_READERS = 20_000_000
@@ -75,22 +69,20 @@ def load_onnx(data: bytes, shapes: Mapping[str, Sequence[int]], limits: Limits) 
 
 def _read(model: onnx.ModelProto, limits: Limits, captured: ComputedConstants, *, is_branch: bool) -> tvm.IRModule:
     """Fold, slim and import a model with fixed shapes, or a branch of one; `captured` are constants of branches."""
-    notes: list[str] = []
     inputs = [copy.deepcopy(value) for value in model.graph.input]
     last = model.graph.node[-1] if model.graph.node else None
+    opset = opset_of(model)
     try:
         Folding(model, limits).run()
     except (ValueError, TypeError, KeyError, IndexError) as error:
         raise BadModel(f"has a graph that cannot be read: {first_line(error)}; export the model again") from error
-    branches = Branches(model, partial(_read, limits=limits, captured=captured, is_branch=True), captured)
-    if _opset(model) < _OLDEST_OPSET:
-        model = _try(notes, f"conversion from opset {_opset(model)} failed", _convert, model)
-    model = _try([], "slimming failed", _slim, model)
+    branches = Branches(model, opset, partial(_read, limits=limits, captured=captured, is_branch=True), captured)
+    model = _slimmed(model)
     _restore_inputs(model.graph, inputs)
     if not model.graph.node and not is_branch:
         where = f", such as that of {described(last)}" if last else ""
         raise BadModel(f"has nothing to tune: its outputs are constants{where}; tune a model that computes from inputs")
-    return _import(model, branches, notes)
+    return _import(model, branches)
 
 
 def _parse(data: bytes) -> onnx.ModelProto:
@@ -113,24 +105,15 @@ def _drop_weights_from_inputs(model: onnx.ModelProto) -> None:
     model.ir_version = max(model.ir_version, _SEPARATE_INITIALIZERS_IR)
 
 
-def _opset(model: onnx.ModelProto) -> int:
-    return next((entry.version for entry in model.opset_import if not domain_of(entry.domain)), 1)
-
-
-def _try(
-    notes: list[str], what: str, step: Callable[[onnx.ModelProto], onnx.ModelProto], model: onnx.ModelProto
-) -> onnx.ModelProto:
-    """The model after `step`, or as it was when the step fails: some steps change their argument half-way."""
+def _slimmed(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The slimmed model, or as it was when slimming fails, which may change its argument half-way."""
     before = onnx.ModelProto()
     before.CopyFrom(model)
     try:
         with hushed():
-            return step(model)
-    except BadModel:
-        raise
+            return _slim(model)
     except Exception as error:  # noqa: BLE001  third-party graph rewriting raises anything; the model goes on unslimmed
-        _log.info("%s: %s", what, first_line(error))
-        notes.append(f"{what}, so the model was read as it is")
+        _log.info("slimming failed: %s", first_line(error))
         return before
 
 
@@ -163,17 +146,6 @@ def _one_thread() -> Iterator[None]:
         onnxruntime.InferenceSession = session
 
 
-def _convert(model: onnx.ModelProto) -> onnx.ModelProto:
-    """In its own step before slimming, which may blow constants up to hundreds of megabytes of weights. Raises
-    ValueError for a node that ONNX's converter may crash on.
-    """
-    for node in model.graph.node:
-        invalid = "" if domain_of(node.domain) else what_is_invalid(node, _opset(model))
-        if invalid:
-            raise ValueError(invalid)
-    return version_converter.convert_version(model, _CONVERTED_OPSET)
-
-
 def _restore_inputs(graph: onnx.GraphProto, inputs: Sequence[onnx.ValueInfoProto]) -> None:
     """Put back the inputs that slimming dropped, because callers pass them. Inputs without numbers stay out."""
     left = {value.name for value in graph.input}
@@ -187,14 +159,12 @@ def _is_numeric(value: onnx.ValueInfoProto) -> bool:
     return bool(kind) and helper.tensor_dtype_to_np_dtype(kind).kind in "biuf"
 
 
-def _import(model: onnx.ModelProto, branches: Branches, notes: list[str]) -> tvm.IRModule:
+def _import(model: onnx.ModelProto, branches: Branches) -> tvm.IRModule:
     try:
         with hushed():
             return from_onnx(model, branches)
-    except BadModel as error:
-        raise BadModel("; ".join([str(error), *notes])) from error
+    except BadModel:
+        raise
     except Exception as error:
         _log.info("the graph cannot be read: %s", first_line(error))
-        raise BadModel(
-            "; ".join(["has inputs, weights or outputs that cannot be read; export it again", *notes])
-        ) from error
+        raise BadModel("has inputs, weights or outputs that cannot be read; export it again") from error

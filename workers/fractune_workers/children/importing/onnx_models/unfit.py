@@ -7,7 +7,7 @@ from typing import Any
 
 import onnx
 from onnx import checker, defs, helper
-from tvm import relax, tirx
+from tvm import relax
 
 from fractune_core.errors import first_line
 from fractune_workers.children.importing.onnx_graph import domain_of, text_of
@@ -66,14 +66,6 @@ def has_open_shape(value: Any) -> bool:
     if isinstance(kind, relax.ShapeType):
         return not isinstance(value, relax.ShapeExpr)
     return isinstance(kind, relax.TensorType) and isinstance(kind.shape, relax.Var)
-
-
-def is_empty(value: Any) -> bool:
-    """Whether the value is a computed tensor without elements."""
-    kind = getattr(value, "ty", None)
-    if is_constant(value) or not isinstance(kind, relax.TensorType) or not isinstance(kind.shape, relax.ShapeExpr):
-        return False
-    return any(isinstance(dim, tirx.IntImm) and dim.value == 0 for dim in kind.shape.values)
 
 
 def mistyped_attributes(node: onnx.NodeProto) -> Iterator[str]:

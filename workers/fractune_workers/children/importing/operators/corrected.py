@@ -22,9 +22,12 @@ from fractune_workers.children.importing.operators.onnx_node import Converter, O
 from fractune_workers.children.importing.operators.packed_weights import DEQUANTIZED_WEIGHTS
 from fractune_workers.children.importing.operators.reductions import REDUCTIONS
 from fractune_workers.children.importing.operators.sized import SIZED
+from fractune_workers.children.importing.operators.windows import WINDOWS
 from fractune_workers.children.rewriting.expressions import is_constant
 
 _MOST_POWER = 63
+_ROI_HALF_PIXELS = 16
+"""The first opset in which half pixels are the default of RoiAlign"""
 _TRAINING = "which is for training; export it for inference"
 
 
@@ -200,10 +203,36 @@ def _suppression(node: OnnxNode) -> Any:
     return replace(node, inputs=inputs).by_tvm()
 
 
-def _roi_align(node: OnnxNode) -> Any:
+def _roi_align(node: OnnxNode) -> relax.Expr:
+    """The half pixel is subtracted from the scaled corners; TVM's converter subtracts it before it scales them. A
+    region without a grid, of no size, is 0; TVM's kernel would leave it as the memory was.
+    """
     if node.attributes.get("mode", b"avg") != b"avg":
         raise node.refused("mode='max' is not supported; export it with mode='avg'")
-    return node.by_tvm()
+    default = "half_pixel" if node.opset >= _ROI_HALF_PIXELS else "output_half_pixel"
+    aligned = text_of(node.attributes.get("coordinate_transformation_mode", default)) == "half_pixel"
+    x, corners, images = (node.input(index) for index in range(3))
+    dtype = dtype_of(corners)
+    scale, half = float(node.attributes.get("spatial_scale", 1.0)), 0.5 if aligned else 0.0
+    scaled = node.emit(relax.op.multiply(corners, relax.const(scale, dtype)))
+    scaled = node.emit(relax.op.subtract(scaled, relax.const(half, dtype)))
+    number = node.emit(relax.op.expand_dims(node.emit(as_type(dtype, images)), 1))
+    samples = int(node.attributes.get("sampling_ratio", 0))
+    pooled = relax.op.vision.roi_align(
+        x,
+        node.emit(relax.op.concat([number, scaled], axis=1)),
+        pooled_size=tuple(int(node.attributes.get(name, 1)) for name in ("output_height", "output_width")),
+        spatial_scale=1.0,
+        sample_ratio=samples,
+        aligned=aligned,
+    )
+    if samples > 0:
+        return pooled
+    first, last = (node.emit(relax.op.strided_slice(scaled, [1], [at], [at + 2])) for at in (0, 2))
+    size = node.emit(relax.op.min(node.emit(relax.op.subtract(last, first)), axis=1))
+    has_grid = node.emit(relax.op.greater(size, relax.const(0 if aligned else -np.inf, dtype)))
+    has_grid = node.emit(relax.op.reshape(has_grid, [-1, 1, 1, 1]))
+    return relax.op.where(has_grid, node.emit(pooled), relax.const(0, dtype_of(x)))
 
 
 def _equal(node: OnnxNode) -> Any:
@@ -352,5 +381,6 @@ CORRECTED: Mapping[str, Converter] = {
     **REDUCTIONS,
     **RESIZE,
     **SIZED,
+    **WINDOWS,
 }
 """by ONNX's names"""

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-from tvm import relax
+from tvm import relax, tirx
 
 from fractune_core.errors import BadModel
 from fractune_workers.children.importing.onnx_graph import refusal
@@ -72,6 +72,14 @@ Converter = Callable[[OnnxNode], "relax.Expr | Sequence[relax.Expr]"]
 def shape_of(value: relax.Expr) -> list[int]:
     """The dimensions of a normalized value of fixed shape."""
     return [int(dim) for dim in value.ty.shape]
+
+
+def is_empty(value: Any) -> bool:
+    """Whether the value is a computed tensor without elements."""
+    kind = getattr(value, "ty", None)
+    if is_constant(value) or not isinstance(kind, relax.TensorType) or not isinstance(kind.shape, relax.ShapeExpr):
+        return False
+    return any(isinstance(dim, tirx.IntImm) and dim.value == 0 for dim in kind.shape.values)
 
 
 def dtype_of(value: relax.Expr) -> str:

@@ -4,6 +4,7 @@ and some make numbers from memory that holds none.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -14,7 +15,7 @@ from tvm import relax
 from tvm.relax.frontend.onnx import onnx_frontend
 
 from fractune_workers.children.importing.onnx_graph import text_of
-from fractune_workers.children.importing.operators.onnx_node import Converter, OnnxNode, dtype_of, shape_of
+from fractune_workers.children.importing.operators.onnx_node import Converter, OnnxNode, dtype_of, is_empty, shape_of
 
 _MOST_NUMBERS = 2**31
 """of a Range"""
@@ -45,9 +46,19 @@ def _split(node: OnnxNode) -> Any:
     where = f"of axis {axis} of {shape}"
     if len(sizes) != parts or sum(sizes) != shape[axis]:
         raise node.refused(f"its sizes {sizes} are not {parts} parts {where}; export the model again")
-    if min(sizes) < 1:
-        raise node.refused(f"its sizes {sizes} leave a part {where} empty, and no tensor may be empty; export without")
-    return node.by_tvm()
+    if min(sizes) < 0:
+        raise node.refused(f"its sizes {sizes} have a part {where} below 0; export the model again")
+    if min(sizes) > 0:
+        return node.by_tvm()
+    ends = list(itertools.accumulate(sizes))
+    parts = zip(ends, sizes, strict=True)
+    return [relax.op.strided_slice(node.input(0), [axis], [end - size], [end]) for end, size in parts]
+
+
+def _concat(node: OnnxNode) -> Any:
+    """Of its inputs that are not empty, unless all are."""
+    kept = [each for each in node.inputs if not is_empty(each)]
+    return (replace(node, inputs=onnx_frontend.onnx_input(kept)) if kept else node).by_tvm()
 
 
 def _even(size: int, parts: int) -> list[int]:
@@ -125,6 +136,7 @@ def _range(node: OnnxNode) -> Any:
 
 
 SIZED: Mapping[str, Converter] = {
+    "Concat": _concat,
     "Pad": _pad,
     "Range": _range,
     "Split": _split,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -173,3 +174,25 @@ def test_a_function_of_onnx_has_the_defaults_of_its_attributes() -> None:
     given = {"x": floats(3, 4)}
     model = onnx_model([helper.make_node("Celu", ["x"], ["y"])], given)
     np.testing.assert_allclose(run_imported(model, given)[0], run_reference(model, given)[0], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("shape", "dtype"), [((2, 4, 5, 8), np.float32), ((2, 5, 32), np.float16)])
+def test_rotary_embeddings(shape: tuple[int, ...], dtype: Any) -> None:
+    """Over the whole head, where ONNX's function splits off a part of no size, and over a part of it."""
+    x, places = floats(*shape).astype(dtype), np.array([[0, 3, 1, 9, 4], [2, 2, 5, 7, 8]])
+    given: dict[str, Array] = {"x": x, "places": places}
+    nodes, weights, outputs = list[onnx.NodeProto](), dict[str, Array](), list[str]()
+    for turned, interleaved, by_places in itertools.product((0, 4), (0, 1), (True, False)):
+        name = f"{turned} {interleaved} {by_places}"
+        angles = np.outer(np.arange(10), 0.1 ** np.arange((turned or 8) // 2))
+        angles = angles if by_places else angles[places]
+        weights |= {f"{name} cos": np.cos(angles).astype(dtype), f"{name} sin": np.sin(angles).astype(dtype)}
+        inputs = ["x", f"{name} cos", f"{name} sin", *(["places"] if by_places else [])]
+        heads = {"num_heads": 4} if x.ndim == 3 else {}
+        attributes: dict[str, Any] = {"rotary_embedding_dim": turned, "interleaved": interleaved, **heads}
+        nodes.append(helper.make_node("RotaryEmbedding", inputs, [name], **attributes))
+        outputs.append(name)
+    model = onnx_model(nodes, given, weights, opset=23, outputs=outputs)
+    for name, ours, right in zip(outputs, run_imported(model, given), run_by_onnxruntime(model, given), strict=True):
+        tolerance = 1e-5 if dtype == np.float32 else 4e-3
+        np.testing.assert_allclose(ours, right, tolerance, tolerance, err_msg=name)

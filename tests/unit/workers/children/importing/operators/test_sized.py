@@ -48,8 +48,14 @@ UNFIT: list[tuple[str, dict[str, Array], dict[str, Any], str]] = [
     ("TopK", {"k": np.array([0])}, {"outputs": 2}, "k=0 of axis -1 of [3, 4]; export it with a k from 1 to 4"),
     ("TopK", {"k": np.array([5])}, {"outputs": 2}, "k=5 of axis -1 of [3, 4]; export it with a k from 1 to 4"),
     ("Split", {"s": np.array([1, 2])}, {"outputs": 2, "axis": 1}, "its sizes [1, 2] are not 2 parts of axis 1"),
-    ("Split", {"s": np.array([0, 4])}, {"outputs": 2, "axis": 1}, "its sizes [0, 4] leave a part of axis 1"),
-    ("Split", {}, {"outputs": 3, "axis": 1, "num_outputs": 3}, "its sizes [2, 2, 0] leave a part of axis 1"),
+    (
+        "Split",
+        {"s": np.array([0, 4])},
+        {"outputs": 2, "axis": 1},
+        "the model's output 'y0' is empty; export it without",
+    ),
+    ("Split", {}, {"outputs": 3, "axis": 1, "num_outputs": 3}, "the model's output 'y2' is empty; export it without"),
+    ("Split", {"s": np.array([5, -1])}, {"outputs": 2, "axis": 1}, "its sizes [5, -1] have a part of axis 1 of [3, 4]"),
     ("Pad", {"p": np.array([-3, 0, 0, 0])}, {}, "its pads [-3, 0, 0, 0] leave nothing of [3, 4]; export it with"),
     ("Pad", {"p": np.array([-4, 0, 9, 0])}, {"mode": "edge"}, "its pads [-4, 0, 9, 0] leave nothing of [3, 4]"),
     (
@@ -93,3 +99,15 @@ def test_a_range_that_never_ends(bounds: tuple[float, ...], words: str) -> None:
         imported(onnx_model(nodes, {"x": X}, constants))
     assert "node 'it' (Range): no list has the numbers" in str(caught.value)
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("sizes", [[4, 0], [0, 4], [0, 1, 0, 3], [0, 0, 4]])
+def test_an_empty_part_is_joined_again(sizes: list[int]) -> None:
+    parts = [f"p{at}" for at in range(len(sizes))]
+    nodes = [
+        helper.make_node("Split", ["x", "s"], parts, axis=-1),
+        helper.make_node("Concat", parts[::-1], ["joined"], axis=1),
+        helper.make_node("Relu", ["joined"], ["y"]),
+    ]
+    model = onnx_model(nodes, {"x": X}, {"s": np.array(sizes)})
+    np.testing.assert_array_equal(run_imported(model, {"x": X})[0], run_by_onnxruntime(model, {"x": X})[0])

@@ -1,0 +1,105 @@
+"""Pools and convolutions whose padding ONNX leaves to their converter: it is worked out here, and TVM's gets numbers.
+
+TVM's own rules for `auto_pad` round the size of a MaxPool down for SAME_LOWER, and its LpPool counts each window as a
+whole where `ceil_mode` cuts the last ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fractune_workers.children.importing.onnx_graph import text_of
+from fractune_workers.children.importing.operators.onnx_node import Converter, OnnxNode, shape_of
+
+_SAME = ("SAME_UPPER", "SAME_LOWER")
+
+
+@dataclass(frozen=True)
+class _Window:
+    """What a pool or a convolution reads along one axis at once."""
+
+    size: int
+    """of the axis"""
+    length: int
+    """from the first element of the window to the last, both with it"""
+    stride: int
+
+    @property
+    def same_padding(self) -> int:
+        """Of both ends together, for one window at each stride."""
+        return max(0, (-(-self.size // self.stride) - 1) * self.stride + self.length - self.size)
+
+    def beyond(self, before: int, after: int) -> int:
+        """Elements by which the last window reaches over the axis and its padding; a window begins before the end."""
+        rest = (self.size + before + after - self.length) % self.stride
+        begin = self.size + before + after - self.length - rest + self.stride
+        return self.stride - rest if rest and begin < self.size + before else 0
+
+
+def _conv(node: OnnxNode) -> Any:
+    return node.by_tvm(_padded(node, shape_of(node.input(1))[2:])[0])
+
+
+def _pool(node: OnnxNode) -> Any:
+    return node.by_tvm(_padded_pool(node)[0])
+
+
+def _lp_pool(node: OnnxNode) -> Any:
+    """Zeros beside the input add nothing: what a last window reaches over the end becomes padding."""
+    attributes, windows = _padded_pool(node)
+    if attributes.pop("ceil_mode", 0):
+        begins, ends = _halves(attributes["pads"])
+        over = [each.beyond(*pads) for each, *pads in zip(windows, begins, ends, strict=True)]
+        attributes["pads"] = (*begins, *(end + more for end, more in zip(ends, over, strict=True)))
+    return node.by_tvm(attributes)
+
+
+def _padded_pool(node: OnnxNode) -> tuple[dict[str, Any], list[_Window]]:
+    if _mode(node) in _SAME and set(node.attributes.get("dilations", ())) - {1}:
+        raise node.refused(
+            f"auto_pad={_mode(node)} of windows with dilations has another size in ONNX's text than in ONNX Runtime; "
+            "export it with pads"
+        )
+    return _padded(node, node.attributes.get("kernel_shape", ()))
+
+
+def _padded(node: OnnxNode, kernel: Sequence[int]) -> tuple[dict[str, Any], list[_Window]]:
+    """The node's attributes with `pads` in place of `auto_pad`, and the windows of its axes."""
+    sizes, ones = shape_of(node.input(0))[2:], (1,) * (len(shape_of(node.input(0))) - 2)
+    strides, dilations = (node.attributes.get(name, ones) for name in ("strides", "dilations"))
+    if {len(kernel), len(strides), len(dilations)} != {len(sizes)} or min(*kernel, *strides, *dilations) < 1:
+        raise node.refused(f"its kernel, strides and dilations are not {len(sizes)} numbers above 0; export it again")
+    windows = [
+        _Window(size, (length - 1) * dilation + 1, stride)
+        for size, length, dilation, stride in zip(sizes, kernel, dilations, strides, strict=True)
+    ]
+    attributes = {name: value for name, value in node.attributes.items() if name != "auto_pad"}
+    attributes["kernel_shape"] = tuple(kernel)
+    mode = _mode(node)
+    if mode in _SAME:
+        totals = [each.same_padding for each in windows]
+        halves = [total // 2 for total in totals], [total - total // 2 for total in totals]
+        before, after = halves if mode == "SAME_UPPER" else halves[::-1]
+        attributes |= {"pads": (*before, *after), "ceil_mode": 0}
+    elif mode == "VALID" or "pads" not in attributes:
+        attributes["pads"] = (0,) * (2 * len(sizes))
+    return attributes, windows
+
+
+def _halves(pads: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
+    return pads[: len(pads) // 2], pads[len(pads) // 2 :]
+
+
+def _mode(node: OnnxNode) -> str:
+    return text_of(node.attributes.get("auto_pad", "NOTSET"))
+
+
+WINDOWS: Mapping[str, Converter] = {
+    "AveragePool": _pool,
+    "Conv": _conv,
+    "LpPool": _lp_pool,
+    "MaxPool": _pool,
+}
+"""by ONNX's names"""
