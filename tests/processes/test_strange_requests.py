@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
+from fractune_core.fleet.marks import CANCELLED
 from fractune_core.fleet.redis_names import EVENT_FIELD, SERVER_STREAM, UNREADABLE
 from fractune_core.fleet.signed_messages import seal_event
 from fractune_core.pb import fractune_pb2 as pb
@@ -68,6 +69,38 @@ def test_a_job_whose_spec_is_too_long_is_refused(server: ServerProcess) -> None:
     error = as_call(refused.value)
     assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert "bytes, and 16384 is the limit" in (error.details() or "")
+
+
+def test_a_question_about_the_log_has_a_size(server: ServerProcess) -> None:
+    long, shares = "x" * 300, [f"cpu:{number}" for number in range(1, 100)]
+    with server.client() as client:
+        for method, request, said in (
+            (client.log.ListRecords, pb.ListRecordsRequest(filter=pb.RecordFilter(operator=long)), "operator has 300"),
+            (client.log.MatchModel, pb.MatchModelRequest(model=long * 60), "bytes, and 16384 is the limit"),
+            (client.log.TabulateModel, pb.TabulateModelRequest(model="models/a", shares=shares), "more than 64 shares"),
+        ):
+            with pytest.raises(grpc.RpcError) as refused:
+                method(request, timeout=20)
+            error = as_call(refused.value)
+            assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert said in (error.details() or "")
+
+
+def test_a_model_is_not_read_on_for_a_caller_that_has_left(tmp_path: Path) -> None:
+    with (
+        running_redis() as url,
+        simulated_fleet(url) as fleet,
+        running_server(url, tmp_path / "state") as server,
+        server.client() as client,
+    ):
+        worker = fleet.workers["compile-1"]
+        worker.hold.set()
+        model = client.upload(model_bytes(("op", 1)))
+        call = client.log.MatchModel.future(pb.MatchModelRequest(model=model, share="cpu:1"), timeout=60)
+        wait_until(lambda: worker.redis.keys("rq:job:*"))
+        call.cancel()
+        wait_until(lambda: worker.redis.zrange(CANCELLED, 0, -1))
+        worker.hold.clear()
 
 
 def test_a_workers_message_of_any_length_fits_into_a_list_of_jobs(tmp_path: Path) -> None:

@@ -18,6 +18,8 @@ from fractune_core.share_kinds import CPU, CUDA, SHARE_KINDS, ShareKind, kind_of
 
 _UNITS_IN_KEY = re.compile(r"-(\d+)u-")
 _SHOWN = 200
+MOST_SHARES = 64
+"""in a list: work for each pair of them is common"""
 """characters of a list of shares in a message"""
 MOST_MEASURERS = 4
 """at one share, where the noise was never measured"""
@@ -159,7 +161,9 @@ class Share:
 
 
 def parse_shares(text: str) -> list[Share]:
-    """Read a comma-separated list of shares; order kept. Raises BadRequest when empty, wrong or repeated."""
+    """Read a comma-separated list of shares; order kept. Raises BadRequest when empty, wrong, repeated or too long."""
+    if text.count(",") >= MOST_SHARES:
+        raise BadRequest(f"more than {MOST_SHARES} shares in '{shortened(text, _SHOWN)}'; name less")
     shares = [Share.parse(part) for part in text.split(",") if part.strip()]
     if not shares:
         raise BadRequest(f"no share in '{text}'; {write_one(SHARE_KINDS)}")

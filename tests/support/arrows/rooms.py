@@ -117,7 +117,11 @@ ROOMS = {
     "fractune_core.analysis.cpu_limits": room("fractune_core", "fractune_core.errors"),
     # The solver of integer programs is of the extra `plan`.
     "fractune_core.planning": room(
-        *WORDS, "fractune_core.analysis", "fractune_core.analysis.cpu_limits", lazily=("highspy", "numpy")
+        *WORDS,
+        "fractune_core.analysis",
+        "fractune_core.analysis.cpu_limits",
+        "fractune_core.host",
+        lazily=("highspy", "numpy"),
     ),
     GRPC_STUBS: room("fractune_core", "grpc"),
     # ---- server: main wires; services call selection and store; the engine never knows who asks

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fractune_core.errors import BadRequest
-from fractune_core.shares import Device, GrantedShare, Share, expected_units, parse_shares
+from fractune_core.shares import MOST_SHARES, Device, GrantedShare, Share, expected_units, parse_shares
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_a_wrong_size_names_those_that_the_share_takes(text: str, says: str) -> 
 
 def test_a_long_list_is_not_quoted_whole() -> None:
     with pytest.raises(BadRequest, match=r"^share 'cpu:1' is named twice in .{,220}; name each share once$"):
-        parse_shares("cpu:1," * 10_000)
+        parse_shares("cpu:1," * 60)
 
 
 def test_a_share_s_units_are_expected_from_its_text() -> None:
@@ -161,3 +161,10 @@ def test_a_share_s_units_are_expected_from_its_text() -> None:
     shares = ["full", "mps:25", "mps:50", "mps:1", "green:32", "mps-sm:4", "mig:3g.71gb", "none"]
     assert expected_units(key, shares) == [132, 32, 66, 2, 32, 33, 56, 132]
     assert expected_units("another key", shares) == []
+
+
+def test_a_list_of_shares_has_a_limit() -> None:
+    many = [f"cpu:{number}" for number in range(1, MOST_SHARES + 2)]
+    assert len(parse_shares(",".join(many[:-1]))) == MOST_SHARES
+    with pytest.raises(BadRequest, match=f"more than {MOST_SHARES} shares in 'cpu:1,"):
+        parse_shares(",".join(many))

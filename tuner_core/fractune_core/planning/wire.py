@@ -10,7 +10,7 @@ from fractune_core.codec.messages import from_lists, from_proto, to_proto
 from fractune_core.errors import BadRequest
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.planning.devices import DeviceType, device_type
-from fractune_core.planning.requests import ModelDemand, PlanRequest
+from fractune_core.planning.requests import MOST_MODELS, ModelDemand, PlanRequest
 from fractune_core.planning.speeds import Basis, Row
 from fractune_core.share_kinds import CPU
 
@@ -53,14 +53,25 @@ def request_to_proto(
     )
 
 
-def request_from_proto(message: pb.MakePlanRequest, rows_of: RowsOf) -> PlanRequest:
-    """Raises BadRequest, and what `rows_of` raises."""
+def add_logged_rows(message: pb.MakePlanRequest, rows_of: RowsOf) -> None:
+    """Replace the models whose times the log has by these times. Raises BadRequest, and what `rows_of` raises."""
+    if len(message.models) > MOST_MODELS:
+        raise BadRequest(f"the plan has {len(message.models)} models; it may have at most {MOST_MODELS}")
+    device = device_type(message.gpu, message.cores, message.layouts, message.memory_gib)
+    for model in message.models:
+        if model.model:
+            model.rows.extend(map(_row_to_proto, rows_of(from_proto(LoggedModel, model), device)))
+            model.model = ""
+
+
+def request_from_proto(message: pb.MakePlanRequest) -> PlanRequest:
+    """A request without models of the log: `add_logged_rows` replaces them. Raises BadRequest."""
     device = device_type(message.gpu, message.cores, message.layouts, message.memory_gib)
     return from_proto(
         PlanRequest,
         message,
         device=device,
-        models=tuple(_model_from_proto(model, device, rows_of) for model in message.models),
+        models=tuple(_model_from_proto(model, device) for model in message.models),
         interference={(each.model, each.beside): each.i for each in message.interference},
     )
 
@@ -76,11 +87,8 @@ def _row_to_proto(row: Row) -> pb.PlanRow:
     return to_proto(row, pb.PlanRow, measured=measured, operators_only=row.basis is Basis.OPERATORS)
 
 
-def _model_from_proto(message: pb.PlanModel, device: DeviceType, rows_of: RowsOf) -> ModelDemand:
-    rows = tuple(_row_from_proto(row, device) for row in message.rows)
-    if message.model:
-        rows += rows_of(from_proto(LoggedModel, message), device)
-    return from_proto(ModelDemand, message, rows=rows)
+def _model_from_proto(message: pb.PlanModel, device: DeviceType) -> ModelDemand:
+    return from_proto(ModelDemand, message, rows=tuple(_row_from_proto(row, device) for row in message.rows))
 
 
 def _row_from_proto(row: pb.PlanRow, device: DeviceType) -> Row:

@@ -1,4 +1,4 @@
-"""Places for requests on their way in: they bound the memory that all callers together can make the server take."""
+"""Places for what costs memory or time: they bound what all callers together can make the server take."""
 
 from __future__ import annotations
 
@@ -47,6 +47,4 @@ class Places:
 
     def _take(self, places: threading.Semaphore) -> None:
         if not places.acquire(timeout=self._wait_s):
-            raise QuotaExceeded(
-                f"the server receives as many {self._what} as it can hold; try again when others have ended"
-            )
+            raise QuotaExceeded(f"the server has as many {self._what} as it can hold; try again when others have ended")

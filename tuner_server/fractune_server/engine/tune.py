@@ -383,7 +383,7 @@ class TunePhase:
 
     def _transferred(self, key: LogKey, plan: OperatorPlan, operator: str) -> list[str]:
         """The donors' fastest traces: first the fastest of each donor, then the second of each."""
-        known = self._store.log.donors(key, f"%{operator_kind(operator)}%")
+        known = self._store.log.donors(key, operator_kind(operator))
         by_donor = [
             self._store.log.best_trials(replace(key, workload_hash=donor.workload_hash), donor.share_key, _TRANSFERRED)
             for donor in choose_donors(known, operator, key.workload_hash, plan.shares)

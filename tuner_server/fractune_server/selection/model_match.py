@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import statistics
+import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fractune_core.analysis.at_load import AtLoad, choices
@@ -27,11 +29,13 @@ from fractune_server.store.models import IngestedModel, IngestKey
 from fractune_server.store.stored_job import StoredJob
 from fractune_server.transport.context import ServerContext
 from fractune_server.transport.live_workers import COMPILE, Fleet, HeldShare, live_workers
-from fractune_server.transport.outgoing import request_ingest
+from fractune_server.transport.outgoing import mark_cancelled, request_ingest
 from fractune_server.transport.work_queues import WorkQueues
 
 _LONGEST_S = 600.0
 _LOOK_EVERY_S = 0.1
+_AT_ONCE = 4
+"""computations; threads of one interpreter only slow each other down"""
 
 
 @dataclass(frozen=True)
@@ -89,6 +93,8 @@ class MatchQuery:
     """id of the caller's token; empty = no token was needed"""
     namespace: str = ""
     """only records of this namespace count"""
+    is_wanted: Callable[[], bool] = field(default=lambda: True, compare=False)
+    """False once the caller has left"""
 
 
 class Matcher:
@@ -96,6 +102,15 @@ class Matcher:
 
     def __init__(self, context: ServerContext) -> None:
         self._context = context
+        self._turns = threading.Semaphore(_AT_ONCE)
+
+    @contextmanager
+    def _turn(self, query: MatchQuery) -> Iterator[None]:
+        """Compute, with few others. Raises ServerUnreachable when the caller has left before its turn."""
+        with self._turns:
+            if not query.is_wanted():
+                raise _left()
+            yield
 
     def match(self, query: MatchQuery, share: str, policy: Policy) -> ModelAnswer:
         """One answer for each operator.
@@ -114,6 +129,12 @@ class Matcher:
             return _with_timing(answer, timing)
         device_share = self._device_share(fleet, asked)
         found = self._ingested(fleet, query, device_share)
+        with self._turn(query):
+            return self._answer(query, share, policy, device_share, found)
+
+    def _answer(
+        self, query: MatchQuery, share: str, policy: Policy, device_share: HeldShare, found: IngestedModel
+    ) -> ModelAnswer:
         validated = self._validated(found.operators, query.namespace)
         device, target_key = device_share.device.key, found.target_key
         arithmetic = self._context.store.log.arithmetic(task.workload_hash for task in found.operators)
@@ -127,7 +148,7 @@ class Matcher:
             for task in found.operators
         ]
         answer = ModelAnswer(answers, self._context.store.roofs.of(device).get(device_share.granted.key))
-        return _with_timing(answer, self._timing(found, query, device_share.device, asked) or {})
+        return _with_timing(answer, self._timing(found, query, device_share.device, Share.parse(share)) or {})
 
     def tabulate(self, query: MatchQuery, shares: Sequence[str]) -> list[OperatorRow]:
         """Each operator's validated times, by the share that its schedule was chosen for and the share where it ran.
@@ -143,8 +164,9 @@ class Matcher:
         deployment = Deployment(
             device_share.device.key, found.target_key, {share: each.granted for share, each in device_shares.items()}
         )
-        validated = self._validated(found.operators, query.namespace)
-        return [_row(task, validated[task.workload_hash], deployment) for task in found.operators]
+        with self._turn(query):
+            validated = self._validated(found.operators, query.namespace)
+            return [_row(task, validated[task.workload_hash], deployment) for task in found.operators]
 
     def times(self, query: MatchQuery, wanted: DeviceType) -> ModelTimes:
         """The model's measured times on `wanted`.
@@ -154,10 +176,11 @@ class Matcher:
         fleet = live_workers(self._context.redis, self._context.secret)
         device_share = self._on_device(fleet, wanted)
         found = self._ingested(fleet, query, device_share)
-        times = ModelTimes(
-            self._operators_s(found, query.namespace, device_share.device, wanted),
-            self._whole_s(found, query, device_share.device, wanted),
-        )
+        with self._turn(query):
+            times = ModelTimes(
+                self._operators_s(found, query.namespace, device_share.device, wanted),
+                self._whole_s(found, query, device_share.device, wanted),
+            )
         if not times.operators_s and not times.whole_s:
             raise NotFound(
                 f"models/{query.model[:12]}...: the log has no time at a {wanted.partitioning} share of {wanted.name}; "
@@ -262,7 +285,7 @@ class Matcher:
         queues = WorkQueues(self._context.redis, self._context.secret)
         request_ingest(self._context, queues, key, query.owner, device.isa, job, job)
         deadline = time.monotonic() + min(query.time_left_s or _LONGEST_S, _LONGEST_S)
-        while time.monotonic() < deadline:
+        while time.monotonic() < deadline and query.is_wanted():
             changes = self._context.notifier.count
             found = self._context.store.models.find_ingested(key)
             if found is not None:
@@ -271,7 +294,15 @@ class Matcher:
             if error is not None:
                 raise error
             self._context.notifier.wait(changes, _LOOK_EVERY_S)
+        self._context.model_ingests.forget(job)
+        mark_cancelled(self._context.redis, job)  # a worker need not read on
+        if not query.is_wanted():
+            raise _left()
         raise ServerUnreachable("the model was not read in time; try again with a longer deadline")
+
+
+def _left() -> ServerUnreachable:
+    return ServerUnreachable("the caller has left")
 
 
 def _row(task: OperatorTask, validated: ValidatedRecords, deployment: Deployment) -> OperatorRow:

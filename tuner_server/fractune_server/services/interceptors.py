@@ -13,7 +13,7 @@ import grpc
 import redis
 from google.protobuf import descriptor_pool
 
-from fractune_core.errors import FractuneError, RedisGone
+from fractune_core.errors import FractuneError, RedisGone, ServerUnreachable
 from fractune_core.log_fields import log_fields
 from fractune_core.names import Collection
 from fractune_server.counts.instruments import Instruments
@@ -146,8 +146,10 @@ class ConcurrencyLimit(_Interceptor):
         return self._place if handler.unary_unary and is_quick else None
 
     @contextmanager
-    def _place(self, _request: Any, _context: grpc.ServicerContext) -> Iterator[None]:
+    def _place(self, _request: Any, context: grpc.ServicerContext) -> Iterator[None]:
         with self._places:
+            if not context.is_active():  # its caller has left
+                raise ServerUnreachable("the caller has left")
             yield
 
 

@@ -37,6 +37,10 @@ IMPORT_LIMIT_BYTES = 32 << 20
 _IMPORTS_AT_ONCE = 2
 _IMPORT_WAIT_S = 60.0
 _MOST_RUNTIME_TIMES = 1000
+_MOST_QUERY_BYTES = 16 << 10
+"""of a match, as of a job's spec"""
+_LONGEST_FILTER = 256
+"""characters of a text in a filter"""
 
 
 class LogService(rpc.LogServiceServicer):
@@ -182,6 +186,8 @@ def _unreadable(found: SetAsideResult) -> pb.UnreadableResult:
 
 
 def _query(request: pb.MatchModelRequest | pb.TabulateModelRequest, context: grpc.ServicerContext) -> MatchQuery:
+    if (size := request.ByteSize()) > _MOST_QUERY_BYTES:
+        raise BadRequest(f"the request has {size} bytes, and {_MOST_QUERY_BYTES} is the limit; name less in it")
     check_target(request.target)
     return MatchQuery(
         Collection.MODELS.parse(request.model),
@@ -190,6 +196,7 @@ def _query(request: pb.MatchModelRequest | pb.TabulateModelRequest, context: grp
         context.time_remaining(),
         caller().token_id,
         request.namespace,
+        context.is_active,
     )
 
 
@@ -227,6 +234,9 @@ def _answer(answer: OperatorAnswer) -> pb.OperatorMatch:
 
 
 def _filter(message: pb.RecordFilter) -> RecordFilter:
+    for field, value in message.ListFields():
+        if len(value) > _LONGEST_FILTER:
+            raise BadRequest(f"{field.name} has {len(value)} characters, and {_LONGEST_FILTER} is the limit")
     try:
         kind = Kind(message.kind) if message.kind else None
     except ValueError as error:

@@ -17,7 +17,7 @@ def test_one_caller_has_at_most_half_and_the_others_still_get_in() -> None:
     with ExitStack() as held:
         for _ in range(2):
             held.enter_context(places.place("greedy"))
-        with pytest.raises(QuotaExceeded, match="receives as many large requests as it can hold; try again"):
+        with pytest.raises(QuotaExceeded, match="has as many large requests as it can hold; try again"):
             held.enter_context(places.place("greedy"))
         for _ in range(2):
             held.enter_context(places.place("other"))

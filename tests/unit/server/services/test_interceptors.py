@@ -11,7 +11,7 @@ from typing import Any
 
 import grpc
 
-from fractune_server.services.interceptors import ConcurrencyLimit, HandlerCache
+from fractune_server.services.interceptors import Around, ConcurrencyLimit, ErrorInterceptor, HandlerCache, _Interceptor
 from tests.support.processes.redis_process import wait_until
 
 AT_ONCE, CALLS = 2, 6
@@ -71,6 +71,36 @@ def test_few_calls_run_at_once_and_all_come_to_their_turn() -> None:
         assert calls.inside[QUICK] == AT_ONCE
         calls.go.set()
         assert [answer.result() for answer in answers] == [b"answer"] * 3 * CALLS
+
+
+class Contexts(_Interceptor):
+    """Keeps the server's side of every call."""
+
+    def __init__(self) -> None:
+        self.found: list[grpc.ServicerContext] = []
+
+    def _around(self, method: str, handler: Any) -> Around:  # noqa: ARG002  every call alike
+        return self._keep
+
+    @contextmanager
+    def _keep(self, _request: Any, context: grpc.ServicerContext) -> Iterator[None]:
+        self.found.append(context)
+        yield
+
+
+def test_a_call_whose_caller_has_left_while_it_waited_is_not_served() -> None:
+    calls, contexts = Calls(), Contexts()
+    with serving(calls, ErrorInterceptor(), contexts, ConcurrencyLimit(AT_ONCE)) as begin:
+        served = [begin(QUICK) for _ in range(AT_ONCE)]
+        wait_until(lambda: calls.inside[QUICK] == AT_ONCE)
+        left = [begin(QUICK) for _ in range(CALLS)]
+        wait_until(lambda: len(contexts.found) == AT_ONCE + CALLS)
+        for call in left:
+            call.cancel()
+        wait_until(lambda: not any(context.is_active() for context in contexts.found[AT_ONCE:]))
+        calls.go.set()
+        assert [answer.result() for answer in [*served, begin(QUICK)]] == [b"answer"] * (AT_ONCE + 1)
+    assert calls.inside[QUICK] == AT_ONCE + 1
 
 
 def test_a_handler_is_made_once_for_each_method_that_there_is() -> None:

@@ -15,6 +15,7 @@ from sqlalchemy import (
     and_,
     delete,
     func,
+    not_,
     select,
     tuple_,
     update,
@@ -80,7 +81,7 @@ class LogKey:
             records.c.target_key == self.target_key,
             records.c.device_key == self.device_key,
             *self.readable(),
-            *(records.c.trace.not_like(f"{text_of(name, '')}%") for name in inexact),
+            *(not_(records.c.trace.startswith(text_of(name, ""), autoescape=True)) for name in inexact),
         ]
 
     def readable(self) -> list[ColumnElement[bool]]:
@@ -297,8 +298,8 @@ class TuningLog(Repository):
         with self._database.read() as connection:
             return dict(rows_for(connection, query, candidates))
 
-    def donors(self, key: LogKey, pattern: str) -> list[Donor]:
-        """Donors among operators named like `pattern` (SQL), including the operator's own trials at other shares."""
+    def donors(self, key: LogKey, kind: str) -> list[Donor]:
+        """Donors among operators with `kind` in their names, including the operator's own trials at other shares."""
         columns = records.c
         query = (
             select(columns.workload_hash, columns.share_key, func.min(columns.operator), func.count())
@@ -307,7 +308,7 @@ class TuningLog(Repository):
                 columns.status == Status.OK.value,
                 columns.target_key == key.target_key,
                 columns.device_key == key.device_key,
-                columns.operator.like(pattern),
+                columns.operator.icontains(kind, autoescape=True),
                 *key.readable(),
             )
             .group_by(columns.workload_hash, columns.share_key)
