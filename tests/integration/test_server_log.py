@@ -21,7 +21,7 @@ from fractune_core.fleet.signed_messages import seal_event
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.planning.speeds import CALL_OVERHEAD_S
 from fractune_core.records import TuningRecord
-from fractune_server.transport.unreadable import set_aside
+from fractune_server.transport.unreadable import UnreadableStream
 from tests.support.measured_pairs import measured_pair, runtime_time
 from tests.support.processes.fleet_simulated import SimulatedFleet
 from tests.support.processes.made_up import DEVICE, TARGET_KEY, made_up_record
@@ -304,7 +304,7 @@ def test_a_result_that_cannot_be_read_is_kept_and_read_once_more_when_asked(clie
         # Another version has left one that this one can read.
         readable = made_up_record({**BUILD, "share": "cpu:1"}, "left behind", '["left behind"]')
         event: Any = {"event": "measured", "job": "gone", "round_id": "gone", "record": readable.to_json()}
-        set_aside(connection, "elsewhere 1-0", seal_event(SECRET, event).encode(), "KeyError('exact')")
+        UnreadableStream(connection).keep("elsewhere 1-0", seal_event(SECRET, event).encode(), "KeyError('exact')")
         assert client.log.ReplayUnreadable(pb.ReplayUnreadableRequest()).replayed == 2
         wait_until(lambda: client.log.ListUnreadable(pb.ListUnreadableRequest()).total_size == 1)
         (again,) = client.log.ListUnreadable(pb.ListUnreadableRequest()).results

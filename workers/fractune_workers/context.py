@@ -16,10 +16,10 @@ from rq.job import Job
 from rq.serializers import JSONSerializer
 
 from fractune_core import tracing
-from fractune_core.errors import FractuneError
+from fractune_core.errors import BadModel, FractuneError
 from fractune_core.fleet.blobs import add_signed_blob, get_signed_blob
 from fractune_core.fleet.marks import CANCELLED, DONE, HANDED_BACK, is_marked, mark
-from fractune_core.fleet.messages import Event, PieceDone, Work, WorkFailed, cancelled_by
+from fractune_core.fleet.messages import MOST_EVENT_BYTES, Event, PieceDone, Work, WorkFailed, cancelled_by
 from fractune_core.fleet.redis_names import BLOB_TTL_S, EVENT_FIELD, HANDLER, SERVER_STREAM
 from fractune_core.fleet.signed_messages import seal_event, seal_work
 from fractune_workers.child import Child
@@ -97,7 +97,14 @@ class ResultTransaction:
         self._pipe = context.redis.pipeline(transaction=True)
 
     def event(self, stream: str, event: Event) -> None:
-        self._pipe.xadd(stream, {EVENT_FIELD: seal_event(self._context.secret, event)})
+        """Raises BadModel for an event that is too large: a model of very many operators."""
+        sealed = seal_event(self._context.secret, event)
+        if len(sealed) > MOST_EVENT_BYTES:
+            raise BadModel(
+                f"the result ({event['event']}) has {len(sealed):,} bytes, and {MOST_EVENT_BYTES:,} is the limit; tune "
+                "a part of the model"
+            )
+        self._pipe.xadd(stream, {EVENT_FIELD: sealed})
 
     def events(self, stream: str, events: Iterable[Event]) -> None:
         for event in events:

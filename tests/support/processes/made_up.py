@@ -34,7 +34,7 @@ def granted(share: str) -> GrantedShare:
 
 
 def workload_hash(name: str) -> str:
-    return hashlib.sha256(name.encode()).hexdigest()[:16]
+    return hashlib.sha256(name.encode(errors="surrogatepass")).hexdigest()[:16]
 
 
 def target_operator(name: str) -> messages.TargetOperator:

@@ -11,6 +11,7 @@ import pytest
 import redis
 from rq.job import Job
 
+from fractune_core.errors import BadModel
 from fractune_core.fleet.marks import DONE, is_marked
 from fractune_core.fleet.redis_names import SERVER_STREAM
 from fractune_workers import context as context_module
@@ -89,4 +90,16 @@ def test_of_two_workers_that_deliver_at_once_one_does(
 
     monkeypatch.setattr(context_module, "is_marked", look)
     second.send()
+    assert events_of(connection, SERVER_STREAM) == [FAILED]
+
+
+def test_a_result_beyond_the_limit_is_not_sent(
+    connection: redis.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(context_module, "MOST_EVENT_BYTES", 1000)
+    transaction = context_of(connection, tmp_path).transaction(WORK)
+    transaction.event(SERVER_STREAM, FAILED)
+    with pytest.raises(BadModel, match=r"^the result \(work_failed\) has 1,[0-9]+ bytes, and 1,000 is the limit"):
+        transaction.event(SERVER_STREAM, {**FAILED, "message": "m" * 900})
+    transaction.send()
     assert events_of(connection, SERVER_STREAM) == [FAILED]

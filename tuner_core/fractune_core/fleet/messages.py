@@ -13,6 +13,8 @@ from fractune_core.records import Kind, Status, TimingPolicy, TuningRecord, reco
 from fractune_core.shares import Device, GrantedShare
 
 BUSY, IDLE = "busy", "idle"
+MOST_EVENT_BYTES = 64 << 20
+"""of an event as it is sent; that of an ingest has the text of every operator"""
 
 
 class CoreHolder(TypedDict):

@@ -13,9 +13,9 @@ from collections.abc import Callable
 
 import redis
 
-from fractune_core.errors import BadModel, FractuneError, RedisGone
+from fractune_core.errors import BadModel, FractuneError, JobFailed, RedisGone, StateUnusable
 from fractune_core.fleet.marks import drop_old_marks
-from fractune_core.fleet.messages import WORK_KINDS, Event, Work, WorkFailed
+from fractune_core.fleet.messages import WORK_KINDS, Event, Ingested, Work, WorkFailed
 from fractune_core.fleet.redis_connection import check_clock
 from fractune_core.fleet.redis_names import bundle_blob, model_blob, tuner_stream
 from fractune_core.jobs import JobState
@@ -29,6 +29,7 @@ from fractune_server.engine.rounds import Rounds
 from fractune_server.engine.tune import Instance, TunePhase
 from fractune_server.engine.validate import ValidatePhase
 from fractune_server.scheduler.fair_queue import FairQueue
+from fractune_server.store.models import IngestKey
 from fractune_server.transport.context import ServerContext, reported_error
 from fractune_server.transport.dead_letters import RoundPlace, write_dead_letters
 from fractune_server.transport.live_workers import TUNE, live_workers
@@ -41,6 +42,8 @@ POLL_MS = 200
 SWEEP_EVERY_S = 1.0
 STALL_S = 5.0
 """if no work waits or runs anywhere for this long, requested work was lost, and is requested again"""
+_MOST_REQUESTS = 10
+"""of one piece of a job's own work, while no result of it comes"""
 REDIS_PATIENCE_S = 30.0
 
 _log = logging.getLogger(__name__)
@@ -206,12 +209,21 @@ class Engine:
         if event["event"] == "ingested":
             key = self._context.model_ingests.take(event["job"])
             if key is not None:
-                self._ingest.save(key, event)
+                self._save_for_call(key, event)
                 self._jobs.release([model_blob(key.model)])
         elif event["event"] == "compiled":
             self._jobs.release([bundle_blob(event["bundle"])])
         elif event["event"] == "work_failed":
             self._context.model_ingests.fail(event)
+
+    def _save_for_call(self, key: IngestKey, event: Ingested) -> None:
+        """Raises StateUnusable: the server cannot continue without its state. Other errors are the caller's."""
+        try:
+            self._ingest.save(key, event)
+        except StateUnusable:
+            raise
+        except FractuneError as error:
+            self._context.model_ingests.refuse(event["job"], error)
 
     # ---- advancing jobs -------------------------------------------------------------------------
 
@@ -296,12 +308,21 @@ class Engine:
         elif time.monotonic() - self._quiet_since > STALL_S:
             for job in waiting_jobs:
                 with log_fields(job=job.id):
-                    _log.warning("the work of job %s is in no queue; requesting it again", job.id)
-                job.requested.clear()
+                    self._request_again(job)
             for live in waiting_rounds:
                 with log_fields(job=live.stored.job):
                     _log.warning("the work of round %s is in no queue; requesting it again", live.id)
                 self._rounds.lose(live)
+
+    def _request_again(self, job: ActiveJob) -> None:
+        """Redis may lose work. Work that is done each time, and never has a result, is not requested without end."""
+        work, times = max(((each, job.attempts[each]) for each in job.requested), key=lambda found: found[1])
+        if times >= _MOST_REQUESTS:
+            why = f"its work ({work.task}) was done {times} times, and no result came; see the workers' logs"
+            self._jobs.fail(job, JobFailed(why))
+            return
+        _log.warning("the work of job %s is in no queue; requesting it again", job.id)
+        job.requested.clear()
 
     def _note_requeued(self, work: Work, loss: Loss) -> None:
         self._instruments.requeued.labels(work["task"], loss.value).inc()

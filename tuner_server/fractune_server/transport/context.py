@@ -71,6 +71,11 @@ class ModelIngests:
             if self._keys.pop(event["job"], None) is not None:
                 self._errors[event["job"]] = reported_error(event)
 
+    def refuse(self, job: str, error: FractuneError) -> None:
+        """The operators arrived, and cannot be stored."""
+        with self._lock:
+            self._errors[job] = error
+
     def forget(self, job: str) -> FractuneError | None:
         """Take the error that arrived instead of operators, if there is one."""
         with self._lock:

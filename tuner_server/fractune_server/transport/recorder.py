@@ -19,7 +19,7 @@ from fractune_core import tracing
 from fractune_core.analysis.at_load import AtLoad
 from fractune_core.analysis.roofline import Roof
 from fractune_core.codec.plain_json import check_shape
-from fractune_core.errors import FractuneError
+from fractune_core.errors import BadModel, FractuneError
 from fractune_core.fleet.messages import EVENT_BY_KIND, Event, ModelTimed, WorkFailed
 from fractune_core.fleet.redis_names import (
     CLOCK_TOLERANCE_S,
@@ -32,13 +32,14 @@ from fractune_core.fleet.redis_names import (
 )
 from fractune_core.fleet.signed_messages import open_event, open_replayed
 from fractune_core.fleet.signing import Unsigned
+from fractune_core.operators import check_operator
 from fractune_core.records import TuningRecord
 from fractune_core.shares import GrantedShare
 from fractune_core.spending import WorkCost
 from fractune_core.target_attributes import read_attributes
 from fractune_server.store.records.log import TuningLog
 from fractune_server.store.records.record_check import check_measured
-from fractune_server.transport.unreadable import set_aside
+from fractune_server.transport.unreadable import UnreadableStream
 from fractune_server.transport.work_queues import readable_names
 
 
@@ -53,6 +54,9 @@ class _AnyEvent(TypedDict):
 _BATCH = 1000
 _CONSUMER = "server"
 _REPLAY_MAX_AGE_S = 3600.0
+_TASK_BY_EVENT = {"ingested": "ingest", "proposed": "search", "compiled": "compile", "model_timed": "time_model"}
+_SINGLE_WORK = ("ingest", "compile", "time_model")
+"""tasks of jobs, in no round"""
 
 _log = logging.getLogger(__name__)
 
@@ -105,6 +109,7 @@ class Recorder:
         self._expected: set[str] = set()
         self._recovering = True
         self._looks_back = False
+        self._unreadable = UnreadableStream(redis)
 
     def poll(self, block_ms: int) -> ArrivalBatch:
         """Wait up to `block_ms` (0 = not at all) for results, commit their records and ledger entries, and return them.
@@ -240,7 +245,7 @@ class Recorder:
 
     def _set_aside(self, place: str, message: bytes, reason: str) -> None:
         """Keep an unreadable result for another version; reading it again would not help."""
-        set_aside(self._redis, place, message, reason)
+        self._unreadable.keep(place, message, reason)
         _log.warning("cannot read a result, and keep it (`fractune log dead`): %s: %s", place, reason)
 
 
@@ -279,20 +284,30 @@ def _check_amounts(numbers: Iterable[Any]) -> None:
         raise ValueError(f"an amount of it is {wrong[0]}")
 
 
-def _lost(event: Any, error: Exception) -> list[Arrival]:
-    """The failure of the round that waits for an unreadable result, if the result names the round."""
-    try:
-        failed: WorkFailed = {
-            "event": "work_failed",
-            "job": str(event["job"]),
-            "task": "measure",
-            "round_id": str(event["round_id"]),
-            "error": "FractuneError",
-            "message": f"a result of it cannot be read ({error}); is a worker of another version?",
-        }
-    except (KeyError, TypeError):
+def _lost(event: Mapping[str, Any], error: Exception) -> list[Arrival]:
+    """The failure of the round, or else of the job, that waits for an unreadable result. Nothing waits for others.
+
+    A job whose work gave a result that cannot be read would request the same work again, and get the same result.
+    """
+    task = _task_of(event)
+    if "job" not in event or ("round_id" not in event and task not in _SINGLE_WORK):
         return []
+    failed: WorkFailed = {
+        "event": "work_failed",
+        "job": str(event["job"]),
+        "task": task,
+        "error": BadModel.__name__ if task == "ingest" else FractuneError.__name__,
+        "message": f"a result of it ({task}) cannot be recorded: {error}; is a worker of another version?",
+    }
+    if "round_id" in event:
+        failed["round_id"] = str(event["round_id"])
     return [Arrival(failed)]
+
+
+def _task_of(event: Mapping[str, Any]) -> str:
+    """The task of the work that an event is a result of, as far as it says so."""
+    kind = str(event.get("event"))
+    return str(event.get("task")) if kind == "work_failed" else _TASK_BY_EVENT.get(kind, "measure")
 
 
 def read_event(event: Event) -> Arrival:
@@ -323,7 +338,8 @@ def _read(event: Event) -> Arrival:
         _check_amounts(event["roof"].values())
     if event["event"] == "ingested":
         read_attributes(event["target"])
-        _check_amounts(item.get("flops", 0.0) for item in event["operators"])
+        for item in event["operators"]:
+            check_operator(item)
     if event["event"] == "model_timed":
         GrantedShare.from_json(event["granted"])
         _check_at_load(event)

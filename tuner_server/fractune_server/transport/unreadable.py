@@ -1,10 +1,12 @@
 """Results that the recorder could not read, kept whole in a Redis stream for another version or for inspection.
 
-Only `replay` removes them. If there are too many, the oldest are dropped.
+Only `replay` removes them. If there are too many, or too many bytes of them, the oldest are dropped.
 """
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -14,6 +16,11 @@ from fractune_core.fleet.redis_names import EVENT_FIELD, REPLAYED_FIELD, SERVER_
 from fractune_core.fleet.signed_messages import seal_replayed
 
 _MOST = 10_000
+_MOST_BYTES = 64 << 20
+_MOST_BYTES_OF_ONE = 16 << 20
+_ENTRY_BYTES = 256
+"""of an entry beside its fields, about"""
+_PAGE = 16
 _PLACE, _REASON = "place", "reason"
 
 
@@ -27,7 +34,7 @@ class SetAsideResult:
     """stream where the result arrived, and its id there"""
     reason: str
     event: str
-    """as a worker wrote it"""
+    """as a worker wrote it; empty where it was too large to keep"""
 
     @property
     def set_aside_at(self) -> float:
@@ -35,9 +42,49 @@ class SetAsideResult:
         return int(self.entry.partition("-")[0]) / 1000
 
 
-def set_aside(redis: Redis, place: str, event: bytes, reason: str) -> None:
-    """Keep a result that cannot be read."""
-    redis.xadd(UNREADABLE, cast(Any, {_PLACE: place, _REASON: reason, EVENT_FIELD: event}), maxlen=_MOST)
+class UnreadableStream:
+    """Keeps results that cannot be read. Not thread-safe: the recorder alone writes.
+
+    It knows the size of each entry. Entries that `replay` has removed count until they would be dropped.
+    """
+
+    def __init__(self, redis: Redis) -> None:
+        self._redis = redis
+        self._sizes: deque[tuple[str, int]] | None = None
+        """id and bytes of each entry, oldest first; None until the first result is kept"""
+        self._bytes = 0
+
+    def keep(self, place: str, event: bytes, reason: str) -> None:
+        if self._sizes is None:
+            self._sizes = self._read_sizes()
+            self._bytes = sum(size for _, size in self._sizes)
+        if len(event) > _MOST_BYTES_OF_ONE:
+            reason, event = f"{reason} ({len(event):,} bytes, which are too many to keep)", b""
+        fields: Any = {_PLACE: place, _REASON: reason, EVENT_FIELD: event}
+        entry: Any = self._redis.xadd(UNREADABLE, fields)
+        size = _size(fields)
+        self._sizes.append((entry.decode(), size))
+        self._bytes += size
+        self._drop_oldest(self._sizes)
+
+    def _drop_oldest(self, sizes: deque[tuple[str, int]]) -> None:
+        first = sizes[0]
+        while self._bytes > _MOST_BYTES or len(sizes) > _MOST:
+            self._bytes -= sizes.popleft()[1]
+        if sizes[0] is not first:
+            self._redis.xtrim(UNREADABLE, minid=sizes[0][0], approximate=False)
+
+    def _read_sizes(self) -> deque[tuple[str, int]]:
+        """Of what an earlier server has kept."""
+        sizes, after = deque[tuple[str, int]](), "-"
+        while found := cast("list[Any]", self._redis.xrange(UNREADABLE, min=after, count=_PAGE)):
+            sizes.extend((entry.decode(), _size(fields)) for entry, fields in found)
+            after = f"({sizes[-1][0]}"
+        return sizes
+
+
+def _size(fields: Mapping[Any, str | bytes]) -> int:
+    return _ENTRY_BYTES + sum(map(len, fields.values()))
 
 
 def unreadable_results(redis: Redis, limit: int) -> tuple[list[SetAsideResult], int]:

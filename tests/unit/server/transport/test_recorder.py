@@ -129,6 +129,52 @@ def test_an_unreadable_result_is_set_aside_whole_and_the_others_are_recorded(
     assert [(event["job"], event["round_id"]) for event in lost] == [("job1", "round1")]
 
 
+_LOST = [
+    ({"event": "ingested", "job": "j", "target": "llvm"}, ("ingest", "BadModel", None)),
+    ({"event": "compiled", "job": "j", "bundle": 3}, ("compile", "FractuneError", None)),
+    ({"event": "model_timed", "job": "j", "share": "cpu:1"}, ("time_model", "FractuneError", None)),
+    ({"event": "proposed", "job": "j", "round_id": "r"}, ("search", "FractuneError", "r")),
+    (
+        {"event": "work_failed", "job": "j", "task": "ingest", "error": "BadModel", "message": "a\0b"},
+        ("ingest", "BadModel", None),
+    ),
+    ({"event": "work_failed", "job": "j", "task": "build", "round_id": "r"}, ("build", "FractuneError", "r")),
+]
+
+
+@pytest.mark.parametrize(("event", "failed"), _LOST, ids=lambda each: str(each["event"]) if "event" in each else "")
+def test_whoever_waits_for_an_unreadable_result_hears_that_it_failed(
+    connection: redis.Redis, store: Store, event: Any, failed: tuple[str, str, str | None]
+) -> None:
+    connection.xadd(redis_names.SERVER_STREAM, {redis_names.EVENT_FIELD: seal_event(SECRET, event)})
+    recorder = Recorder(connection, store.log, SECRET, list)
+    recorder.poll(0)
+    (arrival,) = recorder.poll(0).arrivals
+    found: Any = arrival.event
+    assert found["event"] == "work_failed"
+    assert (found["task"], found["error"], found.get("round_id")) == failed
+    assert found["message"].startswith(f"a result of it ({failed[0]}) cannot be recorded: ")
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        {"event": "roof_measured", "job": "j"},
+        {"event": "piece_done", "job": "j"},
+        {"event": ["ingested"], "job": "j"},
+        {"event": "work_failed", "job": "j", "task": ["ingest"]},
+        {"event": "ingested"},
+        {},
+    ],
+)
+def test_nobody_waits_for_other_results(connection: redis.Redis, store: Store, event: Any) -> None:
+    connection.xadd(redis_names.SERVER_STREAM, {redis_names.EVENT_FIELD: seal_event(SECRET, event)})
+    recorder = Recorder(connection, store.log, SECRET, list)
+    recorder.poll(0)
+    assert recorder.poll(0).arrivals == []
+    assert connection.xlen(redis_names.UNREADABLE) == 1
+
+
 def test_a_result_that_somebody_else_gives_once_more_is_set_aside(connection: redis.Redis, store: Store) -> None:
     event: Any = {"event": "measured", "job": "job1", "round_id": "round1", "record": record("a").to_json()}
     connection.xadd(redis_names.SERVER_STREAM, {redis_names.REPLAYED_FIELD: seal_event(SECRET, event)})

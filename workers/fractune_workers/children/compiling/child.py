@@ -14,9 +14,11 @@ import tvm
 from fractune_core import __version__
 from fractune_core.errors import BadRequest, FractuneError
 from fractune_core.files.bundles import RECORDS, WEIGHTS, object_entry, write_bundle
+from fractune_core.fleet.messages import OperatorItem
 from fractune_core.implementations import DIRECT, FLOAT32_SUMS, TRITON, implementation_of, trace_of
 from fractune_core.model_inputs import constants_in
 from fractune_core.names import WITH_GRAPHS
+from fractune_core.operators import check_operator
 from fractune_core.targets import capability, runs_on
 from fractune_workers.children.compiling.attention import Chain, chains_of, names_outside, with_attention, workloads_of
 from fractune_workers.children.compiling.graphs import with_graphs
@@ -128,22 +130,24 @@ def ingest(path: str, inputs: dict[str, list[int]], target: str, isa: str) -> di
     parsed = parse_target(target, _ANY_CORES)
     _check_runs(target, parsed, isa)
     prepared = _prepared(path, json.dumps(inputs), target_key(parsed))
-    return {
-        "target": str(parsed),
-        "target_key": target_key(parsed),
-        "operators": [
-            {
-                "workload_hash": operator.workload_hash,
-                "name": operator.name,
-                "weight": operator.weight,
-                "workload": write_workloads(prepared.workloads[operator.workload_hash]),
-                # The roof is float32's: it says nothing about other arithmetic.
-                "flops": 0.0 if operator.narrow else operator.flops,
-                "io_bytes": operator.io_bytes,
-            }
-            for operator in prepared.operators
-        ],
-    }
+    operators: list[OperatorItem] = [
+        {
+            "workload_hash": operator.workload_hash,
+            "name": operator.name,
+            "weight": operator.weight,
+            "workload": write_workloads(prepared.workloads[operator.workload_hash]),
+            "flops": operator.flops,
+            "io_bytes": operator.io_bytes,
+        }
+        for operator in prepared.operators
+    ]
+    with named(Path(path).name):
+        for item in operators:
+            check_operator(item)
+    for operator, item in zip(prepared.operators, operators, strict=True):
+        if operator.narrow:  # the roof is float32's: it says nothing about other arithmetic
+            item["flops"] = 0.0
+    return {"target": str(parsed), "target_key": target_key(parsed), "operators": operators}
 
 
 def describe_fused(path: str, inputs: dict[str, list[int]]) -> dict[str, Any]:

@@ -16,7 +16,8 @@ from tvm import relax
 from tvm.ir import json_compact
 from tvm_ffi.serialization import from_json_graph_str
 
-from fractune_core.errors import BadModel, first_line
+from fractune_core.codec.plain_json import is_storable
+from fractune_core.errors import BadModel, first_line, shortened
 from fractune_workers.children.importing.raw_tensors import TensorHeader, read_header
 
 _VALUES = """
@@ -62,6 +63,8 @@ _PRAGMA = "pragma_"
 _PRAGMAS = frozenset({"pragma_auto_unroll_max_step", "pragma_unroll_explicit", "pragma_loop_partition_hint"})
 _FOREIGN_CODE = frozenset({"external_mods", "Codegen", "system_lib_prefix"})
 """Attributes that hand functions over to another compiler, or bring its results"""
+_MOST_TEXT_CHARACTERS = 10_000
+_SHOWN = 80
 _HINT = "export the model without it"
 _OPEN_SIZE = "has a tensor whose size is known only when the model runs; export it with fixed shapes"
 _WRITE_AGAIN = "write it with tvm.ir.save_json"
@@ -77,6 +80,7 @@ def load_json(text: str) -> tvm.IRModule:
     _refuse_external_functions(nodes)
     _refuse_foreign_code(nodes)
     _refuse_wrong_tensors(nodes)
+    _refuse_unprintable_texts(nodes)
     try:
         mod = from_json_graph_str(current)
     except Exception as error:
@@ -186,6 +190,24 @@ def _refuse_wrong_tensors(nodes: list[Node]) -> None:
                     f"has a constant whose numbers are {header.dtype} {list(header.shape)}, which its type does not "
                     f"say; {_WRITE_AGAIN}"
                 )
+
+
+def _refuse_unprintable_texts(nodes: list[Node]) -> None:
+    """Texts are names, and C reads some of them up to the first NUL. Only the source of a program has several lines."""
+    sources = {id(_at(nodes, _field(node.get("data"), "source"))) for node in nodes if node.get("type") == "ir.Source"}
+    for node in nodes:
+        if node.get("type") != "ffi.String":
+            continue
+        text = node.get("data")
+        if not isinstance(text, str):
+            raise BadModel(_NO_MODULE)
+        if not is_storable(text) or not (text.isprintable() or id(node) in sources):
+            raise BadModel(f"has the text {shortened(ascii(text), _SHOWN)}, which is not printable; {_HINT}")
+        if len(text) > _MOST_TEXT_CHARACTERS and id(node) not in sources:
+            raise BadModel(
+                f"has a text of {len(text):,} characters, and {_MOST_TEXT_CHARACTERS:,} is the limit: "
+                f"'{shortened(text, _SHOWN)}'; shorten it"
+            )
 
 
 def _declared(nodes: list[Node], index: Any) -> TensorHeader | None:

@@ -18,6 +18,7 @@ from tvm.s_tir import meta_schedule as ms
 
 from fractune_core.errors import BadModel, first_line, shortened
 from fractune_core.implementations import DIRECT
+from fractune_core.operators import MOST_NAME_CHARACTERS
 from fractune_workers.children.importing.unlowered import why_unlowered
 from fractune_workers.children.layouts.plan import planned
 from fractune_workers.children.rewriting import indexing, row_kernels, single_numbers, transcendental
@@ -29,7 +30,6 @@ from fractune_workers.children.tvm_api.traces import Workload, write_workloads
 
 _log = logging.getLogger(__name__)
 _FLOAT32_BYTES = 4
-_MOST_NAME_CHARACTERS = 200
 _LEGALIZATIONS_FOR_CPUS = {
     **indexing.LEGALIZATIONS,
     **transcendental.LEGALIZATIONS,
@@ -127,7 +127,7 @@ def described(name: str, weight: int, mod: tvm.IRModule) -> Operator:
     """The operator of one TIR module."""
     arguments = _arguments(mod)
     return Operator(
-        name=shortened(name, _MOST_NAME_CHARACTERS),  # an IRModule may call it anything
+        name=shortened(name, MOST_NAME_CHARACTERS),  # an IRModule may call it anything
         weight=weight,
         workload_hash=workload_hash(mod),
         workload_json=write_workloads({DIRECT: Workload(mod)}),

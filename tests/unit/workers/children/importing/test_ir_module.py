@@ -340,3 +340,27 @@ def test_a_module_with_an_open_dimension(tmp_path: Path) -> None:
 def test_shapes_are_not_taken_for_a_module(tmp_path: Path) -> None:
     text = str(tvm.ir.save_json(sample()))
     assert "leave out --input" in refusal(write(tmp_path, text), {"x": [1, 8]})
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a\0b", r"has the text 'a\x00b', which is not printable"),
+        ("two\nlines", r"has the text 'two\nlines', which is not printable"),
+        ("\x1b[2J", r"has the text '\x1b[2J', which is not printable"),
+        ("half \ud800", r"has the text 'half \ud800', which is not printable"),
+        ("n" * 10_001, "has a text of 10,001 characters, and 10,000 is the limit: 'nnn"),
+    ],
+)
+def test_names_are_printable(tmp_path: Path, text: str, words: str) -> None:
+    nodes = graph(sample())
+    name = first(nodes, "ir.Var")["name"]
+    nodes["nodes"][name]["data"] = text
+    assert words in refusal(write(tmp_path, json.dumps(nodes)))
+
+
+def test_the_source_of_a_program_has_several_lines(tmp_path: Path) -> None:
+    nodes = graph(sample())
+    text, name = add(nodes, "ffi.String", "def main():\n    pass\n"), add(nodes, "ir.SourceName", "main.py")
+    add(nodes, "ir.Source", {"source_name": name, "source": text})
+    load_model(write(tmp_path, json.dumps(nodes)))
