@@ -99,7 +99,8 @@ def test_a_result_beyond_the_limit_is_not_sent(
     monkeypatch.setattr(context_module, "MOST_EVENT_BYTES", 1000)
     transaction = context_of(connection, tmp_path).transaction(WORK)
     transaction.event(SERVER_STREAM, FAILED)
+    large: Any = {**FAILED, "message": "m" * 900}
     with pytest.raises(BadModel, match=r"^the result \(work_failed\) has 1,[0-9]+ bytes, and 1,000 is the limit"):
-        transaction.event(SERVER_STREAM, {**FAILED, "message": "m" * 900})
+        transaction.event(SERVER_STREAM, large)
     transaction.send()
     assert events_of(connection, SERVER_STREAM) == [FAILED]
