@@ -4,7 +4,8 @@ A text detector and a classifier of lines (PP-OCRv5) are fetched from the packag
 whose weights are denormal in part, and convolutions whose activations become smaller with each layer, down to
 denormals. A control has the same convolutions with larger weights. Each bundle is tuned without a search (`--trials N`
 searches). It runs as by default and with `denormals=True`; ONNX Runtime as by default. All three are timed interleaved,
-on one CPU. Outputs are compared: the largest difference beyond 1e-30.
+each on the calling thread: by its time on the core, which other programs do not change much. Outputs are compared: the
+largest difference beyond 1e-30.
 
 Usage: python -m benchmarks.denormals [--quick] [--out FILE] [--trials N] [--rounds 31]
 """
@@ -93,9 +94,9 @@ def _calls(model: Model, bundle: Path) -> dict[str, Callable[[], list[Any]]]:
 
 
 def _secs(call: Callable[[], Any]) -> float:
-    start = time.perf_counter()
+    start = time.thread_time()
     call()
-    return time.perf_counter() - start
+    return time.thread_time() - start
 
 
 def _difference(output: Any, reference: Any) -> float:

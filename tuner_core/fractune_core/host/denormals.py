@@ -15,6 +15,17 @@ from typing import Any, ParamSpec, TypeVar
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
+_LEAST_SCALES = {"float64": 1e-300}
+_LEAST_SCALE = 1e-30
+"""of the other types, which have the exponents of float32 or fewer"""
+
+
+def least_scale(dtype: str) -> float:
+    """Differences of outputs are taken over their largest value, and over this number if all values are smaller:
+    outputs that consist of lost denormals, or of sums of them, are equal.
+    """
+    return _LEAST_SCALES.get(dtype, _LEAST_SCALE)
+
 
 class _Mode(ctypes.Structure):
     """The GNU C library's `femode_t` of x86-64."""
@@ -52,13 +63,15 @@ def with_denormals(function: Callable[_P, _T], *, kept: bool) -> Callable[_P, _T
 
 
 @functools.cache
-def _access() -> tuple[Callable[[Any], int], Callable[[Any], int]] | None:
+def _access() -> tuple[Callable[[Any], None], Callable[[Any], None]] | None:
     """The C library's functions that read and write the mode of the calling thread."""
     if platform.machine() != "x86_64":
         return None
     try:
         # Both return at once, so they keep the interpreter's lock.
         library = ctypes.PyDLL("libm.so.6")
-        return library.fegetmode, library.fesetmode
+        read, write = library.fegetmode, library.fesetmode
     except (OSError, AttributeError):  # another C library than GNU's
         return None
+    read.restype = write.restype = None  # their result says nothing, and to make a number of it takes time
+    return read, write

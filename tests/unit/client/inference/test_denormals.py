@@ -15,11 +15,13 @@ import tvm_ffi
 import tvm_ffi_orcjit
 
 import fractune
+from fractune.inference.comparing.onnxruntime_model import OnnxRuntimeModel
 from fractune.inference.runner import Runner
 from fractune.inference.runtimes import sessions
 from fractune.inference.tvm_runtime import variants
 from fractune.inference.tvm_runtime.bound import Bound
 from fractune.inference.tvm_runtime.runtime import Entries, load_entries
+from fractune.inference.tvm_runtime.tensors import differences
 from tests.support.denormals import FACTOR, FLUSHING, PROBE, SIZE, WEIGHT, flushes, inputs, read_mxcsr, write_mxcsr
 from tests.unit.client.conftest import Small
 
@@ -84,6 +86,16 @@ def test_outputs_are_zero_or_exact(bundle: Path, threads: int) -> None:
     np.testing.assert_allclose(product, SIZE * WEIGHT, rtol=1e-5, atol=0)
     np.testing.assert_allclose(tiny, np.float32(FACTOR) * np.float32(FACTOR), rtol=1e-4, atol=0)
     np.testing.assert_allclose(back, FACTOR, rtol=1e-3, atol=0)
+
+
+def test_a_run_beside_onnx_runtime_finds_equal_outputs(bundle: Path, denormals: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    peer = OnnxRuntimeModel(denormals / "denormals.onnx", 1)
+    model, kept = fractune.load(bundle), fractune.load(bundle, denormals=True)
+    for number, alike in ((LARGE, slice(1, 3)), (1.0, slice(2))):
+        reference = peer.run(inputs(number), peer.output_names)
+        assert differences(model.run(inputs(number))[alike], reference[alike])[1] < 1e-6
+        assert differences(kept.run(inputs(number)), reference)[1] < 1e-6
 
 
 def test_normal_numbers_are_as_ever_in_the_default_mode(bundle: Path) -> None:

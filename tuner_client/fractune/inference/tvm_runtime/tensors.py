@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fractune.inference.tvm_runtime.runtime import aligned_bytes, viewed
 from fractune_core.errors import BadRequest
 from fractune_core.files.manifests import ALIGNMENT_BYTES
+from fractune_core.host.denormals import least_scale
 
 if TYPE_CHECKING:
     import numpy as np
@@ -275,7 +276,9 @@ def rounding(outputs: Sequence[Array]) -> float:
 
 
 def differences(outputs: Sequence[Array], reference: Sequence[Array]) -> tuple[float, float]:
-    """Largest absolute difference, and the same over the reference's largest value; infinite for NaN."""
+    """Largest absolute difference, and the same over the reference's largest value (`least_scale` at least); infinite
+    for NaN.
+    """
     import numpy as np
 
     absolute = relative = 0.0
@@ -285,6 +288,7 @@ def differences(outputs: Sequence[Array], reference: Sequence[Array]) -> tuple[f
             return float("inf"), float("inf")
         finite = np.isfinite(ref)
         largest = float(np.abs(out[finite] - ref[finite]).max(initial=0.0))
-        scale = float(np.abs(ref[finite]).max(initial=0.0)) or 1.0
+        highest = float(np.abs(ref[finite]).max(initial=0.0)) or 1.0
+        scale = max(highest, least_scale(str(wanted.dtype)))
         absolute, relative = max(absolute, largest), max(relative, largest / scale)
     return absolute, relative

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import tvm
 
+from fractune_core.host.denormals import least_scale
 from fractune_workers.children.tvm_api.numerics.half_precision import OPERAND
 from fractune_workers.children.tvm_api.numerics.quantizing import HIGH, LOW
 from fractune_workers.children.tvm_api.processor import Processor
@@ -66,8 +67,8 @@ def element_bytes(dtype: Any) -> int:
 
 
 def difference(output: Any, reference: Any) -> float:
-    """Largest difference of two arrays of one shape, over the largest value of `reference`; infinite when only one of
-    them has a NaN or an infinity at some place.
+    """Largest difference of two arrays of one shape, over the largest value of `reference` (`least_scale` at least);
+    infinite when only one of them has a NaN or an infinity at some place.
     """
     if np.array_equal(output, reference):  # equal inputs and weights are most of all arrays: 40 times as fast
         return 0.0
@@ -75,5 +76,6 @@ def difference(output: Any, reference: Any) -> float:
     if not np.array_equal(np.isfinite(out), np.isfinite(ref)):
         return float("inf")
     finite = np.isfinite(ref)
-    scale = float(np.abs(ref[finite]).max(initial=0.0)) or 1.0
+    highest = float(np.abs(ref[finite]).max(initial=0.0)) or 1.0
+    scale = max(highest, least_scale(str(reference.dtype)))
     return float(np.abs(out[finite] - ref[finite]).max(initial=0.0)) / scale

@@ -22,6 +22,7 @@ INF, NAN = float("inf"), float("nan")
         ([1.0, INF], [1.0, 2.0], INF),
         ([1.0, NAN], [1.0, NAN], 0.0),
         ([], [], 0.0),
+        ([0.0], [1e-38], 1e-8),  # a denormal that one of two sums has lost
     ],
 )
 def test_it_is_relative_to_the_largest_value_of_the_reference(

@@ -33,6 +33,13 @@ def test_differences_are_absolute_and_relative() -> None:
     assert differences([np.array([np.nan])], [np.array([1.0])]) == (float("inf"), float("inf"))
 
 
+def test_outputs_of_lost_denormals_are_equal() -> None:
+    _, relative = differences([np.zeros(2, np.float32)], [np.full(2, 1e-38, np.float32)])
+    assert relative <= 1e-8
+    assert differences([np.zeros(2)], [np.full(2, 1e-38)])[1] == 1  # float64 has normal numbers there
+    assert differences([np.zeros(2, np.float32)], [np.full(2, 1e-29, np.float32)])[1] == 1
+
+
 @pytest.fixture
 def refused(capfd: pytest.CaptureFixture[str]) -> Iterator[Callable[..., tuple[int, str]]]:
     """`fractune run` in this process: exit code and standard error. Its signals and variables are taken back."""
