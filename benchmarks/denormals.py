@@ -146,7 +146,7 @@ def _made(folder: Path) -> list[Model]:
 
 def _chain(name: str, operator: str, weights: Any, shape: list[int], folder: Path) -> Model:
     """The operator with each of the weights, one layer after the other."""
-    pads = {"pads": [1, 1, 1, 1]} if operator == "Conv" else {}
+    pads: dict[str, Any] = {"pads": [1, 1, 1, 1]} if operator == "Conv" else {}
     nodes = [helper.make_node(operator, [f"x{at}", f"w{at}"], [f"x{at + 1}"], **pads) for at in range(len(weights))]
     first, last = (helper.make_tensor_value_info(f"x{at}", TensorProto.FLOAT, shape) for at in (0, len(weights)))
     constants = [numpy_helper.from_array(each.astype("float32"), f"w{at}") for at, each in enumerate(weights)]
