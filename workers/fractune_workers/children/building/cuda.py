@@ -17,7 +17,7 @@ from fractune_core.targets import FAST_MATH
 from fractune_workers.children.building.embed_cubin import embed_cubin
 from fractune_workers.children.building.identifiers import with_identifiers
 from fractune_workers.children.building.launch_limits import check_limits
-from fractune_workers.children.building.lowering import lowering_context
+from fractune_workers.children.building.lowering import lowered
 from fractune_workers.children.tvm_api.artifacts import pack, written
 from fractune_workers.cuda.compilers import CudaCompiler
 
@@ -92,9 +92,7 @@ def _generate(mod: tvm.IRModule, target: tvm.target.Target) -> Any:
     mod = RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(mod)
     mod = tvm.tirx.transform.BindTarget(target.with_host(host))(mod)
     lower, finalize_host, finalize_device = tvm.tirx.get_default_tir_pipeline(target)
-    with lowering_context(mod):
-        lowered = lower(mod)
-    on_host, on_devices = split_host_device_mods(lowered)
+    on_host, on_devices = split_host_device_mods(lowered(mod, lower))
     kernels = {where: finalize_device()(each) for where, each in on_devices.items()}
     for each in kernels.values():
         check_limits(each, target)

@@ -5,21 +5,46 @@ They follow from the schedule, so a trace is enough to build the same code again
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import tvm
 import tvm_ffi
 from tvm import s_tir
 
+from fractune_core.errors import FractuneError
+from fractune_workers.children.building.strided_copies import StridedCopies, copied_singly
 from fractune_workers.children.tvm_api.annotations import ASYNC_COPIES
 
 _DYNAMIC = "shared.dyn"
 
 
-def lowering_context(mod: tvm.IRModule) -> tvm.transform.PassContext:
+def lowered(mod: tvm.IRModule, lower: Callable[[tvm.IRModule], tvm.IRModule]) -> tvm.IRModule:
+    """The scheduled module, lowered by TVM's pipeline with the options that it needs.
+
+    Raises FractuneError for a schedule that TVM would lower to other copies than it describes.
+    """
+    looking = StridedCopies()
+    with lowering_context(mod, looking):
+        found = lower(mod)
+    if not looking.operands:
+        return found
+    singly, looking = copied_singly(mod, looking.operands), StridedCopies()
+    with lowering_context(singly, looking):
+        found = lower(singly)
+    if looking.operands:
+        raise FractuneError(
+            f"it copies vectors of '{min(looking.operands)}' with a stride into shared memory asynchronously, and TVM "
+            "would copy other bytes"
+        )
+    return found
+
+
+def lowering_context(mod: tvm.IRModule, *instruments: Any) -> tvm.transform.PassContext:
     """The present context, with the options for the scheduled module."""
     present = tvm.transform.PassContext.current()
-    return tvm.transform.PassContext(opt_level=present.opt_level, config={**present.config, **_options(mod)})
+    config = {**present.config, **_options(mod)}
+    return tvm.transform.PassContext(opt_level=present.opt_level, config=config, instruments=list(instruments))
 
 
 def _options(mod: tvm.IRModule) -> dict[str, bool]:
