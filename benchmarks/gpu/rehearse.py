@@ -32,7 +32,7 @@ from fractune_workers.gpu.nvml import open_nvml
 
 _MIB = 1 << 20
 CARRIED_MIB, GIVEN_BACK_MIB = 64, 16
-"""what a lent host takes in one trip, and gives back in one file"""
+"""what a lent host takes in one trip, the project's files with it, and gives back in one file"""
 _PART_LIMIT_S, _PART_MINUTES = 500, "7"
 _NO_GPU = 4
 _THERE = ("grpcio", "protobuf", "onnx", "numpy", "pytest", "sympy")
@@ -175,9 +175,9 @@ def carry_project(trip: Trip) -> None:
         lambda: trip.run(["git", "-C", str(REPOSITORY), "archive", "-o", str(carried), "HEAD"]),
         [carried],
     )
-    check_size(carried, CARRIED_MIB)
     trip.project.mkdir(parents=True)
     trip.step("unpack the project", lambda: trip.run(["tar", "-xf", str(carried), "-C", str(trip.project)]))
+    check_size(trip.project, CARRIED_MIB)
 
 
 def put_torch(trip: Trip) -> None:
@@ -198,7 +198,7 @@ def carry_packages(trip: Trip, folder: Path, python: str) -> None:
     rest = packed / "part3"
     trip.step("pack part 3, what pack.sh does not fetch", lambda: trip.run(_download(rest)), [rest])
     for part in [*parts, rest]:
-        check_size(part, CARRIED_MIB)
+        check_size(part, CARRIED_MIB, beside=trip.project)
         print(f"{part.name}: {_bytes_of(part) / _MIB:.1f} MiB", flush=True)
     venv = trip.work / "host" / "python"
     trip.python = venv / "bin" / "python3"
@@ -297,11 +297,14 @@ def give_back(trip: Trip) -> None:
     check_size(file, GIVEN_BACK_MIB)
 
 
-def check_size(path: Path, most_mib: int) -> None:
-    """Raises SystemExit for a file that is too large to be carried."""
-    size = _bytes_of(path)
-    if size >= most_mib * _MIB:
-        raise SystemExit(f"gpu_rehearse: {path.name} has {size / _MIB:.1f} MiB, and below {most_mib} can be carried")
+def check_size(path: Path, most_mib: int, beside: Path | None = None) -> None:
+    """Raises SystemExit for a file or a folder that is too large to be carried, with what travels `beside` it."""
+    size, other = _bytes_of(path), 0 if beside is None else _bytes_of(beside)
+    if size + other >= most_mib * _MIB:
+        also = f" beside the {other / _MIB:.1f} of {beside.name}" if beside else ""
+        raise SystemExit(
+            f"gpu_rehearse: {path.name} has {size / _MIB:.1f} MiB{also}, and below {most_mib} can be carried"
+        )
 
 
 def _bytes_of(path: Path) -> int:

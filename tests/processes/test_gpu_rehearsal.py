@@ -38,3 +38,8 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
     rehearse.check_size(tmp_path / "large", 3)
     with pytest.raises(SystemExit, match=r"large has 2.0 MiB, and below 2 can be carried"):
         rehearse.check_size(tmp_path / "large", 2)
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "code").write_bytes(bytes(3 << 20))
+    rehearse.check_size(tmp_path / "large", 6, beside=tmp_path / "project")
+    with pytest.raises(SystemExit, match=r"large has 2.0 MiB beside the 3.0 of project, and below 5 can be carried"):
+        rehearse.check_size(tmp_path / "large", 5, beside=tmp_path / "project")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.metadata
 import importlib.util
+import logging
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +18,8 @@ from fractune_core.targets import capability
 from fractune_workers.children.triton_kernels.boxes import Box
 from fractune_workers.children.triton_kernels.sources import Launch, Source
 
+VERSION = "3.9.0"
+"""The one that the extra `triton` requires. Kernels and their compilation use parts that other versions lack."""
 INSTALL = "pip install 'fractune[triton]'"
 _POINTERS = {"float16": "*fp16", "bfloat16": "*bf16", "float32": "*fp32", "float64": "*fp64", "bool": "*i1"}
 _POINTERS |= {
@@ -23,6 +28,7 @@ _POINTERS |= {
 _ALIGNED = [["tt.divisibility", 16]]
 """TVM aligns tensors to 64 bytes. Without the hint a GPU copies nothing asynchronously into shared memory."""
 _MODULE = "fractune_generated"
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -49,13 +55,33 @@ class Kernel:
 
 
 def is_installed() -> bool:
-    return importlib.util.find_spec("triton") is not None
+    """Whether the one version is there. Another version is skipped, and the log says so once."""
+    found = _version()
+    if found not in ("", VERSION):
+        _warn_of(found)
+    return found == VERSION
+
+
+def _version() -> str:
+    """Empty where Triton is not installed."""
+    if importlib.util.find_spec("triton") is None:
+        return ""
+    try:
+        return importlib.metadata.version("triton")
+    except importlib.metadata.PackageNotFoundError:
+        return "of an unknown version"
+
+
+@functools.cache
+def _warn_of(version: str) -> None:
+    _log.warning("Triton %s is skipped: its kernels need Triton %s; %s", version, VERSION, INSTALL)
 
 
 def load_triton() -> str:
-    """Load the compiler, and return its name with its version. Raises FractuneError where it is not installed."""
+    """Load the compiler, and return its name with its version. Raises FractuneError without it."""
     if not is_installed():
-        raise FractuneError(f"this machine has no Triton to build the candidate with; {INSTALL}")
+        has = f"has Triton {found}" if (found := _version()) else "has no Triton"
+        raise FractuneError(f"this machine {has}, and the candidate is built with Triton {VERSION}; {INSTALL}")
     import triton
     import triton.compiler
 

@@ -8,8 +8,6 @@ import pytest
 import tvm
 from tvm import te, topi
 
-from fractune_core.errors import FractuneError
-from fractune_workers.children.triton_kernels import compiler
 from fractune_workers.children.triton_kernels.decisions import Decisions
 from fractune_workers.children.triton_kernels.marks import decisions_in, is_marked, with_decisions, with_marks
 from fractune_workers.children.triton_kernels.sources import is_fit, source_of
@@ -137,9 +135,3 @@ def test_decisions_are_for_the_marked_function_that_they_belong_to() -> None:
     decided = with_decisions(marked, {workload: "[]"})
     assert [decisions_in(decided[name]) for name in names] == ["[]", "", ""]
     assert bool(decided["wide"].attrs["tirx.is_scheduled"])
-
-
-def test_a_machine_without_triton_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiler, "is_installed", lambda: False)
-    with pytest.raises(FractuneError, match=r"no Triton to build the candidate with; pip install 'fractune\[triton\]'"):
-        compiler.load_triton()
