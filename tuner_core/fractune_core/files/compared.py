@@ -14,6 +14,8 @@ MODEL = "model.onnx"
 ONNX_RUNTIME, OPENVINO = "onnxruntime", "openvino"
 RUNTIMES = (ONNX_RUNTIME, OPENVINO)
 OURS = "fractune"
+EXACT_ONNX_RUNTIME = {"session.x64quantprecision": "1", "session.qdq_matmulnbits_accuracy_level": "1"}
+"""settings with which ONNX Runtime's products of bytes do not saturate, and round no data to bytes"""
 
 
 @dataclass(frozen=True)

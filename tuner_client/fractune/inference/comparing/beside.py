@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 from fractune.inference.comparing.interleaved import Times, time_interleaved, time_loops
 from fractune.inference.comparing.onnxruntime_model import NAME, OnnxRuntimeModel, is_quantized
 from fractune.inference.model import Model
-from fractune.inference.tvm_runtime.tensors import differences, random_inputs, rounding
+from fractune.inference.tvm_runtime.tensors import random_inputs
+from fractune_core.agreement.rule import differences, rounding
 from fractune_core.errors import BadRequest
 from fractune_core.model_inputs import constants_in, shapes_in
 

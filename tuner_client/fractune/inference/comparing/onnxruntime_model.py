@@ -17,13 +17,12 @@ from typing import TYPE_CHECKING, Any
 from fractune.inference.comparing.constant_inputs import constant_array
 from fractune.inference.tvm_runtime.tensors import TensorSpec, numpy_dtype
 from fractune_core.errors import BadModel, FractuneError
+from fractune_core.files.compared import EXACT_ONNX_RUNTIME
 
 if TYPE_CHECKING:
     from fractune.inference.tvm_runtime.tensors import Array
 
 NAME = "onnxruntime"
-EXACT = {"session.x64quantprecision": "1", "session.qdq_matmulnbits_accuracy_level": "1"}
-"""the settings of an exact session"""
 NO_SPINNING = {"session.intra_op.allow_spinning": "0"}
 """threads that wait for work sleep"""
 _QUANTIZING = (
@@ -73,7 +72,7 @@ class OnnxRuntimeModel:
         options.log_severity_level = 3  # errors only: it warns of old files on every start
         if not optimized:
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-        for key, value in {**(EXACT if exact else {}), **({} if spinning else NO_SPINNING)}.items():
+        for key, value in {**(EXACT_ONNX_RUNTIME if exact else {}), **({} if spinning else NO_SPINNING)}.items():
             options.add_session_config_entry(key, value)
         try:
             model = _without_rounding(path) if exact else str(path)

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 
 from fractune.inference.bucketed_model import BucketedModel
 from fractune.inference.comparing.typical_inputs import highest_integers, is_mask, typical_inputs
-from fractune.inference.tvm_runtime.tensors import TensorSpec, differences, rounding
+from fractune.inference.tvm_runtime.tensors import TensorSpec
+from fractune_core.agreement.rule import differences, rounding
 from fractune_core.errors import BadModel
 from fractune_core.files.buckets import UNKNOWN, OpenAxes, Padding, sizes_text
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fractune_core.errors import BadModel, FractuneError, first_line
-from fractune_core.files.compared import ONNX_RUNTIME, OPENVINO
+from fractune_core.files.compared import EXACT_ONNX_RUNTIME, ONNX_RUNTIME, OPENVINO
 
 if TYPE_CHECKING:
     from fractune.inference.tvm_runtime.tensors import Array
@@ -22,7 +22,7 @@ _SETTINGS: dict[str, dict[str, str]] = {
     OPENVINO: {"PERFORMANCE_HINT": "LATENCY", "NUM_STREAMS": "1"},
 }
 _EXACT: dict[str, dict[str, str]] = {
-    ONNX_RUNTIME: {"session.x64quantprecision": "1", "session.qdq_matmulnbits_accuracy_level": "1"},
+    ONNX_RUNTIME: EXACT_ONNX_RUNTIME,
     OPENVINO: {"EXECUTION_MODE_HINT": "ACCURACY"},
 }
 """By default ONNX Runtime's products of bytes may saturate; OpenVINO computes in bfloat16, and rounds data to 8 bits

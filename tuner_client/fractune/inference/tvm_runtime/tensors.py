@@ -1,4 +1,4 @@
-"""Inputs and outputs: their specifications, conversion of arrays to tensors and back, and how far outputs differ."""
+"""Inputs and outputs: their specifications, and conversion of arrays to tensors and back."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from fractune.inference.tvm_runtime.runtime import aligned_bytes, viewed
 from fractune_core.errors import BadRequest
 from fractune_core.files.manifests import ALIGNMENT_BYTES
-from fractune_core.host.denormals import least_scale
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,9 +25,6 @@ _DEFAULT_STREAM = 1
 waits"""
 _KINDS_OF_DLPACK = "fiub"
 """NumPy's kinds of types that its DLPack knows; other types of models (bfloat16) pass as bytes"""
-_HALF_ROUNDING = {"float16": 2e-2, "bfloat16": 2e-2}
-_ROUNDING = 1e-3
-"""largest differences that are rounding, over the largest value of an output: by type, and of other types"""
 
 
 @dataclass(frozen=True)
@@ -268,27 +264,3 @@ def _random_array(rng: np.random.Generator, spec: TensorSpec) -> Array:
     if spec.dtype.startswith(("float", "bfloat")):
         return rng.uniform(0.1, 1.0, size=shape).astype(dtype)
     return rng.integers(0, 2, size=shape).astype(dtype)
-
-
-def rounding(outputs: Sequence[Array]) -> float:
-    """The largest difference that counts as rounding, over the largest value of an output."""
-    return max((_HALF_ROUNDING.get(str(output.dtype), _ROUNDING) for output in outputs), default=_ROUNDING)
-
-
-def differences(outputs: Sequence[Array], reference: Sequence[Array]) -> tuple[float, float]:
-    """Largest absolute difference, and the same over the reference's largest value (`least_scale` at least); infinite
-    for NaN.
-    """
-    import numpy as np
-
-    absolute = relative = 0.0
-    for output, wanted in zip(outputs, reference, strict=True):
-        out, ref = output.astype("float64"), wanted.astype("float64")
-        if not np.array_equal(np.isfinite(out), np.isfinite(ref)):
-            return float("inf"), float("inf")
-        finite = np.isfinite(ref)
-        largest = float(np.abs(out[finite] - ref[finite]).max(initial=0.0))
-        highest = float(np.abs(ref[finite]).max(initial=0.0)) or 1.0
-        scale = max(highest, least_scale(str(wanted.dtype)))
-        absolute, relative = max(absolute, largest), max(relative, largest / scale)
-    return absolute, relative

@@ -108,6 +108,11 @@ def _read(path: Path) -> bytes:
     return data
 
 
+def is_onnx(data: bytes) -> bool:
+    """Whether the file is read as an ONNX model."""
+    return not data.startswith(_ZIP) and _as_text(data) is None
+
+
 def _load(data: bytes, shapes: Shapes, limits: Limits) -> tvm.IRModule:
     if is_script(data):
         raise BadModel(REFUSAL)

@@ -5,25 +5,20 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tvm import relax
-
 from fractune_core.cpu_limits import LimitSize
-from fractune_core.files.bundles import WEIGHTS, Bundle
-from fractune_core.host.denormals import with_denormals
+from fractune_core.files.bundles import Bundle
 from fractune_core.names import ROBUST_VARIANT, UNTUNED_VARIANT, WITH_GRAPHS
 from fractune_core.shares import Share
 from fractune_workers.children.measuring.at_load import time_at_load
 from fractune_workers.children.measuring.loops import Call, call_of, secs_of_one
 from fractune_workers.children.measuring.under_limit import time_under_limit
 from fractune_workers.children.tvm_api.arrays import difference, random_args
-from fractune_workers.children.tvm_api.artifacts import load_objects
+from fractune_workers.children.tvm_api.bundle_runs import load_variant, outputs_of, weights_of
 from fractune_workers.children.tvm_api.processor import Processor
-from fractune_workers.children.tvm_api.weights import unpack_weights
 
 _SLOW_S, _FEW_REPEATS = 0.1, 4
 """A variant that takes longer is timed less often"""
@@ -106,24 +101,3 @@ def _repeats(first_s: float, most: int) -> int:
     if first_s > _VERY_SLOW_S:
         return 1
     return min(most, _FEW_REPEATS) if first_s > _SLOW_S else most
-
-
-def load_variant(bundle: Bundle, name: str, weights: Sequence[Any], processor: Processor) -> Callable[..., Any]:
-    """The variant's `main` on a virtual machine of its own, as a function of the inputs, without denormals. `weights`:
-    all of the bundle.
-    """
-    own = [weights[place] for place in bundle.weights_of(name)]
-    main = relax.VirtualMachine(load_objects(bundle.objects(name)), processor.device)["main"]
-    return with_denormals(lambda *inputs: main(*inputs, *own), kept=False)
-
-
-def weights_of(bundle: Bundle, processor: Processor) -> list[Any]:
-    """All weights of the bundle, each variant's own among them."""
-    return unpack_weights(bundle.read(WEIGHTS), bundle.manifest["weights"], processor.tensor)
-
-
-def outputs_of(result: Any, processor: Processor) -> list[Any]:
-    """The model's outputs as arrays, for one tensor or a (nested) tuple of tensors."""
-    if hasattr(result, "numpy"):
-        return [processor.read(result)]
-    return [array for part in result for array in outputs_of(part, processor)]

@@ -11,9 +11,10 @@ import onnx
 import onnxruntime
 import pytest
 
-from fractune.inference.comparing.onnxruntime_model import EXACT, OnnxRuntimeModel, is_quantized
+from fractune.inference.comparing.onnxruntime_model import OnnxRuntimeModel, is_quantized
 from fractune.inference.tvm_runtime.tensors import TensorSpec
 from fractune_core.errors import BadModel
+from fractune_core.files.compared import EXACT_ONNX_RUNTIME
 
 Array = npt.NDArray[Any]
 ENDS = [("a", 64), ("y", 8)]
@@ -106,7 +107,7 @@ def test_an_exact_session_sums_bytes_of_full_range_as_onnx_defines(
     assert (sums == data.astype("int32") @ WEIGHT.astype("int32")).all()
     OnnxRuntimeModel(path, 1)
     exact, default = asked
-    for setting, value in EXACT.items():
+    for setting, value in EXACT_ONNX_RUNTIME.items():
         assert exact.get_session_config_entry(setting) == value
         with pytest.raises(RuntimeError, match=setting):
             default.get_session_config_entry(setting)

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import tvm
 
-from fractune_workers.children.measuring import loops, model_timing
+from fractune_workers.children.measuring import loops
+from fractune_workers.children.tvm_api.bundle_runs import outputs_of
 from fractune_workers.children.tvm_api.processor import Processor
 from fractune_workers.children.tvm_api.weights import pack_weights, unpack_weights
 
@@ -45,7 +46,7 @@ def test_every_inference_of_a_repeat_is_waited_for(monkeypatch: pytest.MonkeyPat
 def test_outputs_are_read_once_they_are_there_however_they_are_nested() -> None:
     device = NotedDevice()
     first, second = (NotedOutput(name, device.notes) for name in ("first", "second"))
-    assert model_timing.outputs_of((first, (second,)), Processor(device, 0x2000)) == ["first", "second"]
+    assert outputs_of((first, (second,)), Processor(device, 0x2000)) == ["first", "second"]
     assert device.notes == ["sync 0x2000", "read first", "sync 0x2000", "read second"]
 
 

@@ -19,20 +19,20 @@ from fractune.inference.bucketed_model import BucketedModel
 from fractune.inference.choosing.variants import VariantChoice
 from fractune.inference.comparing.beside import Beside, time_beside
 from fractune.inference.comparing.interleaved import PACED, Times, time_interleaved, time_single_calls
-from fractune.inference.comparing.onnxruntime_model import EXACT, NAME
+from fractune.inference.comparing.onnxruntime_model import NAME
 from fractune.inference.cpu.share import confine
 from fractune.inference.gpu.share import confine_gpu
 from fractune.inference.loading import load
 from fractune.inference.model import Model
 from fractune.inference.tvm_runtime.array_files import array_names, read_inputs, write_arrays
-from fractune.inference.tvm_runtime.tensors import differences
 from fractune.text.output_files import check_writable
 from fractune.text.text import common_unit, factor_text, time_text
+from fractune_core.agreement.rule import differences
 from fractune_core.analysis.cpu_limits.limits import threads_text
 from fractune_core.analysis.match import DEFAULT_POLICY, Policy
 from fractune_core.analysis.slowdown_ci import slowdown
 from fractune_core.errors import BadRequest
-from fractune_core.files.compared import RUNTIMES
+from fractune_core.files.compared import EXACT_ONNX_RUNTIME, RUNTIMES
 from fractune_core.files.replacing import replacing_file
 from fractune_core.names import UNTUNED_VARIANT
 from fractune_core.served import ServiceGoal
@@ -340,7 +340,7 @@ def _print_verdict(peer: dict[str, Any], loop_secs: Sequence[float], paced_secs:
         print(_columns("verdict:" if each is peer else name, f"{in_loop}; {paced}", "").rstrip())
     print(f"           peer: ONNX Runtime {peer['version']} with a thread for each core of the share")
     if peer["exact"]:
-        settings = ", ".join(f"{key}={value}" for key, value in EXACT.items())
+        settings = ", ".join(f"{key}={value}" for key, value in EXACT_ONNX_RUNTIME.items())
         print("           exact: the same with exact products; the outputs are compared with its own")
         print(f"           ({settings}, MatMulNBits with accuracy_level=1)")
     relative = peer["max_rel_difference"]

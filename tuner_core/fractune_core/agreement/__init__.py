@@ -1,0 +1,1 @@
+"""Whether outputs are the same beyond rounding."""

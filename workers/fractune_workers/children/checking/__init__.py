@@ -1,0 +1,1 @@
+"""Bundles checked against another implementation of ONNX."""

@@ -1,0 +1,97 @@
+"""The first node of an ONNX file that the importer makes compute something else.
+
+The graph is cut at a value, which becomes its only output. The cut graph is imported, compiled without schedules, and
+compared with the reference. By halves this finds a value that differs though all that its node reads agrees.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import onnx
+
+from fractune_core.errors import FractuneError, first_line
+from fractune_workers.children.checking.references import Deadline
+from fractune_workers.children.importing.onnx_graph import names_read
+
+_log = logging.getLogger(__name__)
+
+Differs = Callable[[onnx.ModelProto], bool]
+"""Whether the cut model's output differs from the reference's. It may raise any error where that is not known."""
+
+
+def first_different(model: onnx.ModelProto, outputs: Sequence[str], differs: Differs, deadline: Deadline) -> Any | None:
+    """The node; None if no output differs when the model is imported again. After the deadline it is the last node that
+    was seen to differ.
+    """
+    nodes = list(model.graph.node)
+    known: dict[str, bool | None] = {}
+
+    def test(name: str) -> bool | None:
+        if name not in known:
+            known[name] = _tested(model, nodes, name, differs)
+        return known[name]
+
+    found = next((name for name in outputs if test(name)), None)
+    if found is None:
+        return None
+    agreeing: set[int] = set()
+    while deadline.left_s > 0:
+        place = _maker(nodes, found)
+        before = [at for at in _needed(nodes, found) if at != place and at not in agreeing]
+        if not before:
+            break
+        middle = before[len(before) // 2]
+        names = [name for name in nodes[middle].output if name]
+        wrong = next((name for name in names if test(name)), None)
+        if wrong is not None:
+            found = wrong
+        else:
+            # What cannot be compared is passed over: a value behind it will tell.
+            compared = any(known[name] is False for name in names)
+            agreeing.update(_needed(nodes, names[0]) if compared and names else [middle])
+    return nodes[_maker(nodes, found)]
+
+
+def _tested(model: onnx.ModelProto, nodes: Sequence[Any], name: str, differs: Differs) -> bool | None:
+    try:
+        return differs(cut_at(model, nodes, name))
+    except (FractuneError, ValueError, RuntimeError, TypeError, KeyError, IndexError) as error:
+        _log.info("'%s' cannot be compared: %s", name, first_line(error))
+        return None
+
+
+def cut_at(model: onnx.ModelProto, nodes: Sequence[Any], name: str) -> onnx.ModelProto:
+    """The model with this value as its only output, and the nodes that it needs."""
+    kept = [nodes[place] for place in _needed(nodes, name)]
+    read = {each for node in kept for each in names_read(node)} | {name}
+    cut = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import, functions=model.functions)
+    cut.graph.name = model.graph.name or "cut"
+    cut.graph.node.extend(kept)
+    cut.graph.input.extend(model.graph.input)
+    cut.graph.initializer.extend(each for each in model.graph.initializer if each.name in read)
+    cut.graph.sparse_initializer.extend(model.graph.sparse_initializer)
+    cut.graph.output.append(onnx.ValueInfoProto(name=name))
+    return cut
+
+
+def _needed(nodes: Sequence[Any], name: str) -> list[int]:
+    """The places of the nodes that the value depends on, in their order."""
+    makers = _makers(nodes)
+    found, waiting = set[int](), [name]
+    while waiting:
+        place = makers.get(waiting.pop())
+        if place is not None and place not in found:
+            found.add(place)
+            waiting.extend(names_read(nodes[place]))
+    return sorted(found)
+
+
+def _maker(nodes: Sequence[Any], name: str) -> int:
+    return _makers(nodes)[name]
+
+
+def _makers(nodes: Sequence[Any]) -> Mapping[str, int]:
+    return {name: place for place, node in enumerate(nodes) for name in node.output if name}

@@ -1,0 +1,69 @@
+"""The child that checks bundles: the whole model's outputs against another implementation of ONNX.
+
+It reads a stranger's file by ONNX Runtime, and runs a stranger's code, so it is started in a sandbox.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from fractune_core.errors import BadRequest, FractuneError, first_line
+from fractune_core.files.bundles import Bundle
+from fractune_core.files.checked import not_checked
+from fractune_workers.children.checking.comparing import Comparison, DiffersError
+from fractune_workers.children.checking.given_arrays import given_arrays
+from fractune_workers.children.importing.model_file import is_onnx
+from fractune_workers.children.importing.onnx_graph import parsed
+from fractune_workers.children.tvm_api.keep_out import stay_off_gpus
+from fractune_workers.children.tvm_api.target import missing_features, parse_target
+
+_ANY_CORES = 1
+
+
+def check(
+    path: str, inputs: dict[str, list[int]], bundle: str, given: str = "", member: int | None = None
+) -> dict[str, Any]:
+    """Compare the `bundle`, or this member of a joined one, with the model file at `path`, on inputs of these shapes
+    and on the `given` file of arrays.
+
+    Returns `checked`, a Checked as JSON, or `differs`, a text. Raises BadRequest for given arrays that do not fit.
+    """
+    data, whole = Path(path).read_bytes(), Bundle(Path(bundle))
+    found = whole if member is None else whole.members[member]
+    arrays = given_arrays(Path(given), found.manifest["inputs"]) if given else None
+    reason = _why_not(data, found)
+    if reason:
+        return {"checked": not_checked(reason).to_json()}
+    model = parsed(data)
+    if model is None:
+        return {"checked": not_checked("the model file cannot be read").to_json()}
+    try:
+        return {"checked": Comparison(data, model, inputs, found).compared(arrays).to_json()}
+    except DiffersError as error:
+        return {"differs": f"{Path(path).name}: {error}"}
+    except BadRequest:
+        raise
+    except FractuneError as error:
+        return {"checked": not_checked(first_line(error)).to_json()}
+
+
+def _why_not(data: bytes, bundle: Bundle) -> str:
+    """Why nothing can be compared here, empty if it can be."""
+    if "stages" in bundle.written:
+        return "each of its parts was checked when it was tuned"
+    if not is_onnx(data):
+        return "only ONNX files are compared"
+    if "slots" in bundle.manifest:
+        return "it is of a fused model"
+    target = parse_target(bundle.manifest["target"], _ANY_CORES)
+    if target.kind.name != "llvm":
+        return "the bundle is for a GPU, and the comparing process has none"
+    missing = missing_features(target)
+    return f"this machine lacks what the bundle needs: {', '.join(missing)}" if missing else ""
+
+
+def open_child(_args: Sequence[str]) -> dict[str, Callable[..., Any]]:
+    stay_off_gpus()
+    return {"check": check}

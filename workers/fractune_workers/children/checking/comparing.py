@@ -1,0 +1,269 @@
+"""A bundle beside its ONNX file, set of inputs by set of inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper
+
+from fractune_core.agreement.rule import Verdict, judge
+from fractune_core.errors import FractuneError
+from fractune_core.files.bundles import Bundle
+from fractune_core.files.checked import Checked
+from fractune_core.model_inputs import constants_in, fitting_shape, parse_numbers, shapes_in
+from fractune_workers.children.checking.bisecting import first_different
+from fractune_workers.children.checking.candidates import Candidate, imported, variants_of
+from fractune_workers.children.checking.graph import precision_of
+from fractune_workers.children.checking.input_sets import InputSet, InputSpec, given_set, highs, input_sets
+from fractune_workers.children.checking.moved import moved_inputs, moved_weights
+from fractune_workers.children.checking.references import Array, Deadline, Feed, RefusedError, Run, reference
+from fractune_workers.children.importing.onnx_graph import described, inputs_of
+from fractune_workers.children.tvm_api.processor import cpu_processor
+
+COMPARING_S, BISECTING_S = 60.0, 150.0
+"""after which no further run begins"""
+_MOVES, _FEWEST_MOVES = 8, 2
+"""runs on moved inputs and weights, and the fewest with which there is a verdict"""
+_NO_TIME = f"the {COMPARING_S:.0f} s for this check were over"
+_KINDS = "biuf"
+
+
+class DiffersError(FractuneError):
+    """The bundle computes something else than the model file."""
+
+
+class _NoTimeError(FractuneError):
+    """The check takes too long."""
+
+
+@dataclass
+class _Answers:
+    """The reference's outputs for one set."""
+
+    feed: dict[str, Array]
+    outputs: list[Array]
+    others: list[list[Array]] | None = None
+
+
+@dataclass
+class _Found:
+    sets: dict[str, float] = field(default_factory=dict)
+    variants: list[str] = field(default_factory=list)
+    skipped: dict[str, str] = field(default_factory=dict)
+
+
+class Comparison:
+    """A bundle of one shape, and the file that it was made from. `inputs` are those of the job.
+
+    Raises FractuneError if nothing can be compared.
+    """
+
+    def __init__(
+        self, data: bytes, model: onnx.ModelProto, inputs: Mapping[str, Sequence[int]], bundle: Bundle
+    ) -> None:
+        self._data, self._model, self._inputs, self._bundle = data, model, inputs, bundle
+        self._reference = reference(len(data))
+        self._precision = precision_of(model)
+        self._outputs = [output.name for output in model.graph.output]
+        if len(self._outputs) != len(bundle.manifest["outputs"]):
+            raise FractuneError("the bundle has other outputs than the file")
+        self._specs = _specs(model.graph, inputs, bundle)
+        self._constants = _constants(model.graph, inputs)
+        self._processor = cpu_processor()
+        self._deadline = Deadline(COMPARING_S)
+        self._run = self._reference.open(data, self._outputs)
+        self._fused: Run | None = None
+        self._high = highs()[0]
+
+    def compared(self, given: Mapping[str, Array] | None) -> Checked:
+        """What was compared. Raises DiffersError."""
+        found, answers = _Found(), dict[str, tuple[InputSet, _Answers]]()
+        sets = [*([given_set(given, len(self._outputs))] if given else []), *input_sets(self._model, self._specs)]
+        variants = variants_of(self._bundle, [spec.name for spec in self._specs], self._processor)
+        for name, load in variants.items():
+            if self._deadline.left_s <= 0:
+                found.skipped[name] = _NO_TIME
+                continue
+            candidate = load()
+            for each in sets:
+                if each.name not in found.skipped:
+                    self._compare(name, candidate, each, answers, found)
+            found.variants.append(name)
+        if not found.sets:
+            raise FractuneError("; ".join(dict.fromkeys(found.skipped.values())) or "no output can be compared")
+        return Checked(
+            f"{self._reference.name} {self._reference.version}", found.sets, tuple(found.variants), found.skipped
+        )
+
+    def _compare(
+        self,
+        variant: str,
+        candidate: Candidate,
+        each: InputSet,
+        answers: dict[str, tuple[InputSet, _Answers]],
+        found: _Found,
+    ) -> None:
+        try:
+            if each.name not in answers:
+                self._check_time()
+                answers[each.name] = each, self._answers(each)
+            known = answers[each.name][1]
+            self._check_time()
+            outputs = candidate(known.feed)
+            verdict = self._verdict(each, known, outputs)
+        except (RefusedError, _NoTimeError) as error:
+            if each.name not in found.sets:
+                found.skipped[each.name] = first_line_of(error)
+            return
+        if not verdict.agrees:
+            raise DiffersError(self._difference(variant, each, known, outputs, verdict))
+        if verdict.decided:
+            found.sets[each.name] = max(verdict.difference, found.sets.get(each.name, 0.0))
+        else:
+            found.skipped[each.name] = "rounding decides all of the outputs"
+
+    def _check_time(self) -> None:
+        if self._deadline.left_s <= 0:
+            raise _NoTimeError(_NO_TIME)
+
+    def _answers(self, each: InputSet) -> _Answers:
+        """The inputs of the set, with integers as large as the reference takes them. Raises RefusedError."""
+        tried = [high for high in highs() if high <= self._high]
+        for place, high in enumerate(tried):
+            feed = {**each.draw(high), **self._constants}
+            try:
+                outputs = self._run(feed)
+            except RefusedError:
+                if place + 1 == len(tried) or not any(spec.may_be_index for spec in self._specs):
+                    raise
+                continue
+            self._high = high
+            return _Answers(feed, outputs)
+        raise AssertionError
+
+    def _verdict(self, each: InputSet, known: _Answers, outputs: Sequence[Array]) -> Verdict:
+        def others() -> list[list[Array]]:
+            known.others = known.others or self._others(known.feed)
+            return [[run[place] for place in each.outputs] for run in known.others]
+
+        chosen = [[all_outputs[place] for place in each.outputs] for all_outputs in (outputs, known.outputs)]
+        return judge(chosen[0], chosen[1], others, self._precision)
+
+    def _others(self, feed: Feed) -> list[list[Array]]:
+        """Outputs that are as right as the reference's. Raises _NoTimeError."""
+        return self._moved(self._data, self._model, self._outputs, feed, self._deadline)
+
+    def _moved(
+        self, data: bytes, model: onnx.ModelProto, outputs: Sequence[str], feed: Feed, deadline: Deadline
+    ) -> list[list[Array]]:
+        found = []
+        if self._reference.fused is not None:
+            found += _tried(lambda: self._reference.fused(data, outputs), feed)  # type: ignore[misc]
+        moved_ones = 0
+        for seed in range(_MOVES):
+            if deadline.left_s <= 0:
+                break
+            moved = moved_weights(model, self._precision, seed)
+            fed = {**moved_inputs(feed, self._precision, seed), **self._constants}
+            made = _tried(lambda: self._reference.open(moved, outputs), fed)  # noqa: B023  it is called at once
+            found += made
+            moved_ones += len(made)
+        if moved_ones < _FEWEST_MOVES:
+            raise _NoTimeError(
+                _NO_TIME if deadline.left_s <= 0 else "it cannot be run on inputs that are moved a little"
+            )
+        return found
+
+    def _difference(
+        self, variant: str, each: InputSet, known: _Answers, outputs: Sequence[Array], verdict: Verdict
+    ) -> str:
+        place = each.outputs[verdict.differs_at or 0]
+        by = (
+            f"by {verdict.difference:.1e} of the largest value"
+            if verdict.difference < np.inf
+            else _kind_text(outputs[place], known.outputs[place])
+        )
+        what = (
+            f"the bundle's output '{self._outputs[place]}' differs from {self._reference.name}'s {by}, on the inputs "
+            f"'{each.name}' (variant {variant}), and rounding does not explain it"
+        )
+        node = self._first_node(each, known)
+        if node is None:
+            return f"{what}; the model itself is imported right, so the schedules of this variant are wrong"
+        return f"{what}; the first node that computes something else is {described(node)}"
+
+    def _first_node(self, each: InputSet, known: _Answers) -> Any:
+        deadline = Deadline(BISECTING_S)
+        model = onnx.inliner.inline_local_functions(self._model) if self._model.functions else self._model
+        target = self._bundle.manifest["target"]
+
+        def differs(cut: onnx.ModelProto) -> bool:
+            (name,) = (output.name for output in cut.graph.output)
+            data = cut.SerializeToString()
+            wanted = self._reference.open(data, [name])(known.feed)
+            found = imported(cut, self._inputs, target, self._processor)(known.feed)
+            verdict = judge(
+                found, wanted, lambda: self._moved(data, cut, [name], known.feed, deadline), self._precision
+            )
+            return not verdict.agrees
+
+        return first_different(model, [self._outputs[place] for place in each.outputs], differs, deadline)
+
+
+def first_line_of(error: Exception) -> str:
+    return str(error).partition("\n")[0]
+
+
+def _tried(open_run: Any, feed: Feed) -> list[list[Array]]:
+    try:
+        return [open_run()(feed)]
+    except RefusedError:
+        return []
+
+
+def _kind_text(output: Array, wanted: Array) -> str:
+    if output.shape != wanted.shape:
+        return f"in its shape ({list(output.shape)} for {list(wanted.shape)})"
+    unlike = np.flatnonzero(np.ravel(~((output == wanted) | ((output != output) & (wanted != wanted)))))  # noqa: PLR0124
+    at = int(unlike[0]) if len(unlike) else 0
+    return f"in kind (element {at} is {np.ravel(output)[at]} for {np.ravel(wanted)[at]})"
+
+
+def _specs(graph: onnx.GraphProto, inputs: Mapping[str, Sequence[int]], bundle: Bundle) -> list[InputSpec]:
+    """Of the inputs that are no constants. Raises FractuneError for an input that is no tensor of numbers."""
+    shapes, constants = shapes_in(inputs), constants_in(inputs)
+    held = {each["name"]: each["shape"] for each in bundle.manifest["inputs"]}
+    values = [value for value in inputs_of(graph) if value.name not in constants]
+    if len(held) == len(values):  # by position: TVM may have changed the names
+        held = {value.name: shape for value, shape in zip(values, held.values(), strict=True)} | held
+    found = []
+    for value in values:
+        tensor = value.type.tensor_type
+        try:
+            dtype = helper.tensor_dtype_to_np_dtype(tensor.elem_type)
+        except KeyError as error:
+            raise FractuneError(f"input '{value.name}' is no tensor of numbers") from error
+        if dtype.name != "bfloat16" and dtype.kind not in _KINDS:
+            raise FractuneError(f"input '{value.name}' is no tensor of numbers")
+        own = [dim.dim_value or 1 for dim in tensor.shape.dim]
+        found.append(InputSpec(value.name, dtype.name, tuple(shapes.get(value.name) or held.get(value.name, own))))
+    return found
+
+
+def _constants(graph: onnx.GraphProto, inputs: Mapping[str, Sequence[int]]) -> dict[str, Array]:
+    shapes, made = shapes_in(inputs), dict[str, Array]()
+    for value in inputs_of(graph):
+        text = constants_in(inputs).get(value.name)
+        if text is None:
+            continue
+        tensor = value.type.tensor_type
+        dtype = helper.tensor_dtype_to_np_dtype(tensor.elem_type or onnx.TensorProto.FLOAT)
+        numbers = parse_numbers(value.name, text, dtype.name)
+        dims = shapes.get(value.name) or [dim.dim_value or None for dim in tensor.shape.dim]
+        shape = fitting_shape(value.name, len(numbers), dims)
+        made[value.name] = np.full(shape, numbers[0], dtype) if len(numbers) == 1 else np.asarray(numbers, dtype)
+    return {name: array.reshape(array.shape) for name, array in made.items()}

@@ -1,0 +1,151 @@
+"""Inputs on which a bundle is compared: random ones, and the extremes of their types."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import onnx
+
+from fractune_workers.children.checking.graph import NOT_COMPARING, NOT_SUMMING, reached_by_others
+from fractune_workers.children.checking.references import Array
+from fractune_workers.children.tvm_api.arrays import numpy_dtype
+
+_HIGHS = (1000, 100, 10, 2)
+"""Integers are drawn below the first of these that the reference takes: they may be rows of a table"""
+_BYTES_OF_DATA = 1
+"""Integers of one byte are data"""
+_MASK = "mask"
+_ODD_PART = 8
+"""One of so many numbers is not finite, where they are mixed"""
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def is_float(self) -> bool:
+        return self.dtype.startswith(("float", "bfloat"))
+
+    @property
+    def may_be_index(self) -> bool:
+        dtype = numpy_dtype(self.dtype)
+        return bool(dtype.kind in "iu" and dtype.itemsize > _BYTES_OF_DATA)
+
+
+@dataclass(frozen=True)
+class InputSet:
+    """A way to fill inputs, for the first outputs where it says something."""
+
+    name: str
+    draw: Callable[[int], dict[str, Array]]
+    """the inputs, integers that may be indices below this number"""
+    outputs: tuple[int, ...]
+    """places of the outputs that are compared"""
+
+
+def input_sets(model: onnx.ModelProto, specs: Sequence[InputSpec]) -> Iterator[InputSet]:
+    """The sets for a model with these inputs.
+
+    The largest numbers of a type overflow in a sum, and its order decides to what. So they are for outputs without a
+    sum before them. What a maximum makes of a NaN is nowhere defined, so these are for outputs without comparisons.
+    """
+    whole = tuple(range(len(model.graph.output)))
+    yield InputSet("random", partial(_drawn, specs, _random), whole)
+    yield InputSet("random above zero", partial(_drawn, specs, _positive), whole)
+    yield InputSet("zeros", partial(_drawn, specs, _zeros), whole)
+    if unsummed := _outputs_within(model.graph, NOT_SUMMING):
+        yield InputSet("lowest", partial(_drawn, specs, _lowest), unsummed)
+        yield InputSet("largest", partial(_drawn, specs, _largest), unsummed)
+    if any(spec.is_float for spec in specs) and (uncompared := _outputs_within(model.graph, NOT_COMPARING)):
+        yield InputSet("NaN and infinity", partial(_drawn, specs, _odd), uncompared)
+
+
+def highs() -> tuple[int, ...]:
+    return _HIGHS
+
+
+def _outputs_within(graph: onnx.GraphProto, allowed: Collection[str]) -> tuple[int, ...]:
+    reached = reached_by_others(graph, allowed)
+    return tuple(place for place, output in enumerate(graph.output) if output.name not in reached)
+
+
+_Draw = Callable[[np.random.Generator, InputSpec, int], Array]
+
+
+def _drawn(specs: Sequence[InputSpec], draw: _Draw, high: int) -> dict[str, Array]:
+    rng = np.random.default_rng(0)
+    return {spec.name: np.asarray(draw(rng, spec, high)).astype(numpy_dtype(spec.dtype)) for spec in specs}
+
+
+def _random(rng: np.random.Generator, spec: InputSpec, high: int) -> Array:
+    if spec.is_float:
+        return rng.standard_normal(spec.shape)
+    if _MASK in spec.name.lower():
+        return np.ones(spec.shape)
+    return _integers(rng, spec, high)
+
+
+def _positive(rng: np.random.Generator, spec: InputSpec, high: int) -> Array:
+    return rng.uniform(0.1, 1.0, spec.shape) if spec.is_float else _random(rng, spec, high)
+
+
+def _integers(rng: np.random.Generator, spec: InputSpec, high: int) -> Array:
+    low, most = _limits(spec, high)
+    return rng.integers(low, most, spec.shape, endpoint=True)
+
+
+def _limits(spec: InputSpec, high: int) -> tuple[int, int]:
+    dtype = numpy_dtype(spec.dtype)
+    if dtype.kind == "b":
+        return 0, 1
+    if spec.may_be_index:
+        return 0, high - 1
+    info = np.iinfo(dtype)
+    return int(info.min), int(info.max)
+
+
+def _zeros(_rng: np.random.Generator, spec: InputSpec, _high: int) -> Array:
+    return np.zeros(spec.shape)
+
+
+def _lowest(_rng: np.random.Generator, spec: InputSpec, high: int) -> Array:
+    return np.full(spec.shape, _least_and_most(spec, high)[0])
+
+
+def _largest(_rng: np.random.Generator, spec: InputSpec, high: int) -> Array:
+    return np.full(spec.shape, _least_and_most(spec, high)[1])
+
+
+def _least_and_most(spec: InputSpec, high: int) -> tuple[float, float]:
+    if not spec.is_float:
+        return _limits(spec, high)
+    largest = float(_finfo(spec.dtype).max)
+    return -largest, largest
+
+
+def _finfo(dtype: str) -> np.finfo[np.float32]:
+    import ml_dtypes
+
+    info: np.finfo[np.float32] = ml_dtypes.finfo(numpy_dtype(dtype))
+    return info
+
+
+def _odd(rng: np.random.Generator, spec: InputSpec, high: int) -> Array:
+    array = _random(rng, spec, high)
+    if spec.is_float and array.size:
+        places = rng.permutation(array.size)[: max(1, array.size // _ODD_PART)]
+        array = np.ravel(array)
+        array[places] = rng.choice([math.nan, math.inf, -math.inf], len(places))
+    return array.reshape(spec.shape)
+
+
+def given_set(arrays: Mapping[str, Array], outputs: int) -> InputSet:
+    """The caller's own inputs."""
+    return InputSet("the given inputs", lambda _high: dict(arrays), tuple(range(outputs)))

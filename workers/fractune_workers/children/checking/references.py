@@ -1,0 +1,124 @@
+"""ONNX models as ONNX Runtime or ONNX's own reference runs them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy.typing as npt
+
+from fractune_core.errors import FractuneError, first_line
+from fractune_core.files.compared import EXACT_ONNX_RUNTIME
+
+Array = npt.NDArray[Any]
+Feed = Mapping[str, Array]
+Run = Callable[[Feed], list[Array]]
+
+MOST_REFERENCE_BYTES = 2**22
+"""A larger file takes ONNX's reference, which is Python, longer than anybody waits"""
+_SILENT = 4
+
+
+class RefusedError(FractuneError):
+    """The reference cannot load the model, or cannot run it on these inputs."""
+
+
+@dataclass(frozen=True)
+class Reference:
+    """An implementation of ONNX."""
+
+    name: str
+    """as people know it"""
+    version: str
+    open: Callable[[bytes, Sequence[str]], Run]
+    """the model in these bytes, to give these outputs; raises RefusedError, and so does the run"""
+    fused: Callable[[bytes, Sequence[str]], Run] | None
+    """the same with operators changed and fused, which rounds otherwise"""
+
+
+def reference(model_bytes: int) -> Reference:
+    """ONNX Runtime where it is installed, else ONNX's reference for a small file. Raises RefusedError."""
+    try:
+        import onnxruntime
+    except ImportError:
+        return _onnx_reference(model_bytes)
+    return Reference("ONNX Runtime", str(onnxruntime.__version__), _plain_session, _fused_session)
+
+
+def _onnx_reference(model_bytes: int) -> Reference:
+    import onnx
+
+    if model_bytes > MOST_REFERENCE_BYTES:
+        raise RefusedError(
+            f"ONNX Runtime is not installed, and the file is larger than {MOST_REFERENCE_BYTES >> 20} MiB; install "
+            "'fractune[onnxruntime]' where models are compiled"
+        )
+    return Reference("ONNX's reference", str(onnx.__version__), _evaluator, None)
+
+
+def _plain_session(model: bytes, outputs: Sequence[str]) -> Run:
+    return _session(model, outputs, fused=False)
+
+
+def _fused_session(model: bytes, outputs: Sequence[str]) -> Run:
+    return _session(model, outputs, fused=True)
+
+
+def _session(model: bytes, outputs: Sequence[str], *, fused: bool) -> Run:
+    from onnxruntime import GraphOptimizationLevel, InferenceSession, SessionOptions
+
+    options = SessionOptions()
+    # The sandbox refuses to place further threads.
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.log_severity_level = _SILENT
+    options.enable_cpu_mem_arena = False
+    if not fused:
+        options.graph_optimization_level = GraphOptimizationLevel.ORT_DISABLE_ALL
+    # A bundle takes numbers below the smallest normal one as zero.
+    for key, value in {**EXACT_ONNX_RUNTIME, "session.set_denormal_as_zero": "1"}.items():
+        options.add_session_config_entry(key, value)
+    try:
+        session = InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # its exceptions have no common base
+        raise RefusedError(f"ONNX Runtime cannot load it ({first_line(error)})") from error
+    return _checked("ONNX Runtime", lambda feed: session.run(list(outputs), dict(feed)))
+
+
+def _evaluator(model: bytes, outputs: Sequence[str]) -> Run:
+    import onnx
+    from onnx.reference import ReferenceEvaluator
+
+    try:
+        evaluator = ReferenceEvaluator(onnx.load_from_string(model))
+    except Exception as error:  # it raises several unrelated types
+        raise RefusedError(f"ONNX's reference cannot load it ({first_line(error)})") from error
+    return _checked("ONNX's reference", lambda feed: evaluator.run(list(outputs), dict(feed)))
+
+
+def _checked(name: str, run: Callable[[Feed], Any]) -> Run:
+    import numpy as np
+
+    def checked(feed: Feed) -> list[Array]:
+        try:
+            with np.errstate(all="ignore"):
+                outputs = run(feed)
+        except Exception as error:  # neither has a common base of its errors
+            raise RefusedError(f"{name} cannot run it ({first_line(error)})") from error
+        if not all(isinstance(each, np.ndarray | np.generic) for each in outputs):
+            raise RefusedError("an output is not a tensor")
+        return [np.asarray(each) for each in outputs]
+
+    return checked
+
+
+class Deadline:
+    """A moment after which no further run begins."""
+
+    def __init__(self, most_s: float) -> None:
+        self._end_s = time.monotonic() + most_s
+
+    @property
+    def left_s(self) -> float:
+        return self._end_s - time.monotonic()
