@@ -13,6 +13,7 @@
     ├── StateUnusable             7   FAILED_PRECONDITION   state folder: read-only, in use, disk full
     │   └── QuotaExceeded         7   RESOURCE_EXHAUSTED    a size or a count over its limit
     ├── BadBundle                 8   INVALID_ARGUMENT      torn, or for another processor
+    ├── OutputsDiffer             12  DATA_LOSS             a bundle that computes something else than its model
     ├── NotFound                  9   NOT_FOUND             no such job, model, bundle, record
     └── AccessRefused             11  UNAUTHENTICATED       no token, or none that the server takes
         ├── ScopeMissing          11  PERMISSION_DENIED     a token that may not do this
@@ -117,6 +118,13 @@ class BadBundle(FractuneError):
 
     exit_code = 8
     grpc_status = "INVALID_ARGUMENT"
+
+
+class OutputsDiffer(FractuneError):
+    """A bundle that computes something else than its model; the message names the first node that does."""
+
+    exit_code = 12
+    grpc_status = "DATA_LOSS"
 
 
 class NotFound(FractuneError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -116,6 +117,9 @@ class JobSpec(JsonObject):
     name none"""
     fresh: bool = False
     """reads nothing that another job measured, and shares no search with one; what it measures others may read"""
+    check_inputs: str = ""
+    """`models/SHA256` of an uploaded .npz file, on whose arrays the bundle is compared with its model too; until it is
+    uploaded the path of the file; empty = none"""
 
     @classmethod
     def requested(cls, model_name: str, shares: str | Sequence[str], **options: Any) -> Self:
@@ -134,6 +138,7 @@ class JobSpec(JsonObject):
             )
         given["priority"] = Priority.parse(given.get("priority", Priority.NORMAL)).number
         given["inputs"] = as_shapes(given.get("inputs", {}))
+        given["check_inputs"] = os.fspath(given.get("check_inputs", ""))
         spec = cls(model="", model_name=model_name, shares=share_names(shares), **given)
         spec.check()
         return spec
@@ -202,6 +207,8 @@ class JobOptions(TypedDict, total=False):
     exact: bool
     namespace: str
     fresh: bool
+    check_inputs: str | os.PathLike[str] | None
+    """a path"""
 
 
 def job_options(given: Mapping[str, Any]) -> JobOptions:

@@ -24,19 +24,20 @@ def reader_child(
     *,
     model: Path | None = None,
     own_dir: Path | None = None,
+    also: Sequence[Path] = (),
     hidden: Sequence[Path] = (),
     memory_bytes: int | None = None,
     env: Mapping[str, str] | None = None,
     recycle_calls: int = 0,
 ) -> Child:
-    """A child that can read `model`, a file or a folder of them, and nothing else of its user's. It writes in `own_dir`
-    alone, which is emptied whenever it starts. Readers of its files there must not trust them. `hidden`: files that it
-    must fail to read, which it tries.
+    """A child that can read `model`, a file or a folder of them, what is `also` named, and nothing else of its user's.
+    It writes in `own_dir` alone, which is emptied whenever it starts. Readers of its files there must not trust them.
+    `hidden`: files that it must fail to read, which it tries.
     """
     writable = [str(own_dir)] if own_dir else []
     sandbox = Sandbox(
         model_memory_bytes(memory_bytes),
-        readable=(_WORKERS, *([str(model.absolute())] if model else ())),
+        readable=(_WORKERS, *(str(path.absolute()) for path in (*([model] if model else ()), *also))),
         writable=tuple(writable),
         hidden=tuple(str(path.absolute()) for path in hidden),
     )

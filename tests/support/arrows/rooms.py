@@ -36,6 +36,7 @@ CORE = tuple(
         *(
             "",
             ".access",
+            ".agreement",
             ".analysis",
             ".codec",
             ".cuda",
@@ -113,6 +114,8 @@ ROOMS = {
     "fractune_core.tir": room(lazily=("tvm", "tvm_ffi")),
     # OpenTelemetry is of the extra `trace`.
     "fractune_core.tracing": room(lazily=("opentelemetry",)),
+    # Who compares arrays has NumPy.
+    "fractune_core.agreement": room(lazily=("numpy",)),
     "fractune_core.analysis": room(*WORDS),
     "fractune_core.analysis.cpu_limits": room("fractune_core", "fractune_core.errors"),
     # The solver of integer programs is of the extra `plan`.
@@ -195,6 +198,7 @@ ROOMS = {
     "fractune_workers.child": room(*CORE),
     "fractune_workers.scratch_dir": room("fractune_core.host.sandboxing", "fractune_workers.locks"),
     "fractune_workers.reader": room(*CORE, "fractune_workers.child"),
+    "fractune_workers.checker": room(*CORE, "fractune_workers.child"),
     "fractune_workers.work_counts": room(*CORE),
     "fractune_workers.meter": room(*CORE),
     "fractune_workers.builder_process": room(*CORE, "fractune_workers.child"),
@@ -210,6 +214,7 @@ ROOMS = {
     "fractune_workers.roles": room(
         *CORE,
         "fractune_workers.builder_process",
+        "fractune_workers.checker",
         "fractune_workers.child",
         "fractune_workers.context",
         "fractune_workers.gpu",
@@ -352,6 +357,15 @@ ROOMS = {
         "fractune_workers.children.tvm_api.numerics",
         "fractune_workers.children.tvm_api.prefetches",
     ),
+    # ONNX Runtime is of the extra `local`; without it ONNX's own reference is there.
+    "fractune_workers.children.checking": child_room(
+        "fractune_workers.children.compiling",
+        "fractune_workers.children.importing",
+        "fractune_workers.children.importing.limits",
+        "fractune_workers.children.importing.onnx_graph",
+        "fractune_workers.children.tvm_api",
+        lazily=("onnxruntime",),
+    ),
     "fractune_workers.children.measuring": child_room(
         "fractune_workers.children.layouts.kernels",
         "fractune_workers.children.tvm_api",
@@ -413,8 +427,10 @@ ROOMS = {
     # What `import fractune` offers: a client of a server on top, the features below it.
     "fractune.features": room(*CORE, "fractune", *FEATURES, *BELOW_FEATURES),
     # Runtimes are timed beside a bundle in a process that is confined as the workers' are.
+    # It is checked in a sandboxed process, as the workers check bundles.
     "fractune.features.compete": feature(
-        "fractune.features.shapes", lazily=(*INFERENCE, "fractune_workers.confinement")
+        "fractune.features.shapes",
+        lazily=(*INFERENCE, *(f"fractune_workers.{name}" for name in ("checker", "confinement", "reader"))),
     ),
     "fractune.features.cost": feature(),
     "fractune.features.diff": feature("fractune.features.shapes"),

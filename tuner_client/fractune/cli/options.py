@@ -98,6 +98,14 @@ Exact = Annotated[
     bool,
     typer.Option("--exact", help="Only implementations with the rounding of the operators: no Winograd, no Triton."),
 ]
+CheckInputs = Annotated[
+    Path | None,
+    typer.Option(
+        "--check-inputs",
+        metavar="FILE.npz",
+        help="Inputs of your own, by numpy.savez, on which the bundle is compared with the model too.",
+    ),
+]
 Namespace = Annotated[
     str, typer.Option("--namespace", metavar="NAME", help="Share searches and the log within this namespace only.")
 ]

@@ -15,6 +15,7 @@ from fractune.features.job import Job
 from fractune.features.log.log import Log
 from fractune.features.log.match import MatchResult, answered_match, match_request, match_source
 from fractune.local.state import default_state_dir
+from fractune.models.given_inputs import check_arrays
 from fractune.models.source import ModelSource, model_file
 from fractune.server.credentials import PLAIN, Credentials
 from fractune.server.job_status import Fleet, JobStatus, OfferedShare, WaitingWork, Worker, job_status
@@ -118,6 +119,7 @@ class Client:
         """
         with model_file(model, run_script=run_script, inputs=options.get("inputs")) as path:
             spec = JobSpec.requested(path.name, shares, **options)
+            check_arrays([spec], path)
             return Job(self._rpc, submit(self._rpc, path, spec))
 
     @checked

@@ -81,9 +81,10 @@ def _cancelled_when_stopped(place: Workplace, job: str, view: View) -> Iterator[
 
 
 def submit(client: RpcClient, model: Path, spec: JobSpec) -> str:
-    """Upload the model unless the server has it, create the job, and return its name."""
+    """Upload the model and the inputs for its check unless the server has them, create the job, and return its name."""
     sha256 = Collection.MODELS.parse(client.upload_model(model).name)
-    return client.create_job(to_proto(replace(spec, model=sha256), pb.JobSpec)).name
+    arrays = client.upload_model(Path(spec.check_inputs)).name if spec.check_inputs else ""
+    return client.create_job(to_proto(replace(spec, model=sha256, check_inputs=arrays), pb.JobSpec)).name
 
 
 def follow(

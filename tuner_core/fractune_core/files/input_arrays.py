@@ -17,6 +17,7 @@ from typing import Any
 from fractune_core.errors import BadRequest, some_of
 from fractune_core.files.archives import Archive, BadArchive
 
+LABEL = "--check-inputs"
 MOST_BYTES = 2**28
 MOST_ARRAYS = 256
 _MOST_DIMENSIONS = 32
@@ -47,46 +48,69 @@ class InputArray:
     dtype: str
     """NumPy's name"""
     shape: tuple[int, ...]
-    data: bytes
-    """of the elements, in C's order"""
+    begin: int
+    """of its elements, in C's order, in its entry"""
 
     def __str__(self) -> str:
         return f"{self.dtype}{list(self.shape)}"
 
 
-def read_input_arrays(source: Path | bytes, label: str) -> dict[str, InputArray]:
-    """The arrays by name. Raises BadRequest, which begins with `label`, for any other file and for too large ones."""
-    try:
-        with Archive(source) as archive:
-            size = archive.file_bytes
-            if size > MOST_BYTES:
-                raise BadArchive(f"it has {size} bytes, and {MOST_BYTES} is the limit")
-            if not 0 < len(archive.names) <= MOST_ARRAYS:
-                raise BadArchive(f"it has {len(archive.names)} arrays, and 1 to {MOST_ARRAYS} are allowed")
-            return {_name(entry): _array(entry, archive.read(entry)) for entry in archive.names}
-    except BadArchive as error:
-        raise BadRequest(f"{label}: {error}; {_HINT}") from error
-    except OSError as error:
-        raise BadRequest(f"{label}: cannot be read ({error.strerror})") from error
+class InputFile:
+    """An .npz file opened for reading; its headers are checked, and its elements are not read yet.
 
-
-def check_arrays(arrays: Mapping[str, InputArray], inputs: Sequence[Mapping[str, Any]], label: str) -> None:
-    """Raises BadRequest unless these are exactly the `inputs`, each with `name`, `dtype` and `shape`; a dimension of
-    None may have any size.
+    Raises BadRequest, which begins with `label`, for any other file and for a too large one.
     """
-    wanted = {each["name"]: each for each in inputs}
-    if strangers := sorted(set(arrays) - set(wanted)):
-        raise BadRequest(f"{label}: the model has no input '{strangers[0]}'; its inputs are {some_of(wanted)}")
-    if missing := sorted(set(wanted) - set(arrays)):
-        raise BadRequest(f"{label}: it lacks the input '{missing[0]}'; the inputs are {some_of(wanted)}")
-    for name, array in arrays.items():
-        dtype, shape = str(wanted[name]["dtype"]), list(wanted[name]["shape"])
-        fits = len(shape) == len(array.shape) and all(
-            size in (None, found) for size, found in zip(shape, array.shape, strict=True)
-        )
-        if array.dtype != dtype or not fits:
-            text = ", ".join("?" if size is None else str(size) for size in shape)
-            raise BadRequest(f"{label}: input '{name}' is {array}, and the model takes {dtype}[{text}]")
+
+    def __init__(self, path: Path, label: str) -> None:
+        self._label = label
+        try:
+            self._archive = Archive(path)
+        except (BadArchive, OSError) as error:
+            raise self._refused(error) from error
+        try:
+            self.arrays = {_name(entry): _header(self._archive, entry) for entry in self._entries()}
+        except BadArchive as error:
+            self._archive.close()
+            raise self._refused(error) from error
+
+    def data(self, name: str) -> bytes:
+        """The elements of an array. Raises BadRequest for a damaged file."""
+        try:
+            return self._archive.read(name + _SUFFIX)[self.arrays[name].begin :]
+        except BadArchive as error:
+            raise self._refused(error) from error
+
+    def check(self, inputs: Sequence[Mapping[str, Any]]) -> None:
+        """Raises BadRequest unless the arrays are exactly these inputs, each with `name`, `dtype` and `shape`. A
+        dimension of None may have any size.
+        """
+        wanted = {each["name"]: each for each in inputs}
+        if strangers := sorted(set(self.arrays) - set(wanted)):
+            raise BadRequest(f"{self._label}: the model has no input '{strangers[0]}'; it has {some_of(wanted)}")
+        if missing := sorted(set(wanted) - set(self.arrays)):
+            raise BadRequest(f"{self._label}: the input '{missing[0]}' is missing; the model has {some_of(wanted)}")
+        for name, array in self.arrays.items():
+            dtype, shape = str(wanted[name]["dtype"]), list(wanted[name]["shape"])
+            sizes = zip(shape, array.shape, strict=False)
+            fits = len(shape) == len(array.shape) and all(size in (None, found) for size, found in sizes)
+            if array.dtype != dtype or not fits:
+                text = ", ".join("?" if size is None else str(size) for size in shape)
+                raise BadRequest(f"{self._label}: input '{name}' is {array}, and the model takes {dtype}[{text}]")
+
+    def close(self) -> None:
+        self._archive.close()
+
+    def _entries(self) -> list[str]:
+        size, names = self._archive.file_bytes, self._archive.names
+        if size > MOST_BYTES:
+            raise BadArchive(f"it has {size} bytes, and {MOST_BYTES} is the limit")
+        if not 0 < len(names) <= MOST_ARRAYS:
+            raise BadArchive(f"it has {len(names)} arrays, and 1 to {MOST_ARRAYS} are allowed")
+        return names
+
+    def _refused(self, error: Exception) -> BadRequest:
+        why = f"cannot be read ({error.strerror})" if isinstance(error, OSError) else str(error)
+        return BadRequest(f"{self._label}: {why}; {_HINT}")
 
 
 def _name(entry: str) -> str:
@@ -96,8 +120,9 @@ def _name(entry: str) -> str:
     return name
 
 
-def _array(entry: str, content: bytes) -> InputArray:
-    """Raises BadArchive for a header that NumPy does not write, and for bytes that do not fit it."""
+def _header(archive: Archive, entry: str) -> InputArray:
+    """Raises BadArchive for a header that NumPy does not write, and for a size that does not fit it."""
+    content = next(archive.chunks(entry), b"")
     version = content[len(_MAGIC)] if content.startswith(_MAGIC) and len(content) > len(_MAGIC) else 0
     begin = _PREFIX_BYTES.get(version, 0)
     if not begin:
@@ -112,7 +137,7 @@ def _array(entry: str, content: bytes) -> InputArray:
     if header[2] == "True":
         raise BadArchive(f"entry '{entry}' is in Fortran's order; write numpy.ascontiguousarray(array)")
     shape = tuple(int(size) for size in re.findall(r"\d+", header[3]))
-    data = content[begin + length :]
-    if len(shape) > _MOST_DIMENSIONS or math.prod(shape) * kind[1] != len(data):
-        raise BadArchive(f"entry '{entry}' has {len(data)} bytes, and its shape {list(shape)[:8]} has not")
-    return InputArray(kind[0], shape, data)
+    held = archive.size(entry) - begin - length
+    if len(shape) > _MOST_DIMENSIONS or math.prod(shape) * kind[1] != held:
+        raise BadArchive(f"entry '{entry}' has {held} bytes of elements, and its shape {list(shape)[:8]} has not")
+    return InputArray(kind[0], shape, begin + length)

@@ -10,6 +10,7 @@ from typing import Any, get_args
 from fractune_core.codec.plain_json import is_storable
 from fractune_core.errors import BadRequest
 from fractune_core.files.buckets import bucket_complaint
+from fractune_core.files.checked import checked_complaint
 from fractune_core.files.compared import compared_complaint
 from fractune_core.files.staged import Stages, stages_complaint
 from fractune_core.names import ROBUST_VARIANT, UNTUNED_VARIANT, plain_variant
@@ -109,6 +110,8 @@ def _complaints(manifest: dict[str, Any]) -> Iterator[str]:
     yield from _slot_complaints(manifest)
     yield from _variant_complaints(manifest)
     yield from _measured_complaints(manifest)
+    if wrong := checked_complaint(manifest):
+        yield wrong
     if not {"compared", "between"}.isdisjoint(manifest) and (wrong := compared_complaint(manifest)):
         yield wrong
 

@@ -209,6 +209,9 @@ class CompileWork(ModelWork):
     variants: list[VariantItem]
     records: list[dict[str, Any]]
     """the published TuningRecords as JSON, to travel inside the bundle"""
+    check_inputs: str
+    """SHA-256 of a file of arrays on which the bundle is compared with its model too, a blob as the model; empty =
+    none"""
 
 
 class TimeModelWork(AnyWork):

@@ -268,6 +268,7 @@ class JobSpec(_message.Message):
     EXACT_FIELD_NUMBER: _builtins.int
     NAMESPACE_FIELD_NUMBER: _builtins.int
     FRESH_FIELD_NUMBER: _builtins.int
+    CHECK_INPUTS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """models/{sha256}"""
     target: _builtins.str
@@ -301,6 +302,10 @@ class JobSpec(_message.Message):
     """
     fresh: _builtins.bool
     """Reads nothing that another job measured, and shares no search with one."""
+    check_inputs: _builtins.str
+    """models/{sha256} of an uploaded .npz file with an array for each input, as numpy.savez writes it. The bundle's outputs
+    are compared with the model's on these too. Empty = none.
+    """
     @_builtins.property
     def shares(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Shares as text, such as "cpu:1"."""
@@ -330,10 +335,11 @@ class JobSpec(_message.Message):
         exact: _builtins.bool = ...,
         namespace: _builtins.str = ...,
         fresh: _builtins.bool = ...,
+        check_inputs: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_trials", b"_trials", "trials", b"trials"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_trials", b"_trials", "exact", b"exact", "fresh", b"fresh", "inputs", b"inputs", "minutes", b"minutes", "model", b"model", "more", b"more", "namespace", b"namespace", "only", b"only", "priority", b"priority", "rerank", b"rerank", "round_size", b"round_size", "seed", b"seed", "shares", b"shares", "target", b"target", "trials", b"trials", "variants", b"variants"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_trials", b"_trials", "check_inputs", b"check_inputs", "exact", b"exact", "fresh", b"fresh", "inputs", b"inputs", "minutes", b"minutes", "model", b"model", "more", b"more", "namespace", b"namespace", "only", b"only", "priority", b"priority", "rerank", b"rerank", "round_size", b"round_size", "seed", b"seed", "shares", b"shares", "target", b"target", "trials", b"trials", "variants", b"variants"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__trials: _TypeAlias = _typing.Literal["trials"]  # noqa: Y015
     _WhichOneofArgType__trials: _TypeAlias = _typing.Literal["_trials", b"_trials"]  # noqa: Y015

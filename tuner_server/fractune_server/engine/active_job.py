@@ -17,6 +17,7 @@ from fractune_core.analysis.roofline import attainable_s
 from fractune_core.fleet.messages import RoundWork, TargetOperator
 from fractune_core.fleet.redis_names import bundle_blob, model_blob, workload_blob
 from fractune_core.jobs import JobState, Priority
+from fractune_core.names import Collection
 from fractune_core.records import Kind, Status, TuningRecord, candidate_id
 from fractune_server.engine.whole_cores import tuned_before
 from fractune_server.scheduler.allocation import Budget, OperatorPlan
@@ -156,7 +157,9 @@ class ActiveJob:
         """Names of the blobs that work for the job may need."""
         named = {workload_blob(operator.workload_hash) for operator in self.operators}
         bundle = {bundle_blob(self.stored.bundle)} if self.stored.bundle else set()
-        return {model_blob(self.stored.spec.model)} | named | bundle
+        given = self.stored.spec.check_inputs
+        arrays = {model_blob(Collection.MODELS.parse(given))} if given else set()
+        return {model_blob(self.stored.spec.model)} | arrays | named | bundle
 
     @property
     def time_is_up(self) -> bool:

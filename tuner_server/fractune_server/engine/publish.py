@@ -18,7 +18,7 @@ from fractune_core.fleet.messages import Compiled, CompileWork, ModelTimed, Time
 from fractune_core.fleet.redis_names import COMPILE_QUEUE, bundle_blob, measure_queue
 from fractune_core.implementations import DIRECT
 from fractune_core.jobs import JobState
-from fractune_core.names import ROBUST_VARIANT, UNTUNED_VARIANT, WITH_GRAPHS
+from fractune_core.names import ROBUST_VARIANT, UNTUNED_VARIANT, WITH_GRAPHS, Collection
 from fractune_core.records import TuningRecord
 from fractune_core.share_kinds import CUDA
 from fractune_core.shares import Share
@@ -91,9 +91,18 @@ class PublishPhase:
                 "manifest": manifest,
                 "variants": items,
                 "records": [record.to_json() for record in _published(made)],
+                "check_inputs": self._sent_inputs(job),
             }
             self._queues.enqueue(COMPILE_QUEUE, work)
         job.note_requested(_COMPILE)
+
+    def _sent_inputs(self, job: ActiveJob) -> str:
+        """The SHA-256 of the arrays on which the bundle is checked, put where workers find them; empty for none."""
+        if not job.stored.spec.check_inputs:
+            return ""
+        sha256 = Collection.MODELS.parse(job.stored.spec.check_inputs)
+        send_model(self._context, sha256)
+        return sha256
 
     def take_compiled(self, job: ActiveJob, event: Compiled) -> None:
         """Store the bundle after a check of its signature. Raises Unsigned or NotFound."""
@@ -158,6 +167,9 @@ class PublishPhase:
 
     def _take_bundle(self, job: ActiveJob, bundle: str) -> None:
         job.stored.bundle = bundle
+        checked = self._context.files.checked(bundle)
+        if checked is not None:
+            job.note(checked.line)
         job.enter(JobState.TIMING)
 
     def _send_bundle(self, job: ActiveJob) -> None:
@@ -203,7 +215,8 @@ def with_graphs(variants: list[VariantItem], shares: Sequence[str]) -> list[Vari
 def bundle_id(job: ActiveJob, variants: list[VariantItem]) -> str:
     """32 hex digits. The id depends on the version, model, shapes, target, shares and schedules.
 
-    It also depends on the namespace of the records, and for a fresh job on the job.
+    It also depends on the namespace of the records, on the inputs on which it is checked, and for a fresh job on the
+    job.
     """
     spec = job.stored.spec
     parts = [
@@ -215,6 +228,7 @@ def bundle_id(job: ActiveJob, variants: list[VariantItem]) -> str:
         sorted(job.stored.granted),
         variants,
         *([spec.namespace, job.id if spec.fresh else ""] if spec.namespace or spec.fresh else []),
+        *([spec.check_inputs] if spec.check_inputs else []),
     ]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
 

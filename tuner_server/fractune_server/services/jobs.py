@@ -49,6 +49,9 @@ class JobService(rpc.JobServiceServicer):
         model = self._context.store.models.get(Collection.MODELS.parse(request.spec.model))
         spec = from_proto(JobSpec, request.spec, model_name=model.display_name)
         spec.check()
+        if spec.check_inputs:
+            arrays = self._context.store.models.get(Collection.MODELS.parse(spec.check_inputs))
+            self._context.files.check_inputs(arrays.sha256)
         asker = caller()
         _check_priority(spec, asker)
         offers = live_workers(self._context.redis, self._context.secret).offer(with_kernel_shares(spec.shares))

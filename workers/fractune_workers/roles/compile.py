@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from fractune_core.errors import FractuneError
+from fractune_core.files.checked import Checked
 from fractune_core.fleet.blobs import put_signed_blob, read_blob
 from fractune_core.fleet.messages import Compiled, CompileWork, Ingested, IngestWork
 from fractune_core.fleet.redis_names import COMPILE_QUEUE, SERVER_STREAM, bundle_blob, model_blob
@@ -18,6 +20,8 @@ from fractune_core.fleet.signing import Unsigned
 from fractune_core.host.memory import model_memory_bytes
 from fractune_core.host.sandboxing.strangers_files import empty_dir, read_strangers_file, remove_tree
 from fractune_core.names import check_file_name
+from fractune_workers.checker import CHECKING_CHILD, check_bundle, with_checked
+from fractune_workers.child import Child
 from fractune_workers.child.errors import CALL_ERRORS, CallFailed, ChildUnwanted, retry_if_killed
 from fractune_workers.context import WorkerContext
 from fractune_workers.reader import reader_child
@@ -42,14 +46,26 @@ class Compiler(Role):
         self._context = context
         self._memory_bytes = model_memory_bytes(memory_bytes)
         # Of the folder that the child writes in, this process takes the result alone: the child may forge the rest.
-        self._models_dir, self._childs_dir = (context.scratch_dir / name for name in ("models", "child"))
-        self._models_dir.mkdir()
-        self._childs_dir.mkdir()
+        self._models_dir, self._childs_dir, self._bundles_dir, self._checkers_dir = (
+            context.scratch_dir / name for name in ("models", "child", "bundles", "checker")
+        )
+        for folder in (self._models_dir, self._childs_dir, self._bundles_dir, self._checkers_dir):
+            folder.mkdir()
         self._owner: str | None = None
         self._child = reader_child(
             _CHILD,
             model=self._models_dir,
             own_dir=self._childs_dir,
+            hidden=secret_files,
+            memory_bytes=self._memory_bytes,
+            recycle_calls=_RECYCLE_CALLS,
+        )
+        # ONNX Runtime reads the model there, and may crash.
+        self._checker = reader_child(
+            CHECKING_CHILD,
+            model=self._models_dir,
+            own_dir=self._checkers_dir,
+            also=[self._bundles_dir],
             hidden=secret_files,
             memory_bytes=self._memory_bytes,
             recycle_calls=_RECYCLE_CALLS,
@@ -62,14 +78,13 @@ class Compiler(Role):
 
     def stop(self) -> None:
         self._child.stop()
+        self._checker.stop()
 
     def handle(self, work: IngestWork | CompileWork) -> None:
         transaction = self._context.transaction(work)
         self._serve(work["owner"])
         try:
-            # It gives way to measurements: a slow model would keep them all waiting.
-            with self._context.computing(self._child), self._child.while_wanted(lambda: self._context.is_wanted(work)):
-                event = self._ingest(work) if work["task"] == "ingest" else self._compile(work)
+            event = self._ingest(work) if work["task"] == "ingest" else self._compile(work)
             transaction.event(SERVER_STREAM, event)
         except ChildUnwanted as error:
             _log.info("%s %s: %s", work["task"], work["work_id"], error)
@@ -82,13 +97,20 @@ class Compiler(Role):
         and can read the files of those that were fetched.
         """
         if owner != self._owner:
-            self._child.stop()
+            self.stop()
             empty_dir(self._models_dir)
             self._owner = owner
 
+    @contextlib.contextmanager
+    def _computing(self, child: Child, work: IngestWork | CompileWork) -> Iterator[None]:
+        """The child gives way to measurements: a slow model would keep them all waiting."""
+        with self._context.computing(child), child.while_wanted(lambda: self._context.is_wanted(work)):
+            yield
+
     def _ingest(self, work: IngestWork) -> Ingested:
         model = self._model_args(work)
-        answer = self._call("ingest", _INGEST_TIMEOUT_S, **model, isa=work["isa"])
+        with self._computing(self._child, work):
+            answer = self._call("ingest", _INGEST_TIMEOUT_S, **model, isa=work["isa"])
         return {
             "event": "ingested",
             "job": work["job"],
@@ -102,12 +124,27 @@ class Compiler(Role):
         wanted: dict[str, Any] = {name: work[name] for name in ("variants", "manifest", "records")}
         wanted |= {**self._model_args(work), "out": str(out)}
         try:
-            self._call("compile_bundle", _COMPILE_TIMEOUT_S, **wanted)
+            with self._computing(self._child, work):
+                self._call("compile_bundle", _COMPILE_TIMEOUT_S, **wanted)
             bundle = self._take(out)
-            put_signed_blob(self._context.redis, self._context.secret, bundle_blob(work["bundle"]), bundle)
         finally:
             remove_tree(out)
+        checked = with_checked(bundle, self._checked(work, bundle))
+        put_signed_blob(self._context.redis, self._context.secret, bundle_blob(work["bundle"]), checked)
         return {"event": "compiled", "job": work["job"], "bundle": work["bundle"]}
+
+    def _checked(self, work: CompileWork, bundle: bytes) -> Checked:
+        """What was compared of the bundle. Raises OutputsDiffer, BadRequest."""
+        file = self._bundles_dir / "compiled.fractune"
+        given = self._blob_file(work["check_inputs"], "inputs.npz") if work["check_inputs"] else None
+        try:
+            file.write_bytes(bundle)
+            with self._computing(self._checker, work):
+                return check_bundle(
+                    self._checker, file, self._model_file(work["model"], work["model_name"]), work["inputs"], given
+                )
+        finally:
+            file.unlink(missing_ok=True)
 
     def _take(self, out: Path) -> bytes:
         """Raises CallFailed when the child has not left a file there."""
@@ -137,17 +174,21 @@ class Compiler(Role):
         }
 
     def _model_file(self, digest: str, name: str) -> Path:
-        """The model as a file that the child cannot change. Messages of the importer quote its own name."""
+        """Messages of the importer quote the model's own name."""
+        return self._blob_file(digest, name)
+
+    def _blob_file(self, digest: str, name: str) -> Path:
+        """An uploaded file as a file that the child cannot change."""
         if not _SHA256.fullmatch(digest):  # it becomes a path
             raise Refused(f"the model {digest[:80]!a} is not named by a SHA-256 in hexadecimal")
         check_file_name(Path(name).name, "the model's name")
         path = self._models_dir / digest / Path(name).name
         if not path.exists():
             path.parent.mkdir(exist_ok=True)
-            self._fetch_model(digest, path)
+            self._fetch(digest, path)
         return path
 
-    def _fetch_model(self, digest: str, path: Path) -> None:
+    def _fetch(self, digest: str, path: Path) -> None:
         """Raises NotFound, and Unsigned when the file is not the one that was uploaded."""
         partial = path.with_name(f"{path.name}.partial")
         found = hashlib.sha256()
@@ -157,7 +198,7 @@ class Compiler(Role):
                 file.write(chunk)
         if found.hexdigest() != digest:
             partial.unlink()
-            raise Unsigned(f"the model file in Redis is not the one that was uploaded ({digest}); upload it again")
+            raise Unsigned(f"'{path.name}' in Redis is not the file that was uploaded ({digest}); upload it again")
         partial.rename(path)
 
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from fractune.features.compete.checking import checked_members
 from fractune.features.compete.results import CompeteResult, held_contests
 from fractune.local.stack import own_env
 from fractune.local.timing_process import timing_process
@@ -18,6 +19,7 @@ from fractune.text.output_files import check_writable
 from fractune_core.errors import BadRequest
 from fractune_core.files.buckets import Buckets
 from fractune_core.files.bundles import JOINED_FORMAT, Bundle
+from fractune_core.files.checked import FIELD, Checked
 from fractune_core.files.compared import MODEL, OURS, RUNTIMES, all_compared
 from fractune_core.files.replacing import replacing_file
 from fractune_core.shares import Share, share_names
@@ -40,6 +42,7 @@ def compete(
     shares: str | Sequence[str] | None = None,
     repeats: int = REPEATS,
     inexact: bool = False,
+    check_inputs: str | os.PathLike[str] | None = None,
     progress: LineProgress = True,
 ) -> CompeteResult:
     """Time the bundle at each CPU share beside `model`, the ONNX file that it was made from, in other runtimes.
@@ -50,7 +53,11 @@ def compete(
     uses it where that version is installed. The bundle is replaced; a signature is lost. `shares` are some of its own.
     With `inexact` runtimes compute by their defaults: bfloat16, data rounded to 8 bits, products that may saturate.
 
-    Raises BadBundle, BadRequest, ShareUnavailable, StateUnusable, or FractuneError if a runtime is not installed.
+    Before that the bundle's outputs are compared with those of `model`, on the arrays of the .npz file `check_inputs`
+    too. OutputsDiffer names the first node that computes something else: such a bundle stays as it was.
+
+    Raises BadBundle, BadRequest, OutputsDiffer, ShareUnavailable, StateUnusable, or FractuneError if a runtime is not
+    installed.
     """
     path, onnx = Path(bundle), Path(model)
     named = check_runtimes(runtimes)
@@ -61,9 +68,12 @@ def compete(
         at = _shares(opened, shares)
         members = _compared_apart(opened)
         contest = {"onnx": str(onnx), "runtimes": named, "repeats": repeats, "exact": not inexact}
+        checked = checked_members(opened, path, onnx, members, None if check_inputs is None else Path(check_inputs))
+        for each in checked.values():
+            report(each.line)
         pads = _pads(opened)
         found = {member: _at_shares(path, member, contest, at, report, pads=pads) for member in members}
-        _write(opened, path, onnx, found)
+        _write(opened, path, onnx, found, checked)
         if opened.signature is not None:
             report(f"{path.name} has lost its signature; sign it again (sign_bundle)")
     return replace(held_contests(path), shares=tuple(at))
@@ -144,7 +154,13 @@ def _pads(bundle: Bundle) -> bool:
     return "buckets" in bundle.manifest and Buckets.from_json(bundle.manifest["buckets"]).padding.proved
 
 
-def _write(timed: Bundle, path: Path, onnx: Path, found: dict[int | None, dict[str, Any]]) -> None:
+def _write(
+    timed: Bundle,
+    path: Path,
+    onnx: Path,
+    found: dict[int | None, dict[str, Any]],
+    checked: dict[int | None, Checked],
+) -> None:
     """Write the times into the bundle at `path` as it is now, because another contest may have ended meanwhile.
 
     Raises BadRequest if it is not the one that was `timed`.
@@ -152,7 +168,7 @@ def _write(timed: Bundle, path: Path, onnx: Path, found: dict[int | None, dict[s
     with contextlib.closing(Bundle(path)) as bundle:
         if _code_digests(bundle) != _code_digests(timed):
             raise BadRequest(f"{path}: another bundle was written there while runtimes were timed; compete again")
-        _add_times(bundle, path, onnx, found)
+        _add_times(bundle, path, onnx, found, checked)
 
 
 def _code_digests(bundle: Bundle) -> dict[str, str]:
@@ -160,7 +176,13 @@ def _code_digests(bundle: Bundle) -> dict[str, str]:
     return {entry: digest for entry, digest in bundle.manifest["sha256"].items() if entry != MODEL}
 
 
-def _add_times(bundle: Bundle, path: Path, onnx: Path, found: dict[int | None, dict[str, Any]]) -> None:
+def _add_times(
+    bundle: Bundle,
+    path: Path,
+    onnx: Path,
+    found: dict[int | None, dict[str, Any]],
+    checked: dict[int | None, Checked],
+) -> None:
     """Replace the bundle by one with the times, and with the model file if another runtime serves something of it."""
     before: dict[str, Any] = bundle.written.get("runtimes", {})
     runtimes = dict(before)
@@ -170,11 +192,11 @@ def _add_times(bundle: Bundle, path: Path, onnx: Path, found: dict[int | None, d
     changed = {name for name in before if runtimes[name] != before[name]}
     fields: dict[str, Any] = {"runtimes": runtimes}
     if None in found:
-        fields |= _times(bundle.written, found[None], changed)
+        fields |= {**_times(bundle.written, found[None], changed), **_check_field(checked, None)}
         members = [fields]
     else:
         members = fields["members"] = [
-            {**member, **_times(member, found.get(number, {}), changed)}
+            {**member, **_times(member, found.get(number, {}), changed), **_check_field(checked, number)}
             for number, member in enumerate(bundle.written["members"])
         ]
     extra = {}
@@ -184,6 +206,10 @@ def _add_times(bundle: Bundle, path: Path, onnx: Path, found: dict[int | None, d
         extra[MODEL] = onnx.read_bytes()
     with replacing_file(path) as file:
         bundle.copy_to(file, extra=extra, **fields)
+
+
+def _check_field(checked: dict[int | None, Checked], member: int | None) -> dict[str, Any]:
+    return {FIELD: checked[member].to_json()} if member in checked else {}
 
 
 def _times(manifest: Mapping[str, Any], found: Mapping[str, Any], changed: set[str]) -> dict[str, Any]:

@@ -82,6 +82,7 @@ def _jobs(parts: Parts, spec: JobSpec) -> Iterator[tuple[Path, JobSpec]]:
                 spec,
                 model_name=file.name,
                 inputs={},
+                check_inputs="",  # they are the whole model's
                 trials=math.ceil(spec.trials / count),
                 extra_trials=math.ceil(spec.extra_trials / count),
                 minutes=spec.minutes / count,

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from fractune.features.tune.result import TuneResult
 from fractune.features.tune.table import doubts, result_json
 from fractune.server.job_status import JobStatus
+from fractune.text.checked_text import checked_json, checked_lines
 from fractune.text.rendering import Column, Table
 from fractune.text.text import ratio_text, span_text, time_text
 from fractune_core.errors import some_of
@@ -21,13 +22,16 @@ def print_parts(result: TuneResult, stages: Stages, *, as_json: bool) -> None:
     if as_json:
         for job in result.jobs:
             print(json.dumps(result_json(job, str(result.bundle.path))), flush=True)
-        print(json.dumps({"event": "parts", "bundle": str(result.bundle.path), **stages.to_json()}), flush=True)
+        found = {"bundle": str(result.bundle.path), **stages.to_json(), "checked": checked_json(result.bundle.path)}
+        print(json.dumps({"event": "parts", **found}), flush=True)
         return
     parts_table(result, stages).print()
     for job in result.jobs:
         for line in doubts(job):
             print(line)
     print(f"took {span_text(sum(job.wall_s for job in result.jobs))}: {sum(map(_trials, result.jobs))} new trials")
+    for line in checked_lines(result.bundle.path):
+        print(line)
     print(f"bundle: {result.bundle.path}")
 
 

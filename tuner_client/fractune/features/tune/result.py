@@ -15,9 +15,11 @@ from fractune.features.tune.bundle import BundleFile
 from fractune.features.tune.table import latency_table
 from fractune.features.tune.times_table import time_table
 from fractune.server.job_status import JobStatus, ShareResult
+from fractune.text.checked_text import checks_of
 from fractune.text.rendering import Table
 from fractune.text.text import ratio_text, time_text
 from fractune_core.errors import one_line
+from fractune_core.files.checked import Checked
 from fractune_core.files.staged import Stages
 
 
@@ -65,6 +67,11 @@ class TuneResult:
     def table(self) -> Table:
         """Latency and speed-up at each share, measured alone."""
         return latency_table(self.job)
+
+    @property
+    def checked(self) -> list[Checked]:
+        """What was compared of the bundle's outputs, of a joined bundle for each member. Raises BadBundle."""
+        return checks_of(self.bundle.path)
 
     @property
     def operators(self) -> Table:

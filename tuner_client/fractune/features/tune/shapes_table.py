@@ -12,6 +12,7 @@ from fractune.features.shapes.text import padding_line, shape_text
 from fractune.features.tune.result import TuneResult
 from fractune.features.tune.table import doubts, result_json
 from fractune.server.job_status import JobStatus
+from fractune.text.checked_text import checked_json, checked_lines
 from fractune.text.rendering import Column, Table
 from fractune.text.text import factor_text, ratio_text, span_text, time_text
 
@@ -29,6 +30,8 @@ def print_shapes(result: TuneResult, joined: JoinedBundle, *, as_json: bool) -> 
             print(line)
     print(padding_line(joined.padding))
     print(f"took {span_text(sum(job.wall_s for job in result.jobs))}: {_spent(result)}")
+    for line in checked_lines(result.bundle.path):
+        print(line)
     print(f"bundle: {result.bundle.path}")
 
 
@@ -48,6 +51,7 @@ def joined_json(joined: JoinedBundle) -> dict[str, Any]:
         "bundle": str(joined.path),
         "buckets": list(joined.buckets),
         "padding": joined.padding.to_json(),
+        "checked": checked_json(joined.path),
     }
 
 

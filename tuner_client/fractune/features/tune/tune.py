@@ -15,6 +15,7 @@ from fractune.features.tune.goal import GoalSpec, goal_spec, tune_until_beaten
 from fractune.features.tune.part_jobs import tune_parts
 from fractune.features.tune.result import TuneResult
 from fractune.features.tune.shape_jobs import JoinOptions, check_several, options_by_shape, tune_shapes
+from fractune.models.given_inputs import check_arrays
 from fractune.models.open_inputs import onnx_inputs
 from fractune.models.source import ModelSource, model_file
 from fractune.server.rpc import RECONNECT_S, RpcClient
@@ -52,6 +53,7 @@ def tune(
     rerank: int | None = None,
     only: str = "",
     exact: bool = False,
+    check_inputs: PathText | None = None,
     namespace: str = "",
     fresh: bool = False,
     inputs: SeveralShapes | None = None,
@@ -95,6 +97,10 @@ def tune(
     those of `fractune.join`. `lengths` is a short form for an ONNX file (`{"ids:1": [16, 64]}`): the sizes of axis 1 of
     `ids`, and of all axes with its name in the file. Other open axes have the size 1.
 
+    The bundle's outputs are compared with those of ONNX Runtime on random inputs and extremes of their types, and on
+    the arrays of the .npz file `check_inputs`; see `TuneResult.checked`. A bundle that computes something else is not
+    published: OutputsDiffer names the first node.
+
     Concurrent jobs of one `namespace` (default: the server's) search an operator once, and read its records in the log.
     With `fresh` a job shares neither. `priority` is "low", "normal" or "high": each level gets four times the
     measurements of the level below.
@@ -115,6 +121,7 @@ def tune(
         specs = [JobSpec.requested(path.name, shares, **each) for each in options]
         written = bundle_file(out, path.name)
         check_writable("--out", written)
+        check_arrays(specs, path)
         view = choose_view(progress)
         if len(specs) > 1:
             check_several(path, until_beats)

@@ -11,6 +11,8 @@ from typing import Any, BinaryIO, Self
 
 from fractune_core.errors import BadBundle, NotFound
 from fractune_core.files.bundles import SUFFIX, Bundle
+from fractune_core.files.checked import Checked, checked_of
+from fractune_core.files.input_arrays import LABEL, InputFile
 from fractune_core.fleet.blobs import CHUNK_BYTES
 from fractune_server.store.files.upload_parts import PartWriter, UploadParts, errors_in_one_line
 
@@ -52,6 +54,18 @@ class BlobStore:
                 with _Draft(self._bundles) as draft:
                     draft.fill(lambda file: held.copy_to(file, **merged))
                     draft.publish(self._bundle(bundle))
+
+    def checked(self, bundle: str) -> Checked | None:
+        """What the bundle holds of its check. Raises BadBundle."""
+        with closing(Bundle(self._bundle(bundle))) as held:
+            return checked_of(held.manifest)
+
+    def check_inputs(self, sha256: str) -> None:
+        """Raises BadRequest if an uploaded file is not one of arrays, NotFound if it is gone."""
+        path = self._models / sha256
+        if not path.exists():
+            raise NotFound(f"the file {sha256} is gone; upload it again")
+        InputFile(path, LABEL).close()
 
     def has_bundle(self, bundle: str) -> bool:
         """Whether the bundle exists and this version can open it; otherwise it is made again."""

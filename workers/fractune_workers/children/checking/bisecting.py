@@ -23,8 +23,8 @@ Differs = Callable[[onnx.ModelProto], bool]
 
 
 def first_different(model: onnx.ModelProto, outputs: Sequence[str], differs: Differs, deadline: Deadline) -> Any | None:
-    """The node; None if no output differs when the model is imported again. After the deadline it is the last node that
-    was seen to differ.
+    """The node; None if all outputs agree when the model is imported again. After the deadline it is the last node that
+    was seen to differ. Raises FractuneError if that cannot be found out.
     """
     nodes = list(model.graph.node)
     known: dict[str, bool | None] = {}
@@ -36,6 +36,8 @@ def first_different(model: onnx.ModelProto, outputs: Sequence[str], differs: Dif
 
     found = next((name for name in outputs if test(name)), None)
     if found is None:
+        if None in known.values():
+            raise FractuneError("an output cannot be compared apart")
         return None
     agreeing: set[int] = set()
     while deadline.left_s > 0:

@@ -65,13 +65,14 @@ class Comparison:
     def __init__(
         self, data: bytes, model: onnx.ModelProto, inputs: Mapping[str, Sequence[int]], bundle: Bundle
     ) -> None:
-        self._data, self._model, self._inputs, self._bundle = data, model, inputs, bundle
+        self._data, self._model, self._bundle = data, model, bundle
         self._reference = reference(len(data))
         self._precision = precision_of(model)
         self._outputs = [output.name for output in model.graph.output]
         if len(self._outputs) != len(bundle.manifest["outputs"]):
             raise FractuneError("the bundle has other outputs than the file")
         self._specs = _specs(model.graph, inputs, bundle)
+        self._inputs = {**inputs, **{spec.name: list(spec.shape) for spec in self._specs if spec.shape}}
         self._constants = _constants(model.graph, inputs)
         self._processor = cpu_processor()
         self._deadline = Deadline(COMPARING_S)
@@ -191,7 +192,10 @@ class Comparison:
             f"the bundle's output '{self._outputs[place]}' differs from {self._reference.name}'s {by}, on the inputs "
             f"'{each.name}' (variant {variant}), and rounding does not explain it"
         )
-        node = self._first_node(each, known)
+        try:
+            node = self._first_node(each, known)
+        except FractuneError as error:
+            return f"{what}; the node that does it was not found ({error})"
         if node is None:
             return f"{what}; the model itself is imported right, so the schedules of this variant are wrong"
         return f"{what}; the first node that computes something else is {described(node)}"

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fractune_core.files.input_arrays import check_arrays, read_input_arrays
+from fractune_core.files.input_arrays import LABEL, InputFile
 from fractune_workers.children.checking.references import Array
-
-LABEL = "--check-inputs"
 
 
 def given_arrays(path: Path, inputs: Sequence[Mapping[str, Any]]) -> dict[str, Array]:
     """The arrays of the file by name, which are exactly the `inputs` of a manifest. Raises BadRequest."""
-    arrays = read_input_arrays(path, LABEL)
-    check_arrays(arrays, inputs, LABEL)
-    return {name: np.frombuffer(each.data, each.dtype).reshape(each.shape) for name, each in arrays.items()}
+    with contextlib.closing(InputFile(path, LABEL)) as file:
+        file.check(inputs)
+        return {
+            name: np.frombuffer(file.data(name), each.dtype).reshape(each.shape) for name, each in file.arrays.items()
+        }

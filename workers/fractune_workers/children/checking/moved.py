@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import ml_dtypes  # noqa: F401  NumPy learns bfloat16 from it
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
@@ -22,7 +21,7 @@ _MOVE, _HALF_MOVE = 2.0**-16, 2.0**-10
 """part of a number by which it is moved: 256 roundings of a float32, and one or two of half precision"""
 _MATRIX = 2
 """dimensions of the least weight that is moved: vectors may be sizes"""
-_SATURATING = (
+_SATURATING = [
     "Sigmoid",
     "Softmax",
     "Tanh",
@@ -34,7 +33,7 @@ _SATURATING = (
     "Gelu",
     "Sin",
     "Cos",
-)
+]
 _SATURATING_MOVE = 2.0**-22
 _FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
 

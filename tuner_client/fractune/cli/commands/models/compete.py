@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +14,7 @@ from fractune.features.compete.compete import REPEATS
 from fractune.features.compete.compete import compete as compete_with
 from fractune.features.compete.printing import print_contests
 from fractune.sessions.session import session
+from fractune.text.checked_text import checked_json, checked_lines
 
 
 def compete(
@@ -29,6 +31,7 @@ def compete(
     inexact: Annotated[
         bool, typer.Option("--inexact", help="Let runtimes round as they do by default (bfloat16, 8 bits).")
     ] = False,
+    check_inputs: options.CheckInputs = None,
     record: Annotated[bool, typer.Option("--record", help="Keep the times in the log of the server.")] = False,
     as_json: options.Json = False,
     *,
@@ -37,10 +40,21 @@ def compete(
     """Time a bundle beside other runtimes; the faster one serves it."""
     place.check_record(record=record)
     found = compete_with(
-        bundle, model, runtimes=runtimes, shares=shares, repeats=repeats, inexact=inexact, progress=not as_json
+        bundle,
+        model,
+        runtimes=runtimes,
+        shares=shares,
+        repeats=repeats,
+        inexact=inexact,
+        check_inputs=check_inputs,
+        progress=not as_json,
     )
     print_contests(found, as_json=as_json)
-    if not as_json:
+    if as_json:
+        print(json.dumps({"event": "checked", "checked": checked_json(found.path)}), flush=True)
+    else:
+        for line in checked_lines(found.path):
+            print(line)
         print(f"bundle: {found.path}", flush=True)
     if record:
         with session(Client, place.state, place.server) as client:

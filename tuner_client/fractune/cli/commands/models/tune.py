@@ -34,6 +34,7 @@ from fractune.local.noise_file import advice_for, measuring_text
 from fractune.local.state import default_state_dir
 from fractune.models.source import check_model_file
 from fractune.sessions.session import server_session
+from fractune.text.checked_text import checked_json, checked_lines
 from fractune.text.figure import check_picture
 from fractune.text.output_files import write_new
 from fractune.text.toml_text import Value
@@ -93,6 +94,7 @@ class Search:
     ] = None
     only: options.Only = ""
     exact: options.Exact = False
+    check_inputs: options.CheckInputs = None
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Use no measurements of other jobs, and share no search with them.")
     ] = False
@@ -268,7 +270,8 @@ def _print(result: TuneResult, state: Path | None, *, as_json: bool) -> None:
         return
     if as_json:
         goal = {} if result.goal is None else {"goal": goal_json(result.goal)}
-        print(json.dumps({**result_json(result.job, str(result.bundle.path)), **goal}), flush=True)
+        checked = checked_json(result.bundle.path)
+        print(json.dumps({**result_json(result.job, str(result.bundle.path)), "checked": checked, **goal}), flush=True)
         return
     several = result.goal is not None and len(result.goal.steps) > 1
     print_result(result.job, str(result.bundle.path), step=" in the last step" if several else "")
@@ -279,6 +282,8 @@ def _print(result: TuneResult, state: Path | None, *, as_json: bool) -> None:
         print_tables(goal_table(result.goal))
         print(verdict_line(result.goal))
     _print_slots(result.bundle.path)
+    for line in checked_lines(result.bundle.path):
+        print(line)
 
 
 def _print_slots(bundle: Path) -> None:

@@ -1,0 +1,60 @@
+"""The call that checks a bundle against its model, in a sandboxed child, and what its end means."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fractune_core.errors import OutputsDiffer
+from fractune_core.files.bundles import Bundle
+from fractune_core.files.checked import FIELD, Checked, checked_complaint, not_checked
+from fractune_workers.child import Child
+from fractune_workers.child.errors import CALL_ERRORS, retry_if_killed
+
+CHECKING_CHILD = "fractune_workers.children.checking.child"
+_TIMEOUT_S = 600.0
+"""the child ends its comparisons within 60 s, and the search for a wrong node within 150 s more, but for one run"""
+
+
+def check_bundle(
+    child: Child,
+    bundle: Path,
+    model: Path,
+    inputs: Mapping[str, Sequence[int]],
+    given: Path | None = None,
+    member: int | None = None,
+) -> Checked:
+    """What the child compared of the bundle, or of this member of it. `inputs` are those of a job; `given`: a file of
+    arrays.
+
+    A child that ends or takes too long has compared nothing. Raises OutputsDiffer if the bundle is wrong, BadRequest
+    for arrays that do not fit the model, ChildUnwanted.
+    """
+    payload = {"path": str(model), "inputs": dict(inputs), "bundle": str(bundle), "given": str(given or "")}
+    try:
+        answer = retry_if_killed(lambda: child.call("check", _TIMEOUT_S, **payload, member=member))
+    except CALL_ERRORS as error:
+        return not_checked(f"the process that compares them failed: {error}")
+    return _checked(answer)
+
+
+def _checked(answer: Any) -> Checked:
+    """The child may be hostile. Raises OutputsDiffer."""
+    if isinstance(answer, dict) and isinstance(answer.get("differs"), str):
+        raise OutputsDiffer(answer["differs"])
+    found = {FIELD: answer.get("checked") if isinstance(answer, dict) else None}
+    if wrong := checked_complaint(found):
+        return not_checked(f"the process that compares them gave no result: {wrong}")
+    return Checked.from_json(found[FIELD])
+
+
+def with_checked(bundle: bytes, checked: Checked) -> bytes:
+    """The bundle, which says what was compared. Raises BadBundle."""
+    opened, written = Bundle(bundle), io.BytesIO()
+    try:
+        opened.copy_to(written, **{FIELD: checked.to_json()})
+    finally:
+        opened.close()
+    return written.getvalue()
