@@ -54,7 +54,7 @@ def with_checked(bundle: bytes, checked: Checked) -> bytes:
     """The bundle, which says what was compared. Raises BadBundle."""
     opened, written = Bundle(bundle), io.BytesIO()
     try:
-        opened.copy_to(written, **{FIELD: checked.to_json()})
+        opened.copy_to(written, checked=checked.to_json())
     finally:
         opened.close()
     return written.getvalue()

@@ -185,7 +185,8 @@ def _same_kind(one: Array, other: Array) -> Array:
     import numpy as np
 
     same: Array = (np.isnan(one) == np.isnan(other)) & (np.isinf(one) == np.isinf(other))
-    return same & (~np.isinf(one) | ~np.isinf(other) | (np.sign(one) == np.sign(other)))
+    same &= ~np.isinf(one) | ~np.isinf(other) | (np.sign(one) == np.sign(other))
+    return same
 
 
 def _near_infinity(one: Array, other: Array, dtype: np.dtype[Any]) -> Array:
@@ -193,8 +194,9 @@ def _near_infinity(one: Array, other: Array, dtype: np.dtype[Any]) -> Array:
     import numpy as np
 
     edge = _NEARLY * _finfo(dtype)[1]
-    both = (np.abs(one) >= edge) & (np.abs(other) >= edge) & (np.sign(one) == np.sign(other))
-    return both & (np.isinf(one) != np.isinf(other))
+    near: Array = (np.abs(one) >= edge) & (np.abs(other) >= edge) & (np.sign(one) == np.sign(other))
+    near &= np.isinf(one) != np.isinf(other)
+    return near
 
 
 def _by_slice(values: Array) -> Array:

@@ -68,9 +68,8 @@ def compete(
         at = _shares(opened, shares)
         members = _compared_apart(opened)
         contest = {"onnx": str(onnx), "runtimes": named, "repeats": repeats, "exact": not inexact}
+        report(f"comparing outputs with those of {onnx.name}")
         checked = checked_members(opened, path, onnx, members, None if check_inputs is None else Path(check_inputs))
-        for each in checked.values():
-            report(each.line)
         pads = _pads(opened)
         found = {member: _at_shares(path, member, contest, at, report, pads=pads) for member in members}
         _write(opened, path, onnx, found, checked)

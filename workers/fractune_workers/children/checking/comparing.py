@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import onnx
 from onnx import helper
 
 from fractune_core.agreement.rule import Verdict, judge
-from fractune_core.errors import FractuneError
+from fractune_core.errors import FractuneError, first_line
 from fractune_core.files.bundles import Bundle
 from fractune_core.files.checked import Checked
 from fractune_core.model_inputs import constants_in, fitting_shape, parse_numbers, shapes_in
@@ -118,7 +119,7 @@ class Comparison:
             verdict = self._verdict(each, known, outputs)
         except (RefusedError, _NoTimeError) as error:
             if each.name not in found.sets:
-                found.skipped[each.name] = first_line_of(error)
+                found.skipped[each.name] = first_line(error)
             return
         if not verdict.agrees:
             raise DiffersError(self._difference(variant, each, known, outputs, verdict))
@@ -161,16 +162,14 @@ class Comparison:
     def _moved(
         self, data: bytes, model: onnx.ModelProto, outputs: Sequence[str], feed: Feed, deadline: Deadline
     ) -> list[list[Array]]:
-        found = []
-        if self._reference.fused is not None:
-            found += _tried(lambda: self._reference.fused(data, outputs), feed)  # type: ignore[misc]
-        moved_ones = 0
+        fused, moved_ones = self._reference.fused, 0
+        found = [] if fused is None else _tried(partial(fused, data, outputs), feed)
         for seed in range(_MOVES):
             if deadline.left_s <= 0:
                 break
             moved = moved_weights(model, self._precision, seed)
             fed = {**moved_inputs(feed, self._precision, seed), **self._constants}
-            made = _tried(lambda: self._reference.open(moved, outputs), fed)  # noqa: B023  it is called at once
+            made = _tried(partial(self._reference.open, moved, outputs), fed)
             found += made
             moved_ones += len(made)
         if moved_ones < _FEWEST_MOVES:
@@ -218,11 +217,7 @@ class Comparison:
         return first_different(model, [self._outputs[place] for place in each.outputs], differs, deadline)
 
 
-def first_line_of(error: Exception) -> str:
-    return str(error).partition("\n")[0]
-
-
-def _tried(open_run: Any, feed: Feed) -> list[list[Array]]:
+def _tried(open_run: Callable[[], Run], feed: Feed) -> list[list[Array]]:
     try:
         return [open_run()(feed)]
     except RefusedError:
@@ -267,7 +262,8 @@ def _constants(graph: onnx.GraphProto, inputs: Mapping[str, Sequence[int]]) -> d
         tensor = value.type.tensor_type
         dtype = helper.tensor_dtype_to_np_dtype(tensor.elem_type or onnx.TensorProto.FLOAT)
         numbers = parse_numbers(value.name, text, dtype.name)
-        dims = shapes.get(value.name) or [dim.dim_value or None for dim in tensor.shape.dim]
-        shape = fitting_shape(value.name, len(numbers), dims)
-        made[value.name] = np.full(shape, numbers[0], dtype) if len(numbers) == 1 else np.asarray(numbers, dtype)
-    return {name: array.reshape(array.shape) for name, array in made.items()}
+        own: list[int | None] = [dim.dim_value or None for dim in tensor.shape.dim]
+        shape = fitting_shape(value.name, len(numbers), list(shapes.get(value.name, own)))
+        given = np.asarray(numbers, dtype)
+        made[value.name] = np.full(shape, given[0]) if len(numbers) == 1 else given.reshape(shape)
+    return made

@@ -18,6 +18,7 @@ _HIGHS = (1000, 100, 10, 2)
 """Integers are drawn below the first of these that the reference takes: they may be rows of a table"""
 _BYTES_OF_DATA = 1
 """Integers of one byte are data"""
+_LARGEST_BFLOAT16 = float(np.finfo(np.float32).max) * (1 - 2.0**-8)
 _MASK = "mask"
 _ODD_PART = 8
 """One of so many numbers is not finite, where they are mixed"""
@@ -126,15 +127,10 @@ def _largest(_rng: np.random.Generator, spec: InputSpec, high: int) -> Array:
 def _least_and_most(spec: InputSpec, high: int) -> tuple[float, float]:
     if not spec.is_float:
         return _limits(spec, high)
-    largest = float(_finfo(spec.dtype).max)
+    dtype = numpy_dtype(spec.dtype)
+    # NumPy does not know the limits of bfloat16; they are float32's but for the last bits.
+    largest = float(np.finfo(dtype).max) if np.dtype(dtype).kind == "f" else _LARGEST_BFLOAT16
     return -largest, largest
-
-
-def _finfo(dtype: str) -> np.finfo[np.float32]:
-    import ml_dtypes
-
-    info: np.finfo[np.float32] = ml_dtypes.finfo(numpy_dtype(dtype))
-    return info
 
 
 def _odd(rng: np.random.Generator, spec: InputSpec, high: int) -> Array:

@@ -21,19 +21,7 @@ _MOVE, _HALF_MOVE = 2.0**-16, 2.0**-10
 """part of a number by which it is moved: 256 roundings of a float32, and one or two of half precision"""
 _MATRIX = 2
 """dimensions of the least weight that is moved: vectors may be sizes"""
-_SATURATING = [
-    "Sigmoid",
-    "Softmax",
-    "Tanh",
-    "Erf",
-    "Exp",
-    "Softplus",
-    "HardSigmoid",
-    "LogSoftmax",
-    "Gelu",
-    "Sin",
-    "Cos",
-]
+_SATURATING = ("Sigmoid", "HardSigmoid", "Softmax", "LogSoftmax", "Tanh", "Erf", "Exp", "Softplus", "Sin", "Cos")
 _SATURATING_MOVE = 2.0**-22
 _FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
 

@@ -1,0 +1,187 @@
+"""Bundles of small models, compiled for real, beside ONNX Runtime: right ones pass, and wrong ones name the node."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import pytest
+from onnx import helper
+
+from fractune_core.errors import BadRequest
+from fractune_core.files.checked import Checked
+from fractune_workers.children.checking import child as checking
+from fractune_workers.children.checking import comparing, references
+from fractune_workers.children.importing.onnx_models.onnx_converters import CONVERTERS
+from tests.support.onnx_models import onnx_model
+from tests.support.real_bundle import compile_model
+
+Array = npt.NDArray[Any]
+Node = helper.make_node
+F32 = np.float32
+rng = np.random.default_rng(0)
+IMAGE = np.zeros((1, 3, 12, 12), F32)
+CONV = rng.standard_normal((8, 3, 3, 3)).astype(F32)
+TABLE = rng.standard_normal((50, 4)).astype(F32)
+
+
+def saved(
+    folder: Path,
+    nodes: Sequence[Any],
+    inputs: Mapping[str, Array],
+    weights: Mapping[str, Any] | None = None,
+    **how: Any,
+) -> Path:
+    path = folder / "m.onnx"
+    onnx.save(onnx_model(nodes, inputs, weights, **how), path)
+    return path
+
+
+def compiled(path: Path) -> Path:
+    return compile_model(path, path.with_suffix(".fractune"), tuned=["cpu:1"])
+
+
+def checked(model: Path, bundle: Path | None = None, given: Path | None = None) -> Checked:
+    answer = checking.check(str(model), {}, str(bundle or compiled(model)), str(given or ""))
+    assert "checked" in answer, answer
+    return Checked.from_json(answer["checked"])
+
+
+def difference(model: Path, bundle: Path | None = None) -> str:
+    answer = checking.check(str(model), {}, str(bundle or compiled(model)))
+    assert "differs" in answer, answer
+    return str(answer["differs"])
+
+
+@pytest.fixture(scope="module")
+def network(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A convolution, an activation and a mean, and its bundle."""
+    nodes = [
+        Node("Conv", ["x", "w"], ["c"], name="first"),
+        Node("Relu", ["c"], ["r"], name="second"),
+        Node("Neg", ["r"], ["n"], name="third"),
+        Node("ReduceMean", ["n"], ["y"], name="fourth", axes=[2, 3]),
+    ]
+    model = saved(tmp_path_factory.mktemp("network"), nodes, {"x": IMAGE}, {"w": CONV}, opset=17)
+    return model, compiled(model)
+
+
+def test_a_right_bundle_passes_on_all_sets_and_on_the_callers_own(network: tuple[Path, Path], tmp_path: Path) -> None:
+    np.savez(tmp_path / "own.npz", x=np.full(IMAGE.shape, 255, F32))
+    found = checked(*network, tmp_path / "own.npz")
+    assert found.reference.startswith("ONNX Runtime ")
+    assert list(found.sets) == ["the given inputs", "random", "random above zero", "zeros"]
+    assert max(found.sets.values()) < 1e-5
+    assert found.variants == ("cpu:1", "untuned")
+    assert found.line.startswith(f"outputs equal {found.reference}'s on 4 sets of inputs (the given inputs, random")
+
+
+def test_own_inputs_of_another_shape_are_refused(network: tuple[Path, Path], tmp_path: Path) -> None:
+    np.savez(tmp_path / "own.npz", x=np.zeros((1, 3), F32))
+    with pytest.raises(BadRequest, match=r"input 'x' is float32\[1, 3\], and the model takes float32\[1, 3, 12, 12\]"):
+        checked(*network, tmp_path / "own.npz")
+
+
+def test_a_wrong_converter_is_named_by_the_files_own_node(
+    network: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind it the error goes on to the end."""
+    monkeypatch.setitem(CONVERTERS, "Neg", lambda node: [node.input(0)])  # type: ignore[attr-defined]
+    model = tmp_path / "m.onnx"
+    model.write_bytes(network[0].read_bytes())
+    text = difference(model)
+    assert text.startswith("m.onnx: the bundle's output 'y' differs from ONNX Runtime's by ")
+    assert "on the inputs 'random' (variant cpu:1)" in text
+    assert text.endswith("the first node that computes something else is node 'third' (Neg)")
+
+
+def test_a_bundle_whose_code_alone_is_wrong_blames_its_schedules(
+    network: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A planted artifact: the bundle of another model under this one's name."""
+    model = tmp_path / "m.onnx"
+    model.write_bytes(network[0].read_bytes())
+    with monkeypatch.context() as wrong:
+        wrong.setitem(CONVERTERS, "Neg", lambda node: [node.input(0)])  # type: ignore[attr-defined]
+        bundle = compiled(model)
+    assert difference(model, bundle).endswith("is imported right, so the schedules of this variant are wrong")
+
+
+def test_extremes_find_what_random_numbers_do_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A converter that cuts numbers off which no random input has."""
+    monkeypatch.setitem(CONVERTERS, "Neg", lambda node: [_cut(node.input(0))])  # type: ignore[attr-defined]
+    text = difference(saved(tmp_path, [Node("Neg", ["x"], ["y"])], {"x": IMAGE}))
+    assert "on the inputs 'lowest'" in text
+
+
+def _cut(value: Any) -> Any:
+    from tvm import relax
+
+    return relax.op.negative(relax.op.clip(value, -1e30, 1e30))
+
+
+def test_ties_nan_small_outputs_and_steps_agree(tmp_path: Path) -> None:
+    """Each of these looks wrong to a rule that only compares numbers."""
+    product = rng.standard_normal((64, 8)).astype(F32)
+    scores = [Node("Conv", ["x", "w"], ["c"]), Node("Add", ["c", "b"], ["s"]), Node("Sigmoid", ["s"], ["y"])]
+    quantized = [
+        Node("DynamicQuantizeLinear", ["x"], ["q", "s", "z"]),
+        Node("MatMulInteger", ["q", "w", "z"], ["i"]),
+        Node("Cast", ["i"], ["f"], to=1),
+        Node("Mul", ["f", "s"], ["y"]),
+    ]
+    image, rows, halves = {"x": IMAGE}, {"x": np.zeros((4, 64), F32)}, {"x": np.zeros((4, 64), np.float16)}
+    conv, maxima = Node("Conv", ["x", "w"], ["c"]), Node("ArgMax", ["c"], ["y"], axis=3)
+    cases: dict[str, tuple[list[Any], dict[str, Array], dict[str, Any]]] = {
+        "ties": ([conv, maxima], image, {"w": CONV}),
+        "nan": ([Node("Sqrt", ["x"], ["y"])], image, {}),
+        "small": (scores, image, {"w": CONV * F32(0.01), "b": F32(-11.5)}),
+        "steps": (quantized, rows, {"w": (product * 40).astype(np.int8)}),
+        "half": ([Node("MatMul", ["x", "w"], ["y"])], halves, {"w": np.float16(product)}),
+        "rows": ([Node("Gather", ["w", "x"], ["y"])], {"x": np.zeros(5, np.int64)}, {"w": TABLE}),
+    }
+    for name, (nodes, inputs, weights) in cases.items():
+        (tmp_path / name).mkdir()
+        found = checked(saved(tmp_path / name, nodes, inputs, weights))
+        assert {"random", "random above zero"} <= set(found.sets), (name, found)
+
+
+def test_inputs_that_the_reference_refuses_are_skipped_and_said(tmp_path: Path) -> None:
+    """A row beyond a table of one row."""
+    model = saved(tmp_path, [Node("Gather", ["w", "x"], ["y"])], {"x": np.zeros(5, np.int64)}, {"w": TABLE[:1]})
+    found = checked(model)
+    assert "cannot run it" in found.skipped["random"]
+    assert "zeros" in found.sets
+    assert "; not compared: random (ONNX Runtime cannot run it" in found.line
+
+
+def test_without_onnx_runtime_a_small_file_is_compared_with_onnxs_reference(
+    network: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    found = checked(*network)
+    assert found.reference == f"ONNX's reference {onnx.__version__}"
+    assert "random" in found.sets
+    monkeypatch.setattr(references, "MOST_REFERENCE_BYTES", 100)
+    nothing = checked(*network)
+    assert not nothing.sets
+    assert "ONNX Runtime is not installed, and the file is larger than" in nothing.line
+    assert nothing.line.startswith("the outputs were not compared with another runtime's: ")
+
+
+def test_no_run_begins_after_the_deadline(network: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comparing, "COMPARING_S", -1.0)
+    found = checked(*network)
+    assert not found.sets
+    assert "were over" in found.line
+
+
+def test_a_model_that_is_not_onnx_is_named_as_not_compared(network: tuple[Path, Path], tmp_path: Path) -> None:
+    other = tmp_path / "m.json"
+    other.write_text("{}")
+    assert checked(other, network[1]).reason == "only ONNX files are compared"
