@@ -136,7 +136,7 @@ class Compiler(Role):
     def _checked(self, work: CompileWork, bundle: bytes) -> Checked:
         """What was compared of the bundle. Raises OutputsDiffer, BadRequest."""
         file = self._bundles_dir / "compiled.fractune"
-        given = self._blob_file(work["check_inputs"], "inputs.npz") if work["check_inputs"] else None
+        given = self._model_file(work["check_inputs"], "inputs.npz") if work["check_inputs"] else None
         try:
             file.write_bytes(bundle)
             with self._computing(self._checker, work):
@@ -174,11 +174,7 @@ class Compiler(Role):
         }
 
     def _model_file(self, digest: str, name: str) -> Path:
-        """Messages of the importer quote the model's own name."""
-        return self._blob_file(digest, name)
-
-    def _blob_file(self, digest: str, name: str) -> Path:
-        """An uploaded file as a file that the child cannot change."""
+        """An uploaded file as a file that the child cannot change. Messages of the importer quote the model's own name."""
         if not _SHA256.fullmatch(digest):  # it becomes a path
             raise Refused(f"the model {digest[:80]!a} is not named by a SHA-256 in hexadecimal")
         check_file_name(Path(name).name, "the model's name")

@@ -15,6 +15,10 @@ Array = npt.NDArray[Any]
 F32 = np.float32
 
 
+def floats(*numbers: float) -> Array:
+    return np.array(numbers, np.float32)
+
+
 def judged(output: Any, wanted: Any, others: Sequence[Any] = (), precision: Precision | None = None) -> Verdict:
     """Of one output; `others` are as right as `wanted`."""
     outputs, reference = [np.asarray(output)], [np.asarray(wanted)]
@@ -34,7 +38,7 @@ def test_others_are_computed_only_where_outputs_do_not_lie_close_together() -> N
     def never() -> list[list[Array]]:
         raise AssertionError
 
-    found = judge([np.float32([1.0, 2.0])], [np.float32([1.0, 2.001])], never, Precision())
+    found = judge([floats(1.0, 2.0)], [floats(1.0, 2.001)], never, Precision())
     assert found.agrees
     assert found.difference == pytest.approx(5e-4, rel=1e-3)
 
@@ -74,14 +78,14 @@ def test_numbers_that_are_zero_but_for_rounding_agree_with_zeros() -> None:
 def test_a_number_is_not_a_nan_and_a_tiny_one_is_zero(
     output: list[float], wanted: list[float], *, agrees: bool
 ) -> None:
-    assert judged(F32(output), F32(wanted), [F32(wanted)]).agrees == agrees
+    assert judged(floats(*output), floats(*wanted), [floats(*wanted)]).agrees == agrees
 
 
 def test_there_is_no_verdict_where_right_outputs_differ_in_kind() -> None:
-    wanted, fused = F32([np.nan, 1, 2]), F32([0, 1, 2])
-    found = judged(F32([0, 1, 2]), wanted, [fused])
+    wanted, fused = floats(np.nan, 1, 2), floats(0, 1, 2)
+    found = judged(floats(0, 1, 2), wanted, [fused])
     assert (found.agrees, found.decided) == (True, 2)
-    assert not judged(F32([0, 5, 2]), wanted, [fused]).agrees
+    assert not judged(floats(0, 5, 2), wanted, [fused]).agrees
 
 
 def test_an_index_may_differ_where_moved_inputs_change_it() -> None:
@@ -99,10 +103,10 @@ def test_a_shape_that_depends_on_rounding_has_no_verdict() -> None:
 
 
 def test_half_precision_and_quantized_outputs_may_lie_further_apart() -> None:
-    wanted = np.float16([1.0, 2.0])
-    assert judged(np.float16([1.01, 2.0]), wanted, precision=Precision(half=True)).agrees
-    assert not judged(np.float16([1.1, 2.0]), wanted, [wanted], Precision(half=True)).agrees
-    steps = np.uint8([3, 200])
-    assert judged(np.uint8([4, 200]), steps, precision=Precision(quantized=True)).agrees
-    assert not judged(np.uint8([90, 200]), steps, [steps], Precision(quantized=True)).agrees
+    wanted = np.array([1.0, 2.0], np.float16)
+    assert judged(np.array([1.01, 2.0], np.float16), wanted, precision=Precision(half=True)).agrees
+    assert not judged(np.array([1.1, 2.0], np.float16), wanted, [wanted], Precision(half=True)).agrees
+    steps = np.array([3, 200], np.uint8)
+    assert judged(np.array([4, 200], np.uint8), steps, precision=Precision(quantized=True)).agrees
+    assert not judged(np.array([90, 200], np.uint8), steps, [steps], Precision(quantized=True)).agrees
     assert not judged([False, True], [True, True], [[True, True]], Precision(quantized=True)).agrees

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +19,15 @@ from fractune_workers.roles import compile as compile_role
 MODEL = b"a model"
 DIGEST = hashlib.sha256(MODEL).hexdigest()
 WORK: Any = {"model": DIGEST, "model_name": "m.onnx", "inputs": {}, "target": "llvm", "bundle": "b", "job": "j"}
-WORK |= {"owner": "", "task": "compile", "work_id": "w", "variants": [], "manifest": {}, "records": []}
+WORK |= {
+    "owner": "",
+    "task": "compile",
+    "work_id": "w",
+    "variants": [],
+    "manifest": {},
+    "records": [],
+    "check_inputs": "",
+}
 
 
 class TakenOver:
@@ -38,6 +48,9 @@ class TakenOver:
 
     def ensure(self) -> int:
         return 1
+
+    def while_wanted(self, _is_wanted: Callable[[], bool]) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
 
     def call(self, method: str, _timeout_s: float, *, out: str, **_payload: object) -> None:
         assert method == "compile_bundle"
@@ -60,9 +73,11 @@ def attacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace
     monkeypatch.setattr(compile_role, "reader_child", start)
     monkeypatch.setattr(compile_role, "read_blob", lambda *_: iter([MODEL]))
     monkeypatch.setattr(compile_role, "put_signed_blob", lambda *given: published.append(given[-1]))
-    context: Any = SimpleNamespace(scratch_dir=scratch_dir, redis=None, secret=b"")
+    context: Any = SimpleNamespace(
+        computing=lambda _child: contextlib.nullcontext(), scratch_dir=scratch_dir, redis=None, secret=b""
+    )
     compiler = compile_role.Compiler(context)
-    (child,) = children
+    child, _checker = children
     child.secret, child.victim = secret, victim
     child.plant()
     return SimpleNamespace(compiler=compiler, child=child, victim=victim, published=published)

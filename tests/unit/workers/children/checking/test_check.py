@@ -91,7 +91,7 @@ def test_a_wrong_converter_is_named_by_the_files_own_node(
     network: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Behind it the error goes on to the end."""
-    monkeypatch.setitem(CONVERTERS, "Neg", lambda node: [node.input(0)])  # type: ignore[attr-defined]
+    monkeypatch.setitem(CONVERTERS, "Neg", lambda node: [node.input(0)])
     model = tmp_path / "m.onnx"
     model.write_bytes(network[0].read_bytes())
     text = difference(model)
@@ -107,14 +107,14 @@ def test_a_bundle_whose_code_alone_is_wrong_blames_its_schedules(
     model = tmp_path / "m.onnx"
     model.write_bytes(network[0].read_bytes())
     with monkeypatch.context() as wrong:
-        wrong.setitem(CONVERTERS, "Neg", lambda node: [node.input(0)])  # type: ignore[attr-defined]
+        wrong.setitem(CONVERTERS, "Neg", lambda node: [node.input(0)])
         bundle = compiled(model)
     assert difference(model, bundle).endswith("is imported right, so the schedules of this variant are wrong")
 
 
 def test_extremes_find_what_random_numbers_do_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A converter that cuts numbers off which no random input has."""
-    monkeypatch.setitem(CONVERTERS, "Neg", lambda node: [_cut(node.input(0))])  # type: ignore[attr-defined]
+    monkeypatch.setitem(CONVERTERS, "Neg", lambda node: [_cut(node.input(0))])
     text = difference(saved(tmp_path, [Node("Neg", ["x"], ["y"])], {"x": IMAGE}))
     assert "on the inputs 'lowest'" in text
 
@@ -142,7 +142,7 @@ def test_ties_nan_small_outputs_and_steps_agree(tmp_path: Path) -> None:
         "nan": ([Node("Sqrt", ["x"], ["y"])], image, {}),
         "small": (scores, image, {"w": CONV * F32(0.01), "b": F32(-11.5)}),
         "steps": (quantized, rows, {"w": (product * 40).astype(np.int8)}),
-        "half": ([Node("MatMul", ["x", "w"], ["y"])], halves, {"w": np.float16(product)}),
+        "half": ([Node("MatMul", ["x", "w"], ["y"])], halves, {"w": product.astype(np.float16)}),
         "rows": ([Node("Gather", ["w", "x"], ["y"])], {"x": np.zeros(5, np.int64)}, {"w": TABLE}),
     }
     for name, (nodes, inputs, weights) in cases.items():

@@ -9,8 +9,8 @@ from fractune_core.files.bundles import Bundle
 from fractune_core.records import FIRST_POLICY
 from fractune_core.shares import Share
 from fractune_workers.children.measuring.child import MeasurerChild
-from fractune_workers.children.measuring.model_timing import load_variant, outputs_of, weights_of
 from fractune_workers.children.measuring.setup import cpu_setup
+from fractune_workers.children.tvm_api.bundle_runs import load_variant, outputs_of, weights_of
 from fractune_workers.children.tvm_api.parallel_modes import build_library
 from fractune_workers.children.tvm_api.processor import cpu_processor
 from fractune_workers.children.tvm_api.target import parse_target
