@@ -174,7 +174,7 @@ class Compiler(Role):
         }
 
     def _model_file(self, digest: str, name: str) -> Path:
-        """An uploaded file as a file that the child cannot change. Messages of the importer quote the model's own name."""
+        """An uploaded file as a file that the child cannot change. Messages of the importer quote the model's name."""
         if not _SHA256.fullmatch(digest):  # it becomes a path
             raise Refused(f"the model {digest[:80]!a} is not named by a SHA-256 in hexadecimal")
         check_file_name(Path(name).name, "the model's name")

@@ -120,7 +120,9 @@ def test_a_known_bundle_is_timed_again_where_other_programs_were_busy() -> None:
     known = {"cpu:1": {"others_cores": 0.3}, "cpu:2": {"others_cores": 0.1}, "cpu:4": {}}
     jobs = SimpleNamespace(timings=lambda *_: known)
     store = SimpleNamespace(jobs=jobs, log=SimpleNamespace(validated_of=lambda *_: {}))
-    context: Any = SimpleNamespace(files=SimpleNamespace(has_bundle=lambda _: True), store=store)
+    context: Any = SimpleNamespace(
+        files=SimpleNamespace(has_bundle=lambda _: True, checked=lambda _: None), store=store
+    )
     unused: Any = None
     PublishPhase(context, unused, unused).compile(job)
     assert job.stored.state is JobState.TIMING
@@ -188,7 +190,7 @@ def test_redis_returns_a_compiled_bundle_once(redis_url: str, monkeypatch: pytes
     with redis.Redis.from_url(redis_url) as connection:
         connection.flushall()
         held: dict[str, bytes] = {}
-        files = SimpleNamespace(has_bundle=held.__contains__, add_bundle=held.__setitem__)
+        files = SimpleNamespace(has_bundle=held.__contains__, add_bundle=held.__setitem__, checked=lambda _: None)
         context: Any = SimpleNamespace(redis=connection, secret=SECRET, files=files)
         rounds: Any = SimpleNamespace(goes_first=lambda _job: False)
         phase, job = PublishPhase(context, WorkQueues(connection, SECRET), rounds), a_job()

@@ -10,7 +10,7 @@ from fractune_core.agreement.rule import Precision
 from fractune_workers.children.importing.onnx_graph import inputs_of, names_read, operator_of, subgraphs
 
 _MOVING = """
-    Cast CastLike Concat Constant DepthToSpace Dropout Expand Flatten Gather Identity Pad Reshape Shape Size Slice
+    Concat Constant DepthToSpace Dropout Expand Flatten Gather Identity Pad Reshape Shape Size Slice
     SpaceToDepth Split Squeeze Tile Transpose Unsqueeze
 """
 _ARITHMETIC = "Abs Add Div Mul Neg Sub Sqrt IsInf IsNaN And Or Not Xor Where"
