@@ -12,6 +12,7 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
+from fractune_core.files.bundles import Bundle
 from tests.support.paths import REPOSITORY
 from tests.support.processes.cli_process import error_line, run_fractune
 from tests.support.real_bundle import compile_model
@@ -59,7 +60,11 @@ def test_compete_never_lets_a_wrong_bundle_serve(tmp_path: Path) -> None:
     """The bundle of the wrong model, under the name of the right one."""
     model, read_as = write_network(tmp_path / "network.onnx"), write_network(tmp_path / "wrong.onnx", wrong=True)
     digest = hashlib.sha256(model.read_bytes()).hexdigest()
-    bundle = compile_model(read_as, tmp_path / "b.fractune", model={"name": model.name, "sha256": digest})
+    bundle = tmp_path / "b.fractune"
+    with bundle.open("wb") as file:
+        made = Bundle(compile_model(read_as, tmp_path / "made.fractune"))
+        made.copy_to(file, model={"name": model.name, "sha256": digest})
+        made.close()
     before = bundle.read_bytes()
     ended = run_fractune("compete", str(bundle), "--model", str(model), "--runtimes", "onnxruntime", env=WRONG)
     assert ended.returncode == 12, ended.stderr

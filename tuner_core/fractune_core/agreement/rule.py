@@ -2,8 +2,8 @@
 what rounding can do in this very model.
 
 Two outputs that lie close together (`rounding`) agree. For others, the caller computes further outputs that are as
-right as the reference's: by a session that fuses operators, and on inputs and weights that are moved by some roundings.
-How far these lie from the reference is the noise of the model. A number agrees if it lies within a few times the noise
+right as the reference's. A session that fuses operators gives them, and runs on inputs and weights that are moved by
+some roundings. How far these lie from the reference is the noise of the model. A number agrees if it lies within a few times the noise
 of the numbers beside it. There is no verdict where the right outputs disagree in kind (a NaN, an index, a shape).
 
 Numbers are compared with the largest of their slice, not of the whole output: an output may hold pixels and

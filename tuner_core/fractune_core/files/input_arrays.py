@@ -1,7 +1,7 @@
 """Arrays for a model's inputs in an .npz file, as `numpy.savez` writes it, read without NumPy.
 
-Strangers send such files, so nothing in one is believed: entries are stored and lie apart (`archives.py`), a header is
-of the one form that NumPy writes, a type is one of those listed here, and the bytes are exactly those of the shape. An
+Strangers send such files, so nothing in one is believed. Entries are stored and lie apart (`archives.py`). A header is
+of the one form that NumPy writes, with a type that is listed here, and the bytes are exactly those of the shape. An
 array of Python objects, which NumPy would unpickle, has none of these types.
 """
 
