@@ -40,15 +40,15 @@ def write_network(path: Path, *, wrong: bool = False) -> Path:
 def test_a_wrong_bundle_fails_its_job_and_is_not_published(tmp_path: Path) -> None:
     model, state = write_network(tmp_path / "network.onnx"), tmp_path / "state"
     np.savez(tmp_path / "own.npz", x=np.ones((4, 16), np.float32))
-    command = ("tune", str(model), "--shares", "cpu:1", "--trials", "0", "--out", str(tmp_path))
-    command += ("--state", str(state), "--check-inputs", str(tmp_path / "own.npz"))
-    wrong = run_fractune(*command, "--quiet", env=WRONG)
+    command = ["tune", str(model), "--shares", "cpu:1", "--trials", "0", "--out", str(tmp_path)]
+    command += ["--check-inputs", str(tmp_path / "own.npz"), "--state"]
+    wrong = run_fractune(*command, str(state), "--quiet", env=WRONG)
     assert wrong.returncode == 12, wrong.stderr
     assert FIRST in error_line(wrong)
     assert not list(tmp_path.glob("*.fractune"))
     assert not list(state.rglob("*.fractune"))
     # The operators are those of the wrong model, which the server has kept; another state has the right ones.
-    right = run_fractune(*command[:-3], str(tmp_path / "other"), *command[-2:], "--json")
+    right = run_fractune(*command, str(tmp_path / "other"), "--json")
     assert right.returncode == 0, right.stderr
     result = json.loads(right.stdout.splitlines()[-1])
     assert list(result["checked"][0]["sets"])[:2] == ["the given inputs", "random"]

@@ -3,8 +3,9 @@ what rounding can do in this very model.
 
 Two outputs that lie close together (`rounding`) agree. For others, the caller computes further outputs that are as
 right as the reference's. A session that fuses operators gives them, and runs on inputs and weights that are moved by
-some roundings. How far these lie from the reference is the noise of the model. A number agrees if it lies within a few times the noise
-of the numbers beside it. There is no verdict where the right outputs disagree in kind (a NaN, an index, a shape).
+some roundings. How far these lie from the reference is the noise of the model. A number agrees if it lies within a few
+times the noise of the numbers beside it. There is no verdict where the right outputs disagree in kind (a NaN, an index,
+a shape).
 
 Numbers are compared with the largest of their slice, not of the whole output: an output may hold pixels and
 probabilities. Numbers below the smallest normal one are zero.
@@ -15,6 +16,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from fractune_core.host.denormals import least_scale
 
 if TYPE_CHECKING:
     import numpy as np
@@ -114,7 +117,7 @@ def _judge_one(output: Array, wanted: Array, others: Sequence[Array] | None, pre
     finite = np.isfinite(out) & np.isfinite(ref)
     distance = np.where(finite, np.abs(np.where(finite, out, 0) - np.where(finite, ref, 0)), 0)
     size = np.where(np.isfinite(ref), np.abs(ref), 0)
-    largest = float(size.max(initial=0.0)) or 1.0
+    largest = max(float(size.max(initial=0.0)) or 1.0, least_scale(str(wanted.dtype)))
     if precision.quantized:
         allowed = np.full(ref.shape, max(precision.rounding * largest, 1.0 if is_step else 0.0))
     else:
@@ -219,7 +222,9 @@ def rounding(outputs: Sequence[Array]) -> float:
 
 
 def differences(outputs: Sequence[Array], reference: Sequence[Array]) -> tuple[float, float]:
-    """Largest absolute difference, and the same over the reference's largest value; infinite for NaN."""
+    """Largest absolute difference, and the same over the reference's largest value (`least_scale` at least); infinite
+    for NaN.
+    """
     import numpy as np
 
     absolute = relative = 0.0
@@ -229,6 +234,7 @@ def differences(outputs: Sequence[Array], reference: Sequence[Array]) -> tuple[f
             return float("inf"), float("inf")
         finite = np.isfinite(ref)
         largest = float(np.abs(out[finite] - ref[finite]).max(initial=0.0))
-        scale = float(np.abs(ref[finite]).max(initial=0.0)) or 1.0
+        highest = float(np.abs(ref[finite]).max(initial=0.0)) or 1.0
+        scale = max(highest, least_scale(str(wanted.dtype)))
         absolute, relative = max(absolute, largest), max(relative, largest / scale)
     return absolute, relative
