@@ -225,7 +225,9 @@ def _should_end(ends: SimpleQueue[str], within_s: float) -> bool:
 def announce(address: str, ready_file: Path) -> None:
     """Write `address` in one step: a process that waits for the file never reads half of it."""
     draft = ready_file.with_name(f".{ready_file.name}.draft")
-    draft.write_text(address)
+    draft.unlink(missing_ok=True)
+    with draft.open("x", encoding="utf-8") as file:  # in a folder of others it may be a link
+        file.write(address)
     draft.replace(ready_file)
 
 

@@ -53,7 +53,9 @@ def _sweep(parent: Path) -> None:
         for folder in parent.glob(f"{prefix}*"):
             # Gone meanwhile, or another user's: none of ours.
             with contextlib.suppress(OSError), _opened(folder) as descriptor:
-                if try_lock(descriptor) and time.time() - os.fstat(descriptor).st_mtime >= least_age_s:
+                found = os.fstat(descriptor)
+                is_old = found.st_uid == os.getuid() and time.time() - found.st_mtime >= least_age_s
+                if is_old and try_lock(descriptor):
                     remove_tree(folder)
 
 

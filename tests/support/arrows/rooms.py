@@ -104,11 +104,11 @@ ROOMS = {
     "fractune_core": room("fractune_core.codec", "fractune_core.errors", "google.protobuf"),
     "fractune_core.access": room(*WORDS),
     "fractune_core.codec": room("fractune_core.errors", "google.protobuf", "msgspec"),
-    "fractune_core.cuda": room(),
+    "fractune_core.cuda": room("fractune_core.host"),
     "fractune_core.errors": room(),
     "fractune_core.files": room(*WORDS),
     "fractune_core.fleet": room(*WORDS, "fractune_core.access"),
-    "fractune_core.host": room(),
+    "fractune_core.host": room("fractune_core.errors"),
     "fractune_core.host.sandboxing": room("fractune_core.host"),
     # Who calls it has TVM.
     "fractune_core.tir": room(lazily=("tvm", "tvm_ffi")),

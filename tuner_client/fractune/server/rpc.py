@@ -320,7 +320,8 @@ class RpcClient:
         request = pb.DownloadBundleRequest(name=name)
         try:
             to.parent.mkdir(parents=True, exist_ok=True)
-            with draft.open("wb") as file:
+            draft.unlink(missing_ok=True)
+            with draft.open("xb") as file:  # in a folder of others it may be a link
                 for part in self._stream(self._bundles.DownloadBundle, request, TRANSFER_TIMEOUT_S):
                     file.write(part.data)
             draft.replace(to)

@@ -50,7 +50,8 @@ def _draft(path: Path) -> Iterator[IO[str]]:
     """A text file beside `path` that becomes it if the block ends well. Raises OSError."""
     draft = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with draft.open("w", encoding="utf-8", newline="") as file:
+        draft.unlink(missing_ok=True)
+        with draft.open("x", encoding="utf-8", newline="") as file:  # in a folder of others it may be a link
             yield file
         draft.replace(path)
     finally:

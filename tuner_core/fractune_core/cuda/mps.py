@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from pathlib import Path
+
+from fractune_core.host.private_folders import is_private, private_path
 
 PROGRAM = "nvidia-cuda-mps-control"
 PACKAGES = "nvidia-compute-utils-580 or nvidia-compute-utils-580-server on Ubuntu, nvidia-cuda-mps on Debian"
@@ -15,7 +16,7 @@ _KEPT = "kept"
 
 def daemon_folder(gpu_uuid: str) -> Path:
     """The folder of the GPU's daemon for this user's processes on this host."""
-    return Path(tempfile.gettempdir()) / f"{_PREFIX}{gpu_uuid}"
+    return private_path(f"{_PREFIX}{gpu_uuid}")
 
 
 def pipes_in(folder: Path) -> Path:
@@ -30,5 +31,5 @@ def kept_mark(folder: Path) -> Path:
 
 def kept_daemons() -> dict[str, Path]:
     """The pipe folders of the daemons that this user keeps, by the UUIDs of their GPUs."""
-    marks = sorted(Path(tempfile.gettempdir()).glob(f"{_PREFIX}*/{_KEPT}"))
-    return {mark.parent.name.removeprefix(_PREFIX): pipes_in(mark.parent) for mark in marks}
+    folders = [mark.parent for mark in sorted(private_path("").glob(f"{_PREFIX}*/{_KEPT}"))]
+    return {folder.name.removeprefix(_PREFIX): pipes_in(folder) for folder in folders if is_private(folder)}

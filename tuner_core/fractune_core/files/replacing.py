@@ -21,7 +21,8 @@ def replacing_file(path: Path) -> Iterator[IO[bytes]]:
     try:
         if not path.parent.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
-        with draft.open("wb") as file:
+        draft.unlink(missing_ok=True)  # of a thread that was killed
+        with draft.open("xb") as file:  # in a folder of others it may be a link
             yield file
             with contextlib.suppress(FileNotFoundError):
                 os.fchmod(file.fileno(), path.stat().st_mode & 0o777)

@@ -214,9 +214,7 @@ class CpuLimitConfinement(Confinement):
 @contextlib.contextmanager
 def _only_burn() -> Iterator[None]:
     """Limits are proved one after the other: together they can be more than the CPUs have."""
-    folder = default_lock_dir()
-    folder.mkdir(parents=True, exist_ok=True)
-    with locked(folder / "limit-proof"):
+    with locked(default_lock_dir() / "limit-proof"):
         yield
 
 

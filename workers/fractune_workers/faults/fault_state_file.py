@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from fractune_core.errors import StateUnusable
+from fractune_core.host.private_folders import open_plain
 from fractune_workers.faults.fault_state import FaultState
 from fractune_workers.locks.flock import is_locked, lock, locked
 
@@ -59,7 +60,8 @@ class FaultStateFile:
     def _read(self) -> FaultState:
         path = self._directory / "state.json"
         try:
-            return FaultState.from_json(json.loads(path.read_bytes()))
+            with open_plain(path, "rb") as file:
+                return FaultState.from_json(json.loads(file.read()))
         except FileNotFoundError:
             return FaultState()
         except ValueError as error:
@@ -71,7 +73,8 @@ class FaultStateFile:
     def _write(self, state: FaultState) -> None:
         """Whole or not at all: readers hold no lock."""
         draft = self._directory / "state.json.new"
-        draft.write_text(json.dumps(state.to_json()))
+        with open_plain(draft, "w") as file:
+            file.write(json.dumps(state.to_json()))
         draft.replace(self._directory / "state.json")
 
     @contextlib.contextmanager
@@ -91,7 +94,7 @@ class Membership:
     def __init__(self, directory: Path) -> None:
         self.name = uuid.uuid4().hex
         self._path = _presence(directory, self.name)
-        self._file = self._path.open("ab")
+        self._file = open_plain(self._path, "ab")
         lock(self._file)
 
     def end(self) -> None:

@@ -23,7 +23,8 @@ from fractune_core.cuda.environment import (
     VISIBLE_DEVICES,
 )
 from fractune_core.cuda.mps import PACKAGES, PROGRAM, daemon_folder, kept_mark, pipes_in
-from fractune_core.errors import ShareUnavailable
+from fractune_core.errors import ShareUnavailable, StateUnusable
+from fractune_core.host.private_folders import make_private
 from fractune_workers.gpu.mps_control import MpsControl, MpsFailed, MpsUnreachable, ServerState
 from fractune_workers.gpu.mps_partitions import PartitionPool
 from fractune_workers.locks.flock import FolderLocks, Held
@@ -220,6 +221,7 @@ class OwnMpsDaemon(MpsDaemon):
     def stop_keeping(self) -> None:
         if not self._folder.exists():
             return
+        self._own_folder()
         with self._locks.changing():
             clients = self.clients()
             if clients:
@@ -252,9 +254,10 @@ class OwnMpsDaemon(MpsDaemon):
         return self._partition[0]
 
     def _own_folder(self) -> None:
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if self._folder.stat().st_uid != os.getuid():
-            raise MpsFailed(f"MPS: the folder {self._folder} belongs to another user; remove it, or set TMPDIR")
+        try:
+            make_private(self._folder)
+        except StateUnusable as error:
+            raise MpsFailed(f"MPS: {error}") from error
 
     def _is_static(self) -> bool:
         return self._mode_file.exists()

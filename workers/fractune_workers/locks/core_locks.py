@@ -15,7 +15,6 @@ import logging
 import math
 import os
 import socket
-import tempfile
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,6 +23,7 @@ from pathlib import Path
 from fractune_core.codec.plain_json import check_shape, read_json
 from fractune_core.fleet.messages import CoreHolder
 from fractune_core.host.cpu_topology import CpuTopology
+from fractune_core.host.private_folders import make_private, open_plain, private_path
 from fractune_core.shares import QUIET_BELOW_CORES
 from fractune_workers.locks.flock import is_locked, lock, locked
 from fractune_workers.locks.gpu_slots import Claim, GpuSlots, MeasurementSlot
@@ -34,8 +34,8 @@ _log = logging.getLogger(__name__)
 
 
 def default_lock_dir() -> Path:
-    """The folder of lock files that all fractune processes of this user on this host share."""
-    return Path(tempfile.gettempdir()) / f"fractune-gate-{os.getuid()}"
+    """The folder of lock files that all fractune processes of this user on this host share. Raises StateUnusable."""
+    return make_private(private_path(f"fractune-gate-{os.getuid()}"))
 
 
 class CoreLocks:
@@ -65,7 +65,7 @@ class CoreLocks:
             cores = self._topology.choose(left, count)
             if len(cores) == count:
                 for core in cores:
-                    lock(self._claims.enter_context(self._claim(core).open("a")))
+                    lock(self._claims.enter_context(open_plain(self._claim(core), "a")))
                 return cores
         shared = self._topology.choose(available, count)
         if len(shared) == count:  # else the share is refused anyway
@@ -99,8 +99,9 @@ class CoreLocks:
             held.enter_context(locked(self.directory / self._mark))
             held.callback((self.directory / self._mark).unlink)
             own: CoreHolder = {"host": socket.gethostname(), "pid": os.getpid(), "cores": owned}
-            with contextlib.suppress(OSError):  # a full disk: others then do not know who measures
-                (self.directory / self._mark).write_text(json.dumps(own))
+            # After a write to a full disk others do not know who measures.
+            with contextlib.suppress(OSError), open_plain(self.directory / self._mark, "w") as mark:
+                mark.write(json.dumps(own))
             yield MeasurementSlot(len(self._other_marks()))
 
     @contextlib.contextmanager

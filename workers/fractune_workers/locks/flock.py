@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import IO, Protocol
 from urllib.parse import quote
 
+from fractune_core.host.private_folders import open_plain
+
 
 class HasFileno(Protocol):
     def fileno(self) -> int: ...
@@ -34,7 +36,7 @@ def try_lock(file: HasFileno | int) -> bool:
 @contextlib.contextmanager
 def locked(path: Path, *, shared: bool = False) -> Iterator[None]:
     """Hold the lock on the file at `path`, which is made where there is none, until the block ends."""
-    with path.open("a") as file:
+    with open_plain(path, "a") as file:
         lock(file, shared=shared)
         yield
 
@@ -42,7 +44,7 @@ def locked(path: Path, *, shared: bool = False) -> Iterator[None]:
 def is_locked(path: Path) -> bool:
     """Whether some process, this one too, holds the exclusive lock on the file. A missing file is not locked."""
     try:
-        with path.open("rb") as file:
+        with open_plain(path, "rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
@@ -69,13 +71,13 @@ class FolderLocks:
 
     def share(self, name: str) -> Held:
         """Become one of the shared holders of `name`; waits while it is held exclusively."""
-        file = self._path(name).open("a")
+        file = open_plain(self._path(name), "a")
         lock(file, shared=True)
         return file
 
     def take(self, name: str) -> Held | None:
         """Become the only holder of `name`; None when it has a holder."""
-        file = self._path(name).open("a")
+        file = open_plain(self._path(name), "a")
         if try_lock(file):
             return file
         file.close()

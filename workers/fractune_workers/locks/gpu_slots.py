@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from urllib.parse import quote
 
+from fractune_core.host.private_folders import open_plain
 from fractune_core.shares import GrantedShare
 from fractune_workers.locks.flock import is_locked, lock, locked
 
@@ -153,6 +154,6 @@ def _read(path: Path) -> Claim:
 def _note_co_runners(paths: Iterable[Path], others: int) -> None:
     """Note in each claim how many others are beside it now: a line at the end of its file."""
     for path in paths:
-        with contextlib.suppress(FileNotFoundError), path.open("r+") as file:
+        with contextlib.suppress(FileNotFoundError), open_plain(path, "r+") as file:
             file.seek(0, 2)
             file.write(f"\n{others}")

@@ -62,7 +62,7 @@ def test_a_plan_is_made_and_a_refusal_keeps_its_name(stub: Any) -> None:
 
 def test_few_plans_are_made_at_once_and_none_for_a_caller_that_has_left(stub: Any) -> None:
     most = PLANS_AT_ONCE // 2  # of one caller
-    begun = [stub.MakePlan.future(request(200), timeout=60) for _ in range(most)]
+    begun = [stub.MakePlan.future(request(200), timeout=600) for _ in range(most)]
     wait_until(lambda: len(planners()) == most)
     with pytest.raises(grpc.RpcError, match="the server has as many plans as it can hold; try again") as refused:
         stub.MakePlan(request(1), timeout=60)
@@ -70,7 +70,7 @@ def test_few_plans_are_made_at_once_and_none_for_a_caller_that_has_left(stub: An
     assert len(planners()) == most
     for call in begun:
         call.cancel()
-    wait_until(lambda: not planners())
+    wait_until(lambda: not planners(), timeout_s=20)
 
     def is_free() -> bool:
         try:

@@ -142,6 +142,7 @@ def test_saved_up_time_is_spent_before_it_counts(tmp_path: Path) -> None:
 
 def test_limits_are_proved_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Together they can be more than the CPUs have."""
+    (tmp_path / "locks").mkdir()
     monkeypatch.setattr(cpu_limit, "default_lock_dir", lambda: tmp_path / "locks")
     root, met = under(tmp_path, slice__box__cpu_max="80000 100000"), []
 

@@ -140,7 +140,7 @@ def keep_daemon(tempdir: Path, uuid: str) -> str:
     """As `fractune mps start` does; the daemon's pipe folder."""
     kept = kept_mark(daemon_folder(uuid))
     assert kept.is_relative_to(tempdir)
-    kept.parent.mkdir()
+    kept.parent.mkdir(mode=0o700)
     kept.touch()
     return str(pipes_in(kept.parent))
 

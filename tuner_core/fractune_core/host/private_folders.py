@@ -1,0 +1,62 @@
+"""Folders that all processes of one user on this host share. They lie where other users may write, so a folder of the
+right name may be another user's, and a file in it a link or a pipe.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from pathlib import Path
+from typing import IO, Any
+
+from fractune_core.errors import StateUnusable
+
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+
+
+def private_path(name: str) -> Path:
+    """The path of the user's folder `name`: in the user's runtime folder (XDG_RUNTIME_DIR), else among temporary files.
+
+    A process without a session has no XDG_RUNTIME_DIR, and finds the same folder where it usually is.
+    """
+    known = (os.environ.get("XDG_RUNTIME_DIR"), f"/run/user/{os.getuid()}")
+    found = (Path(folder) for folder in known if folder and is_private(Path(folder)))
+    return next(found, Path(tempfile.gettempdir())) / name
+
+
+def make_private(folder: Path) -> Path:
+    """The folder, made if need be, for this user alone. Raises StateUnusable if it is another user's, or none."""
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        found = folder.lstat()
+        is_own = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
+        if is_own and found.st_mode & _OTHERS:
+            folder.chmod(0o700)
+    except OSError as error:
+        raise StateUnusable(f"folder {folder}: {error.strerror}; remove it, or set TMPDIR") from error
+    if not is_own:
+        raise StateUnusable(f"{folder} is a link or belongs to another user; have it removed, or set TMPDIR")
+    return folder
+
+
+def is_private(folder: Path) -> bool:
+    """Whether it is a folder, and no link to one, that only this user may read and write."""
+    try:
+        found = folder.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & _OTHERS
+
+
+def open_plain(path: Path, mode: str) -> IO[Any]:
+    """As `path.open(mode)`, for a regular file only: no link is followed, and no pipe is waited for. Raises OSError."""
+    return open(path, mode, encoding=None if "b" in mode else "utf-8", opener=_plain)
+
+
+def _plain(path: str, flags: int) -> int:
+    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    raise PermissionError(f"{path} is not a regular file")
