@@ -21,8 +21,8 @@ _LEAST_SCALE = 1e-30
 
 
 def least_scale(dtype: str) -> float:
-    """Differences of outputs are taken over their largest value, and over this number if all values are smaller:
-    outputs that consist of lost denormals, or of sums of them, are equal.
+    """Differences of outputs are taken over their largest value, and over this number if all values are smaller. So
+    lost denormals, and sums of them, make no difference.
     """
     return _LEAST_SCALES.get(dtype, _LEAST_SCALE)
 

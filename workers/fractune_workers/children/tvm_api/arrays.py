@@ -67,8 +67,8 @@ def element_bytes(dtype: Any) -> int:
 
 
 def difference(output: Any, reference: Any) -> float:
-    """Largest difference of two arrays of one shape, over the largest value of `reference` (`least_scale` at least);
-    infinite when only one of them has a NaN or an infinity at some place.
+    """Largest difference of two arrays of one shape, over the largest value of `reference` (`least_scale` at least). It
+    is infinite when only one of them has a NaN or an infinity at some place.
     """
     if np.array_equal(output, reference):  # equal inputs and weights are most of all arrays: 40 times as fast
         return 0.0
