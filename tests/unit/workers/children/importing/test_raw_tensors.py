@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from fractune_core.errors import BadModel
 from fractune_workers.children.importing.model_file import load_model
-from fractune_workers.children.importing.onnx_models.onnx_tensors import check_tensors
+from fractune_workers.children.importing.onnx_models.onnx_contents import check_contents
 from fractune_workers.children.importing.raw_tensors import TensorHeader, read_header
 from fractune_workers.children.importing.torch_program import screen
 from fractune_workers.children.tvm_api.weights import LiftedWeights
@@ -125,7 +125,7 @@ def made(kind: int, *, raw: bool) -> Any:
 
 def refused(weight: Any, place: Callable[[Any], Any]) -> str:
     with pytest.raises(BadModel) as caught:
-        check_tensors(place(weight))
+        check_contents(place(weight))
     return str(caught.value)
 
 
@@ -160,7 +160,7 @@ def in_sparse_values(weight: Any) -> Any:
 @pytest.mark.parametrize("raw", [True, False])
 def test_numbers_of_an_onnx_tensor_fit_its_shape(name: str, *, raw: bool) -> None:
     weight = made(TensorProto.DataType.Value(name), raw=raw)
-    check_tensors(as_weight(weight))
+    check_contents(as_weight(weight))
     for shape in OTHER_SHAPES:
         del weight.dims[:]
         weight.dims.extend(shape)
@@ -170,14 +170,14 @@ def test_numbers_of_an_onnx_tensor_fit_its_shape(name: str, *, raw: bool) -> Non
 @pytest.mark.parametrize("place", [as_weight, as_attribute, in_a_branch, in_a_function, in_sparse_values])
 def test_an_onnx_tensor_is_looked_at_wherever_it_is(place: Callable[[Any], Any]) -> None:
     weight = made(TensorProto.FLOAT, raw=True)
-    check_tensors(place(weight))
+    check_contents(place(weight))
     weight.raw_data = weight.raw_data[:-1]
     assert "is a tensor of shape [5], which needs 20 bytes, and the file has 19 for it" in refused(weight, place)
 
 
 def test_texts_of_an_onnx_tensor_fit_its_shape() -> None:
     weight = helper.make_tensor("w", TensorProto.STRING, [2], np.array([b"a", b"b"]))
-    check_tensors(as_weight(weight))
+    check_contents(as_weight(weight))
     weight.dims[0] = 3
     assert "needs 3 numbers or texts, and the file has 2 for it" in refused(weight, as_weight)
     weight.dims[0] = 2

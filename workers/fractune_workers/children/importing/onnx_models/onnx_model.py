@@ -3,7 +3,7 @@
 Exporters leave dynamic dimensions, old opsets and shape arithmetic in the graph, and TVM's importer fails on them. The
 steps, in this order:
 
-    1. parse, and refuse a torn file, weights in other files, or with other numbers than their shapes need;
+    1. parse, and refuse a torn file, weights in other files or of other sizes than their shapes, odd names;
     2. count the nodes, and inline the model's own functions;
     3. fix every dimension of every input, and drop the shapes that were inferred from open dimensions;
     4. fold the shape arithmetic, which over fixed shapes is constants, and refuse a model that would grow too large;
@@ -35,11 +35,11 @@ from fractune_core.model_inputs import constants_in, shapes_in
 from fractune_workers.children.importing.limits import ComputedConstants, Limits
 from fractune_workers.children.importing.onnx_graph import described, inputs_of, opset_of, parsed
 from fractune_workers.children.importing.onnx_models.onnx_branches import Branches
+from fractune_workers.children.importing.onnx_models.onnx_contents import check_contents
 from fractune_workers.children.importing.onnx_models.onnx_count import check_count
 from fractune_workers.children.importing.onnx_models.onnx_fold import Folding
 from fractune_workers.children.importing.onnx_models.onnx_importer import from_onnx
 from fractune_workers.children.importing.onnx_models.onnx_shapes import check_inputs, fix_constants, fix_shapes
-from fractune_workers.children.importing.onnx_models.onnx_tensors import check_tensors
 from fractune_workers.children.tvm_api.keep_out import hushed
 
 _log = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ def load_onnx(data: bytes, shapes: Mapping[str, Sequence[int]], limits: Limits) 
     """The ONNX model in `data` as a Relax module. Raises BadModel, also for a model that would exceed `limits`."""
     model = _parse(data)
     check_count(model, limits)
-    check_tensors(model)
+    check_contents(model)
     if model.functions:
         model = onnx.inliner.inline_local_functions(model)
     _drop_weights_from_inputs(model)

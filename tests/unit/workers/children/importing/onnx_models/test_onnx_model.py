@@ -294,3 +294,23 @@ def test_constants_are_computed_with_one_thread(save: Save, monkeypatch: pytest.
     nodes = [helper.make_node("ConstantOfShape", ["dims"], ["w"]), helper.make_node("MatMul", ["x", "w"], ["y"])]
     load_model(save(model(nodes, [tensor("x", [1, 512])], {"dims": np.array([512, 512])})))
     assert threads == [1]
+
+
+@pytest.mark.parametrize("place", [b"INPUT", b"NODE1", b"WIGHT", b"GRAPH", b"OUTPT", b"DIMEN"])
+@pytest.mark.parametrize("name", [b"a\0bcd", b"a\ncde", b"a\x1b[2J", b"a\xff\xfecd", b"\xed\xa0\x80ab"])
+def test_names_are_printable(save: Save, place: bytes, name: bytes) -> None:
+    """Put into the bytes of a good file; protobuf takes them all."""
+    weight = numpy_helper.from_array(np.ones((4, 8), np.float32), "WIGHT")
+    node = helper.make_node("Add", ["INPUT", "WIGHT"], ["OUTPT"], name="NODE1")
+    x, y = (helper.make_tensor_value_info(each, TensorProto.FLOAT, ["DIMEN", 8]) for each in ("INPUT", "OUTPT"))
+    made = helper.make_model(helper.make_graph([node], "GRAPH", [x], [y], [weight]))
+    assert "export the model with names of at most 10,000 printable characters" in refusal(
+        save(made.SerializeToString().replace(place, name))
+    )
+
+
+def test_remarks_may_have_several_lines(save: Save) -> None:
+    made = relu(tensor("x", [2, 8]))
+    made.doc_string = made.graph.node[0].doc_string = "two\nlines"
+    helper.set_model_props(made, {"a\nkey": "a\nvalue"})
+    load_model(save(made))

@@ -1,6 +1,7 @@
-"""The tensors of an ONNX file: each must lie in the file itself, with exactly the numbers that its shape needs.
+"""The tensors and the names of an ONNX file, before other libraries read them.
 
-ONNX's own readers in C++ take the numbers that are there, and not all of them count.
+Each tensor must lie in the file itself, with exactly the numbers that its shape needs: ONNX's own readers in C++ take
+the numbers that are there, and not all of them count. Names must be printable text: protobuf takes any bytes for one.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import onnx
 from google.protobuf.message import Message
 from onnx import helper
 
-from fractune_core.errors import BadModel
+from fractune_core.errors import BadModel, shortened
 from fractune_workers.children.importing.raw_tensors import check_payload, payload_size
 
 _NAMES = onnx.TensorProto.DataType
@@ -28,20 +29,42 @@ _PACKED_BITS = {"INT4": 4, "UINT4": 4, "FLOAT4E2M1": 4, "INT2": 2, "UINT2": 2}
 """Packed in bytes; in `int32_data` one such byte each"""
 _STRING_BITS = 8
 """of one text at least: they have no bytes of their own in `raw_data`"""
+_REMARKS = frozenset({"doc_string", "key", "value"})
+"""fields with text of any kind: descriptions, and metadata"""
+_MOST_NAME_CHARACTERS = 10_000
+_SHOWN = 80
 
 
-def check_tensors(model: onnx.ModelProto) -> None:
-    """Raises BadModel for weights in other files, and for numbers that do not fit the shape."""
-    for tensor in _tensors(model):
-        if tensor.data_location == onnx.TensorProto.EXTERNAL:
-            raise BadModel(
-                f"weight '{tensor.name}' lies in another file; save the model as one file: "
-                "onnx.save(onnx.load(path), path, save_as_external_data=False)"
-            )
-        _check(tensor)
+def check_contents(model: onnx.ModelProto) -> None:
+    """Raises BadModel for weights in other files, for numbers that do not fit the shape, and for names that are not
+    printable.
+    """
+    for message in _messages(model):
+        if isinstance(message, onnx.TensorProto):
+            _check_name(message.name)
+            _check_tensor(message)
+            continue
+        for field, value in message.ListFields():
+            if field.type == field.TYPE_STRING and field.name not in _REMARKS:
+                for name in [value] if isinstance(value, str | bytes) else value:
+                    _check_name(name)
 
 
-def _check(tensor: onnx.TensorProto) -> None:
+def _check_name(name: str | bytes) -> None:
+    """A name that is not UTF-8 comes as bytes."""
+    if isinstance(name, bytes) or not name.isprintable() or len(name) > _MOST_NAME_CHARACTERS:
+        raise BadModel(
+            f"has the name {shortened(ascii(name), _SHOWN)}; export the model with names of at most "
+            f"{_MOST_NAME_CHARACTERS:,} printable characters"
+        )
+
+
+def _check_tensor(tensor: onnx.TensorProto) -> None:
+    if tensor.data_location == onnx.TensorProto.EXTERNAL:
+        raise BadModel(
+            f"weight '{tensor.name}' lies in another file; save the model as one file: "
+            "onnx.save(onnx.load(path), path, save_as_external_data=False)"
+        )
     what = f"weight '{tensor.name}'" if tensor.name else "a constant of a node"
     name = _NAMES.Name(tensor.data_type) if tensor.data_type in _NAMES.values() else str(tensor.data_type)
     if name == "STRING":
@@ -66,12 +89,12 @@ def _check_count(tensor: onnx.TensorProto, needed: int, found: int, what: str) -
         )
 
 
-def _tensors(message: Message) -> Iterator[onnx.TensorProto]:
-    """All of them, wherever they are: weights, constants of nodes, of subgraphs and of functions."""
+def _messages(message: Message) -> Iterator[Message]:
+    """The message and all that are in it: weights, constants of nodes, of subgraphs and of functions."""
+    yield message
+    if isinstance(message, onnx.TensorProto):  # not looked into: that would copy its bytes
+        return
     for field, value in message.ListFields():
         if field.message_type is not None:
             for part in [value] if isinstance(value, Message) else value:
-                if isinstance(part, onnx.TensorProto):
-                    yield part  # not looked into: that would copy its bytes
-                else:
-                    yield from _tensors(part)
+                yield from _messages(part)
