@@ -15,6 +15,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from benchmarks.support.importer_digest import importer_digest
 from benchmarks.support.machine import RESULTS, arguments, facts, write_json, write_result
 from benchmarks.support.models_page import PAGE, models_page
 from benchmarks.support.node_cases import FAILED, REFUSED, STATUSES, Outcome, node_cases, operator_of_case
@@ -53,7 +54,12 @@ def main() -> None:
     for name, detail in failures.items():
         print(f"{name}: {detail}")
     print("  ".join(f"{status} {counts[status]}" for status in STATUSES))
-    data = {"counts": {status: counts[status] for status in STATUSES}, "failures": failures, "operators": operators}
+    data = {
+        "importer": importer_digest(),
+        "counts": {status: counts[status] for status in STATUSES},
+        "failures": failures,
+        "operators": operators,
+    }
     if only and args.out is None:
         return  # a part of the cases is not the result
     write_result(NAME, args, data)

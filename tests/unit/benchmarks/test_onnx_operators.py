@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from benchmarks import onnx_operators
 from benchmarks.onnx_operators import NAME
+from benchmarks.support.importer_digest import importer_digest
 from benchmarks.support.machine import RESULTS
 from benchmarks.support.models_page import PAGE, how, models_page
 from benchmarks.support.node_cases import FAILED, PASSED, REFUSED, Outcome, node_cases, run_case
@@ -85,3 +87,16 @@ def test_a_case_that_passes_now_needs_a_whole_run(monkeypatch: pytest.MonkeyPatc
 )
 def test_how_an_operator_is_imported(operator: str, kind: str) -> None:
     assert how(operator) == kind
+
+
+def test_a_release_needs_the_counts_of_its_own_importer() -> None:
+    import runpy
+
+    wrong_counts = runpy.run_path(str(PAGE.parents[1] / "scripts" / "release_check"))["wrong_counts"]
+    measured: dict[str, Any] = {"importer": importer_digest(), "counts": {"passed": 3, "refused": 1}}
+    page = "ONNX's tests, 4 cases:\n3 passed, 1 refused."
+    assert list(wrong_counts(json.dumps(measured), page)) == []
+    (other_page,) = wrong_counts(json.dumps(measured), page.replace("3 passed", "4 passed"))
+    assert other_page.startswith("docs/models.md: it does not say '3 passed, 1 refused'; run python -m benchmarks.")
+    (other_importer,) = wrong_counts(json.dumps({**measured, "importer": "0" * 16}), page)
+    assert other_importer.startswith("onnx_operators.json: ONNX's tests were run with another importer; run python")

@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 from fractune.inference.comparing.interleaved import Times, time_interleaved, time_loops
 from fractune.inference.comparing.onnxruntime_model import NAME, OnnxRuntimeModel, is_quantized
+from fractune.inference.comparing.typical_inputs import highest_integers, typical_inputs
 from fractune.inference.model import Model
-from fractune.inference.tvm_runtime.tensors import random_inputs
+from fractune.inference.tvm_runtime.tensors import TensorSpec, random_inputs
 from fractune_core.agreement.rule import differences, rounding
 from fractune_core.errors import BadRequest
 from fractune_core.model_inputs import constants_in, shapes_in
@@ -99,6 +100,24 @@ def peer_feed(peer: OnnxRuntimeModel, model: Model, inputs: Mapping[str, Array])
     constants = peer.constants(numbers, {**shapes, **given})
     output_names = _paired([spec.name for spec in model.outputs], peer.output_names, "outputs")
     return {**constants, **{feed_names[name]: array for name, array in inputs.items()}}, list(output_names.values())
+
+
+def accepted_inputs(path: Path, model: Model, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """Inputs of the same types and shapes that ONNX Runtime takes for the file at `path`: integers that are indices lie
+    within the axis that they index. Raises as `time_beside`.
+    """
+    import numpy as np
+
+    _check_same(path, model)
+    peer = OnnxRuntimeModel(path, model.share.units, optimized=False)
+
+    def run(given: dict[str, Array]) -> list[Array]:
+        peer.run(*peer_feed(peer, model, given))
+        return [np.zeros(1)]  # an index outside is an error; a NaN of the model's own says nothing
+
+    specs = [TensorSpec(name, str(array.dtype), array.shape) for name, array in inputs.items()]
+    highs = highest_integers(specs, run)
+    return typical_inputs(specs, highs) if highs else dict(inputs)
 
 
 def time_peer(path: Path, threads: int, shapes: Mapping[str, Sequence[int]], repeats: int) -> tuple[str, list[float]]:

@@ -69,7 +69,7 @@ class OnnxRuntimeModel:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
         options.inter_op_num_threads = 1
-        options.log_severity_level = 3  # errors only: it warns of old files on every start
+        options.log_severity_level = 4  # it warns of old files on every start, and its errors are exceptions too
         if not optimized:
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         for key, value in {**(EXACT_ONNX_RUNTIME if exact else {}), **({} if spinning else NO_SPINNING)}.items():

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from fractune.inference.tvm_runtime.tensors import Array
 
 _MASK = "mask"
-_HIGHS = (1000, 100, 10)
+_HIGHS = (1000, 100, 10, 2)
+_ZEROS = 1
 _SMALL = ("int8", "uint8")
 """types of data, rather than of ids"""
 
@@ -39,17 +40,17 @@ def is_mask(name: str) -> bool:
 
 
 def highest_integers(specs: Sequence[TensorSpec], run: Callable[[dict[str, Array]], Sequence[Array]]) -> dict[str, int]:
-    """By input of integers, such as ids of words: the largest of some numbers below which all are rows of its table.
-    `run` gives NaN for a look-up outside of a table, or raises BadModel. Outputs of integers do not show that.
+    """By input of integers, such as ids of words: the largest of some numbers below which all are rows of its table;
+    1 where only zeros are, as the number of the one image of a batch. `run` gives NaN for a look-up outside of a table,
+    or raises BadModel. Outputs of integers do not show that: then no input is named.
     """
-    found: dict[str, int] = {}
-    for spec in specs:
-        if "int" not in spec.dtype or spec.dtype in _SMALL or is_mask(spec.name):
-            continue
-        for high in _HIGHS:
-            if _are_rows(run, typical_inputs(specs, {**found, spec.name: high})):
-                found[spec.name] = high
-                break
+    whole = [spec.name for spec in specs if "int" in spec.dtype and spec.dtype not in _SMALL and not is_mask(spec.name)]
+    found = dict.fromkeys(whole, _ZEROS)
+    if not whole or not _are_rows(run, typical_inputs(specs, found)):
+        return {}
+    for name in whole:
+        fitting = (high for high in _HIGHS if _are_rows(run, typical_inputs(specs, {**found, name: high})))
+        found[name] = next(fitting, _ZEROS)
     return found
 
 

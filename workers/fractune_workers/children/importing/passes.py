@@ -108,7 +108,7 @@ def extract(mod: tvm.IRModule, target: tvm.target.Target) -> list[Operator]:
         weight = operator.weight + (known.weight if known else 0)
         operators[operator.workload_hash] = Operator(**{**vars(known or operator), "weight": weight})
     if not operators:
-        why = "TVM has a fixed kernel for each of its operators" if tasks else "it computes nothing from its inputs"
+        why = "TVM has a fixed kernel for each of its operators" if tasks else "no kernel of it can be tuned"
         raise BadModel(f"has nothing to tune: {why}; tune a model with other operators")
     return list(operators.values())
 

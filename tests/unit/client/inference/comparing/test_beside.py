@@ -11,7 +11,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from fractune.inference.comparing.beside import Beside, time_beside, time_peer_at
+from fractune.inference.comparing.beside import Beside, accepted_inputs, time_beside, time_peer_at
 from fractune.inference.comparing.onnxruntime_model import OnnxRuntimeModel
 from fractune.inference.model import Model
 from tests.support.encoders import write_encoder
@@ -24,6 +24,45 @@ from tests.unit.client.inference.comparing.test_onnxruntime_model import (
 )
 
 DATA = {"a": np.arange(256, dtype="uint8").reshape(4, 64)}
+
+
+def bundle_of(path: Path, inputs: Mapping[str, Array]) -> Model:
+    manifest = {"model": {"sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "name": path.name}}
+    model = SimpleNamespace(
+        bundle=SimpleNamespace(manifest=manifest, name="m.fractune"),
+        share=SimpleNamespace(units=1),
+        inputs=[SimpleNamespace(name=name) for name in inputs],
+        outputs=[SimpleNamespace(name="y")],
+    )
+    return cast(Model, model)
+
+
+def test_inputs_that_are_indices_lie_within_their_axes(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The numbers of images in a RoiAlign, and rows of a table; ONNX Runtime says nothing of the inputs it refuses."""
+    from onnx import helper
+
+    from tests.support.onnx_models import onnx_model
+
+    drawn: dict[str, Array] = {
+        "x": np.ones((1, 1, 8, 8), np.float32),
+        "corners": np.ones((16, 4), np.float32),
+        "images": np.ones(16, np.int64),
+        "rows": np.ones(64, np.int32),
+    }
+    nodes = [
+        helper.make_node("RoiAlign", ["x", "corners", "images"], ["regions"], output_height=1, output_width=1),
+        helper.make_node("Gather", ["table", "rows"], ["gathered"]),
+        helper.make_node("ReduceSum", ["gathered"], ["sum"]),
+        helper.make_node("Add", ["regions", "sum"], ["y"]),
+    ]
+    path = tmp_path / "regions.onnx"
+    model = onnx_model(nodes, drawn, {"table": np.ones((12, 3), np.float32)})
+    path.write_bytes(model.SerializeToString())
+    made = accepted_inputs(path, bundle_of(path, drawn), drawn)
+    assert (made["images"] == 0).all()
+    assert 2 < made["rows"].max() < 12
+    assert made["rows"].dtype == np.int32
+    assert capfd.readouterr().err == ""
 
 
 def timed(path: Path, inputs: Mapping[str, Array], run: Callable[[Mapping[str, Array]], Array], **more: Any) -> Beside:

@@ -27,7 +27,7 @@ def look_up(inputs: dict[str, Any]) -> list[Any]:
 
 def test_ids_are_rows_of_their_tables_and_masks_are_ones() -> None:
     highs = highest_integers(SPECS, look_up)
-    assert highs == {"ids": 100}
+    assert highs == {"ids": 100, "kinds": 2}
     made = typical_inputs(SPECS, highs)
     assert (made["attention_mask"] == 1).all()
     assert 50 < made["ids"].max() < 100
@@ -42,3 +42,14 @@ def test_outputs_that_show_no_wrong_row_leave_ids_small() -> None:
 
     assert highest_integers(SPECS, raises) == {}
     assert highest_integers(SPECS, lambda inputs: [look_up(inputs)[0].argmax(-1)]) == {}
+
+
+def test_the_number_of_the_one_image_is_0() -> None:
+    specs = [TensorSpec("ids", "int64", (1, 64)), TensorSpec("images", "int32", (8,)), TensorSpec("x", "float32", (1,))]
+
+    def run(inputs: dict[str, Any]) -> list[Any]:
+        if inputs["images"].any():
+            raise BadModel("a region of an image that is not there")
+        return [np.where(inputs["ids"] < 20, inputs["x"], np.nan)]
+
+    assert highest_integers(specs, run) == {"ids": 10, "images": 1}

@@ -17,7 +17,7 @@ from fractune.cli import options
 from fractune.features.fuse.slots_text import apart_text, slots_text
 from fractune.inference.bucketed_model import BucketedModel
 from fractune.inference.choosing.variants import VariantChoice
-from fractune.inference.comparing.beside import Beside, time_beside
+from fractune.inference.comparing.beside import Beside, accepted_inputs, time_beside
 from fractune.inference.comparing.interleaved import PACED, Times, time_interleaved, time_single_calls
 from fractune.inference.comparing.onnxruntime_model import NAME
 from fractune.inference.cpu.share import confine
@@ -100,8 +100,9 @@ def run(
         model = load(bundle, share=share, public_key=key, policy=policy, goal=goal, threads=threads)
     given = read_inputs(inputs) if inputs else _random_inputs(model, slot)
     choice = model.choice_for(given) if isinstance(model, BucketedModel) else model.choice
-    if compare is not None:
+    if compare is not None and model_file is not None:
         _check_compare(bundle.name, model, choice)
+        given = given if inputs else accepted_inputs(model_file, model, given)
     if choice.variant in RUNTIMES and isinstance(model, BucketedModel) and not model.padding.proved:
         raise BadRequest(
             f"{choice.variant} runs these inputs, and the bundle's own code cannot, so there is nothing to time beside "

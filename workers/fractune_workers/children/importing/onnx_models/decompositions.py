@@ -5,11 +5,12 @@ as functions of others.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import onnx
-from onnx import defs
+from onnx import defs, helper
 
 from fractune_core.errors import BadModel, first_line
 from fractune_workers.children.importing.decomposing.decomposed_attention import ATTENTION
@@ -26,6 +27,7 @@ DECOMPOSITIONS: Mapping[str, Decompose] = {
     **QUANTIZED,
 }
 
+_SPARSE = "sparse_value"
 Types = Mapping[str, onnx.TypeProto | None]
 _COUNTER = itertools.count()
 
@@ -46,9 +48,25 @@ def renewed(node: onnx.NodeProto, types: Types, opset: int) -> Sequence[onnx.Nod
 def decomposed(node: onnx.NodeProto, types: Types, opset: int) -> Sequence[onnx.NodeProto] | None:
     """The nodes that stand for a node; None for a node that stays. `types`: of its inputs, by name. Raises BadModel."""
     decompose = DECOMPOSITIONS.get(operator_of(node))
+    if operator_of(node) == "Constant" and any(each.name == _SPARSE for each in node.attribute):
+        decompose = _sparse_constant
     if decompose is not None:
         return _by_table(Decomposition(node, types, opset), decompose)
     return None if is_known(node) else _by_onnx(node, types, opset)
+
+
+def _sparse_constant(made: Decomposition) -> None:
+    """Zeros, and the numbers scattered into them: their places are coordinates, or are counted through all axes."""
+    sparse = made.attribute(_SPARSE)
+    shape, kind = list(sparse.dims), sparse.values.data_type
+    counted = len(sparse.indices.dims) == 1
+    sizes = made.constant([math.prod(shape)] if counted else shape)
+    zeros = made.add("ConstantOfShape", sizes, value=helper.make_tensor("zero", kind, [1], [0]))
+    places = made.add("Constant", value=sparse.indices)
+    if counted:
+        places = made.reshape(places, [-1, 1])
+    dense = made.add("ScatterND", zeros, places, made.add("Constant", value=sparse.values))
+    made.reshape(dense, shape, output=made.output(0))
 
 
 def _by_table(made: Decomposition, decompose: Decompose) -> Sequence[onnx.NodeProto]:

@@ -25,7 +25,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
 import onnx
-import onnx.inliner
 import onnxslim
 import tvm
 from onnx import helper
@@ -38,6 +37,7 @@ from fractune_workers.children.importing.onnx_models.onnx_branches import Branch
 from fractune_workers.children.importing.onnx_models.onnx_contents import check_contents
 from fractune_workers.children.importing.onnx_models.onnx_count import check_count
 from fractune_workers.children.importing.onnx_models.onnx_fold import Folding
+from fractune_workers.children.importing.onnx_models.onnx_functions import without_functions
 from fractune_workers.children.importing.onnx_models.onnx_importer import from_onnx
 from fractune_workers.children.importing.onnx_models.onnx_shapes import check_inputs, fix_constants, fix_shapes
 from fractune_workers.children.tvm_api.keep_out import hushed
@@ -57,8 +57,7 @@ def load_onnx(data: bytes, shapes: Mapping[str, Sequence[int]], limits: Limits) 
     model = _parse(data)
     check_count(model, limits)
     check_contents(model)
-    if model.functions:
-        model = onnx.inliner.inline_local_functions(model)
+    model = without_functions(model)
     _drop_weights_from_inputs(model)
     fixed, constants = shapes_in(shapes), constants_in(shapes)
     check_inputs(model.graph, fixed, constants)

@@ -51,8 +51,8 @@ def _split(node: OnnxNode) -> Any:
     if min(sizes) > 0:
         return node.by_tvm()
     ends = list(itertools.accumulate(sizes))
-    parts = zip(ends, sizes, strict=True)
-    return [relax.op.strided_slice(node.input(0), [axis], [end - size], [end]) for end, size in parts]
+    bounds = zip(ends, sizes, strict=True)
+    return [relax.op.strided_slice(node.input(0), [axis], [end - size], [end]) for end, size in bounds]
 
 
 def _concat(node: OnnxNode) -> Any:

@@ -81,7 +81,7 @@ ALIKE: dict[int, list[Case]] = {
         ("TopK", [X, np.array([2])], {"axis": 1}),
     ],
     12: [
-        ("Clip", [FAR, np.float32(-1), np.float32(1)], {}),
+        ("Clip", [FAR, np.array(-1, np.float32), np.array(1, np.float32)], {}),
         ("Dropout", [X], {}),
         ("Hardmax", [X], {"axis": -2}),
         ("LogSoftmax", [X], {"axis": 1}),
@@ -205,7 +205,7 @@ def test_a_branch_is_read_in_the_words_of_its_opset() -> None:
         return helper.make_graph([node], operator, [], [helper.make_tensor_value_info(operator, 1, X.shape)])
 
     given: Mapping[str, Array] = {"yes": np.array(1, bool), "x": X}
-    sides = {"then_branch": branch("Hardmax"), "else_branch": branch("Softmax")}
+    sides: dict[str, Any] = {"then_branch": branch("Hardmax"), "else_branch": branch("Softmax")}
     for condition in ("yes", "no"):
         model = onnx_model([helper.make_node("If", [condition], ["y"], **sides)], given, opset=11)
         model.graph.initializer.append(numpy_helper.from_array(np.array(0, bool), "no"))
