@@ -12,7 +12,7 @@ from tvm import relax
 from benchmarks.support.counterparts import Call, counterparts
 from fractune_workers.children.compiling.implementations import calls_of, function_of
 from fractune_workers.children.importing.model_file import load_model
-from fractune_workers.children.importing.passes import extract, prepare, workload_hash
+from fractune_workers.children.importing.passes import direct_hash, extract, prepare
 from fractune_workers.children.rewriting.expressions import is_constant
 from fractune_workers.children.tvm_api.target import parse_target
 
@@ -34,7 +34,7 @@ def plain(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
 def calls(mod: tvm.IRModule, target: tvm.target.Target) -> list[Call]:
     """Those of operators that can be tuned, in the order in which the fused module `mod` makes them."""
     operators = {operator.workload_hash: operator for operator in extract(mod, target)}
-    named = [(workload_hash(function_of(mod, call)), call) for call in calls_of(mod)]
+    named = [(direct_hash(function_of(mod, call)), call) for call in calls_of(mod)]
     return [
         Call(operators[name].name, name, operators[name].flops, _computed(call))
         for name, call in named

@@ -140,9 +140,9 @@ def _search(tasks: list[Any], cores: int, work_dir: str, trials: int, round_size
     """Tune the tasks; when tuning began, the weights by workload hash, every trial, and failures by their cause."""
     from tvm.s_tir import meta_schedule as ms
 
-    from fractune_workers.children.importing.passes import workload_hash
+    from fractune_workers.children.importing.passes import direct_hash
 
-    names = [workload_hash(task.dispatched[0]) for task in tasks]
+    names = [direct_hash(task.dispatched[0]) for task in tasks]
     weights: Counter[str] = Counter()
     for name, task in zip(names, tasks, strict=True):
         weights[name] += int(task.weight)

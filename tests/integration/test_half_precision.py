@@ -46,7 +46,7 @@ def product(rows: int, dtype: str, *, sums: str, depth: int = DEPTH) -> str:
     )
     output = made if sums == dtype else te.compute((rows, rows), lambda i, j: made[i, j].astype(dtype), name="output")
     mod = tvm.IRModule({"main": te.create_prim_func([left, right, output])})
-    return write_workloads({DIRECT: Workload(mod)})
+    return write_workloads({DIRECT: Workload.of(mod)})
 
 
 @dataclass

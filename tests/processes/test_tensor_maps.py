@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 import tvm
 
-from fractune_core.implementations import DIRECT, TRITON, joined_workloads, parted_workloads, text_of
+from fractune_core.implementations import DIRECT, TRITON, text_of
 from fractune_core.names import WITH_GRAPHS
+from fractune_core.workloads import joined_workloads, parted_workloads
 from fractune_workers.child import Child
 from fractune_workers.children.tvm_api.target import parse_target
 from fractune_workers.children.tvm_api.traces import Workload, write_workloads
@@ -121,7 +122,7 @@ def builder() -> Any:
 
 def operator_of(function: Any, target: str = "cuda:sm_90") -> dict[str, Any]:
     """As ingest gives it to a builder."""
-    own = parted_workloads(write_workloads({DIRECT: Workload(tvm.IRModule({"main": function}))}))[DIRECT]
+    own = parted_workloads(write_workloads({DIRECT: Workload.of(tvm.IRModule({"main": function}))}))[DIRECT]
     workload = joined_workloads({DIRECT: own, TRITON: own})
     name = hashlib.sha256(workload.encode()).hexdigest()
     return {"workload_hash": name, "workload": workload, "target": str(parse_target(target, 1))}

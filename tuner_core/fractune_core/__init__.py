@@ -2,5 +2,5 @@
 
 __version__ = "0.1.0"
 
-LOWERING = 4
+LOWERING = 5
 """Rises when models are lowered to other operators than before: models read with another number are read again"""

@@ -7,9 +7,6 @@ candidates from before other implementations read the same.
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
 DIRECT = ""
 WINOGRAD2, WINOGRAD4 = "winograd2", "winograd4"
 """tiles of 2 x 2 and of 4 x 4 outputs (Lavin and Gray, CVPR 2016)"""
@@ -44,23 +41,3 @@ def text_of(implementation: str, trace: str) -> str:
 def is_exact(text: str) -> bool:
     """Whether a candidate does the operator's own arithmetic, except for the order of additions."""
     return implementation_of(text) not in INEXACT
-
-
-def joined_workloads(workloads: dict[str, Any]) -> str:
-    """The text of an operator's workloads: MetaSchedule's JSON of the direct one. With others, an object of all by
-    name, in which the direct one's name is empty.
-    """
-    return json.dumps(workloads[DIRECT] if list(workloads) == [DIRECT] else workloads)
-
-
-def parted_workloads(text: str) -> dict[str, Any]:
-    """MetaSchedule's JSON of each implementation by name, the direct one first; the inverse of `joined_workloads`."""
-    found = json.loads(text)
-    if not isinstance(found, dict):
-        return {DIRECT: found}
-    return {DIRECT: found[DIRECT], **found}
-
-
-def has_others(text: str) -> bool:
-    """Whether an operator has workloads of other implementations than the direct one."""
-    return text.startswith(f'{{"{DIRECT}": ')

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import statistics
 from collections.abc import Sequence
@@ -12,6 +11,7 @@ from typing import Annotated, Any, Self
 
 from fractune_core.codec.places import In
 from fractune_core.codec.plain_json import JsonObject, renamed
+from fractune_core.digests import digest_of
 from fractune_core.disturbances import Disturbance
 from fractune_core.implementations import implementation_of
 from fractune_core.names import Collection
@@ -107,13 +107,12 @@ def with_cache(policy: TimingPolicy, cache: str) -> TimingPolicy:
 
 def candidate_id(workload_hash: str, target_key: str, trace: str) -> str:
     """32 hex digits that name a candidate everywhere: the same workload, target and trace give the same name."""
-    text = "\n".join((workload_hash, target_key, trace))
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
+    return digest_of(workload_hash, target_key, trace)
 
 
 def record_id(round_id: str, candidate: str, share: str) -> str:
     """32 hex digits that name one measurement, so that a result delivered twice is recorded once."""
-    return hashlib.sha256("\n".join((round_id, candidate, share)).encode()).hexdigest()[:32]
+    return digest_of(round_id, candidate, share)
 
 
 @dataclass(frozen=True)

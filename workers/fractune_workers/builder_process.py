@@ -49,8 +49,8 @@ class BuilderProcess:
         self._compilers: dict[str, str] = {}
 
     def learn(self, workload_hash: str, target: str, load: Callable[[], str]) -> list[Any]:
-        """The workload's argument descriptions for `target` (TVM's JSON text). `load` gives the workload as
-        MetaSchedule's JSON text, and is called when the present child does not know it.
+        """The workload's argument descriptions for `target` (TVM's JSON text). `load` gives the workload's
+        text, and is called when the present child does not know it.
 
         Raises CallFailed, ChildTimeout or ChildDied.
         """

@@ -20,8 +20,9 @@ from fractune_core.errors import BadModel, FractuneError
 from fractune_core.fleet.blobs import add_signed_blob, get_signed_blob
 from fractune_core.fleet.marks import CANCELLED, DONE, HANDED_BACK, is_marked, mark
 from fractune_core.fleet.messages import MOST_EVENT_BYTES, Event, PieceDone, Work, WorkFailed, cancelled_by
-from fractune_core.fleet.redis_names import BLOB_TTL_S, EVENT_FIELD, HANDLER, SERVER_STREAM
+from fractune_core.fleet.redis_names import BLOB_TTL_S, EVENT_FIELD, HANDLER, SERVER_STREAM, workload_blob
 from fractune_core.fleet.signed_messages import seal_event, seal_work
+from fractune_core.workloads import check_workload
 from fractune_workers.child import Child
 from fractune_workers.locks.core_locks import CoreLocks
 from fractune_workers.meter import Meter
@@ -66,6 +67,12 @@ class WorkerContext:
     def signed_blob(self, name: str) -> bytes:
         """The blob, its signature checked. Raises NotFound or Unsigned."""
         return get_signed_blob(self.redis, self.secret, name)
+
+    def workload(self, workload_hash: str) -> str:
+        """The text of an operator. Raises as `signed_blob`, and BadRequest for the text of another one."""
+        text = self.signed_blob(workload_blob(workload_hash)).decode()
+        check_workload(workload_hash, text)
+        return text
 
     @contextlib.contextmanager
     def computing(self, child: Child) -> Iterator[None]:

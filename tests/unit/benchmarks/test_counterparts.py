@@ -11,7 +11,7 @@ from tvm import relax
 from benchmarks.support.counterparts import Call, counterparts
 from benchmarks.support.plain_child import calls, plain
 from fractune_workers.children.compiling.implementations import calls_of, function_of
-from fractune_workers.children.importing.passes import prepare, workload_hash
+from fractune_workers.children.importing.passes import direct_hash, prepare
 from fractune_workers.children.rewriting.expressions import is_constant
 from tests.unit.workers.children.layouts.networks import Network, network
 
@@ -89,7 +89,7 @@ def by_weights(mod: tvm.IRModule) -> dict[tuple[float, ...], str]:
         constants = [operand.value.numpy() for operand in each.args[1].fields if is_constant(operand)]
         if constants:
             weights = max(constants, key=lambda numbers: numbers.size)
-            found[tuple(sorted(weights[weights != 0].tolist()))] = workload_hash(function_of(mod, each))
+            found[tuple(sorted(weights[weights != 0].tolist()))] = direct_hash(function_of(mod, each))
     return found
 
 

@@ -9,11 +9,8 @@ from fractune_core.implementations import (
     TRITON,
     WINOGRAD2,
     WINOGRAD4,
-    has_others,
     implementation_of,
     is_exact,
-    joined_workloads,
-    parted_workloads,
     text_of,
     trace_of,
 )
@@ -40,15 +37,3 @@ def test_the_untuned_default_is_the_direct_one() -> None:
 def test_which_of_them_round_otherwise() -> None:
     names = [DIRECT, "split", TRITON, WINOGRAD2, WINOGRAD4]
     assert [is_exact(text_of(name, TRACE)) for name in names] == [True, True, False, False, False]
-
-
-@pytest.mark.parametrize("workloads", [{DIRECT: ["1", "module"]}, {DIRECT: ["1", "module"], WINOGRAD2: ["2", "other"]}])
-def test_workloads_are_parted_as_they_were_joined(workloads: dict[str, list[str]]) -> None:
-    text = joined_workloads(workloads)
-    assert parted_workloads(text) == workloads
-    assert next(iter(parted_workloads(text))) == DIRECT
-    assert has_others(text) is (len(workloads) > 1)
-
-
-def test_one_workload_is_written_as_it_was_before_there_were_others() -> None:
-    assert joined_workloads({DIRECT: ["1", "module"]}) == '["1", "module"]'

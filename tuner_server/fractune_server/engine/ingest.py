@@ -13,7 +13,7 @@ from fractune_server.engine.active_job import ActiveJob, SingleWork
 from fractune_server.store.models import IngestedModel, IngestKey
 from fractune_server.store.stored_job import StoredJob, StoredOperator
 from fractune_server.transport.context import ServerContext
-from fractune_server.transport.outgoing import renew_workload, request_ingest
+from fractune_server.transport.outgoing import request_ingest
 from fractune_server.transport.work_queues import WorkQueues
 
 _INGEST = SingleWork("ingest")
@@ -49,8 +49,6 @@ class IngestPhase:
         operators = event["operators"]
         tasks = [OperatorTask(item["workload_hash"], item["name"], item["weight"]) for item in operators]
         self._context.store.log.add_workloads([(item["workload_hash"], item["workload"]) for item in operators])
-        for item in operators:
-            renew_workload(self._context, item["workload_hash"])
         self._context.store.log.set_arithmetic(_arithmetic(operators))
         found = IngestedModel(event["target"], event["target_key"], tasks)
         self._context.store.models.save_ingested(key, found)

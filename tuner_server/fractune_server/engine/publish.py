@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -12,6 +10,7 @@ from typing import Any
 from fractune_core import __version__
 from fractune_core.analysis.at_load import is_quiet
 from fractune_core.analysis.match import Match
+from fractune_core.digests import digest_of
 from fractune_core.files import bundles
 from fractune_core.fleet.blobs import get_signed_blob, put_signed_blob, renew_blob, renew_signed_blob
 from fractune_core.fleet.messages import Compiled, CompileWork, ModelTimed, TimeModelWork, VariantItem
@@ -230,7 +229,7 @@ def bundle_id(job: ActiveJob, variants: list[VariantItem]) -> str:
         *([spec.namespace, job.id if spec.fresh else ""] if spec.namespace or spec.fresh else []),
         *([spec.check_inputs] if spec.check_inputs else []),
     ]
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
+    return digest_of(*parts)
 
 
 def _served(timing: Mapping[str, Any]) -> dict[str, Any]:

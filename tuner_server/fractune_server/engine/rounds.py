@@ -7,12 +7,12 @@ shares. The round continues while it has a subscriber.
 from __future__ import annotations
 
 import logging
-import zlib
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from fractune_core.digests import digest_of
 from fractune_core.fleet.blobs import drop_blobs
 from fractune_core.fleet.messages import BuildWork, SearchWork
 from fractune_core.fleet.redis_names import BUILD_QUEUE, artifact_blob, tuner_stream
@@ -268,7 +268,7 @@ def _further_work(live: LiveRound) -> BuildWork:
     some = records[0]
     return {
         "task": "build",
-        "work_id": f"{live.id}-{zlib.crc32(' '.join(live.stored.granted).encode()):x}",
+        "work_id": f"{live.id}-{digest_of(*live.stored.granted)}",
         "round_id": live.id,
         "job": live.stored.job,
         "namespace": live.key.namespace,

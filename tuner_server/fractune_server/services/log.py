@@ -20,6 +20,7 @@ from fractune_core.pb import fractune_pb2_grpc as rpc
 from fractune_core.records import Kind, TuningRecord
 from fractune_core.shares import parse_shares
 from fractune_core.target_attributes import check_target
+from fractune_core.workloads import check_workload
 from fractune_server.access.authenticator import caller
 from fractune_server.access.places import Places
 from fractune_server.selection.model_match import Matcher, MatchQuery, OperatorAnswer, OperatorRow
@@ -28,7 +29,7 @@ from fractune_server.services.job_view import arithmetic_to_proto
 from fractune_server.services.paging import first_page, page_size, read_token, write_token
 from fractune_server.store.records.filters import RecordFilter
 from fractune_server.store.records.log import RecordPlace
-from fractune_server.store.records.record_check import check_record, check_workload
+from fractune_server.store.records.record_check import check_record
 from fractune_server.transport.context import ServerContext
 from fractune_server.transport.unreadable import SetAsideResult, replay, unreadable_results
 
@@ -107,8 +108,9 @@ class LogService(rpc.LogServiceServicer):
             if size > IMPORT_LIMIT_BYTES:
                 raise QuotaExceeded(f"an import is limited to {IMPORT_LIMIT_BYTES} bytes; send it in parts")
             if request.WhichOneof("part") == "workload":
-                check_workload(request.workload)
-                workloads[request.workload.workload_hash] = request.workload.json
+                workload = request.workload
+                check_workload(workload.workload_hash, workload.json)
+                workloads[workload.workload_hash] = workload.json
             else:
                 record = from_proto(TuningRecord, request.record)
                 check_record(record)

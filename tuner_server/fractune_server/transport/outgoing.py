@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import redis
 
-from fractune_core.fleet.blobs import has_blob, put_blob, put_signed_blob, renew_blob, renew_signed_blob
+from fractune_core.fleet.blobs import put_blob, put_signed_blob, renew_blob, renew_signed_blob
 from fractune_core.fleet.marks import CANCELLED, mark
 from fractune_core.fleet.messages import IngestWork
 from fractune_core.fleet.redis_names import COMPILE_QUEUE, model_blob, workload_blob
@@ -44,13 +44,6 @@ def send_workload(context: ServerContext, workload_hash: str) -> None:
     """Put a workload where workers find it."""
     name = workload_blob(workload_hash)
     if not renew_signed_blob(context.redis, context.secret, name):
-        put_signed_blob(context.redis, context.secret, name, context.store.log.workload(workload_hash).encode())
-
-
-def renew_workload(context: ServerContext, workload_hash: str) -> None:
-    """Replace a workload that workers find already, because it may have new implementations."""
-    name = workload_blob(workload_hash)
-    if has_blob(context.redis, name):
         put_signed_blob(context.redis, context.secret, name, context.store.log.workload(workload_hash).encode())
 
 

@@ -37,6 +37,7 @@ from fractune_core.records import TuningRecord
 from fractune_core.shares import GrantedShare
 from fractune_core.spending import WorkCost
 from fractune_core.target_attributes import read_attributes
+from fractune_core.workloads import check_workload
 from fractune_server.store.records.log import TuningLog
 from fractune_server.store.records.record_check import check_measured
 from fractune_server.transport.unreadable import UnreadableStream
@@ -340,6 +341,7 @@ def _read(event: Event) -> Arrival:
         read_attributes(event["target"])
         for item in event["operators"]:
             check_operator(item)
+            check_workload(item["workload_hash"], item["workload"])
     if event["event"] == "model_timed":
         GrantedShare.from_json(event["granted"])
         _check_at_load(event)

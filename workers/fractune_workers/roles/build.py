@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import statistics
@@ -13,10 +12,11 @@ from typing import Any
 import redis
 
 from fractune_core import __version__
+from fractune_core.digests import digest_of
 from fractune_core.errors import NotFound
 from fractune_core.fleet.blobs import has_blob
 from fractune_core.fleet.messages import ArtifactItem, BuildWork, CandidateItem, MeasureWork, TargetOperator
-from fractune_core.fleet.redis_names import BUILD_QUEUE, artifact_blob, measure_queue, workload_blob
+from fractune_core.fleet.redis_names import BUILD_QUEUE, artifact_blob, measure_queue
 from fractune_core.fleet.signing import Unsigned
 from fractune_core.records import Kind, Status
 from fractune_workers.builder_process import LIMIT_CPU_S, BuilderProcess, BuiltCandidate
@@ -128,7 +128,7 @@ class Builder(Role):
         target = work["operator"]["target"]
         compilers = retry_if_killed(lambda: self._process.compilers(target))
         parts = (__version__, compilers, target, item["candidate"])
-        return artifact_blob("kept", hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32])
+        return artifact_blob("kept", digest_of(*parts))
 
     def _build_once(self, work: BuildWork, trace: str) -> BuiltCandidate:
         operator = work["operator"]
@@ -144,9 +144,8 @@ class Builder(Role):
 
     def _learn(self, operator: TargetOperator) -> list[Any]:
         """The workload's argument descriptions, once the present child knows it."""
-        workload_hash = operator["workload_hash"]
-        name = workload_blob(workload_hash)
-        return self._process.learn(workload_hash, operator["target"], lambda: self._context.signed_blob(name).decode())
+        name = operator["workload_hash"]
+        return self._process.learn(name, operator["target"], lambda: self._context.workload(name))
 
 
 def _is_kept(work: BuildWork) -> bool:

@@ -30,7 +30,6 @@ from fractune_core.fleet.redis_names import (
     TUNER,
     tune_queue,
     tuner_stream,
-    workload_blob,
 )
 from fractune_core.fleet.signed_messages import open_event
 from fractune_core.fleet.signing import Unsigned
@@ -155,7 +154,7 @@ class Tuner(Role):
             "open",
             _SEARCH_TIMEOUT_S,
             **search._asdict(),
-            workload=self._context.signed_blob(workload_blob(search.workload_hash)).decode(),
+            workload=self._context.workload(search.workload_hash),
             target=work["operator"]["target"],
             seed=work["seed"],
             history=opening["history"],

@@ -6,7 +6,6 @@ Records from such a folder count as trials, and are checked before publication.
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import json
 import shutil
@@ -17,15 +16,17 @@ from pathlib import Path
 from typing import Any
 
 from fractune_core.codec.messages import from_proto, to_proto
+from fractune_core.digests import digest_of
 from fractune_core.errors import BadRequest, FractuneError, StateUnusable
-from fractune_core.implementations import TRITON, parted_workloads, trace_of
+from fractune_core.implementations import DIRECT, TRITON, trace_of
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.records import UNTUNED, Kind, Status, TimingPolicy, TuningRecord, candidate_id
 from fractune_core.shares import Device, GrantedShare
 from fractune_core.target_attributes import read_attributes
 from fractune_core.targets import target_key
+from fractune_core.tir.canonical import canonical_graph, names_of, read_graph
 from fractune_core.tir.lookups import by_position
-from fractune_core.tir.positions import named_by_position, names_of
+from fractune_core.workloads import joined_workloads, parted_workloads, workload_hash
 
 WORKLOADS = "database_workload.json"
 RECORDS = "database_tuning_record.json"
@@ -86,13 +87,11 @@ def _commit(workloads: dict[str, str], records: Sequence[TuningRecord], folder: 
         (folder / name).touch()
     for record in records:
         by_implementation = parted_workloads(workloads[record.workload_hash])
-        original = ms.database.Workload.from_json(by_implementation[record.implementation]).mod
-        module = named_by_position(original)
+        module = read_graph(by_implementation[record.implementation])
         workload = database.commit_workload(module)
         args_info = [info.as_json() for info in ArgInfo.from_entry_func(module, remove_preproc=True)]
         target = json.loads(str(tvm.target.Target(read_attributes(record.target))))
-        trace = by_position(json.loads(trace_of(record.trace)), names_of(original["main"]))
-        whole = [trace, list(record.run_secs), target, _plain(args_info)]
+        whole = [json.loads(trace_of(record.trace)), list(record.run_secs), target, _plain(args_info)]
         database.commit_tuning_record(ms.database.TuningRecord.from_json(whole, workload))
 
 
@@ -118,33 +117,31 @@ def read_jsondatabase(path: Path, measured_on: pb.OfferedShare) -> Iterator[pb.I
         raise BadRequest(f"{path}: TVM cannot read this JSONDatabase ({reason}); nothing was imported") from error
     sent: set[str] = set()
     for entry in found:
-        record = _imported(entry, measured_on)
+        text = joined_workloads({DIRECT: canonical_graph(entry.workload.mod)})
+        record = _imported(entry, workload_hash(text), measured_on)
         if record.workload_hash not in sent:
             sent.add(record.workload_hash)
-            text = json.dumps(_plain(entry.workload.as_json()))
             yield pb.ImportRecordsRequest(workload=pb.Workload(workload_hash=record.workload_hash, json=text))
         yield pb.ImportRecordsRequest(record=to_proto(record, pb.Record))
 
 
-def _imported(entry: Any, measured_on: pb.OfferedShare) -> TuningRecord:
+def _imported(entry: Any, workload: str, measured_on: pb.OfferedShare) -> TuningRecord:
     import tvm
-    import tvm_ffi
 
     if entry.target is None or entry.run_secs is None:
         raise BadRequest("a record of the JSONDatabase lacks its target or its run times; nothing was imported")
-    workload_hash = f"{tvm_ffi.structural_hash(entry.workload.mod) & 0xFFFFFFFFFFFFFFFF:016x}"
     target = str(entry.target)
-    trace = json.dumps(entry.trace.as_json(), separators=(",", ":"), default=_plain)
-    candidate = candidate_id(workload_hash, target_key(target), trace)
+    own = json.loads(json.dumps(entry.trace.as_json(), default=_plain))
+    trace = json.dumps(by_position(own, names_of(entry.workload.mod)), separators=(",", ":"))
+    candidate = candidate_id(workload, target_key(target), trace)
     granted = from_proto(GrantedShare, measured_on.granted)
     run_secs = tuple(float(_plain(secs)) for secs in entry.run_secs)
-    identity = "\n".join(("imported", candidate, granted.key, repr(run_secs)))
     failed = not run_secs or max(run_secs) >= 1e9  # MetaSchedule writes a huge time for a failure
     return TuningRecord(
-        record_id=hashlib.sha256(identity.encode()).hexdigest()[:32],
+        record_id=digest_of("imported", candidate, granted.key, run_secs),
         kind=Kind.TRIAL,
         candidate_id=candidate,
-        workload_hash=workload_hash,
+        workload_hash=workload,
         operator="imported",
         target=target,
         target_key=target_key(target),

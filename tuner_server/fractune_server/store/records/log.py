@@ -24,9 +24,10 @@ from sqlalchemy import (
 from fractune_core.analysis.roofline import Arithmetic
 from fractune_core.analysis.validated import ValidatedRecords
 from fractune_core.errors import BadRequest, NotFound
-from fractune_core.implementations import INEXACT, has_others, is_exact, text_of
+from fractune_core.implementations import INEXACT, is_exact, text_of
 from fractune_core.records import Kind, Status, TuningRecord
 from fractune_core.spending import WorkCost
+from fractune_core.workloads import check_workload
 from fractune_server.store.database.database import NAMES, Database, Repository, rows_for
 from fractune_server.store.database.tables import records, workloads
 from fractune_server.store.records.filters import RecordFilter
@@ -142,7 +143,7 @@ class TuningLog(Repository):
         """Commit workloads (as `add_workloads`) and records in one transaction.
 
         Returns the number of new records. Raises BadRequest, and imports nothing, for a record whose workload is
-        neither in the log nor in `found`.
+        neither in the log nor in `found`, and as `add_workloads`.
         """
         with self._database.write() as connection:
             self._add_workloads(connection, found)
@@ -157,7 +158,7 @@ class TuningLog(Repository):
             return self._add(connection, new)
 
     def add_workloads(self, found: Sequence[tuple[str, str]]) -> None:
-        """Commit workloads: hash, and MetaSchedule's JSON. One with other implementations replaces an old one."""
+        """Commit workloads: hash and text. Raises BadRequest for a text that does not belong to its hash."""
         with self._database.write() as connection:
             self._add_workloads(connection, found)
 
@@ -203,15 +204,11 @@ class TuningLog(Repository):
             connection.execute(deleted)
 
     def _add_workloads(self, connection: Connection, found: Iterable[tuple[str, str]]) -> None:
-        columns = workloads.c
         texts = dict(found)
-        packed = {name: zlib.compress(text.encode()) for name, text in texts.items()}
-        rows = [{"workload_hash": name, "json_zlib": each} for name, each in packed.items()]
-        self._database.insert_new(connection, workloads, rows)
         for name, text in texts.items():
-            if has_others(text):
-                fuller = {columns.json_zlib: packed[name]}
-                connection.execute(update(workloads).where(columns.workload_hash == name).values(fuller))
+            check_workload(name, text)
+        rows = [{"workload_hash": name, "json_zlib": zlib.compress(text.encode())} for name, text in texts.items()]
+        self._database.insert_new(connection, workloads, rows)
 
     def _known_workloads(self, connection: Connection, wanted: set[str]) -> set[str]:
         query = select(workloads.c.workload_hash).where(workloads.c.workload_hash.in_(NAMES))
@@ -220,7 +217,7 @@ class TuningLog(Repository):
     # ---- reading --------------------------------------------------------------------------------
 
     def workload(self, workload_hash: str) -> str:
-        """MetaSchedule's JSON of the workload. Raises NotFound."""
+        """The text of the workload. Raises NotFound."""
         query = select(workloads.c.json_zlib).where(workloads.c.workload_hash == workload_hash)
         with self._database.read() as connection:
             packed = connection.scalar(query)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import re
 from collections.abc import Iterator
 
 from fractune_core.codec.messages import fits
@@ -16,19 +15,10 @@ from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.records import COLD, UNTUNED, WARM, Status, TuningRecord, candidate_id
 from fractune_core.shares import GrantedShare, Share
 from fractune_core.target_attributes import read_attributes
+from fractune_core.workloads import is_workload_hash
 
 _LONGEST = 64
 """characters of what a record is found by"""
-_HASH = re.compile(r"[0-9A-Za-z_-]{8,64}")
-
-
-def check_workload(workload: pb.Workload) -> None:
-    """Raises BadRequest."""
-    name = workload.workload_hash
-    if not _HASH.fullmatch(name):
-        raise BadRequest(f"workload '{name}': that is not a workload hash")
-    if not _is_json(workload.json):
-        raise BadRequest(f"workload {name}: its text is not JSON")
 
 
 def check_record(record: TuningRecord) -> None:
@@ -54,8 +44,8 @@ def _raise_first(record: TuningRecord, faults: Iterator[str]) -> None:
 
 def _text_faults(record: TuningRecord) -> Iterator[str]:
     """One clause for each fault."""
-    if not _HASH.fullmatch(record.workload_hash):
-        yield f"workload_hash '{record.workload_hash}' is not a workload hash"
+    if not is_workload_hash(record.workload_hash):
+        yield f"workload_hash '{record.workload_hash}' is not a workload hash, which is a SHA-256"
     if record.candidate_id != candidate_id(record.workload_hash, record.target_key, record.trace):
         yield "candidate_id does not belong to this workload, target and trace"
     if fault := _target_fault(record.target):

@@ -17,8 +17,8 @@ from tvm import relax, s_tir
 from tvm.relax.expr_functor import PyExprMutator, PyExprVisitor, mutator, visitor
 
 from fractune_core.implementations import DIRECT, TRITON
-from fractune_workers.children.compiling.implementations import calls_of, function_of
-from fractune_workers.children.importing.passes import workload_hash
+from fractune_workers.children.compiling.implementations import hashes_of
+from fractune_workers.children.importing.passes import direct_hash
 from fractune_workers.children.rewriting.expressions import has_fixed_shapes, operator_of
 from fractune_workers.children.triton_kernels.attention.recognition import attention_of
 from fractune_workers.children.triton_kernels.marks import alternative, marked
@@ -43,7 +43,7 @@ class Chain:
     operands: tuple[tuple[int, int], ...]
     """of the function: each as a call and the place among its operands"""
 
-    workload_hash: str
+    direct_hash: str
     """of the function"""
 
 
@@ -53,11 +53,11 @@ def chains_of(mod: tvm.IRModule) -> list[Chain]:
 
 
 def workloads_of(chains: Sequence[Chain]) -> dict[str, dict[str, Workload]]:
-    """The workloads of the chains' functions by implementation, by workload hash."""
+    """The workloads of the chains' functions by implementation, by direct hash."""
     return {
-        chain.workload_hash: {
-            DIRECT: Workload(_module_of(chain.function)),
-            TRITON: Workload(_module_of(marked(chain.function))),
+        chain.direct_hash: {
+            DIRECT: Workload.of(_module_of(chain.function)),
+            TRITON: Workload.of(_module_of(marked(chain.function))),
         }
         for chain in chains
     }
@@ -75,9 +75,9 @@ def with_attention(mod: tvm.IRModule, chains: Sequence[Chain]) -> tvm.IRModule:
 
 
 def names_outside(mod: tvm.IRModule, chains: Sequence[Chain]) -> set[str]:
-    """The workload hashes of the operators that a prepared module calls outside of these chains."""
+    """The direct hashes of the operators that a prepared module calls outside of these chains."""
     inside = {at for chain in chains for at in chain.calls}
-    return {workload_hash(function_of(mod, call)) for at, call in enumerate(calls_of(mod)) if at not in inside}
+    return {name for at, name in enumerate(hashes_of(mod)) if at not in inside}
 
 
 @visitor
@@ -154,7 +154,7 @@ class _Finder:
         except Unfit:
             return None
         function = alternative(function)
-        return Chain(tuple(calls), function, tuple(operands.values()), workload_hash(_module_of(function)))
+        return Chain(tuple(calls), function, tuple(operands.values()), direct_hash(_module_of(function)))
 
     def _merged(self, calls: Sequence[tuple[Any, Any]], operands: Sequence[Any]) -> Any:
         """One TIR function of several calls, as TVM fuses operators."""

@@ -20,6 +20,7 @@ from fractune_core.model_inputs import constants_in
 from fractune_core.names import WITH_GRAPHS
 from fractune_core.operators import check_operator
 from fractune_core.targets import capability, runs_on
+from fractune_core.workloads import workload_hash
 from fractune_workers.children.compiling.attention import Chain, chains_of, names_outside, with_attention, workloads_of
 from fractune_workers.children.compiling.graphs import with_graphs
 from fractune_workers.children.compiling.implementations import implementations_of, with_implementations
@@ -63,7 +64,9 @@ class _Prepared:
     others: dict[str, Any]
     """modules by implementation, of those that some operator has"""
     workloads: dict[str, dict[str, Workload]]
-    """by implementation, by workload hash of the operator"""
+    """by implementation, by direct hash of the operator"""
+    hashes: dict[str, str]
+    """workload hashes of the operators, by direct hash"""
     chains: list[Chain]
     """calls that compute attention, for which there may be one function"""
     names: Names
@@ -94,15 +97,17 @@ def _prepared(path: str, inputs: str, identity: str) -> _Prepared:
         found = implementations_of(direct, other)
         if found:
             others[name] = other
-        for workload_hash, workload in found.items():
-            workloads[workload_hash][name] = workload
+        for own, workload in found.items():
+            if own in workloads:
+                workloads[own][name] = workload
     chains = chains_of(direct) if _has_triton(target) else []
     attention = workloads_of(chains)
-    for number, (workload_hash, by_name) in enumerate(attention.items()):
-        operators.append(described(f"attention{number or ''}", 0, by_name[DIRECT].original))
-        workloads[workload_hash] = by_name
+    for number, (own, by_name) in enumerate(attention.items()):
+        operators.append(described(f"attention{number or ''}", 0, by_name[DIRECT].mod))
+        workloads[own] = by_name
+    hashes = {own: workload_hash(write_workloads(by_name)) for own, by_name in workloads.items()}
     names = names_in_file(loaded.files[0], constants_in(json.loads(inputs)))
-    return _Prepared(direct, operators, others, workloads, chains, names, loaded.slots, fused.apart)
+    return _Prepared(direct, operators, others, workloads, hashes, chains, names, loaded.slots, fused.apart)
 
 
 def _has_triton(target: tvm.target.Target) -> bool:
@@ -132,7 +137,7 @@ def ingest(path: str, inputs: dict[str, list[int]], target: str, isa: str) -> di
     prepared = _prepared(path, json.dumps(inputs), target_key(parsed))
     operators: list[OperatorItem] = [
         {
-            "workload_hash": operator.workload_hash,
+            "workload_hash": prepared.hashes[operator.workload_hash],
             "name": operator.name,
             "weight": operator.weight,
             "workload": write_workloads(prepared.workloads[operator.workload_hash]),
@@ -192,7 +197,8 @@ def compile_bundle(
     prepared = _prepared(path, json.dumps(inputs), target_key(parsed))
     for by_name in prepared.workloads.values():
         prepare_tensor_cores(by_name[DIRECT], parsed)
-    texts = [variant["traces"] for variant in variants]
+    own = {name: direct for direct, name in prepared.hashes.items()}
+    texts = [{own.get(name, name): text for name, text in variant["traces"].items()} for variant in variants]
     schedules = [_schedules(prepared, each) for each in texts]
     weights = LiftedWeights()
     lifted = [weights.lifted(_mixed(prepared, each)) for each in texts]
@@ -226,10 +232,10 @@ def compile_bundle(
 
 
 def _mixed(prepared: _Prepared, texts: dict[str, str]) -> Any:
-    """The model with the implementations that the candidates' `texts` (by workload hash) are of, and with attention as
+    """The model with the implementations that the candidates' `texts` (by direct hash) are of, and with attention as
     one function where `texts` has a candidate of it.
     """
-    own = {chain.workload_hash for chain in prepared.chains}
+    own = {chain.direct_hash for chain in prepared.chains}
     chosen = {
         name: implementation
         for name, text in texts.items()
@@ -241,7 +247,7 @@ def _mixed(prepared: _Prepared, texts: dict[str, str]) -> Any:
 
 def _chosen_chains(prepared: _Prepared, texts: dict[str, str]) -> list[Chain]:
     """The attention that is computed by one function."""
-    return [chain for chain in prepared.chains if implementation_of(texts.get(chain.workload_hash, "")) == TRITON]
+    return [chain for chain in prepared.chains if implementation_of(texts.get(chain.direct_hash, "")) == TRITON]
 
 
 def _schedules(prepared: _Prepared, texts: dict[str, str]) -> dict[Workload, str]:
@@ -249,7 +255,7 @@ def _schedules(prepared: _Prepared, texts: dict[str, str]) -> dict[Workload, str
     implementation, that this model lacks.
     """
     chains = _chosen_chains(prepared, texts)
-    called = {*names_outside(prepared.direct, chains), *(each.workload_hash for each in chains)} if chains else texts
+    called = {*names_outside(prepared.direct, chains), *(each.direct_hash for each in chains)} if chains else texts
     found = {}
     for name, text in texts.items():
         if name not in called:
@@ -258,10 +264,8 @@ def _schedules(prepared: _Prepared, texts: dict[str, str]) -> dict[Workload, str
         if workload is None and implementation_of(text) == TRITON:
             load_triton()  # the reason, where it is not installed
         if workload is None:
-            raise FractuneError(
-                f"the model has no operator {' '.join([name, implementation_of(text)]).strip()}; tune it again with "
-                "this version"
-            )
+            lacking = f"{prepared.hashes.get(name, name)} {implementation_of(text)}".strip()
+            raise FractuneError(f"the model has no operator {lacking}; tune it again with this version")
         found[workload] = trace_of(text)
     return found
 

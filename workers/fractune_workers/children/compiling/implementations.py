@@ -12,8 +12,9 @@ from typing import Any
 import tvm
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, PyExprVisitor, mutator, visitor
+from tvm_ffi import structural_equal
 
-from fractune_workers.children.importing.passes import workload_hash
+from fractune_workers.children.importing.passes import direct_hash
 from fractune_workers.children.rewriting.expressions import is_constant, operator_of, shape_of
 from fractune_workers.children.tvm_api.functions import called_functions
 from fractune_workers.children.tvm_api.traces import Workload
@@ -22,25 +23,25 @@ _CALL = "call_tir"
 
 
 def implementations_of(direct: tvm.IRModule, other: tvm.IRModule) -> dict[str, Workload]:
-    """The operators of the prepared module `other` that differ from those of `direct`: their workloads, by the workload
+    """The operators of the prepared module `other` that differ from those of `direct`: their workloads, by the direct
     hash of the operator in `direct`. Empty when the two modules do not make the same calls.
     """
     own, theirs = calls_of(direct), calls_of(other)
     if len(own) != len(theirs):
         return {}
-    pairs = ((function_of(direct, one), function_of(other, another)) for one, another in zip(own, theirs, strict=True))
-    workloads = ((workload_hash(one), another) for one, another in pairs)
-    return {name: Workload(another) for name, another in workloads if workload_hash(another) != name}
+    calls = {(one.args[0], another.args[0]): (one, another) for one, another in zip(own, theirs, strict=True)}
+    pairs = ((function_of(direct, one), function_of(other, another)) for one, another in calls.values())
+    return {direct_hash(one): Workload.of(another) for one, another in pairs if not structural_equal(one, another)}
 
 
 def with_implementations(
     direct: tvm.IRModule, others: Mapping[str, tvm.IRModule], chosen: Mapping[str, str]
 ) -> tvm.IRModule:
     """The prepared module `direct` with other implementations of the operators in `chosen` (name of an implementation
-    by workload hash). They come with their weights from the module of that name in `others`.
+    by direct hash). They come with their weights from the module of that name in `others`.
     """
     theirs = {name: calls_of(other) for name, other in others.items()}
-    names = [chosen.get(workload_hash(function_of(direct, call)), "") for call in calls_of(direct)]
+    names = [chosen.get(name, "") for name in hashes_of(direct)]
     mixer = _Mixer(direct, ((others[name], theirs[name][at]) if name else None for at, name in enumerate(names)))
     for name in called_functions(direct):
         mixer.builder_.update_func(name, mixer.visit_expr(direct[name]))
@@ -53,6 +54,14 @@ def calls_of(mod: tvm.IRModule) -> list[Any]:
     for name in called_functions(mod):
         collector.visit_expr(mod[name])
     return collector.calls
+
+
+def hashes_of(mod: tvm.IRModule) -> list[str]:
+    """The direct hashes of the operators that a prepared module calls, call by call."""
+    calls = calls_of(mod)
+    known = {call.args[0]: call for call in calls}
+    hashes = {function: direct_hash(function_of(mod, call)) for function, call in known.items()}
+    return [hashes[call.args[0]] for call in calls]
 
 
 def function_of(mod: tvm.IRModule, call: Any) -> tvm.IRModule:

@@ -77,7 +77,7 @@ def _lowered(mod: Any, target: Any, schedules: dict[Workload, str]) -> Any:
     for_gpu = target.kind.name == "cuda"
     pipeline = cuda_pipeline if for_gpu else cpu_pipeline
     database = ms.database.MemoryDatabase()
-    decided = {workload: text for workload, text in schedules.items() if is_marked(workload.original["main"])}
+    decided = {workload: text for workload, text in schedules.items() if is_marked(workload.mod["main"])}
     for workload, trace in schedules.items():
         if workload in decided:
             continue

@@ -1,7 +1,7 @@
 """The one pass list between a model and its operators.
 
-Ingest names the operators of a model, and compile puts schedules on them. Both find an operator by the structural hash
-of its TIR, so both run `prepare`. Another pass list would give other hashes, and no schedule would fit.
+Ingest names the operators of a model, and compile puts schedules on them. Both find an operator by the hash of its TIR,
+so both run `prepare`. Another pass list would give other hashes, and no schedule would fit.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import tvm
-import tvm_ffi
 from tvm import relax
 from tvm.s_tir import meta_schedule as ms
 
 from fractune_core.errors import BadModel, first_line, shortened
 from fractune_core.implementations import DIRECT
 from fractune_core.operators import MOST_NAME_CHARACTERS
+from fractune_core.workloads import workload_hash
 from fractune_workers.children.importing.unlowered import why_unlowered
 from fractune_workers.children.layouts.plan import planned
 from fractune_workers.children.rewriting import indexing, row_kernels, single_numbers, transcendental
@@ -48,9 +48,9 @@ class Operator:
     weight: int
     """how often the model runs it; 0 for an alternative to several others, which it may run in their place"""
     workload_hash: str
-    """16 hex digits of TVM's structural hash, the same in every process and on every machine"""
+    """the SHA-256 of its text"""
     workload_json: str
-    """MetaSchedule's workload as JSON text"""
+    """the text of its direct implementation"""
     flops: float
     """arithmetic operations of one run, as TVM estimates them; 0 = not known"""
     io_bytes: int
@@ -118,19 +118,22 @@ def is_scheduled(function: Any) -> bool:
     return bool(function.attrs and function.attrs.get("tirx.is_scheduled", False))
 
 
-def workload_hash(mod: tvm.IRModule) -> str:
-    """16 hex digits that name one operator's TIR module: TVM's structural hash, which reads constants too."""
-    return f"{tvm_ffi.structural_hash(mod) & 0xFFFFFFFFFFFFFFFF:016x}"
+def direct_hash(mod: tvm.IRModule) -> str:
+    """The workload hash of one operator's TIR module, if the operator has no other implementation. Within one model it
+    stands for the operator.
+    """
+    return workload_hash(write_workloads({DIRECT: Workload.of(mod)}))
 
 
 def described(name: str, weight: int, mod: tvm.IRModule) -> Operator:
     """The operator of one TIR module."""
     arguments = _arguments(mod)
+    text = write_workloads({DIRECT: Workload.of(mod)})
     return Operator(
         name=shortened(name, MOST_NAME_CHARACTERS),  # an IRModule may call it anything
         weight=weight,
-        workload_hash=workload_hash(mod),
-        workload_json=write_workloads({DIRECT: Workload(mod)}),
+        workload_hash=workload_hash(text),
+        workload_json=text,
         flops=_flops(mod),
         io_bytes=sum(count * element_bytes for count, element_bytes in arguments),
         narrow=any(element_bytes < _FLOAT32_BYTES for _, element_bytes in arguments),

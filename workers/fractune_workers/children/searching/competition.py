@@ -37,7 +37,7 @@ class CompetingSearches:
             if name == TRITON
             else OperatorSearch(workloads[name], target, seed, threads)
             for name in _likeliest_first(workloads)
-            if name == TRITON or not is_alternative(workloads[DIRECT].original["main"])
+            if name == TRITON or not is_alternative(workloads[DIRECT].mod["main"])
         }
         self._proposed_counts = dict.fromkeys(self._searches, 0)
 

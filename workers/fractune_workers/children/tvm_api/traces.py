@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
 import tvm
 from tvm.s_tir import Schedule
-from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.meta_schedule.arg_info import ArgInfo
 from tvm.s_tir.schedule import Trace
 
-from fractune_core.implementations import DIRECT, joined_workloads, parted_workloads
+from fractune_core.implementations import DIRECT
 from fractune_core.records import UNTUNED
-from fractune_core.tir.lookups import by_position
-from fractune_core.tir.positions import Names, named_by_position, names_of
+from fractune_core.tir.canonical import Graph, canonical_graph, read_graph
+from fractune_core.workloads import joined_workloads, parted_workloads
 from fractune_workers.children.tvm_api.numerics.half_precision import operands, sums
 from fractune_workers.children.tvm_api.numerics.quantizing import quantizing_roles
 from fractune_workers.children.tvm_api.numerics.whole_numbers import whole_numbers
@@ -25,54 +25,47 @@ _TYPE_PARTS = 3
 
 
 class Workload:
-    """One TIR module of an operator."""
+    """One TIR module of an operator, in its canonical form: with names by position, and of one text."""
 
-    def __init__(self, original: tvm.IRModule) -> None:
-        self.original = original
-        """with TVM's names of its parts: the form in the log"""
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+
+    @classmethod
+    def of(cls, mod: tvm.IRModule) -> Workload:
+        """The workload of a module, whatever its parts are called."""
+        return cls(canonical_graph(mod))
 
     @cached_property
     def mod(self) -> tvm.IRModule:
-        """With names by position: the form that schedules are made for."""
-        return named_by_position(self.original)
-
-    @cached_property
-    def names(self) -> Names:
-        return names_of(self.original["main"])
+        return read_graph(self.graph)
 
 
 def read_workload(text: str) -> Workload:
-    """The workload in MetaSchedule's JSON text: of several implementations, the direct one."""
+    """The workload in the log's text of an operator: of several implementations, the direct one."""
     return read_workloads(text)[DIRECT]
 
 
 def read_workloads(text: str) -> dict[str, Workload]:
     """The workload of each implementation by its name, the direct one first."""
-    return {name: Workload(ms.database.Workload.from_json(found).mod) for name, found in parted_workloads(text).items()}
+    return {name: Workload(graph) for name, graph in parted_workloads(text).items()}
 
 
-def write_workloads(workloads: dict[str, Workload]) -> str:
-    """The text that `read_workloads` reads."""
-    found = {name: ms.database.Workload(workload.original) for name, workload in workloads.items()}
-    return joined_workloads({name: _lists(workload.as_json()) for name, workload in found.items()})
+def write_workloads(workloads: Mapping[str, Workload]) -> str:
+    """The text that `read_workloads` reads, always the same for the same operator."""
+    return joined_workloads({name: workload.graph for name, workload in workloads.items()})
 
 
 def read_trace(text: str, workload: Workload) -> Any:
     """The schedule of the trace, applied to the workload; the bare schedule for UNTUNED."""
     sch = Schedule(workload.mod, debug_mask="none")
     if text != UNTUNED:
-        Trace.apply_json_to_schedule(by_position(json.loads(text), workload.names), sch)
+        Trace.apply_json_to_schedule(json.loads(text), sch)
     return sch
 
 
 def write_trace(trace: Any) -> str:
     """A trace as JSON text, always the same text for the same trace; blocks by position if its schedule has them so."""
     return json.dumps(trace.as_json(), separators=(",", ":"), default=_plain)
-
-
-def _lists(value: Any) -> Any:
-    """TVM's containers as lists and strings."""
-    return value if isinstance(value, str | int | float) else [_lists(part) for part in value]
 
 
 def _plain(value: Any) -> Any:

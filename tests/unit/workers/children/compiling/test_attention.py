@@ -11,7 +11,8 @@ import tvm
 from tvm import relax
 
 from benchmarks.support.transformer import Encoder
-from fractune_core.implementations import DIRECT, TRITON, parted_workloads
+from fractune_core.implementations import DIRECT, TRITON
+from fractune_core.workloads import parted_workloads
 from fractune_workers.children.compiling import child
 from fractune_workers.children.compiling.attention import chains_of, names_outside, with_attention, workloads_of
 from fractune_workers.children.compiling.implementations import calls_of
@@ -90,7 +91,7 @@ def test_it_is_an_operator_that_no_sum_counts_beside_the_others(encoder: Any) ->
     assert (own.name, own.weight) == ("attention", 0)
     workloads = encoder.workloads[own.workload_hash]
     assert list(workloads) == [DIRECT, TRITON]
-    functions = [each.original["main"] for each in workloads.values()]
+    functions = [each.mod["main"] for each in workloads.values()]
     assert [is_alternative(each) for each in functions] == [True, True]
     assert [is_marked(each) for each in functions] == [False, True]
 

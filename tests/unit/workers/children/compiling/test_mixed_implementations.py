@@ -10,7 +10,7 @@ from tvm import relax
 
 from fractune_core.implementations import WINOGRAD2, WINOGRAD4
 from fractune_workers.children.compiling.implementations import implementations_of, with_implementations
-from fractune_workers.children.importing.passes import extract, prepare, workload_hash
+from fractune_workers.children.importing.passes import direct_hash, extract, prepare
 from tests.unit.workers.children.layouts.networks import Network, inputs_of, network, outputs
 
 TARGET = tvm.target.Target({"kind": "llvm", "mcpu": "x86-64"})
@@ -42,7 +42,7 @@ def test_only_what_is_another_program_is_found() -> None:
     found = implementations_of(direct, other)
     assert list(found) == [operator(direct, 2)]
     (workload,) = found.values()
-    assert workload_hash(workload.mod) in {o.workload_hash for o in extract(other, TARGET)}
+    assert direct_hash(workload.mod) in {o.workload_hash for o in extract(other, TARGET)}
     assert not implementations_of(direct, direct)
 
 

@@ -21,7 +21,7 @@ def search() -> OperatorSearch:
     a, b = te.placeholder((24, 40), name="a"), te.placeholder((40, 32), name="b")
     mod = tvm.IRModule({"main": te.create_prim_func([a, b, topi.nn.relu(topi.matmul(a, b))])})
     target = tvm.target.Target({"kind": "llvm", "mcpu": "x86-64-v3", "num-cores": 2})
-    return OperatorSearch(Workload(mod), target, seed=1, threads=1)
+    return OperatorSearch(Workload.of(mod), target, seed=1, threads=1)
 
 
 def test_the_tiles_of_a_loop_make_up_its_extent(search: OperatorSearch) -> None:

@@ -52,7 +52,7 @@ def relu_alone() -> tvm.IRModule:
 
 
 def module(args: list[Any]) -> tvm.IRModule:
-    return tvm.IRModule({"main": te.create_prim_func(args)})
+    return Workload.of(tvm.IRModule({"main": te.create_prim_func(args)})).mod
 
 
 class Operator:
@@ -107,7 +107,7 @@ def tiles(trace: str) -> list[list[int]]:
 
 def output_of(mod: tvm.IRModule) -> Any:
     kernel = load_objects([build_object(mod, unoptimized(tvm.target.Target(TARGET)))])
-    args = random_args(args_of(Workload(mod)), 5, cpu_processor())
+    args = random_args(args_of(Workload.of(mod)), 5, cpu_processor())
     kernel["main"](*args)
     return args[-1].numpy()
 
@@ -117,7 +117,7 @@ def assert_same_output(mod: tvm.IRModule, sch: Any) -> None:
 
 
 def test_an_operator_adapts_to_itself_unchanged(source: Operator, traces: list[str]) -> None:
-    workload = Workload(source.mod)
+    workload = Workload.of(source.mod)
     for trace in traces:
         assert module_hash(source.adapted(trace)) == module_hash(read_trace(trace, workload))
 
@@ -144,7 +144,7 @@ def test_schedules_are_transferred_between_near_operators_and_compute_the_same(
 def test_an_adapted_schedule_can_be_replayed_from_its_trace(traces: list[str]) -> None:
     mod = conv(24, 12)
     sch = Operator(mod).adapted(traces[0])
-    assert module_hash(read_trace(write_trace(sch.trace), Workload(mod))) == module_hash(sch)
+    assert module_hash(read_trace(write_trace(sch.trace), Workload.of(mod))) == module_hash(sch)
 
 
 def test_decisions_are_taken_from_the_source(traces: list[str]) -> None:

@@ -34,7 +34,7 @@ SHARE = "mps:25"
 
 def workload(rows: int = 4096, columns: int = 4096, depth: int = 1024, dtype: str = "float16") -> Workload:
     a, b = te.placeholder((rows, depth), dtype, name="a"), te.placeholder((depth, columns), dtype, name="b")
-    return Workload(tvm.IRModule({"main": te.create_prim_func([a, b, topi.matmul(a, b)])}))
+    return Workload.of(tvm.IRModule({"main": te.create_prim_func([a, b, topi.matmul(a, b)])}))
 
 
 def search(*units: int, of: Workload | None = None) -> TritonSearch:

@@ -131,7 +131,7 @@ def test_decisions_are_for_the_marked_function_that_they_belong_to() -> None:
     functions = (product((8, 8), (8, 32)), product((8, 8), (8, 4)), function(topi.nn.relu, (8, 8)))
     marked = with_marks(tvm.IRModule(dict(zip(names, functions, strict=True))))
     assert [is_marked(marked[name]) for name in names] == [True, True, False]
-    workload = Workload(tvm.IRModule({"main": marked["wide"].with_attr("global_symbol", "main")}))
+    workload = Workload.of(tvm.IRModule({"main": marked["wide"].with_attr("global_symbol", "main")}))
     decided = with_decisions(marked, {workload: "[]"})
     assert [decisions_in(decided[name]) for name in names] == ["[]", "", ""]
     assert bool(decided["wide"].attrs["tirx.is_scheduled"])

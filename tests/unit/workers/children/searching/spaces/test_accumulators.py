@@ -36,7 +36,7 @@ def test_virtual_threads_and_the_tile_of_a_thread_count() -> None:
 
 
 def test_every_proposal_fits() -> None:
-    search = OperatorSearch(Workload(product(256)), parse_target("cuda:sm_90", 1), 5, 1)
+    search = OperatorSearch(Workload.of(product(256)), parse_target("cuda:sm_90", 1), 5, 1)
     traces = [search._pending[each["candidate"]].trace for each in search.propose(8, str)]
     assert len(traces) == 8
     assert max(map(accumulators, traces)) <= 255

@@ -18,7 +18,7 @@ def product(size: int) -> Workload:
     left, right = (te.placeholder((size, size), name=name) for name in "ab")
     k = te.reduce_axis((0, size))
     out = te.compute((size, size), lambda i, j: te.sum(left[i, k] * right[k, j], axis=k), name="c")
-    return Workload(tvm.IRModule({"main": te.create_prim_func([left, right, out])}))
+    return Workload.of(tvm.IRModule({"main": te.create_prim_func([left, right, out])}))
 
 
 @pytest.mark.parametrize(

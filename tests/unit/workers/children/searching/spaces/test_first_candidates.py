@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tvm
 from tvm import relax
+from tvm.s_tir import Schedule
 
 from fractune_workers.children.importing.passes import Operator, extract, prepare
 from fractune_workers.children.searching.operator_search import OperatorSearch
@@ -136,4 +137,7 @@ def test_the_blocks_of_a_tile_are_inside_its_pixels() -> None:
     workload = read_workload(operator(conv, "conv2d").workload_json)
     search = OperatorSearch(workload, TARGET, seed=1, threads=1)
     first = next(first_candidates(workload, search.spaces, search.postprocs, vector_unit(TARGET)))
-    assert "y_3, x_3, k_3 in T.grid" in first.mod.script()
+    sch = Schedule(workload.mod)
+    names = [sch.get(loop).loop_var.name for loop in sch.get_loops(sch.get_sblock("conv2d_blocked"))]
+    _, k, y, x = names[:4]
+    assert f"{y}_3, {x}_3, {k}_3 in T.grid" in first.mod.script()

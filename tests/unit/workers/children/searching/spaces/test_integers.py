@@ -65,7 +65,7 @@ def workload_of(name: str, shape: tuple[int, ...], weights: Array, *, activated:
         given.append(te.placeholder((weights.shape[0], weights.shape[2]), "float32"))
         made = topi.nn.relu(topi.add(made, given[-1]))
     function = te.create_prim_func([*given, made]).with_attr("global_symbol", "main")
-    return Workload(tvm.IRModule({"main": function}))
+    return Workload.of(tvm.IRModule({"main": function}))
 
 
 def test_what_the_epilogue_adds_is_computed_where_it_is_added() -> None:
@@ -76,7 +76,7 @@ def test_what_the_epilogue_adds_is_computed_where_it_is_added() -> None:
     outer = te.compute(shape, lambda m, n, lane: rows(m, 0, 0) * factors(0, n, lane), name="outer")
     output = topi.add(implementation.compute(data, columns), outer)
     function = te.create_prim_func([data, columns, rows, factors, output]).with_attr("global_symbol", "main")
-    (found,) = schedules(Workload(tvm.IRModule({"main": function})), target_of("cascadelake"), 1)
+    (found,) = schedules(Workload.of(tvm.IRModule({"main": function})), target_of("cascadelake"), 1)
     names = [str(found.get(block).name_hint) for block in found.get_child_blocks(found.get_sblock("root"))]
     assert len(names) == len(["rows", "first sums", "sums", "output"]), names
 
@@ -86,7 +86,7 @@ def convolution_of(name: str, image: tuple[int, ...], weights: Array, window: Wi
     implementation = INTEGERS[name]
     given = [te.placeholder(image, "float32"), te.placeholder(weights.shape, implementation.weight)]
     function = te.create_prim_func([*given, implementation.convolve(given[0], given[1], window)])
-    return Workload(tvm.IRModule({"main": function.with_attr("global_symbol", "main")}))
+    return Workload.of(tvm.IRModule({"main": function.with_attr("global_symbol", "main")}))
 
 
 def convolved(image: Array, weights: Array, window: Window) -> Array:
@@ -172,7 +172,7 @@ def test_products_of_two_computed_values_are_exact(mcpu: str) -> None:
     packed = np.ascontiguousarray(weights.reshape(3, 10, 2, lanes).swapaxes(1, 2)).astype("float32")
     given = [te.placeholder(data.shape, "float32"), te.placeholder(packed.shape, "float32")]
     function = te.create_prim_func([*given, INTEGERS[INT16].compute_both(given[0], given[1])])
-    workload = Workload(tvm.IRModule({"main": function.with_attr("global_symbol", "main")}))
+    workload = Workload.of(tvm.IRModule({"main": function.with_attr("global_symbol", "main")}))
     for sch in schedules(workload, target, 4):
         made = run(sch.mod, target, data.astype("float32"), packed, np.zeros((3, 6, 2, lanes), "float32"))
         np.testing.assert_array_equal(made.reshape(3, 6, 2 * lanes), data @ weights)

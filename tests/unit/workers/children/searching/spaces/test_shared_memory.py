@@ -33,7 +33,7 @@ def staged(scope: str, kib: int) -> Schedule:
 def passes(sch: Schedule, target: str) -> list[bool]:
     """Whether the space lets a schedule pass, in its own thread and in another."""
     parsed = parse_target(target, 1)
-    context = ms.TuneContext(mod=sch.mod, target=parsed, space_generator=space_for(Workload(sch.mod), parsed))
+    context = ms.TuneContext(mod=sch.mod, target=parsed, space_generator=space_for(Workload.of(sch.mod), parsed))
     own = context.space_generator.postprocs
     return [all(each.apply(sch.copy()) for each in rules) for rules in (own, [each.clone() for each in own])]
 

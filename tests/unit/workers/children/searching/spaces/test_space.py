@@ -19,7 +19,7 @@ def test_vectors_are_as_wide_as_the_processors(mcpu: str, lanes: int) -> None:
     load_intrinsics(target)
     data = te.placeholder((8, 64, 64), name="data")
     mod = tvm.IRModule({"main": te.create_prim_func([data, te.compute(data.shape, lambda *at: data(*at) + 1.0)])})
-    context = ms.TuneContext(mod=mod, target=target, space_generator=space_for(Workload(mod), target), rand_state=1)
+    context = ms.TuneContext(mod=mod, target=target, space_generator=space_for(Workload.of(mod), target), rand_state=1)
     (sch,) = context.generate_design_space()
     sch.enter_postproc()
     assert all(rule.apply(sch) for rule in context.space_generator.postprocs)

@@ -19,7 +19,7 @@ HALF = ["float16", "bfloat16"]
 
 
 def operator(*tensors: Any) -> Workload:
-    return Workload(tvm.IRModule({"main": te.create_prim_func(list(tensors))}))
+    return Workload.of(tvm.IRModule({"main": te.create_prim_func(list(tensors))}))
 
 
 def product(dtype: str, out_dtype: str = "") -> Workload:

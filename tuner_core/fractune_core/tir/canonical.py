@@ -1,0 +1,148 @@
+"""The canonical form of an operator's module: one JSON graph for all modules that differ in names alone.
+
+TVM's structural equality reads neither names nor positions in a source. TVM's JSON has both, and keeps which equal
+parts were one object in memory. The canonical form has names by position (`positions.py`), no positions in a source,
+equal parts once, and maps in the order of their keys. TVM reads it like any other of its JSON graphs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+from fractune_core.tir.positions import Names, names_by_position
+
+Graph = dict[str, Any]
+"""TVM's JSON of an object: `nodes`, which refer to each other by their index, and `root_index`"""
+
+_BLOCK, _FUNCTION, _NAME, _BUFFER = "s_tir.SBlock", "tirx.PrimFunc", "ffi.String", "tirx.BufferType"
+_VARIABLES = {"ir.Var": "name", "relax.expr.DataflowVar": "name"}
+_NAMED = {_BLOCK: "name_hint", **_VARIABLES}
+"""types that TVM compares without their names, and the field of the name"""
+_SPAN = "span"
+_WRITTEN_IN_PLACE = {0, 1, 2, 3, 5}
+"""TVM's indices of the types None, bool, int, float and dtype: such fields hold no index of a node"""
+_LISTS, _MAPS = {"ffi.Array", "ffi.List"}, {"ffi.Map", "ffi.Dict"}
+
+
+def canonical_graph(mod: Any) -> Graph:
+    """The canonical form of a TIR module.
+
+    Two modules that TVM's structural equality finds equal have the same form, in every process. Two that differ in a
+    number, a type, an attribute or a tensor's content have different ones, also 0.0 and -0.0. Only the payload of a NaN
+    is lost, as in all of TVM's JSON.
+    """
+    return _Canonical(_saved(mod)).graph()
+
+
+def read_graph(graph: Graph) -> Any:
+    """The module of a canonical form. Raises whatever TVM raises for a graph of something else."""
+    import tvm
+
+    return tvm.ir.load_json(json.dumps(graph))
+
+
+def names_of(mod: Any) -> Names:
+    """The names of a module's blocks and buffers, with their names in the canonical form."""
+    return _Canonical(_saved(mod)).names
+
+
+def _saved(mod: Any) -> Graph:
+    import tvm
+
+    plain = tvm.IRModule(mod.functions, attrs=mod.attrs)  # without the text that it was read from
+    graph: Graph = json.loads(tvm.ir.save_json(plain))
+    return graph
+
+
+class _Canonical:
+    def __init__(self, graph: Graph) -> None:
+        self._nodes: list[Any] = graph["nodes"]
+        self._root: int = graph["root_index"]
+        self._begun: dict[int, None] = {}
+        """nodes in the order in which they are met, a node before its parts"""
+        self._ended: dict[int, None] = {}
+        """in the order of the form, the parts of a node before it"""
+        self._walk()
+        blocks = [at for at in self._begun if self._type(at) == _BLOCK]
+        variables = [at for at in self._begun if self._type(at) in _VARIABLES]
+        buffers = [at for at in variables if self._type(self._nodes[at]["data"]["ty"]) == _BUFFER]
+        self.names = names_by_position([*map(self._name, blocks)], [*map(self._name, buffers)])
+        self._new_names = {at: f"v{number}" for number, at in enumerate(variables)}
+        self._new_names.update(zip(blocks, (new for _, new in self.names.blocks), strict=True))
+        self._new_names.update(zip(buffers, (new for _, new in self.names.buffers), strict=True))
+
+    def graph(self) -> Graph:
+        """The form."""
+        nodes: list[Any] = []
+        places: dict[str, int] = {}
+        new: dict[int, int] = {}
+
+        def place(node: Any) -> int:
+            at = places.setdefault(repr(node), len(nodes))
+            if at == len(nodes):
+                nodes.append(node)
+            return at
+
+        for at in self._ended:
+            kind, data = self._type(at), self._nodes[at].get("data")
+            if kind in _LISTS or kind in _MAPS:
+                data = [new[part] for part in self._parts(at)]
+            elif isinstance(data, dict):
+                references = _references(kind)
+                data = {name: new.get(value, value) if name in references else value for name, value in data.items()}
+                if kind in _NAMED:
+                    data[_NAMED[kind]] = place({"type": _NAME, "data": self._new_names[at]})
+                if _SPAN in references:
+                    data[_SPAN] = place({"type": "None"})
+            new[at] = place(self._nodes[at] if data is None else {"type": kind, "data": data})
+        return {"root_index": new[self._root], "nodes": nodes}
+
+    def _walk(self) -> None:
+        """Without recursion: expressions are nested more deeply than Python's stack."""
+        left = [self._root]
+        while left:
+            at = left[-1]
+            if at not in self._begun:
+                self._begun[at] = None
+                left.extend(part for part in reversed([*self._parts(at)]) if part not in self._begun)
+                continue
+            left.pop()
+            self._ended.setdefault(at)
+
+    def _parts(self, at: int) -> Iterator[int]:
+        """The nodes that a node refers to and that TVM compares, in their order."""
+        kind, data = self._type(at), self._nodes[at].get("data")
+        if kind in _LISTS:
+            yield from data
+        elif kind in _MAPS:
+            pairs = list(zip(data[::2], data[1::2], strict=True))
+            if all(self._type(key) == _NAME for key, _ in pairs):
+                pairs.sort(key=lambda pair: str(self._nodes[pair[0]]["data"]))
+            yield from (part for pair in pairs for part in pair)
+        elif isinstance(data, dict):
+            compared = _references(kind) - {_SPAN, _NAMED.get(kind)}
+            yield from (part for name, part in data.items() if name in compared)
+
+    def _type(self, at: int) -> str:
+        return str(self._nodes[at]["type"])
+
+    def _name(self, at: int) -> str:
+        return str(self._nodes[self._nodes[at]["data"][_NAMED[self._type(at)]]]["data"])
+
+
+@cache
+def _references(kind: str) -> frozenset[str]:
+    """The fields of TVM's type that are indices of nodes; none of a type that has a JSON of its own."""
+    from tvm_ffi import core
+
+    info = core._lookup_or_register_type_info_from_type_key(kind)  # noqa: SLF001  TVM publishes no other way
+    if core._lookup_type_attr(info.type_index, "__data_to_json__") is not None:  # noqa: SLF001  the same
+        return frozenset()
+    found = set()
+    while info is not None:
+        found.update(each.name for each in info.fields if each.field_static_type_index not in _WRITTEN_IN_PLACE)
+        info = info.parent_type_info
+    return frozenset(found)
