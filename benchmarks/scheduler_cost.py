@@ -41,6 +41,7 @@ from tests.support.processes.made_up import (
     made_up_record,
     target_operator,
     workload_hash,
+    workload_text,
 )
 from tests.support.processes.redis_process import running_redis
 from tests.support.secret import SECRET
@@ -126,7 +127,7 @@ def _world(operators: int, measurers: int) -> Iterator[World]:
         connection = redis.Redis.from_url(url, socket_timeout=None)
         deps = ServerContext(Store(sqlite_url(Path(folder))), connection, BlobStore(Path(folder)), SECRET)
         job = _run(operators)
-        deps.store.log.add_workloads([(name, "{}") for name in job.plans])
+        deps.store.log.add_workloads([(each.workload_hash, workload_text(each.name)) for each in job.operators])
         deps.store.jobs.create(job.stored)
         fair_queue = FairQueue()
         rounds = Rounds(deps, WorkQueues(connection, SECRET), fair_queue)

@@ -46,7 +46,7 @@ class Operator:
     """how often the model runs it"""
     workload_hash: str
     workload: str
-    """MetaSchedule's workload as JSON text"""
+    """its text"""
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,14 @@ import tvm
 from tvm import relax
 
 from benchmarks.support.counterparts import Call, counterparts
+from fractune_core.implementations import DIRECT
+from fractune_core.workloads import joined_workloads, parted_workloads, workload_hash
+from fractune_workers.children.compiling.child import ingest
 from fractune_workers.children.compiling.implementations import calls_of, function_of
 from fractune_workers.children.importing.model_file import load_model
 from fractune_workers.children.importing.passes import direct_hash, extract, prepare
 from fractune_workers.children.rewriting.expressions import is_constant
-from fractune_workers.children.tvm_api.target import parse_target
+from fractune_workers.children.tvm_api.target import host_cpu, parse_target
 
 _ANY_CORES = 1
 """operators do not depend on the number of cores"""
@@ -56,12 +59,20 @@ def match(path: str, inputs: dict[str, list[int]], target: str, kinds: Sequence[
     theirs = plain(model, parsed)
     found, why_not = counterparts(calls(prepare(model, parsed), parsed), calls(theirs, parsed), kinds)
     operators = {operator.workload_hash: operator for operator in extract(theirs, parsed)}
+    ours = _names_in_the_log(path, inputs, target)
     pairs = {
-        own: {"name": each.name, "weight": each.weight, "workload_hash": other, "workload": each.workload_json}
+        ours[own]: {"name": each.name, "weight": each.weight, "workload_hash": other, "workload": each.workload_json}
         for own, other in found.items()
         for each in [operators[other]]
     }
-    return {"counterparts": pairs, "why_not": why_not}
+    return {"counterparts": pairs, "why_not": {ours[own]: reason for own, reason in why_not.items()}}
+
+
+def _names_in_the_log(path: str, inputs: dict[str, list[int]], target: str) -> dict[str, str]:
+    """The workload hashes of our operators, with all implementations, by those of the direct ones alone."""
+    operators = ingest(path, inputs, target, host_cpu())["operators"]
+    direct = (joined_workloads({DIRECT: parted_workloads(each["workload"])[DIRECT]}) for each in operators)
+    return {workload_hash(text): each["workload_hash"] for text, each in zip(direct, operators, strict=True)}
 
 
 def open_child(_args: list[str]) -> dict[str, Callable[..., Any]]:

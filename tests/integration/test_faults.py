@@ -35,6 +35,7 @@ from fractune_server.transport.work_queues import WorkQueues
 from tests.support.children.poison import FOLDER, PoisonDevice
 from tests.support.children.poison_measurer import DIES, SHARE
 from tests.support.processes.redis_process import events_of, running_redis, wait_until
+from tests.support.samples import WORKLOAD
 from tests.support.secret import SECRET
 
 pytestmark = pytest.mark.timeout(150)
@@ -87,7 +88,7 @@ class Measurers:
             "job": "j1",
             "namespace": "",
             "purpose": "trial",
-            "operator": {"workload_hash": "f" * 16, "name": "matmul", "target": TARGET, "target_key": TARGET},
+            "operator": {"workload_hash": WORKLOAD, "name": "matmul", "target": TARGET, "target_key": TARGET},
             "share": SHARE,
             "args_info": [["TENSOR", "float32", [1]]],
             "artifacts": artifacts,
@@ -138,7 +139,7 @@ def storm(seed: int) -> dict[str, dict[str, Any]]:
     for number, place in enumerate(rng.sample(range(CANDIDATES), CANDIDATES // 20)):
         kinds[place] = list(GUILTY)[number % len(GUILTY)]
     kernels = [{"id": f"{number}", "do": do, "secs": rng.uniform(0.0, 0.02)} for number, do in enumerate(kinds)]
-    return {candidate_id("f" * 16, TARGET, str(kernel["id"])): kernel for kernel in kernels}
+    return {candidate_id(WORKLOAD, TARGET, str(kernel["id"])): kernel for kernel in kernels}
 
 
 @pytest.mark.long

@@ -35,6 +35,7 @@ from tests.support.processes.made_up import (
     made_up_record,
     target_operator,
     workload_hash,
+    workload_text,
 )
 from tests.support.processes.redis_process import running_redis, wait_until
 from tests.support.secret import SECRET
@@ -128,7 +129,7 @@ def test_a_round_proposed_and_measured_in_one_batch_is_no_empty_round(context: S
     spec = JobSpec(model="a" * 64, model_name="m", shares=("cpu:1",), trials=8, round_size=4)
     job = StoredJob("job1", spec, time.time(), DEVICE, {"cpu:1": granted("cpu:1")}, TARGET)
     name = workload_hash("conv2d")
-    context.store.log.add_workloads([(name, "{}")])
+    context.store.log.add_workloads([(name, workload_text("conv2d"))])
     found = IngestedModel(TARGET, TARGET_KEY, [OperatorTask(name, "conv2d", 1)])
     context.store.models.save_ingested(ingest_key(job), found)
     context.store.jobs.create(job)

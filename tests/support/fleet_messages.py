@@ -10,6 +10,7 @@ from fractune_core.fleet import messages, redis_names
 from fractune_core.fleet.signed_messages import seal_event, seal_replayed
 from fractune_core.records import TuningRecord
 from tests.support.processes.made_up import DEVICE, made_up_record
+from tests.support.samples import WORKLOAD
 from tests.support.secret import SECRET
 
 STREAM = redis_names.tuner_stream("tune-1")
@@ -20,7 +21,7 @@ BUILD: messages.BuildWork = {
     "job": "job1",
     "namespace": "",
     "purpose": "trial",
-    "operator": {"workload_hash": "f" * 16, "name": "conv2d", "target": "{}", "target_key": "{}"},
+    "operator": {"workload_hash": WORKLOAD, "name": "conv2d", "target": "{}", "target_key": "{}"},
     "device_key": DEVICE.key,
     "shares": ["cpu:1", "cpu:2"],
     "candidates": [{"candidate": "c1", "trace": "[1]"}, {"candidate": "c2", "trace": "[2]"}],

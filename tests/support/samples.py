@@ -9,9 +9,12 @@ from fractune_core.cpu_limits import GrantedLimit
 from fractune_core.disturbances import Disturbance
 from fractune_core.records import VALIDATION_POLICY, Kind, Status, TuningRecord, candidate_id
 from fractune_core.shares import Device, GrantedShare
+from fractune_core.workloads import workload_hash
 
 DEVICE = Device("cpu", "rocketlake", 16, 64, 512, "a processor")
 DISTURBANCE = Disturbance(0.5, 0.02, 0.01, 0.0, 0.015, preemptions=3, throttles=1, throttled_s=0.004, clock_mhz=2900)
+WORKLOAD_TEXT = "[]"
+WORKLOAD = workload_hash(WORKLOAD_TEXT)
 TARGET_KEY = '{"kind":"llvm","mcpu":"rocketlake"}'
 
 
@@ -36,8 +39,8 @@ def validation(trace: str, units: int, secs: float, **changes: Any) -> TuningRec
     record = TuningRecord(
         record_id=f"{trace}@{units}",
         kind=Kind.VALIDATION,
-        candidate_id=candidate_id("f" * 16, TARGET_KEY, trace),
-        workload_hash="f" * 16,
+        candidate_id=candidate_id(WORKLOAD, TARGET_KEY, trace),
+        workload_hash=WORKLOAD,
         operator="conv2d",
         target=TARGET_KEY,
         target_key=TARGET_KEY,

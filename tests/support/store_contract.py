@@ -13,15 +13,17 @@ from sqlalchemy import Connection, text
 from fractune_core.analysis.validated import ValidatedRecords
 from fractune_core.jobs import JobSpec
 from fractune_core.records import Kind, Status, TuningRecord
+from fractune_core.workloads import workload_hash
 from fractune_server.store.records.filters import RecordFilter
 from fractune_server.store.records.log import LogKey
 from fractune_server.store.store import Store, sqlite_url
 from fractune_server.store.stored_job import StoredJob
-from tests.support.samples import DEVICE, TARGET_KEY, granted, validation
+from tests.support.samples import DEVICE, TARGET_KEY, WORKLOAD, WORKLOAD_TEXT, granted, validation
 
-KEY = LogKey("f" * 16, TARGET_KEY, DEVICE.key)
+KEY = LogKey(WORKLOAD, TARGET_KEY, DEVICE.key)
 EVERYTHING = RecordFilter()
-WORKLOADS = ["f" * 16, "e" * 16, "d" * 16, "c" * 16]
+TEXTS = {workload_hash(text): text for text in (WORKLOAD_TEXT, "[1]", "[2]", "[3]")}
+WORKLOADS = list(TEXTS)
 
 
 def trial(trace: str, units: int, secs: float, **changes: Any) -> TuningRecord:

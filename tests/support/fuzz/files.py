@@ -27,14 +27,15 @@ from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.planning.devices import cpu_type
 from fractune_core.records import TuningRecord
 from fractune_core.targets import arch_of
-from fractune_server.store.records.record_check import check_record, check_workload
+from fractune_core.workloads import check_workload
+from fractune_server.store.records.record_check import check_record
 from tests.support.client_samples import DEVICE, bundle_bytes, plan_file
 from tests.support.fuzz.mutations import Mutator
 from tests.support.fuzz.texts import file_target
-from tests.support.samples import DISTURBANCE, divided
+from tests.support.samples import DISTURBANCE, WORKLOAD, WORKLOAD_TEXT, divided
 
 RECORD = divided("[]", 2, 1e-3, 1.1e-3, record_id="r1", disturbance=DISTURBANCE).to_json()
-WORKLOAD = {"workload_hash": "f" * 16, "json": "[1, 2]"}
+_WORKLOAD = {"workload_hash": WORKLOAD, "json": WORKLOAD_TEXT}
 _PLAN = plan_file('model = "m.onnx"\ninputs = {data = [1, 3]}').encode()
 _PLAN_WORDS = (
     b"1e400",
@@ -53,7 +54,7 @@ _PLAN_WORDS = (
 
 
 def _log_line(mutator: Mutator) -> bytes:
-    line = {"workload": WORKLOAD} if mutator.random.random() < 0.1 else {"record": RECORD}
+    line = {"workload": _WORKLOAD} if mutator.random.random() < 0.1 else {"record": RECORD}
     if mutator.random.random() < 0.3:
         return mutator.blob(json.dumps(line).encode())
     return json.dumps(mutator.value(line)).encode()
@@ -63,7 +64,7 @@ def _read_log(path: Path) -> None:
     """As a client sends it and the server takes it in."""
     for part in read_jsonl(path):
         if part.WhichOneof("part") == "workload":
-            check_workload(part.workload)
+            check_workload(part.workload.workload_hash, part.workload.json)
             continue
         record = from_proto(TuningRecord, part.record)
         check_record(record)

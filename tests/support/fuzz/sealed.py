@@ -28,17 +28,18 @@ from tests.support.fuzz.files import RECORD
 from tests.support.fuzz.mutations import Mutator
 from tests.support.fuzz.target import Target
 from tests.support.processes.made_up import DEVICE, TARGET, TARGET_KEY, granted, target_operator
+from tests.support.samples import WORKLOAD
 from tests.support.secret import SECRET
 
 _ROOF = {"gflops": 100.0, "gb_per_s": 10.0, "cache_bytes": 1 << 25}
-_OPERATOR_ITEM = {"workload_hash": "f" * 16, "name": "conv", "weight": 2, "workload": "[]", "flops": 1e9, "io_bytes": 5}
+_OPERATOR_ITEM = {"workload_hash": WORKLOAD, "name": "conv", "weight": 2, "workload": "[]", "flops": 1e9, "io_bytes": 5}
 EVENTS: tuple[dict[str, Any], ...] = (
     {"event": "measured", "job": "j1", "round_id": "r", "record": RECORD},
     {
         "event": "proposed",
         "job": "j1",
         "round_id": "r",
-        "workload_hash": "f" * 16,
+        "workload_hash": WORKLOAD,
         "candidates": ["c"],
         "exhausted": False,
     },

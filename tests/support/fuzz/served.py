@@ -35,6 +35,7 @@ from tests.support.fuzz.target import DEADLINE_S, Target
 from tests.support.processes.fleet_simulated import simulated_fleet
 from tests.support.processes.redis_process import running_redis, wait_until
 from tests.support.processes.server_process import Client, ServerProcess, model_bytes, running_server
+from tests.support.samples import WORKLOAD
 
 _REFUSALS = {grpc.StatusCode[kind.grpc_status] for kind in error_kinds().values()} - {
     grpc.StatusCode.INTERNAL,  # a plain FractuneError: a mistake of the server's own
@@ -53,7 +54,7 @@ _VALID: dict[str, list[Message]] = {
     "MakePlanRequest": [_PLAN],
     "ImportRecordsRequest": [
         pb.ImportRecordsRequest(record=_RECORD),
-        pb.ImportRecordsRequest(workload=pb.Workload(workload_hash="f" * 16, json="[]")),
+        pb.ImportRecordsRequest(workload=pb.Workload(workload_hash=WORKLOAD, json="[]")),
     ],
     "UploadModelRequest": [
         pb.UploadModelRequest(header=pb.ModelHeader(display_name="m", sha256="a" * 64, size_bytes=3)),

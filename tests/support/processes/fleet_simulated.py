@@ -50,6 +50,7 @@ from tests.support.processes.made_up import (
     outcome,
     piece_done,
     workload_hash,
+    workload_text,
 )
 from tests.support.processes.redis_process import wait_until
 from tests.support.secret import SECRET
@@ -222,16 +223,7 @@ class SimulatedWorker:
             failed = {"event": "work_failed", "job": work["job"], "task": "ingest", "error": "BadModel"}
             self._send(redis_names.SERVER_STREAM, {**failed, "message": message})
             return
-        operators = [
-            {
-                "workload_hash": workload_hash(op["name"]),
-                "name": op["name"],
-                "weight": op["weight"],
-                "workload": json.dumps(op),
-                **{name: op[name] for name in ("flops", "io_bytes") if name in op},
-            }
-            for op in model["operators"]
-        ]
+        operators = [_operator_item(op) for op in model["operators"]]
         event = {"event": "ingested", "job": work["job"], "target": self.target, "target_key": self.target_key}
         self._send(redis_names.SERVER_STREAM, {**event, "operators": operators})
 
@@ -321,6 +313,17 @@ class SimulatedWorker:
         event["max_error"] = dict.fromkeys(variants, 0.0)
         event["at_load"] = [AtLoad(name, n, (1.0,) * 6, (1.5 / n,) * 6).to_json() for name, n in threads.items()]
         self._send(redis_names.SERVER_STREAM, event)
+
+
+def _operator_item(op: dict[str, Any]) -> dict[str, Any]:
+    facts = {name: op[name] for name in ("space", "implementation") if name in op}
+    return {
+        "workload_hash": workload_hash(op["name"], **facts),
+        "name": op["name"],
+        "weight": op["weight"],
+        "workload": workload_text(op["name"], **facts),
+        **{name: op[name] for name in ("flops", "io_bytes") if name in op},
+    }
 
 
 class SimulatedFleet:

@@ -8,6 +8,7 @@ import time
 from dataclasses import replace
 from typing import Any, cast
 
+from fractune_core import workloads
 from fractune_core.cpu_limits import GrantedLimit, LimitSize
 from fractune_core.fleet import messages
 from fractune_core.implementations import trace_of
@@ -33,8 +34,13 @@ def granted(share: str) -> GrantedShare:
     return GrantedShare(share, size.limit_m, total, "millicore", 1 << 33, reserved=False, ids=ids, limit=limit)
 
 
-def workload_hash(name: str) -> str:
-    return hashlib.sha256(name.encode(errors="surrogatepass")).hexdigest()[:16]
+def workload_text(name: str, **facts: Any) -> str:
+    """In the place of an operator's text: its name, and how the simulated fleet searches it."""
+    return json.dumps({"name": name, **facts})
+
+
+def workload_hash(name: str, **facts: Any) -> str:
+    return workloads.workload_hash(workload_text(name, **facts))
 
 
 def target_operator(name: str) -> messages.TargetOperator:

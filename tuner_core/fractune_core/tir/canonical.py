@@ -138,10 +138,10 @@ def _references(kind: str) -> frozenset[str]:
     """The fields of TVM's type that are indices of nodes; none of a type that has a JSON of its own."""
     from tvm_ffi import core
 
-    info = core._lookup_or_register_type_info_from_type_key(kind)  # noqa: SLF001  TVM publishes no other way
+    info: Any = core._lookup_or_register_type_info_from_type_key(kind)  # noqa: SLF001  TVM publishes no other way
     if core._lookup_type_attr(info.type_index, "__data_to_json__") is not None:  # noqa: SLF001  the same
         return frozenset()
-    found = set()
+    found: set[str] = set()
     while info is not None:
         found.update(each.name for each in info.fields if each.field_static_type_index not in _WRITTEN_IN_PLACE)
         info = info.parent_type_info

@@ -63,6 +63,9 @@ def stored(value: float) -> tirx.PrimFunc:
     return te.create_prim_func([a, te.compute(a.shape, lambda i: tirx.max(a[i], bound))])
 
 
+VALUES: list[Any] = [1, 2, 1.0, "1", "2", True, [1, 2], [2, 1], [[1], 2], [1, [2]], [], {}]
+
+
 @cache
 def different() -> list[Any]:
     """Modules of which no two are equal."""
@@ -80,7 +83,7 @@ def different() -> list[Any]:
         product(16, 16, 16, "float16"),
         *map(softmax, (0, 1)),
         *map(pooled, ("max", "avg")),
-        *(with_value(value) for value in (1, 2, 1.0, "1", "2", True, [1, 2], [2, 1], [[1], 2], [1, [2]], [], {})),
+        *map(with_value, VALUES),
         *(with_value(value) for value in ({"a": 1}, {"b": 1}, {"a": 1, "b": 2}, {"a": 2, "b": 1})),
         *(with_value(value) for value in (0.0, -0.0, 2**62, 2**62 + 1)),
         *(with_value(tvm.runtime.tensor(each)) for each in (numbers, numbers + 1, numbers.reshape(2, 2))),
@@ -186,7 +189,7 @@ def test_an_expression_may_be_nested_more_deeply_than_pythons_stack() -> None:
     a = te.placeholder((16,), "float32", "a")
 
     def deep(i: Any) -> Any:
-        value = a[i]
+        value: Any = a[i]
         for _ in range(600):
             value = value * a[i]
         return value

@@ -31,7 +31,7 @@ from fractune_server.transport.context import ServerContext
 from fractune_server.transport.outgoing import send_model, send_workload
 from fractune_server.transport.work_queues import WorkQueues
 from tests.support.client_samples import bundle_bytes
-from tests.support.samples import DEVICE, granted
+from tests.support.samples import DEVICE, WORKLOAD, WORKLOAD_TEXT, granted
 from tests.support.secret import SECRET
 
 MODEL, OTHER = "a" * 64, "b" * 64
@@ -123,10 +123,10 @@ def test_a_blob_that_is_needed_again_lives_as_long_as_a_new_one(context: ServerC
 
 
 def test_a_workload_that_an_older_version_stored_unsigned_is_replaced(context: ServerContext) -> None:
-    context.store.log.add_workloads([("w1", "{}")])
-    put_blobs(context, workload_blob("w1"))
-    send_workload(context, "w1")
-    assert get_signed_blob(context.redis, SECRET, workload_blob("w1")) == b"{}"
+    context.store.log.add_workloads([(WORKLOAD, WORKLOAD_TEXT)])
+    put_blobs(context, workload_blob(WORKLOAD))
+    send_workload(context, WORKLOAD)
+    assert get_signed_blob(context.redis, SECRET, workload_blob(WORKLOAD)) == WORKLOAD_TEXT.encode()
 
 
 def test_the_model_of_a_call_that_waits_for_its_operators_stays(context: ServerContext, jobs: OpenJobs) -> None:

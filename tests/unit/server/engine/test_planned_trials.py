@@ -17,9 +17,7 @@ from fractune_server.engine.tune import TunePhase
 from fractune_server.scheduler.fair_queue import FairQueue
 from fractune_server.store.store import Store, sqlite_url
 from fractune_server.store.stored_job import StoredJob, StoredOperator
-from tests.support.samples import DEVICE, TARGET_KEY, granted, validation
-
-WORKLOAD = "f" * 16
+from tests.support.samples import DEVICE, TARGET_KEY, WORKLOAD, granted, validation
 
 
 def job(trials: int, operators: int = 1, **spec: Any) -> ActiveJob:

@@ -13,6 +13,7 @@ import redis
 
 from fractune_core.fleet.redis_names import BUILD_QUEUE
 from fractune_core.records import Kind
+from fractune_core.workloads import workload_hash
 from fractune_server.engine.live_round import LiveRound
 from fractune_server.engine.rounds import Rounds
 from fractune_server.scheduler.fair_queue import Claimant, FairQueue
@@ -26,12 +27,14 @@ from tests.support.processes.redis_process import running_redis
 from tests.support.samples import DEVICE, TARGET_KEY
 from tests.support.secret import SECRET
 
+W1, W2 = map(workload_hash, "12")
+
 
 @pytest.fixture
 def rounds(tmp_path: Path) -> Iterator[Rounds]:
     with running_redis() as url, redis.Redis.from_url(url) as connection:
         store = Store(sqlite_url(tmp_path))
-        store.log.add_workloads([(name, "{}") for name in ("w1", "w2")])
+        store.log.add_workloads([(W1, "1"), (W2, "2")])
         context = ServerContext(store, connection, BlobStore(tmp_path), SECRET)
         yield Rounds(context, WorkQueues(connection, SECRET), FairQueue())
         store.close()
@@ -45,10 +48,10 @@ def live(name: str, instance: str, workload: str, kind: Kind = Kind.TRIAL) -> Li
 
 def test_trials_are_found_by_their_instance_and_by_their_search_as_long_as_they_last(rounds: Rounds) -> None:
     made = [
-        live("r1", "t1", "w1"),
-        live("r2", "t1", "w2"),
-        live("r3", "t2", "w2"),
-        live("v", "", "w2", Kind.VALIDATION),
+        live("r1", "t1", W1),
+        live("r2", "t1", W2),
+        live("r3", "t2", W2),
+        live("v", "", W2, Kind.VALIDATION),
     ]
     for each in made:
         rounds.start(each, BUILD_QUEUE, [])

@@ -18,9 +18,8 @@ from fractune_server.scheduler.allocation import OperatorPlan
 from fractune_server.scheduler.fair_queue import FairQueue
 from fractune_server.store.store import Store, sqlite_url
 from fractune_server.store.stored_job import Round, StoredJob, StoredOperator
-from tests.support.samples import DEVICE, TARGET_KEY, granted, validation
+from tests.support.samples import DEVICE, TARGET_KEY, WORKLOAD, granted, validation
 
-WORKLOAD = "f" * 16
 SHARES = {"cpu:1": granted(1), "cpu:2": granted(2), "cpu:4": granted(4)}
 
 

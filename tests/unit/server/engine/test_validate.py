@@ -11,13 +11,13 @@ from fractune_server.engine.active_job import ActiveJob
 from fractune_server.engine.validate import ValidatePhase, _copy_times
 from fractune_server.store.records.log import LogKey
 from fractune_server.store.stored_job import StoredJob, StoredOperator
-from tests.support.samples import DEVICE, TARGET_KEY, divided, granted
+from tests.support.samples import DEVICE, TARGET_KEY, WORKLOAD, divided, granted
 
 
 def test_the_time_of_the_winner_is_not_the_one_that_made_it_win() -> None:
     spec = JobSpec(model="a" * 64, model_name="net.onnx", shares=("cpu:1",))
     stored = StoredJob("j", spec, 1.0, DEVICE, {"cpu:1": granted(1)}, "llvm", target_key=TARGET_KEY)
-    operator = StoredOperator("f" * 16, "conv2d", 1, selected=True)
+    operator = StoredOperator(WORKLOAD, "conv2d", 1, selected=True)
     validations = [
         divided(UNTUNED, 1, 4.0, 4.2),
         divided("lucky", 1, 1.0, 1.5),

@@ -19,10 +19,10 @@ from fractune_core.records import UNTUNED, VALIDATION_POLICY, TimingPolicy
 from fractune_server.selection.model_match import OperatorRow, _row
 from fractune_server.selection.variants import Deployment, ValidatedOperator, measured_secs, variants_for
 from tests.support.client_samples import bundle_bytes
-from tests.support.samples import DEVICE, TARGET_KEY, granted, validation
+from tests.support.samples import DEVICE, TARGET_KEY, WORKLOAD, granted, validation
 
 TRACES = [UNTUNED, "a", "b", "c", "d"]
-NAME = "f" * 16
+NAME = WORKLOAD
 
 
 def deployment(units: tuple[int, ...]) -> Deployment:

@@ -18,7 +18,7 @@ from fractune_server.selection.variants import (
     variants_for,
     with_alternatives,
 )
-from tests.support.samples import DEVICE, TARGET_KEY, granted, validation
+from tests.support.samples import DEVICE, TARGET_KEY, WORKLOAD, granted, validation
 
 PLACE = Deployment(DEVICE.key, TARGET_KEY, {"cpu:1": granted(1), "cpu:2": granted(2)})
 GPU = Device("cuda", "sm_90", 132, 140, 51200)
@@ -27,7 +27,7 @@ GPU = Device("cuda", "sm_90", 132, 140, 51200)
 def operator(times: dict[str, tuple[float, float]], weight: int = 1) -> ValidatedOperator:
     """Seconds at one and at two cores by trace."""
     records = [validation(trace, units, secs[units - 1]) for trace, secs in times.items() for units in (1, 2)]
-    return ValidatedOperator("f" * 16, weight, ValidatedRecords(tuple(records)))
+    return ValidatedOperator(WORKLOAD, weight, ValidatedRecords(tuple(records)))
 
 
 def traces(variants: list[Variant]) -> dict[str, dict[str, str]]:
@@ -38,12 +38,12 @@ def test_a_variant_for_each_share_and_a_robust_one_where_it_is_another() -> None
     found = operator({UNTUNED: (9.0, 9.0), "one": (1.0, 3.0), "two": (3.0, 1.0), "both": (1.1, 1.1)}, weight=2)
     variants = variants_for(PLACE, [found], robust_only=False)
     assert traces(variants) == {
-        "cpu:1": {"f" * 16: "one"},
-        "cpu:2": {"f" * 16: "two"},
-        "robust": {"f" * 16: "both"},
+        "cpu:1": {WORKLOAD: "one"},
+        "cpu:2": {WORKLOAD: "two"},
+        "robust": {WORKLOAD: "both"},
         "untuned": {},
     }
-    robust = variants[2].matches["f" * 16]
+    robust = variants[2].matches[WORKLOAD]
     assert robust.how is How.ROBUST
     assert robust.regret == pytest.approx(0.1)
     assert measured_secs(PLACE, [found], variants) == {
@@ -55,7 +55,7 @@ def test_a_variant_for_each_share_and_a_robust_one_where_it_is_another() -> None
 def test_no_robust_variant_beside_one_that_has_the_same_schedules() -> None:
     found = operator({UNTUNED: (9.0, 9.0), "one": (1.0, 1.1), "two": (3.0, 1.0)})
     assert list(traces(variants_for(PLACE, [found], robust_only=False))) == ["cpu:1", "cpu:2", "untuned"]
-    assert traces(variants_for(PLACE, [found], robust_only=True)) == {"robust": {"f" * 16: "one"}, "untuned": {}}
+    assert traces(variants_for(PLACE, [found], robust_only=True)) == {"robust": {WORKLOAD: "one"}, "untuned": {}}
 
 
 def test_an_alternative_has_variants_of_its_own_at_shares_where_it_has_a_schedule() -> None:
@@ -66,7 +66,7 @@ def test_an_alternative_has_variants_of_its_own_at_shares_where_it_has_a_schedul
     other = ValidatedOperator("e" * 16, 0, records)
     variants = variants_for(PLACE, [plain], robust_only=False)
     twins = with_alternatives(PLACE, [other], variants)
-    assert traces(twins) == {"cpu:1+attention": {"f" * 16: "one", "e" * 16: "triton:[1]"}}
+    assert traces(twins) == {"cpu:1+attention": {WORKLOAD: "one", "e" * 16: "triton:[1]"}}
     assert with_alternatives(PLACE, [], variants) == []
     exact = ValidatedOperator("e" * 16, 0, records.exact)
     assert with_alternatives(PLACE, [exact], variants) == []
@@ -76,7 +76,7 @@ def test_an_alternative_has_variants_of_its_own_at_shares_where_it_has_a_schedul
 def test_an_operator_without_records_stays_untuned_and_counts_in_no_sum() -> None:
     found = [operator({UNTUNED: (9.0, 9.0), "one": (1.0, 1.0)}), ValidatedOperator("e" * 16, 5, ValidatedRecords())]
     variants = variants_for(PLACE, found, robust_only=False)
-    assert variants[0].traces == {"f" * 16: "one"}
+    assert variants[0].traces == {WORKLOAD: "one"}
     assert measured_secs(PLACE, found, variants)["cpu:1"] == {"cpu:1": 1.0, "cpu:2": 1.0, "untuned": 9.0}
 
 
@@ -87,7 +87,7 @@ def test_a_variant_is_absent_where_its_schedule_was_not_measured() -> None:
         validation("one", 1, 1.0),
         validation("two", 2, 1.0),
     ]
-    found = [ValidatedOperator("f" * 16, 1, ValidatedRecords(tuple(records)))]
+    found = [ValidatedOperator(WORKLOAD, 1, ValidatedRecords(tuple(records)))]
     variants = variants_for(PLACE, found, robust_only=False)
     assert measured_secs(PLACE, found, variants) == {
         "cpu:1": {"cpu:1": 1.0, "robust": 9.0, "untuned": 9.0},
@@ -103,16 +103,16 @@ def test_one_variant_for_shares_of_several_mechanisms() -> None:
         for trace, row in times.items()
         for share, secs in zip(place.granted, row, strict=True)
     ]
-    found = ValidatedOperator("f" * 16, 1, ValidatedRecords(tuple(records)))
+    found = ValidatedOperator(WORKLOAD, 1, ValidatedRecords(tuple(records)))
     variants = variants_for(place, [found], robust_only=False)
     assert traces(variants) == {
-        "mps:25": {"f" * 16: "part"},
-        "mps:50": {"f" * 16: "whole"},
-        "full": {"f" * 16: "whole"},
-        "robust": {"f" * 16: "both"},
+        "mps:25": {WORKLOAD: "part"},
+        "mps:50": {WORKLOAD: "whole"},
+        "full": {WORKLOAD: "whole"},
+        "robust": {WORKLOAD: "both"},
         "untuned": {},
     }
-    robust = variants[3].matches["f" * 16]
+    robust = variants[3].matches[WORKLOAD]
     assert robust.regret == pytest.approx(0.2)
     assert robust.reason == "the model loses at most 20.0 % at mps:25, mps:50, full"
 

@@ -24,6 +24,7 @@ from tests.support.samples import TARGET_KEY
 from tests.support.store_contract import (
     EVERYTHING,
     KEY,
+    TEXTS,
     WORKLOADS,
     OnSqlite,
     StoreContract,
@@ -77,12 +78,13 @@ class KeptContract(StoreContract):
         }
 
     def test_what_workloads_ask_for_is_known_once_it_was_told(self, store: Store) -> None:
-        store.log.add_workloads([("w", "[]"), ("v", "[]")])
-        assert store.log.arithmetic(["w", "v", "none"]) == {}
-        store.log.set_arithmetic({"w": Arithmetic(1e9, 3 << 40), "none": Arithmetic(1.0, 1)})
-        assert store.log.arithmetic(["w", "v", "none"]) == {"w": Arithmetic(1e9, 3 << 40)}
-        store.log.add_workloads([("w", "[]")])
-        assert store.log.arithmetic(["w"]) == {"w": Arithmetic(1e9, 3 << 40)}
+        w, v = WORKLOADS[:2]
+        store.log.add_workloads([(w, TEXTS[w]), (v, TEXTS[v])])
+        assert store.log.arithmetic([w, v, "none"]) == {}
+        store.log.set_arithmetic({w: Arithmetic(1e9, 3 << 40), "none": Arithmetic(1.0, 1)})
+        assert store.log.arithmetic([w, v, "none"]) == {w: Arithmetic(1e9, 3 << 40)}
+        store.log.add_workloads([(w, TEXTS[w])])
+        assert store.log.arithmetic([w]) == {w: Arithmetic(1e9, 3 << 40)}
 
     def test_an_exhausted_space_is_known_by_workload_target_exactness_and_version(
         self, store: Store, monkeypatch: pytest.MonkeyPatch

@@ -11,7 +11,7 @@ from typing import Any
 
 import tvm
 from tvm.tirx import PrimFunc
-from tvm_ffi import StructuralKey
+from tvm_ffi import structural_equal
 
 from fractune_workers.children.triton_kernels.sources import is_fit
 from fractune_workers.children.tvm_api.traces import Workload
@@ -58,12 +58,13 @@ def decisions_in(function: Any) -> str:
 
 def with_decisions(mod: tvm.IRModule, decisions: Mapping[Workload, str]) -> tvm.IRModule:
     """The module with the text of the decisions of its marked operators in their marks. To TVM, they are scheduled."""
-    texts = {StructuralKey(workload.mod): text for workload, text in decisions.items()}
+    texts = [(workload.mod, text) for workload, text in decisions.items()]
     changed = mod.clone()
     normalized = tvm.get_global_func("tvm.s_tir.meta_schedule.normalize_mod")
     for name, each in mod.functions.items():
         if isinstance(each, PrimFunc) and is_marked(each):
-            text = texts.get(StructuralKey(normalized(each)))
+            own = normalized(each)
+            text = next((text for decided, text in texts if structural_equal(decided, own)), None)
             if text is not None:
                 changed.update_func(name, each.with_attr({_MARK: text, _SCHEDULED: True}))
     return changed

@@ -2,42 +2,79 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 from pathlib import Path
+from typing import Any
 
-import pytest
+import tvm
+from tvm import te, topi
+from tvm.s_tir import Schedule
+from tvm.s_tir import meta_schedule as ms
 
-from fractune.features.log.jsondatabase import RECORDS, WORKLOADS, write_jsondatabase
-from fractune_core.codec.messages import to_proto
-from fractune_core.implementations import TRITON, text_of
+from fractune.features.log.jsondatabase import RECORDS, WORKLOADS, read_jsondatabase, write_jsondatabase
+from fractune_core.codec.messages import from_proto, to_proto
+from fractune_core.implementations import DIRECT, TRITON, text_of
 from fractune_core.pb import fractune_pb2 as pb
+from fractune_core.records import TuningRecord
+from fractune_core.tir.canonical import read_graph
+from fractune_core.workloads import check_workload, parted_workloads
+from fractune_server.store.records.record_check import check_record
 from tests.support.client_samples import record
-from tests.support.paths import REPOSITORY
+from tests.support.samples import DEVICE, granted
 
-OLD = REPOSITORY / "tests" / "assets" / "model_names" / "operators.jsonl.gz"
+TARGET = {"kind": "llvm", "mcpu": "x86-64-v3", "num-cores": 2}
+PLACE = pb.OfferedShare(device=to_proto(DEVICE, pb.Device), granted=to_proto(granted(1), pb.GrantedShare))
 
 
-@pytest.mark.parametrize("model", ["first", "second"])
-def test_an_exported_trace_applies_to_its_workload(tmp_path: Path, model: str) -> None:
-    """Whichever of two models an old trace was tuned for, while the log has the workload of the first."""
-    from tvm.s_tir import Schedule
-    from tvm.s_tir import meta_schedule as ms
+def stock(folder: Path, name: str) -> None:
+    """A JSONDatabase as stock TVM writes it."""
+    folder.mkdir()
+    paths = [str(folder / file) for file in (WORKLOADS, RECORDS)]
+    database = ms.database.JSONDatabase(*paths)
+    x = te.placeholder((16, 64), "float32", name)
+    mod = tvm.IRModule({"main": te.create_prim_func([x, topi.nn.relu(topi.sum(x, axis=1))])})
+    sch = Schedule(mod)
+    block = sch.get_sblock(f"{name}_red")
+    factored = sch.rfactor(sch.split(sch.get_loops(block)[-1], factors=[None, 8])[1], factor_axis=1)
+    sch.vectorize(sch.get_loops(sch.get_sblock(f"{name}_red_rf"))[-1])
+    assert sch.get(factored).name_hint == f"{name}_red_rf"
+    workload = database.commit_workload(mod)
+    arguments = ms.arg_info.ArgInfo.from_entry_func(mod)
+    made = ms.database.TuningRecord(sch.trace, workload, [1e-3], tvm.target.Target(TARGET), arguments)
+    database.commit_tuning_record(made)
 
-    lines = gzip.decompress(OLD.read_bytes()).decode().splitlines()
-    by_model = {each["model"]: each for each in map(json.loads, lines) if each["operator"] == "layer_norm"}
-    name = by_model["first"]["workload_hash"]
-    tuned = record(workload_hash=name, trace=by_model[model]["traces"][0])
-    parts = [
-        pb.ExportRecordsResponse(workload=pb.Workload(workload_hash=name, json=by_model["first"]["workload"])),
-        pb.ExportRecordsResponse(record=to_proto(tuned, pb.Record)),
-    ]
+
+def imported(folder: Path) -> tuple[pb.Workload, TuningRecord]:
+    workload, found = read_jsondatabase(folder, PLACE)
+    return workload.workload, from_proto(TuningRecord, found.record)
+
+
+def applied(graph: Any, trace: Any) -> str:
+    sch = Schedule(graph, debug_mask="none", error_render_level="none")
+    trace(sch)
+    return str(sch.mod.script())
+
+
+def test_stock_databases_of_two_models_are_imported_as_one_operator_and_exported_again(tmp_path: Path) -> None:
+    """Whatever the models called its blocks."""
+    from tvm.s_tir.schedule import Trace
+
+    for name in ("lv13", "x"):
+        stock(tmp_path / name, name)
+    (workload, one), (same, other) = (imported(tmp_path / name) for name in ("lv13", "x"))
+    assert workload == same
+    assert (one.trace, one.candidate_id) == (other.trace, other.candidate_id)
+    check_workload(workload.workload_hash, workload.json)
+    check_record(one)
+    module = read_graph(parted_workloads(workload.json)[DIRECT])
+    scheduled = applied(module, lambda sch: Trace.apply_json_to_schedule(json.loads(one.trace), sch))
+    assert "T.vectorized" in scheduled
+    parts = [pb.ExportRecordsResponse(workload=workload), pb.ExportRecordsResponse(record=to_proto(one, pb.Record))]
     assert write_jsondatabase(parts, tmp_path / "db") == 1
     paths = (str(tmp_path / "db" / file) for file in (WORKLOADS, RECORDS))
     (found,) = ms.database.JSONDatabase(*paths, allow_missing=False).get_all_tuning_records()
-    sch = Schedule(found.workload.mod, debug_mask="none", error_render_level="none")
-    found.trace.apply_to_schedule(sch, remove_postproc=False)
-    assert "T.vectorized" in sch.mod.script() or "pragma" in sch.mod.script()
+    again = applied(found.workload.mod, lambda sch: found.trace.apply_to_schedule(sch, remove_postproc=False))
+    assert again == scheduled
 
 
 def test_decisions_of_a_triton_kernel_are_no_schedule_of_tvm(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from fractune_server.store.database.tables import metadata
 from fractune_server.store.records.rows import record_to_row
 from fractune_server.store.store import Store, sqlite_url
 from fractune_server.store.tokens import TokenStore
-from tests.support.samples import DEVICE, validation
+from tests.support.samples import DEVICE, WORKLOAD, validation
 from tests.support.store_contract import (
     KEY,
     OnSqlite,
@@ -51,7 +51,7 @@ class MigrationsContract(StoreContract):
                 "median_s": row["ranking_median_s"],
             }
             _insert(connection, "records", row | first_names)
-            _insert(connection, "workloads", {"workload_hash": "f" * 16, "json_zlib": zlib.compress(b"[]")})
+            _insert(connection, "workloads", {"workload_hash": WORKLOAD, "json_zlib": zlib.compress(b"[]")})
         old.close()
         store = make()
         (record,) = validations_of(store, KEY.workload_hash).records
@@ -59,7 +59,7 @@ class MigrationsContract(StoreContract):
         assert record.cpu_secs is None
         store.log.add([validation("b", 1, 1.0)])
         assert len(validations_of(store, KEY.workload_hash).records) == 2
-        assert store.log.arithmetic(["f" * 16]) == {}
+        assert store.log.arithmetic([WORKLOAD]) == {}
         assert store.roofs.of(DEVICE.key) == {}
         assert store.log.totals() == rows_by_group(store) == {("cpu:1", "validation", "ok"): 2}
         store.close()

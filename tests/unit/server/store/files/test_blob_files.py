@@ -22,7 +22,7 @@ from fractune_core.records import COLD, VALIDATION_POLICY, Status, TimingPolicy,
 from fractune_core.served import Served, ServiceGoal
 from fractune_server.services.paging import page_size, read_token, write_token
 from fractune_server.store.files.blob_files import BlobStore
-from fractune_server.store.records.record_check import check_record, check_workload
+from fractune_server.store.records.record_check import check_record
 from tests.support.client_samples import bundle_bytes
 from tests.support.samples import DISTURBANCE, validation
 
@@ -97,9 +97,6 @@ def test_a_doubtful_record_is_refused_by_name(changes: dict[str, Any], complaint
 def test_a_good_record_passes() -> None:
     check_record(validation('["x"]', 1, 1.0))
     check_record(validation('["x"]', 1, 1.0, disturbance=DISTURBANCE, attempts=2))
-    check_workload(pb.Workload(workload_hash="f" * 16, json="[]"))
-    with pytest.raises(BadRequest, match="is not JSON"):
-        check_workload(pb.Workload(workload_hash="f" * 16, json="nope"))
 
 
 def test_records_and_jobs_there_and_back() -> None:

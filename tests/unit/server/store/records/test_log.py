@@ -11,12 +11,12 @@ from fractune_core.analysis.roofline import Arithmetic
 from fractune_core.errors import BadRequest, NotFound
 from fractune_core.implementations import DIRECT, WINOGRAD4, text_of
 from fractune_core.records import Kind, TuningRecord
-from fractune_core.workloads import joined_workloads
+from fractune_core.workloads import joined_workloads, workload_hash
 from fractune_server.store.records.filters import RecordFilter
 from fractune_server.store.records.log import Donor, RecordPlace
 from fractune_server.store.store import Store
 from fractune_server.store.stored_job import StoredOperator
-from tests.support.samples import DEVICE, DISTURBANCE, divided, granted, validation
+from tests.support.samples import DEVICE, DISTURBANCE, WORKLOAD, WORKLOAD_TEXT, divided, granted, validation
 from tests.support.store_contract import (
     EVERYTHING,
     KEY,
@@ -47,9 +47,9 @@ class LogContract(StoreContract):
         store.log.add([trial("m", 1, 1.0, workload_hash="d" * 16, operator="matmul")])
         share = {units: granted(units).key for units in (1, 2)}
         assert sorted(store.log.donors(KEY, "conv2d"), key=lambda each: -each.trials) == [
-            Donor("f" * 16, share[1], "conv2d", 3),
+            Donor(WORKLOAD, share[1], "conv2d", 3),
             Donor("e" * 16, share[1], "fused_conv2d2_relu", 2),
-            Donor("f" * 16, share[2], "conv2d", 1),
+            Donor(WORKLOAD, share[2], "conv2d", 1),
         ]
         assert store.log.donors(KEY, "conv_d") == store.log.donors(KEY, "conv%d") == []
 
@@ -91,21 +91,30 @@ class LogContract(StoreContract):
         store.log.prune(RecordFilter(namespace="a"), 0, dry_run=False)
         assert [len(store.log.trials(key)) for key in (KEY, ours)] == [1, 0]
 
-    def test_a_workload_with_more_implementations_takes_the_place_of_one_with_fewer(self, store: Store) -> None:
-        one, both = joined_workloads({DIRECT: ["1"]}), joined_workloads({DIRECT: ["1"], WINOGRAD4: ["2"]})
-        for written, kept in ((one, one), (both, both), (one, both)):
-            store.log.add_workloads([("w", written)])
-            assert store.log.workload("w") == kept
+    def test_a_text_is_kept_under_its_own_name_alone(self, store: Store) -> None:
+        """Whoever sends it: a known name is never given another text."""
+        store.log.add_workloads([(WORKLOAD, WORKLOAD_TEXT)])
+        for name in (WORKLOAD, "0" * 64, "f" * 16):
+            with pytest.raises(BadRequest, match=f"workload '?{name}"):
+                store.log.add_workloads([(name, "[1]")])
+            with pytest.raises(BadRequest, match=f"workload '?{name}"):
+                store.log.import_all([(name, "[1]")], [])
+        assert store.log.workload(WORKLOAD) == WORKLOAD_TEXT
+        for name in ("0" * 64, "f" * 16):
+            with pytest.raises(NotFound):
+                store.log.workload(name)
 
-    def test_an_imported_workload_with_more_implementations_leaves_the_arithmetic(self, store: Store) -> None:
+    def test_an_operator_with_other_implementations_is_another_one(self, store: Store) -> None:
         one, both = joined_workloads({DIRECT: ["1"]}), joined_workloads({DIRECT: ["1"], WINOGRAD4: ["2"]})
-        known = trial("a", 1, 1.0)
-        name = known.workload_hash
-        store.log.import_all([(name, one)], [known])
-        store.log.set_arithmetic({name: Arithmetic(4.0, 8)})
-        store.log.import_all([(name, both)], [trial(text_of(WINOGRAD4, "[]"), 1, 0.5)])
-        assert store.log.workload(name) == both
-        assert store.log.arithmetic([name]) == {name: Arithmetic(4.0, 8)}
+        texts = {workload_hash(text): text for text in (one, both)}
+        store.log.add_workloads(list(texts.items()))
+        assert {name: store.log.workload(name) for name in texts} == texts
+
+    def test_a_workload_that_is_imported_again_keeps_its_arithmetic(self, store: Store) -> None:
+        store.log.import_all([(WORKLOAD, WORKLOAD_TEXT)], [trial("a", 1, 1.0)])
+        store.log.set_arithmetic({WORKLOAD: Arithmetic(4.0, 8)})
+        store.log.import_all([(WORKLOAD, WORKLOAD_TEXT)], [trial("b", 1, 0.5)])
+        assert store.log.arithmetic([WORKLOAD]) == {WORKLOAD: Arithmetic(4.0, 8)}
 
     def test_best_trials_one_for_each_candidate_fastest_first(self, store: Store) -> None:
         again = replace(trial("a", 1, 5.0), record_id="again")
@@ -141,14 +150,14 @@ class LogContract(StoreContract):
     def test_filters(self, store: Store) -> None:
         store.log.add([validation("a", 1, 1.0), trial("b", 2, 1.0, operator="dense_3", job="j2")])
         store.jobs.create(job("j"))
-        store.jobs.save(store.jobs.get("j"), {0: StoredOperator("f" * 16, "conv2d", 1, selected=True)})
+        store.jobs.save(store.jobs.get("j"), {0: StoredOperator(WORKLOAD, "conv2d", 1, selected=True)})
 
         def count(chosen: RecordFilter) -> int:
             return store.log.count(chosen)
 
         assert count(RecordFilter(kind=Kind.VALIDATION)) == 1
         assert count(RecordFilter(operator="dense")) == count(RecordFilter(operator="DENSE")) == 1
-        assert count(RecordFilter(operator="f" * 16)) == 2
+        assert count(RecordFilter(operator=WORKLOAD)) == 2
         assert count(RecordFilter(operator="den%3")) == 0
         assert count(RecordFilter(share="cpu:2")) == 1
         assert count(RecordFilter(device="rocket")) == count(RecordFilter(device="Rocket")) == 2
@@ -174,13 +183,13 @@ class LogContract(StoreContract):
     def test_import_is_all_or_nothing(self, store: Store) -> None:
         stranger = trial("b", 1, 1.0, workload_hash="0" * 16)
         with pytest.raises(BadRequest, match=f"records/{stranger.record_id}: workload 0000"):
-            store.log.import_all([("f" * 16, "[]")], [trial("a", 1, 1.0), stranger])
+            store.log.import_all([(WORKLOAD, WORKLOAD_TEXT)], [trial("a", 1, 1.0), stranger])
         assert store.log.count(EVERYTHING) == 0
         with pytest.raises(NotFound):
-            store.log.workload("f" * 16)
-        assert store.log.import_all([("f" * 16, "[1]")], [trial("a", 1, 1.0)]) == 1
+            store.log.workload(WORKLOAD)
+        assert store.log.import_all([(WORKLOAD, WORKLOAD_TEXT)], [trial("a", 1, 1.0)]) == 1
         assert store.log.import_all([], [trial("a", 1, 1.0)]) == 0
-        assert store.log.workload("f" * 16) == "[1]"
+        assert store.log.workload(WORKLOAD) == WORKLOAD_TEXT
 
     def test_newest(self, store: Store) -> None:
         assert store.log.newest("cpu:1") is None

@@ -16,6 +16,7 @@ from fractune_server.store.store import Store
 from tests.support.samples import DISTURBANCE, validation
 from tests.support.store_contract import (
     KEY,
+    TEXTS,
     WORKLOADS,
     OnSqlite,
     StoreContract,
@@ -53,7 +54,7 @@ def change_something(draw: random.Random, store: Store) -> None:
     if step == "add":
         store.log.add(new)
     elif step == "import":
-        store.log.import_all([(name, "[]") for name in WORKLOADS], new)
+        store.log.import_all(TEXTS.items(), new)
     elif step == "failing import":
         with pytest.raises(BadRequest):
             store.log.import_all([], [*new, validation("z", 1, 1.0, workload_hash="unknown-workload")])
@@ -67,7 +68,7 @@ def change_something(draw: random.Random, store: Store) -> None:
 def any_record(draw: random.Random) -> TuningRecord:
     workload, trace, units = draw.choice(WORKLOADS), draw.choice("abc"), draw.choice([1, 2])
     namespace = draw.choice(NAMESPACES)
-    name = f"{workload} {trace}@{units} {namespace} {draw.randint(0, 1)}"
+    name = f"{workload[:16]} {trace}@{units} {namespace} {draw.randint(0, 1)}"
     identity = {"record_id": name, "workload_hash": workload, "namespace": namespace}
     if draw.random() < 0.3:
         return trial(trace, units, draw.random(), **{**identity, "record_id": f"trial {identity['record_id']}"})
