@@ -14,6 +14,7 @@ from typing import Any
 
 from fractune_core.implementations import DIRECT
 from fractune_workers.children.building import child as building
+from tests.support.samples import WORKLOAD
 
 # By its limit of 1 s, as the kernel's ticks count, which may run ahead.
 _ENDED_EARLY = """
@@ -65,6 +66,6 @@ def _obey(trace: str, _target: Any) -> bytes:
 def open_child(_args: list[str]) -> dict[str, Callable[..., Any]]:
     vars(building).update(read_trace=lambda text, _workload: SimpleNamespace(mod=text), build_object=_obey)
     child: Any = building.BuilderChild()
-    child._workloads["w"] = {DIRECT: SimpleNamespace()}
+    child._workloads[WORKLOAD] = {DIRECT: SimpleNamespace()}
     own = {"build": child.build, "compilers": child.compilers}
     return {**own, "pid": os.getpid, "learn_workload": lambda **_workload: []}

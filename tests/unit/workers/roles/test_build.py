@@ -24,6 +24,7 @@ from fractune_workers.context import WorkerContext
 from fractune_workers.locks.core_locks import CoreLocks
 from fractune_workers.roles.build import Builder, Deadline
 from tests.support.processes.redis_process import running_redis, wait_until
+from tests.support.samples import WORKLOAD, WORKLOAD_TEXT
 from tests.support.secret import SECRET
 
 
@@ -60,7 +61,7 @@ def test_four_times_what_its_own_took_for_an_operator_with_some() -> None:
 def builder(tmp_path: Path) -> Iterator[Builder]:
     with running_redis() as url, redis.Redis.from_url(url) as connection:
         context = WorkerContext("builder", connection, SECRET, CoreLocks(tmp_path / "gate", 8), [0], tmp_path)
-        put_signed_blob(connection, SECRET, workload_blob("w"), b"{}")
+        put_signed_blob(connection, SECRET, workload_blob(WORKLOAD), WORKLOAD_TEXT.encode())
         builder = Builder(context)
         builder._process.child = Child("tests.support.children.building_module")
         yield builder
@@ -75,7 +76,7 @@ def built(builder: Builder, *traces: str) -> list[tuple[str, str]]:
 
 def artifacts(builder: Builder, share: str, candidates: list[Any], purpose: str = "trial") -> list[Any]:
     """What the measurer of a share is told."""
-    operator: Any = {"workload_hash": "w", "name": "matmul", "target": '{"kind": "llvm"}', "target_key": "k"}
+    operator: Any = {"workload_hash": WORKLOAD, "name": "matmul", "target": '{"kind": "llvm"}', "target_key": "k"}
     work: Any = {
         "task": "build",
         "work_id": f"w-{share[-1]}",
