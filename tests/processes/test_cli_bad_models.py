@@ -111,6 +111,13 @@ def test_a_model_that_cannot_be_tuned_is_one_line_and_exit_code_three(
     assert "Traceback" not in ended.stdout
 
 
+def test_a_file_is_told_by_its_own_name_though_another_had_its_contents_before(address: str, tmp_path: Path) -> None:
+    for name in ("first.onnx", "second.onnx"):
+        unsupported(tmp_path / name)
+        ended = run_fractune("tune", str(tmp_path / name), "--shares", "cpu:1", "--server", address, "--quiet")
+        assert error_line(ended).startswith(f"fractune: {name}: opset 17: cannot import node 'the_node' (Det)")
+
+
 def test_operators_that_nobody_has_are_told_with_those_there_are(address: str, tmp_path: Path) -> None:
     model = write_model(tmp_path / "m.onnx")
     ended = run_fractune("tune", str(model), "--shares", "cpu:1", "--server", address, "--quiet", "--only", "lstm")

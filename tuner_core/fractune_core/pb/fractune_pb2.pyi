@@ -269,6 +269,7 @@ class JobSpec(_message.Message):
     NAMESPACE_FIELD_NUMBER: _builtins.int
     FRESH_FIELD_NUMBER: _builtins.int
     CHECK_INPUTS_FIELD_NUMBER: _builtins.int
+    MODEL_NAME_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """models/{sha256}"""
     target: _builtins.str
@@ -306,6 +307,8 @@ class JobSpec(_message.Message):
     """models/{sha256} of an uploaded .npz file with an array for each input, as numpy.savez writes it. The bundle's outputs
     are compared with the model's on these too. Empty = none.
     """
+    model_name: _builtins.str
+    """Name of the caller's model file, for messages; empty = the name with which the file was uploaded first."""
     @_builtins.property
     def shares(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Shares as text, such as "cpu:1"."""
@@ -336,10 +339,11 @@ class JobSpec(_message.Message):
         namespace: _builtins.str = ...,
         fresh: _builtins.bool = ...,
         check_inputs: _builtins.str = ...,
+        model_name: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_trials", b"_trials", "trials", b"trials"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_trials", b"_trials", "check_inputs", b"check_inputs", "exact", b"exact", "fresh", b"fresh", "inputs", b"inputs", "minutes", b"minutes", "model", b"model", "more", b"more", "namespace", b"namespace", "only", b"only", "priority", b"priority", "rerank", b"rerank", "round_size", b"round_size", "seed", b"seed", "shares", b"shares", "target", b"target", "trials", b"trials", "variants", b"variants"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_trials", b"_trials", "check_inputs", b"check_inputs", "exact", b"exact", "fresh", b"fresh", "inputs", b"inputs", "minutes", b"minutes", "model", b"model", "model_name", b"model_name", "more", b"more", "namespace", b"namespace", "only", b"only", "priority", b"priority", "rerank", b"rerank", "round_size", b"round_size", "seed", b"seed", "shares", b"shares", "target", b"target", "trials", b"trials", "variants", b"variants"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__trials: _TypeAlias = _typing.Literal["trials"]  # noqa: Y015
     _WhichOneofArgType__trials: _TypeAlias = _typing.Literal["_trials", b"_trials"]  # noqa: Y015

@@ -41,7 +41,16 @@ class IngestPhase:
             work_id = job.work_id(_INGEST)
             if not self._queues.has(work_id):
                 stored = job.stored
-                request_ingest(self._context, self._queues, key, stored.token, stored.device.isa, job.id, work_id)
+                request_ingest(
+                    self._context,
+                    self._queues,
+                    key,
+                    stored.token,
+                    stored.device.isa,
+                    job.id,
+                    work_id,
+                    stored.spec.model_name,
+                )
             job.note_requested(_INGEST)
 
     def save(self, key: IngestKey, event: Ingested) -> None:

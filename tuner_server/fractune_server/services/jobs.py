@@ -15,7 +15,7 @@ from fractune_core.codec.messages import from_proto, to_proto
 from fractune_core.codec.times import seconds
 from fractune_core.errors import BadRequest, QuotaExceeded, ScopeMissing, ServerUnreachable
 from fractune_core.jobs import JobSpec, JobState, Priority
-from fractune_core.names import Collection
+from fractune_core.names import Collection, check_file_name
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.pb import fractune_pb2_grpc as rpc
 from fractune_core.shares import with_kernel_shares
@@ -47,7 +47,9 @@ class JobService(rpc.JobServiceServicer):
         if size > _MOST_SPEC_BYTES:
             raise BadRequest(f"the job's spec has {size} bytes, and {_MOST_SPEC_BYTES} is the limit; name less in it")
         model = self._context.store.models.get(Collection.MODELS.parse(request.spec.model))
-        spec = from_proto(JobSpec, request.spec, model_name=model.display_name)
+        name = request.spec.model_name or model.display_name
+        check_file_name(name, "model_name")
+        spec = from_proto(JobSpec, request.spec, model_name=name)
         spec.check()
         if spec.check_inputs:
             arrays = self._context.store.models.get(Collection.MODELS.parse(spec.check_inputs))

@@ -14,9 +14,18 @@ from fractune_server.transport.work_queues import WorkQueues
 
 
 def request_ingest(
-    context: ServerContext, queues: WorkQueues, key: IngestKey, owner: str, isa: str, job: str, work_id: str
+    context: ServerContext,
+    queues: WorkQueues,
+    key: IngestKey,
+    owner: str,
+    isa: str,
+    job: str,
+    work_id: str,
+    model_name: str = "",
 ) -> None:
-    """Hand out the ingest of a model for `owner`. Raises NotFound if the model or its file is missing."""
+    """Hand out the ingest of a model for `owner`. Errors call the file `model_name`, or as its first upload did. Raises
+    NotFound if the model or its file is missing.
+    """
     model = context.store.models.get(key.model)
     send_model(context, key.model)
     work: IngestWork = {
@@ -24,7 +33,7 @@ def request_ingest(
         "work_id": work_id,
         "job": job,
         "model": key.model,
-        "model_name": model.display_name,
+        "model_name": model_name or model.display_name,
         "owner": owner,
         "inputs": key.inputs,
         "target": key.target,
