@@ -18,6 +18,7 @@ from tvm_ffi.serialization import from_json_graph_str
 
 from fractune_core.codec.plain_json import is_storable
 from fractune_core.errors import BadModel, first_line, shortened
+from fractune_workers.children.importing.passes import FROM_FILE
 from fractune_workers.children.importing.raw_tensors import TensorHeader, read_header
 
 _VALUES = """
@@ -74,7 +75,9 @@ Node = dict[str, Any]
 
 
 def load_json(text: str) -> tvm.IRModule:
-    """The IRModule that `tvm.ir.save_json` wrote; nothing of another kind is read. Raises BadModel."""
+    """The IRModule that `tvm.ir.save_json` wrote, with the names of its loops as an attribute (`passes.FROM_FILE`).
+    Nothing of another kind is read. Raises BadModel.
+    """
     current = _current(text)
     nodes = _graph(current)
     _refuse_external_functions(nodes)
@@ -88,7 +91,8 @@ def load_json(text: str) -> tvm.IRModule:
     if not isinstance(mod, tvm.IRModule):
         raise BadModel(f"holds a {type(mod).__name__}, not an IRModule; save the whole module")
     _refuse_missing_functions(nodes, {var.name_hint for var in mod.functions})
-    return mod
+    loops = [var.name_hint for var, function in mod.functions.items() if isinstance(function, tvm.tirx.PrimFunc)]
+    return mod.with_attr(FROM_FILE, loops)
 
 
 def refuse_malformed(mod: tvm.IRModule, *, imported: bool) -> None:

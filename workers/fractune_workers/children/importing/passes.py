@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +30,8 @@ from fractune_workers.children.tvm_api.arrays import element_bytes
 from fractune_workers.children.tvm_api.traces import Workload, write_workloads
 
 _log = logging.getLogger(__name__)
+FROM_FILE = "fractune.from_file"
+"""Attribute of a module: names of the functions of loops that its file brought"""
 _FLOAT32_BYTES = 4
 _LEGALIZATIONS_FOR_CPUS = {
     **indexing.LEGALIZATIONS,
@@ -67,6 +70,8 @@ def prepare(mod: tvm.IRModule, target: tvm.target.Target, implementation: str = 
     The order matters: patterns are annotated on the legalized functions, and fusion reads them once constants are
     folded.
     """
+    strangers = [str(name) for name in (mod.attrs or {}).get(FROM_FILE, ())]
+    mod = mod.without_attr(FROM_FILE)
     passes = tvm.transform.Sequential(
         [
             # Sorting, prefix sums and sampling have no other way into TIR; for a GPU these become kernels of TVM's own.
@@ -77,7 +82,7 @@ def prepare(mod: tvm.IRModule, target: tvm.target.Target, implementation: str = 
             ),
             relax.transform.RewriteDataflowReshape(),  # a view costs nothing, a fused copy does
             relax.transform.AnnotateTIROpPattern(),
-            relax.transform.FoldConstant(),
+            _folding(strangers),
             relax.transform.FuseOps(),
             relax.transform.FuseTIR(),
         ],
@@ -91,6 +96,27 @@ def prepare(mod: tvm.IRModule, target: tvm.target.Target, implementation: str = 
     except Exception as error:
         _log.info("lowering failed: %s", first_line(error))
         raise BadModel(why_unlowered(mod, target)) from error
+
+
+def _folding(strangers: Sequence[str]) -> Any:
+    """A pass that folds constants, and leaves calls of these functions.
+
+    TVM would compile and run them here. They have no checks of bounds, and would fold this process's memory into a
+    constant.
+    """
+
+    @tvm.transform.module_pass(opt_level=0, name="fractune.fold")
+    def fold(mod: tvm.IRModule, _context: Any) -> tvm.IRModule:
+        hidden = {var: function for var, function in mod.functions.items() if var.name_hint in strangers}
+        others = mod.clone()
+        for var in hidden:
+            others.update_func(var, relax.ExternFunc(var.name_hint))
+        folded = relax.transform.FoldConstant()(others)
+        for var, function in hidden.items():
+            folded.update_func(var, function)
+        return folded
+
+    return fold
 
 
 def extract(mod: tvm.IRModule, target: tvm.target.Target) -> list[Operator]:

@@ -20,8 +20,9 @@ from fractune_core.errors import BadModel
 from fractune_core.files.scripts import REFUSAL
 from fractune_workers.children.importing import ir_module
 from fractune_workers.children.importing.model_file import load_model
-from fractune_workers.children.importing.passes import prepare
+from fractune_workers.children.importing.passes import FROM_FILE, prepare
 from fractune_workers.children.tvm_api.target import default_target
+from fractune_workers.children.tvm_api.weights import LiftedWeights
 
 Graph = dict[str, Any]
 
@@ -93,7 +94,8 @@ def test_json_comes_back_equal(tmp_path: Path, make: Callable[[], tvm.IRModule],
     """Also of a lowered module, which holds TIR with blocks, loops and axes."""
     target = default_target(1)
     mod = prepare(make(), target) if lowered else make()
-    assert tvm_ffi.structural_equal(load_model(write(tmp_path, str(tvm.ir.save_json(mod)))), mod)
+    loaded = load_model(write(tmp_path, str(tvm.ir.save_json(mod))))
+    assert tvm_ffi.structural_equal(loaded.without_attr(FROM_FILE), mod)
 
 
 def test_a_script_is_not_read(tmp_path: Path) -> None:
@@ -274,7 +276,7 @@ def test_what_is_checked_is_what_is_loaded(tmp_path: Path) -> None:
     roots = [graph(make())["root_index"] for make in (sample, packed_call)]
     text = '{{"root_index": {}, "nodes": {}, "root_index": {}, "nodes": {}}}'
     path = write(tmp_path, text.format(roots[1], bad, roots[0], good))
-    assert tvm_ffi.structural_equal(load_model(path), sample())
+    assert tvm_ffi.structural_equal(load_model(path).without_attr(FROM_FILE), sample())
     assert "calls the external function" in refusal(write(tmp_path, text.format(roots[0], good, roots[1], bad)))
 
 
@@ -364,3 +366,36 @@ def test_the_source_of_a_program_has_several_lines(tmp_path: Path) -> None:
     text, name = add(nodes, "ffi.String", "def main():\n    pass\n"), add(nodes, "ir.SourceName", "main.py")
     add(nodes, "ir.Source", {"source_name": name, "source": text})
     load_model(write(tmp_path, json.dumps(nodes)))
+
+
+def peeking(claim: list[str] | None) -> tvm.IRModule:
+    """Its loops read beyond a constant of 16 numbers; `claim`: the attribute as a file may bring it."""
+
+    @I.ir_module(check_well_formed=False)
+    class Module:
+        @T.prim_func(s_tir=True)
+        def peek(x: T.Buffer((T.int64(16),), "int64"), y: T.Buffer((T.int64(1024),), "int64")) -> None:
+            for i in T.serial(T.int64(1024)):
+                with T.sblock("block"):
+                    v = T.axis.spatial(T.int64(1024), i)
+                    y[v] = x[v]
+
+    builder = relax.BlockBuilder(Module)
+    a = relax.Var("a", relax.TensorType((1024,), "int64"))
+    constant = relax.const(list(range(16)), "int64")
+    with builder.function("main", [a]):
+        with builder.dataflow():
+            call = relax.op.call_tir(Module.get_global_var("peek"), [constant], relax.TensorType((1024,), "int64"))
+            out = builder.emit_output(relax.op.add(a, builder.emit(call)))
+        builder.emit_func_output(out)
+    mod = builder.get()
+    return mod if claim is None else mod.with_attr(FROM_FILE, claim)
+
+
+@pytest.mark.parametrize("claim", [None, []])
+def test_loops_of_a_file_are_not_run_where_it_is_read(tmp_path: Path, claim: list[str] | None) -> None:
+    """TVM folds calls with constants by running them: what they read beyond would be a weight of the bundle."""
+    loaded = load_model(write(tmp_path, str(tvm.ir.save_json(peeking(claim)))))
+    weights = LiftedWeights()
+    weights.lifted(prepare(loaded, default_target(1)))
+    assert [tuple(tensor.shape) for tensor in weights.tensors] == [(16,)]
