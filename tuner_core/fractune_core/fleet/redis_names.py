@@ -7,7 +7,7 @@ through the consumer group RECORDER; a tuner instance reads its own through the 
 
 from __future__ import annotations
 
-PROTOCOL = 8
+PROTOCOL = 9
 """Version of the messages. It rises when older workers would not understand a message. Every queue has it in its name,
 so that work reaches only workers that can do it."""
 

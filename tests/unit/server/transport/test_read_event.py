@@ -129,3 +129,12 @@ def test_an_entry_that_is_nested_too_deeply_is_left_out() -> None:
     purpose, text = b"the entry of worker w", b"[" * 100_000
     digest = hmac.digest(SECRET, purpose + b"\0" + text, hashlib.sha256)
     assert not open_entries(SECRET, {"w": digest.hex().encode() + b" " + text}).workers
+
+
+@pytest.mark.parametrize("changes", [{"workload_hash": "0" * 64}, {"workload_hash": "f" * 16}, {"workload": "[1]"}])
+def test_an_operator_with_the_name_of_another_text_is_refused(changes: dict[str, str]) -> None:
+    event = next(event for event in EVENTS if event["event"] == "ingested")
+    (item,) = event["operators"]
+    wrong: Any = {**event, "operators": [item, {**item, **changes}]}
+    with pytest.raises(Unreadable, match="workload"):
+        read_event(wrong)

@@ -14,6 +14,7 @@ import redis
 from rq import Queue
 from rq.serializers import JSONSerializer
 
+from fractune_core.errors import BadRequest
 from fractune_core.fleet.blobs import drop_blobs, has_blob, put_signed_blob
 from fractune_core.fleet.redis_names import artifact_blob, measure_queue, workload_blob
 from fractune_core.fleet.signed_messages import open_work
@@ -191,3 +192,9 @@ def test_a_candidate_whose_builder_is_killed_every_time_is_blamed_alone(builder:
     thread.join()
     cause = "while it was built: the child was killed by SIGKILL, 3 times in a row; is this machine out of memory?"
     assert found == [("ok", ""), ("crashed", cause), ("ok", "")]
+
+
+def test_a_text_under_the_name_of_another_is_not_built(builder: Builder) -> None:
+    put_signed_blob(builder._context.redis, SECRET, workload_blob(WORKLOAD), b"[1]")
+    with pytest.raises(BadRequest, match=f"workload {WORKLOAD}: its text has another SHA-256"):
+        built(builder, "first")
