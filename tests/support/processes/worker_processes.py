@@ -109,7 +109,7 @@ def _parent(pid: int) -> int:
 
 @functools.cache
 def matmul_workload(size: int) -> dict[str, Any]:
-    """A small real operator: its hash and MetaSchedule's workload as JSON, made in a process of its own."""
+    """A small real operator: its hash and text, made in a process of its own."""
     code = f"""
 import json, tvm
 from tvm import te

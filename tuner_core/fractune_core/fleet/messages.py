@@ -288,7 +288,7 @@ class OperatorItem(TypedDict):
     name: str
     weight: int
     workload: str
-    """MetaSchedule's Workload as JSON text; where there are several implementations, theirs too"""
+    """the text that the hash is of"""
     flops: NotRequired[float]
     """with `io_bytes` an Arithmetic; older workers lack both"""
     io_bytes: NotRequired[int]

@@ -2062,18 +2062,17 @@ Global___Disturbance: _TypeAlias = Disturbance  # noqa: Y015
 
 @_typing.final
 class Workload(_message.Message):
-    """A workload as MetaSchedule writes it, so that records can leave for, or come from, a log that
-    does not know it.
-    """
+    """The text of a workload, so that records can leave for, or come from, a log that does not know it."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     WORKLOAD_HASH_FIELD_NUMBER: _builtins.int
     JSON_FIELD_NUMBER: _builtins.int
     workload_hash: _builtins.str
+    """SHA-256 of `json`, 64 hex digits."""
     json: _builtins.str
-    """MetaSchedule's Workload as JSON; of an operator with several implementations an object of them by name, in which
-    the direct one's name is empty.
+    """An object of the operator's implementations by name, in which the direct one's name is empty; each is TVM's JSON
+    graph in the canonical form.
     """
     def __init__(
         self,

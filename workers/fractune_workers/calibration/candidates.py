@@ -37,7 +37,7 @@ class SampleOperator:
     name: str
     workload_hash: str
     workload: str
-    """MetaSchedule's workload as JSON text"""
+    """its text"""
     target: str
     """TVM's target as JSON text"""
 
