@@ -96,8 +96,9 @@ def test_a_daemon_in_a_strangers_folder_is_not_found(temporary: Path) -> None:
 def test_the_scratch_folder_of_another_user_is_left_alone(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     left = temporary / "fractune-scratch-left"
     left.mkdir()
+    other = os.getuid() + 1
     with monkeypatch.context() as patch:
-        patch.setattr("os.getuid", lambda uid=os.getuid() + 1: uid)
+        patch.setattr("os.getuid", lambda: other)
         scratch_dir._sweep(temporary)
         assert left.exists()
     scratch_dir._sweep(temporary)
