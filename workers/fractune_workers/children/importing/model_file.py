@@ -21,6 +21,7 @@ from fractune_core.files.scripts import REFUSAL, is_script
 from fractune_core.model_inputs import constants_in
 from fractune_workers.children.importing.limits import Limits
 from fractune_workers.children.importing.relax_sizes import check_sizes
+from fractune_workers.children.rewriting.origins import without_origins
 
 MAX_MODEL_BYTES = 2**31
 """Protobuf parses no larger file; the other formats need no larger one."""
@@ -139,7 +140,7 @@ def _load_text(text: str, shapes: Shapes) -> tvm.IRModule:
         raise BadModel(f"is a text file, and not an IRModule; expected {_FORMATS}")
     from fractune_workers.children.importing.ir_module import load_json
 
-    mod = load_json(text)
+    mod = without_origins(load_json(text))
     if shapes:
         raise BadModel(f"input {_quoted(shapes)}: an IRModule has its shapes already; leave out --input")
     return mod

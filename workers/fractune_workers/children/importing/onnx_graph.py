@@ -83,6 +83,11 @@ def refusal(node: onnx.NodeProto, opset: int, why: str) -> BadModel:
     return BadModel(refusal_text(opset, described(node), why))
 
 
+def refusal_of(node: onnx.NodeProto, opset: int) -> str:
+    """The beginning of `refusal`, before the reason."""
+    return refusal_text(opset, described(node), "")
+
+
 def text_of(value: Any) -> str:
     """The text of an attribute, which ONNX holds as bytes."""
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)

@@ -25,6 +25,7 @@ from fractune_workers.children.layouts.plan import planned
 from fractune_workers.children.rewriting import indexing, row_kernels, single_numbers, transcendental
 from fractune_workers.children.rewriting.concats import CONCAT, kept, settled
 from fractune_workers.children.rewriting.lookups import looked_up
+from fractune_workers.children.rewriting.origins import without_origins
 from fractune_workers.children.rewriting.simplifying.simplify import simplify
 from fractune_workers.children.tvm_api.arrays import element_bytes
 from fractune_workers.children.tvm_api.traces import Workload, write_workloads
@@ -90,7 +91,7 @@ def prepare(mod: tvm.IRModule, target: tvm.target.Target, implementation: str = 
     )
     try:
         with target, tvm.transform.PassContext(opt_level=3):
-            return settled(passes(planned(looked_up(simplify(mod)), target, implementation)))
+            return settled(passes(planned(looked_up(simplify(without_origins(mod))), target, implementation)))
     except BadModel:
         raise
     except Exception as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,13 +10,15 @@ import tvm
 from tvm import relax
 
 from fractune_workers.children.rewriting.expressions import relax_functions, type_text
+from fractune_workers.children.rewriting.origins import bindings_of, origins_of
 
 _PREFIX = "relax."
 
 
 def why_unlowered(mod: tvm.IRModule, target: tvm.target.Target) -> str:
     """The reason and a remedy for a module whose lowering has failed: each operator is lowered alone."""
-    for call in _calls(mod):
+    origins = origins_of(mod)
+    for call, at in _calls(mod):
         alone = _alone(call)
         try:
             with target:
@@ -23,16 +26,18 @@ def why_unlowered(mod: tvm.IRModule, target: tvm.target.Target) -> str:
         except Exception:  # noqa: BLE001  whatever it is, it is the operator's
             given = ", ".join(type_text(each.ty) for each in alone["main"].params)
             name = str(call.op.name).removeprefix(_PREFIX)
-            return f"no kernel computes {name} of {given or 'constants'}; export it with other shapes or types"
+            origin = origins[at] if at < len(origins) else ""
+            return f"{origin}no kernel computes {name} of {given or 'constants'}; export it with other shapes or types"
     return "no kernels can be made of its operators; export it with other shapes or types"
 
 
-def _calls(mod: tvm.IRModule) -> Iterator[Any]:
-    for function in relax_functions(mod).values():
-        for block in function.body.blocks:
-            for binding in block.bindings:
-                if isinstance(binding.value, relax.Call) and isinstance(binding.value.op, tvm.ir.Op):
-                    yield binding.value
+def _calls(mod: tvm.IRModule) -> Iterator[tuple[Any, int]]:
+    """The calls of operators. Of those in `main`: the number of the binding, else a number beyond."""
+    for name, function in relax_functions(mod).items():
+        bindings = bindings_of(function)
+        for at, binding in enumerate(bindings):
+            if isinstance(binding.value, relax.Call) and isinstance(binding.value.op, tvm.ir.Op):
+                yield binding.value, at if name.name_hint == "main" else sys.maxsize
 
 
 def _alone(call: Any) -> tvm.IRModule:

@@ -18,7 +18,14 @@ from tvm.relax.frontend.onnx import onnx_frontend
 
 from fractune_core.errors import BadModel, first_line
 from fractune_core.refusals import unknown_text
-from fractune_workers.children.importing.onnx_graph import described, domain_of, operator_of, opset_of, refusal
+from fractune_workers.children.importing.onnx_graph import (
+    described,
+    domain_of,
+    operator_of,
+    opset_of,
+    refusal,
+    refusal_of,
+)
 from fractune_workers.children.importing.onnx_models.onnx_branches import Branches
 from fractune_workers.children.importing.onnx_models.onnx_converters import CONVERTERS
 from fractune_workers.children.importing.onnx_models.sections import with_sections
@@ -31,6 +38,7 @@ from fractune_workers.children.importing.onnx_models.unfit import (
 from fractune_workers.children.importing.operators.corrected import CORRECTED
 from fractune_workers.children.importing.operators.element_types import AS_BYTES, WITHOUT_KERNELS, kind_name, takes
 from fractune_workers.children.importing.operators.onnx_node import OnnxNode, is_empty
+from fractune_workers.children.rewriting.origins import with_origins
 
 _log = logging.getLogger(__name__)
 _SEQUENCES = """
@@ -50,7 +58,9 @@ def from_onnx(model: onnx.ModelProto, branches: Branches) -> tvm.IRModule:
     """The model as a Relax module with the entry `main`. Raises BadModel for a node that cannot be imported, and other
     errors where the graph around the nodes cannot be read.
     """
-    return with_sections(Importer(element_types(model.graph), branches).from_onnx(model.graph, opset_of(model)))
+    importer = Importer(element_types(model.graph), branches)
+    mod = importer.from_onnx(model.graph, opset_of(model))
+    return with_sections(with_origins(mod, importer.origins))
 
 
 def is_known(node: onnx.NodeProto) -> bool:
@@ -83,6 +93,8 @@ class Importer(onnx_frontend.ONNXGraphImporter):
         super().__init__({}, as_bytes)
         self.element_types = element_types
         self.branches = branches
+        self.origins: list[tuple[Any, str]] = []
+        """Values of outputs, and the beginning of a refusal of their nodes"""
         self.packed_weights: dict[str, tuple[int, list[relax.Expr]]] = {}
         """By the name of a dequantized constant matrix that is kept with four bits (`keep_packed`): its depth, and the
         operands of a product with it"""
@@ -175,6 +187,7 @@ class Importer(onnx_frontend.ONNXGraphImporter):
                 raise self.refused(node, f"'{name}' has a size that {LATE}")
             if name:
                 self._nodes[name] = value
+                self.origins.append((value, refusal_of(node, self.opset)))
 
     def _fields(self, result: Any) -> Sequence[Any]:
         """The values of a node's outputs."""

@@ -17,7 +17,7 @@ from onnx import helper, numpy_helper
 
 from fractune_core.errors import BadModel
 from fractune_core.model_inputs import CONSTANT
-from fractune_workers.children.importing.onnx_graph import captured_by, described, refusal
+from fractune_workers.children.importing.onnx_graph import captured_by, described, name_of_part, refusal
 from fractune_workers.children.importing.onnx_models.onnx_count import MOST_CONNECTIONS, count_nodes
 
 _AXES_ARE_INPUTS = 13
@@ -115,7 +115,7 @@ class _Unrolling:
         """Nodes that name the outputs: the last states, and what the iterations made, stacked."""
         outputs = list(self._node.output)
         nodes = [
-            helper.make_node("Identity", [value], [output])
+            helper.make_node("Identity", [value], [output], name_of_part(self._node))
             for value, output in zip(state, outputs[: len(state)], strict=False)
             if output
         ]
@@ -137,8 +137,9 @@ class _Unrolling:
         else:
             attributes = {"axes": [axis]}
         pairs = zip(parts, wide, strict=True)
-        nodes = [helper.make_node("Unsqueeze", [part, *axes], [made], **attributes) for part, made in pairs]
-        return [*nodes, helper.make_node("Concat", wide, [output], axis=axis)]
+        name = name_of_part(self._node)
+        nodes = [helper.make_node("Unsqueeze", [part, *axes], [made], name, **attributes) for part, made in pairs]
+        return [*nodes, helper.make_node("Concat", wide, [output], name, axis=axis)]
 
 
 class _Loop(_Unrolling):
@@ -279,6 +280,7 @@ def _renamed(graph: onnx.GraphProto, known: Mapping[str, str], prefix: str) -> o
     for value in made.output:
         value.name = names.get(value.name, value.name)
     for node in made.node:
+        node.name = node.name or name_of_part(node)
         node.input[:] = [names.get(name, name) for name in node.input]
         node.output[:] = [names.get(name, name) for name in node.output]
         for each in node.attribute:

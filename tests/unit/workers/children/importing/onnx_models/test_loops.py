@@ -209,3 +209,24 @@ def test_a_long_name_is_shortened() -> None:
     node = helper.make_node("Loop", ["n", "", "x"], ["y", "all"], name="m" * 1000, body=loop_body())
     with pytest.raises(BadModel, match=r"node 'm{98} \.\.\. m{97}' \(Loop\) unrolled, has"):
         imported(onnx_model([node], {"x": X}, {"n": np.array(2**60)}))
+
+
+@pytest.mark.parametrize("name", ["", "inner"])
+def test_a_refusal_within_an_iteration_names_the_node_of_the_body(name: str) -> None:
+    nodes = [
+        helper.make_node("Identity", ["going"], ["goes"]),
+        helper.make_node("Det", ["state"], ["next"], name),
+    ]
+    body = helper.make_graph(
+        nodes,
+        "body",
+        [value("at", TensorProto.INT64, []), value("going", TensorProto.BOOL, []), value("state", 1, [2, 2])],
+        [value("goes", TensorProto.BOOL, []), value("next", 1, [2, 2])],
+    )
+    loop = helper.make_node("Loop", ["times", "", "x"], ["y"], body=body)
+    with pytest.raises(BadModel) as caught:
+        imported(onnx_model([loop], {"x": np.zeros((2, 2), np.float32)}, {"times": np.array(2)}))
+    refused = refused_node(str(caught.value))
+    assert refused is not None
+    assert refused.is_node(name, "next", "Det")
+    assert (refused.name, refused.output) == (name, "" if name else "next")
