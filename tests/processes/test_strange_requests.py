@@ -71,14 +71,29 @@ def test_a_job_whose_spec_is_too_long_is_refused(server: ServerProcess) -> None:
     assert "bytes, and 16384 is the limit" in (error.details() or "")
 
 
+def test_a_servers_files_are_its_users_alone(url: str, tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    with running_server(url, state) as server, server.client() as client:
+        client.upload(model_bytes(("op", 1)))
+        found = [state, *state.rglob("*")]
+        assert len(found) > 3
+        assert [path for path in found if path.stat().st_mode & 0o077] == []
+        server.kill()
+        state.chmod(0o750)
+    with running_server(url, state) as server:
+        assert f"state folder {state}: others may open it (mode 750)" in server.said()
+
+
 def test_a_question_about_the_log_has_a_size(server: ServerProcess) -> None:
     long, shares = "x" * 300, [f"cpu:{number}" for number in range(1, 100)]
+    asked: Any
     with server.client() as client:
-        for method, request, said in (
+        for asked in (
             (client.log.ListRecords, pb.ListRecordsRequest(filter=pb.RecordFilter(operator=long)), "operator has 300"),
             (client.log.MatchModel, pb.MatchModelRequest(model=long * 60), "bytes, and 16384 is the limit"),
             (client.log.TabulateModel, pb.TabulateModelRequest(model="models/a", shares=shares), "more than 64 shares"),
         ):
+            method, request, said = asked
             with pytest.raises(grpc.RpcError) as refused:
                 method(request, timeout=20)
             error = as_call(refused.value)

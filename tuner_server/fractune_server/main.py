@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -28,6 +29,7 @@ from fractune_core.fleet.options import ServerOptions
 from fractune_core.fleet.redis_connection import check_clock, no_redis, redis_time_s
 from fractune_core.fleet.redis_names import GREETING_KEY, PROTOCOL, PROTOCOL_KEY
 from fractune_core.fleet.signed_messages import seal_greeting
+from fractune_core.host.private_folders import OWN_UMASK
 from fractune_core.jobs import JobState
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.pb import fractune_pb2_grpc as rpc
@@ -73,6 +75,7 @@ def run_server(options: ServerOptions) -> None:
     Raises BadRequest for an unusable address or TLS files, StateUnusable, RedisGone if Redis does not answer or stays
     away, ClockWrong, and FractuneError if the engine fails.
     """
+    os.umask(OWN_UMASK)
     credentials = server_credentials(options.listen, options.tls, insecure=options.insecure)
     metrics_tls(options.metrics, options.tls, insecure=options.insecure)  # refuse the options before anything starts
     # Not a threading.Event: setting one in a signal handler can deadlock if the handler interrupts the event's wait.

@@ -31,7 +31,7 @@ from starlette.staticfiles import StaticFiles
 
 from fractune.dashboard.answers import digest_of, own_address, storable, wants_json
 from fractune.dashboard.forms import Forms
-from fractune.dashboard.guard import Guard, GuardOptions
+from fractune.dashboard.guard import Guard, GuardOptions, check_own_page
 from fractune.dashboard.reading.following import Follower
 from fractune.dashboard.reading.progress import JobTrials
 from fractune.dashboard.rendered import RenderedPages
@@ -280,6 +280,7 @@ class Site:
         return StreamingResponse(stream(), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
 
     async def _bundle(self, request: Request) -> Response:
+        check_own_page(request.headers)
         name = Collection.JOBS.of(request.path_params["id"])
         folder = tempfile.TemporaryDirectory(prefix="fractune-page-")
         try:

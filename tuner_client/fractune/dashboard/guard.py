@@ -8,11 +8,13 @@ import hmac
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse
 
 from fractune_core.access.addresses import is_loopback
+from fractune_core.errors import ScopeMissing
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -30,6 +32,8 @@ _HEADERS = {
 _KEPT = "public, max-age=31536000, immutable"
 _NOT_KEPT = "no-store"
 _FOUND = (200, 206, 304)
+_OWN_SITES = ("same-origin", "none")
+"""of Sec-Fetch-Site: a link of these pages, and an address that a person has typed"""
 _PORT = re.compile(r":[0-9]*$")
 
 
@@ -71,6 +75,14 @@ class Guard:
             asks = {"WWW-Authenticate": 'Basic realm="fractune"'}
             return PlainTextResponse("a token is needed: give it as the password\n", 401, headers=asks)
         return None
+
+
+def check_own_page(headers: Headers) -> None:
+    """Raises ScopeMissing for a request from a page of another site, which may cost nothing here."""
+    origin = headers.get("origin")
+    is_strange = headers.get("sec-fetch-site", "none") not in _OWN_SITES
+    if is_strange or (origin is not None and urlsplit(origin).netloc != headers.get("host")):
+        raise ScopeMissing("a page of another site asks for this; open it from a page of this address")
 
 
 def _has_token(given: str, token: str) -> bool:

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from fractune_core.errors import FractuneError, ShareUnavailable, error_kinds
 from fractune_core.host import parent_death
+from fractune_core.host.private_folders import OWN_UMASK
 
 log = logging.getLogger(__name__)
 
@@ -109,6 +110,7 @@ class Running:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
+                umask=OWN_UMASK,
                 # A separate session: Ctrl-C in the terminal is for the command line, which ends the rest in
                 # order.
                 start_new_session=True,

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import secrets
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ import platformdirs
 from fractune.local.stack_lock import LOCK_FILE, StackEntry, read_entry, take
 from fractune_core.errors import StateUnusable
 from fractune_core.host.file_systems import is_full
+from fractune_core.host.private_folders import warning_of_state
 
 STATE = "FRACTUNE_STATE"
 """the environment variable that names the folder in place of an option"""
@@ -96,6 +98,8 @@ def open_state(path: Path) -> Iterator[StackFolder]:
     with lock:
         _hold(lock.fileno(), folder)
         try:
+            if warning := warning_of_state(folder.path):
+                sys.stderr.write(f"note: {warning}\n")
             _prepare(folder)
         except OSError as error:
             raise _unusable(folder.path, error) from error

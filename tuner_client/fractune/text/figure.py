@@ -77,6 +77,20 @@ def save_figure(figure: Figure, path: Path) -> None:
     """Raises StateUnusable when the file cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        _show_literally(figure)
         figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
     except OSError as error:
         raise StateUnusable(f"cannot write the picture {path}: {error.strerror}") from error
+
+
+def _show_literally(figure: Figure) -> None:
+    """Take no text for a formula: a name may have any characters. Numbers on an axis are matplotlib's own formulas."""
+    from matplotlib.text import Text
+    from matplotlib.ticker import LogFormatter, ScalarFormatter
+
+    for text in figure.findobj(Text):
+        text.set_parse_math(False)
+    for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
+        if isinstance(axis.get_major_formatter(), ScalarFormatter | LogFormatter):
+            for text in axis.findobj(Text):
+                text.set_parse_math(text is not axis.label)

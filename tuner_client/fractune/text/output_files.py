@@ -11,6 +11,8 @@ from typing import IO
 
 from fractune_core.errors import BadRequest, StateUnusable
 
+_FORMULAS = ("=", "+", "-", "@", "\t", "\r", "\n")
+
 
 def check_free(path: Path, *, force: bool) -> None:
     """Raises BadRequest if `path` exists and may not be replaced."""
@@ -30,6 +32,11 @@ def replacing(path: Path) -> Iterator[IO[str]]:
             yield file
     except OSError as error:
         raise StateUnusable(f"cannot write {path}: {error.strerror}") from error
+
+
+def as_cell(value: object) -> object:
+    """A value for a CSV. A text that a spreadsheet would take for a formula begins with an apostrophe."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULAS) else value
 
 
 def write_new(option: str, path: Path, text: str) -> None:

@@ -13,6 +13,8 @@ from typing import IO, Any
 from fractune_core.errors import StateUnusable
 
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
+OWN_UMASK = 0o077
+"""of a process that writes models, secrets and logs of its user"""
 
 
 def private_path(name: str) -> Path:
@@ -47,6 +49,14 @@ def is_private(folder: Path) -> bool:
     except OSError:
         return False
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & _OTHERS
+
+
+def warning_of_state(folder: Path) -> str:
+    """One line about a state folder that others may read or write; empty if there are none."""
+    mode = stat.S_IMODE(folder.stat().st_mode)
+    if not mode & _OTHERS:
+        return ""
+    return f"state folder {folder}: others may open it (mode {mode:o}); close it by 'chmod 700 {folder}'"
 
 
 def open_plain(path: Path, mode: str) -> IO[Any]:

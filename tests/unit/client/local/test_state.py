@@ -28,6 +28,18 @@ def test_the_folder_is_made_with_a_secret_that_stays(tmp_path: Path) -> None:
     assert len(first.strip()) == 64
 
 
+def test_a_folder_that_others_may_open_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tmp_path.chmod(0o755)
+    with open_state(tmp_path):
+        pass
+    note = f"note: state folder {tmp_path}: others may open it (mode 755); close it by 'chmod 700 {tmp_path}'\n"
+    assert capsys.readouterr().err == note
+    tmp_path.chmod(0o700)
+    with open_state(tmp_path):
+        pass
+    assert capsys.readouterr().err == ""
+
+
 def test_a_second_stack_is_told_who_holds_the_folder_and_where_it_serves(tmp_path: Path) -> None:
     with open_state(tmp_path) as folder:
         with pytest.raises(StateUnusable, match=rf"pid {os.getpid()}\).*--server HOST:PORT"), open_state(tmp_path):

@@ -25,7 +25,7 @@ def test_few_large_requests_are_held_at_once_and_small_ones_pass_them() -> None:
         assert len(request.name) == 1 or go.wait(30)
         return b"answer"
 
-    method = grpc.unary_unary_rpc_method_handler(answer, request_deserializer=pb.GetJobRequest.FromString)
+    method: Any = grpc.unary_unary_rpc_method_handler(answer, request_deserializer=pb.GetJobRequest.FromString)
     server = grpc.server(futures.ThreadPoolExecutor(2 * CALLS), interceptors=[AccessInterceptor(None)])
     handler: Any = type("Jobs", (grpc.GenericRpcHandler,), {"service": lambda *_: method})()
     server.add_generic_rpc_handlers([handler])

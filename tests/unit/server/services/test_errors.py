@@ -93,7 +93,7 @@ def test_a_refused_request_is_freed_at_once(tmp_path: Path) -> None:
     address = f"unix:{tmp_path / 's'}"
     with ThreadPoolExecutor(1) as pool:
         server = grpc.server(pool, interceptors=[ErrorInterceptor()])
-        methods = {"Read": grpc.unary_unary_rpc_method_handler(refuse, request_deserializer=read)}
+        methods: dict[str, Any] = {"Read": grpc.unary_unary_rpc_method_handler(refuse, request_deserializer=read)}
         server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("test", methods)])
         server.add_insecure_port(address)
         server.start()

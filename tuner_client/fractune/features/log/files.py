@@ -13,7 +13,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from fractune.text.output_files import replacing
+from fractune.text.output_files import as_cell, replacing
 from fractune_core.codec.messages import from_proto, to_proto
 from fractune_core.codec.plain_json import read_json
 from fractune_core.errors import BadRequest
@@ -82,11 +82,12 @@ def write_csv(parts: Iterable[pb.ExportRecordsResponse], path: Path) -> int:
     """Write one flat row a record; return the number of records."""
     count = 0
     with replacing(path) as file:
-        table = csv.DictWriter(file, CSV_COLUMNS, lineterminator="\n")
+        table = csv.DictWriter(file, CSV_COLUMNS)
         table.writeheader()
         for part in parts:
             if part.WhichOneof("part") == "record":
-                table.writerow(csv_row(from_proto(TuningRecord, part.record)))
+                row = csv_row(from_proto(TuningRecord, part.record))
+                table.writerow({name: as_cell(value) for name, value in row.items()})
                 count += 1
     return count
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 from contextlib import AbstractContextManager
 from pathlib import Path
 
 from fractune_core.errors import StateUnusable
+from fractune_core.host.private_folders import warning_of_state
+
+_log = logging.getLogger(__name__)
 
 
 class StateFolder(AbstractContextManager["StateFolder"]):
@@ -16,13 +20,15 @@ class StateFolder(AbstractContextManager["StateFolder"]):
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            path.mkdir(parents=True, exist_ok=True)
+            path.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._lock = (path / "lock").open("a+")
         except OSError as error:
             raise StateUnusable(
                 f"state folder {path}: {error.strerror}; free some space there, or name another folder"
             ) from error
         self._take()
+        if warning := warning_of_state(path):
+            _log.warning("%s", warning)
 
     def _take(self) -> None:
         try:

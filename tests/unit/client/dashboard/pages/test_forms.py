@@ -4,9 +4,53 @@ from __future__ import annotations
 
 import html
 import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
+import pytest
+
+from fractune.dashboard.views.forms import fitting
 from tests.unit.client.dashboard.conftest import Pages
 from tests.unit.client.dashboard.pages.samples import Elements
+
+FIT = "/fit?job=jobs/j1&rate=5/s&p99=500ms"
+
+
+def test_costly_pages_are_not_for_pages_of_other_sites(pages: Pages) -> None:
+    for path in (FIT, "/plan?job=jobs/j1&rate=300/s", "/jobs/j1/bundle"):
+        for strange in (
+            {"sec-fetch-site": "cross-site"},
+            {"sec-fetch-site": "same-site"},
+            {"origin": "http://a.example"},
+        ):
+            refused = pages.ask("GET", path, **strange)
+            assert refused.status == 403
+            assert "a page of another site asks for this" in refused.text
+    for own in ({"sec-fetch-site": "same-origin"}, {"sec-fetch-site": "none"}, {}):
+        assert pages.ask("GET", FIT, **own).status == 200
+    assert pages.ask("GET", "/fit", **{"sec-fetch-site": "cross-site"}).status == 200, "a link to it costs nothing"
+
+
+def test_one_form_is_computed_at_a_time(pages: Pages, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, go, find = threading.Event(), threading.Event(), fitting.find_limits
+
+    def wait(*given: Any) -> Any:
+        begun.set()
+        assert go.wait(30)
+        return find(*given)
+
+    monkeypatch.setattr(fitting, "find_limits", wait)
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(pages.page, FIT)
+        assert begun.wait(30)
+        for path in (FIT.replace("5/s", "6/s"), "/plan?job=jobs/j1&rate=300/s"):
+            refused = pages.page(path)
+            assert refused.status == 503
+            assert "another form is being computed; try again in some seconds" in refused.text
+        go.set()
+        assert first.result().status == 200
+    assert pages.page(FIT).status == 200
 
 
 def test_one_job_alone_is_not_compared(pages: Pages) -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fractune.features.log.files import CSV_COLUMNS, csv_row, read_jsonl, write_csv
-from fractune.text.output_files import check_writable, replacing
+from fractune.text.output_files import as_cell, check_writable, replacing
 from fractune_core.codec.messages import to_proto
 from fractune_core.disturbances import Disturbance
 from fractune_core.errors import BadRequest, StateUnusable
@@ -120,3 +120,17 @@ def test_folders_on_the_way_are_made(tmp_path: Path) -> None:
     with replacing(path) as file:
         file.write("new")
     assert path.read_text() == "new"
+
+
+@pytest.mark.parametrize("begin", ["=", "+", "-", "@", "\t", "\r"])
+def test_a_text_of_a_csv_is_no_formula(tmp_path: Path, begin: str) -> None:
+    named = record("r1", operator=f"{begin}cmd|'/C calc'!A0")
+    write_csv([pb.ExportRecordsResponse(record=to_proto(named, pb.Record))], tmp_path / "log.csv")
+    with (tmp_path / "log.csv").open(newline="") as file:
+        (row,) = csv.DictReader(file)
+    assert row["operator"] == f"'{named.operator}"
+    assert float(row["median_s"]) == 1.1e-3
+
+
+def test_numbers_of_a_csv_stay_numbers() -> None:
+    assert [as_cell(value) for value in (-1.5, -3, None, "1;-2", "")] == [-1.5, -3, None, "1;-2", ""]

@@ -17,7 +17,7 @@ from fractune.features.matrix.cross_table import CrossTable
 from fractune.features.matrix.matrix import matrix as model_matrix
 from fractune.features.matrix.table import COLUMNS, rows, table_json
 from fractune.text.figure import check_picture
-from fractune.text.output_files import check_writable, replacing
+from fractune.text.output_files import as_cell, check_writable, replacing
 
 
 def matrix(
@@ -68,4 +68,4 @@ def _write_csv(tables: Sequence[CrossTable], path: Path) -> None:
         writer.writerow(("subject", "weight", *COLUMNS))
         for table in tables:
             for *row, repeats in rows(table):
-                writer.writerow([table.name, table.weight, *row, ";".join(map(str, repeats))])
+                writer.writerow(map(as_cell, [table.name, table.weight, *row, ";".join(map(str, repeats))]))
