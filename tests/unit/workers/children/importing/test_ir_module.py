@@ -380,12 +380,13 @@ def peeking(claim: list[str] | None) -> tvm.IRModule:
                     v = T.axis.spatial(T.int64(1024), i)
                     y[v] = x[v]
 
-    builder = relax.BlockBuilder(Module)
+    loops: Any = Module
+    builder = relax.BlockBuilder(loops)
     a = relax.Var("a", relax.TensorType((1024,), "int64"))
     constant = relax.const(list(range(16)), "int64")
     with builder.function("main", [a]):
         with builder.dataflow():
-            call = relax.op.call_tir(Module.get_global_var("peek"), [constant], relax.TensorType((1024,), "int64"))
+            call = relax.op.call_tir(loops.get_global_var("peek"), [constant], relax.TensorType((1024,), "int64"))
             out = builder.emit_output(relax.op.add(a, builder.emit(call)))
         builder.emit_func_output(out)
     mod = builder.get()
