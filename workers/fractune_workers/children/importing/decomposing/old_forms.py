@@ -160,8 +160,8 @@ def _recurrent(made: Decomposition) -> None:
 
 
 def _resize(made: Decomposition) -> None:
-    """A pixel lay at its number times the scale. The nearest was the one before it in an image that grows, and the one
-    after it in an image that shrinks; so the axes are resized apart where they differ.
+    """A pixel of the result lay at its number divided by the scale. The nearest was the one before this place along an
+    axis that grows, and the one after it along one that shrinks. So these axes are resized apart.
     """
     mode = text_of(made.attribute("mode", "nearest"))
     mode = {"bilinear": "linear", "trilinear": "linear"}.get(mode, mode)
