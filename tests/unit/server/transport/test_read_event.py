@@ -91,9 +91,10 @@ def test_an_amount_that_a_database_does_not_hold_is_not_read(amount: float) -> N
 
 def test_a_target_that_no_worker_may_use_is_not_read() -> None:
     ingested: Any = next(event for event in EVENTS if event["event"] == "ingested")
+    wrong: Any = {**ingested, "target": '{"kind":"llvm","cl-opt":["-print-after-all:bool=1"]}'}
     read_event(ingested)
     with pytest.raises(Unreadable, match="has no 'cl-opt'"):
-        read_event({**ingested, "target": '{"kind":"llvm","cl-opt":["-print-after-all:bool=1"]}'})
+        read_event(wrong)
 
 
 def entry(changes: dict[str, Any]) -> dict[str, bytes]:

@@ -15,6 +15,7 @@ from tvm.s_tir.schedule import Trace
 from fractune_core.implementations import DIRECT
 from fractune_core.records import UNTUNED
 from fractune_core.tir.canonical import Graph, canonical_graph, read_graph
+from fractune_core.tir.foreign_code import refuse_foreign_graph, refuse_foreign_steps
 from fractune_core.workloads import joined_workloads, parted_workloads
 from fractune_workers.children.tvm_api.numerics.half_precision import operands, sums
 from fractune_workers.children.tvm_api.numerics.quantizing import quantizing_roles
@@ -46,8 +47,11 @@ def read_workload(text: str) -> Workload:
 
 
 def read_workloads(text: str) -> dict[str, Workload]:
-    """The workload of each implementation by its name, the direct one first."""
-    return {name: Workload(graph) for name, graph in parted_workloads(text).items()}
+    """The workload of each implementation by its name, the direct one first. Raises BadModel for foreign code."""
+    graphs = parted_workloads(text)
+    for graph in graphs.values():
+        refuse_foreign_graph(graph)
+    return {name: Workload(graph) for name, graph in graphs.items()}
 
 
 def write_workloads(workloads: Mapping[str, Workload]) -> str:
@@ -56,10 +60,14 @@ def write_workloads(workloads: Mapping[str, Workload]) -> str:
 
 
 def read_trace(text: str, workload: Workload) -> Any:
-    """The schedule of the trace, applied to the workload; the bare schedule for UNTUNED."""
+    """The schedule of the trace, applied to the workload; the bare schedule for UNTUNED. Raises BadModel for foreign
+    code.
+    """
     sch = Schedule(workload.mod, debug_mask="none")
     if text != UNTUNED:
-        Trace.apply_json_to_schedule(json.loads(text), sch)
+        trace = json.loads(text)
+        refuse_foreign_steps(trace)
+        Trace.apply_json_to_schedule(trace, sch)
     return sch
 
 

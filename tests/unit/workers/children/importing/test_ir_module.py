@@ -18,7 +18,7 @@ from tvm.script import tirx as T
 
 from fractune_core.errors import BadModel
 from fractune_core.files.scripts import REFUSAL
-from fractune_workers.children.importing import ir_module
+from fractune_core.tir import foreign_code
 from fractune_workers.children.importing.model_file import load_model
 from fractune_workers.children.importing.passes import FROM_FILE, prepare
 from fractune_workers.children.tvm_api.target import default_target
@@ -119,7 +119,7 @@ def calling_out() -> tvm.IRModule:
     return Module
 
 
-def foreign_code() -> tvm.IRModule:
+def with_foreign_code() -> tvm.IRModule:
     @I.ir_module
     class Module:
         @T.prim_func(s_tir=True)
@@ -217,13 +217,36 @@ def call_of_a_value() -> tvm.IRModule:
     return Module
 
 
+def named(symbol: str) -> tvm.IRModule:
+    """The same of a kernel's name."""
+    functions = calling_nothing().functions
+    return tvm.IRModule({var: func.with_attr("global_symbol", symbol) for var, func in functions.items()})
+
+
+def bound_to(tag: str) -> Graph:
+    """TVM would write the tag into CUDA's source."""
+    nodes = graph(calling_nothing())
+    loop = first(nodes, "tirx.IterVar")
+    loop["thread_tag"] = add(nodes, "ffi.String", tag)
+    return nodes
+
+
+def text_of(made: tvm.IRModule | Graph) -> str:
+    return json.dumps(made) if isinstance(made, dict) else str(tvm.ir.save_json(made))
+
+
 @pytest.mark.parametrize(
     ("make", "words"),
     [
+        (
+            lambda: bound_to("threadIdx.x); asm(0"),
+            "binds a loop to 'threadIdx.x); asm(0', which is not a thread of a GPU",
+        ),
+        (lambda: named("f(){} void g"), "has a function of the name 'f(){} void g'; name it with letters"),
         (calling_out, "uses the operator tirx.call_extern, which is not allowed"),
         (intrinsic_by_name, "uses the operator tirx.call_llvm_pure_intrin, which is not allowed"),
         (packed_in_tir, "calls 'runtime.SystemLib' through tirx.tvm_call_packed"),
-        (foreign_code, "carries foreign code under 'pragma_import_c'"),
+        (with_foreign_code, "carries foreign code under 'pragma_import_c'"),
         (for_another_compiler, "carries foreign code under 'Codegen'"),
         (packed_call, "calls the external function 'runtime.something'"),
         (closure, "uses the operator relax.print, which is not allowed"),
@@ -232,8 +255,10 @@ def call_of_a_value() -> tvm.IRModule:
         (compiled, "holds an object of the kind ffi.Module"),
     ],
 )
-def test_calls_out_of_the_module_are_refused(tmp_path: Path, make: Callable[[], tvm.IRModule], words: str) -> None:
-    assert words in refusal(write(tmp_path, str(tvm.ir.save_json(make()))))
+def test_calls_out_of_the_module_are_refused(
+    tmp_path: Path, make: Callable[[], tvm.IRModule | Graph], words: str
+) -> None:
+    assert words in refusal(write(tmp_path, text_of(make())))
 
 
 NAMED_OPERATORS = """
@@ -299,8 +324,8 @@ def test_a_function_that_is_not_in_the_module_is_not_looked_for_elsewhere(tmp_pa
 def test_the_lists_name_only_what_tvm_has() -> None:
     """A name with a mistake in it would refuse a good model."""
     kinds = set(tvm_ffi.registry.get_registered_type_keys())
-    assert kinds >= ir_module._KINDS
-    assert ir_module._TIR_OPERATORS | ir_module._RELAX_CALLS | {ir_module._CALL_BY_NAME} <= set(
+    assert kinds >= foreign_code._KINDS
+    assert foreign_code._TIR_OPERATORS | foreign_code._RELAX_CALLS | {foreign_code._CALL_BY_NAME} <= set(
         tvm.ir.Op.list_op_names()
     )
 
