@@ -111,7 +111,7 @@ ROOMS = {
     "fractune_core.host": room("fractune_core.errors"),
     "fractune_core.host.sandboxing": room("fractune_core.host"),
     # Who calls it has TVM.
-    "fractune_core.tir": room(lazily=("tvm", "tvm_ffi")),
+    "fractune_core.tir": room("fractune_core.errors", lazily=("tvm", "tvm_ffi")),
     # OpenTelemetry is of the extra `trace`.
     "fractune_core.tracing": room(lazily=("opentelemetry",)),
     # Who compares arrays has NumPy.
