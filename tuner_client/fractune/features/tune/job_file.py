@@ -41,7 +41,9 @@ _SECOND_NAMES = {"batches": "lengths", "-o": "out"}
 """of options: the file's are replaced by the command line's also under another name"""
 _LOOK_S = 30.0
 _V = TypeVar("_V")
-PATHS = frozenset(("out", "picture", "sample", "state", "ca", "token-file", "client-cert", "client-key"))
+PATHS = frozenset(
+    ("out", "picture", "sample", "state", "ca", "token-file", "client-cert", "client-key", "check-inputs")
+)
 """options that are paths, and relative to the job's file as the models are"""
 
 

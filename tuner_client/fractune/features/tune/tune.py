@@ -26,7 +26,7 @@ from fractune.sessions.running import finished_job
 from fractune.sessions.session import session
 from fractune.text.output_files import check_writable
 from fractune_core.codec.messages import to_proto
-from fractune_core.errors import BadModel, BadRequest, FractuneError
+from fractune_core.errors import BadModel, BadRequest, FractuneError, OutputsDiffer
 from fractune_core.files.compared import ONNX_RUNTIME
 from fractune_core.jobs import JobSpec, job_options
 from fractune_core.model_inputs import SeveralShapes
@@ -132,8 +132,8 @@ def tune(
             )
             result = _tuned(path, specs[0], goal, written, where, view, parts=compete != NONE)
         if compete is None and _needs_onnx_runtime(result, where, shares):
-            return _competed_unasked(result, path, state, view)
-        return _competed(result, path, contenders, state, view)
+            return _competed_unasked(result, path, state, view, check_inputs)
+        return _competed(result, path, contenders, state, view, check_inputs)
 
 
 def _tuned(
@@ -186,22 +186,35 @@ def _needs_onnx_runtime(result: TuneResult, where: PlaceOptions, shares: str | S
     return (result.stages is not None or not_beaten) and where.named_server is None and _has_cores(shares)
 
 
-def _competed_unasked(result: TuneResult, model: Path, state: PathText | None, view: View) -> TuneResult:
+def _competed_unasked(
+    result: TuneResult, model: Path, state: PathText | None, view: View, check_inputs: PathText | None
+) -> TuneResult:
     """A model beside ONNX Runtime, which it needs for parts of it, or has not beaten. The bundle is there, also if that
     fails.
     """
     try:
-        return _competed(result, model, [ONNX_RUNTIME], state, view)
+        return _competed(result, model, [ONNX_RUNTIME], state, view, check_inputs)
+    except OutputsDiffer:
+        raise
     except FractuneError as error:
         view.show_step(f"the whole model was not timed in ONNX Runtime: {error}")
         return result
 
 
-def _competed(result: TuneResult, model: Path, contenders: list[str], state: PathText | None, view: View) -> TuneResult:
+def _competed(
+    result: TuneResult,
+    model: Path,
+    contenders: list[str],
+    state: PathText | None,
+    view: View,
+    check_inputs: PathText | None,
+) -> TuneResult:
     """The times go into the log of the job too, if its stack can be reached."""
     if not contenders:
         return result
-    competed = compete_with(result.bundle, model, runtimes=contenders, progress=view.show_step)
+    competed = compete_with(
+        result.bundle, model, runtimes=contenders, check_inputs=check_inputs, progress=view.show_step
+    )
     try:
         with session(RpcClient, state, None) as client:
             client.add_runtime_times(to_proto(each, pb.RuntimeTime) for each in competed.measured())

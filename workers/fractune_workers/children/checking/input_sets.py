@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import onnx
@@ -36,8 +37,11 @@ class InputSpec:
 
     @property
     def may_be_index(self) -> bool:
-        dtype = numpy_dtype(self.dtype)
-        return bool(dtype.kind in "iu" and dtype.itemsize > _BYTES_OF_DATA)
+        return self.numpy.kind in "iu" and self.numpy.itemsize > _BYTES_OF_DATA
+
+    @property
+    def numpy(self) -> np.dtype[Any]:
+        return np.dtype(numpy_dtype(self.dtype))
 
 
 @dataclass(frozen=True)
@@ -82,7 +86,7 @@ _Draw = Callable[[np.random.Generator, InputSpec, int], Array]
 
 def _drawn(specs: Sequence[InputSpec], draw: _Draw, high: int) -> dict[str, Array]:
     rng = np.random.default_rng(0)
-    return {spec.name: np.asarray(draw(rng, spec, high)).astype(numpy_dtype(spec.dtype)) for spec in specs}
+    return {spec.name: np.asarray(draw(rng, spec, high)).astype(spec.numpy) for spec in specs}
 
 
 def _random(rng: np.random.Generator, spec: InputSpec, high: int) -> Array:
@@ -103,12 +107,11 @@ def _integers(rng: np.random.Generator, spec: InputSpec, high: int) -> Array:
 
 
 def _limits(spec: InputSpec, high: int) -> tuple[int, int]:
-    dtype = numpy_dtype(spec.dtype)
-    if dtype.kind == "b":
+    if spec.numpy.kind == "b":
         return 0, 1
     if spec.may_be_index:
         return 0, high - 1
-    info = np.iinfo(dtype)
+    info = np.iinfo(spec.numpy)
     return int(info.min), int(info.max)
 
 
@@ -127,9 +130,8 @@ def _largest(_rng: np.random.Generator, spec: InputSpec, high: int) -> Array:
 def _least_and_most(spec: InputSpec, high: int) -> tuple[float, float]:
     if not spec.is_float:
         return _limits(spec, high)
-    dtype = numpy_dtype(spec.dtype)
     # NumPy does not know the limits of bfloat16; they are float32's but for the last bits.
-    largest = float(np.finfo(dtype).max) if np.dtype(dtype).kind == "f" else _LARGEST_BFLOAT16
+    largest = float(np.finfo(spec.numpy).max) if spec.numpy.kind == "f" else _LARGEST_BFLOAT16
     return -largest, largest
 
 
