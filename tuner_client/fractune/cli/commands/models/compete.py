@@ -49,10 +49,10 @@ def compete(
         check_inputs=check_inputs,
         progress=not as_json,
     )
-    print_contests(found, as_json=as_json)
     if as_json:
         print(json.dumps({"event": "checked", "checked": checked_json(found.path)}), flush=True)
-    else:
+    print_contests(found, as_json=as_json)
+    if not as_json:
         for line in checked_lines(found.path):
             print(line)
         print(f"bundle: {found.path}", flush=True)
