@@ -48,7 +48,7 @@ def test_large_requests_of_many_callers_do_not_fill_the_memory(server: ServerPro
         answers = list(pool.map(lambda _: refusal(server, MOST_MESSAGE_BYTES - 100), range(CALLERS)))
     assert {answer.code() for answer in answers} == {grpc.StatusCode.INVALID_ARGUMENT}
     assert all(len(answer.details() or "") <= 2_000 for answer in answers)
-    assert peak_mib(server) - before < CALLERS * (MOST_MESSAGE_BYTES >> 20) * 1.5
+    assert peak_mib(server) - before < CALLERS * (MOST_MESSAGE_BYTES >> 20) * 2.5
 
 
 def test_an_import_of_one_call_has_a_limit_and_adds_nothing_beyond_it(server: ServerProcess) -> None:
