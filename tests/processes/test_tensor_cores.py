@@ -15,8 +15,6 @@ import onnx
 import pytest
 
 from fractune_core.files.bundles import Bundle
-from fractune_core.implementations import DIRECT, FLOAT32_SUMS, implementation_of
-from fractune_core.records import UNTUNED
 from fractune_core.shares import Device, GrantedShare
 from fractune_workers.child import Child
 from fractune_workers.children.tvm_api.annotations import ASYNC_COPIES
@@ -87,10 +85,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def operators(model: Path) -> list[dict[str, Any]]:
-    """The convolution, the product, and two larger products, with sums in float16 alone and all in float32."""
+    """The convolution, the product, and two larger products, of float16 and of float32."""
     found = ingested(model)
     chosen = [next(each for each in found if kind in each["name"]) for kind in ("conv2d", "matmul")]
-    larger = {"12": product(512, "float16", sums="float16"), "34": product(512, "float32", sums="float32")}
+    larger = {"12": product(512, "float16", sums="float32"), "34": product(512, "float32", sums="float32")}
     return [*chosen, *({**chosen[0], "workload_hash": name, "workload": each} for name, each in larger.items())]
 
 
@@ -115,17 +113,14 @@ def instructions_of(archive: bytes) -> Counter[str]:
     return instructions(cubin)
 
 
-def test_half_precision_is_searched_with_tensor_cores_and_sums_of_both_types(
+def test_half_precision_is_searched_with_tensor_cores_and_sums_in_float32(
     operators: list[dict[str, Any]], candidates: list[list[tuple[str, bytes]]]
 ) -> None:
     assert operators[0]["weight"] == 2, "both convolutions in one layout"
     for built in candidates[:2]:
         assert ['"Tensorize"' in trace for trace, _ in built] == [False] + [True] * CANDIDATES
-        kinds = Counter(implementation_of(trace) for trace, _ in built if trace != UNTUNED)
-        assert kinds == {DIRECT: CANDIDATES // 2, FLOAT32_SUMS: CANDIDATES // 2}
-        for trace, archive in built[1:]:
-            sums = {name for name in instructions_of(archive) if name.startswith("HMMA")}
-            assert sums == {"HMMA.16816.F32" if implementation_of(trace) == FLOAT32_SUMS else "HMMA.16816.F16"}
+        for _, archive in built[1:]:
+            assert {name for name in instructions_of(archive) if name.startswith("HMMA")} == {"HMMA.16816.F32"}
 
 
 def test_candidates_may_request_more_memory_than_a_kernel_has_statically(
@@ -158,17 +153,14 @@ def test_copies_are_asynchronous_by_the_decision_of_a_candidate(
 def test_a_bundle_has_the_sums_of_its_candidates(
     model: Path, operators: list[dict[str, Any]], candidates: list[list[tuple[str, bytes]]], tmp_path: Path
 ) -> None:
-    """The convolution's in float32, the product's in float16."""
     out = tmp_path / "halves.fractune"
-    wanted = zip(operators[:2], candidates[:2], (FLOAT32_SUMS, DIRECT), strict=True)
     traces = {
-        operator["workload_hash"]: next(trace for trace, _ in built[1:] if implementation_of(trace) == kind)
-        for operator, built, kind in wanted
+        operator["workload_hash"]: built[1][0] for operator, built in zip(operators[:2], candidates[:2], strict=True)
     }
     compile_bundle(model, traces, out)
     cubins = [cubin for code in Bundle(out).objects("full") for cubin in cubins_in(code)]
     sums = Counter(name for cubin in cubins for name in instructions(cubin) if name.startswith("HMMA"))
-    assert set(sums) == {"HMMA.16816.F32", "HMMA.16816.F16"}
+    assert set(sums) == {"HMMA.16816.F32"}
 
 
 def compile_bundle(model: Path, traces: dict[str, str], out: Path) -> None:

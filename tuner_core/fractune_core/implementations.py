@@ -12,12 +12,9 @@ WINOGRAD2, WINOGRAD4 = "winograd2", "winograd4"
 """tiles of 2 x 2 and of 4 x 4 outputs (Lavin and Gray, CVPR 2016)"""
 INT8, INT16 = "int8", "int16"
 """Products of whole numbers, added up in int32: unsigned by signed bytes, and pairs of 16 bits. They are exact."""
-FLOAT32_SUMS = "float32sums"
-"""Products of float16, added up in float32 and rounded once: closer to the exact sum than the operator itself."""
 TRITON = "triton"
-"""Kernels of Triton's compiler for NVIDIA GPUs: half precision is added up in float32 and rounded once. In the place of
-a trace are the decisions of a kernel."""
-INEXACT = frozenset({WINOGRAD2, WINOGRAD4, FLOAT32_SUMS, TRITON})
+"""Kernels of Triton's compiler for NVIDIA GPUs. In the place of a trace are the decisions of a kernel."""
+INEXACT = frozenset({WINOGRAD2, WINOGRAD4, TRITON})
 """implementations that round otherwise than the operator itself, beyond the order of additions"""
 
 

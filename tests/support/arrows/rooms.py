@@ -299,7 +299,7 @@ ROOMS = {
         "fractune_workers.children.importing.onnx_graph",
         "fractune_workers.children.rewriting",
     ),
-    "fractune_workers.children.rewriting": child_room(),
+    "fractune_workers.children.rewriting": child_room("fractune_workers.children.tvm_api"),
     "fractune_workers.children.rewriting.simplifying": child_room("fractune_workers.children.rewriting"),
     "fractune_workers.children.recurrent": child_room(
         "fractune_workers.children.rewriting", "fractune_workers.children.tvm_api"

@@ -22,8 +22,6 @@ from fractune_workers.measuring.session import (
 
 _CHECK_TIMEOUT_S = 60.0
 _TIMING_TIMEOUT_S = 900.0
-_MORE_FOR_UNTUNED = 2.0
-"""The untuned default may add up one by one in half precision, which rounds more often than other orders."""
 
 _log = logging.getLogger(__name__)
 
@@ -54,8 +52,6 @@ class _Validation:
         self._right: dict[str, dict[str, Any]] = {}
         """differences to the reference"""
         self._failed: dict[str, Outcome] = {}
-        self._own_error = 0.0
-        """the difference of the untuned default to the reference, which differs from it in half precision"""
         self._checked: tuple[int, frozenset[str]] = (0, frozenset())
         """finalists that were compared with the reference in one child, and the session's preparation of it"""
 
@@ -93,17 +89,10 @@ class _Validation:
             return
         if found is None:
             tried.add(name)
-        elif found["beyond_ties"] > (allowed := self._allowed(name, found)):
-            self._failed[name] = _wrong(found, allowed)
+        elif found["beyond_ties"] > found["allowed"]:
+            self._failed[name] = _wrong(found)
         else:
             self._right[name] = found
-
-    def _allowed(self, name: str, found: Mapping[str, Any]) -> float:
-        """The largest difference that is right. No finalist is refused that is as close as the untuned default."""
-        if name != self._untuned:
-            return max(float(found["allowed"]), self._own_error)
-        self._own_error = found["beyond_ties"]
-        return _MORE_FOR_UNTUNED * float(found["allowed"])
 
     def _check(self, name: str, *, alone: bool) -> dict[str, Any] | None:
         """The finalist's difference to the reference; None when its child does not hold the reference."""
@@ -177,9 +166,9 @@ class _Validation:
         return from_json(Outcome, {**answer, **own, "status": Status.OK})
 
 
-def _wrong(found: Mapping[str, Any], allowed: float) -> Outcome:
+def _wrong(found: Mapping[str, Any]) -> Outcome:
     """`found`: as of `MeasurerChild.check`."""
-    error, steps = found["max_error"], found["steps"]
+    error, steps, allowed = found["max_error"], found["steps"], found["allowed"]
     cause = f"output differs from the reference by {error:.2g} of its largest value; {allowed:.2g} is allowed"
     if steps:
         cause = (

@@ -15,7 +15,7 @@ from fractune_core import __version__
 from fractune_core.errors import BadRequest, FractuneError
 from fractune_core.files.bundles import RECORDS, WEIGHTS, object_entry, write_bundle
 from fractune_core.fleet.messages import OperatorItem
-from fractune_core.implementations import DIRECT, FLOAT32_SUMS, TRITON, implementation_of, trace_of
+from fractune_core.implementations import DIRECT, TRITON, implementation_of, trace_of
 from fractune_core.model_inputs import constants_in
 from fractune_core.names import WITH_GRAPHS
 from fractune_core.operators import check_operator
@@ -36,7 +36,6 @@ from fractune_workers.children.triton_kernels.targets import is_known
 from fractune_workers.children.tvm_api.dot_products import dot_products
 from fractune_workers.children.tvm_api.intrinsics import keep_out_gpu_intrinsics, load_intrinsics, prepare_tensor_cores
 from fractune_workers.children.tvm_api.keep_out import stay_off_gpus
-from fractune_workers.children.tvm_api.numerics.half_precision import operands, sums
 from fractune_workers.children.tvm_api.numerics.whole_numbers import whole_numbers
 from fractune_workers.children.tvm_api.target import (
     architecture,
@@ -116,12 +115,10 @@ def _has_triton(target: tvm.target.Target) -> bool:
 
 def _others(target: tvm.target.Target, operators: list[Operator], direct: Iterable[Workload]) -> list[str]:
     """The implementations that some operator may have: of convolutions on a CPU, which are blocked, and of products of
-    whole numbers, where the processor has instructions for them. On a GPU products of float16 have one, and Triton has
-    one where it is installed.
+    whole numbers, where the processor has instructions for them. On a GPU Triton has one where it is installed.
     """
     if target.kind.name != "llvm":
-        halves = any(sums(workload.mod)[:1] == ["float16"] and operands(workload.mod) for workload in direct)
-        return [*([FLOAT32_SUMS] if halves else []), *([TRITON] if _has_triton(target) else [])]
+        return [TRITON] if _has_triton(target) else []
     images = any(_MANY_WAYS in operator.name for operator in operators)
     integers = dot_products(target) if any(whole_numbers(workload.mod) for workload in direct) else []
     return [*(IMPLEMENTATIONS if images else ()), *integers]

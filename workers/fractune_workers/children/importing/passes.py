@@ -22,11 +22,13 @@ from fractune_core.operators import MOST_NAME_CHARACTERS
 from fractune_core.workloads import workload_hash
 from fractune_workers.children.importing.unlowered import why_unlowered
 from fractune_workers.children.layouts.plan import planned
-from fractune_workers.children.rewriting import indexing, row_kernels, single_numbers, transcendental
+from fractune_workers.children.rewriting import extremes, indexing, row_kernels, special_numbers, transcendental
+from fractune_workers.children.rewriting.accumulators import ACCUMULATORS
 from fractune_workers.children.rewriting.concats import CONCAT, kept, settled
 from fractune_workers.children.rewriting.lookups import looked_up
 from fractune_workers.children.rewriting.origins import without_origins
 from fractune_workers.children.rewriting.simplifying.simplify import simplify
+from fractune_workers.children.rewriting.wide import with_wide_operators
 from fractune_workers.children.tvm_api.arrays import element_bytes
 from fractune_workers.children.tvm_api.traces import Workload, write_workloads
 
@@ -34,11 +36,12 @@ _log = logging.getLogger(__name__)
 FROM_FILE = "fractune.from_file"
 """Attribute of a module: names of the functions of loops that its file brought"""
 _FLOAT32_BYTES = 4
+_LEGALIZATIONS = {**extremes.LEGALIZATIONS, **indexing.LEGALIZATIONS, **special_numbers.LEGALIZATIONS}
 _LEGALIZATIONS_FOR_CPUS = {
-    **indexing.LEGALIZATIONS,
+    **_LEGALIZATIONS,
     **transcendental.LEGALIZATIONS,
     **row_kernels.LEGALIZATIONS,
-    **single_numbers.LEGALIZATIONS,
+    **special_numbers.LEGALIZATIONS_FOR_CPUS,
     CONCAT: kept,
 }
 
@@ -79,10 +82,11 @@ def prepare(mod: tvm.IRModule, target: tvm.target.Target, implementation: str = 
             relax.backend.DispatchSampling(),
             relax.backend.DispatchSortScan(),
             relax.transform.LegalizeOps(
-                _LEGALIZATIONS_FOR_CPUS if target.kind.name == "llvm" else indexing.LEGALIZATIONS, enable_warning=False
+                _LEGALIZATIONS_FOR_CPUS if target.kind.name == "llvm" else _LEGALIZATIONS, enable_warning=False
             ),
             relax.transform.RewriteDataflowReshape(),  # a view costs nothing, a fused copy does
             relax.transform.AnnotateTIROpPattern(),
+            ACCUMULATORS,  # of kernels with the pattern of their operator: what rounds a sum is a part of it
             _folding(strangers),
             relax.transform.FuseOps(),
             relax.transform.FuseTIR(),
@@ -91,7 +95,8 @@ def prepare(mod: tvm.IRModule, target: tvm.target.Target, implementation: str = 
     )
     try:
         with target, tvm.transform.PassContext(opt_level=3):
-            return settled(passes(planned(looked_up(simplify(without_origins(mod))), target, implementation)))
+            direct = with_wide_operators(without_origins(mod))
+            return settled(passes(planned(looked_up(simplify(direct)), target, implementation)))
     except BadModel:
         raise
     except Exception as error:

@@ -9,13 +9,11 @@ from functools import partial
 import tvm
 from tvm import relax
 
-from fractune_core.implementations import FLOAT32_SUMS
 from fractune_workers.children.layouts import elementwise, four_bits, images, products, ranges, shuffle
 from fractune_workers.children.layouts.planner import Planner, Rule
 from fractune_workers.children.recurrent.vectors import refuse_recurrences, with_vectors
 from fractune_workers.children.rewriting.channels_last import with_channels_last
 from fractune_workers.children.rewriting.expressions import rewritten
-from fractune_workers.children.rewriting.float32_sums import with_float32_sums
 from fractune_workers.children.tvm_api.dot_products import dot_products
 from fractune_workers.children.tvm_api.target import vector_unit
 
@@ -50,14 +48,9 @@ def planned(mod: tvm.IRModule, target: tvm.target.Target, implementation: str = 
     """
     if target.kind.name != "llvm":
         refuse_recurrences(mod)
-        return _planned_for_gpu(mod, implementation) if target.kind.name == "cuda" else mod
+        return with_channels_last(mod) if target.kind.name == "cuda" else mod
     unit = vector_unit(target)
     rules: dict[str, Rule] = {**_RULES, "call_tir": partial(four_bits.in_vectors, unit=unit)}
     planner = Planner(mod.clone(), rules, elementwise.part, unit.lanes, implementation, dot_products(target))
     tidy = [relax.transform.EliminateCommonSubexpr(), relax.transform.DeadCodeElimination()]
     return tvm.transform.Sequential(tidy)(with_vectors(rewritten(mod, planner), unit))
-
-
-def _planned_for_gpu(mod: tvm.IRModule, implementation: str) -> tvm.IRModule:
-    last = with_channels_last(mod)
-    return with_float32_sums(last) if implementation == FLOAT32_SUMS else last

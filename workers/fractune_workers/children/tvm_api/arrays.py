@@ -37,7 +37,7 @@ def _random_array(
     shape: list[int],
     bounds: Sequence[int] = (),
     roles: Sequence[str] = (),
-    _sums: Sequence[Any] = (),
+    _rounded_to: Sequence[str] = (),
 ) -> Any:
     for role in roles:
         if role in LIMITS:

@@ -17,9 +17,10 @@ from fractune_core.records import UNTUNED
 from fractune_core.tir.canonical import Graph, canonical_graph, read_graph
 from fractune_core.tir.foreign_code import refuse_foreign_graph, refuse_foreign_steps
 from fractune_core.workloads import joined_workloads, parted_workloads
-from fractune_workers.children.tvm_api.numerics.half_precision import operands, sums
+from fractune_workers.children.tvm_api.numerics.half_precision import operands, rounded_to
 from fractune_workers.children.tvm_api.numerics.quantizing import quantizing_roles
 from fractune_workers.children.tvm_api.numerics.whole_numbers import whole_numbers
+from fractune_workers.children.tvm_api.reducers import register_reducers
 
 _TYPE_PARTS = 3
 """of the description of an argument"""
@@ -38,6 +39,7 @@ class Workload:
 
     @cached_property
     def mod(self) -> tvm.IRModule:
+        register_reducers()
         return read_graph(self.graph)
 
 
@@ -86,7 +88,7 @@ def args_of(workload: Workload, *, tf32: bool = False) -> list[Any]:
 
     - bounds: whole numbers in float32 have their smallest and largest one, as `[0, 255]`; computed weights a third, 1
     - roles: those of arguments that quantize the output, or are multiplied in half precision, as `["scale"]`
-    - sums of the last argument, in half precision: their type and most terms (`half_precision.sums`)
+    - of the last argument: the type in half precision that the operator rounds to (`half_precision.rounded_to`)
 
     Where `tf32` is allowed, that holds for products in float32 too.
 
@@ -100,7 +102,7 @@ def args_of(workload: Workload, *, tf32: bool = False) -> list[Any]:
             info.as_json() for info in ArgInfo.from_entry_func(workload.mod, remove_preproc=True)
         )
     ]
-    described[-1][-1] = sums(workload.mod, tf32=tf32)
+    described[-1][-1] = rounded_to(workload.mod, tf32=tf32)
     for each in described:
         while len(each) > _TYPE_PARTS and not each[-1]:
             each.pop()

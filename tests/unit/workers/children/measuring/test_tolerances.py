@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,7 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from fractune_workers.children.measuring.tolerances import allowed
-from fractune_workers.children.tvm_api.arrays import difference, numpy_dtype, random_args
+from fractune_workers.children.tvm_api.arrays import difference, random_args
 from fractune_workers.children.tvm_api.processor import cpu_processor
 
 Array = npt.NDArray[Any]
@@ -26,7 +25,7 @@ def described(depth: int, dtype: str = "float16") -> list[list[Any]]:
     return [
         ["TENSOR", dtype, [SIZE, depth], [], ["operand"]],
         ["TENSOR", dtype, [depth, SIZE], [], ["operand"]],
-        ["TENSOR", dtype, [SIZE, SIZE], [], [], [dtype, depth]],
+        ["TENSOR", dtype, [SIZE, SIZE], [], [], [dtype]],
     ]
 
 
@@ -77,13 +76,12 @@ def over_allowed(kernel: Callable[[Array, Array], Array], args: Sequence[Sequenc
     """The kernel's difference to the reference, in parts of what is allowed."""
     left, right = operands(args)
     reference = in_float32(left, right)
-    return difference(kernel(left, right), reference) / allowed(args, reference)
+    return difference(kernel(left, right), reference) / allowed(args)
 
 
 @pytest.mark.parametrize("depth", DEPTHS)
 def test_right_kernels_are_far_within_what_is_allowed(depth: int) -> None:
     assert over_allowed(in_float32, described(depth)) == 0.0
-    assert over_allowed(on_tensor_cores, described(depth)) < 0.3
     assert over_allowed(lambda left, right: in_float32(left + np.float16(2**-14), right), described(depth)) < 0.3
 
 
@@ -99,8 +97,8 @@ def test_sums_that_are_truncated_in_half_precision_are_refused(depth: int) -> No
 
 
 @pytest.mark.parametrize("depth", DEPTHS)
-def test_sums_one_by_one_are_within_what_the_untuned_default_may_differ(depth: int) -> None:
-    assert 0.5 < over_allowed(one_by_one, described(depth)) < 1.5
+def test_sums_one_by_one_in_half_precision_are_refused(depth: int) -> None:
+    assert over_allowed(one_by_one, described(depth)) > 1
 
 
 def in_tf32(left: Array, right: Array) -> Array:
@@ -112,7 +110,7 @@ def in_tf32(left: Array, right: Array) -> Array:
 @pytest.mark.parametrize("depth", [8, *DEPTHS])
 def test_products_in_tf32_are_told_from_one_that_loses_a_part(depth: int) -> None:
     args = described(depth, "float32")
-    args[-1][-1] = ["tf32", depth]
+    args[-1][-1] = ["tf32"]
     assert 0.2 < over_allowed(in_tf32, args) < 0.8
     assert depth < LOST or over_allowed(without_a_part, args) > 4
 
@@ -126,15 +124,11 @@ def test_bfloat16_tells_a_lost_part_of_shorter_sums() -> None:
     ("dtype", "expected"), [("float32", 1e-3), ("float64", 1e-6), ("int8", 0.0), ("int32", 0.0), ("uint8", 0.0)]
 )
 def test_other_types_have_a_fixed_one(dtype: str, expected: float) -> None:
-    assert allowed([["TENSOR", dtype, [4]]], np.ones(4, dtype)) == expected
-    assert allowed([["TENSOR", dtype, [4], [], ["quantized"]]], np.ones(4, dtype)) == expected
+    assert allowed([["TENSOR", dtype, [4]]]) == expected
+    assert allowed([["TENSOR", dtype, [4], [], ["quantized"]]]) == expected
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_values_that_are_not_finite_or_all_zero_leave_a_few_roundings(dtype: str) -> None:
-    args = [["TENSOR", dtype, [4], [], [], [dtype, 4]]]
+def test_half_precision_may_be_off_by_a_few_roundings(dtype: str) -> None:
     roundoff = {"float16": 2**-11, "bfloat16": 2**-8}[dtype]
-    for values in ([0, 0, 0, 0], [math.inf, math.nan, 1, 1], [3e38, -3e38, 3e38, 3e38]):
-        with np.errstate(over="ignore"):
-            reference = np.array(values, "float32").astype(numpy_dtype(dtype))
-        assert allowed(args, reference) == pytest.approx(12 * roundoff)
+    assert allowed([["TENSOR", dtype, [4], [], [], [dtype]]]) == pytest.approx(12 * roundoff)

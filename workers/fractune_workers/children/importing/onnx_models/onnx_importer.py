@@ -37,6 +37,7 @@ from fractune_workers.children.importing.onnx_models.unfit import (
 )
 from fractune_workers.children.importing.operators.corrected import CORRECTED
 from fractune_workers.children.importing.operators.element_types import AS_BYTES, WITHOUT_KERNELS, kind_name, takes
+from fractune_workers.children.importing.operators.half_precision import is_widened, widened
 from fractune_workers.children.importing.operators.onnx_node import OnnxNode, is_empty
 from fractune_workers.children.rewriting.origins import with_origins
 
@@ -159,9 +160,9 @@ class Importer(onnx_frontend.ONNXGraphImporter):
     def _converted(self, node: onnx.NodeProto, inputs: list[relax.Expr | None]) -> Any:
         """The outputs of a node; errors are of any kind, because attributes are."""
         attributes = self._parse_attr(node.attribute)
-        if operator_of(node) not in CONVERTERS:
-            return self.convert_by_tvm(node, inputs, attributes)
-        return CONVERTERS[operator_of(node)](OnnxNode(node, inputs, attributes, self.opset, self.bb, self))
+        convert = CONVERTERS.get(operator_of(node), OnnxNode.by_tvm)
+        converted = OnnxNode(node, inputs, attributes, self.opset, self.bb, self)
+        return widened(convert, converted) if is_widened(node) else convert(converted)
 
     def refused(self, node: onnx.NodeProto, why: str) -> BadModel:
         """The error for a node that cannot be imported. `why` says what is wrong, and what to do."""

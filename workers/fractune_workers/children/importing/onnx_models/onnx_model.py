@@ -123,7 +123,8 @@ def _slim(model: onnx.ModelProto) -> onnx.ModelProto:
         name, count = readers.most_common(1)[0]
         raise ValueError(f"'{name}' is read by {count:,} nodes, which takes onnxslim a time that grows with the square")
     with _one_thread():
-        return onnxslim.slim(model)
+        # It would make one constant of 0.0 and -0.0.
+        return onnxslim.slim(model, skip_optimizations=["weight_tying"])
 
 
 @contextlib.contextmanager

@@ -155,6 +155,29 @@ def _first(value: Any) -> Any:
     return value.fields[0] if isinstance(value, relax.Tuple) else value
 
 
+def _clip(node: OnnxNode) -> Any:
+    """NaN stays NaN, and a limit that is NaN is none: TVM's converter has TVM's own maximum and minimum."""
+    x = node.input(0)
+    if "float" not in dtype_of(x):
+        return node.by_tvm()
+    low, high = (_limit(node, 1 + at, none) for at, none in enumerate((-np.inf, np.inf)))
+    if isinstance(low, float) and isinstance(high, float):
+        return relax.op.clip(x, low, high)
+    low, high = (relax.const(each, dtype_of(x)) if isinstance(each, float) else each for each in (low, high))
+    return relax.op.minimum(node.emit(relax.op.maximum(x, low)), high)
+
+
+def _limit(node: OnnxNode, index: int, none: float) -> float | relax.Expr:
+    """One limit of a Clip; of an old one in its attributes."""
+    given, number = node.optional(index), node.constant(index)
+    if given is None:
+        return float(node.attributes.get(("min", "max")[index - 1], none))
+    if number is None:
+        return node.emit(relax.op.where(relax.op.isnan(given), relax.const(none, dtype_of(given)), given))
+    only = float(number.reshape(()))
+    return none if np.isnan(only) else only
+
+
 def _space_to_depth(node: OnnxNode) -> Any:
     if node.attributes.get("mode", b"DCR") != b"CRD":
         return node.by_tvm()
@@ -233,23 +256,6 @@ def _roi_align(node: OnnxNode) -> relax.Expr:
     has_grid = node.emit(relax.op.greater(size, relax.const(0 if aligned else -np.inf, dtype)))
     has_grid = node.emit(relax.op.reshape(has_grid, [-1, 1, 1, 1]))
     return relax.op.where(has_grid, node.emit(pooled), relax.const(0, dtype_of(x)))
-
-
-def _equal(node: OnnxNode) -> Any:
-    """TVM's maximum of negative infinities is the smallest finite number. So "is the maximum -inf", which asks whether
-    a row of an attention mask is masked as a whole, becomes "are all numbers -inf".
-    """
-    for value, other in ((0, 1), (1, 0)):
-        limit, largest = node.constant(other), node.input(value)
-        made = node.builder.lookup_binding(largest) if isinstance(largest, relax.Var) else largest
-        is_maximum = isinstance(made, relax.Call) and made.op == tvm.ir.Op.get("relax.max")
-        if is_maximum and limit is not None and limit.size and np.isneginf(limit.astype(np.float32)).all():
-            masked = node.emit(relax.op.equal(made.args[0], relax.const(-np.inf, dtype_of(made.args[0]))))
-            as_numbers = node.emit(relax.op.astype(masked, "int8"))
-            alike = node.emit(relax.op.min(as_numbers, made.attrs.axis, made.attrs.keepdims))
-            ones = relax.const(np.ones(limit.shape, np.int8))
-            return relax.op.equal(alike, ones)
-    return node.by_tvm()
 
 
 def _pow(node: OnnxNode) -> Any:
@@ -357,11 +363,11 @@ CORRECTED: Mapping[str, Converter] = {
     "BitShift": _bit_shift,
     "Cast": _cast,
     "CastLike": _cast,
+    "Clip": _clip,
     "ConvTranspose": _conv_transpose,
     "Div": _div,
     "Dropout": _dropout,
     "Elu": _elu,
-    "Equal": _equal,
     "Expand": _expand,
     "EyeLike": _eye_like,
     "Gelu": _gelu,

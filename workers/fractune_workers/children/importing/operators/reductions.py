@@ -10,7 +10,7 @@ import numpy as np
 from tvm import relax
 from tvm.relax.frontend.onnx import onnx_frontend
 
-from fractune_workers.children.importing.operators.onnx_node import Converter, OnnxNode, as_type, dtype_of
+from fractune_workers.children.importing.operators.onnx_node import Converter, OnnxNode, as_type, dtype_of, shape_of
 
 
 def _extreme(node: OnnxNode) -> Any:
@@ -47,7 +47,25 @@ def _reduced_as(node: OnnxNode, dtype: str) -> Any:
     return node.emit(replace(node, inputs=onnx_frontend.onnx_input([numbers, *node.inputs[1:]])).by_tvm())
 
 
+def _place(find: Any) -> Converter:
+    """With the last of equal numbers where the node asks for it; 0 beside NaN, as in ONNX Runtime."""
+
+    def converted(node: OnnxNode) -> Any:
+        x, attributes = node.input(0), node.attributes
+        if not attributes.get("select_last_index", 0):
+            return node.by_tvm()
+        axis = int(attributes.get("axis", 0)) % len(shape_of(x))
+        indices = np.arange(shape_of(x)[axis]).reshape([-1 if at == axis else 1 for at in range(len(shape_of(x)))])
+        is_found = node.emit(relax.op.equal(x, node.emit(find(x, axis, keepdims=True))))
+        places = node.emit(relax.op.where(is_found, relax.const(indices, "int64"), relax.const(0, "int64")))
+        return relax.op.max(places, axis, keepdims=bool(attributes.get("keepdims", 1)))
+
+    return converted
+
+
 REDUCTIONS: Mapping[str, Converter] = {
+    "ArgMax": _place(relax.op.max),
+    "ArgMin": _place(relax.op.min),
     "ReduceL2": _norm,
     "ReduceMax": _extreme,
     "ReduceMean": _mean,

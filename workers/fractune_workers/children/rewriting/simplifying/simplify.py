@@ -57,7 +57,7 @@ def _batch_norm(simplifier: Simplifier, call: Any) -> Any | None:
     axis = int(call.attrs.axis) % len(data.ty.shape)
     if any(numbers is None for numbers in statistics) or bool(call.attrs.training):
         return None
-    gamma, beta, mean, variance = statistics
+    gamma, beta, mean, variance = (numbers.astype(np.float64) for numbers in statistics)
     scale = (gamma if call.attrs.scale else 1.0) / np.sqrt(variance + call.attrs.epsilon)
     shift = (beta if call.attrs.center else 0.0) - mean * scale
     scaled = _scaled_conv(simplifier, data, scale) if axis == _CHANNELS else None

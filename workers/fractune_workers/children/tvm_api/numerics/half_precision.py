@@ -1,11 +1,10 @@
-"""Operators that round to half precision: their sums, the operands of these, and the same operator in float32.
+"""Operators that round to half precision: the operands of their sums, and the same operator in float32.
 
 Targets that allow TensorFloat-32 round the operands of products in float32.
 """
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import tvm
@@ -22,13 +21,12 @@ OPERAND = "operand"
 REFERENCE = "reference"
 """name of the untuned operator in float32, beside `main`"""
 
-_SPATIAL = 0
 _SELECT = "prim.if_then_else"
 
 
-def sums(mod: tvm.IRModule, *, tf32: bool = False) -> list[Any]:
-    """The coarsest type in half precision that a block of the operator writes, and the most terms of a sum, as
-    `["float16", 4608]`. Where `tf32` is allowed, the type of sums of products in float32 is `tf32`.
+def rounded_to(mod: tvm.IRModule, *, tf32: bool = False) -> list[str]:
+    """The coarsest type in half precision that a block of the operator writes, as `["float16"]`. Where `tf32` is
+    allowed, that of products in float32 is `tf32`.
 
     Empty where no block writes such a type, and where the output has whole numbers.
     """
@@ -37,7 +35,7 @@ def sums(mod: tvm.IRModule, *, tf32: bool = False) -> list[Any]:
     written = {str(block.writes[0].source.dtype) for block in _blocks(mod)} & UNIT_ROUNDOFFS.keys()
     is_tf32 = tf32 and operands(mod, tf32=True) != operands(mod)
     coarsest = max(written, key=UNIT_ROUNDOFFS.__getitem__, default=TF32 if is_tf32 else "")
-    return [coarsest, max(map(_terms, _blocks(mod)))] if coarsest else []
+    return [coarsest] if coarsest else []
 
 
 def operands(mod: tvm.IRModule, *, tf32: bool = False) -> dict[int, list[str]]:
@@ -53,8 +51,8 @@ def operands(mod: tvm.IRModule, *, tf32: bool = False) -> dict[int, list[str]]:
 
 
 def with_reference(mod: tvm.IRModule) -> tvm.IRModule:
-    """The operator, and beside it the one in float32 if it has sums in half precision."""
-    if not sums(mod):
+    """The operator, and beside it the one in float32 if it rounds to half precision."""
+    if not rounded_to(mod):
         return mod
     wide = mod.script()
     for narrow in ("bfloat16", "float16"):  # the longer name first: it contains the other
@@ -67,10 +65,6 @@ def _blocks(mod: tvm.IRModule) -> list[Any]:
     found: list[Any] = []
     tvm_ffi.structural_walk(mod["main"].body, (s_tir.SBlock, found.append))
     return [block for block in found if len(block.writes) == 1]
-
-
-def _terms(block: Any) -> int:
-    return math.prod(int(each.dom.extent) for each in block.iter_vars if int(each.iter_type) != _SPATIAL)
 
 
 def _factors(value: Any) -> list[Any]:

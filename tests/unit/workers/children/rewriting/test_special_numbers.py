@@ -1,0 +1,100 @@
+"""Zeros, infinities and NaN in arithmetic, and casts there and back: as ONNX Runtime computes them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper
+
+from tests.support.onnx_models import onnx_model, run_by_onnxruntime, run_imported
+
+NAN, INF = math.nan, math.inf
+CONSTANTS = [0.0, -0.0, 1.0, -1.0, INF, -INF, NAN]
+NUMBERS = [*CONSTANTS, 2.5, -2.5, 300.0]
+OPERATORS = "Add Sub Mul Div Pow Max Min Mod Equal Less Greater LessOrEqual GreaterOrEqual"
+ALONE = ["IsNaN", "IsInf", "Relu", "Abs", "Neg", "Floor"]
+
+
+def assert_same(ours: Any, theirs: Any, what: str) -> None:
+    np.testing.assert_allclose(ours, theirs, rtol=1e-3, err_msg=what)
+    if ours.dtype != bool and not what.startswith(("Max", "Min")):  # of 0.0 and -0.0 either is the larger one
+        np.testing.assert_array_equal(np.signbit(ours[ours == 0]), np.signbit(theirs[ours == 0]), what)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("kind", OPERATORS.split())
+def test_arithmetic_with_constants(kind: str, dtype: str) -> None:
+    """Each constant on either side, and the numbers with themselves."""
+    numbers = np.array(NUMBERS, dtype)
+    constants = {f"c{at}": np.array(each, dtype) for at, each in enumerate(CONSTANTS)}
+    pairs = [("x", "x"), *(("x", name) for name in constants), *((name, "x") for name in constants)]
+    options: dict[str, Any] = {"fmod": 1} if kind == "Mod" else {}
+    nodes = [helper.make_node(kind, pair, ["_".join(pair)], **options) for pair in pairs]
+    model = onnx_model(nodes, {"x": numbers}, constants, opset=20, outputs=["_".join(pair) for pair in pairs])
+    with np.errstate(all="ignore"):
+        for pair, ours, theirs in zip(
+            pairs, run_imported(model, {"x": numbers}), run_by_onnxruntime(model, {"x": numbers}), strict=True
+        ):
+            assert_same(ours, theirs, f"{kind} of {pair}, {constants}")
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("kind", ALONE)
+def test_operators_of_one_number(kind: str, dtype: str) -> None:
+    numbers = np.array(NUMBERS, dtype)
+    model = onnx_model([helper.make_node(kind, ["x"], ["y"])], {"x": numbers}, opset=20)
+    assert_same(run_imported(model, {"x": numbers})[0], run_by_onnxruntime(model, {"x": numbers})[0], f"Max {kind}")
+
+
+@pytest.mark.parametrize("limits", [(-1.0, 1.0), (0.0, INF), (-INF, 2.0), (NAN, 1.0)])
+@pytest.mark.parametrize("opset", [6, 13])
+def test_clip_keeps_nan(opset: int, limits: tuple[float, float]) -> None:
+    numbers = np.array(NUMBERS, "float32")
+    low, high = (np.array(each, "float32") for each in limits)
+    old = helper.make_node("Clip", ["x"], ["y"], min=limits[0], max=limits[1])
+    node = old if opset < 11 else helper.make_node("Clip", ["x", "low", "high"], ["y"])
+    if opset < 11 and math.isnan(limits[0]):
+        pytest.skip("an attribute is no NaN")
+    model = onnx_model([node], {"x": numbers}, {} if opset < 11 else {"low": low, "high": high}, opset=opset)
+    assert_same(run_imported(model, {"x": numbers})[0], run_by_onnxruntime(model, {"x": numbers})[0], "Max of Clip")
+
+
+def test_maximum_of_two_tensors_is_nan_where_either_is() -> None:
+    x, y = (np.array(each, "float32") for each in ([1, NAN, INF, NAN], [NAN, 1, NAN, NAN]))
+    for kind in ("Max", "Min"):
+        model = onnx_model([helper.make_node(kind, ["x", "y"], ["z"])], {"x": x, "y": y})
+        assert np.isnan(run_imported(model, {"x": x, "y": y})[0]).all()
+
+
+FLOATS = np.concatenate(
+    [np.random.default_rng(1).normal(0, 1, 50), [1 + 2**-8, 1 + 3 * 2**-8, NAN, INF, 65520, 6e-8, -0.0]]
+)
+INTEGERS = np.array([0, 127, 128, 255, 256, -1, -129, 32768, 65537, 2**31, 2**40 + 3, -(2**33) - 5])
+T = TensorProto
+
+
+@pytest.mark.parametrize(
+    ("numbers", "kinds"),
+    [
+        pytest.param(FLOATS.astype("float32"), [T.BFLOAT16, T.FLOAT], id="bfloat16"),
+        pytest.param(FLOATS.astype("float32"), [T.FLOAT16, T.FLOAT], id="float16"),
+        pytest.param(FLOATS, [T.FLOAT, T.DOUBLE], id="float32"),
+        pytest.param(FLOATS, [T.BFLOAT16, T.DOUBLE], id="float64 to bfloat16"),
+        pytest.param(FLOATS.astype("float32"), [T.FLOAT16, T.BFLOAT16, T.FLOAT], id="float16 to bfloat16"),
+        pytest.param(FLOATS.astype("float32"), [T.BFLOAT16, T.FLOAT16, T.FLOAT], id="bfloat16 to float16"),
+        pytest.param(INTEGERS, [T.INT8, T.INT64], id="int8"),
+        pytest.param(INTEGERS, [T.INT16, T.INT64], id="int16"),
+        pytest.param(INTEGERS, [T.INT32, T.INT64], id="int32"),
+        pytest.param(INTEGERS, [T.UINT8, T.INT64], id="uint8"),
+        pytest.param(INTEGERS, [T.FLOAT, T.DOUBLE], id="integers to float32"),
+        pytest.param(INTEGERS[:9], [T.BFLOAT16, T.FLOAT], id="integers to bfloat16"),
+    ],
+)
+def test_a_cast_there_and_back_rounds(numbers: Any, kinds: list[int]) -> None:
+    names = ["x", *(f"y{at}" for at in range(len(kinds)))]
+    nodes = [helper.make_node("Cast", [names[at]], [names[at + 1]], to=kind) for at, kind in enumerate(kinds)]
+    model = onnx_model(nodes, {"x": numbers})
+    np.testing.assert_array_equal(run_imported(model, {"x": numbers})[0], run_by_onnxruntime(model, {"x": numbers})[0])
