@@ -30,10 +30,12 @@ def _with_limits(function: Any) -> Any:
     """Maxima and minima that begin at an infinity."""
 
     def block(each: Any) -> Any:
-        store, init = each.body, each.init
+        store: Any = each.body
+        init = each.init
         if init is None or not isinstance(store, tirx.BufferStore) or not isinstance(store.value, tuple(LIMITS)):
             return each
-        if not any(is_load_of(side, store) for side in (store.value.a, store.value.b)):
+        value: Any = store.value
+        if not any(is_load_of(side, store) for side in (value.a, value.b)):
             return each
         if "float" not in (dtype := str(store.buffer.dtype)):
             return each

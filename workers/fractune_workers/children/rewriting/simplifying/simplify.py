@@ -55,9 +55,10 @@ def _batch_norm(simplifier: Simplifier, call: Any) -> Any | None:
     data, *operands = call.args
     statistics = [simplifier.numbers(operand) for operand in operands]
     axis = int(call.attrs.axis) % len(data.ty.shape)
-    if any(numbers is None for numbers in statistics) or bool(call.attrs.training):
+    known = [numbers.astype(np.float64) for numbers in statistics if numbers is not None]
+    if len(known) < len(statistics) or bool(call.attrs.training):
         return None
-    gamma, beta, mean, variance = (numbers.astype(np.float64) for numbers in statistics)
+    gamma, beta, mean, variance = known
     scale = (gamma if call.attrs.scale else 1.0) / np.sqrt(variance + call.attrs.epsilon)
     shift = (beta if call.attrs.center else 0.0) - mean * scale
     scaled = _scaled_conv(simplifier, data, scale) if axis == _CHANNELS else None
