@@ -32,7 +32,7 @@ from fractune_workers.roles.measure import Measurer
 from fractune_workers.roles.tune import Tuner
 from fractune_workers.work_loop import WorkLoop
 from tests.support.paths import REPOSITORY
-from tests.support.processes.made_up import DEVICE, TARGET_KEY, granted, target_operator
+from tests.support.processes.made_up import DEVICE, TARGET_KEY, granted, target_operator, workload_text
 from tests.support.processes.redis_process import commands_of, running_redis
 from tests.support.secret import SECRET
 
@@ -141,7 +141,7 @@ def simulated(url: str, role: str, pieces: int) -> None:
 
 def commands(role: str, pieces: int, work: Callable[[str], None]) -> dict[str, int]:
     with running_redis() as url, redis.Redis.from_url(url) as connection:
-        put_signed_blob(connection, SECRET, workload_blob(NAME), b"{}")
+        put_signed_blob(connection, SECRET, workload_blob(NAME), workload_text(OPERATOR["name"]).encode())
         for number in range(pieces):
             queue, message = work_of(role, number)
             WorkQueues(connection, SECRET).enqueue(queue, message)
