@@ -12,6 +12,7 @@ import pytest
 from fractune_core.access.connections import MOST_MESSAGE_BYTES
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.pb import fractune_pb2_grpc as rpc
+from fractune_core.workloads import workload_hash
 from fractune_server.services.log import IMPORT_LIMIT_BYTES
 from tests.support.processes.redis_process import running_redis
 from tests.support.processes.server_process import ServerProcess, as_call, running_server
@@ -53,11 +54,8 @@ def test_large_requests_of_many_callers_do_not_fill_the_memory(server: ServerPro
 
 def test_an_import_of_one_call_has_a_limit_and_adds_nothing_beyond_it(server: ServerProcess) -> None:
     text = f'"{"x" * (MOST_MESSAGE_BYTES - 1000)}"'
-    calls = IMPORT_LIMIT_BYTES // len(text)
-    parts = [
-        pb.ImportRecordsRequest(workload=pb.Workload(workload_hash=f"{number:016}", json=text))
-        for number in range(calls + 1)
-    ]
+    part = pb.ImportRecordsRequest(workload=pb.Workload(workload_hash=workload_hash(text), json=text))
+    parts = [part] * (IMPORT_LIMIT_BYTES // len(text) + 1)
     with server.client() as client:
         assert client.log.ImportRecords(iter(parts[:1]), timeout=60).added == 0
         with pytest.raises(grpc.RpcError) as refused:
