@@ -83,10 +83,8 @@ def write_open_model(path: Path) -> None:
         onnx.helper.make_node("Conv", ["x", "w"], ["c"], strides=[8, 8]),
         onnx.helper.make_node("GlobalAveragePool", ["c"], ["y"]),
     ]
-    x, y = (
-        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape)
-        for name, shape in {"x": ["batch", 3, "height", "width"], "y": ["batch", 4, 1, 1]}.items()
-    )
+    x = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["batch", 3, "height", "width"])
+    y = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, ["batch", 4, 1, 1])
     graph = onnx.helper.make_graph(nodes, "open", [x], [y], [weight])
     onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8), path)
 
