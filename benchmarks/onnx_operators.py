@@ -18,14 +18,11 @@ from typing import Any
 from benchmarks.support.importer_digest import importer_digest
 from benchmarks.support.machine import RESULTS, arguments, facts, write_json, write_result
 from benchmarks.support.models_page import PAGE, models_page
-from benchmarks.support.node_cases import FAILED, REFUSED, STATUSES, Outcome, node_cases, operator_of_case
-from benchmarks.support.processes import import_path
-from fractune_workers.child import Child
-from fractune_workers.child.errors import CALL_ERRORS
+from benchmarks.support.node_cases import FAILED, REFUSED, STATUSES, node_cases, operator_of_case, run_named
 
 NAME = "onnx_operators"
 _QUICK = "quantizelinear"
-_CASE_TIMEOUT_S = 60
+_CHILD = "benchmarks.support.node_cases"
 
 
 def main() -> None:
@@ -42,7 +39,7 @@ def main() -> None:
         return
     only = args.only or (_QUICK if args.quick else "")
     cases = {name: case for name, case in node_cases().items() if only in name}
-    outcomes = run_cases(list(cases))
+    outcomes = run_named(_CHILD, list(cases))
     operators: dict[str, dict[str, Any]] = {}
     for name, outcome in outcomes.items():
         row = operators.setdefault(operator_of_case(cases[name]), {**dict.fromkeys(STATUSES, 0), "refusals": {}})
@@ -71,29 +68,13 @@ def update_refusals(results: Path) -> None:
     """
     data = json.loads(results.read_text(encoding="utf-8"))
     rows = data["operators"].values()
-    outcomes = run_cases(list(dict.fromkeys(name for row in rows for name in row["refusals"].values())))
+    outcomes = run_named(_CHILD, list(dict.fromkeys(name for row in rows for name in row["refusals"].values())))
     for name, outcome in outcomes.items():
         if outcome.status != REFUSED:
             raise SystemExit(f"{name} has {outcome.status} and was refused before; run all cases")
     for row in rows:
         row["refusals"] = {outcomes[name].detail: name for name in row["refusals"].values()}
     write_json(results, {**data, "refusals_updated": facts()["time"]})
-
-
-def run_cases(names: list[str]) -> dict[str, Outcome]:
-    """The outcomes by name. They are run in a process of their own: a compiler may crash."""
-    child = Child("benchmarks.support.node_cases", env={"PYTHONPATH": import_path()})
-    try:
-        return {name: _outcome(child, name) for name in names}
-    finally:
-        child.kill()
-
-
-def _outcome(child: Child, name: str) -> Outcome:
-    try:
-        return Outcome(**child.call("run", _CASE_TIMEOUT_S, name=name))
-    except CALL_ERRORS as error:
-        return Outcome(FAILED, str(error))
 
 
 if __name__ == "__main__":

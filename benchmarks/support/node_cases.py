@@ -19,7 +19,10 @@ import tvm
 from onnx import numpy_helper
 from tvm import relax
 
+from benchmarks.support.processes import import_path
 from fractune_core.errors import BadModel, first_line
+from fractune_workers.child import Child
+from fractune_workers.child.errors import CALL_ERRORS
 from fractune_workers.children.importing.limits import Limits
 from fractune_workers.children.importing.model_file import load_fixed
 from fractune_workers.children.importing.passes import prepare
@@ -32,6 +35,7 @@ _BYTES = {"int4": "int8", "uint4": "uint8", "int2": "int8", "uint2": "uint8"}
 _EPSILONS = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
 _FLOAT32_EPSILON = 2.0**-23
 """of the largest number: a sum whose terms cancel may be off by it, as in an inverse DFT"""
+_CASE_TIMEOUT_S = 60
 _ROUNDINGS = 4
 """units in the last place that a result in float16 or bfloat16 may be off: the tests' tolerance is less than one"""
 
@@ -41,6 +45,22 @@ class Outcome:
     status: str
     detail: str = ""
     """the refusal, or what went wrong"""
+
+
+def run_named(module: str, names: Sequence[str]) -> dict[str, Outcome]:
+    """The outcomes by name, from the call `run` of the child `module`: a compiler may crash."""
+    child = Child(module, env={"PYTHONPATH": import_path()})
+    try:
+        return {name: _outcome(child, name) for name in names}
+    finally:
+        child.kill()
+
+
+def _outcome(child: Child, name: str) -> Outcome:
+    try:
+        return Outcome(**child.call("run", _CASE_TIMEOUT_S, name=name))
+    except CALL_ERRORS as error:
+        return Outcome(FAILED, str(error))
 
 
 @cache
@@ -88,14 +108,14 @@ def _compared(case: Any, model: onnx.ModelProto, given: Sequence[Any], wanted: S
             mod = load_fixed(data, {}, Limits(len(data)))
     except BadModel as error:
         return Outcome(REFUSED, str(error))
-    made = _compute(mod, dict(zip((each.name for each in model.graph.input), given, strict=True)))
+    made = compute(mod, dict(zip((each.name for each in model.graph.input), given, strict=True)))
     if len(model.graph.output) == 1 and isinstance(wanted[0], list):
         made = [made]
     difference = _difference(made, list(wanted), case.rtol, case.atol)
     return Outcome(FAILED, difference) if difference else Outcome(PASSED)
 
 
-def _compute(mod: tvm.IRModule, given: Mapping[str, Any]) -> list[Any]:
+def compute(mod: tvm.IRModule, given: Mapping[str, Any]) -> list[Any]:
     """`given`: by name. The module has no input of text that no node reads."""
     arrays = [_as_bytes(given[parameter.name]) for parameter in mod["main"].params]
     target = tvm.target.Target({"kind": "llvm", "mcpu": "x86-64-v3"})

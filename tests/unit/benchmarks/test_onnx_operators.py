@@ -36,7 +36,7 @@ def test_onnx_agrees(part: str) -> None:
 
 
 def test_a_part_of_the_cases_does_not_replace_the_result(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(onnx_operators, "run_cases", lambda names: dict.fromkeys(names, Outcome(PASSED)))
+    monkeypatch.setattr(onnx_operators, "run_named", lambda _, names: dict.fromkeys(names, Outcome(PASSED)))
     monkeypatch.setattr("benchmarks.support.machine.RESULTS", tmp_path)
     monkeypatch.setattr(sys, "argv", ["onnx_operators", "--only", "test_abs"])
     onnx_operators.main()
@@ -56,7 +56,7 @@ def result_file(folder: Path) -> Path:
 
 def test_refusals_get_their_present_words_and_counts_stay(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file = result_file(tmp_path)
-    monkeypatch.setattr(onnx_operators, "run_cases", lambda names: dict.fromkeys(names, Outcome(REFUSED, "of now")))
+    monkeypatch.setattr(onnx_operators, "run_named", lambda _, names: dict.fromkeys(names, Outcome(REFUSED, "of now")))
     onnx_operators.update_refusals(file)
     found = json.loads(file.read_text())
     assert found["operators"]["Abs"] == {"passed": 3, "refused": 1, "refusals": {"of now": "test_abs"}}
@@ -67,7 +67,7 @@ def test_refusals_get_their_present_words_and_counts_stay(monkeypatch: pytest.Mo
 def test_a_case_that_passes_now_needs_a_whole_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file = result_file(tmp_path)
     before = file.read_text()
-    monkeypatch.setattr(onnx_operators, "run_cases", lambda names: dict.fromkeys(names, Outcome(PASSED)))
+    monkeypatch.setattr(onnx_operators, "run_named", lambda _, names: dict.fromkeys(names, Outcome(PASSED)))
     with pytest.raises(SystemExit, match="test_abs has passed and was refused before; run all cases"):
         onnx_operators.update_refusals(file)
     assert file.read_text() == before
