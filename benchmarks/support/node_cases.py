@@ -6,11 +6,13 @@ is tried again with all inputs but the first as constants.
 
 from __future__ import annotations
 
+import os
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -48,7 +50,15 @@ class Outcome:
 
 
 def run_named(module: str, names: Sequence[str]) -> dict[str, Outcome]:
-    """The outcomes by name, from the call `run` of the child `module`: a compiler may crash."""
+    """The outcomes by name, from the call `run` of children of `module`, one for each core: a compiler may crash."""
+    count = len(os.sched_getaffinity(0))
+    with ThreadPoolExecutor(count) as pool:
+        parts = pool.map(partial(_run_in_child, module), [names[first::count] for first in range(count)])
+        found = {name: outcome for part in parts for name, outcome in part.items()}
+    return {name: found[name] for name in names}
+
+
+def _run_in_child(module: str, names: Sequence[str]) -> dict[str, Outcome]:
     child = Child(module, env={"PYTHONPATH": import_path()})
     try:
         return {name: _outcome(child, name) for name in names}

@@ -184,7 +184,7 @@ def _contestants(
         contestants[name] = Contestant(partial(library["main"], x, w, y), partial(processor.read, y))
     task = Task(shape_of, dtype, is_last, x, w, blank(), lambda count: processor.tensor(np.empty(count, np.int8)))
     _join(contestants, found, peer, partial(PEERS[peer], task))
-    return found | judged_and_timed(contestants, expected, allowed(described, expected), processor.sync)
+    return found | judged_and_timed(contestants, expected, allowed(described), processor.sync)
 
 
 def _join(
