@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from onnx import helper
 
-from benchmarks.support.forms.form import FLOATS, INTS, Array, Form, extreme, form, numbers_of, random, versions
+from benchmarks.support.forms.form import FLOATS, INTS, Array, Form, extreme, form, numbers_of, random, small, versions
 
 
 def unary() -> Iterator[Form]:
@@ -32,11 +32,25 @@ def unary() -> Iterator[Form]:
         for opset, attributes in itertools.product(versions(operator), options.get(operator, [{}])):
             for dtype in FLOATS:
                 yield from (form(operator, opset, value, **attributes) for value in numbers_of(dtype, 3, 13))
+                if opset == versions(operator)[-1]:
+                    by_onnx = operator in _IMPRECISE
+                    values = _small_and_near_one(dtype)
+                    yield from (form(operator, opset, value, by_onnx=by_onnx, **attributes) for value in values)
     for operator, dtype in itertools.product(("Abs", "Neg", "Sign", "Relu", "Identity"), INTS):
         if operator != "Neg" or dtype != "uint8":
             yield from (form(operator, 14 if operator == "Relu" else 13, value) for value in numbers_of(dtype, 3, 13))
     yield form("Not", 7, random("bool", 3, 13))
     yield from (form("BitwiseNot", 18, extreme(dtype, 3, 13)) for dtype in INTS)
+
+
+_IMPRECISE = ("Celu", "Elu", "Selu")
+"""of which ONNX Runtime loses the digits of small results: it subtracts 1 from exponentials in float32"""
+
+
+def _small_and_near_one(dtype: str) -> list[Array]:
+    """Where a formula of logarithms and exponentials loses the digits of its result."""
+    numbers = [small(dtype, size, 3, 13) for size in (1e-3, 1e-4, 1e-6)[: 2 if dtype == "float16" else 3]]
+    return [*numbers, 1 + numbers[0], numbers[0] - 1, small(dtype, 0.05, 3, 13)]
 
 
 BROADCASTS = [((2, 3, 5), (2, 3, 5)), ((2, 3, 5), (5,)), ((2, 3, 5), (1, 3, 1)), ((5,), (2, 3, 5)), ((2, 3, 5), ())]

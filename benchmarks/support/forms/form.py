@@ -41,6 +41,8 @@ class Form:
     constants: Mapping[str, Array] = field(default_factory=dict)
     attributes: Mapping[str, Any] = field(default_factory=dict)
     outputs: int = 1
+    by_onnx: bool = False
+    """whether ONNX's own evaluator in float64 is the reference, where ONNX Runtime differs from ONNX"""
 
     @property
     def name(self) -> str:
@@ -82,7 +84,13 @@ def _short(value: Array) -> str:
 
 
 def form(
-    operator: str, opset: int, *operands: Array | None, fixed: int = 0, outputs: int = 1, **attributes: Any
+    operator: str,
+    opset: int,
+    *operands: Array | None,
+    fixed: int = 0,
+    outputs: int = 1,
+    by_onnx: bool = False,
+    **attributes: Any,
 ) -> Form:
     """The last `fixed` operands are constants; an attribute that is None is left out."""
     names = [None if value is None else f"x{number}" for number, value in enumerate(operands)]
@@ -99,6 +107,7 @@ def form(
         {name: value for name, value in present.items() if places[name] >= split},
         {name: value for name, value in attributes.items() if value is not None},
         outputs,
+        by_onnx,
     )
 
 
@@ -135,6 +144,12 @@ def extreme(dtype: str, *shape: int, shift: int = 0) -> Array:
         numbers += [np.inf, -np.inf, -0.0, -1, limits.tiny]
     count = int(np.prod(shape, dtype=np.int64))
     return np.roll(np.resize(np.array(numbers, dtype), count), shift).reshape(shape)
+
+
+def small(dtype: str, size: float, *shape: int) -> Array:
+    """Numbers of both signs from `size` to nine times of it: of one size, so that none hides another's error."""
+    signs = np.resize(np.array([1, -1]), int(np.prod(shape, dtype=np.int64))).reshape(shape)
+    return (random("float64", *shape, low=size, high=9 * size) * signs).astype(dtype)
 
 
 def full(value: Any, dtype: str, *shape: int) -> Array:

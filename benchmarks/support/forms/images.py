@@ -42,7 +42,9 @@ def pools_of_types() -> Iterator[Form]:
         yield form("LpPool", 18, random(dtype, 1, 2, 6, 6), kernel_shape=(2, 2), p=power)
         yield form("GlobalLpPool", 2 if power == 2 else 7, random(dtype, 1, 2, 6, 6), p=power)
     for operator, dtype in itertools.product(("GlobalAveragePool", "GlobalMaxPool"), FLOATS):
-        yield from (form(operator, 7, random(dtype, 1, 2, *size)) for size in ((9,), (100, 60), (3, 4, 5)))
+        # ONNX Runtime has no kernel for the largest of float64, and ONNX's evaluator is right for two axes alone.
+        sizes = [(100, 60)] if (operator, dtype) == ("GlobalMaxPool", "float64") else [(9,), (100, 60), (3, 4, 5)]
+        yield from (form(operator, 7, random(dtype, 1, 2, *size)) for size in sizes)
         yield form(operator, 7, full(100, dtype, 1, 2, 64, 64))
     for dtype in ("float16", "float64"):
         yield form("AveragePool", 11, full(100, dtype, 1, 2, 32, 32), kernel_shape=(32, 32))
@@ -93,7 +95,11 @@ def resizes() -> Iterator[Form]:
         rounding = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil") if mode == "nearest" else (None,)
         for each in rounding:
             given: dict[str, Any] = {"mode": mode, "coordinate_transformation_mode": coordinate, "nearest_mode": each}
-            yield form("Resize", opset, image, None, numbers, fixed=2, **given)
+            # ONNX Runtime rounds the length that ONNX's own tests and evaluator leave as it is.
+            by_onnx = coordinate == "align_corners" and any(
+                size * by % 1 for size, by in zip((5, 6), scale[2:], strict=True)
+            )
+            yield form("Resize", opset, image, None, numbers, fixed=2, by_onnx=by_onnx, **given)
     for size, mode in itertools.product(((1, 2, 9, 4), (1, 2, 5, 13)), ("nearest", "linear", "cubic")):
         yield form("Resize", 13, image, None, None, i64(*size), fixed=3, mode=mode)
         yield form("Resize", 18, image, None, None, i64(*size[2:]), fixed=3, mode=mode, axes=(2, 3), antialias=0)

@@ -22,7 +22,14 @@ from fractune_core.operators import MOST_NAME_CHARACTERS
 from fractune_core.workloads import workload_hash
 from fractune_workers.children.importing.unlowered import why_unlowered
 from fractune_workers.children.layouts.plan import planned
-from fractune_workers.children.rewriting import extremes, indexing, row_kernels, special_numbers, transcendental
+from fractune_workers.children.rewriting import (
+    extremes,
+    hyperbolic,
+    indexing,
+    row_kernels,
+    special_numbers,
+    transcendental,
+)
 from fractune_workers.children.rewriting.accumulators import ACCUMULATORS
 from fractune_workers.children.rewriting.concats import CONCAT, kept, settled
 from fractune_workers.children.rewriting.lookups import looked_up
@@ -36,9 +43,15 @@ _log = logging.getLogger(__name__)
 FROM_FILE = "fractune.from_file"
 """Attribute of a module: names of the functions of loops that its file brought"""
 _FLOAT32_BYTES = 4
-_LEGALIZATIONS = {**extremes.LEGALIZATIONS, **indexing.LEGALIZATIONS, **special_numbers.LEGALIZATIONS}
+_LEGALIZATIONS = {
+    **extremes.LEGALIZATIONS,
+    **hyperbolic.LEGALIZATIONS,
+    **indexing.LEGALIZATIONS,
+    **special_numbers.LEGALIZATIONS,
+}
 _LEGALIZATIONS_FOR_CPUS = {
     **_LEGALIZATIONS,
+    **hyperbolic.LEGALIZATIONS_FOR_CPUS,
     **transcendental.LEGALIZATIONS,
     **row_kernels.LEGALIZATIONS,
     **special_numbers.LEGALIZATIONS_FOR_CPUS,

@@ -19,8 +19,9 @@ _ROOT_HALF = 0.5**0.5
 
 
 def _sigmoid(x: te.Tensor) -> te.Tensor:
-    half = tirx.const(0.5, x.dtype)
-    return topi.add(topi.multiply(topi.fast_tanh(topi.multiply(x, half)), half), half)
+    """By an exponential: by a hyperbolic tangent, small results would lose their digits, and be below 0."""
+    one = tirx.const(1.0, x.dtype)
+    return topi.divide(one, topi.add(one, topi.fast_exp(topi.negative(x))))
 
 
 def _silu(x: te.Tensor) -> te.Tensor:

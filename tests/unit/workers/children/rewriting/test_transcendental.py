@@ -42,6 +42,15 @@ def test_they_are_close(compute: Callable[..., Any], reference: Callable[..., An
     assert np.abs(result - expected).max() < 1e-6 * max(1.0, np.abs(expected).max())
 
 
+@pytest.mark.parametrize("compute", [op.sigmoid, op.nn.silu])
+def test_small_results_keep_their_digits(compute: Callable[..., Any]) -> None:
+    x = np.linspace(-80, 0, 64, dtype="float32")
+    wide = x.astype("float64")
+    np.testing.assert_allclose(
+        computed(compute, x), (wide if compute is op.nn.silu else 1) / (1 + np.exp(-wide)), rtol=1e-6
+    )
+
+
 @pytest.mark.parametrize("dtype", ["float16", "float64"])
 @pytest.mark.parametrize("compute", [op.erf, op.sigmoid, op.nn.silu, op.nn.gelu])
 def test_other_types_are_close(compute: Callable[..., Any], dtype: str) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import tvm
 from onnx import helper
-from tvm import relax
+from tvm import relax, tirx
 from tvm.relax.frontend.onnx import onnx_frontend
 
 from fractune_workers.children.importing.onnx_graph import text_of
@@ -26,6 +26,12 @@ from fractune_workers.children.importing.operators.windows import WINDOWS
 from fractune_workers.children.rewriting.expressions import is_constant
 
 _MOST_POWER = 63
+_MOST_OF_MISH = 30
+"""from which on Mish is the number itself"""
+_LEAST_DEVIATION = 1e-9
+"""of MeanVarianceNormalization: it is added to the deviation"""
+_SELU = {"alpha": 1.67326319217681884765625, "gamma": 1.05070102214813232421875}
+"""ONNX's defaults"""
 _ROI_HALF_PIXELS = 16
 """The first opset in which half pixels are the default of RoiAlign"""
 _TRAINING = "which is for training; export it for inference"
@@ -156,22 +162,24 @@ def _first(value: Any) -> Any:
 
 
 def _clip(node: OnnxNode) -> Any:
-    """NaN stays NaN, and a limit that is NaN is none: TVM's converter has TVM's own maximum and minimum."""
+    """NaN stays NaN, and a limit that is NaN is none: TVM's converter has TVM's own maximum and minimum. A limit that
+    is left out is the largest finite number.
+    """
     x = node.input(0)
     if "float" not in dtype_of(x):
         return node.by_tvm()
-    low, high = (_limit(node, 1 + at, none) for at, none in enumerate((-np.inf, np.inf)))
+    low, high = (_limit(node, 1 + at, sign) for at, sign in enumerate((-1.0, 1.0)))
     if isinstance(low, float) and isinstance(high, float):
         return relax.op.clip(x, low, high)
     low, high = (relax.const(each, dtype_of(x)) if isinstance(each, float) else each for each in (low, high))
     return relax.op.minimum(node.emit(relax.op.maximum(x, low)), high)
 
 
-def _limit(node: OnnxNode, index: int, none: float) -> float | relax.Expr:
-    """One limit of a Clip; of an old one in its attributes."""
-    given, number = node.optional(index), node.constant(index)
+def _limit(node: OnnxNode, index: int, sign: float) -> float | relax.Expr:
+    """One limit of a Clip. `sign`: of the infinite number that limits nothing."""
+    given, number, none = node.optional(index), node.constant(index), sign * np.inf
     if given is None:
-        return float(node.attributes.get(("min", "max")[index - 1], none))
+        return sign * float(tirx.max_value(dtype_of(node.input(0))).value)
     if number is None:
         return node.emit(relax.op.where(relax.op.isnan(given), relax.const(none, dtype_of(given)), given))
     only = float(number.reshape(()))
@@ -292,14 +300,62 @@ def _expand(node: OnnxNode) -> Any:
     return node.by_tvm()
 
 
-def _elu(node: OnnxNode) -> Any:
-    """In any floating-point type: TVM's converter computes in float32."""
+def _elu(node: OnnxNode) -> relax.Expr:
+    return _above_and_below(node, 1.0, float(node.attributes.get("alpha", 1.0)), 1.0)
+
+
+def _celu(node: OnnxNode) -> relax.Expr:
+    alpha = float(node.attributes.get("alpha", 1.0))
+    return _above_and_below(node, 1.0, alpha, alpha)
+
+
+def _selu(node: OnnxNode) -> relax.Expr:
+    alpha, gamma = (float(node.attributes.get(name, default)) for name, default in _SELU.items())
+    return _above_and_below(node, gamma, gamma * alpha, 1.0)
+
+
+def _above_and_below(node: OnnxNode, above: float, below: float, width: float) -> relax.Expr:
+    """`above * x` for positive numbers, and `below * (exp(x / width) - 1)` for others. The exponential less 1 is
+    `tanh(y / 2) * (exp(y) + 1)`, which is precise near zero.
+    """
     x, dtype = node.input(0), dtype_of(node.input(0))
-    if dtype == "float32":
-        return node.by_tvm()
-    alpha = relax.const(float(node.attributes.get("alpha", 1.0)), dtype)
-    below = node.emit(relax.op.nn.relu(relax.op.subtract(relax.const(1, dtype), relax.op.exp(x))))
-    return relax.op.subtract(node.emit(relax.op.nn.relu(x)), node.emit(relax.op.multiply(alpha, below)))
+    zero, one = (relax.const(number, dtype) for number in (0, 1))
+    negative = node.emit(relax.op.minimum(x, zero))
+    y = node.emit(relax.op.multiply(negative, relax.const(1 / width, dtype)))
+    half = node.emit(relax.op.tanh(relax.op.multiply(y, relax.const(0.5, dtype))))
+    less = node.emit(relax.op.multiply(half, relax.op.add(relax.op.exp(y), one)))
+    lower = node.emit(relax.op.multiply(less, relax.const(below, dtype)))
+    return relax.op.add(relax.op.multiply(node.emit(relax.op.nn.relu(x)), relax.const(above, dtype)), lower)
+
+
+def _thresholded(node: OnnxNode) -> relax.Expr:
+    """TVM multiplies by 0 below the threshold, which makes NaN of an infinite number."""
+    x, dtype = node.input(0), dtype_of(node.input(0))
+    limit = relax.const(float(node.attributes.get("alpha", 1.0)), dtype)
+    return relax.op.where(relax.op.greater(x, limit), x, relax.const(0, dtype))
+
+
+def _softplus(node: OnnxNode) -> relax.Expr:
+    return relax.op.nn.softplus(node.input(0))
+
+
+def _mish(node: OnnxNode) -> relax.Expr:
+    """`x * tanh(log(1 + exp(x)))`, without the hyperbola: of e = exp(x), `x * (e^2 + 2 e) / (e^2 + 2 e + 2)`."""
+    x, dtype = node.input(0), dtype_of(node.input(0))
+    two, half = relax.const(2, dtype), relax.const(0.5, dtype)
+    most = node.emit(relax.op.minimum(x, relax.const(_MOST_OF_MISH, dtype)))
+    root = node.emit(relax.op.exp(relax.op.multiply(most, half)))
+    power = node.emit(relax.op.multiply(root, root))
+    product = node.emit(relax.op.multiply(power, relax.op.add(power, two)))
+    return relax.op.multiply(x, node.emit(relax.op.divide(product, relax.op.add(product, two))))
+
+
+def _variance_norm(node: OnnxNode) -> relax.Expr:
+    """From the squares of distances to the mean: TVM subtracts two squares that may be nearly equal."""
+    x, axes = node.input(0), [int(axis) for axis in node.attributes.get("axes", (0, 2, 3))]
+    apart = node.emit(relax.op.subtract(x, relax.op.mean(x, axes, keepdims=True)))
+    spread = node.emit(relax.op.mean(relax.op.multiply(apart, apart), axes, keepdims=True))
+    return relax.op.divide(apart, relax.op.add(relax.op.sqrt(spread), relax.const(_LEAST_DEVIATION, dtype_of(x))))
 
 
 def _eye_like(node: OnnxNode) -> relax.Expr:
@@ -363,6 +419,7 @@ CORRECTED: Mapping[str, Converter] = {
     "BitShift": _bit_shift,
     "Cast": _cast,
     "CastLike": _cast,
+    "Celu": _celu,
     "Clip": _clip,
     "ConvTranspose": _conv_transpose,
     "Div": _div,
@@ -374,14 +431,19 @@ CORRECTED: Mapping[str, Converter] = {
     "IsInf": _is_inf,
     "LayerNormalization": _layer_norm,
     "LpNormalization": _lp_norm,
+    "MeanVarianceNormalization": _variance_norm,
+    "Mish": _mish,
     "Mod": _mod,
     "NonMaxSuppression": _suppression,
     "OneHot": _one_hot,
     "Pow": _pow,
     "RMSNormalization": _rms_norm,
     "RoiAlign": _roi_align,
+    "Selu": _selu,
     "Sign": _sign,
+    "Softplus": _softplus,
     "SpaceToDepth": _space_to_depth,
+    "ThresholdedRelu": _thresholded,
     **DEQUANTIZED_WEIGHTS,
     **INDEXED,
     **REDUCTIONS,

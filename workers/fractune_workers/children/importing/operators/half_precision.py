@@ -1,7 +1,7 @@
 """Operators of half precision that are computed in float32 and rounded once, as ONNX Runtime computes them.
 
-They become several operators of Relax. A square of half precision is infinite from 256 on, and an exponential from 12
-on, though the result would fit.
+They become several operators of Relax, or have no kernel of half precision. A square of half precision is infinite from
+256 on, and an exponential from 12 on, though the result would fit.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from fractune_workers.children.rewriting.widened import HALVES
 
 _WIDE = "float32"
 _SEVERAL = """
-    Acosh Asinh Atanh Celu Cosh Det Elu GlobalLpPool GridSample HardSigmoid HardSwish LpNormalization LpPool LRN
-    MeanVarianceNormalization Mish PRelu ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceSumSquare Resize
-    Selu Sinh Softplus Softsign Swish ThresholdedRelu Upsample
+    Celu Det Elu GlobalLpPool GridSample HardSigmoid HardSwish IsInf IsNaN LpNormalization LpPool LRN
+    MeanVarianceNormalization Mish PRelu ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceSumSquare Resize Selu
+    Sign Softsign Swish ThresholdedRelu Upsample
 """
 """by ONNX's names"""
 

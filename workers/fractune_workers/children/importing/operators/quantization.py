@@ -217,7 +217,7 @@ class _Blocks:
 
 
 def _dynamic_quantize(node: OnnxNode) -> Sequence[relax.Expr]:
-    """uint8 numbers, a scale and a zero point; zeros become zeros, with zero point 0."""
+    """uint8 numbers, a scale and a zero point; zeros become zeros, with scale 1 and zero point 0."""
     x = node.input(0)
     dtype = dtype_of(x)
     if "float" not in dtype:
@@ -227,8 +227,8 @@ def _dynamic_quantize(node: OnnxNode) -> Sequence[relax.Expr]:
     lowest, highest = (relax.const(bound, dtype) for bound in _BYTE_RANGE)
     smallest = node.emit(relax.op.minimum(relax.op.min(x), lowest))
     spread = node.emit(relax.op.subtract(relax.op.maximum(relax.op.max(x), lowest), smallest))
-    spread = relax.op.where(relax.op.equal(spread, lowest), relax.const(1, dtype), spread)
-    scale = node.emit(relax.op.divide(spread, highest))
+    is_one = node.emit(relax.op.equal(spread, lowest))
+    scale = node.emit(relax.op.where(is_one, relax.const(1, dtype), relax.op.divide(spread, highest)))
     zero = relax.op.subtract(lowest, relax.op.divide(smallest, scale))
     zero = node.emit(relax.op.round(relax.op.clip(zero, *_BYTE_RANGE)))
     numbers = relax.op.add(relax.op.round(relax.op.divide(x, scale)), zero)

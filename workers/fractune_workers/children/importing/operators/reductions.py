@@ -1,4 +1,6 @@
-"""Reductions of whole numbers and of truth values. TVM's own results have other types there, or no kernel."""
+"""Reductions of whole numbers and of truth values, and over no axis. TVM's own results have other types or numbers
+there, or no kernel.
+"""
 
 from __future__ import annotations
 
@@ -41,6 +43,21 @@ def _norm(node: OnnxNode) -> Any:
     return relax.op.astype(norm, dtype)
 
 
+def _unreduced(convert: Converter) -> Converter:
+    """Where no axis is asked for, each number is reduced alone: TVM's converter returns the numbers as they are."""
+
+    def converted(node: OnnxNode) -> Any:
+        axes = node.constant(1)
+        is_without = node.optional(1) is None or (axes is not None and axes.size == 0)
+        if not (is_without and node.attributes.get("noop_with_empty_axes", 0)):
+            return convert(node)
+        alone = node.emit(relax.op.expand_dims(node.input(0), 0))
+        inputs = onnx_frontend.onnx_input([alone, relax.const(np.array([0]), "int64")])
+        return convert(replace(node, inputs=inputs, attributes={"keepdims": 0}))
+
+    return converted
+
+
 def _reduced_as(node: OnnxNode, dtype: str) -> Any:
     """The node's result for its numbers in another type."""
     numbers = node.emit(as_type(dtype, node.input(0)))
@@ -66,9 +83,12 @@ def _place(find: Any) -> Converter:
 REDUCTIONS: Mapping[str, Converter] = {
     "ArgMax": _place(relax.op.max),
     "ArgMin": _place(relax.op.min),
-    "ReduceL2": _norm,
+    "ReduceL1": _unreduced(OnnxNode.by_tvm),
+    "ReduceL2": _unreduced(_norm),
+    "ReduceLogSum": _unreduced(OnnxNode.by_tvm),
     "ReduceMax": _extreme,
     "ReduceMean": _mean,
     "ReduceMin": _extreme,
+    "ReduceSumSquare": _unreduced(OnnxNode.by_tvm),
 }
 """by ONNX's names"""

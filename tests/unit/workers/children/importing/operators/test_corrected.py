@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -136,6 +138,65 @@ def test_numbers_with_constants(
     (ours,), (theirs,) = run_imported(model, {"x": x}), run_by_onnxruntime(model, {"x": x})
     assert ours.dtype == theirs.dtype
     np.testing.assert_array_equal(ours, theirs)
+
+
+EXTREMES = np.array([np.finfo(np.float32).max, np.inf, -np.inf, -np.finfo(np.float32).max, -0.0, 1], np.float32)
+SMALL = np.array([1e-6, -1e-6, 3e-4, -2e-3, -20, 20, -1, 1], np.float32)
+SATURATED: list[tuple[str, dict[str, Any]]] = [
+    ("Celu", {"alpha": 0.3}),
+    ("Clip", {}),
+    ("Elu", {"alpha": 0.3}),
+    ("Selu", {}),
+    ("Softplus", {}),
+    ("ThresholdedRelu", {}),
+]
+
+
+@pytest.mark.parametrize(("operator", "attributes"), SATURATED)
+def test_extremes_as_by_onnxruntime(operator: str, attributes: dict[str, Any]) -> None:
+    model = onnx_model([helper.make_node(operator, ["x"], ["y"], **attributes)], {"x": EXTREMES})
+    (ours,), (theirs,) = run_imported(model, {"x": EXTREMES}), run_by_onnxruntime(model, {"x": EXTREMES})
+    np.testing.assert_allclose(ours, theirs, rtol=1e-6)
+
+
+def _softplus(x: Array) -> Array:
+    return np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x)))
+
+
+PRECISE: dict[str, Callable[[Array], Array]] = {
+    "Celu": lambda x: np.where(x > 0, x, np.expm1(x)),
+    "Elu": lambda x: np.where(x > 0, x, np.expm1(x)),
+    "Mish": lambda x: x * np.tanh(_softplus(x)),
+    "Softplus": _softplus,
+}
+
+
+@pytest.mark.parametrize("operator", PRECISE)
+def test_small_results_keep_their_digits(operator: str) -> None:
+    model = onnx_model([helper.make_node(operator, ["x"], ["y"])], {"x": SMALL}, opset=22)
+    expected = PRECISE[operator](SMALL.astype(np.float64))
+    np.testing.assert_allclose(run_imported(model, {"x": SMALL})[0], expected, rtol=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("operator", "expected"),
+    [("Atan", [0.4636, np.nan, -np.pi / 2]), ("IsInf", [0, 0, 1]), ("IsNaN", [0, 1, 0]), ("Sign", [1, np.nan, -1])],
+)
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_operators_without_a_kernel_of_half_precision(operator: str, expected: list[float], dtype: Any) -> None:
+    x = np.array([0.5, np.nan, -np.inf], dtype)
+    model = onnx_model([helper.make_node(operator, ["x"], ["y"])], {"x": x}, opset=22)
+    (ours,) = run_imported(model, {"x": x})
+    assert ours.dtype == (bool if operator.startswith("Is") else dtype)
+    np.testing.assert_allclose(ours.astype(np.float32), expected, rtol=2.0**-7)
+
+
+def test_a_variance_of_nearly_equal_numbers() -> None:
+    x = (1000 + IMAGE / 100).astype(np.float32)
+    model = onnx_model([helper.make_node("MeanVarianceNormalization", ["x"], ["y"])], {"x": x})
+    wide, axes = x.astype(np.float64), (0, 2, 3)
+    expected = (wide - wide.mean(axes, keepdims=True)) / wide.std(axes, keepdims=True)
+    np.testing.assert_allclose(run_imported(model, {"x": x})[0], expected, atol=1e-3)
 
 
 @pytest.mark.parametrize("keepdims", [0, 1])

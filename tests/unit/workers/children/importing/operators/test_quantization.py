@@ -12,7 +12,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from fractune_core.errors import BadModel
-from tests.support.onnx_models import imported, onnx_model, run_imported, run_reference
+from tests.support.onnx_models import imported, onnx_model, run_by_onnxruntime, run_imported, run_reference
 
 Array = npt.NDArray[Any]
 DRAW = np.random.default_rng(0)
@@ -174,3 +174,10 @@ def test_a_scale_of_0_is_refused() -> None:
     node = helper.make_node("QuantizeLinear", ["x", "s"], ["y"], name="q")
     with pytest.raises(BadModel, match=r"'q' \(QuantizeLinear\): its scale is 0"):
         imported(onnx_model([node], {"x": np.ones((2, 3), np.float32)}, {"s": np.zeros((), np.float32)}))
+
+
+def test_zeros_have_a_scale_of_one() -> None:
+    x = np.zeros((2, 3), np.float32)
+    model = onnx_model([helper.make_node("DynamicQuantizeLinear", ["x"], ["q", "s", "z"])], {"x": x})
+    for ours, theirs in zip(run_imported(model, {"x": x}), run_by_onnxruntime(model, {"x": x}), strict=True):
+        np.testing.assert_array_equal(ours, theirs)

@@ -52,3 +52,10 @@ def test_a_mean_in_a_difference() -> None:
 def test_a_mean_of_64_unsigned_bits_is_refused() -> None:
     with pytest.raises(BadModel, match=r"'it' \(ReduceMean\): it averages uint64, which no kernel does; cast it to"):
         imported(model_of("ReduceMean", np.ones((2, 3), np.uint64)))
+
+
+@pytest.mark.parametrize("operator", ["ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceSumSquare"])
+def test_over_no_axis_each_number_is_reduced_alone(operator: str) -> None:
+    x = np.array([[2, 0.5, 3]] if "Log" in operator else [[-2, 0, 3]], np.float32)
+    model = onnx_model([helper.make_node(operator, ["x"], ["y"], noop_with_empty_axes=1)], {"x": x})
+    np.testing.assert_allclose(run_imported(model, {"x": x})[0], run_by_onnxruntime(model, {"x": x})[0], rtol=1e-6)
