@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -33,9 +34,8 @@ def unary() -> Iterator[Form]:
             for dtype in FLOATS:
                 yield from (form(operator, opset, value, **attributes) for value in numbers_of(dtype, 3, 13))
                 if opset == versions(operator)[-1]:
-                    by_onnx = operator in _IMPRECISE
-                    values = _small_and_near_one(dtype)
-                    yield from (form(operator, opset, value, by_onnx=by_onnx, **attributes) for value in values)
+                    made = (form(operator, opset, value, **attributes) for value in _small_and_near_one(dtype))
+                    yield from (replace(each, by_onnx=operator in _IMPRECISE) for each in made)
     for operator, dtype in itertools.product(("Abs", "Neg", "Sign", "Relu", "Identity"), INTS):
         if operator != "Neg" or dtype != "uint8":
             yield from (form(operator, 14 if operator == "Relu" else 13, value) for value in numbers_of(dtype, 3, 13))

@@ -84,13 +84,7 @@ def _short(value: Array) -> str:
 
 
 def form(
-    operator: str,
-    opset: int,
-    *operands: Array | None,
-    fixed: int = 0,
-    outputs: int = 1,
-    by_onnx: bool = False,
-    **attributes: Any,
+    operator: str, opset: int, *operands: Array | None, fixed: int = 0, outputs: int = 1, **attributes: Any
 ) -> Form:
     """The last `fixed` operands are constants; an attribute that is None is left out."""
     names = [None if value is None else f"x{number}" for number, value in enumerate(operands)]
@@ -107,7 +101,6 @@ def form(
         {name: value for name, value in present.items() if places[name] >= split},
         {name: value for name, value in attributes.items() if value is not None},
         outputs,
-        by_onnx,
     )
 
 

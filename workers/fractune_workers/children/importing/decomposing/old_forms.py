@@ -113,13 +113,11 @@ def _cast(made: Decomposition) -> None:
 
 
 def _clip(made: Decomposition) -> None:
-    """Infinity was clipped too, to float32's largest number."""
-    limits = [made.attribute("min"), made.attribute("max")]
-    if made.opset >= _DEFAULT_LIMITS:
-        most = float(np.finfo(np.float32).max)
-        limits = [-most if limits[0] is None else limits[0], most if limits[1] is None else limits[1]]
+    """A limit that is left out was float32's largest number, and in the first opsets none."""
+    most = float(np.finfo(np.float32).max) if made.opset >= _DEFAULT_LIMITS else np.inf
+    limits = [made.attribute("min", -most), made.attribute("max", most)]
     with np.errstate(over="ignore"):
-        given = ["" if each is None else made.constant(float(each), made.element_type(0)) for each in limits]
+        given = [made.constant(float(each), made.element_type(0)) for each in limits]
     made.again([made.input(0), *given])
 
 

@@ -26,6 +26,8 @@ from fractune_workers.children.importing.operators.windows import WINDOWS
 from fractune_workers.children.rewriting.expressions import is_constant
 
 _MOST_POWER = 63
+_CONVOLUTIONS = {1: relax.op.nn.conv1d, 2: relax.op.nn.conv2d, 3: relax.op.nn.conv3d}
+"""by the number of axes"""
 _MOST_OF_MISH = 30
 """from which on Mish is the number itself"""
 _LEAST_DEVIATION = 1e-9
@@ -201,7 +203,8 @@ def _conv_transpose(node: OnnxNode) -> Any:
     attributes = dict(node.attributes)
     wanted = attributes.pop("output_shape", None)
     if not wanted:
-        return node.by_tvm()
+        made = _unstrided(node)
+        return node.by_tvm() if made is None else made
     sizes, kernel = shape_of(node.input(0))[2:], shape_of(node.input(1))[2:]
     ones, zeros = [1] * len(sizes), [0] * len(sizes)
     strides, dilations = attributes.get("strides", ones), attributes.get("dilations", ones)
@@ -219,6 +222,43 @@ def _conv_transpose(node: OnnxNode) -> Any:
     upper = attributes.pop("auto_pad", b"NOTSET") == b"SAME_UPPER"
     attributes["pads"] = (*less, *more) if upper else (*more, *less)
     return node.by_tvm(attributes)
+
+
+def _unstrided(node: OnnxNode) -> relax.Expr | None:
+    """A transposed convolution by steps of 1 is a convolution with the weights turned around, which has faster kernels;
+    None for another one.
+    """
+    weights, kernel = node.constant(1), shape_of(node.input(1))[2:]
+    ones, zeros = [1] * len(kernel), [0] * len(kernel)
+    steps = [
+        *node.attributes.get("strides", ones),
+        *(1 + more for more in node.attributes.get("output_padding", zeros)),
+    ]
+    if weights is None or len(kernel) not in _CONVOLUTIONS or set(steps) != {1}:
+        return None
+    dilations = list(node.attributes.get("dilations", ones))
+    reaches = [by * (length - 1) for by, length in zip(dilations, kernel, strict=True)]
+    pads = [reach - pad for reach, pad in zip(reaches * 2, _transposed_pads(node, reaches), strict=True)]
+    if min(pads) < 0:
+        return None
+    groups, depth = int(node.attributes.get("group", 1)), weights.shape[0]
+    turned = np.flip(weights, tuple(range(2, weights.ndim)))
+    turned = turned.reshape(groups, depth // groups, -1, *kernel).swapaxes(1, 2).reshape(-1, depth // groups, *kernel)
+    convolve = _CONVOLUTIONS[len(kernel)]
+    made = convolve(node.input(0), relax.const(turned), padding=pads, dilation=dilations, groups=groups)
+    bias = node.optional(2)
+    if bias is None:
+        return made
+    return relax.op.add(node.emit(made), node.emit(relax.op.reshape(bias, [1, -1, *ones])))
+
+
+def _transposed_pads(node: OnnxNode, reaches: list[int]) -> list[int]:
+    """Before and after all axes, of steps of 1."""
+    auto = text_of(node.attributes.get("auto_pad", "NOTSET"))
+    if not auto.startswith("SAME"):
+        return list(node.attributes.get("pads", [0] * 2 * len(reaches))) if auto == "NOTSET" else [0] * 2 * len(reaches)
+    less, more = [reach // 2 for reach in reaches], [reach - reach // 2 for reach in reaches]
+    return [*less, *more] if auto == "SAME_UPPER" else [*more, *less]
 
 
 def _suppression(node: OnnxNode) -> Any:

@@ -76,6 +76,21 @@ def test_convolutions(sizes: list[int]) -> None:
     compare(nodes, DRAW.normal(size=(1, 2, *sizes)).astype(np.float32), weights)
 
 
+@pytest.mark.parametrize("sizes", [[9], [6, 7]])
+def test_a_transposed_convolution_by_steps_of_one_is_a_convolution(sizes: list[int]) -> None:
+    axes = len(sizes)
+    drawn = {"w": DRAW.normal(size=(4, 2, *KERNEL[:axes])), "b": DRAW.normal(size=4)}
+    weights = {name: each.astype(np.float32) for name, each in drawn.items()}
+    nodes = []
+    for number, padding in enumerate([*PADDINGS[0:2], {"pads": [0, 1], "dilations": [2]}, {}]):
+        attributes = along(axes, padding)
+        nodes.append(helper.make_node("ConvTranspose", ["x", "w", "b"], [f"y{number}"], group=2, **attributes))
+    x = DRAW.normal(size=(1, 4, *sizes)).astype(np.float32)
+    compare(nodes, x, weights)
+    model = onnx_model(nodes, {"x": x}, weights, opset=19, outputs=["y0"])
+    assert "transpose" not in imported(model).script()
+
+
 @pytest.mark.parametrize(
     ("attributes", "words"),
     [
