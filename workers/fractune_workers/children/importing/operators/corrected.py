@@ -172,7 +172,7 @@ def _clip(node: OnnxNode) -> Any:
         return node.by_tvm()
     low, high = (_limit(node, 1 + at, sign) for at, sign in enumerate((-1.0, 1.0)))
     if isinstance(low, float) and isinstance(high, float):
-        return relax.op.clip(x, low, high)
+        return relax.op.clip(x, min(low, high), high)  # the upper limit wins
     low, high = (relax.const(each, dtype_of(x)) if isinstance(each, float) else each for each in (low, high))
     return relax.op.minimum(node.emit(relax.op.maximum(x, low)), high)
 

@@ -22,6 +22,9 @@ _HALF = Fraction(1, 2)
 _MOST_TAPS = 64
 """Pixels of one axis that a pixel of the result reads; each is an operator"""
 
+_MOST_DENOMINATOR = 1000
+"""of a scale that was written as a decimal or a fraction before it became float32"""
+
 _Place = Callable[[int, int, int, Fraction], Fraction]
 """Of a pixel in the result, the sizes before and after, and the scale: the place in the input"""
 
@@ -128,7 +131,7 @@ def _scales(node: OnnxNode, before: list[int]) -> tuple[list[Fraction], list[int
     factors, after = [Fraction(1)] * len(before), list(before)
     policy = _POLICIES.get(_text(node, "keep_aspect_ratio_policy", "stretch"))
     for axis, number in zip(axes, given, strict=True):
-        factors[axis] = Fraction(float(number)) if by_scales else Fraction(int(number), before[axis])
+        factors[axis] = _scale(float(number)) if by_scales else Fraction(int(number), before[axis])
         after[axis] = math.floor(factors[axis] * before[axis]) if by_scales else int(number)
     if policy and not by_scales:
         common = policy(factors[axis] for axis in axes)
@@ -141,6 +144,14 @@ def _scales(node: OnnxNode, before: list[int]) -> tuple[list[Fraction], list[int
         if abs(float(near - factors[axis])) <= 1e-6 * float(near):  # a scale is float32, as 0.333
             factors[axis] = near
     return factors, after
+
+
+def _scale(number: float) -> Fraction:
+    """The simple fraction that a scale in float32 stands for, as 7/10: a place between two pixels is then just between
+    them.
+    """
+    simple = Fraction(number).limit_denominator(_MOST_DENOMINATOR)
+    return simple if np.float32(simple) == np.float32(number) else Fraction(number)
 
 
 def _nearest(node: OnnxNode, value: relax.Expr, axis: int, places: list[Fraction]) -> relax.Expr:

@@ -19,8 +19,8 @@ from fractune_workers.children.rewriting.widened import HALVES
 
 _WIDE = "float32"
 _SEVERAL = """
-    Celu Det Elu GlobalLpPool GridSample HardSigmoid HardSwish IsInf IsNaN LpNormalization LpPool LRN
-    MeanVarianceNormalization Mish PRelu ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceSumSquare Resize Selu
+    Celu Det Elu GlobalLpPool GridSample HardSigmoid HardSwish InstanceNormalization IsInf IsNaN LpNormalization LpPool
+    LRN MeanVarianceNormalization Mish PRelu ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceSumSquare Resize Selu
     Sign Softsign Swish ThresholdedRelu Upsample
 """
 """by ONNX's names"""

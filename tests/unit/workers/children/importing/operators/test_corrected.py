@@ -31,6 +31,8 @@ RESIZED: list[tuple[str, str, list[float], dict[str, Any]]] = [
     ("cubic", "half_pixel", [1, 1, 2, 1.5], {"exclude_outside": 1}),
     ("nearest", "half_pixel", [2, 3], {"axes": [3, 2]}),
 ]
+BETWEEN = [1, 1, 0.75, 0.7]
+"""Scales of which float32 has the second not quite: the fourth place is 4.5, between two pixels."""
 
 
 @pytest.mark.parametrize(("mode", "place", "scales", "others"), RESIZED)
@@ -39,6 +41,12 @@ def test_resize_by_scales(mode: str, place: str, scales: list[float], others: di
     model = onnx_model([node], {"x": IMAGE}, {"s": np.array(scales, np.float32)})
     ours, theirs = run_imported(model, {"x": IMAGE})[0], run_reference(model, {"x": IMAGE})[0]
     np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_a_place_between_two_pixels_by_a_decimal_scale() -> None:
+    node = helper.make_node("Resize", ["x", "", "s"], ["y"], mode="nearest")
+    model = onnx_model([node], {"x": IMAGE}, {"s": np.array(BETWEEN, np.float32)})
+    np.testing.assert_array_equal(run_imported(model, {"x": IMAGE})[0], run_by_onnxruntime(model, {"x": IMAGE})[0])
 
 
 @pytest.mark.parametrize("policy", ["not_larger", "not_smaller"])
@@ -189,6 +197,24 @@ def test_operators_without_a_kernel_of_half_precision(operator: str, expected: l
     (ours,) = run_imported(model, {"x": x})
     assert ours.dtype == (bool if operator.startswith("Is") else dtype)
     np.testing.assert_allclose(ours.astype(np.float32), expected, rtol=2.0**-7)
+
+
+def test_the_upper_limit_of_a_clip_wins() -> None:
+    model = onnx_model(
+        [helper.make_node("Clip", ["x", "low", "high"], ["y"])],
+        {"x": NUMBERS},
+        {"low": np.array(3, np.float32), "high": np.array(1, np.float32)},
+    )
+    np.testing.assert_array_equal(run_imported(model, {"x": NUMBERS})[0], np.ones(NUMBERS.shape))
+
+
+def test_an_instance_norm_of_half_precision_is_computed_in_float32() -> None:
+    x = np.linspace(80, 90, 3200).reshape(1, 2, 40, 40).astype(np.float16)
+    one = np.ones(2, np.float16)
+    model = onnx_model(
+        [helper.make_node("InstanceNormalization", ["x", "s", "b"], ["y"])], {"x": x}, {"s": one, "b": one}
+    )
+    np.testing.assert_allclose(run_imported(model, {"x": x})[0], run_by_onnxruntime(model, {"x": x})[0], atol=2e-3)
 
 
 def test_a_variance_of_nearly_equal_numbers() -> None:
