@@ -40,8 +40,9 @@ class Archive:
     Raises BadArchive for any other file, and OSError where a path cannot be opened.
     """
 
-    def __init__(self, source: Path | bytes) -> None:
+    def __init__(self, source: Path | bytes, most_directory_bytes: int = _MOST_DIRECTORY_BYTES) -> None:
         self._file = _File(io.BytesIO(source) if isinstance(source, bytes) else _OwnPlace(source))
+        self._file.most_bytes = most_directory_bytes
         # As `zipfile` does with a file of its own: a bundle is open for as long as a model may load variants of it.
         weakref.finalize(self, self._file.close)
         try:
@@ -200,7 +201,7 @@ class _OwnPlace(io.RawIOBase):
 class _File(io.BufferedReader):
     """A file that refuses to read more than `most_bytes` at once: `zipfile` reads the central directory so."""
 
-    most_bytes: int | None = _MOST_DIRECTORY_BYTES
+    most_bytes: int | None = None
 
     def read(self, size: int | None = -1, /) -> bytes:
         if self.most_bytes is not None and size is not None and size > self.most_bytes:

@@ -20,6 +20,8 @@ from fractune_core.files.archives import Archive, BadArchive
 LABEL = "--check-inputs"
 MOST_BYTES = 2**28
 MOST_ARRAYS = 256
+_MOST_DIRECTORY_BYTES = MOST_ARRAYS * 2**9
+"""The server itself parses it, entry by entry"""
 _MOST_DIMENSIONS = 32
 _SUFFIX = ".npy"
 _MAGIC = b"\x93NUMPY"
@@ -64,7 +66,7 @@ class InputFile:
     def __init__(self, path: Path, label: str) -> None:
         self._label = label
         try:
-            self._archive = Archive(path)
+            self._archive = Archive(path, _MOST_DIRECTORY_BYTES)
         except (BadArchive, OSError) as error:
             raise self._refused(error) from error
         try:

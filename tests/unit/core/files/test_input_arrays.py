@@ -109,6 +109,12 @@ def test_a_file_that_is_no_archive_or_too_large_is_refused(tmp_path: Path, monke
         InputFile(npz(tmp_path / "large.npz", x=array), "--check-inputs")
 
 
+def test_a_directory_of_more_than_some_hundred_entries_is_not_parsed(tmp_path: Path) -> None:
+    empty = {f"x{number}": b"" for number in range(3000)}
+    with pytest.raises(BadRequest, match=r"its central directory has .* is the limit"):
+        InputFile(npz(tmp_path / "many.npz", **empty), "--check-inputs")
+
+
 def test_arrays_that_are_not_the_inputs_are_named(tmp_path: Path) -> None:
     file = InputFile(npz(tmp_path / "in.npz", x=entry(np.zeros((2, 3), np.float32))), "--check-inputs")
     for inputs, why in (
