@@ -16,6 +16,10 @@ RUNTIMES = (ONNX_RUNTIME, OPENVINO)
 OURS = "fractune"
 EXACT_ONNX_RUNTIME = {"session.x64quantprecision": "1", "session.qdq_matmulnbits_accuracy_level": "1"}
 """settings with which ONNX Runtime's products of bytes do not saturate, and round no data to bytes"""
+ONLY_ONNX = {"session.load_model_format": "ONNX"}
+"""the setting with which ONNX Runtime never takes a file for one of its own format: a file may be of both, and hold
+another model in each
+"""
 
 
 @dataclass(frozen=True)

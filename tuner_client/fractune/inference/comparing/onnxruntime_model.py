@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from fractune.inference.comparing.constant_inputs import constant_array
 from fractune.inference.tvm_runtime.tensors import TensorSpec, numpy_dtype
 from fractune_core.errors import BadModel, FractuneError
-from fractune_core.files.compared import EXACT_ONNX_RUNTIME
+from fractune_core.files.compared import EXACT_ONNX_RUNTIME, ONLY_ONNX
 
 if TYPE_CHECKING:
     from fractune.inference.tvm_runtime.tensors import Array
@@ -72,7 +72,8 @@ class OnnxRuntimeModel:
         options.log_severity_level = 4  # it warns of old files on every start, and its errors are exceptions too
         if not optimized:
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-        for key, value in {**(EXACT_ONNX_RUNTIME if exact else {}), **({} if spinning else NO_SPINNING)}.items():
+        settings = {**ONLY_ONNX, **(EXACT_ONNX_RUNTIME if exact else {}), **({} if spinning else NO_SPINNING)}
+        for key, value in settings.items():
             options.add_session_config_entry(key, value)
         try:
             model = _without_rounding(path) if exact else str(path)

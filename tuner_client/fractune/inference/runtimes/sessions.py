@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fractune_core.errors import BadModel, FractuneError, first_line
-from fractune_core.files.compared import EXACT_ONNX_RUNTIME, ONNX_RUNTIME, OPENVINO
+from fractune_core.files.compared import EXACT_ONNX_RUNTIME, ONLY_ONNX, ONNX_RUNTIME, OPENVINO
 
 if TYPE_CHECKING:
     from fractune.inference.tvm_runtime.tensors import Array
@@ -106,7 +106,7 @@ class _OnnxRuntime:
         options = SessionOptions()
         options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
         options.log_severity_level = 3  # errors only: it warns of old files on every start
-        for key, value in settings.items():
+        for key, value in {**settings, **ONLY_ONNX}.items():
             options.add_session_config_entry(key, value)
         try:
             self._session: Any = InferenceSession(model, options, providers=["CPUExecutionProvider"])

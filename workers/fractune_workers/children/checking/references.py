@@ -10,7 +10,7 @@ from typing import Any
 import numpy.typing as npt
 
 from fractune_core.errors import FractuneError, first_line
-from fractune_core.files.compared import EXACT_ONNX_RUNTIME
+from fractune_core.files.compared import EXACT_ONNX_RUNTIME, ONLY_ONNX
 
 Array = npt.NDArray[Any]
 Feed = Mapping[str, Array]
@@ -77,7 +77,7 @@ def _session(model: bytes, outputs: Sequence[str], *, fused: bool) -> Run:
     if not fused:
         options.graph_optimization_level = GraphOptimizationLevel.ORT_DISABLE_ALL
     # A bundle takes numbers below the smallest normal one as zero.
-    for key, value in {**EXACT_ONNX_RUNTIME, "session.set_denormal_as_zero": "1"}.items():
+    for key, value in {**EXACT_ONNX_RUNTIME, **ONLY_ONNX, "session.set_denormal_as_zero": "1"}.items():
         options.add_session_config_entry(key, value)
     try:
         session = InferenceSession(model, options, providers=["CPUExecutionProvider"])

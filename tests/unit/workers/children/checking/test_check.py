@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,9 +11,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import onnx
+import onnxruntime
 import pytest
 from onnx import helper
 
+from fractune.inference.comparing.onnxruntime_model import OnnxRuntimeModel
+from fractune.inference.runtimes.sessions import open_session
 from fractune_core.errors import BadRequest
 from fractune_core.files.checked import Checked
 from fractune_workers.children.checking import child as checking
@@ -20,6 +24,7 @@ from fractune_workers.children.checking import comparing, references
 from fractune_workers.children.importing.onnx_models.onnx_converters import CONVERTERS
 from tests.support.onnx_models import onnx_model
 from tests.support.real_bundle import compile_model
+from tests.support.two_formats import of_two_formats
 
 Array = npt.NDArray[Any]
 Node = helper.make_node
@@ -79,6 +84,23 @@ def test_a_right_bundle_passes_on_all_sets_and_on_the_callers_own(network: tuple
     assert max(found.sets.values()) < 1e-5
     assert found.variants == ("cpu:1", "untuned")
     assert found.line.startswith(f"outputs equal {found.reference}'s on 4 sets of inputs (the given inputs, random")
+
+
+def test_a_file_that_holds_another_model_in_onnx_runtimes_own_format_is_compared_as_onnx(tmp_path: Path) -> None:
+    x = np.linspace(-1, 1, 8, dtype=F32).reshape(2, 4)
+    visible, hidden = (onnx_model([Node(name, ["x"], ["y"])], {"x": x}, opset=17) for name in ("Neg", "Exp"))
+    visible.ir_version = hidden.ir_version = 8
+    path = tmp_path / "m.onnx"
+    path.write_bytes(of_two_formats(visible, hidden, tmp_path))
+    # By itself ONNX Runtime takes the hidden one.
+    session = onnxruntime.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
+    np.testing.assert_allclose(session.run(None, {"x": x})[0], np.exp(x), rtol=1e-5)
+    assert set(checked(path).sets.values()) == {0.0}
+    own = path.with_suffix(".ort")
+    own.write_bytes(path.read_bytes())
+    competing = open_session("onnxruntime", path.read_bytes(), "m.onnx", 1, [*os.sched_getaffinity(0)], {}, {})
+    for outputs in (OnnxRuntimeModel(own, 1).run({"x": x}, ["y"]), competing.run({"x": x})):
+        np.testing.assert_array_equal(outputs[0], -x)
 
 
 def test_own_inputs_of_another_shape_are_refused(network: tuple[Path, Path], tmp_path: Path) -> None:
