@@ -107,18 +107,19 @@ def make_server(
     authenticator: Authenticator | None,
 ) -> grpc.Server:
     """All services on a server that does not listen yet; `authenticator` as for AccessInterceptor."""
+    at_once = THREADS + MAX_WATCHERS
     server = grpc.server(
-        futures.ThreadPoolExecutor(THREADS + MAX_WATCHERS, thread_name_prefix="grpc"),
+        futures.ThreadPoolExecutor(at_once, thread_name_prefix="grpc"),
         interceptors=[
             HandlerCache(),
             CallCounter(context.instruments),
             ErrorInterceptor(),
-            AccessInterceptor(authenticator),
+            AccessInterceptor(authenticator, at_once),
             ConcurrencyLimit(),
         ],
         # Two servers must not share a port. Calls beyond the number of threads are refused, not left hanging.
         options=[("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", MOST_MESSAGE_BYTES), *SERVER_KEEPALIVE],
-        maximum_concurrent_rpcs=THREADS + MAX_WATCHERS,
+        maximum_concurrent_rpcs=at_once,
     )
     rpc.add_ModelServiceServicer_to_server(ModelService(context), server)
     rpc.add_JobServiceServicer_to_server(JobService(context, stopping), server)

@@ -33,8 +33,10 @@ class AccessInterceptor(grpc.ServerInterceptor):
     Otherwise gRPC would hold a thread until the request is there, also for a stranger who never sends it.
     """
 
-    def __init__(self, authenticator: Authenticator | None) -> None:
+    def __init__(self, authenticator: Authenticator | None, calls_at_once: int) -> None:
+        """`calls_at_once`: the server has a thread for each; one token has at most half of them."""
         self._authenticator = authenticator
+        self._calls = Places(calls_at_once, "calls", wait_s=0.0)
         self._requests = Places(REQUESTS_AT_ONCE, "large requests")
         self._streams = Places(STREAMS_AT_ONCE, "uploads and imports")
 
@@ -53,6 +55,8 @@ class AccessInterceptor(grpc.ServerInterceptor):
 
         def open_to(requests: Iterator[bytes], context: grpc.ServicerContext, held: ExitStack) -> Any:
             self._admit(path, needed, context)
+            if token := caller().token_id:  # callers without one may be many
+                held.enter_context(self._calls.place(token))
             places = self._streams if handler.request_streaming else self._requests
             place = held.enter_context(places.place(caller().token_id))
             read = _read(requests, handler.request_deserializer, caller().check)

@@ -26,8 +26,8 @@ class Place:
 class Places:
     """Any thread may call. One caller has at most half of the places, so that it does not keep the others out."""
 
-    def __init__(self, count: int, what: str, wait_s: float = WAIT_S) -> None:
-        """`what` the places are for, in the error."""
+    def __init__(self, count: int, what: str, wait_s: float | None = WAIT_S) -> None:
+        """`what` the places are for, in the error; `wait_s` is None to wait without end."""
         self._count, self._what, self._wait_s = count, what, wait_s
         self._all = threading.Semaphore(count)
         self._own: dict[str, threading.Semaphore] = {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -16,6 +15,8 @@ from google.protobuf import descriptor_pool
 from fractune_core.errors import FractuneError, RedisGone, ServerUnreachable
 from fractune_core.log_fields import log_fields
 from fractune_core.names import Collection
+from fractune_server.access.authenticator import caller
+from fractune_server.access.places import Places
 from fractune_server.counts.instruments import Instruments
 
 ERROR_METADATA = "fractune-error"
@@ -134,12 +135,13 @@ class ConcurrencyLimit(_Interceptor):
     """Lets few calls run at once, because threads of one interpreter only slow each other down.
 
     With a hundred calls at once most processor time went into switching threads. The engine, whose thread waits for
-    the database and for Redis at every step, came last each time. The limit begins when the request is there. Calls
+    the database and for Redis at every step, came last each time. One caller has at most half of the places, so that
+    its costly calls do not keep the others waiting. The limit begins when the request is there. Calls
     that send or receive a stream are not limited, because they mostly wait for their caller or for a change.
     """
 
     def __init__(self, at_once: int = CALLS_AT_ONCE) -> None:
-        self._places = threading.Semaphore(at_once)
+        self._places = Places(at_once, "calls", wait_s=None)
 
     def _around(self, method: str, handler: Any) -> Around | None:
         is_quick = method.startswith("/fractune.") and not method.endswith(_WAITING)  # health probes never wait
@@ -147,7 +149,7 @@ class ConcurrencyLimit(_Interceptor):
 
     @contextmanager
     def _place(self, _request: Any, context: grpc.ServicerContext) -> Iterator[None]:
-        with self._places:
+        with self._places.place(caller().token_id):
             if not context.is_active():  # its caller has left
                 raise ServerUnreachable("the caller has left")
             yield

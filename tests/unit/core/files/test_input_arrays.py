@@ -110,7 +110,7 @@ def test_a_file_that_is_no_archive_or_too_large_is_refused(tmp_path: Path, monke
 
 
 def test_a_directory_of_more_than_some_hundred_entries_is_not_parsed(tmp_path: Path) -> None:
-    empty = {f"x{number}": b"" for number in range(3000)}
+    empty: dict[str, Any] = {f"x{number}": b"" for number in range(3000)}
     with pytest.raises(BadRequest, match=r"its central directory has .* is the limit"):
         InputFile(npz(tmp_path / "many.npz", **empty), "--check-inputs")
 

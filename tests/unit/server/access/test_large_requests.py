@@ -26,7 +26,7 @@ def test_few_large_requests_are_held_at_once_and_small_ones_pass_them() -> None:
         return b"answer"
 
     method: Any = grpc.unary_unary_rpc_method_handler(answer, request_deserializer=pb.GetJobRequest.FromString)
-    server = grpc.server(futures.ThreadPoolExecutor(2 * CALLS), interceptors=[AccessInterceptor(None)])
+    server = grpc.server(futures.ThreadPoolExecutor(2 * CALLS), interceptors=[AccessInterceptor(None, 2 * CALLS)])
     handler: Any = type("Jobs", (grpc.GenericRpcHandler,), {"service": lambda *_: method})()
     server.add_generic_rpc_handlers([handler])
     port = server.add_insecure_port("127.0.0.1:0")

@@ -11,10 +11,12 @@ from typing import Any
 
 import grpc
 
+from fractune_server.access.authenticator import Caller, set_caller
 from fractune_server.services.interceptors import Around, ConcurrencyLimit, ErrorInterceptor, HandlerCache, _Interceptor
 from tests.support.processes.redis_process import wait_until
 
 AT_ONCE, CALLS = 2, 6
+"""of one caller; all callers together have twice as many at once"""
 QUICK, WAITING, PROBE = (
     "/fractune.v1.JobService/GetJob",
     "/fractune.v1.LogService/MatchModel",
@@ -45,32 +47,47 @@ class Calls:
         return b"answer"
 
 
+class Callers(_Interceptor):
+    """Each call says whose it is."""
+
+    def _around(self, method: str, handler: Any) -> Around:  # noqa: ARG002  every call alike
+        return self._named
+
+    @contextmanager
+    def _named(self, _request: Any, context: grpc.ServicerContext) -> Iterator[None]:
+        set_caller(Caller(str(dict(context.invocation_metadata())["token"])))
+        yield
+
+
 @contextmanager
-def serving(calls: Calls, *interceptors: grpc.ServerInterceptor) -> Iterator[Callable[[str], Any]]:
-    """Gives what begins a call, by method."""
-    server = grpc.server(futures.ThreadPoolExecutor(4 * CALLS), interceptors=list(interceptors))
+def serving(calls: Calls, *interceptors: grpc.ServerInterceptor) -> Iterator[Callable[..., Any]]:
+    """Gives what begins a call, by method and the caller's token."""
+    server = grpc.server(futures.ThreadPoolExecutor(4 * CALLS), interceptors=[Callers(), *interceptors])
     handler: Any = type("Calls", (grpc.GenericRpcHandler,), {"service": lambda _, details: calls.service(details)})()
     server.add_generic_rpc_handlers([handler])
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
         untyped: Any = channel
-        yield lambda method: untyped.unary_unary(method).future(b"", timeout=30)
+        yield lambda method, token="": untyped.unary_unary(method).future(b"", timeout=30, metadata=[("token", token)])
         calls.go.set()
     server.stop(None).wait()
 
 
 def test_few_calls_run_at_once_and_all_come_to_their_turn() -> None:
     calls = Calls()
-    with serving(calls, ConcurrencyLimit(AT_ONCE)) as begin:
+    with serving(calls, ConcurrencyLimit(2 * AT_ONCE)) as begin:
         answers = [begin(QUICK) for _ in range(CALLS)]
         wait_until(lambda: calls.inside[QUICK] == AT_ONCE)
         # Whoever waits for a worker, and probes of health, wait for no place.
         answers += [begin(method) for method in (WAITING, PROBE) for _ in range(CALLS)]
         wait_until(lambda: calls.inside[WAITING] == calls.inside[PROBE] == CALLS)
         assert calls.inside[QUICK] == AT_ONCE
+        # Another caller does not wait for those of this one.
+        answers += [begin(QUICK, "another") for _ in range(CALLS)]
+        wait_until(lambda: calls.inside[QUICK] == 2 * AT_ONCE)
         calls.go.set()
-        assert [answer.result() for answer in answers] == [b"answer"] * 3 * CALLS
+        assert [answer.result() for answer in answers] == [b"answer"] * 4 * CALLS
 
 
 class Contexts(_Interceptor):
@@ -90,7 +107,7 @@ class Contexts(_Interceptor):
 
 def test_a_call_whose_caller_has_left_while_it_waited_is_not_served() -> None:
     calls, contexts = Calls(), Contexts()
-    with serving(calls, ErrorInterceptor(), contexts, ConcurrencyLimit(AT_ONCE)) as begin:
+    with serving(calls, ErrorInterceptor(), contexts, ConcurrencyLimit(2 * AT_ONCE)) as begin:
         served = [begin(QUICK) for _ in range(AT_ONCE)]
         wait_until(lambda: calls.inside[QUICK] == AT_ONCE)
         left = [begin(QUICK) for _ in range(CALLS)]

@@ -24,7 +24,7 @@ from tests.support.processes.redis_process import wait_until
 @pytest.fixture(scope="module")
 def stub() -> Iterator[Any]:
     server = grpc.server(
-        futures.ThreadPoolExecutor(2 * PLANS_AT_ONCE), interceptors=[ErrorInterceptor(), AccessInterceptor(None)]
+        futures.ThreadPoolExecutor(2 * PLANS_AT_ONCE), interceptors=[ErrorInterceptor(), AccessInterceptor(None, 8)]
     )
     rpc.add_PlanServiceServicer_to_server(PlanService(cast("Any", None)), server)
     port = server.add_insecure_port("127.0.0.1:0")
