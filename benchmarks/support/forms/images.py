@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -96,10 +97,8 @@ def resizes() -> Iterator[Form]:
         for each in rounding:
             given: dict[str, Any] = {"mode": mode, "coordinate_transformation_mode": coordinate, "nearest_mode": each}
             # ONNX Runtime rounds the length that ONNX's own tests and evaluator leave as it is.
-            by_onnx = coordinate == "align_corners" and any(
-                size * by % 1 for size, by in zip((5, 6), scale[2:], strict=True)
-            )
-            yield form("Resize", opset, image, None, numbers, fixed=2, by_onnx=by_onnx, **given)
+            by_onnx = coordinate == "align_corners" and any((np.multiply(image.shape, scale) % 1).tolist())
+            yield replace(form("Resize", opset, image, None, numbers, fixed=2, **given), by_onnx=by_onnx)
     for size, mode in itertools.product(((1, 2, 9, 4), (1, 2, 5, 13)), ("nearest", "linear", "cubic")):
         yield form("Resize", 13, image, None, None, i64(*size), fixed=3, mode=mode)
         yield form("Resize", 18, image, None, None, i64(*size[2:]), fixed=3, mode=mode, axes=(2, 3), antialias=0)
