@@ -19,6 +19,7 @@ from fractune_workers.child import Child
 from fractune_workers.child.errors import TRIES, ChildDied
 from tests.support.processes.redis_process import wait_until
 from tests.support.processes.worker_processes import alive
+from tests.support.samples import WORKLOAD
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +31,7 @@ def child() -> Iterator[Child]:
 
 def build(child: Child, trace: str, **limit: int) -> dict[str, Any]:
     target = '{"kind": "llvm"}'
-    answer: dict[str, Any] = child.call("build", 60, workload_hash="w", target=target, trace=trace, **limit)
+    answer: dict[str, Any] = child.call("build", 60, workload_hash=WORKLOAD, target=target, trace=trace, **limit)
     return answer
 
 
