@@ -76,7 +76,7 @@ def test_grouped_heads_are_rows_of_their_keys() -> None:
 
 def test_an_exported_transformer_has_attention_in_each_layer(encoder: Any) -> None:
     first, second = encoder.chains
-    assert first.workload_hash == second.workload_hash
+    assert first.direct_hash == second.direct_hash
     assert len(first.calls) == len(second.calls) == 7, "three transposes, scores, softmax, product, transpose"
     names = names_of(with_attention(encoder.direct, encoder.chains))
     assert names.count("attention") == SMALL.layers
