@@ -88,23 +88,27 @@ def _scalar(operand: Any) -> Any:
 
 def _of_number(kind: type, shape: Sequence[int], number: Any, data: Any) -> te.Tensor:
     """NaN in the data, which come second, is kept; the number is taken not to be NaN."""
-    return te.compute(shape, lambda *at: kind(_at(number, at), _at(data, at)), name="T_extreme")
+    return te.compute(shape, lambda *at: kind(_at(number, shape, at), _at(data, shape, at)), name="T_extreme")
 
 
 def _of_two(kind: type, shape: Sequence[int], left: Any, right: Any) -> te.Tensor:
     def element(*at: Any) -> Any:
-        one, other = _at(left, at), _at(right, at)
+        one, other = _at(left, shape, at), _at(right, shape, at)
         return tirx.Select(tirx.isnan(one), one, kind(one, other))
 
     return te.compute(shape, element, name="T_extreme")
 
 
-def _at(value: Any, at: Sequence[Any]) -> Any:
-    """The element of a tensor that is broadcast, or the number."""
+def _at(value: Any, shape: Sequence[int], at: Sequence[Any]) -> Any:
+    """The element for the place `at` of the `shape` that a tensor is broadcast to, or the number.
+
+    Without a broadcast the indices are those of the place, also on axes of size 1: TVM fuses elementwise kernels alone.
+    """
     if not isinstance(value, te.Tensor):
         return value
-    own = at[len(at) - len(value.shape) :]
-    return value(*[0 if int(dim) == 1 else index for dim, index in zip(value.shape, own, strict=True)])
+    first = len(at) - len(value.shape)
+    axes = zip(value.shape, shape[first:], at[first:], strict=True)
+    return value(*[index if int(dim) == size else 0 for dim, size, index in axes])
 
 
 def _limited(low: float, high: float | None, name: str) -> _Legalization:

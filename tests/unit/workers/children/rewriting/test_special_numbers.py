@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 from onnx import TensorProto, helper
+from tvm import relax
 
+from fractune_workers.children.rewriting.special_numbers import LEGALIZATIONS_FOR_CPUS
 from tests.support.onnx_models import onnx_model, run_by_onnxruntime, run_imported
 
 NAN, INF = math.nan, math.inf
@@ -98,3 +100,18 @@ def test_a_cast_there_and_back_rounds(numbers: Any, kinds: list[int]) -> None:
     nodes = [helper.make_node("Cast", [names[at]], [names[at + 1]], to=kind) for at, kind in enumerate(kinds)]
     model = onnx_model(nodes, {"x": numbers})
     np.testing.assert_array_equal(run_imported(model, {"x": numbers})[0], run_by_onnxruntime(model, {"x": numbers})[0])
+
+
+@pytest.mark.parametrize("other", [(), (1,), (1, 8)], ids=["a number", "an element", "a tensor"])
+@pytest.mark.parametrize("operator", [relax.op.maximum, relax.op.minimum])
+def test_extremes_of_one_batch_are_fused_as_elementwise_kernels(operator: Any, other: tuple[int, ...]) -> None:
+    """A quantized product ends with them: as kernels of their own, they would read and write the whole result again."""
+    builder = relax.BlockBuilder()
+    data = relax.Var("data", relax.TensorType((1, 8), "float32"))
+    limit = relax.Var("limit", relax.TensorType(other, "float32"))
+    with builder.function("main", [data, limit]):
+        builder.emit_func_output(builder.emit(operator(data, limit)))
+    legal = relax.transform.LegalizeOps(LEGALIZATIONS_FOR_CPUS)(builder.get())
+    marked = relax.transform.AnnotateTIROpPattern()(legal)
+    patterns = [f.attrs["op_pattern"] for f in marked.functions.values() if "op_pattern" in f.attrs]
+    assert patterns == [0]
