@@ -46,6 +46,7 @@ _NOTICED_OVERHEAD = 1 / 3
 """least part of a call at which its overhead is printed"""
 _SHORT_S = 1e-3
 """a call for which the overhead may matter"""
+_DISAGREE = "DO NOT AGREE: compare on inputs of your own (--inputs); a bundle takes numbers below 1.2e-38 as zero"
 _SINGLE_CALLS = 201
 
 
@@ -345,7 +346,7 @@ def _print_verdict(peer: dict[str, Any], loop_secs: Sequence[float], paced_secs:
         print("           exact: the same with exact products; the outputs are compared with its own")
         print(f"           ({settings}, MatMulNBits with accuracy_level=1)")
     relative = peer["max_rel_difference"]
-    verdict = "agree" if peer["outputs_agree"] else "DO NOT AGREE: compare on inputs of your own"
+    verdict = "agree" if peer["outputs_agree"] else _DISAGREE
     print(f"           the outputs {verdict} (largest difference {relative:.2e} of the largest value)")
     if peer["exact"]:
         own = f"lie up to {peer['own_rel_difference']:.2e} apart"
