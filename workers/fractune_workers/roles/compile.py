@@ -93,7 +93,7 @@ class Compiler(Role):
         transaction.send()
 
     def _serve(self, owner: str) -> None:
-        """For another owner than before, start from nothing: a process that has read a model may still hold some of it,
+        """For another owner than before, start from nothing. A process that has read a model may still hold some of it,
         and can read the files of those that were fetched.
         """
         if owner != self._owner:

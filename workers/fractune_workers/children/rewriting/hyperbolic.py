@@ -2,7 +2,7 @@
 
 TVM computes them by logarithms and exponentials, which lose the digits of small results (of `log(1 + x)` for a small x)
 and are infinite where the result is not. Near zero they are power series here. Numbers of 16 bits are computed as
-float32; so are inverse trigonometric functions, of which TVM has no kernel for 16 bits.
+float32. So are inverse trigonometric functions: TVM has no kernel of them for 16 bits.
 """
 
 from __future__ import annotations

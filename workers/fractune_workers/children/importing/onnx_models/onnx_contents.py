@@ -1,6 +1,6 @@
 """The tensors and the names of an ONNX file, before other libraries read them.
 
-Each tensor must lie in the file itself, with exactly the numbers that its shape needs: ONNX's own readers in C++ take
+Each tensor must lie in the file itself, with exactly the numbers that its shape needs. ONNX's own readers in C++ take
 the numbers that are there, and not all of them count. Names must be printable text: protobuf takes any bytes for one.
 """
 
