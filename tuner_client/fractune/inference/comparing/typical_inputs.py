@@ -41,8 +41,10 @@ def is_mask(name: str) -> bool:
 
 def highest_integers(specs: Sequence[TensorSpec], run: Callable[[dict[str, Array]], Sequence[Array]]) -> dict[str, int]:
     """By input of integers, such as ids of words: the largest of some numbers below which all are rows of its table.
-    It is 1 where only zeros are, as the number of the one image of a batch. `run` gives NaN for a look-up outside of a table,
-    or raises BadModel. Outputs of integers do not show that: then no input is named.
+    It is 1 where only zeros are, as the number of the one image of a batch.
+
+    `run` gives NaN for a look-up outside of a table, or raises BadModel. Outputs of integers do not show that: then no
+    input is named.
     """
     whole = [spec.name for spec in specs if "int" in spec.dtype and spec.dtype not in _SMALL and not is_mask(spec.name)]
     found = dict.fromkeys(whole, _ZEROS)
