@@ -174,7 +174,7 @@ ROOMS = {
         "fractune_server.transport",
         "redis",
     ),
-    "fractune_server.selection": room(*CORE, *STORE, "fractune_server.transport"),
+    "fractune_server.selection": room(*CORE, "fractune_server.access", *STORE, "fractune_server.transport"),
     "fractune_server.scheduler": room(*CORE),
     "fractune_server.transport": room(*CORE, "fractune_server.counts", *STORE, "redis", "rq"),
     "fractune_server.counts": room(*CORE, "prometheus_client"),

@@ -21,6 +21,7 @@ from fractune_core.fleet.redis_names import bundle_blob, model_blob, tuner_strea
 from fractune_core.jobs import JobState
 from fractune_core.log_fields import log_fields
 from fractune_server.engine.active_job import ActiveJob
+from fractune_server.engine.compile_turns import CompileTurns
 from fractune_server.engine.ingest import IngestPhase, ingest_key
 from fractune_server.engine.needed_workers import MissingWorkers
 from fractune_server.engine.open_jobs import OpenJobs
@@ -32,7 +33,7 @@ from fractune_server.scheduler.fair_queue import FairQueue
 from fractune_server.store.models import IngestKey
 from fractune_server.transport.context import ServerContext, reported_error
 from fractune_server.transport.dead_letters import RoundPlace, write_dead_letters
-from fractune_server.transport.live_workers import TUNE, live_workers
+from fractune_server.transport.live_workers import COMPILE, TUNE, live_workers
 from fractune_server.transport.recorder import Arrival, Recorder
 from fractune_server.transport.requeue import Loss, Requeuer
 from fractune_server.transport.trim import trim
@@ -72,10 +73,11 @@ class Engine:
         self._rounds = Rounds(context, self._queues, self._fair_queue)
         self._recorder = Recorder(context.redis, context.store.log, context.secret, self._rounds.awaited)
         self._jobs = OpenJobs(context, self._rounds)
-        self._ingest = IngestPhase(context, self._queues)
+        self._compile_turns = CompileTurns()
+        self._ingest = IngestPhase(context, self._queues, self._compile_turns)
         self._tune = TunePhase(context, self._rounds, self._fair_queue)
         self._validate = ValidatePhase(context, self._rounds)
-        self._publish = PublishPhase(context, self._queues, self._rounds)
+        self._publish = PublishPhase(context, self._queues, self._rounds, self._compile_turns)
         self._missing_workers = MissingWorkers()
         self._tick_began = time.monotonic()
         self._caught_up = False
@@ -229,6 +231,7 @@ class Engine:
 
     def _advance_all(self) -> None:
         self._rounds.settle()
+        self._compile_turns.recount(self._jobs.all())
         for job in sorted(self._jobs.all(), key=lambda job: job.stored.created_at):
             with log_fields(job=job.id):
                 try:
@@ -283,6 +286,7 @@ class Engine:
         self._swept_at = time.monotonic()
         fleet, jobs = live_workers(self._context.redis, self._context.secret), self._jobs.all()
         self._instruments.workers.take(fleet.workers.values())
+        self._compile_turns.note_workers(len(fleet.of_role(COMPILE)))
         if self._caught_up:
             # Before the requeuer: the search of a dead tuner instance goes to another one, not back to its queue.
             self._tune.update_instances(fleet)

@@ -10,6 +10,7 @@ from fractune_core.fleet.messages import Ingested, OperatorItem
 from fractune_core.jobs import JobState, OperatorTask
 from fractune_core.targets import with_cores
 from fractune_server.engine.active_job import ActiveJob, SingleWork
+from fractune_server.engine.compile_turns import CompileTurns
 from fractune_server.store.models import IngestedModel, IngestKey
 from fractune_server.store.stored_job import StoredJob, StoredOperator
 from fractune_server.transport.context import ServerContext
@@ -24,20 +25,27 @@ def ingest_key(job: StoredJob) -> IngestKey:
 
 
 class IngestPhase:
-    def __init__(self, context: ServerContext, queues: WorkQueues) -> None:
+    def __init__(self, context: ServerContext, queues: WorkQueues, turns: CompileTurns) -> None:
         self._context = context
         self._queues = queues
+        self._turns = turns
 
     def advance(self, job: ActiveJob, jobs: Collection[ActiveJob]) -> None:
-        """Take the operators from an earlier ingest, else request one unless another job has requested the same."""
+        """Take the operators from an earlier ingest, else request one unless another job has requested the same.
+
+        The job waits while its token has its pieces in the queue.
+        """
         key = ingest_key(job.stored)
         found = self._context.store.models.find_ingested(key)
         if found is not None:
             _take(job, found)
             return
+        is_requested = any(_INGEST in each.requested and ingest_key(each.stored) == key for each in jobs)
+        if not is_requested and not self._turns.is_free(job):
+            return
         if job.stored.state is JobState.QUEUED:
             job.enter(JobState.INGESTING)
-        if not any(_INGEST in each.requested and ingest_key(each.stored) == key for each in jobs):
+        if not is_requested:
             work_id = job.work_id(_INGEST)
             if not self._queues.has(work_id):
                 stored = job.stored
@@ -52,6 +60,7 @@ class IngestPhase:
                     stored.spec.model_name,
                 )
             job.note_requested(_INGEST)
+            self._turns.take(job)
 
     def save(self, key: IngestKey, event: Ingested) -> None:
         """Store the result of an ingest; the next `advance` takes it."""

@@ -22,6 +22,7 @@ from fractune_core.records import TuningRecord
 from fractune_core.share_kinds import CUDA
 from fractune_core.shares import Share
 from fractune_server.engine.active_job import ActiveJob, SingleWork
+from fractune_server.engine.compile_turns import CompileTurns
 from fractune_server.engine.rounds import Rounds
 from fractune_server.selection.model_match import best_by_goal, served_secs
 from fractune_server.selection.variants import (
@@ -44,10 +45,11 @@ _WRITING_S = 0.05
 class PublishPhase:
     """Not thread-safe: only the engine's thread calls it."""
 
-    def __init__(self, context: ServerContext, queues: WorkQueues, rounds: Rounds) -> None:
+    def __init__(self, context: ServerContext, queues: WorkQueues, rounds: Rounds, turns: CompileTurns) -> None:
         self._context = context
         self._queues = queues
         self._rounds = rounds
+        self._turns = turns
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="bundles")
         self._last_writing: Future[None] | None = None
 
@@ -56,8 +58,11 @@ class PublishPhase:
         self._writer.shutdown()
 
     def compile(self, job: ActiveJob) -> None:
-        """Request the bundle. If the same bundle exists, take it with its known times."""
-        if _COMPILE in job.requested:
+        """Request the bundle. If the same bundle exists, take it with its known times.
+
+        The job waits while its token has its pieces in the queue.
+        """
+        if _COMPILE in job.requested or not self._turns.is_free(job):
             return
         deployment, every = self._deployment(job), self._operators(job)
         operators = [op for op in every if op.weight]
@@ -94,6 +99,7 @@ class PublishPhase:
             }
             self._queues.enqueue(COMPILE_QUEUE, work)
         job.note_requested(_COMPILE)
+        self._turns.take(job)
 
     def _sent_inputs(self, job: ActiveJob) -> str:
         """The SHA-256 of the arrays on which the bundle is checked, put where workers find them; empty for none."""

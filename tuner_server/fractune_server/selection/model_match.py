@@ -24,6 +24,7 @@ from fractune_core.served import ServiceGoal
 from fractune_core.share_kinds import CPU
 from fractune_core.shares import Device, GrantedShare, Share
 from fractune_core.targets import target_key
+from fractune_server.access.places import Places
 from fractune_server.selection.variants import Deployment, ValidatedOperator
 from fractune_server.store.models import IngestedModel, IngestKey
 from fractune_server.store.stored_job import StoredJob
@@ -34,6 +35,8 @@ from fractune_server.transport.work_queues import WorkQueues
 
 _LONGEST_S = 600.0
 _LOOK_EVERY_S = 0.1
+_READ_AT_ONCE = 4
+"""models that are read for calls: the compile workers have one queue for these and for jobs"""
 _AT_ONCE = 4
 """computations; threads of one interpreter only slow each other down"""
 
@@ -103,6 +106,7 @@ class Matcher:
     def __init__(self, context: ServerContext) -> None:
         self._context = context
         self._turns = threading.Semaphore(_AT_ONCE)
+        self._reads = Places(_READ_AT_ONCE, "models to read")
 
     @contextmanager
     def _turn(self, query: MatchQuery) -> Iterator[None]:
@@ -120,7 +124,8 @@ class Matcher:
         3. For each operator the match in the log.
 
         Raises NotFound if the model is unknown, or was not timed under a CPU limit; ShareUnavailable if the share is
-        unknown, or no worker can read the model. Raises ServerUnreachable if reading it takes too long.
+        unknown, or no worker can read the model. Raises ServerUnreachable if reading it takes too long, and
+        QuotaExceeded if too many other models are to be read.
         """
         fleet, asked = live_workers(self._context.redis, self._context.secret), Share.parse(share)
         if not asked.kind.measures_kernels:
@@ -251,7 +256,10 @@ class Matcher:
     def _ingested(self, fleet: Fleet, query: MatchQuery, device_share: HeldShare) -> IngestedModel:
         key = IngestKey(query.model, dict(query.inputs), query.target or device_share.target)
         found = self._context.store.models.find_ingested(key)
-        return found or self._ingest(fleet, key, device_share.device, query)
+        if found is not None:
+            return found
+        with self._reads.place(query.owner):
+            return self._ingest(fleet, key, device_share.device, query)
 
     def _device_share(self, fleet: Fleet, share: Share) -> HeldShare:
         share.check_measures_kernels()
@@ -280,6 +288,8 @@ class Matcher:
                 "this model was not yet read with these shapes and this target, and no worker of the role "
                 f"{COMPILE} is running; start one"
             )
+        if not query.is_wanted():
+            raise _left()
         job = f"match-{uuid.uuid4().hex[:12]}"
         self._context.model_ingests.expect(job, key)
         queues = WorkQueues(self._context.redis, self._context.secret)

@@ -43,8 +43,8 @@ class PlanService(rpc.PlanServiceServicer):
             times = self._matcher.times(query, device)
             return measured_rows(times.operators_s, times.whole_s, batch)
 
+        add_logged_rows(request, rows_of)  # before the plan has its place, because a model may have to be read
         with self._places.place(caller().token_id):
-            add_logged_rows(request, rows_of)
             return _planned(request.SerializeToString(), context)
 
 

@@ -20,6 +20,7 @@ from fractune_core.fleet.redis_names import (
 )
 from fractune_core.jobs import JobSpec, JobState, OperatorTask
 from fractune_core.records import Kind
+from fractune_server.engine.compile_turns import CompileTurns
 from fractune_server.engine.ingest import ingest_key
 from fractune_server.engine.open_jobs import OpenJobs
 from fractune_server.engine.publish import PublishPhase
@@ -144,7 +145,7 @@ def test_a_bundle_that_two_jobs_had_made_is_taken_though_its_blob_went_with_the_
     second = jobs.all()[0]
     second.stored = replace(second.stored, state=JobState.COMPILING)
     context.files.add_bundle("c" * 32, bundle_bytes())
-    PublishPhase(context, WorkQueues(context.redis, SECRET), new_rounds(context)).take_compiled(
+    PublishPhase(context, WorkQueues(context.redis, SECRET), new_rounds(context), CompileTurns()).take_compiled(
         second, {"event": "compiled", "job": "second", "bundle": "c" * 32}
     )
     assert (second.stored.bundle, second.stored.state) == ("c" * 32, JobState.TIMING)

@@ -19,6 +19,7 @@ from fractune_core.fleet.redis_names import bundle_blob
 from fractune_core.jobs import JobSpec, JobState
 from fractune_server.engine import publish
 from fractune_server.engine.active_job import ActiveJob
+from fractune_server.engine.compile_turns import CompileTurns
 from fractune_server.engine.publish import PublishPhase, bundle_id, with_graphs
 from fractune_server.store.stored_job import StoredJob
 from fractune_server.transport.work_queues import WorkQueues
@@ -92,7 +93,7 @@ def test_the_engine_ticks_on_while_a_bundle_is_copied() -> None:
     files, job = SlowFiles(), timed_job()
     context: Any = SimpleNamespace(files=files)
     unused: Any = None
-    phase = PublishPhase(context, unused, unused)
+    phase = PublishPhase(context, unused, unused, CompileTurns())
     assert not ended(phase, job)
     files.go.set()
     wait_until(lambda: ended(phase, job))
@@ -108,7 +109,7 @@ def test_the_bundle_has_the_best_variant_for_requests_and_for_a_loop() -> None:
     job.stored.timings[share]["at_load"] = [loop.to_json(), requests.to_json()]
     context: Any = SimpleNamespace(files=files)
     unused: Any = None
-    phase = PublishPhase(context, unused, unused)
+    phase = PublishPhase(context, unused, unused, CompileTurns())
     files.go.set()
     wait_until(lambda: ended(phase, job))
     assert files.served == [{share: {"latency": requests.served.to_json(), "throughput": loop.served.to_json()}}]
@@ -124,7 +125,7 @@ def test_a_known_bundle_is_timed_again_where_other_programs_were_busy() -> None:
         files=SimpleNamespace(has_bundle=lambda _: True, checked=lambda _: None), store=store
     )
     unused: Any = None
-    PublishPhase(context, unused, unused).compile(job)
+    PublishPhase(context, unused, unused, CompileTurns()).compile(job)
     assert job.stored.state is JobState.TIMING
     assert job.stored.timings.keys() == {"cpu:2", "cpu:4"}
 
@@ -134,7 +135,7 @@ def test_a_bundle_that_cannot_be_written_is_an_error_of_its_job() -> None:
     files.go.set()
     context: Any = SimpleNamespace(files=files)
     unused: Any = None
-    phase = PublishPhase(context, unused, unused)
+    phase = PublishPhase(context, unused, unused, CompileTurns())
     with pytest.raises(StateUnusable, match="disk full"):
         wait_until(lambda: ended(phase, job))
 
@@ -143,7 +144,7 @@ def test_a_stop_waits_until_the_bundle_is_written() -> None:
     files, job = SlowFiles(), timed_job()
     context: Any = SimpleNamespace(files=files)
     unused: Any = None
-    phase = PublishPhase(context, unused, unused)
+    phase = PublishPhase(context, unused, unused, CompileTurns())
     assert not ended(phase, job)
     threading.Timer(0.1, files.go.set).start()
     phase.stop()
@@ -155,7 +156,7 @@ def test_the_engine_waits_for_one_of_the_bundles_that_wait_for_their_writer(monk
     monkeypatch.setattr(publish, "wait", lambda *given: waits.append(given))
     context: Any = SimpleNamespace(files=files)
     unused: Any = None
-    phase = PublishPhase(context, unused, unused)
+    phase = PublishPhase(context, unused, unused, CompileTurns())
     jobs = [timed_job() for _ in range(3)]
     assert not any(ended(phase, job) for job in jobs * 2)
     assert len(waits) == 1
@@ -170,7 +171,7 @@ def test_redis_returns_a_bundle_for_the_first_share_alone(redis_url: str, monkey
         files = SimpleNamespace(bundle=lambda _bundle: [b"the bundle"])
         context: Any = SimpleNamespace(redis=connection, secret=SECRET, files=files)
         rounds: Any = SimpleNamespace(goes_first=lambda _job: False)
-        phase, job = PublishPhase(context, WorkQueues(connection, SECRET), rounds), a_job()
+        phase, job = PublishPhase(context, WorkQueues(connection, SECRET), rounds, CompileTurns()), a_job()
         job.stored.granted = {"cpu:1": granted(1), "cpu:2": granted(2)}
         job.enter(JobState.TIMING)
         read = Mock(wraps=blobs.get_blob)
@@ -193,7 +194,7 @@ def test_redis_returns_a_compiled_bundle_once(redis_url: str, monkeypatch: pytes
         files = SimpleNamespace(has_bundle=held.__contains__, add_bundle=held.__setitem__, checked=lambda _: None)
         context: Any = SimpleNamespace(redis=connection, secret=SECRET, files=files)
         rounds: Any = SimpleNamespace(goes_first=lambda _job: False)
-        phase, job = PublishPhase(context, WorkQueues(connection, SECRET), rounds), a_job()
+        phase, job = PublishPhase(context, WorkQueues(connection, SECRET), rounds, CompileTurns()), a_job()
         job.stored.granted = {"cpu:1": granted(1)}
         blobs.put_signed_blob(connection, SECRET, bundle_blob("c" * 32), b"the bundle")
         read = Mock(wraps=blobs.get_blob)
