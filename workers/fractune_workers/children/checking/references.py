@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from fractune_core.errors import FractuneError, first_line
 from fractune_core.files.compared import EXACT_ONNX_RUNTIME, ONLY_ONNX
+from fractune_core.host.denormals import with_denormals
 
 Array = npt.NDArray[Any]
 Feed = Mapping[str, Array]
@@ -76,14 +77,15 @@ def _session(model: bytes, outputs: Sequence[str], *, fused: bool) -> Run:
     options.enable_cpu_mem_arena = False
     if not fused:
         options.graph_optimization_level = GraphOptimizationLevel.ORT_DISABLE_ALL
-    # A bundle takes numbers below the smallest normal one as zero.
-    for key, value in {**EXACT_ONNX_RUNTIME, **ONLY_ONNX, "session.set_denormal_as_zero": "1"}.items():
+    for key, value in {**EXACT_ONNX_RUNTIME, **ONLY_ONNX}.items():
         options.add_session_config_entry(key, value)
     try:
         session = InferenceSession(model, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # its exceptions have no common base
         raise RefusedError(f"ONNX Runtime cannot load it ({first_line(error)})") from error
-    return _checked("ONNX Runtime", lambda feed: session.run(list(outputs), dict(feed)))
+    # As bundles do. ONNX Runtime's own option for it changes the mode of this thread for good.
+    run = with_denormals(session.run, kept=False)
+    return _checked("ONNX Runtime", lambda feed: run(list(outputs), dict(feed)))
 
 
 def _evaluator(model: bytes, outputs: Sequence[str]) -> Run:
