@@ -64,3 +64,21 @@ def test_a_job_of_another_token_is_cancelled_by_operators_alone(place: Place) ->
         assert as_call(refused.value).code() is grpc.StatusCode.PERMISSION_DENIED
         assert mine.jobs.CancelJob(pb.CancelJobRequest(name=first.name)).state == pb.JOB_STATE_CANCELLED
         assert ours.jobs.CancelJob(pb.CancelJobRequest(name=second.name)).state == pb.JOB_STATE_CANCELLED
+
+
+def test_a_bundle_beyond_the_bytes_of_its_token_fails_its_job_alone(place: Place) -> None:
+    payload = fresh()
+    made = create_token(place.state, None, "small", Scope.SUBMIT, None, Quotas(stored_bytes=len(payload) + 10))
+    other = create_token(place.state, None, "large", Scope.SUBMIT, None, Quotas(stored_bytes=1 << 20))
+    known = set((place.state / "bundles").iterdir())
+    with client_of(place, made) as client, client_of(place, other) as large:
+        model = client.upload(payload)
+        failed = client.finish(client.create(model, trials=1).name)
+        assert (failed.state, failed.error) == (pb.JOB_STATE_FAILED, "QuotaExceeded")
+        assert f"token {made.token_id} has 10 of {len(payload) + 10} left; ask" in failed.message
+        assert set((place.state / "bundles").iterdir()) == known
+        assert large.finish(large.create(model, trials=1).name).state == pb.JOB_STATE_DONE
+    used = {each["token"]: each["used"]["stored_bytes"] for each in list_tokens(place.state, None)}
+    (stored,) = set((place.state / "bundles").iterdir()) - known
+    assert used[made.token_id] == len(payload)
+    assert 0 < used[other.token_id] <= stored.stat().st_size

@@ -182,7 +182,7 @@ def test_a_token_neither_sees_nor_continues_the_part_of_another(place: Place) ->
 
 
 def test_the_part_of_a_cut_upload_counts_towards_the_quota(place: Place) -> None:
-    made = create_token(place.state, None, "small", Scope.SUBMIT, None, Quotas(upload_bytes=10_000))
+    made = create_token(place.state, None, "small", Scope.SUBMIT, None, Quotas(stored_bytes=10_000))
     first, second = b"1" * 8000, b"2" * 5000
     with Client(place.server.address, client_credentials(place.authority, made)) as client:
         begin(client, first, until=6000)

@@ -40,8 +40,8 @@ class Quotas:
     """open jobs at the same time"""
     trials_a_day: int | None = None
     """trials of the jobs of the last 24 hours; an open job counts with all its requested trials"""
-    upload_bytes: int | None = None
-    """bytes of all models that the token has uploaded"""
+    stored_bytes: int | None = None
+    """bytes of all models that the token has uploaded, and of all bundles that its jobs have made"""
 
 
 @dataclass(frozen=True)

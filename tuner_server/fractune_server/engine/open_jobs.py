@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable
 
 from fractune_core import tracing
-from fractune_core.errors import FractuneError, StateUnusable
+from fractune_core.errors import FractuneError, QuotaExceeded, StateUnusable
 from fractune_core.fleet.blobs import release_blobs
 from fractune_core.fleet.redis_names import model_blob
 from fractune_core.jobs import JobState
@@ -57,9 +57,9 @@ class OpenJobs:
     def fail(self, job: ActiveJob, error: FractuneError) -> None:
         """End the job with the error; workers skip the rest of its work.
 
-        Raises StateUnusable: the server cannot continue without its state.
+        Raises StateUnusable: the server cannot continue without its state. A quota is its owner's alone.
         """
-        if isinstance(error, StateUnusable):
+        if isinstance(error, StateUnusable) and not isinstance(error, QuotaExceeded):
             raise error
         with log_fields(job=job.id):
             _log.info("job %s failed: %s", job.id, error)

@@ -11,8 +11,9 @@ from fractune_core import __version__
 from fractune_core.analysis.at_load import is_quiet
 from fractune_core.analysis.match import Match
 from fractune_core.digests import digest_of
+from fractune_core.errors import QuotaExceeded
 from fractune_core.files import bundles
-from fractune_core.fleet.blobs import get_signed_blob, put_signed_blob, renew_blob, renew_signed_blob
+from fractune_core.fleet.blobs import get_signed_blob, put_signed_blob, release_blobs, renew_blob, renew_signed_blob
 from fractune_core.fleet.messages import Compiled, CompileWork, ModelTimed, TimeModelWork, VariantItem
 from fractune_core.fleet.redis_names import COMPILE_QUEUE, bundle_blob, measure_queue
 from fractune_core.implementations import DIRECT
@@ -110,13 +111,22 @@ class PublishPhase:
         return sha256
 
     def take_compiled(self, job: ActiveJob, event: Compiled) -> None:
-        """Store the bundle after a check of its signature. Raises Unsigned or NotFound."""
+        """Store the bundle after a check of its signature. Raises Unsigned, NotFound or QuotaExceeded."""
         bundle = event["bundle"]
         if not self._context.files.has_bundle(bundle):  # else another job made it, and its blob may be gone
             payload = get_signed_blob(self._context.redis, self._context.secret, bundle_blob(bundle))
+            self._count_bytes(job, bundle, len(payload))
             self._context.files.add_bundle(bundle, payload)
             job.bundle_sent = True
         self._take_bundle(job, bundle)
+
+    def _count_bytes(self, job: ActiveJob, bundle: str, size_bytes: int) -> None:
+        """Raises QuotaExceeded if the job's token may not store so many bytes more."""
+        try:
+            self._context.store.tokens.add_bundle(job.stored.token, bundle, size_bytes)
+        except QuotaExceeded:
+            release_blobs(self._context.redis, [bundle_blob(bundle)])
+            raise
 
     def time(self, job: ActiveJob) -> None:
         """Request the missing timings, one share after the other, because the model is timed alone."""

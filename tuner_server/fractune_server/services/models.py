@@ -88,8 +88,8 @@ class ModelService(rpc.ModelServiceServicer):
         """Reserve the bytes in the token's quota while they arrive. Raises QuotaExceeded."""
         upload = (sender.token_id, sha256, size)
         with self._lock:
-            if sender.quotas.upload_bytes is not None:
-                self._check_room(sha256, size, sender.token_id, sender.quotas.upload_bytes)
+            if sender.quotas.stored_bytes is not None:
+                self._check_room(sha256, size, sender.token_id, sender.quotas.stored_bytes)
             self._under_way[upload] += 1
         try:
             yield
@@ -105,7 +105,7 @@ class ModelService(rpc.ModelServiceServicer):
         others |= {other: length for sender, other, length in self._under_way if sender == token}
         # A stored model counts once: a call that was cut may linger after a later call has completed the upload.
         parts = sum(length for other, length in others.items() if other != sha256 and not self._is_stored(other))
-        stored = self._context.store.tokens.usage(token).upload_bytes
+        stored = self._context.store.tokens.usage(token).stored_bytes
         left = max(quota - stored - parts, 0)
         if size > left:
             also = f", with {parts} in incomplete uploads" if parts else ""

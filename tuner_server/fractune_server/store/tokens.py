@@ -1,4 +1,4 @@
-"""Tokens and their usage, which is counted from their jobs and models."""
+"""Tokens and their usage, which is counted from their jobs, models and bundles."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from fractune_core.access.tokens import Quotas, Scope, TokenText
 from fractune_core.errors import NotFound
 from fractune_core.jobs import Priority
 from fractune_server.store.database.database import Repository
-from fractune_server.store.database.tables import tokens
-from fractune_server.store.quotas import Usage, usage_of
+from fractune_server.store.database.tables import bundles, tokens
+from fractune_server.store.quotas import Usage, check_bundle, usage_of
 
 _NO_SECRET = "0" * 64
 """no known secret has this SHA-256"""
@@ -96,6 +96,13 @@ class TokenStore(Repository):
         with self._database.read() as connection:
             return usage_of(connection, token_id)
 
+    def add_bundle(self, token_id: str, bundle: str, size_bytes: int) -> None:
+        """Count a bundle that is to be stored, once. Raises QuotaExceeded if it goes beyond the token's bytes."""
+        with self._database.write() as connection:
+            if connection.scalar(select(bundles.c.id).where(bundles.c.id == bundle)) is None:
+                check_bundle(connection, token_id, size_bytes)
+                connection.execute(insert(bundles).values(id=bundle, size_bytes=size_bytes, token=token_id))
+
 
 def _from_row(row: RowMapping) -> StoredToken:
     return StoredToken(
@@ -105,6 +112,6 @@ def _from_row(row: RowMapping) -> StoredToken:
         created_at=row["created_at"],
         expires_at=row["expires_at"],
         revoked_at=row["revoked_at"],
-        quotas=Quotas(row["open_jobs"], row["trials_a_day"], row["upload_bytes"]),
+        quotas=Quotas(row["open_jobs"], row["trials_a_day"], row["stored_bytes"]),
         max_priority=Priority(row["max_priority"]),
     )

@@ -192,7 +192,8 @@ def test_redis_returns_a_compiled_bundle_once(redis_url: str, monkeypatch: pytes
         connection.flushall()
         held: dict[str, bytes] = {}
         files = SimpleNamespace(has_bundle=held.__contains__, add_bundle=held.__setitem__, checked=lambda _: None)
-        context: Any = SimpleNamespace(redis=connection, secret=SECRET, files=files)
+        store = SimpleNamespace(tokens=SimpleNamespace(add_bundle=lambda *_: None))
+        context: Any = SimpleNamespace(redis=connection, secret=SECRET, files=files, store=store)
         rounds: Any = SimpleNamespace(goes_first=lambda _job: False)
         phase, job = PublishPhase(context, WorkQueues(connection, SECRET), rounds, CompileTurns()), a_job()
         job.stored.granted = {"cpu:1": granted(1)}

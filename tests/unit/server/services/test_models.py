@@ -17,7 +17,7 @@ from fractune_server.store.files.blob_files import BlobStore
 from fractune_server.store.models import StoredModel
 from fractune_server.store.store import Store, sqlite_url
 
-SENDER = Caller("t", Scope.SUBMIT, Quotas(upload_bytes=100))
+SENDER = Caller("t", Scope.SUBMIT, Quotas(stored_bytes=100))
 
 
 @pytest.fixture

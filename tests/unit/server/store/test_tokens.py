@@ -25,7 +25,7 @@ from tests.support.store_contract import (
 
 class TokensContract(StoreContract):
     def test_a_token_is_found_by_its_secret_alone_and_the_secret_is_not_kept(self, store: Store) -> None:
-        quotas = Quotas(open_jobs=1, trials_a_day=2, upload_bytes=3)
+        quotas = Quotas(open_jobs=1, trials_a_day=2, stored_bytes=3)
         made = store.tokens.create("ci", Scope.SUBMIT, 5.0, quotas)
         found = store.tokens.find(made)
         assert found is not None
@@ -47,7 +47,7 @@ class TokensContract(StoreContract):
         with pytest.raises(NotFound, match="no token 'none'"):
             store.tokens.revoke("none")
 
-    def test_usage_is_that_of_the_token_s_own_jobs_and_models(self, store: Store) -> None:
+    def test_usage_is_that_of_the_token_s_own_jobs_models_and_bundles(self, store: Store) -> None:
         now = time.time()
         spec = JobSpec("a" * 64, "net.onnx", ("cpu:2", "cpu:1"), trials=100)
         done = {"state": JobState.DONE, "ended_at": now}
@@ -59,9 +59,22 @@ class TokensContract(StoreContract):
         store.models.add(StoredModel("s", "net.onnx", 5, "t"))
         store.models.add(StoredModel("s", "net.onnx", 5, "u"))
         store.models.add(StoredModel("x", "net.onnx", 6, "t"))
-        assert store.tokens.usage("t") == Usage(open_jobs=2, trials_a_day=107, upload_bytes=11)
-        assert store.tokens.usage("u") == Usage(open_jobs=1, trials_a_day=100, upload_bytes=0)
+        for token in ("t", "u"):
+            store.tokens.add_bundle(token, "b", 7)
+        assert store.tokens.usage("t") == Usage(open_jobs=2, trials_a_day=107, stored_bytes=18)
+        assert store.tokens.usage("u") == Usage(open_jobs=1, trials_a_day=100, stored_bytes=0)
         assert store.tokens.usage("none") == Usage(0, 0, 0)
+
+    def test_models_and_bundles_of_a_token_share_its_bytes(self, store: Store) -> None:
+        token = store.tokens.create("ci", Scope.SUBMIT, None, Quotas(stored_bytes=12)).token_id
+        store.models.add(StoredModel("s", "net.onnx", 5, token))
+        with pytest.raises(QuotaExceeded, match=f"the bundle has 8 bytes, and token {token} has 7 of 12 left; ask"):
+            store.tokens.add_bundle(token, "b", 8)
+        assert store.tokens.usage(token).stored_bytes == 5
+        for _ in range(2):
+            store.tokens.add_bundle(token, "c", 7)
+        assert store.tokens.usage(token).stored_bytes == 12
+        store.tokens.add_bundle("", "d", 1 << 40)
 
     @pytest.mark.parametrize(
         ("quotas", "spec", "says"),
@@ -73,11 +86,14 @@ class TokensContract(StoreContract):
             (Quotas(open_jobs=2, trials_a_day=150), {"trials": 50}, ""),
             (Quotas(trials_a_day=101), {"trials": 0}, ""),
             (Quotas(), {"trials": 1_000_000}, ""),
+            (Quotas(stored_bytes=5), {"trials": 1}, "has stored 5 of 5 bytes, so no bundle has room"),
+            (Quotas(stored_bytes=6), {"trials": 1}, ""),
         ],
     )
     def test_a_job_beyond_a_quota_is_not_made(
         self, store: Store, quotas: Quotas, spec: dict[str, Any], says: str
     ) -> None:
+        store.models.add(StoredModel("a" * 64, "net.onnx", 5, "t"))
         base = JobSpec("a" * 64, "net.onnx", ("cpu:2", "cpu:1"), trials=100)
         store.jobs.create(job("first", token="t", spec=base, created_at=time.time()))
         second = job("second", token="t", spec=replace(base, **cast(Any, spec)), created_at=time.time())

@@ -17,7 +17,7 @@ from fractune_server.store.database.server_lock import ServerLock
 from fractune_server.store.database.tables import roofs
 from fractune_server.store.database.write_ahead_log import WriteAheadLog
 
-SCHEMA = "0020"
+SCHEMA = "0021"
 """the newest revision among the migrations"""
 _OLDEST = "0020"
 """the first schema whose workloads are named by the SHA-256 of their text"""

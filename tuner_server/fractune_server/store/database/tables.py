@@ -196,8 +196,17 @@ tokens = Table(
     Column("revoked_at", Float),
     Column("open_jobs", BigInteger),
     Column("trials_a_day", BigInteger),
-    Column("upload_bytes", BigInteger),
+    Column("stored_bytes", BigInteger),
     Column("max_priority", String(8), nullable=False),
+)
+
+bundles = Table(
+    "bundles",
+    metadata,
+    Column("id", _ID, primary_key=True),
+    Column("size_bytes", BigInteger, nullable=False),
+    Column("token", _ID, nullable=False),
+    Index("ix_bundles_token", "token"),
 )
 
 pieces = Table(

@@ -18,10 +18,13 @@ MOST_TENSOR_BYTES = 2**31
 MOST_DIMENSIONS = 32
 """Of one tensor: NumPy's own limit was this for most of its life"""
 _COMPUTED_BYTES = 2**29
+_KEPT_BYTES = 2**26
 _INFERENCE_BYTES = 2**31
 _PER_FILE_BYTE = 16
 """Quantized weights grow to four times their size in the file, in a chain of several constants. And a model of many
 weights is large, and may have large values."""
+_KEPT_PER_FILE_BYTE = 8
+"""Weights of four bits become numbers of 32"""
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,12 @@ class Limits:
         return (_COMPUTED_BYTES + _PER_FILE_BYTE * self.file_bytes) // self.variants
 
     @property
+    def kept_bytes(self) -> int:
+        """Of the weights of one variant, and of what is computed from constants and kept: they are in its bundle."""
+        grown = _KEPT_BYTES + (_KEPT_PER_FILE_BYTE - 1) * self.file_bytes
+        return self.file_bytes + grown // self.variants
+
+    @property
     def inference_bytes(self) -> int:
         """Of all that one inference of one variant holds at once."""
         return _INFERENCE_BYTES + _PER_FILE_BYTE * self.file_bytes
@@ -51,6 +60,14 @@ class Limits:
         if count > self.nodes:
             shared = f" for each of {self.variants} variants" if self.variants > 1 else ""
             raise BadModel(f"{what} has {count:,} nodes, and {self.nodes:,} is the limit{shared}; tune a part of it")
+
+    def check_kept(self, size: int, what: str) -> None:
+        """Raises BadModel when the bundle would be too large for such a file."""
+        if size > self.kept_bytes:
+            raise BadModel(
+                f"{what} makes {size:,} bytes of constants that a bundle would hold, and {self.kept_bytes:,} is the "
+                f"limit for a file of {self.file_bytes:,} bytes; compute fewer constants from constants"
+            )
 
     def check_inference(self, size: int, what: str) -> None:
         """Raises BadModel when an inference needs too much memory. A measurer needs the same memory, and twice the

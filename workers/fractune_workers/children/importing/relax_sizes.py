@@ -59,8 +59,10 @@ class _Walk:
         self._computed = ComputedConstants(limits)
         self._nodes = 0
         self._fields = 0
-        self._constant: set[Any] = set()
-        """variables that follow from constants alone"""
+        self._constant: dict[Any, int] = {}
+        """bytes of the variables that follow from constants alone, until they are counted as kept"""
+        self._kept = 0
+        """bytes of weights, and of computed constants that other values are computed from"""
         self._weights: set[Any] = set()
         self._needed = 0
         """bytes of an inference in the functions so far: one may call another"""
@@ -84,7 +86,20 @@ class _Walk:
             for binding in block.bindings:
                 self._binding(binding.var, binding.value)
         self._is_constant(body.body)
-        return list(_variables(body.body))
+        results = list(_variables(body.body))
+        self._keep_constants(results)
+        return results
+
+    def _keep_constants(self, read: Iterable[Any]) -> None:
+        """Count the constants that are in the bundle, because values that are no constants are computed from them."""
+        for var in read:
+            if size := self._constant.get(var, 0):
+                self._constant[var] = 0
+                self._keep(size, f"'{var.name}'")
+
+    def _keep(self, size: int, what: str) -> None:
+        self._kept += size
+        self._limits.check_kept(self._kept, f"up to {self._name}, {what}")
 
     def _binding(self, var: Any, value: Any) -> None:
         if isinstance(value, relax.Function):
@@ -98,8 +113,10 @@ class _Walk:
         if isinstance(value, relax.If):
             read += self._sequence(value.true_branch) + self._sequence(value.false_branch)
         self._memory.compute(var, read, size if isinstance(value, tvm.ir.Call) else 0, what)
-        if is_constant:
-            self._constant.add(var)
+        if not is_constant:
+            self._keep_constants(read)
+        else:
+            self._constant[var] = size
             if isinstance(value, tvm.ir.Call):
                 self._computed.take(size, what)
 
@@ -111,7 +128,9 @@ class _Walk:
             return False
         if isinstance(expr, tvm.ir.Constant) and expr not in self._weights:
             self._weights.add(expr)
-            self._memory.keep(self._bytes(expr.ty, "a weight"))
+            size = self._bytes(expr.ty, "a weight")
+            self._memory.keep(size)
+            self._keep(size, "a weight")
         if isinstance(expr, relax.Tuple | relax.TupleGetItem | tvm.ir.Call):
             self._count()
         constant = [self._is_constant(operand) for operand in _operands(expr)]

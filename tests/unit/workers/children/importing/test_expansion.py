@@ -106,6 +106,17 @@ def test_variants_of_a_fused_model_share_its_limits(tmp_path: Path, monkeypatch:
         Limits(1, 300).check_nodes(101, "it")
 
 
+def test_a_table_that_a_small_file_computes_is_not_kept_in_its_bundle(tmp_path: Path) -> None:
+    """A bundle for each job would fill the server's disk."""
+    nodes = [node("Range", ["from", "to", "by"], ["table"]), node("Gather", ["table", "place"], ["z"], axis=0),
+             node("Add", ["x", "z"], ["y"])]  # fmt: skip
+    numbers = {"from": np.float32(0), "to": np.float32(65 * 2**18), "by": np.float32(1)}
+    place = [node("ArgMax", ["x"], ["place"], axis=0, keepdims=0)]
+    (tmp_path / "m.onnx").write_bytes(model([*place, *nodes], {name: np.array(each) for name, each in numbers.items()}))
+    with pytest.raises(BadModel, match=r"makes .* bytes of constants that a bundle would hold"):
+        load_model(tmp_path / "m.onnx")
+
+
 @pytest.mark.long
 def test_all_of_them_take_little_memory(tmp_path: Path) -> None:
     """In one child, whose peak is the largest of all."""

@@ -78,3 +78,30 @@ def test_a_tuple_that_holds_itself_very_often_is_counted_before_it_is_walked() -
     body = relax.SeqExpr([relax.BindingBlock([relax.VarBinding(y, relax.TupleGetItem(value, 0))])], y)
     with pytest.raises(BadModel, match="up to function 'main', has 30,001 nodes, and 30,000 is the limit"):
         check_sizes(tvm.IRModule({"main": relax.Function([x], body, relax.TensorType([4], "float32"))}), Limits(1000))
+
+
+def a_range(mib: int, *, is_reduced: bool = False) -> tvm.IRModule:
+    """A module with a constant of so many MiB that is computed from nothing: it, or its sum, is added to the input."""
+    x = relax.Var("x", relax.TensorType([1], "float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            made = builder.emit(relax.op.arange(0, mib * 2**18, 1, "float32"))
+            kept = builder.emit(relax.op.sum(made)) if is_reduced else made
+            out = builder.emit_output(relax.op.add(kept, x))
+        builder.emit_func_output(out)
+    return builder.get()
+
+
+def test_a_bundle_of_a_small_file_holds_few_computed_constants() -> None:
+    check_sizes(a_range(63), Limits(1000))
+    with pytest.raises(BadModel, match=r"makes 68,157,440 bytes of constants that a bundle would hold, and 67,116,864"):
+        check_sizes(a_range(65), Limits(1000))
+    check_sizes(a_range(65, is_reduced=True), Limits(1000))
+    check_sizes(a_range(65), Limits(2**20))
+
+
+def test_weights_in_a_fused_file_have_room_in_each_variant() -> None:
+    Limits(2**30, 16).check_kept(2**30, "a weight")
+    with pytest.raises(BadModel, match="a weight makes"):
+        Limits(1600, 16).check_kept(2**22 + 2301, "a weight")

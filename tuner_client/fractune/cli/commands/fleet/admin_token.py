@@ -36,9 +36,9 @@ def create(
     trials_a_day: Annotated[
         int | None, typer.Option("--trials-a-day", min=0, help="Limit of trials of jobs created within 24 hours.")
     ] = None,
-    upload_bytes: Annotated[
+    stored_bytes: Annotated[
         str | None,
-        typer.Option("--upload-bytes", metavar="10GiB", help="Limit of the size of all its models."),
+        typer.Option("--stored-bytes", metavar="10GiB", help="Limit of the size of all its models and bundles."),
     ] = None,
     max_priority: Annotated[
         Priority, typer.Option("--max-priority", help="Highest priority of its jobs.")
@@ -50,8 +50,8 @@ def create(
 ) -> None:
     """Create a token and write it to a file. It is stored nowhere else and cannot be shown again."""
     lifetime_s = None if expires is None else parse_lifetime_s("--expires", expires)
-    uploads = None if upload_bytes is None else parse_bytes("--upload-bytes", upload_bytes)
-    quotas = Quotas(open_jobs, trials_a_day, uploads)
+    most_bytes = None if stored_bytes is None else parse_bytes("--stored-bytes", stored_bytes)
+    quotas = Quotas(open_jobs, trials_a_day, most_bytes)
     address = _address(state, database, database_password_file)
     # The file first: a token without an owner must not be left in the database.
     descriptor = _new_file(out)
@@ -87,7 +87,7 @@ def list_(
     columns = (
         *(Column("token"), Column("name", wraps_at=12), Column("scope"), Column("state")),
         *(Column("expires (UTC)", dispensable=1), Column("priority", dispensable=2)),
-        *(Column(each, dispensable=3) for each in ("open jobs", "trials in 24 h", "uploaded bytes")),
+        *(Column(each, dispensable=3) for each in ("open jobs", "trials in 24 h", "stored bytes")),
     )
     Table(columns, tuple(map(_cells, found))).print()
 
