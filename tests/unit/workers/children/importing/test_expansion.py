@@ -110,7 +110,7 @@ def test_a_table_that_a_small_file_computes_is_not_kept_in_its_bundle(tmp_path: 
     """A bundle for each job would fill the server's disk."""
     nodes = [node("Range", ["from", "to", "by"], ["table"]), node("Gather", ["table", "place"], ["z"], axis=0),
              node("Add", ["x", "z"], ["y"])]  # fmt: skip
-    numbers = {"from": np.float32(0), "to": np.float32(65 * 2**18), "by": np.float32(1)}
+    numbers = {"from": np.float32(0), "to": np.float32(129 * 2**18), "by": np.float32(1)}
     place = [node("ArgMax", ["x"], ["place"], axis=0, keepdims=0)]
     (tmp_path / "m.onnx").write_bytes(model([*place, *nodes], {name: np.array(each) for name, each in numbers.items()}))
     with pytest.raises(BadModel, match=r"makes .* bytes of constants that a bundle would hold"):
