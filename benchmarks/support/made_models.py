@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import onnx
 from onnx import ModelProto, numpy_helper
 
@@ -27,6 +28,20 @@ def save_dynamic_minilm(source: Path, path: Path) -> None:
     onnx.save(model, plain)
     quantize_dynamic(plain, path, weight_type=QuantType.QInt8, per_channel=True, op_types_to_quantize=["MatMul"])
     plain.unlink()
+
+
+def save_with_weights(source: Path, path: Path) -> None:
+    """Write a model that computes its weights, each a tensor of one number, with these weights in its file."""
+    model = onnx.load(source)
+    graph = model.graph
+    shapes = {tensor.name: tensor for tensor in graph.initializer}
+    for node in list(graph.node):
+        if node.op_type == "ConstantOfShape":
+            number = numpy_helper.to_array(node.attribute[0].t)
+            weight = np.broadcast_to(number, numpy_helper.to_array(shapes[node.input[0]]))
+            graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(weight), node.output[0]))
+            graph.node.remove(node)
+    onnx.save(model, path)
 
 
 def fold_scaled_weights(model: ModelProto) -> None:

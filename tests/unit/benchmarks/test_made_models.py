@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from benchmarks.support import models
-from benchmarks.support.made_models import fold_scaled_weights
+from benchmarks.support.made_models import fold_scaled_weights, save_with_weights
 
 SCALES = np.array([[0.5, 1, 2]], dtype="float32")
 
@@ -46,6 +46,25 @@ def test_a_made_model_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         path.write_bytes(b"model")
 
     monkeypatch.setattr(models, "MADE", tmp_path / "models")
-    monkeypatch.setitem(models.MODELS, "made", models._Made(save, ("matmul",), {"x": [1]}, source="squeezenet"))
+    monkeypatch.setitem(
+        models.MODELS, "made", models._Made(save, ("matmul",), {"x": [1]}, source=models._light("squeezenet"))
+    )
     first, second = models.find_model("made"), models.find_model("made")
     assert (first.path.read_bytes(), first, made) == (b"model", second, [models.find_model("squeezenet").path])
+
+
+def test_weights_that_a_model_computes_are_stored_in_its_file(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node(
+            "ConstantOfShape", ["shape"], ["w"], value=numpy_helper.from_array(np.array([0.5], "float32"))
+        ),
+        helper.make_node("MatMul", ["x", "w"], ["y"]),
+    ]
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, size]) for name, size in (("x", 4), ("y", 3))]
+    shape = numpy_helper.from_array(np.array([4, 3]), "shape")
+    onnx.save(helper.make_model(helper.make_graph(nodes, "g", ends[:1], ends[1:], [shape])), tmp_path / "small.onnx")
+    save_with_weights(tmp_path / "small.onnx", tmp_path / "whole.onnx")
+    graph = onnx.load(tmp_path / "whole.onnx").graph
+    assert [node.op_type for node in graph.node] == ["MatMul"]
+    (weight,) = [numpy_helper.to_array(tensor) for tensor in graph.initializer if tensor.name == "w"]
+    assert np.array_equal(weight, np.full((4, 3), 0.5, "float32"))
