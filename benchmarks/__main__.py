@@ -13,7 +13,7 @@ BENCHMARKS = (
     *("cpu_limits", "under_limit", "fit_trials", "concurrent_jobs", "simulated_gpu", "search_cost"),
     *("service_load", "dashboard_pages", "fleet", "warm_start", "k_shares", "memory", "share_matrix", "vs_stock"),
     *("parts", "cold_weights", "lengths", "compete"),
-    *("onnx_operators", "vs_onnxruntime"),
+    *("onnx_operators", "operator_forms", "vs_onnxruntime"),
 )
 """modules of this package; the longest come last"""
 

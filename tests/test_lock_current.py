@@ -22,7 +22,7 @@ LOCKED_EXTRAS = {
 }
 """by the lock's name; `dev` has the group `dev` as well"""
 LOCKS = {name: (REPOSITORY / "locks" / f"{name}.lock").read_text(encoding="utf-8") for name in LOCKED_EXTRAS}
-FOR_DEVELOPMENT_ALONE = {"pytest", "mypy", "ruff", "hypothesis", "magika", "onnxruntime", "matplotlib", "grpcio-tools"}
+FOR_DEVELOPMENT_ALONE = {"pytest", "mypy", "ruff", "hypothesis", "magika", "matplotlib", "grpcio-tools"}
 FOR_DEVELOPMENT_ALONE.add("nvidia-cuda-nvdisasm")
 
 

@@ -23,6 +23,7 @@ from tvm import relax
 
 from benchmarks.support.processes import import_path
 from fractune_core.errors import BadModel, first_line
+from fractune_core.host.denormals import with_denormals
 from fractune_workers.child import Child
 from fractune_workers.child.errors import CALL_ERRORS
 from fractune_workers.children.importing.limits import Limits
@@ -133,7 +134,9 @@ def compute(mod: tvm.IRModule, given: Mapping[str, Any]) -> list[Any]:
         prepared = prepare(mod, target)
         with tvm.transform.PassContext(opt_level=0):
             machine = relax.VirtualMachine(relax.build(prepared, target), tvm.cpu())
-    made = machine["main"](*[tvm.runtime.tensor(np.array(each, order="C")) for each in arrays])
+    made = with_denormals(machine["main"], kept=False)(
+        *[tvm.runtime.tensor(np.array(each, order="C")) for each in arrays]
+    )
     return [made.numpy()] if hasattr(made, "numpy") else [_numbers(each) for each in made]
 
 

@@ -93,7 +93,7 @@ def test_a_worker_that_is_given_it_refuses_it_too(tmp_path: Path, program: Path)
     model = write_model(tmp_path / "small.onnx").read_bytes()
     digest = hashlib.sha256(model).hexdigest()
     ingest: Any = {"task": "ingest", "work_id": "i", "job": "j", "model": digest, "model_name": "small.onnx"}
-    ingest |= {"inputs": {}, "target": target, "isa": ""}
+    ingest |= {"owner": "", "inputs": {}, "target": target, "isa": ""}
     with (
         running_redis() as url,
         worker("builder", "build", url, tmp_path / "gate"),

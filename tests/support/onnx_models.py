@@ -14,6 +14,7 @@ from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from tvm import relax
 
+from fractune_core.host.denormals import with_denormals
 from fractune_workers.children.importing.limits import Limits
 from fractune_workers.children.importing.onnx_models.onnx_model import load_onnx
 from fractune_workers.children.importing.passes import prepare
@@ -51,11 +52,14 @@ def imported(model: onnx.ModelProto) -> tvm.IRModule:
 def run_imported(
     model: onnx.ModelProto, inputs: Mapping[str, Array], target: tvm.target.Target = TARGET
 ) -> list[Array]:
-    """The outputs of the model as it is imported, planned and compiled without a schedule or an optimization."""
+    """The outputs of the model as it is imported, planned and compiled without a schedule or an optimization. As in a
+    bundle, denormals are zero.
+    """
     mod = prepare(imported(model), target)
     with tvm.transform.PassContext(opt_level=0):
         machine = relax.VirtualMachine(relax.build(mod, unoptimized(target)), tvm.cpu())
-    results = machine["main"](*[tvm.runtime.tensor(np.array(value, order="C")) for value in inputs.values()])
+    run = with_denormals(machine["main"], kept=False)
+    results = run(*[tvm.runtime.tensor(np.array(value, order="C")) for value in inputs.values()])
     return [each.numpy() for each in (results if hasattr(results, "__len__") else [results])]
 
 

@@ -267,7 +267,9 @@ def _suppression(node: OnnxNode) -> Any:
         if node.optional(index) is not None and node.constant(index) is None:
             raise node.refused(f"its input '{node.proto.input[index]}' is computed; make it a constant")
     overlap, score = node.constant(3), node.constant(4)
-    above = np.nextafter(np.float32(0) if overlap is None else overlap.astype(np.float32), np.float32(np.inf))
+    most = np.float32(0) if overlap is None else overlap.astype(np.float32)
+    # Bundles take a smaller number than the smallest normal one as zero.
+    above = np.maximum(np.nextafter(most, np.float32(np.inf)), np.finfo(np.float32).tiny)
     lowest = np.finfo(np.float32).min if score is None else score
     given = [node.optional(index) for index in range(3)]
     inputs = onnx_frontend.onnx_input([*given, relax.const(above), relax.const(lowest)])

@@ -31,7 +31,7 @@ def test_json_is_one_object_a_line_and_the_result_is_the_last(
     result = events[-1]
     assert list(result) == [
         *("event", "job", "wall_s", "trials", "trials_shared", "trials_saved", "trials_per_s", "phases_s", "busy_s"),
-        *("failures", "shares", "layout_transforms", "operators", "bundle"),
+        *("failures", "shares", "layout_transforms", "operators", "bundle", "checked"),
     ]
     assert result["trials"] == {"cpu:1": 8, "cpu:2": 8}
     assert result["failures"] == {"run_timeout": 1}
