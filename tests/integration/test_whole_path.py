@@ -77,7 +77,7 @@ def test_the_result_tells_trials_shares_operators_and_the_bundle(tuned: list[dic
     result = tuned[-1]
     assert set(result) == {
         *("event", "job", "wall_s", "trials", "trials_shared", "trials_saved", "trials_per_s", "phases_s", "busy_s"),
-        *("failures", "shares", "layout_transforms", "operators", "bundle"),
+        *("failures", "shares", "layout_transforms", "operators", "bundle", "checked"),
     }
     assert result["event"] == "result"
     assert result["trials"] == {"cpu:1": 8, "cpu:2": 8}
@@ -335,12 +335,12 @@ def test_a_generic_client_that_knows_only_reflection_tunes_a_model(fleet: Fleet)
 
 
 def lasting(result: dict[str, Any]) -> dict[str, Any]:
-    """A result without its bundle's path, and without roofs: a later job may have raised them."""
+    """A result without what is read from its bundle, and without roofs: a later job may have raised them."""
     shares, operators = (
         [{name: value for name, value in each.items() if name not in ("roof", "roof_part")} for each in result[key]]
         for key in ("shares", "operators")
     )
-    return {**result, "bundle": "", "shares": shares, "operators": operators}
+    return {**result, "bundle": "", "checked": [], "shares": shares, "operators": operators}
 
 
 def test_a_finished_job_can_be_watched_and_its_bundle_fetched(
