@@ -46,6 +46,8 @@ pytestmark = pytest.mark.skipif(COMPILER is None, reason="no CUDA compiler here;
 SQUEEZENET = Path(onnx.__file__).parent / "backend/test/data/light/light_squeezenet.onnx"
 KINDS = ("conv2d", "max_pool2d", "concatenate", "softmax", "reshape")
 CANDIDATES = 2
+_LIMIT_CPU_S = 60
+"""of a build: some candidates of a search take longer than a worker would wait"""
 
 Built = dict[str, Any]
 
@@ -102,7 +104,7 @@ def traces(search: Child, operator: dict[str, Any], count: int) -> list[str]:
 def build(builder: Child, operator: dict[str, Any], trace: str, target: str = "") -> Built:
     known = {"workload_hash": operator["workload_hash"], "target": target or operator["target"]}
     builder.call("learn_workload", 60, **known, workload=operator["workload"])
-    answer: Built = builder.call("build", 120, **known, trace=trace)
+    answer: Built = builder.call("build", 120, **known, trace=trace, limit_cpu_s=_LIMIT_CPU_S)
     return answer
 
 

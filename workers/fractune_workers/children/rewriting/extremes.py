@@ -12,6 +12,7 @@ from typing import Any
 
 from tvm import relax, te, tirx
 
+from fractune_workers.children.rewriting.special_numbers import is_nan
 from fractune_workers.children.tvm_api.reducers import limit_of
 
 
@@ -51,7 +52,7 @@ def _extreme(kind: type, data: te.Tensor, axes: Sequence[int]) -> te.Tensor:
 
     def element(*at: Any) -> Any:
         first = data(*place(at, [0] * len(axes)))
-        return tirx.Select(tirx.isnan(first), first, found(*at))
+        return tirx.Select(is_nan(first), first, found(*at))
 
     return te.compute(shape, element, name=f"{data.op.name}_found")
 

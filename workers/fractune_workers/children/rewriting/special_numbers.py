@@ -23,6 +23,11 @@ _FOLDED = {"add": topi.add, "divide": topi.divide, "multiply": topi.multiply, "s
 _RELU6 = 6.0
 
 
+def is_nan(value: Any) -> Any:
+    """Whether a number of a kernel is NaN. TVM has no `isnan` of bfloat16."""
+    return tirx.isnan(value.astype("float32") if str(value.ty.dtype) == "bfloat16" else value)
+
+
 def _by_tvm(builder: Any, call: Any) -> Any:
     return call.op.get_attr("FLegalize")(builder, call)
 
@@ -94,9 +99,7 @@ def _of_number(kind: type, shape: Sequence[int], number: Any, data: Any) -> te.T
 def _of_two(kind: type, shape: Sequence[int], left: Any, right: Any) -> te.Tensor:
     def element(*at: Any) -> Any:
         one, other = _at(left, shape, at), _at(right, shape, at)
-        # TVM has no `isnan` of bfloat16.
-        is_nan = tirx.isnan(one.astype("float32") if str(one.ty.dtype) == "bfloat16" else one)
-        return tirx.Select(is_nan, one, kind(one, other))
+        return tirx.Select(is_nan(one), one, kind(one, other))
 
     return te.compute(shape, element, name="T_extreme")
 

@@ -10,6 +10,7 @@ import pytest
 from onnx import TensorProto, helper
 from tvm import relax
 
+from fractune_workers.children.rewriting import extremes
 from fractune_workers.children.rewriting.special_numbers import LEGALIZATIONS_FOR_CPUS
 from tests.support.onnx_models import onnx_model, run_by_onnxruntime, run_imported
 
@@ -118,3 +119,13 @@ def test_extremes_of_one_batch_are_fused_as_elementwise_kernels(
     marked = relax.transform.AnnotateTIROpPattern()(legal)
     patterns = [f.attrs["op_pattern"] for f in marked.functions.values() if "op_pattern" in f.attrs]
     assert patterns == [0]
+
+
+@pytest.mark.parametrize("operator", [relax.op.max, relax.op.min])
+def test_a_row_of_bfloat16_has_an_extreme(operator: Any) -> None:
+    builder = relax.BlockBuilder()
+    data = relax.Var("data", relax.TensorType((3, 8), "bfloat16"))
+    with builder.function("main", [data]):
+        builder.emit_func_output(builder.emit(operator(data, axis=[1])))
+    legal = relax.transform.LegalizeOps(extremes.LEGALIZATIONS)(builder.get())
+    assert len(legal.functions) == 2
