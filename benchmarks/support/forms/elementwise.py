@@ -44,7 +44,7 @@ def unary() -> Iterator[Form]:
 
 
 _IMPRECISE = ("Celu", "Elu", "Selu")
-"""of which ONNX Runtime loses the digits of small results: it subtracts 1 from exponentials in float32"""
+"""ONNX Runtime loses the digits of their small results, because it subtracts 1 from exponentials in float32"""
 
 
 def _small_and_near_one(dtype: str) -> list[Array]:

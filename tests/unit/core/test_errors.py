@@ -14,7 +14,7 @@ KINDS = {name: kind for name, kind in error_kinds().items() if kind.__module__ =
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 def test_codes(kind: type[FractuneError]) -> None:
-    assert kind.exit_code in {*range(1, 10), 11, 12}  # 10 is no error: a goal that was not reached
+    assert kind.exit_code in {*range(1, 10), 11, 12}  # code 10 means a missed goal, not an error
     assert hasattr(grpc.StatusCode, kind.grpc_status)
 
 

@@ -68,7 +68,7 @@ VALUES: list[Any] = [1, 2, 1.0, "1", "2", True, [1, 2], [2, 1], [[1], 2], [1, [2
 
 @cache
 def different() -> list[Any]:
-    """Modules of which no two are equal."""
+    """Modules that all differ from each other."""
     numbers = np.arange(4, dtype="float32")
     functions = [
         *(scaled(factor) for factor in (2.0, 2.0000002, -2.0, 1e-30, math.inf)),

@@ -1,4 +1,4 @@
-"""Plans over a real channel: each in a process of its own, few at once, none for long or for nobody."""
+"""Plans over a real channel. Each has a process of its own, which ends with its deadline or its caller."""
 
 from __future__ import annotations
 
