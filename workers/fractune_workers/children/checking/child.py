@@ -5,15 +5,19 @@ It reads a stranger's file by ONNX Runtime, and runs a stranger's code, so it is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from fractune_core.errors import BadRequest, FractuneError, first_line
 from fractune_core.files.bundles import Bundle
 from fractune_core.files.checked import not_checked
+from fractune_core.files.input_arrays import LABEL, InputFile
 from fractune_workers.children.checking.comparing import Comparison, DiffersError
-from fractune_workers.children.checking.given_arrays import given_arrays
+from fractune_workers.children.checking.references import Array
 from fractune_workers.children.importing.model_file import is_onnx
 from fractune_workers.children.importing.onnx_graph import parsed
 from fractune_workers.children.tvm_api.keep_out import stay_off_gpus
@@ -32,7 +36,7 @@ def check(
     """
     data, whole = Path(path).read_bytes(), Bundle(Path(bundle))
     found = whole if member is None else whole.members[member]
-    arrays = given_arrays(Path(given), found.manifest["inputs"]) if given else None
+    arrays = _given_arrays(Path(given), found.manifest["inputs"]) if given else None
     reason = _why_not(data, found)
     if reason:
         return {"checked": not_checked(reason).to_json()}
@@ -47,6 +51,15 @@ def check(
         raise
     except FractuneError as error:
         return {"checked": not_checked(first_line(error)).to_json()}
+
+
+def _given_arrays(path: Path, inputs: Sequence[Mapping[str, Any]]) -> dict[str, Array]:
+    """The arrays of the caller's file by name, which are exactly the `inputs` of a manifest. Raises BadRequest."""
+    with contextlib.closing(InputFile(path, LABEL)) as file:
+        file.check(inputs)
+        return {
+            name: np.frombuffer(file.data(name), each.dtype).reshape(each.shape) for name, each in file.arrays.items()
+        }
 
 
 def _why_not(data: bytes, bundle: Bundle) -> str:

@@ -19,7 +19,7 @@ from fractune_core.model_inputs import constants_in, fitting_shape, parse_number
 from fractune_workers.children.checking.bisecting import first_different
 from fractune_workers.children.checking.candidates import Candidate, imported, variants_of
 from fractune_workers.children.checking.graph import precision_of
-from fractune_workers.children.checking.input_sets import InputSet, InputSpec, given_set, highs, input_sets
+from fractune_workers.children.checking.input_sets import HIGHS, InputSet, InputSpec, given_set, input_sets
 from fractune_workers.children.checking.moved import moved_inputs, moved_weights
 from fractune_workers.children.checking.references import Array, Deadline, Feed, RefusedError, Run, reference
 from fractune_workers.children.importing.onnx_graph import described, inputs_of
@@ -79,7 +79,7 @@ class Comparison:
         self._deadline = Deadline(COMPARING_S)
         self._run = self._reference.open(data, self._outputs)
         self._fused: Run | None = None
-        self._high = highs()[0]
+        self._high = HIGHS[0]
 
     def compared(self, given: Mapping[str, Array] | None) -> Checked:
         """What was compared. Raises DiffersError."""
@@ -134,7 +134,7 @@ class Comparison:
 
     def _answers(self, each: InputSet) -> _Answers:
         """The inputs of the set, with integers as large as the reference takes them. Raises RefusedError."""
-        tried = [high for high in highs() if high <= self._high]
+        tried = [high for high in HIGHS if high <= self._high]
         for place, high in enumerate(tried):
             feed = {**each.draw(high), **self._constants}
             try:

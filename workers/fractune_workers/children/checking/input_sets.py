@@ -15,7 +15,7 @@ from fractune_workers.children.checking.graph import NOT_COMPARING, NOT_SUMMING,
 from fractune_workers.children.checking.references import Array
 from fractune_workers.children.tvm_api.arrays import numpy_dtype
 
-_HIGHS = (1000, 100, 10, 2)
+HIGHS = (1000, 100, 10, 2)
 """Integers are drawn below the first of these that the reference takes: they may be rows of a table"""
 _BYTES_OF_DATA = 1
 """Integers of one byte are data"""
@@ -70,10 +70,6 @@ def input_sets(model: onnx.ModelProto, specs: Sequence[InputSpec]) -> Iterator[I
         yield InputSet("largest", partial(_drawn, specs, _largest), unsummed)
     if any(spec.is_float for spec in specs) and (uncompared := _outputs_within(model.graph, NOT_COMPARING)):
         yield InputSet("NaN and infinity", partial(_drawn, specs, _odd), uncompared)
-
-
-def highs() -> tuple[int, ...]:
-    return _HIGHS
 
 
 def _outputs_within(graph: onnx.GraphProto, allowed: Collection[str]) -> tuple[int, ...]:

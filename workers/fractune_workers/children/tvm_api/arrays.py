@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tvm
 
-from fractune_core.host.denormals import least_scale
+from fractune_core.agreement.rule import differences
 from fractune_workers.children.tvm_api.numerics.half_precision import OPERAND
 from fractune_workers.children.tvm_api.numerics.quantizing import HIGH, LOW
 from fractune_workers.children.tvm_api.processor import Processor
@@ -72,10 +72,4 @@ def difference(output: Any, reference: Any) -> float:
     """
     if np.array_equal(output, reference):  # equal inputs and weights are most of all arrays: 40 times as fast
         return 0.0
-    out, ref = output.astype("float64"), reference.astype("float64")
-    if not np.array_equal(np.isfinite(out), np.isfinite(ref)):
-        return float("inf")
-    finite = np.isfinite(ref)
-    highest = float(np.abs(ref[finite]).max(initial=0.0)) or 1.0
-    scale = max(highest, least_scale(str(reference.dtype)))
-    return float(np.abs(out[finite] - ref[finite]).max(initial=0.0)) / scale
+    return differences([output], [reference])[1]
