@@ -16,7 +16,7 @@ from tvm.ir.instrument import pass_instrument
 from tvm.tirx.stmt import ForKind
 
 _ASYNC, _DMA = "s_tir.InjectPTXAsyncCopy", "s_tir.LowerAsyncDMA"
-_SCOPE = "async_scope"
+_SCOPE, _SELECT = "async_scope", "prim.if_then_else"
 
 
 @pass_instrument
@@ -73,7 +73,7 @@ def _copies(loop: Any, operands: set[str]) -> bool:
 def _load_of(store: Any) -> Any:
     """What the statement copies, also if it copies a part of a tile's numbers only; None if it computes."""
     value = store.value
-    if isinstance(value, tvm.ir.Call) and len(value.args) == len(("condition", "number", "zero")):
+    if isinstance(value, tvm.ir.Call) and value.op.name == _SELECT:
         value = value.args[1]
     return value if isinstance(value, tvm.ir.TensorLoad) else None
 
