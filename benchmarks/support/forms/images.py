@@ -36,7 +36,8 @@ def pools_of_types() -> Iterator[Form]:
     for dtype in ("float16", "float64", "int8", "uint8"):
         for value in (random(dtype, 1, 2, 6, 6), extreme(dtype, 1, 2, 6, 6)):
             yield form("MaxPool", 12, value, kernel_shape=(3, 3), strides=(2, 2), pads=(1, 1, 1, 1))
-    yield form("MaxPool", 12, full(-np.inf, "float32", 1, 2, 6, 6), kernel_shape=(3, 3), pads=(1, 1, 1, 1))
+    lowest = form("MaxPool", 12, full(-np.inf, "float32", 1, 2, 6, 6), kernel_shape=(3, 3), pads=(1, 1, 1, 1))
+    yield replace(lowest, by_onnx=True)  # ONNX Runtime gives the lowest finite number in the outer columns alone
     for order in (0, 1):
         yield form("MaxPool", 12, random("float32", 1, 2, 6, 5), kernel_shape=(2, 2), outputs=2, storage_order=order)
     for power, dtype in itertools.product((1, 2, 3), ("float32", "float64")):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 
 import onnx
 
 from fractune_core.agreement.rule import Precision
-from fractune_workers.children.importing.onnx_graph import inputs_of, names_read, operator_of, subgraphs
+from fractune_workers.children.importing.onnx_graph import all_nodes, inputs_of, names_read, operator_of
 
 _MOVING = """
     Concat Constant DepthToSpace Dropout Expand Flatten Gather Identity Pad Reshape Shape Size Slice
@@ -31,16 +31,8 @@ _QUANTIZING_THERE = ("Quantize", "Integer", "QLinear", "QAttention", "QGemm", "N
 _HALF = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
 
 
-def nodes_of(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    """The nodes, those of subgraphs too."""
-    for node in graph.node:
-        yield node
-        for inner in subgraphs(node):
-            yield from nodes_of(inner)
-
-
 def precision_of(model: onnx.ModelProto) -> Precision:
-    nodes = [*nodes_of(model.graph), *(node for function in model.functions for node in function.node)]
+    nodes = list(all_nodes([*model.graph.node, *(node for function in model.functions for node in function.node)]))
     half = any(tensor.data_type in _HALF for tensor in model.graph.initializer)
     half |= any(value.type.tensor_type.elem_type in _HALF for value in model.graph.input)
     half |= any(node.op_type == "Cast" and attribute.i in _HALF for node in nodes for attribute in node.attribute)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import onnx
@@ -36,6 +37,14 @@ def inputs_of(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
 def subgraphs(node: onnx.NodeProto) -> list[onnx.GraphProto]:
     """The graphs in a node's attributes."""
     return [graph for each in node.attribute for graph in ([each.g] if each.HasField("g") else each.graphs)]
+
+
+def all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """The nodes, and those of their subgraphs."""
+    for node in nodes:
+        yield node
+        for graph in subgraphs(node):
+            yield from all_nodes(graph.node)
 
 
 def domain_of(name: str) -> str:

@@ -161,6 +161,13 @@ def test_the_largest_of_infinities_is_one(dtype: str) -> None:
     np.testing.assert_array_equal(output(lambda x: op.min(x, [1]), rows), np.array([-np.inf, np.inf, np.nan, 1]))
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_the_padding_of_a_maximum_is_no_result(dtype: str) -> None:
+    images = np.full((1, 2, 6, 6), -np.inf, dtype)
+    pooled = output(lambda x: op.nn.max_pool2d(x, (3, 3), padding=(1, 1, 1, 1)), images)
+    np.testing.assert_array_equal(pooled, images)
+
+
 def test_a_split_maximum_begins_at_an_infinity_too() -> None:
     mod = prepare(module(lambda x: op.max(x, [1]), [[4, 16]], "float32"), TARGET)
     sch = Schedule(Workload.of(tvm.IRModule({"main": mod["max"].with_attr("global_symbol", "main")})).mod)

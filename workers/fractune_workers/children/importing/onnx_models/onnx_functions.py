@@ -13,7 +13,7 @@ import onnx
 import onnx.inliner
 from onnx import defs
 
-from fractune_workers.children.importing.onnx_graph import domain_of, opset_of, refusal, set_opset, subgraphs
+from fractune_workers.children.importing.onnx_graph import all_nodes, domain_of, opset_of, refusal, set_opset
 
 
 def without_functions(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -38,7 +38,7 @@ def without_functions(model: onnx.ModelProto) -> onnx.ModelProto:
 def _changed(nodes: Iterable[onnx.NodeProto], own: int, version: int) -> Iterator[str]:
     """ONNX's operators that have other attributes, defaults or inputs in the model's opset."""
     if own != version:
-        for node in _all(nodes):
+        for node in all_nodes(nodes):
             if not domain_of(node.domain) and _form(node.op_type, own) != _form(node.op_type, version):
                 yield str(node.op_type)
 
@@ -54,14 +54,6 @@ def _form(operator: str, opset: int) -> Any:
 
 
 def _calls(nodes: Iterable[onnx.NodeProto], function: onnx.FunctionProto) -> Iterator[onnx.NodeProto]:
-    for node in _all(nodes):
+    for node in all_nodes(nodes):
         if (node.op_type, domain_of(node.domain)) == (function.name, domain_of(function.domain)):
             yield node
-
-
-def _all(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    """The nodes, and those of their subgraphs."""
-    for node in nodes:
-        yield node
-        for graph in subgraphs(node):
-            yield from _all(graph.node)
