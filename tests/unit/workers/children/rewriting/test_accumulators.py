@@ -90,11 +90,14 @@ KINDS: dict[str, tuple[Callable[..., Any], list[list[int]]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("kind", KINDS)
+# Relax has no group_norm of bfloat16.
+HALVES = [
+    (kind, dtype) for kind in KINDS for dtype in ("float16", "bfloat16") if (kind, dtype) != ("group_norm", "bfloat16")
+]
+
+
+@pytest.mark.parametrize(("kind", "dtype"), HALVES)
 def test_no_kernel_of_any_operator_adds_in_half_precision(kind: str, dtype: str) -> None:
-    if (kind, dtype) == ("group_norm", "bfloat16"):
-        pytest.skip("Relax has no such operator")
     call, shapes = KINDS[kind]
     for target in (TARGET, GPU) if dtype == "float16" else (TARGET,):
         mod = prepare(module(call, shapes, dtype), target)
