@@ -15,8 +15,10 @@ from fractune_workers.children.checking.graph import NOT_COMPARING, NOT_SUMMING,
 from fractune_workers.children.checking.references import Array
 from fractune_workers.children.tvm_api.arrays import numpy_dtype
 
-HIGHS = (1000, 100, 10, 2)
-"""Integers are drawn below the first of these that the reference takes: they may be rows of a table"""
+HIGHS = (1000, 100, 10, 2, 1)
+"""Integers are drawn below the first of these that the reference takes: they may be rows of a table, or the one image
+of a batch
+"""
 _BYTES_OF_DATA = 1
 """Integers of one byte are data"""
 _LARGEST_BFLOAT16 = float(np.finfo(np.float32).max) * (1 - 2.0**-8)

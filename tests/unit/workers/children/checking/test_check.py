@@ -174,12 +174,19 @@ def test_ties_nan_small_outputs_and_steps_agree(tmp_path: Path) -> None:
 
 
 def test_inputs_that_the_reference_refuses_are_skipped_and_said(tmp_path: Path) -> None:
-    """A row beyond a table of one row."""
-    model = saved(tmp_path, [Node("Gather", ["w", "x"], ["y"])], {"x": np.zeros(5, np.int64)}, {"w": TABLE[:1]})
+    """A row beyond a table of one row, by a number that does not look like an index."""
+    nodes = [Node("Cast", ["x"], ["i"], to=onnx.TensorProto.INT64), Node("Gather", ["w", "i"], ["y"])]
+    model = saved(tmp_path, nodes, {"x": np.zeros(50, F32)}, {"w": TABLE[:1]})
     found = checked(model)
     assert "cannot run it" in found.skipped["random"]
     assert "zeros" in found.sets
     assert "; not compared: random (ONNX Runtime cannot run it" in found.line
+
+
+def test_indices_lie_within_a_table_of_one_row(tmp_path: Path) -> None:
+    """As the number of the one image of a batch, which RoiAlign takes."""
+    model = saved(tmp_path, [Node("Gather", ["w", "x"], ["y"])], {"x": np.zeros(5, np.int64)}, {"w": TABLE[:1]})
+    assert {"random", "random above zero", "zeros"} <= checked(model).sets.keys()
 
 
 def test_without_onnx_runtime_a_small_file_is_compared_with_onnxs_reference(
