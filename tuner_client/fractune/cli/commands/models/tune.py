@@ -278,12 +278,12 @@ def _print(result: TuneResult, state: Path | None, *, as_json: bool) -> None:
     if result.measurers:
         for share, advice in advice_for(state or default_state_dir(), result.job.tuned_at).items():
             print(measuring_text(share, advice, result.measurers[share]))
-    if result.goal is not None:
-        print_tables(goal_table(result.goal))
-        print(verdict_line(result.goal))
     _print_slots(result.bundle.path)
     for line in checked_lines(result.bundle.path):
         print(line)
+    if result.goal is not None:
+        print_tables(goal_table(result.goal))
+        print(verdict_line(result.goal))
 
 
 def _print_slots(bundle: Path) -> None:
