@@ -14,6 +14,7 @@ from typing import Any
 
 from benchmarks.support.form_cases import STATUSES
 from benchmarks.support.forms import all_forms
+from benchmarks.support.importer_digest import importer_digest
 from benchmarks.support.machine import arguments, write_result
 from benchmarks.support.node_cases import FAILED, REFUSED, Outcome, run_named
 
@@ -50,7 +51,12 @@ def _result(outcomes: dict[str, Outcome]) -> dict[str, Any]:
         status: {name: outcome.detail for name, outcome in outcomes.items() if outcome.status == status}
         for status in (FAILED, REFUSED)
     }
-    return {"counts": {status: counts[status] for status in STATUSES}, "operators": operators, **chosen}
+    return {
+        "importer": importer_digest(),
+        "counts": {status: counts[status] for status in STATUSES},
+        "operators": operators,
+        **chosen,
+    }
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from fractune_workers.children.importing.onnx_models.onnx_importer import is_kno
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 _HEAD = Path(__file__).with_name("models_page_head.md")
+_FORMS = "operator_forms.json"
 _INTERNAL = "fractune."
 _MOST_REASON = 140
 
@@ -24,14 +25,19 @@ def models_page(results: Path) -> str:
     """The page as text."""
     measured = json.loads(results.read_text())
     rows = [_row(name, measured["operators"].get(name)) for name in sorted(_names(), key=str.lower)]
-    head = _HEAD.read_text(encoding="utf-8").format(counts=_counts(measured["counts"]))
+    forms = json.loads(results.with_name(_FORMS).read_text())
+    counts = "\n\n".join(
+        [_counts("ONNX's tests", "cases", measured), _counts("Forms of operators beside ONNX Runtime", "forms", forms)]
+    )
+    head = _HEAD.read_text(encoding="utf-8").format(counts=counts)
     table = ["| operator | how | ONNX's cases: passed / refused | refused forms |", "|---|---|---|---|", *rows]
     return head + "\n".join(table) + "\n"
 
 
-def _counts(counts: dict[str, int]) -> str:
+def _counts(title: str, what: str, measured: dict[str, Any]) -> str:
+    counts = measured["counts"]
     numbers = ", ".join(f"{number} {status}" for status, number in counts.items())
-    return f"ONNX's tests, {sum(counts.values())} cases:\n{numbers}."
+    return f"{title}, {sum(counts.values())} {what}:\n{numbers}."
 
 
 def _names() -> set[str]:
