@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Annotated, Any, Self, TypedDict, cast
+from typing import Annotated, Any, Self, TypedDict, Unpack
 
 from fractune_core.codec.places import In
 from fractune_core.codec.plain_json import JsonObject
@@ -77,6 +77,37 @@ class Priority(StrEnum):
 _WEIGHTS = {Priority.LOW: 1, Priority.NORMAL: 4, Priority.HIGH: 16}
 
 
+class LogOptions(TypedDict, total=False):
+    """The options of a job that reads the log and searches nothing, described at the fields of `JobSpec`."""
+
+    target: str
+    namespace: str
+
+
+class SearchOptions(LogOptions, total=False):
+    """The options of a job but its inputs. None is as good as left out."""
+
+    trials: int | None
+    extra_trials: int | None
+    minutes: float | None
+    round_size: int
+    only: str
+    seed: int
+    priority: str
+    """a word of `Priority`"""
+    rerank: int | None
+    exact: bool
+    fresh: bool
+    check_inputs: str | os.PathLike[str] | None
+    """a path"""
+
+
+class JobOptions(SearchOptions, total=False):
+    """The options of a job as callers give them."""
+
+    inputs: Inputs | None
+
+
 @dataclass(frozen=True)
 class JobSpec(JsonObject):
     """A request: a model, a target, a set of shares, a budget, a priority."""
@@ -122,12 +153,14 @@ class JobSpec(JsonObject):
     uploaded the path of the file; empty = none"""
 
     @classmethod
-    def requested(cls, model_name: str, shares: str | Sequence[str], **options: Any) -> Self:
-        """The job that a caller asks for by `JobOptions`, checked; the digest of the model is still missing.
+    def requested(
+        cls, model_name: str, shares: str | Sequence[str], *, variants: str = "", **options: Unpack[JobOptions]
+    ) -> Self:
+        """The job that a caller asks for, checked; the digest of the model is still missing.
 
         `shares` is `"cpu:1,cpu:2"` or a list of shares. Raises BadRequest.
         """
-        given = {name: value for name, value in options.items() if value is not None}
+        given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
         for name in ("extra_trials", "minutes", "rerank"):
             if name in given and not given[name] > 0:
                 raise BadRequest(f"{name} is {given[name]}; it must be above 0, or left out")
@@ -139,7 +172,7 @@ class JobSpec(JsonObject):
         given["priority"] = Priority.parse(given.get("priority", Priority.NORMAL)).number
         given["inputs"] = as_shapes(given.get("inputs", {}))
         given["check_inputs"] = os.fspath(given.get("check_inputs", ""))
-        spec = cls(model="", model_name=model_name, shares=share_names(shares), **given)
+        spec = cls(model="", model_name=model_name, shares=share_names(shares), variants=variants, **given)
         spec.check()
         return spec
 
@@ -188,32 +221,6 @@ class JobSpec(JsonObject):
             )
         if self.fresh and self.rerank:
             raise BadRequest(f"rerank is {self.rerank}, which reads the log; leave it out, or fresh")
-
-
-class JobOptions(TypedDict, total=False):
-    """The options of a job as callers give them, described at the fields of `JobSpec`. None is as good as left out."""
-
-    inputs: Inputs | None
-    target: str
-    trials: int | None
-    extra_trials: int | None
-    minutes: float | None
-    round_size: int
-    only: str
-    seed: int
-    priority: str
-    """a word of `Priority`"""
-    rerank: int | None
-    exact: bool
-    namespace: str
-    fresh: bool
-    check_inputs: str | os.PathLike[str] | None
-    """a path"""
-
-
-def job_options(given: Mapping[str, Any]) -> JobOptions:
-    """The options of a job among named arguments."""
-    return cast("JobOptions", {name: given[name] for name in JobOptions.__annotations__ if name in given})
 
 
 @dataclass(frozen=True)

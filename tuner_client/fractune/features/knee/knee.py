@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Unpack
 
 from fractune.features.knee.limits import LimitLatency, limit_latencies, limits_table, split_limits
 from fractune.features.knee.report import KneeReport, at_load_knee, fastest_knee
@@ -18,7 +19,7 @@ from fractune.sessions.running import finished_job
 from fractune.text.figure import Drawable
 from fractune.text.rendering import Table
 from fractune_core.errors import BadRequest, one_line
-from fractune_core.jobs import JobSpec, job_options
+from fractune_core.jobs import JobSpec, LogOptions
 from fractune_core.model_inputs import Inputs
 
 
@@ -72,14 +73,13 @@ def knee(
     slack: float = 0.1,
     operators: bool = False,
     only: str = "",
-    target: str = "",
-    namespace: str = "",
     inputs: Inputs | None = None,
     run_script: bool = False,
     server: str | None = None,
     state: PathText | None = None,
     progress: ProgressOption = True,
     reconnect_s: float = RECONNECT_S,
+    **options: Unpack[LogOptions],
 ) -> KneeResult:
     """The smallest share at which the model takes at most `slack` longer than on the whole device (0.1 = 10 %).
 
@@ -87,12 +87,11 @@ def knee(
     `operators` it has each operator's knee too. CPU limits among the shares (`cpu:1500m`) are predicted from the times
     at whole cores (`limits`). The other options and errors are those of `tune`.
     """
-    options = job_options(locals())
     timed, limits = split_limits(shares)
     if not 0 <= slack <= 1:
         raise BadRequest(f"--slack is {slack}; it must be from 0 to 1, 0.1 being 10 %")
     with model_file(model, run_script=run_script, inputs=inputs) as path:
-        spec = JobSpec.requested(path.name, timed, rerank=1, **options)
+        spec = JobSpec.requested(path.name, timed, rerank=1, only=only, inputs=inputs, **options)
         if len(spec.shares) < 2:
             raise BadRequest(f"--shares {spec.shares[0]}: a knee needs two shares, and a curve three; name more")
         with finished_job(path, spec, PlaceOptions(server, state, reconnect_s), choose_view(progress)) as (place, job):

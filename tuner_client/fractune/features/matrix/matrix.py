@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Unpack
 
 from fractune.features.matrix.cross_table import CrossTable, model_table, operator_table, sentences
 from fractune.features.matrix.table import cross_text
@@ -18,7 +19,7 @@ from fractune.text.figure import Drawable
 from fractune.text.rendering import Table
 from fractune_core.codec.messages import from_lists
 from fractune_core.errors import one_line
-from fractune_core.jobs import JobSpec, job_options
+from fractune_core.jobs import JobSpec, LogOptions
 from fractune_core.model_inputs import Inputs
 from fractune_core.pb import fractune_pb2 as pb
 
@@ -62,22 +63,20 @@ def matrix(
     operators: bool = False,
     rerank: int = 1,
     only: str = "",
-    target: str = "",
-    namespace: str = "",
     inputs: Inputs | None = None,
     run_script: bool = False,
     server: str | None = None,
     state: PathText | None = None,
     progress: ProgressOption = True,
     reconnect_s: float = RECONNECT_S,
+    **options: Unpack[LogOptions],
 ) -> Matrix:
     """Compare the schedules tuned for each share at every other share; measures what the log lacks, without a search.
 
     With `operators` there is a table for each operator too. The other options and errors are those of `tune`.
     """
-    options = job_options(locals())
     with model_file(model, run_script=run_script, inputs=inputs) as path:
-        spec = JobSpec.requested(path.name, shares, **options)
+        spec = JobSpec.requested(path.name, shares, rerank=rerank, only=only, inputs=inputs, **options)
         with finished_job(path, spec, PlaceOptions(server, state, reconnect_s), choose_view(progress)) as (place, job):
             return Matrix(tuple(job_tables(place.client, job, operators=operators)))
 

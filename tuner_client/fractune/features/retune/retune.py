@@ -89,8 +89,7 @@ def retune(
 
     Raises BadRequest, ShareUnavailable, ServerUnreachable, StateUnusable.
     """
-    options: dict[str, Any] = {"trials": trials, "minutes": minutes, "priority": priority}
-    checked = JobSpec.requested("", shares, **options)
+    checked = JobSpec.requested("", shares, trials=trials, minutes=minutes, priority=priority)
     done: list[Retuned] = []
     view = choose_view(progress)
     with tuning_session(PlaceOptions(server, state, reconnect_s), checked.shares) as place, view:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 from fractune.features.parts.remedies import with_remedy
 from fractune.models.source import ModelSource, model_file
@@ -19,7 +19,7 @@ from fractune.sessions.running import finished_job
 from fractune.text.output_files import check_writable
 from fractune_core.analysis.match import DEFAULT_POLICY, Policy
 from fractune_core.errors import BadModel, BadRequest, JobFailed
-from fractune_core.jobs import JobSpec, job_options
+from fractune_core.jobs import JobSpec, LogOptions
 from fractune_core.model_inputs import Inputs
 from fractune_core.names import ROBUST_VARIANT
 
@@ -70,9 +70,7 @@ def bundle(
     *,
     policy: str = "shares",
     rerank: int = 1,
-    target: str = "",
     exact: bool = False,
-    namespace: str = "",
     inputs: Inputs | None = None,
     run_script: bool = False,
     out: PathText | None = None,
@@ -80,6 +78,7 @@ def bundle(
     state: PathText | None = None,
     progress: ProgressOption = True,
     reconnect_s: float = RECONNECT_S,
+    **options: Unpack[LogOptions],
 ) -> BundleFile:
     """Compile the log's best schedules of a model for `shares`, without a search.
 
@@ -91,12 +90,13 @@ def bundle(
     """
     if policy not in POLICIES:
         raise BadRequest(f"--policy '{policy}': write {' or '.join(POLICIES)}")
-    options = job_options(locals())
     variants = ROBUST_VARIANT if policy == ROBUST_VARIANT else ""
     with model_file(model, run_script=run_script, inputs=inputs) as path:
         written = named_bundle_file(out, path.name)
         check_writable("--out", written)
-        spec = JobSpec.requested(path.name, shares, variants=variants, **options)
+        spec = JobSpec.requested(
+            path.name, shares, variants=variants, rerank=rerank, exact=exact, inputs=inputs, **options
+        )
         try:
             with finished_job(path, spec, PlaceOptions(server, state, reconnect_s), choose_view(progress)) as (
                 place,

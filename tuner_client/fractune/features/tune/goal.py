@@ -36,7 +36,7 @@ from fractune_core.errors import BadRequest, FractuneError
 from fractune_core.files.buckets import input_shapes
 from fractune_core.files.bundles import Bundle
 from fractune_core.files.fused import is_fused
-from fractune_core.jobs import JobSpec
+from fractune_core.jobs import JobSpec, SearchOptions
 from fractune_core.names import Collection
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.shares import Share
@@ -69,12 +69,10 @@ def goal_spec(
     min_gain: float | None,
     model: Path,
     spec: JobSpec,
-    *,
-    minutes: float | None,
-    trials: int | None,
+    options: SearchOptions,
     server: str | None,
 ) -> GoalSpec | None:
-    """The caller's goal after checks; None for none. Raises BadRequest, ShareUnavailable."""
+    """The caller's goal after checks; None for none. `spec` is of `options`. Raises BadRequest, ShareUnavailable."""
     if until_beats is None:
         if min_gain is not None:
             raise BadRequest(
@@ -90,7 +88,10 @@ def goal_spec(
             f"--until-beats times the peer on this machine; leave the server out ({server}), or tune without a goal"
         )
     _check_job(model, spec)
-    return GoalSpec(until_beats, min_gain or 0.0, DEFAULT_MINUTES if minutes is None else minutes, trials)
+    minutes = options.get("minutes")
+    return GoalSpec(
+        until_beats, min_gain or 0.0, DEFAULT_MINUTES if minutes is None else minutes, options.get("trials")
+    )
 
 
 def _check_job(model: Path, spec: JobSpec) -> None:

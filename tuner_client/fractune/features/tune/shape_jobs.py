@@ -11,7 +11,6 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from fractune.features.parts.remedies import with_remedy
 from fractune.features.shapes.join import check_pad_names, check_padding_error, join
@@ -26,7 +25,7 @@ from fractune.sessions.running import run_job
 from fractune.sessions.session import Workplace, tuning_session
 from fractune_core.errors import BadModel, BadRequest, FractuneError
 from fractune_core.files.fused import is_fused
-from fractune_core.jobs import JobSpec
+from fractune_core.jobs import JobOptions, JobSpec, SearchOptions
 from fractune_core.model_inputs import Inputs, SeveralShapes, as_shapes, each_shape, shapes_in
 
 _PART = 0.2
@@ -67,15 +66,13 @@ def _check_pad(model: Path, pad: Mapping[str, float]) -> None:
     check_pad([TensorSpec(name, dtype, ()) for name, dtype in dtypes.items() if name in pad], pad)
 
 
-def options_by_shape(options: Mapping[str, Any], inputs: SeveralShapes | None) -> list[dict[str, Any]]:
-    """The options (`JobOptions`) of the job of each shape, in the order of the jobs: the largest inputs first. Raises
-    BadRequest.
-    """
+def options_by_shape(options: SearchOptions, inputs: SeveralShapes | None) -> list[JobOptions]:
+    """The options of the job of each shape, in the order of the jobs: the largest inputs first. Raises BadRequest."""
     shapes = each_shape(inputs or {})
     if len(shapes) == 1:
         return [{**options, "inputs": shapes[0]}]
     ordered = sorted(shapes, key=_elements, reverse=True)
-    rest = {**options, **_part_of_budget(options)}
+    rest: SearchOptions = {**options, **_part_of_budget(options)}
     return [{**(rest if number else options), "inputs": inputs} for number, inputs in enumerate(ordered)]
 
 
@@ -126,10 +123,12 @@ def _elements(inputs: Inputs) -> int:
     return sum(math.prod(shape) for shape in shapes_in(as_shapes(inputs)).values())
 
 
-def _part_of_budget(options: Mapping[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {name: options.get(name) for name in ("trials", "extra_trials")}
-    if found["trials"] is None and found["extra_trials"] is None:
-        found["trials"] = JobSpec.trials
-    parts = {name: math.ceil(count * _PART) for name, count in found.items() if count is not None}
-    minutes = options.get("minutes")
-    return parts if minutes is None else {**parts, "minutes": minutes * _PART}
+def _part_of_budget(options: SearchOptions) -> SearchOptions:
+    trials, extra, minutes = options.get("trials"), options.get("extra_trials"), options.get("minutes")
+    if trials is None and extra is None:
+        trials = JobSpec.trials
+    return {
+        "trials": None if trials is None else math.ceil(trials * _PART),
+        "extra_trials": None if extra is None else math.ceil(extra * _PART),
+        "minutes": None if minutes is None else minutes * _PART,
+    }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Unpack
 
 from fractune.features.compete.compete import check_runtimes
 from fractune.features.compete.compete import compete as compete_with
@@ -28,7 +29,7 @@ from fractune.text.output_files import check_writable
 from fractune_core.codec.messages import to_proto
 from fractune_core.errors import BadModel, BadRequest, FractuneError, OutputsDiffer
 from fractune_core.files.compared import ONNX_RUNTIME
-from fractune_core.jobs import JobSpec, job_options
+from fractune_core.jobs import JobSpec, SearchOptions
 from fractune_core.model_inputs import SeveralShapes
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.shares import Share, share_names
@@ -41,32 +42,20 @@ def tune(
     model: ModelSource,
     shares: str | Sequence[str],
     *,
-    trials: int | None = None,
-    minutes: float | None = None,
     until_beats: str | None = None,
     min_gain: float | None = None,
     compete: str | Sequence[str] | None = None,
-    extra_trials: int | None = None,
-    round_size: int = JobSpec.round_size,
-    seed: int = 0,
-    target: str = "",
-    rerank: int | None = None,
-    only: str = "",
-    exact: bool = False,
-    check_inputs: PathText | None = None,
-    namespace: str = "",
-    fresh: bool = False,
     inputs: SeveralShapes | None = None,
     lengths: Mapping[str, Sequence[int]] | None = None,
     pad: Mapping[str, float] | None = None,
     padding_error: float = 0.0,
     run_script: bool = False,
-    priority: str = "normal",
     out: PathText = ".",
     server: str | None = None,
     state: PathText | None = None,
     progress: ProgressOption = True,
     reconnect_s: float = RECONNECT_S,
+    **options: Unpack[SearchOptions],
 ) -> TuneResult:
     """Tune a model for shares of this machine, or of a server's machines, and write its bundle.
 
@@ -74,10 +63,8 @@ def tune(
     is used (default: FRACTUNE_STATE, else the user's data folder). If none is running, one is started for this call,
     with its data in that folder. Ctrl-C cancels the job and ends that stack; the measurements stay in the log.
 
-    `shares` is `["cpu:1", "cpu:2"]` or `"cpu:1,cpu:2"`. `trials` is the number of measured candidates (default: 256),
-    including those in the log; with 0 the bundle holds the log's best. `extra_trials` are measured beyond the log. The
-    search ends after `minutes`. `round_size` is the most candidates of a round. `target` is TVM's, by default the
-    measuring processor. `rerank` searches nothing: that many of every share's best are measured here.
+    `shares` is `["cpu:1", "cpu:2"]` or `"cpu:1,cpu:2"`. `options` are those of the job, such as `trials`, the number of
+    measured candidates (default: 256): docs/python.md lists them, and `fractune tune --help`.
 
     With `until_beats="onnxruntime"` the search ends when the bundle is faster than the ONNX model in ONNX Runtime at
     every share of this machine's CPU. Faster means by more than the fraction `min_gain` (0.05 = 5 %), beyond the noise.
@@ -88,9 +75,8 @@ def tune(
     each share: see `fractune.compete`. An ONNX model with a node that cannot be imported is cut: what can be imported
     is tuned, and ONNX Runtime runs the rest, if it is installed here. With `compete="none"` such a model is refused.
 
-    `only` names the operators to tune by parts of their names ("conv2d,dense"). `exact` excludes implementations that
-    round differently from the operator, such as Winograd's convolutions. A Python file (TVMScript) is refused, unless
-    `run_script` allows its code to run here; then the IRModule that it makes is tuned.
+    A Python file (TVMScript) is refused, unless `run_script` allows its code to run here; then the IRModule that it
+    makes is tuned.
 
     `inputs` gives shapes to inputs that the model leaves open. With several shapes (`{"ids": [[1, 16], [1, 64]]}`) the
     model is tuned for each, the largest first, and the bundle runs any shape up to it; `pad` and `padding_error` are
@@ -101,24 +87,20 @@ def tune(
     the arrays of the .npz file `check_inputs`; see `TuneResult.checked`. A bundle that computes something else is not
     published: OutputsDiffer names the first node.
 
-    Concurrent jobs of one `namespace` (default: the server's) search an operator once, and read its records in the log.
-    With `fresh` a job shares neither. `priority` is "low", "normal" or "high": each level gets four times the
-    measurements of the level below.
-
     The bundle is the file `out` if that ends in `.fractune`, else `<model>.fractune` in the folder `out`. `progress`
     shows a bar, nothing (False), or calls a function with each JobStatus. An unreachable server is awaited for
     `reconnect_s`.
 
     Raises BadModel, BadRequest, ShareUnavailable, ServerUnreachable, StateUnusable, and the error that ended the job.
     """
-    given = job_options(locals())
     where = PlaceOptions(server, state, reconnect_s)
     contenders = _contenders(compete, shares, where.named_server)
     with model_file(model, run_script=run_script, inputs=inputs) as path:
-        options = options_by_shape(given, with_lengths(onnx_inputs(path), inputs or {}, lengths) if lengths else inputs)
+        shapes = with_lengths(onnx_inputs(path), inputs or {}, lengths) if lengths else inputs
+        of_jobs = options_by_shape(options, shapes)
         join_options = JoinOptions(pad, padding_error)
-        join_options.check(len(options), path)
-        specs = [JobSpec.requested(path.name, shares, **each) for each in options]
+        join_options.check(len(of_jobs), path)
+        specs = [JobSpec.requested(path.name, shares, **each) for each in of_jobs]
         written = bundle_file(out, path.name)
         check_writable("--out", written)
         check_arrays(specs, path)
@@ -127,13 +109,11 @@ def tune(
             check_several(path, until_beats)
             result = tune_shapes(path, specs, join_options, written, where, view)
         else:
-            goal = goal_spec(
-                until_beats, min_gain, path, specs[0], minutes=minutes, trials=trials, server=where.named_server
-            )
+            goal = goal_spec(until_beats, min_gain, path, specs[0], options, where.named_server)
             result = _tuned(path, specs[0], goal, written, where, view, parts=compete != NONE)
         if compete is None and _needs_onnx_runtime(result, where, shares):
-            return _competed_unasked(result, path, state, view, check_inputs)
-        return _competed(result, path, contenders, state, view, check_inputs)
+            return _competed_unasked(result, path, state, view, options.get("check_inputs"))
+        return _competed(result, path, contenders, state, view, options.get("check_inputs"))
 
 
 def _tuned(

@@ -253,7 +253,7 @@ def _check_detached(**given: object) -> None:
             raise BadRequest(f"{option} and --detach exclude each other: --detach does not wait; 'fractune watch' does")
 
 
-def _leave(model: Path, shares: str, job_options: dict[str, Any], place: options.JobPlace, *, as_json: bool) -> None:
+def _leave(model: Path, shares: str, job_options: Any, place: options.JobPlace, *, as_json: bool) -> None:
     """Submit the job, or one for each shape, and print the names."""
     with server_session(Client, **vars(place), lasting=True, shares=share_names(shares)) as client:
         for each in options_by_shape(job_options, job_options["inputs"]):
