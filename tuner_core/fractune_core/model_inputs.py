@@ -15,6 +15,10 @@ from typing import cast
 from fractune_core.errors import BadRequest
 
 CONSTANT = "const:"
+HIGHS = (1000, 100, 10, 2, 1)
+"""Integers whose meaning is not known are drawn below the first of these that the model takes: they may be rows of a
+table, or the one image of a batch
+"""
 _JOINED = f"={CONSTANT}"
 _LARGEST_SIZE = 2**63 - 1
 """ONNX's and the messages' numbers have 64 bits."""
@@ -139,6 +143,11 @@ def constants_in(inputs: Mapping[str, Sequence[int]]) -> dict[str, str]:
     """The numbers of each constant among the inputs of a job, as text."""
     parts = (name.partition(_JOINED) for name in inputs if _JOINED in name)
     return {name: numbers for name, _, numbers in parts}
+
+
+def is_mask(name: str) -> bool:
+    """Whether an input of this name says which positions are real."""
+    return "mask" in name.lower()
 
 
 def parse_numbers(name: str, text: str, dtype: str) -> list[int | float | bool]:

@@ -23,7 +23,7 @@ from fractune.inference.tvm_runtime.bound import Bound
 from fractune.inference.tvm_runtime.interface import Interface
 from fractune.inference.tvm_runtime.padding import concatenated, open_specs, real_part
 from fractune.inference.tvm_runtime.tensors import open_arrays
-from fractune_core.agreement.rule import differences, rounding
+from fractune_core.agreement import differences, rounding
 from fractune_core.analysis.match import How
 from fractune_core.errors import BadRequest
 from fractune_core.files.buckets import BATCH, Buckets, OpenAxes, Padding, input_shapes, sizes_text

@@ -21,7 +21,7 @@ from fractune.inference.runtimes import sessions
 from fractune.inference.tvm_runtime import variants
 from fractune.inference.tvm_runtime.bound import Bound
 from fractune.inference.tvm_runtime.runtime import Entries, load_entries
-from fractune_core.agreement.rule import differences
+from fractune_core.agreement import differences
 from tests.support.denormals import FACTOR, FLUSHING, PROBE, SIZE, WEIGHT, flushes, inputs, read_mxcsr, write_mxcsr
 from tests.unit.client.conftest import Small
 

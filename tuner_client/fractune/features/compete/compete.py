@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fractune.features.compete.checking import checked_members
 from fractune.features.compete.results import CompeteResult, held_contests
 from fractune.local.stack import own_env
 from fractune.local.timing_process import timing_process
@@ -69,7 +69,7 @@ def compete(
         members = _compared_apart(opened)
         contest = {"onnx": str(onnx), "runtimes": named, "repeats": repeats, "exact": not inexact}
         report(f"comparing outputs with those of {onnx.name}")
-        checked = checked_members(opened, path, onnx, members, None if check_inputs is None else Path(check_inputs))
+        checked = _checked_members(opened, path, onnx, members, None if check_inputs is None else Path(check_inputs))
         pads = _pads(opened)
         found = {member: _at_shares(path, member, contest, at, report, pads=pads) for member in members}
         _write(opened, path, onnx, found, checked)
@@ -95,6 +95,31 @@ def check_runtimes(given: str | Sequence[str] | None) -> list[str]:
 def _compared_apart(bundle: Bundle) -> Sequence[int | None]:
     """The numbers of the members for several shapes; None for a bundle that is compared as a whole."""
     return list(range(len(bundle.members))) if "buckets" in bundle.manifest else [None]
+
+
+def _checked_members(
+    bundle: Bundle, path: Path, onnx: Path, members: Sequence[int | None], given: Path | None
+) -> dict[int | None, Checked]:
+    """What was compared of each member with the ONNX file; None is a bundle that is compared as a whole. A bundle in
+    parts is not among them: each part was checked when it was tuned.
+
+    Both files may be of strangers: a sandboxed process reads them. Raises OutputsDiffer, BadRequest.
+    """
+    from fractune_workers.checker import CHECKING_CHILD, check_bundle
+    from fractune_workers.reader import reader_child
+
+    if "stages" in bundle.written:
+        return {}
+    with tempfile.TemporaryDirectory(prefix="fractune-check-") as folder:
+        also = [path, *([] if given is None else [given])]
+        child = reader_child(CHECKING_CHILD, model=onnx, own_dir=Path(folder), also=also, env=own_env())
+        try:
+            return {
+                member: check_bundle(child, path.absolute(), onnx.absolute(), {}, given and given.absolute(), member)
+                for member in members
+            }
+        finally:
+            child.stop()
 
 
 def _check_model(bundle: Bundle, onnx: Path) -> None:

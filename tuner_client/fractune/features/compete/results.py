@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import socket
+import time
+import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fractune.features.compete.measured import runtime_times
-from fractune.features.compete.table import compared_table
 from fractune.features.shapes.text import shape_text
-from fractune.text.rendering import Table
+from fractune.text.rendering import Column, Table
+from fractune.text.text import estimate_text, time_text
 from fractune_core.analysis.runtime_times import RuntimeTime
+from fractune_core.analysis.slowdown_ci import Estimate
 from fractune_core.files.buckets import Buckets, input_shapes, sizes_text
 from fractune_core.files.bundles import Bundle
-from fractune_core.files.compared import Between, Compared, between_of
+from fractune_core.files.compared import OURS, Between, Compared, Runtime, between_of
 
 
 @dataclass(frozen=True)
@@ -39,11 +42,11 @@ class CompeteResult:
     @property
     def table(self) -> Table:
         """A row for each contender at each share."""
-        return compared_table(self.path.name, self.contests)
+        return _table(self.path.name, self.contests)
 
     def measured(self) -> list[RuntimeTime]:
         """What `Client.add_runtime_times` puts into the log. Each call makes other ones. Raises BadBundle."""
-        return runtime_times(self.path, self.shares)
+        return list(_times(self.path, self.shares))
 
 
 def held_contests(path: Path) -> CompeteResult:
@@ -74,3 +77,64 @@ def _between(bundle: Bundle, member: int, share: str, found: Sequence[Between]) 
         if along:
             shown = max(won, key=lambda each: each.sizes[symbol]) if won else along[0]
             yield Contest(f"up to {sizes_text(shown.sizes)}", share, shown.compared)
+
+
+def _table(name: str, contests: Sequence[Contest]) -> Table:
+    """A row for each contender at each share: its times, and the bundle's time over its time with the interval."""
+    shaped = any(each.shape for each in contests)
+    columns = (
+        *([Column("shape", wraps_at=24)] if shaped else []),
+        *(Column("share"), Column("runtime"), Column("in a loop", numbers=True), Column("paced", numbers=True)),
+        *(Column("bundle over it, loop", numbers=True), Column("paced", numbers=True)),
+        *(Column("differs", numbers=True, dispensable=1), Column("serves")),
+    )
+    cells = tuple(row for each in contests for row in _rows(each, shaped=shaped))
+    notes = tuple(
+        f"note: {runtime} does not compete at {each.share}: {why}"
+        for each in contests
+        for runtime, why in each.compared.refused.items()
+    )
+    return Table(title=f"{name} beside other runtimes", columns=columns, cells=cells, notes=notes)
+
+
+def _rows(each: Contest, *, shaped: bool) -> Iterator[tuple[str, ...]]:
+    serves = {goal: each.compared.winner(goal) for goal in ("latency", "throughput")}
+    for name, timed in each.compared.times.items():
+        goals = [goal for goal, winner in serves.items() if winner == name]
+        ratios = ("-", "-") if name == OURS else (_ratio(timed.loop), _ratio(timed.paced))
+        differs = "-" if timed.difference is None else f"{timed.difference:.0e}"
+        times = (time_text(timed.loop_s), time_text(timed.paced_s))
+        yield (*([each.shape] if shaped else []), each.share, name, *times, *ratios, differs, ", ".join(goals) or "-")
+
+
+def _ratio(found: tuple[float, float, float] | None) -> str:
+    return estimate_text(None if found is None else Estimate(*found))
+
+
+def _times(path: Path, shares: Sequence[str]) -> Iterator[RuntimeTime]:
+    """Those of other runtimes at the `shares`, as a log keeps them, each under a name of its own."""
+    with contextlib.closing(Bundle(path)) as bundle:
+        runtimes = bundle.manifest.get("runtimes", {})
+        for each in bundle.members if "buckets" in bundle.manifest else [bundle]:
+            for share in each.manifest.get("compared", {}).keys() & set(shares):
+                compared = Compared.from_json(each.manifest["compared"][share])
+                ours = compared.times[OURS]
+                for name, timed in compared.times.items():
+                    if timed.loop is None or timed.paced is None:
+                        continue
+                    yield RuntimeTime(
+                        time_id=uuid.uuid4().hex,
+                        model=bundle.manifest["model"]["sha256"],
+                        inputs=input_shapes(each.manifest),
+                        share=share,
+                        runtime=name,
+                        version=Runtime.from_json(runtimes[name]).version,
+                        loop_s=timed.loop_s,
+                        paced_s=timed.paced_s,
+                        bundle_loop_s=ours.loop_s,
+                        bundle_paced_s=ours.paced_s,
+                        loop_ratio=Estimate(*timed.loop),
+                        paced_ratio=Estimate(*timed.paced),
+                        host=socket.gethostname(),
+                        measured_at=time.time(),
+                    )

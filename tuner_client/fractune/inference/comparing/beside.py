@@ -23,7 +23,7 @@ from fractune.inference.comparing.onnxruntime_model import NAME, OnnxRuntimeMode
 from fractune.inference.comparing.typical_inputs import highest_integers, typical_inputs
 from fractune.inference.model import Model
 from fractune.inference.tvm_runtime.tensors import TensorSpec, random_inputs
-from fractune_core.agreement.rule import differences, rounding
+from fractune_core.agreement import differences, rounding
 from fractune_core.errors import BadRequest
 from fractune_core.model_inputs import constants_in, shapes_in
 
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from fractune.inference.tvm_runtime.tensors import Array
 
 _EXACT = f"{NAME}, exact"
-_OWN_TIMES = 3.0
-"""largest difference of a quantized model that counts as rounding, in differences of the peer to itself"""
 _MOVED, _MOVED_RUNS = 1e-6, 5
 """relative move of the inputs, and number of runs on moved inputs"""
 
@@ -83,9 +81,8 @@ def time_beside(
     finalists = {name: partial(model.run, inputs, name) for name in variants}
     times = time_interleaved({**finalists, **run_peers}, repeats, apart=True, brief=brief)
     absolute, relative = differences(outputs, reference)
-    allowed = max(_OWN_TIMES * own, rounding(outputs))
-    theirs, exactly = times.pop(NAME), times.pop(_EXACT, None)
-    return Beside(peer.version, times, theirs, exactly, absolute, relative, own, outputs_agree=relative <= allowed)
+    theirs, exactly, agree = times.pop(NAME), times.pop(_EXACT, None), relative <= rounding(outputs, own)
+    return Beside(peer.version, times, theirs, exactly, absolute, relative, own, outputs_agree=agree)
 
 
 def peer_feed(peer: OnnxRuntimeModel, model: Model, inputs: Mapping[str, Array]) -> tuple[dict[str, Array], list[str]]:

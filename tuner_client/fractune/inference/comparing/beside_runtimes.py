@@ -12,7 +12,7 @@ from fractune.inference.comparing.interleaved import Times, time_interleaved
 from fractune.inference.model import Model
 from fractune.inference.runtimes.sessions import Session, open_session, settings_of
 from fractune.inference.runtimes.variant import input_order, open_shapes
-from fractune_core.agreement.rule import QUANTIZED_ROUNDING, differences, rounding
+from fractune_core.agreement import QUANTIZED_ROUNDING, differences, rounding
 from fractune_core.analysis.slowdown_ci import Slowdown, slowdown
 from fractune_core.errors import FractuneError
 from fractune_core.files.compared import OURS, Compared, Runtime, Timed
@@ -20,9 +20,6 @@ from fractune_core.names import UNTUNED_VARIANT
 
 if TYPE_CHECKING:
     from fractune.inference.tvm_runtime.tensors import Array
-
-_OWN_SPREADS = 3.0
-"""Two runtimes may lie this many times as far apart as two variants of the bundle"""
 
 
 @dataclass(frozen=True)
@@ -76,7 +73,7 @@ def _allowed(model: Model, inputs: dict[str, Array], wanted: list[Array]) -> flo
     were validated, lie further apart than rounding does elsewhere.
     """
     own = differences(model.run(inputs, UNTUNED_VARIANT), wanted)[1]
-    return min(max(rounding(wanted), _OWN_SPREADS * own), QUANTIZED_ROUNDING)
+    return min(rounding(wanted, own), QUANTIZED_ROUNDING)
 
 
 def _session(model: Model, onnx: bytes, name: str, settings: Mapping[str, str]) -> Session:

@@ -12,7 +12,7 @@ from fractune.inference.choosing.variants import VariantChoice
 from fractune.inference.comparing.interleaved import time_interleaved
 from fractune.inference.loading import load
 from fractune.inference.model import Model
-from fractune_core.agreement.rule import differences
+from fractune_core.agreement import differences
 from fractune_core.analysis.slowdown_ci import Slowdown, slowdown
 from fractune_core.errors import BadRequest
 

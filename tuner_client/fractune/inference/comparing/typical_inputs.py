@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING
 
 from fractune.inference.tvm_runtime.tensors import TensorSpec, random_inputs
 from fractune_core.errors import BadModel
+from fractune_core.model_inputs import HIGHS, is_mask
 
 if TYPE_CHECKING:
     from fractune.inference.tvm_runtime.tensors import Array
 
-_MASK = "mask"
-_HIGHS = (1000, 100, 10, 2)
-_ZEROS = 1
 _SMALL = ("int8", "uint8")
 """types of data, rather than of ids"""
 
@@ -34,11 +32,6 @@ def typical_inputs(specs: Sequence[TensorSpec], highs: Mapping[str, int], seed: 
     return made
 
 
-def is_mask(name: str) -> bool:
-    """Whether an input of this name says which positions are real."""
-    return _MASK in name.lower()
-
-
 def highest_integers(specs: Sequence[TensorSpec], run: Callable[[dict[str, Array]], Sequence[Array]]) -> dict[str, int]:
     """By input of integers, such as ids of words: the largest of some numbers below which all are rows of its table.
     It is 1 where only zeros are, as the number of the one image of a batch.
@@ -47,12 +40,13 @@ def highest_integers(specs: Sequence[TensorSpec], run: Callable[[dict[str, Array
     input is named.
     """
     whole = [spec.name for spec in specs if "int" in spec.dtype and spec.dtype not in _SMALL and not is_mask(spec.name)]
-    found = dict.fromkeys(whole, _ZEROS)
+    *highs, zeros_only = HIGHS
+    found = dict.fromkeys(whole, zeros_only)
     if not whole or not _are_rows(run, typical_inputs(specs, found)):
         return {}
     for name in whole:
-        fitting = (high for high in _HIGHS if _are_rows(run, typical_inputs(specs, {**found, name: high})))
-        found[name] = next(fitting, _ZEROS)
+        fitting = (high for high in highs if _are_rows(run, typical_inputs(specs, {**found, name: high})))
+        found[name] = next(fitting, zeros_only)
     return found
 
 

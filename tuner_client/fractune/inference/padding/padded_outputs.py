@@ -15,11 +15,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fractune.inference.bucketed_model import BucketedModel
-from fractune.inference.comparing.typical_inputs import highest_integers, is_mask, typical_inputs
+from fractune.inference.comparing.typical_inputs import highest_integers, typical_inputs
 from fractune.inference.tvm_runtime.tensors import TensorSpec
-from fractune_core.agreement.rule import differences, rounding
+from fractune_core.agreement import differences, rounding
 from fractune_core.errors import BadModel
 from fractune_core.files.buckets import UNKNOWN, OpenAxes, Padding, sizes_text
+from fractune_core.model_inputs import is_mask
 
 if TYPE_CHECKING:
     import numpy as np
@@ -37,9 +38,9 @@ _SCALES = {"tiny": 1e-3, "zero": 0.0}
 _LARGE = 100
 _MOST_PAIRS = 48
 """of buckets and inputs, so that many buckets do not take minutes"""
-_OWN_TIMES, _DISAGREES = 3.0, 5e-2
-"""Outputs may lie so many times as far from the exact ones as those of a bucket's own shapes do. Beyond the second
-number the exact ones are of another arithmetic, and prove nothing."""
+_DISAGREES = 5e-2
+"""Outputs of a bucket's own shapes that lie further from the exact ones show another arithmetic, which proves nothing.
+"""
 
 Exact = Callable[[dict[str, "Array"]], "list[Array]"]
 
@@ -75,8 +76,8 @@ class _Proof:
         self.largest = 0.0
         self.compared: dict[str, list[int]] = {}
         """sizes by their text"""
-        self._own = 0.0 if exact is None else self._own_difference(exact)
-        self.exact = exact if self._own <= _DISAGREES else None
+        own = math.inf if exact is None else self._own_difference(exact)
+        self.exact, self._own = (exact, own) if own <= _DISAGREES else (None, 0.0)
 
     def _own_difference(self, exact: Exact) -> float:
         """How far outputs of the buckets' own shapes lie from the exact ones; infinite if these cannot be had."""
@@ -104,7 +105,7 @@ class _Proof:
                 return None
             return Padding(proved=False, reason=f"inputs of {sizes_text(sizes)} cannot run as they are: {error}")
         reference = exact if exact is not None else given[0][1]
-        allowed = max(rounding(reference), self._accepted, _OWN_TIMES * self._own)
+        allowed = max(rounding(reference, self._own), self._accepted)
         for bucket, outputs in given if exact is not None else given[1:]:
             worst, name = _worst(self._model, outputs, reference)
             if worst > allowed:

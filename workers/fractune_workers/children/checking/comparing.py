@@ -11,15 +11,15 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from fractune_core.agreement.rule import Verdict, judge
+from fractune_core.agreement import Verdict, judge
 from fractune_core.errors import FractuneError, first_line
 from fractune_core.files.bundles import Bundle
 from fractune_core.files.checked import Checked
-from fractune_core.model_inputs import constants_in, fitting_shape, parse_numbers, shapes_in
+from fractune_core.model_inputs import HIGHS, constants_in, fitting_shape, parse_numbers, shapes_in
 from fractune_workers.children.checking.bisecting import first_different
 from fractune_workers.children.checking.candidates import Candidate, imported, variants_of
 from fractune_workers.children.checking.graph import precision_of
-from fractune_workers.children.checking.input_sets import HIGHS, InputSet, InputSpec, given_set, input_sets
+from fractune_workers.children.checking.input_sets import InputSet, InputSpec, given_set, input_sets
 from fractune_workers.children.checking.moved import moved_inputs, moved_weights
 from fractune_workers.children.checking.references import Array, Deadline, Feed, RefusedError, Run, reference
 from fractune_workers.children.importing.onnx_graph import described, inputs_of

@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 import onnx
 
-from fractune_core.agreement.rule import Precision
+from fractune_core.agreement import Precision
 from fractune_workers.children.importing.onnx_graph import all_nodes, inputs_of, names_read, operator_of
 
 _MOVING = """

@@ -11,18 +11,14 @@ from typing import Any
 import numpy as np
 import onnx
 
+from fractune_core.model_inputs import is_mask
 from fractune_workers.children.checking.graph import NOT_COMPARING, NOT_SUMMING, reached_by_others
 from fractune_workers.children.checking.references import Array
 from fractune_workers.children.tvm_api.arrays import numpy_dtype
 
-HIGHS = (1000, 100, 10, 2, 1)
-"""Integers are drawn below the first of these that the reference takes: they may be rows of a table, or the one image
-of a batch
-"""
 _BYTES_OF_DATA = 1
 """Integers of one byte are data"""
 _LARGEST_BFLOAT16 = float(np.finfo(np.float32).max) * (1 - 2.0**-8)
-_MASK = "mask"
 _ODD_PART = 8
 """One of so many numbers is not finite, where they are mixed"""
 
@@ -90,7 +86,7 @@ def _drawn(specs: Sequence[InputSpec], draw: _Draw, high: int) -> dict[str, Arra
 def _random(rng: np.random.Generator, spec: InputSpec, high: int) -> Array:
     if spec.is_float:
         return rng.standard_normal(spec.shape)
-    if _MASK in spec.name.lower():
+    if is_mask(spec.name):
         return np.ones(spec.shape)
     return _integers(rng, spec, high)
 

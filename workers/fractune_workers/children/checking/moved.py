@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from fractune_core.agreement.rule import Precision
+from fractune_core.agreement import Precision
 from fractune_workers.children.checking.references import Array, Feed
 from fractune_workers.children.importing.onnx_graph import operator_of
 

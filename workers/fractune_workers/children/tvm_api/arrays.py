@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tvm
 
-from fractune_core.agreement.rule import differences
+from fractune_core.agreement import differences
 from fractune_workers.children.tvm_api.numerics.half_precision import OPERAND
 from fractune_workers.children.tvm_api.numerics.quantizing import HIGH, LOW
 from fractune_workers.children.tvm_api.processor import Processor

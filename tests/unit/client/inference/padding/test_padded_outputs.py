@@ -122,6 +122,7 @@ def test_an_exact_reference_that_cannot_run_is_left_out() -> None:
 
     found = compare_padded(cast("BucketedModel", InNumPy("x", lambda x, m: (x * m[..., None]).sum(1))), exact=exact)
     assert (found.proved, "nothing else was there to compare" in found.reason) == (True, True)
+    assert not compare_padded(cast("BucketedModel", InNumPy("x", lambda x, _: x.mean(1))), exact=exact).proved
 
 
 def test_sizes_that_cannot_run_as_they_are_may_not_be_padded() -> None:

@@ -27,7 +27,7 @@ from fractune.inference.model import Model
 from fractune.inference.tvm_runtime.array_files import array_names, read_inputs, write_arrays
 from fractune.text.output_files import check_writable
 from fractune.text.text import common_unit, factor_text, time_text
-from fractune_core.agreement.rule import differences
+from fractune_core.agreement import differences
 from fractune_core.analysis.cpu_limits.limits import threads_text
 from fractune_core.analysis.match import DEFAULT_POLICY, Policy
 from fractune_core.analysis.slowdown_ci import slowdown

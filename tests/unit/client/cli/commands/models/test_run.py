@@ -19,7 +19,7 @@ import pytest
 from fractune.cli import main
 from fractune.inference.comparing import interleaved
 from fractune.inference.comparing.onnxruntime_model import OnnxRuntimeModel
-from fractune_core.agreement.rule import differences
+from fractune_core.agreement import differences
 from fractune_core.errors import BadBundle, BadRequest, FractuneError
 from tests.support.client_samples import DEVICE, bundle_bytes
 from tests.unit.client.conftest import Small

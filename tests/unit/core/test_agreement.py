@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from fractune_core.agreement.rule import Precision, Verdict, judge
+from fractune_core.agreement import Precision, Verdict, judge
 
 Array = npt.NDArray[Any]
 F32 = np.float32

@@ -32,6 +32,8 @@ QUANTIZED_ROUNDING = 5e-2
 """the same where the model quantizes data: a difference in the last bit may become a whole step"""
 _LEAST_ROUNDING = 2.0**-20
 """the same over the largest value of the whole output: a slice may be all zeros but for rounding"""
+_OWN_DIFFERENCES = 3.0
+"""the same, in differences of outputs that are known to be right"""
 _NOISES = 4.0
 """Right outputs may lie this many times as far from the reference as the noise"""
 _SLICE = 32
@@ -216,9 +218,12 @@ def _by_slice(values: Array) -> Array:
     return found
 
 
-def rounding(outputs: Sequence[Array]) -> float:
-    """The largest difference that counts as rounding, over the largest value of an output."""
-    return Precision(half=any(str(output.dtype) in _HALF_TYPES for output in outputs)).rounding
+def rounding(outputs: Sequence[Array], own: float = 0.0) -> float:
+    """The largest difference that counts as rounding, over the largest value of an output. Right outputs of the model
+    are known to lie `own` apart.
+    """
+    precision = Precision(half=any(str(output.dtype) in _HALF_TYPES for output in outputs))
+    return max(precision.rounding, _OWN_DIFFERENCES * own)
 
 
 def differences(outputs: Sequence[Array], reference: Sequence[Array]) -> tuple[float, float]:

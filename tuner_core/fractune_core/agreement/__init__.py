@@ -1,1 +1,0 @@
-"""Whether outputs are the same beyond rounding."""
