@@ -17,10 +17,8 @@ from fractune_server.store.database.server_lock import ServerLock
 from fractune_server.store.database.tables import roofs
 from fractune_server.store.database.write_ahead_log import WriteAheadLog
 
-SCHEMA = "0021"
+SCHEMA = "0001"
 """the newest revision among the migrations"""
-_OLDEST = "0020"
-"""the first schema whose workloads are named by the SHA-256 of their text"""
 _MIGRATIONS = Path(__file__).with_name("migrations")
 _PART = 500
 NAMES: Any = bindparam("names", expanding=True)
@@ -178,18 +176,13 @@ def as_dict(row: RowMapping) -> dict[str, Any]:
 def _migrate(connection: Connection, where: str) -> None:
     """Migrate the tables of the database `where`. Loading Alembic takes half a second, so it is loaded only if needed.
 
-    Raises StateUnusable for the database of a newer version, and of one whose workloads have other names.
+    Raises StateUnusable for the database of a newer version.
     """
     found = _revision(connection)
     if found == SCHEMA:
         return
     if found is not None and found > SCHEMA:  # revisions have four digits
         raise StateUnusable(f"database {where} was made by a newer version of fractune; upgrade")
-    if found is not None and found < _OLDEST:
-        raise StateUnusable(
-            f"database {where} was made by an older version of fractune, which named operators otherwise; "
-            "move it away, or name another state folder, and tune again"
-        )
     from alembic import command
     from alembic.config import Config
 

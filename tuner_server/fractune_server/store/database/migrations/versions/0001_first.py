@@ -34,7 +34,7 @@ def upgrade() -> None:
         sa.Column("status", sa.String(32), nullable=False),
         sa.Column("cause", sa.Text, nullable=False),
         sa.Column("run_secs", sa.JSON, nullable=False),
-        sa.Column("median_s", sa.Float, nullable=False),
+        sa.Column("ranking_median_s", sa.Float, nullable=False),
         sa.Column("policy", sa.JSON, nullable=False),
         sa.Column("anchor_ratio", sa.Float, nullable=False),
         sa.Column("neighbours", sa.Integer, nullable=False),
@@ -45,34 +45,69 @@ def upgrade() -> None:
         sa.Column("max_error", sa.Float),
         sa.Column("clock_mhz", sa.Integer, nullable=False),
         sa.Column("versions", sa.JSON, nullable=False),
+        sa.Column("throttled_ns", sa.JSON, nullable=False, server_default="{}"),
+        sa.Column("disturbance", sa.JSON(none_as_null=True)),
+        sa.Column("attempts", sa.Integer, nullable=False, server_default="0"),
+        sa.Column("namespace", _ID, nullable=False, server_default=""),
+        sa.Column("cpu_secs", sa.Float),
         sqlite_autoincrement=True,
     )
-    op.create_index("ix_records_lookup", "records", ["workload_hash", "kind", "share_key", "median_s"])
+    lookup = ["workload_hash", "kind", "namespace", "share_key", "ranking_median_s"]
+    op.create_index("ix_records_lookup", "records", lookup)
     op.create_index("ix_records_job", "records", ["job", "kind"])
-    op.create_index("ix_records_fastest", "records", ["median_s", "seq"])
+    op.create_index("ix_records_newest", "records", ["namespace", "seq"])
+    op.create_index("ix_records_fastest", "records", ["namespace", "ranking_median_s", "seq"])
     op.create_index("ix_records_share", "records", ["share", "seq"])
+    op.create_table(
+        "validation_versions",
+        sa.Column("workload_hash", _ID, primary_key=True),
+        sa.Column("version", sa.BigInteger, nullable=False),
+    )
+    op.create_table(
+        "record_counts",
+        sa.Column("share", sa.String(64), primary_key=True),
+        sa.Column("kind", sa.String(16), primary_key=True),
+        sa.Column("status", sa.String(32), primary_key=True),
+        sa.Column("records", sa.BigInteger, nullable=False),
+    )
     op.create_table(
         "workloads",
         sa.Column("workload_hash", _ID, primary_key=True),
         sa.Column("json_zlib", sa.LargeBinary, nullable=False),
+        sa.Column("flops", sa.Float, nullable=False, server_default="0"),
+        sa.Column("io_bytes", sa.BigInteger, nullable=False, server_default="0"),
     )
-
+    op.create_table(
+        "roofs",
+        sa.Column("device_key", sa.Text, primary_key=True),
+        sa.Column("share_key", sa.String(64), primary_key=True),
+        sa.Column("gflops", sa.Float, nullable=False),
+        sa.Column("gb_per_s", sa.Float, nullable=False),
+        sa.Column("cache_bytes", sa.BigInteger, nullable=False),
+        sa.Column("launch_s", sa.Float, nullable=False, server_default="0"),
+    )
+    op.create_table(
+        "spaces",
+        sa.Column("workload_hash", _ID, primary_key=True),
+        sa.Column("target_key", sa.Text, primary_key=True),
+        sa.Column("exact", sa.Boolean, primary_key=True),
+        sa.Column("version", sa.String(64), nullable=False),
+        sa.Column("candidates", sa.Integer, nullable=False),
+    )
     op.create_table(
         "models",
         sa.Column("sha256", _ID, primary_key=True),
         sa.Column("display_name", sa.Text, nullable=False),
         sa.Column("size_bytes", sa.BigInteger, nullable=False),
+        sa.Column("token", _ID, nullable=False, server_default=""),
     )
-
     op.create_table(
         "ingested",
         sa.Column("key", _ID, primary_key=True),
         sa.Column("target", sa.Text, nullable=False),
         sa.Column("target_key", sa.Text, nullable=False),
         sa.Column("operators", sa.JSON, nullable=False),
-        sa.Column("notes", sa.JSON, nullable=False),
     )
-
     op.create_table(
         "jobs",
         sa.Column("seq", _SERIAL, primary_key=True, autoincrement=True),
@@ -97,9 +132,11 @@ def upgrade() -> None:
         sa.Column("progress", sa.JSON, nullable=False),
         sa.Column("bundle", _ID, nullable=False),
         sa.Column("timings", sa.JSON, nullable=False),
+        sa.Column("token", _ID, nullable=False, server_default=""),
         sqlite_autoincrement=True,
     )
     op.create_index("ix_jobs_state", "jobs", ["state"])
+    op.create_index("ix_jobs_token", "jobs", ["token", "created_at"])
     op.create_index("ix_jobs_model", "jobs", ["model"])
     op.create_table(
         "job_operators",
@@ -113,15 +150,62 @@ def upgrade() -> None:
         sa.Column("best_s", sa.JSON, nullable=False),
         sa.Column("untuned_s", sa.JSON, nullable=False),
     )
-
+    op.create_table(
+        "tokens",
+        sa.Column("id", _ID, primary_key=True),
+        sa.Column("secret_sha256", _ID, nullable=False),
+        sa.Column("name", sa.Text, nullable=False),
+        sa.Column("scope", sa.String(16), nullable=False),
+        sa.Column("created_at", sa.Float, nullable=False),
+        sa.Column("expires_at", sa.Float),
+        sa.Column("revoked_at", sa.Float),
+        sa.Column("open_jobs", sa.BigInteger),
+        sa.Column("trials_a_day", sa.BigInteger),
+        sa.Column("stored_bytes", sa.BigInteger),
+        sa.Column("max_priority", sa.String(8), nullable=False, server_default="high"),
+    )
+    op.create_table(
+        "bundles",
+        sa.Column("id", _ID, primary_key=True),
+        sa.Column("size_bytes", sa.BigInteger, nullable=False),
+        sa.Column("token", _ID, nullable=False),
+    )
+    op.create_index("ix_bundles_token", "bundles", ["token"])
+    op.create_table(
+        "pieces",
+        sa.Column("work_id", sa.String(128), primary_key=True),
+        sa.Column("job", _ID, nullable=False),
+        sa.Column("task", sa.String(16), nullable=False),
+        sa.Column("share", sa.String(64), nullable=False),
+        sa.Column("worked_s", sa.Float, nullable=False),
+        sa.Column("cpu_s", sa.Float, nullable=False),
+        sa.Column("ended_at", sa.Float, nullable=False),
+    )
+    op.create_index("ix_pieces_job", "pieces", ["job", "task", "share"])
+    op.create_table(
+        "pairs",
+        sa.Column("seq", _SERIAL, primary_key=True, autoincrement=True),
+        sa.Column("pair_id", _ID, nullable=False, unique=True),
+        sa.Column("first_name", sa.Text, nullable=False),
+        sa.Column("second_name", sa.Text, nullable=False),
+        sa.Column("content", sa.JSON, nullable=False),
+    )
+    op.create_table(
+        "runtime_times",
+        sa.Column("seq", _SERIAL, primary_key=True, autoincrement=True),
+        sa.Column("time_id", _ID, nullable=False, unique=True),
+        sa.Column("model", _ID, nullable=False),
+        sa.Column("content", sa.JSON, nullable=False),
+    )
+    op.create_index("ix_runtime_times_model", "runtime_times", ["model"])
     op.create_table(
         "rounds",
-        sa.Column("lease", _ID, primary_key=True),
+        sa.Column("round_id", _ID, primary_key=True),
         sa.Column("job", _ID, nullable=False),
         sa.Column("kind", sa.String(16), nullable=False),
         sa.Column("workload_hash", _ID, nullable=False),
         sa.Column("instance", sa.Text, nullable=False),
         sa.Column("asked", sa.Integer, nullable=False),
         sa.Column("candidates", sa.JSON(none_as_null=True)),
+        sa.Column("granted", sa.JSON, nullable=False, server_default="[]"),
     )
-    op.create_index("ix_rounds_job", "rounds", ["job"])
