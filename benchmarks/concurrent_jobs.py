@@ -70,8 +70,8 @@ def _run(model: Model, only: str, trials: int, way: str) -> dict[str, Any]:
             for namespace in dict.fromkeys(namespaces)
             for record in client.log.query(namespace=namespace, limit=_MOST)
         ]
-    own = [each.candidates_done for each in ended]
-    shared = [each.candidates_shared for each in ended]
+    own = [each.progress.candidates_done for each in ended]
+    shared = [each.progress.candidates_shared for each in ended]
     walls_s = [each.wall_s for each in ended]
     return {**_counts(records), "wall_s": wall_s, "own": own, "shared": shared, "jobs_wall_s": walls_s}
 

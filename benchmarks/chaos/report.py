@@ -92,7 +92,11 @@ class ChaosReport:
 
 def budgets_of(jobs: Iterable[JobStatus], asked: int) -> dict[str, Spending]:
     """Each job had this budget."""
-    return {job.name: Spending(asked, job.candidates_done, job.candidates_had + job.trials_saved) for job in jobs}
+    done = {job.name: job.progress for job in jobs}
+    return {
+        name: Spending(asked, each.candidates_done, each.candidates_had + each.trials_saved)
+        for name, each in done.items()
+    }
 
 
 def failures_of(records: Iterable[TuningRecord]) -> dict[str, int]:

@@ -52,7 +52,7 @@ def test_a_tuned_slot_gives_what_its_variant_does(folder: Path, first: Any) -> N
 
 def test_other_variants_are_tuned_already_and_change_their_slot_alone(folder: Path, first: Any) -> None:
     second = tuned(folder, "second", 1, 3)
-    assert sum(second.job.trials_done.values()) == 0
+    assert sum(second.job.progress.trials_done.values()) == 0
     before, after = (each.bundle.load(share="cpu:1") for each in (first, second))
     outputs = [model.run_slots({0: request(), 1: request()}) for model in (before, after)]
     np.testing.assert_array_equal(outputs[0][0], outputs[1][0])

@@ -57,7 +57,7 @@ thread.join()
 result = made["result"]
 assert result.bundle.path.name == "model.fractune" and result.bundle.path.is_file()
 assert made["states"][-1] == "done" and "tuning" in made["states"], made
-assert result.job.trials_done == {"cpu:1": 2}
+assert result.job.progress.trials_done == {"cpu:1": 2}
 assert len(made["records"]) == made["records"].total == 2
 assert {match.how for match in made["matches"] if "conv2d" in match.operator.name} <= {"exact", "none"}
 assert [(offered.granted.share, offered.measurers) for offered in made["offered"]] == [("cpu:1", 1)]

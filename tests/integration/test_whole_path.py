@@ -409,8 +409,8 @@ def test_jobs_at_the_same_time_build_once_and_measure_once_at_each_share(fleet: 
     candidates = {record.candidate_id for record in trials}
     assert len({(record.candidate_id, record.build_secs) for record in trials}) == len(candidates)
     assert set(Counter((record.candidate_id, record.share) for record in trials).values()) == {1}
-    assert len(candidates) == sum(each.candidates_done for each in ended) == 8
-    assert [each.candidates_had for each in ended] == [8, 8, 8]
+    assert len(candidates) == sum(each.progress.candidates_done for each in ended) == 8
+    assert [each.progress.candidates_had for each in ended] == [8, 8, 8]
 
 
 def test_a_bundle_for_all_shares_is_one_variant(fleet: Fleet, tuned: list[dict[str, Any]], tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from fractune.features.tune.bundle import BundleFile
 from fractune.features.tune.result import TuneResult
 from fractune.inference.choosing.variants import VariantChoice
 from fractune.inference.comparing.compare import Comparison
-from fractune.server.job_status import JobStatus, OperatorMatch, OperatorStatus, ShareResult
+from fractune.server.job_status import JobProgress, JobStatus, OperatorMatch, OperatorStatus, ShareResult
 from fractune_core.analysis.at_load import AtLoad
 from fractune_core.analysis.co_location import RoundTimes, co_location_figures
 from fractune_core.analysis.cpu_limits.fitting import Alternative
@@ -35,7 +35,7 @@ from fractune_core.analysis.match import How
 from fractune_core.analysis.noise import NoiseAdvice
 from fractune_core.analysis.roofline import Arithmetic, Roof
 from fractune_core.analysis.slowdown_ci import slowdown
-from fractune_core.jobs import JobState
+from fractune_core.jobs import JobSpec, JobState
 from fractune_core.records import Status
 from fractune_core.spending import Spending
 from tests.support.client_samples import granted, record
@@ -87,14 +87,10 @@ def tuned_job() -> JobStatus:
     return JobStatus(
         JOB,
         JobState.DONE,
-        model_name=MODEL,
-        shares=SHARES,
-        priority="normal",
+        JobSpec("", MODEL, SHARES),
+        JobProgress(trials_planned=256, trials_done=dict.fromkeys(SHARES, 256), candidates_done=256),
         created_at=1_700_000_000.0,
         message="the model could not be compiled: an operator has no schedule",
-        trials_planned=256,
-        trials_done=dict.fromkeys(SHARES, 256),
-        candidates_done=256,
         operators=operators,
         results=results,
         roofs=dict.fromkeys(SHARES, ROOF),

@@ -123,7 +123,7 @@ class ScriptedServer(
 
     def CancelJob(self, request: pb.CancelJobRequest, context: Any) -> pb.Job:
         self.cancelled.append(request.name)
-        return pb.Job(name=request.name, state=pb.JOB_STATE_CANCELLED)
+        return pb.Job(name=request.name, spec=pb.JobSpec(model="models/ab"), state=pb.JOB_STATE_CANCELLED)
 
     def WatchJob(self, request: pb.WatchJobRequest, context: Any) -> Iterator[pb.Job]:
         yield from self.watch(context) if self.watch else self.script

@@ -18,12 +18,13 @@ from benchmarks.chaos.audit import AuditFindings
 from benchmarks.chaos.report import ChaosReport, Spending, budgets_of, failures_of, messages_of
 from benchmarks.chaos.schedule import REDIS, STACK, WEIGHTS, Kill, Limits, Victim, choose, kills
 from benchmarks.chaos.stack import _victim
-from fractune.server.job_status import JobStatus
-from fractune_core.jobs import JobState
+from fractune.server.job_status import JobProgress, JobStatus
+from fractune_core.jobs import JobSpec, JobState
 from fractune_core.records import Status
 from tests.support.paths import REPOSITORY
 from tests.support.samples import validation
 
+SPEC = JobSpec("", "m.onnx", ("cpu:1",))
 FAULTLESS = AuditFindings(10, 10, (), (), (), (), 1, 0)
 
 
@@ -126,7 +127,8 @@ def test_a_process_that_is_none_of_the_stack_is_left_alone(monkeypatch: pytest.M
 
 
 def report(**changes: object) -> ChaosReport:
-    jobs = [JobStatus("jobs/a", JobState.DONE, candidates_done=12, candidates_shared=3, trials_saved=1)]
+    progress = JobProgress(candidates_done=12, candidates_shared=3, trials_saved=1)
+    jobs = [JobStatus("jobs/a", JobState.DONE, SPEC, progress)]
     found = ChaosReport(
         *(7, 1.0, 80.0, {"server": 2, "measurer": 3}, {"done": 1}, messages_of(jobs), budgets_of(jobs, 16)),
         *({}, {}, FAULTLESS),
@@ -170,7 +172,7 @@ def test_what_other_jobs_measured_on_the_same_operators_was_not_paid_for_twice()
 def test_failures_and_jobs_that_ended_badly_are_named() -> None:
     crashed = validation("a", 1, 0.5, status=Status.CRASHED, cause="killed", run_secs=())
     assert failures_of([crashed, crashed, validation("b", 1, 0.5)]) == {"crashed (killed)": 2}
-    failed = JobStatus("jobs/b", JobState.FAILED, message="no operator")
+    failed = JobStatus("jobs/b", JobState.FAILED, SPEC, message="no operator")
     assert messages_of([failed]) == ["jobs/b failed: no operator"]
 
 

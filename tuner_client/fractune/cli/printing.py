@@ -40,18 +40,18 @@ def print_result(job: JobStatus, bundle: str, step: str = "") -> None:
         table.print()
     for line in dict.fromkeys((*times.notes, *cross.notes, *latency.notes)):
         print(line)
-    done = ", ".join(f"{job.trials_done.get(share, 0)} at {share}" for share in job.tuned_at)
-    print(f"new trials{step}: {done}; failed: {counts_text(dict(job.failures))}")
-    if job.candidates_shared:
-        print(f"shared: {job.candidates_shared} more trials, which other jobs requested")
+    progress = job.progress
+    done = ", ".join(f"{progress.trials_done.get(share, 0)} at {share}" for share in job.tuned_at)
+    print(f"new trials{step}: {done}; failed: {counts_text(dict(progress.failures))}")
+    if progress.candidates_shared:
+        print(f"shared: {progress.candidates_shared} more trials, which other jobs requested")
     print(f"layout transforms in one inference: {layout_transforms(job)}")
-    if job.trials_saved:
-        print(
-            f"saved {job.trials_saved} trials: operators at {NEAR * 100:.0f} % of their roof are not searched further"
-        )
-    rate = f", {job.trials_per_s:.1f} trials/s while searching" if job.trials_per_s > 0 else ""
+    if progress.trials_saved:
+        near = f"{NEAR * 100:.0f} % of their roof"
+        print(f"saved {progress.trials_saved} trials: operators at {near} are not searched further")
+    rate = f", {progress.trials_per_s:.1f} trials/s while searching" if progress.trials_per_s > 0 else ""
     print(f"took {span_text(job.wall_s)}{step}{rate}")
-    for title, spent_s in (("by phase", job.phases_s), ("by kind of work, in parallel", job.busy_s)):
+    for title, spent_s in (("by phase", progress.phases_s), ("by kind of work, in parallel", progress.busy_s)):
         if spent_s:
             print(f"  {title}: {spent_text(spent_s)}")
     print(f"bundle: {bundle}")

@@ -74,13 +74,13 @@ class JsonView(View):
 
 def progress_json(job: JobStatus) -> dict[str, Any]:
     return {
-        "trials_planned": job.trials_planned,
-        "trials_done": dict(job.trials_done),
-        "candidates_done": job.candidates_done,
-        "candidates_shared": job.candidates_shared,
-        "failures": dict(job.failures),
-        "trials_per_s": job.trials_per_s,
-        "elapsed_s": job.elapsed_s,
+        "trials_planned": job.progress.trials_planned,
+        "trials_done": dict(job.progress.trials_done),
+        "candidates_done": job.progress.candidates_done,
+        "candidates_shared": job.progress.candidates_shared,
+        "failures": dict(job.progress.failures),
+        "trials_per_s": job.progress.trials_per_s,
+        "elapsed_s": job.progress.elapsed_s,
         "time_left_s": job.time_left_s,
     }
 

@@ -175,8 +175,8 @@ class Site:
 
     async def _match(self, jobs: Sequence[JobStatus], share: str) -> MatchResult | str:
         """What the operators of the jobs' model use at the share; an error's text where the server cannot say it."""
-        newest = jobs[0]
-        asked: dict[str, Any] = {"inputs": dict(newest.inputs), "target": newest.target, "namespace": newest.namespace}
+        newest, spec = jobs[0], jobs[0].spec
+        asked: dict[str, Any] = {"inputs": spec.inputs, "target": spec.target, "namespace": spec.namespace}
 
         def ask(client: Client) -> MatchResult | str:
             try:

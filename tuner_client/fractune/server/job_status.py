@@ -13,6 +13,7 @@ from fractune_core.codec.messages import from_proto
 from fractune_core.codec.places import In
 from fractune_core.errors import JobCancelled, JobFailed, error_from_name, one_line
 from fractune_core.jobs import JobSpec, JobState, Priority
+from fractune_core.names import Collection
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.records import TuningRecord
 from fractune_core.served import ServiceGoal
@@ -94,36 +95,9 @@ class ShareResult:
 
 
 @dataclass(frozen=True)
-class JobStatus:
-    """A job at one moment. Times are seconds; a value that is not known yet is empty or 0."""
+class JobProgress:
+    """What a job has done so far."""
 
-    name: str
-    """`jobs/...`"""
-    state: JobState
-    model: str = ""
-    """`models/SHA256`"""
-    model_name: Annotated[str, In("model_display_name")] = ""
-    """name of the model file, a label"""
-    shares: tuple[str, ...] = ()
-    """as requested, with the whole cores at which kernels of CPU limits are measured"""
-    inputs: Mapping[str, list[int]] = field(default_factory=dict)
-    """shapes given for inputs that the model leaves open"""
-    target: str = ""
-    """the requested TVM target; empty = the measuring processor's own"""
-    namespace: str = ""
-    """jobs of one namespace share searches and the log; empty = the server's"""
-    priority: str = "normal"
-    """`low`, `normal` or `high`: its share of the fleet relative to other jobs"""
-    minutes: float = 0.0
-    """limit of the search; 0 = none"""
-    created_at: Annotated[float, In("create_time")] = 0.0
-    """seconds since 1970, UTC"""
-    error: str = ""
-    """class name of the error that ended the job"""
-    message: str = ""
-    """message of that error"""
-    notes: tuple[str, ...] = ()
-    """what the job waits for, and what ingest did to the model"""
     trials_planned: int = 0
     """planned number of new candidates, its own and shared ones"""
     trials_done: Mapping[str, int] = field(default_factory=dict)
@@ -142,45 +116,69 @@ class JobStatus:
     """seconds in each phase so far: `starting` (of a new stack), then the job's states"""
     busy_s: Mapping[str, float] = field(default_factory=dict)
     """seconds of work by kind, without waits for cores; kinds overlap, so their sum has no meaning"""
+    trials_saved: int = 0
+    """candidates of the budget that were not needed, because the operators are near their roof"""
+
+    @property
+    def candidates_had(self) -> int:
+        """New candidates measured at every share, of this job or shared."""
+        return self.candidates_done + self.candidates_shared
+
+
+@dataclass(frozen=True)
+class JobStatus:
+    """A job at one moment. Times are seconds; a value that is not known yet is empty or 0."""
+
+    name: str
+    """`jobs/...`"""
+    state: JobState
+    spec: JobSpec
+    """as requested"""
+    progress: JobProgress = JobProgress()
+    created_at: Annotated[float, In("create_time")] = 0.0
+    """seconds since 1970, UTC"""
+    error: str = ""
+    """class name of the error that ended the job"""
+    message: str = ""
+    """message of that error"""
+    notes: tuple[str, ...] = ()
+    """what the job waits for, and what ingest did to the model"""
     operators: tuple[OperatorStatus, ...] = ()
     results: Annotated[tuple[ShareResult, ...], In("result.shares")] = ()
     """one for each share, once the job is done"""
-    wall_s: float = 0.0
+    wall_s: Annotated[float, In("result.wall_s")] = 0.0
     """from its creation to its end, once the job is done"""
-    bundle: str = ""
+    bundle: Annotated[str, In("result.bundle")] = ""
     """`bundles/...`, once the job is done"""
     revision: int = 0
     """grows with every change"""
     roofs: Mapping[str, Roof] = field(default_factory=dict)
     """roof of each share; a share without a known roof is absent"""
-    trials_saved: int = 0
-    """candidates of the budget that were not needed, because the operators are near their roof"""
-    trials: int = JobSpec.trials
-    """requested candidates, including those that were in the log"""
-    extra_trials: Annotated[int, In("more")] = 0
-    """requested candidates beyond the log, in place of `trials`; 0 = not requested"""
-    round_size: int = JobSpec.round_size
-    """most candidates in a round"""
-    seed: int = 0
-    """of the search"""
-    rerank: int = 0
-    """above 0: no search, this many of every share's best in the log were measured"""
-    only: str = ""
-    """only operators whose name contains one of these; empty = all"""
-    exact: bool = False
-    """only implementations with the rounding of the operators"""
-    fresh: bool = False
-    """no measurements of other jobs were used"""
 
     def __repr__(self) -> str:
-        trials = f"{self.candidates_had}/{self.trials_planned} trials"
+        trials = f"{self.progress.candidates_had}/{self.progress.trials_planned} trials"
         shares = ", ".join(self.shares)
         return f"JobStatus({self.name}: {self.state.value}, {one_line(self.model_name)} at {shares}, {trials})"
 
     @property
-    def scope(self) -> str:
-        """The former name of `namespace`."""
-        return self.namespace
+    def model(self) -> str:
+        """`models/SHA256`"""
+        return Collection.MODELS.of(self.spec.model)
+
+    @property
+    def model_name(self) -> str:
+        """Name of the model file, a label."""
+        return self.spec.model_name
+
+    @property
+    def shares(self) -> tuple[str, ...]:
+        """As requested, with the whole cores at which kernels of CPU limits are measured."""
+        return with_kernel_shares(self.spec.shares)
+
+    @property
+    def priority(self) -> Priority:
+        """Its share of the fleet relative to other jobs."""
+        return Priority.of(self.spec.priority)
 
     @property
     def tuned_at(self) -> tuple[str, ...]:
@@ -204,17 +202,13 @@ class JobStatus:
         return {share: launches * secs for share, secs in self.launch_s.items()}
 
     @property
-    def candidates_had(self) -> int:
-        """New candidates measured at every share, of this job or shared."""
-        return self.candidates_done + self.candidates_shared
-
-    @property
     def time_left_s(self) -> float | None:
         """Seconds until the search has its trials at the present rate; None if not known."""
-        if self.state is not JobState.TUNING or self.trials_per_s <= 0:
+        done, limit_s = self.progress, self.spec.minutes * 60
+        if self.state is not JobState.TUNING or done.trials_per_s <= 0:
             return None
-        left_s = max(self.trials_planned - self.candidates_had, 0) / self.trials_per_s
-        return min(left_s, max(self.minutes * 60 - self.elapsed_s, 0.0)) if self.minutes else left_s
+        left_s = max(done.trials_planned - done.candidates_had, 0) / done.trials_per_s
+        return min(left_s, max(limit_s - done.elapsed_s, 0.0)) if limit_s else left_s
 
 
 def check_ended_well(job: JobStatus) -> None:
@@ -304,16 +298,12 @@ class OfferedShare:
 
 
 def job_status(job: pb.Job) -> JobStatus:
+    phases_s, busy_s = phases_in_order(job.progress.phases_s), dict(sorted(job.progress.busy_s.items()))
     return from_proto(
         JobStatus,
         job,
-        job.spec,
-        job.progress,
-        job.result,
-        shares=with_kernel_shares(job.spec.shares),
-        priority=Priority.of(job.spec.priority).value,
-        phases_s=phases_in_order(job.progress.phases_s),
-        busy_s=dict(sorted(job.progress.busy_s.items())),
+        spec=from_proto(JobSpec, job.spec, model_name=job.model_display_name),
+        progress=from_proto(JobProgress, job.progress, phases_s=phases_s, busy_s=busy_s),
     )
 
 

@@ -104,18 +104,18 @@ def choose_view(progress: ProgressOption) -> View:
 def status_text(job: JobStatus) -> str:
     """One line: state and work, trials once they are planned, how many are shared, rate, time left, failures."""
     parts = [_WORK.get(job.state, job.state.value)]
-    if job.trials_planned:
-        parts.append(f"{job.candidates_had}/{job.trials_planned} trials")
+    if job.progress.trials_planned:
+        parts.append(f"{job.progress.candidates_had}/{job.progress.trials_planned} trials")
     elif job.state is JobState.TUNING:
         parts.append("no new trials")
-    if job.candidates_shared:
-        parts.append(f"{job.candidates_shared} shared")
-    if job.trials_per_s > 0 and job.state is JobState.TUNING:
-        parts.append(f"{job.trials_per_s:.1f} trials/s")
+    if job.progress.candidates_shared:
+        parts.append(f"{job.progress.candidates_shared} shared")
+    if job.progress.trials_per_s > 0 and job.state is JobState.TUNING:
+        parts.append(f"{job.progress.trials_per_s:.1f} trials/s")
     if job.time_left_s is not None:
         parts.append(f"{span_text(job.time_left_s)} left")
-    if job.failures:
-        parts.append(f"failed: {counts_text(dict(job.failures))}")
+    if job.progress.failures:
+        parts.append(f"failed: {counts_text(dict(job.progress.failures))}")
     return ", ".join(parts)
 
 
@@ -151,8 +151,8 @@ class BarView(View):
         self._progress.update(
             self._task,
             description=one_line(job.model_name),
-            total=1 if ended else job.trials_planned or None,
-            completed=1 if ended else job.candidates_had,
+            total=1 if ended else job.progress.trials_planned or None,
+            completed=1 if ended else job.progress.candidates_had,
             status=status_text(job),
             refresh=True,
         )

@@ -37,7 +37,7 @@ def finished_job(model: Path, spec: JobSpec, where: PlaceOptions, view: View) ->
     with tuning_session(where, spec.shares) as place, view:
         starting = {"starting": time.perf_counter() - began} if place.is_own else {}
         ended = run_job(place, model, spec, view)
-        yield place, replace(ended, phases_s={**starting, **ended.phases_s})
+        yield place, replace(ended, progress=replace(ended.progress, phases_s={**starting, **ended.progress.phases_s}))
 
 
 def run_job(place: Workplace, model: Path, spec: JobSpec, view: View) -> JobStatus:

@@ -15,9 +15,9 @@ from fractune.cli.progress import JsonView, TableView, job_table, progress_json
 from fractune.features.goal.goal_result import Goal, GoalStep, PeerTiming, SideBySide
 from fractune.features.goal.goal_table import goal_news
 from fractune.features.tune.table import result_json
-from fractune.server.job_status import JobStatus, job_status
+from fractune.server.job_status import JobProgress, JobStatus, job_status
 from fractune.sessions.progress import BarView, LineView, status_text
-from fractune_core.jobs import JobState
+from fractune_core.jobs import JobSpec, JobState
 from tests.support.client_samples import job_script
 
 
@@ -32,6 +32,7 @@ def test_the_live_table_shows_best_and_gain_per_share() -> None:
     assert "softmax" not in shown
 
 
+SPEC = JobSpec("", "m.onnx", ("cpu:1",))
 HOSTILE = "[/b, 64] [batch, 64] \x1b]0;owned\x07"
 SHOWN = "[/b, 64] [batch, 64] \\x1b]0;owned\\x07"
 
@@ -79,7 +80,7 @@ def test_what_other_jobs_asked_for_is_shown_as_shared(capsys: pytest.CaptureFixt
 def test_a_status_names_the_work_and_no_trials_before_they_are_planned(
     state: JobState, planned: int, line: str
 ) -> None:
-    job = JobStatus("jobs/j1", state, trials_planned=planned)
+    job = JobStatus("jobs/j1", state, SPEC, JobProgress(trials_planned=planned))
     assert status_text(job) == line
     assert ("0/0" in str(_job_cells(job)), "-" in _job_cells(job)) == (False, not planned)
 
@@ -106,18 +107,18 @@ def test_a_goal_is_shown_in_the_live_table_as_lines_and_as_events(capsys: pytest
 
 
 def test_equal_lines_come_once_a_minute(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    view, validating = LineView(), JobStatus("jobs/j1", JobState.VALIDATING)
+    view, validating = LineView(), JobStatus("jobs/j1", JobState.VALIDATING, SPEC)
     for now in range(1000, 1130, 5):
         monkeypatch.setattr("time.monotonic", lambda now=now: float(now))
         view.show(validating)
     assert len(capsys.readouterr().out.splitlines()) == 3
-    view.show(replace(validating, failures={"wrong_output": 1}))
+    view.show(replace(validating, progress=JobProgress(failures={"wrong_output": 1})))
     assert len(capsys.readouterr().out.splitlines()) == 1
 
 
 def test_a_job_without_a_search_has_no_rate(capsys: pytest.CaptureFixture[str]) -> None:
     done = job_status(job_script()[-1])
-    print_result(replace(done, trials_per_s=0.0), "")
+    print_result(replace(done, progress=replace(done.progress, trials_per_s=0.0)), "")
     assert "trials/s" not in capsys.readouterr().out
-    print_result(replace(done, trials_per_s=2.0), "")
+    print_result(replace(done, progress=replace(done.progress, trials_per_s=2.0)), "")
     assert ", 2.0 trials/s while searching" in capsys.readouterr().out

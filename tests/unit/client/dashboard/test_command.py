@@ -17,15 +17,16 @@ def words_of(spec: pb.JobSpec, model_name: str = "m.onnx") -> list[str]:
 
 def test_a_hostile_name_stays_one_word() -> None:
     name = "m.onnx; rm -rf $HOME `id` 'x'"
-    assert words_of(pb.JobSpec(shares=["cpu:1"]), name)[2] == name
+    assert words_of(pb.JobSpec(model="models/m", shares=["cpu:1"]), name)[2] == name
 
 
 def test_a_name_like_an_option_is_a_path() -> None:
-    assert words_of(pb.JobSpec(shares=["cpu:1"]), "--help")[2] == "./--help"
+    assert words_of(pb.JobSpec(model="models/m", shares=["cpu:1"]), "--help")[2] == "./--help"
 
 
 def test_every_option_that_the_server_knows_is_there() -> None:
     spec = pb.JobSpec(
+        model="models/m",
         shares=["cpu:1", "cpu:2"],
         inputs={"x": pb.Shape(dims=[1, 3]), "sr=const:16000": pb.Shape()},
         trials=0,
@@ -49,9 +50,9 @@ def test_every_option_that_the_server_knows_is_there() -> None:
 
 
 def test_one_budget_is_named() -> None:
-    assert words_of(pb.JobSpec(shares=["cpu:1"]))[5:] == ["--trials", "256"]
-    assert words_of(pb.JobSpec(shares=["cpu:1"], more=9))[5:] == ["--extra-trials", "9"]
-    assert words_of(pb.JobSpec(shares=["cpu:1"], rerank=4))[5:] == ["--rerank", "4"]
+    assert words_of(pb.JobSpec(model="models/m", shares=["cpu:1"]))[5:] == ["--trials", "256"]
+    assert words_of(pb.JobSpec(model="models/m", shares=["cpu:1"], more=9))[5:] == ["--extra-trials", "9"]
+    assert words_of(pb.JobSpec(model="models/m", shares=["cpu:1"], rerank=4))[5:] == ["--rerank", "4"]
 
 
 def test_the_page_says_what_is_missing(pages: Pages) -> None:

@@ -13,7 +13,7 @@ from fractune.features.client import Client
 from fractune.features.log.log import Records
 from fractune.server.job_status import JobStatus, OperatorStatus
 from fractune_core.codec.messages import to_proto
-from fractune_core.jobs import JobState
+from fractune_core.jobs import JobSpec, JobState
 from fractune_core.pb import fractune_pb2 as pb
 from tests.support.client_samples import record
 from tests.support.processes.scripted_server import ScriptedServer
@@ -21,6 +21,7 @@ from tests.support.processes.scripted_server import ScriptedServer
 JOB = JobStatus(
     "jobs/j1",
     JobState.TUNING,
+    JobSpec("ab", "m.onnx", ("cpu:1",)),
     created_at=100.0,
     operators=(
         OperatorStatus("a", "aa", weight=2),

@@ -36,6 +36,7 @@ from tests.support.client_samples import DEVICE, bundle_bytes, granted, job_scri
 from tests.support.processes.cli_process import write_model
 from tests.support.processes.scripted_server import ScriptedServer, abort
 
+SPEC = pb.JobSpec(model="models/ab")
 SHARES = ["cpu:1", "cpu:2"]
 
 
@@ -113,8 +114,8 @@ def test_watching_gives_each_state_as_plain_values(client: fractune.Client, mode
     seen = list(client.submit(model, SHARES).watch())
     assert [status.state for status in seen] == [JobState.QUEUED, JobState.TUNING, JobState.TUNING, JobState.DONE]
     assert seen[1].notes == ("waiting for a worker: role build",)
-    assert (seen[1].candidates_done, seen[1].trials_planned, seen[1].time_left_s) == (2, 8, 3.0)
-    assert seen[1].failures == {"run_timeout": 1}
+    assert (seen[1].progress.candidates_done, seen[1].progress.trials_planned, seen[1].time_left_s) == (2, 8, 3.0)
+    assert seen[1].progress.failures == {"run_timeout": 1}
     assert [(each.name, each.weight, each.selected) for each in seen[2].operators] == [
         ("fused_conv2d", 3, True),
         ("softmax", 1, False),
@@ -152,9 +153,12 @@ def test_a_bundle_goes_where_it_is_wanted(client: fractune.Client, server: Scrip
 @pytest.mark.parametrize(
     ("ended", "kind"),
     [
-        (pb.Job(name="jobs/j1", state=pb.JOB_STATE_FAILED, error="BadModel", message="no operator"), BadModel),
-        (pb.Job(name="jobs/j1", state=pb.JOB_STATE_FAILED, message="no operator"), JobFailed),
-        (pb.Job(name="jobs/j1", state=pb.JOB_STATE_CANCELLED, message="no operator"), JobCancelled),
+        (
+            pb.Job(name="jobs/j1", spec=SPEC, state=pb.JOB_STATE_FAILED, error="BadModel", message="no operator"),
+            BadModel,
+        ),
+        (pb.Job(name="jobs/j1", spec=SPEC, state=pb.JOB_STATE_FAILED, message="no operator"), JobFailed),
+        (pb.Job(name="jobs/j1", spec=SPEC, state=pb.JOB_STATE_CANCELLED, message="no operator"), JobCancelled),
     ],
 )
 def test_what_ended_a_job_is_raised_by_waiting(

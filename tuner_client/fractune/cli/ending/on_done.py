@@ -62,7 +62,7 @@ def _run(command: str | None, job: JobStatus | None, fetched: Fetched, exit_code
 def news(job: JobStatus, fetched: Fetched, exit_code: int, message: str) -> dict[str, str]:
     """Environment variables that describe the end of the job; empty if not known."""
     shares = [{"share": each.share, "untuned_s": each.untuned_s, "tuned_s": each.tuned_s} for each in job.results]
-    result = {"wall_s": job.wall_s, "trials": dict(job.trials_done), "shares": shares}
+    result = {"wall_s": job.wall_s, "trials": dict(job.progress.trials_done), "shares": shares}
     return {
         "FRACTUNE_JOB": job.name,
         "FRACTUNE_JOB_STATE": job.state.value,

@@ -82,8 +82,8 @@ def job(
             *([block_of(runtimes_table(timed))] if timed else []),
             _operators(found),
             _numbers(progress, of, has_all=len(trials) < MOST_TRIALS),
-            seconds_block("Phases", "phase", found.phases_s),
-            counts_block("Failed measurements", "cause", found.failures, "none failed"),
+            seconds_block("Phases", "phase", found.progress.phases_s),
+            counts_block("Failed measurements", "cause", found.progress.failures, "none failed"),
         ),
         actions=(("Cancel this job", f"{job_path(found.name)}/cancel"),) if may_cancel and not has_ended else (),
         links=_links(found),
@@ -94,43 +94,44 @@ def command_of(found: JobStatus) -> str:
     """The command that asks for the same again, quoted for a shell, as far as the server knows it."""
     name = one_line(found.model_name) or "MODEL"
     words = ["fractune", "tune", f"./{name}" if name.startswith("-") else name, "--shares", ",".join(found.shares)]
-    for given, shape in found.inputs.items():  # a constant is a name with its numbers, and has no shape
+    for given, shape in found.spec.inputs.items():  # a constant is a name with its numbers, and has no shape
         words += ["--input", f"{given}={','.join(map(str, shape))}" if shape else given]
-    for option, value in _options(found):
+    for option, value in _options(found.spec):
         words += [option, value]
-    words += [flag for flag, is_set in (("--exact", found.exact), ("--fresh", found.fresh)) if is_set]
+    words += [flag for flag, is_set in (("--exact", found.spec.exact), ("--fresh", found.spec.fresh)) if is_set]
     return shlex.join(map(one_line, words))
 
 
-def _options(found: JobStatus) -> Iterator[tuple[str, str]]:
+def _options(spec: JobSpec) -> Iterator[tuple[str, str]]:
     """The options that differ from their defaults, and the budget in any case."""
-    if found.rerank:
-        yield "--rerank", str(found.rerank)
-    elif found.extra_trials:
-        yield "--extra-trials", str(found.extra_trials)
+    if spec.rerank:
+        yield "--rerank", str(spec.rerank)
+    elif spec.extra_trials:
+        yield "--extra-trials", str(spec.extra_trials)
     else:
-        yield "--trials", str(found.trials)
+        yield "--trials", str(spec.trials)
     for option, value, default in (
-        ("--minutes", found.minutes, 0.0),
-        ("--round", found.round_size, JobSpec.round_size),
-        ("--seed", found.seed, JobSpec.seed),
-        ("--only", found.only, ""),
-        ("--target", found.target, ""),
-        ("--namespace", found.namespace, ""),
-        ("--priority", found.priority, Priority.NORMAL.value),
+        ("--minutes", spec.minutes, 0.0),
+        ("--round", spec.round_size, JobSpec.round_size),
+        ("--seed", spec.seed, JobSpec.seed),
+        ("--only", spec.only, ""),
+        ("--target", spec.target, ""),
+        ("--namespace", spec.namespace, ""),
+        ("--priority", Priority.of(spec.priority), Priority.NORMAL),
     ):
         if value != default:
             yield option, str(value)
 
 
 def _facts(found: JobStatus) -> list[tuple[str, Cell]]:
+    done = found.progress
     left = "" if found.time_left_s is None else f", about {span_text(found.time_left_s)} left"
     facts = [
         ("state", Cell(found.state.value + left)),
-        ("model", Cell(one_line(found.model_name), model_path(found.model) if found.model else "")),
+        ("model", Cell(one_line(found.model_name), model_path(found.model))),
         ("shares", Cell(", ".join(found.shares))),
-        ("trials", Cell(f"{found.candidates_had} of {found.trials_planned}, {found.trials_per_s:.1f} a second")),
-        ("time", Cell(span_text(found.wall_s or found.elapsed_s))),
+        ("trials", Cell(f"{done.candidates_had} of {done.trials_planned}, {done.trials_per_s:.1f} a second")),
+        ("time", Cell(span_text(found.wall_s or done.elapsed_s))),
         ("created", moment(found.created_at)),
         ("again", Cell(command_of(found))),
         ("not in the command", Cell(_NOT_KNOWN)),

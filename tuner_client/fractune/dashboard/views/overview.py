@@ -20,9 +20,9 @@ def overview(seen: Snapshot) -> Page:
     ended = [job for job in seen.jobs if job.state in ENDED]
     failures: Counter[str] = Counter()
     for job in running:
-        failures.update(job.failures)
+        failures.update(job.progress.failures)
     workers = seen.fleet.workers
-    rate = sum(job.trials_per_s for job in running if job.state is JobState.TUNING)
+    rate = sum(job.progress.trials_per_s for job in running if job.state is JobState.TUNING)
     return Page(
         "Overview",
         {

@@ -43,7 +43,11 @@ def model_path(name: str) -> str:
 
 def job_data(job: JobStatus) -> dict[str, Any]:
     """The job as plain JSON: seconds, fractions, `state` as text."""
-    found = {**asdict(job), "state": job.state.value, "time_left_s": job.time_left_s}
+    found = asdict(job)
+    found |= found.pop("spec") | found.pop("progress")
+    for name in ("variants", "check_inputs"):
+        del found[name]
+    found |= {name: getattr(job, name) for name in ("model", "shares", "state", "priority", "time_left_s")}
     found["results"] = [
         {
             **asdict(each),
@@ -65,7 +69,7 @@ def jobs_block(heading: str, jobs: list[JobStatus], empty: str, among: Sequence[
     """A row for each job, with links to it and to its model; with the shapes of the inputs, if some were given. The
     jobs of parts are looked for `among` more jobs.
     """
-    shaped = any(job.inputs for job in jobs)
+    shaped = any(job.spec.inputs for job in jobs)
     columns = (
         *(("job", False), ("model", False), *([("inputs", False)] if shaped else []), ("shares", False)),
         *(("state", False), ("trials", True), ("time", True), ("created", False), ("message", False)),
@@ -75,11 +79,11 @@ def jobs_block(heading: str, jobs: list[JobStatus], empty: str, among: Sequence[
 
 def inputs_text(job: JobStatus) -> str:
     """`ids 1x16, mask 1x16`; empty if the model's own shapes were taken."""
-    return one_line(shape_text({name: shape for name, shape in job.inputs.items() if shape}))
+    return one_line(shape_text({name: shape for name, shape in job.spec.inputs.items() if shape}))
 
 
 def _job_row(job: JobStatus, among: Sequence[JobStatus], *, shaped: bool) -> tuple[Cell, ...]:
-    trials = f"{job.candidates_had} / {job.trials_planned}" if job.trials_planned else "-"
+    trials = f"{job.progress.candidates_had} / {job.progress.trials_planned}" if job.progress.trials_planned else "-"
     return (
         Cell(Collection.JOBS.parse(job.name), job_path(job.name)),
         Cell(one_line(job.model_name), model_path(job.model) if job.model else ""),
@@ -87,7 +91,7 @@ def _job_row(job: JobStatus, among: Sequence[JobStatus], *, shaped: bool) -> tup
         Cell(", ".join(job.shares)),
         Cell(job.state.value),
         Cell(trials),
-        Cell(span_text(job.wall_s or job.elapsed_s)),
+        Cell(span_text(job.wall_s or job.progress.elapsed_s)),
         moment(job.created_at),
         Cell("; ".join(filter(None, (one_line(job.message)[:_LONG], _way_on(job, among))))),
     )

@@ -31,7 +31,7 @@ def of_job(job: JobStatus, times: Sequence[RuntimeTime]) -> list[RuntimeTime]:
 
 
 def _has_shapes(each: RuntimeTime, job: JobStatus) -> bool:
-    return all(each.inputs.get(name) == list(shape) for name, shape in job.inputs.items() if shape)
+    return all(each.inputs.get(name) == list(shape) for name, shape in job.spec.inputs.items() if shape)
 
 
 def runtimes_table(times: Sequence[RuntimeTime]) -> Table:

@@ -55,7 +55,7 @@ class Side:
 
 def job_side(job: JobStatus) -> Side:
     """The whole model once it was timed, and each operator's best so far."""
-    shape = shape_text({name: given for name, given in sorted(job.inputs.items()) if given})
+    shape = shape_text({name: given for name, given in sorted(job.spec.inputs.items()) if given})
     return Side(
         f"{job.name} ({job.model_name})",
         {shape: {each.share: each.tuned_s for each in job.results if each.tuned_s > 0}},

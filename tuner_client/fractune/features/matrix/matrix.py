@@ -91,9 +91,9 @@ def operator_tables(client: RpcClient, job: JobStatus) -> list[CrossTable]:
     request = pb.TabulateModelRequest(
         model=job.model,
         shares=job.tuned_at,
-        inputs=from_lists(job.inputs, pb.Shape),
-        target=job.target,
-        namespace=job.namespace,
+        inputs=from_lists(job.spec.inputs, pb.Shape),
+        target=job.spec.target,
+        namespace=job.spec.namespace,
     )
     published = map(operator_records, client.tabulate_model(request))
     selected = {each.workload_hash for each in job.operators if each.selected}

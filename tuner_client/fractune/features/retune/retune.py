@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fractune.features.shapes.text import shape_text
@@ -18,7 +18,6 @@ from fractune.text.rendering import Column, Table
 from fractune.text.text import ratio_text, time_text
 from fractune_core.errors import BadRequest, FractuneError, ServerUnreachable, one_line
 from fractune_core.jobs import JobSpec, JobState
-from fractune_core.names import Collection
 from fractune_core.pb import fractune_pb2 as pb
 
 DEFAULT_LIMIT = 1000
@@ -124,8 +123,9 @@ def known_models(jobs: Sequence[JobStatus], name: str = "") -> list[Known]:
     found: defaultdict[Hashable, list[JobStatus]] = defaultdict(list)
     for each in jobs:
         if each.state is JobState.DONE and name.lower() in each.model_name.lower():
-            inputs = tuple((given, *shape) for given, shape in sorted(each.inputs.items()))
-            found[each.model, inputs, each.target, each.only, each.exact, each.namespace].append(each)
+            inputs = tuple((given, *shape) for given, shape in sorted(each.spec.inputs.items()))
+            spec = each.spec
+            found[spec.model, inputs, spec.target, spec.only, spec.exact, spec.namespace].append(each)
     known = (Known(max(same, key=lambda job: job.created_at), len(same)) for same in found.values())
     return sorted(known, key=lambda each: (-each.jobs, -each.latest.created_at))
 
@@ -134,36 +134,34 @@ def _is_measured(client: RpcClient, latest: JobStatus, device: str, tvm: str) ->
     """Whether the log has the model's operators from the device, the newest of them by this version of TVM."""
     if not device and not tvm:
         return True
-    only = pb.RecordFilter(model=latest.model, device=device, namespace=latest.namespace)
+    only = pb.RecordFilter(model=latest.model, device=device, namespace=latest.spec.namespace)
     newest = client.records(only, limit=1).records
     return any(f"{each.versions.get('tvm', '')}.".startswith(f"{tvm}." if tvm else "") for each in newest)
 
 
 def spec_of(latest: JobStatus, asked: JobSpec) -> JobSpec:
     """The job that tunes the model of `latest` for the shares and the budget of `asked`."""
-    return JobSpec(
-        model=Collection.MODELS.parse(latest.model),
-        model_name=latest.model_name,
-        shares=asked.shares,
-        inputs={name: list(shape) for name, shape in latest.inputs.items()},
-        target=latest.target,
-        trials=asked.trials,
-        minutes=asked.minutes,
-        only=latest.only,
-        exact=latest.exact,
-        namespace=latest.namespace,
-        priority=asked.priority,
+    old = latest.spec
+    return replace(
+        asked,
+        model=old.model,
+        model_name=old.model_name,
+        inputs=old.inputs,
+        target=old.target,
+        only=old.only,
+        exact=old.exact,
+        namespace=old.namespace,
     )
 
 
 def _rows(each: Retuned) -> list[tuple[tuple[str, ...], dict[str, Any]]]:
     latest = each.known.latest
-    shapes = shape_text({name: shape for name, shape in latest.inputs.items() if shape})
+    shapes = shape_text({name: shape for name, shape in latest.spec.inputs.items() if shape})
     name, jobs = one_line(f"{latest.model_name} ({shapes})" if shapes else latest.model_name), str(each.known.jobs)
     row: dict[str, Any] = {
         "model": latest.model,
         "model_name": latest.model_name,
-        "inputs": dict(latest.inputs),
+        "inputs": dict(latest.spec.inputs),
         "jobs_before": each.known.jobs,
     }
     if each.job is None:

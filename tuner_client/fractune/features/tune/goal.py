@@ -166,12 +166,12 @@ class _Pursuit:
         """Time the bundle of a step beside the peer, and decide whether to go on."""
         tuning_s = self._elapsed_s - self._timing_s
         searched = bool(self.goal.steps)
-        self._empty_steps = self._empty_steps + 1 if searched and not job.candidates_had else 0
+        self._empty_steps = self._empty_steps + 1 if searched and not job.progress.candidates_had else 0
         timings = self._timed_beside(job, bundle)
         if all(timing.beats(self._goal_spec.min_gain) for timing in timings):
             timings = self._timed_beside(job, bundle)
         self._timing_s = self._elapsed_s - tuning_s
-        trials = job.candidates_had + (self.goal.steps[-1].trials if searched else 0)
+        trials = job.progress.candidates_had + (self.goal.steps[-1].trials if searched else 0)
         self.goal = replace(self.goal, steps=(*self.goal.steps, GoalStep(tuning_s, trials, timings)))
         over = self._elapsed_s >= self._goal_spec.minutes * 60
         end = goal_end(self.goal, _known(job), self._goal_spec.trials, self._empty_steps, minutes_over=over)

@@ -59,4 +59,4 @@ def _rows(result: TuneResult, stages: Stages) -> Iterator[tuple[str, ...]]:
 
 
 def _trials(job: JobStatus) -> int:
-    return sum(job.trials_done.values())
+    return sum(job.progress.trials_done.values())

@@ -72,5 +72,5 @@ def _spent(result: TuneResult) -> str:
 
 
 def _of_job(job: JobStatus) -> str:
-    trials = sum(job.trials_done.values())
+    trials = sum(job.progress.trials_done.values())
     return f"{trials} new trials in {span_text(job.wall_s)}"

@@ -164,7 +164,7 @@ def test_a_jobs_result_and_published_records_become_tables() -> None:
         name="jobs/j1",
         state=pb.JOB_STATE_DONE,
         model_display_name="m.onnx",
-        spec=pb.JobSpec(shares=["cpu:1"]),
+        spec=pb.JobSpec(model="models/m", shares=["cpu:1"]),
         result=pb.JobResult(shares=[pb.ShareResult(share="cpu:1", run_secs=runs)]),
     )
     assert list(model_table(job_status(job)).cells) == ["untuned", "cpu:1"]

@@ -17,8 +17,8 @@ from tests.support.processes.scripted_server import ScriptedServer
 
 
 def job(name: str, model: str, created_at: float, state: JobState = JobState.DONE, **changes: Any) -> JobStatus:
-    label = f"{model}.onnx"
-    return JobStatus(f"jobs/{name}", state, f"models/{model}", label, created_at=created_at, **changes)
+    spec = JobSpec(model, f"{model}.onnx", ("cpu:1",), **changes)
+    return JobStatus(f"jobs/{name}", state, spec, created_at=created_at)
 
 
 def test_models_with_the_most_jobs_come_first_then_the_newest() -> None:

@@ -10,6 +10,7 @@ from fractune.features.shapes.sample import read_sample, shapes_of
 from fractune.features.tune.shape_jobs import JoinOptions, options_by_shape
 from fractune.models.open_inputs import OpenShape, onnx_inputs
 from fractune_core.errors import BadModel, BadRequest
+from fractune_core.jobs import SearchOptions
 from tests.support.encoders import write_encoder
 
 HELD: dict[str, OpenShape] = {"ids": ["batch", "length"], "mask": ["batch", "length"], "table": [7]}
@@ -129,12 +130,13 @@ def test_each_shape_but_the_largest_has_a_part_of_the_budget() -> None:
         ({"ids": [1, 32]}, 20, 3),
         ({"ids": [1, 16]}, 20, 3),
     ]
-    for given, wanted in (
+    cases: list[tuple[SearchOptions, dict[str, float]]] = [
         ({}, {"trials": 52}),
         ({"minutes": 10.0}, {"trials": 52, "minutes": 2.0}),
         ({"extra_trials": 7, "trials": None}, {"extra_trials": 2}),
         ({"trials": 0}, {"trials": 0}),
-    ):
+    ]
+    for given, wanted in cases:
         _, second, _ = options_by_shape(given, shapes)
         assert {name: each for name, each in second.items() if name != "inputs" and each is not None} == wanted
     assert options_by_shape({"trials": 5}, {"x": [1, 3]}) == [{"trials": 5, "inputs": {"x": [1, 3]}}]

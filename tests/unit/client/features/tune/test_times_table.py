@@ -11,7 +11,7 @@ from fractune.features.tune.times_table import time_table
 from fractune.server.job_status import JobStatus, OperatorMatch, OperatorStatus, ShareResult
 from fractune_core.analysis.roofline import Arithmetic, Roof
 from fractune_core.disturbances import Disturbance
-from fractune_core.jobs import JobState
+from fractune_core.jobs import JobSpec, JobState
 from fractune_core.records import UNTUNED, Status
 from tests.support.client_samples import granted, record
 
@@ -27,7 +27,8 @@ def operator(name: str, weight: int, secs: float, work: Arithmetic | None = WORK
 def job(*operators: OperatorStatus, tuned_s: float = 10e-3) -> JobStatus:
     result = ShareResult("cpu:1", granted(), untuned_s=20e-3, tuned_s=tuned_s)
     roofs = {"cpu:1": ROOF}
-    return JobStatus("jobs/j", JobState.DONE, model_name="m.onnx", operators=operators, results=(result,), roofs=roofs)
+    spec = JobSpec("", "m.onnx", ("cpu:1",))
+    return JobStatus("jobs/j", JobState.DONE, spec, operators=operators, results=(result,), roofs=roofs)
 
 
 def test_the_heaviest_operators_come_first_then_the_others_and_what_is_left_over() -> None:

@@ -58,8 +58,8 @@ def _jobs_table(found: Sequence[JobStatus]) -> Table:
 
 
 def _job_cells(job: JobStatus) -> tuple[str, ...]:
-    trials = f"{job.candidates_had}/{job.trials_planned}" if job.trials_planned else "-"
-    shared = str(job.candidates_shared)
+    trials = f"{job.progress.candidates_had}/{job.progress.trials_planned}" if job.progress.trials_planned else "-"
+    shared = str(job.progress.candidates_shared)
     created = f"{datetime.fromtimestamp(job.created_at, UTC):%Y-%m-%d %H:%M:%S}"
     request = job.name, job.model_name, ", ".join(job.shares), job.priority
     return *request, job.state.value, trials, shared, created
@@ -154,9 +154,9 @@ def job_json(job: JobStatus) -> dict[str, Any]:
         "shares": list(job.shares),
         "priority": job.priority,
         "state": job.state.value,
-        "trials_planned": job.trials_planned,
-        "candidates_done": job.candidates_done,
-        "candidates_shared": job.candidates_shared,
+        "trials_planned": job.progress.trials_planned,
+        "candidates_done": job.progress.candidates_done,
+        "candidates_shared": job.progress.candidates_shared,
         "created_at": job.created_at,
         "error": job.error,
         "message": job.message,

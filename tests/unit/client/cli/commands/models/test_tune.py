@@ -14,6 +14,7 @@ from tests.support.client_samples import bundle_bytes, granted
 from tests.support.processes.cli_process import only_line
 from tests.support.processes.scripted_server import ScriptedServer
 
+SPEC = pb.JobSpec(model="models/ab")
 BEATS = ["--until-beats", "onnxruntime"]
 
 
@@ -190,7 +191,9 @@ def test_a_goal_that_cannot_be_meant_starts_nothing(
 def test_a_failed_job_is_told_as_what_ended_it(
     server: ScriptedServer, model: Path, capsys: pytest.CaptureFixture[str], error: str
 ) -> None:
-    failed = pb.Job(name="jobs/j1", revision=9, state=pb.JOB_STATE_FAILED, error=error, message="no operator")
+    failed = pb.Job(
+        name="jobs/j1", spec=SPEC, revision=9, state=pb.JOB_STATE_FAILED, error=error, message="no operator"
+    )
     server.script = [server.script[0], failed]
     assert tune(server, model, "--quiet") == error_kinds().get(error, JobFailed).exit_code
     assert "no operator" in only_line(capsys.readouterr().err)
@@ -199,7 +202,7 @@ def test_a_failed_job_is_told_as_what_ended_it(
 def test_a_cancelled_job_has_the_exit_code_of_a_failed_one(
     server: ScriptedServer, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    server.script = [pb.Job(name="jobs/j1", state=pb.JOB_STATE_CANCELLED)]
+    server.script = [pb.Job(name="jobs/j1", spec=SPEC, state=pb.JOB_STATE_CANCELLED)]
     assert tune(server, model, "--quiet") == 6
     assert "jobs/j1 was cancelled" in only_line(capsys.readouterr().err)
 
