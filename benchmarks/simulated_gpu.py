@@ -4,7 +4,7 @@ Server, Redis, the roles of workers and their locks are real. Searches, builds a
 long as on an H200, builds too, and searches as long as here. The measurers are those of `fractune tune --shares
 mps:25,full` on a host of 16 cores: four, and one for the whole GPU. No GPU is used, and none is needed.
 
-Two questions: what turns on the GPU are worth (`fractune_workers.locks.gpu_turns`), in a session whose rounds are
+Two questions: what turns on the GPU are worth (`fractune_workers.locks.gpu_slots`), in a session whose rounds are
 large; and what a second searcher is worth, from the start of a job on.
 
 Usage: python -m benchmarks.simulated_gpu [--quick] [--out FILE] [--seconds N] [--part turns|searchers]
@@ -31,8 +31,7 @@ from benchmarks.support.timed_gpu import TimedGpu
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.shares import Share
 from fractune_workers.context import WorkerContext
-from fractune_workers.locks.gpu_slots import Claim, GpuSlots, HeldClaim
-from fractune_workers.locks.gpu_turns import TURN_S, GpuTurns
+from fractune_workers.locks.gpu_slots import TURN_S, Claim, GpuSlots, GpuTurns, HeldClaim
 from fractune_workers.roles import Role, measure
 from fractune_workers.roles.measure import Measurer
 from tests.support.hardware.simulated_session import TARGET

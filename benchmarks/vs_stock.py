@@ -50,8 +50,7 @@ from fractune.local.noise_file import NOISE_FILE
 from fractune_core.errors import ShareUnavailable
 from fractune_core.records import Kind, TuningRecord
 from fractune_core.shares import Share
-from fractune_workers.gpu.nvml import open_nvml
-from fractune_workers.gpu.visible import visible_gpu
+from fractune_workers.gpu.nvml import open_nvml, visible_gpu
 
 TIME_BAR = 0.1
 RATE_BAR = 5.0

@@ -28,8 +28,7 @@ from benchmarks.gpu.suite import Plan, run_plan
 from benchmarks.gpu.tidy import private_folder
 from benchmarks.support.machine import RESULTS
 from fractune_core.errors import ShareUnavailable
-from fractune_workers.gpu.nvml import open_nvml
-from fractune_workers.gpu.visible import visible_gpu
+from fractune_workers.gpu.nvml import open_nvml, visible_gpu
 
 
 def main(args: Sequence[str] | None = None) -> int:

@@ -17,7 +17,7 @@ from fractune_core.errors import FractuneError
 from fractune_core.shares import Share
 from fractune_workers.child import Child
 from fractune_workers.confinement import confinement_for
-from fractune_workers.confinement.under_mps import UnderMps
+from fractune_workers.confinement.mps import UnderMps
 from fractune_workers.gpu.mps_control import MpsControl, MpsFailed
 
 _SPIN_S = 1.0

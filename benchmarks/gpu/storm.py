@@ -28,8 +28,7 @@ from fractune_core.errors import FractuneError
 from fractune_core.records import Status
 from fractune_core.shares import Share
 from fractune_workers.child import Child
-from fractune_workers.gpu.nvml import open_nvml
-from fractune_workers.gpu.visible import visible_gpu
+from fractune_workers.gpu.nvml import open_nvml, visible_gpu
 from fractune_workers.measuring.session import ArtifactBatch, MeasurementSession, Outcome
 from fractune_workers.measuring.validation import validate
 

@@ -10,9 +10,8 @@ from typing import Any
 from onnx import defs, helper
 
 from fractune_workers.children.importing.onnx_models.decompositions import DECOMPOSITIONS
-from fractune_workers.children.importing.onnx_models.onnx_converters import CONVERTERS
 from fractune_workers.children.importing.onnx_models.onnx_fold import UNROLLED
-from fractune_workers.children.importing.onnx_models.onnx_importer import is_known
+from fractune_workers.children.importing.onnx_models.onnx_importer import CONVERTERS, is_known
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 _HEAD = Path(__file__).with_name("models_page_head.md")

@@ -34,7 +34,7 @@ from fractune_core.fleet.messages import cancelled_by
 from fractune_core.fleet.signed_messages import open_dated_work, seal_event, seal_work, seal_worker
 from fractune_core.names import UNTUNED_VARIANT
 from fractune_core.records import candidate_id
-from fractune_workers.work_counts import WorkCounts
+from fractune_workers.context import WorkCounts
 from tests.support.processes.made_up import DEVICE, TARGET, VERSIONS, granted, made_up_record
 from tests.support.secret import SECRET
 

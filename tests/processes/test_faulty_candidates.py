@@ -13,15 +13,14 @@ from fractune_core.cuda.mps import PROGRAM
 from fractune_core.errors import ShareUnavailable
 from fractune_core.records import Status
 from fractune_core.shares import Share
-from fractune_workers.calibration.child_thread import running
+from fractune_workers.calibration.candidates import running
 from fractune_workers.calibration.measurer_pool import PooledMeasurer
 from fractune_workers.child import Child
 from fractune_workers.children.tvm_api.artifacts import unpack
 from fractune_workers.confinement import confinement_for
 from fractune_workers.cuda.compilers import find_compiler
 from fractune_workers.gpu.mps_daemon import OwnMpsDaemon
-from fractune_workers.gpu.nvml import Gpu, open_nvml
-from fractune_workers.gpu.visible import visible_gpu
+from fractune_workers.gpu.nvml import Gpu, open_nvml, visible_gpu
 from fractune_workers.measuring import session as session_module
 from fractune_workers.measuring.session import ArtifactBatch, MeasurementSession, Outcome
 from fractune_workers.measuring.validation import validate

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
+import resource
+import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import redis
 from rq import Queue
@@ -19,14 +23,118 @@ from fractune_core import tracing
 from fractune_core.errors import BadModel, FractuneError
 from fractune_core.fleet.blobs import add_signed_blob, get_signed_blob
 from fractune_core.fleet.marks import CANCELLED, DONE, HANDED_BACK, is_marked, mark
-from fractune_core.fleet.messages import MOST_EVENT_BYTES, Event, PieceDone, Work, WorkFailed, cancelled_by
+from fractune_core.fleet.messages import (
+    BUSY,
+    IDLE,
+    MOST_EVENT_BYTES,
+    Event,
+    PieceDone,
+    Work,
+    WorkerInfo,
+    WorkFailed,
+    cancelled_by,
+)
 from fractune_core.fleet.redis_names import BLOB_TTL_S, EVENT_FIELD, HANDLER, SERVER_STREAM, workload_blob
 from fractune_core.fleet.signed_messages import seal_event, seal_work
+from fractune_core.fleet.worker_counts import (
+    COUNT,
+    GATE_WAIT,
+    SCHEDULE_TO_START,
+    SUM,
+    WORK_DURATION,
+    CountKey,
+    bucket_of,
+    counts_to_json,
+)
 from fractune_core.workloads import check_workload
 from fractune_workers.child import Child
 from fractune_workers.locks.core_locks import CoreLocks
-from fractune_workers.meter import Meter
-from fractune_workers.work_counts import WorkCounts
+
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_AFTER_NAME = 11
+"""fields of /proc/PID/stat that lie between the name and user time"""
+
+
+class Spent(NamedTuple):
+    worked_s: float
+    """without waits for locks"""
+    cpu_s: float
+
+
+class Meter:
+    """Starts when it is made. `waited_s` returns how long this process has waited for locks so far."""
+
+    def __init__(self, waited_s: Callable[[], float]) -> None:
+        self._waited_s = waited_s
+        self._began = self._now()
+
+    def read(self) -> Spent:
+        now = self._now()
+        return Spent(*(max(0.0, after - before) for before, after in zip(self._began, now, strict=True)))
+
+    def _now(self) -> Spent:
+        return Spent(time.perf_counter() - self._waited_s(), cpu_s())
+
+
+def cpu_s() -> float:
+    """CPU seconds of this process so far, with its children, living and dead, and the dead children of these."""
+    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages) + sum(map(_used_s, _children()))
+
+
+def _children() -> Iterator[int]:
+    """Process ids of the children of all threads; none where the kernel does not list them."""
+    for place in Path("/proc/self/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # the thread has just ended
+            yield from map(int, place.read_text().split())
+
+
+def _used_s(pid: int) -> float:
+    """CPU seconds of a process and of its children that ended; 0 when it has just ended."""
+    with contextlib.suppress(OSError, ValueError):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return sum(map(int, fields[_AFTER_NAME : _AFTER_NAME + 4])) / _TICKS_PER_S
+    return 0.0
+
+
+class WorkCounts:
+    """Thread-safe: one thread works and counts, another renews the worker's entry."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: defaultdict[CountKey, float] = defaultdict(float)
+        self._busy = False
+        self._began = time.monotonic()
+
+    def begin(self, kind: str, waited_s: float) -> None:
+        """A piece of work of this kind begins, `waited_s` after it was queued, by the clocks of two hosts."""
+        with self._lock:
+            self._busy = True
+            self._note(SCHEDULE_TO_START, kind, max(0.0, waited_s))
+
+    def end(self, kind: str, took_s: float, locks_s: float) -> None:
+        """The work has ended, well or not; of `took_s` it waited `locks_s` for locks."""
+        with self._lock:
+            self._busy = False
+            self._note(WORK_DURATION, kind, max(0.0, took_s - locks_s))
+            self._note(GATE_WAIT, kind, locks_s)
+
+    def add(self, name: str, label: str = "", count: int = 1) -> None:
+        """Add `count` to a counter."""
+        with self._lock:
+            self._counts[CountKey(name, label, COUNT)] += count
+
+    def describe(self, info: WorkerInfo) -> None:
+        """Fill in the present counts of the worker's entry."""
+        with self._lock:
+            info["state"] = BUSY if self._busy else IDLE
+            info["uptime_s"] = time.monotonic() - self._began
+            info["counts"] = counts_to_json(self._counts)
+
+    def _note(self, name: str, label: str, secs: float) -> None:
+        self._counts[CountKey(name, label, bucket_of(secs))] += 1
+        self._counts[CountKey(name, label, SUM)] += secs
+
 
 _MEMORY_PATIENCE_S = 30.0
 """how long a worker keeps results while Redis is out of memory"""

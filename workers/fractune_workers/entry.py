@@ -16,8 +16,7 @@ from fractune_core.fleet.messages import Work
 from fractune_core.fleet.redis_names import SERVER_STREAM
 from fractune_core.fleet.signed_messages import Refused, open_dated_work
 from fractune_core.log_fields import log_fields
-from fractune_workers.context import WorkerContext
-from fractune_workers.meter import Meter
+from fractune_workers.context import Meter, WorkerContext
 from fractune_workers.roles import Role
 
 _log = logging.getLogger(__name__)

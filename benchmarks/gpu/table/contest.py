@@ -162,7 +162,7 @@ def _whole_contestants(processor: Processor, share: str, bundle: str, model: str
 def _contestants(
     processor: Processor, operation: dict[str, Any], described: list[Any], codes: Mapping[str, str], peer: str
 ) -> dict[str, Any]:
-    from fractune_workers.children.measuring.tolerances import allowed
+    from fractune_workers.children.measuring.quantized_outputs import allowed
     from fractune_workers.children.tvm_api.arrays import random_args
     from fractune_workers.children.tvm_api.artifacts import load_objects
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from fractune_core.errors import BadModel
 from fractune_core.host.limits import addressed_bytes, memory_limit
-from fractune_workers.children.compiling.side_by_side import side_by_side
+from fractune_workers.children.compiling.variants import side_by_side
 
 
 def _work(name: str) -> tuple[str, int]:

@@ -153,8 +153,8 @@ def function_of(case: Case, dtype: str) -> tuple[Any, list[int]]:
 
 def error_of(name: str, dtype: str, decisions: list[int]) -> float:
     from fractune_workers.children.triton_kernels.attention.decisions import AttentionDecisions
+    from fractune_workers.children.triton_kernels.attention.kernel_operators import attention_source
     from fractune_workers.children.triton_kernels.attention.recognition import attention_of
-    from fractune_workers.children.triton_kernels.attention.source import attention_source
     from fractune_workers.children.triton_kernels.compiler import load_module
 
     case = CASES[name]

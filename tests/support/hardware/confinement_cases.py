@@ -27,8 +27,7 @@ from fractune_workers.confinement.cpu_limit import CpuLimitConfinement
 from fractune_workers.confinement.full import FullConfinement
 from fractune_workers.confinement.green import GreenConfinement
 from fractune_workers.confinement.mig import MigConfinement
-from fractune_workers.confinement.mps import MpsConfinement
-from fractune_workers.confinement.mps_sm import MpsSmConfinement
+from fractune_workers.confinement.mps import MpsConfinement, MpsSmConfinement
 from fractune_workers.gpu.nvml import NvidiaMl, open_nvml
 from tests.support.hardware.made_up_cgroups import made_up_cgroups
 from tests.support.hardware.simulated_cuda import simulated_driver

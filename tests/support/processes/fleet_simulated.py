@@ -37,7 +37,7 @@ from fractune_core.fleet.worker_entries import drop_entry, put_entry
 from fractune_core.implementations import DIRECT, text_of
 from fractune_core.records import Status, candidate_id
 from fractune_core.shares import GrantedShare, Share
-from fractune_workers.work_counts import WorkCounts
+from fractune_workers.context import WorkCounts
 from fractune_workers.work_loop import ANSWER_TIMEOUT_S, WorkLoop
 from tests.support.client_samples import bundle_bytes
 from tests.support.processes.made_up import (

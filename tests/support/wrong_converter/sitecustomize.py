@@ -8,7 +8,7 @@ import sys
 import types
 from collections.abc import Sequence
 
-_MODULE = "fractune_workers.children.importing.onnx_models.onnx_converters"
+_MODULE = "fractune_workers.children.importing.onnx_models.onnx_importer"
 
 
 class _Finder(importlib.abc.MetaPathFinder):

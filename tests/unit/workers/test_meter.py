@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 
-from fractune_workers.meter import Meter, cpu_s
+from fractune_workers.context import Meter, cpu_s
 
 _BURN = "import time\nwhile time.process_time() < 0.3: pass\nprint('burnt', flush=True)\ninput()"
 

@@ -24,10 +24,9 @@ from fractune_core.fleet.worker_counts import (
     CountKey,
     counts_from_json,
 )
-from fractune_workers.context import WorkerContext
+from fractune_workers.context import WorkCounts, WorkerContext
 from fractune_workers.entry import WorkHandler
 from fractune_workers.locks.core_locks import CoreLocks
-from fractune_workers.work_counts import WorkCounts
 from tests.support.fleet_messages import BUILD
 from tests.support.secret import SECRET
 

@@ -71,7 +71,7 @@ def examine() -> list[Use]:
 
 
 def limit_use(here: dict[str, Any]) -> Use:
-    """The use of CPU limits. `here`: fractune_workers.inventory.limits.LimitsHere as JSON."""
+    """The use of CPU limits. `here`: fractune_workers.inventory.cpus.LimitsHere as JSON."""
     remedy = "run fractune as root, or in a container with the limit (--cpus 1.5)"
     findings = [
         packages("local"),

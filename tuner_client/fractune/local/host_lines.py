@@ -31,7 +31,7 @@ def cpu_lines(cpus: Mapping[str, Any]) -> Iterator[str]:
 
 
 def limit_text(limits: Mapping[str, Any]) -> str:
-    """The limit that holds, of a `fractune_workers.inventory.limits.LimitsHere` as JSON."""
+    """The limit that holds, of a `fractune_workers.inventory.cpus.LimitsHere` as JSON."""
     if not limits["cgroup"]:
         return "none"
     stopped = "throttling is not counted"

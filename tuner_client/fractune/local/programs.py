@@ -81,18 +81,18 @@ def machine_shares(named: Sequence[Share] = (), *, prove: bool) -> Iterator[dict
 
 def mig_commands(layout: str) -> list[str]:
     """The commands that would divide the first visible GPU by `layout`. Raises BadRequest, ShareUnavailable."""
-    from fractune_workers.gpu import mig_layout, nvml, visible
+    from fractune_workers.gpu import mig_layout, nvml
 
-    gpu = visible.visible_gpu(nvml.open_nvml().gpus())
+    gpu = nvml.visible_gpu(nvml.open_nvml().gpus())
     return [" ".join(command) for command in mig_layout.commands(mig_layout.plan_layout(layout, gpu), gpu)]
 
 
 def apply_mig_layout(layout: str, report_line: Callable[[str], None]) -> list[str]:
     """Run them, each reported before it runs; the shares that exist afterwards. Raises BadRequest, ShareUnavailable."""
-    from fractune_workers.gpu import mig_layout, nvml, visible
+    from fractune_workers.gpu import mig_layout, nvml
 
     def look() -> nvml.Gpu:
-        return visible.visible_gpu(nvml.open_nvml().gpus())
+        return nvml.visible_gpu(nvml.open_nvml().gpus())
 
     divided = mig_layout.apply_layout(layout, look(), look, lambda command: report_line(" ".join(command)))
     return [f"mig:{found.profile} is mig:{found.uuid}, {found.sms} SMs" for found in divided.instances]
@@ -109,10 +109,10 @@ def mps_daemon_here() -> tuple[Any, Any]:
 
 
 def cpu_limits() -> dict[str, Any]:
-    """The CPU limit of this process and the way to make one: a fractune_workers.inventory.limits.LimitsHere."""
-    from fractune_workers.inventory import limits
+    """The CPU limit of this process and the way to make one: a fractune_workers.inventory.cpus.LimitsHere."""
+    from fractune_workers.inventory import cpus
 
-    return limits.limits_here().to_json()
+    return cpus.limits_here().to_json()
 
 
 def look_for_cuda() -> Any:

@@ -6,22 +6,83 @@ import contextlib
 import itertools
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from queue import SimpleQueue
+from typing import Any, Protocol, TypeVar
 
 from fractune_core.analysis.noise import FEWEST_CANDIDATES
 from fractune_core.errors import BadModel, FractuneError
 from fractune_core.records import Status
 from fractune_core.targets import target_key, with_cores
 from fractune_workers.builder_process import BuilderProcess
-from fractune_workers.calibration.child_thread import ChildThread
 from fractune_workers.child import Child
 from fractune_workers.child.errors import CALL_ERRORS, CallFailed, ChildTimeout
 from fractune_workers.locks.core_locks import CoreLocks
 from fractune_workers.reader import reader_child
+
+_T = TypeVar("_T")
+
+
+class ChildThread:
+    """Runs what it is given, one after the other, in a thread of its own.
+
+    A daemon: a command that is stopped does not wait for a child that is starting, which dies with the thread.
+    """
+
+    def __init__(self, at_end: Callable[[], None]) -> None:
+        self._at_end = at_end
+        self._jobs: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._stopped = threading.Event()
+        self._ended: Future[None] = Future()
+        threading.Thread(target=_fulfil, args=(self._ended, self._serve), daemon=True).start()
+
+    def submit(self, run: Callable[[], _T]) -> Future[_T]:
+        future: Future[_T] = Future()
+        self._jobs.put(lambda: _fulfil(future, run))
+        return future
+
+    def stop(self) -> Future[None]:
+        """Give up what waits, and end after what runs."""
+        self._stopped.set()
+        self._jobs.put(lambda: None)
+        return self._ended
+
+    def _serve(self) -> None:
+        try:
+            while not self._stopped.is_set():
+                self._jobs.get()()
+        finally:
+            self._at_end()
+
+
+class HasChildThread(Protocol):
+    """Something with a child, and the thread that the child belongs to."""
+
+    thread: ChildThread
+
+
+_Thing = TypeVar("_Thing", bound=HasChildThread)
+
+
+@contextlib.contextmanager
+def running(thing: _Thing) -> Iterator[_Thing]:
+    """Ends the thing's child with the block; waits for it only when all went well."""
+    try:
+        yield thing
+    finally:
+        ended = thing.thread.stop()
+    ended.result()
+
+
+def _fulfil(future: Future[_T], run: Callable[[], _T]) -> None:
+    try:
+        future.set_result(run())
+    except Exception as error:  # noqa: BLE001  it is raised where the result is waited for
+        future.set_exception(error)
+
 
 _OPERATOR_TIMEOUT_S = 600.0
 _SEARCH_TIMEOUT_S = 300.0

@@ -25,9 +25,9 @@ from fractune_workers.calibration.candidates import (
     SampleOperator,
     builtin_operator,
     heaviest_operator,
+    running,
     sample,
 )
-from fractune_workers.calibration.child_thread import running
 from fractune_workers.calibration.measurer_pool import (
     BUILDERS_AT_MOST,
     MeasurerPool,

@@ -14,8 +14,7 @@ from fractune_core.host.cpu_topology import EACH_A_CORE, CpuTopology
 from fractune_core.records import TimingPolicy
 from fractune_core.share_kinds import CPU
 from fractune_core.shares import GrantedShare, Share, units_text
-from fractune_workers.calibration.candidates import OperatorBuilder
-from fractune_workers.calibration.child_thread import ChildThread, running
+from fractune_workers.calibration.candidates import ChildThread, OperatorBuilder, running
 from fractune_workers.locks.gpu_slots import claim_of
 from fractune_workers.measuring.session import ArtifactBatch, MeasurementSession, Outcome
 

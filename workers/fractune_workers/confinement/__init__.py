@@ -15,12 +15,10 @@ from fractune_core.shares import Share
 from fractune_workers.confinement.base import Confinement
 from fractune_workers.confinement.cpu import CpuConfinement
 from fractune_workers.confinement.cpu_limit import CpuLimitConfinement
-from fractune_workers.confinement.full import FullConfinement
+from fractune_workers.confinement.full import FullConfinement, NoConfinement
 from fractune_workers.confinement.green import GreenConfinement
 from fractune_workers.confinement.mig import MigConfinement
-from fractune_workers.confinement.mps import MpsConfinement
-from fractune_workers.confinement.mps_sm import MpsSmConfinement
-from fractune_workers.confinement.none import NoConfinement
+from fractune_workers.confinement.mps import MpsConfinement, MpsSmConfinement
 
 
 def confinement_for(share: Share, units: Sequence[int] = ()) -> Confinement:

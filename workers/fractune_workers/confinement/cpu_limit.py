@@ -23,8 +23,7 @@ from fractune_core.shares import GrantedShare, Share, units_text
 from fractune_workers.confinement.base import Confinement
 from fractune_workers.confinement.burn import Burn, burn
 from fractune_workers.confinement.cpu import check_affinities, thread_variables
-from fractune_workers.confinement.limit_cgroups import LimitCgroups
-from fractune_workers.confinement.systemd_scope import SystemdScope
+from fractune_workers.confinement.limit_cgroups import LimitCgroups, SystemdScope
 from fractune_workers.locks.core_locks import default_lock_dir
 from fractune_workers.locks.flock import locked
 

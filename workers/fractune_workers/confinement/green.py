@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from fractune_core.errors import ShareUnavailable
 from fractune_core.shares import GrantedShare
-from fractune_workers.confinement.beside_mps import BesideMps
+from fractune_workers.confinement.mps import BesideMps
 from fractune_workers.cuda.green_context import GreenContext
 
 

@@ -20,8 +20,7 @@ from fractune_core.records import Status
 from fractune_workers.child import Child
 from fractune_workers.child.errors import ChildDied, ChildTimeout
 from fractune_workers.confinement.base import Confinement
-from fractune_workers.faults.fault_state import ArtifactFailure, Ending, FaultState, Step
-from fractune_workers.faults.fault_state_file import FaultStateFile
+from fractune_workers.faults.fault_state import ArtifactFailure, Ending, FaultState, FaultStateFile, Step
 
 _LOOK_EVERY_S = 0.02
 _WATCH_EVERY_S = 0.1

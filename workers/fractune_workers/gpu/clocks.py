@@ -7,8 +7,7 @@ from collections.abc import Callable
 from functools import cached_property
 
 from fractune_core.errors import ShareUnavailable
-from fractune_workers.gpu.nvml import Clocks, Nvml, open_nvml
-from fractune_workers.gpu.visible import visible_gpu
+from fractune_workers.gpu.nvml import Clocks, Nvml, open_nvml, visible_gpu
 
 UNKNOWN_CLOCKS = Clocks(sm_mhz=0, throttled_ns={})
 

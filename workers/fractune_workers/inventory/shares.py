@@ -25,8 +25,7 @@ from fractune_workers.confinement import confinement_for, launcher_of
 from fractune_workers.confinement.base import Confinement
 from fractune_workers.confinement.limit_cgroups import LimitCgroups
 from fractune_workers.gpu.nvml import Gpu, open_nvml
-from fractune_workers.inventory.cpus import CpusHere, cpus_here
-from fractune_workers.inventory.limits import LimitsHere, limits_here
+from fractune_workers.inventory.cpus import CpusHere, LimitsHere, cpus_here, limits_here
 
 NOT_PROVED = "not proved"
 PROOF_FAILED = "proof failed"

@@ -1,7 +1,7 @@
 """Validation: the finalists of an operator are checked against the untuned default, then timed interleaved.
 
-How far an output may be from the reference follows from its type (`children/measuring/tolerances.py`). All must be in
-one child. A new child checks those that were right again.
+How far an output may be from the reference follows from its type (`children/measuring/quantized_outputs.py`). All
+must be in one child. A new child checks those that were right again.
 """
 
 from __future__ import annotations

@@ -35,8 +35,7 @@ from fractune_core.records import UNTUNED, WARM, Kind, Status, TuningRecord, can
 from fractune_core.shares import Device, GrantedShare, Share
 from fractune_workers.context import ResultTransaction, WorkerContext
 from fractune_workers.gpu.clocks import UNKNOWN_CLOCKS, GpuClock
-from fractune_workers.locks.gpu_slots import ALONE, MeasurementSlot, claim_of
-from fractune_workers.locks.gpu_turns import GpuTurns
+from fractune_workers.locks.gpu_slots import ALONE, GpuTurns, MeasurementSlot, claim_of
 from fractune_workers.measuring.audit import audit_file
 from fractune_workers.measuring.session import (
     ArtifactBatch,

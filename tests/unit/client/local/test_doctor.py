@@ -14,8 +14,8 @@ import pytest
 from fractune.cli import main
 from fractune.local import doctor as doctor_module
 from fractune.local.doctor import Finding, Use, cuda_uses, limit_use, packages, required
+from fractune_workers.inventory.cpus import LimitsHere
 from fractune_workers.inventory.cuda import CompilerHere, LibraryHere
-from fractune_workers.inventory.limits import LimitsHere
 
 NVRTC = CompilerHere("NVRTC 13.0", (75, 90, 121))
 ML, BINDINGS = LibraryHere("nvidia-ml-py", "13.615.71"), LibraryHere("cuda-bindings", "13.5.0")

@@ -8,8 +8,7 @@ import pytest
 
 from fractune.local.host_lines import cpu_lines, limit_text, making_text
 from fractune_workers.inventory.cpu_pairs import PairBurn
-from fractune_workers.inventory.cpus import CpusHere
-from fractune_workers.inventory.limits import LimitsHere
+from fractune_workers.inventory.cpus import CpusHere, LimitsHere
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,8 @@ import pytest
 from fractune_core.cuda.environment import MPS_PIPE_DIRECTORY
 from fractune_core.errors import ShareUnavailable
 from fractune_core.shares import Share
-from fractune_workers.confinement.beside_mps import BesideMps
-from fractune_workers.confinement.full import FullConfinement
-from fractune_workers.confinement.none import NoConfinement
+from fractune_workers.confinement.full import FullConfinement, NoConfinement
+from fractune_workers.confinement.mps import BesideMps
 from fractune_workers.gpu.nvml import NoNvidiaDriver, Nvml
 from tests.support.hardware.confinement_cases import full_confinement, green_confinement
 from tests.support.hardware.simulated_gpu import MODELS, SimulatedGpu

@@ -13,8 +13,7 @@ from fractune_core.shares import Share
 from fractune_workers.confinement import cpu_limit, launcher_of
 from fractune_workers.confinement.burn import Burn
 from fractune_workers.confinement.cpu_limit import CpuLimitConfinement
-from fractune_workers.confinement.limit_cgroups import LimitCgroups
-from fractune_workers.confinement.systemd_scope import SystemdScope
+from fractune_workers.confinement.limit_cgroups import LimitCgroups, SystemdScope
 from fractune_workers.locks.flock import is_locked
 from tests.support.hardware.cgroup_tree import a_host
 

@@ -12,10 +12,9 @@ from fractune_core.errors import ShareUnavailable
 from fractune_core.share_kinds import SHARE_KINDS, ShareKind
 from fractune_core.shares import GrantedShare, Share
 from fractune_workers.confinement import confinement_for, stream_of
-from fractune_workers.confinement.full import FullConfinement
+from fractune_workers.confinement.full import FullConfinement, NoConfinement
 from fractune_workers.confinement.green import GreenConfinement
 from fractune_workers.confinement.mig import MigConfinement
-from fractune_workers.confinement.none import NoConfinement
 from fractune_workers.cuda.green_context import largest_green
 from fractune_workers.gpu.nvml import NoNvidiaDriver, NvidiaMl
 from tests.support.hardware.simulated_cuda import Staged, simulated_driver

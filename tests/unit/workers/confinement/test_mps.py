@@ -18,8 +18,7 @@ from fractune_core.cuda.environment import MPS_PARTITION, MPS_PIPE_DIRECTORY
 from fractune_core.errors import ShareNotReady, ShareUnavailable
 from fractune_core.shares import Share
 from fractune_workers.confinement import confinement_for
-from fractune_workers.confinement.mps import MpsConfinement
-from fractune_workers.confinement.mps_sm import MpsSmConfinement
+from fractune_workers.confinement.mps import MpsConfinement, MpsSmConfinement
 from fractune_workers.cuda.driver import Driver, DriverFailed
 from fractune_workers.gpu import mps_daemon
 from fractune_workers.gpu.mps_control import MpsFailed, MpsUnreachable

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from fractune_core.cpu_limits import LimitSize
-from fractune_workers.confinement.limit_cgroups import LimitCgroups
-from fractune_workers.confinement.systemd_scope import SystemdScope
+from fractune_workers.confinement.limit_cgroups import LimitCgroups, SystemdScope
 from tests.support.hardware.cgroup_tree import V1_MOUNT, a_host
 
 

@@ -8,8 +8,7 @@ import pytest
 
 from fractune_core.cuda.toolkit import Toolkit, find_toolkits
 from fractune_core.errors import FractuneError
-from fractune_workers.cuda.compilers import CompileFailed, CudaCompiler, Nvcc, Nvrtc, compilers
-from fractune_workers.cuda.nvrtc_headers import small_headers
+from fractune_workers.cuda.compilers import CompileFailed, CudaCompiler, Nvcc, Nvrtc, compilers, small_headers
 from tests.support.hardware.cubins import cubin_arch
 
 HEADERS = """

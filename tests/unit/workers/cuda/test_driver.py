@@ -12,7 +12,7 @@ import pytest
 
 from fractune_core.cuda.errors import UNKNOWN
 from fractune_core.errors import ShareUnavailable
-from fractune_workers.children.measuring import launch_floor
+from fractune_workers.children.measuring import roof
 from fractune_workers.cuda import anchor, driver
 from fractune_workers.cuda.anchor import GpuAnchor
 from fractune_workers.cuda.driver import CudaDriver, DriverFailed, open_driver
@@ -161,7 +161,7 @@ def test_the_binding_has_every_name_that_is_used(h200: SimulatedGpu) -> None:
 
 
 @pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90", "sm_100"])
-@pytest.mark.parametrize("module", [driver, anchor, launch_floor])
+@pytest.mark.parametrize("module", [driver, anchor, roof])
 def test_the_kernels_assemble(arch: str, module: Any, tmp_path: Path) -> None:
     ptxas = shutil.which("ptxas") or shutil.which("/usr/local/cuda/bin/ptxas")
     if ptxas is None:

@@ -16,13 +16,12 @@ import pytest
 from fractune_core.errors import ShareUnavailable, StateUnusable
 from fractune_core.records import VALIDATION_POLICY, Status
 from fractune_core.shares import Share
-from fractune_workers.calibration.child_thread import running
+from fractune_workers.calibration.candidates import running
 from fractune_workers.calibration.measurer_pool import PooledMeasurer
 from fractune_workers.child import Child
 from fractune_workers.confinement.cpu import CpuConfinement
 from fractune_workers.faults import guard as guard_module
-from fractune_workers.faults.fault_state import ArtifactFailure, FaultState
-from fractune_workers.faults.fault_state_file import FaultStateFile
+from fractune_workers.faults.fault_state import ArtifactFailure, FaultState, FaultStateFile
 from fractune_workers.faults.guard import guard_for
 from fractune_workers.measuring import session as session_module
 from fractune_workers.measuring.session import ArtifactBatch, MeasurementSession, Outcome, artifact_name

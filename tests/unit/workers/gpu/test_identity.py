@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from fractune_workers.gpu.nvml import NvidiaMl
-from fractune_workers.gpu.visible import gpu_device
+from fractune_workers.gpu.nvml import NvidiaMl, gpu_device
 from tests.support.hardware.simulated_cuda import simulated_driver
 from tests.support.hardware.simulated_gpu import MODELS, SimulatedGpu, gpu_in_mig_mode
 from tests.support.hardware.simulated_nvml import SimulatedNvml

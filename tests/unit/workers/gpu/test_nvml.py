@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fractune_core.errors import ShareUnavailable
-from fractune_workers.gpu.nvml import NoNvidiaDriver, NvidiaMl, NvmlFailed
-from fractune_workers.gpu.visible import visible_gpu
+from fractune_workers.gpu.nvml import NoNvidiaDriver, NvidiaMl, NvmlFailed, visible_gpu
 from tests.support.hardware.simulated_gpu import MODELS, SimulatedGpu, gpu_in_mig_mode
 from tests.support.hardware.simulated_nvml import LIBRARY_NOT_FOUND, NOT_SUPPORTED, SimulatedNvml
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fractune_workers.confinement.limit_cgroups import LimitCgroups
-from fractune_workers.inventory.limits import LimitsHere, limits_here
+from fractune_workers.inventory.cpus import LimitsHere, limits_here
 from tests.support.hardware.cgroup_tree import a_host
 from tests.support.hardware.made_up_cgroups import made_up_cgroups
 

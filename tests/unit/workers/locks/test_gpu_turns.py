@@ -12,10 +12,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from fractune_workers.locks import gpu_turns
+from fractune_workers.locks import gpu_slots
 from fractune_workers.locks.core_locks import CoreLocks
-from fractune_workers.locks.gpu_slots import ALONE, Claim, GpuSlots
-from fractune_workers.locks.gpu_turns import GpuTurns
+from fractune_workers.locks.gpu_slots import ALONE, Claim, GpuSlots, GpuTurns
 from tests.support.processes.redis_process import wait_until
 
 GPU = "GPU-00000000-cdf7-e667-3644-bf5b4f46ed65"
@@ -27,7 +26,7 @@ _KEEP = """
 import sys
 from pathlib import Path
 from fractune_workers.locks.gpu_slots import ALONE
-from fractune_workers.locks.gpu_turns import GpuTurns
+from fractune_workers.locks.gpu_slots import GpuTurns
 turns = GpuTurns(Path(sys.argv[1]), sys.argv[2], turn_s=3600)
 with turns.holding(ALONE):
     pass
@@ -81,7 +80,7 @@ def test_pieces_follow_each_other_though_another_claim_waits(tmp_path: Path) -> 
 
 def test_a_turn_ends_with_the_piece_that_ends_after_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 100.0
-    monkeypatch.setattr(gpu_turns, "time", SimpleNamespace(monotonic=lambda: now_s))
+    monkeypatch.setattr(gpu_slots, "time", SimpleNamespace(monotonic=lambda: now_s))
     turns = GpuTurns(tmp_path, GPU, 2.0)
     kept = []
     for ends_s in (100.5, 101.9, 102.0):
@@ -93,7 +92,7 @@ def test_a_turn_ends_with_the_piece_that_ends_after_its_time(tmp_path: Path, mon
 
 def test_a_turn_that_is_over_does_not_go_on_after_a_pause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 100.0
-    monkeypatch.setattr(gpu_turns, "time", SimpleNamespace(monotonic=lambda: now_s))
+    monkeypatch.setattr(gpu_slots, "time", SimpleNamespace(monotonic=lambda: now_s))
     turns = GpuTurns(tmp_path, GPU, 2.0)
     with turns.holding(ALONE):
         other = Other(tmp_path, ALONE)

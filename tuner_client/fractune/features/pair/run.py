@@ -56,7 +56,7 @@ class CoRunner:
 
     def __init__(self, program: Program, placement: Placement, lock_folder: str, env: Mapping[str, str]) -> None:
         from fractune_core.host.thread_pool import SPIN_COUNT, SPIN_YIELDS
-        from fractune_workers.calibration.child_thread import ChildThread
+        from fractune_workers.calibration.candidates import ChildThread
         from fractune_workers.child import Child
         from fractune_workers.confinement import confinement_for
 
@@ -225,7 +225,7 @@ def co_located(
     installed.
     """
     require("worker", "tvm")
-    from fractune_workers.calibration.child_thread import running
+    from fractune_workers.calibration.candidates import running
 
     with contextlib.ExitStack() as held:
         folder = held.enter_context(tempfile.TemporaryDirectory(prefix="fractune-alternation-"))

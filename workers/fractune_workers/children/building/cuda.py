@@ -6,20 +6,175 @@ source, for the architecture that the target names. Host object and cubin travel
 
 from __future__ import annotations
 
+import json
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import tvm
+import tvm_ffi
+from tvm import s_tir
 from tvm.s_tir.transform import RemoveWeightLayoutRewriteBlock
+from tvm.tirx import PrimFunc
 from tvm.tirx.build import split_host_device_mods, tir_to_runtime
 
 from fractune_core.errors import FractuneError
 from fractune_core.targets import FAST_MATH
 from fractune_workers.children.building.embed_cubin import embed_cubin
-from fractune_workers.children.building.identifiers import with_identifiers
-from fractune_workers.children.building.launch_limits import check_limits
-from fractune_workers.children.building.lowering import lowered
+from fractune_workers.children.building.strided_copies import StridedCopies, copied_singly
+from fractune_workers.children.tvm_api.annotations import ASYNC_COPIES
 from fractune_workers.children.tvm_api.artifacts import pack, written
+from fractune_workers.children.tvm_api.cuda_target import shared_bytes_at_launch
 from fractune_workers.cuda.compilers import CudaCompiler
+
+# Names of a kernel's variables as C's identifiers: code for a GPU is generated as text.
+#
+# TVM replaces the dots of a name alone. Models have other names too, such as `gpu_0/data_0` for an input.
+
+_IDENTIFIER = re.compile(r"[A-Za-z_][\w.]*", re.ASCII)
+"""Dots are allowed: TVM replaces them, and names threads with them."""
+_FOREIGN = re.compile(r"\W", re.ASCII)
+
+
+def with_identifiers(mod: tvm.IRModule) -> tvm.IRModule:
+    """The module with all names of variables in its TIR functions as identifiers. TVM keeps them apart."""
+    named = {var: _named(each) if isinstance(each, PrimFunc) else each for var, each in mod.functions.items()}
+    return tvm.IRModule(named, attrs=mod.attrs)
+
+
+def _named(function: Any) -> Any:
+    graph = json.loads(tvm.ir.save_json(function))
+    nodes: list[dict[str, Any]] = graph["nodes"]
+    for node in [each for each in nodes if each["type"] == "ir.Var"]:
+        name = nodes[node["data"]["name"]]["data"]
+        if not _IDENTIFIER.fullmatch(name):
+            # A text of its own: the graph holds equal texts once, and another may not be a name.
+            node["data"]["name"] = len(nodes)
+            nodes.append({"type": "ffi.String", "data": "_" + _FOREIGN.sub("_", name)})
+            function = None
+    return function or tvm.ir.load_json(json.dumps(graph))
+
+
+# The needs of a kernel for a thread block, checked before it is compiled: an excess is the candidate's failure.
+#
+# A compiler finds the excess only after seconds, and reports it in its own words. Sometimes only the launch finds it.
+
+_STATIC, _DYNAMIC = "shared", "shared.dyn"
+
+
+class TooLarge(FractuneError):
+    """A kernel needs more threads or shared memory than a block of the target has."""
+
+
+@dataclass
+class BlockNeeds:
+    """The threads and the memory of one block of a kernel."""
+
+    extents: dict[str, int] = field(default_factory=dict)
+    """threads by axis: `threadIdx.x`"""
+    static_bytes: int = 0
+    """shared memory of a size that is compiled in"""
+    dynamic_bytes: int = 0
+    """shared memory that the launch requests"""
+
+    @property
+    def threads(self) -> int:
+        return math.prod(self.extents.values())
+
+
+def needs_of(kernel: Any) -> BlockNeeds:
+    """The needs of a block of a lowered kernel (a device function of TIR)."""
+    needs = BlockNeeds()
+
+    def note_threads(node: Any) -> None:
+        axis = str(node.node.thread_tag) if node.attr_key == "thread_extent" else ""
+        if axis.startswith("threadIdx."):
+            needs.extents[axis] = max(int(node.value), needs.extents.get(axis, 1))
+
+    def note_memory(node: Any) -> None:
+        if node.buffer.scope() == _STATIC:
+            needs.static_bytes += _bytes_of(node.buffer)
+        elif node.buffer.scope() == _DYNAMIC:
+            needs.dynamic_bytes += _bytes_of(node.buffer)
+
+    tvm_ffi.structural_walk(kernel.body, [(tvm.tirx.AttrStmt, note_threads), (tvm.tirx.AllocBuffer, note_memory)])
+    return needs
+
+
+def check_limits(kernels: tvm.IRModule, target: tvm.target.Target) -> None:
+    """Raises TooLarge for the first kernel that asks for more than the target's block has."""
+    threads, static_bytes = (
+        int(target.attrs[name]) for name in ("max_threads_per_block", "max_shared_memory_per_block")
+    )
+    most_bytes = shared_bytes_at_launch(str(target.attrs["arch"]), static_bytes)
+    for variable, kernel in kernels.functions.items():
+        needs = needs_of(kernel)
+        _compare(variable.name_hint, "threads", needs.threads, threads)
+        _compare(variable.name_hint, "bytes of static shared memory", needs.static_bytes, static_bytes)
+        _compare(variable.name_hint, "bytes of shared memory", needs.static_bytes + needs.dynamic_bytes, most_bytes)
+
+
+def _compare(kernel: str, what: str, needed: int, there: int) -> None:
+    if needed > there:
+        raise TooLarge(f"{kernel} needs {needed} {what} per block; the target has {there}")
+
+
+def _bytes_of(buffer: Any) -> int:
+    elements = math.prod(int(extent) for extent in buffer.shape)
+    return elements * tvm_ffi.dtype(str(buffer.dtype)).itemsize
+
+
+# The options of TVM's lowering that a schedule for a GPU needs.
+#
+# They follow from the schedule, so a trace is enough to build the same code again.
+
+_LOWERING_DYNAMIC = "shared.dyn"
+
+
+def lowered(mod: tvm.IRModule, lower: Callable[[tvm.IRModule], tvm.IRModule]) -> tvm.IRModule:
+    """The scheduled module, lowered by TVM's pipeline with the options that it needs.
+
+    Raises FractuneError for a schedule that TVM would lower to other copies than it describes.
+    """
+    looking = StridedCopies()
+    with lowering_context(mod, looking):
+        found = lower(mod)
+    if not looking.operands:
+        return found
+    singly, looking = copied_singly(mod, looking.operands), StridedCopies()
+    with lowering_context(singly, looking):
+        found = lower(singly)
+    if looking.operands:
+        raise FractuneError(
+            f"it copies vectors of '{min(looking.operands)}' with a stride into shared memory asynchronously, and TVM "
+            "would copy other bytes"
+        )
+    return found
+
+
+def lowering_context(mod: tvm.IRModule, *instruments: Any) -> tvm.transform.PassContext:
+    """The present context, with the options for the scheduled module."""
+    present = tvm.transform.PassContext.current()
+    config = {**present.config, **_options(mod)}
+    return tvm.transform.PassContext(opt_level=present.opt_level, config=config, instruments=list(instruments))
+
+
+def _options(mod: tvm.IRModule) -> dict[str, bool]:
+    blocks: list[Any] = []
+    loops: list[Any] = []
+    for function in mod.functions.values():
+        tvm_ffi.structural_walk(function.body, [(s_tir.SBlock, blocks.append), (tvm.tirx.For, loops.append)])
+    buffers = [buffer for block in blocks for buffer in block.alloc_buffers if buffer.scope() == _LOWERING_DYNAMIC]
+    needed = {
+        # StorageRewrite lets a tile of sums reuse that of operands; of another type, TVM cannot address it then. What
+        # tiles share of dynamic memory is decided later anyway (MergeSharedMemoryAllocations).
+        "tirx.disable_storage_rewrite": len({str(buffer.dtype) for buffer in buffers}) > 1,
+        "tirx.use_async_copy": any(ASYNC_COPIES in loop.annotations for loop in loops),
+    }
+    return {name: True for name, is_needed in needed.items() if is_needed}
+
 
 HOST_OBJECT, DEVICE_OBJECT = "host.o", "device.o"
 

@@ -12,15 +12,13 @@ import tvm
 from tvm.script import from_source
 from tvm.tirx import PrimFunc, decl_buffer
 
-from fractune_workers.children.building.cuda import DEVICE_OBJECT, HOST_OBJECT, device_object, host_library
+from fractune_workers.children.building.cuda import DEVICE_OBJECT, HOST_OBJECT, TooLarge, device_object, host_library
 from fractune_workers.children.building.embed_cubin import INT32, INT64, POINTER, TENSOR_MAP, PackedKernel, pack_of
-from fractune_workers.children.building.launch_limits import TooLarge
 from fractune_workers.children.triton_kernels.attention.kernel_operators import kernel_operator
-from fractune_workers.children.triton_kernels.compiler import Kernel, TensorMap, compile_source
+from fractune_workers.children.triton_kernels.compiler import Kernel, TensorMap, compile_source, shared_bytes_of
 from fractune_workers.children.triton_kernels.decisions import element_bytes_of
 from fractune_workers.children.triton_kernels.marks import decisions_in
 from fractune_workers.children.triton_kernels.sources import Source
-from fractune_workers.children.triton_kernels.targets import shared_bytes_of
 from fractune_workers.children.tvm_api.artifacts import pack, written
 
 _SCRATCH = 2

@@ -22,21 +22,19 @@ from fractune_core.operators import check_operator
 from fractune_core.targets import capability, runs_on
 from fractune_core.workloads import workload_hash
 from fractune_workers.children.compiling.attention import Chain, chains_of, names_outside, with_attention, workloads_of
-from fractune_workers.children.compiling.graphs import with_graphs
 from fractune_workers.children.compiling.implementations import implementations_of, with_implementations
 from fractune_workers.children.compiling.signature import Names, describe_constants, describe_main, names_in_file
-from fractune_workers.children.compiling.variants import compile_variants
+from fractune_workers.children.compiling.variants import compile_variants, with_graphs
 from fractune_workers.children.fusing.fuse import prepare_variants
 from fractune_workers.children.importing.model_file import load_variants, named
 from fractune_workers.children.importing.passes import Operator, described, extract
 from fractune_workers.children.layouts.kernels.implementations import IMPLEMENTATIONS
-from fractune_workers.children.triton_kernels.compiler import is_installed, load_triton
+from fractune_workers.children.triton_kernels.compiler import is_installed, is_known, load_triton
 from fractune_workers.children.triton_kernels.marks import with_marks
-from fractune_workers.children.triton_kernels.targets import is_known
-from fractune_workers.children.tvm_api.dot_products import dot_products
+from fractune_workers.children.tvm_api.dot_intrinsics import dot_products
 from fractune_workers.children.tvm_api.intrinsics import keep_out_gpu_intrinsics, load_intrinsics, prepare_tensor_cores
 from fractune_workers.children.tvm_api.keep_out import stay_off_gpus
-from fractune_workers.children.tvm_api.numerics.whole_numbers import whole_numbers
+from fractune_workers.children.tvm_api.numerics.quantizing import whole_numbers
 from fractune_workers.children.tvm_api.target import (
     architecture,
     host_cpu,

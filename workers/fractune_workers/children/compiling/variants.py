@@ -3,29 +3,43 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import tvm
-from tvm import relax
+from tvm import relax, s_tir
 from tvm.relax.backend.cpu_generic import pipeline as cpu_pipeline
 from tvm.relax.backend.cuda import pipeline as cuda_pipeline
+from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.s_tir import meta_schedule as ms
 from tvm.tirx import PrimFunc
 from tvm_ffi import StructuralKey
 
 from fractune_core.errors import FractuneError
-from fractune_workers.children.building.cuda import build_parts, device_object, packed, scheduled_by_default
+from fractune_core.files.manifests import MAIN_INTO
+from fractune_core.host.limits import (
+    addressed_bytes,
+    cpu_limit_s,
+    is_death_by_cpu,
+    is_death_by_memory,
+    memory_limit,
+    set_memory_limit,
+)
+from fractune_workers.child.errors import cpu_met, memory_met
+from fractune_workers.children.building.child import Fork, ForkDied
+from fractune_workers.children.building.cuda import (
+    build_parts,
+    device_object,
+    packed,
+    scheduled_by_default,
+    with_identifiers,
+)
 from fractune_workers.children.building.embed_cubin import merged
-from fractune_workers.children.building.identifiers import with_identifiers
-from fractune_workers.children.building.triton_archive import build_triton_parts
+from fractune_workers.children.building.triton_archive import build_triton_parts, with_room_for_partials
 from fractune_workers.children.compiling.concat_in_place import parts_in_place
-from fractune_workers.children.compiling.graphs import OPTION, has_graphs, wants_graphs
-from fractune_workers.children.compiling.outputs_in_place import with_entry_for_outputs
-from fractune_workers.children.compiling.side_by_side import side_by_side
-from fractune_workers.children.compiling.workspaces import with_planned_workspaces
 from fractune_workers.children.importing.passes import is_scheduled
+from fractune_workers.children.rewriting.expressions import has_fixed_shapes, operator_of, shape_of
 from fractune_workers.children.triton_kernels.marks import decisions_in, is_marked, with_decisions
 from fractune_workers.children.tvm_api.artifacts import written
 from fractune_workers.children.tvm_api.cuda_target import compiler_for
@@ -33,6 +47,215 @@ from fractune_workers.children.tvm_api.parallel_modes import build_library
 from fractune_workers.children.tvm_api.prefetches.convolutions import with_convolution_prefetches
 from fractune_workers.children.tvm_api.prefetches.products import with_product_prefetches
 from fractune_workers.children.tvm_api.traces import Workload, read_trace
+
+# CUDA graphs: kernels of a model that are launched as one, after a first run that TVM captures.
+#
+# TVM captures what it launches between the kernels that read an input and those that write an output. Weights do not
+# move, so they count as known.
+
+OPTION = "relax.backend.use_cuda_graph"
+
+_WANTED = "fractune.cuda_graphs"
+_INPUTS = "num_input"
+"""TVM's attribute of a function: its parameters behind that many are always the same"""
+_CAPTURED = "cuda_graph_capture"
+"""in the names of the functions that TVM makes of captured kernels"""
+
+
+def with_graphs(mod: tvm.IRModule, weights: int) -> tvm.IRModule:
+    """The module whose `main` takes `weights` weights after its inputs, marked for graphs."""
+    main = mod["main"]
+    marked = mod.clone()
+    marked["main"] = main.with_attrs({_WANTED: 1, _INPUTS: len(main.params) - weights})
+    return marked
+
+
+def wants_graphs(mod: tvm.IRModule) -> bool:
+    """Whether it is marked for graphs."""
+    return _WANTED in (mod["main"].attrs or ())
+
+
+def has_graphs(lowered: tvm.IRModule) -> bool:
+    """Whether TVM found kernels to capture."""
+    return any(_CAPTURED in str(var.name_hint) for var in lowered.functions)
+
+
+# A second entry of a model, which computes its outputs in memory of the caller.
+#
+# `main` allocates its outputs. `main_into` takes tensors for them after the inputs and weights, and returns nothing.
+
+_ALLOCATION = "builtin.alloc_tensor"
+_VIEW = "reshape"
+"""a tensor of another shape over the same memory"""
+
+
+def with_entry_for_outputs(mod: tvm.IRModule) -> tvm.IRModule:
+    """The module with `main_into`. Its tensors must be allocated already, and not planned. Unchanged if `main`
+    has branches, or an output that it does not allocate: an input, or a tensor whose shape depends on data.
+    """
+    main = mod["main"]
+    bindings = [binding for block in main.body.blocks for binding in block.bindings]
+    values = {binding.var: binding.value for binding in bindings}
+    outputs = list(_tensors(main.body.body, values))
+    allocations = [_allocation(output, values) for output in outputs]
+    has_branches = any(isinstance(value, relax.If) for value in values.values())
+    if None in allocations or len(set(allocations)) < len(allocations) or not allocations or has_branches:
+        return mod
+    params = [relax.Var(f"output{at}", output.ty) for at, output in enumerate(outputs)]
+    given = dict(zip(allocations, params, strict=True))
+    placed = [_given(binding, given) for binding in bindings]
+    returned = relax.Tuple([])
+    body = relax.SeqExpr([relax.BindingBlock(placed)], returned)
+    into = relax.Function([*main.params, *params], body, relax.TupleType([]), main.is_pure, main.attrs)
+    changed = mod.clone()
+    # Copies of the variables: no two functions may bind the same ones.
+    changed[MAIN_INTO] = relax.utils.copy_with_new_vars(into).with_attr("global_symbol", MAIN_INTO)
+    return relax.transform.Normalize()(changed)
+
+
+def _given(binding: Any, given: dict[Any, Any]) -> Any:
+    """The binding in the second function. The caller's tensor replaces an allocation, in the allocation's shape."""
+    param, value = given.get(binding.var), binding.value
+    if param is None:
+        # TVM plans memory by calls, so no call may be in two functions.
+        own = relax.Call(value.op, value.args, value.attrs, value.ty_args) if isinstance(value, relax.Call) else value
+        return relax.VarBinding(binding.var, own) if isinstance(binding, relax.VarBinding) else binding
+    is_same = shape_of(binding.var) == shape_of(param)
+    return relax.VarBinding(binding.var, param if is_same else relax.op.reshape(param, binding.var.ty.shape))
+
+
+def _tensors(result: Any, values: dict[Any, Any]) -> Any:
+    """The tensors of a result: one, or a (nested) tuple of them."""
+    while result in values and isinstance(values[result], relax.Var | relax.Tuple):
+        result = values[result]
+    if isinstance(result, relax.Tuple):
+        for field in result.fields:
+            yield from _tensors(field, values)
+    else:
+        yield result
+
+
+def _allocation(output: Any, values: dict[Any, Any]) -> Any | None:
+    """The variable of the allocation whose memory the output is."""
+    while output in values:
+        value = values[output]
+        name = operator_of(value)
+        if name == _ALLOCATION:
+            return output if has_fixed_shapes(value) else None
+        output = value.args[0] if name == _VIEW else value
+    return None
+
+
+_PIECE_BYTES = 1 << 30
+"""the least memory for one piece of work, on top of this process's own"""
+
+
+def side_by_side(work: Sequence[Callable[[], Any]]) -> list[Any]:
+    """The results of all pieces, in their order. At most one piece a core of this process runs at a time, and fewer
+    where they would together address more memory than it may.
+
+    Results and errors must be picklable. Raises the first error, once no fork is left; LimitMet for a piece that used
+    up its memory or CPU time.
+    """
+    most = min(len(os.sched_getaffinity(0)), len(work))
+    limit_bytes = piece_bytes = memory_limit()
+    if limit_bytes is not None and work:
+        have_bytes = addressed_bytes()
+        most = max(1, min(most, (limit_bytes - have_bytes) // _PIECE_BYTES))
+        piece_bytes = have_bytes + (limit_bytes - have_bytes) // most
+        work = [partial(_within, piece_bytes, each) for each in work]
+    waiting, running, results, errors = list(work), list[Fork](), list[Any](), list[Exception]()
+    while waiting or running:
+        while waiting and len(running) < most:
+            running.append(Fork(waiting.pop(0)))
+        try:
+            results.append(running.pop(0).result())
+        except ForkDied as error:
+            errors.append(_cause(error, limit_bytes, piece_bytes))
+        except Exception as error:  # noqa: BLE001  the other forks must be waited for
+            errors.append(error)
+    if errors:
+        raise errors[0]
+    return results
+
+
+def _within(memory_bytes: int, work: Callable[[], Any]) -> Any:
+    set_memory_limit(memory_bytes)
+    return work()
+
+
+def _cause(death: ForkDied, limit_bytes: int | None, piece_bytes: int | None) -> FractuneError:
+    """`piece_bytes`: the part of the limit that the piece had."""
+    if is_death_by_cpu(death.number):
+        return cpu_met(cpu_limit_s())
+    if limit_bytes and piece_bytes and is_death_by_memory(death.number, death.peak_bytes, piece_bytes):
+        return memory_met(limit_bytes)
+    return death
+
+
+# Memory for what several kernels of one operator hand on to each other, planned as the model's other tensors are.
+#
+# Else the host's code of the operator takes that memory from a pool of its thread. The pool frees it when an operator
+# needs more, and at the end of the thread. But a CUDA graph remembers where the memory was.
+
+_GLOBAL = "global"
+
+
+def with_planned_workspaces(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
+    """The module whose kernels take such memory as arguments behind their outputs. Its calls must be explicit, and its
+    tensors not planned yet.
+    """
+    kernels = {var: each for var, each in mod.functions.items() if isinstance(each, PrimFunc)}
+    with_room = {
+        var: with_room_for_partials(each, target) if decisions_in(each) else _with_room(each)
+        for var, each in kernels.items()
+    }
+    grown = {var: each for var, each in with_room.items() if len(each.params) > len(kernels[var].params)}
+    others = tvm.IRModule({var: each for var, each in mod.functions.items() if var not in grown}, attrs=mod.attrs)
+    allocator = _Allocator(others, grown)
+    for var, each in others.functions.items():
+        if isinstance(each, relax.Function):
+            allocator.builder_.update_func(var, allocator.visit_expr(each))
+    return allocator.builder_.get()
+
+
+def _with_room(function: Any) -> Any:
+    """The function of a schedule with parameters for the tensors between its kernels."""
+    if not isinstance(function.body, s_tir.SBlockRealize):
+        return function
+    root = function.body.block
+    between = [each for each in root.alloc_buffers if each.scope() == _GLOBAL and _has_fixed_shape(each)]
+    kept = [each for each in root.alloc_buffers if each not in between]
+    block = s_tir.SBlock([], root.reads, root.writes, root.name_hint, root.body, None, kept, [], root.annotations)
+    body = s_tir.SBlockRealize([], function.body.predicate, block)
+    return PrimFunc([*function.params, *between], body, function.ret_type, function.attrs)
+
+
+def _has_fixed_shape(buffer: Any) -> bool:
+    return all(isinstance(dim, tvm.tirx.IntImm) for dim in buffer.ty.shape)
+
+
+@mutator
+class _Allocator(PyExprMutator):
+    """Gives each call of the functions `grown` tensors for their new parameters."""
+
+    def __init__(self, others: tvm.IRModule, grown: dict[Any, Any]) -> None:
+        super().__init__(others)
+        self._grown = {
+            var: (self.builder_.add_func(each, str(var.name_hint)), each.params) for var, each in grown.items()
+        }
+
+    def visit_call_(self, op: Any) -> Any:
+        visited = super().visit_call_(op)
+        if op.op not in self._grown:
+            return visited
+        function, params = self._grown[op.op]
+        rooms = [
+            self.builder_.emit(relax.op.builtin.alloc_tensor(relax.ShapeExpr(each.ty.shape), str(each.ty.dtype), 0))
+            for each in params[len(visited.args) :]
+        ]
+        return relax.Call(function, [*visited.args, *rooms], visited.attrs, visited.ty_args)
+
 
 _KERNEL, _BYTECODE, _DEVICE = "kernel.o", "vm.o", "device.o"
 _PACK = "pack"

@@ -8,20 +8,24 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import tvm
 from tvm import relax
+from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.s_tir import meta_schedule as ms
 
 from fractune_core.errors import BadModel, first_line, shortened
 from fractune_core.implementations import DIRECT
 from fractune_core.operators import MOST_NAME_CHARACTERS
 from fractune_core.workloads import workload_hash
-from fractune_workers.children.importing.unlowered import why_unlowered
-from fractune_workers.children.layouts.plan import planned
+from fractune_workers.children.layouts import elementwise, four_bits, products, ranges
+from fractune_workers.children.layouts.planner import Planner, Rule
+from fractune_workers.children.recurrent.vectors import refuse_recurrences, with_vectors
 from fractune_workers.children.rewriting import (
     extremes,
     hyperbolic,
@@ -32,12 +36,186 @@ from fractune_workers.children.rewriting import (
 )
 from fractune_workers.children.rewriting.accumulators import ACCUMULATORS
 from fractune_workers.children.rewriting.concats import CONCAT, kept, settled
+from fractune_workers.children.rewriting.expressions import (
+    has_fixed_shapes,
+    operator_of,
+    relax_functions,
+    rewritten,
+    type_text,
+)
 from fractune_workers.children.rewriting.lookups import looked_up
-from fractune_workers.children.rewriting.origins import without_origins
+from fractune_workers.children.rewriting.origins import bindings_of, origins_of, without_origins
 from fractune_workers.children.rewriting.simplifying.simplify import simplify
-from fractune_workers.children.rewriting.wide import with_wide_operators
+from fractune_workers.children.rewriting.widened import HALVES
 from fractune_workers.children.tvm_api.arrays import element_bytes
+from fractune_workers.children.tvm_api.dot_intrinsics import dot_products
+from fractune_workers.children.tvm_api.target import vector_unit
 from fractune_workers.children.tvm_api.traces import Workload, write_workloads
+
+_PREFIX = "relax."
+
+
+def why_unlowered(mod: tvm.IRModule, target: tvm.target.Target) -> str:
+    """The reason and a remedy for a module whose lowering has failed: each operator is lowered alone."""
+    origins = origins_of(mod)
+    for call, at in _calls(mod):
+        alone = _alone(call)
+        try:
+            with target:
+                relax.transform.LegalizeOps(enable_warning=False)(alone)
+        except Exception:  # noqa: BLE001  whatever it is, it is the operator's
+            given = ", ".join(type_text(each.ty) for each in alone["main"].params)
+            name = str(call.op.name).removeprefix(_PREFIX)
+            origin = origins[at] if at < len(origins) else ""
+            return f"{origin}no kernel computes {name} of {given or 'constants'}; export it with other shapes or types"
+    return "no kernels can be made of its operators; export it with other shapes or types"
+
+
+def _calls(mod: tvm.IRModule) -> Iterator[tuple[Any, int]]:
+    """The calls of operators. Of those in `main`: the number of the binding, else a number beyond."""
+    for name, function in relax_functions(mod).items():
+        bindings = bindings_of(function)
+        for at, binding in enumerate(bindings):
+            if isinstance(binding.value, relax.Call) and isinstance(binding.value.op, tvm.ir.Op):
+                yield binding.value, at if name.name_hint == "main" else sys.maxsize
+
+
+def _alone(call: Any) -> tvm.IRModule:
+    """A module of the call alone, whose variables are its inputs."""
+    inputs = {
+        each: relax.Var(f"input{at}", each.ty) for at, each in enumerate(call.args) if isinstance(each, relax.Var)
+    }
+    builder = relax.BlockBuilder()
+    with builder.function("main", list(inputs.values())):
+        given = [inputs.get(each, each) if isinstance(each, relax.Var) else each for each in call.args]
+        builder.emit_func_output(builder.emit(relax.Call(call.op, given, call.attrs, call.ty_args)))
+    return builder.get()
+
+
+_NARROW = frozenset({"bfloat16", "float16", "int8"})
+"""types that a tensor core multiplies"""
+_CONV = "nn.conv2d"
+_CHANNELS_LAST = ["NHWC", "OHWI"]
+"""of the image, and of the weights"""
+
+
+def with_channels_last(mod: tvm.IRModule) -> tvm.IRModule:
+    """The module with its convolutions of narrow types, and the values between them, in NHWC, as far as TVM can.
+
+    TVM's pass gives up on a whole model for one operator of unknown layouts. Such a model is returned unchanged.
+    """
+    passes = tvm.transform.Sequential(
+        [
+            relax.transform.Normalize(),
+            relax.transform.ConvertLayout({}, _layouts_of),
+            relax.transform.FoldConstant(),  # weights are turned round once, here
+        ]
+    )
+    try:
+        return passes(mod)
+    except (IndexError, RuntimeError):  # TVM's own errors are RuntimeErrors
+        return mod
+
+
+def _layouts_of(call: Any) -> dict[str, list[str]]:
+    """The layouts of one call; TVM's pass requests them for every call."""
+    if operator_of(call) != _CONV or str(call.args[0].ty.dtype) not in _NARROW:
+        return {}
+    # TVM's convolution in NHWC has no groups.
+    return {f"relax.{_CONV}": _CHANNELS_LAST} if int(call.attrs.groups) == 1 and has_fixed_shapes(call) else {}
+
+
+# Layouts of a whole model: convolutions and matrix products with constant weights compute in blocks of the vector
+# width, and the values between them stay in blocks.
+
+_RULES: dict[str, Rule] = {
+    "nn.conv2d": products.conv2d,
+    "matmul": products.matmul,
+    "astype": products.cast,
+    "nn.max_pool2d": elementwise.pool,
+    "nn.avg_pool2d": elementwise.pool,
+    "nn.adaptive_avg_pool2d": elementwise.adaptive_pool,
+    "image.resize2d": elementwise.resize,
+    "concat": elementwise.concat,
+    "reshape": elementwise.reshape,
+    "squeeze": elementwise.squeeze,
+    **dict.fromkeys(elementwise.UNARY, elementwise.unary),
+    **dict.fromkeys(elementwise.UNARY_OF_CHANNELS, partial(elementwise.unary, every_lane=True)),
+    **dict.fromkeys([*elementwise.BINARY, *elementwise.BINARY_OF_CHANNELS], elementwise.binary),
+    **dict.fromkeys(elementwise.REDUCE, elementwise.reduce),
+    "clip": ranges.clip,
+    "max": ranges.largest,
+    "min": ranges.smallest,
+}
+"""by the Relax operator"""
+
+
+def planned(mod: tvm.IRModule, target: tvm.target.Target, implementation: str = "") -> tvm.IRModule:
+    """The module with its layouts planned for the target; its results stay the same.
+
+    The implementation of this name computes the convolutions and products that it fits; all others are computed
+    directly. Calls and their arguments correspond one to one, whatever the implementation. Raises BadModel for a
+    recurrent operator on a GPU.
+    """
+    if target.kind.name != "llvm":
+        refuse_recurrences(mod)
+        return with_channels_last(mod) if target.kind.name == "cuda" else mod
+    unit = vector_unit(target)
+    rules: dict[str, Rule] = {**_RULES, "call_tir": partial(four_bits.in_vectors, unit=unit)}
+    planner = Planner(mod.clone(), rules, elementwise.part, unit.lanes, implementation, dot_products(target))
+    tidy = [relax.transform.EliminateCommonSubexpr(), relax.transform.DeadCodeElimination()]
+    return tvm.transform.Sequential(tidy)(with_vectors(rewritten(mod, planner), unit))
+
+
+# Operators of half precision that are computed in float32 and rounded once: prefix sums, and scatters that add.
+#
+# TVM's kernels for them add into their result. Other sums are widened in their kernels (`widened.py`). TVM has no
+# kernel for normalisations of bfloat16.
+
+_WIDE = "float32"
+_SCANS = frozenset({"cumprod", "cumsum"})
+_SCATTERS = frozenset({"index_put", "scatter_elements", "scatter_nd"})
+_NORMS = frozenset({"nn.group_norm", "nn.instance_norm", "nn.layer_norm"})
+_EXACT = ("", "update", "min", "max")
+"""what a scatter does with an element that loses nothing"""
+
+
+def with_wide_operators(mod: tvm.IRModule) -> tvm.IRModule:
+    """The module with these operators computed in float32; values keep their types."""
+    return rewritten(mod, _Wide(mod.clone()))
+
+
+@mutator
+class _Wide(PyExprMutator):
+    def visit_call_(self, op: Any) -> Any:
+        call = super().visit_call_(op)
+        dtype = str(getattr(op.ty, "dtype", ""))
+        if dtype not in HALVES or not _is_narrow(call):
+            return call
+        wide = [
+            self.builder_.emit(relax.op.astype(each, _WIDE)) if str(getattr(each.ty, "dtype", "")) in HALVES else each
+            for each in call.args
+        ]
+        return relax.op.astype(self.builder_.emit(_recomputed(call, wide)), dtype)
+
+
+def _is_narrow(call: Any) -> bool:
+    """Whether TVM would compute in the type of the result, or not at all."""
+    name = operator_of(call)
+    if name == "index_put":
+        return bool(call.attrs.accumulate)
+    if name in _NORMS:
+        return str(call.args[0].ty.dtype) == "bfloat16"
+    return name in _SCANS or (name in _SCATTERS and str(call.attrs.reduction) not in _EXACT)
+
+
+def _recomputed(call: Any, operands: list[Any]) -> Any:
+    if operator_of(call) not in _SCANS:
+        return relax.Call(call.op, operands, call.attrs)
+    scan = getattr(relax.op, operator_of(call))
+    axis = call.attrs.axis
+    return scan(operands[0], None if axis is None else int(axis), _WIDE, bool(call.attrs.exclusive))
+
 
 _log = logging.getLogger(__name__)
 FROM_FILE = "fractune.from_file"

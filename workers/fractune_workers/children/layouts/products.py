@@ -11,8 +11,7 @@ from tvm import relax
 from fractune_core.implementations import DIRECT, INT8, INT16
 from fractune_workers.children.layouts import elementwise
 from fractune_workers.children.layouts.kernels import direct
-from fractune_workers.children.layouts.kernels.blocks import Blocks, pack
-from fractune_workers.children.layouts.kernels.bounds import Bounds
+from fractune_workers.children.layouts.kernels.blocks import Blocks, Bounds, pack
 from fractune_workers.children.layouts.kernels.direct import Window, pack_groups
 from fractune_workers.children.layouts.kernels.implementations import IMPLEMENTATIONS
 from fractune_workers.children.layouts.kernels.integers import INTEGERS, IntegerProduct

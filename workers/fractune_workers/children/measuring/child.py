@@ -17,7 +17,7 @@ from fractune_core.host.denormals import with_denormals
 from fractune_core.implementations import DIRECT
 from fractune_core.records import TimingPolicy
 from fractune_core.shares import Share
-from fractune_workers.children.measuring.cpu_time import CpuMeter
+from fractune_workers.children.measuring.counters import CpuMeter
 from fractune_workers.children.measuring.interleaved import Reference, is_timed_by, time_interleaved
 from fractune_workers.confinement import confinement_for, stream_of
 from fractune_workers.confinement.base import Confinement
@@ -139,8 +139,7 @@ class MeasurerChild:
         """Run the kernel once; its difference to the reference (`quantized_outputs.Difference`), and how much is
         `allowed`. The reference is made by the first kernel checked, in float32 if it rounds to half precision.
         """
-        from fractune_workers.children.measuring.quantized_outputs import compared, step_of
-        from fractune_workers.children.measuring.tolerances import allowed
+        from fractune_workers.children.measuring.quantized_outputs import allowed, compared, step_of
 
         if not self._reference:
             self._calibrate(name)
@@ -235,7 +234,7 @@ class MeasurerChild:
 
     def _in_float32(self, name: str) -> list[Any]:
         """All arguments as the kernel's float32 counterpart leaves them, in their own types; empty if it has none."""
-        from fractune_workers.children.tvm_api.numerics.half_precision import REFERENCE, UNIT_ROUNDOFFS
+        from fractune_workers.children.tvm_api.numerics.quantizing import REFERENCE, UNIT_ROUNDOFFS
 
         library = self._kernels[name].library
         if not library.implements_function(REFERENCE):

@@ -34,7 +34,6 @@ def _device_key(share: Share) -> str:
     if share.device_kind == "cpu":
         return ""
     from fractune_workers.cuda.driver import open_driver
-    from fractune_workers.gpu.nvml import open_nvml
-    from fractune_workers.gpu.visible import gpu_device, visible_gpu
+    from fractune_workers.gpu.nvml import gpu_device, open_nvml, visible_gpu
 
     return gpu_device(visible_gpu(open_nvml().gpus()), open_driver().l2_bytes()).key

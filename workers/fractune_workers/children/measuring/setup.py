@@ -22,8 +22,7 @@ from fractune_core.records import TimingPolicy
 from fractune_core.shares import Device
 from fractune_workers.children.measuring.counters import Counters, KernelCounters
 from fractune_workers.children.measuring.interleaved import calls_for
-from fractune_workers.children.measuring.launch_floor import LaunchFloor
-from fractune_workers.children.measuring.roof import CpuRoof
+from fractune_workers.children.measuring.roof import CpuRoof, LaunchFloor
 from fractune_workers.children.tvm_api.arrays import random_args
 from fractune_workers.children.tvm_api.artifacts import build_object, load_objects
 from fractune_workers.children.tvm_api.cuda_target import gpu_target
@@ -31,8 +30,7 @@ from fractune_workers.children.tvm_api.processor import Processor, cpu_processor
 from fractune_workers.children.tvm_api.target import default_target, host_device
 from fractune_workers.cuda.anchor import GpuAnchor
 from fractune_workers.cuda.driver import CudaDriver, open_driver
-from fractune_workers.gpu.nvml import Nvml, open_nvml
-from fractune_workers.gpu.visible import gpu_device, visible_gpu
+from fractune_workers.gpu.nvml import Nvml, gpu_device, open_nvml, visible_gpu
 
 _POOL_LOOP = 64
 _ANCHOR_SIZE = 128

@@ -10,8 +10,7 @@ import numpy as np
 import tvm
 
 from fractune_core.agreement import differences
-from fractune_workers.children.tvm_api.numerics.half_precision import OPERAND
-from fractune_workers.children.tvm_api.numerics.quantizing import HIGH, LOW
+from fractune_workers.children.tvm_api.numerics.quantizing import HIGH, LOW, OPERAND
 from fractune_workers.children.tvm_api.processor import Processor
 
 LIMITS = {LOW: -128, HIGH: 127}

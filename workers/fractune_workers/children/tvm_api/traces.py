@@ -17,9 +17,7 @@ from fractune_core.records import UNTUNED
 from fractune_core.tir.canonical import Graph, canonical_graph, read_graph
 from fractune_core.tir.foreign_code import refuse_foreign_graph, refuse_foreign_steps
 from fractune_core.workloads import joined_workloads, parted_workloads
-from fractune_workers.children.tvm_api.numerics.half_precision import operands, rounded_to
-from fractune_workers.children.tvm_api.numerics.quantizing import quantizing_roles
-from fractune_workers.children.tvm_api.numerics.whole_numbers import whole_numbers
+from fractune_workers.children.tvm_api.numerics.quantizing import operands, quantizing_roles, rounded_to, whole_numbers
 from fractune_workers.children.tvm_api.reducers import register_reducers
 
 _TYPE_PARTS = 3

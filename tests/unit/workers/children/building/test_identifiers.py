@@ -9,8 +9,7 @@ import tvm
 from tvm import te
 from tvm.s_tir import Schedule
 
-from fractune_workers.children.building.cuda import build_archive
-from fractune_workers.children.building.identifiers import with_identifiers
+from fractune_workers.children.building.cuda import build_archive, with_identifiers
 from fractune_workers.children.tvm_api.keep_out import stay_off_gpus
 from fractune_workers.children.tvm_api.target import parse_target
 

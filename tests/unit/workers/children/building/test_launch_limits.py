@@ -14,7 +14,7 @@ from tvm.s_tir import Schedule
 
 from fractune_core.errors import FractuneError
 from fractune_workers.children.building import cuda
-from fractune_workers.children.building.launch_limits import TooLarge
+from fractune_workers.children.building.cuda import TooLarge
 from fractune_workers.children.tvm_api import keep_out
 from fractune_workers.children.tvm_api.artifacts import unpack
 from fractune_workers.children.tvm_api.cuda_target import shared_bytes_at_launch

@@ -12,8 +12,7 @@ from tvm.script import ir as I
 from tvm.script import tirx as T
 
 from fractune_core.errors import FractuneError
-from fractune_workers.children.building.cuda import build_archive
-from fractune_workers.children.building.lowering import lowered
+from fractune_workers.children.building.cuda import build_archive, lowered
 from fractune_workers.children.tvm_api.annotations import ASYNC_COPIES
 from fractune_workers.children.tvm_api.keep_out import stay_off_gpus
 from fractune_workers.children.tvm_api.target import parse_target

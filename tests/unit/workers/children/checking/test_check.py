@@ -21,7 +21,7 @@ from fractune_core.errors import BadRequest
 from fractune_core.files.checked import Checked
 from fractune_workers.children.checking import child as checking
 from fractune_workers.children.checking import comparing, references
-from fractune_workers.children.importing.onnx_models.onnx_converters import CONVERTERS
+from fractune_workers.children.importing.onnx_models.onnx_importer import CONVERTERS
 from tests.support.onnx_models import onnx_model
 from tests.support.real_bundle import compile_model
 from tests.support.two_formats import of_two_formats

@@ -19,7 +19,7 @@ from fractune_workers.children.building.child import BuilderChild
 from fractune_workers.children.compiling.child import compile_bundle, ingest
 from fractune_workers.children.measuring.child import MeasurerChild, confined
 from fractune_workers.children.searching.child import SearcherChild
-from fractune_workers.children.tvm_api.dot_products import dot_products
+from fractune_workers.children.tvm_api.dot_intrinsics import dot_products
 from fractune_workers.children.tvm_api.target import default_target, host_cpu, host_device
 from tests.support.onnx_models import onnx_model
 

@@ -11,7 +11,7 @@ from tvm import relax
 from tvm.tirx import PrimFunc
 
 from fractune_workers.children.building.cuda import scheduled_by_default
-from fractune_workers.children.compiling.workspaces import with_planned_workspaces
+from fractune_workers.children.compiling.variants import with_planned_workspaces
 from fractune_workers.children.tvm_api.target import parse_target
 
 SHAPE = (1, 4, 8, 8)

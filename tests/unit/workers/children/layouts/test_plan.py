@@ -10,8 +10,7 @@ import pytest
 import tvm
 from tvm import relax
 
-from fractune_workers.children.importing.passes import extract, prepare
-from fractune_workers.children.layouts.plan import planned
+from fractune_workers.children.importing.passes import extract, planned, prepare
 from fractune_workers.children.rewriting.simplifying.simplify import simplify
 from fractune_workers.children.tvm_api.target import vector_unit
 from tests.unit.workers.children.layouts.networks import Network, calls, inputs_of, network, outputs

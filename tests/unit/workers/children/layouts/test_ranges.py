@@ -9,8 +9,7 @@ import pytest
 import tvm
 from tvm import relax
 
-from fractune_workers.children.importing.passes import prepare
-from fractune_workers.children.layouts.plan import planned
+from fractune_workers.children.importing.passes import planned, prepare
 from fractune_workers.children.tvm_api.intrinsics import load_intrinsics
 from tests.unit.workers.children.layouts.networks import Network, calls, inputs_of, network, outputs
 

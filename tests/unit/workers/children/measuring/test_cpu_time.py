@@ -11,7 +11,7 @@ import pytest
 import tvm
 
 from fractune_core.records import TRIAL_POLICY, VALIDATION_POLICY
-from fractune_workers.children.measuring.cpu_time import CpuMeter
+from fractune_workers.children.measuring.counters import CpuMeter
 from fractune_workers.children.tvm_api.processor import Processor
 
 CPU_S = 0.03

@@ -14,7 +14,7 @@ from tests.support.stand_in_cuda import LAUNCH_S, build_libraries, has_compiler
 
 _MEASURE = """
 import tvm
-from fractune_workers.children.measuring.launch_floor import LaunchFloor
+from fractune_workers.children.measuring.roof import LaunchFloor
 from fractune_workers.children.tvm_api.processor import Processor
 
 processor = Processor(tvm.cuda(0))

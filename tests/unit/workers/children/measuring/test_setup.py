@@ -22,7 +22,7 @@ from fractune_core.shares import Share
 from fractune_core.targets import target_key
 from fractune_workers.child.errors import ChildDied
 from fractune_workers.children.measuring import child as child_module
-from fractune_workers.children.measuring import launch_floor
+from fractune_workers.children.measuring import roof
 from fractune_workers.children.measuring.child import MeasurerChild, open_child
 from fractune_workers.children.measuring.setup import MeasuringSetup, gpu_setup
 from fractune_workers.children.tvm_api import cuda_target
@@ -132,7 +132,7 @@ def test_the_roof_of_a_gpu_is_its_launch_floor_on_the_confined_stream(
     child: dict[str, Callable[..., Any]], confinement: GreenConfinement, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kernel = EmptyKernel()
-    monkeypatch.setattr(launch_floor, "empty_kernel", lambda: kernel)
+    monkeypatch.setattr(roof, "empty_kernel", lambda: kernel)
     assert child["roof"]() == Roof(0.0, 0.0, 0, launch_s=3.2e-6).to_json()
     assert kernel.streams == [confinement.stream] * 2
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from fractune_workers.children.measuring.tolerances import allowed
+from fractune_workers.children.measuring.quantized_outputs import allowed
 from fractune_workers.children.tvm_api.arrays import difference, random_args
 from fractune_workers.children.tvm_api.processor import cpu_processor
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from fractune_workers.children.measuring import under_limit
-from fractune_workers.children.measuring.under_limit import time_under_limit
+from fractune_workers.children.measuring import model_timing
+from fractune_workers.children.measuring.model_timing import time_under_limit
 
 SHORT_S, PERIOD_S = 2e-4, 2e-3
 CPUS = [0, 1]
@@ -38,12 +38,12 @@ def test_a_round_has_requests_for_several_periods(monkeypatch: pytest.MonkeyPatc
     (found,) = time_under_limit({"cpu:1": sleeps(SHORT_S, set())}, {"cpu:1": 1}, CPUS, 20 * PERIOD_S)
     requests = len(found.latency_secs) // len(found.loop_secs)
     assert 10 < requests <= 200
-    monkeypatch.setattr(under_limit, "_MOST_REQUESTS", 12)
+    monkeypatch.setattr(model_timing, "_MOST_REQUESTS", 12)
     (found,) = time_under_limit({"cpu:1": sleeps(SHORT_S, set())}, {"cpu:1": 1}, CPUS, 20 * PERIOD_S)
     assert len(found.latency_secs) == 12 * 11
 
 
 def test_a_slow_model_has_fewer_requests_and_at_least_one_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(under_limit, "_MOST_S", 0.01)
+    monkeypatch.setattr(model_timing, "_MOST_S", 0.01)
     (found,) = time_under_limit({"cpu:1": sleeps(0.005, set())}, {"cpu:1": 1}, CPUS, PERIOD_S)
     assert (len(found.loop_secs), len(found.latency_secs)) == (6, 6)

@@ -9,7 +9,7 @@ import pytest
 import tvm
 from tvm import relax
 
-from fractune_workers.children.rewriting.channels_last import with_channels_last
+from fractune_workers.children.importing.passes import with_channels_last
 from tests.unit.workers.children.layouts.networks import inputs_of
 
 op = relax.op

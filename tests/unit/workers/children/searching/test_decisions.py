@@ -8,8 +8,8 @@ import pytest
 import tvm
 from tvm import te, topi
 
-from fractune_workers.children.searching.decisions import features_of
 from fractune_workers.children.searching.operator_search import OperatorSearch
+from fractune_workers.children.searching.surrogate import features_of
 from fractune_workers.children.tvm_api.traces import Workload
 
 # TVM's own builder calls what TVM has deprecated.

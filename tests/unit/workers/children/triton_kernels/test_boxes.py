@@ -10,9 +10,9 @@ import tvm
 from tvm import te
 
 from fractune_workers.children.triton_kernels.boxes import Box, boxes_of, has_boxes
+from fractune_workers.children.triton_kernels.compiler import problem_of
 from fractune_workers.children.triton_kernels.decisions import Decisions
 from fractune_workers.children.triton_kernels.sums import sums_of
-from fractune_workers.children.triton_kernels.targets import problem_of
 from tests.support.children.triton_operators import BOXES, OPERATORS, Operator, function_of
 
 TILE = Decisions(16, 32, 64, 4, 3, tma=True)

@@ -21,8 +21,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 from fractune_core.errors import BadModel
 from fractune_workers.children.importing.limits import ComputedConstants
 from fractune_workers.children.importing.onnx_graph import captured_by, described, set_opset, subgraphs
-from fractune_workers.children.importing.operators.element_types import AS_BYTES
-from fractune_workers.children.importing.operators.onnx_node import Converter, OnnxNode, dtype_of, shape_of
+from fractune_workers.children.importing.operators.onnx_node import AS_BYTES, Converter, OnnxNode, dtype_of, shape_of
 from fractune_workers.children.rewriting.expressions import is_constant, type_text
 from fractune_workers.children.tvm_api.arrays import numpy_dtype
 

@@ -7,12 +7,14 @@ converter is looked up in `CONVERTERS` first, and a refusal names the node.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import onnx
 import onnx.numpy_helper
 import tvm
+from onnx import checker, defs, helper
 from tvm import relax
 from tvm.relax.frontend.onnx import onnx_frontend
 
@@ -25,21 +27,190 @@ from fractune_workers.children.importing.onnx_graph import (
     opset_of,
     refusal,
     refusal_of,
+    text_of,
 )
-from fractune_workers.children.importing.onnx_models.onnx_branches import Branches
-from fractune_workers.children.importing.onnx_models.onnx_converters import CONVERTERS
+from fractune_workers.children.importing.onnx_models.onnx_branches import BRANCHES, Branches
 from fractune_workers.children.importing.onnx_models.sections import with_sections
-from fractune_workers.children.importing.onnx_models.unfit import (
-    LATE,
-    has_open_shape,
-    mistyped_attributes,
-    why_unfit,
-)
 from fractune_workers.children.importing.operators.corrected import CORRECTED
-from fractune_workers.children.importing.operators.element_types import AS_BYTES, WITHOUT_KERNELS, kind_name, takes
-from fractune_workers.children.importing.operators.half_precision import is_widened, widened
-from fractune_workers.children.importing.operators.onnx_node import OnnxNode, is_empty
+from fractune_workers.children.importing.operators.fourier import FOURIER
+from fractune_workers.children.importing.operators.onnx_node import (
+    AS_BYTES,
+    WITHOUT_KERNELS,
+    Converter,
+    OnnxNode,
+    dtype_of,
+    is_empty,
+    kind_name,
+    takes,
+)
+from fractune_workers.children.importing.operators.packed_weights import PACKED_WEIGHTS
+from fractune_workers.children.importing.operators.quantization import INTEGER_PRODUCTS, QUANTIZATION, QUANTIZED_LSTM
+from fractune_workers.children.importing.operators.recurrent import RECURRENT
+from fractune_workers.children.rewriting.expressions import is_constant, type_text
 from fractune_workers.children.rewriting.origins import with_origins
+from fractune_workers.children.rewriting.widened import HALVES
+
+# The operators of ONNX that are converted here, by name: those that TVM's importer lacks, or converts with another
+# meaning. An operator of another domain than ONNX's own has its domain in front: `com.microsoft.QGemm`.
+
+CONVERTERS: Mapping[str, Converter] = {
+    **BRANCHES,
+    **CORRECTED,
+    **FOURIER,
+    **INTEGER_PRODUCTS,
+    **PACKED_WEIGHTS,
+    **QUANTIZATION,
+    **QUANTIZED_LSTM,
+    **RECURRENT,
+}
+
+LATE = (
+    "is known only when the model runs; make the input that decides it a constant with --input NAME=const:VALUE, or "
+    "export with fixed shapes"
+)
+_PARAMETERS: Mapping[str, Sequence[int]] = {
+    "ConstantOfShape": (0,),
+    "CumSum": (1,),
+    "Expand": (1,),
+    "MaxUnpool": (2,),
+    "OneHot": (1,),
+    "Pad": (1, 3),
+    "Range": (0, 1, 2),
+    "Reshape": (1,),
+    "Resize": (1, 2, 3),
+    "Slice": (1, 2, 3, 4),
+    "Split": (1,),
+    "Squeeze": (1,),
+    "Tile": (1,),
+    "TopK": (1,),
+    "Trilu": (1,),
+    "Unsqueeze": (1,),
+    "Upsample": (1,),
+}
+"""By operator: the inputs that decide sizes and places, which kernels have as constants"""
+_MOST_NUMBERS = 8
+"""of a constant"""
+_MOST_CHARACTERS = 60
+"""of an attribute's value"""
+
+
+def why_unfit(node: onnx.NodeProto, inputs: Sequence[Any], opset: int) -> str:
+    """The reason and a remedy for a node at which a converter fails without one. `inputs`: its values in Relax."""
+    invalid = what_is_invalid(node, opset)
+    if invalid:
+        return f"it is not valid ONNX ({invalid}); export the model again"
+    named = {name: value for name, value in zip(node.input, inputs, strict=False) if name and value is not None}
+    late = next((name for name, value in named.items() if has_open_shape(value)), None)
+    if late is not None:
+        return f"its input '{late}' has a size that {LATE}"
+    parameters = [node.input[at] for at in _parameters(node) if at < len(node.input) and node.input[at]]
+    computed = next((name for name, value in named.items() if name in parameters and not _is_fixed(value)), None)
+    if computed is not None:
+        return f"its input '{computed}' is computed, and {LATE}"
+    given = ", ".join([*(f"'{name}' {_type(value)}" for name, value in named.items()), *_attributes(node)])
+    return f"no kernel takes {given or 'nothing'}; export it with other types, shapes or attributes"
+
+
+def has_open_shape(value: Any) -> bool:
+    """Whether the value is a computed shape, or a tensor of the shape that a variable holds."""
+    kind = getattr(value, "ty", None)
+    if isinstance(kind, relax.ShapeType):
+        return not isinstance(value, relax.ShapeExpr)
+    return isinstance(kind, relax.TensorType) and isinstance(kind.shape, relax.Var)
+
+
+def mistyped_attributes(node: onnx.NodeProto) -> Iterator[str]:
+    """Names of attributes whose type is not that of ONNX's operator in its newest version."""
+    if domain_of(node.domain) or not defs.has(node.op_type):
+        return
+    known = defs.get_schema(node.op_type).attributes
+    for each in node.attribute:
+        if each.name in known and each.type not in (each.UNDEFINED, _attribute_kind(known[each.name])):
+            yield each.name
+
+
+def _attribute_kind(attribute: Any) -> int:
+    """ONNX's number of an attribute's type in a description of an operator."""
+    return int(attribute.type.value)
+
+
+def _parameters(node: onnx.NodeProto) -> Sequence[int]:
+    return (1,) if node.op_type.startswith("Reduce") else _PARAMETERS.get(node.op_type, ())
+
+
+def _is_fixed(value: Any) -> bool:
+    return is_constant(value) or isinstance(value, relax.ShapeExpr)
+
+
+def what_is_invalid(node: onnx.NodeProto, opset: int) -> str:
+    """What ONNX's own checker finds wrong with the node; empty for nothing."""
+    context = checker.C.CheckerContext()
+    context.ir_version = onnx.IR_VERSION
+    context.opset_imports = {"": opset, "ai.onnx": opset}
+    try:
+        checker.check_node(node, context)
+    except Exception as error:  # noqa: BLE001  the checker raises several unrelated types
+        return first_line(error)
+    return ""
+
+
+def _type(value: Any) -> str:
+    kind: Any = getattr(value, "ty", None)
+    if is_constant(value) and kind.ndim <= 1 and value.value.numpy().size <= _MOST_NUMBERS:
+        return f"{kind.dtype} = {value.value.numpy().tolist()}"
+    return type_text(kind)
+
+
+def _attributes(node: onnx.NodeProto) -> Iterator[str]:
+    for each in node.attribute:
+        if each.type in (each.INT, each.INTS, each.FLOAT, each.FLOATS, each.STRING):
+            value = helper.get_attribute_value(each)
+            yield f"{each.name}={text_of(value)[:_MOST_CHARACTERS]}"
+
+
+# Operators of half precision that are computed in float32 and rounded once, as ONNX Runtime computes them.
+#
+# They become several operators of Relax, or have no kernel of half precision. A square of half precision is infinite
+# from 256 on, and an exponential from 12 on, though the result would fit.
+
+_WIDE = "float32"
+_SEVERAL = """
+    Celu Det Elu GlobalLpPool GridSample HardSigmoid HardSwish InstanceNormalization IsInf IsNaN LpNormalization LpPool
+    LRN MeanVarianceNormalization Mish PRelu ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceSumSquare Resize Selu
+    Sign Softsign Swish ThresholdedRelu Upsample
+"""
+"""by ONNX's names"""
+
+
+def is_widened(node: onnx.NodeProto) -> bool:
+    """Whether the operator is computed in float32 where it has half precision."""
+    return operator_of(node) in _SEVERAL.split()
+
+
+def widened(convert: Converter, node: OnnxNode) -> Any:
+    """The node's outputs, converted from its inputs in float32 and rounded to their type."""
+    halves = [each for each in map(node.optional, range(len(node.inputs))) if each is not None and _is_half(each)]
+    if not halves:
+        return convert(node)
+    inputs = [
+        node.emit(relax.op.astype(each, _WIDE)) if each is not None and _is_half(each) else each
+        for each in map(node.optional, range(len(node.inputs)))
+    ]
+    made = convert(replace(node, inputs=onnx_frontend.onnx_input(inputs)))
+    outputs = list(made) if isinstance(made, list | tuple | relax.Tuple) else [made]
+    return [_rounded(node, at, node.builder.normalize(each), dtype_of(halves[0])) for at, each in enumerate(outputs)]
+
+
+def _is_half(value: relax.Expr) -> bool:
+    return isinstance(value.ty, relax.TensorType) and dtype_of(value) in HALVES
+
+
+def _rounded(node: OnnxNode, at: int, value: relax.Expr, dtype: str) -> relax.Expr:
+    """An output in its type: statistics of a normalisation are in float32."""
+    name = node.proto.output[at] if at < len(node.proto.output) else ""
+    is_kept = dtype_of(value) != _WIDE or node.importer.element_types.get(name) == onnx.TensorProto.FLOAT
+    return value if is_kept else relax.op.astype(value, dtype)
+
 
 _log = logging.getLogger(__name__)
 _SEQUENCES = """

@@ -18,7 +18,7 @@ from onnx import helper, numpy_helper
 from fractune_core.errors import BadModel
 from fractune_core.model_inputs import CONSTANT
 from fractune_workers.children.importing.onnx_graph import captured_by, described, name_of_part, refusal
-from fractune_workers.children.importing.onnx_models.onnx_count import MOST_CONNECTIONS, count_nodes
+from fractune_workers.children.importing.onnx_models.onnx_shapes import MOST_CONNECTIONS, count_nodes
 
 _AXES_ARE_INPUTS = 13
 """The first opset in which `Unsqueeze` reads its axes"""

@@ -21,26 +21,89 @@ import contextlib
 import copy
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import onnx
+import onnx.inliner
 import onnxslim
 import tvm
-from onnx import helper
+from onnx import defs, helper
 
 from fractune_core.errors import BadModel, first_line
 from fractune_core.model_inputs import constants_in, shapes_in
 from fractune_workers.children.importing.limits import ComputedConstants, Limits
-from fractune_workers.children.importing.onnx_graph import described, inputs_of, opset_of, parsed
+from fractune_workers.children.importing.onnx_graph import (
+    all_nodes,
+    described,
+    domain_of,
+    inputs_of,
+    opset_of,
+    parsed,
+    refusal,
+    set_opset,
+)
 from fractune_workers.children.importing.onnx_models.onnx_branches import Branches
 from fractune_workers.children.importing.onnx_models.onnx_contents import check_contents
-from fractune_workers.children.importing.onnx_models.onnx_count import check_count
 from fractune_workers.children.importing.onnx_models.onnx_fold import Folding
-from fractune_workers.children.importing.onnx_models.onnx_functions import without_functions
 from fractune_workers.children.importing.onnx_models.onnx_importer import from_onnx
-from fractune_workers.children.importing.onnx_models.onnx_shapes import check_inputs, fix_constants, fix_shapes
+from fractune_workers.children.importing.onnx_models.onnx_shapes import (
+    check_count,
+    check_inputs,
+    fix_constants,
+    fix_shapes,
+)
 from fractune_workers.children.tvm_api.keep_out import hushed
+
+# The functions of a model, put in the place of their calls.
+#
+# ONNX's own step leaves out a function of another opset than the model's. Here it is read in the words of the model's
+# opset where all its operators have one form in both.
+
+
+def without_functions(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with the functions that it calls inlined. Raises BadModel, which names the call."""
+    version = opset_of(model)
+    calling = [*model.graph.node, *(node for function in model.functions for node in function.node)]
+    for function in model.functions:
+        own = opset_of(function)
+        changed = next(_changed(function.node, own, version), None)
+        call = next(_calls(calling, function), None)
+        if changed is not None and call is not None:
+            raise refusal(
+                call,
+                version,
+                f"it is a function of opset {own}, in which {changed} has another form than in the model's; export the "
+                "model and its functions with one opset",
+            )
+        set_opset(function, version)
+    return onnx.inliner.inline_local_functions(model) if model.functions else model
+
+
+def _changed(nodes: Iterable[onnx.NodeProto], own: int, version: int) -> Iterator[str]:
+    """ONNX's operators that have other attributes, defaults or inputs in the model's opset."""
+    if own != version:
+        for node in all_nodes(nodes):
+            if not domain_of(node.domain) and _form(node.op_type, own) != _form(node.op_type, version):
+                yield str(node.op_type)
+
+
+def _form(operator: str, opset: int) -> Any:
+    """Of an operator in this opset: all that a node may state. None for an unknown one."""
+    try:
+        schema = defs.get_schema(operator, opset)
+    except defs.SchemaError:
+        return None
+    attributes = {name: (each.type, each.required, str(each.default_value)) for name, each in schema.attributes.items()}
+    return [each.option for each in schema.inputs], [each.option for each in schema.outputs], attributes
+
+
+def _calls(nodes: Iterable[onnx.NodeProto], function: onnx.FunctionProto) -> Iterator[onnx.NodeProto]:
+    for node in all_nodes(nodes):
+        if (node.op_type, domain_of(node.domain)) == (function.name, domain_of(function.domain)):
+            yield node
+
 
 _log = logging.getLogger(__name__)
 _SEPARATE_INITIALIZERS_IR = 4

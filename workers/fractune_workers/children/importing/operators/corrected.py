@@ -16,12 +16,16 @@ from tvm.relax.frontend.onnx import onnx_frontend
 
 from fractune_workers.children.importing.onnx_graph import text_of
 from fractune_workers.children.importing.operators.corrected_resize import RESIZE
-from fractune_workers.children.importing.operators.element_types import AS_BYTES
-from fractune_workers.children.importing.operators.indices import INDEXED
-from fractune_workers.children.importing.operators.onnx_node import Converter, OnnxNode, as_type, dtype_of, shape_of
+from fractune_workers.children.importing.operators.onnx_node import (
+    AS_BYTES,
+    Converter,
+    OnnxNode,
+    as_type,
+    dtype_of,
+    shape_of,
+)
 from fractune_workers.children.importing.operators.packed_weights import DEQUANTIZED_WEIGHTS
-from fractune_workers.children.importing.operators.reductions import REDUCTIONS
-from fractune_workers.children.importing.operators.sized import SIZED
+from fractune_workers.children.importing.operators.sized import INDEXED, REDUCTIONS, SIZED
 from fractune_workers.children.importing.operators.windows import WINDOWS
 from fractune_workers.children.rewriting.expressions import is_constant
 

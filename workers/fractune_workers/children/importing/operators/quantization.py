@@ -7,7 +7,8 @@ whole numbers. So the pair is a chain of element-wise operators. A dequantized c
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,11 +16,84 @@ import numpy.typing as npt
 from onnx import TensorProto
 from onnx.helper import tensor_dtype_to_np_dtype
 from tvm import relax
+from tvm.relax.frontend.onnx import onnx_frontend
 
-from fractune_workers.children.importing.operators.element_types import AS_BYTES, INTEGER_RANGES
-from fractune_workers.children.importing.operators.onnx_node import Converter, OnnxNode, as_type, dtype_of, shape_of
+from fractune_workers.children.importing.operators.onnx_node import (
+    AS_BYTES,
+    INTEGER_RANGES,
+    Converter,
+    OnnxNode,
+    as_type,
+    dtype_of,
+    shape_of,
+)
 from fractune_workers.children.importing.operators.packed_weights import keep_packed
+from fractune_workers.children.importing.operators.recurrent import (
+    B,
+    R,
+    W,
+    X,
+    biases,
+    operands_of,
+    outputs_of,
+    recurrence_of,
+)
+from fractune_workers.children.recurrent.recurrence import LSTM, Recurrence, split
 from fractune_workers.children.rewriting.expressions import bound_call, is_constant, operator_of
+
+_MATRIX = 2
+_Forms = Mapping[tuple[int, ...], list[int]]
+"""By the shape of a zero point that is not one number: its shape to broadcast over the input"""
+
+
+def _matmul(node: OnnxNode) -> relax.Expr:
+    rows = _without_zero(node, 0, 2, _row_forms)
+    columns = _without_zero(node, 1, 3, _column_forms)
+    return relax.op.matmul(rows, columns, out_dtype="int32")
+
+
+def _row_forms(shape: list[int]) -> _Forms:
+    whole = [*shape[:-1], 1]
+    return {tuple(whole): whole, tuple(shape[:-1]): whole} if len(shape) == _MATRIX else {tuple(whole): whole}
+
+
+def _column_forms(shape: list[int]) -> _Forms:
+    whole = [*shape[:-2], 1, shape[-1]]
+    return {tuple(whole): whole, (shape[-1],): [shape[-1]]}
+
+
+def _conv(node: OnnxNode) -> relax.Expr:
+    data = _without_zero(node, 0, 2, lambda _: {})
+    weight = _without_zero(node, 1, 3, lambda shape: {(shape[0],): [shape[0], *[1] * (len(shape) - 1)]})
+    # TVM's converter of the operator `Conv` reads the attributes, which are the same.
+    convert = onnx_frontend.Conv.get_converter(node.opset)
+    inputs = onnx_frontend.onnx_input([data, weight, None])
+    return convert(node.builder, inputs, dict(node.attributes), [{}, {}])
+
+
+def _without_zero(node: OnnxNode, index: int, zero_index: int, forms: Callable[[list[int]], _Forms]) -> relax.Expr:
+    """The input as int32, less its zero point. `forms`: by the input's shape, the zero points of several numbers."""
+    value, zero = node.input(index), node.optional(zero_index)
+    numbers = node.builder.normalize(as_type("int32", value))
+    if zero is None:
+        return numbers
+    target = {(): [1], (1,): [1], **forms(shape_of(value))}.get(tuple(shape_of(zero)))
+    if target is None:
+        raise node.refused(
+            f"its zero point '{node.proto.input[zero_index]}' has the shape {shape_of(zero)}, which does not fit "
+            f"{shape_of(value)}; export it with one number"
+        )
+    known = node.constant(zero_index)
+    if known is not None and not known.any():
+        return numbers
+    zero = relax.const(known.reshape(target)) if known is not None else node.emit(relax.op.reshape(zero, target))
+    if known is not None and is_constant(value):
+        return relax.const(numbers.value.numpy() - zero.value.numpy().astype("int32"))
+    return node.emit(relax.op.subtract(numbers, as_type("int32", zero)))
+
+
+INTEGER_PRODUCTS: Mapping[str, Converter] = {"ConvInteger": _conv, "MatMulInteger": _matmul}
+"""by ONNX's names"""
 
 _Array = npt.NDArray[Any]
 _COUNTED: dict[int, str] = {
@@ -251,3 +325,73 @@ QUANTIZATION: Mapping[str, Converter] = {
     "QuantizeLinear": _quantize,
 }
 """by ONNX's names"""
+
+
+# ONNX Runtime's DynamicQuantizeLSTM: an LSTM with 8-bit weights. It quantizes its inputs, and the state of each
+# step.
+#
+# The weights lie the other way round than an LSTM's: (directions, inputs, gates * units).
+
+_OPERANDS = 8
+_W_SCALE, _W_ZERO, _R_SCALE, _R_ZERO = range(8, 12)
+_WEIGHT_DIMS = 3
+
+
+def _convert(node: OnnxNode) -> Sequence[relax.Expr]:
+    if dtype_of(node.input(X)) != "float32":
+        raise node.refused(f"it computes with {dtype_of(node.input(X))}; export it with float32")
+    columns, column_scales = _weights(node, W, _W_SCALE, _W_ZERO)
+    recurrent, recurrent_scales = _weights(node, R, _R_SCALE, _R_ZERO)
+    inputs = [node.optional(at) for at in range(_OPERANDS)]
+    inputs[W], inputs[R] = (relax.const(each, str(each.dtype)) for each in (columns, recurrent))
+    plain = replace(node, inputs=inputs)
+    operands = operands_of(plain, whole_weights=True)
+    of = replace(recurrence_of(LSTM, plain, operands), whole_weights=str(recurrent.dtype))
+    added, _ = biases(plain, of, operands[B])
+    projected = _projected(node, of, columns, column_scales, added)
+    weights = [relax.const(each, str(each.dtype)) for each in split(recurrent, of)]
+    scales = relax.const(recurrent_scales.reshape(of.directions, -1), "float32")
+    return outputs_of(plain, of, operands, [projected, *weights], scales=scales)
+
+
+def _weights(node: OnnxNode, at: int, scale_at: int, zero_at: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """The weights (D, G*H, inputs) less their zero points, in the fewest bytes, and a scale for each row (D, G*H)."""
+    numbers, scale, zero = (node.constant(each) for each in (at, scale_at, zero_at))
+    if numbers is None or scale is None or (zero is None and node.optional(zero_at) is not None):
+        raise node.refused("its weights, scales or zero points are computed; export them as weights")
+    if numbers.ndim != _WEIGHT_DIMS or numbers.dtype not in ("int8", "uint8"):
+        raise node.refused(f"its weights are {numbers.dtype} of shape {list(numbers.shape)}; give 3 axes of 8 bits")
+    directions, _, rows = numbers.shape
+    if scale.shape not in ((directions,), (directions, 1), (directions, rows)):
+        raise node.refused(f"a scale has the shape {list(scale.shape)}; give [{directions}] or [{directions}, {rows}]")
+    if zero is not None and zero.shape != scale.shape:
+        raise node.refused(f"a zero point has the shape {list(zero.shape)}, and its scale {list(scale.shape)}")
+    wide = numbers.astype(np.int16)
+    if zero is not None:
+        wide = wide - zero.astype(np.int16).reshape(directions, 1, -1)
+    narrow = wide.astype(np.int8)
+    least = narrow if (narrow == wide).all() else wide
+    scales = np.broadcast_to(scale.reshape(directions, -1), (directions, rows)).astype(np.float32)
+    return np.ascontiguousarray(least.transpose(0, 2, 1)), np.ascontiguousarray(scales)
+
+
+def _projected(
+    node: OnnxNode, of: Recurrence, columns: npt.NDArray[Any], scales: npt.NDArray[Any], bias: Any
+) -> relax.Expr:
+    """As an LSTM's, but an exact product of whole numbers, then scaled."""
+    data = node.input(X)
+    *outer, inputs = shape_of(data)
+    rows = node.emit(relax.op.reshape(data, (outer[0] * outer[1], inputs)))
+    quantized = QUANTIZATION["DynamicQuantizeLinear"](replace(node, inputs=[rows]))
+    numbers, scale, zero = (node.emit(each) for each in quantized)
+    left = node.emit(relax.op.subtract(node.emit(as_type("int32", numbers)), node.emit(as_type("int32", zero))))
+    right = relax.const(np.ascontiguousarray(columns.reshape(-1, inputs).T.astype(np.int32)))
+    product = node.emit(relax.op.matmul(left, right, out_dtype="int32"))
+    scaled = node.emit(relax.op.multiply(scale, relax.const(scales.reshape(1, -1), "float32")))
+    result = node.emit(relax.op.multiply(node.emit(as_type("float32", product)), scaled))
+    if bias is not None:
+        result = node.emit(relax.op.add(result, bias))
+    return node.emit(relax.op.reshape(result, of.projected))
+
+
+QUANTIZED_LSTM: Mapping[str, Converter] = {"com.microsoft.DynamicQuantizeLSTM": _convert}

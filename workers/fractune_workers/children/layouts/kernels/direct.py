@@ -18,8 +18,7 @@ import tvm
 from tvm import te, topi
 
 from fractune_core.tir.kernel_names import CONV, DEPTHWISE, MATMUL, WHOLE_NUMBERS
-from fractune_workers.children.layouts.kernels.blocks import block_count, pack
-from fractune_workers.children.layouts.kernels.bounds import Bounds
+from fractune_workers.children.layouts.kernels.blocks import Bounds, block_count, pack
 
 _Array = npt.NDArray[Any]
 

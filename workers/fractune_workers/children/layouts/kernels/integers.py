@@ -18,7 +18,7 @@ from tvm import te
 
 from fractune_core.implementations import INT8, INT16
 from fractune_core.tir.kernel_names import COLUMNS, INTEGER_SUMS, ROWS, SUMS
-from fractune_workers.children.layouts.kernels.bounds import Bounds
+from fractune_workers.children.layouts.kernels.blocks import Bounds
 from fractune_workers.children.layouts.kernels.direct import Window
 
 _Array = npt.NDArray[Any]

@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 from functools import reduce
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -19,14 +20,145 @@ from tvm import relax
 
 from fractune_workers.children.rewriting.expressions import (
     ELEMENTWISE,
+    is_constant,
     operator_of,
     relax_functions,
     rewritten,
     shape_of,
     used_once,
 )
-from fractune_workers.children.rewriting.simplifying import composites, flat_rows, lines, quantization
+from fractune_workers.children.rewriting.simplifying import composites, lines
 from fractune_workers.children.rewriting.simplifying.simplifier import Array, Rule, Simplifier
+
+# Moves a change of the axes before the last one below the operators that do not see it.
+#
+# An optimizer of ONNX files computes products with a bias on two axes, (tokens, width), between two reshapes. A
+# reshape separates a product from the element-wise operators behind it, which could be its epilogue. So they compute
+# on two axes as well, and the reshapes meet and cancel.
+
+_FLAT_RANK = 2
+
+
+def reshaped(simplifier: Simplifier, call: Any) -> Any | None:
+    """A reshape of a reshape is one, or none."""
+    inner = simplifier.call(call.args[0], "reshape")
+    if inner is None:
+        return None
+    source = inner.args[0]
+    return source if shape_of(source) == shape_of(call) else relax.op.reshape(source, shape_of(call))
+
+
+def elementwise(simplifier: Simplifier, call: Any) -> Any | None:
+    """Element-wise operators, and normalisations of rows."""
+    if all(_rows(simplifier, operand) is None for operand in call.args):
+        return None
+    flat = [_flat(simplifier, operand, shape_of(call)) for operand in call.args]
+    if any(each is None for each in flat):
+        return None
+    return relax.op.reshape(simplifier.emit(relax.Call(call.op, flat, call.attrs)), shape_of(call))
+
+
+def layer_norm(simplifier: Simplifier, call: Any) -> Any | None:
+    rank = len(shape_of(call))
+    rows = _rows(simplifier, call.args[0])
+    if rows is None or [int(axis) % rank for axis in call.attrs.axes] != [rank - 1]:
+        return None
+    attrs = call.attrs
+    options = {"epsilon": float(attrs.epsilon), "center": bool(attrs.center), "scale": bool(attrs.scale)}
+    return relax.op.reshape(
+        simplifier.emit(relax.op.nn.layer_norm(rows, *call.args[1:], axes=[-1], **options)), shape_of(call)
+    )
+
+
+def matmul(simplifier: Simplifier, call: Any) -> Any | None:
+    """A product with a constant matrix."""
+    rows, weight = _rows(simplifier, call.args[0]), simplifier.numbers(call.args[1])
+    if rows is None or weight is None or weight.ndim != _FLAT_RANK:
+        return None
+    product = relax.op.matmul(rows, call.args[1], out_dtype=call.attrs.out_dtype)
+    return relax.op.reshape(simplifier.emit(product), shape_of(call))
+
+
+def _rows(simplifier: Simplifier, expr: Any) -> Any | None:
+    """The value of two axes that an expression is a reshape of, with the same last axis; None for others."""
+    call = simplifier.call(expr, "reshape")
+    if call is None:
+        return None
+    before, after = shape_of(call.args[0]), shape_of(call)
+    return call.args[0] if len(before) == _FLAT_RANK < len(after) and before[-1] == after[-1] else None
+
+
+def _flat(simplifier: Simplifier, operand: Any, shape: tuple[int, ...]) -> Any | None:
+    """An operand of an operator whose result has this shape, on two axes; None where its rows differ."""
+    if not isinstance(operand, relax.Var) and not is_constant(operand):
+        return operand  # a number of the operator, not a tensor
+    numbers = simplifier.numbers(operand)
+    if numbers is not None:
+        alike = numbers.size in (1, (numbers.shape or (1,))[-1])
+        return relax.const(numbers.reshape(numbers.shape[-1:])) if alike else None
+    if shape_of(operand) != shape:
+        return None
+    rows = _rows(simplifier, operand)
+    return simplifier.emit(relax.op.reshape(operand, (prod(shape[:-1]), shape[-1]))) if rows is None else rows
+
+
+# Quantized values as float32: dequantized constants become numbers, and a value that is quantized and dequantized
+# again becomes a chain of element-wise operators. Layout planning and fusion understand both.
+
+_FLOAT = "float32"
+_COUNTED = frozenset({"int8", "uint8", "int16", "uint16"})
+"""types whose numbers float32 holds exactly"""
+
+
+def dequantized(simplifier: Simplifier, call: Any) -> Any | None:
+    data, *parameters = call.args
+    scale, zero = map(simplifier.numbers, parameters)
+    if scale is None or zero is None or str(call.attrs.out_dtype) != _FLOAT:
+        return None
+    numbers = simplifier.numbers(data)
+    if numbers is not None:
+        return relax.const(dequantized_numbers(numbers, scale, zero, int(call.attrs.axis)))
+    quantized = simplifier.call(data, "quantize")
+    return None if quantized is None else _rounded(simplifier, quantized, scale, zero)
+
+
+def dequantized_numbers(numbers: Array, scale: Array, zero: Array, axis: int) -> Array:
+    """As ONNX's DequantizeLinear: (numbers - zero) * scale in float32, with several of each along `axis`."""
+    along = [1] * numbers.ndim
+    if numbers.ndim:
+        along[axis] = -1
+    scales, zeros = (each.reshape(along if each.size > 1 else ()) for each in (scale, zero))
+    counted: Array = (numbers.astype(np.int32) - zeros.astype(np.int32)).astype(_FLOAT) * scales.astype(_FLOAT)
+    return counted
+
+
+def _rounded(simplifier: Simplifier, quantized: Any, scale: Array, zero: Array) -> Any | None:
+    """A value quantized and dequantized by one scale and one zero point: `clip(round(x / scale)) * scale`.
+
+    ONNX adds the zero point before it clips, and subtracts it again. The limits without it give the same numbers. Scale
+    and limits are tensors of one element, not numbers in the code, so that layers share an operator.
+    """
+    source, *parameters = quantized.args
+    alike = [simplifier.numbers(each) for each in parameters]
+    dtype = str(quantized.attrs.out_dtype)
+    if dtype not in _COUNTED or str(source.ty.dtype) != _FLOAT or scale.size != 1 or zero.size != 1:
+        return None
+    if any(
+        own is None or own.size != 1 or own.item() != other.item()
+        for own, other in zip(alike, (scale, zero), strict=True)
+    ):
+        return None
+    limits, point = np.iinfo(dtype), int(zero.item())
+    step = _one(scale.item())
+    counted = simplifier.emit(relax.op.round(simplifier.emit(relax.op.divide(source, step))))
+    below = simplifier.emit(relax.op.minimum(counted, _one(limits.max - point)))
+    within = simplifier.emit(relax.op.maximum(below, _one(limits.min - point)))
+    return relax.op.multiply(within, step)
+
+
+def _one(number: float) -> Any:
+    return relax.const(np.array([number], _FLOAT))
+
 
 _PAIRWISE = {"sum": relax.op.add, "max": relax.op.maximum, "min": relax.op.minimum}
 _CHANNELS = 1
@@ -151,7 +283,7 @@ _RULES: tuple[dict[str, tuple[Rule, ...]], ...] = (
         "add": (composites.scaled_norm, lines.elementwise),
         "broadcast_to": (_broadcast,),
         "concat": (_joined_splits,),
-        "dequantize": (quantization.dequantized,),
+        "dequantize": (dequantized,),
         "divide": (composites.layer_norm, lines.elementwise),
         "multiply": (composites.gelu, composites.layer_norm, composites.scaled_norm, lines.elementwise),
         "nn.batch_norm": (_batch_norm,),
@@ -159,10 +291,10 @@ _RULES: tuple[dict[str, tuple[Rule, ...]], ...] = (
         "strided_slice": (lines.channel_slice,),
     },
     {
-        **dict.fromkeys(ELEMENTWISE, (flat_rows.elementwise,)),
-        "matmul": (flat_rows.matmul,),
-        "nn.layer_norm": (flat_rows.layer_norm,),
-        "reshape": (flat_rows.reshaped,),
+        **dict.fromkeys(ELEMENTWISE, (elementwise,)),
+        "matmul": (matmul,),
+        "nn.layer_norm": (layer_norm,),
+        "reshape": (reshaped,),
     },
 )
 """of each pass, by the Relax operator: the first that fits is applied"""

@@ -19,10 +19,9 @@ from tvm.s_tir import meta_schedule as ms
 
 from fractune_core.tir.kernel_names import COLUMNS, INTEGER_SUMS, ROWS, SUMS
 from fractune_workers.children.layouts.kernels.integers import INTEGERS
-from fractune_workers.children.searching.spaces.epilogues import inline_epilogue
 from fractune_workers.children.searching.spaces.register_tiles import Extents, divisors, tilings
-from fractune_workers.children.searching.spaces.sketches import block_named
-from fractune_workers.children.tvm_api.dot_products import DotProduct, dot_product, pairing
+from fractune_workers.children.searching.spaces.sketches import block_named, inline_epilogue
+from fractune_workers.children.tvm_api.dot_intrinsics import DotProduct, dot_product, pairing
 
 _MOST_ROWS, _MOST_BLOCKS, _MOST_STEPS = 16, 6, 4
 """of a tile, all of it unrolled"""

@@ -10,10 +10,9 @@ import pytest
 import tvm
 from tvm import relax
 
-from fractune_workers.children.importing.passes import prepare
+from fractune_workers.children.importing.passes import planned, prepare
 from fractune_workers.children.layouts.kernels.direct import Window
 from fractune_workers.children.layouts.kernels.implementations import IMPLEMENTATIONS, order, repacked
-from fractune_workers.children.layouts.plan import planned
 from fractune_workers.children.rewriting.simplifying.simplify import simplify
 from tests.unit.workers.children.layouts.networks import Array, Network, calls, inputs_of, network, outputs
 

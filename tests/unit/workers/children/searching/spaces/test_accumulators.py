@@ -7,7 +7,7 @@ from tvm import te
 from tvm.s_tir import Schedule
 
 from fractune_workers.children.searching.operator_search import OperatorSearch
-from fractune_workers.children.searching.spaces.accumulators import FitsRegisters, accumulators
+from fractune_workers.children.searching.spaces.sketches import FitsRegisters, accumulators
 from fractune_workers.children.tvm_api.target import parse_target
 from fractune_workers.children.tvm_api.traces import Workload
 

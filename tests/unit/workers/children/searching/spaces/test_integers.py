@@ -11,12 +11,11 @@ import tvm
 from tvm import te, topi
 
 from fractune_core.implementations import INT8, INT16
-from fractune_workers.children.layouts.kernels.blocks import pack
-from fractune_workers.children.layouts.kernels.bounds import Bounds
+from fractune_workers.children.layouts.kernels.blocks import Bounds, pack
 from fractune_workers.children.layouts.kernels.direct import Window
 from fractune_workers.children.layouts.kernels.integers import INTEGERS
 from fractune_workers.children.searching.operator_search import OperatorSearch
-from fractune_workers.children.tvm_api.dot_products import dot_product
+from fractune_workers.children.tvm_api.dot_intrinsics import dot_product
 from fractune_workers.children.tvm_api.target import missing_features, vector_unit
 from fractune_workers.children.tvm_api.traces import Workload, read_trace
 

@@ -8,7 +8,7 @@ from tvm import te
 from tvm.s_tir import Schedule
 from tvm.s_tir import meta_schedule as ms
 
-from fractune_workers.children.searching.spaces.space import space_for
+from fractune_workers.children.searching.operator_search import space_for
 from fractune_workers.children.tvm_api.target import parse_target
 from fractune_workers.children.tvm_api.traces import Workload
 

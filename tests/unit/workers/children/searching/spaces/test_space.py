@@ -7,7 +7,7 @@ import tvm
 from tvm import te
 from tvm.s_tir import meta_schedule as ms
 
-from fractune_workers.children.searching.spaces.space import space_for
+from fractune_workers.children.searching.operator_search import space_for
 from fractune_workers.children.tvm_api.intrinsics import load_intrinsics
 from fractune_workers.children.tvm_api.target import vector_unit
 from fractune_workers.children.tvm_api.traces import Workload
