@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 from fractune.inference.choosing.variants import choose_variant
-from fractune.inference.gpu.driver import NoDriver, ask_gpu, look_at_gpu
-from fractune.inference.gpu.share import check_gpu, gpu_share_here
+from fractune.inference.gpu import NoDriver, ask_gpu, check_gpu, gpu_share_here, look_at_gpu
 from fractune_core.analysis.match import How
 from fractune_core.cuda.environment import MPS_PERCENTAGE
 from fractune_core.errors import BadBundle, BadRequest, FractuneError, ShareUnavailable

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fractune.inference.gpu.driver import GpuHere, look_at_gpu
+from fractune.inference.gpu import GpuHere, look_at_gpu
 from fractune_core.errors import FractuneError
 from fractune_workers.child import Child
 from tests.processes.test_tensor_maps import operator_of

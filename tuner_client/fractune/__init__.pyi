@@ -56,10 +56,10 @@ from fractune.inference.bucketed_model import BucketedModel as BucketedModel
 from fractune.inference.choosing.variants import VariantChoice as VariantChoice
 from fractune.inference.comparing.compare import Comparison as Comparison
 from fractune.inference.comparing.compare import compare as compare
+from fractune.inference.loading import InferenceSession as InferenceSession
 from fractune.inference.loading import load as load
 from fractune.inference.model import Model as Model
 from fractune.inference.replica_pool import ReplicaPool as ReplicaPool
-from fractune.inference.session import InferenceSession as InferenceSession
 from fractune.inference.signatures import sign_bundle as sign_bundle
 from fractune.inference.signatures import verify_bundle as verify_bundle
 from fractune.inference.staged_model import StagedModel as StagedModel

@@ -58,7 +58,7 @@ WORDS = ("fractune_core", "fractune_core.codec", "fractune_core.errors")
 
 INFERENCE = tuple(
     f"fractune.inference{name}"
-    for name in ("", ".choosing", ".comparing", ".cpu", ".gpu", ".padding", ".runtimes", ".tvm_runtime")
+    for name in ("", ".choosing", ".comparing", ".cpu", ".padding", ".runtimes", ".tvm_runtime")
 )
 
 FEATURES = tuple(
@@ -488,10 +488,9 @@ ROOMS = {
         *CORE,
         "fractune.inference.choosing",
         "fractune.inference.cpu",
-        "fractune.inference.gpu",
         "fractune.inference.runtimes",
         "fractune.inference.tvm_runtime",
-        lazily=("cryptography",),
+        lazily=("cryptography", "numpy"),
     ),
     # Other runtimes than TVM's, each imported when a bundle needs it.
     "fractune.inference.runtimes": room(*CORE, "fractune.inference.tvm_runtime", lazily=("onnxruntime", "openvino")),
@@ -513,6 +512,5 @@ ROOMS = {
         lazily=("numpy",),
     ),
     "fractune.inference.cpu": room(*CORE, "fractune.inference.tvm_runtime"),
-    "fractune.inference.gpu": room(*CORE, "fractune.inference.cpu", "fractune.inference.tvm_runtime"),
     "fractune.inference.tvm_runtime": room(*CORE, lazily=("tvm_ffi", "tvm_ffi_orcjit", "numpy", "ml_dtypes")),
 }

@@ -7,22 +7,19 @@ outputs = model.run({"input_ids": ids, "attention_mask": mask})  # of 37 tokens,
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-from fractune.inference.caller_warnings import warn_caller
 from fractune.inference.choosing.between import ServesUpTo, server_of, servers_between
 from fractune.inference.choosing.variants import VariantChoice
-from fractune.inference.cpu.share import ShareHere
-from fractune.inference.model import Model
+from fractune.inference.cpu import ShareHere
+from fractune.inference.model import Model, warn_caller
 from fractune.inference.runtimes.sessions import RuntimeMissing, Session, keep_forever
 from fractune.inference.runtimes.variant import held_session, open_shapes
-from fractune.inference.tvm_runtime.bound import Bound
-from fractune.inference.tvm_runtime.interface import Interface
-from fractune.inference.tvm_runtime.padding import concatenated, open_specs, real_part
-from fractune.inference.tvm_runtime.tensors import open_arrays
+from fractune.inference.tvm_runtime.interface import Bound, Interface
+from fractune.inference.tvm_runtime.tensors import TensorSpec, open_arrays
 from fractune_core.agreement import differences, rounding
 from fractune_core.analysis.match import How
 from fractune_core.errors import BadRequest
@@ -74,8 +71,8 @@ class BucketedModel(Model):
         held = Buckets.from_json(bundle.manifest["buckets"])
         self.axes, self._pad, self.padding = held.axes, held.pad, held.padding
         self._options = options
-        self.inputs = open_specs(self._interface.inputs, self.axes.inputs)
-        self.outputs = open_specs(self._interface.outputs, self.axes.outputs)
+        self.inputs = _open_specs(self._interface.inputs, self.axes.inputs)
+        self.outputs = _open_specs(self._interface.outputs, self.axes.outputs)
         self._interfaces = [Interface(member) for member in bundle.members]
         self.buckets = [input_shapes(member.manifest) for member in bundle.members]
         self.bucket_sizes = [self.axes.sizes(shapes) for shapes in self.buckets]
@@ -92,7 +89,7 @@ class BucketedModel(Model):
         """
         parts = self._parts(inputs) if self._splits else []
         if len(parts) > 1:
-            return concatenated([self.run(part, variant, slot=slot) for part in parts])
+            return _concatenated([self.run(part, variant, slot=slot) for part in parts])
         way = self._way(inputs)
         if way.is_exact:
             return Model.run(self._member(way.member), inputs, variant, slot=slot)
@@ -111,7 +108,7 @@ class BucketedModel(Model):
     def _run_padded(
         self, bucket: int, inputs: Mapping[str, Any], sizes: Mapping[str, int], variant: str | None
     ) -> list[Array]:
-        real = partial(real_part, specs=self._interfaces[bucket].outputs, axes=self.axes, sizes=sizes)
+        real = partial(_real_part, specs=self._interfaces[bucket].outputs, axes=self.axes, sizes=sizes)
         return Model.run_padded(self._member(bucket), inputs, self._pad, real, variant)
 
     def _run_as_they_are(self, server: ServesUpTo, inputs: Mapping[str, Any]) -> list[Array]:
@@ -315,3 +312,30 @@ def _text(inputs: Any) -> str:
 def _shape_text(value: Any) -> str:
     shape = getattr(value, "shape", None)
     return f"is a Python {type(value).__name__}" if shape is None else str(list(shape))
+
+
+def _open_specs(specs: Sequence[TensorSpec], axes: Mapping[str, Sequence[str | None]]) -> list[TensorSpec]:
+    """The tensors with None for each open axis."""
+    return [
+        replace(
+            spec, shape=tuple(None if symbol else dim for dim, symbol in zip(spec.shape, axes[spec.name], strict=True))
+        )
+        for spec in specs
+    ]
+
+
+def _real_part(
+    outputs: Iterable[Array], specs: Sequence[TensorSpec], axes: OpenAxes, sizes: Mapping[str, int]
+) -> list[Array]:
+    """The outputs of padded inputs, without the positions of the padding, as separate arrays."""
+    return [
+        output[tuple(slice(sizes[symbol]) if symbol else slice(None) for symbol in axes.outputs[spec.name])].copy()
+        for spec, output in zip(specs, outputs, strict=True)
+    ]
+
+
+def _concatenated(parts: Sequence[Sequence[Array]]) -> list[Array]:
+    """The outputs of parts of a batch as those of the whole batch."""
+    import numpy as np
+
+    return [np.concatenate(outputs) for outputs in zip(*parts, strict=True)]

@@ -1,33 +1,31 @@
-"""A loaded bundle: detect the share, choose its variant, and run it."""
+"""A loaded bundle: detect the share, choose its variant, run it, and follow the share while it serves."""
 
 from __future__ import annotations
 
+import inspect
+import threading
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, get_args
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Protocol, get_args
 
-from fractune.inference.backends import backend_for
-from fractune.inference.caller_warnings import warn_caller, warn_if_untuned
 from fractune.inference.choosing.matching import match_share
 from fractune.inference.choosing.requested_threads import check_threads
 from fractune.inference.choosing.runtimes import runtime_choice
 from fractune.inference.choosing.variants import VariantChoice
-from fractune.inference.cpu.share import ShareHere
-from fractune.inference.following import ShareFollower
+from fractune.inference.cpu import OnCpu, ShareHere
+from fractune.inference.gpu import OnGpu
 from fractune.inference.runner import runner_for
 from fractune.inference.runtimes.sessions import RuntimeMissing, keep_forever
 from fractune.inference.runtimes.variant import runtime_variant
 from fractune.inference.tvm_runtime import tensors
-from fractune.inference.tvm_runtime.bound import Bound, BoundMemory
-from fractune.inference.tvm_runtime.interface import Interface
-from fractune.inference.tvm_runtime.kept_inputs import KeptInputs, are_worth_keeping
-from fractune.inference.tvm_runtime.padding import padded
-from fractune.inference.tvm_runtime.slots import Slots
-from fractune.inference.tvm_runtime.variants import Variant
-from fractune.inference.tvm_runtime.weights import Weights
+from fractune.inference.tvm_runtime.interface import Bound, BoundMemory, Interface, Slots, padded
+from fractune.inference.tvm_runtime.runtime import Variant, Weights
+from fractune.inference.tvm_runtime.tensors import KeptInputs, TensorSpec, are_worth_keeping
 from fractune_core.analysis.match import DEFAULT_POLICY, Policy
-from fractune_core.errors import BadRequest
+from fractune_core.errors import BadBundle, BadRequest, FractuneError
 from fractune_core.files.bundles import Bundle
 from fractune_core.files.compared import RUNTIMES
 from fractune_core.host.cgroups import ThrottledSince
@@ -37,6 +35,110 @@ from fractune_core.shares import Share
 
 if TYPE_CHECKING:
     from fractune.inference.tvm_runtime.tensors import Array
+
+LOOK_S = 0.5
+"""from one look to the next at least; a change is to be noticed within a second"""
+
+_Take = Callable[[ShareHere], None]
+_PACKAGE = f"{__name__.partition('.')[0]}."
+
+
+class Backend(Protocol):
+    """A bundle's weights on its processor, and the execution of its variants there."""
+
+    weights: Weights
+    keeps_inputs: bool
+    """whether small inputs are better copied into memory that stays; a GPU has memory for them in `run`"""
+
+    def look(self) -> ShareHere:
+        """The share that the process is under now. Raises ShareUnavailable if it is not the requested share."""
+        ...
+
+    def limits(self) -> tuple[Any, ...]:
+        """Differs from an earlier result if the share may have changed. Empty where the share stays as it is."""
+        ...
+
+    def load_variant(self, variant: str) -> Variant:
+        """A variant with its weights. Raises BadBundle if no variant has this name."""
+        ...
+
+    def arguments(self, specs: Sequence[TensorSpec], inputs: Mapping[str, Any]) -> list[Any]:
+        """The inputs as tensors, in the order of `specs`. Raises BadRequest. Any thread may call it."""
+        ...
+
+    def run(self, variant: Variant, arguments: Sequence[Any]) -> list[Any]:
+        """The complete outputs, in place. Call it on the thread of the model, one call at a time."""
+        ...
+
+    def run_into(self, variant: Variant, arguments: Sequence[Any], outputs: Sequence[Any]) -> None:
+        """As `run`, but the outputs are in the tensors `outputs` afterwards."""
+        ...
+
+    def placed(self, arguments: Sequence[Any]) -> list[Any]:
+        """The arguments, placed so that `run` need not copy them."""
+        ...
+
+    def array(self, output: Any) -> Array:
+        """An output as a separate array."""
+        ...
+
+
+def backend_for(
+    bundle: Bundle, share: Share | None, weights: Weights | None = None, *, denormals: bool = False
+) -> Backend:
+    """The processor of the bundle, under `share` (None = the present share of the process). `weights` are those of
+    another member of the bundle, which lie there already. `denormals`: a CPU computes with them, and does not take them
+    as zero. Raises BadBundle when it cannot run on this machine, BadRequest or ShareUnavailable for the share,
+    FractuneError when a required package is not installed.
+    """
+    kind = bundle.manifest["device"]["kind"]
+    if kind == "cpu":
+        return OnCpu(bundle, share, weights, denormals=denormals)
+    if kind == "cuda":
+        return OnGpu(bundle, share, weights)
+    raise BadBundle(f"{bundle.name} is for a '{kind}' device, which this version does not support; upgrade fractune")
+
+
+class ShareFollower:
+    """Looks at calls and has no thread: a model without requests need not know. Each call gets the function that takes
+    what fits a share: kept here, it would keep the model alive.
+    """
+
+    def __init__(self, backend: Backend, name: str) -> None:
+        self._backend = backend
+        self._name = name
+        self._turn = threading.Lock()
+        self._seen: ShareHere | None = None
+        self._limits = backend.limits()
+        self._due = monotonic() + LOOK_S
+        begin_in_forked_children(self)
+
+    def begin_in_child(self) -> None:
+        self._turn = threading.Lock()
+
+    def rematch(self, take: _Take) -> None:
+        """Detect the share; `take` gets it unless it is the one before. Raises the errors of both."""
+        with self._turn:
+            here = self._backend.look()
+            if here != self._seen:
+                take(here)
+                self._seen = here
+
+    def follow(self, take: _Take) -> None:
+        """Rematch if the limits have changed since the last look. Any thread may call it, and no request fails by it:
+        a model that cannot follow goes on as before, with a RuntimeWarning.
+        """
+        now = monotonic()
+        if now < self._due:
+            return
+        self._due = now + LOOK_S
+        limits, self._limits = self._limits, self._backend.limits()
+        if limits == self._limits:
+            return
+        try:
+            self.rematch(take)
+        except FractuneError as error:
+            warn_caller(f"{self._name} runs as before, though the share of the process has changed: {error}")
 
 
 class Model:
@@ -116,7 +218,7 @@ class Model:
         if slot is not None:
             return self.run_slots({slot: inputs}, variant)[slot]
         if self._kept is not None:
-            self.follow()
+            self._follower.follow(self._take)
             with self._turn.lock:
                 if (arguments := self._kept.tensors(inputs)) is not None:
                     # Copied before the next call: an output may lie in the memory of an input.
@@ -134,7 +236,7 @@ class Model:
         `pad` or by 0. `real` must copy: the outputs are the model's memory. Raises as `run`.
         """
         if self._kept is not None:
-            self.follow()
+            self._follower.follow(self._take)
             with self._turn.lock:
                 if (arguments := self._kept.padded(inputs, pad)) is not None:
                     return real(map(tensors.as_array, self._outputs(arguments, variant)))
@@ -161,7 +263,7 @@ class Model:
         complete: `torch.from_dlpack(tensor)`.
         """
         arguments = self._arguments(inputs)
-        self.follow()
+        self._follower.follow(self._take)
         with self._turn.lock:
             return self._outputs(arguments, variant)
 
@@ -171,7 +273,8 @@ class Model:
 
     def _outputs(self, arguments: Sequence[Any], variant: str | None) -> list[Any]:
         name = variant or self.choice.variant
-        outputs: list[Any] = self._runner.call(self._backend.run, self._variant(name), arguments)
+        loaded = self._variants.get(name) or self._variant(name)
+        outputs: list[Any] = self._runner.call(self._backend.run, loaded, arguments)
         if name not in self._checked:  # a later run gives the same shapes
             self._interface.check_outputs(outputs)
             self._checked.add(name)
@@ -196,7 +299,7 @@ class Model:
         )
 
     def _run_bound(self, variant: str | None, arguments: Sequence[Any], outputs: Sequence[Any]) -> None:
-        self.follow()
+        self._follower.follow(self._take)
         with self._turn.lock:
             self._runner.call(self._backend.run_into, self._variant(variant), arguments, outputs)
 
@@ -275,3 +378,19 @@ class Model:
                 else self._backend.load_variant(name)
             )
         return self._variants[name]
+
+
+def warn_if_untuned(bundle_name: str, choice: VariantChoice) -> None:
+    """A RuntimeWarning, if no measurement speaks for the untuned variant."""
+    if choice.is_last_resort:
+        warn_caller(
+            f"{bundle_name} runs its untuned variant, which may be far slower than a tuned one: {choice.reason}"
+        )
+
+
+def warn_caller(message: str) -> None:
+    """A RuntimeWarning at the innermost line outside this package."""
+    level, frame = 1, inspect.currentframe()
+    while frame is not None and frame.f_globals.get("__name__", "").startswith(_PACKAGE):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, RuntimeWarning, stacklevel=level)

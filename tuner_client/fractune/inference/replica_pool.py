@@ -15,18 +15,16 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
-from fractune.inference.backends import Backend, backend_for
-from fractune.inference.caller_warnings import warn_if_untuned
 from fractune.inference.choosing.replicas import ReplicaChoice, choose_replicas
 from fractune.inference.choosing.requested_threads import check_threads
 from fractune.inference.choosing.variants import VariantChoice
-from fractune.inference.cpu.share import ShareHere
-from fractune.inference.following import ShareFollower
+from fractune.inference.cpu import ShareHere
+from fractune.inference.model import Backend, ShareFollower, backend_for, warn_if_untuned
 from fractune.inference.runner import settle, started
 from fractune.inference.signatures import open_bundle
 from fractune.inference.tvm_runtime.interface import Interface
+from fractune.inference.tvm_runtime.runtime import Variant
 from fractune.inference.tvm_runtime.tensors import random_inputs
-from fractune.inference.tvm_runtime.variants import Variant
 from fractune_core.analysis.match import DEFAULT_POLICY, Policy
 from fractune_core.errors import BadRequest, FractuneError
 from fractune_core.host.cgroups import ThrottledSince

@@ -11,6 +11,8 @@ Each thread of the pool has CPUs of its own (`parts`), so that no two of them ar
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import functools
 import os
 import queue
 import threading
@@ -18,9 +20,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from fractune.inference.cpu.share import ShareHere, allowed_cpus
-from fractune.inference.tvm_runtime.runtime import use_cpus
-from fractune.inference.tvm_runtime.without_pool import call_without_pool, has_thread_limit
+from fractune.inference.cpu import ShareHere, allowed_cpus
+from fractune.inference.tvm_runtime.runtime import runtime_library, use_cpus
 from fractune_core.analysis.cpu_limits.limits import threads_text
 from fractune_core.errors import FractuneError
 from fractune_core.host.forks import begin_in_forked_children
@@ -28,6 +29,9 @@ from fractune_core.host.thread_pool import parts
 from fractune_core.share_kinds import CPU, kind_of
 
 _STOP_TIMEOUT_S = 60.0
+_READ = "_ZN3tvm7runtime9threading14MaxConcurrencyEv"
+_WRITE = "_ZN3tvm7runtime9threading17SetMaxConcurrencyEi"
+"""TVM exports these functions by their C++ names only"""
 
 _Call = tuple[Callable[[], Any], "_Answer"]
 
@@ -45,7 +49,7 @@ class _Answer:
 def runner_for(here: ShareHere, threads: int) -> Runner | CallersThread:
     """The runner of a model with `threads` threads at that share."""
     # CUDA keeps state for each thread of the host: there all calls come from one.
-    if threads == 1 and kind_of(here.mechanism).device_kind == CPU and has_thread_limit():
+    if threads == 1 and kind_of(here.mechanism).device_kind == CPU and thread_limit():
         return CallersThread()
     return Runner(threads, here.cpus)
 
@@ -100,7 +104,11 @@ class Runner:
 
 class CallersThread:
     """Calls on the threads of the callers, one at a time, without a pool. No thread is moved: a call runs on the CPUs
-    that its caller may use. Needs `has_thread_limit`.
+    that its caller may use. Needs `thread_limit`.
+
+    A parallel loop of compiled code reads the limit of threads of its calling thread. If the limit is 1, TVM runs the
+    loop there and neither makes nor wakes a pool. The thread's limit is the same after a call, for other code that the
+    thread runs by TVM.
     """
 
     def __init__(self) -> None:
@@ -115,8 +123,14 @@ class CallersThread:
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """The result of `function`; raises its exception."""
+        read, write = thread_limit()
         with self._turn:
-            return call_without_pool(function, *arguments)
+            before = read()
+            write(1)
+            try:
+                return function(*arguments)
+            finally:
+                write(before)
 
     def stop(self) -> None:
         """Wait for a call under way and begin no other, so that the process does not end around one."""
@@ -163,3 +177,14 @@ def started(threads: int) -> Iterator[None]:
         raise FractuneError(
             f"{threads_text(threads)} of a model cannot be started ({error}); raise the limit on the process's tasks"
         ) from error
+
+
+@functools.cache
+def thread_limit() -> tuple[Any, ...]:
+    """TVM's functions that read and write the limit; empty if TVM does not export them."""
+    # Both return at once, so they keep the interpreter's lock.
+    library = ctypes.PyDLL(runtime_library())
+    try:
+        return library[_READ], library[_WRITE]
+    except AttributeError:
+        return ()

@@ -7,19 +7,17 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from fractune.inference.caller_warnings import warn_caller
 from fractune.inference.choosing.matching import Matched
 from fractune.inference.choosing.runtimes import runtime_choice
 from fractune.inference.choosing.variants import VariantChoice
-from fractune.inference.cpu.share import ShareHere
-from fractune.inference.model import Model
+from fractune.inference.cpu import ShareHere
+from fractune.inference.model import Model, warn_caller
 from fractune.inference.runtimes.sessions import Session, keep_forever, open_session, settings_of
 from fractune.inference.runtimes.variant import runtime_variant
 from fractune.inference.tvm_runtime import tensors
-from fractune.inference.tvm_runtime.bound import Bound, BoundMemory
+from fractune.inference.tvm_runtime.interface import Bound, BoundMemory
+from fractune.inference.tvm_runtime.runtime import Variant, Weights
 from fractune.inference.tvm_runtime.tensors import TensorSpec
-from fractune.inference.tvm_runtime.variants import Variant
-from fractune.inference.tvm_runtime.weights import Weights
 from fractune_core.errors import BadBundle, BadRequest
 from fractune_core.files.bundles import Bundle
 from fractune_core.files.compared import ONNX_RUNTIME, RUNTIMES

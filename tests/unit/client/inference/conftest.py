@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from fractune.inference import following
+from fractune.inference import model
 
 Clock = Callable[[float], None]
 
@@ -13,7 +13,7 @@ Clock = Callable[[float], None]
 def later(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Moves the clock of the looks."""
     now = [0.0]
-    monkeypatch.setattr(following, "monotonic", lambda: now[0])
+    monkeypatch.setattr(model, "monotonic", lambda: now[0])
 
     def move(secs: float) -> None:
         now[0] += secs

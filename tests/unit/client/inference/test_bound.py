@@ -15,7 +15,7 @@ import tvm_ffi
 
 import fractune
 from fractune import Model
-from fractune.inference.tvm_runtime.bound import BoundMemory
+from fractune.inference.tvm_runtime.interface import BoundMemory
 from fractune.inference.tvm_runtime.runtime import aligned_bytes, load_runtime
 from fractune.inference.tvm_runtime.tensors import TensorSpec
 from fractune_core.errors import BadRequest

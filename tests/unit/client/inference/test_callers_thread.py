@@ -13,10 +13,9 @@ import numpy as np
 import pytest
 
 import fractune
+from fractune.inference import runner
 from fractune.inference.runner import CallersThread
-from fractune.inference.tvm_runtime import without_pool
 from fractune.inference.tvm_runtime.runtime import load_runtime
-from fractune.inference.tvm_runtime.without_pool import call_without_pool
 from tests.support.paths import REPOSITORY
 from tests.unit.client.conftest import Small
 
@@ -24,38 +23,37 @@ load_runtime()
 
 
 def limit() -> int:
-    return int(without_pool._thread_limit()[0]())
+    return int(runner.thread_limit()[0]())
 
 
-def test_a_thread_has_its_own_limit_again_after_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_has_its_own_limit_again_after_a_call() -> None:
     before = limit()
 
     def fail() -> None:
         assert limit() == 1
         raise KeyError("as it is")
 
-    assert call_without_pool(limit) == 1
+    caller = CallersThread()
+    assert caller.call(limit) == 1
     with pytest.raises(KeyError, match="as it is"):
-        call_without_pool(fail)
+        caller.call(fail)
     assert limit() == before
-    monkeypatch.setattr(without_pool, "_thread_limit", lambda: ())
-    assert not without_pool.has_thread_limit()
 
 
 def test_calls_come_one_at_a_time_and_the_end_of_the_process_waits_for_one() -> None:
-    runner, inside, may_go, ended = CallersThread(), threading.Event(), threading.Event(), list[str]()
+    calls, inside, may_go, ended = CallersThread(), threading.Event(), threading.Event(), list[str]()
 
     def work() -> None:
         inside.set()
         may_go.wait(60)
         ended.append("call")
 
-    caller = threading.Thread(target=runner.call, args=(work,))
+    caller = threading.Thread(target=calls.call, args=(work,))
     caller.start()
     assert inside.wait(60)
 
     def stop() -> None:
-        runner.stop()
+        calls.stop()
         ended.append("stop")
 
     stopper = threading.Thread(target=stop)
@@ -93,7 +91,7 @@ def test_a_share_of_one_core_starts_no_thread_and_moves_none(small: Small, threa
 def test_without_the_limit_a_model_has_a_thread_again(small: Small, monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = fractune.load(small.bundle).random_inputs()
     (expected,) = fractune.load(small.bundle, share="cpu:1").run(inputs)
-    monkeypatch.setattr("fractune.inference.runner.has_thread_limit", lambda: False)
+    monkeypatch.setattr(runner, "thread_limit", tuple)
     model = fractune.load(small.bundle, share="cpu:1")
     assert not isinstance(model._runner, CallersThread)
     np.testing.assert_array_equal(model.run(inputs)[0], expected)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,9 @@ import fractune
 from fractune.inference.comparing.onnxruntime_model import OnnxRuntimeModel
 from fractune.inference.runner import Runner
 from fractune.inference.runtimes import sessions
-from fractune.inference.tvm_runtime import variants
-from fractune.inference.tvm_runtime.bound import Bound
-from fractune.inference.tvm_runtime.runtime import Entries, load_entries
+from fractune.inference.tvm_runtime import runtime
+from fractune.inference.tvm_runtime.interface import Bound
+from fractune.inference.tvm_runtime.runtime import Variant, load_entries
 from fractune_core.agreement import differences
 from tests.support.denormals import FACTOR, FLUSHING, PROBE, SIZE, WEIGHT, flushes, inputs, read_mxcsr, write_mxcsr
 from tests.unit.client.conftest import Small
@@ -57,11 +58,11 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
         return call
 
-    def load(*arguments: Any) -> Entries:
-        entries = load_entries(*arguments)
-        return Entries(noting(entries.main), entries.takes, entries.into and noting(entries.into))
+    def load(*arguments: Any) -> tuple[Variant, int]:
+        found, takes = load_entries(*arguments)
+        return replace(found, main=noting(found.main), into=found.into and noting(found.into)), takes
 
-    monkeypatch.setattr(variants, "load_entries", load)
+    monkeypatch.setattr(runtime, "load_entries", load)
     return found
 
 

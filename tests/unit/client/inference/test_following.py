@@ -13,7 +13,7 @@ import pytest
 import fractune
 from fractune import Model
 from fractune.inference import runner
-from fractune.inference.following import LOOK_S
+from fractune.inference.model import LOOK_S
 from fractune_core.errors import BadBundle
 from tests.support.processes.forked import succeeds_in_child
 from tests.unit.client.conftest import Small

@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fractune.inference.tvm_runtime.kept_inputs import KeptInputs, are_worth_keeping
 from fractune.inference.tvm_runtime.runtime import aligned_bytes, load_runtime
-from fractune.inference.tvm_runtime.tensors import TensorSpec, as_array
+from fractune.inference.tvm_runtime.tensors import KeptInputs, TensorSpec, are_worth_keeping, as_array
 
 SPECS = [TensorSpec("x", "float32", (2, 3)), TensorSpec("n", "int64", ())]
 GOOD = {"x": np.arange(6, dtype="float32").reshape(2, 3), "n": np.array(7)}

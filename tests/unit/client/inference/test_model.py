@@ -22,12 +22,10 @@ import tvm_ffi
 
 import fractune
 from fractune import Model
-from fractune.inference.cpu.backend import OnCpu
-from fractune.inference.cpu.processor import CPUINFO, isa_name, read_cpuinfo
+from fractune.inference.cpu import CPUINFO, OnCpu, isa_name, read_cpuinfo
 from fractune.inference.tvm_runtime import tensors
-from fractune.inference.tvm_runtime.runtime import aligned_bytes
+from fractune.inference.tvm_runtime.runtime import Variant, aligned_bytes
 from fractune.inference.tvm_runtime.tensors import as_arguments, as_array
-from fractune.inference.tvm_runtime.variants import Variant
 from fractune_core.analysis.match import How
 from fractune_core.errors import BadBundle, BadRequest, FractuneError, ShareUnavailable
 from fractune_core.files.bundles import Bundle, write_bundle

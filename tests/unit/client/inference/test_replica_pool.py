@@ -17,7 +17,7 @@ import pytest
 
 import fractune
 from fractune.inference import runner
-from fractune.inference.following import LOOK_S
+from fractune.inference.model import LOOK_S
 from fractune_core.errors import BadBundle, BadRequest, FractuneError
 from fractune_core.shares import Device
 from fractune_workers.confinement.cpu import thread_affinities

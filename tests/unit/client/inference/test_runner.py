@@ -18,9 +18,9 @@ needs_two = pytest.mark.skipif(len(CPUS) < 2, reason="one CPU")
 
 BEGIN = '''
 import json, os, sys
-import fractune, fractune.inference.cpu.share
+import fractune, fractune.inference.cpu
 import numpy, fractune.inference.tvm_runtime.runtime as runtime
-from fractune.inference.cpu.share import ShareHere
+from fractune.inference.cpu import ShareHere
 
 def affinities():
     return {thread: sorted(os.sched_getaffinity(int(thread))) for thread in os.listdir("/proc/self/task")}
@@ -51,7 +51,7 @@ FULL_AND_ONE = """
 cpus = tuple(sorted(os.sched_getaffinity(0)))
 found = []
 for threads in (len(cpus), 1):
-    fractune.inference.cpu.share.share_here = lambda: ShareHere(threads, cpus, "made up")
+    fractune.inference.cpu.share_here = lambda: ShareHere(threads, cpus, "made up")
     found.append(pool(lambda: fractune.load(sys.argv[1])))
 print(json.dumps(found))
 """

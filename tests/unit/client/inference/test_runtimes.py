@@ -21,7 +21,7 @@ from fractune.features.compete import compete as compete_module
 from fractune.features.compete.compete import compete
 from fractune.inference.choosing import runtimes
 from fractune.inference.choosing.matching import match_share
-from fractune.inference.cpu.share import ShareHere
+from fractune.inference.cpu import ShareHere
 from fractune.inference.runtimes.sessions import RuntimeMissing, open_session
 from fractune_core.analysis.match import DEFAULT_POLICY
 from fractune_core.errors import BadBundle, BadModel, BadRequest, StateUnusable

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fractune_core.host.limit_files import LimitFiles
+from fractune_core.host.cgroups import LimitFiles
 from tests.support.hardware.cgroup_tree import a_host
 
 _PODS = "sys/fs/cgroup/pods"

@@ -29,7 +29,7 @@ def bundle_use(path: Path) -> Use:
 
 
 def _processor(bundle: Bundle) -> Finding:
-    from fractune.inference.cpu.processor import check_host_code, check_processor
+    from fractune.inference.cpu import check_host_code, check_processor
 
     device = bundle.manifest["device"]
     try:

@@ -114,7 +114,7 @@ def _checked(pad: Mapping[str, float], buckets: Buckets) -> dict[str, int | floa
 
 
 def _check_numbers(bundle: Bundle, pad: Mapping[str, float]) -> None:
-    from fractune.inference.tvm_runtime.padding import check_pad
+    from fractune.inference.tvm_runtime.interface import check_pad
     from fractune.inference.tvm_runtime.tensors import specs_of
 
     check_pad(specs_of(bundle.manifest["inputs"]), pad)

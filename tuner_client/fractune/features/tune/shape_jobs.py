@@ -53,7 +53,7 @@ class JoinOptions:
 
 
 def _check_pad(model: Path, pad: Mapping[str, float]) -> None:
-    from fractune.inference.tvm_runtime.padding import check_pad
+    from fractune.inference.tvm_runtime.interface import check_pad
     from fractune.inference.tvm_runtime.tensors import TensorSpec
 
     try:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from fractune.inference.choosing.runtimes import Winner, compared_share
-from fractune.inference.cpu.share import ShareHere
+from fractune.inference.cpu import ShareHere
 from fractune_core.files.buckets import Buckets, input_shapes
 from fractune_core.files.bundles import Bundle
 from fractune_core.files.compared import MODEL, Compared, between_of

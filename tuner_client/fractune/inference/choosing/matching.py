@@ -11,7 +11,7 @@ from fractune.inference.choosing.smaller_share import smaller_share_choice
 from fractune.inference.choosing.timed_limit import timed_choice
 from fractune.inference.choosing.under_limit import choose_under_limit, limit_text
 from fractune.inference.choosing.variants import VariantChoice, choose_variant
-from fractune.inference.cpu.share import ShareHere
+from fractune.inference.cpu import ShareHere
 from fractune_core.analysis.match import Policy
 from fractune_core.files.bundles import Bundle
 from fractune_core.served import ServiceGoal

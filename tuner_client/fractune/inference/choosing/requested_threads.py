@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fractune.inference.choosing.variants import VariantChoice, choose_variant
-from fractune.inference.cpu.share import ShareHere
+from fractune.inference.cpu import ShareHere
 from fractune_core.analysis.cpu_limits.limits import threads_text
 from fractune_core.analysis.match import Policy
 from fractune_core.errors import BadRequest, ShareUnavailable

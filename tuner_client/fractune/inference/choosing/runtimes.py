@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from fractune.inference.choosing.matching import Matched
 from fractune.inference.choosing.variants import VariantChoice
-from fractune.inference.cpu.share import ShareHere
+from fractune.inference.cpu import ShareHere
 from fractune_core.analysis.match import How
 from fractune_core.files.bundles import Bundle
 from fractune_core.files.compared import ONNX_RUNTIME, OURS, Compared, Runtime

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fractune.inference.choosing.measured import times_text
 from fractune.inference.choosing.under_limit import limit_text
 from fractune.inference.choosing.variants import VariantChoice
-from fractune.inference.cpu.share import ShareHere
+from fractune.inference.cpu import ShareHere
 from fractune_core.analysis.cpu_limits.limits import threads_text
 from fractune_core.analysis.match import How
 from fractune_core.cpu_limits import GrantedLimit

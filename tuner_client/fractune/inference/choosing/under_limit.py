@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fractune.inference.choosing.variants import VariantChoice, choose_variant
-from fractune.inference.cpu.share import ShareHere
+from fractune.inference.cpu import ShareHere
 from fractune_core.analysis.cpu_limits.choosing import Latency, by_latency, by_rate, paced_rate_per_s, predictable
 from fractune_core.analysis.cpu_limits.limits import PERIOD_US, CpuLimit, service_of_time, threads_text
 from fractune_core.analysis.match import Policy

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fractune.inference.runtimes.sessions import Session, open_session
+from fractune.inference.tvm_runtime.runtime import Variant
 from fractune.inference.tvm_runtime.tensors import TensorSpec, as_array, as_tensor
-from fractune.inference.tvm_runtime.variants import Variant
 from fractune_core.errors import BadModel
 from fractune_core.files.buckets import input_shapes
 from fractune_core.files.bundles import Bundle

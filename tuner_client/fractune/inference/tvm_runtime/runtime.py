@@ -1,4 +1,5 @@
-"""TVM's runtime without TVM's Python package: two shared libraries of its wheel, driven through `tvm_ffi`.
+"""TVM's runtime without TVM's Python package: two shared libraries of its wheel, driven through `tvm_ffi`; and the
+variants of a bundle that it runs, over one copy of their weights.
 
 `import tvm` loads the compiler too, 250 MB of it, and takes a second; a compiled model needs none of that.
 """
@@ -11,12 +12,14 @@ import importlib.util
 import os
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from fractune_core.cuda.toolkit import load_cudart
-from fractune_core.errors import FractuneError
+from fractune_core.errors import BadBundle, FractuneError, first_line
+from fractune_core.files.bundles import WEIGHTS, Bundle
 from fractune_core.files.manifests import ALIGNMENT_BYTES, MAIN_INTO
 from fractune_core.host import thread_pool
 
@@ -28,6 +31,8 @@ _POOLED_ALLOCATOR = 2
 """TVM's number for it"""
 CPU = (1, 0)
 """a device in the numbers of TVM and DLPack: its kind and its index"""
+MISFITS = (RuntimeError, ValueError, TypeError, AttributeError)
+"""TVM's exceptions for a file that is not code, and for tensors that the code does not take"""
 _loading = threading.Lock()
 
 
@@ -98,21 +103,21 @@ def _function(name: str) -> Callable[..., Any]:
 
 
 @dataclass(frozen=True)
-class Entries:
-    """The functions of a variant's code. No two threads may call them at the same time."""
+class Variant:
+    """The functions of a variant's code, and its weights. No two threads may call them at the same time."""
 
     main: Callable[..., Any]
     """returns its outputs, for inputs and weights"""
-    takes: int
-    """the number of these tensors"""
     into: Callable[..., Any] | None
     """takes tensors for the outputs as well, and returns nothing; None in older bundles, and where the memory of an
     output is not allocated for it alone"""
+    weights: Sequence[Any] = ()
 
 
-def load_entries(objects: Sequence[bytes], devices: Sequence[tuple[int, int]]) -> Entries:
-    """The functions of a variant's object files, on a separate virtual machine. `devices`: the device of the tensors
-    first, the CPU last. For other files TVM raises exceptions of any kind.
+def load_entries(objects: Sequence[bytes], devices: Sequence[tuple[int, int]]) -> tuple[Variant, int]:
+    """The functions of a variant's object files, on a separate virtual machine, and the number of inputs and weights
+    that they take. `devices`: the device of the tensors first, the CPU last. For other files TVM raises exceptions of
+    any kind.
     """
     import tvm_ffi_orcjit
 
@@ -125,7 +130,7 @@ def load_entries(objects: Sequence[bytes], devices: Sequence[tuple[int, int]]) -
         into = machine[MAIN_INTO]
     except AttributeError:
         into = None
-    return Entries(machine["main"], int(machine["get_function_arity"]("main")), into)
+    return Variant(machine["main"], into), int(machine["get_function_arity"]("main"))
 
 
 def viewed(tensor: Any, shape: Sequence[int], dtype: str) -> Any:
@@ -167,3 +172,70 @@ def aligned_bytes(size: int) -> Any:
 def use_cpus(parts: Sequence[Sequence[int]]) -> None:
     """As `fractune_core.host.thread_pool.use_cpus`."""
     thread_pool.use_cpus(parts, _function("runtime.config_threadpool"), ctypes.CDLL(runtime_library()))
+
+
+class Weights:
+    """`place` puts tensors on the bundle's device."""
+
+    def __init__(self, bundle: Bundle, place: Callable[[Sequence[Any]], list[Any]] = list) -> None:
+        self._bundle = bundle
+        self._place = place
+        self._placed: dict[int, Any] = {}
+
+    def of_member(self, bundle: Bundle) -> Weights:
+        """Those of another member of the bundle; what lies in memory, both use."""
+        other = Weights(bundle, self._place)
+        other._placed = self._placed
+        return other
+
+    def of(self, variant: str) -> list[Any]:
+        """The weights that the variant takes after its inputs, in their order. Raises BadBundle."""
+        numbers = self._bundle.weights_of(variant)
+        missing = sorted(set(numbers) - self._placed.keys())
+        if missing:
+            self._placed.update(zip(missing, self._place(self._read(missing)), strict=True))
+        return [self._placed[number] for number in numbers]
+
+    def _read(self, numbers: Sequence[int]) -> list[Any]:
+        """Tensors over one buffer that holds all of them."""
+        import tvm_ffi
+
+        described = [self._bundle.manifest["weights"][number] for number in numbers]
+        padded = (each["size"] + -each["size"] % ALIGNMENT_BYTES for each in described)
+        *begins, end = accumulate(padded, initial=0)
+        buffer = aligned_bytes(end)
+        rooms = [buffer[begin : begin + each["size"]] for begin, each in zip(begins, described, strict=True)]
+        filled = list(zip(described, rooms, strict=True))
+        self._bundle.read_parts(WEIGHTS, ((each["offset"], memoryview(room)) for each, room in filled))
+        return [viewed(tvm_ffi.from_dlpack(room), each["shape"], each["dtype"]) for each, room in filled]
+
+
+def load_variant(
+    bundle: Bundle, variant: str, weights: Weights, devices: Sequence[tuple[int, int]] = (CPU,)
+) -> Variant:
+    """Load a variant. `devices`: the device of the tensors first, the CPU last. Raises BadBundle for a missing variant,
+    for code that cannot be loaded, and for more or fewer inputs and weights than the code takes.
+    """
+    objects, own = bundle.objects(variant), weights.of(variant)
+    inputs = len(bundle.manifest["inputs"])
+    try:
+        loaded, takes = load_entries(objects, devices)
+    except MISFITS as error:
+        raise BadBundle(
+            f"{bundle.name}: the code of the variant '{variant}' cannot be loaded ({first_line(error)}); "
+            "make the bundle again"
+        ) from error
+    if takes != inputs + len(own):
+        raise BadBundle(
+            f"{bundle.name}: the code of the variant '{variant}' takes {takes} tensors, and its manifest names "
+            f"{inputs} inputs and {len(own)} weights; make the bundle again"
+        )
+    return replace(loaded, weights=own)
+
+
+def misfit(bundle: Bundle, error: Exception) -> BadBundle:
+    """The error of a bundle if its code raised one of MISFITS for inputs that its manifest requests."""
+    return BadBundle(
+        f"{bundle.name}: its code does not take these inputs, or the weights that its manifest names "
+        f"({first_line(error)}); give other inputs, or make the bundle again"
+    )

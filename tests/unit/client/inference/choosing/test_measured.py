@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fractune.inference.choosing.matching import match_share
-from fractune.inference.cpu.share import ShareHere
+from fractune.inference.cpu import ShareHere
 from fractune_core.analysis.match import DEFAULT_POLICY, How
 from fractune_core.errors import BadBundle
 from fractune_core.files.bundles import Bundle

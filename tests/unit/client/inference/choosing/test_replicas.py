@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fractune.inference.choosing.replicas import ReplicaChoice, choose_replicas
-from fractune.inference.cpu.share import ShareHere
+from fractune.inference.cpu import ShareHere
 from fractune_core.analysis.match import DEFAULT_POLICY
 from fractune_core.errors import ShareUnavailable
 from tests.unit.client.inference.choosing.test_under_limit import MINILM, a_bundle, here

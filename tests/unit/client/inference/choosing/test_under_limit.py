@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 import fractune
+from fractune.inference import cpu
 from fractune.inference.choosing.matching import Matched, match_share
-from fractune.inference.cpu import share
-from fractune.inference.cpu.share import ShareHere
+from fractune.inference.cpu import ShareHere
 from fractune.inference.runner import CallersThread, Runner
 from fractune_core.analysis.match import DEFAULT_POLICY, How
 from fractune_core.errors import BadRequest
@@ -138,7 +138,7 @@ def test_a_model_takes_the_threads_and_rematch_follows_the_quota(
     os.sched_setaffinity(0, two_cpus)
 
     def limited(quota_m: int) -> None:
-        monkeypatch.setattr(share, "tightest_quota", lambda _: Quota(100 * quota_m, 100_000))
+        monkeypatch.setattr(cpu, "tightest_quota", lambda _: Quota(100 * quota_m, 100_000))
 
     limited(1500)
     model = fractune.load(small_with_times)

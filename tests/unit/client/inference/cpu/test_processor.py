@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fractune.inference.cpu.processor import CPUINFO, check_processor, isa_name, read_cpuinfo
+from fractune.inference.cpu import CPUINFO, check_processor, isa_name, read_cpuinfo
 from fractune_core.errors import BadBundle
 from fractune_core.files.bundles import Bundle
 from tests.support.client_samples import DEVICE, bundle_bytes
@@ -93,7 +93,7 @@ def test_llvm_agrees_about_this_host() -> None:
 
     What a processor has beyond that may lack a flag: Linux has none for AVX10.
     """
-    from fractune.inference.cpu.processor import _FLAGS
+    from fractune.inference.cpu import _FLAGS
     from fractune_workers.children.tvm_api.target import _COMPUTES
 
     ended = subprocess.run([sys.executable, "-c", LLVM_SAYS], capture_output=True, text=True, check=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fractune.inference.cpu.share import confine, share_here
+from fractune.inference.cpu import confine, share_here
 from fractune_core.errors import BadRequest, ShareUnavailable
 from fractune_core.shares import Share
 from tests.support.hardware.cgroup_tree import a_host

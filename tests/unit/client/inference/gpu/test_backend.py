@@ -13,9 +13,9 @@ import pytest
 
 import fractune
 from fractune.features.compete import needs
-from fractune.inference import backends
-from fractune.inference.gpu import backend, driver
-from fractune.inference.gpu.driver import ask_gpu
+from fractune.inference import gpu as gpus
+from fractune.inference import model as models
+from fractune.inference.gpu import OnGpu, ask_gpu
 from fractune.inference.tvm_runtime import runtime, tensors
 from fractune_core.analysis.match import How
 from fractune_core.errors import BadBundle, BadRequest, FractuneError, ShareUnavailable
@@ -30,7 +30,7 @@ _SECOND_CPU = (1, 1)
 PERCENTAGE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 
 
-class SecondCpuInTheGpusPlace(backend.OnGpu):
+class SecondCpuInTheGpusPlace(OnGpu):
     """TVM takes any number for a CPU, keeps tensors of different numbers apart, and copies between them."""
 
     device = "cpu:1"
@@ -63,8 +63,8 @@ def for_a_gpu(small: Small, folder: Path) -> Path:
 def staged(monkeypatch: pytest.MonkeyPatch) -> None:
     """A client of MPS on an H200."""
     gpu = SimulatedGpu(MODELS["H200"])
-    monkeypatch.setattr(driver, "look_at_gpu", lambda: ask_gpu(SimulatedLibcuda(gpu, Staged(mps=True))))
-    monkeypatch.setattr(backends, "OnGpu", SecondCpuInTheGpusPlace)
+    monkeypatch.setattr(gpus, "look_at_gpu", lambda: ask_gpu(SimulatedLibcuda(gpu, Staged(mps=True))))
+    monkeypatch.setattr(models, "OnGpu", SecondCpuInTheGpusPlace)
     monkeypatch.setenv(PERCENTAGE, "25")
 
 
@@ -100,7 +100,7 @@ def test_a_percentage_without_a_daemon_is_a_warning_with_the_sms_that_are_used(
     bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gpu = SimulatedGpu(MODELS["H200"])
-    monkeypatch.setattr(driver, "look_at_gpu", lambda: ask_gpu(SimulatedLibcuda(gpu, Staged())))
+    monkeypatch.setattr(gpus, "look_at_gpu", lambda: ask_gpu(SimulatedLibcuda(gpu, Staged())))
     with pytest.warns(RuntimeWarning, match=f"has 132 of 132 SMs .*; {PERCENTAGE}=25 has no effect without MPS: start"):
         model = fractune.load(bundle)
     assert model.share.mechanism == "full"
@@ -189,7 +189,7 @@ def test_a_session_names_its_provider(bundle: Path) -> None:
 
 
 def test_a_machine_without_a_driver_says_so(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(driver, "LIBRARY", "libcuda-of-nobody.so.1")
+    monkeypatch.setattr(gpus, "LIBRARY", "libcuda-of-nobody.so.1")
     with pytest.raises(BadBundle, match=r"gpu\.fractune is for a GPU \(sm_90\): this machine has no NVIDIA driver"):
         fractune.load(bundle)
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import fractune
-from fractune.inference.gpu.driver import GpuHere, look_at_gpu
+from fractune.inference.gpu import GpuHere, look_at_gpu
 from fractune.inference.tvm_runtime.tensors import device_of
 from fractune_core.errors import FractuneError
 from fractune_core.shares import Device, GrantedShare

@@ -10,11 +10,19 @@ from typing import Any
 
 import pytest
 
+from fractune.inference import gpu as gpus
 from fractune.inference.choosing.variants import choose_variant
-from fractune.inference.gpu import driver
-from fractune.inference.gpu.driver import GpuHere, NoDriver, ask_gpu, look_at_gpu
-from fractune.inference.gpu.mps import join_daemon
-from fractune.inference.gpu.share import check_gpu, check_held, confine_gpu, gpu_share_here
+from fractune.inference.gpu import (
+    GpuHere,
+    NoDriver,
+    ask_gpu,
+    check_gpu,
+    check_held,
+    confine_gpu,
+    gpu_share_here,
+    join_daemon,
+    look_at_gpu,
+)
 from fractune_core.analysis.match import How, Policy
 from fractune_core.cuda.environment import MPS_PERCENTAGE, MPS_PIPE_DIRECTORY, VISIBLE_DEVICES
 from fractune_core.cuda.mps import daemon_folder, kept_mark, pipes_in
@@ -223,7 +231,7 @@ def test_a_part_of_a_gpu_may_not_be_larger_than_the_whole() -> None:
 def test_an_old_driver_and_none_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(NoDriver, match="serves CUDA 12 only, and TVM needs CUDA 13; install driver 580 or newer"):
         ask_gpu(SimulatedLibcuda(SimulatedGpu(MODELS["H200"]), version=12_080))
-    monkeypatch.setattr(driver, "LIBRARY", "libcuda-of-nobody.so.1")
+    monkeypatch.setattr(gpus, "LIBRARY", "libcuda-of-nobody.so.1")
     with pytest.raises(NoDriver, match="this machine has no NVIDIA driver"):
         look_at_gpu()
 

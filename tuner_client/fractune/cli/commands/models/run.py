@@ -6,10 +6,12 @@ import json
 import math
 import statistics
 import warnings
-from collections.abc import Callable, Sequence
+import zipfile
+import zlib
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -20,11 +22,10 @@ from fractune.inference.choosing.variants import VariantChoice
 from fractune.inference.comparing.beside import Beside, accepted_inputs, time_beside
 from fractune.inference.comparing.interleaved import PACED, Times, time_interleaved, time_single_calls
 from fractune.inference.comparing.onnxruntime_model import NAME
-from fractune.inference.cpu.share import confine
-from fractune.inference.gpu.share import confine_gpu
+from fractune.inference.cpu import confine
+from fractune.inference.gpu import confine_gpu
 from fractune.inference.loading import load
 from fractune.inference.model import Model
-from fractune.inference.tvm_runtime.array_files import array_names, read_inputs, write_arrays
 from fractune.text.output_files import check_writable
 from fractune.text.text import common_unit, factor_text, time_text
 from fractune_core.agreement import differences
@@ -39,7 +40,7 @@ from fractune_core.served import ServiceGoal
 from fractune_core.shares import Share, units_text
 
 if TYPE_CHECKING:
-    from fractune.inference.tvm_runtime.tensors import Array
+    from fractune.inference.tvm_runtime.tensors import Array, TensorSpec
 
 
 _NOTICED_OVERHEAD = 1 / 3
@@ -48,6 +49,9 @@ _SHORT_S = 1e-3
 """a call for which the overhead may matter"""
 _DISAGREE = "DO NOT AGREE: compare on inputs of your own (--inputs); a bundle takes numbers below 1.2e-38 as zero"
 _SINGLE_CALLS = 201
+_SUFFIX = ".npy"
+_LONGEST_NAME = 200
+"""characters of the name of an array in a file"""
 
 
 class Peer(StrEnum):
@@ -365,3 +369,45 @@ def _faster(timing: str, ours: Sequence[float], theirs: Sequence[float]) -> str:
 def _save(path: Path, outputs: dict[str, Array]) -> None:
     with replacing_file(path) as file:
         write_arrays(file, outputs)
+
+
+def read_inputs(path: Path) -> dict[str, Array]:
+    """The arrays of an .npz file by name. Raises BadRequest for another file, and for a file with Python objects."""
+    import numpy as np
+
+    try:
+        with path.open("rb") as file:  # NumPy does not close a file that it cannot read
+            loaded = np.load(file, allow_pickle=False)
+            if isinstance(loaded, np.ndarray):
+                raise BadRequest(f"--inputs {path}: one array without a name; write it by numpy.savez(FILE, NAME=...)")
+            return {name: loaded[name] for name in loaded.files}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        why = error.strerror if isinstance(error, OSError) and error.strerror else "it is not a whole .npz file"
+        raise BadRequest(f"--inputs {path}: {why}; write one with numpy.savez(FILE, NAME=array)") from error
+
+
+def array_names(specs: Sequence[TensorSpec]) -> list[str]:
+    """The names of outputs as names of arrays in a file: the model's own if each can name a file in an archive, else
+    `output0` and so on.
+    """
+    names = [spec.name for spec in specs]
+    if all(map(_can_name_a_file, names)):
+        return names
+    return [f"output{number}" for number in range(len(names))]
+
+
+def write_arrays(file: IO[bytes], arrays: Mapping[str, Array]) -> None:
+    """Write an .npz file as `numpy.savez` does, which cannot write an array named `file`. Raises OSError."""
+    import numpy as np
+
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+        for name, array in arrays.items():
+            with archive.open(name + _SUFFIX, "w", force_zip64=True) as entry:
+                np.lib.format.write_array(entry, array, allow_pickle=False)
+
+
+def _can_name_a_file(name: str) -> bool:
+    """Return True if the name stays inside when the archive is unpacked, and is read back unchanged."""
+    steps = name.split("/")
+    is_plain = name.isprintable() and "\\" not in name and not name.endswith(_SUFFIX)
+    return is_plain and 0 < len(name) <= _LONGEST_NAME and all(step not in ("", ".", "..") for step in steps)

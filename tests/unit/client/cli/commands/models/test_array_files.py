@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fractune.inference.tvm_runtime.array_files import array_names, read_inputs, write_arrays
+from fractune.cli.commands.models.run import array_names, read_inputs, write_arrays
 from fractune.inference.tvm_runtime.tensors import TensorSpec
 from fractune_core.errors import BadRequest
 

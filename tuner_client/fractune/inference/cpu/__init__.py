@@ -1,1 +1,0 @@
-"""A bundle on the CPU."""
