@@ -1,7 +1,7 @@
 """The guard of a device on which the fault of one client affects the others.
 
 A measurement session runs everything that touches its child through `Guard.run`, which follows the rules of
-`fractune_workers.faults.fault_state`. Where a fault stays with its process, there is no guard.
+`fractune_workers.faults.fault_state`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn, TypeVar
@@ -18,7 +18,7 @@ from typing import NoReturn, TypeVar
 from fractune_core.errors import FractuneError, ShareUnavailable
 from fractune_core.records import Status
 from fractune_workers.child import Child
-from fractune_workers.child.errors import ChildDied, ChildTimeout
+from fractune_workers.child.errors import ChildDied, ChildTimeout, retry_if_killed
 from fractune_workers.confinement.base import Confinement
 from fractune_workers.faults.fault_state import ArtifactFailure, Ending, FaultState, FaultStateFile, Step
 
@@ -48,12 +48,38 @@ class Preparation:
     do: Callable[[], None]
 
 
-def guard_for(child: Child, confinement: Confinement, lock_dir: Path) -> Guard | None:
-    """The guard of a child under a share whose faults spread to other clients of the device; None where a fault stays
-    with its process. `lock_dir` is the folder that all measurers of this host share.
+def guard_for(child: Child, confinement: Confinement, lock_dir: Path) -> Guard | NoGuard:
+    """The guard of a child under a share whose faults spread to other clients of the device. `lock_dir` is the folder
+    that all measurers of this host share.
     """
     identity = confinement.fault_domain
-    return None if identity is None else Guard(child, confinement, FaultStateFile(lock_dir, identity))
+    return NoGuard(child) if identity is None else Guard(child, confinement, FaultStateFile(lock_dir, identity))
+
+
+class NoGuard:
+    """In place of a guard where a fault stays with its process."""
+
+    epochs = 0
+
+    def __init__(self, child: Child) -> None:
+        self._child = child
+
+    def get_ready(self, preparation: Preparation) -> None:
+        retry_if_killed(preparation.do)
+
+    def run(
+        self, _artifacts: Iterable[str], preparation: Preparation, run: Callable[[], _T], *, alone: bool = False
+    ) -> _T:
+        del alone
+
+        def prepared() -> _T:
+            preparation.do()
+            return run()
+
+        return retry_if_killed(prepared)
+
+    def stop(self) -> None:
+        self._child.stop()
 
 
 class Guard:
@@ -94,7 +120,7 @@ class Guard:
                 ) from error
 
     def run(
-        self, artifacts: Sequence[str], preparation: Preparation, run: Callable[[], _T], *, alone: bool = False
+        self, artifacts: Iterable[str], preparation: Preparation, run: Callable[[], _T], *, alone: bool = False
     ) -> _T:
         """The result of `run` in a prepared child; `alone`: while nothing else runs on the device.
 
@@ -102,10 +128,11 @@ class Guard:
         again when it was void. An error that it raises is the artifacts' own, and Quarantined is raised for an
         artifact that took the device down.
         """
+        names = tuple(artifacts)
         while True:
             self.get_ready(preparation)
             try:
-                return self._attempt(tuple(artifacts), run, alone=alone, preparation=preparation)
+                return self._attempt(names, run, alone=alone, preparation=preparation)
             except _Void as void:
                 alone = alone or void.failed
 

@@ -29,7 +29,7 @@ from fractune_core.implementations import DIRECT
 from fractune_core.records import FIRST_POLICY, TRIAL_POLICY, VALIDATION_POLICY, WARM, Status, TimingPolicy, with_cache
 from fractune_core.shares import Share
 from fractune_workers.child import Child
-from fractune_workers.child.errors import CALL_ERRORS, ChildDied, ChildTimeout, retry_if_killed
+from fractune_workers.child.errors import CALL_ERRORS, ChildDied, ChildTimeout
 from fractune_workers.child.process import Start
 from fractune_workers.confinement import confinement_for, launcher_of
 from fractune_workers.confinement.limit_cgroups import LimitCgroups
@@ -172,18 +172,15 @@ class MeasurementSession:
     @property
     def fault_epochs(self) -> int:
         """Number of fault epochs that this session has begun; 0 where a fault stays with its process."""
-        return 0 if self._guard is None else self._guard.epochs
+        return self._guard.epochs
 
     def handshake(self) -> None:
         """Verify the share of the present child. Raises ShareUnavailable: nothing is measured unconfined."""
-        if self._guard is None:
-            retry_if_killed(self._prepare)
-        else:
-            self._guard.get_ready(self._preparation())
+        self._guard.get_ready(self._preparation())
 
     def stop(self) -> None:
         try:
-            (self._child if self._guard is None else self._guard).stop()
+            self._guard.stop()
         finally:
             self._confinement.leave()
 
@@ -253,15 +250,7 @@ class MeasurementSession:
 
         `alone`: while nothing else runs on the device, as far as faults spread there. Raises one of CHILD_ERRORS.
         """
-        if self._guard is not None:
-            names = [artifact_name(code) for code in codes]
-            return self._guard.run(names, self._preparation(batch), run, alone=alone)
-
-        def prepared() -> _T:
-            self._prepare(batch)
-            return run()
-
-        return retry_if_killed(prepared)
+        return self._guard.run(map(artifact_name, codes), self._preparation(batch), run, alone=alone)
 
     def call(self, method: str, timeout_s: float, **payload: Any) -> Any:
         """Call the child, within `run`."""

@@ -22,7 +22,7 @@ from fractune_workers.child import Child
 from fractune_workers.confinement.cpu import CpuConfinement
 from fractune_workers.faults import guard as guard_module
 from fractune_workers.faults.fault_state import ArtifactFailure, FaultState, FaultStateFile
-from fractune_workers.faults.guard import guard_for
+from fractune_workers.faults.guard import NoGuard, guard_for
 from fractune_workers.measuring import session as session_module
 from fractune_workers.measuring.session import ArtifactBatch, MeasurementSession, Outcome, artifact_name
 from fractune_workers.measuring.validation import validate, validation
@@ -348,7 +348,7 @@ def test_no_member_is_left_behind(device: PoisonDevice, tmp_path: Path) -> None:
 
 def test_a_cpu_share_needs_no_guard(tmp_path: Path) -> None:
     confinement = CpuConfinement(Share.parse("cpu:1"))
-    assert guard_for(Child("tests.support.children.child_module"), confinement, tmp_path) is None
+    assert isinstance(guard_for(Child("tests.support.children.child_module"), confinement, tmp_path), NoGuard)
     assert list(tmp_path.iterdir()) == []
     assert confinement.is_active()
     assert confinement.before_kill(1)
