@@ -28,9 +28,9 @@ from benchmarks.support.machine import arguments, write_result
 from benchmarks.support.models import find_model
 from benchmarks.support.processes import import_path
 from fractune_core.analysis.cpu_limits.limits import PERIOD_US, threads_text
-from fractune_core.arrivals import poisson
-from fractune_core.host.busy import busy_s
 from fractune_core.host.cgroups import throttlings
+from fractune_core.host.machine import busy_s
+from fractune_core.served import poisson
 from fractune_workers.child import Child
 from tests.support.measured_limits import Cell, cells, median_errors
 

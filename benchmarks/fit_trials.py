@@ -26,7 +26,7 @@ from fractune.errors import FractuneError
 from fractune.features.fit.measuring import FRACTUNE, ONNX_RUNTIME, measure
 from fractune.features.fit.verifying import Verified, check_limits, verify
 from fractune_core.analysis.cpu_limits.fitting import Alternative
-from fractune_core.arrivals import LOAD
+from fractune_core.served import LOAD
 
 KEPT_BAR, BROKEN_BAR = 0.9, 0.7
 """parts of the trials: with the limit the p99 is kept, with the smaller one it is not"""

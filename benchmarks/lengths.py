@@ -29,8 +29,8 @@ from benchmarks.support.ours import tune
 from benchmarks.support.processes import import_path
 from benchmarks.support.squad_lengths import draw_lengths
 from fractune_core.analysis.slowdown_ci import slowdown
-from fractune_core.arrivals import LOAD, poisson
 from fractune_core.files.bundles import Bundle
+from fractune_core.served import LOAD, poisson
 from fractune_core.shares import Share
 from fractune_workers.child import Child
 from fractune_workers.confinement.cpu import CpuConfinement

@@ -37,9 +37,8 @@ from benchmarks.support.published import (
 from fractune.features.plan.picture import draw_plan
 from fractune_core.planning.devices import Partitioning, gpu_type
 from fractune_core.planning.planner import make_plan
-from fractune_core.planning.plans import Plan
+from fractune_core.planning.plans import Plan, simulate
 from fractune_core.planning.requests import ModelDemand, PlanRequest
-from fractune_core.planning.simulation import simulate
 from fractune_core.planning.speeds import ModelSpeeds, Row
 
 SEEN = (1, 3, 7)

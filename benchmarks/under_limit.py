@@ -26,7 +26,7 @@ from benchmarks.support.limit_cgroup import limit_cgroup, set_limit
 from benchmarks.support.machine import arguments, write_result
 from benchmarks.support.models import Model, find_model
 from benchmarks.support.processes import import_path
-from fractune_core.arrivals import LOAD, poisson
+from fractune_core.served import LOAD, poisson
 from fractune_workers.child import Child
 
 MODELS = "squeezenet,transformer"

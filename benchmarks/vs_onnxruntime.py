@@ -46,7 +46,7 @@ from fractune.features.goal.goal_table import goal_json, timing_json
 from fractune.features.tune.goal import timing_in
 from fractune.local.timing_process import timing_process
 from fractune.text.text import span_text, time_text
-from fractune_core.arrivals import LOAD_TEXT
+from fractune_core.served import LOAD_TEXT
 
 PEER = "onnxruntime"
 MODELS = (

@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from fractune_core.cuda.mps import PROGRAM
+from fractune_core.cuda import PROGRAM
 from fractune_workers.gpu.mps_control import MpsControl, MpsFailed
 
 _LOGS = ("*.log", "*.xml")

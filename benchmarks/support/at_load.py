@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
 
-from fractune_core.arrivals import LOAD, poisson
+from fractune_core.served import LOAD, poisson
 
 SIDES = ("our", "peer")
 _MOST_S = 3.0

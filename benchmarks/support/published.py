@@ -8,9 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fractune_core.planning.devices import Partitioning, gpu_type
+from fractune_core.planning.devices import BY_NAME, Partitioning, Placed, gpu_type, slices
 from fractune_core.planning.fleet import planned_model
-from fractune_core.planning.mig import BY_NAME, Placed, slices
 from fractune_core.planning.plans import Plan
 from fractune_core.planning.requests import ModelDemand, PlanRequest
 from fractune_core.planning.speeds import Basis, Row

@@ -7,7 +7,7 @@ from itertools import zip_longest
 from typing import Any
 
 from fractune.text.text import span_text, time_text
-from fractune_core.arrivals import LOAD_TEXT
+from fractune_core.served import LOAD_TEXT
 
 NAMES = {
     "squeezenet": "SqueezeNet",

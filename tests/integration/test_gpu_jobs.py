@@ -16,7 +16,7 @@ import pytest
 from fractune.inference.choosing.variants import choose_variant
 from fractune.inference.gpu import NoDriver, ask_gpu, check_gpu, gpu_share_here, look_at_gpu
 from fractune_core.analysis.match import How
-from fractune_core.cuda.environment import MPS_PERCENTAGE
+from fractune_core.cuda import MPS_PERCENTAGE
 from fractune_core.errors import BadBundle, BadRequest, FractuneError, ShareUnavailable
 from fractune_core.files.bundles import Bundle
 from fractune_core.implementations import TRITON, implementation_of

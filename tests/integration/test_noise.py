@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fractune.local.noise_file import NOISE_FILE, load_noise
-from fractune_core.analysis.noise_causes import CAUSES
+from fractune_core.analysis.noise import CAUSES
 from tests.support.processes.cli_process import (
     descendants,
     error_line,

@@ -18,7 +18,7 @@ import redis
 from rq import Queue
 from rq.serializers import JSONSerializer
 
-from fractune_core.cuda.toolkit import find_cudart, find_toolkits
+from fractune_core.cuda import find_cudart, find_toolkits
 from fractune_core.files.bundles import Bundle
 from fractune_core.fleet.blobs import get_signed_blob, put_signed_blob
 from fractune_core.fleet.redis_names import BUILD_QUEUE, artifact_blob, measure_queue, workload_blob
@@ -244,7 +244,7 @@ _STUB = "".join(
 _LOAD = """
 import sys
 from pathlib import Path
-from fractune_core.cuda.toolkit import load_cudart
+from fractune_core.cuda import load_cudart
 assert load_cudart()
 from fractune_workers.children.tvm_api.artifacts import load_objects
 module = load_objects([Path(sys.argv[1]).read_bytes()])

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import pytest
 
-from fractune_core.cuda.environment import MPS_PERCENTAGE
+from fractune_core.cuda import MPS_PERCENTAGE
 from fractune_core.files.bundles import Bundle
 from fractune_core.names import UNTUNED_VARIANT, WITH_GRAPHS
 from fractune_core.shares import Device, GrantedShare
@@ -81,7 +81,7 @@ _RUN = """
 import sys
 sys.modules["torch"] = None
 from pathlib import Path
-from fractune_core.cuda.toolkit import load_cudart
+from fractune_core.cuda import load_cudart
 assert load_cudart()
 import tvm
 from fractune_core.shares import Share

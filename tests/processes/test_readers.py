@@ -35,7 +35,7 @@ pytestmark = pytest.mark.timeout(240)
 _WITH_HOSTILE_CHILD = f"""
 import os
 os.environ["PYTHONPATH"] = {str(REPOSITORY)!r}
-from fractune_core.host import memory
+from fractune_core.host import machine
 from fractune_workers.roles import compile as compile_role
 compile_role._CHILD = "tests.support.children.hostile_module"
 memory.usable_memory_bytes = lambda: 512 << 20

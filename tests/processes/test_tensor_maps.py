@@ -104,7 +104,7 @@ _RUN = """
 import ctypes, json, sys
 from pathlib import Path
 sys.modules["triton"] = None
-from fractune_core.cuda.toolkit import load_cudart
+from fractune_core.cuda import load_cudart
 assert load_cudart()
 from fractune_workers.children.tvm_api.artifacts import load_objects
 import tvm

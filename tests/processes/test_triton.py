@@ -19,7 +19,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from fractune_core.cuda.environment import MPS_PERCENTAGE
+from fractune_core.cuda import MPS_PERCENTAGE
 from fractune_core.implementations import DIRECT, TRITON, implementation_of, text_of
 from fractune_core.names import WITH_GRAPHS
 from fractune_core.shares import Device, GrantedShare
@@ -183,7 +183,7 @@ _RUN = """
 import sys
 from pathlib import Path
 sys.modules["triton"] = None
-from fractune_core.cuda.toolkit import load_cudart
+from fractune_core.cuda import load_cudart
 import ctypes
 ctypes.CDLL("libcudart.so.13", ctypes.RTLD_GLOBAL)
 from fractune_workers.children.tvm_api.artifacts import load_objects

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from fractune_core.analysis.cpu_limits.limits import CpuLimit, Service, capacity_per_s
-from fractune_core.analysis.cpu_limits.simulation import Served, serve
-from fractune_core.arrivals import poisson
+from fractune_core.analysis.cpu_limits.prediction import Served, serve
+from fractune_core.served import poisson
 from tests.support.paths import REPOSITORY
 
 MEASURED = REPOSITORY / "tests" / "assets" / "cpu_limits" / "measured.json"

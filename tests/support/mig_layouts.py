@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 
 from benchmarks.support.published import overlaps
-from fractune_core.planning.mig import COMPUTE_SLICES, PLAIN, Placed, Profile, placements
+from fractune_core.planning.devices import COMPUTE_SLICES, PLAIN, Placed, Profile, placements
 
 
 def layouts(profiles: Sequence[Profile] = PLAIN) -> set[frozenset[Placed]]:

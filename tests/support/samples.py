@@ -6,8 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from fractune_core.cpu_limits import GrantedLimit
-from fractune_core.disturbances import Disturbance
-from fractune_core.records import VALIDATION_POLICY, Kind, Status, TuningRecord, candidate_id
+from fractune_core.records import VALIDATION_POLICY, Disturbance, Kind, Status, TuningRecord, candidate_id
 from fractune_core.shares import Device, GrantedShare
 from fractune_core.workloads import workload_hash
 

@@ -26,7 +26,7 @@ from pathlib import Path
 from fractune_core import __version__
 from fractune_core.errors import BadRequest, StateUnusable
 from fractune_core.files.bundles import SUFFIX
-from fractune_core.host.file_systems import is_full
+from fractune_core.host.machine import is_full
 from fractune_server.store.files.folder import StateFolder
 
 _FORMAT = 1

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from fractune_core.host.memory import model_memory_bytes
+from fractune_core.host.machine import model_memory_bytes
 from fractune_core.records import Status
 from fractune_workers.child import Child
 

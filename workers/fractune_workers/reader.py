@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from fractune_core.host.memory import model_memory_bytes
+from fractune_core.host.machine import model_memory_bytes
 from fractune_core.host.sandboxing.sandbox import Sandbox
 from fractune_workers.child import Child
 

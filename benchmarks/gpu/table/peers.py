@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.table.operations import Operation
-from fractune_core.cuda.toolkit import toolkit_roots
+from fractune_core.cuda import toolkit_roots
 from fractune_workers.children.tvm_api.keep_out import let_torch_in
 
 CUDA = "cuda"

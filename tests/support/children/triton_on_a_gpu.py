@@ -12,7 +12,7 @@ from pathlib import Path
 
 import tvm
 
-from fractune_core.cuda.toolkit import load_cudart
+from fractune_core.cuda import load_cudart
 from fractune_workers.children.tvm_api.artifacts import load_objects
 from tests.support.children.triton_operators import case_of
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from fractune_core.cuda.mps import PROGRAM
+from fractune_core.cuda import PROGRAM
 from fractune_core.errors import ShareUnavailable
 from fractune_core.shares import Share
 from fractune_workers.confinement import confinement_for

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from fractune_core.cuda.environment import MPS_PIPE_DIRECTORY
-from fractune_core.cuda.mps import PROGRAM
+from fractune_core.cuda import MPS_PIPE_DIRECTORY, PROGRAM
 
 REAL_MPS = os.environ.get("FRACTUNE_REAL_MPS", "")
 

@@ -10,7 +10,7 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
-from fractune_core.cuda.toolkit import toolkit_roots
+from fractune_core.cuda import toolkit_roots
 
 _INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\d+\s+)?([A-Z][\w.]*)", re.MULTILINE)
 

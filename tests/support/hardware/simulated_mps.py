@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fractune_core.cuda.environment import MPS_PIPE_DIRECTORY
-from fractune_core.cuda.mps import PROGRAM
+from fractune_core.cuda import MPS_PIPE_DIRECTORY, PROGRAM
 from fractune_workers.cuda.driver import DriverFailed
 from fractune_workers.gpu import mps_daemon
 from fractune_workers.gpu.mps_control import MpsControl

@@ -23,7 +23,7 @@ from benchmarks.gpu.part import Finding, Part, PartFailed, Slice
 from benchmarks.gpu.parts import NAMED, PARTS
 from benchmarks.gpu.suite import Plan, failure_file, result_file, run_plan, time_for
 from benchmarks.gpu.tidy import end_daemons, private_folder
-from fractune_core.cuda.mps import PROGRAM
+from fractune_core.cuda import PROGRAM
 from fractune_core.errors import ShareUnavailable
 from fractune_workers.gpu.nvml import Gpu
 from tests.support.hardware.simulated_mps import H200, installed_program

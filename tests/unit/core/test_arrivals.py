@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from fractune_core.arrivals import latencies, poisson
+from fractune_core.served import latencies, poisson
 
 
 class Clock:
@@ -14,7 +14,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, late_s: float = 0.0) -> None:
         self.now_s, self.late_s = 100.0, late_s
-        monkeypatch.setattr("fractune_core.arrivals.time", self)
+        monkeypatch.setattr("fractune_core.served.time", self)
 
     def perf_counter(self) -> float:
         return self.now_s

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fractune_core.disturbances import Disturbance, total
+from fractune_core.records import Disturbance, total
 
 QUIET = Disturbance(
     wall_s=2.0,

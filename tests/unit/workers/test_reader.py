@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from fractune_core.errors import BadModel, FractuneError
-from fractune_core.host import memory
+from fractune_core.host import machine
 from fractune_core.host.limits import own_peak_bytes
 from fractune_workers import child as child_module
 from fractune_workers.child import Child
@@ -248,5 +248,5 @@ def test_an_error_of_the_model_keeps_its_class(start: Start) -> None:
 
 @pytest.mark.parametrize(("usable_gib", "gib"), [(1, 1), (8, 4), (100, 40)])
 def test_a_share_of_the_hosts_memory(usable_gib: int, gib: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "usable_memory_bytes", lambda: usable_gib << 30)
-    assert memory.model_memory_bytes() == gib << 30
+    monkeypatch.setattr(machine, "usable_memory_bytes", lambda: usable_gib << 30)
+    assert machine.model_memory_bytes() == gib << 30

@@ -14,10 +14,16 @@ from fractune.inference.cpu import ShareHere, check_host_code, share_here
 from fractune.inference.tvm_runtime import runtime, tensors
 from fractune.inference.tvm_runtime.runtime import Variant, Weights, load_variant, misfit
 from fractune.inference.tvm_runtime.tensors import TensorSpec
-from fractune_core.cuda.environment import MPS_PARTITION, MPS_PERCENTAGE, MPS_PIPE_DIRECTORY, VISIBLE_DEVICES
-from fractune_core.cuda.errors import what_to_do
-from fractune_core.cuda.mps import kept_daemons
-from fractune_core.cuda.versions import NEEDED_DRIVER, driver_fault
+from fractune_core.cuda import (
+    MPS_PARTITION,
+    MPS_PERCENTAGE,
+    MPS_PIPE_DIRECTORY,
+    NEEDED_DRIVER,
+    VISIBLE_DEVICES,
+    driver_fault,
+    kept_daemons,
+    what_to_do,
+)
 from fractune_core.errors import BadBundle, FractuneError, ShareUnavailable, first_line
 from fractune_core.files.bundles import Bundle
 from fractune_core.share_kinds import CUDA

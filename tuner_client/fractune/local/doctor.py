@@ -20,8 +20,7 @@ from fractune.local.embedded_redis import redis_binary
 from fractune.local.host_lines import limit_text, making_text
 from fractune.local.programs import cpu_limits, look_for_cuda
 from fractune.local.stack import own_env
-from fractune_core.cuda.mps import PACKAGES
-from fractune_core.cuda.versions import NEEDED_DRIVER, driver_fault
+from fractune_core.cuda import NEEDED_DRIVER, PACKAGES, driver_fault
 from fractune_core.errors import FractuneError
 
 _DISTRIBUTION = "fractune"

@@ -15,7 +15,7 @@ import platformdirs
 
 from fractune.local.stack_lock import LOCK_FILE, StackEntry, read_entry, take
 from fractune_core.errors import StateUnusable
-from fractune_core.host.file_systems import is_full
+from fractune_core.host.machine import is_full
 from fractune_core.host.private_folders import warning_of_state
 
 STATE = "FRACTUNE_STATE"

@@ -30,7 +30,7 @@ from fractune_core.errors import (
     StateUnusable,
     error_from_name,
 )
-from fractune_core.host.file_systems import is_full
+from fractune_core.host.machine import is_full
 from fractune_core.jobs import JobState
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.pb import fractune_pb2_grpc as rpc

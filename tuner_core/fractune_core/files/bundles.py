@@ -28,8 +28,7 @@ from fractune_core.codec.plain_json import read_json
 from fractune_core.cpu_limits import GrantedLimit
 from fractune_core.errors import BadBundle, BadRequest
 from fractune_core.files import manifests
-from fractune_core.files.archives import Archive, BadArchive
-from fractune_core.files.comparing_file import ComparingFile
+from fractune_core.files.archives import Archive, BadArchive, ComparingFile
 from fractune_core.served import Served, ServiceGoal
 
 FORMAT = 3

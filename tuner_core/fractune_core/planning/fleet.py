@@ -13,11 +13,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from fractune_core.errors import FractuneError, PlanInfeasible
-from fractune_core.planning.devices import DevicePart, DeviceType, Partitioning
-from fractune_core.planning.mig import least_wasteful
+from fractune_core.planning.devices import DevicePart, DeviceType, Partitioning, least_wasteful
+from fractune_core.planning.one_device import Constraint, IntegerProgram, Solution, solve
 from fractune_core.planning.plans import Plan, PlannedModel, PlannedPart
 from fractune_core.planning.requests import MOST_DEVICES, ModelDemand, PlanRequest
-from fractune_core.planning.solver import Constraint, IntegerProgram, Solution, solve
 from fractune_core.planning.speeds import ModelSpeeds
 from fractune_core.planning.ways import Way, best_way, explain_no_way
 

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from fractune_core.analysis.cpu_limits.choosing import by_latency, predictable
 from fractune_core.analysis.cpu_limits.fitting import MARGIN
 from fractune_core.analysis.cpu_limits.limits import CpuLimit, Service, service_of_time
-from fractune_core.analysis.cpu_limits.prediction import predict
+from fractune_core.analysis.cpu_limits.prediction import by_latency, predict, predictable
 from fractune_core.cpu_limits import MILLICORES
 from fractune_core.errors import BadRequest
 from fractune_core.planning.devices import DeviceType

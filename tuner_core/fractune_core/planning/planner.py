@@ -8,9 +8,8 @@ from fractune_core.errors import BadRequest, PlanInfeasible
 from fractune_core.planning.devices import Partitioning
 from fractune_core.planning.fleet import plan_fleet
 from fractune_core.planning.one_device import plan_one
-from fractune_core.planning.plans import Plan
+from fractune_core.planning.plans import Plan, simulate
 from fractune_core.planning.requests import PlanRequest
-from fractune_core.planning.simulation import simulate
 from fractune_core.planning.speeds import Basis
 from fractune_core.share_kinds import CUDA
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
-from fractune_core.tir.positions import Names, names_by_position
+from fractune_core.tir.lookups import Names, names_by_position
 
 Graph = dict[str, Any]
 """TVM's JSON of an object: `nodes`, which refer to each other by their index, and `root_index`"""

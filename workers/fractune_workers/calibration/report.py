@@ -11,19 +11,30 @@ from typing import Any
 from fractune_core.analysis.noise import (
     DEFAULT_MARGIN,
     NoiseAdvice,
+    Pair,
     Score,
+    Timing,
+    explain,
     is_negligible,
+    mean_of_causes,
     mean_times,
     measurers_at_once,
     racing_margin,
     score,
     spread,
+    taus,
     tie_width,
 )
-from fractune_core.analysis.noise_causes import Pair, Timing, explain, mean_of_causes, taus
-from fractune_core.disturbances import Disturbance, total
 from fractune_core.errors import FractuneError
-from fractune_core.records import FIRST_POLICY, TRIAL_POLICY, VALIDATION_POLICY, Status, TimingPolicy
+from fractune_core.records import (
+    FIRST_POLICY,
+    TRIAL_POLICY,
+    VALIDATION_POLICY,
+    Disturbance,
+    Status,
+    TimingPolicy,
+    total,
+)
 from fractune_workers.measuring.session import Outcome
 
 

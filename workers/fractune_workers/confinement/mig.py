@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 
-from fractune_core.cuda.environment import VISIBLE_DEVICES
+from fractune_core.cuda import VISIBLE_DEVICES
 from fractune_core.errors import ShareUnavailable
 from fractune_core.shares import GrantedShare, Share
 from fractune_workers.confinement.base import Confinement

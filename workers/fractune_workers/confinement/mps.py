@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar
 
-from fractune_core.cuda.environment import (
+from fractune_core.cuda import (
     MPS_MEMORY_LIMIT,
     MPS_PARTITION,
     MPS_PERCENTAGE,

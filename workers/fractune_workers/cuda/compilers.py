@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
-from fractune_core.cuda.toolkit import Toolkit, find_toolkits
+from fractune_core.cuda import Toolkit, find_toolkits
 from fractune_core.errors import FractuneError
 
 # The two headers of NVIDIA's C++ library that all of TVM's code for NVRTC includes, as small as that code needs them.

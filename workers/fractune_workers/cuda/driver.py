@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
 
-from fractune_core.cuda.errors import what_to_do
-from fractune_core.cuda.versions import NEEDED_DRIVER, driver_fault
+from fractune_core.cuda import NEEDED_DRIVER, driver_fault, what_to_do
 from fractune_core.errors import ShareUnavailable
 
 _BLOCKS_PER_SM = 32

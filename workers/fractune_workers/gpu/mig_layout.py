@@ -10,7 +10,7 @@ import subprocess
 from collections.abc import Callable, Sequence
 
 from fractune_core.errors import BadRequest, ShareUnavailable
-from fractune_core.planning.mig import (
+from fractune_core.planning.devices import (
     BY_NAME,
     COMPUTE_SLICES,
     MEMORY_SLICES,

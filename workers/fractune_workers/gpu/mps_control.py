@@ -16,8 +16,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import NoReturn
 
-from fractune_core.cuda.environment import MPS_PIPE_DIRECTORY
-from fractune_core.cuda.mps import PACKAGES, PROGRAM
+from fractune_core.cuda import MPS_PIPE_DIRECTORY, PACKAGES, PROGRAM
 from fractune_core.errors import ShareUnavailable
 
 _ANSWER_TIMEOUT_S = 10.0

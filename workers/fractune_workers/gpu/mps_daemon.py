@@ -16,16 +16,20 @@ from functools import cached_property
 from pathlib import Path
 from typing import Generic, NoReturn, TypeVar
 
-from fractune_core.cuda.environment import (
+from fractune_core.cuda import (
     MPS_LOG_DIRECTORY,
     MPS_PARTITION,
     MPS_PERCENTAGE,
     MPS_PIPE_DIRECTORY,
     MPS_PREFIX,
+    PACKAGES,
+    PROGRAM,
     VISIBLE_DEVICES,
+    daemon_folder,
+    driver_fault,
+    kept_mark,
+    pipes_in,
 )
-from fractune_core.cuda.mps import PACKAGES, PROGRAM, daemon_folder, kept_mark, pipes_in
-from fractune_core.cuda.versions import driver_fault
 from fractune_core.errors import ShareNotReady, ShareUnavailable, StateUnusable
 from fractune_core.host.private_folders import make_private
 from fractune_core.shares import GrantedShare, Share

@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from fractune_core.cuda.environment import VISIBLE_DEVICES
+from fractune_core.cuda import VISIBLE_DEVICES
 from fractune_core.errors import ShareUnavailable
 from fractune_core.shares import Device
 

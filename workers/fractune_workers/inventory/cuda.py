@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fractune_core.cuda.mps import PROGRAM
-from fractune_core.cuda.toolkit import RUNTIME_SONAME, Toolkit, find_cudart, find_toolkits
+from fractune_core.cuda import PROGRAM, RUNTIME_SONAME, Toolkit, find_cudart, find_toolkits
 from fractune_core.errors import FractuneError
 from fractune_workers.cuda.compilers import Nvcc, compilers
 

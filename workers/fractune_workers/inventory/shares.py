@@ -13,10 +13,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from fractune_core.cpu_limits import MILLICORES, GrantedLimit, LimitSize
-from fractune_core.cuda.environment import VISIBLE_DEVICES
+from fractune_core.cuda import VISIBLE_DEVICES
 from fractune_core.errors import BadRequest, FractuneError, ShareUnavailable
-from fractune_core.host.cpu_name import cpu_name
-from fractune_core.host.memory import host_memory_bytes
+from fractune_core.host.machine import cpu_name, host_memory_bytes
 from fractune_core.share_kinds import CPU, CUDA
 from fractune_core.shares import GrantedShare, Share
 from fractune_workers.child import Child

@@ -22,11 +22,20 @@ from typing import Any, Protocol, TypeVar
 from fractune_core.analysis.noise import DEFAULT_MARGIN
 from fractune_core.analysis.roofline import Roof
 from fractune_core.codec.plain_json import from_json
-from fractune_core.disturbances import Disturbance, total
 from fractune_core.errors import FractuneError
-from fractune_core.host.memory import model_memory_bytes
+from fractune_core.host.machine import model_memory_bytes
 from fractune_core.implementations import DIRECT
-from fractune_core.records import FIRST_POLICY, TRIAL_POLICY, VALIDATION_POLICY, WARM, Status, TimingPolicy, with_cache
+from fractune_core.records import (
+    FIRST_POLICY,
+    TRIAL_POLICY,
+    VALIDATION_POLICY,
+    WARM,
+    Disturbance,
+    Status,
+    TimingPolicy,
+    total,
+    with_cache,
+)
 from fractune_core.shares import Share
 from fractune_workers.child import Child
 from fractune_workers.child.errors import CALL_ERRORS, ChildDied, ChildTimeout

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from fractune_core.analysis.noise_causes import CAUSES, Explanation, Pair, Timing, explain, mean_of_causes, taus
-from fractune_core.disturbances import Disturbance
+from fractune_core.analysis.noise import CAUSES, Explanation, Pair, Timing, explain, mean_of_causes, taus
+from fractune_core.records import Disturbance
 
 QUIET = Disturbance(0.1, 0.0, 0.0, 0.0, 0.0, preemptions=0, throttles=0, throttled_s=0.0, clock_mhz=3000)
 TRUE_S = 1e-3

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fractune_core.cuda.toolkit import Toolkit, find_cudart, toolkit_roots, toolkits
+from fractune_core.cuda import Toolkit, find_cudart, toolkit_roots, toolkits
 
 HEADERS = ("cuda_fp16.h", "mma.h", "crt/mma.h")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fractune_core.host.file_systems import network_file_system
+from fractune_core.host.machine import network_file_system
 
 _TABLE = r"""
 /dev/sda1 / ext4 rw,relatime 0 0

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fractune_core.cuda import mps
+from fractune_core import cuda
 from fractune_core.errors import StateUnusable
 from fractune_core.host.private_folders import is_private, make_private, open_plain, private_path
 from fractune_workers import scratch_dir
@@ -84,12 +84,12 @@ def test_locks_are_not_made_through_a_link(temporary: Path) -> None:
 
 
 def test_a_daemon_in_a_strangers_folder_is_not_found(temporary: Path) -> None:
-    folder = mps.daemon_folder("GPU-1")
+    folder = cuda.daemon_folder("GPU-1")
     folder.mkdir(mode=0o700)
-    mps.kept_mark(folder).touch()
-    assert mps.kept_daemons() == {"GPU-1": folder / "pipe"}
+    cuda.kept_mark(folder).touch()
+    assert cuda.kept_daemons() == {"GPU-1": folder / "pipe"}
     folder.chmod(0o777)
-    assert mps.kept_daemons() == {}
+    assert cuda.kept_daemons() == {}
     assert folder.parent == temporary
 
 

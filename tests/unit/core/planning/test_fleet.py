@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 
 from fractune_core.errors import PlanInfeasible
-from fractune_core.planning.devices import DeviceType, Partitioning, cpu_type, gpu_type
+from fractune_core.planning.devices import BY_NAME, DeviceType, Partitioning, cpu_type, gpu_type
 from fractune_core.planning.fleet import plan_fleet
-from fractune_core.planning.mig import BY_NAME
 from fractune_core.planning.plans import Plan
 from fractune_core.planning.requests import ModelDemand, PlanRequest
 from fractune_core.planning.speeds import Basis, Row

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fractune_core.planning.mig import (
+from fractune_core.planning.devices import (
     PLAIN,
     PROFILES,
     Placed,

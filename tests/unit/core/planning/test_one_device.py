@@ -8,8 +8,7 @@ import random
 import pytest
 
 from fractune_core.errors import PlanInfeasible
-from fractune_core.planning.devices import DeviceType, Partitioning, cpu_type, gpu_type
-from fractune_core.planning.mig import BY_NAME
+from fractune_core.planning.devices import BY_NAME, DeviceType, Partitioning, cpu_type, gpu_type
 from fractune_core.planning.one_device import plan_one
 from fractune_core.planning.requests import ModelDemand, PlanRequest
 from fractune_core.planning.speeds import Basis, Row

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.support.published import PUBLISHED_GPUS, SETS, overlaps, parvagpu_deployments, parvagpu_request
-from fractune_core.planning.mig import BY_NAME, PROFILES, placements
+from fractune_core.planning.devices import BY_NAME, PROFILES, placements
 from fractune_core.planning.planner import make_plan
 from tests.support.mig_layouts import broken_rule
 

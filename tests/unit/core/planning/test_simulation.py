@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fractune_core.planning.plans import Plan, PlannedModel, PlannedPart
-from fractune_core.planning.simulation import serve, simulate
+from fractune_core.planning.plans import Plan, PlannedModel, PlannedPart, serve, simulate
 from fractune_core.planning.speeds import Basis
 
 TIMES = st.lists(st.floats(0, 10), min_size=1, max_size=40).map(sorted)

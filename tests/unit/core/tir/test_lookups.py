@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from fractune_core.tir.lookups import by_position
-from fractune_core.tir.positions import Names
+from fractune_core.tir.lookups import Names, by_position
 
 NAMES = Names(
     (

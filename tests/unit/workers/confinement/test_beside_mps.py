@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fractune_core.cuda.environment import MPS_PIPE_DIRECTORY
+from fractune_core.cuda import MPS_PIPE_DIRECTORY
 from fractune_core.errors import ShareUnavailable
 from fractune_core.shares import Share
 from fractune_workers.confinement.full import FullConfinement, NoConfinement

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from fractune_core.cuda.environment import MPS_PARTITION, MPS_PIPE_DIRECTORY
+from fractune_core.cuda import MPS_PARTITION, MPS_PIPE_DIRECTORY
 from fractune_core.errors import ShareNotReady, ShareUnavailable
 from fractune_core.shares import Share
 from fractune_workers.confinement import confinement_for

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fractune_core.cuda.toolkit import Toolkit, find_toolkits
+from fractune_core.cuda import Toolkit, find_toolkits
 from fractune_core.errors import FractuneError
 from fractune_workers.cuda.compilers import CompileFailed, CudaCompiler, Nvcc, Nvrtc, compilers, small_headers
 from tests.support.hardware.cubins import cubin_arch

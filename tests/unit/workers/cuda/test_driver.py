@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fractune_core.cuda.errors import UNKNOWN
+from fractune_core.cuda import UNKNOWN
 from fractune_core.errors import ShareUnavailable
 from fractune_workers.children.measuring import roof
 from fractune_workers.cuda import anchor, driver

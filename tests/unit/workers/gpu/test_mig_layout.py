@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fractune_core.errors import BadRequest, ShareUnavailable
-from fractune_core.planning.mig import PROFILES, Profile, placements
+from fractune_core.planning.devices import PROFILES, Profile, placements
 from fractune_workers.gpu.mig_layout import apply_layout, commands, plan_layout
 from fractune_workers.gpu.nvml import Gpu, NvidiaMl
 from tests.support.hardware.simulated_gpu import MODELS, InsufficientResources, SimulatedGpu, gpu_in_mig_mode

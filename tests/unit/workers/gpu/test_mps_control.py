@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fractune_core.cuda.mps import PROGRAM
+from fractune_core.cuda import PROGRAM
 from fractune_workers.gpu.mps_control import (
     MpsClient,
     MpsControl,

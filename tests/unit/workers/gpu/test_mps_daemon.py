@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from fractune_core.cuda.environment import MPS_PIPE_DIRECTORY
-from fractune_core.cuda.mps import PROGRAM, daemon_folder
+from fractune_core.cuda import MPS_PIPE_DIRECTORY, PROGRAM, daemon_folder
 from fractune_core.errors import ShareUnavailable
 from fractune_workers.gpu import mps_daemon as mps_daemon_module
 from fractune_workers.gpu.mps_control import MpsClient, MpsControl, MpsFailed, MpsUnreachable

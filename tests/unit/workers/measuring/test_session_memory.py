@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fractune_core.host import memory
+from fractune_core.host import machine
 from fractune_core.records import Status
 from fractune_core.shares import Share
 from fractune_workers.child.errors import LimitMet
@@ -24,8 +24,8 @@ EIGHT_LARGE = [["TENSOR", "float32", [2**25]]] * 8
 @pytest.fixture(scope="module")
 def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeasurementSession]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(memory, "_MODEL_SHARE", 0.0)
-        patch.setattr(memory, "_FEWEST_MODEL_BYTES", MEMORY_BYTES)
+        patch.setattr(machine, "_MODEL_SHARE", 0.0)
+        patch.setattr(machine, "_FEWEST_MODEL_BYTES", MEMORY_BYTES)
         core = sorted(os.sched_getaffinity(0))[:1]
         made = MeasurementSession(Share.parse("cpu:1"), core, lock_dir=tmp_path_factory.mktemp("gate"))
     made.handshake()

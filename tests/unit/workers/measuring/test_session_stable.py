@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fractune_core.disturbances import Disturbance
-from fractune_core.records import Status
+from fractune_core.records import Disturbance, Status
 from fractune_core.shares import Share
 from fractune_workers.gpu.clocks import UNKNOWN_CLOCKS, GpuClock
 from fractune_workers.gpu.nvml import Clocks, NvidiaMl

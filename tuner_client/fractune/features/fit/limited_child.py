@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fractune.features.fit.calls import Call, bundle_calls, onnx_calls, openvino_calls
-from fractune_core.host.busy import busy_s
+from fractune_core.host.machine import busy_s
 from fractune_core.shares import Share
 
 _WARM_RUNS = 10

@@ -13,11 +13,10 @@ from fractune.local.stack import own_env
 from fractune.local.timing_process import timing_process
 from fractune_core.analysis.cpu_limits.fitting import Alternative, Goal
 from fractune_core.analysis.cpu_limits.limits import CpuLimit
-from fractune_core.analysis.cpu_limits.prediction import enough_requests, p99_spread, percentile
-from fractune_core.analysis.cpu_limits.simulation import serve
-from fractune_core.arrivals import poisson
+from fractune_core.analysis.cpu_limits.prediction import enough_requests, p99_spread, percentile, serve
 from fractune_core.cpu_limits import LimitSize
 from fractune_core.errors import ShareUnavailable
+from fractune_core.served import poisson
 
 REQUESTS = 2_000
 """at least: the p99 of fewer says little of the p99 of all requests"""

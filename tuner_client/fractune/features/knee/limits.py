@@ -9,11 +9,11 @@ from typing import Any
 
 from fractune.text.rendering import Column, Table
 from fractune.text.text import time_text
-from fractune_core.analysis.cpu_limits.choosing import by_latency, by_rate, paced_rate_per_s, predictable
 from fractune_core.analysis.cpu_limits.limits import CpuLimit, Service, service_of_time
-from fractune_core.arrivals import LOAD_TEXT
+from fractune_core.analysis.cpu_limits.prediction import by_latency, by_rate, paced_rate_per_s, predictable
 from fractune_core.cpu_limits import LimitSize
 from fractune_core.errors import BadRequest
+from fractune_core.served import LOAD_TEXT
 from fractune_core.shares import Share
 
 _LIMIT = "cpu-limit"

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from fractune.features.matrix.cross_table import CrossTable
 from fractune_core.analysis.knee import Curve, CurveKind, Knee, find_knee, fit_curve
 from fractune_core.analysis.roofline import is_launch_bound
-from fractune_core.arrivals import LOAD_TEXT
 from fractune_core.errors import BadRequest, one_line
+from fractune_core.served import LOAD_TEXT
 from fractune_core.shares import GrantedShare
 
 

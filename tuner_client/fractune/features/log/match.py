@@ -20,12 +20,11 @@ from fractune.text.text import counts_text, time_text
 from fractune_core.analysis.at_load import AtLoad, choices
 from fractune_core.analysis.cpu_limits.limits import threads_text
 from fractune_core.analysis.roofline import Roof
-from fractune_core.arrivals import LOAD_TEXT
 from fractune_core.codec.messages import from_lists, from_proto
 from fractune_core.model_inputs import Inputs, as_shapes
 from fractune_core.names import Collection
 from fractune_core.pb import fractune_pb2 as pb
-from fractune_core.served import ServiceGoal
+from fractune_core.served import LOAD_TEXT, ServiceGoal
 from fractune_core.shares import Share
 
 

@@ -9,8 +9,8 @@ from fractune.server.job_status import ShareResult
 from fractune.text.text import time_text
 from fractune_core.analysis.at_load import AtLoad
 from fractune_core.analysis.cpu_limits.limits import threads_text
-from fractune_core.arrivals import LOAD_TEXT
 from fractune_core.names import explained_variant
+from fractune_core.served import LOAD_TEXT
 
 HEADING = f"p50 / p99 at {LOAD_TEXT}"
 

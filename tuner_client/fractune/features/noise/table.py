@@ -7,8 +7,7 @@ from typing import Any
 
 from fractune.text.rendering import Column, Table
 from fractune.text.text import percent_text, score_text, time_text
-from fractune_core.analysis.noise import REGRET_ALLOWED, TAU_WANTED, WIDEST_TIE, NoiseAdvice
-from fractune_core.analysis.noise_causes import Explanation
+from fractune_core.analysis.noise import REGRET_ALLOWED, TAU_WANTED, WIDEST_TIE, Explanation, NoiseAdvice
 from fractune_core.shares import units_text
 
 _NUMBERS = {

@@ -21,9 +21,9 @@ from fractune_core.analysis.co_location import FEWEST_ROUNDS, CoLocationFigures,
 from fractune_core.analysis.match import How
 from fractune_core.analysis.pairs import MeasuredPair
 from fractune_core.analysis.slowdown_ci import Estimate
-from fractune_core.arrivals import LOAD
 from fractune_core.errors import BadBundle, BadRequest, one_line
 from fractune_core.files.bundles import Bundle
+from fractune_core.served import LOAD
 
 BUBBLES_MIB = (1, 8, 32, 128)
 DEFAULT_ROUNDS = 9

@@ -5,9 +5,8 @@ from __future__ import annotations
 from fractune.inference.choosing.variants import VariantChoice
 from fractune_core.analysis.cpu_limits.limits import threads_text
 from fractune_core.analysis.match import How
-from fractune_core.arrivals import LOAD_TEXT
 from fractune_core.files.bundles import Bundle
-from fractune_core.served import Served, ServiceGoal
+from fractune_core.served import LOAD_TEXT, Served, ServiceGoal
 from fractune_core.share_kinds import kind_of
 from fractune_core.shares import units_text
 

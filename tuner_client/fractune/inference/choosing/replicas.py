@@ -15,8 +15,8 @@ from fractune.inference.choosing.under_limit import (
 )
 from fractune.inference.choosing.variants import VariantChoice, choose_variant
 from fractune.inference.cpu import ShareHere
-from fractune_core.analysis.cpu_limits.choosing import predictable
 from fractune_core.analysis.cpu_limits.limits import POOL_COST_S, SPIN_S, Service, loop_per_s, threads_text
+from fractune_core.analysis.cpu_limits.prediction import predictable
 from fractune_core.analysis.match import Policy
 from fractune_core.files.bundles import Bundle
 from fractune_core.shares import units_text

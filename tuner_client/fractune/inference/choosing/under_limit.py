@@ -6,13 +6,12 @@ from collections.abc import Mapping
 
 from fractune.inference.choosing.variants import VariantChoice, choose_variant
 from fractune.inference.cpu import ShareHere
-from fractune_core.analysis.cpu_limits.choosing import Latency, by_latency, by_rate, paced_rate_per_s, predictable
 from fractune_core.analysis.cpu_limits.limits import PERIOD_US, CpuLimit, service_of_time, threads_text
+from fractune_core.analysis.cpu_limits.prediction import Latency, by_latency, by_rate, paced_rate_per_s, predictable
 from fractune_core.analysis.match import Policy
-from fractune_core.arrivals import LOAD_TEXT
 from fractune_core.files.bundles import Bundle
 from fractune_core.host.cgroups import Quota
-from fractune_core.served import ServiceGoal
+from fractune_core.served import LOAD_TEXT, ServiceGoal
 
 
 def choose_under_limit(

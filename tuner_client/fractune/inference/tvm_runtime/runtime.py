@@ -17,7 +17,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from fractune_core.cuda.toolkit import load_cudart
+from fractune_core.cuda import load_cudart
 from fractune_core.errors import BadBundle, FractuneError, first_line
 from fractune_core.files.bundles import WEIGHTS, Bundle
 from fractune_core.files.manifests import ALIGNMENT_BYTES, MAIN_INTO

@@ -16,11 +16,10 @@ from fractune_core.analysis.cpu_limits.limits import (
     least_quota_m,
     threads_text,
 )
-from fractune_core.analysis.cpu_limits.prediction import Prediction, enough_requests, p99_s, summary
-from fractune_core.analysis.cpu_limits.simulation import Served, serve
-from fractune_core.arrivals import poisson
+from fractune_core.analysis.cpu_limits.prediction import Prediction, Served, enough_requests, p99_s, serve, summary
 from fractune_core.cpu_limits import MILLICORES
 from fractune_core.errors import BadRequest
+from fractune_core.served import poisson
 
 STEP_M = 50
 MARGIN = 0.08

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from fractune_core.host.limits import limit_process
-from fractune_core.host.memory import usable_memory_bytes
+from fractune_core.host.machine import usable_memory_bytes
 from fractune_core.host.sandboxing.landlock import restrict_files
 from fractune_core.host.sandboxing.syscall_filter import refuse_system_calls
 

@@ -16,7 +16,7 @@ from sqlalchemy.pool import ConnectionPoolEntry
 
 from fractune_core.access.addresses import without_password
 from fractune_core.errors import BadRequest, StateUnusable
-from fractune_core.host.file_systems import network_file_system
+from fractune_core.host.machine import network_file_system
 
 _CONNECTIONS = 16
 """connections that stay open; more than threads read at a time, so that no thread waits or opens another one"""

@@ -16,8 +16,8 @@ from functools import partial
 from typing import Any
 
 from fractune_core.analysis.at_load import AtLoad, are_decided
-from fractune_core.arrivals import LOAD, latencies, poisson
 from fractune_core.names import UNTUNED_VARIANT
+from fractune_core.served import LOAD, latencies, poisson
 from fractune_workers.children.measuring.loops import MIN_REPEAT_S, Call, secs_of_one
 from fractune_workers.children.tvm_api.serving_thread import Run, serving_thread
 

@@ -10,12 +10,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from fractune_core.cuda.toolkit import RUNTIME_SONAME, load_cudart
-from fractune_core.disturbances import Disturbance
+from fractune_core.cuda import RUNTIME_SONAME, load_cudart
 from fractune_core.errors import ShareUnavailable
 from fractune_core.host.denormals import with_denormals
 from fractune_core.implementations import DIRECT
-from fractune_core.records import TimingPolicy
+from fractune_core.records import Disturbance, TimingPolicy
 from fractune_core.shares import Share
 from fractune_workers.children.measuring.counters import CpuMeter
 from fractune_workers.children.measuring.interleaved import Reference, is_timed_by, time_interleaved

@@ -10,9 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fractune_core.disturbances import Disturbance
 from fractune_core.host.cgroups import ROOT, Throttling, cgroup_folders, throttlings
-from fractune_core.records import TimingPolicy
+from fractune_core.records import Disturbance, TimingPolicy
 from fractune_workers.children.tvm_api.processor import Processor
 
 

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from fractune_core.analysis.at_load import AtLoad
-from fractune_core.arrivals import LOAD, poisson
 from fractune_core.cpu_limits import LimitSize
 from fractune_core.files.bundles import Bundle
 from fractune_core.names import ROBUST_VARIANT, UNTUNED_VARIANT, WITH_GRAPHS
+from fractune_core.served import LOAD, poisson
 from fractune_core.shares import Share
 from fractune_workers.children.measuring.at_load import ROUNDS, Finalist, here, interleaved, time_at_load
 from fractune_workers.children.measuring.loops import Call, call_of, secs_of_one

@@ -16,7 +16,7 @@ from tvm import te
 from tvm.s_tir import Schedule
 
 from fractune_core.analysis.roofline import Roof
-from fractune_core.cuda.toolkit import runtime_version
+from fractune_core.cuda import runtime_version
 from fractune_core.errors import ShareUnavailable
 from fractune_core.records import TimingPolicy
 from fractune_core.shares import Device

@@ -13,7 +13,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 
-from fractune_core.cuda.environment import VISIBLE_DEVICES
+from fractune_core.cuda import VISIBLE_DEVICES
 
 _TORCH = "torch"
 

@@ -19,8 +19,7 @@ import tvm
 
 from fractune_core import targets
 from fractune_core.errors import BadRequest, first_line
-from fractune_core.host.cpu_name import cpu_name
-from fractune_core.host.memory import host_memory_bytes
+from fractune_core.host.machine import cpu_name, host_memory_bytes
 from fractune_core.shares import Device
 from fractune_core.target_attributes import HOST_WORDS, Attributes, checked, read_attributes, read_target
 from fractune_workers.children.tvm_api import cuda_target

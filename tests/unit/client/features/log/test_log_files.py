@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from fractune.features.log.files import CSV_COLUMNS, csv_row, read_jsonl, write_csv
 from fractune.text.output_files import as_cell, check_writable, replacing
 from fractune_core.codec.messages import to_proto
-from fractune_core.disturbances import Disturbance
 from fractune_core.errors import BadRequest, StateUnusable
 from fractune_core.pb import fractune_pb2 as pb
-from fractune_core.records import Status, TimingPolicy
+from fractune_core.records import Disturbance, Status, TimingPolicy
 from fractune_core.targets import target_key
 from tests.support.client_samples import record
 

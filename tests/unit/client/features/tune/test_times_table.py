@@ -10,9 +10,8 @@ from fractune.features.log.table import match_table, records_table
 from fractune.features.tune.times_table import time_table
 from fractune.server.job_status import JobStatus, OperatorMatch, OperatorStatus, ShareResult
 from fractune_core.analysis.roofline import Arithmetic, Roof
-from fractune_core.disturbances import Disturbance
 from fractune_core.jobs import JobSpec, JobState
-from fractune_core.records import UNTUNED, Status
+from fractune_core.records import UNTUNED, Disturbance, Status
 from tests.support.client_samples import granted, record
 
 ROOF = Roof(gflops=100.0, gb_per_s=10.0, cache_bytes=1 << 20)

@@ -24,8 +24,7 @@ from fractune.inference.gpu import (
     look_at_gpu,
 )
 from fractune_core.analysis.match import How, Policy
-from fractune_core.cuda.environment import MPS_PERCENTAGE, MPS_PIPE_DIRECTORY, VISIBLE_DEVICES
-from fractune_core.cuda.mps import daemon_folder, kept_mark, pipes_in
+from fractune_core.cuda import MPS_PERCENTAGE, MPS_PIPE_DIRECTORY, VISIBLE_DEVICES, daemon_folder, kept_mark, pipes_in
 from fractune_core.errors import BadBundle, BadRequest, ShareUnavailable
 from fractune_core.files.bundles import Bundle
 from fractune_core.shares import Device, GrantedShare, Share

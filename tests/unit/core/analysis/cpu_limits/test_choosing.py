@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fractune_core.analysis.cpu_limits.choosing import by_latency, by_rate, paced_rate_per_s, predictable
 from fractune_core.analysis.cpu_limits.limits import CpuLimit, Service, loop_per_s
-from fractune_core.analysis.cpu_limits.prediction import predict
+from fractune_core.analysis.cpu_limits.prediction import by_latency, by_rate, paced_rate_per_s, predict, predictable
 
 MINILM = (Service(1, (0.0184,), 0.0184), Service(2, (0.0096,), 0.0192, spin_s=0.0005))
 

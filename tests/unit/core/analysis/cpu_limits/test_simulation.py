@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fractune_core.analysis.cpu_limits.budget import Budget
 from fractune_core.analysis.cpu_limits.limits import CpuLimit, Service
-from fractune_core.analysis.cpu_limits.simulation import serve
-from fractune_core.arrivals import poisson
+from fractune_core.analysis.cpu_limits.prediction import Budget, serve
+from fractune_core.served import poisson
 
 ONE_THREAD = Service(1, (0.018,), 0.018)
 TWO_THREADS = Service(2, (0.010,), 0.020)

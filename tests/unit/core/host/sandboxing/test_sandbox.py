@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from fractune_core.host.memory import usable_memory_bytes
+from fractune_core.host.machine import usable_memory_bytes
 
 _IMPORTS = """
 import json, os, tempfile

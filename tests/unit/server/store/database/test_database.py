@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import event
 
 from fractune_core.errors import StateUnusable
-from fractune_core.host import file_systems
+from fractune_core.host import machine
 from fractune_server.store.database import connections
 from fractune_server.store.records.filters import RecordFilter
 from fractune_server.store.store import Store, sqlite_url
@@ -38,7 +38,7 @@ def test_a_database_that_another_program_locks_is_said_in_one_line_and_loses_not
 def test_sqlite_on_a_network_file_system_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mounts = tmp_path / "mounts"
     mounts.write_text(f"/dev/sda1 / ext4 rw 0 0\nfiler:/x {tmp_path / 'home'} nfs4 rw 0 0\n")
-    monkeypatch.setattr(file_systems, "MOUNTS", mounts)
+    monkeypatch.setattr(machine, "MOUNTS", mounts)
     for name in ("home", "disk"):
         (tmp_path / name).mkdir()
     said = r"home/fractune\.db: it would be on a network file system \(nfs4\), where SQLite loses data; pass --state"

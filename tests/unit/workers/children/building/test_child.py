@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from fractune_core.host.memory import model_memory_bytes
+from fractune_core.host.machine import model_memory_bytes
 from fractune_workers import builder_process
 from fractune_workers.builder_process import BuilderProcess
 from fractune_workers.child import Child

@@ -10,7 +10,7 @@ from tvm.script import tirx as T
 
 from fractune_core.implementations import DIRECT
 from fractune_core.tir.canonical import canonical_graph, names_of, read_graph
-from fractune_core.tir.positions import Names
+from fractune_core.tir.lookups import Names
 from fractune_workers.children.importing.passes import direct_hash, extract, prepare
 from fractune_workers.children.layouts.kernels.implementations import IMPLEMENTATIONS
 from fractune_workers.children.tvm_api.target import parse_target

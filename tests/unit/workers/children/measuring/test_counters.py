@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fractune_core.disturbances import Disturbance
+from fractune_core.records import Disturbance
 from fractune_workers.children.measuring.counters import Counters, KernelCounters
 from fractune_workers.measuring.session import LOSS_ALLOWED
 from tests.support.hardware.cgroup_tree import a_host

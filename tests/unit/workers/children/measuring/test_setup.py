@@ -15,7 +15,7 @@ from tvm import te
 from tvm.s_tir import Schedule
 
 from fractune_core.analysis.roofline import Roof
-from fractune_core.cuda.toolkit import find_cudart, find_toolkits, load_cudart, runtime_version
+from fractune_core.cuda import find_cudart, find_toolkits, load_cudart, runtime_version
 from fractune_core.errors import ShareUnavailable
 from fractune_core.records import FIRST_POLICY, TRIAL_POLICY, VALIDATION_POLICY
 from fractune_core.shares import Share

@@ -9,7 +9,7 @@ import typer
 
 from fractune.cli import options
 from fractune.local.programs import mps_daemon_here
-from fractune_core.cuda.environment import MPS_PIPE_DIRECTORY
+from fractune_core.cuda import MPS_PIPE_DIRECTORY
 
 app = typer.Typer(help="Run NVIDIA's MPS daemon, for models at shares mps:N.", rich_markup_mode=None)
 

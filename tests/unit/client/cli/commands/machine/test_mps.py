@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fractune.cli import main
-from fractune_core.cuda.environment import MPS_PIPE_DIRECTORY
+from fractune_core.cuda import MPS_PIPE_DIRECTORY
 from fractune_workers.confinement import mps as confinement
 from fractune_workers.confinement.mps import MpsConfinement
 from tests.support.hardware.simulated_mps import H200, OneGpu, installed_program

@@ -14,7 +14,94 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fractune_core.cuda.environment import TOOLKIT_HOMES
+from fractune_core.host.private_folders import is_private, private_path
+
+VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
+"""the GPUs or MIG instances that CUDA shows a process"""
+TOOLKIT_HOMES = ("CUDA_HOME", "CUDA_PATH")
+"""folders of a toolkit, the first one that is set wins"""
+
+MPS_PIPE_DIRECTORY = "CUDA_MPS_PIPE_DIRECTORY"
+"""where clients reach the control daemon"""
+MPS_LOG_DIRECTORY = "CUDA_MPS_LOG_DIRECTORY"
+MPS_PERCENTAGE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
+"""how much of the SMs a client may use"""
+MPS_PARTITION = "CUDA_MPS_SM_PARTITION"
+"""the static partition that a client belongs to"""
+MPS_MEMORY_LIMIT = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
+"""device memory that a client may use, by device"""
+MPS_PREFIX = "CUDA_MPS_"
+
+_RESTART = "the process is lost to CUDA: start it again"
+_HINTS = {
+    2: "no device memory is left: end other processes on this GPU, or raise the memory limit",
+    46: "another process has the GPU to itself: end it, or set the compute mode to DEFAULT",
+    100: "CUDA sees no GPU: compare CUDA_VISIBLE_DEVICES with `nvidia-smi -L`",
+    101: "CUDA sees no such GPU: compare CUDA_VISIBLE_DEVICES with `nvidia-smi -L`",
+    218: "the driver is too old: install 580 or newer",
+    222: "the driver is too old: install 580 or newer",
+    700: _RESTART,
+    719: _RESTART,
+    801: "this driver or device cannot do it: install driver 580 or newer",
+    802: "the machine's GPUs are not ready: see that nvidia-fabricmanager runs",
+    803: "the driver was upgraded under the running kernel: reboot",
+    805: "no MPS server answers: see that the control daemon runs as this user, with this CUDA_MPS_PIPE_DIRECTORY",
+    806: "the MPS server went away: " + _RESTART,
+    807: "the MPS server is not ready: after a fault it waits until every affected client has ended; try again then",
+    808: "the MPS server has reached its limit of clients: end some",
+    809: "the MPS server has no connection left: lower CUDA_DEVICE_MAX_CONNECTIONS, or end some clients",
+    810: "MPS ended this client: start it again",
+    914: "the device lacks this resource: install driver 580 or newer",
+    915: "the device cannot be divided like that: ask for fewer SMs; where an MPS daemon has static partitions, "
+    "CUDA_MPS_SM_PARTITION has to name one",
+    999: "look for a line with Xid in `dmesg`, and start the process again",
+}
+UNKNOWN = "`nvidia-smi` and `dmesg` may show more"
+
+
+def what_to_do(code: int) -> str:
+    """The next step for a user after the error `code`; UNKNOWN for a code without its own hint."""
+    return _HINTS.get(code, UNKNOWN)
+
+
+PROGRAM = "nvidia-cuda-mps-control"
+PACKAGES = "nvidia-compute-utils-580 or nvidia-compute-utils-580-server on Ubuntu, nvidia-cuda-mps on Debian"
+"""packages with the program; Ubuntu's are named after the driver's release"""
+_PREFIX = f"fractune-mps-{os.getuid()}-"
+_KEPT = "kept"
+
+
+def daemon_folder(gpu_uuid: str) -> Path:
+    """The folder of the GPU's daemon for this user's processes on this host."""
+    return private_path(f"{_PREFIX}{gpu_uuid}")
+
+
+def pipes_in(folder: Path) -> Path:
+    """Where clients reach the daemon of this folder."""
+    return folder / "pipe"
+
+
+def kept_mark(folder: Path) -> Path:
+    """A file that exists while the folder's daemon also runs without workers (`fractune mps start`)."""
+    return folder / _KEPT
+
+
+def kept_daemons() -> dict[str, Path]:
+    """The pipe folders of the daemons that this user keeps, by the UUIDs of their GPUs."""
+    folders = [mark.parent for mark in sorted(private_path("").glob(f"{_PREFIX}*/{_KEPT}"))]
+    return {folder.name.removeprefix(_PREFIX): pipes_in(folder) for folder in folders if is_private(folder)}
+
+
+CUDA_MAJOR = 13
+NEEDED_DRIVER = "driver 580 or newer"
+
+
+def driver_fault(cuda_major: int) -> str:
+    """Why a driver that serves CUDA up to this major version cannot be used; empty if it can."""
+    if cuda_major >= CUDA_MAJOR:
+        return ""
+    return f"the NVIDIA driver serves CUDA {cuda_major} only, and TVM needs CUDA {CUDA_MAJOR}; install {NEEDED_DRIVER}"
+
 
 RUNTIME_SONAME = "libcudart.so.13"
 """the CUDA runtime that TVM's wheel is linked with"""
