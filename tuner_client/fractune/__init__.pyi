@@ -2,6 +2,7 @@
 
 from fractune import errors as errors
 from fractune.features.client import Client as Client
+from fractune.features.client import Job as Job
 from fractune.features.client import connect as connect
 from fractune.features.client import local_stack as local_stack
 from fractune.features.compete.compete import compete as compete
@@ -22,7 +23,6 @@ from fractune.features.goal.goal_result import GoalStep as GoalStep
 from fractune.features.goal.goal_result import LoopAndPaced as LoopAndPaced
 from fractune.features.goal.goal_result import PeerTiming as PeerTiming
 from fractune.features.goal.goal_result import SideBySide as SideBySide
-from fractune.features.job import Job as Job
 from fractune.features.knee.knee import KneeResult as KneeResult
 from fractune.features.knee.knee import knee as knee
 from fractune.features.knee.report import KneeReport as KneeReport

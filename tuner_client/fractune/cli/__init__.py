@@ -17,12 +17,10 @@ import typer
 from typer.completion import completion_init  # type: ignore[attr-defined]
 
 from fractune.cli.command_list import COMMANDS, GROUPS
-from fractune.cli.ending.closed_output import output_that_may_close
-from fractune.cli.ending.stopped import Stopped, take_signals
+from fractune.cli.ending.stopped import Stopped, output_that_may_close, take_signals
 from fractune.cli.environment import DEBUG, wants_tracebacks
-from fractune.cli.group import Group
+from fractune.cli.group import Group, with_groups
 from fractune.cli.old_options import Command
-from fractune.cli.option_groups import with_groups
 from fractune.features.tune.job_file import Line, expanded
 from fractune_core import __version__
 from fractune_core.errors import BadRequest, FractuneError

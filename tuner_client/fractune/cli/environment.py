@@ -1,6 +1,6 @@
 """Environment variables of the command line, besides those of `fractune.server.credentials`.
 
-The Python API reads FRACTUNE_SERVER and FRACTUNE_STATE too (`fractune.sessions.finding`, `fractune.local.state`).
+The Python API reads FRACTUNE_SERVER and FRACTUNE_STATE too (`fractune.sessions.session`, `fractune.local.state`).
 """
 
 from __future__ import annotations

@@ -1,13 +1,94 @@
-"""A group whose help lists each command under its heading, with an uncut summary."""
+"""Groups of commands, whose help lists each under its heading with an uncut summary, and groups of options: a command
+takes a dataclass as a parameter, with an option for each field.
+
+Every command with --server also has the options for the credentials of a client. While the command runs, they set the
+environment variables of `fractune.server.credentials`, which hold file names and no secrets.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import inspect
+import os
 import signal
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, is_dataclass
+from pathlib import Path
+from typing import Annotated, Any
 
+import typer
 from typer.core import TyperGroup
 
 from fractune.cli.ending.stopped import Stopped
+from fractune.server.credentials import VARIABLES
+
+
+def _option(name: str, text: str) -> Any:
+    return typer.Option(f"--{name.replace('_', '-')}", help=f"{text} [{VARIABLES[name]}]")
+
+
+@dataclass
+class _Caller:
+    ca: Annotated[Path | None, _option("ca", "Use TLS with --server; the file has its authority's certificate.")] = None
+    token_file: Annotated[Path | None, _option("token_file", "File with the token for --server.")] = None
+    client_cert: Annotated[
+        Path | None, _option("client_cert", "Certificate of this client, if --server requires one.")
+    ] = None
+    client_key: Annotated[Path | None, _option("client_key", "The key of --client-cert.")] = None
+
+
+def with_groups(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The command for typer: with the options of its groups, and with the credentials if it takes --server."""
+    if hasattr(command, "__signature__"):  # done for another command line
+        return command
+    signature = inspect.signature(command, eval_str=True)
+    groups: dict[str, type] = {}
+    parameters: list[inspect.Parameter] = []
+    for name, each in signature.parameters.items():
+        if is_dataclass(each.annotation) and isinstance(each.annotation, type):
+            groups[name] = each.annotation
+            parameters += _fields(each.annotation)
+        else:
+            parameters.append(each)
+    if any(each.name == "server" for each in parameters):
+        groups[""] = _Caller
+        parameters += _fields(_Caller)
+
+    @functools.wraps(command)
+    def run(**given: Any) -> Any:
+        credentials: dict[str, str] = {}
+        for name, group in groups.items():
+            made = group(**{each.name: given.pop(each.name) for each in _fields(group)})
+            if name:
+                given[name] = made
+            else:
+                credentials = {VARIABLES[key]: str(path) for key, path in vars(made).items() if path is not None}
+        with _environment(credentials):
+            return command(**given)
+
+    keywords = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in parameters]
+    run.__signature__ = signature.replace(parameters=keywords)  # type: ignore[attr-defined]
+    return run
+
+
+@contextlib.contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """These variables of the environment until the block ends: the next model of a job's file has its own."""
+    former = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in former.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+
+
+def _fields(group: type) -> list[inspect.Parameter]:
+    return list(inspect.signature(group, eval_str=True).parameters.values())
+
 
 _WHOLE = 10_000
 """largest length of a summary in characters"""

@@ -11,18 +11,20 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from fractune.arguments import checked
 from fractune.features.cost.job_cost import DEFAULT_LIMIT, JobCost, job_costs
-from fractune.features.job import Job
 from fractune.features.log.log import Log
 from fractune.features.log.match import MatchResult, answered_match, match_request, match_source
+from fractune.features.tune.bundle import BundleFile, download_bundle
+from fractune.features.tune.result import TuneResult
 from fractune.local.state import default_state_dir
-from fractune.models.given_inputs import check_arrays
-from fractune.models.source import ModelSource, model_file
+from fractune.models.source import ModelSource, check_arrays, model_file
 from fractune.server.credentials import PLAIN, Credentials
-from fractune.server.job_status import Fleet, JobStatus, OfferedShare, WaitingWork, Worker, job_status
-from fractune.server.rpc import CALL_TIMEOUT_S, RECONNECT_S, RpcClient
-from fractune.sessions.finding import named_server, server_address
-from fractune.sessions.running import submit
-from fractune.sessions.session import session
+from fractune.server.job_status import Fleet, JobStatus, OfferedShare, WaitingWork, Worker, check_ended_well, job_status
+from fractune.server.rpc import CALL_TIMEOUT_S, RECONNECT_S, RpcClient, job_name, submit
+from fractune.sessions.progress import ProgressOption, choose_view
+from fractune.sessions.requests import bundle_file, named_bundle_file
+from fractune.sessions.running import follow
+from fractune.sessions.session import named_server, server_address, session
+from fractune.text.output_files import check_writable
 from fractune_core.analysis.pairs import MeasuredPair
 from fractune_core.analysis.runtime_times import RuntimeTime
 from fractune_core.codec.messages import from_proto, to_proto
@@ -33,6 +35,72 @@ from fractune_core.shares import share_names
 
 if TYPE_CHECKING:
     from fractune.features.plan.plan import PlanResult
+
+
+class Job:
+    """A job of a server, from `Client.submit` or `Client.job`. It runs whether or not it is watched.
+
+    Every method raises ServerUnreachable if the server is gone, and NotFound for an unknown job.
+    """
+
+    name: str
+    """`jobs/...`"""
+
+    def __init__(self, rpc: RpcClient, name: str) -> None:
+        self.name = job_name(name)
+        self._rpc = rpc
+
+    def __repr__(self) -> str:
+        return f"<Job {self.name}>"
+
+    def status(self) -> JobStatus:
+        """The job as it is now."""
+        return job_status(self._rpc.get_job(self.name))
+
+    def watch(self) -> Iterator[JobStatus]:
+        """The job now and at each change, until it has ended.
+
+        An unreachable server is awaited for `reconnect_s` of `fractune.connect`. Leaving the loop does not cancel the
+        job.
+        """
+        return map(job_status, self._rpc.watch_job(self.name))
+
+    @checked
+    def wait(self, *, progress: ProgressOption = False) -> JobStatus:
+        """Follow the job to its end and return its status. Ctrl-C ends the waiting, not the job.
+
+        Raises the error that ended the job (BadModel, ShareUnavailable, JobFailed, ...), or JobCancelled.
+        """
+        with choose_view(progress) as view:
+            ended = follow(self._rpc, self.name, view.show, view.show_absence)
+        check_ended_well(ended)
+        return ended
+
+    def cancel(self) -> JobStatus:
+        """Cancel the job; its measurements stay in the log."""
+        return job_status(self._rpc.cancel_job(self.name))
+
+    @checked
+    def bundle(self, out: str | os.PathLike[str] | None = None) -> BundleFile:
+        """Download the bundle to the file `out`, or as `<model>.fractune` into the folder `out` (default: the current).
+
+        Raises JobFailed if the job has no bundle, StateUnusable if the file cannot be written.
+        """
+        return self._download(self.status(), out)
+
+    @checked
+    def result(self, out: str | os.PathLike[str] = ".", *, progress: ProgressOption = False) -> TuneResult:
+        """Wait for the end and download the bundle to the file `out` (`*.fractune`), or into the folder `out`.
+
+        Raises the errors of `wait` and `bundle`.
+        """
+        ended = self.wait(progress=progress)
+        return TuneResult(ended, self._download(ended, bundle_file(out, ended.model_name)))
+
+    def _download(self, job: JobStatus, out: str | os.PathLike[str] | None) -> BundleFile:
+        path = named_bundle_file(out, job.model_name)
+        check_writable("--out", path)
+        return download_bundle(self._rpc, job, path)
 
 
 def connect(

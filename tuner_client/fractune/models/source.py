@@ -4,23 +4,138 @@ from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, Union
 
-from fractune.models.conversion import is_model_script, json_of_script
-from fractune.models.given_inputs import check_given
-from fractune_core.errors import BadModel
+from fractune.local.programs import require
+from fractune.local.stack import own_env
+from fractune.models.open_inputs import OpenShape, onnx_dtypes, onnx_inputs
+from fractune_core.errors import BadModel, BadRequest, FractuneError
 from fractune_core.files.bundles import is_bundle
-from fractune_core.files.scripts import REFUSAL
-from fractune_core.model_inputs import SeveralShapes
+from fractune_core.files.input_arrays import LABEL, InputFile
+from fractune_core.files.scripts import REFUSAL, is_script
+from fractune_core.jobs import JobSpec
+from fractune_core.model_inputs import SeveralShapes, as_shapes, constants_in, each_shape, shapes_in
 
 if TYPE_CHECKING:
     import onnx
     import torch
     import tvm
+
+
+def check_given(path: Path, inputs: SeveralShapes) -> None:
+    """Raises BadModel for a shape with another number of axes than the file's, or another size of a fixed axis.
+
+    A file that cannot be read here is left to the server.
+    """
+    if not inputs:
+        return
+    try:
+        held = onnx_inputs(path)
+    except FractuneError:  # no ONNX file, or no package to read it
+        return
+    for each in each_shape(inputs):
+        for name, shape in shapes_in(as_shapes(each)).items():
+            _check(name, shape, held.get(name, []))
+
+
+def check_arrays(specs: Sequence[JobSpec], model: Path) -> None:
+    """Raises BadRequest unless the file of arrays that a job names can be read, and has one for each input of `model`.
+
+    What cannot be read of the model here is left to the server.
+    """
+    path = Path(specs[0].check_inputs) if specs[0].check_inputs else None
+    if path is None:
+        return
+    if len(specs) > 1:
+        raise BadRequest(f"{LABEL} {path}: it has one shape, and the model is tuned for several; leave it out")
+    with contextlib.closing(InputFile(path, f"{LABEL} {path}")) as file:
+        try:
+            held, dtypes = onnx_inputs(model), onnx_dtypes(model)
+        except FractuneError:  # no ONNX file, or no package to read it
+            return
+        given = specs[0].inputs
+        shapes, constants = shapes_in(given), constants_in(given)
+        file.check(
+            [
+                {"name": name, "dtype": dtypes[name], "shape": shapes.get(name) or _known(held[name])}
+                for name in held
+                if name not in constants and name in dtypes
+            ]
+        )
+
+
+def _known(shape: OpenShape) -> list[int | None]:
+    return [dim if isinstance(dim, int) and dim > 0 else None for dim in shape]
+
+
+def _check(name: str, given: Sequence[int], held: OpenShape) -> None:
+    """No axes in the file mean that it does not say how many there are."""
+    if not held:
+        return
+    shown = ",".join(map(str, given))
+    in_file = ", ".join(str(dim) if dim else "?" for dim in held)
+    if len(given) != len(held):
+        raise BadModel(
+            f"inputs: '{name}' gets {len(given)} axes ({shown}), and has {len(held)} in the model ([{in_file}]); "
+            f"give {len(held)} sizes"
+        )
+    for axis, (size, dim) in enumerate(zip(given, held, strict=True)):
+        if isinstance(dim, int) and dim > 0 and size != dim:
+            raise BadModel(
+                f"inputs: '{name}' gets {size} at axis {axis} ({shown}), which is {dim} in the model ([{in_file}]); "
+                f"give {dim}"
+            )
+
+
+_SUFFIX = ".py"
+_HEAD_BYTES = 1 << 16
+
+
+def is_model_script(path: Path) -> bool:
+    """Whether the model file is Python code, by its name or its beginning; False if it cannot be read."""
+    if path.suffix == _SUFFIX:
+        return True
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        return is_script(file.read(_HEAD_BYTES))
+    return False
+
+
+def json_of_script(path: Path, folder: Path) -> Path:
+    """Run the code of the file with the caller's rights, and write its only IRModule to `folder`.
+
+    A line on standard error announces it, and the code prints there too. Returns the JSON file, with the name of the
+    script. Raises BadModel if the code fails or makes no module or several, and FractuneError if TVM is not installed.
+    """
+    require("local", "tvm")
+    sys.stderr.write(f"{path.name}: running this file's Python code on this machine, to get its IRModule\n")
+    sys.stderr.flush()
+    out, error_file = folder / f"{path.stem}.json", folder / "error"
+    ended = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "fractune.models.script_child",
+            str(os.getpid()),
+            str(path.absolute()),
+            str(out),
+            str(error_file),
+        ],
+        env={**os.environ, **own_env()},
+        stdin=subprocess.DEVNULL,
+        stdout=2,  # standard error: standard output is for results
+        check=False,
+    )
+    if error_file.exists():
+        raise BadModel(f"{path.name}: {error_file.read_text(encoding='utf-8')}")
+    if ended.returncode != 0 or not out.exists():
+        raise BadModel(f"{path.name}: its code ended the process with code {ended.returncode}, before it was read")
+    return out
+
 
 ModelSource: TypeAlias = Union[str, os.PathLike[str], "onnx.ModelProto", "torch.export.ExportedProgram", "tvm.IRModule"]
 """A path, or a model in memory. These packages are not imported here: the owner of such a model has imported them."""

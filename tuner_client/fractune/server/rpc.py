@@ -10,7 +10,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -21,6 +21,7 @@ from fractune.server.credentials import PLAIN, Credentials
 from fractune.server.uploads import send_model
 from fractune_core.access.addresses import UNIX
 from fractune_core.access.connections import CLIENT_KEEPALIVE, MOST_MESSAGE_BYTES
+from fractune_core.codec.messages import to_proto
 from fractune_core.codec.times import timestamp
 from fractune_core.errors import (
     BadRequest,
@@ -31,7 +32,8 @@ from fractune_core.errors import (
     error_from_name,
 )
 from fractune_core.host.machine import is_full
-from fractune_core.jobs import JobState
+from fractune_core.jobs import JobSpec, JobState
+from fractune_core.names import Collection
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.pb import fractune_pb2_grpc as rpc
 
@@ -438,3 +440,10 @@ def _calls_of_import(parts: Iterable[pb.ImportRecordsRequest]) -> Iterator[list[
             call, size = [], part.ByteSize()
         call.append(part)
     yield call
+
+
+def submit(client: RpcClient, model: Path, spec: JobSpec) -> str:
+    """Upload the model and the inputs for its check unless the server has them, create the job, and return its name."""
+    sha256 = Collection.MODELS.parse(client.upload_model(model).name)
+    arrays = client.upload_model(Path(spec.check_inputs)).name if spec.check_inputs else ""
+    return client.create_job(to_proto(replace(spec, model=sha256, check_inputs=arrays), pb.JobSpec)).name

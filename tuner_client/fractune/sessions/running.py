@@ -12,14 +12,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from fractune.server.job_status import JobStatus, check_ended_well, job_status
-from fractune.server.rpc import Absence, RpcClient
-from fractune.sessions.finding import PlaceOptions
+from fractune.server.rpc import Absence, RpcClient, submit
 from fractune.sessions.progress import View
-from fractune.sessions.session import Workplace, tuning_session
+from fractune.sessions.session import PlaceOptions, Workplace, tuning_session
 from fractune_core.codec.messages import to_proto
 from fractune_core.errors import FractuneError, JobFailed
 from fractune_core.jobs import JobSpec, JobState
-from fractune_core.names import Collection
 from fractune_core.pb import fractune_pb2 as pb
 
 _NEEDS_SEARCH = (JobState.INGESTING, JobState.TUNING, JobState.VALIDATING)
@@ -78,13 +76,6 @@ def _cancelled_when_stopped(place: Workplace, job: str, view: View) -> Iterator[
                 place.client.cancel_job(job)
                 stop.add_note(f"{job} is cancelled")
         raise
-
-
-def submit(client: RpcClient, model: Path, spec: JobSpec) -> str:
-    """Upload the model and the inputs for its check unless the server has them, create the job, and return its name."""
-    sha256 = Collection.MODELS.parse(client.upload_model(model).name)
-    arrays = client.upload_model(Path(spec.check_inputs)).name if spec.check_inputs else ""
-    return client.create_job(to_proto(replace(spec, model=sha256, check_inputs=arrays), pb.JobSpec)).name
 
 
 def follow(

@@ -3,26 +3,120 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import os
+import shlex
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeAlias, TypeVar
 
 from fractune.local.stack import Stack, StackOptions, running_stack
+from fractune.local.stack_lock import StackEntry, is_running, read_entry
 from fractune.local.state import default_state_dir
 from fractune.server.credentials import PLAIN, Credentials
 from fractune.server.rpc import RECONNECT_S, RpcClient
-from fractune.sessions.finding import (
-    PathText,
-    PlaceOptions,
-    named_server,
-    running_stack_of,
-    server_address,
-    state_folder,
-)
-from fractune.sessions.missing_shares import naming_missing_shares
-from fractune_core.errors import ServerUnreachable
+from fractune_core.errors import BadRequest, FractuneError, ServerUnreachable, ShareUnavailable
+
+SERVER = "FRACTUNE_SERVER"
+"""environment variable with the server for callers that name neither a server nor a state folder"""
+
+
+PathText: TypeAlias = str | os.PathLike[str]
+
+
+@dataclass(frozen=True)
+class PlaceOptions:
+    """The options of a call that say where its jobs run."""
+
+    server: str | None
+    state: PathText | None
+    reconnect_s: float
+    """an unreachable server is awaited for that long"""
+
+    @property
+    def named_server(self) -> str | None:
+        """The server that the call or FRACTUNE_SERVER names; None if neither does. Raises BadRequest for both a folder
+        and a server.
+        """
+        return named_server(self.state, self.server)
+
+
+def named_server(state: PathText | None, server: str | None) -> str | None:
+    """The server that the caller or FRACTUNE_SERVER names; None if neither does.
+
+    A given `state` overrides the environment. Raises BadRequest for both a folder and a server.
+    """
+    if server is not None and state is not None:
+        raise BadRequest("--state and --server exclude each other: a server has its own state folder")
+    return server if server is not None or state is not None else os.environ.get(SERVER) or None
+
+
+def running_stack_of(state: PathText | None) -> StackEntry | None:
+    """The stack that is serving in the folder (default: the user's), or None."""
+    folder = state_folder(state)
+    entry = read_entry(folder) if is_running(folder) else None
+    return entry if entry and entry.address else None
+
+
+def server_address(state: PathText | None = None, server: str | None = None, *, lasting: bool) -> str:
+    """The address of the named server, or else of the running stack of the state folder; starts no stack.
+
+    `lasting` requires a stack that outlives the command that started it, such as that of `fractune up`. Raises
+    ServerUnreachable if no stack is running or it has died, and BadRequest for both a folder and a server.
+    """
+    named = named_server(state, server)
+    if named is not None:
+        return named
+    found = running_stack_of(state)
+    if found is None or (lasting and not found.for_others):
+        folder = state_folder(state)
+        raise ServerUnreachable(f"{_missing(folder)}, or pass --server HOST:PORT")
+    return found.address
+
+
+def state_folder(state: PathText | None) -> Path:
+    """The folder of the caller's stack (default: the user's)."""
+    return Path(state or default_state_dir()).expanduser().absolute()
+
+
+def _missing(folder: Path) -> str:
+    entry = read_entry(folder)
+    if is_running(folder):
+        if entry is not None and entry.address:
+            return f"the stack in {folder} ends with the command that started it (pid {entry.pid}); wait for it"
+        return f"the stack in {folder} is still starting; try again in a moment"
+    if entry is None:
+        return f"no stack is running in {folder}; start one with 'fractune up'"
+    return f"the stack that ran in {folder} has died (pid {entry.pid} is gone); start it again with 'fractune up'"
+
+
+@contextlib.contextmanager
+def naming_missing_shares(folder: Path, address: str, wanted: Sequence[str]) -> Iterator[None]:
+    """Let a refusal of shares name the stack that `fractune up` runs in `folder`, its shares, and the remedy."""
+    try:
+        yield
+    except ShareUnavailable as error:
+        remedy = _remedy(folder, address, wanted)
+        if not remedy:
+            raise
+        raise ShareUnavailable(f"{error}. {remedy}") from error
+
+
+def _remedy(folder: Path, address: str, wanted: Sequence[str]) -> str:
+    """Empty if the stack lacks none of the shares, or does not answer."""
+    try:
+        with RpcClient(address) as client:
+            held = sorted(client.measurers())
+    except FractuneError:
+        return ""
+    missing = [share for share in wanted if share not in held]
+    if not missing:
+        return ""
+    command = shlex.join(["fractune", "up", "--shares", ",".join([*held, *missing]), "--state", str(folder)])
+    offered = f"workers for {', '.join(held)}" if held else "no measuring workers"
+    return f"The stack of 'fractune up' in {folder} has {offered}. Stop it, then start it by: {command}"
+
 
 _VERDICT_S = 1.0
 """seconds to wait for the stack's own error after a lost connection"""

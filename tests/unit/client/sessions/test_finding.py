@@ -11,7 +11,7 @@ import fractune
 from fractune.cli import main
 from fractune.local.stack_lock import LOCK_FILE, StackEntry
 from fractune.local.state import default_state_dir, open_state
-from fractune.sessions.finding import named_server, server_address
+from fractune.sessions.session import named_server, server_address
 from fractune_core.errors import BadRequest, ServerUnreachable
 from tests.support.certificates import Authority
 from tests.support.client_samples import job_script

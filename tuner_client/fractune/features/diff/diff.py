@@ -12,8 +12,7 @@ from typing import Any
 from fractune.features.diff.sides import Side, bundle_side, job_side
 from fractune.server.job_status import JobStatus, job_status
 from fractune.server.rpc import RECONNECT_S, RpcClient, job_name
-from fractune.sessions.finding import PathText
-from fractune.sessions.session import session
+from fractune.sessions.session import PathText, session
 from fractune.text.rendering import Column, Table
 from fractune.text.text import ratio_text, time_text
 from fractune_core.errors import BadRequest, one_line

@@ -13,9 +13,9 @@ from fractune.features.knee.table import knee_table
 from fractune.features.matrix.matrix import job_tables
 from fractune.models.source import ModelSource, model_file
 from fractune.server.rpc import RECONNECT_S
-from fractune.sessions.finding import PathText, PlaceOptions
 from fractune.sessions.progress import ProgressOption, choose_view
 from fractune.sessions.running import finished_job
+from fractune.sessions.session import PathText, PlaceOptions
 from fractune.text.figure import Drawable
 from fractune.text.rendering import Table
 from fractune_core.errors import BadRequest, one_line

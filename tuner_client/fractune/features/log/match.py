@@ -13,8 +13,7 @@ from fractune.features.log.table import match_table
 from fractune.models.source import ModelSource, model_file
 from fractune.server.job_status import OperatorMatch, operator_match
 from fractune.server.rpc import RpcClient
-from fractune.sessions.finding import PathText
-from fractune.sessions.session import session
+from fractune.sessions.session import PathText, session
 from fractune.text.rendering import Table
 from fractune.text.text import counts_text, time_text
 from fractune_core.analysis.at_load import AtLoad, choices

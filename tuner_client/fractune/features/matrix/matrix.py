@@ -12,9 +12,9 @@ from fractune.features.matrix.table import cross_text
 from fractune.models.source import ModelSource, model_file
 from fractune.server.job_status import JobStatus, operator_records
 from fractune.server.rpc import RECONNECT_S, RpcClient
-from fractune.sessions.finding import PathText, PlaceOptions
 from fractune.sessions.progress import ProgressOption, choose_view
 from fractune.sessions.running import finished_job
+from fractune.sessions.session import PathText, PlaceOptions
 from fractune.text.figure import Drawable
 from fractune.text.rendering import Table
 from fractune_core.codec.messages import from_lists

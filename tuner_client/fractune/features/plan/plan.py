@@ -13,10 +13,9 @@ from fractune.features.plan.slowdowns import MOST_PAIRS, MeasuredSlowdown, slowd
 from fractune.features.plan.table import models_table, parts_table, plan_json, summary
 from fractune.models.source import check_model_file, model_file
 from fractune.server.rpc import RECONNECT_S, RpcClient
-from fractune.sessions.finding import PlaceOptions
 from fractune.sessions.progress import ProgressOption, choose_view
 from fractune.sessions.running import finished_job
-from fractune.sessions.session import session
+from fractune.sessions.session import PlaceOptions, session
 from fractune.text.figure import Drawable
 from fractune.text.rendering import Table
 from fractune_core.analysis.pairs import MeasuredPair

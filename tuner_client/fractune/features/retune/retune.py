@@ -10,10 +10,9 @@ from typing import Any
 from fractune.features.shapes.text import shape_text
 from fractune.server.job_status import JobStatus, job_status
 from fractune.server.rpc import RECONNECT_S, RpcClient
-from fractune.sessions.finding import PathText, PlaceOptions
 from fractune.sessions.progress import ProgressOption, choose_view
 from fractune.sessions.running import rerun_job
-from fractune.sessions.session import tuning_session
+from fractune.sessions.session import PathText, PlaceOptions, tuning_session
 from fractune.text.rendering import Column, Table
 from fractune.text.text import ratio_text, time_text
 from fractune_core.errors import BadRequest, FractuneError, ServerUnreachable, one_line

@@ -11,10 +11,9 @@ from pathlib import Path
 from fractune.features.parts.parts import Parts, cut_model, join_parts
 from fractune.features.tune.bundle import BundleFile
 from fractune.features.tune.result import TuneResult
-from fractune.sessions.finding import PlaceOptions
 from fractune.sessions.progress import View
 from fractune.sessions.running import run_job
-from fractune.sessions.session import tuning_session
+from fractune.sessions.session import PlaceOptions, tuning_session
 from fractune_core.errors import BadModel
 from fractune_core.jobs import JobSpec
 from fractune_core.model_inputs import shapes_in

@@ -19,10 +19,9 @@ from fractune.features.tune.bundle import BundleFile
 from fractune.features.tune.result import TuneResult
 from fractune.models.open_inputs import onnx_dtypes
 from fractune.server.job_status import JobStatus
-from fractune.sessions.finding import PlaceOptions
 from fractune.sessions.progress import View
 from fractune.sessions.running import run_job
-from fractune.sessions.session import Workplace, tuning_session
+from fractune.sessions.session import PlaceOptions, Workplace, tuning_session
 from fractune_core.errors import BadModel, BadRequest, FractuneError
 from fractune_core.files.fused import is_fused
 from fractune_core.jobs import JobOptions, JobSpec, SearchOptions

@@ -16,15 +16,13 @@ from fractune.features.tune.goal import GoalSpec, goal_spec, tune_until_beaten
 from fractune.features.tune.part_jobs import tune_parts
 from fractune.features.tune.result import TuneResult
 from fractune.features.tune.shape_jobs import JoinOptions, check_several, options_by_shape, tune_shapes
-from fractune.models.given_inputs import check_arrays
 from fractune.models.open_inputs import onnx_inputs
-from fractune.models.source import ModelSource, model_file
+from fractune.models.source import ModelSource, check_arrays, model_file
 from fractune.server.rpc import RECONNECT_S, RpcClient
-from fractune.sessions.finding import PathText, PlaceOptions
 from fractune.sessions.progress import ProgressOption, View, choose_view
 from fractune.sessions.requests import bundle_file
 from fractune.sessions.running import finished_job
-from fractune.sessions.session import session
+from fractune.sessions.session import PathText, PlaceOptions, session
 from fractune.text.output_files import check_writable
 from fractune_core.codec.messages import to_proto
 from fractune_core.errors import BadModel, BadRequest, FractuneError, OutputsDiffer

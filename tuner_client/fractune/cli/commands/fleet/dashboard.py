@@ -13,8 +13,7 @@ from fractune.cli import options
 from fractune.features.client import Client
 from fractune.local.noise_file import advice_for
 from fractune.local.programs import require
-from fractune.sessions.finding import named_server, state_folder
-from fractune.sessions.session import server_session
+from fractune.sessions.session import named_server, server_session, state_folder
 from fractune_core.access.tls_files import TlsFiles
 from fractune_core.errors import BadRequest
 

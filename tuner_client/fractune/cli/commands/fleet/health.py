@@ -10,7 +10,7 @@ import typer
 from fractune.cli import options
 from fractune.server.credentials import Credentials
 from fractune.server.rpc import RpcClient
-from fractune.sessions.finding import named_server
+from fractune.sessions.session import named_server
 from fractune_core.errors import FractuneError
 from fractune_core.names import HealthPart
 
