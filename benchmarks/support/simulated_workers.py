@@ -47,7 +47,7 @@ _BLPOP_S = 405
 _CONNECT_S = 60.0
 """that a connection may take"""
 _SIGNATURE_BYTES = 32
-"""the prefix of signed content: fractune_core.fleet.signing"""
+"""the prefix of signed content: fractune_core.fleet.signed_messages"""
 SECS = json.loads(Path(__file__).with_name("service_times.json").read_text(encoding="utf-8"))["secs"]
 
 

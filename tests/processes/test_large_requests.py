@@ -9,7 +9,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from fractune_core.access.connections import MOST_MESSAGE_BYTES
+from fractune_core.access.addresses import MOST_MESSAGE_BYTES
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.pb import fractune_pb2_grpc as rpc
 from fractune_core.workloads import workload_hash

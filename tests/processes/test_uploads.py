@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import grpc
 import pytest
 
-from fractune_core.access.connections import transfer_s
+from fractune_core.access.addresses import transfer_s
 from fractune_core.access.tokens import Quotas, Scope
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_server.admin import create_token, list_tokens

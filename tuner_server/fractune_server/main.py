@@ -23,7 +23,7 @@ from redis.backoff import ExponentialBackoff
 from redis.retry import Retry
 
 from fractune_core import tracing
-from fractune_core.access.connections import MOST_MESSAGE_BYTES, SERVER_KEEPALIVE
+from fractune_core.access.addresses import MOST_MESSAGE_BYTES, SERVER_KEEPALIVE
 from fractune_core.errors import RedisGone
 from fractune_core.fleet.options import ServerOptions
 from fractune_core.fleet.redis_connection import check_clock, no_redis, redis_time_s

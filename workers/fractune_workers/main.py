@@ -24,8 +24,7 @@ from fractune_core.fleet.messages import WorkerInfo
 from fractune_core.fleet.options import WorkerOptions
 from fractune_core.fleet.redis_connection import check_clock, no_redis
 from fractune_core.fleet.redis_names import GREETING_KEY, PROTOCOL
-from fractune_core.fleet.signed_messages import check_greeting, seal_worker
-from fractune_core.fleet.signing import Unsigned
+from fractune_core.fleet.signed_messages import Unsigned, check_greeting, seal_worker
 from fractune_core.fleet.worker_entries import FleetFacts, drop_entry, fleet_facts, put_entry
 from fractune_core.host.sandboxing.sandbox import hide_memory
 from fractune_core.share_kinds import CPU

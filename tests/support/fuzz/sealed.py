@@ -6,8 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from fractune_core.codec.messages import to_proto
-from fractune_core.codec.times import timestamp
+from fractune_core.codec.messages import timestamp, to_proto
 from fractune_core.errors import FractuneError
 from fractune_core.fleet.redis_names import BUILD_QUEUE, PROTOCOL
 from fractune_core.fleet.signed_messages import (
@@ -19,8 +18,8 @@ from fractune_core.fleet.signed_messages import (
     seal_greeting,
     seal_work,
     seal_worker,
+    sign_json,
 )
-from fractune_core.fleet.signing import sign_json
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_server.transport.live_workers import open_entries
 from fractune_server.transport.recorder import read_event

@@ -1,8 +1,8 @@
-"""Groups of commands, whose help lists each under its heading with an uncut summary, and groups of options: a command
-takes a dataclass as a parameter, with an option for each field.
+"""Groups of commands, whose help has each command under its heading, and groups of options.
 
-Every command with --server also has the options for the credentials of a client. While the command runs, they set the
-environment variables of `fractune.server.credentials`, which hold file names and no secrets.
+A command takes a dataclass as a parameter, with an option for each field. Every command with --server also has the
+options for the credentials of a client. While the command runs, they set the environment variables of
+`fractune.server.credentials`, which hold file names and no secrets.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
+from datetime import UTC, datetime
 from enum import Enum
 from functools import cache, partial
 from operator import attrgetter
@@ -17,10 +18,41 @@ from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_origin, ge
 
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
+from google.protobuf.timestamp_pb2 import Timestamp
 
 from fractune_core.codec.places import In, ResourceNames
-from fractune_core.codec.times import seconds, timestamp
 from fractune_core.errors import BadRequest
+
+END_OF_TIME_S = 253_402_300_800
+"""since 1970: no timestamp is of the year 10000"""
+
+
+def timestamp(seconds: float) -> Timestamp:
+    """Seconds since 1970 as protobuf's timestamp. Raises BadRequest outside the years 1 to 9999."""
+    stamp = Timestamp()
+    try:
+        stamp.FromNanoseconds(round(seconds * 1e9))
+    except (ValueError, OverflowError):
+        raise _no_time(f"{seconds:g} s") from None
+    return stamp
+
+
+def seconds(stamp: Timestamp) -> float:
+    """Seconds since 1970. Raises BadRequest outside the years 1 to 9999."""
+    try:
+        return stamp.ToNanoseconds() / 1e9
+    except ValueError:
+        raise _no_time(f"{stamp.seconds} s and {stamp.nanos} ns") from None
+
+
+def _no_time(what: str) -> BadRequest:
+    return BadRequest(f"{what} after 1970 began is no time of the years 1 to 9999")
+
+
+def when(stamp: Timestamp) -> datetime:
+    """For people: a time in UTC."""
+    return datetime.fromtimestamp(seconds(stamp), UTC)
+
 
 _T = TypeVar("_T")
 _M = TypeVar("_M", bound=Message)

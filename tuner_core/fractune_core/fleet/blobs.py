@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from fractune_core.errors import NotFound
 from fractune_core.fleet.redis_names import BLOB_TTL_S, RELEASED_BLOB_TTL_S, blob_key
-from fractune_core.fleet.signing import Unsigned, open_signed, sign
+from fractune_core.fleet.signed_messages import Unsigned, open_signed, sign
 
 CHUNK_BYTES = 4 << 20
 

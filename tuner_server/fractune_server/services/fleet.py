@@ -6,8 +6,7 @@ from collections import Counter
 
 import grpc
 
-from fractune_core.codec.messages import to_proto
-from fractune_core.codec.times import timestamp
+from fractune_core.codec.messages import timestamp, to_proto
 from fractune_core.fleet.messages import WorkerInfo
 from fractune_core.names import Collection
 from fractune_core.pb import fractune_pb2 as pb

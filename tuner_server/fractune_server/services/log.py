@@ -24,8 +24,8 @@ from fractune_core.workloads import check_workload
 from fractune_server.access.authenticator import caller
 from fractune_server.access.places import Places
 from fractune_server.selection.model_match import Matcher, MatchQuery, OperatorAnswer, OperatorRow
-from fractune_server.services.arriving import arriving
-from fractune_server.services.job_view import arithmetic_to_proto
+from fractune_server.services.jobs import arithmetic_to_proto
+from fractune_server.services.models import arriving
 from fractune_server.services.paging import first_page, page_size, read_token, write_token
 from fractune_server.store.records.filters import RecordFilter
 from fractune_server.store.records.log import RecordPlace

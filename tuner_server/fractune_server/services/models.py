@@ -4,22 +4,41 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 
+from fractune_core.access.addresses import transfer_s
 from fractune_core.errors import BadModel, BadRequest, NotFound, QuotaExceeded
 from fractune_core.files.scripts import REFUSAL, is_script
 from fractune_core.names import Collection, check_file_name
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.pb import fractune_pb2_grpc as rpc
 from fractune_server.access.authenticator import Caller, caller
-from fractune_server.services.arriving import arriving
+from fractune_server.access.interceptor import ended_after
 from fractune_server.store.models import StoredModel
 from fractune_server.transport.context import ServerContext
+
+Request = TypeVar("Request")
+_SILENCE_S = 5.0
+
+
+def arriving(requests: Iterator[Request], context: Any, size_bytes: int) -> Iterator[Request]:
+    """The requests, within the time that `size_bytes` may take. Then it raises QuotaExceeded; silence ends the call."""
+    allowed_s = transfer_s(size_bytes)
+    deadline = time.monotonic() + allowed_s
+    with ended_after(allowed_s + _SILENCE_S, context):
+        for request in requests:
+            if time.monotonic() > deadline:
+                raise QuotaExceeded(
+                    f"{size_bytes} bytes may take {allowed_s:.0f} s, and they took longer; send them again"
+                )
+            yield request
+
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 

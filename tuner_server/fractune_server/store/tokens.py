@@ -13,7 +13,7 @@ from fractune_core.errors import NotFound
 from fractune_core.jobs import Priority
 from fractune_server.store.database.database import Repository
 from fractune_server.store.database.tables import bundles, tokens
-from fractune_server.store.quotas import Usage, check_bundle, usage_of
+from fractune_server.store.jobs import Usage, check_bundle, usage_of
 
 _NO_SECRET = "0" * 64
 """no known secret has this SHA-256"""

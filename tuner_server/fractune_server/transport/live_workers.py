@@ -10,9 +10,8 @@ from typing import TypedDict
 
 from redis import Redis
 
-from fractune_core.codec.messages import fits
+from fractune_core.codec.messages import END_OF_TIME_S, fits
 from fractune_core.codec.plain_json import check_shape
-from fractune_core.codec.times import END_OF_TIME_S
 from fractune_core.errors import FractuneError, ShareUnavailable
 from fractune_core.fleet.messages import WorkerInfo
 from fractune_core.fleet.redis_names import PROTOCOL

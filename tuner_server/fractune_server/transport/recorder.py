@@ -30,8 +30,7 @@ from fractune_core.fleet.redis_names import (
     STREAMS,
     TUNER,
 )
-from fractune_core.fleet.signed_messages import open_event, open_replayed
-from fractune_core.fleet.signing import Unsigned
+from fractune_core.fleet.signed_messages import Unsigned, open_event, open_replayed
 from fractune_core.operators import check_operator
 from fractune_core.records import TuningRecord
 from fractune_core.shares import GrantedShare

@@ -17,7 +17,7 @@ from fractune_core.errors import NotFound
 from fractune_core.fleet.blobs import has_blob
 from fractune_core.fleet.messages import ArtifactItem, BuildWork, CandidateItem, MeasureWork, TargetOperator
 from fractune_core.fleet.redis_names import BUILD_QUEUE, artifact_blob, measure_queue
-from fractune_core.fleet.signing import Unsigned
+from fractune_core.fleet.signed_messages import Unsigned
 from fractune_core.records import Kind, Status
 from fractune_workers.builder_process import LIMIT_CPU_S, BuilderProcess, BuiltCandidate
 from fractune_workers.child.errors import CallFailed, ChildDied, ChildTimeout, retry_if_killed

@@ -15,8 +15,7 @@ from fractune_core.files.checked import Checked
 from fractune_core.fleet.blobs import put_signed_blob, read_blob
 from fractune_core.fleet.messages import Compiled, CompileWork, Ingested, IngestWork
 from fractune_core.fleet.redis_names import COMPILE_QUEUE, SERVER_STREAM, bundle_blob, model_blob
-from fractune_core.fleet.signed_messages import Refused
-from fractune_core.fleet.signing import Unsigned
+from fractune_core.fleet.signed_messages import Refused, Unsigned
 from fractune_core.host.machine import model_memory_bytes
 from fractune_core.host.sandboxing.strangers_files import empty_dir, read_strangers_file, remove_tree
 from fractune_core.names import check_file_name

@@ -31,8 +31,7 @@ from fractune_core.fleet.redis_names import (
     tune_queue,
     tuner_stream,
 )
-from fractune_core.fleet.signed_messages import open_event
-from fractune_core.fleet.signing import Unsigned
+from fractune_core.fleet.signed_messages import Unsigned, open_event
 from fractune_core.records import Kind, Status
 from fractune_core.shares import expected_units
 from fractune_workers.child import Child

@@ -7,7 +7,7 @@ import math
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from fractune_core.codec.times import seconds, timestamp
+from fractune_core.codec.messages import seconds, timestamp
 from fractune_core.errors import BadRequest
 
 

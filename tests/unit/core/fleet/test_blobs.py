@@ -9,7 +9,7 @@ from fractune_core.errors import NotFound
 from fractune_core.fleet import blobs
 from fractune_core.fleet.blobs import get_blob, get_signed_blob, put_blob, put_signed_blob, renew_signed_blob
 from fractune_core.fleet.redis_names import blob_key
-from fractune_core.fleet.signing import Unsigned
+from fractune_core.fleet.signed_messages import Unsigned
 from tests.support.secret import SECRET
 
 

@@ -9,6 +9,7 @@ import pytest
 from fractune_core.fleet.redis_names import BUILD_QUEUE, CLOCK_TOLERANCE_S, COMPILE_QUEUE, MARK_TTL_S, WORK_MAX_AGE_S
 from fractune_core.fleet.signed_messages import (
     Refused,
+    Unsigned,
     open_event,
     open_replayed,
     open_work,
@@ -16,8 +17,8 @@ from fractune_core.fleet.signed_messages import (
     seal_event,
     seal_work,
     seal_worker,
+    sign_json,
 )
-from fractune_core.fleet.signing import Unsigned, sign_json
 
 WORK: Any = {"task": "time_model", "work_id": "w1", "job": "j1", "share": "cpu:1", "bundle": "b"}
 NOW_S = 1_000_000_000.0

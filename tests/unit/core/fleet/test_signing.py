@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fractune_core.fleet.signing import Unsigned, open_signed, open_signed_json, sign, sign_json
+from fractune_core.fleet.signed_messages import Unsigned, open_signed, open_signed_json, sign, sign_json
 
 PURPOSE = "a test"
 

@@ -7,7 +7,7 @@ import pytest
 from fractune_core.jobs import JobSpec, JobState
 from fractune_server.engine import active_job as module
 from fractune_server.engine.active_job import ActiveJob
-from fractune_server.services.job_view import job_to_proto
+from fractune_server.services.jobs import job_to_proto
 from fractune_server.store.stored_job import StoredJob
 from tests.support.samples import DEVICE, granted
 

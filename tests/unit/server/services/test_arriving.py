@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from fractune_core.errors import QuotaExceeded
-from fractune_server.services import arriving as module
-from fractune_server.services.arriving import arriving
+from fractune_server.services import models as module
+from fractune_server.services.models import arriving
 
 
 @pytest.fixture

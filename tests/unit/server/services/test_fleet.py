@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fractune_core.codec.times import seconds
+from fractune_core.codec.messages import seconds
 from fractune_core.fleet import redis_names
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_server.services.fleet import FleetService

@@ -6,7 +6,7 @@ import time
 
 from fractune_core.analysis.validated import ValidatedRecords
 from fractune_core.jobs import JobSpec, JobState
-from fractune_server.services.job_view import job_to_proto
+from fractune_server.services.jobs import job_to_proto
 from fractune_server.store.stored_job import Progress, StoredJob, StoredOperator
 from tests.support.samples import DEVICE, TARGET_KEY, granted, validation
 

@@ -14,8 +14,7 @@ import redis
 
 from fractune_core.fleet import redis_names
 from fractune_core.fleet.marks import DONE, is_marked
-from fractune_core.fleet.signed_messages import seal_event
-from fractune_core.fleet.signing import sign_json
+from fractune_core.fleet.signed_messages import seal_event, sign_json
 from fractune_core.records import Kind, Status, TuningRecord
 from fractune_core.shares import GrantedShare
 from fractune_core.spending import Spending, WorkCost

@@ -6,9 +6,8 @@ import itertools
 import math
 from collections.abc import Iterator
 
-from fractune_core.codec.messages import fits
+from fractune_core.codec.messages import END_OF_TIME_S, fits
 from fractune_core.codec.plain_json import read_json
-from fractune_core.codec.times import END_OF_TIME_S
 from fractune_core.errors import BadRequest
 from fractune_core.implementations import trace_of
 from fractune_core.pb import fractune_pb2 as pb

@@ -11,7 +11,7 @@ import pytest
 from fractune.dashboard.reading.following import Snapshot
 from fractune.dashboard.views import overview
 from fractune.dashboard.views.page import Page
-from fractune_core.codec.times import timestamp
+from fractune_core.codec.messages import timestamp
 from fractune_core.pb import fractune_pb2 as pb
 from tests.support.processes.scripted_server import ScriptedServer
 from tests.unit.client.dashboard.conftest import Pages, until

@@ -114,7 +114,7 @@ def test_records_and_jobs_there_and_back() -> None:
     with pytest.raises(BadRequest, match="trials is -1"):
         from_proto(JobSpec, pb.JobSpec(model="models/m", shares=["cpu:1"], trials=-1), model_name="m").check()
     for state in JobState:
-        message = pb.Job(state=getattr(pb, f"JOB_STATE_{state.name}"))
+        message = pb.Job(spec=pb.JobSpec(model="models/m"), state=getattr(pb, f"JOB_STATE_{state.name}"))
         status = from_proto(JobStatus, message)
         assert status.state is state
         assert to_proto(status, pb.Job).state == message.state
