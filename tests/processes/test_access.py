@@ -25,8 +25,7 @@ from fractune.local.stack import StackOptions, running_stack
 from fractune_core.access.tls_files import TlsFiles
 from fractune_core.access.tokens import Quotas, Scope, TokenText
 from fractune_core.pb import fractune_pb2 as pb
-from fractune_server.access.attempts import BURST
-from fractune_server.access.interceptor import SCOPES
+from fractune_server.access.authenticator import BURST, SCOPES
 from fractune_server.admin import create_token, revoke_token
 from tests.support.certificates import Authority, Pair
 from tests.support.paths import REPOSITORY

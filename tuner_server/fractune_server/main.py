@@ -33,8 +33,7 @@ from fractune_core.host.private_folders import OWN_UMASK
 from fractune_core.jobs import JobState
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.pb import fractune_pb2_grpc as rpc
-from fractune_server.access.authenticator import Authenticator
-from fractune_server.access.interceptor import AccessInterceptor
+from fractune_server.access.authenticator import AccessInterceptor, Authenticator
 from fractune_server.access.listening import bind, bind_local, metrics_tls, server_credentials
 from fractune_server.engine.engine import Engine
 from fractune_server.monitoring.collector import ServerCollector
@@ -48,10 +47,8 @@ from fractune_server.services.jobs import MAX_WATCHERS, JobService
 from fractune_server.services.log import LogService
 from fractune_server.services.models import ModelService
 from fractune_server.services.plans import PlanService
-from fractune_server.store.database.connections import is_postgresql
-from fractune_server.store.database.server_lock import ServerLock
-from fractune_server.store.files.blob_files import BlobStore
-from fractune_server.store.files.folder import StateFolder
+from fractune_server.store.database.database import ServerLock, is_postgresql
+from fractune_server.store.files.blob_files import BlobStore, StateFolder
 from fractune_server.store.store import Store, sqlite_url
 from fractune_server.transport.context import ServerContext
 from fractune_server.transport.outgoing import mark_cancelled

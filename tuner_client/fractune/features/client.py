@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
@@ -138,9 +138,6 @@ class Client:
     its answer is late.
     """
 
-    log: Log
-    """the server's tuning log"""
-
     def __init__(
         self,
         address: str,
@@ -150,7 +147,11 @@ class Client:
         reconnect_s: float = RECONNECT_S,
     ) -> None:
         self._rpc = RpcClient(address, timeout_s, credentials, reconnect_s)
-        self.log = Log(self._rpc)
+
+    @cached_property
+    def log(self) -> Log:
+        """The server's tuning log."""
+        return Log(self._rpc)
 
     @property
     def address(self) -> str:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fractune_server.store.database.database import Database
-from fractune_server.store.database.server_lock import ServerLock
+from fractune_server.store.database.database import Database, ServerLock
 from fractune_server.store.jobs import JobStore
 from fractune_server.store.models import ModelStore
 from fractune_server.store.records.ledger import Ledger

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fractune_server.access import attempts
-from fractune_server.access.attempts import BURST, FORGIVEN_AFTER_S, Attempts, address_of
+from fractune_server.access import authenticator
+from fractune_server.access.authenticator import BURST, FORGIVEN_AFTER_S, Attempts, address_of
 
 
 class Clock:
@@ -38,7 +38,7 @@ def test_a_burst_is_heard_and_then_one_at_a_time(clock: Clock) -> None:
 
 
 def test_memory_is_bounded_and_the_oldest_goes_first(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attempts, "_MAX_PEERS", 3)
+    monkeypatch.setattr(authenticator, "_MAX_PEERS", 3)
     kept = Attempts(clock)
     for _ in range(BURST):
         for host in range(3):

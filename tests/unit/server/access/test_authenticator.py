@@ -11,8 +11,7 @@ import pytest
 from fractune_core.access.tokens import Quotas, Scope, TokenText
 from fractune_core.errors import AccessRefused, ScopeMissing, TooManyAttempts
 from fractune_core.jobs import Priority
-from fractune_server.access.attempts import BURST, Attempts
-from fractune_server.access.authenticator import Authenticator, Caller
+from fractune_server.access.authenticator import BURST, Attempts, Authenticator, Caller
 from fractune_server.store.store import Store, sqlite_url
 
 PEER = "ipv4:192.0.2.1:5000"

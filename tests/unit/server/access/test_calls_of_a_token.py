@@ -13,8 +13,7 @@ import pytest
 
 from fractune_core.access.tokens import Quotas, Scope
 from fractune_core.pb import fractune_pb2 as pb
-from fractune_server.access.authenticator import Authenticator
-from fractune_server.access.interceptor import AccessInterceptor
+from fractune_server.access.authenticator import AccessInterceptor, Authenticator
 from fractune_server.services.interceptors import ErrorInterceptor
 from fractune_server.store.store import Store, sqlite_url
 from tests.support.processes.redis_process import wait_until

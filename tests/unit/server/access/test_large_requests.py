@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 
 from fractune_core.pb import fractune_pb2 as pb
-from fractune_server.access.interceptor import REQUESTS_AT_ONCE, AccessInterceptor
+from fractune_server.access.authenticator import REQUESTS_AT_ONCE, AccessInterceptor
 from tests.support.processes.redis_process import wait_until
 
 CALLS = 2 * REQUESTS_AT_ONCE

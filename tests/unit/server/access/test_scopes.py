@@ -9,7 +9,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 
 from fractune_core.access.tokens import Scope
 from fractune_core.pb import fractune_pb2 as pb
-from fractune_server.access.interceptor import SCOPES, needed_scope
+from fractune_server.access.authenticator import SCOPES, needed_scope
 
 
 def paths(file: Any) -> set[str]:

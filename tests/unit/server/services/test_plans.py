@@ -14,7 +14,7 @@ import pytest
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.pb import fractune_pb2_grpc as rpc
 from fractune_core.planning import process
-from fractune_server.access.interceptor import AccessInterceptor
+from fractune_server.access.authenticator import AccessInterceptor
 from fractune_server.services import plans
 from fractune_server.services.interceptors import ErrorInterceptor
 from fractune_server.services.plans import PLANS_AT_ONCE, PlanService

@@ -11,7 +11,7 @@ from sqlalchemy import event
 
 from fractune_core.errors import StateUnusable
 from fractune_core.host import machine
-from fractune_server.store.database import connections
+from fractune_server.store.database import database
 from fractune_server.store.records.filters import RecordFilter
 from fractune_server.store.store import Store, sqlite_url
 from tests.support.samples import validation
@@ -20,7 +20,7 @@ from tests.support.samples import validation
 def test_a_database_that_another_program_locks_is_said_in_one_line_and_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "_PRAGMAS", (*connections._PRAGMAS, "busy_timeout=50"))
+    monkeypatch.setattr(database, "_PRAGMAS", (*database._PRAGMAS, "busy_timeout=50"))
     store = Store(sqlite_url(tmp_path))
     store.log.add([validation("a", 1, 1.0)])
     with contextlib.closing(sqlite3.connect(tmp_path / "fractune.db", isolation_level=None)) as other:
