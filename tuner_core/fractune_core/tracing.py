@@ -14,11 +14,13 @@ import os
 import threading
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
     from opentelemetry.sdk.trace import TracerProvider
+
+_Work = TypeVar("_Work")
 
 JOB, RECORD = "job", "record"
 """names of spans; other spans have the names of the kinds of work (`fractune_core.fleet.messages.WORK_KINDS`)"""
@@ -92,6 +94,13 @@ def current(job: str) -> str:
     since nothing is traced.
     """
     return (_current.get() or _installed[0].of_job(job)) if _installed else ""
+
+
+def with_parent(work: _Work) -> _Work:
+    """A piece of work (`messages.AnyWork`) that names the span which caused it, where work is traced."""
+    given: Any = work
+    parent = given.get("traceparent") or current(given["job"])
+    return cast(_Work, {**given, "traceparent": parent}) if parent else work
 
 
 def _wanted(environ: Mapping[str, str]) -> bool:

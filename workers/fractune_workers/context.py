@@ -245,11 +245,8 @@ class ResultTransaction:
 
     def enqueue(self, queue: str, work: Work) -> None:
         rq_queue = Queue(queue, connection=self._context.redis, serializer=JSONSerializer)
-        traceparent = tracing.current(work["job"])
-        if traceparent:
-            work["traceparent"] = traceparent
         # The one call of RQ that leaves a transaction open for the other results.
-        message = seal_work(self._context.secret, queue, work)
+        message = seal_work(self._context.secret, queue, tracing.with_parent(work))
         at_front = bool(work.get("at_front"))
         data = Queue.prepare_data(
             HANDLER, args=(message,), job_id=work["work_id"], description=work["task"], at_front=at_front

@@ -237,6 +237,66 @@ def cancelled_by(work: Work) -> str:
     return str(work.get("round_id", work["job"]))
 
 
+def round_work(
+    round_id: str, job: str, namespace: str, operator: TargetOperator, *, at_front: bool, repeat_ms: float | None = None
+) -> RoundWork:
+    """What all work of a round has in common; `repeat_ms` as in RoundWork."""
+    made: RoundWork = {
+        "work_id": round_id,
+        "round_id": round_id,
+        "job": job,
+        "namespace": namespace,
+        "operator": operator,
+        "at_front": at_front,
+    }
+    return made if repeat_ms is None else {**made, "repeat_ms": repeat_ms}
+
+
+def _same_round(work: RoundWork) -> RoundWork:
+    operator, at_front, repeat_ms = work["operator"], work.get("at_front", False), work.get("repeat_ms")
+    return round_work(
+        work["round_id"], work["job"], work["namespace"], operator, at_front=at_front, repeat_ms=repeat_ms
+    )
+
+
+def build_work(
+    of: RoundWork,
+    work_id: str,
+    purpose: Kind,
+    device_key: str,
+    shares: list[str],
+    candidates: list[CandidateItem],
+    reply: str,
+) -> BuildWork:
+    """The work that builds the candidates, in the round of the work `of`."""
+    return {
+        **_same_round(of),
+        "task": "build",
+        "work_id": work_id,
+        "purpose": purpose.value,
+        "device_key": device_key,
+        "shares": shares,
+        "candidates": candidates,
+        "reply": reply,
+    }
+
+
+def measure_work(
+    of: BuildWork, work_id: str, share: str, args_info: list[Any], artifacts: list[ArtifactItem]
+) -> MeasureWork:
+    """The work that measures what the work `of` has built, at one of its shares."""
+    return {
+        **_same_round(of),
+        "task": "measure",
+        "work_id": work_id,
+        "purpose": of["purpose"],
+        "share": share,
+        "args_info": args_info,
+        "artifacts": artifacts,
+        "reply": of["reply"],
+    }
+
+
 def work_record(
     work: BuildWork | MeasureWork,
     item: CandidateItem | ArtifactItem,

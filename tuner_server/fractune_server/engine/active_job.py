@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Literal, NamedTuple
 
 from fractune_core.analysis.roofline import attainable_s
-from fractune_core.fleet.messages import RoundWork, TargetOperator
+from fractune_core.fleet.messages import RoundWork, TargetOperator, round_work
 from fractune_core.fleet.redis_names import bundle_blob, model_blob, workload_blob
 from fractune_core.jobs import JobState, Priority
 from fractune_core.names import Collection
@@ -303,21 +303,24 @@ class ActiveJob:
         plan = self.plans[workload_hash]
         plan.busy, plan.in_flight = busy, in_flight
 
-    def round_work(self, round_id: str, workload_hash: str) -> RoundWork:
-        """The common fields of the work of a round."""
+    def round_work(
+        self,
+        round_id: str,
+        workload_hash: str,
+        *,
+        at_front: bool,
+        target: str | None = None,
+        repeat_ms: float | None = None,
+    ) -> RoundWork:
+        """The common fields of the work of a round; `target` is the job's if it is None."""
         operator: TargetOperator = {
             "workload_hash": workload_hash,
             "name": self.operator(workload_hash).name,
-            "target": self.stored.target,
+            "target": self.stored.target if target is None else target,
             "target_key": self.stored.target_key,
         }
-        return {
-            "work_id": round_id,
-            "round_id": round_id,
-            "job": self.id,
-            "namespace": self.stored.spec.namespace,
-            "operator": operator,
-        }
+        namespace = self.stored.spec.namespace
+        return round_work(round_id, self.id, namespace, operator, at_front=at_front, repeat_ms=repeat_ms)
 
     def take_trial(self, record: TuningRecord) -> None:
         """Count a committed trial of any job; a repeated one changes nothing."""

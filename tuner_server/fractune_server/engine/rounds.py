@@ -14,7 +14,7 @@ from typing import Any
 
 from fractune_core.digests import digest_of
 from fractune_core.fleet.blobs import drop_blobs
-from fractune_core.fleet.messages import BuildWork, SearchWork
+from fractune_core.fleet.messages import BuildWork, CandidateItem, SearchWork, TargetOperator, build_work, round_work
 from fractune_core.fleet.redis_names import BUILD_QUEUE, artifact_blob, tuner_stream
 from fractune_core.log_fields import log_fields
 from fractune_core.records import TuningRecord
@@ -94,9 +94,6 @@ class Rounds:
         """
         send_workload(self._context, live.stored.workload_hash)
         job = live.subscribers[live.stored.job]
-        at_front = self.goes_first(job)
-        for work in works:
-            work["at_front"] = at_front
         # First the store, then the queue: this server or the next one can check whether Redis has the work of a stored
         # round. A round that is only in the queue would be unknown, and another one would be paid for.
         self._context.store.jobs.save_round(live.stored)
@@ -105,7 +102,7 @@ class Rounds:
         self._fair_queue.charge(job.claimant, live.measurements, scheduled=live.is_trial)
         self._unsure = live
         self._context.store.check_lock()  # the process may have stood still since this tick began
-        self._queues.enqueue(queue, *works, at_front=at_front)
+        self._queues.enqueue(queue, *works, at_front=any(work.get("at_front") for work in works))
         self._unsure = None
 
     def settle(self) -> None:
@@ -236,8 +233,8 @@ class Rounds:
             return
         kept = set(live.stored.candidates or ())
         self._drop_artifacts(live, [name for name in before if name not in kept])
-        work = _further_work(live)
-        at_front = work["at_front"] = any(map(self.goes_first, live.subscribers.values()))
+        at_front = any(map(self.goes_first, live.subscribers.values()))
+        work = _further_work(live, at_front=at_front)
         # A restarted server uses the same id.
         if not self._queues.has(work["work_id"]):
             self._queues.enqueue(BUILD_QUEUE, work, at_front=at_front)
@@ -262,32 +259,30 @@ def _compiler_of(record: TuningRecord) -> dict[str, str]:
     return {name: version for name, version in record.versions.items() if name == "compiler"}
 
 
-def _further_work(live: LiveRound) -> BuildWork:
+def _further_work(live: LiveRound, *, at_front: bool) -> BuildWork:
     """The work of a round that continues at further shares, with the builds for the first shares."""
     records = [live.ran[name] for name in live.stored.candidates or ()]
     some = records[0]
-    return {
-        "task": "build",
-        "work_id": f"{live.id}-{digest_of(*live.stored.granted)}",
-        "round_id": live.id,
-        "job": live.stored.job,
-        "namespace": live.key.namespace,
-        "operator": {
-            "workload_hash": some.workload_hash,
-            "name": some.operator,
-            "target": some.target,
-            "target_key": some.target_key,
-        },
-        "purpose": live.stored.kind.value,
-        "device_key": live.device.key,
-        "shares": list(live.stored.granted),
-        "candidates": [
-            {
-                "candidate": record.candidate_id,
-                "trace": record.trace,
-                "built": {"build_secs": record.build_secs, "versions": _compiler_of(record)},
-            }
-            for record in records
-        ],
-        "reply": tuner_stream(live.stored.instance),
+    operator: TargetOperator = {
+        "workload_hash": some.workload_hash,
+        "name": some.operator,
+        "target": some.target,
+        "target_key": some.target_key,
     }
+    candidates: list[CandidateItem] = [
+        {
+            "candidate": record.candidate_id,
+            "trace": record.trace,
+            "built": {"build_secs": record.build_secs, "versions": _compiler_of(record)},
+        }
+        for record in records
+    ]
+    return build_work(
+        round_work(live.id, live.stored.job, live.key.namespace, operator, at_front=at_front),
+        f"{live.id}-{digest_of(*live.stored.granted)}",
+        live.stored.kind,
+        live.device.key,
+        list(live.stored.granted),
+        candidates,
+        tuner_stream(live.stored.instance),
+    )

@@ -23,6 +23,7 @@ from fractune_core.fleet.messages import (
     SearchWork,
     WorkerInfo,
     WorkFailed,
+    build_work,
 )
 from fractune_core.fleet.redis_names import BUILD_QUEUE, tune_queue, tuner_stream
 from fractune_core.jobs import JobState
@@ -309,16 +310,15 @@ class TunePhase:
         operator = self._operator_work(job, live)
         batch = build_batch(live.key.target_key)
         return [
-            {
-                **operator,
-                "work_id": f"{live.id}-{start}" if start else live.id,
-                "task": "build",
-                "purpose": Kind.TRIAL.value,
-                "device_key": live.device.key,
-                "shares": list(live.stored.granted),
-                "candidates": [{"candidate": name, "trace": traces[name]} for name in names[start : start + batch]],
-                "reply": tuner_stream(live.stored.instance),
-            }
+            build_work(
+                operator,
+                f"{live.id}-{start}" if start else live.id,
+                Kind.TRIAL,
+                live.device.key,
+                list(live.stored.granted),
+                [{"candidate": name, "trace": traces[name]} for name in names[start : start + batch]],
+                tuner_stream(live.stored.instance),
+            )
             for start in range(0, len(names), batch)
         ]
 
@@ -352,10 +352,9 @@ class TunePhase:
 
     def _operator_work(self, job: ActiveJob, live: LiveRound) -> RoundWork:
         """The common fields; the target has the cores of the largest share, like the target of a job at all shares."""
-        work = job.round_work(live.id, live.key.workload_hash)
         cores = max((each.units for each in live.stored.granted.values() if each.kind.device_kind == CPU), default=0)
-        work["operator"]["target"] = with_cores(job.stored.target, cores)
-        return work
+        target, at_front = with_cores(job.stored.target, cores), self._rounds.goes_first(job)
+        return job.round_work(live.id, live.key.workload_hash, at_front=at_front, target=target)
 
     def _times(self, live: LiveRound) -> dict[str, dict[str, float]]:
         """Medians in seconds by candidate and share, of all trials in the log at the round's shares."""

@@ -45,12 +45,10 @@ class WorkQueues:
             pipe.execute()
 
     def _prepare(self, queue: str, work: Work, *, at_front: bool) -> EnqueueData:
-        traceparent = work.get("traceparent") or tracing.current(work["job"])
-        if traceparent:
-            work["traceparent"] = traceparent
-        args, description = (seal_work(self._secret, queue, work),), f"{work['task']} {work['job']}"
+        message = seal_work(self._secret, queue, tracing.with_parent(work))
+        description = f"{work['task']} {work['job']}"
         return Queue.prepare_data(
-            HANDLER, args=args, job_id=work["work_id"], at_front=at_front, description=description
+            HANDLER, args=(message,), job_id=work["work_id"], at_front=at_front, description=description
         )
 
     def clear(self) -> None:

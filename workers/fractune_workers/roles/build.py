@@ -15,7 +15,14 @@ from fractune_core import __version__
 from fractune_core.digests import digest_of
 from fractune_core.errors import NotFound
 from fractune_core.fleet.blobs import has_blob
-from fractune_core.fleet.messages import ArtifactItem, BuildWork, CandidateItem, MeasureWork, TargetOperator
+from fractune_core.fleet.messages import (
+    ArtifactItem,
+    BuildWork,
+    CandidateItem,
+    MeasureWork,
+    TargetOperator,
+    measure_work,
+)
 from fractune_core.fleet.redis_names import BUILD_QUEUE, artifact_blob, measure_queue
 from fractune_core.fleet.signed_messages import Unsigned
 from fractune_core.records import Kind, Status
@@ -172,20 +179,5 @@ def _artifact(
 
 
 def _measure_work(work: BuildWork, place: int, args_info: list[Any], artifacts: list[ArtifactItem]) -> MeasureWork:
-    made: MeasureWork = {
-        "task": "measure",
-        "work_id": f"{work['work_id']}-m{place}",  # not random: see `roles/tune.py`
-        "round_id": work["round_id"],
-        "job": work["job"],
-        "namespace": work["namespace"],
-        "purpose": work["purpose"],
-        "operator": work["operator"],
-        "share": work["shares"][place],
-        "args_info": args_info,
-        "artifacts": artifacts,
-        "reply": work["reply"],
-        "at_front": work.get("at_front", False),
-    }
-    if "repeat_ms" in work:
-        made["repeat_ms"] = work["repeat_ms"]
-    return made
+    work_id = f"{work['work_id']}-m{place}"  # not random: see `roles/tune.py`
+    return measure_work(work, work_id, work["shares"][place], args_info, artifacts)

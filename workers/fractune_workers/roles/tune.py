@@ -21,6 +21,7 @@ from fractune_core.fleet.messages import (
     SearchForgotten,
     SearchOpening,
     SearchWork,
+    build_work,
 )
 from fractune_core.fleet.redis_names import (
     BUILD_QUEUE,
@@ -210,18 +211,6 @@ def _forgotten(work: SearchWork) -> SearchForgotten:
 
 
 def _build_work(work: SearchWork, place: int, batch: list[Any], reply: str) -> BuildWork:
-    return {
-        "task": "build",
-        # Not random: a search that is repeated yields pieces that are marked as done, and are in the ledger.
-        "work_id": f"{work['work_id']}-b{place}",
-        "round_id": work["round_id"],
-        "job": work["job"],
-        "namespace": work["namespace"],
-        "purpose": Kind.TRIAL.value,
-        "operator": work["operator"],
-        "device_key": work["device_key"],
-        "shares": work["shares"],
-        "candidates": batch,
-        "reply": reply,
-        "at_front": work.get("at_front", False),
-    }
+    # Not random: a search that is repeated yields pieces that are marked as done, and are in the ledger.
+    work_id = f"{work['work_id']}-b{place}"
+    return build_work(work, work_id, Kind.TRIAL, work["device_key"], work["shares"], batch, reply)

@@ -46,7 +46,9 @@ def test_repeats_are_as_long_as_the_share_needs_at_which_the_operator_matters_mo
         best_trials=best_trials,
     )
     context: Any = SimpleNamespace(store=SimpleNamespace(log=log))
-    rounds: Any = SimpleNamespace(validations=list, start=lambda _live, _queue, works: sent.extend(works))
+    rounds: Any = SimpleNamespace(
+        validations=list, start=lambda _live, _queue, works: sent.extend(works), goes_first=lambda _job: False
+    )
     ValidatePhase(context, rounds).advance(job)
     lengths = {work["operator"]["workload_hash"]: work.get("repeat_ms") for work in sent}
     assert lengths == {"heavy": None, "light": 0.5, "at one share": 2.0, "heavy at one": None}
