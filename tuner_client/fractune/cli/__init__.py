@@ -18,13 +18,13 @@ from typer.completion import completion_init  # type: ignore[attr-defined]
 
 from fractune.cli.command_list import COMMANDS, GROUPS
 from fractune.cli.ending.stopped import Stopped, output_that_may_close, take_signals
-from fractune.cli.environment import DEBUG, wants_tracebacks
 from fractune.cli.group import Group, with_groups
 from fractune.cli.old_options import Command
 from fractune.features.tune.job_file import Line, expanded
 from fractune_core import __version__
 from fractune_core.errors import BadRequest, FractuneError
 
+_DEBUG = "FRACTUNE_DEBUG"
 _WRONG_VALUES = {
     "int_parsing": "'{value}' is not a whole number",
     "float_parsing": "'{value}' is not a number",
@@ -32,6 +32,11 @@ _WRONG_VALUES = {
     "less_than_equal": "{value} is more than {le}",
 }
 """by the parsing library's type of error"""
+
+
+def _wants_tracebacks() -> bool:
+    """FRACTUNE_DEBUG=1: show tracebacks instead of one line."""
+    return os.environ.get(_DEBUG, "") not in {"", "0"}
 
 
 def _print_version(requested: bool) -> None:
@@ -83,7 +88,7 @@ def _fractune(
 def main(args: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code (docs/exit-codes.md)."""
     args = sys.argv[1:] if args is None else args
-    if wants_tracebacks():
+    if _wants_tracebacks():
         logging.basicConfig(level=logging.INFO)
     logging.getLogger("fractune").addHandler(logging.NullHandler())
     take_signals()
@@ -140,7 +145,7 @@ def _coded(work: Callable[[], int], where: str = "") -> int:
         return _fail(f"{where}{_usage(error)}. Try '{place} --help'.", BadRequest.exit_code)
     except Exception as error:  # noqa: BLE001  - the outermost frame: nothing else would report it
         why = f"{type(error).__name__}: {error}"
-        return _fail(f"{where}unexpected error: {why}; set {DEBUG}=1 to see where", FractuneError.exit_code)
+        return _fail(f"{where}unexpected error: {why}; set {_DEBUG}=1 to see where", FractuneError.exit_code)
 
 
 def _usage(error: Any) -> str:
@@ -165,7 +170,7 @@ def _silence(*streams: TextIO) -> None:
 
 
 def _fail(message: str, code: int) -> int:
-    if wants_tracebacks():
+    if _wants_tracebacks():
         traceback.print_exc()
     try:
         print("fractune:", " ".join(message.split()), file=sys.stderr, flush=True)

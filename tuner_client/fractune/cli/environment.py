@@ -1,4 +1,4 @@
-"""Environment variables of the command line, besides those of `fractune.server.credentials`.
+"""Environment variables of a fleet's parts, besides those of `fractune.server.credentials`.
 
 The Python API reads FRACTUNE_SERVER and FRACTUNE_STATE too (`fractune.sessions.session`, `fractune.local.state`).
 """
@@ -12,14 +12,8 @@ from fractune_core.access.addresses import with_password
 from fractune_core.errors import BadRequest
 
 SECRET = "FRACTUNE_SECRET"  # noqa: S105  - the variable's name
-DEBUG = "FRACTUNE_DEBUG"
 DATABASE = "FRACTUNE_DATABASE"
 DATABASE_PASSWORD_FILE = "FRACTUNE_DATABASE_PASSWORD_FILE"  # noqa: S105  - the variable's name
-
-
-def wants_tracebacks() -> bool:
-    """FRACTUNE_DEBUG=1: show tracebacks instead of one line."""
-    return os.environ.get(DEBUG, "") not in {"", "0"}
 
 
 def fleet_secret(secret_file: Path | None) -> bytes:
