@@ -16,8 +16,7 @@ import pytest
 
 from fractune.cli.commands.fleet import up
 from fractune.local.pages import running_pages
-from fractune.local.stack_lock import read_entry
-from fractune.local.state import open_state
+from fractune.local.state import open_state, read_entry
 from fractune_core.errors import FractuneError
 from tests.support.processes.scripted_server import ScriptedServer, serving
 

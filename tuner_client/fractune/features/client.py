@@ -21,10 +21,9 @@ from fractune.server.credentials import PLAIN, Credentials
 from fractune.server.job_status import Fleet, JobStatus, OfferedShare, WaitingWork, Worker, check_ended_well, job_status
 from fractune.server.rpc import CALL_TIMEOUT_S, RECONNECT_S, RpcClient, job_name, submit
 from fractune.sessions.progress import ProgressOption, choose_view
-from fractune.sessions.requests import bundle_file, named_bundle_file
 from fractune.sessions.running import follow
 from fractune.sessions.session import named_server, server_address, session
-from fractune.text.output_files import check_writable
+from fractune.text.output_files import bundle_file, check_writable, named_bundle_file
 from fractune_core.analysis.pairs import MeasuredPair
 from fractune_core.analysis.runtime_times import RuntimeTime
 from fractune_core.codec.messages import from_proto, to_proto

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Protocol, TypeAlias, TypeVar
 
 from fractune.local.stack import Stack, StackOptions, running_stack
-from fractune.local.stack_lock import StackEntry, is_running, read_entry
-from fractune.local.state import default_state_dir
+from fractune.local.state import StackEntry, default_state_dir, is_running, read_entry
 from fractune.server.credentials import PLAIN, Credentials
 from fractune.server.rpc import RECONNECT_S, RpcClient
 from fractune_core.errors import BadRequest, FractuneError, ServerUnreachable, ShareUnavailable

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fractune.local.host_lines import cpu_lines, limit_text, making_text
+from fractune.local.doctor import cpu_lines, limit_text, making_text
 from fractune_workers.inventory.cpu_pairs import PairBurn
 from fractune_workers.inventory.cpus import CpusHere, LimitsHere
 

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fractune.local.stack_lock import LOCK_FILE, StackEntry, is_running, read_entry, take
-from fractune.local.state import open_state
+from fractune.local.state import LOCK_FILE, StackEntry, is_running, open_state, read_entry, take
 
 _HOLDS = """
 import sys
@@ -57,5 +56,5 @@ def test_who_only_looks_keeps_no_stack_from_starting(tmp_path: Path, monkeypatch
     with path.open("a+") as looking, path.open("a+") as starting:
         fcntl.flock(looking, fcntl.LOCK_SH)
         # It has looked by the time that the other one tries again.
-        monkeypatch.setattr("fractune.local.stack_lock.time.sleep", lambda _: fcntl.flock(looking, fcntl.LOCK_UN))
+        monkeypatch.setattr("fractune.local.state.time.sleep", lambda _: fcntl.flock(looking, fcntl.LOCK_UN))
         assert take(starting.fileno())

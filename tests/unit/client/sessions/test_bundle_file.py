@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fractune.sessions.requests import bundle_file, named_bundle_file
+from fractune.text.output_files import bundle_file, named_bundle_file
 from fractune_core.errors import BadRequest
 
 

@@ -9,8 +9,7 @@ import pytest
 
 import fractune
 from fractune.cli import main
-from fractune.local.stack_lock import LOCK_FILE, StackEntry
-from fractune.local.state import default_state_dir, open_state
+from fractune.local.state import LOCK_FILE, StackEntry, default_state_dir, open_state
 from fractune.sessions.session import named_server, server_address
 from fractune_core.errors import BadRequest, ServerUnreachable
 from tests.support.certificates import Authority

@@ -13,10 +13,9 @@ from fractune.models.source import ModelSource, model_file
 from fractune.server.job_status import JobStatus
 from fractune.server.rpc import RECONNECT_S, RpcClient
 from fractune.sessions.progress import ProgressOption, choose_view
-from fractune.sessions.requests import named_bundle_file
 from fractune.sessions.running import finished_job
 from fractune.sessions.session import PathText, PlaceOptions
-from fractune.text.output_files import check_writable
+from fractune.text.output_files import check_writable, named_bundle_file
 from fractune_core.analysis.match import DEFAULT_POLICY, Policy
 from fractune_core.errors import BadModel, BadRequest, JobFailed
 from fractune_core.jobs import JobSpec, LogOptions

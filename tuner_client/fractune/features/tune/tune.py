@@ -13,17 +13,15 @@ from fractune.features.parts.remedies import may_cut, with_remedy
 from fractune.features.shapes.lengths import with_lengths
 from fractune.features.tune.bundle import BundleFile
 from fractune.features.tune.goal import GoalSpec, goal_spec, tune_until_beaten
-from fractune.features.tune.part_jobs import tune_parts
 from fractune.features.tune.result import TuneResult
-from fractune.features.tune.shape_jobs import JoinOptions, check_several, options_by_shape, tune_shapes
+from fractune.features.tune.shape_jobs import JoinOptions, check_several, options_by_shape, tune_parts, tune_shapes
 from fractune.models.open_inputs import onnx_inputs
 from fractune.models.source import ModelSource, check_arrays, model_file
 from fractune.server.rpc import RECONNECT_S, RpcClient
 from fractune.sessions.progress import ProgressOption, View, choose_view
-from fractune.sessions.requests import bundle_file
 from fractune.sessions.running import finished_job
 from fractune.sessions.session import PathText, PlaceOptions, session
-from fractune.text.output_files import check_writable
+from fractune.text.output_files import bundle_file, check_writable
 from fractune_core.codec.messages import to_proto
 from fractune_core.errors import BadModel, BadRequest, FractuneError, OutputsDiffer
 from fractune_core.files.compared import ONNX_RUNTIME

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fractune.features.parts.remedies import may_cut, with_remedy
-from fractune.features.tune import part_jobs
+from fractune.features.tune import shape_jobs
 from fractune_core.errors import BadModel
 from fractune_core.jobs import JobSpec
 from fractune_core.refusals import node_text, refusal_text
@@ -34,4 +34,4 @@ def test_only_a_node_that_could_be_a_part_has_a_remedy() -> None:
 def test_a_node_that_is_refused_though_it_was_cut_out_ends_the_tuning(tmp_path: Path) -> None:
     again = BadModel(f"{REFUSED}, again")
     with pytest.raises(BadModel, match="again"):
-        part_jobs._cut(write_middle(tmp_path / "m.onnx"), spec("cpu:1"), [REFUSED, again], tmp_path)
+        shape_jobs._cut(write_middle(tmp_path / "m.onnx"), spec("cpu:1"), [REFUSED, again], tmp_path)

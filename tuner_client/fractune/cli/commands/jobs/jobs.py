@@ -19,9 +19,8 @@ from fractune.features.client import Client
 from fractune.features.tune.table import result_json
 from fractune.local.state import default_state_dir
 from fractune.server.job_status import JobStatus, Worker
-from fractune.sessions.requests import named_bundle_file
 from fractune.sessions.session import named_server, running_stack_of, server_session, session
-from fractune.text.output_files import check_writable
+from fractune.text.output_files import check_writable, named_bundle_file
 from fractune.text.rendering import Column, Table
 from fractune_core.errors import one_line
 from fractune_core.shares import share_names, units_text

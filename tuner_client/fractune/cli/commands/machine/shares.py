@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from fractune.cli import options
-from fractune.local.host_lines import cpu_lines, limit_text, making_text
+from fractune.local.doctor import cpu_lines, limit_text, making_text
 from fractune.local.programs import PROOF_FAILED, apply_mig_layout, machine_shares, mig_commands
 from fractune.local.stack import own_env
 from fractune.text.rendering import Column, Table

@@ -24,10 +24,9 @@ from fractune.features.goal.goal_table import goal_json, goal_table, verdict_lin
 from fractune.features.shapes.sample import shapes_of
 from fractune.features.tune.goal import DEFAULT_MINUTES, PEERS
 from fractune.features.tune.job_file import written
-from fractune.features.tune.parts_table import print_parts
 from fractune.features.tune.result import TuneResult
 from fractune.features.tune.shape_jobs import options_by_shape
-from fractune.features.tune.shapes_table import print_shapes
+from fractune.features.tune.shapes_table import print_parts, print_shapes
 from fractune.features.tune.table import result_json
 from fractune.features.tune.tune import tune as tune_model
 from fractune.local.noise_file import advice_for, measuring_text
