@@ -73,7 +73,7 @@ def _help(path: list[str], command: Any) -> Iterator[str]:
 
 
 def _names() -> Iterator[str]:
-    """A section for each public name."""
+    """A section for each public name, and for each error."""
     import inspect
 
     import fractune
@@ -85,4 +85,7 @@ def _names() -> Iterator[str]:
         if kind:
             yield f".. auto{kind}:: fractune.{name}"
             yield from (["   :members:", ""] if kind == "class" else [""])
+    yield from (".. automodule:: fractune.errors", "")
+    for name in fractune.errors.__all__:
+        yield from (f".. autoexception:: fractune.errors.{name}", "")
     yield "```"

@@ -84,7 +84,7 @@ def plan(
     progress: ProgressOption = True,
     reconnect_s: float = RECONNECT_S,
 ) -> PlanResult:
-    """Plan the models of a plan file (or of a mapping with its content) onto devices; docs/cli.md describes it.
+    """Plan the models of a plan file (or of a mapping with its content) onto devices; docs/sharing.md describes it.
 
     Models with rates get the fewest devices, then the fewest units of them, and at most `gpus` devices. Without rates
     one device is divided for the most throughput. `partitioning` is `mig`, `mps`, `green`, `cpu` or `limit`, and

@@ -1,4 +1,4 @@
-"""The plan file, TOML: its possible content, and the request that it makes. docs/cli.md shows one."""
+"""The plan file, TOML: its possible content, and the request that it makes. docs/sharing.md shows one."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def test_a_model_in_the_log_is_named_by_its_file(tmp_path: Path) -> None:
 def test_the_other_sources_in_the_docs_can_stand_in_a_plan_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    page = (REPOSITORY / "docs" / "cli.md").read_text(encoding="utf-8")
+    page = (REPOSITORY / "docs" / "sharing.md").read_text(encoding="utf-8")
     (indented,) = re.findall(r"each in place of `profile`:\n\n((?:(?:    .*)?\n)+)", page)
     by_bundle, by_log = textwrap.dedent(indented).strip().split("\n\n")
     monkeypatch.chdir(tmp_path)

@@ -54,7 +54,7 @@ def write(folder: Path, text: str) -> str:
 
 
 def test_the_plan_file_of_the_docs_runs_as_it_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    section = (REPOSITORY / "docs" / "cli.md").read_text().partition("## plan\n")[2]
+    section = (REPOSITORY / "docs" / "sharing.md").read_text().partition("## Plan\n")[2]
     example = section.partition("```toml\n")[2].partition("```")[0]
     assert "[[interference]]" in example
     assert main(["plan", write(tmp_path, example), "--simulate"]) == 0
