@@ -80,7 +80,7 @@ def _row(model: Model, args: argparse.Namespace) -> dict[str, Any]:
 def timed_as_loaded(bundle: Path, model: Path, share: str, compared: Compared, repeats: int) -> dict[str, Any]:
     """Times of the loaded bundle, its own code and the runtimes that competed, and its ratios to the best."""
     runtimes = [name for name in compared.times if name != OURS]
-    with timing_process(_CHILD, share, {"PYTHONPATH": import_path()}) as call:
+    with timing_process(share, {"PYTHONPATH": import_path()}, module=_CHILD) as call:
         found = call("compare", bundle=str(bundle), onnx=str(model), runtimes=runtimes, repeats=repeats)
     return {
         **found,

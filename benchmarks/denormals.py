@@ -32,7 +32,7 @@ from benchmarks.call_cost import one_cpu
 from benchmarks.support import ours
 from benchmarks.support.machine import arguments, write_result
 from benchmarks.support.models import Model
-from fractune.inference.comparing.onnxruntime_model import OnnxRuntimeModel
+from fractune.inference.runtimes.sessions import OnnxRuntimeSession
 from fractune_core.analysis.slowdown_ci import slowdown
 
 LIMIT = 0.6
@@ -85,11 +85,11 @@ def _row(model: Model, args: argparse.Namespace, folder: Path) -> dict[str, Any]
 
 def _calls(model: Model, bundle: Path) -> dict[str, Callable[[], list[Any]]]:
     flushed, kept = (fractune.load(bundle, share="cpu:1", denormals=kept) for kept in (False, True))
-    peer, inputs = OnnxRuntimeModel(model.path, 1), flushed.random_inputs()
+    peer, inputs = OnnxRuntimeSession(model.path, 1), flushed.random_inputs()
     return {
         _AS_LOADED: lambda: flushed.run(inputs),
         _WITH: lambda: kept.run(inputs),
-        _PEER: lambda: peer.run(inputs, peer.output_names),
+        _PEER: lambda: peer.run(inputs),
     }
 
 

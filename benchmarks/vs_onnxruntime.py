@@ -141,7 +141,8 @@ def _tuned(model: Model, args: argparse.Namespace, folder: Path) -> dict[str, An
 
 def _final(share: str, model: Path, bundle: Path, repeats: int) -> dict[str, Any]:
     """All times of the bundle and the peer at `share`, in one process."""
-    with timing_process("benchmarks.support.at_load_child", share, {"PYTHONPATH": import_path()}) as call:
+    child = "benchmarks.support.at_load_child"
+    with timing_process(share, {"PYTHONPATH": import_path()}, module=child) as call:
         timing = timing_in(call, share, model, bundle, repeats)
         loop_s = (timing.our_s, timing.peer_s)
         latency_secs = call("answer", path=str(model), bundle=str(bundle), blocks=blocks_at_load(loop_s))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.support.at_load import SIDES
-from fractune.features.goal import peer_child
+from fractune.local import timing_process
 from fractune_core.served import latencies
 from fractune_core.shares import Share
 
@@ -16,19 +16,19 @@ from fractune_core.shares import Share
 def open_child(args: list[str]) -> dict[str, Callable[..., Any]]:
     """The arguments are the share and its cores, separated by commas. Raises ShareUnavailable."""
     share, cores = args
-    return {**peer_child.open_child(args), "answer": partial(_answer, share, cores)}
+    return {**timing_process.open_child(args), "answer": partial(_answer, share, cores)}
 
 
 def _answer(share: str, cores: str, path: str, bundle: str, blocks: list[list[float]]) -> dict[str, list[list[float]]]:
     """Seconds from arrival to answer of each request, by side and block. `blocks` has the arrivals in seconds."""
     from fractune.inference.comparing.beside import peer_feed
     from fractune.inference.comparing.interleaved import wait_for_quiet
-    from fractune.inference.comparing.onnxruntime_model import OnnxRuntimeModel
     from fractune.inference.loading import load
+    from fractune.inference.runtimes.sessions import OnnxRuntimeSession
     from fractune_workers.confinement.cpu import check_affinities
 
     model = load(bundle, share=share)
-    peer, inputs = OnnxRuntimeModel(Path(path), model.share.units), model.random_inputs()
+    peer, inputs = OnnxRuntimeSession(Path(path), model.share.units), model.random_inputs()
     calls = {"our": partial(model.run, inputs), "peer": partial(peer.run, *peer_feed(peer, model, inputs))}
     found: dict[str, list[list[float]]] = {side: [] for side in SIDES}
     for number, arrivals_s in enumerate(blocks):

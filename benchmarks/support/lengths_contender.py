@@ -5,7 +5,7 @@ The runtimes take the ONNX file with its open dimensions, a thread for each core
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,13 @@ import numpy.typing as npt
 
 import fractune
 from fractune.inference.comparing.serving import serve
+from fractune.inference.runtimes.sessions import OnnxRuntimeSession, OpenVinoSession, settings_of
+from fractune_core.files.compared import ONNX_RUNTIME, OPENVINO
 from fractune_core.shares import Share
 from fractune_workers.confinement.cpu import CpuConfinement
 
 Array = npt.NDArray[Any]
-OURS, COMPETED, ONNX, OPENVINO = "fractune", "fractune as loaded", "onnxruntime", "openvino"
+OURS, COMPETED, ONNX = "fractune", "fractune as loaded", ONNX_RUNTIME
 """the bundle's own code; what `fractune.load` runs after a competition; and other runtimes alone"""
 _WORDS = 1000
 _Run = Callable[[Mapping[str, Array]], Any]
@@ -58,31 +60,5 @@ def _runner(way: str, bundle: str, onnx: str, share: str, threads: int) -> _Run:
     if way in {OURS, COMPETED}:
         return fractune.load(bundle, share=share, runtimes=way == COMPETED).run
     if way == ONNX:
-        return _onnxruntime(onnx, threads)
-    return _openvino(onnx, threads)
-
-
-def _onnxruntime(path: str, threads: int) -> _Run:
-    from fractune.inference.comparing.onnxruntime_model import OnnxRuntimeModel
-
-    model = OnnxRuntimeModel(Path(path), threads, spinning=False)
-    return lambda inputs: model.run(inputs, model.output_names)
-
-
-def _openvino(path: str, threads: int) -> _Run:
-    import openvino
-
-    from fractune.inference.comparing.openvino_model import stream_settings
-
-    core = openvino.Core()
-    settings = {**stream_settings(threads, 1), "EXECUTION_MODE_HINT": "ACCURACY"}  # as the others compute
-    request = core.compile_model(core.read_model(path), "CPU", settings).create_infer_request()
-
-    def run(inputs: Mapping[str, Array]) -> Sequence[Array]:
-        return list(_values(request.infer(dict(inputs))))
-
-    return run
-
-
-def _values(found: Any) -> Iterator[Array]:
-    yield from (found[port] for port in found)
+        return OnnxRuntimeSession(Path(onnx), threads, settings_of(ONNX, exact=False)).run
+    return OpenVinoSession(Path(onnx), threads, settings_of(OPENVINO)).run  # exact, as the others compute

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import fractune
-from fractune.features.fit.calls import bundle_calls, onnx_calls
 from fractune.inference.comparing.serving import serve
-from fractune.inference.tvm_runtime.tensors import random_inputs
+from fractune.local.timing_process import calls_of
+from fractune_core.files.compared import ONNX_RUNTIME, OURS
 
 _WARM_S = 1.0
 _Call = Callable[[], Any]
@@ -49,21 +49,19 @@ def _calls(way: str, bundle: str, onnx: str, shapes: dict[str, list[int]]) -> tu
         pool = fractune.ReplicaPool(bundle)
         call = partial(pool.run, pool.random_inputs())
         return [call] * pool.replicas, f"{pool.replicas} x {pool.threads} threads"
-    if name == "cores":
-        return [call for _, call in bundle_calls(bundle, [int(count)])], f"{count} threads"
     if count:
-        return onnx_calls(onnx, [int(count)], shapes)[1], f"{count} threads"
+        runtime, path = (OURS, bundle) if name == "cores" else (ONNX_RUNTIME, onnx)
+        return [call for _, call in calls_of(runtime, path, [int(count)], shapes)[1]], f"{count} threads"
     return [_by_defaults(onnx, shapes)], "defaults"
 
 
 def _by_defaults(path: str, shapes: dict[str, list[int]]) -> _Call:
     import onnxruntime
 
-    from fractune.inference.comparing.onnxruntime_model import OnnxRuntimeModel
+    from fractune.inference.runtimes.sessions import OnnxRuntimeSession
 
     session = onnxruntime.InferenceSession(Path(path))
-    feed = random_inputs(OnnxRuntimeModel(Path(path), 1, spinning=False).input_specs(shapes))
-    return partial(session.run, None, feed)
+    return partial(session.run, None, OnnxRuntimeSession(Path(path), 1).random_feed(shapes))
 
 
 def _paused(call: _Call, requests: int, pause_s: float) -> dict[str, float]:

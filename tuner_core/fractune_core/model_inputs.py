@@ -16,8 +16,8 @@ from fractune_core.errors import BadRequest
 
 CONSTANT = "const:"
 HIGHS = (1000, 100, 10, 2, 1)
-"""Integers whose meaning is not known are drawn below the first of these that the model takes: they may be rows of a
-table, or the one image of a batch
+"""Integers of unknown meaning are drawn below the first of these that the model takes. They may be rows of a table, or
+the one image of a batch
 """
 _JOINED = f"={CONSTANT}"
 _LARGEST_SIZE = 2**63 - 1

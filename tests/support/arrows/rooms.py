@@ -422,21 +422,18 @@ ROOMS = {
     ),
     # What `import fractune` offers: a client of a server on top, the features below it.
     "fractune.features": room(*CORE, "fractune", *FEATURES, *BELOW_FEATURES),
-    # Runtimes are timed beside a bundle in a process that is confined as the workers' are.
-    # It is checked in a sandboxed process, as the workers check bundles.
+    # A bundle is checked in a sandboxed process, as the workers check bundles.
     "fractune.features.compete": feature(
         "fractune.features.shapes",
-        lazily=(*INFERENCE, *(f"fractune_workers.{name}" for name in ("checker", "confinement", "reader"))),
+        lazily=(*INFERENCE, *(f"fractune_workers.{name}" for name in ("checker", "reader"))),
     ),
     "fractune.features.cost": feature(),
     "fractune.features.diff": feature("fractune.features.shapes"),
     "fractune.features.retune": feature("fractune.features.shapes"),
-    # A model is timed in a process that is confined as the workers' are.
     "fractune.features.fit": feature(lazily=(*INFERENCE, "fractune_workers.confinement", "matplotlib")),
     "fractune.features.fuse": feature(lazily=("fractune_workers.child", "fractune_workers.reader")),
     "fractune.features.shapes": feature(lazily=INFERENCE),
-    # A peer is timed beside a bundle in a process that is confined as the workers' are.
-    "fractune.features.goal": feature(lazily=(*INFERENCE, "fractune_workers.confinement")),
+    "fractune.features.goal": feature(),
     # A process of its own cuts a model, by ONNX and ONNX Runtime.
     "fractune.features.parts": feature(lazily=(*INFERENCE, "numpy", "onnx", "onnxruntime")),
     "fractune.features.knee": feature("fractune.features.matrix", lazily=("matplotlib",)),
@@ -466,7 +463,8 @@ ROOMS = {
     # Models in memory are written by the package that made them, which is loaded then. The user's own Python file runs
     # in a child of the user's command, never in a part of a fleet.
     "fractune.models": room(*CORE, "fractune", "fractune.local", lazily=("onnx", "torch", "tvm")),
-    # `fractune server` and `fractune worker` become those parts. `timing_process` confines a child as a worker does.
+    # `fractune server` and `fractune worker` become those parts. `timing_process` confines a child as a worker does;
+    # the child times models by `inference`.
     "fractune.local": room(
         *CORE,
         "fractune",
@@ -474,6 +472,7 @@ ROOMS = {
         "platformdirs",
         lazily=(
             "fractune_server",
+            *INFERENCE,
             *(
                 f"fractune_workers{name}"
                 for name in ("", ".calibration", ".child", ".confinement", ".gpu", ".inventory", ".locks")
@@ -493,7 +492,9 @@ ROOMS = {
         lazily=("cryptography", "numpy"),
     ),
     # Other runtimes than TVM's, each imported when a bundle needs it.
-    "fractune.inference.runtimes": room(*CORE, "fractune.inference.tvm_runtime", lazily=("onnxruntime", "openvino")),
+    "fractune.inference.runtimes": room(
+        *CORE, "fractune.inference.tvm_runtime", lazily=("numpy", "onnxruntime", "openvino")
+    ),
     "fractune.inference.choosing": room(*CORE, "fractune.inference.cpu"),
     "fractune.inference.comparing": room(
         *CORE,
@@ -501,7 +502,7 @@ ROOMS = {
         "fractune.inference.choosing",
         "fractune.inference.runtimes",
         "fractune.inference.tvm_runtime",
-        lazily=("numpy", "onnxruntime", "openvino"),
+        lazily=("numpy",),
     ),
     "fractune.inference.padding": room(
         *CORE,

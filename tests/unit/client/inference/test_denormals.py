@@ -16,9 +16,9 @@ import tvm_ffi
 import tvm_ffi_orcjit
 
 import fractune
-from fractune.inference.comparing.onnxruntime_model import OnnxRuntimeModel
 from fractune.inference.runner import Runner
 from fractune.inference.runtimes import sessions
+from fractune.inference.runtimes.sessions import OnnxRuntimeSession
 from fractune.inference.tvm_runtime import runtime
 from fractune.inference.tvm_runtime.interface import Bound
 from fractune.inference.tvm_runtime.runtime import Variant, load_entries
@@ -91,7 +91,7 @@ def test_outputs_are_zero_or_exact(bundle: Path, threads: int) -> None:
 
 def test_a_run_beside_onnx_runtime_finds_equal_outputs(bundle: Path, denormals: Path) -> None:
     pytest.importorskip("onnxruntime")
-    peer = OnnxRuntimeModel(denormals / "denormals.onnx", 1)
+    peer = OnnxRuntimeSession(denormals / "denormals.onnx", 1)
     model, kept = fractune.load(bundle), fractune.load(bundle, denormals=True)
     for number, alike in ((LARGE, slice(1, 3)), (1.0, slice(2))):
         reference = peer.run(inputs(number), peer.output_names)
@@ -150,13 +150,13 @@ def test_own_parts_of_a_model_are_in_that_mode_and_parts_of_onnx_runtime_are_not
     in_parts: Small, noted: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("onnxruntime")
-    theirs, run = list[bool](), sessions._OnnxRuntime.run
+    theirs, run = list[bool](), sessions.OnnxRuntimeSession.run
 
-    def noting(self: sessions._OnnxRuntime, feed: Any) -> Any:
+    def noting(self: sessions.OnnxRuntimeSession, feed: Any) -> Any:
         theirs.append(flushes())
         return run(self, feed)
 
-    monkeypatch.setattr(sessions._OnnxRuntime, "run", noting)
+    monkeypatch.setattr(sessions.OnnxRuntimeSession, "run", noting)
     model = fractune.load(in_parts.bundle, threads=1)
     model.run(model.random_inputs())
     model.bind().run()

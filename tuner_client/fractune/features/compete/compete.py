@@ -24,7 +24,6 @@ from fractune_core.files.compared import MODEL, OURS, RUNTIMES, all_compared
 from fractune_core.files.replacing import replacing_file
 from fractune_core.shares import Share, share_names
 
-_CHILD = "fractune.features.compete.child"
 REPEATS = 12
 _LARGEST_MODEL = 2**31 - 1
 
@@ -162,7 +161,7 @@ def _at_shares(
     found = {}
     for share in shares:
         report(f"timing {', '.join(contest['runtimes'])} beside the bundle at {share}")
-        with timing_process(_CHILD, share, own_env(), report_line=report) as call:
+        with timing_process(share, own_env(), report_line=report) as call:
             found[share] = call("compare", bundle=str(path), member=member, **contest)
             at_shape = found[share]["compared"]
             left = [name for name in at_shape["times"] if name != OURS]

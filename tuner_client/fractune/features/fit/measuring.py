@@ -15,15 +15,15 @@ from fractune.models.source import check_model_file
 from fractune_core.analysis.cpu_limits.limits import Service
 from fractune_core.cpu_limits import powers_of_two
 from fractune_core.errors import BadBundle, BadRequest
+from fractune_core.files import compared
 from fractune_core.files.bundles import Bundle, is_bundle
 from fractune_core.host.cgroups import cpu_quota
 from fractune_core.share_kinds import CPU
 
 FRACTUNE, ONNX_RUNTIME, OPENVINO = "fractune", "ONNX Runtime", "OpenVINO"
-METHODS = {FRACTUNE: "bundle", ONNX_RUNTIME: "onnx", OPENVINO: "openvino"}
-"""of the processes that run the model, behind `time_` and `serve_`"""
+KEYS = {FRACTUNE: compared.OURS, ONNX_RUNTIME: compared.ONNX_RUNTIME, OPENVINO: compared.OPENVINO}
+"""their names in code"""
 _ROUNDS = 20
-_CHILD = "fractune.features.fit.child"
 _DISTURBED = 0.1
 """the part of an inference in which its only thread had no core"""
 
@@ -61,7 +61,7 @@ def measure(
 
     Raises BadModel, BadBundle, BadRequest, ShareUnavailable, FractuneError where a runtime is not installed.
     """
-    cores, arguments = usable_cores(), dict[str, Any]()
+    cores = usable_cores()
     if is_bundle(path):
         runtime, threads = FRACTUNE, _threads_of(path, cores)
         if shapes:
@@ -73,12 +73,16 @@ def measure(
     else:
         check_model_file(path)
         runtime, threads = onnx_runtime, powers_of_two(cores)
-        arguments["shapes"] = dict(shapes)
     counts = ", ".join(map(str, threads))
     report_line(f"timing {path.name} in {runtime} without a limit, with {counts} thread{'s' * (threads != [1])}")
-    with timing_process(_CHILD, f"cpu:{threads[-1]}", own_env(), report_line=report_line) as call:
+    with timing_process(f"cpu:{threads[-1]}", own_env(), report_line=report_line) as call:
         found = call(
-            f"time_{METHODS[runtime]}", path=str(path.absolute()), threads=threads, rounds=_ROUNDS, **arguments
+            "time_services",
+            runtime=KEYS[runtime],
+            path=str(path.absolute()),
+            threads=threads,
+            rounds=_ROUNDS,
+            shapes=dict(shapes),
         )
     return Measured(runtime, found["version"], tuple(map(service_of, found["times"])))
 

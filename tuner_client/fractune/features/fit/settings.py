@@ -37,7 +37,7 @@ def _onnx_runtime(threads: int) -> str:
 
 
 def _openvino(best: Alternative) -> str:
-    from fractune.inference.comparing.openvino_model import stream_settings
+    from fractune.inference.runtimes.sessions import stream_settings
 
     settings = ", ".join(f"{name} = {value}" for name, value in stream_settings(best.threads, best.replicas).items())
     return f"compiled model: {settings}; {best.replicas} infer request{'s' * (best.replicas > 1)}"

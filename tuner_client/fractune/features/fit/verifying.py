@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fractune.features.fit.measuring import FRACTUNE, METHODS, Measured, service_for
+from fractune.features.fit.measuring import KEYS, Measured, service_for
 from fractune.local.stack import own_env
 from fractune.local.timing_process import timing_process
 from fractune_core.analysis.cpu_limits.fitting import Alternative, Goal
@@ -20,7 +20,6 @@ from fractune_core.served import poisson
 
 REQUESTS = 2_000
 """at least: the p99 of fewer says little of the p99 of all requests"""
-_CHILD = "fractune.features.fit.limited_child"
 _RUNS = 20
 """of the simulation of the same arrivals: the phase of the periods is unknown"""
 
@@ -101,15 +100,15 @@ def _serve(
     shapes: Mapping[str, Sequence[int]],
     arrivals_s: Sequence[float],
 ) -> dict[str, Any]:
-    given = {} if runtime == FRACTUNE else {"shapes": dict(shapes)}
     threads = [found.threads] * found.replicas
-    with timing_process(_CHILD, _share(found.limit, cores), own_env(), arrivals_s[-1]) as call:
+    with timing_process(_share(found.limit, cores), own_env(), arrivals_s[-1]) as call:
         answer: dict[str, Any] = call(
-            f"serve_{METHODS[runtime]}",
+            "serve",
+            runtime=KEYS[runtime],
             path=str(path.absolute()),
             threads=threads,
             arrivals_s=list(arrivals_s),
-            **given,
+            shapes=dict(shapes),
         )
     return answer
 

@@ -18,7 +18,6 @@ from fractune_core.model_inputs import SeveralShapes, as_shapes, each_shape
 from fractune_core.shares import Share
 
 DEFAULT_BUCKETS = 4
-_CHILD = "fractune.features.goal.peer_child"
 _POINTS, _REPEATS = 6, 6
 _MOST_LENGTH = 2**20
 
@@ -82,7 +81,7 @@ def _shapes_at(held: Mapping[str, OpenShape], inputs: SeveralShapes, place: str,
 
 def _seconds(model: Path, share: str, several: Sequence[Mapping[str, list[int]]]) -> list[float]:
     """Of one inference at each of the shapes."""
-    with timing_process(_CHILD, share, own_env()) as call:
+    with timing_process(share, own_env()) as call:
         found: list[list[float]] = call("time_peer_at", path=str(model), several=several, repeats=_REPEATS)
     return [statistics.median(run_secs) for run_secs in found]
 

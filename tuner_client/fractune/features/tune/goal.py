@@ -42,7 +42,6 @@ from fractune_core.shares import Share
 
 PEERS = ("onnxruntime",)
 DEFAULT_MINUTES = 15.0
-_PEER_CHILD = "fractune.features.goal.peer_child"
 _REPEATS = 15
 """timings of both at each share after each step"""
 _FAR, _REPEATS_FAR = 2.0, 6
@@ -203,7 +202,7 @@ def _known(job: JobStatus) -> int:
 def _timed_peer(model: Path, spec: JobSpec, goal: GoalSpec) -> Goal:
     version, peer_s = "", {}
     for share in spec.shares:
-        with timing_process(_PEER_CHILD, share, own_env()) as call:
+        with timing_process(share, own_env()) as call:
             timed = call("time_peer", path=str(model), shapes=spec.inputs, repeats=_REPEATS)
         version, peer_s[share] = timed["version"], statistics.median(timed["run_secs"])
     return Goal(goal.peer, version, goal.min_gain, peer_s)
@@ -214,12 +213,12 @@ def peer_timing(share: str, model: Path, bundle: Path, repeats: int) -> PeerTimi
 
     Raises ShareUnavailable, BadModel, BadBundle, FractuneError if ONNX Runtime is not installed.
     """
-    with timing_process(_PEER_CHILD, share, own_env()) as call:
+    with timing_process(share, own_env()) as call:
         return timing_in(call, share, model, bundle, repeats)
 
 
 def timing_in(call: Callable[..., Any], share: str, model: Path, bundle: Path, repeats: int) -> PeerTiming:
-    """As `peer_timing`, in a process at `share` that runs already; `call` calls the methods of `peer_child` there."""
+    """As `peer_timing`, in a process at `share` that runs already; `call` calls the methods of `TimingChild` there."""
     timed = call("time_beside", path=str(model), bundle=str(bundle), repeats=repeats)
     ours, exact = timed["ours"][timed["variant"]], timed["exact"]
     theirs = _beside(ours, timed["theirs"])

@@ -19,18 +19,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fractune.inference.comparing.interleaved import Times, time_interleaved, time_loops
-from fractune.inference.comparing.onnxruntime_model import NAME, OnnxRuntimeModel, is_quantized
 from fractune.inference.comparing.typical_inputs import highest_integers, typical_inputs
 from fractune.inference.model import Model
-from fractune.inference.tvm_runtime.tensors import TensorSpec, random_inputs
+from fractune.inference.runtimes.sessions import OnnxRuntimeSession, Session, is_quantized
+from fractune.inference.tvm_runtime.tensors import TensorSpec
 from fractune_core.agreement import differences, rounding
 from fractune_core.errors import BadRequest
-from fractune_core.model_inputs import constants_in, shapes_in
+from fractune_core.files.compared import ONNX_RUNTIME
 
 if TYPE_CHECKING:
     from fractune.inference.tvm_runtime.tensors import Array
 
-_EXACT = f"{NAME}, exact"
+_EXACT = f"{ONNX_RUNTIME}, exact"
 _MOVED, _MOVED_RUNS = 1e-6, 5
 """relative move of the inputs, and number of runs on moved inputs"""
 
@@ -69,23 +69,23 @@ def time_beside(
     FractuneError when it is not installed.
     """
     _check_same(path, model)
-    peer = OnnxRuntimeModel(path, model.share.units)
+    peer = OnnxRuntimeSession(path, model.share.units)
     feed, output_names = peer_feed(peer, model, inputs)
-    peers = {NAME: peer}
+    peers = {ONNX_RUNTIME: peer}
     own = 0.0
     if is_quantized(path):
-        exact = peers[_EXACT] = OnnxRuntimeModel(path, model.share.units, exact=True)
+        exact = peers[_EXACT] = OnnxRuntimeSession.exact(path, model.share.units)
         own = _own_difference(path, exact, feed, output_names)
     run_peers = {name: partial(each.run, feed, output_names) for name, each in peers.items()}
     outputs, reference = model.run(inputs), run_peers[list(peers)[-1]]()
     finalists = {name: partial(model.run, inputs, name) for name in variants}
     times = time_interleaved({**finalists, **run_peers}, repeats, apart=True, brief=brief)
     absolute, relative = differences(outputs, reference)
-    theirs, exactly, agree = times.pop(NAME), times.pop(_EXACT, None), relative <= rounding(outputs, own)
+    theirs, exactly, agree = times.pop(ONNX_RUNTIME), times.pop(_EXACT, None), relative <= rounding(outputs, own)
     return Beside(peer.version, times, theirs, exactly, absolute, relative, own, outputs_agree=agree)
 
 
-def peer_feed(peer: OnnxRuntimeModel, model: Model, inputs: Mapping[str, Array]) -> tuple[dict[str, Array], list[str]]:
+def peer_feed(peer: Session, model: Model, inputs: Mapping[str, Array]) -> tuple[dict[str, Array], list[str]]:
     """The `inputs` of `model` and its constants as the peer takes them, and the peer's names of its outputs.
 
     Raises BadRequest if inputs or outputs do not correspond.
@@ -106,7 +106,7 @@ def accepted_inputs(path: Path, model: Model, inputs: Mapping[str, Array]) -> di
     import numpy as np
 
     _check_same(path, model)
-    peer = OnnxRuntimeModel(path, model.share.units, optimized=False)
+    peer = OnnxRuntimeSession(path, model.share.units, optimized=False)
 
     def run(given: dict[str, Array]) -> list[Array]:
         peer.run(*peer_feed(peer, model, given))
@@ -123,34 +123,33 @@ def time_peer(path: Path, threads: int, shapes: Mapping[str, Sequence[int]], rep
 
     Raises BadModel when ONNX Runtime cannot load or run it, FractuneError when it is not installed.
     """
-    peer = OnnxRuntimeModel(path, threads)
-    return peer.version, time_interleaved({NAME: _call_at(peer, shapes)}, repeats, apart=True)[NAME].loop_secs
+    peer = OnnxRuntimeSession(path, threads)
+    (times,) = time_interleaved({ONNX_RUNTIME: _call_at(peer, shapes)}, repeats, apart=True).values()
+    return peer.version, times.loop_secs
 
 
 def time_peer_at(
     path: Path, threads: int, several: Sequence[Mapping[str, Sequence[int]]], repeats: int
 ) -> list[list[float]]:
     """As the seconds of `time_peer`, at each of `several` shapes, interleaved in one session."""
-    peer = OnnxRuntimeModel(path, threads)
+    peer = OnnxRuntimeSession(path, threads)
     calls = {str(number): _call_at(peer, shapes) for number, shapes in enumerate(several)}
     return list(time_loops(calls, repeats).values())
 
 
-def _call_at(peer: OnnxRuntimeModel, shapes: Mapping[str, Sequence[int]]) -> Callable[[], object]:
+def _call_at(peer: Session, shapes: Mapping[str, Sequence[int]]) -> Callable[[], object]:
     """Runs the peer on random inputs of these shapes."""
-    fixed = shapes_in(shapes)
-    constants = peer.constants(constants_in(shapes), fixed)
-    return partial(peer.run, {**random_inputs(peer.input_specs(fixed, constants)), **constants}, peer.output_names)
+    return partial(peer.run, peer.random_feed(shapes))
 
 
 def _own_difference(
-    path: Path, exact: OnnxRuntimeModel, feed: Mapping[str, Array], output_names: Sequence[str]
+    path: Path, exact: OnnxRuntimeSession, feed: Mapping[str, Array], output_names: Sequence[str]
 ) -> float:
     """How far the exact session's outputs lie from others that are as right, over the largest value."""
     import numpy as np
 
     reference = exact.run(feed, output_names)
-    others = [OnnxRuntimeModel(path, 1, exact=True, optimized=False).run(feed, output_names)]
+    others = [OnnxRuntimeSession.exact(path, 1, optimized=False).run(feed, output_names)]
     rng = np.random.default_rng(0)
     for _ in range(_MOVED_RUNS):
         moved = {name: _moved(array, rng) for name, array in feed.items()}

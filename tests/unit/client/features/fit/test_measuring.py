@@ -24,7 +24,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     seen: list[Any] = []
 
     @contextmanager
-    def timing_process(_module: str, share: str, _env: object, **_: object) -> Iterator[Callable[..., Any]]:
+    def timing_process(share: str, _env: object, **_: object) -> Iterator[Callable[..., Any]]:
         def call(method: str, **arguments: Any) -> dict[str, Any]:
             seen.append((share, method, arguments))
             return {"version": "1.31", "times": [{"threads": n, **TIMES} for n in arguments["threads"]]}
@@ -50,7 +50,7 @@ def test_an_onnx_file_runs_with_1_2_4_and_8_threads(calls: list[Any], tmp_path: 
     lines: list[str] = []
     found = measure(path, {"x": [1, 4]}, lines.append)
     ((share, method, arguments),) = calls
-    assert (share, method) == ("cpu:8", "time_onnx")
+    assert (share, method, arguments["runtime"]) == ("cpu:8", "time_services", "onnxruntime")
     assert arguments["threads"] == [1, 2, 4, 8]
     assert arguments["shapes"] == {"x": [1, 4]}
     assert (found.runtime, found.version) == (ONNX_RUNTIME, "1.31")
@@ -62,14 +62,14 @@ def test_an_onnx_file_runs_in_openvino_where_that_is_requested(calls: list[Any],
     path = tmp_path / "m.onnx"
     path.write_bytes(b"onnx")
     found = measure(path, {}, lambda _: None, OPENVINO)
-    ((_, method, _),) = calls
-    assert (method, found.runtime) == ("time_openvino", OPENVINO)
+    ((_, _, arguments),) = calls
+    assert (arguments["runtime"], found.runtime) == ("openvino", OPENVINO)
 
 
 def test_a_bundle_runs_with_its_variants_as_far_as_there_are_cores(calls: list[Any], tmp_path: Path) -> None:
     found = measure(write_bundle(tmp_path, "cpu", 4, 1, 16), {}, lambda _: None)
-    ((share, method, arguments),) = calls
-    assert (share, method) == ("cpu:4", "time_bundle")
+    ((share, _, arguments),) = calls
+    assert (share, arguments["runtime"]) == ("cpu:4", "fractune")
     assert arguments["threads"] == [1, 4]
     assert found.runtime == FRACTUNE
 

@@ -36,9 +36,9 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     seen: list[Any] = []
 
     @contextmanager
-    def timing_process(module: str, share: str, _env: object, served_s: float) -> Iterator[Callable[..., Any]]:
+    def timing_process(share: str, _env: object, served_s: float) -> Iterator[Callable[..., Any]]:
         def call(method: str, **arguments: Any) -> dict[str, Any]:
-            seen.append((module, share, method, arguments))
+            seen.append((share, method, arguments))
             count = len(arguments["arrivals_s"])
             slow = round(0.015 * count)
             assert served_s == arguments["arrivals_s"][-1]
@@ -58,8 +58,8 @@ def verified(runtime: str = ONNX_RUNTIME, found: Alternative = FOUND, goal: Goal
 
 def test_replicas_get_poisson_arrivals_under_the_limit(served: list[Any]) -> None:
     found = verified()
-    ((_, share, method, arguments),) = served
-    assert (share, method) == ("cpu:600m@2", "serve_onnx")
+    ((share, method, arguments),) = served
+    assert (share, method, arguments["runtime"]) == ("cpu:600m@2", "serve", "onnxruntime")
     assert (arguments["threads"], arguments["shapes"]) == ([1, 1], {"x": [1, 4]})
     arrivals_s = arguments["arrivals_s"]
     assert found.requests == len(arrivals_s) == REQUESTS
@@ -80,15 +80,14 @@ def test_measured_and_predicted_latencies_stand_side_by_side(served: list[Any]) 
 def test_another_seed_draws_other_arrivals(served: list[Any]) -> None:
     verified(seed=0)
     verified(seed=1)
-    first, second = (each[3]["arrivals_s"] for each in served)
+    first, second = (each[2]["arrivals_s"] for each in served)
     assert first != second
 
 
 def test_a_bundle_is_served_and_its_period_is_kept(served: list[Any]) -> None:
     verified(FRACTUNE, replace(FOUND, limit=CpuLimit(600, 20_000)))
-    ((_, share, method, arguments),) = served
-    assert (share, method) == ("cpu:600m@2/20ms", "serve_bundle")
-    assert "shapes" not in arguments
+    ((share, _, arguments),) = served
+    assert (share, arguments["runtime"], arguments["shapes"]) == ("cpu:600m@2/20ms", "fractune", {})
 
 
 def test_fast_requests_run_for_many_periods(served: list[Any]) -> None:

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from fractune.inference.comparing.beside import Beside, accepted_inputs, time_beside, time_peer_at
-from fractune.inference.comparing.onnxruntime_model import OnnxRuntimeModel
 from fractune.inference.model import Model
+from fractune.inference.runtimes.sessions import OnnxRuntimeSession
 from tests.support.encoders import write_encoder
-from tests.unit.client.inference.comparing.test_onnxruntime_model import (
+from tests.unit.client.inference.runtimes.test_sessions import (
     WEIGHT,
     Array,
     write_packed_product,
@@ -80,18 +80,18 @@ def timed(path: Path, inputs: Mapping[str, Array], run: Callable[[Mapping[str, A
 
 def test_one_session_is_timed_at_several_shapes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sessions, lengths = [], []
-    make, run = OnnxRuntimeModel.__init__, OnnxRuntimeModel.run
+    make, run = OnnxRuntimeSession.__init__, OnnxRuntimeSession.run
 
-    def noted_make(self: OnnxRuntimeModel, *args: Any, **options: Any) -> None:
+    def noted_make(self: OnnxRuntimeSession, *args: Any, **options: Any) -> None:
         sessions.append(self)
         make(self, *args, **options)
 
-    def noted_run(self: OnnxRuntimeModel, feed: Mapping[str, Array], names: Any) -> list[Array]:
+    def noted_run(self: OnnxRuntimeSession, feed: Mapping[str, Array]) -> list[Array]:
         lengths.append({array.shape for array in feed.values()})
-        return run(self, feed, names)
+        return run(self, feed)
 
-    monkeypatch.setattr(OnnxRuntimeModel, "__init__", noted_make)
-    monkeypatch.setattr(OnnxRuntimeModel, "run", noted_run)
+    monkeypatch.setattr(OnnxRuntimeSession, "__init__", noted_make)
+    monkeypatch.setattr(OnnxRuntimeSession, "run", noted_run)
     shapes = [{name: [1, length] for name in ("ids", "mask")} for length in (4, 9)]
     found = time_peer_at(write_encoder(tmp_path / "m.onnx"), 1, shapes, 3)
     assert [len(secs) for secs in found] == [3, 3]
@@ -109,13 +109,18 @@ def exact_product(feed: Mapping[str, Array]) -> Array:
 def test_a_quantized_model_is_compared_with_the_exact_session_and_timed_beside_both(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = OnnxRuntimeModel.run
+    run, exact, exact_ones = OnnxRuntimeSession.run, OnnxRuntimeSession.exact, list[OnnxRuntimeSession]()
 
-    def saturated(self: OnnxRuntimeModel, *args: Any) -> list[Array]:
+    def noted(*args: Any, **options: Any) -> OnnxRuntimeSession:
+        exact_ones.append(exact(*args, **options))
+        return exact_ones[-1]
+
+    def saturated(self: OnnxRuntimeSession, *args: Any) -> list[Array]:
         outputs = run(self, *args)
-        return outputs if self.exact else [np.minimum(each, 32767) for each in outputs]
+        return outputs if self in exact_ones else [np.minimum(each, 32767) for each in outputs]
 
-    monkeypatch.setattr(OnnxRuntimeModel, "run", saturated)
+    monkeypatch.setattr(OnnxRuntimeSession, "exact", noted)
+    monkeypatch.setattr(OnnxRuntimeSession, "run", saturated)
     found = timed(write_product(tmp_path / "m.onnx"), DATA, exact_product)
     assert found.exact is not None
     assert len(found.theirs.loop_secs) == len(found.exact.loop_secs) == len(found.ours["cpu:1"].loop_secs) == 3
@@ -148,14 +153,14 @@ def test_a_constant_of_the_bundle_has_its_shape_in_the_peer_too(tmp_path: Path) 
 def test_outputs_of_a_quantized_model_agree_as_far_as_the_peer_with_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, apart: float, *, agrees: bool
 ) -> None:
-    run = OnnxRuntimeModel.run
+    run = OnnxRuntimeSession.run
     runs: list[list[Array]] = []
 
-    def uncertain(self: OnnxRuntimeModel, *args: Any) -> list[Array]:
+    def uncertain(self: OnnxRuntimeSession, *args: Any) -> list[Array]:
         runs.append(run(self, *args))
         return [each * (1.01 if len(runs) == 2 else 1.0) for each in runs[-1]]
 
-    monkeypatch.setattr(OnnxRuntimeModel, "run", uncertain)
+    monkeypatch.setattr(OnnxRuntimeSession, "run", uncertain)
     found = timed(write_product(tmp_path / "m.onnx"), DATA, lambda feed: exact_product(feed) * (1 + apart))
     assert found.own_rel_difference == pytest.approx(0.01)
     assert found.max_rel_difference == pytest.approx(apart)

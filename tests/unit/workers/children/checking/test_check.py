@@ -15,8 +15,7 @@ import onnxruntime
 import pytest
 from onnx import helper
 
-from fractune.inference.comparing.onnxruntime_model import OnnxRuntimeModel
-from fractune.inference.runtimes.sessions import open_session
+from fractune.inference.runtimes.sessions import OnnxRuntimeSession, open_session
 from fractune_core.errors import BadRequest
 from fractune_core.files.checked import Checked
 from fractune_workers.children.checking import child as checking
@@ -99,7 +98,7 @@ def test_a_file_that_holds_another_model_in_onnx_runtimes_own_format_is_compared
     own = path.with_suffix(".ort")
     own.write_bytes(path.read_bytes())
     competing = open_session("onnxruntime", path.read_bytes(), "m.onnx", 1, [*os.sched_getaffinity(0)], {}, {})
-    for outputs in (OnnxRuntimeModel(own, 1).run({"x": x}, ["y"]), competing.run({"x": x})):
+    for outputs in (OnnxRuntimeSession(own, 1).run({"x": x}, ["y"]), competing.run({"x": x})):
         np.testing.assert_array_equal(outputs[0], -x)
 
 

@@ -21,7 +21,6 @@ from fractune.inference.bucketed_model import BucketedModel
 from fractune.inference.choosing.variants import VariantChoice
 from fractune.inference.comparing.beside import Beside, accepted_inputs, time_beside
 from fractune.inference.comparing.interleaved import PACED, Times, time_interleaved, time_single_calls
-from fractune.inference.comparing.onnxruntime_model import NAME
 from fractune.inference.cpu import confine
 from fractune.inference.gpu import confine_gpu
 from fractune.inference.loading import load
@@ -33,7 +32,7 @@ from fractune_core.analysis.cpu_limits.limits import threads_text
 from fractune_core.analysis.match import DEFAULT_POLICY, Policy
 from fractune_core.analysis.slowdown_ci import slowdown
 from fractune_core.errors import BadRequest
-from fractune_core.files.compared import EXACT_ONNX_RUNTIME, RUNTIMES
+from fractune_core.files.compared import EXACT_ONNX_RUNTIME, ONNX_RUNTIME, RUNTIMES
 from fractune_core.files.replacing import replacing_file
 from fractune_core.names import UNTUNED_VARIANT
 from fractune_core.served import ServiceGoal
@@ -57,7 +56,7 @@ _LONGEST_NAME = 200
 class Peer(StrEnum):
     """Runtimes for comparison."""
 
-    ONNXRUNTIME = NAME
+    ONNXRUNTIME = ONNX_RUNTIME
 
 
 def run(
@@ -237,7 +236,7 @@ def _times_json(times: Times, prefix: str = "") -> dict[str, Any]:
 
 def _peer_json(peer: Beside) -> dict[str, Any]:
     return {
-        "name": NAME,
+        "name": ONNX_RUNTIME,
         "version": peer.version,
         **_times_json(peer.theirs),
         "exact": None if peer.exact is None else _times_json(peer.exact),

@@ -18,7 +18,7 @@ import pytest
 
 from fractune.cli import main
 from fractune.inference.comparing import interleaved
-from fractune.inference.comparing.onnxruntime_model import OnnxRuntimeModel
+from fractune.inference.runtimes.sessions import OnnxRuntimeSession
 from fractune_core.agreement import differences
 from fractune_core.errors import BadBundle, BadRequest, FractuneError
 from tests.support.client_samples import DEVICE, bundle_bytes
@@ -201,7 +201,7 @@ def test_who_is_faster_is_said_plainly(capsys: pytest.CaptureFixture[str]) -> No
 def test_without_onnx_runtime_the_way_to_it_is_told(small: Small, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(FractuneError, match=r"install 'fractune\[onnxruntime\]'"):
-        OnnxRuntimeModel(small.model, 1)
+        OnnxRuntimeSession(small.model, 1)
 
 
 def test_a_share_that_was_not_measured_gets_a_hint() -> None:

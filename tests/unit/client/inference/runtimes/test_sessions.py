@@ -1,7 +1,11 @@
-"""A model in ONNX Runtime by itself: what it takes, and what it cannot do."""
+"""A model in another runtime by itself: what it takes, and what it cannot do. OpenVINO is tested where it is installed:
+fractune does not depend on it.
+"""
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +15,20 @@ import onnx
 import onnxruntime
 import pytest
 
-from fractune.inference.comparing.onnxruntime_model import OnnxRuntimeModel, is_quantized
+from fractune.inference.runtimes.sessions import (
+    OnnxRuntimeSession,
+    OpenVinoSession,
+    is_quantized,
+    settings_of,
+    stream_settings,
+)
 from fractune.inference.tvm_runtime.tensors import TensorSpec
-from fractune_core.errors import BadModel
-from fractune_core.files.compared import EXACT_ONNX_RUNTIME
+from fractune_core.errors import BadModel, BadRequest, FractuneError
+from fractune_core.files.compared import EXACT_ONNX_RUNTIME, ONNX_RUNTIME
+from tests.support.processes.cli_process import write_model
 
 Array = npt.NDArray[Any]
+needs_openvino = pytest.mark.skipif(importlib.util.find_spec("openvino") is None, reason="needs the package openvino")
 ENDS = [("a", 64), ("y", 8)]
 WEIGHT = np.full((64, 8), 127, "int8")
 """times 255, neighbouring products sum up beyond 16 bits"""
@@ -63,12 +75,12 @@ def write_packed_product(path: Path, level: int) -> tuple[Path, Array]:
 
 
 def test_fixed_shapes_need_no_words(tmp_path: Path) -> None:
-    model = OnnxRuntimeModel(write_sum(tmp_path / "m.onnx", 2, 3), 1)
+    model = OnnxRuntimeSession(write_sum(tmp_path / "m.onnx", 2, 3), 1)
     assert model.input_specs({}) == [TensorSpec(name, "float64", (2, 3)) for name in ("a", "b")]
 
 
 def test_a_named_dimension_is_the_same_at_every_input(tmp_path: Path) -> None:
-    model = OnnxRuntimeModel(write_sum(tmp_path / "m.onnx", "batch", 3), 1)
+    model = OnnxRuntimeSession(write_sum(tmp_path / "m.onnx", "batch", 3), 1)
     assert [spec.shape for spec in model.input_specs({"a": [4, 3]})] == [(4, 3), (4, 3)]
     with pytest.raises(BadModel, match=r"m.onnx: input 'a' has the open shape \['batch', 3\]; give it by --input a="):
         model.input_specs({})
@@ -76,13 +88,13 @@ def test_a_named_dimension_is_the_same_at_every_input(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("shapes", [{"b": [4, 3]}, {"a": [4, 3]}], ids=["its own", "by a name"])
 def test_a_constant_has_the_shape_that_was_given(tmp_path: Path, shapes: dict[str, list[int]]) -> None:
-    model = OnnxRuntimeModel(write_sum(tmp_path / "m.onnx", "batch", 3), 1)
+    model = OnnxRuntimeSession(write_sum(tmp_path / "m.onnx", "batch", 3), 1)
     (constant,) = model.constants({"b": "1"}, shapes).values()
     assert constant.tolist() == np.ones((4, 3)).tolist()
 
 
 def test_inputs_that_it_cannot_run_are_one_line(tmp_path: Path) -> None:
-    model = OnnxRuntimeModel(write_sum(tmp_path / "m.onnx", "left", "right"), 1)
+    model = OnnxRuntimeSession(write_sum(tmp_path / "m.onnx", "left", "right"), 1)
     ones = {"a": np.ones((2, 3)), "b": np.ones((2, 3))}
     (total,) = model.run(ones, ["y"])
     assert (total == 2).all()
@@ -103,9 +115,9 @@ def test_an_exact_session_sums_bytes_of_full_range_as_onnx_defines(
 
     monkeypatch.setattr(onnxruntime, "InferenceSession", recorded)
     path, data = write_product(tmp_path / "m.onnx"), np.full((4, 64), 255, "uint8")
-    (sums,) = OnnxRuntimeModel(path, 1, exact=True).run({"a": data}, ["y"])
+    (sums,) = OnnxRuntimeSession.exact(path, 1).run({"a": data}, ["y"])
     assert (sums == data.astype("int32") @ WEIGHT.astype("int32")).all()
-    OnnxRuntimeModel(path, 1)
+    OnnxRuntimeSession(path, 1)
     exact, default = asked
     for setting, value in EXACT_ONNX_RUNTIME.items():
         assert exact.get_session_config_entry(setting) == value
@@ -128,7 +140,7 @@ def test_an_exact_session_does_not_round_the_data_of_weights_of_four_bits(tmp_pa
     path = tmp_path / "m.onnx"
     onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 21)], ir_version=10), path)
     data = np.linspace(0, 1, 3 * 64, dtype="float32").reshape(3, 64) ** 2
-    (product,) = OnnxRuntimeModel(path, 1, exact=True).run({"a": data}, ["y"])
+    (product,) = OnnxRuntimeSession.exact(path, 1).run({"a": data}, ["y"])
     expected = data @ (numbers.reshape(64, 8) * np.repeat(steps, 16, axis=0))
     np.testing.assert_allclose(product, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
     assert is_quantized(path)
@@ -138,7 +150,7 @@ def test_an_exact_session_does_not_round_the_data_of_weights_of_four_bits(tmp_pa
 def test_an_exact_session_does_not_round_the_data_of_packed_weights(tmp_path: Path, level: int) -> None:
     path, weight = write_packed_product(tmp_path / "m.onnx", level)
     data = np.linspace(0, 1, 3 * 64, dtype="float32").reshape(3, 64) ** 2
-    (product,) = OnnxRuntimeModel(path, 1, exact=True).run({"a": data}, ["y"])
+    (product,) = OnnxRuntimeSession.exact(path, 1).run({"a": data}, ["y"])
     expected = data.astype("float64") @ weight
     np.testing.assert_allclose(product, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
     assert is_quantized(path)
@@ -149,13 +161,52 @@ def test_a_file_is_quantized_by_its_operators_and_not_by_its_names(tmp_path: Pat
     assert not is_quantized(write_sum(tmp_path / "QuantizeLinear.onnx", "QuantizeLinear", 3))
 
 
-def test_threads_sleep_where_spinning_is_off(tmp_path: Path) -> None:
+def test_threads_of_a_session_that_serves_sleep(tmp_path: Path) -> None:
     path = write_sum(tmp_path / "sum.onnx", 4)
     key = "session.intra_op.allow_spinning"
     entries = {
-        spinning: OnnxRuntimeModel(path, 2, spinning=spinning)._session.get_session_options()
-        for spinning in (True, False)
+        name: OnnxRuntimeSession(path, 2, settings)._session.get_session_options()
+        for name, settings in [("default", {}), ("serving", settings_of(ONNX_RUNTIME, exact=False))]
     }
-    assert entries[False].get_session_config_entry(key) == "0"
+    assert entries["serving"].get_session_config_entry(key) == "0"
     with pytest.raises(RuntimeError, match="does not have configuration with key"):
-        entries[True].get_session_config_entry(key)
+        entries["default"].get_session_config_entry(key)
+
+
+def test_several_streams_have_their_threads_each() -> None:
+    assert stream_settings(2, 3) == {
+        "PERFORMANCE_HINT": "THROUGHPUT",
+        "NUM_STREAMS": "3",
+        "INFERENCE_NUM_THREADS": "6",
+    }
+    assert stream_settings(4, 1)["PERFORMANCE_HINT"] == "LATENCY"
+
+
+def test_without_openvino_the_error_names_the_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "openvino", None)
+    with pytest.raises(FractuneError, match=r"^OpenVINO is not installed here; install the package 'openvino'$"):
+        OpenVinoSession(tmp_path / "m.onnx", 1)
+
+
+@needs_openvino
+def test_each_stream_has_a_call(tmp_path: Path) -> None:
+    model = OpenVinoSession(write_model(tmp_path / "small.onnx"), 2, stream_settings(1, 2))
+    assert model.version[:3].isdigit()
+    calls = model.streams(model.random_feed({}), 2)
+    assert len(calls) == 2
+    assert all(len(call()) == 1 for call in calls)
+
+
+@needs_openvino
+def test_a_file_that_it_cannot_run_is_a_bad_model(tmp_path: Path) -> None:
+    path = tmp_path / "broken.onnx"
+    path.write_bytes(b"nothing")
+    with pytest.raises(BadModel, match=r"broken\.onnx: OpenVINO cannot load it"):
+        OpenVinoSession(path, 1)
+
+
+@needs_openvino
+def test_a_constant_must_fit(tmp_path: Path) -> None:
+    model = OpenVinoSession(write_model(tmp_path / "small.onnx"), 1)
+    with pytest.raises(BadRequest, match="input 'x'"):
+        model.constants({"x": "1,2,3"}, {})
