@@ -30,6 +30,7 @@ from fractune_core.fleet.options import ServerOptions
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.pb import fractune_pb2_grpc as rpc
 from fractune_server.main import run_server
+from tests.support.processes.ready_made import ReadyMade
 from tests.support.processes.redis_process import wait_until
 from tests.support.secret import SECRET
 
@@ -113,10 +114,7 @@ class ServerProcess:
         whole = {"listen": "127.0.0.1:0", "redis_url": redis_url, "state_dir": str(state), "ready_file": str(ready)}
         self.stderr = folder / "stderr"
         with self.stderr.open("wb") as stderr:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "tests.support.processes.server_process", json.dumps(whole | options)],
-                stderr=stderr,
-            )
+            self.process = ReadyMade(__name__, json.dumps(whole | options), stderr=stderr)
         if not waits:
             self.wait_ready()
 
