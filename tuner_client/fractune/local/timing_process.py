@@ -188,7 +188,7 @@ class TimingChild:
         self, runtime: str, path: str, threads: list[int], rounds: int, shapes: dict[str, list[int]]
     ) -> dict[str, Any]:
         """The times by the numbers of threads that run the model in the runtime; `version` is empty for a bundle."""
-        from fractune.inference.comparing.service_times import time_services
+        from fractune.inference.comparing.interleaved import time_services
 
         version, calls = calls_of(runtime, path, threads, shapes)
         times = time_services(dict(calls), rounds, _MOST_S)

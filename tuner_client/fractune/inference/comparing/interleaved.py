@@ -1,11 +1,11 @@
-"""Finalists compared: interleaved timings, and differences of outputs."""
+"""The timer of whole models: calls of several, interleaved. Every other round reverses the order."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 PAUSE_S = 0.02
 """between the answer to one paced request and the next request"""
@@ -17,6 +17,11 @@ _MOST_PACED_CALLS = 3
 BRIEF_S = 2.0
 """limits the rounds of a finalist that is shown for comparison only"""
 _QUIET_LOOK_S, _QUIET_LOOKS = 0.01, 100
+_LOOP_S, _LEAST_CALLS, _MOST_CALLS = 0.1, 4, 200
+"""of a loop of `time_services` in a round"""
+_PACED_CALLS = 4
+_LEAST_ROUNDS = 5
+_Key = TypeVar("_Key")
 
 
 @dataclass(frozen=True)
@@ -29,12 +34,26 @@ class Times:
     """of calls after a pause of `PAUSE_S`: threads have gone to sleep, as in a service that waits for requests"""
 
 
+@dataclass
+class ServiceTimes:
+    """Seconds of single inferences with one number of threads."""
+
+    loop_secs: list[float] = field(default_factory=list)
+    """of inferences that follow one another at once"""
+    loop_cpu_s: float = 0.0
+    """CPU time of the whole process in these, all together"""
+    paced_secs: list[float] = field(default_factory=list)
+    """of inferences that follow a pause of `PAUSE_S`"""
+    pause_cpu_s: float = 0.0
+    """CPU time of the whole process in the pauses after these, all together"""
+
+
 def time_interleaved(
     finalists: Mapping[str, Callable[[], Any]], repeats: int, *, apart: bool = False, brief: str = ""
 ) -> dict[str, Times]:
     """Seconds of one call by finalist, in a loop and paced, `repeats` of each, interleaved: all see the same machine.
 
-    Every other round reverses the order, so that no finalist always follows the same other. With `apart`, a timing
+    No finalist always follows the same other. With `apart`, a timing
     begins only when the threads of the previous finalist sleep: threads of another pool would spin on for a while, on
     the cores of the next.
 
@@ -45,8 +64,8 @@ def time_interleaved(
         if name != brief:
             call()
     times = {name: Times() for name in finalists}
-    for number in range(repeats):
-        for name in list(finalists)[:: -1 if number % 2 else 1]:
+    for _, turns in _rounds(finalists, repeats):
+        for name in turns:
             found, call = times[name], finalists[name]
             if name == brief and sum((*found.loop_secs, *found.paced_secs)) >= BRIEF_S:
                 continue
@@ -63,11 +82,28 @@ def time_loops(finalists: Mapping[str, Callable[[], Any]], repeats: int) -> dict
     before each loop. The finalists share the threads of one pool, which need not fall asleep in between.
     """
     secs: dict[str, list[float]] = {name: [] for name in finalists}
-    for number in range(repeats):
-        for name in list(finalists)[:: -1 if number % 2 else 1]:
+    for _, turns in _rounds(finalists, repeats):
+        for name in turns:
             finalists[name]()
             secs[name].append(_time_loop(finalists[name]))
     return secs
+
+
+def time_services(calls: Mapping[int, Callable[[], Any]], rounds: int, most_s: float) -> dict[int, ServiceTimes]:
+    """The times of one inference, by number of threads, over `rounds` interleaved rounds. After `most_s` seconds no
+    further round begins, but at least five do.
+    """
+    times = {threads: ServiceTimes() for threads in calls}
+    began_s = time.monotonic()
+    for number, turns in _rounds(calls, rounds):
+        if number >= _LEAST_ROUNDS and time.monotonic() > began_s + most_s:
+            break
+        for threads in turns:
+            wait_for_quiet()
+            calls[threads]()
+            _serve_loop(calls[threads], times[threads])
+            _serve_paced(calls[threads], times[threads])
+    return times
 
 
 def time_single_calls(finalists: Mapping[str, Callable[[], Any]], count: int) -> dict[str, list[float]]:
@@ -88,6 +124,12 @@ def wait_for_quiet() -> None:
         time.sleep(_QUIET_LOOK_S)
         if time.process_time() - used_s < _QUIET_LOOK_S / 10:
             return
+
+
+def _rounds(names: Collection[_Key], count: int) -> Iterator[tuple[int, list[_Key]]]:
+    """The number of each round, and the names in its order."""
+    for number in range(count):
+        yield number, list(names)[:: -1 if number % 2 else 1]
 
 
 def _time_loop(call: Callable[[], Any]) -> float:
@@ -111,3 +153,26 @@ def _time_paced(call: Callable[[], Any]) -> float:
         spent += time.perf_counter() - start
         calls += 1
     return spent / calls
+
+
+def _serve_loop(call: Callable[[], Any], times: ServiceTimes) -> None:
+    used_s, spent_s, calls = time.process_time(), 0.0, 0
+    while calls < _LEAST_CALLS or (calls < _MOST_CALLS and spent_s < _LOOP_S):
+        start_s = time.perf_counter()
+        call()
+        secs = time.perf_counter() - start_s
+        times.loop_secs.append(secs)
+        spent_s += secs
+        calls += 1
+    times.loop_cpu_s += time.process_time() - used_s
+
+
+def _serve_paced(call: Callable[[], Any], times: ServiceTimes) -> None:
+    time.sleep(PAUSE_S)
+    for _ in range(_PACED_CALLS):
+        start_s = time.perf_counter()
+        call()
+        times.paced_secs.append(time.perf_counter() - start_s)
+        used_s = time.process_time()
+        time.sleep(PAUSE_S)
+        times.pause_cpu_s += time.process_time() - used_s

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from fractune.inference.comparing import service_times
-from fractune.inference.comparing.service_times import time_services
+from fractune.inference.comparing import interleaved
+from fractune.inference.comparing.interleaved import time_services
 
 SPUN_S = 0.002
 """CPU time in a pause"""
@@ -46,8 +46,8 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(service_times, "time", made)
-    monkeypatch.setattr(service_times, "wait_for_quiet", lambda: None)
+    monkeypatch.setattr(interleaved, "time", made)
+    monkeypatch.setattr(interleaved, "wait_for_quiet", lambda: None)
     return made
 
 
