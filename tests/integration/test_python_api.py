@@ -118,7 +118,7 @@ def first_python_block() -> str:
 
 @pytest.mark.long
 def test_the_documented_lines_run_as_they_stand(folder: Path) -> None:
-    """In a folder with a small `model.onnx` of open sizes, and with fewer trials; docs/python.md says so."""
+    """In a folder with a small `model.onnx` of open sizes, and with fewer trials."""
     write_open_model(folder / "model.onnx")
     block = first_python_block()
     lines, replaced = re.subn(r"\btrials=\d+", "trials=4", block)
