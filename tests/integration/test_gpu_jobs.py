@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from fractune.inference.choosing.variants import choose_variant
+from fractune.inference.choosing import choose_variant
 from fractune.inference.gpu import NoDriver, ask_gpu, check_gpu, gpu_share_here, look_at_gpu
 from fractune_core.analysis.match import How
 from fractune_core.cuda import MPS_PERCENTAGE

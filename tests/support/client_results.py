@@ -22,7 +22,7 @@ from fractune.features.pair.pair import PairResult
 from fractune.features.pair.result import PairSide
 from fractune.features.tune.bundle import BundleFile
 from fractune.features.tune.result import TuneResult
-from fractune.inference.choosing.variants import VariantChoice
+from fractune.inference.choosing import VariantChoice
 from fractune.inference.comparing.compare import Comparison
 from fractune.server.job_status import JobProgress, JobStatus, OperatorMatch, OperatorStatus, ShareResult
 from fractune_core.analysis.at_load import AtLoad
@@ -181,7 +181,8 @@ def results() -> dict[str, Any]:
     """One of each type that functions of `fractune` return."""
     job = tuned_job()
     tuned = TuneResult(job, BundleFile(Path("/tmp/bundles") / "light_squeezenet.fractune", JOB), goal=goal())
-    lost, choice = slowdown((1.1,) * 11, (1.0,) * 11, interleaved=True), VariantChoice("cpu:1", How.EXACT, 0.0, "exact")
+    lost = slowdown((1.1,) * 11, (1.0,) * 11, interleaved=True)
+    choice = VariantChoice("cpu:1", How.EXACT, 0.0, "exact", 1)
     table, shares = tuned.matrix.tables[0], {each.share: each.granted for each in job.results}
     return {
         "tune": tuned,

@@ -53,7 +53,7 @@ from fractune.features.tune.bundle import bundle as bundle
 from fractune.features.tune.result import TuneResult as TuneResult
 from fractune.features.tune.tune import tune as tune
 from fractune.inference.bucketed_model import BucketedModel as BucketedModel
-from fractune.inference.choosing.variants import VariantChoice as VariantChoice
+from fractune.inference.choosing import VariantChoice as VariantChoice
 from fractune.inference.comparing.compare import Comparison as Comparison
 from fractune.inference.comparing.compare import compare as compare
 from fractune.inference.loading import InferenceSession as InferenceSession

@@ -56,10 +56,7 @@ CORE = tuple(
 WORDS = ("fractune_core", "fractune_core.codec", "fractune_core.errors")
 """what every room of core that is made of the words of the domain may import"""
 
-INFERENCE = tuple(
-    f"fractune.inference{name}"
-    for name in ("", ".choosing", ".comparing", ".cpu", ".padding", ".runtimes", ".tvm_runtime")
-)
+INFERENCE = tuple(f"fractune.inference{name}" for name in ("", ".comparing", ".padding", ".runtimes", ".tvm_runtime"))
 
 FEATURES = tuple(
     f"fractune.features.{name}"
@@ -485,8 +482,6 @@ ROOMS = {
     # Runs on machines that have the extra `run` alone: TVM's runtime, neither its package nor its compiler.
     "fractune.inference": room(
         *CORE,
-        "fractune.inference.choosing",
-        "fractune.inference.cpu",
         "fractune.inference.runtimes",
         "fractune.inference.tvm_runtime",
         lazily=("cryptography", "numpy"),
@@ -495,11 +490,9 @@ ROOMS = {
     "fractune.inference.runtimes": room(
         *CORE, "fractune.inference.tvm_runtime", lazily=("numpy", "onnxruntime", "openvino")
     ),
-    "fractune.inference.choosing": room(*CORE, "fractune.inference.cpu"),
     "fractune.inference.comparing": room(
         *CORE,
         "fractune.inference",
-        "fractune.inference.choosing",
         "fractune.inference.runtimes",
         "fractune.inference.tvm_runtime",
         lazily=("numpy",),
@@ -512,6 +505,5 @@ ROOMS = {
         "fractune.inference.tvm_runtime",
         lazily=("numpy",),
     ),
-    "fractune.inference.cpu": room(*CORE, "fractune.inference.tvm_runtime"),
     "fractune.inference.tvm_runtime": room(*CORE, lazily=("tvm_ffi", "tvm_ffi_orcjit", "numpy", "ml_dtypes")),
 }

@@ -15,7 +15,7 @@ from fractune.cli.commands.models.run import array_names
 from fractune.features.log.files import csv_row, read_jsonl
 from fractune.features.plan.plan_file import read_plan
 from fractune.features.plan.rows import bundle_rows
-from fractune.inference.choosing.variants import choose_variant
+from fractune.inference.choosing import choose_variant
 from fractune.inference.tvm_runtime.tensors import numpy_dtype, random_inputs, specs_of
 from fractune_core.codec.messages import from_proto, to_proto
 from fractune_core.files.buckets import Buckets, Padding, input_shapes, open_axes

@@ -13,7 +13,7 @@ import pytest
 
 import fractune
 from fractune.errors import BadBundle
-from fractune.inference.choosing.variants import VariantChoice
+from fractune.inference.choosing import VariantChoice
 from fractune_core.analysis.match import How
 from fractune_core.analysis.slowdown_ci import slowdown
 from tests.support.paths import REPOSITORY
@@ -38,7 +38,7 @@ def comparison(slower: float, difference: float = 0.0) -> fractune.Comparison:
     """What `fractune.compare` finds when the new bundle takes `slower` times as long."""
     secs = [1.0, 1.001, 0.999, 1.0, 1.002, 0.998]
     new = [slower * s for s in secs]
-    choice = VariantChoice("cpu:1", How.EXACT, 0.0, "for a test")
+    choice = VariantChoice("cpu:1", How.EXACT, 0.0, "for a test", 1)
     lost = slowdown(new, secs, interleaved=True)
     timed = lost, tuple(new), tuple(secs)
     return fractune.Comparison(*timed, *timed, difference, difference, choice, choice)

@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-from fractune.inference.choosing.between import ServesUpTo, server_of, servers_between
-from fractune.inference.choosing.variants import VariantChoice
+from fractune.inference.choosing import ServesUpTo, VariantChoice, server_of, servers_between
 from fractune.inference.cpu import ShareHere
 from fractune.inference.model import Model, warn_caller
 from fractune.inference.runtimes.sessions import RuntimeMissing, Session, keep_forever
@@ -191,7 +190,7 @@ class BucketedModel(Model):
         if way.server is not None:
             why = "is slower" if self.padding.proved else "may change the outputs"
             reason = f"it runs {given} as it is, because padding to {bucket} {why}"
-            return VariantChoice(way.server.runtime, How.NEAR, math.nan, reason)
+            return VariantChoice(way.server.runtime, How.NEAR, math.nan, reason, way.server.threads)
         if not way.is_exact and not self.padding.proved:
             raise self._not_padded(inputs)
         choice = self._member(way.member).choice

@@ -271,11 +271,6 @@ class ShareHere:
         """`core` or `sm`"""
         return kind_of(self.mechanism).unit
 
-    @property
-    def threads(self) -> int:
-        """threads of the host that run a model: the code around a GPU's kernels needs one"""
-        return self.units if kind_of(self.mechanism).device_kind == CPU else 1
-
 
 def share_here(root: Path = ROOT) -> ShareHere:
     """The share of this process, read again from `/proc` and `/sys` below `root`. Units of a quota are its whole cores,

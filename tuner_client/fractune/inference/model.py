@@ -11,10 +11,7 @@ from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol, get_args
 
-from fractune.inference.choosing.matching import match_share
-from fractune.inference.choosing.requested_threads import check_threads
-from fractune.inference.choosing.runtimes import runtime_choice
-from fractune.inference.choosing.variants import VariantChoice
+from fractune.inference.choosing import VariantChoice, check_threads, match_share, runtime_choice
 from fractune.inference.cpu import OnCpu, ShareHere
 from fractune.inference.gpu import OnGpu
 from fractune.inference.runner import runner_for
@@ -333,7 +330,8 @@ class Model:
         return tensors.random_inputs(self._interface.inputs, seed)
 
     def _take(self, here: ShareHere) -> None:
-        own = found = match_share(self.bundle, here, self._policy, self._goal, self._threads)
+        own, share = match_share(self.bundle, here, self._policy, self._goal, self._threads)
+        found = own
         missing = ""
         if self._runtimes and self._threads is None:
             found, missing = runtime_choice(self.bundle, here, own, self._goal)
@@ -342,18 +340,18 @@ class Model:
                 self._variants.pop(runtime, None)
             self._cpus = here.cpus
             try:
-                self._loaded(found.choice.variant, found.threads)
+                self._loaded(found.variant, found.threads)
             except RuntimeMissing as error:
                 found, missing = own, f"{self.bundle.name}: its own code runs, because {error}"
-                self._loaded(own.choice.variant, own.threads)
-            runner = runner_for(here, 1 if found.choice.variant in RUNTIMES else found.threads)
+                self._loaded(own.variant, own.threads)
+            runner = runner_for(here, 1 if found.variant in RUNTIMES else found.threads)
             if self._stop is not None:
                 runner.begin()  # if it fails, the present one goes on
                 self._stop()
             self._runner = runner
             self._stop = weakref.finalize(self, self._runner.stop)
-            self.share, self.choice, self.threads = found.share, found.choice, found.threads
-        warn_if_untuned(self.bundle.name, found.choice)
+            self.share, self.choice, self.threads = share, found, found.threads
+        warn_if_untuned(self.bundle.name, found)
         if missing:
             warn_caller(missing)
         if here.warning:

@@ -10,14 +10,22 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
-from fractune.inference.choosing.replicas import ReplicaChoice, choose_replicas
-from fractune.inference.choosing.requested_threads import check_threads
-from fractune.inference.choosing.variants import VariantChoice
+from fractune.inference.choosing import (
+    VariantChoice,
+    check_cpus,
+    check_threads,
+    choices_by_threads,
+    choose_variant,
+    limit_of,
+    limit_text,
+    three_digits,
+    times_by_threads,
+)
 from fractune.inference.cpu import ShareHere
 from fractune.inference.model import Backend, ShareFollower, backend_for, warn_if_untuned
 from fractune.inference.runner import settle, started
@@ -25,18 +33,23 @@ from fractune.inference.signatures import open_bundle
 from fractune.inference.tvm_runtime.interface import Interface
 from fractune.inference.tvm_runtime.runtime import Variant
 from fractune.inference.tvm_runtime.tensors import random_inputs
+from fractune_core.analysis.cpu_limits.limits import POOL_COST_S, SPIN_S, Service, loop_per_s, threads_text
+from fractune_core.analysis.cpu_limits.prediction import predictable
 from fractune_core.analysis.match import DEFAULT_POLICY, Policy
 from fractune_core.errors import BadRequest, FractuneError
+from fractune_core.files.bundles import Bundle
 from fractune_core.host.cgroups import ThrottledSince
 from fractune_core.host.forks import begin_in_forked_children
 from fractune_core.host.thread_pool import parts
 from fractune_core.share_kinds import CPU
-from fractune_core.shares import Share
+from fractune_core.shares import Share, units_text
 
 if TYPE_CHECKING:
     from fractune.inference.tvm_runtime.tensors import Array
 
 
+_EQUAL = 0.02
+"""Predicted rates that differ by less count as equal"""
 _MOST_REPLICAS = 256
 """Each has code of its own, in many maps of memory. The kernel gives a process 65,530, and TVM crashes without"""
 
@@ -60,7 +73,6 @@ class ReplicaPool:
     """the variant of all replicas, and the reason"""
     share: ShareHere
     """the share that they were chosen for"""
-    _found: ReplicaChoice
     _team: _Team | None
 
     def __init__(
@@ -118,7 +130,7 @@ class ReplicaPool:
             if self._closed:
                 raise FractuneError(f"the replicas of {self.bundle.name} are closed; make a new ReplicaPool")
             if self._team is None:
-                self._team = self._new_team(self._found, self.share)
+                self._team = self._new_team(self.replicas, self.choice, self.share)
             return self._team.submit(arguments)
 
     def random_inputs(self, seed: int = 0) -> dict[str, Array]:
@@ -149,20 +161,19 @@ class ReplicaPool:
         raise TypeError("a ReplicaPool cannot be pickled; give the bundle's path to the other process")
 
     def _take(self, here: ShareHere) -> None:
-        found = choose_replicas(self.bundle, here, self._policy, *self._requested)
-        team = self._new_team(found, here)
+        count, choice = choose_replicas(self.bundle, here, self._policy, *self._requested)
+        team = self._new_team(count, choice, here)
         with self._turn:
             before, self._team = self._team, None if self._closed else team
-            self._found, self.share, self.choice = found, here, found.choice
-            self.replicas, self.threads = found.replicas, found.threads
+            self.share, self.choice = here, choice
+            self.replicas, self.threads = count, choice.threads
         if before is not None:
             before.shutdown(wait=False)
-        warn_if_untuned(self.bundle.name, found.choice)
+        warn_if_untuned(self.bundle.name, choice)
 
-    def _new_team(self, found: ReplicaChoice, here: ShareHere) -> _Team:
-        count = found.replicas
+    def _new_team(self, count: int, choice: VariantChoice, here: ShareHere) -> _Team:
         hands = parts(here.cpus, count) if count <= len(here.cpus) else [here.cpus] * count
-        places = [_Place(self._backend.load_variant(found.choice.variant), found.threads, cpus) for cpus in hands]
+        places = [_Place(self._backend.load_variant(choice.variant), choice.threads, cpus) for cpus in hands]
         return _Team(_Replicas(self._backend, self._interface, places), count)
 
 
@@ -232,3 +243,77 @@ class _Replicas:
         outputs = self._backend.run(self._here.variant, arguments)
         self._interface.check_outputs(outputs)
         return [self._backend.array(output) for output in outputs]
+
+
+@dataclass(frozen=True)
+class _Division:
+    replicas: int
+    threads: int
+    per_s: float
+    """requests, all replicas in a loop"""
+
+    def __str__(self) -> str:
+        return f"{replicas_text(self.replicas)} of {threads_text(self.threads)}"
+
+
+def choose_replicas(
+    bundle: Bundle, here: ShareHere, policy: Policy, replicas: int | None, threads: int | None = None
+) -> tuple[int, VariantChoice]:
+    """The number of replicas, and their variant with its threads: the division with the most requests a second in a
+    loop, by the bundle's times; of equal ones the fewest threads, and then the fewest replicas. With `replicas` or
+    `threads` it has so many. Without a time each whole core gets a thread. Raises ShareUnavailable where the share has
+    fewer CPUs than `threads`.
+    """
+    if threads is not None:
+        check_cpus(here, threads)
+    choices = choices_by_threads(bundle, here, policy)
+    times_s = times_by_threads(bundle, here.mechanism, choices)
+    taken_s = {count: secs for count, secs in times_s.items() if threads in {None, count}}
+    found = list(_divisions(here, taken_s, replicas))
+    if not found:
+        return _without_times(bundle, here, policy, replicas, threads)
+    good_per_s = (1 - _EQUAL) * max(each.per_s for each in found)
+    good = [each for each in found if each.per_s >= good_per_s]
+    best = min(good, key=lambda each: (each.replicas * each.threads, each.replicas))
+    others = sorted((each for each in found if each is not best), key=lambda each: -each.per_s)
+    then = "the bundle has times for no other division here"
+    if others:
+        then = f"next best with {others[0]}: {three_digits(others[0].per_s)}"
+    reason = f"{_where(here)}, predicted best with {best}: {three_digits(best.per_s)} requests/s in a loop; {then}"
+    return best.replicas, replace(choices[best.threads], reason=reason)
+
+
+def replicas_text(count: int) -> str:
+    return f"{count} replica{'' if count == 1 else 's'}"
+
+
+def _divisions(here: ShareHere, times_s: dict[int, float], replicas: int | None) -> Iterator[_Division]:
+    """All that fit, or those with `replicas`; replicas of one thread always fit, as they may share CPUs."""
+    cores = here.units if here.quota is None else len(here.cpus)
+    limit = None if here.quota is None else limit_of(here.quota)
+    for threads, secs in times_s.items():
+        # Each request is handed over to a thread of its replica, also where that is the only one.
+        service = Service(threads, (secs + POOL_COST_S,), threads * secs, spin_s=SPIN_S)
+        for number in [replicas] if replicas else range(1, cores // threads + 1):
+            if threads > 1 and threads * number > cores:
+                continue
+            if limit is None:
+                yield _Division(number, threads, min(number, cores // threads) / service.mean_s)
+            elif predictable(service, limit, number):
+                yield _Division(number, threads, min(loop_per_s(service, limit, number), cores / service.mean_s))
+
+
+def _without_times(
+    bundle: Bundle, here: ShareHere, policy: Policy, replicas: int | None, threads: int | None
+) -> tuple[int, VariantChoice]:
+    number = replicas or max(1, here.units // (threads or 1))
+    threads = threads or max(1, here.units // number)
+    choice = choose_variant(bundle, threads, policy, here.mechanism)
+    taken = f"{replicas_text(number)} of {threads_text(threads)} {_where(here)}, because the bundle has no times there"
+    return number, replace(choice, reason=f"{choice.reason}; {taken}")
+
+
+def _where(here: ShareHere) -> str:
+    if here.quota is None:
+        return f"on {units_text(here.units, here.unit)}"
+    return f"under a limit of {limit_text(here.quota)}"

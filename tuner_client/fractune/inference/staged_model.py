@@ -7,9 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from fractune.inference.choosing.matching import Matched
-from fractune.inference.choosing.runtimes import runtime_choice
-from fractune.inference.choosing.variants import VariantChoice
+from fractune.inference.choosing import VariantChoice, runtime_choice
 from fractune.inference.cpu import ShareHere
 from fractune.inference.model import Model, warn_caller
 from fractune.inference.runtimes.sessions import Session, keep_forever, open_session, settings_of
@@ -178,16 +176,16 @@ class StagedModel(Model):
 
     def _open(self, first: Model) -> _Opened:
         share = first.share
-        found = Matched(first.choice, share, first.threads)
+        found = first.choice
         if self._uses_runtimes:
             found, missing = runtime_choice(self.bundle, share, found, self._goal)
             if missing:
                 warn_caller(missing)
         threads = found.threads
         cpus = share.cpus[:threads]
-        self.share, self.choice, self.threads = share, found.choice, threads
-        if found.choice.variant in RUNTIMES:
-            return _Opened(share, runtime_variant(self.bundle, found.choice.variant, threads, cpus))
+        self.share, self.choice, self.threads = share, found, threads
+        if found.variant in RUNTIMES:
+            return _Opened(share, runtime_variant(self.bundle, found.variant, threads, cpus))
         opened = _Opened(share, None)
         for step in self.stages.parts:
             self._session(step, opened)

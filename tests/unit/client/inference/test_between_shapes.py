@@ -15,8 +15,8 @@ from fractune import BucketedModel
 from fractune.cli import main
 from fractune.features.compete.needs import bundle_use
 from fractune.features.compete.results import held_contests
-from fractune.inference.choosing import runtimes
-from fractune.inference.choosing.between import ServesUpTo, server_of
+from fractune.inference import choosing
+from fractune.inference.choosing import ServesUpTo, server_of
 from fractune.inference.runtimes.sessions import RuntimeMissing
 from fractune_core.errors import BadBundle, BadRequest
 from fractune_core.files.bundles import Bundle
@@ -140,7 +140,7 @@ def test_without_the_timed_version_inputs_are_padded(
 ) -> None:
     path = served(encoders, tmp_path, [between(12, WINS)], version="9.7.1")
     assert [each.optional for each in bundle_use(path).findings if "onnxruntime 9.7.1" in each.what] == [True]
-    monkeypatch.setattr(runtimes, "installed", lambda _: "")
+    monkeypatch.setattr(choosing, "installed", lambda _: "")
     with pytest.warns(RuntimeWarning, match=r"onnxruntime 9\.7\.1 was 2\.00 times .* between shapes, and is not inst"):
         model = loaded(path)
     assert server(model, inputs_of(9)) == ""
@@ -183,7 +183,7 @@ def test_a_runtime_runs_what_may_not_be_padded(
     assert main(["run", str(path), "--share", "cpu:1", "--inputs", str(tmp_path / "inputs.npz")]) == 2
     assert "onnxruntime runs these inputs, and the bundle's own code cannot" in capsys.readouterr().err
     assert [each.found for each in bundle_use(path).findings if each.what.startswith("onnxruntime")] == [VERSION]
-    monkeypatch.setattr(runtimes, "installed", lambda _: "1.0.0")
+    monkeypatch.setattr(choosing, "installed", lambda _: "1.0.0")
     with pytest.warns(
         RuntimeWarning, match=r"runs what lies between shapes .*, and 1\.0\.0 is installed here; install"
     ):

@@ -19,8 +19,8 @@ import fractune
 from fractune.cli import main
 from fractune.features.compete import compete as compete_module
 from fractune.features.compete.compete import compete
-from fractune.inference.choosing import runtimes
-from fractune.inference.choosing.matching import match_share
+from fractune.inference import choosing
+from fractune.inference.choosing import match_share
 from fractune.inference.cpu import ShareHere
 from fractune.inference.runtimes.sessions import RuntimeMissing, open_session
 from fractune_core.analysis.match import DEFAULT_POLICY
@@ -101,12 +101,12 @@ def test_on_more_cores_than_were_compared_the_winner_runs_as_at_the_largest_shar
 ) -> None:
     with contextlib.closing(Bundle(served(small, tmp_path / "m.fractune", share="cpu:2"))) as bundle:
         here = ShareHere(cores, tuple(range(cores)), f"{cores} cores of a test")
-        own = match_share(bundle, here, DEFAULT_POLICY, "latency")
-        assert (own.choice.variant, own.threads) == ("cpu:2", threads)
-        found, missing = runtimes.runtime_choice(bundle, here, own, "latency")
-    assert (found.choice.variant, found.threads, missing) == ("onnxruntime", threads, "")
-    assert found.choice.exact == (cores == 2)
-    assert ("runtimes were not compared at" in found.choice.reason) == (cores > 2)
+        own, _ = match_share(bundle, here, DEFAULT_POLICY, "latency")
+        assert (own.variant, own.threads) == ("cpu:2", threads)
+        found, missing = choosing.runtime_choice(bundle, here, own, "latency")
+    assert (found.variant, found.threads, missing) == ("onnxruntime", threads, "")
+    assert found.exact == (cores == 2)
+    assert ("runtimes were not compared at" in found.reason) == (cores > 2)
 
 
 @pytest.mark.parametrize(("there", "says"), [("", "is not installed here"), ("1.0.2", "1.0.2 is installed here")])
@@ -114,7 +114,7 @@ def test_without_the_timed_version_the_bundles_own_code_runs(
     small: Small, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: str, says: str
 ) -> None:
     bundle = served(small, tmp_path / "m.fractune", version="9.7.1")
-    monkeypatch.setattr(runtimes, "installed", lambda _: there)
+    monkeypatch.setattr(choosing, "installed", lambda _: there)
     with pytest.warns(RuntimeWarning, match=rf"m\.fractune: onnxruntime 9\.7\.1 was 2\.00 times .* and .*{says}"):
         model = fractune.load(bundle, share="cpu:1")
     assert model.choice.variant == "cpu:1"
@@ -164,16 +164,16 @@ def test_other_builds_of_a_runtime_count(monkeypatch: pytest.MonkeyPatch) -> Non
         raise importlib.metadata.PackageNotFoundError(package)
 
     monkeypatch.setattr(importlib.metadata, "version", version)
-    assert runtimes.installed("onnxruntime") == "1.31.0"
-    assert runtimes.installed("openvino") == ""
+    assert choosing.installed("onnxruntime") == "1.31.0"
+    assert choosing.installed("openvino") == ""
 
 
 def test_versions_of_one_minor_are_alike() -> None:
-    assert runtimes.is_alike("1.31.1", "1.31.0")
-    assert not runtimes.is_alike("1.32.0", "1.31.0")
-    assert not runtimes.is_alike("", "1.31.0")
-    assert runtimes.installed("numpy") == np.__version__
-    assert runtimes.installed("no-such-package") == ""
+    assert choosing.is_alike("1.31.1", "1.31.0")
+    assert not choosing.is_alike("1.32.0", "1.31.0")
+    assert not choosing.is_alike("", "1.31.0")
+    assert choosing.installed("numpy") == np.__version__
+    assert choosing.installed("no-such-package") == ""
 
 
 def test_a_damaged_model_file_is_told(small: Small, tmp_path: Path) -> None:
@@ -310,7 +310,7 @@ def test_the_doctor_knows_what_a_bundle_needs(
     shown = capsys.readouterr().out
     assert shown.startswith("run m.fractune: ready\n")
     assert f"+ onnxruntime {VERSION}: {VERSION}" in shown
-    monkeypatch.setattr(runtimes, "installed", lambda _: "")
+    monkeypatch.setattr(choosing, "installed", lambda _: "")
     assert main(["doctor", "--bundle", bundle, "--json"]) == 0
     (finding,) = [each for each in json.loads(capsys.readouterr().out)["findings"] if "onnxruntime" in each["what"]]
     assert (finding["found"], finding["optional"]) == ("", True)

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from fractune.features.matrix.cross_table import CrossTable, operator_table, sentences
-from fractune.inference.choosing.variants import choose_variant
+from fractune.inference.choosing import choose_variant
 from fractune.server.job_status import OperatorRecords, OperatorStatus
 from fractune_core.analysis.match import How, find_match
 from fractune_core.analysis.validated import ValidatedRecords

@@ -51,7 +51,7 @@ def _cores(bundle: Bundle) -> Finding:
 
 def _runtimes(bundle: Bundle) -> list[Finding]:
     """One for each runtime that serves a share: without it the bundle's own code runs. Parts of a model need theirs."""
-    from fractune.inference.choosing.runtimes import installed, is_alike
+    from fractune.inference.choosing import installed, is_alike
 
     several = "buckets" in bundle.manifest
     alone = several and not Buckets.from_json(bundle.manifest["buckets"]).padding.proved

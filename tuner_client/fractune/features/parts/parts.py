@@ -100,7 +100,7 @@ def join_parts(model: Path, parts: Parts, bundles: Sequence[Path], written: Path
 
     Raises BadModel, BadBundle, StateUnusable.
     """
-    from fractune.inference.choosing.runtimes import installed
+    from fractune.inference.choosing import installed
     from fractune.inference.runtimes.sessions import settings_of
 
     with contextlib.ExitStack() as opened:

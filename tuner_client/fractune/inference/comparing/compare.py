@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fractune.inference.choosing.variants import VariantChoice
+from fractune.inference.choosing import VariantChoice
 from fractune.inference.comparing.interleaved import time_interleaved
 from fractune.inference.loading import load
 from fractune.inference.model import Model

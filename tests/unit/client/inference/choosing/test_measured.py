@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fractune.inference.choosing.matching import match_share
+from fractune.inference.choosing import match_share
 from fractune.inference.cpu import ShareHere
 from fractune_core.analysis.match import DEFAULT_POLICY, How
 from fractune_core.errors import BadBundle
@@ -38,39 +38,37 @@ def a_bundle(served: Any = SERVED, measured: Any = TIMES) -> Bundle:
 
 
 def test_the_goal_decides_between_requests_and_a_loop() -> None:
-    requests, loop = (match_share(a_bundle(), TWO_CORES, DEFAULT_POLICY, goal) for goal in ("latency", "throughput"))
-    assert (requests.choice.variant, requests.threads, requests.share.units) == ("cpu:1", 1, 2)
-    assert (requests.choice.how, requests.choice.regret) == (How.EXACT, 0.0)
-    assert (
-        requests.choice.reason
-        == "no faster variant was timed at 2 cores: with 1 thread it takes p50 3.14 ms at 30 % load"
-    )
-    assert (loop.choice.variant, loop.threads) == ("cpu:2", 2)
-    assert loop.choice.reason.endswith("timed at 2 cores: with 2 threads it takes 2 ms in a loop")
+    requests, share = match_share(a_bundle(), TWO_CORES, DEFAULT_POLICY, "latency")
+    loop, _ = match_share(a_bundle(), TWO_CORES, DEFAULT_POLICY, "throughput")
+    assert (requests.variant, requests.threads, share.units) == ("cpu:1", 1, 2)
+    assert (requests.how, requests.regret) == (How.EXACT, 0.0)
+    assert requests.reason == "no faster variant was timed at 2 cores: with 1 thread it takes p50 3.14 ms at 30 % load"
+    assert (loop.variant, loop.threads) == ("cpu:2", 2)
+    assert loop.reason.endswith("timed at 2 cores: with 2 threads it takes 2 ms in a loop")
 
 
 def test_goals_of_later_versions_are_passed_over() -> None:
     later = {"cpu:2": {**SERVED["cpu:2"], "energy": {}}}
-    assert match_share(a_bundle(later), TWO_CORES, DEFAULT_POLICY, "latency").threads == 1
+    assert match_share(a_bundle(later), TWO_CORES, DEFAULT_POLICY, "latency")[0].threads == 1
 
 
 @pytest.mark.parametrize("goal", ["latency", "throughput"])
 def test_without_such_times_the_operators_decide(goal: ServiceGoal) -> None:
-    found = match_share(a_bundle({}), TWO_CORES, DEFAULT_POLICY, goal)
-    assert (found.choice.variant, found.threads) == ("cpu:2", 2)
+    found, _ = match_share(a_bundle({}), TWO_CORES, DEFAULT_POLICY, goal)
+    assert (found.variant, found.threads) == ("cpu:2", 2)
 
 
 def test_they_do_not_hold_under_a_quota() -> None:
     limited = replace(TWO_CORES, units=1, cpus=(0, 1), quota=Quota(150_000, 100_000))
-    assert match_share(a_bundle(), limited, DEFAULT_POLICY, "latency").choice.reason.startswith(
+    assert match_share(a_bundle(), limited, DEFAULT_POLICY, "latency")[0].reason.startswith(
         "under a limit of 1500m, predicted best with 2 threads"
     )
 
 
 def test_a_larger_share_that_was_not_tuned_runs_as_the_smaller_one() -> None:
-    found = match_share(a_bundle(measured={}), ShareHere(8, tuple(range(8)), "made up"), DEFAULT_POLICY, "latency")
-    assert (found.choice.variant, found.threads) == ("cpu:1", 1)
-    assert "runs as on 2 cores, with 1 thread" in found.choice.reason
+    found, _ = match_share(a_bundle(measured={}), ShareHere(8, tuple(range(8)), "made up"), DEFAULT_POLICY, "latency")
+    assert (found.variant, found.threads) == ("cpu:1", 1)
+    assert "runs as on 2 cores, with 1 thread" in found.reason
 
 
 @pytest.mark.parametrize(

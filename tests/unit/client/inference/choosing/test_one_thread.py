@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import fractune
-from fractune.inference.choosing.one_thread import TINY_S, one_thread_choice
-from fractune.inference.choosing.variants import choose_variant
+from fractune.inference.choosing import TINY_S, VariantChoice, match_share
+from fractune.inference.cpu import ShareHere
 from fractune.inference.runner import CallersThread, Runner
 from fractune_core.analysis.cpu_limits.limits import POOL_COST_S
 from fractune_core.analysis.match import DEFAULT_POLICY
@@ -22,10 +22,15 @@ from tests.unit.client.conftest import Small
 Times = dict[str, dict[str, float]]
 
 
-def chosen(measured: Times, units: int = 4) -> str | None:
-    bundle = Bundle(bundle_bytes(measured=measured))
-    choice = one_thread_choice(bundle, units, choose_variant(bundle, units), DEFAULT_POLICY, "cpu")
-    return choice.variant if choice else None
+def chosen(measured: Times, units: int = 4) -> VariantChoice | None:
+    """None if a pool runs it."""
+    here = ShareHere(units, tuple(range(units)), "made up")
+    choice, _ = match_share(Bundle(bundle_bytes(measured=measured)), here, DEFAULT_POLICY, "latency")
+    if not choice.reason.startswith("one thread runs it"):
+        assert choice.threads == units
+        return None
+    assert choice.threads == 1
+    return choice
 
 
 @pytest.mark.parametrize(
@@ -40,25 +45,26 @@ def chosen(measured: Times, units: int = 4) -> str | None:
 )
 def test_one_thread_where_a_pool_gains_less_than_it_costs(alone_s: float, pool_s: float, variant: str | None) -> None:
     measured = {"cpu:1": {"cpu:1": alone_s, "cpu:4": 2 * alone_s}, "cpu:4": {"cpu:1": 2 * pool_s, "cpu:4": pool_s}}
-    assert chosen(measured) == variant
+    choice = chosen(measured)
+    assert (choice and choice.variant) == variant
 
 
 def test_without_times_at_one_core_one_thread_takes_at_most_all_threads_time() -> None:
-    assert chosen({"cpu:4": {"cpu:4": POOL_COST_S / 3.1}}) == "cpu:4"
+    choice = chosen({"cpu:4": {"cpu:4": POOL_COST_S / 3.1}})
+    assert choice is not None
+    assert choice.variant == "cpu:4"
     assert chosen({"cpu:4": {"cpu:4": POOL_COST_S / 2.9}}) is None
     assert chosen({}) is None
 
 
 def test_the_reason_has_the_times_that_it_compares() -> None:
-    bundle = Bundle(bundle_bytes(measured={"cpu:1": {"cpu:1": 1.04e-3}, "cpu:4": {"cpu:4": 0.9995e-3}}))
-    choice = one_thread_choice(bundle, 4, choose_variant(bundle, 4), DEFAULT_POLICY, "cpu")
+    choice = chosen({"cpu:1": {"cpu:1": 1.04e-3}, "cpu:4": {"cpu:4": 0.9995e-3}})
     assert choice is not None
     assert choice.reason == (
         "one thread runs it, because 4 threads would gain less than the 50 us that handing work to them costs: "
         "the model takes 1040 us on 1 core, and 999.5 us on 4"
     )
-    bundle = Bundle(bundle_bytes(measured={"cpu:4": {"cpu:4": 1e-5}}))
-    choice = one_thread_choice(bundle, 4, choose_variant(bundle, 4), DEFAULT_POLICY, "cpu")
+    choice = chosen({"cpu:4": {"cpu:4": 1e-5}})
     assert choice is not None
     assert choice.reason.endswith(": the model takes at most 40 us on 1 core, and 10 us on 4")
 

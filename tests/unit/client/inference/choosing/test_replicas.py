@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from fractune.inference.choosing.replicas import ReplicaChoice, choose_replicas
 from fractune.inference.cpu import ShareHere
+from fractune.inference.replica_pool import choose_replicas
 from fractune_core.analysis.match import DEFAULT_POLICY
 from fractune_core.errors import ShareUnavailable
 from tests.unit.client.inference.choosing.test_under_limit import MINILM, a_bundle, here
@@ -18,13 +18,12 @@ def whole(cores: int) -> ShareHere:
 
 
 def division(at: ShareHere, times: dict[str, float] = MINILM, replicas: int | None = None, **changes: Any) -> Any:
-    found = choose_replicas(a_bundle(times, **changes), at, DEFAULT_POLICY, replicas)
-    return found.replicas, found.threads, found.choice.variant
+    count, choice = choose_replicas(a_bundle(times, **changes), at, DEFAULT_POLICY, replicas)
+    return count, choice.threads, choice.variant
 
 
 def reason(at: ShareHere, replicas: int | None = None, **changes: Any) -> str:
-    found: ReplicaChoice = choose_replicas(a_bundle(MINILM, **changes), at, DEFAULT_POLICY, replicas)
-    return found.choice.reason
+    return choose_replicas(a_bundle(MINILM, **changes), at, DEFAULT_POLICY, replicas)[1].reason
 
 
 def test_two_replicas_of_one_thread_at_one_and_a_half_cores() -> None:
@@ -54,12 +53,12 @@ def test_threads_that_gain_more_than_replicas() -> None:
 
 
 def test_a_given_number_of_threads() -> None:
-    found = choose_replicas(a_bundle(MINILM), whole(4), DEFAULT_POLICY, None, 2)
-    assert (found.replicas, found.threads, found.choice.variant) == (2, 2, "cpu:2")
-    found = choose_replicas(a_bundle(MINILM), here(500), DEFAULT_POLICY, 1, 2)
-    assert (found.replicas, found.threads, found.choice.variant) == (1, 2, "cpu:2")
-    untimed = choose_replicas(a_bundle(MINILM), whole(4), DEFAULT_POLICY, None, 3)
-    assert (untimed.replicas, untimed.threads) == (1, 3)
+    count, found = choose_replicas(a_bundle(MINILM), whole(4), DEFAULT_POLICY, None, 2)
+    assert (count, found.threads, found.variant) == (2, 2, "cpu:2")
+    count, found = choose_replicas(a_bundle(MINILM), here(500), DEFAULT_POLICY, 1, 2)
+    assert (count, found.threads, found.variant) == (1, 2, "cpu:2")
+    count, untimed = choose_replicas(a_bundle(MINILM), whole(4), DEFAULT_POLICY, None, 3)
+    assert (count, untimed.threads) == (1, 3)
     with pytest.raises(ShareUnavailable, match="threads is 3, and there are 2 CPUs; ask for 2 at most"):
         choose_replicas(a_bundle(MINILM), whole(2), DEFAULT_POLICY, None, 3)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import fractune
-from fractune.inference.choosing.matching import match_share
+from fractune.inference.choosing import match_share
 from fractune_core.analysis.match import DEFAULT_POLICY
 from fractune_core.errors import BadRequest, ShareUnavailable
 from tests.unit.client.conftest import Small
@@ -14,9 +14,9 @@ from tests.unit.client.inference.choosing.test_under_limit import MINILM, a_bund
 
 def test_two_threads_under_half_a_core() -> None:
     """Without a request it is one thread there (for the goal of a loop)."""
-    found = match_share(a_bundle(MINILM), here(500), DEFAULT_POLICY, "throughput", 2)
-    assert (found.choice.variant, found.threads, found.share.units) == ("cpu:2", 2, 2)
-    assert found.choice.reason.endswith("; 2 threads, as requested")
+    found, share = match_share(a_bundle(MINILM), here(500), DEFAULT_POLICY, "throughput", 2)
+    assert (found.variant, found.threads, share.units) == ("cpu:2", 2, 2)
+    assert found.reason.endswith("; 2 threads, as requested")
 
 
 def test_there_must_be_a_cpu_for_each() -> None:

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import fractune
-from fractune.inference.choosing.smaller_share import smaller_share_choice
-from fractune.inference.choosing.variants import VariantChoice, choose_variant
+from fractune.inference.choosing import VariantChoice, match_share
+from fractune.inference.cpu import ShareHere
 from fractune.inference.runner import CallersThread
 from fractune_core.analysis.match import DEFAULT_POLICY, How, Policy
 from fractune_core.files.bundles import RECORDS, WEIGHTS, Bundle, object_entry, write_bundle
@@ -24,13 +24,12 @@ from tests.unit.client.conftest import Small
 ONE = {"cpu:1": {"cpu:1": 1.0, "untuned": 9.0}}
 
 
-def chosen(
-    units: int, policy: Policy = DEFAULT_POLICY, mechanism: str = "cpu", **changes: Any
-) -> tuple[VariantChoice, int] | None:
-    bundle = Bundle(bundle_bytes(**changes))
-    return smaller_share_choice(
-        bundle, units, choose_variant(bundle, units, policy, mechanism), policy, mechanism, "latency"
-    )
+def chosen(units: int, policy: Policy = DEFAULT_POLICY, mechanism: str = "cpu", **changes: Any) -> VariantChoice | None:
+    """None if it does not run as at a smaller share."""
+    here = ShareHere(units, tuple(range(units)), "made up", mechanism)
+    choice, share = match_share(Bundle(bundle_bytes(**changes)), here, policy, "latency")
+    assert share == here
+    return choice if "nothing was tuned or timed for" in choice.reason else None
 
 
 def variants(*names: str) -> list[dict[str, Any]]:
@@ -41,14 +40,14 @@ def variants(*names: str) -> list[dict[str, Any]]:
 def test_the_largest_smaller_share_lends_its_variant_and_its_threads(units: int, variant: str, threads: int) -> None:
     found = chosen(units)
     assert found is not None
-    assert (found[0].variant, found[0].how, found[1]) == (variant, How.NEAR, threads)
-    assert math.isnan(found[0].regret)
+    assert (found.variant, found.how, found.threads) == (variant, How.NEAR, threads)
+    assert math.isnan(found.regret)
 
 
 def test_the_reason_says_as_what_it_runs_and_what_to_tune() -> None:
     found = chosen(2, measured=ONE)
     assert found is not None
-    assert found[0].reason == (
+    assert found.reason == (
         "it was tuned for 1 core, and no other variant was faster there; nothing was tuned or timed for 2 cores, so it "
         "runs as on 1 core, with 1 thread; to get a faster variant, tune the model for cpu:2"
     )
@@ -58,11 +57,11 @@ def test_at_the_smaller_share_its_own_times_decide() -> None:
     tiny = {"cpu:4": {"cpu:4": 1e-6}}
     found = chosen(16, measured=tiny)
     assert found is not None
-    assert (found[0].variant, found[1]) == ("cpu:4", 1), "one thread runs a tiny model there"
+    assert (found.variant, found.threads) == ("cpu:4", 1), "one thread runs a tiny model there"
     better_untuned = {"cpu:4": {"cpu:4": 2.0, "untuned": 1.0}}
     found = chosen(16, measured=better_untuned)
     assert found is not None
-    assert (found[0].variant, found[1]) == ("cpu:1", 1), "at 4 cores no tuned variant is the best"
+    assert (found.variant, found.threads) == ("cpu:1", 1), "at 4 cores no tuned variant is the best"
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fractune.inference.choosing.matching import match_share
+from fractune.inference.choosing import match_share
 from fractune.inference.cpu import ShareHere
 from fractune_core.analysis.match import DEFAULT_POLICY, How
 from fractune_core.errors import BadBundle
@@ -41,11 +41,11 @@ def a_bundle(**fields: Any) -> Bundle:
     [("latency", 2, "p50 3.14 ms, p99 25 ms at 30 % load"), ("throughput", 1, "1.5 ms in a loop")],
 )
 def test_under_the_limit_of_the_timing_its_best_is_taken(goal: ServiceGoal, threads: int, times: str) -> None:
-    found = match_share(a_bundle(), HERE, DEFAULT_POLICY, goal)
-    assert (found.choice.variant, found.threads, found.share.units) == (f"cpu:{threads}", threads, threads)
-    assert (found.choice.how, found.choice.regret) == (How.EXACT, 0.0)
-    assert found.choice.reason.startswith("no faster variant was timed under a limit of 1500m: with ")
-    assert found.choice.reason.endswith(f" it takes {times}")
+    found, share = match_share(a_bundle(), HERE, DEFAULT_POLICY, goal)
+    assert (found.variant, found.threads, share.units) == (f"cpu:{threads}", threads, threads)
+    assert (found.how, found.regret) == (How.EXACT, 0.0)
+    assert found.reason.startswith("no faster variant was timed under a limit of 1500m: with ")
+    assert found.reason.endswith(f" it takes {times}")
 
 
 @pytest.mark.parametrize(
@@ -58,11 +58,11 @@ def test_under_the_limit_of_the_timing_its_best_is_taken(goal: ServiceGoal, thre
     ],
 )
 def test_under_another_limit_predictions_decide(here: ShareHere) -> None:
-    assert "predicted" in match_share(a_bundle(), here, DEFAULT_POLICY, "latency").choice.reason
+    assert "predicted" in match_share(a_bundle(), here, DEFAULT_POLICY, "latency")[0].reason
 
 
 def test_a_model_that_was_too_slow_for_the_timing_is_predicted() -> None:
-    assert "predicted" in match_share(a_bundle(served={}), HERE, DEFAULT_POLICY, "latency").choice.reason
+    assert "predicted" in match_share(a_bundle(served={}), HERE, DEFAULT_POLICY, "latency")[0].reason
 
 
 @pytest.mark.parametrize(

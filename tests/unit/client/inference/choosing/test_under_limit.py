@@ -11,7 +11,7 @@ import pytest
 
 import fractune
 from fractune.inference import cpu
-from fractune.inference.choosing.matching import Matched, match_share
+from fractune.inference.choosing import VariantChoice, match_share
 from fractune.inference.cpu import ShareHere
 from fractune.inference.runner import CallersThread, Runner
 from fractune_core.analysis.match import DEFAULT_POLICY, How
@@ -40,15 +40,17 @@ def here(quota_m: int, cpus: int = 2, period_us: int = 100_000) -> ShareHere:
     return ShareHere(max(1, quota_m // 1000), tuple(range(cpus)), "made up", quota=quota)
 
 
-def matched(bundle: Bundle, at: ShareHere, goal: ServiceGoal = "latency") -> Matched:
-    return match_share(bundle, at, DEFAULT_POLICY, goal)
+def matched(bundle: Bundle, at: ShareHere, goal: ServiceGoal = "latency") -> VariantChoice:
+    choice, share = match_share(bundle, at, DEFAULT_POLICY, goal)
+    assert share.units == choice.threads
+    return choice
 
 
 def test_two_threads_at_one_and_a_half_cores() -> None:
     found = matched(a_bundle(MINILM), here(1500))
-    assert (found.choice.variant, found.choice.how, found.choice.regret) == ("cpu:2", How.EXACT, 0.0)
-    assert (found.threads, found.share.units) == (2, 2)
-    told, _, other = found.choice.reason.partition("; ")
+    assert (found.variant, found.how, found.regret) == ("cpu:2", How.EXACT, 0.0)
+    assert found.threads == 2
+    told, _, other = found.reason.partition("; ")
     assert told.startswith("under a limit of 1500m, predicted best with 2 threads: p50 9.65 ms, p99 ")
     assert told.endswith(" ms at 23.4 requests/s (30 % load)")
     assert other.startswith("next best with 1 thread: p50 18.4 ms, p99 ")
@@ -57,8 +59,8 @@ def test_two_threads_at_one_and_a_half_cores() -> None:
 def test_the_most_requests_in_a_loop_where_that_is_the_goal() -> None:
     bundle = a_bundle(MINILM)
     for quota_m, variant in ((1000, "cpu:1"), (1500, "cpu:2")):
-        assert matched(bundle, here(quota_m), "throughput").choice.variant == variant
-    assert matched(bundle, here(1500), "throughput").choice.reason == (
+        assert matched(bundle, here(quota_m), "throughput").variant == variant
+    assert matched(bundle, here(1500), "throughput").reason == (
         "under a limit of 1500m, predicted best with 2 threads: 75.8 requests/s in a loop; "
         "next best with 1 thread: 54.3 requests/s"
     )
@@ -73,14 +75,14 @@ def test_no_more_threads_than_cpus_and_than_four_for_each_core(quota_m: int, cpu
 def test_several_threads_need_slices_of_the_period() -> None:
     found = matched(a_bundle(MINILM), here(1500, period_us=10_000))
     assert found.threads == 1
-    assert "under a limit of 1500m in periods of 10 ms, " in found.choice.reason
-    assert found.choice.reason.endswith("; the bundle has times for no other number of threads here")
+    assert "under a limit of 1500m in periods of 10 ms, " in found.reason
+    assert found.reason.endswith("; the bundle has times for no other number of threads here")
 
 
 def test_no_time_is_interpolated() -> None:
     found = matched(a_bundle({"cpu:1": 0.04, "cpu:4": 0.012}), here(2500, 4))
-    assert (found.choice.variant, found.threads) == ("cpu:4", 4)
-    assert "next best with 1 thread" in found.choice.reason
+    assert (found.variant, found.threads) == ("cpu:4", 4)
+    assert "next best with 1 thread" in found.reason
 
 
 def test_times_of_the_whole_model_come_before_sums_of_operators() -> None:
@@ -92,7 +94,7 @@ def test_times_of_the_whole_model_come_before_sums_of_operators() -> None:
 def test_the_untuned_variant_where_it_is_the_fastest() -> None:
     measured = {"cpu:1": {"cpu:1": 0.02, "untuned": 0.01}, "cpu:2": {"cpu:2": 0.015, "untuned": 0.005}}
     found = matched(a_bundle(MINILM, measured=measured), here(1500))
-    assert (found.choice.variant, found.choice.how, found.threads) == ("untuned", How.NONE, 2)
+    assert (found.variant, found.how, found.threads) == ("untuned", How.NONE, 2)
 
 
 def test_a_tiny_model_has_no_pool_that_costs_more_than_it_gains() -> None:
@@ -102,8 +104,8 @@ def test_a_tiny_model_has_no_pool_that_costs_more_than_it_gains() -> None:
 
 def test_without_times_whole_cores_count_and_the_reason_says_so() -> None:
     found = matched(a_bundle(MINILM, measured={}), here(1500))
-    assert (found.choice.variant, found.threads, found.share.units) == ("cpu:1", 1, 1)
-    assert found.choice.reason.endswith(
+    assert (found.variant, found.threads) == ("cpu:1", 1)
+    assert found.reason.endswith(
         "; the limit of 1500m counts as 1 core, because the bundle has no times to predict its effect"
     )
 

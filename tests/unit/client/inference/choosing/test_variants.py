@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fractune.inference.choosing.variants import choose_variant
+from fractune.inference.choosing import choose_variant
 from fractune_core.analysis.match import How, Policy
 from fractune_core.files.bundles import Bundle
 from tests.support.client_samples import bundle_bytes

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fractune.inference import gpu as gpus
-from fractune.inference.choosing.variants import choose_variant
+from fractune.inference.choosing import choose_variant
 from fractune.inference.gpu import (
     GpuHere,
     NoDriver,
@@ -78,7 +78,7 @@ def test_a_whole_gpu() -> None:
     assert (gpu.isa, gpu.sms, gpu.is_mps_client, gpu.is_mig) == ("sm_90", 132, False, False)
     check_gpu(gpu_bundle("full"), gpu)
     here = gpu_share_here(gpu, WHOLE, (0, 1))
-    assert (here.units, here.unit, here.mechanism, here.threads, here.cpus) == (132, "sm", "full", 1, (0, 1))
+    assert (here.units, here.unit, here.mechanism, here.cpus) == (132, "sm", "full", (0, 1))
     assert here.reason == "132 of 132 SMs (all of NVIDIA H200)"
 
 
@@ -253,7 +253,7 @@ MEASURED = {
 def test_the_variant_is_chosen_among_those_of_the_mechanism_here() -> None:
     bundle = gpu_bundle("mps:25", "mps:50", "full", measured=MEASURED)
     exact = choose_variant(bundle, 66, mechanism="mps")
-    assert (exact.variant, exact.how) == ("mps:50", How.EXACT)
+    assert (exact.variant, exact.how, exact.threads) == ("mps:50", How.EXACT, 1)
     between = choose_variant(bundle, 50, mechanism="mps")
     assert (between.variant, between.how) == ("mps:50", How.NEAR)
     assert between.reason.endswith("(32, 66 SMs)")

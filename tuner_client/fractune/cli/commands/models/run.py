@@ -18,7 +18,7 @@ import typer
 from fractune.cli import options
 from fractune.features.fuse.slots_text import apart_text, slots_text
 from fractune.inference.bucketed_model import BucketedModel
-from fractune.inference.choosing.variants import VariantChoice
+from fractune.inference.choosing import VariantChoice
 from fractune.inference.comparing.beside import Beside, accepted_inputs, time_beside
 from fractune.inference.comparing.interleaved import PACED, Times, time_interleaved, time_single_calls
 from fractune.inference.cpu import confine
