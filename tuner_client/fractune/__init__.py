@@ -10,7 +10,6 @@ are how it is made, and change without notice; `fractune.errors` is the one modu
 import importlib as _importlib
 import os as _os
 import types as _types
-import warnings as _warnings
 
 from fractune import errors as errors
 from fractune_core import __version__ as __version__
@@ -27,13 +26,7 @@ __all__ = list(_HOME_OF)
 __all__.sort()
 
 
-_NEW_NAMES = {"SharingFigures": "CoLocationFigures"}
-
-
 def __getattr__(name: str) -> object:
-    if name in _NEW_NAMES:
-        _warnings.warn(f"{name} is now called {_NEW_NAMES[name]}", DeprecationWarning, stacklevel=2)
-        return globals().get(_NEW_NAMES[name]) or __getattr__(_NEW_NAMES[name])
     if name not in _HOME_OF:
         raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
     from fractune.arguments import checked

@@ -1,4 +1,4 @@
-"""Arguments of the public functions: former names still work, and a wrong type is BadRequest before any work.
+"""Arguments of the public functions: a wrong type is BadRequest before any work.
 
 Errors name arguments, not the options of the command line.
 """
@@ -12,7 +12,6 @@ import numbers
 import os
 import re
 import types
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -22,15 +21,6 @@ from fractune_core.errors import BadRequest, FractuneError
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_NEW_NAMES = {
-    "by": "min_gain",
-    "in_turn": "interleaved",
-    "layouts": "partitioning",
-    "more": "extra_trials",
-    "neighbour": "co_runner",
-    "scope": "namespace",
-}
-"""by the former name; a function without the new argument may use the name for something else"""
 _NUMBERS: dict[Any, type] = {int: numbers.Integral, float: numbers.Real}
 _WORDS: dict[Any, str] = {
     str: "a text",
@@ -62,9 +52,8 @@ def command_line() -> Iterator[None]:
 
 
 def checked(function: Callable[P, R]) -> Callable[P, R]:
-    """The function, which takes arguments by their former names too, with a DeprecationWarning.
-
-    It raises BadRequest for an argument that its annotation does not allow. Its errors name arguments.
+    """The function. It raises BadRequest for an argument that its annotation does not allow, and its errors name
+    arguments.
     """
     signature, names = inspect.signature(function), inspect.unwrap(function).__globals__
 
@@ -79,9 +68,8 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        named = _with_new_names(kwargs, signature.parameters)
         known_names = {*signature.parameters, *_CONNECTION}
-        for name, value in signature.bind(*args, **named).arguments.items():
+        for name, value in signature.bind(*args, **kwargs).arguments.items():
             if signature.parameters[name].kind is not inspect.Parameter.VAR_KEYWORD:
                 _check(name, value, hint(name))
                 continue
@@ -93,7 +81,7 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
                     raise BadRequest(f"{option} is not an option of {function.__name__}; it has {', '.join(known)}")
                 _check(option, given, known[option])
         try:
-            return function(*args, **named)
+            return function(*args, **kwargs)
         except FractuneError as error:
             if not _command_line.get():
                 error.args = (_with_arguments(str(error), known_names),)
@@ -110,19 +98,6 @@ def _with_arguments(text: str, known: set[str]) -> str:
         return name if name in known else option[0]
 
     return _OPTION.sub(name_of, text)
-
-
-def _with_new_names(given: Any, parameters: Mapping[str, inspect.Parameter]) -> Any:
-    """The keyword arguments, by the names that the function has for them. Raises BadRequest for one given by both."""
-    takes_any = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values())
-    named = dict(given)
-    for old, new in _NEW_NAMES.items():
-        if old in named and old not in parameters and (takes_any or new in parameters):
-            if new in named:
-                raise BadRequest(f"{old} is the former name of {new}; give {new} alone")
-            warnings.warn(f"{old} is now called {new}", DeprecationWarning, stacklevel=3)
-            named[new] = named.pop(old)
-    return named
 
 
 def _check(name: str, value: object, hint: Any) -> None:

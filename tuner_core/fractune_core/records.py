@@ -7,10 +7,10 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Annotated, Any, Self
+from typing import Annotated
 
 from fractune_core.codec.places import In
-from fractune_core.codec.plain_json import JsonObject, renamed
+from fractune_core.codec.plain_json import JsonObject
 from fractune_core.digests import digest_of
 from fractune_core.implementations import implementation_of
 from fractune_core.names import Collection
@@ -70,9 +70,6 @@ def total(parts: Iterable[Disturbance | None]) -> Disturbance | None:
     )
 
 
-_VALIDATION_BEFORE = "final"
-"""the kind and the timing policy of a validation as they were first written; docs/decisions/0021-names-in-storage.md"""
-
 UNTUNED = ""
 """The trace of the untuned default: no schedule instruction at all."""
 
@@ -102,11 +99,6 @@ class Kind(StrEnum):
     VALIDATION = "validation"
     """a finalist checked for right output and timed alone, interleaved with the untuned default; may be published"""
 
-    @classmethod
-    def _missing_(cls, value: object) -> Kind | None:
-        """Accept the first name of a validation, which older logs and clients use."""
-        return cls.VALIDATION if value == _VALIDATION_BEFORE else None
-
 
 WARM, COLD = "warm", "cold"
 """State of a GPU's second-level cache when a call begins: as the last call left it, or without useful data"""
@@ -127,16 +119,11 @@ class TimingPolicy(JsonObject):
     """WARM or COLD"""
     choosing: int = 0
     """how many of the repeats kept, the first of them, say which schedule is used; only the others are reported. 0 =
-    they are not divided: in trials, for candidates that cannot win, and in older records"""
+    they are not divided: in trials, and for candidates that cannot win"""
 
     def undivided(self) -> TimingPolicy:
         """As many repeats as this one reports, and none to choose by: for a timing that chooses nothing."""
         return replace(self, repeats=self.repeats - self.choosing, choosing=0)
-
-    def __post_init__(self) -> None:
-        """A log may have the policy under its first name."""
-        if self.name == _VALIDATION_BEFORE:
-            object.__setattr__(self, "name", VALIDATION_POLICY.name)
 
 
 FIRST_POLICY = TimingPolicy("first", warmups=1, repeats=3, min_repeat_ms=1.0)
@@ -213,24 +200,13 @@ class TuningRecord(JsonObject):
     """tvm, tvm-ffi, llvm, driver, cuda: whatever applies"""
     disturbance: Disturbance | None = None
     """what else went on meanwhile: of a trial beside this timing, of a validation beside that of all finalists. None =
-    not known: on a GPU, for a failure, in an older record"""
+    not known: on a GPU, for a failure"""
     attempts: int = 0
     """how often its batch was measured, this time included: those before were void. 0 = not known"""
     namespace: str = ""
     """that its job shared it in (`JobSpec.namespace`); empty = the server's"""
     cpu_secs: float | None = None
-    """CPU time of all threads in one call, in the repeats that are reported; None = not known: on a GPU, for a failure,
-    in an older record"""
-
-    @classmethod
-    def from_json(cls, data: Any) -> Self:
-        """A log may have the namespace under its first name."""
-        return super().from_json(renamed(data, {"scope": "namespace"}))
-
-    @property
-    def scope(self) -> str:
-        """The former name of `namespace`."""
-        return self.namespace
+    """CPU time of all threads in one call, in the reported repeats; None = not known: on a GPU, for a failure"""
 
     # Not cached: with one more value Python would give each record a dictionary of its own, larger than the record.
     @property

@@ -48,8 +48,3 @@ class Spending:
     pieces: int
     worked_s: float
     cpu_s: float
-
-    @property
-    def do(self) -> str:
-        """The former name of `task`."""
-        return self.task

@@ -55,20 +55,6 @@ def test_a_wrong_type_names_the_argument_and_what_to_give(call: Callable[[], Any
         call()
 
 
-def test_former_names_still_work_with_a_warning_at_the_caller() -> None:
-    refused = pytest.raises(BadRequest, match="write bubble:1MiB")
-    with pytest.warns(DeprecationWarning, match="^neighbour is now called co_runner$") as seen, refused:
-        fractune.pair("a.fractune", neighbour="bubble:5MiB")
-    assert seen[0].filename == __file__
-    refused = pytest.raises(BadRequest, match="partitioning 'x': write mig")
-    with pytest.warns(DeprecationWarning, match="layouts is now called partitioning"), refused:
-        fractune.connect("127.0.0.1:1").plan({"device": {"gpu": "A100-80GB"}}, layouts="x")
-    with pytest.raises(BadRequest, match="in_turn is the former name of interleaved; give interleaved alone"):
-        fractune.pair("a.fractune", in_turn=True, interleaved=True)
-    with pytest.warns(DeprecationWarning, match="SharingFigures is now called CoLocationFigures"):
-        assert fractune.SharingFigures is fractune.CoLocationFigures
-
-
 def test_numbers_of_numpy_and_paths_are_as_good_as_pythons(tmp_path: Path) -> None:
     (tmp_path / "m.onnx").write_bytes(b"x")
     options: dict[str, Any] = {"trials": np.int64(8), "minutes": np.float32(1.0), "out": tmp_path}

@@ -90,11 +90,6 @@ def test_a_granted_limit_is_kept_in_json_and_messages() -> None:
     assert from_proto(GrantedShare, to_proto(granted(), pb.GrantedShare)) == granted()
 
 
-def test_a_granted_share_of_an_older_version_has_no_limit() -> None:
-    older = {"share": "cpu:1", "units": 1, "units_total": 2, "unit": "core", "memory_bytes": 1, "reserved": False}
-    assert GrantedShare.from_json(older).limit is None
-
-
 def test_limits_are_the_same_share_if_all_that_affects_speed_is_the_same() -> None:
     assert granted().key == granted(burned_m=1510).key
     others = [granted(span=4), granted(period_us=10_000), granted(burst_us=50_000), granted(request_m=500)]

@@ -34,36 +34,11 @@ def test_a_record_that_says_what_disturbed_it_survives_json() -> None:
     assert TuningRecord.from_json(json.loads(json.dumps(record.to_json()))) == record
 
 
-def test_a_record_of_before_disturbances_still_loads() -> None:
-    data = validation("trace", 2, 0.25).to_json()
-    del data["disturbance"], data["attempts"]
-    assert TuningRecord.from_json(data) == validation("trace", 2, 0.25)
-
-
-def test_a_record_of_before_cpu_times_still_loads() -> None:
-    data = validation("trace", 2, 0.25, cpu_secs=0.4).to_json()
-    assert TuningRecord.from_json(data).cpu_secs == 0.4
-    del data["cpu_secs"]
-    assert TuningRecord.from_json(data).cpu_secs is None
-
-
 def test_a_record_shares_the_keys_of_its_dictionary_with_others() -> None:
     """Python has an own dictionary of five times the size for an object of more than 30 values."""
     record = [validation("trace", 2, 0.25) for _ in range(2)][1]
     assert record.median_s == 0.25
     assert sys.getsizeof(vars(record)) < 500
-
-
-def test_a_record_of_before_gpus_still_loads() -> None:
-    data = validation("trace", 2, 0.25).to_json()
-    del data["policy"]["cache"], data["throttled_ns"]
-    assert TuningRecord.from_json(data) == validation("trace", 2, 0.25)
-
-
-def test_the_namespace_of_a_record_is_read_under_its_former_name() -> None:
-    data = validation("trace", 2, 0.25).to_json()
-    del data["namespace"]
-    assert TuningRecord.from_json(data | {"scope": "acme"}) == validation("trace", 2, 0.25, namespace="acme")
 
 
 @pytest.mark.parametrize("policy", [FIRST_POLICY, TRIAL_POLICY, VALIDATION_POLICY])

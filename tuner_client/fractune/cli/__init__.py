@@ -18,8 +18,7 @@ from typer.completion import completion_init  # type: ignore[attr-defined]
 
 from fractune.cli.command_list import COMMANDS, GROUPS
 from fractune.cli.ending.stopped import Stopped, output_that_may_close, take_signals
-from fractune.cli.group import Group, with_groups
-from fractune.cli.old_options import Command
+from fractune.cli.group import Command, Group, with_groups
 from fractune.features.tune.job_file import Line, expanded
 from fractune_core import __version__
 from fractune_core.errors import BadRequest, FractuneError

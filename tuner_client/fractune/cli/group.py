@@ -11,6 +11,7 @@ import contextlib
 import functools
 import inspect
 import os
+import re
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, is_dataclass
@@ -18,10 +19,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
+from fractune.arguments import command_line
 from fractune.cli.ending.stopped import Stopped
 from fractune.server.credentials import VARIABLES
+from fractune_core.errors import FractuneError
 
 
 def _option(name: str, text: str) -> Any:
@@ -94,7 +97,29 @@ _WHOLE = 10_000
 """largest length of a summary in characters"""
 
 
+class Command(TyperCommand):
+    def invoke(self, ctx: Any) -> Any:
+        """As usual, but errors name the options of the command, not the arguments of the functions behind it."""
+        try:
+            with command_line():
+                return super().invoke(ctx)
+        except FractuneError as error:
+            error.args = (self._with_options(str(error)),)
+            raise
+
+    def _with_options(self, text: str) -> str:
+        """`min_gain` becomes `--min-gain` anywhere; a name of one word only where the text is about its value."""
+        for param in self.params:
+            name, option = param.name or "", next((each for each in param.opts if each.startswith("--")), "")
+            if option:
+                place = rf"(?<![\w-]){name}(?![\w-])" if "_" in name else rf"^{name}(?= is |: | ')"
+                text = re.sub(place, option, text)
+        return text
+
+
 class Group(TyperGroup):
+    """Its help lists each command under its heading."""
+
     def invoke(self, ctx: Any) -> Any:
         """As usual, but Ctrl-C is no mere exit code, so that `main` can say what became of the command."""
         try:

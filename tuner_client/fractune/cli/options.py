@@ -74,7 +74,6 @@ Lengths = Annotated[
     list[str] | None,
     typer.Option(
         "--lengths",
-        "--batches",
         metavar="INPUT:AXIS=16,64",
         help="Sizes of an open axis of an ONNX file, and of all axes with its name; auto takes them from --sample.",
     ),

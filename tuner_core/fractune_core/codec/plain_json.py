@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import fields
 from functools import cache, lru_cache
 from typing import Any, Self, TypeVar, cast
@@ -68,13 +68,6 @@ def to_dict(instance: Any) -> dict[str, Any]:
 @lru_cache
 def _names(kind: Any) -> tuple[str, ...]:
     return tuple(field.name for field in fields(kind))
-
-
-def renamed(data: Any, names: Mapping[str, str]) -> Any:
-    """A JSON object of an older version with the keys of today, by `names`; anything else as it is."""
-    if not isinstance(data, dict) or names.keys().isdisjoint(data):
-        return data
-    return {names.get(key, key): value for key, value in data.items()}
 
 
 def read_json(text: str | bytes) -> Any:

@@ -12,7 +12,7 @@ import math
 import time
 from typing import Any, TypedDict, cast
 
-from fractune_core.codec.plain_json import check_shape, from_json, read_json, renamed
+from fractune_core.codec.plain_json import check_shape, from_json, read_json
 from fractune_core.errors import FractuneError
 from fractune_core.fleet.messages import WORK_BY_KIND, Event, Work, WorkerInfo
 from fractune_core.fleet.redis_names import CLOCK_TOLERANCE_S, WORK_MAX_AGE_S
@@ -67,8 +67,6 @@ def _unsigned(purpose: str) -> Unsigned:
 
 
 _EVENT = "a result"
-_FORMER_NAMES = {"do": "task", "trace": "traceparent"}
-"""names in results of workers of protocol 6 and before; docs/decisions/0021-names-in-storage.md"""
 _REPLAYED = "a result that somebody had read once more"
 _GREETING = "the greeting of the server"
 
@@ -144,7 +142,7 @@ def seal_event(secret: bytes, event: Event) -> str:
 
 def open_event(secret: bytes, message: str | bytes) -> Event:
     """Raises Unsigned. What is inside was sent by this fleet; a part of another version may have sent it."""
-    event = renamed(open_signed_json(secret, _EVENT, message), _FORMER_NAMES)
+    event = open_signed_json(secret, _EVENT, message)
     if not isinstance(event, dict):
         raise Unsigned(f"{_EVENT} is signed by this fleet and is no object")
     return cast(Event, event)
@@ -156,14 +154,10 @@ def seal_replayed(secret: bytes, message: str) -> str:
 
 
 def open_replayed(secret: bytes, message: str | bytes) -> tuple[bytes, float]:
-    """The result as a worker sealed it, and the age of the replay in seconds. Raises Unsigned.
-
-    The age is infinite for a replay of an older version, which did not note the time.
-    """
+    """The result as a worker sealed it, and the age of the replay in seconds. Raises Unsigned."""
     opened = open_signed_json(secret, _REPLAYED, message)
     try:
-        undated = isinstance(opened, str)
-        replayed = from_json(_Replayed, {"event": opened, "issued_at": -math.inf} if undated else opened)
+        replayed = from_json(_Replayed, opened)
         event, age_s = replayed["event"].encode(errors="surrogateescape"), time.time() - replayed["issued_at"]
     except (OverflowError, ValueError) as error:
         raise Unsigned(f"{_REPLAYED} is signed by this fleet and cannot be read ({error})") from error

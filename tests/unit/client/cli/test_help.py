@@ -41,6 +41,14 @@ def test_summaries_are_short(whole_app: Any) -> None:
             groups += [command] if hasattr(command, "commands") else []
 
 
+def test_out_has_its_letter_in_every_command(whole_app: Any) -> None:
+    groups = [whole_app]
+    for group in groups:
+        for command in group.commands.values():
+            assert all("-o" in param.opts for param in command.params if "--out" in param.opts), command.name
+            groups += [command] if hasattr(command, "commands") else []
+
+
 @pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_every_command_has_an_example_that_parses(
     name: str, whole_app: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -16,7 +16,6 @@ from fractune.features.noise.picture import draw_noise
 from fractune.local.noise_file import NOISE_FILE, advice_for, load_noise, measuring_text, save_noise
 from fractune_core.analysis.noise import NoiseAdvice
 from fractune_core.errors import StateUnusable
-from tests.support.first_names import ASSETS, SCHEMA_0013
 
 ADVICE = NoiseAdvice(measurers=2, margin=1.25, builds_beside=False, tau=0.95, regret=0.01, measured_at=1_000.0)
 
@@ -215,10 +214,3 @@ def test_a_home_folder_is_meant_by_a_tilde(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "state").mkdir()
     save_noise(tmp_path / "state" / NOISE_FILE, "d", "cpu:1", ADVICE)
     assert advice_for(Path("~/state"), ["cpu:1"]) == {"cpu:1": ADVICE}
-
-
-@pytest.mark.parametrize("folder", [ASSETS, SCHEMA_0013], ids=lambda folder: folder.name)
-def test_a_file_of_an_older_version_is_read(folder: Path) -> None:
-    advice = advice_for(folder, ["cpu:1"])["cpu:1"]
-    assert advice is not None
-    assert (advice.measurers, advice.margin, advice.tau, advice.regret) == (1, 1.1, 1.0, 0.0)

@@ -13,7 +13,6 @@ import pytest
 from fractune_core.errors import BadModel, BadRequest
 from fractune_core.files.archives import BadArchive
 from fractune_core.files.fused import MOST_SLOTS, check_slots, is_fused, read_fused, write_fused
-from tests.support.first_names import SCHEMA_0013
 
 
 @pytest.fixture
@@ -36,15 +35,6 @@ def test_what_is_written_is_read(models: list[Path]) -> None:
     assert (found.names, found.payloads) == (("a", "b"), (b"a.onnx", b"b.onnx"))
     assert found.slot_names == ["a", "b", None]
     assert written(models, 3) == written(models, 3)
-
-
-def test_a_file_of_an_older_version_is_read() -> None:
-    path = SCHEMA_0013 / "small.fused"
-    found = read_fused(path.read_bytes())
-    assert is_fused(path)
-    assert found is not None
-    assert (found.names, found.slot_names) == (("small", "other"), ["small", "other"])
-    assert [payload[:2] for payload in found.payloads] == [b"\x08\x08"] * 2  # ONNX, ir_version 8
 
 
 def test_other_files_are_none(models: list[Path], tmp_path: Path) -> None:

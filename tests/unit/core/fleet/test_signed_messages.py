@@ -79,13 +79,6 @@ def test_a_result_is_no_work_and_an_entry_is_good_for_its_worker_alone() -> None
         open_worker(b"ours", "builder-2", entry)
 
 
-def test_a_result_of_an_older_protocol_is_read_under_the_names_of_today() -> None:
-    old: Any = {"event": "work_failed", "job": "j", "do": "build", "trace": "00-1-2-01"}
-    assert open_event(b"ours", seal_event(b"ours", old)) == {
-        "event": "work_failed", "job": "j", "task": "build", "traceparent": "00-1-2-01"
-    }  # fmt: skip
-
-
 @pytest.mark.parametrize(
     "whole",
     [

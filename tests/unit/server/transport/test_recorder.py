@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -271,20 +271,6 @@ def test_a_result_of_a_later_version_is_recorded_without_what_it_adds(connection
     recorder.acknowledge(recorder.poll(10))
     assert record_of(store) == plain
     assert connection.xlen(redis_names.UNREADABLE) == 0
-
-
-def test_results_of_an_older_protocol_are_recorded(connection: redis.Redis, store: Store) -> None:
-    ours = replace(record("a"), namespace="acme")
-    data = ours.to_json()
-    data["scope"] = data.pop("namespace")
-    measured: Any = {"event": "measured", "job": "job1", "round_id": "r", "record": data, "trace": "00-1-2-01"}
-    piece: Any = {"event": "piece_done", "job": "job1", "work_id": "w1", "do": "measure", "share": "cpu:1"}
-    for event in (measured, piece | {"worked_s": 1.5, "cpu_s": 0.5, "ended_at": 1e9}):
-        connection.xadd(redis_names.SERVER_STREAM, {redis_names.EVENT_FIELD: seal_event(SECRET, event)})
-    recorder = Recorder(connection, store.log, SECRET, list)
-    assert [len(recorder.poll(10).arrivals) for _ in range(2)] == [0, 2]
-    assert list(store.log.all(RecordFilter(namespace="acme"))) == [ours]
-    assert store.ledger.spent(["job1"]) == {"job1": [Spending("measure", "cpu:1", 1, 1.5, 0.5)]}
 
 
 def test_thousands_of_results_in_a_row_are_all_committed(connection: redis.Redis, store: Store) -> None:

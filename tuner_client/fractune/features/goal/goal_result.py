@@ -122,11 +122,6 @@ class Goal:
     """None while it goes on"""
 
     @property
-    def by(self) -> float:
-        """The former name of `min_gain`."""
-        return self.min_gain
-
-    @property
     def beaten(self) -> bool:
         """Whether the last bundle beats the peer at every share."""
         return bool(self.steps) and all(timing.beats(self.min_gain) for timing in self.steps[-1].timings)

@@ -81,10 +81,9 @@ def read_plan(
 
 
 def _device(table: TableReader, partitioning: str) -> tuple[DeviceType, int | None]:
-    table.check_keys("gpu", "cores", "memory_gib", "partitioning", "layouts", "count")
+    table.check_keys("gpu", "cores", "memory_gib", "partitioning", "count")
     count = table.whole("count", 0)
-    if not partitioning:
-        partitioning = table.text("partitioning") or table.text("layouts")  # its name in files for older versions
+    partitioning = partitioning or table.text("partitioning")
     found = device_type(table.text("gpu"), table.whole("cores", 0), partitioning, table.number("memory_gib", 0.0))
     return found, count if table.has("count") else None
 

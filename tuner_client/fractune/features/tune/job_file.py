@@ -31,14 +31,11 @@ from typing import Any, TypeVar
 
 from fractune.text.toml_table import TableReader, read_toml
 from fractune.text.toml_text import Value, toml_lines
-from fractune_core.codec.plain_json import renamed
 from fractune_core.errors import BadRequest
 
 OPTION = "--job"
 _COMMAND = "tune"
 _MODELS, _HOURS, _FILE = "models", "hours", "file"
-_SECOND_NAMES = {"batches": "lengths", "-o": "out"}
-"""of options: the file's are replaced by the command line's also under another name"""
 _LOOK_S = 30.0
 _V = TypeVar("_V")
 PATHS = frozenset(
@@ -133,8 +130,7 @@ def read_job(path: Path, replaced: Collection[str] = ()) -> tuple[list[list[str]
         file = table.get(_FILE)
         if not isinstance(file, str) or not file:
             raise BadRequest(f"{path.name}: {where} has no {_FILE}; write {_FILE} = 'model.onnx'")
-        all_options = {**renamed(common, _SECOND_NAMES), **renamed(table, _SECOND_NAMES)}
-        own = {name: value for name, value in all_options.items() if name != _FILE and name not in replaced}
+        own = {name: value for name, value in {**common, **table}.items() if name != _FILE and name not in replaced}
         own = _with_paths(own, partial(_in, path.parent))
         options = [word for name, value in own.items() for word in _words(f"{path.name}: {where}", name, value)]
         lines.append([_in(path.parent, file), *options])
@@ -151,8 +147,7 @@ def written(file: Path, options: Mapping[str, Value], folder: Path) -> str:
 
 def _name(word: str) -> str:
     """The key in a job's file for an option on the command line, such as `--trials=8`."""
-    name = word.partition("=")[0].removeprefix("--")
-    return _SECOND_NAMES.get(name, name)
+    return "out" if word == "-o" else word.partition("=")[0].removeprefix("--")
 
 
 def _with_paths(options: Mapping[str, _V], changed: Callable[[str], _V]) -> dict[str, _V]:

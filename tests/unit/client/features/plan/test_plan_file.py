@@ -182,7 +182,7 @@ SMALL = (
         (SMALL + "[[interference]]\nmodel = 'a'\nwith = 'b'", "interference 1: unknown key 'with'"),
         (SMALL.replace("A100-80GB", "A100"), "gpu 'A100' is unknown; write A100-40GB"),
         (SMALL.replace("[device]", "[device]\ncores = 2"), "device: give either gpu or cores"),
-        (SMALL.replace("[device]", "[device]\nlayouts = 'cpu'"), "partitioning 'cpu' is for CPUs"),
+        (SMALL.replace("[device]", "[device]\npartitioning = 'cpu'"), "partitioning 'cpu' is for CPUs"),
         ("[[models]]\nname = 'a'\nprofile = []", "device: give either gpu or cores"),
         (SMALL.replace("5", "'many'"), "model 'a': 'rate_per_s' is 'many', and not a number"),
         (SMALL.replace("5", "true"), "'rate_per_s' is True, and not a number"),

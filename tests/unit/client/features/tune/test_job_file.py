@@ -63,8 +63,6 @@ def test_each_model_is_a_command_line_and_other_options_come_last(tmp_path: Path
         ("input", ["--input", "x=1,2"]),
         ("input", ["--input=x=1,2"]),
         ("lengths", ["--lengths", "x:1=16"]),
-        ("lengths", ["--batches", "x:0=1"]),
-        ("batches", ["--lengths", "x:1=16"]),
         ("pad", ["--pad", "x=1"]),
         ("out", ["-o", "b.fractune"]),
     ],

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from fractune.cli import main
@@ -53,9 +51,3 @@ def test_the_environment_may_name_redis(monkeypatch: pytest.MonkeyPatch, started
     assert main(["worker", "--role", "build"]) == 0
     assert main(["worker", "--role", "build", "--redis", "unix:///typed"]) == 0
     assert [options.redis_url for options in started] == ["unix:///from/the/environment", "unix:///typed"]
-
-
-def test_the_lock_folder_goes_by_its_old_name_too(tmp_path: Path, started: list[WorkerOptions]) -> None:
-    for flag in ("--lock-dir", "--gate"):
-        assert main(["worker", "--role", "build", "--redis", "unix:///typed", flag, str(tmp_path)]) == 0
-    assert [options.lock_dir for options in started] == [tmp_path, tmp_path]
