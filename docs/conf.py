@@ -23,7 +23,7 @@ _OUTSIDE = re.compile(
     r"\[([^\]]+)\]\((?:\.\./)+((?:benchmarks|deploy|examples|protos|scripts|tests)/[^)#]*|[A-Z]+\.md)\)"
 )
 """a link to a file of the repository that is not on the site"""
-_DECISIONS, _ALL_DECISIONS = "decisions/README", "\n```{toctree}\n:hidden:\n:glob:\n\n0*\n```\n"
+_DECISIONS, _ALL_DECISIONS = "decisions/README", "\n```{toctree}\n:hidden:\n:glob:\n\n[0-9]*\n```\n"
 _COMMANDS, _NAMES = "<!-- commands -->", "<!-- names -->"
 
 
