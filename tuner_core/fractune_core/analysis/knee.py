@@ -9,7 +9,8 @@ Three rules make the curve:
 3. Within the band, the time is the geometric mean of the middle of the band and the fit t(r) = a / (r + c) + d through
    three or more shares. The fit alone promises too much at small shares, the middle too little.
 
-Units are whole numbers of cores, SMs or slices; times are seconds. `docs/decisions/0010-knee.md` has the errors.
+Units are whole numbers of cores, SMs or slices; times are seconds. The errors are in
+`docs/decisions/31-choice-of-a-schedule.md`.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from fractune_core.errors import FractuneError
 
 # The two headers of NVIDIA's C++ library that all of TVM's code for NVRTC includes, as small as that code needs them.
 #
-# The real ones are most of what compiling a kernel takes (docs/decisions/0016-cuda-builds.md). Code that includes
+# The real ones are most of what compiling a kernel takes (docs/decisions/28-gpu-kernels.md). Code that includes
 # more of that library gets the real ones.
 
 _INCLUDE = re.compile(r"^\s*#\s*include\s*<(cuda/[^>]+)>", re.MULTILINE)

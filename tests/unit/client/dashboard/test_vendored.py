@@ -6,7 +6,7 @@ import re
 from tests.support.paths import REPOSITORY
 
 VENDOR = REPOSITORY / "tuner_client" / "fractune" / "dashboard" / "static" / "vendor"
-PAGE = REPOSITORY / "docs" / "decisions" / "0099-dashboard.md"
+PAGE = REPOSITORY / "docs" / "decisions" / "17-dashboard-and-site.md"
 
 
 def test_vendored_files_are_those_of_the_page_and_have_a_licence() -> None:

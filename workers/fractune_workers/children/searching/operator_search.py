@@ -75,7 +75,7 @@ def _narrow(target: tvm.target.Target) -> Any:
 
 
 _POPULATION, _GENERATIONS = 64, 2
-"""of one round: an eighth of MetaSchedule's population for half its generations (docs/decisions/0009-surrogate.md)"""
+"""of one round: an eighth of MetaSchedule's population for half its generations (docs/decisions/23-search.md)"""
 _FEWEST_MEASURED = 8
 """with fewer measured candidates the surrogate knows too little to guide: sample instead"""
 _PRESSURE = 4.0

@@ -68,7 +68,7 @@ class Processor:
 
         With a cold cache a repeat is one call: TVM empties the cache before each repeat, not before each call. On a GPU
         the time is the one between two events on the stream. On a single core it is the time of this thread on the core
-        (docs/decisions/0034-disturbance.md).
+        (docs/decisions/25-timing-on-a-cpu.md).
         """
         if self.is_one_core:
             evaluate = partial(_wall_s, kernel, args, self.device)
