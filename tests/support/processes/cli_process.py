@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import numpy as np
 import onnx
 
 from tests.support.paths import REPOSITORY
+from tests.support.processes.ready_made import ReadyMade
 
 _COMMAND = [sys.executable, "-m", "fractune.cli"]
 _PATH = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH", "")]))
@@ -53,11 +55,22 @@ def write_model(path: Path, channels: int = 8, seed: int = 0) -> Path:
 def run_fractune(
     *args: str, timeout_s: float = 240.0, env: dict[str, str] | None = None, cwd: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end."""
-    env = _ENV | (env or {})
-    return subprocess.run(
-        [*_COMMAND, *args], capture_output=True, text=True, timeout=timeout_s, check=False, env=env, cwd=cwd
-    )
+    """Run a command to its end; in a new interpreter if `env` has PYTHONPATH, which only a new one reads."""
+    whole = _ENV | (env or {})
+    if env and "PYTHONPATH" in env:
+        command = [*_COMMAND, *args]
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=timeout_s, check=False, env=whole, cwd=cwd
+        )
+    with tempfile.TemporaryFile("w+") as stdout, tempfile.TemporaryFile("w+") as stderr:
+        process = ReadyMade("fractune.cli", *args, stdout=stdout, stderr=stderr, env=whole, cwd=cwd)
+        try:
+            code = process.wait(timeout_s)
+        finally:
+            process.kill()
+        for output in (stdout, stderr):
+            output.seek(0)
+        return subprocess.CompletedProcess([*_COMMAND, *args], code, stdout.read(), stderr.read())
 
 
 def start_fractune(*args: str, env: dict[str, str] | None = None) -> subprocess.Popen[str]:

@@ -1,6 +1,6 @@
 """Python processes that start with everything imported: forks of one process that is kept for them.
 
-A new interpreter spends most of a second on the imports of a server, and a fork none. `python -m
+A new interpreter spends most of a second on the imports of a server, and half of one on those of a command. `python -m
 tests.support.processes.ready_made` is the process that is kept: for each request on its standard input, a socket, it
 forks a child that calls `main()` of a module.
 """
@@ -19,12 +19,18 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
 from tests.support.paths import REPOSITORY
 
-_IMPORTED = ("tests.support.processes.server_process", "alembic.command")
+_IMPORTED = (
+    "tests.support.processes.server_process",
+    "alembic.command",
+    "fractune.cli.commands.models.tune",
+    "fractune.cli.commands.jobs.jobs",
+)
 _MOST_BYTES = 1 << 20
 _STDIN, _STDOUT, _STDERR = 0, 1, 2
 
@@ -32,11 +38,21 @@ _STDIN, _STDOUT, _STDERR = 0, 1, 2
 class ReadyMade:
     """As a `subprocess.Popen` of `python -m MODULE ARGUMENT...`, whose parent is another process than this one."""
 
-    def __init__(self, module: str, *args: str, stderr: IO[Any]) -> None:
-        """Standard output and the environment are those of this process."""
-        request = json.dumps({"argv": [module, *args], "env": dict(os.environ), "cwd": str(Path.cwd())})
+    def __init__(
+        self,
+        module: str,
+        *args: str,
+        stderr: IO[Any],
+        stdout: IO[Any] | None = None,
+        env: Mapping[str, str] = os.environ,
+        cwd: Path | None = None,
+    ) -> None:
+        """What is not given is that of this process."""
+        place = {"cwd": str(cwd or Path.cwd()), "cores": sorted(os.sched_getaffinity(0))}
+        request = json.dumps({"argv": [module, *args], "env": dict(env), **place})
         self._news, told = os.pipe()
-        socket.send_fds(_keeper(), [request.encode()], [told, _STDOUT, stderr.fileno()])
+        outputs = [_STDOUT if stdout is None else stdout.fileno(), stderr.fileno()]
+        socket.send_fds(_keeper(), [request.encode()], [told, *outputs])
         os.close(told)
         self.pid = self._next_number()
         self.returncode: int | None = None
@@ -129,6 +145,7 @@ def main() -> None:
     os.environ.clear()
     os.environ.update(request["env"])
     os.chdir(request["cwd"])
+    os.sched_setaffinity(0, request["cores"])
     sys.argv = request["argv"]
     sys.exit(importlib.import_module(sys.argv[0]).main())
 
