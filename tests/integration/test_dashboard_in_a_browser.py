@@ -9,11 +9,9 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Page, sync_playwright
 
 from fractune.features.client import Client
 from fractune.features.matrix.cross_table import model_table
@@ -34,6 +32,9 @@ from tests.support.processes.cli_process import (
 from tests.support.processes.scripted_server import ScriptedServer, serving
 from tests.unit.client.dashboard.conftest import serving_pages
 
+if TYPE_CHECKING:  # its import takes a fifth of a second of every run
+    from playwright.sync_api import Browser, Page
+
 PATHS = (
     *("", "jobs/j1", "jobs/j1?operator=0123", "models/ab", "shares", "log", "log/records/r1"),
     *("compare", "compare?a=jobs/j1&b=jobs/j2", "fit", "fit?job=jobs/j1&rate=5/s&p99=500ms", "pairs"),
@@ -50,6 +51,8 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
+    from playwright.sync_api import sync_playwright
+
     with sync_playwright() as running:
         opened = running.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield opened
@@ -214,6 +217,8 @@ def test_a_phone_shows_a_page_without_scrolling_sideways(browser: Browser) -> No
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_nothing_keeps_people_from_using_a_page(browser: Browser, scheme: Literal["light", "dark"]) -> None:
     """As far as axe-core finds it: contrast, labels, landmarks, the order of headings."""
+    from axe_playwright_python.sync_playwright import Axe
+
     with full_server() as server, serving_pages(server) as pages:
         context = browser.new_context(color_scheme=scheme, bypass_csp=True)  # its program is put into the page
         page = context.new_page()

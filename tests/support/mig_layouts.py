@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterable, Sequence
 
@@ -9,10 +10,11 @@ from benchmarks.support.published import overlaps
 from fractune_core.planning.devices import COMPUTE_SLICES, PLAIN, Placed, Profile, placements
 
 
-def layouts(profiles: Sequence[Profile] = PLAIN) -> set[frozenset[Placed]]:
+@functools.cache
+def layouts(profiles: tuple[Profile, ...] = PLAIN) -> frozenset[frozenset[Placed]]:
     """Every set of one or more instances that a GPU can hold at the same time: 297 of the plain profiles."""
     counts = (itertools.combinations_with_replacement(profiles, count) for count in range(1, COMPUTE_SLICES + 1))
-    return {frozenset(placed) for kinds in itertools.chain(*counts) for placed in placements(kinds)}
+    return frozenset(frozenset(placed) for kinds in itertools.chain(*counts) for placed in placements(kinds))
 
 
 def maximal(found: Iterable[frozenset[Placed]]) -> list[frozenset[Placed]]:

@@ -101,8 +101,15 @@ def test_a_job_that_is_gone_is_passed_over(redis_url: str) -> None:
         assert connection.keys("rq:*") == []
 
 
-@pytest.mark.parametrize("text", [b"[" * 100_000, b'[0, 0, ["' + b"a" * (65 << 20) + b'"]]'], ids=["deep", "long"])
-def test_a_job_that_no_memory_could_hold_is_one_that_is_not_ours(redis_url: str, text: bytes) -> None:
+@pytest.mark.parametrize(
+    ("start", "repeated", "times", "end"),
+    [(b"", b"[", 100_000, b""), (b'[0, 0, ["', b"a", 65 << 20, b'"]]')],
+    ids=["deep", "long"],
+)
+def test_a_job_that_no_memory_could_hold_is_one_that_is_not_ours(
+    redis_url: str, start: bytes, repeated: bytes, times: int, end: bytes
+) -> None:
+    text = start + repeated * times + end
     done: list[str] = []
     with redis.Redis.from_url(redis_url) as connection:
         connection.hset("rq:job:odd", "data", zlib.compress(text))
