@@ -1,8 +1,9 @@
-"""Tensor intrinsics for products of whole numbers. Importing this module registers them."""
+"""Tensor intrinsics for products of whole numbers."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from itertools import chain
 from typing import Any
 
@@ -166,8 +167,11 @@ def _pairs(lanes: int) -> Any:
     return paired
 
 
-for _lanes in (8, 16):
-    TensorIntrin.register(pairing(_lanes), _pairs_description(_lanes), _pairs(_lanes), override=True)
-for _dot in chain(*DOT_PRODUCTS.values()):
-    _as_loops, _instruction = _function(_dot, as_loops=True), _function(_dot, as_loops=False)
-    TensorIntrin.register(_dot.name, _as_loops, _instruction, override=True)
+@cache
+def register_dot_intrinsics() -> None:
+    """TVM's parser takes most of a second for them, or several where the stack is deep."""
+    for lanes in (8, 16):
+        TensorIntrin.register(pairing(lanes), _pairs_description(lanes), _pairs(lanes), override=True)
+    for dot in chain(*DOT_PRODUCTS.values()):
+        loops, instruction = _function(dot, as_loops=True), _function(dot, as_loops=False)
+        TensorIntrin.register(dot.name, loops, instruction, override=True)

@@ -19,12 +19,12 @@ from typing import Any
 
 import tvm.s_tir
 
+from fractune_workers.children.tvm_api.dot_intrinsics import register_dot_intrinsics
 from fractune_workers.children.tvm_api.target import architecture
 from fractune_workers.children.tvm_api.traces import args_of
 
 _PACKAGE = "tvm.s_tir.tensor_intrin"
 _X86 = "x86_64"
-_OWN = "fractune_workers.children.tvm_api.dot_intrinsics"
 _MODULES = {_X86: ("dot_product_common", "x86"), "aarch64": ("dot_product_common", "arm_cpu")}
 _TENSOR_CORE_TYPES = frozenset({"float16", "int8"})
 """types that TVM's rules put on tensor cores; `float32` stays `float32`, on the other cores"""
@@ -48,7 +48,7 @@ def load_intrinsics(target: tvm.target.Target) -> None:
         _load(name)
     if architecture(target) == _X86:
         with _stacks_without_source():
-            importlib.import_module(_OWN)
+            register_dot_intrinsics()
 
 
 @cache
