@@ -32,8 +32,8 @@ from benchmarks.call_cost import one_cpu
 from benchmarks.support import ours
 from benchmarks.support.machine import arguments, write_result
 from benchmarks.support.models import Model
-from fractune.inference.runtimes.sessions import OnnxRuntimeSession
 from fractune_core.analysis.slowdown_ci import slowdown
+from fractune_runtime.sessions import OnnxRuntimeSession
 
 LIMIT = 0.6
 _DETECTOR = "detector"

@@ -25,7 +25,7 @@ from benchmarks.support.machine import arguments, write_result
 from benchmarks.support.server_figures import METRICS, Figures, Watch, quantile
 from benchmarks.support.simulated_fleet import SimulatedFleet
 from benchmarks.support.simulated_workers import SHARE, FleetLife
-from fractune_core.fleet.build_batch import CPU_BATCH
+from fractune_core.fleet.messages import CPU_BATCH
 from fractune_core.pb import fractune_pb2 as pb
 from tests.support.processes import fleet_simulated
 from tests.support.processes.redis_process import running_redis

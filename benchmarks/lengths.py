@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import fractune
-from benchmarks.support.lengths_contender import COMPETED, ONNX, OPENVINO, OURS
+from benchmarks.support.lengths_contender import COMPETED, ONNX, OURS
 from benchmarks.support.machine import arguments, write_result
 from benchmarks.support.models import Model, find_model
 from benchmarks.support.ours import tune
@@ -30,6 +30,7 @@ from benchmarks.support.processes import import_path
 from benchmarks.support.squad_lengths import draw_lengths
 from fractune_core.analysis.slowdown_ci import slowdown
 from fractune_core.files.bundles import Bundle
+from fractune_core.files.compared import OPENVINO
 from fractune_core.served import LOAD, poisson
 from fractune_core.shares import Share
 from fractune_workers.child import Child

@@ -17,7 +17,7 @@ from benchmarks import call_cost, queue_cost
 from benchmarks.recorder_rate import records_per_s
 from benchmarks.scheduler_cost import SHARE, costs_ms
 from benchmarks.support.machine import arguments, write_result
-from fractune_core.fleet.build_batch import CPU_BATCH
+from fractune_core.fleet.messages import CPU_BATCH
 from fractune_core.pb import fractune_pb2 as pb
 from tests.support.processes.fleet_simulated import simulated_fleet
 from tests.support.processes.redis_process import running_redis

@@ -34,7 +34,7 @@ from benchmarks.support.published import (
     parvagpu_request,
     published_plan,
 )
-from fractune.features.plan.picture import draw_plan
+from fractune.features.plan.table import draw_plan
 from fractune_core.planning.devices import Partitioning, gpu_type
 from fractune_core.planning.planner import make_plan
 from fractune_core.planning.plans import Plan, simulate

@@ -16,8 +16,7 @@ from typing import Any
 import redis
 
 from benchmarks.support.machine import arguments, write_result
-from fractune_core.fleet.build_batch import CPU_BATCH
-from fractune_core.fleet.messages import BuildWork
+from fractune_core.fleet.messages import CPU_BATCH, BuildWork
 from fractune_core.fleet.redis_names import BUILD_QUEUE, SERVER_STREAM
 from fractune_core.records import Kind
 from fractune_server.transport.work_queues import WorkQueues

@@ -16,7 +16,7 @@ from fractune_core.fleet.messages import Measured
 from fractune_core.fleet.redis_names import EVENT_FIELD, STREAMS, tuner_stream
 from fractune_core.fleet.signed_messages import seal_event
 from fractune_core.records import candidate_id
-from fractune_server.store.records.filters import RecordFilter
+from fractune_server.store.records.rows import RecordFilter
 from fractune_server.store.store import Store, sqlite_url
 from fractune_server.transport.recorder import Recorder
 from tests.support.processes.made_up import TARGET_KEY, made_up_record, target_operator, workload_hash

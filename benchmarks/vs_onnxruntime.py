@@ -41,8 +41,7 @@ from benchmarks.support.processes import import_path
 from benchmarks.support.ratio_picture import draw_ratios
 from benchmarks.support.ratio_tables import exact_table, full_table, short_table
 from fractune.errors import FractuneError
-from fractune.features.goal.goal_result import Goal
-from fractune.features.goal.goal_table import goal_json, timing_json
+from fractune.features.goal.goal_result import Goal, goal_json, timing_json
 from fractune.features.tune.goal import timing_in
 from fractune.local.timing_process import timing_process
 from fractune.text.text import span_text, time_text

@@ -146,9 +146,9 @@ def test_every_room_exists(name: str) -> None:
             "fractune lazily imports fractune_server.x",
         ),
         (
-            "tuner_client/fractune/inference/a.py",
+            "tuner_runtime/fractune_runtime/a.py",
             "def f():\n    from tvm import relax",
-            "fractune.inference lazily imports tvm",
+            "fractune_runtime lazily imports tvm",
         ),
         (
             "tuner_client/fractune/local/a.py",

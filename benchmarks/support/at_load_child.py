@@ -21,10 +21,10 @@ def open_child(args: list[str]) -> dict[str, Callable[..., Any]]:
 
 def _answer(share: str, cores: str, path: str, bundle: str, blocks: list[list[float]]) -> dict[str, list[list[float]]]:
     """Seconds from arrival to answer of each request, by side and block. `blocks` has the arrivals in seconds."""
-    from fractune.inference.comparing.beside import peer_feed
-    from fractune.inference.comparing.interleaved import wait_for_quiet
-    from fractune.inference.loading import load
-    from fractune.inference.runtimes.sessions import OnnxRuntimeSession
+    from fractune.comparing.beside import peer_feed
+    from fractune.comparing.interleaved import wait_for_quiet
+    from fractune_runtime.loading import load
+    from fractune_runtime.sessions import OnnxRuntimeSession
     from fractune_workers.confinement.cpu import check_affinities
 
     model = load(bundle, share=share)

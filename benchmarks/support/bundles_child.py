@@ -41,7 +41,7 @@ def _secs(call: Callable[[], float]) -> float:
 
 def _evaluator(path: Path, variant: str) -> Callable[[], float]:
     """A function that takes one turn."""
-    from fractune_workers.children.measuring.loops import call_of, secs_of_one
+    from fractune_workers.children.measuring.model_timing import call_of, secs_of_one
     from fractune_workers.children.tvm_api.arrays import random_args
     from fractune_workers.children.tvm_api.bundle_runs import load_variant, weights_of
     from fractune_workers.children.tvm_api.processor import cpu_processor

@@ -14,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 import fractune
-from fractune.inference.comparing.serving import serve
-from fractune.inference.runtimes.sessions import OnnxRuntimeSession, OpenVinoSession, settings_of
+from fractune.comparing.interleaved import serve
 from fractune_core.files.compared import ONNX_RUNTIME, OPENVINO
 from fractune_core.shares import Share
+from fractune_runtime.sessions import OnnxRuntimeSession, OpenVinoSession, settings_of
 from fractune_workers.confinement.cpu import CpuConfinement
 
 Array = npt.NDArray[Any]

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import fractune
-from fractune.inference.comparing.serving import serve
+from fractune.comparing.interleaved import serve
 from fractune.local.timing_process import calls_of
 from fractune_core.files.compared import ONNX_RUNTIME, OURS
 
@@ -58,7 +58,7 @@ def _calls(way: str, bundle: str, onnx: str, shapes: dict[str, list[int]]) -> tu
 def _by_defaults(path: str, shapes: dict[str, list[int]]) -> _Call:
     import onnxruntime
 
-    from fractune.inference.runtimes.sessions import OnnxRuntimeSession
+    from fractune_runtime.sessions import OnnxRuntimeSession
 
     session = onnxruntime.InferenceSession(Path(path))
     return partial(session.run, None, OnnxRuntimeSession(Path(path), 1).random_feed(shapes))

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 import fractune
-from fractune.inference.comparing.serving import serve
+from fractune.comparing.interleaved import serve
 from fractune_core.errors import BadRequest
 
 _WARM_RUNS = 10

@@ -48,9 +48,9 @@ def memory(bundle: str) -> dict[str, Any]:
     import tvm_ffi_orcjit
 
     import fractune
-    from fractune.inference import runner
-    from fractune.inference.tvm_runtime import runtime, tensors
     from fractune_core.files.bundles import Bundle
+    from fractune_runtime import runner
+    from fractune_runtime.tvm_runtime import runtime, tensors
 
     runtime.load_runtime()
     tvm_ffi_orcjit.default_session()

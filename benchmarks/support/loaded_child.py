@@ -25,9 +25,8 @@ def open_child(args: list[str]) -> dict[str, Callable[..., Any]]:
     def compare(bundle: str, onnx: str, runtimes: list[str], repeats: int) -> dict[str, Any]:
         """Ratios of the loaded bundle's time over each other's, in a loop and paced, with 95 % intervals."""
         import fractune
-        from fractune.inference.comparing.interleaved import time_interleaved
-        from fractune.inference.runtimes.sessions import open_session, settings_of
-        from fractune.inference.runtimes.variant import input_order
+        from fractune.comparing.interleaved import time_interleaved
+        from fractune_runtime.sessions import input_order, open_session, settings_of
 
         loaded = fractune.load(bundle, share=share)
         inputs = loaded.random_inputs()

@@ -20,8 +20,7 @@ from fractune_workers.child import Child
 from fractune_workers.children.tvm_api.target import parse_target
 from fractune_workers.confinement import confinement_for
 from fractune_workers.cuda.compilers import find_compiler
-from fractune_workers.gpu.clocks import UNKNOWN_CLOCKS, GpuClock
-from fractune_workers.gpu.nvml import open_nvml, visible_gpu
+from fractune_workers.gpu.nvml import UNKNOWN_CLOCKS, GpuClock, open_nvml, visible_gpu
 from fractune_workers.measuring.session import ArtifactBatch, MeasurementSession, measure_stable
 from fractune_workers.measuring.validation import validate
 from tests.support.processes.worker_processes import matmul_workload

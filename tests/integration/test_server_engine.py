@@ -21,7 +21,7 @@ from fractune_server.engine.engine import Engine
 from fractune_server.engine.ingest import ingest_key
 from fractune_server.store.files.blob_files import BlobStore
 from fractune_server.store.models import IngestedModel
-from fractune_server.store.records.filters import RecordFilter
+from fractune_server.store.records.rows import RecordFilter
 from fractune_server.store.store import Store, sqlite_url
 from fractune_server.store.stored_job import StoredJob
 from fractune_server.transport.context import ServerContext

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from fractune.inference.gpu import GpuHere, look_at_gpu
 from fractune_core.errors import FractuneError
+from fractune_runtime.gpu import GpuHere, look_at_gpu
 from fractune_workers.child import Child
 from tests.processes.test_tensor_maps import operator_of
 from tests.processes.test_triton import DECISIONS, MOST_ERROR, WHOLE, build

@@ -16,7 +16,7 @@ _SERVE = """
 import json, os
 import fractune, numpy
 from fractune.cli.commands.models.run import _report
-from fractune.inference.tvm_runtime.runtime import load_runtime
+from fractune_runtime.tvm_runtime.runtime import load_runtime
 
 def affinities():
     return {{int(thread): sorted(os.sched_getaffinity(int(thread))) for thread in os.listdir("/proc/self/task")}}

@@ -25,7 +25,7 @@ from fractune_core.fleet.redis_names import (
     tuner_stream,
     workload_blob,
 )
-from fractune_core.fleet.worker_counts import SUM, WORK_DURATION, counts_from_json
+from fractune_core.fleet.worker_entries import SUM, WORK_DURATION, counts_from_json
 from fractune_core.records import UNTUNED, VALIDATION_POLICY, TuningRecord, candidate_id
 from fractune_core.shares import Device, GrantedShare
 from fractune_server.transport.work_queues import WorkQueues

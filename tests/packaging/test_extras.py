@@ -43,11 +43,11 @@ PARTS = {
     "postgres": "tuner_server/fractune_server",
     "worker": "workers/fractune_workers",
     "local": "tuner_client/fractune/local",
-    "run": "tuner_client/fractune/inference",
+    "run": "tuner_runtime/fractune_runtime",
     "cuda": "workers/fractune_workers",
     "plot": "tuner_client/fractune/text",
     "plan": "tuner_core/fractune_core/planning",
-    "sign": "tuner_client/fractune/inference",
+    "sign": "tuner_runtime/fractune_runtime",
     "trace": "tuner_core/fractune_core",
     "web": "tuner_client/fractune/dashboard",
     "onnxruntime": "tuner_client/fractune",
@@ -104,7 +104,7 @@ assert [len(parts) for parts in planned.plan.devices] == [2]
 DRAW = """
 import pathlib, sys
 from fractune.features.matrix.cross_table import Cell, CrossTable
-from fractune.features.matrix.picture import draw_table
+from fractune.features.matrix.table import draw_table
 from fractune.text.figure import check_picture
 picture = pathlib.Path(sys.argv[1])
 check_picture(picture)
@@ -317,4 +317,4 @@ def test_trace_traces(with_extra: Callable[[str], Environment]) -> None:
 
 @pytest.mark.long
 def test_onnxruntime_is_found_beside(with_extra: Callable[[str], Environment]) -> None:
-    succeed(with_extra("onnxruntime"), "-c", "import fractune.inference.comparing.beside, onnxruntime")
+    succeed(with_extra("onnxruntime"), "-c", "import fractune.comparing.beside, onnxruntime")

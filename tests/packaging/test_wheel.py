@@ -1,4 +1,4 @@
-"""What the wheel holds: the four packages whole, and nothing that another distribution could have as well."""
+"""What the wheel holds: the five packages whole, and nothing that another distribution could have as well."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def test_the_wheel_is_what_a_release_needs(files: list[str], release_check: Simp
     assert list(release_check.wrong_wheel(files)) == []
 
 
-def test_it_brings_four_names_into_site_packages(files: list[str]) -> None:
+def test_it_brings_five_names_into_site_packages(files: list[str]) -> None:
     tops = {name.split("/")[0] for name in files}
     (info,) = (top for top in tops if top.endswith(".dist-info"))
-    assert tops - {info} == {"fractune", "fractune_core", "fractune_server", "fractune_workers"}
+    assert tops - {info} == {"fractune", "fractune_core", "fractune_runtime", "fractune_server", "fractune_workers"}
     assert [name for name in files if "test" in name.lower()] == []
 
 

@@ -255,7 +255,7 @@ _LOAD_BUNDLE = """
 import re
 import sys
 from pathlib import Path
-from fractune.inference.tvm_runtime import runtime
+from fractune_runtime.tvm_runtime import runtime
 from fractune_core.files.bundles import Bundle
 runtime.load_cuda_runtime()
 import tvm_ffi_orcjit

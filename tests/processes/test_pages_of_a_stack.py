@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from fractune.cli.commands.fleet import up
-from fractune.local.pages import running_pages
+from fractune.local.programs import running_pages
 from fractune.local.state import open_state, read_entry
 from fractune_core.errors import FractuneError
 from tests.support.processes.scripted_server import ScriptedServer, serving
@@ -84,7 +84,7 @@ def test_a_stack_goes_on_and_reports_the_end_of_its_pages(
 
 
 def test_pages_that_do_not_end_are_killed(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fractune.local.pages._END_S", 0.1)
+    monkeypatch.setattr("fractune.local.programs._END_S", 0.1)
     with running_pages(state, *ANYWHERE) as pages:
         os.kill(pages.process.pid, signal.SIGSTOP)
     assert pages.process.returncode == -signal.SIGKILL

@@ -16,7 +16,7 @@ import redis
 
 from benchmarks.support.simulated_workers import ARTIFACT, SHARE, FleetLife, SimulatedWorker
 from fractune_core.fleet.blobs import put_signed_blob
-from fractune_core.fleet.build_batch import CPU_BATCH
+from fractune_core.fleet.messages import CPU_BATCH
 from fractune_core.fleet.redis_names import BUILD_QUEUE, artifact_blob, measure_queue, tune_queue, workload_blob
 from fractune_core.records import Status, candidate_id
 from fractune_core.shares import Share

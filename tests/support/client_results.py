@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import fractune
+from fractune.comparing.beside import Comparison
 from fractune.features.cost.cost import CostResult
 from fractune.features.cost.job_cost import JobCost, Prices
 from fractune.features.fit.fit import FitResult
@@ -22,8 +23,6 @@ from fractune.features.pair.pair import PairResult
 from fractune.features.pair.result import PairSide
 from fractune.features.tune.bundle import BundleFile
 from fractune.features.tune.result import TuneResult
-from fractune.inference.choosing import VariantChoice
-from fractune.inference.comparing.compare import Comparison
 from fractune.server.job_status import JobProgress, JobStatus, OperatorMatch, OperatorStatus, ShareResult
 from fractune_core.analysis.at_load import AtLoad
 from fractune_core.analysis.co_location import RoundTimes, co_location_figures
@@ -38,6 +37,7 @@ from fractune_core.analysis.slowdown_ci import slowdown
 from fractune_core.jobs import JobSpec, JobState
 from fractune_core.records import Status
 from fractune_core.spending import Spending
+from fractune_runtime.choosing import VariantChoice
 from tests.support.client_samples import granted, record
 
 SHARES = ("cpu:1", "cpu:2", "cpu:4", "cpu:8")

@@ -1,6 +1,8 @@
 # The public names and where each is from: type checkers read this file, and `__init__.py` loads by it.
 
 from fractune import errors as errors
+from fractune.comparing.beside import Comparison as Comparison
+from fractune.comparing.beside import compare as compare
 from fractune.features.client import Client as Client
 from fractune.features.client import Job as Job
 from fractune.features.client import connect as connect
@@ -52,17 +54,6 @@ from fractune.features.tune.bundle import BundleFile as BundleFile
 from fractune.features.tune.bundle import bundle as bundle
 from fractune.features.tune.result import TuneResult as TuneResult
 from fractune.features.tune.tune import tune as tune
-from fractune.inference.bucketed_model import BucketedModel as BucketedModel
-from fractune.inference.choosing import VariantChoice as VariantChoice
-from fractune.inference.comparing.compare import Comparison as Comparison
-from fractune.inference.comparing.compare import compare as compare
-from fractune.inference.loading import InferenceSession as InferenceSession
-from fractune.inference.loading import load as load
-from fractune.inference.model import Model as Model
-from fractune.inference.replica_pool import ReplicaPool as ReplicaPool
-from fractune.inference.signatures import sign_bundle as sign_bundle
-from fractune.inference.signatures import verify_bundle as verify_bundle
-from fractune.inference.staged_model import StagedModel as StagedModel
 from fractune.server.job_status import Fleet as Fleet
 from fractune.server.job_status import JobStatus as JobStatus
 from fractune.server.job_status import OfferedShare as OfferedShare
@@ -90,3 +81,12 @@ from fractune_core.records import TuningRecord as TuningRecord
 from fractune_core.shares import Device as Device
 from fractune_core.shares import GrantedShare as GrantedShare
 from fractune_core.spending import Spending as Spending
+from fractune_runtime.bucketed_model import BucketedModel as BucketedModel
+from fractune_runtime.choosing import VariantChoice as VariantChoice
+from fractune_runtime.loading import InferenceSession as InferenceSession
+from fractune_runtime.loading import load as load
+from fractune_runtime.model import Model as Model
+from fractune_runtime.replica_pool import ReplicaPool as ReplicaPool
+from fractune_runtime.signatures import sign_bundle as sign_bundle
+from fractune_runtime.signatures import verify_bundle as verify_bundle
+from fractune_runtime.staged_model import StagedModel as StagedModel

@@ -7,6 +7,7 @@ import gc
 import logging
 import os
 import signal
+import ssl
 import threading
 from collections.abc import Iterator
 from concurrent import futures
@@ -23,8 +24,9 @@ from redis.backoff import ExponentialBackoff
 from redis.retry import Retry
 
 from fractune_core import tracing
-from fractune_core.access.addresses import MOST_MESSAGE_BYTES, SERVER_KEEPALIVE
-from fractune_core.errors import RedisGone
+from fractune_core.access.addresses import MOST_MESSAGE_BYTES, SERVER_KEEPALIVE, UNIX, is_local
+from fractune_core.access.tls_files import TlsFiles, read_authority, read_pair
+from fractune_core.errors import BadRequest, RedisGone
 from fractune_core.fleet.options import ServerOptions
 from fractune_core.fleet.redis_connection import check_clock, no_redis, redis_time_s
 from fractune_core.fleet.redis_names import GREETING_KEY, PROTOCOL, PROTOCOL_KEY
@@ -34,18 +36,16 @@ from fractune_core.jobs import JobState
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.pb import fractune_pb2_grpc as rpc
 from fractune_server.access.authenticator import AccessInterceptor, Authenticator
-from fractune_server.access.listening import bind, bind_local, metrics_tls, server_credentials
 from fractune_server.engine.engine import Engine
 from fractune_server.monitoring.collector import ServerCollector
 from fractune_server.monitoring.endpoint import Endpoint
 from fractune_server.monitoring.health import Health
 from fractune_server.selection.model_match import Matcher
-from fractune_server.services.bundles import BundleService
 from fractune_server.services.fleet import FleetService
 from fractune_server.services.interceptors import CallCounter, ConcurrencyLimit, ErrorInterceptor, HandlerCache
 from fractune_server.services.jobs import MAX_WATCHERS, JobService
 from fractune_server.services.log import LogService
-from fractune_server.services.models import ModelService
+from fractune_server.services.models import BundleService, ModelService
 from fractune_server.services.plans import PlanService
 from fractune_server.store.database.database import ServerLock, is_postgresql
 from fractune_server.store.files.blob_files import BlobStore, StateFolder
@@ -53,6 +53,63 @@ from fractune_server.store.store import Store, sqlite_url
 from fractune_server.transport.context import ServerContext
 from fractune_server.transport.outgoing import mark_cancelled
 from fractune_server.transport.work_queues import WorkQueues
+
+
+def server_credentials(listen: str, tls: TlsFiles | None, *, insecure: bool) -> grpc.ServerCredentials | None:
+    """None = plain text. Raises BadRequest for unusable files, and for an address that other machines can reach,
+    unless TLS or `insecure` is given.
+    """
+    if tls is None:
+        if not insecure and not is_local(listen):
+            raise BadRequest(
+                f"address {listen} can be reached from other machines, and calls carry no credentials; listen on "
+                "127.0.0.1, pass --tls-cert and --tls-key (then calls need tokens), or pass --insecure"
+            )
+        return None
+    if insecure:
+        raise BadRequest("--insecure excludes TLS and tokens; leave out --insecure, or --tls-cert and --tls-key")
+    if listen.startswith(UNIX):
+        raise BadRequest(f"TLS is for HOST:PORT, and {listen} is a socket on this machine; leave --tls-cert out")
+    cert, key = read_pair("--tls-cert", tls.cert, "--tls-key", tls.key)
+    authority = read_authority("--client-ca", tls.client_ca) if tls.client_ca else None
+    return grpc.ssl_server_credentials([(key, cert)], authority, require_client_auth=authority is not None)
+
+
+def metrics_tls(address: str | None, tls: TlsFiles | None, *, insecure: bool) -> ssl.SSLContext | None:
+    """TLS for the metrics port. None = plain HTTP without credentials: on loopback, or with `insecure`.
+
+    `server_credentials` has checked the files in `tls`. Raises BadRequest if other machines can reach the address and
+    `tls` is None.
+    """
+    if address is None or insecure or is_local(address):
+        return None
+    if tls is None:
+        raise BadRequest(
+            f"metrics address {address} can be reached from other machines, and needs no credentials; use one on "
+            "127.0.0.1, pass --tls-cert and --tls-key (then metrics need a token, too), or pass --insecure"
+        )
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tls.cert, tls.key)
+    if tls.client_ca is not None:
+        context.load_verify_locations(tls.client_ca)
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+def bind(server: grpc.Server, listen: str, credentials: grpc.ServerCredentials | None) -> str:
+    """The address that clients can use. Raises BadRequest."""
+    try:
+        port = server.add_insecure_port(listen) if credentials is None else server.add_secure_port(listen, credentials)
+    except RuntimeError as error:
+        raise BadRequest(f"cannot listen on {listen}: it is in use, or not an address of this machine") from error
+    return listen if listen.startswith(UNIX) else f"{listen.rpartition(':')[0]}:{port}"
+
+
+def bind_local(server: grpc.Server, path: Path) -> None:
+    """Also serve at a Unix socket that only its user may open. Raises BadRequest."""
+    bind(server, f"{UNIX}{path}", None)
+    path.chmod(0o600)
+
 
 THREADS = 32
 """threads for short calls, beside those of the watchers"""

@@ -36,7 +36,7 @@ from fractune_core.fleet.messages import (
 )
 from fractune_core.fleet.redis_names import BLOB_TTL_S, EVENT_FIELD, HANDLER, SERVER_STREAM, workload_blob
 from fractune_core.fleet.signed_messages import seal_event, seal_work
-from fractune_core.fleet.worker_counts import (
+from fractune_core.fleet.worker_entries import (
     COUNT,
     GATE_WAIT,
     SCHEDULE_TO_START,

@@ -23,7 +23,7 @@ from rq.serializers import JSONSerializer
 from rq.worker import WorkerStatus
 
 from fractune_core.codec.plain_json import read_json
-from fractune_core.fleet.job_data import unpack
+from fractune_core.fleet.blobs import unpack
 
 ANSWER_TIMEOUT_S = 25.0
 """A worker that waits for work gives up a connection after this time: the network may have lost the answer."""

@@ -136,7 +136,7 @@ def _hold(
 def _whole_contestants(processor: Processor, share: str, bundle: str, model: str) -> dict[str, Any]:
     from benchmarks.gpu.table.whole import MODEL_PEERS
     from fractune_core.agreement import rounding
-    from fractune_workers.children.measuring.loops import call_of
+    from fractune_workers.children.measuring.model_timing import call_of
     from fractune_workers.children.tvm_api.arrays import random_args
     from fractune_workers.children.tvm_api.bundle_runs import load_variant, outputs_of, weights_of
 

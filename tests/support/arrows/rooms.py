@@ -24,6 +24,7 @@ SOURCES = {
     "fractune_server": "tuner_server",
     "fractune_workers": "workers",
     "fractune": "tuner_client",
+    "fractune_runtime": "tuner_runtime",
 }
 """the source root of each package"""
 
@@ -56,7 +57,7 @@ CORE = tuple(
 WORDS = ("fractune_core", "fractune_core.codec", "fractune_core.errors")
 """what every room of core that is made of the words of the domain may import"""
 
-INFERENCE = tuple(f"fractune.inference{name}" for name in ("", ".comparing", ".padding", ".runtimes", ".tvm_runtime"))
+RUNTIME = ("fractune_runtime", "fractune_runtime.tvm_runtime", "fractune.comparing")
 
 FEATURES = tuple(
     f"fractune.features.{name}"
@@ -368,7 +369,7 @@ ROOMS = {
         "fractune_workers.gpu",
     ),
     # ---- client: commands, then the features, side by side, then where a job runs, then what all of it stands on
-    "fractune": room(*CORE, lazily=("fractune.features", *FEATURES, *INFERENCE, "fractune.server", "fractune.text")),
+    "fractune": room(*CORE, lazily=("fractune.features", *FEATURES, *RUNTIME, "fractune.server", "fractune.text")),
     "fractune.cli.ending": room(*CORE, "fractune.server", "fractune.sessions", "typer"),
     "fractune.cli": room(
         *CORE,
@@ -386,7 +387,7 @@ ROOMS = {
     "fractune.cli.commands.fleet": room(*COMMAND, lazily=("fractune.dashboard",)),
     "fractune.cli.commands.jobs": room(*COMMAND),
     "fractune.cli.commands.machine": room(*COMMAND),
-    "fractune.cli.commands.models": room(*COMMAND, *INFERENCE, lazily=("numpy",)),
+    "fractune.cli.commands.models": room(*COMMAND, *RUNTIME, lazily=("numpy",)),
     # Pages of a server, made of the features' tables; starlette, uvicorn and jinja2 are of the extra `web`.
     "fractune.dashboard": room(
         *CORE,
@@ -422,17 +423,17 @@ ROOMS = {
     # A bundle is checked in a sandboxed process, as the workers check bundles.
     "fractune.features.compete": feature(
         "fractune.features.shapes",
-        lazily=(*INFERENCE, *(f"fractune_workers.{name}" for name in ("checker", "reader"))),
+        lazily=(*RUNTIME, *(f"fractune_workers.{name}" for name in ("checker", "reader"))),
     ),
     "fractune.features.cost": feature(),
     "fractune.features.diff": feature("fractune.features.shapes"),
     "fractune.features.retune": feature("fractune.features.shapes"),
-    "fractune.features.fit": feature(lazily=(*INFERENCE, "fractune_workers.confinement", "matplotlib")),
+    "fractune.features.fit": feature(lazily=(*RUNTIME, "fractune_workers.confinement", "matplotlib")),
     "fractune.features.fuse": feature(lazily=("fractune_workers.child", "fractune_workers.reader")),
-    "fractune.features.shapes": feature(lazily=INFERENCE),
+    "fractune.features.shapes": feature(lazily=RUNTIME),
     "fractune.features.goal": feature(),
     # A process of its own cuts a model, by ONNX and ONNX Runtime.
-    "fractune.features.parts": feature(lazily=(*INFERENCE, "numpy", "onnx", "onnxruntime")),
+    "fractune.features.parts": feature(lazily=(*RUNTIME, "numpy", "onnx", "onnxruntime")),
     "fractune.features.knee": feature("fractune.features.matrix", lazily=("matplotlib",)),
     "fractune.features.log": feature(lazily=("tvm", "tvm_ffi", "numpy")),
     "fractune.features.matrix": feature(lazily=("matplotlib",)),
@@ -440,13 +441,13 @@ ROOMS = {
     # Two models run at the same time, each in a process that is confined as the workers' are.
     "fractune.features.pair": feature(
         lazily=(
-            *INFERENCE,
+            *RUNTIME,
             *(f"fractune_workers.{name}" for name in ("calibration", "child", "confinement", "locks")),
         ),
     ),
     "fractune.features.plan": feature(lazily=("matplotlib",)),
     "fractune.features.tune": feature(
-        *(f"fractune.features.{name}" for name in ("compete", "goal", "matrix", "parts", "shapes")), lazily=INFERENCE
+        *(f"fractune.features.{name}" for name in ("compete", "goal", "matrix", "parts", "shapes")), lazily=RUNTIME
     ),
     # Where a job runs: a server, or a stack of its own, followed to the job's end.
     "fractune.sessions": room(
@@ -461,7 +462,7 @@ ROOMS = {
     # in a child of the user's command, never in a part of a fleet.
     "fractune.models": room(*CORE, "fractune", "fractune.local", lazily=("onnx", "torch", "tvm")),
     # `fractune server` and `fractune worker` become those parts. `timing_process` confines a child as a worker does;
-    # the child times models by `inference`.
+    # the child times models by the runtime.
     "fractune.local": room(
         *CORE,
         "fractune",
@@ -469,7 +470,7 @@ ROOMS = {
         "platformdirs",
         lazily=(
             "fractune_server",
-            *INFERENCE,
+            *RUNTIME,
             *(
                 f"fractune_workers{name}"
                 for name in ("", ".calibration", ".child", ".confinement", ".gpu", ".inventory", ".locks")
@@ -479,31 +480,12 @@ ROOMS = {
     "fractune.server": room(*CORE, GRPC_STUBS, "google.protobuf", "grpc", "grpc_health"),
     # Numbers, tables and pictures as people read them.
     "fractune.text": room(*CORE, "fractune", "rich", lazily=("matplotlib",)),
-    # Runs on machines that have the extra `run` alone: TVM's runtime, neither its package nor its compiler.
-    "fractune.inference": room(
-        *CORE,
-        "fractune.inference.runtimes",
-        "fractune.inference.tvm_runtime",
-        lazily=("cryptography", "numpy"),
+    # Models side by side: timings that alternate, differences of outputs.
+    "fractune.comparing": room(*CORE, "fractune_runtime", "fractune_runtime.tvm_runtime", lazily=("numpy",)),
+    # ---- runtime: it runs on machines that have the extra `run` alone, with TVM's runtime, but not TVM's package or
+    # compiler. Other runtimes are imported when a bundle needs them.
+    "fractune_runtime": room(
+        *CORE, "fractune_runtime.tvm_runtime", lazily=("cryptography", "numpy", "onnxruntime", "openvino")
     ),
-    # Other runtimes than TVM's, each imported when a bundle needs it.
-    "fractune.inference.runtimes": room(
-        *CORE, "fractune.inference.tvm_runtime", lazily=("numpy", "onnxruntime", "openvino")
-    ),
-    "fractune.inference.comparing": room(
-        *CORE,
-        "fractune.inference",
-        "fractune.inference.runtimes",
-        "fractune.inference.tvm_runtime",
-        lazily=("numpy",),
-    ),
-    "fractune.inference.padding": room(
-        *CORE,
-        "fractune.inference",
-        "fractune.inference.comparing",
-        "fractune.inference.runtimes",
-        "fractune.inference.tvm_runtime",
-        lazily=("numpy",),
-    ),
-    "fractune.inference.tvm_runtime": room(*CORE, lazily=("tvm_ffi", "tvm_ffi_orcjit", "numpy", "ml_dtypes")),
+    "fractune_runtime.tvm_runtime": room(*CORE, lazily=("tvm_ffi", "tvm_ffi_orcjit", "numpy", "ml_dtypes")),
 }

@@ -20,7 +20,7 @@ import psutil
 from tests.support.breakages.table import Breakage
 from tests.support.paths import REPOSITORY
 
-_ROOTS = ("tuner_core", "tuner_server", "workers", "tuner_client", ".")
+_ROOTS = ("tuner_core", "tuner_server", "workers", "tuner_runtime", "tuner_client", ".")
 _LAST_WORDS_S = 30.0
 """after Ctrl-C a test may end what it has started"""
 

@@ -14,9 +14,7 @@ from typing import Any
 from fractune.cli.commands.models.run import array_names
 from fractune.features.log.files import csv_row, read_jsonl
 from fractune.features.plan.plan_file import read_plan
-from fractune.features.plan.rows import bundle_rows
-from fractune.inference.choosing import choose_variant
-from fractune.inference.tvm_runtime.tensors import numpy_dtype, random_inputs, specs_of
+from fractune.features.plan.table import bundle_rows
 from fractune_core.codec.messages import from_proto, to_proto
 from fractune_core.files.buckets import Buckets, Padding, input_shapes, open_axes
 from fractune_core.files.bundles import MANIFEST, WEIGHTS, Bundle, write_archive
@@ -28,7 +26,9 @@ from fractune_core.planning.devices import cpu_type
 from fractune_core.records import TuningRecord
 from fractune_core.targets import arch_of
 from fractune_core.workloads import check_workload
-from fractune_server.store.records.record_check import check_record
+from fractune_runtime.choosing import choose_variant
+from fractune_runtime.tvm_runtime.tensors import numpy_dtype, random_inputs, specs_of
+from fractune_server.store.records.rows import check_record
 from tests.support.client_samples import DEVICE, bundle_bytes, plan_file
 from tests.support.fuzz.mutations import Mutator
 from tests.support.fuzz.texts import file_target

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from fractune.inference.gpu import Attribute
+from fractune_runtime.gpu import Attribute
 from tests.support.hardware.simulated_cuda import CUdevice_attribute, SimulatedCuda, Staged
 from tests.support.hardware.simulated_gpu import SimulatedGpu
 

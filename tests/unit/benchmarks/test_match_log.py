@@ -6,7 +6,7 @@ from pathlib import Path
 
 from benchmarks.support.match_log import fill
 from fractune_core.records import VALIDATION_POLICY, Kind
-from fractune_server.store.records.filters import RecordFilter
+from fractune_server.store.records.rows import RecordFilter
 from fractune_server.store.store import Store, sqlite_url
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.queue_cost import costs_of
-from fractune_core.fleet.build_batch import CPU_BATCH
+from fractune_core.fleet.messages import CPU_BATCH
 
 
 def test_all_results_come_back() -> None:

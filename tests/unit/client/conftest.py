@@ -1,35 +1,12 @@
 from __future__ import annotations
 
-import fcntl
-import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
 from tests.support.client_samples import bundle_bytes, job_script
-from tests.support.paths import REPOSITORY
 from tests.support.processes.scripted_server import ScriptedServer, serving
-
-
-@dataclass(frozen=True)
-class Small:
-    """A small model, and a bundle that was compiled from it for this host."""
-
-    model: Path
-    bundle: Path
-
-
-@dataclass(frozen=True)
-class FusedVariants:
-    """Two variants of the small model, and a bundle in which they have the first two of three slots."""
-
-    models: tuple[Path, Path]
-    bundle: Path
 
 
 @pytest.fixture(autouse=True)
@@ -48,48 +25,3 @@ def server() -> Iterator[ScriptedServer]:
         running.script = job_script()
         running.bundles["bundles/b1"] = bundle_bytes()
         yield running
-
-
-@pytest.fixture(scope="session")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Small:
-    folder = _compiled("small", tmp_path_factory)
-    return Small(folder / "small.onnx", folder / "small.fractune")
-
-
-@pytest.fixture(scope="session")
-def encoders(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the bundles of `compile_encoders`."""
-    return _compiled("encoders", tmp_path_factory)
-
-
-@pytest.fixture(scope="session")
-def denormals(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the files of `compile_denormals`."""
-    return _compiled("denormals", tmp_path_factory)
-
-
-@pytest.fixture(scope="session")
-def in_parts(tmp_path_factory: pytest.TempPathFactory) -> Small:
-    """A model with an operator that cannot be imported, and its bundle in parts."""
-    folder = _compiled("parts", tmp_path_factory)
-    return Small(folder / "middle.onnx", folder / "middle.fractune")
-
-
-@pytest.fixture(scope="session")
-def fused(tmp_path_factory: pytest.TempPathFactory) -> FusedVariants:
-    folder = _compiled("fused", tmp_path_factory)
-    return FusedVariants((folder / "variant1.onnx", folder / "variant2.onnx"), folder / "variants.fractune")
-
-
-def _compiled(what: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """In a process of its own: the tests of inference run without the compiler. Once for all workers of a run."""
-    base = tmp_path_factory.getbasetemp()
-    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / what
-    folder.mkdir(exist_ok=True)
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (folder / "made").exists():
-            command = [sys.executable, "-m", "tests.support.real_bundle", str(folder), what]
-            subprocess.run(command, check=True, cwd=REPOSITORY)
-            (folder / "made").touch()
-    return folder

@@ -11,8 +11,8 @@ import pytest
 
 import fractune as typed_fractune
 from fractune.arguments import checked
-from fractune.inference.tvm_runtime.tensors import TensorSpec, as_arrays
 from fractune_core.errors import BadRequest, ServerUnreachable
+from fractune_runtime.tvm_runtime.tensors import TensorSpec, as_arrays
 
 fractune: Any = typed_fractune  # wrong types are the point here
 

@@ -13,9 +13,9 @@ import pytest
 
 import fractune
 from fractune.errors import BadBundle
-from fractune.inference.choosing import VariantChoice
 from fractune_core.analysis.match import How
 from fractune_core.analysis.slowdown_ci import slowdown
+from fractune_runtime.choosing import VariantChoice
 from tests.support.paths import REPOSITORY
 
 SCRIPT = REPOSITORY / "examples" / "pipeline" / "release.py"

@@ -14,7 +14,7 @@ from fractune.cli.logs import LogFormat, LogLevel, set_up_logs
 from fractune_core.fleet.messages import BUSY, IDLE, WorkerInfo
 from fractune_core.fleet.redis_names import BUILD_QUEUE
 from fractune_core.fleet.signed_messages import seal_work
-from fractune_core.fleet.worker_counts import (
+from fractune_core.fleet.worker_entries import (
     COUNT,
     GATE_WAIT,
     REMEASURED,

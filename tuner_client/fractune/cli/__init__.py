@@ -17,7 +17,7 @@ import typer
 from typer.completion import completion_init  # type: ignore[attr-defined]
 
 from fractune.cli.command_list import COMMANDS, GROUPS
-from fractune.cli.ending.stopped import Stopped, output_that_may_close, take_signals
+from fractune.cli.ending import Stopped, output_that_may_close, take_signals
 from fractune.cli.group import Command, Group, with_groups
 from fractune.features.tune.job_file import Line, expanded
 from fractune_core import __version__

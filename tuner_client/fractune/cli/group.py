@@ -22,7 +22,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from fractune.arguments import command_line
-from fractune.cli.ending.stopped import Stopped
+from fractune.cli.ending import Stopped
 from fractune.server.credentials import VARIABLES
 from fractune_core.errors import FractuneError
 

@@ -9,9 +9,8 @@ from fractune.features.matrix.table import cross_text
 from fractune.features.tune.table import latency_table, layout_transforms
 from fractune.features.tune.times_table import time_table
 from fractune.server.job_status import JobStatus
-from fractune.text.launch_notes import LAUNCH_NOTE
 from fractune.text.rendering import Table
-from fractune.text.text import counts_text, span_text, spent_text
+from fractune.text.text import LAUNCH_NOTE, counts_text, span_text, spent_text
 from fractune_core.analysis.roofline import NEAR
 
 HEAVIEST = 8

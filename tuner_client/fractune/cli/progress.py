@@ -13,7 +13,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from fractune.cli.ending.leaving import LeavableView
+from fractune.cli.ending import LeavableView
 from fractune.features.tune.table import operator_json
 from fractune.server.job_status import JobStatus, OperatorStatus
 from fractune.server.rpc import Absence

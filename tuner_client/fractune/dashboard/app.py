@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import hmac
 import secrets
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlencode
 
 from jinja2 import Environment, PackageLoader, select_autoescape
@@ -29,22 +30,143 @@ from starlette.responses import (
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from fractune.dashboard.answers import digest_of, own_address, storable, wants_json
-from fractune.dashboard.forms import Forms
 from fractune.dashboard.guard import Guard, GuardOptions, check_own_page
-from fractune.dashboard.reading.following import Follower
-from fractune.dashboard.reading.progress import JobTrials
-from fractune.dashboard.rendered import RenderedPages
+from fractune.dashboard.reading.following import Follower, JobTrials, Snapshot
 from fractune.dashboard.views import job, log, model, overview, pairs, shares
-from fractune.dashboard.views.page import Page
-from fractune.dashboard.views.words import part_jobs, plain_moment
+from fractune.dashboard.views.forms import fitting, planning
+from fractune.dashboard.views.page import Page, part_jobs, plain_moment
 from fractune.features.client import Client
 from fractune.features.log.match import MatchResult
+from fractune.features.plan.of_jobs import JobDemand
+from fractune.features.plan.slowdowns import MOST_PAIRS
 from fractune.server.job_status import JobStatus
+from fractune_core.analysis.pairs import MeasuredPair
 from fractune_core.analysis.runtime_times import RuntimeTime
-from fractune_core.errors import BadRequest, FractuneError, NotFound, ScopeMissing, ServerUnreachable, StateUnusable
+from fractune_core.errors import (
+    BadRequest,
+    FractuneError,
+    NotFound,
+    QuotaExceeded,
+    ScopeMissing,
+    ServerUnreachable,
+    StateUnusable,
+)
 from fractune_core.names import Collection
 from fractune_core.records import TuningRecord
+
+
+def wants_json(request: Request) -> bool:
+    return request.query_params.get("as") == "json" or _accepts(request.headers.get("accept", ""), "application/json")
+
+
+def _accepts(header: str, media_type: str) -> bool:
+    """Whether an Accept header names this type, and not with the quality 0, which refuses it (RFC 9110, 12.5.1)."""
+    for each in header.split(","):
+        name, *parameters = (part.strip().lower() for part in each.split(";"))
+        if name == media_type:
+            qualities = [part[2:] for part in parameters if part.startswith("q=")]
+            return not any(quality.strip("0.") == "" for quality in qualities)
+    return False
+
+
+def own_address(request: Request) -> str:
+    query = request.url.query
+    return f"{request.url.path}?{query}" if query else request.url.path
+
+
+def digest_of(folder: Path) -> str:
+    """Changes with any of the files, so that a browser never mixes versions."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def storable(value: Any) -> Any:
+    """JSON has no infinity, no NaN and no sets."""
+    if isinstance(value, float):
+        return value if value - value == 0 else None
+    if isinstance(value, Mapping):
+        return {str(name): storable(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [storable(each) for each in value]
+    return value if value is None or isinstance(value, str | int | bool) else str(value)
+
+
+_T = TypeVar("_T")
+
+
+class Forms:
+    """`status_of` reads a job with its results."""
+
+    def __init__(self, follower: Follower, status_of: Callable[[str], Awaitable[JobStatus]]) -> None:
+        self._follower = follower
+        self._status_of = status_of
+        self._computing = asyncio.Lock()
+
+    async def compare(self, request: Request) -> Page:
+        named = (request.query_params.get(side, "") for side in ("a", "b"))
+        sides = [await self._status_of(name) if name else None for name in named]
+        seen = await self._follower.now()
+        return planning.comparison(sides[0], sides[1], seen.jobs)
+
+    async def fit(self, request: Request) -> Page:
+        given = dict(request.query_params)
+        seen = await self._follower.now()
+        chosen = await self._status_of(given["job"]) if given.get("job") else None
+        found = None
+        if chosen is not None and given.get("rate") and given.get("p99"):
+            found = await self._computed(request, fitting.find_limits, chosen, given["rate"], given["p99"])
+        return fitting.fitting(seen.jobs, chosen, given, found)
+
+    async def plan(self, request: Request) -> Page:
+        given = dict(request.query_params)
+        seen = await self._follower.now()
+        asked = planning.asked_models(*(request.query_params.getlist(name) for name in ("job", "rate", "p99")))
+        demands = [JobDemand(await self._status_of(job), rate, p99) for job, rate, p99 in asked]
+        asked = [(each.job.name, each.rate, each.p99) for each in demands]
+        found = None
+        if demands:
+            found = await self._computed(request, planning.find_plan, demands, await self.pairs(), given)
+        return planning.planning(seen.jobs, asked, given, found)
+
+    async def _computed(self, request: Request, compute: Callable[..., _T], *given: object) -> _T:
+        """What `compute` finds in a thread, one at a time: it takes seconds of a core. Raises QuotaExceeded, and
+        ScopeMissing for a page of another site.
+        """
+        check_own_page(request.headers)
+        if self._computing.locked():
+            raise QuotaExceeded("another form is being computed; try again in some seconds")
+        async with self._computing:
+            return await asyncio.to_thread(compute, *given)
+
+    async def pairs(self) -> list[MeasuredPair]:
+        """The newest first."""
+        return await self._follower.answer(("pairs",), lambda client: client.pairs(limit=MOST_PAIRS))
+
+
+_MOST = 64
+"""pages that are kept"""
+
+
+class RenderedPages:
+    """The texts of pages by their addresses, until the server is read again."""
+
+    def __init__(self) -> None:
+        self._state: Snapshot | None = None
+        self._texts: dict[str, str] = {}
+
+    def text(self, state: Snapshot, address: str) -> str | None:
+        """None for a page that was not rendered in this state."""
+        return self._texts.get(address) if state is self._state else None
+
+    def keep(self, state: Snapshot, address: str, text: str) -> None:
+        if state is not self._state:
+            self._state, self._texts = state, {}
+        if len(self._texts) < _MOST:
+            self._texts[address] = text
+
 
 _STATIC = Path(__file__).with_name("static")
 _PING_S = 15.0

@@ -25,7 +25,7 @@ from fractune_core.share_kinds import CPU
 from fractune_core.shares import Share
 
 if TYPE_CHECKING:
-    from fractune.inference.comparing.beside_runtimes import Contenders
+    from fractune.comparing.beside import Contenders
     from fractune_workers.locks.core_locks import CoreLocks
 
 _TIMEOUT_S = 1800.0
@@ -136,19 +136,19 @@ class TimingChild:
         return found
 
     def time_peer(self, path: str, shapes: dict[str, list[int]], repeats: int) -> dict[str, Any]:
-        from fractune.inference.comparing import beside
+        from fractune.comparing import beside
 
         version, run_secs = beside.time_peer(Path(path), len(self._confinement.cores), shapes, repeats)
         return {"version": version, "run_secs": run_secs}
 
     def time_peer_at(self, path: str, several: list[dict[str, list[int]]], repeats: int) -> list[list[float]]:
-        from fractune.inference.comparing import beside
+        from fractune.comparing import beside
 
         return beside.time_peer_at(Path(path), len(self._confinement.cores), several, repeats)
 
     def time_beside(self, path: str, bundle: str, repeats: int) -> dict[str, Any]:
-        from fractune.inference.comparing import beside
-        from fractune.inference.loading import load
+        from fractune.comparing import beside
+        from fractune_runtime.loading import load
 
         model = load(bundle, share=self._share)
         variant = model.choice.variant
@@ -159,9 +159,9 @@ class TimingChild:
         self, bundle: str, member: int | None, onnx: str, runtimes: list[str], repeats: int, *, exact: bool
     ) -> dict[str, Any]:
         """`compared` and `runtimes` of the bundle or its member, as a manifest has them."""
-        from fractune.inference.comparing.beside_runtimes import time_beside_runtimes
-        from fractune.inference.comparing.typical_inputs import highest_integers, typical_inputs
-        from fractune.inference.loading import model_of
+        from fractune.comparing.beside import time_beside_runtimes
+        from fractune.comparing.interleaved import highest_integers, typical_inputs
+        from fractune_runtime.loading import model_of
 
         opened = Bundle(Path(bundle))
         model = model_of(opened if member is None else opened.members[member], share=self._share, runtimes=False)
@@ -173,8 +173,8 @@ class TimingChild:
         self, bundle: str, member: int, onnx: str, compared: Any, repeats: int, *, exact: bool
     ) -> dict[str, Any]:
         """`between` of the member, which was `compared` at its own shape."""
-        from fractune.inference.bucketed_model import BucketedModel
-        from fractune.inference.padding.between_shapes import time_between_shapes
+        from fractune.comparing.padded_outputs import time_between_shapes
+        from fractune_runtime.bucketed_model import BucketedModel
 
         model = BucketedModel(Bundle(Path(bundle)), share=self._share, runtimes=False)
         file, at_shape = _contenders(onnx, repeats, exact=exact), Compared.from_json(compared)
@@ -188,7 +188,7 @@ class TimingChild:
         self, runtime: str, path: str, threads: list[int], rounds: int, shapes: dict[str, list[int]]
     ) -> dict[str, Any]:
         """The times by the numbers of threads that run the model in the runtime; `version` is empty for a bundle."""
-        from fractune.inference.comparing.interleaved import time_services
+        from fractune.comparing.interleaved import time_services
 
         version, calls = calls_of(runtime, path, threads, shapes)
         times = time_services(dict(calls), rounds, _MOST_S)
@@ -201,8 +201,7 @@ class TimingChild:
         busy. OpenVINO's replicas are streams of one model: separate models would pin their threads to the same cores.
         Raises ShareUnavailable.
         """
-        from fractune.inference.comparing.interleaved import wait_for_quiet
-        from fractune.inference.comparing.serving import serve
+        from fractune.comparing.interleaved import serve, wait_for_quiet
 
         streams = len(threads) if runtime == OPENVINO else 1
         calls = [call for _, call in calls_of(runtime, path, threads[::streams], shapes, streams)[1]]
@@ -219,8 +218,8 @@ class TimingChild:
 
 
 def _contenders(onnx: str, repeats: int, *, exact: bool) -> Contenders:
-    from fractune.inference.comparing.beside_runtimes import Contenders
-    from fractune.inference.runtimes.sessions import is_quantized
+    from fractune.comparing.beside import Contenders
+    from fractune_runtime.sessions import is_quantized
 
     path = Path(onnx)
     return Contenders(path.read_bytes(), is_quantized(path), exact, repeats)
@@ -234,13 +233,13 @@ def calls_of(
     BadRequest for an unknown input.
     """
     if runtime == OURS:
-        from fractune.inference.loading import load
+        from fractune_runtime.loading import load
 
         models = [load(path, share=f"cpu:{count}") for count in threads]
         return "", [(model.threads, partial(model.run, model.random_inputs())) for model in models]
     if runtime == OPENVINO:
         return _openvino_calls(path, threads, shapes, streams)
-    from fractune.inference.runtimes.sessions import OnnxRuntimeSession, settings_of
+    from fractune_runtime.sessions import OnnxRuntimeSession, settings_of
 
     settings = settings_of(ONNX_RUNTIME, exact=False)
     sessions = [OnnxRuntimeSession(Path(path), count, settings) for count in threads]
@@ -255,7 +254,7 @@ def calls_of(
 def _openvino_calls(
     path: str, threads: Sequence[int], shapes: Mapping[str, Sequence[int]], streams: int
 ) -> tuple[str, list[tuple[int, _Call]]]:
-    from fractune.inference.runtimes.sessions import OpenVinoSession, stream_settings
+    from fractune_runtime.sessions import OpenVinoSession, stream_settings
 
     fixed = shapes_in(shapes)
     sessions = [

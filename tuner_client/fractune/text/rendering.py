@@ -18,7 +18,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.table import Table as Grid
 from rich.text import Text
 
-from fractune.text.frames import pandas_frame, polars_frame
+from fractune.text.text import pandas_frame, polars_frame
 from fractune_core.errors import one_line
 
 _WIDEST = 10_000

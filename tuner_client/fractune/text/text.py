@@ -2,12 +2,37 @@
 
 from __future__ import annotations
 
+import importlib
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from typing import Any
 
+from fractune_core.analysis.roofline import LAUNCH_BOUND
 from fractune_core.analysis.slowdown_ci import Estimate
-from fractune_core.errors import one_line
+from fractune_core.errors import BadRequest, FractuneError, one_line
+
+Rows = Sequence[Mapping[str, Any]]
+
+
+def pandas_frame(rows: Rows) -> Any:
+    """A `pandas.DataFrame` with a column for each name. Raises FractuneError without pandas."""
+    return _library("pandas").DataFrame(list(rows))
+
+
+def polars_frame(rows: Rows) -> Any:
+    """A `polars.DataFrame` with a column for each name. Raises FractuneError without Polars."""
+    # Types of columns are those of all rows: the first rows of a column may lack its value.
+    return _library("polars").DataFrame(list(rows), infer_schema_length=None, strict=False)
+
+
+def _library(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise FractuneError(f"a data frame of {name} needs it; install the package '{name}'") from error
+
 
 _NOTICED_S = 0.05
 
@@ -83,3 +108,103 @@ def counts_text(counts: dict[str, int]) -> str:
 def estimate_text(each: Estimate | None) -> str:
     """`1.21 (1.18 .. 1.25)`; `-` for one that is not known."""
     return "-" if each is None else f"{each.median:.2f} ({each.low:.2f} .. {each.high:.2f})"
+
+
+_MARK = " *"
+LAUNCH_NOTE = (
+    f"* at most {LAUNCH_BOUND:g} times the launch floor of its share, the time of an empty kernel: the host's "
+    "launches are timed, so shares tie; a larger batch shows the kernels."
+)
+
+
+def marked_time(secs: float | None, *, launch_bound: bool | None) -> str:
+    """`3.30 us *` near the launch floor, else `3.30 us`."""
+    return f"{time_text(secs)}{_MARK if launch_bound else ''}"
+
+
+def launch_notes(launch_bound: Iterable[bool | None]) -> tuple[str, ...]:
+    """The note, if any time has the mark."""
+    return (LAUNCH_NOTE,) if any(launch_bound) else ()
+
+
+_FORM = re.compile(r"([1-9][0-9]{0,17})([A-Za-z]*)")
+_BYTES = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+_MOST_BYTES = (1 << 63) - 1
+_SECONDS = {"h": 3600, "d": 24 * 3600}
+_FRACTION = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*([a-z/]+)")
+_SHORT_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+_PER_S = {"/s": 1.0, "/min": 1 / 60, "/h": 1 / 3600}
+_LONGEST_S = 36_500 * _SECONDS["d"]
+
+
+def parse_bytes(option: str, text: str) -> int:
+    """Read `2GiB`, `500MiB` or plain bytes. Raises BadRequest."""
+    size = _parse(option, text, _BYTES, "a size such as 2GiB, 500MiB or 1000000")
+    if size > _MOST_BYTES:
+        raise BadRequest(f"{option} '{text}': at most {_MOST_BYTES} bytes are allowed")
+    return size
+
+
+def parse_lifetime_s(option: str, text: str) -> float:
+    """Read `12h` or `30d`. Raises BadRequest."""
+    lifetime_s = _parse(option, text, _SECONDS, "hours or days, such as 12h or 30d")
+    if lifetime_s > _LONGEST_S:
+        raise BadRequest(f"{option} '{text}': write a hundred years (36500d) at most")
+    return float(lifetime_s)
+
+
+def parse_time_s(option: str, text: str) -> float:
+    """Read `50ms`, `1.5s` or `800us`. Raises BadRequest."""
+    return _parse_positive(option, text, _SHORT_S, "a time such as 50ms, 1.5s or 800us")
+
+
+def parse_rate_per_s(option: str, text: str) -> float:
+    """Read `18/s`, `0.5/s` or `600/min`. Raises BadRequest."""
+    return _parse_positive(option, text, _PER_S, "requests by time, such as 18/s or 600/min")
+
+
+def parse_millicores(option: str, text: str) -> int:
+    """Read `50m`. Raises BadRequest."""
+    return _parse(option, text, {"m": 1}, "thousandths of a core, such as 50m")
+
+
+def _parse_positive(option: str, text: str, units: Mapping[str, float], examples: str) -> float:
+    form = _FRACTION.fullmatch(text.strip())
+    if form is None or form[2] not in units or not float(form[1]):
+        raise BadRequest(f"{option} '{text}': write {examples}")
+    return float(form[1]) * units[form[2]]
+
+
+def _parse(option: str, text: str, units: Mapping[str, int], examples: str) -> int:
+    form = _FORM.fullmatch(text)
+    if form is None or form[2] not in units:
+        raise BadRequest(f"{option} '{text}': write {examples}")
+    return int(form[1]) * units[form[2]]
+
+
+_SHOWN_ABOVE = 1.0005
+"""rounded to a tenth of a percent this is more than 100 %"""
+_ABOVE = (
+    "More than 100 % of a roof: the kernel does fewer operations than the direct way, which the roof counts "
+    "(Winograd), or the roof was measured too low, on a busy machine or by an older version."
+)
+
+
+def roof_notes(roof_parts: Iterable[float | None], unit: str, *, has_roof: bool) -> tuple[str, ...]:
+    """A note that explains parts above 1, or an empty column; empty if there is nothing to explain.
+
+    `unit` is that of the shares (`core` or `sm`). `has_roof`: whether the roof of any of them is known.
+    """
+    parts = list(roof_parts)
+    known = [part for part in parts if part is not None]
+    if parts and not known:
+        return (f"No part of a roof is known: {_cause(unit, has_roof=has_roof)}.",)
+    return (_ABOVE,) if any(part > _SHOWN_ABOVE for part in known) else ()
+
+
+def _cause(unit: str, *, has_roof: bool) -> str:
+    if unit == "sm":
+        return "the roof of a GPU is not measured"
+    if not has_roof:
+        return "the log has no roof of these shares; a worker measures one with its first batch there"
+    return "the operators may stay in the cache, which has no measured roof, or their arithmetic is in doubt"

@@ -5,12 +5,26 @@ All are signed, each for its own name, but for model files: these are named by t
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
 from fractune_core.errors import NotFound
 from fractune_core.fleet.redis_names import BLOB_TTL_S, RELEASED_BLOB_TTL_S, blob_key
 from fractune_core.fleet.signed_messages import Unsigned, open_signed, sign
+
+_MOST_BYTES = 64 << 20
+"""Data in Redis is unsigned and compressed: a few bytes may claim any memory."""
+
+
+def unpack(data: bytes) -> bytes:
+    """The JSON text in the `data` of a job. Raises zlib.error, also for more than `_MOST_BYTES`."""
+    stream = zlib.decompressobj()
+    text = stream.decompress(data, _MOST_BYTES)
+    if not stream.eof:
+        raise zlib.error("it is incomplete or too long")
+    return text
+
 
 CHUNK_BYTES = 4 << 20
 

@@ -6,11 +6,26 @@
 
 from __future__ import annotations
 
+import json
 import time
 from typing import Any, Literal, NotRequired, TypedDict, get_args, get_type_hints
 
 from fractune_core.records import Kind, Status, TimingPolicy, TuningRecord, record_id
 from fractune_core.shares import Device, GrantedShare
+from fractune_core.targets import is_cuda
+
+CPU_BATCH = 8
+"""Several builders share a round, and the anchor is timed once for each piece."""
+CUDA_BATCH = 2
+"""A build by nvcc takes about a second, far longer than an anchor (H200): a first round of 8 waited for one builder."""
+
+
+def build_batch(target_key: str) -> int:
+    """The most candidates in a piece of build work for this target. It depends on nothing else: a search that is
+    repeated must yield the same pieces.
+    """
+    return CUDA_BATCH if is_cuda(json.loads(target_key)) else CPU_BATCH
+
 
 BUSY, IDLE = "busy", "idle"
 MOST_EVENT_BYTES = 64 << 20
@@ -48,7 +63,7 @@ class WorkerInfo(TypedDict):
     uptime_s: NotRequired[float]
     """seconds since it began to count"""
     counts: NotRequired[list[list[Any]]]
-    """since then: `fractune_core.fleet.worker_counts.counts_to_json`"""
+    """since then: `fractune_core.fleet.worker_entries.counts_to_json`"""
     waits_for: NotRequired[list[CoreHolder]]
     """the measurements that have kept the worker from its cores for some seconds"""
 

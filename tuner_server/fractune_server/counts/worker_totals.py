@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from fractune_core.fleet.messages import WorkerInfo
 from fractune_core.fleet.redis_names import WORKER_TTL_S
-from fractune_core.fleet.worker_counts import CountKey, counts_from_json
+from fractune_core.fleet.worker_entries import CountKey, counts_from_json
 
 _REMEMBERED = 20_000
 """starts of workers; more than live at one time. The one heard of longest ago is forgotten first."""

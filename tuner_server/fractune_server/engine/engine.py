@@ -23,8 +23,7 @@ from fractune_core.log_fields import log_fields
 from fractune_server.engine.active_job import ActiveJob
 from fractune_server.engine.compile_turns import CompileTurns
 from fractune_server.engine.ingest import IngestPhase, ingest_key
-from fractune_server.engine.needed_workers import MissingWorkers
-from fractune_server.engine.open_jobs import OpenJobs
+from fractune_server.engine.open_jobs import MissingWorkers, OpenJobs
 from fractune_server.engine.publish import PublishPhase
 from fractune_server.engine.rounds import Rounds
 from fractune_server.engine.tune import Instance, TunePhase
@@ -32,11 +31,9 @@ from fractune_server.engine.validate import ValidatePhase
 from fractune_server.scheduler.fair_queue import FairQueue
 from fractune_server.store.models import IngestKey
 from fractune_server.transport.context import ServerContext, reported_error
-from fractune_server.transport.dead_letters import RoundPlace, write_dead_letters
 from fractune_server.transport.live_workers import COMPILE, TUNE, live_workers
-from fractune_server.transport.recorder import Arrival, Recorder
-from fractune_server.transport.requeue import Loss, Requeuer
-from fractune_server.transport.trim import trim
+from fractune_server.transport.recorder import Arrival, Recorder, trim
+from fractune_server.transport.requeue import Loss, Requeuer, RoundPlace, write_dead_letters
 from fractune_server.transport.work_queues import WorkQueues
 
 POLL_MS = 200

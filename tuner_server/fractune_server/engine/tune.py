@@ -11,7 +11,6 @@ from itertools import zip_longest
 from math import isfinite
 
 from fractune_core.analysis.roofline import Roof, raised
-from fractune_core.fleet.build_batch import build_batch
 from fractune_core.fleet.messages import (
     BuildWork,
     PastTrial,
@@ -23,6 +22,7 @@ from fractune_core.fleet.messages import (
     SearchWork,
     WorkerInfo,
     WorkFailed,
+    build_batch,
     build_work,
 )
 from fractune_core.fleet.redis_names import BUILD_QUEUE, tune_queue, tuner_stream
@@ -31,13 +31,11 @@ from fractune_core.log_fields import log_fields
 from fractune_core.records import Kind, TuningRecord
 from fractune_core.share_kinds import CPU
 from fractune_core.targets import with_cores
-from fractune_server.engine.active_job import ActiveJob
-from fractune_server.engine.live_round import LiveRound
-from fractune_server.engine.rounds import Rounds
-from fractune_server.engine.whole_cores import limit_note
+from fractune_server.engine.active_job import ActiveJob, limit_note
+from fractune_server.engine.rounds import LiveRound, Rounds
 from fractune_server.scheduler.allocation import FIRST_ROUND, Budget, OperatorPlan, joint_times, next_round
 from fractune_server.scheduler.fair_queue import FairQueue
-from fractune_server.scheduler.warm_start import TRIALS_AT_LEAST, choose_donors, operator_kind
+from fractune_server.scheduler.finalists import TRIALS_AT_LEAST, choose_donors, operator_kind
 from fractune_server.store.records.log import LogKey
 from fractune_server.store.stored_job import Round
 from fractune_server.transport.context import ServerContext

@@ -15,8 +15,7 @@ from fractune_core.fleet.redis_names import BUILD_QUEUE, SERVER_STREAM
 from fractune_core.jobs import JobState
 from fractune_core.records import Kind, Status, TuningRecord
 from fractune_server.engine.active_job import ActiveJob
-from fractune_server.engine.live_round import LiveRound
-from fractune_server.engine.rounds import Rounds
+from fractune_server.engine.rounds import LiveRound, Rounds
 from fractune_server.scheduler.finalists import (
     BEST_PER_SHARE,
     NEGLIGIBLE,

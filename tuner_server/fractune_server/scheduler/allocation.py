@@ -8,7 +8,48 @@ from dataclasses import dataclass, field
 
 from fractune_core.analysis.joint_time import joint_time_s
 from fractune_core.analysis.roofline import is_near
-from fractune_server.scheduler import budget
+
+_FLOOR_FRACTION = 2
+"""every operator gets at least 1/2 of an equal part of the trials"""
+_CAP_FACTOR = 4
+"""every operator gets at most 4 equal parts"""
+
+
+def minimum(trials: int, operators: int) -> int:
+    """Candidates that every operator gets before any gets more. At least one: the first candidate is computed, and far
+    better than the untuned default.
+    """
+    return max(1, trials // (_FLOOR_FRACTION * operators))
+
+
+def cap(trials: int, operators: int) -> int:
+    """Limit of candidates of an operator in this budget."""
+    return max(minimum(trials, operators), math.ceil(_CAP_FACTOR * trials / operators))
+
+
+def remaining(trials: int, searchable: Sequence[int], done: Sequence[int] = ()) -> int:
+    """New candidates in a budget of `trials`. The counts are of operators that can still gain, and of `done` ones.
+
+    1. Candidates in the log count, up to the cap of their operator.
+    2. Every searchable operator gets its minimum, even if others have used up the budget.
+    """
+    operators = len(searchable) + len(done)
+    low, high = minimum(trials, operators), cap(trials, operators)
+    unspent = trials - sum(min(count, high) for count in (*searchable, *done))
+    owed = sum(max(0, low - count) for count in searchable)
+    return max(unspent, owed, 0)
+
+
+def unused(trials: int, counts: Sequence[int], near_roof: Sequence[int]) -> int:
+    """The rest of a budget of `trials` that no operator could gain by.
+
+    `counts`: measured candidates of each operator; `near_roof`: those of the operators near their roof, which are among
+    them. The rest is at most what the latter lack to their cap.
+    """
+    high = cap(trials, len(counts))
+    unspent = trials - sum(min(count, high) for count in counts)
+    return max(0, min(unspent, sum(max(0, high - count) for count in near_roof)))
+
 
 FIRST_ROUND = 8
 """candidates in an operator's first rounds. A later round has half as many as were measured before, up to the job's
@@ -161,11 +202,11 @@ class Budget:
         if self.extra_trials:
             return max(0, self.extra_trials - gained - sum(plan.in_flight for plan in plans))
         searchable = [plan.count for plan in plans if plan.open]
-        return budget.remaining(self.trials, searchable, [plan.count for plan in plans if not plan.open])
+        return remaining(self.trials, searchable, [plan.count for plan in plans if not plan.open])
 
     def most(self, operators: int) -> float:
         """Limit of candidates for one of `operators` operators."""
-        return math.inf if self.extra_trials else budget.cap(self.trials, operators)
+        return math.inf if self.extra_trials else cap(self.trials, operators)
 
     def room(self, plan: OperatorPlan, plans: Sequence[OperatorPlan], gained: int) -> float:
         """Number of further candidates of the operator `plan`, one of `plans`, that the job would take."""
@@ -181,7 +222,7 @@ class Budget:
         near = [plan.count for plan in plans if plan.near_roof and not plan.exhausted]
         if self.extra_trials:
             return max(0, self.extra_trials - gained) if near else 0
-        return budget.unused(self.trials, [plan.count for plan in plans], near)
+        return unused(self.trials, [plan.count for plan in plans], near)
 
 
 def next_round(
@@ -201,7 +242,7 @@ def next_round(
     """
     left = limits.remaining(plans, gained)
     free = [plan for plan in plans if not plan.busy and plan.open and allowed(plan)]
-    low = budget.minimum(limits.trials, len(plans))
+    low = minimum(limits.trials, len(plans))
     high = limits.most(len(plans))
     free = [plan for plan in free if plan.count < high]
     if left <= 0 or not free:

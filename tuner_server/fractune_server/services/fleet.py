@@ -13,8 +13,7 @@ from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.pb import fractune_pb2_grpc as rpc
 from fractune_core.shares import Device, GrantedShare
 from fractune_server.transport.context import ServerContext
-from fractune_server.transport.live_workers import live_workers
-from fractune_server.transport.waiting_work import Waiting, waiting_work
+from fractune_server.transport.live_workers import Waiting, live_workers, waiting_work
 
 
 class FleetService(rpc.FleetServiceServicer):

@@ -27,9 +27,8 @@ from fractune_server.selection.model_match import Matcher, MatchQuery, OperatorA
 from fractune_server.services.jobs import arithmetic_to_proto
 from fractune_server.services.models import arriving
 from fractune_server.services.paging import first_page, page_size, read_token, write_token
-from fractune_server.store.records.filters import RecordFilter
 from fractune_server.store.records.log import RecordPlace
-from fractune_server.store.records.record_check import check_record
+from fractune_server.store.records.rows import RecordFilter, check_record
 from fractune_server.transport.context import ServerContext
 from fractune_server.transport.unreadable import SetAsideResult, replay, unreadable_results
 

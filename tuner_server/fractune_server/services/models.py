@@ -22,6 +22,21 @@ from fractune_server.access.authenticator import Caller, caller, ended_after
 from fractune_server.store.models import StoredModel
 from fractune_server.transport.context import ServerContext
 
+_MESSAGE_BYTES = 1 << 20
+
+
+class BundleService(rpc.BundleServiceServicer):
+    def __init__(self, context: ServerContext) -> None:
+        self._context = context
+
+    def DownloadBundle(
+        self, request: pb.DownloadBundleRequest, context: grpc.ServicerContext
+    ) -> Iterator[pb.DownloadBundleResponse]:
+        for chunk in self._context.files.bundle(Collection.BUNDLES.parse(request.name)):
+            for start in range(0, len(chunk), _MESSAGE_BYTES):
+                yield pb.DownloadBundleResponse(data=chunk[start : start + _MESSAGE_BYTES])
+
+
 Request = TypeVar("Request")
 _SILENCE_S = 5.0
 

@@ -7,12 +7,8 @@ from pathlib import Path
 from fractune_server.store.database.database import Database, ServerLock
 from fractune_server.store.jobs import JobStore
 from fractune_server.store.models import ModelStore
-from fractune_server.store.records.ledger import Ledger
-from fractune_server.store.records.log import TuningLog
-from fractune_server.store.records.pairs import PairStore
-from fractune_server.store.records.roofs import RoofStore
-from fractune_server.store.records.runtime_times import RuntimeTimeStore
-from fractune_server.store.records.spaces import SpaceStore
+from fractune_server.store.records.log import Ledger, TuningLog
+from fractune_server.store.records.small_tables import PairStore, RoofStore, RuntimeTimeStore, SpaceStore
 from fractune_server.store.tokens import TokenStore
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -16,10 +16,13 @@ from rq.executions import Execution, ExecutionRegistry
 from rq.job import Job, JobStatus
 from rq.worker import BaseWorker, WorkerStatus
 
-from fractune_core.fleet.marks import CANCELLED, HANDED_BACK, is_marked, unmark
-from fractune_core.fleet.messages import Work, cancelled_by
+from fractune_core.fleet.marks import CANCELLED, DONE, HANDED_BACK, is_marked, mark, unmark
+from fractune_core.fleet.messages import BuildWork, Event, MeasureWork, Work, WorkFailed, cancelled_by, work_record
+from fractune_core.fleet.redis_names import EVENT_FIELD, SERVER_STREAM
+from fractune_core.fleet.signed_messages import seal_event
 from fractune_core.log_fields import log_fields
-from fractune_core.records import Kind
+from fractune_core.records import TRIAL_POLICY, VALIDATION_POLICY, Kind, Status
+from fractune_core.shares import Device, GrantedShare
 from fractune_server.transport.live_workers import Fleet
 from fractune_server.transport.work_queues import WorkQueues, delete, fetch, readable_names
 
@@ -244,3 +247,59 @@ def _alive(execution: Execution, fleet: Fleet) -> bool:
     """Whether its worker lives. A worker of the same name that started after the work is another one."""
     worker = fleet.workers.get(execution.worker_name)
     return worker is not None and worker["started_at"] <= execution.created_at.timestamp()
+
+
+@dataclass(frozen=True)
+class RoundPlace:
+    """Where the candidates of a round are measured."""
+
+    device: Device
+    granted: Mapping[str, GrantedShare]
+    """by share as text"""
+
+
+def write_dead_letters(redis: Redis, secret: bytes, work: Work, place: RoundPlace | None) -> None:
+    """Send failed results for the work, through the results streams like all results.
+
+    `place`: of the work's round; None if the round has ended, or the work has none.
+    """
+    if "round_id" in work and place is None:
+        return
+    with redis.pipeline() as pipe:
+        if place is not None and (work["task"] == "build" or work["task"] == "measure"):
+            for event in _crashes(work, place):
+                pipe.xadd(work["reply"], {EVENT_FIELD: seal_event(secret, event)})
+        else:
+            pipe.xadd(SERVER_STREAM, {EVENT_FIELD: seal_event(secret, _failure(work))})
+        mark(pipe, DONE, work["work_id"])
+        pipe.execute()
+
+
+def _crashes(work: BuildWork | MeasureWork, place: RoundPlace) -> Iterator[Event]:
+    shares = work["shares"] if work["task"] == "build" else [work["share"]]
+    items = work["candidates"] if work["task"] == "build" else work["artifacts"]
+    for share in (each for each in shares if each in place.granted):
+        for item in items:
+            record = work_record(
+                work,
+                item,
+                place.device,
+                place.granted[share],
+                Status.CRASHED,
+                f"{ATTEMPTS} workers died while they had this batch ({work['task']})",
+                VALIDATION_POLICY if work["purpose"] == Kind.VALIDATION else TRIAL_POLICY,
+            )
+            yield {"event": "measured", "job": work["job"], "round_id": work["round_id"], "record": record.to_json()}
+
+
+def _failure(work: Work) -> WorkFailed:
+    event: WorkFailed = {
+        "event": "work_failed",
+        "job": work["job"],
+        "task": work["task"],
+        "error": "JobFailed",
+        "message": f"{ATTEMPTS} workers died during this work: {work['task']}; see their logs",
+    }
+    if work["task"] == "search":
+        event["round_id"] = work["round_id"]
+    return event

@@ -17,7 +17,7 @@ from rq.queue import EnqueueData
 from rq.serializers import JSONSerializer
 
 from fractune_core import tracing
-from fractune_core.fleet.job_data import unpack
+from fractune_core.fleet.blobs import unpack
 from fractune_core.fleet.marks import DONE, is_marked, mark
 from fractune_core.fleet.messages import Work
 from fractune_core.fleet.redis_names import HANDLER, is_of_protocol, tune_queue

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 from fractune_core.cuda import VISIBLE_DEVICES
@@ -258,3 +260,32 @@ def gpu_device(gpu: Gpu, l2_bytes: int) -> Device:
         l2_kib=0 if gpu.mig else l2_bytes // 1024,
         label=gpu.name,
     )
+
+
+UNKNOWN_CLOCKS = Clocks(sm_mhz=0, throttled_ns={})
+
+_log = logging.getLogger(__name__)
+
+
+class GpuClock:
+    def __init__(self, nvml: Callable[[], Nvml] = open_nvml) -> None:
+        self._open_nvml = nvml
+        self._has_complained = False
+
+    def read(self) -> Clocks:
+        """Of the whole GPU; UNKNOWN_CLOCKS where NVML fails: the measurement is as good without."""
+        try:
+            return self._nvml.clocks(self._uuid)
+        except ShareUnavailable as error:
+            if not self._has_complained:
+                _log.warning("records will lack the clock of the GPU: %s", error)
+            self._has_complained = True
+            return UNKNOWN_CLOCKS
+
+    @cached_property
+    def _nvml(self) -> Nvml:
+        return self._open_nvml()
+
+    @cached_property
+    def _uuid(self) -> str:
+        return visible_gpu(self._nvml.gpus()).uuid

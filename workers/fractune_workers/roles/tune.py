@@ -13,7 +13,6 @@ import redis
 
 from fractune_core.codec.plain_json import from_json
 from fractune_core.errors import FractuneError
-from fractune_core.fleet.build_batch import build_batch
 from fractune_core.fleet.messages import (
     BuildWork,
     Event,
@@ -21,6 +20,7 @@ from fractune_core.fleet.messages import (
     SearchForgotten,
     SearchOpening,
     SearchWork,
+    build_batch,
     build_work,
 )
 from fractune_core.fleet.redis_names import (

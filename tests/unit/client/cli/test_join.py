@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fractune.cli import main
-from fractune.inference.padding import padded_outputs
+from fractune.comparing import padded_outputs
 from tests.support.real_bundle import ENCODER, ENCODER_SHAPES, MEAN_OF_ALL
 
 

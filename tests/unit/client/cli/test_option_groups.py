@@ -9,7 +9,7 @@ import typer
 
 from fractune.cli import build_app, main
 from fractune.server.credentials import VARIABLES
-from fractune.text.quantities import (
+from fractune.text.text import (
     parse_bytes,
     parse_lifetime_s,
     parse_millicores,

@@ -12,8 +12,7 @@ from rich.console import Console
 from fractune.cli.commands.jobs.jobs import _job_cells, job_json
 from fractune.cli.printing import print_result
 from fractune.cli.progress import JsonView, TableView, job_table, progress_json
-from fractune.features.goal.goal_result import Goal, GoalStep, PeerTiming, SideBySide
-from fractune.features.goal.goal_table import goal_news
+from fractune.features.goal.goal_result import Goal, GoalStep, PeerTiming, SideBySide, goal_news
 from fractune.features.tune.table import result_json
 from fractune.server.job_status import JobProgress, JobStatus, job_status
 from fractune.sessions.progress import BarView, LineView, status_text

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fractune.dashboard.reading.progress import JobTrials, Point, Trial, model_progress, operator_progress
+from fractune.dashboard.reading.following import JobTrials, Point, Trial, model_progress, operator_progress
 from fractune.dashboard.views.job import job
 from fractune.features.client import Client
 from fractune.features.log.log import Records

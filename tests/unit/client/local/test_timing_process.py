@@ -10,7 +10,7 @@ from typing import Any
 import onnx
 import pytest
 
-from fractune.inference.comparing import beside_runtimes
+from fractune.comparing import beside
 from fractune.local import timing_process
 from fractune.local.timing_process import calls_of, noting_a_wait, open_child
 from fractune_core.errors import BadRequest
@@ -51,7 +51,7 @@ def test_contenders_get_ids_of_the_tables_and_masks_of_ones(encoders: Path) -> N
         return Compared({}), {}
 
     def ask() -> bool:  # in a process of its own, because it is confined
-        beside_runtimes.time_beside_runtimes = compare  # type: ignore[assignment]
+        beside.time_beside_runtimes = compare  # type: ignore[assignment]
         methods = open_child(["cpu:1", str(min(os.sched_getaffinity(0)))])
         bundle, onnx = str(encoders / f"{ENCODER}-1x16.fractune"), str(encoders / f"{ENCODER}.onnx")
         methods["compare"](bundle=bundle, member=None, onnx=onnx, runtimes=[], repeats=6, exact=True)

@@ -11,7 +11,7 @@ from rich.console import Console
 from fractune.cli.commands.jobs.jobs import _jobs_table, _workers_table
 from fractune.cli.commands.machine.shares import _table as shares_table
 from fractune.cli.progress import job_table
-from fractune.features.goal.goal_table import goal_table
+from fractune.features.goal.goal_result import goal_table
 from fractune.server.job_status import Worker
 from fractune.text.rendering import Column, Table
 from tests.support.client_results import JOB, SHARES, goal, results, tuned_job

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fractune.text.roof_notes import roof_notes
-from fractune.text.text import counts_text, ratio_text, span_text, time_text
+from fractune.text.text import counts_text, ratio_text, roof_notes, span_text, time_text
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fractune.text.toml_text import Value, toml_lines
+from fractune.text.toml_table import Value, toml_lines
 from fractune_core.errors import BadRequest
 
 TEXT = st.text()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fractune_core.fleet.build_batch import CPU_BATCH, CUDA_BATCH, build_batch
+from fractune_core.fleet.messages import CPU_BATCH, CUDA_BATCH, build_batch
 
 
 def test_builds_for_a_gpu_are_spread_over_more_builders() -> None:

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from fractune_core.fleet.worker_counts import COUNT, SECS_BOUNDS, CountKey, bucket_of, counts_from_json, counts_to_json
+from fractune_core.fleet.worker_entries import COUNT, SECS_BOUNDS, CountKey, bucket_of, counts_from_json, counts_to_json
 
 KEY = CountKey("remeasured", "cpu:1", COUNT)
 

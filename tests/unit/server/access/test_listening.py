@@ -9,7 +9,7 @@ import pytest
 
 from fractune_core.access.tls_files import TlsFiles
 from fractune_core.errors import BadRequest
-from fractune_server.access.listening import metrics_tls, server_credentials
+from fractune_server.main import metrics_tls, server_credentials
 from tests.support.certificates import Authority
 
 

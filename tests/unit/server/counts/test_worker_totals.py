@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fractune_core.fleet.redis_names import WORKER_TTL_S
-from fractune_core.fleet.worker_counts import COUNT, CountKey
+from fractune_core.fleet.worker_entries import COUNT, CountKey
 from fractune_server.counts import worker_totals
 from fractune_server.counts.worker_totals import WorkerTotals
 

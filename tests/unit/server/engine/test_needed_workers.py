@@ -9,9 +9,9 @@ import pytest
 
 from fractune_core.fleet.messages import CoreHolder, WorkerInfo
 from fractune_core.jobs import JobSpec, JobState
-from fractune_server.engine import needed_workers
+from fractune_server.engine import open_jobs
 from fractune_server.engine.active_job import ActiveJob, SingleWork
-from fractune_server.engine.needed_workers import MissingWorkers, NeededWorker
+from fractune_server.engine.open_jobs import MissingWorkers, NeededWorker
 from fractune_server.store.stored_job import StoredJob
 from fractune_server.transport.live_workers import Fleet
 from tests.support.samples import DEVICE, LIMITED, granted
@@ -50,7 +50,7 @@ def worker(role: str, share: str = "", isa: str = DEVICE.isa) -> WorkerInfo:
 def test_what_the_phase_lacks_is_noted_and_goes_when_it_comes(
     monkeypatch: pytest.MonkeyPatch, state: JobState, workers: list[WorkerInfo], missing: list[str]
 ) -> None:
-    monkeypatch.setattr(needed_workers, "MISSING_S", 0.0)
+    monkeypatch.setattr(open_jobs, "MISSING_S", 0.0)
     job, missing_workers = a_job(state), MissingWorkers()
     missing_workers.note(Fleet(workers), [job])
     assert job.stored.notes == [f"waiting for a worker: {each}" for each in missing]
@@ -63,7 +63,7 @@ def test_a_worker_under_a_cpu_limit_is_needed_only_to_time_the_whole_model() -> 
     for state in (JobState.TUNING, JobState.VALIDATING, JobState.TIMING):
         job = a_job(state)
         job.stored.granted["cpu:1500m"] = LIMITED
-        measuring = [needed.share for needed in needed_workers.needed_workers(job) if needed.role == "measure"]
+        measuring = [needed.share for needed in open_jobs.needed_workers(job) if needed.role == "measure"]
         assert measuring == [*SHARES, *(["cpu:1500m"] if state is JobState.TIMING else [])]
         assert (job.share_keys, job.stored.cores) == (a_job(state).share_keys, 2)
     assert job.work_id(SingleWork("time_model", "cpu:1500m")) == "j-time_model2-0"

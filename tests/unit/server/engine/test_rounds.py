@@ -14,8 +14,7 @@ import redis
 from fractune_core.fleet.redis_names import BUILD_QUEUE
 from fractune_core.records import Kind
 from fractune_core.workloads import workload_hash
-from fractune_server.engine.live_round import LiveRound
-from fractune_server.engine.rounds import Rounds
+from fractune_server.engine.rounds import LiveRound, Rounds
 from fractune_server.scheduler.fair_queue import Claimant, FairQueue
 from fractune_server.store.files.blob_files import BlobStore
 from fractune_server.store.records.log import LogKey

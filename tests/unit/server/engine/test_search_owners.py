@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fractune_server.engine.search_owners import SearchOwners
+from fractune_server.engine.rounds import SearchOwners
 from fractune_server.store.records.log import LogKey
 
 FIRST, SECOND, THIRD = (LogKey(name * 16, "target", "device") for name in "abc")

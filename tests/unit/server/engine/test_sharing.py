@@ -12,7 +12,7 @@ import pytest
 from fractune_core.jobs import JobSpec, JobState
 from fractune_core.records import Kind, Status, TuningRecord
 from fractune_server.engine.active_job import ActiveJob
-from fractune_server.engine.live_round import LiveRound
+from fractune_server.engine.rounds import LiveRound
 from fractune_server.engine.tune import TunePhase
 from fractune_server.scheduler.allocation import OperatorPlan
 from fractune_server.scheduler.fair_queue import FairQueue

@@ -9,7 +9,7 @@ import pytest
 
 from fractune_core.jobs import JobSpec
 from fractune_core.shares import with_kernel_shares
-from fractune_server.engine.whole_cores import limit_note, tuned_before
+from fractune_server.engine.active_job import limit_note, tuned_before
 from fractune_server.store.stored_job import StoredJob
 from tests.support.samples import DEVICE, LIMITED, granted
 

@@ -17,7 +17,7 @@ from sqlalchemy import event
 
 from fractune_core.fleet import messages, redis_names
 from fractune_core.fleet.messages import WORK_KINDS
-from fractune_core.fleet.worker_counts import CountKey, counts_to_json
+from fractune_core.fleet.worker_entries import CountKey, counts_to_json
 from fractune_server.monitoring.collector import ServerCollector
 from fractune_server.monitoring.health import Health
 from fractune_server.store.files.blob_files import BlobStore

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fractune_core.records import Status
-from fractune_server.scheduler import budget
+from fractune_server.scheduler import allocation
 from fractune_server.scheduler.allocation import (
     FIRST_ROUND,
     Budget,
@@ -44,7 +44,7 @@ def test_a_job_makes_what_was_planned_and_a_second_one_nothing(
         each.complete = count
     limits = Budget(trials, 0, round_size)
     planned = limits.remaining(plans, 0)
-    assert planned == budget.remaining(trials, [count for _, count in held])
+    assert planned == allocation.remaining(trials, [count for _, count in held])
     made = 0
     while (found := next_round(plans, limits, made)) is not None:
         chosen, count = found
@@ -52,7 +52,7 @@ def test_a_job_makes_what_was_planned_and_a_second_one_nothing(
         chosen.complete += count
         made += count
     assert made == planned <= max(trials, len(plans))
-    low, high = budget.minimum(trials, len(plans)), budget.cap(trials, len(plans))
+    low, high = allocation.minimum(trials, len(plans)), allocation.cap(trials, len(plans))
     for each, (_, count) in zip(plans, held, strict=True):
         assert low <= each.complete <= max(high, count)
     assert limits.remaining(plans, made) == 0
@@ -77,7 +77,7 @@ def test_operators_with_few_candidates_owe_nothing_once_exhausted(
         chosen.complete += got
         made += got
     assert made <= max(trials, len(plans)), "every operator gets one"
-    high = budget.cap(trials, len(plans))
+    high = allocation.cap(trials, len(plans))
     assert made >= trials or all(each.exhausted or each.complete >= high for each in plans)
 
 
@@ -214,7 +214,7 @@ def test_what_is_saved_is_what_a_search_without_roofs_would_still_have_made(
     while (found := next_round(plans, limits, 0)) is not None:
         found[0].complete += found[1]
     saved = limits.saved(plans, 0)
-    high = budget.cap(budget_trials, len(plans))
+    high = allocation.cap(budget_trials, len(plans))
     unspent = budget_trials - sum(min(each.complete, high) for each in plans)
     made = 0
     for each in plans:

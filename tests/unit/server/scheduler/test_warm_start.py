@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fractune_server.scheduler.warm_start import DONORS_AT_MOST, TRIALS_AT_LEAST, choose_donors, operator_kind
+from fractune_server.scheduler.finalists import DONORS_AT_MOST, TRIALS_AT_LEAST, choose_donors, operator_kind
 from fractune_server.store.records.log import Donor
 
 MANY = TRIALS_AT_LEAST

@@ -7,7 +7,6 @@ import random
 import pytest
 
 from fractune.features.matrix.cross_table import CrossTable, operator_table, sentences
-from fractune.inference.choosing import choose_variant
 from fractune.server.job_status import OperatorRecords, OperatorStatus
 from fractune_core.analysis.match import How, find_match
 from fractune_core.analysis.validated import ValidatedRecords
@@ -16,6 +15,7 @@ from fractune_core.files.bundles import Bundle
 from fractune_core.jobs import OperatorTask
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.records import UNTUNED, VALIDATION_POLICY, TimingPolicy
+from fractune_runtime.choosing import choose_variant
 from fractune_server.selection.model_match import OperatorRow, _row
 from fractune_server.selection.variants import Deployment, ValidatedOperator, measured_secs, variants_for
 from tests.support.client_samples import bundle_bytes

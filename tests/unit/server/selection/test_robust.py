@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fractune_server.selection.robust import robust_for_model
+from fractune_server.selection.variants import robust_for_model
 
 SECS = st.floats(1e-6, 10.0)
 

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from fractune_core.pb import fractune_pb2 as pb
-from fractune_server.services.job_feeds import JobFeeds
+from fractune_server.services.jobs import JobFeeds
 from fractune_server.transport.context import JobNotifier
 from tests.support.processes.redis_process import wait_until
 

@@ -13,7 +13,7 @@ from sqlalchemy import event
 from fractune_core.errors import NotFound
 from fractune_core.jobs import JobState
 from fractune_core.records import Kind
-from fractune_server.store.records.filters import RecordFilter
+from fractune_server.store.records.rows import RecordFilter
 from fractune_server.store.store import Store
 from fractune_server.store.stored_job import Round, StoredOperator
 from tests.support.samples import DEVICE, granted, validation

@@ -14,7 +14,7 @@ from fractune_core.access.tokens import Quotas, Scope
 from fractune_core.errors import BadRequest, StateUnusable
 from fractune_core.records import Status
 from fractune_server.store.database.database import SCHEMA, Database, ServerLock
-from fractune_server.store.records.filters import RecordFilter
+from fractune_server.store.records.rows import RecordFilter
 from fractune_server.store.store import Store
 from fractune_server.store.tokens import TokenStore
 from tests.support.processes.postgres_process import LOCKED_USER, PASSWORD, STRANGER, Postgres

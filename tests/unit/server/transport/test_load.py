@@ -15,9 +15,8 @@ from fractune_core.fleet import redis_names
 from fractune_core.fleet.signed_messages import seal_worker
 from fractune_core.fleet.worker_entries import put_entry
 from fractune_server.transport.live_workers import live_workers
-from fractune_server.transport.recorder import Recorder
+from fractune_server.transport.recorder import Recorder, trim
 from fractune_server.transport.requeue import Requeuer
-from fractune_server.transport.trim import trim
 from fractune_server.transport.work_queues import WorkQueues
 from fractune_workers.work_loop import WorkLoop
 from tests.support.fleet_messages import worker_info

@@ -14,7 +14,7 @@ from redis.retry import Retry
 
 from fractune_core.fleet.redis_names import EVENT_FIELD, RECORDER, SERVER_STREAM
 from fractune_core.fleet.signed_messages import seal_event
-from fractune_server.store.records.filters import RecordFilter
+from fractune_server.store.records.rows import RecordFilter
 from fractune_server.store.store import Store, sqlite_url
 from fractune_server.transport.recorder import Recorder
 from tests.support.fuzz.sealed import EVENTS

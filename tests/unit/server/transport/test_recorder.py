@@ -18,11 +18,10 @@ from fractune_core.fleet.signed_messages import seal_event, sign_json
 from fractune_core.records import Kind, Status, TuningRecord
 from fractune_core.shares import GrantedShare
 from fractune_core.spending import Spending, WorkCost
-from fractune_server.store.records.filters import RecordFilter
+from fractune_server.store.records.rows import RecordFilter
 from fractune_server.store.store import Store, sqlite_url
-from fractune_server.transport.dead_letters import RoundPlace, write_dead_letters
-from fractune_server.transport.recorder import Recorder
-from fractune_server.transport.trim import trim
+from fractune_server.transport.recorder import Recorder, trim
+from fractune_server.transport.requeue import RoundPlace, write_dead_letters
 from fractune_server.transport.unreadable import replay, unreadable_results
 from tests.support.fleet_messages import BUILD, STREAM, record, send, send_once_more
 from tests.support.processes.made_up import DEVICE

@@ -15,12 +15,11 @@ from rq import Queue, SimpleWorker
 from rq.job import Job
 from rq.serializers import JSONSerializer
 
-from fractune_core.fleet import job_data, messages, redis_names
+from fractune_core.fleet import blobs, messages, redis_names
 from fractune_core.fleet.marks import CANCELLED, DONE, HANDED_BACK, is_marked, mark
 from fractune_core.fleet.signed_messages import seal_work
-from fractune_server.transport.live_workers import Fleet
+from fractune_server.transport.live_workers import Fleet, waiting_work
 from fractune_server.transport.requeue import ATTEMPTS, Loss, Requeuer
-from fractune_server.transport.waiting_work import waiting_work
 from fractune_server.transport.work_queues import WorkQueues
 from tests.support.fleet_messages import BUILD, worker_info
 from tests.support.processes.redis_process import wait_until
@@ -313,7 +312,7 @@ def test_a_job_that_cannot_be_read_is_dropped(connection: redis.Redis, torn: Any
 def test_a_job_that_would_fill_the_memory_is_dropped(connection: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     queues = WorkQueues(connection, SECRET)
     queues.enqueue(redis_names.BUILD_QUEUE, BUILD)
-    monkeypatch.setattr(job_data, "_MOST_BYTES", 100)
+    monkeypatch.setattr(blobs, "_MOST_BYTES", 100)
     queues.drop_foreign()
     assert not queues.has("work1")
 

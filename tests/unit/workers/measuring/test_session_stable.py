@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from fractune_core.records import Disturbance, Status
 from fractune_core.shares import Share
-from fractune_workers.gpu.clocks import UNKNOWN_CLOCKS, GpuClock
-from fractune_workers.gpu.nvml import Clocks, NvidiaMl
+from fractune_workers.gpu.nvml import UNKNOWN_CLOCKS, Clocks, GpuClock, NvidiaMl
 from fractune_workers.measuring.session import (
     ATTEMPTS,
     DRIFT_ALLOWED,

@@ -7,13 +7,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
-from fractune.dashboard.reading.progress import MOST_TRIALS, Point, Trial, model_progress, operator_progress
-from fractune.dashboard.views.heat import heat_block, heat_data
-from fractune.dashboard.views.page import Block, Cell, Chart, Page, Series, block_of
-from fractune.dashboard.views.words import (
+from fractune.dashboard.reading.following import MOST_TRIALS, Point, Trial, model_progress, operator_progress
+from fractune.dashboard.views.page import (
     ENDED,
+    Block,
+    Cell,
+    Chart,
+    Page,
+    Series,
     best_text,
+    block_of,
     counts_block,
+    heat_block,
+    heat_data,
     job_data,
     job_path,
     jobs_block,

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from fractune.dashboard.views.page import Block, Cell, Dot, Field, Page, Strip
-from fractune.dashboard.views.words import job_path, moment
+from fractune.dashboard.views.page import Block, Cell, Dot, Field, Page, Strip, job_path, moment
 from fractune.features.log.log import Records
 from fractune.text.text import time_text
 from fractune_core.errors import BadRequest, one_line

@@ -4,9 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fractune.dashboard.views.heat import heat_block, heat_data
-from fractune.dashboard.views.page import Block, Cell, Field, Page, block_of
-from fractune.dashboard.views.words import inputs_text, job_data, job_path, jobs_block, moment
+from fractune.dashboard.views.page import (
+    Block,
+    Cell,
+    Field,
+    Page,
+    block_of,
+    heat_block,
+    heat_data,
+    inputs_text,
+    job_data,
+    job_path,
+    jobs_block,
+    moment,
+)
 from fractune.features.compete.logged import newest, runtimes_table
 from fractune.features.knee.report import at_load_knee, fastest_knee
 from fractune.features.knee.table import knee_table

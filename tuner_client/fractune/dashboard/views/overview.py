@@ -6,8 +6,7 @@ from collections import Counter
 from dataclasses import asdict
 
 from fractune.dashboard.reading.following import Snapshot
-from fractune.dashboard.views.page import Block, Cell, Page
-from fractune.dashboard.views.words import ENDED, counts_block, job_data, jobs_block, moment
+from fractune.dashboard.views.page import ENDED, Block, Cell, Page, counts_block, job_data, jobs_block, moment
 from fractune.server.job_status import WaitingWork, Worker
 from fractune.text.text import time_text
 from fractune_core.jobs import JobState

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import groupby
 from typing import Any
+from urllib.parse import quote
 
+from fractune.features.matrix.cross_table import CrossTable, model_table
+from fractune.features.matrix.table import cell_text, cross_text, table_json
+from fractune.features.parts.cutting import is_part_of
+from fractune.features.shapes.join import shape_text
+from fractune.server.job_status import JobStatus
 from fractune.text.rendering import Table
+from fractune.text.text import moment_text, span_text, time_text
+from fractune_core.errors import one_line
+from fractune_core.jobs import JobState
+from fractune_core.names import Collection
+from fractune_core.refusals import refused_node
 
 
 @dataclass(frozen=True)
@@ -170,3 +182,160 @@ def block_of(
         table.notes,
         empty,
     )
+
+
+LEVELS = (0.02, 0.1, 0.3, 1.0)
+"""losses at which the next colour begins"""
+
+
+def heat_block(job: JobStatus) -> Block:
+    table, text = model_table(job), cross_text(model_table(job))
+    rows = tuple(
+        (
+            Cell(variant),
+            *(Cell(cell_text(table, variant, share), level=_level(table, variant, share)) for share in table.shares),
+        )
+        for variant in table.cells
+    )
+    columns = tuple((column.heading, column.numbers) for column in text.columns)
+    return Block("Tuned at x run at", columns, rows, text.notes)
+
+
+def heat_data(job: JobStatus) -> dict[str, Any]:
+    """As `fractune matrix --json` prints it."""
+    return table_json(model_table(job))
+
+
+def _level(table: CrossTable, variant: str, share: str) -> int:
+    """0 for the fastest and for ties."""
+    lost = table.slowdown(variant, share)
+    if lost is None:
+        return -1
+    return 0 if lost.is_tie else sum(lost.median > limit for limit in LEVELS)
+
+
+ENDED = (JobState.DONE, JobState.FAILED, JobState.CANCELLED)
+_NO_TIME = "-"
+_LONG = 300
+"""characters of a message in a table"""
+_SHORT = 60
+"""characters of a model's name in a list"""
+
+_PARTS = "a client that tunes in parts goes on with jobs of the parts"
+
+
+def job_path(name: str) -> str:
+    return f"/jobs/{quote(Collection.JOBS.parse(name), safe='')}"
+
+
+def job_label(job: JobStatus) -> str:
+    """The job in a list to choose from: `model.onnx, ids 1x16, jobs/1`."""
+    return ", ".join(filter(None, (one_line(job.model_name)[:_SHORT], inputs_text(job), job.name)))
+
+
+def model_path(name: str) -> str:
+    return f"/models/{quote(Collection.MODELS.parse(name), safe='')}"
+
+
+def job_data(job: JobStatus) -> dict[str, Any]:
+    """The job as plain JSON: seconds, fractions, `state` as text."""
+    found = asdict(job)
+    found |= found.pop("spec") | found.pop("progress")
+    for name in ("variants", "check_inputs"):
+        del found[name]
+    found |= {name: getattr(job, name) for name in ("model", "shares", "state", "priority", "time_left_s")}
+    found["results"] = [
+        {
+            **asdict(each),
+            "granted": each.granted.to_json(),
+            "speed_up": each.speed_up if each.tuned_s > 0 else None,
+            "at_load": [asdict(one) for one in each.at_load],
+        }
+        for each in job.results
+    ]
+    found["operators"] = [
+        {**asdict(each), "arithmetic": None if each.arithmetic is None else asdict(each.arithmetic)}
+        for each in job.operators
+    ]
+    found["roofs"] = {share: asdict(roof) for share, roof in job.roofs.items()}
+    return found
+
+
+def jobs_block(heading: str, jobs: list[JobStatus], empty: str, among: Sequence[JobStatus] = ()) -> Block:
+    """A row for each job, with links to it and to its model; with the shapes of the inputs, if some were given. The
+    jobs of parts are looked for `among` more jobs.
+    """
+    shaped = any(job.spec.inputs for job in jobs)
+    columns = (
+        *(("job", False), ("model", False), *([("inputs", False)] if shaped else []), ("shares", False)),
+        *(("state", False), ("trials", True), ("time", True), ("created", False), ("message", False)),
+    )
+    return Block(heading, columns, tuple(_job_row(job, among, shaped=shaped) for job in jobs), empty=empty)
+
+
+def inputs_text(job: JobStatus) -> str:
+    """`ids 1x16, mask 1x16`; empty if the model's own shapes were taken."""
+    return one_line(shape_text({name: shape for name, shape in job.spec.inputs.items() if shape}))
+
+
+def _job_row(job: JobStatus, among: Sequence[JobStatus], *, shaped: bool) -> tuple[Cell, ...]:
+    trials = f"{job.progress.candidates_had} / {job.progress.trials_planned}" if job.progress.trials_planned else "-"
+    return (
+        Cell(Collection.JOBS.parse(job.name), job_path(job.name)),
+        Cell(one_line(job.model_name), model_path(job.model) if job.model else ""),
+        *([Cell(inputs_text(job) or "-")] if shaped else []),
+        Cell(", ".join(job.shares)),
+        Cell(job.state.value),
+        Cell(trials),
+        Cell(span_text(job.wall_s or job.progress.elapsed_s)),
+        moment(job.created_at),
+        Cell("; ".join(filter(None, (one_line(job.message)[:_LONG], _way_on(job, among))))),
+    )
+
+
+def part_jobs(job: JobStatus, jobs: Sequence[JobStatus]) -> list[JobStatus]:
+    """Of the `jobs`, which are newest first, those of the parts, with which a client went on after the importer had
+    refused the model.
+    """
+    if refused_node(job.message) is None:
+        return []
+    later = [each for each in jobs if each.created_at > job.created_at]
+    end = min((each.created_at for each in later if each.model_name == job.model_name), default=math.inf)
+    return [each for each in later if is_part_of(each.model_name, job.model_name) and each.created_at < end]
+
+
+def _way_on(job: JobStatus, among: Sequence[JobStatus]) -> str:
+    in_order = reversed(part_jobs(job, among))
+    parts = [f"{Collection.JOBS.parse(each.name)} ({each.state.value})" for each in in_order]
+    if parts:
+        return f"the tuning went on in parts: {', '.join(parts)}"
+    return _PARTS if refused_node(job.message) else ""
+
+
+def moment(secs: float, link: str = "") -> Cell:
+    """A time, which the page shows in the reader's zone."""
+    text = plain_moment(secs)
+    return Cell(text, link, at=None if text == _NO_TIME else secs)
+
+
+def plain_moment(secs: float) -> str:
+    """The time in UTC. `-` for 0, and for a number outside the calendar: an imported record may have any number."""
+    try:
+        return moment_text(secs) if secs else _NO_TIME
+    except (OverflowError, ValueError, OSError):
+        return _NO_TIME
+
+
+def counts_block(heading: str, name: str, counts: Mapping[str, float], empty: str) -> Block:
+    """A row for each entry."""
+    rows = tuple((Cell(each), Cell(f"{count:g}")) for each, count in counts.items())
+    return Block(heading, ((name, False), ("number", True)), rows, empty=empty)
+
+
+def seconds_block(heading: str, name: str, spans_s: Mapping[str, float]) -> Block:
+    rows = tuple((Cell(each), Cell(span_text(secs))) for each, secs in spans_s.items())
+    return Block(heading, ((name, False), ("time", True)), rows)
+
+
+def best_text(times: Mapping[str, float], share: str) -> str:
+    return time_text(times[share]) if share in times else "-"

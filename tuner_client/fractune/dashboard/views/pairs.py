@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fractune.dashboard.views.heat import LEVELS
-from fractune.dashboard.views.page import Block, Cell, Page, block_of
-from fractune.features.pair.measured import pairs_table
+from fractune.dashboard.views.page import LEVELS, Block, Cell, Page, block_of
+from fractune.features.pair.result import pairs_table
 from fractune.text.text import estimate_text
 from fractune_core.analysis.pairs import MeasuredPair
 from fractune_core.analysis.slowdown_ci import Estimate

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 
 from fractune.dashboard.reading.following import Snapshot
-from fractune.dashboard.views.page import Block, Cell, Page
-from fractune.dashboard.views.words import moment
+from fractune.dashboard.views.page import Block, Cell, Page, moment
 from fractune.server.job_status import OfferedShare
 from fractune_core.analysis.noise import DEFAULT_MARGIN, NoiseAdvice
 from fractune_core.shares import units_text

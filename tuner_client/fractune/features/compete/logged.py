@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 
-from fractune.features.shapes.text import shape_text
+from fractune.features.shapes.join import shape_text
 from fractune.server.job_status import JobStatus
 from fractune.text.rendering import Column, Table
 from fractune.text.text import estimate_text, moment_text, time_text

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fractune.features.shapes.text import shape_text
+from fractune.features.shapes.join import shape_text
 from fractune.text.rendering import Column, Table
 from fractune.text.text import estimate_text, time_text
 from fractune_core.analysis.runtime_times import RuntimeTime

@@ -4,19 +4,104 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from fractune.features.cost.job_cost import DEFAULT_LIMIT, JobCost, Prices, job_costs
-from fractune.features.cost.table import cost_table, token_table
+from fractune.features.cost.job_cost import DEFAULT_LIMIT, JobCost, Prices, by_token, cpu_s, job_costs, share_s
 from fractune.server.rpc import RpcClient
 from fractune.sessions.session import session
-from fractune.text.rendering import Table
+from fractune.text.rendering import Column, Table
+from fractune.text.text import percent_text
 from fractune.text.toml_table import TableReader, read_toml
 from fractune_core.errors import BadRequest
 from fractune_core.shares import Share
+
+_SHARE_SECONDS = Column("share-seconds", numbers=True, wraps_at=16)
+_CPU_SECONDS = Column("CPU seconds", numbers=True, dispensable=3)
+_NOTE = "measuring in share-seconds; searching, building and compiling in CPU seconds"
+
+
+def cost_table(costs: Sequence[JobCost], prices: Prices | None) -> Table:
+    """A row for each job."""
+    whose = any(each.token for each in costs)
+    token = (Column("token"),) if whose else ()
+    columns = (
+        *(Column("job"), Column("model", dispensable=4, wraps_at=12), *token, Column("state", dispensable=5)),
+        *(_SHARE_SECONDS, _CPU_SECONDS, Column("latency saved", numbers=True, dispensable=2)),
+        *(Column(each, numbers=True, dispensable=at) for at, each in enumerate(_money_headings(prices))),
+    )
+    rows = [job_cost_json(each, prices) for each in costs]
+    cells = [
+        (
+            *(each.job.name, each.job.model_name, *((each.token,) if whose else ()), each.job.state.value),
+            *(_shares_text(row["share_s"]), f"{row['cpu_s']:.1f}", percent_text(row["gained"])),
+            *(() if prices is None else (_money_text(row["cost"]), _money_text(row["cost_per_percent"]))),
+        )
+        for each, row in zip(costs, rows, strict=True)
+    ]
+    return Table(columns, tuple(cells), tuple(rows), notes=(_NOTE,))
+
+
+def token_table(costs: Sequence[JobCost], prices: Prices | None) -> Table:
+    """A row for each token."""
+    rows = [token_cost_json(token, jobs, prices) for token, jobs in by_token(costs).items()]
+    money = () if prices is None else _money_headings(prices)[:1]
+    cells = [
+        (
+            *(row["token"] or "-", str(row["jobs"]), _shares_text(row["share_s"]), f"{row['cpu_s']:.1f}"),
+            *(() if prices is None else (_money_text(row["cost"]),)),
+        )
+        for row in rows
+    ]
+    costs_columns = (Column("jobs", numbers=True), _SHARE_SECONDS, _CPU_SECONDS)
+    columns = (Column("token"), *costs_columns, *(Column(each, numbers=True) for each in money))
+    return Table(columns, tuple(cells), tuple(rows), notes=(_NOTE,))
+
+
+def job_cost_json(each: JobCost, prices: Prices | None) -> dict[str, Any]:
+    """Seconds, `gained` as a part; with prices `cost` and `cost_per_percent` in `currency`."""
+    money = (
+        {} if prices is None else {**_money(each.money(prices), prices), "cost_per_percent": each.per_percent(prices)}
+    )
+    return {
+        "job": each.job.name,
+        "model": each.job.model_name,
+        "state": each.job.state.value,
+        "token": each.token,
+        "share_s": each.share_s,
+        "cpu_s": each.cpu_s,
+        "gained": each.gained,
+        "spent": [asdict(spending) for spending in each.spent],
+        **money,
+    }
+
+
+def token_cost_json(token: str, jobs: Sequence[JobCost], prices: Prices | None) -> dict[str, Any]:
+    spent = [spending for job in jobs for spending in job.spent]
+    shares, cpu = share_s(spent), cpu_s(spent)
+    money = {} if prices is None else _money(prices.of(shares, cpu), prices)
+    return {"token": token, "jobs": len(jobs), "share_s": shares, "cpu_s": cpu, **money}
+
+
+def _money(cost: float, prices: Prices) -> dict[str, Any]:
+    return {"cost": cost, "currency": prices.currency}
+
+
+def _money_headings(prices: Prices | None) -> tuple[str, ...]:
+    if prices is None:
+        return ()
+    cost = f"cost {prices.currency}".rstrip()
+    return cost, "per % saved"
+
+
+def _money_text(cost: float | None) -> str:
+    return "-" if cost is None else f"{cost:.4f}" if cost < 1 else f"{cost:.2f}"
+
+
+def _shares_text(share_s: dict[str, float]) -> str:
+    return ", ".join(f"{share}={secs:.1f}" for share, secs in share_s.items()) or "-"
 
 
 @dataclass(frozen=True)

@@ -9,19 +9,59 @@ from pathlib import Path
 from typing import Any
 
 from fractune.features.fit.measuring import ONNX_RUNTIME, OPENVINO, Measured, measure, usable_cores
-from fractune.features.fit.picture import draw_fit
-from fractune.features.fit.settings import resources_text, settings_text
-from fractune.features.fit.table import fit_json, fit_table, verified_lines
+from fractune.features.fit.table import draw_fit, fit_json, fit_table, verified_lines
 from fractune.features.fit.verifying import Verified, check_limits
 from fractune.features.fit.verifying import verify as verify_limit
 from fractune.sessions.progress import LineProgress, line_reporter
 from fractune.text.figure import Drawable
-from fractune.text.quantities import parse_millicores, parse_rate_per_s, parse_time_s
 from fractune.text.rendering import Table
+from fractune.text.text import parse_millicores, parse_rate_per_s, parse_time_s
 from fractune_core.analysis.cpu_limits.fitting import Alternative, Goal
 from fractune_core.analysis.cpu_limits.fitting import fit as fit_services
 from fractune_core.errors import BadRequest, one_line
 from fractune_core.model_inputs import Inputs, as_shapes
+
+
+def resources_text(best: Alternative) -> str:
+    """The block of a container; the request equals the limit, because a prediction holds only if the CPU time is
+    there.
+    """
+    cpu = f"{best.limit.quota_m}m"
+    return f"resources:\n  requests:\n    cpu: {cpu}\n  limits:\n    cpu: {cpu}"
+
+
+def settings_text(best: Alternative, runtime: str, model: Path) -> tuple[str, ...]:
+    """How to run the model in that container."""
+    replicas = "1 replica of the model, which answers one request after the other"
+    if best.replicas > 1:
+        replicas = f"{best.replicas} replicas of the model in this container, with one queue for all of them"
+    if runtime == OPENVINO:
+        each = _openvino(best)
+    else:
+        each = _onnx_runtime(best.threads) if runtime == ONNX_RUNTIME else _fractune(best, model.name)
+    burst = f"burst of the limit (cpu.max.burst): {best.limit.burst_us} us" if best.limit.burst_us else ""
+    return tuple(filter(None, (replicas, each, burst)))
+
+
+def _onnx_runtime(threads: int) -> str:
+    return (
+        f"session of a replica: intra_op_num_threads = {threads}, inter_op_num_threads = 1, "
+        'session.intra_op.allow_spinning = "0"'
+    )
+
+
+def _openvino(best: Alternative) -> str:
+    from fractune_runtime.sessions import stream_settings
+
+    settings = ", ".join(f"{name} = {value}" for name, value in stream_settings(best.threads, best.replicas).items())
+    return f"compiled model: {settings}; {best.replicas} infer request{'s' * (best.replicas > 1)}"
+
+
+def _fractune(best: Alternative, name: str) -> str:
+    if best.replicas > 1:
+        return f'fractune.ReplicaPool("{name}", replicas={best.replicas}, threads={best.threads})'
+    return f'fractune.load("{name}", threads={best.threads})'
+
 
 DEFAULT_STEP = "50m"
 _BURSTS = (0.0, 1.0)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from fractune.features.fit.fit import resources_text
 from fractune.features.fit.measuring import FRACTUNE, Measured
-from fractune.features.fit.settings import resources_text
 from fractune.features.fit.table import fit_table
 from fractune.server.job_status import JobStatus
-from fractune.text.quantities import parse_rate_per_s, parse_time_s
 from fractune.text.rendering import Table
+from fractune.text.text import parse_rate_per_s, parse_time_s
 from fractune_core.analysis.cpu_limits.fitting import Goal, fit
 from fractune_core.analysis.cpu_limits.limits import Service, service_of_time
 from fractune_core.errors import BadRequest

@@ -7,8 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Unpack
 
-from fractune.features.knee.limits import LimitLatency, limit_latencies, limits_table, split_limits
-from fractune.features.knee.report import KneeReport, at_load_knee, fastest_knee
+from fractune.features.knee.report import (
+    KneeReport,
+    LimitLatency,
+    at_load_knee,
+    fastest_knee,
+    limit_latencies,
+    limits_table,
+    split_limits,
+)
 from fractune.features.knee.table import knee_table
 from fractune.features.matrix.matrix import job_tables
 from fractune.models.source import ModelSource, model_file
@@ -61,7 +68,7 @@ class KneeResult(Drawable):
 
     def _draw(self, path: Path) -> None:
         """Draw time by share with the knee marked."""
-        from fractune.features.knee.picture import draw_knee
+        from fractune.features.knee.table import draw_knee
 
         draw_knee(self._shown, f"{self.reports[0].name}: time by share", path)
 

@@ -7,8 +7,7 @@ from typing import Any
 
 from fractune.server.job_status import OperatorMatch
 from fractune.text.rendering import Column, Table
-from fractune.text.roof_notes import roof_notes
-from fractune.text.text import gflops_text, percent_text, time_text
+from fractune.text.text import gflops_text, percent_text, roof_notes, time_text
 from fractune_core.analysis.match import How
 from fractune_core.analysis.roofline import Arithmetic, Roof, gflops, reached
 from fractune_core.names import UNTUNED_VARIANT

@@ -51,7 +51,7 @@ class Matrix(Drawable):
 
     def _draw(self, path: Path) -> None:
         """Draw the model's table as a heat map."""
-        from fractune.features.matrix.picture import draw_table
+        from fractune.features.matrix.table import draw_table
 
         draw_table(self.tables[0], path)
 

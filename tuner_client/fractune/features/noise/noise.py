@@ -55,7 +55,7 @@ class NoiseResult(Drawable):
 
     def _draw(self, path: Path) -> None:
         """Draw each setting's times over the reference's."""
-        from fractune.features.noise.picture import draw_noise
+        from fractune.features.noise.table import draw_noise
 
         draw_noise(self.data, path)
 

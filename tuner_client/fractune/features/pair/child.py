@@ -117,7 +117,7 @@ class AlternationLock:
 
 
 def _model(path: str, share: str) -> tuple[dict[str, Any], Callable[[], Any]]:
-    from fractune.inference.loading import load
+    from fractune_runtime.loading import load
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # of an untuned variant: a note of the result says it
@@ -146,6 +146,6 @@ def _sleep_until(moment_s: float) -> None:
 
 def _come_to_rest() -> None:
     """Wait until the threads of a pool no longer look for work: they would disturb the next timing."""
-    from fractune.inference.comparing.interleaved import wait_for_quiet
+    from fractune.comparing.interleaved import wait_for_quiet
 
     wait_for_quiet()

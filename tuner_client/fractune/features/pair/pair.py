@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fractune.features.pair.arrangement import Arrangement, arrange, usable_cores
-from fractune.features.pair.measured import measured_pair
-from fractune.features.pair.result import PairSide, PairTimes, RateLatency
+from fractune.features.pair.result import PairSide, PairTimes, RateLatency, measured_pair
 from fractune.features.pair.run import CoLocation, CoRunner, Program, co_located, time_rounds
 from fractune.features.pair.table import pair_json, pair_table
 from fractune.local.stack import own_env

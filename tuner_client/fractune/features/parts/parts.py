@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fractune.features.parts.cut_child import ERROR, STAGES
-from fractune.features.parts.part_names import part_name
+from fractune.features.parts.cutting import part_name
 from fractune.local.stack import own_env
 from fractune_core.errors import BadModel, shortened
 from fractune_core.files.bundles import Bundle
@@ -24,7 +24,10 @@ from fractune_core.files.compared import ONNX_RUNTIME, Runtime
 from fractune_core.files.joined import join_stages
 from fractune_core.files.replacing import replacing_file
 from fractune_core.files.staged import Stages, Step, Tensor
-from fractune_core.refusals import RefusedNode
+from fractune_core.jobs import JobSpec
+from fractune_core.model_inputs import constants_in
+from fractune_core.refusals import RefusedNode, refused_node
+from fractune_core.shares import Share
 
 _NEEDED = ("onnx", "onnxruntime")
 _CHILD = "fractune.features.parts.cut_child"
@@ -100,8 +103,8 @@ def join_parts(model: Path, parts: Parts, bundles: Sequence[Path], written: Path
 
     Raises BadModel, BadBundle, StateUnusable.
     """
-    from fractune.inference.choosing import installed
-    from fractune.inference.runtimes.sessions import settings_of
+    from fractune_runtime.choosing import installed
+    from fractune_runtime.sessions import settings_of
 
     with contextlib.ExitStack() as opened:
         read = [opened.enter_context(contextlib.closing(Bundle(path))) for path in bundles]
@@ -136,3 +139,25 @@ def _of_member(step: Step, bundle: Bundle) -> Step:
 
 def _ordered(tensors: Sequence[Mapping[str, Any]]) -> list[Tensor]:
     return [Tensor(each["name"], each["dtype"], list(each["shape"])) for each in tensors]
+
+
+def may_cut(spec: JobSpec, error: BadModel) -> bool:
+    """Whether the importer refused a node that ONNX Runtime may run as a part of the model.
+
+    Raises BadModel that says so if ONNX Runtime is not installed here.
+    """
+    if not _has_parts(spec, error):
+        return False
+    if not can_cut():
+        raise BadModel(f"{error}; or install 'fractune[onnxruntime]' here: then ONNX Runtime runs this node") from error
+    return True
+
+
+def with_remedy(spec: JobSpec, error: BadModel, remedy: str) -> BadModel:
+    """The error with a `remedy` after it, if the model could be tuned in parts."""
+    return BadModel(f"{error}; {remedy}") if _has_parts(spec, error) else error
+
+
+def _has_parts(spec: JobSpec, error: BadModel) -> bool:
+    on_cpu = all(Share.parse(share).device_kind == "cpu" for share in spec.shares)  # as ONNX Runtime's parts
+    return on_cpu and refused_node(str(error)) is not None and not constants_in(spec.inputs)

@@ -9,7 +9,7 @@ from pathlib import PurePath
 from fractune.features.plan.plan import PlanResult, paired_plan
 from fractune.features.plan.slowdowns import with_slowdowns
 from fractune.server.job_status import JobStatus
-from fractune.text.quantities import parse_rate_per_s, parse_time_s
+from fractune.text.text import parse_rate_per_s, parse_time_s
 from fractune_core.analysis.pairs import MeasuredPair
 from fractune_core.errors import BadRequest
 from fractune_core.names import Collection

@@ -66,7 +66,7 @@ class PlanResult(Drawable):
 
     def _draw(self, path: Path) -> None:
         """Draw the devices and their parts."""
-        from fractune.features.plan.picture import draw_plan
+        from fractune.features.plan.table import draw_plan
 
         draw_plan(self.plan, path)
 

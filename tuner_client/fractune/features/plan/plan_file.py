@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fractune.features.plan.rows import bundle_rows, csv_rows, stated_row
+from fractune.features.plan.table import bundle_rows, csv_rows, stated_row
 from fractune.text.toml_table import TableReader, read_toml
 from fractune_core.errors import BadRequest
 from fractune_core.planning.devices import DeviceType, Partitioning, device_type

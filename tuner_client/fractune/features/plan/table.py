@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import csv
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
+from fractune.text.figure import save_figure
 from fractune.text.rendering import Column, Table
 from fractune.text.text import percent_text, time_text
+from fractune.text.toml_table import TableReader
+from fractune_core.errors import BadBundle, BadRequest
+from fractune_core.files.bundles import Bundle
+from fractune_core.planning.devices import DeviceType
 from fractune_core.planning.plans import Plan, PlannedModel, PlannedPart, SimulatedModel
-from fractune_core.planning.speeds import Basis
+from fractune_core.planning.speeds import Basis, Row, measured_rows
+from fractune_core.shares import Device
 
 _DISPENSABLE = {"capacity": 2, "p50": 1}
 
@@ -123,3 +131,152 @@ def _model_cells(plan: Plan, model: PlannedModel, simulated: SimulatedModel | No
     if simulated is not None:
         cells += [time_text(simulated.p50_s), time_text(simulated.p99_s), percent_text(simulated.late)]
     return cells
+
+
+_DEVICES_AT_MOST = 40
+"""more would be too small to read"""
+_COLOURS = (
+    *("#56B4E9", "#E69F00", "#009E73", "#F0E442", "#CC79A7", "#0072B2", "#D55E00"),
+    *("#AADDFF", "#FFD699", "#88CCBB", "#DDDDDD", "#E5BFD3"),
+)
+"""of Okabe and Ito, which colour-blind people tell apart; then lighter ones. With more models they come again"""
+_DARK = {"#0072B2", "#D55E00", "#009E73"}
+
+
+def draw_plan(plan: Plan, path: Path) -> None:
+    """Draw the devices of a plan, the first 40 if there are more. Raises StateUnusable."""
+    from matplotlib.figure import Figure
+
+    drawn = plan.devices[:_DEVICES_AT_MOST]
+    names = [model.name for model in plan.models]
+    colours = {name: _COLOURS[at % len(_COLOURS)] for at, name in enumerate(names)}
+    figure = Figure(figsize=(9.0, 1.6 + 0.55 * len(drawn)), layout="constrained")
+    axes = figure.subplots()
+    for row, parts in enumerate(drawn):
+        label = "not used" if sum(part.length for part in parts) < plan.axis else None
+        axes.barh(row, plan.axis, height=0.8, color="none", edgecolor="0.7", hatch="////", linewidth=0.6, label=label)
+        for part in parts:
+            _draw_part(axes, row, part, plan.axis, colours[part.model])
+    axes.set_yticks(range(len(drawn)), [f"device {number}" for number in range(len(drawn))])
+    axes.set_ylim(len(drawn) - 0.5, -0.5)
+    axes.set_xlim(0, plan.axis)
+    axes.set_xticks(range(plan.axis + 1) if plan.axis <= 16 else [0, plan.axis])
+    axes.set_xlabel(_axis_label(plan))
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.tick_params(left=False)
+    left_out = len(plan.devices) - len(drawn)
+    title = summary(plan)[0].partition(", solved")[0]
+    axes.set_title(f"{title} ({left_out} more not drawn)" if left_out else title, fontsize=10)
+    handles, labels = axes.get_legend_handles_labels()
+    if handles:
+        figure.legend(handles[:1], labels[:1], loc="outside lower right", fontsize=8)
+    save_figure(figure, path)
+
+
+def _axis_label(plan: Plan) -> str:
+    if plan.partitioning != "mig":
+        return f"{plan.unit}s, from first to last"
+    return f"memory slices; the title counts compute slices, {plan.units_per_device} a device"
+
+
+def _draw_part(axes: Any, row: int, part: PlannedPart, axis: int, colour: str) -> None:
+    axes.barh(row, part.length, left=part.place, height=0.8, color=colour, edgecolor="black", linewidth=0.8)
+    room = int(part.length / axis * 130)
+    """characters that fit"""
+    share = part.share.partition(":")[2] or part.share
+    lines = [_fitted(part.model, room), _fitted(f"{share}, {rate_text(part.throughput_per_s)}/s", room)]
+    axes.text(
+        part.place + part.length / 2,
+        row,
+        "\n".join(lines),
+        ha="center",
+        va="center",
+        fontsize=7,
+        color="white" if colour in _DARK else "black",
+    )
+
+
+def _fitted(text: str, room: int) -> str:
+    return text if len(text) <= room else f"{text[: max(room - 1, 1)]}…"
+
+
+_COLUMNS = ("share", "batch", "processes", "throughput_per_s", "latency_ms")
+
+
+def stated_row(table: TableReader, device: DeviceType) -> Row:
+    """A row of a profile: `share`, and the throughput of all its processes, or the latency of a batch, or both."""
+    table.check_keys(*_COLUMNS)
+    batch, processes = table.whole("batch", 1), table.whole("processes", 1)
+    throughput, latency_ms = table.number("throughput_per_s", 0.0), table.number("latency_ms", 0.0)
+    if not table.has("share"):
+        raise BadRequest(f"{table.where}: the share is missing; write share = '{device.whole.share}' or another")
+    given = [value for value in (throughput, latency_ms) if value]
+    if not given or min(given) < 0 or batch < 1 or processes < 1:
+        raise BadRequest(
+            f"{table.where}: batch and processes must be 1 or more, and throughput_per_s or latency_ms above 0; they "
+            f"are {batch}, {processes}, {throughput:g}, {latency_ms:g}"
+        )
+    throughput = throughput or batch * processes / latency_ms * 1e3
+    latency_s = latency_ms / 1e3 or batch * processes / throughput
+    return Row(device.units_of(table.text("share")), batch, processes, throughput, latency_s)
+
+
+def csv_rows(path: Path, model: str, device: DeviceType) -> tuple[Row, ...]:
+    """The rows of a CSV file with the columns of a profile; with a column `model`, only those of this model.
+
+    Raises BadRequest.
+    """
+    try:
+        with path.open(encoding="utf-8", newline="") as lines:
+            found = list(csv.DictReader(lines))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise BadRequest(f"model '{model}': cannot read its profile {path} ({reason})") from error
+    mine = [line for line in found if line.get("model", model) == model]
+    if not mine:
+        raise BadRequest(f"model '{model}': its profile {path} has no row of it")
+    return tuple(
+        stated_row(TableReader(f"{path.name}: row {at} of '{model}'", _typed(line)), device)
+        for at, line in enumerate(mine, 1)
+    )
+
+
+def bundle_rows(path: Path, device: DeviceType, batch: int) -> tuple[Row, ...]:
+    """The times of a bundle on this device, of the fastest variant at each share; one run serves `batch` requests.
+
+    Raises BadBundle for a bundle of another device, or one without times at such shares.
+    """
+    bundle = Bundle(path)
+    bundle.check_undivided("plan")
+    try:
+        different = device.difference(Device.from_json(bundle.manifest["device"]))
+        if different:
+            raise BadBundle(f"{bundle.name}: made for {different}; give a bundle or a profile of the plan's device")
+        operators_s: dict[int, float] = {}
+        whole_s: dict[int, float] = {}
+        for mechanism in (device.partitioning.value, "full"):
+            fastest = {granted: min(times.values()) for granted, times in bundle.measured(mechanism).items()}
+            for found, held in ((operators_s, fastest), (whole_s, bundle.timed(mechanism))):
+                places = {device.units_of_granted(granted): secs for granted, secs in held.items()}
+                found.update({units: secs for units, secs in places.items() if units is not None})
+    finally:
+        bundle.close()
+    if not operators_s and not whole_s:
+        raise BadBundle(
+            f"{bundle.name}: has no time at a {device.partitioning} share of {device.name}; tune the model there"
+        )
+    return measured_rows(operators_s, whole_s, batch)
+
+
+def _typed(line: dict[str, str]) -> dict[str, Any]:
+    """Typed values; a text that is not a number stays, and is reported later."""
+    kinds = {"batch": int, "processes": int, "throughput_per_s": float, "latency_ms": float}
+    typed: dict[str, Any] = {}
+    for key, text in line.items():
+        if key == "model" or text in (None, ""):
+            continue
+        try:
+            typed[key] = kinds.get(key, str)(text)
+        except ValueError:
+            typed[key] = text
+    return typed

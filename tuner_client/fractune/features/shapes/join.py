@@ -8,13 +8,88 @@ import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from fractune.text.output_files import check_writable
+from fractune.text.rendering import Column, Table
+from fractune.text.text import factor_text, time_text
+from fractune_core.analysis.bucket_choice import most_padding
 from fractune_core.errors import BadBundle, BadRequest, FractuneError, ShareUnavailable
 from fractune_core.files.buckets import Buckets, Padding, elements, input_shapes, open_axes
 from fractune_core.files.bundles import SUFFIX, Bundle
 from fractune_core.files.joined import join_bundles
 from fractune_core.files.replacing import replacing_file
+
+
+def shapes_lines(buckets: Sequence[Mapping[str, Sequence[int]]]) -> list[str]:
+    """A line for each bucket, with the shapes of its inputs."""
+    return [f"{'buckets:' if not at else '':<10} {shape_text(each)}" for at, each in enumerate(buckets)]
+
+
+def shape_text(inputs: Mapping[str, Sequence[int]]) -> str:
+    """`ids 1x16, mask 1x16`"""
+    return ", ".join(f"{name} {'x'.join(map(str, shape))}" for name, shape in inputs.items())
+
+
+def padding_line(padding: Padding) -> str:
+    if not padding.proved:
+        return f"padding:   none, only these shapes run: {padding.reason}"
+    return f"padding:   proved: {padding.reason} (largest difference {padding.max_rel_difference:.1e})"
+
+
+@dataclass(frozen=True)
+class ShapeTime:
+    """One shape at one share."""
+
+    inputs: dict[str, list[int]]
+    share: str
+    timed_s: float | None
+    """of the whole model; None if it was not timed"""
+    most_padding: float | None
+    """times as long as in the next smaller bucket, which is the most that padding costs; None for the smallest"""
+
+
+@dataclass(frozen=True)
+class BundleTimes:
+    name: str
+    times: tuple[ShapeTime, ...]
+    padding: Padding
+
+    @property
+    def table(self) -> Table:
+        """A row for each shape and share, the smallest shape first."""
+        columns = (
+            Column("shape", wraps_at=24),
+            Column("share"),
+            Column("time", numbers=True),
+            Column("padding costs up to", numbers=True),
+        )
+        return Table(title=f"{self.name} by shape", columns=columns, cells=tuple(map(_cells, self.times)))
+
+    def to_json(self) -> list[dict[str, Any]]:
+        return [vars(each) for each in self.times]
+
+
+def bundle_times(path: Path) -> BundleTimes | None:
+    """None for a bundle with one shape. Raises BadBundle."""
+    with contextlib.closing(Bundle(path)) as bundle:
+        if "buckets" not in bundle.manifest:
+            return None
+        held = Buckets.from_json(bundle.manifest["buckets"])
+        members = [member.manifest for member in bundle.members]
+    sizes = [held.axes.sizes(input_shapes(member)) for member in members]
+    found = []
+    for share in members[-1]["shares"]:
+        secs = [member.get("timed", {}).get(share) for member in members]
+        for member, timed_s, factor in zip(members, secs, most_padding(sizes, secs), strict=True):
+            found.append(ShapeTime(input_shapes(member), share, timed_s, factor))
+    return BundleTimes(path.name, tuple(found), held.padding)
+
+
+def _cells(each: ShapeTime) -> tuple[str, ...]:
+    factor = "-" if each.most_padding is None else factor_text(each.most_padding)
+    return shape_text(each.inputs), each.share, time_text(each.timed_s), factor
+
 
 _HOW = "run 'fractune join FILE' where the bundle is served"
 _NOT_COMPARED = Padding(proved=False, reason=f"it was not compared; {_HOW}")
@@ -114,17 +189,16 @@ def _checked(pad: Mapping[str, float], buckets: Buckets) -> dict[str, int | floa
 
 
 def _check_numbers(bundle: Bundle, pad: Mapping[str, float]) -> None:
-    from fractune.inference.tvm_runtime.interface import check_pad
-    from fractune.inference.tvm_runtime.tensors import specs_of
+    from fractune_runtime.tvm_runtime.interface import check_pad
+    from fractune_runtime.tvm_runtime.tensors import specs_of
 
     check_pad(specs_of(bundle.manifest["inputs"]), pad)
 
 
 def _proved(path: Path, accepted: float, onnx: Path | None) -> JoinedBundle:
     """The bundle at `path` with the result of the comparison, if it can run here."""
-    from fractune.inference.bucketed_model import BucketedModel
-    from fractune.inference.padding.exact_outputs import exact_outputs
-    from fractune.inference.padding.padded_outputs import compare_padded
+    from fractune.comparing.padded_outputs import compare_padded, exact_outputs
+    from fractune_runtime.bucketed_model import BucketedModel
 
     with contextlib.closing(Bundle(path)) as bundle:
         held = Buckets.from_json(bundle.manifest["buckets"])

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
-from fractune.features.parts.remedies import with_remedy
+from fractune.features.parts.parts import with_remedy
 from fractune.models.source import ModelSource, model_file
 from fractune.server.job_status import JobStatus
 from fractune.server.rpc import RECONNECT_S, RpcClient
@@ -23,7 +23,7 @@ from fractune_core.model_inputs import Inputs
 from fractune_core.names import ROBUST_VARIANT
 
 if TYPE_CHECKING:
-    from fractune.inference.model import Model
+    from fractune_runtime.model import Model
 
 POLICIES = ("shares", ROBUST_VARIANT)
 
@@ -46,19 +46,19 @@ class BundleFile:
 
         Raises BadBundle, BadRequest, ShareUnavailable, or FractuneError if TVM's runtime is not installed.
         """
-        from fractune.inference.loading import load
+        from fractune_runtime.loading import load
 
         return load(self.path, share=share, public_key=public_key, policy=policy)
 
     def sign(self, private_key_pem: str | bytes) -> None:
         """Sign the file in place by an Ed25519 key: see `fractune.sign_bundle`. Raises BadBundle, BadRequest."""
-        from fractune.inference.signatures import sign_bundle
+        from fractune_runtime.signatures import sign_bundle
 
         sign_bundle(self.path, private_key_pem)
 
     def verify(self, *, public_key: str | bytes | None = None) -> None:
         """Check every byte of the file: see `fractune.verify_bundle`. Raises BadBundle, BadRequest."""
-        from fractune.inference.signatures import verify_bundle
+        from fractune_runtime.signatures import verify_bundle
 
         verify_bundle(self.path, public_key=public_key)
 

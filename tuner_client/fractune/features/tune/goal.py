@@ -17,10 +17,10 @@ from fractune.features.goal.goal_result import (
     PeerTiming,
     SideBySide,
     goal_end,
+    goal_news,
     next_trials,
+    step_times,
 )
-from fractune.features.goal.goal_table import goal_news
-from fractune.features.goal.logged import step_times
 from fractune.features.tune.bundle import BundleFile
 from fractune.features.tune.result import TuneResult
 from fractune.local.stack import own_env

@@ -29,8 +29,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fractune.text.toml_table import TableReader, read_toml
-from fractune.text.toml_text import Value, toml_lines
+from fractune.text.toml_table import TableReader, Value, read_toml, toml_lines
 from fractune_core.errors import BadRequest
 
 OPTION = "--job"

@@ -12,13 +12,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fractune.features.parts.parts import Parts, cut_model, join_parts
-from fractune.features.parts.remedies import with_remedy
-from fractune.features.shapes.join import check_pad_names, check_padding_error, join
-from fractune.features.shapes.text import shape_text
+from fractune.features.parts.parts import Parts, cut_model, join_parts, with_remedy
+from fractune.features.shapes.join import check_pad_names, check_padding_error, join, shape_text
 from fractune.features.tune.bundle import BundleFile
 from fractune.features.tune.result import TuneResult
-from fractune.models.open_inputs import onnx_dtypes
+from fractune.models.source import onnx_dtypes
 from fractune.server.job_status import JobStatus
 from fractune.sessions.progress import View
 from fractune.sessions.running import run_job
@@ -54,8 +52,8 @@ class JoinOptions:
 
 
 def _check_pad(model: Path, pad: Mapping[str, float]) -> None:
-    from fractune.inference.tvm_runtime.interface import check_pad
-    from fractune.inference.tvm_runtime.tensors import TensorSpec
+    from fractune_runtime.tvm_runtime.interface import check_pad
+    from fractune_runtime.tvm_runtime.tensors import TensorSpec
 
     try:
         dtypes = onnx_dtypes(model)

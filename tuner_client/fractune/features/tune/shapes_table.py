@@ -6,9 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from fractune.features.shapes.bundle_times import bundle_times
-from fractune.features.shapes.join import JoinedBundle
-from fractune.features.shapes.text import padding_line, shape_text
+from fractune.features.shapes.join import JoinedBundle, bundle_times, padding_line, shape_text
 from fractune.features.tune.result import TuneResult
 from fractune.features.tune.table import doubts, result_json
 from fractune.server.job_status import JobStatus

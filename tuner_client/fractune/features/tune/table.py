@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from fractune.features.matrix.at_load import HEADING, at_load_json, latency_cell, load_notes
+from fractune.features.matrix.cross_table import HEADING, at_load_json, latency_cell, load_notes
 from fractune.features.tune.times_table import operator_time, operators_s
 from fractune.server.job_status import JobStatus, OperatorStatus, ShareResult
-from fractune.text.launch_notes import launch_notes, marked_time
 from fractune.text.rendering import Column, Table
-from fractune.text.text import moment_text, ratio_text, time_text
+from fractune.text.text import launch_notes, marked_time, moment_text, ratio_text, time_text
 from fractune_core.analysis.roofline import Roof, is_launch_bound
 from fractune_core.names import changes_layout
 from fractune_core.shares import Share, units_text

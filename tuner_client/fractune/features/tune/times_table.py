@@ -8,10 +8,8 @@ from itertools import chain
 from typing import Any
 
 from fractune.server.job_status import JobStatus, OperatorStatus, ShareResult
-from fractune.text.launch_notes import launch_notes, marked_time
 from fractune.text.rendering import Column, Table
-from fractune.text.roof_notes import roof_notes
-from fractune.text.text import gflops_text, time_text
+from fractune.text.text import gflops_text, launch_notes, marked_time, roof_notes, time_text
 from fractune_core.analysis.roofline import Roof, gflops, is_launch_bound, reached
 
 _LESS_THAN_NOTHING = (

@@ -9,14 +9,13 @@ from typing import Unpack
 
 from fractune.features.compete.compete import check_runtimes
 from fractune.features.compete.compete import compete as compete_with
-from fractune.features.parts.remedies import may_cut, with_remedy
-from fractune.features.shapes.lengths import with_lengths
+from fractune.features.parts.parts import may_cut, with_remedy
+from fractune.features.shapes.sample import with_lengths
 from fractune.features.tune.bundle import BundleFile
 from fractune.features.tune.goal import GoalSpec, goal_spec, tune_until_beaten
 from fractune.features.tune.result import TuneResult
 from fractune.features.tune.shape_jobs import JoinOptions, check_several, options_by_shape, tune_parts, tune_shapes
-from fractune.models.open_inputs import onnx_inputs
-from fractune.models.source import ModelSource, check_arrays, model_file
+from fractune.models.source import ModelSource, check_arrays, model_file, onnx_inputs
 from fractune.server.rpc import RECONNECT_S, RpcClient
 from fractune.sessions.progress import ProgressOption, View, choose_view
 from fractune.sessions.running import finished_job

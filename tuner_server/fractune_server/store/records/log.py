@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -13,6 +14,7 @@ from sqlalchemy import (
     Connection,
     Select,
     and_,
+    bindparam,
     delete,
     func,
     not_,
@@ -23,18 +25,52 @@ from sqlalchemy import (
 
 from fractune_core.analysis.roofline import Arithmetic
 from fractune_core.analysis.validated import ValidatedRecords
+from fractune_core.codec.plain_json import to_dict
 from fractune_core.errors import BadRequest, NotFound
 from fractune_core.implementations import INEXACT, is_exact, text_of
 from fractune_core.records import Kind, Status, TuningRecord
-from fractune_core.spending import WorkCost
+from fractune_core.spending import Spending, WorkCost
 from fractune_core.workloads import check_workload
 from fractune_server.store.database.database import NAMES, Database, Repository, rows_for
-from fractune_server.store.database.tables import records, workloads
-from fractune_server.store.records.filters import RecordFilter
-from fractune_server.store.records.ledger import add_pieces
+from fractune_server.store.database.tables import pieces, records, workloads
 from fractune_server.store.records.record_counts import CountCache, RecordGroup, count_records, record_totals
-from fractune_server.store.records.rows import record_from_row, record_to_row
+from fractune_server.store.records.rows import RecordFilter, record_from_row, record_to_row
 from fractune_server.store.records.validated import ValidatedCache, count_change
+
+_WORKED = (
+    select(pieces.c.task, func.sum(pieces.c.worked_s))
+    .where(pieces.c.job == bindparam("job"))
+    .group_by(pieces.c.task)
+    .order_by(pieces.c.task)
+)
+"""made once: building a statement takes longer than running it"""
+
+
+def add_pieces(database: Database, connection: Connection, new: Iterable[WorkCost]) -> None:
+    """Add pieces of work; existing ones stay as they are."""
+    database.insert_new(connection, pieces, [to_dict(piece) for piece in new])
+
+
+class Ledger(Repository):
+    def spent(self, jobs: Collection[str], since: float = 0.0) -> dict[str, list[Spending]]:
+        """Spending for each of these jobs by pieces of work that ended at `since` (seconds since 1970) or later.
+
+        By job; those for which nothing was spent are absent.
+        """
+        key = pieces.c.job, pieces.c.task, pieces.c.share
+        sums = func.count(), func.sum(pieces.c.worked_s), func.sum(pieces.c.cpu_s)
+        chosen = select(*key, *sums).where(pieces.c.job.in_(jobs), pieces.c.ended_at >= since)
+        found = defaultdict[str, list[Spending]](list)
+        with self._database.read() as connection:
+            for job, *spending in connection.execute(chosen.group_by(*key).order_by(*key)):
+                found[job].append(Spending(*spending))
+        return dict(found)
+
+    def worked_s(self, job: str) -> dict[str, float]:
+        """Seconds that workers worked for the job, by kind of work."""
+        with self._database.read() as connection:
+            return {task: float(secs) for task, secs in connection.execute(_WORKED, {"job": job})}
+
 
 _PAGE = 500
 

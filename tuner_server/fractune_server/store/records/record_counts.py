@@ -12,7 +12,7 @@ from sqlalchemy import Connection, func, select
 
 from fractune_server.store.database.database import Database
 from fractune_server.store.database.tables import record_counts, records
-from fractune_server.store.records.filters import RecordFilter
+from fractune_server.store.records.rows import RecordFilter
 
 _MOST = 256
 

@@ -16,9 +16,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from fractune.cli.ending.leaving import LeavableView
-from fractune.cli.ending.on_done import news, run_when_done
-from fractune.cli.ending.stopped import Stopped, take_signals
+from fractune.cli.ending import LeavableView, Stopped, news, run_when_done, take_signals
 from fractune.server.job_status import JobStatus, job_status
 from fractune.sessions.progress import View
 from fractune_core.errors import JobFailed

@@ -10,8 +10,7 @@ import re
 
 import pytest
 
-from fractune.dashboard.views.page import Cell
-from fractune.dashboard.views.words import moment
+from fractune.dashboard.views.page import Cell, moment
 from fractune.features.matrix.cross_table import model_table
 from fractune.features.matrix.table import cell_text
 from fractune.server.job_status import job_status

@@ -10,8 +10,7 @@ import pytest
 
 import fractune
 from fractune.cli import main
-from fractune.features.diff.diff import MODEL, compared
-from fractune.features.diff.sides import Side
+from fractune.features.diff.diff import MODEL, Side, compared
 from fractune_core.errors import BadBundle, BadRequest
 from fractune_core.files.buckets import Buckets, Padding, open_axes
 from fractune_core.files.bundles import RECORDS, Bundle

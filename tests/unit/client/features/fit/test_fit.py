@@ -13,10 +13,9 @@ import pytest
 import fractune
 from fractune.cli import main
 from fractune.features.fit import fit as fitting
-from fractune.features.fit import picture
-from fractune.features.fit.fit import FitResult
+from fractune.features.fit import table
+from fractune.features.fit.fit import FitResult, settings_text
 from fractune.features.fit.measuring import FRACTUNE, OPENVINO, Measured, service_of
-from fractune.features.fit.settings import settings_text
 from fractune_core.analysis.cpu_limits.fitting import Goal
 from fractune_core.analysis.cpu_limits.fitting import fit as fit_services
 from fractune_core.analysis.cpu_limits.limits import Service
@@ -158,11 +157,11 @@ def test_numbers_of_threads_double_up_to_the_cores(cores: int, threads: list[int
 def test_the_picture_has_a_line_for_each_number_of_threads_and_replicas(tmp_path: Path, fitted: FitResult) -> None:
     one, two = fitted.measured.services
     coarse = replace(fitted, goal=replace(GOAL, step_m=500))
-    line = picture.p99_by_limit(two, 1, coarse.goal)
+    line = table.p99_by_limit(two, 1, coarse.goal)
     assert min(line) >= 500  # five slices a period for each of two threads
     assert max(line) == 2000
     assert line[max(line)] < line[min(line)]
-    assert min(picture.p99_by_limit(one, 1, coarse.goal)) * 0.95 >= 18 * one.cpu_s * 1000
+    assert min(table.p99_by_limit(one, 1, coarse.goal)) * 0.95 >= 18 * one.cpu_s * 1000
     coarse.draw(tmp_path / "fit.svg")
     text = (tmp_path / "fit.svg").read_text()
     assert text.startswith("<?xml")

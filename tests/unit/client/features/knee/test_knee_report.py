@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from fractune.features.knee.picture import draw_knee
 from fractune.features.knee.report import KneeReport, at_load_knee, drawn_units, knee_report
-from fractune.features.knee.table import knee_json, knee_lines, knee_table
+from fractune.features.knee.table import draw_knee, knee_json, knee_lines, knee_table
 from fractune.features.matrix.cross_table import model_table
 from fractune_core.errors import BadRequest, StateUnusable
 from fractune_core.shares import units_text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fractune.features.knee.limits import limit_latencies, limits_table, split_limits
+from fractune.features.knee.report import limit_latencies, limits_table, split_limits
 from fractune_core.errors import BadRequest
 
 SECS = {1: [0.0184] * 3, 2: [0.0096] * 3}

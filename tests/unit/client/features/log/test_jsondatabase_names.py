@@ -18,7 +18,7 @@ from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.records import TuningRecord
 from fractune_core.tir.canonical import read_graph
 from fractune_core.workloads import check_workload, parted_workloads
-from fractune_server.store.records.record_check import check_record
+from fractune_server.store.records.rows import check_record
 from tests.support.client_samples import record
 from tests.support.samples import DEVICE, granted
 

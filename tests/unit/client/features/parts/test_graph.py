@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from onnx import TensorProto, helper
 
-from fractune.features.parts.graph import crossing, names_read, part_numbers, static_shapes
+from fractune.features.parts.cutting import crossing, names_read, part_numbers, static_shapes
 
 
 def node(operator: str, reads: str, makes: str) -> object:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fractune.features.parts.part_names import is_part_of, part_name
+from fractune.features.parts.cutting import is_part_of, part_name
 
 
 @pytest.mark.parametrize("model", ["encoder.onnx", "model", "a.part1.onnx", "v1.2"])

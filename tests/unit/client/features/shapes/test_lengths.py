@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 
-from fractune.features.shapes.lengths import only_length, with_lengths
-from fractune.features.shapes.sample import read_sample, shapes_of
+from fractune.features.shapes.sample import only_length, read_sample, shapes_of, with_lengths
 from fractune.features.tune.shape_jobs import JoinOptions, options_by_shape
-from fractune.models.open_inputs import OpenShape, onnx_inputs
+from fractune.models.source import OpenShape, onnx_inputs
 from fractune_core.errors import BadModel, BadRequest
 from fractune_core.jobs import SearchOptions
 from tests.support.encoders import write_encoder

@@ -16,10 +16,14 @@ from fractune.features.goal.goal_result import (
     PeerTiming,
     SideBySide,
     goal_end,
+    goal_json,
+    goal_line,
+    goal_table,
     next_trials,
+    step_line,
+    step_times,
+    verdict_line,
 )
-from fractune.features.goal.goal_table import goal_json, goal_line, goal_table, step_line, verdict_line
-from fractune.features.goal.logged import step_times
 
 PEER_SECS = tuple(1e-3 * (1 + 0.01 * (number % 3)) for number in range(15))
 

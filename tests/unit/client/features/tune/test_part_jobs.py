@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fractune.features.parts.remedies import may_cut, with_remedy
+from fractune.features.parts.parts import may_cut, with_remedy
 from fractune.features.tune import shape_jobs
 from fractune_core.errors import BadModel
 from fractune_core.jobs import JobSpec

@@ -12,7 +12,7 @@ from sqlalchemy import event
 from fractune_core.errors import StateUnusable
 from fractune_core.host import machine
 from fractune_server.store.database import database
-from fractune_server.store.records.filters import RecordFilter
+from fractune_server.store.records.rows import RecordFilter
 from fractune_server.store.store import Store, sqlite_url
 from tests.support.samples import validation
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fractune_server.store.database import database as module
-from fractune_server.store.records.filters import RecordFilter
+from fractune_server.store.records.rows import RecordFilter
 from fractune_server.store.store import Store, sqlite_url
 from tests.support.store_contract import trial
 

@@ -22,7 +22,7 @@ from fractune_core.records import COLD, VALIDATION_POLICY, Status, TimingPolicy,
 from fractune_core.served import Served, ServiceGoal
 from fractune_server.services.paging import page_size, read_token, write_token
 from fractune_server.store.files.blob_files import BlobStore
-from fractune_server.store.records.record_check import check_record
+from fractune_server.store.records.rows import check_record
 from tests.support.client_samples import bundle_bytes
 from tests.support.samples import DISTURBANCE, validation
 

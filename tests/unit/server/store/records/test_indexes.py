@@ -10,8 +10,8 @@ import pytest
 from sqlalchemy import event
 
 from fractune_core.records import Kind
-from fractune_server.store.records.filters import RecordFilter
 from fractune_server.store.records.log import LogKey
+from fractune_server.store.records.rows import RecordFilter
 from fractune_server.store.store import Store, sqlite_url
 from tests.support.store_contract import validations_of
 

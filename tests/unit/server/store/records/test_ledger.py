@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fractune_core.spending import Spending, WorkCost
-from fractune_server.store.records.filters import RecordFilter
+from fractune_server.store.records.rows import RecordFilter
 from fractune_server.store.store import Store, sqlite_url
 from tests.support.samples import validation
 

@@ -12,8 +12,8 @@ from fractune_core.errors import BadRequest, NotFound
 from fractune_core.implementations import DIRECT, WINOGRAD4, text_of
 from fractune_core.records import Kind, TuningRecord
 from fractune_core.workloads import joined_workloads, workload_hash
-from fractune_server.store.records.filters import RecordFilter
 from fractune_server.store.records.log import Donor, RecordPlace
+from fractune_server.store.records.rows import RecordFilter
 from fractune_server.store.store import Store
 from fractune_server.store.stored_job import StoredOperator
 from tests.support.samples import DEVICE, DISTURBANCE, WORKLOAD, WORKLOAD_TEXT, divided, granted, validation

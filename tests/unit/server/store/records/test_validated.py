@@ -10,7 +10,7 @@ from sqlalchemy import event
 
 from fractune_core.errors import BadRequest
 from fractune_core.records import Kind, Status, TuningRecord
-from fractune_server.store.records.filters import RecordFilter
+from fractune_server.store.records.rows import RecordFilter
 from fractune_server.store.records.validated import ValidatedCache
 from fractune_server.store.store import Store
 from tests.support.samples import DISTURBANCE, validation

@@ -15,9 +15,9 @@ import onnxruntime
 import pytest
 from onnx import helper
 
-from fractune.inference.runtimes.sessions import OnnxRuntimeSession, open_session
 from fractune_core.errors import BadRequest
 from fractune_core.files.checked import Checked
+from fractune_runtime.sessions import OnnxRuntimeSession, open_session
 from fractune_workers.children.checking import child as checking
 from fractune_workers.children.checking import comparing, references
 from fractune_workers.children.importing.onnx_models.onnx_importer import CONVERTERS

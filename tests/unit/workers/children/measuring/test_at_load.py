@@ -10,8 +10,8 @@ from functools import partial
 import pytest
 
 from fractune_core.analysis.at_load import AtLoad
-from fractune_workers.children.measuring import at_load
-from fractune_workers.children.measuring.at_load import time_at_load
+from fractune_workers.children.measuring import model_timing
+from fractune_workers.children.measuring.model_timing import time_at_load
 
 SHORT_S = 2e-4
 
@@ -41,16 +41,16 @@ def test_one_thread_is_a_finalist_unless_it_takes_much_longer(
         call()
         return SHORT_S * (factor if here is first[0] else 1)
 
-    monkeypatch.setattr(at_load, "secs_of_one", secs_of_one)
+    monkeypatch.setattr(model_timing, "secs_of_one", secs_of_one)
     found = time_at_load(*loops(own=SHORT_S), "own", [0, 1])
     assert [each.threads for each in found] == threads
 
 
 def test_a_slow_model_answers_fewer_requests_and_a_very_slow_one_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(at_load, "_MOST_S", 1.0)
+    monkeypatch.setattr(model_timing, "_MOST_S", 1.0)
     (few,) = time_at_load(*loops(own=1e-2), "own", [0])
     assert (len(few.loop_secs), len(few.latency_secs)) == (6, 12), "there is nothing to compare it with"
-    monkeypatch.setattr(at_load, "_MOST_S", 0.1)
+    monkeypatch.setattr(model_timing, "_MOST_S", 0.1)
     assert time_at_load(*loops(own=1e-2), "own", [0]) == []
 
 
@@ -64,8 +64,8 @@ def test_rounds_end_once_the_choices_are_decided(
         asked.append((len(timed), {len(each.loop_secs) for each in timed}, most))
         return is_decided
 
-    monkeypatch.setattr(at_load, "are_decided", decided)
-    monkeypatch.setattr(at_load, "_MOST_S", 0.5)
+    monkeypatch.setattr(model_timing, "are_decided", decided)
+    monkeypatch.setattr(model_timing, "_MOST_S", 0.5)
     found = time_at_load(*loops(own=5e-3, robust=5e-3), "own", [0])
     assert {len(each.loop_secs) for each in found} == {rounds}
     assert asked[0] == (2, {6}, 11)

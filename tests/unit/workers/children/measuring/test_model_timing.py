@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tvm
 
-from fractune_workers.children.measuring import loops
+from fractune_workers.children.measuring import model_timing
 from fractune_workers.children.tvm_api.bundle_runs import outputs_of
 from fractune_workers.children.tvm_api.processor import Processor
 from fractune_workers.children.tvm_api.weights import pack_weights, unpack_weights
@@ -37,8 +37,8 @@ def test_every_inference_of_a_repeat_is_waited_for(monkeypatch: pytest.MonkeyPat
     device = NotedDevice()
     clock = iter([0.0, 0.008, 0.016, 0.024])
     monkeypatch.setattr("time.perf_counter", lambda: next(clock))
-    call = loops.call_of(lambda *args: device.notes.append(f"call {args}"), [1, 2], Processor(device, 0x2000))
-    secs = loops.secs_of_one(call)
+    call = model_timing.call_of(lambda *args: device.notes.append(f"call {args}"), [1, 2], Processor(device, 0x2000))
+    secs = model_timing.secs_of_one(call)
     assert secs == pytest.approx(0.008)
     assert device.notes == ["call (1, 2)", "sync 0x2000"] * 3
 

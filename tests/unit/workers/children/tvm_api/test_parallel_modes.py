@@ -12,10 +12,10 @@ import tvm
 from tvm import te
 
 from fractune_core.host.denormals import with_denormals
+from fractune_workers.children.measuring.model_timing import serving_thread
 from fractune_workers.children.tvm_api.arrays import numpy_dtype
 from fractune_workers.children.tvm_api.artifacts import build_object, load_objects
 from fractune_workers.children.tvm_api.parallel_modes import build_library
-from fractune_workers.children.tvm_api.serving_thread import serving_thread
 from fractune_workers.children.tvm_api.target import parse_target
 from tests.support.denormals import FLUSHING, SIZE, probe
 

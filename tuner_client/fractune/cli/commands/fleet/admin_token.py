@@ -15,8 +15,8 @@ from fractune.cli.environment import database_address
 from fractune.cli.group import Group
 from fractune.local.programs import server_admin
 from fractune.local.state import default_state_dir
-from fractune.text.quantities import parse_bytes, parse_lifetime_s
 from fractune.text.rendering import Column, Table
+from fractune.text.text import parse_bytes, parse_lifetime_s
 from fractune_core.access.tokens import Quotas, Scope
 from fractune_core.errors import StateUnusable
 from fractune_core.jobs import Priority

@@ -14,7 +14,7 @@ from fractune.cli.environment import database_address, fleet_secret, redis_addre
 from fractune.cli.logs import LogFormat, LogLevel, set_up_logs
 from fractune.local.programs import run_server, run_worker
 from fractune.local.state import default_state_dir
-from fractune.text.quantities import parse_bytes
+from fractune.text.text import parse_bytes
 from fractune_core.errors import BadRequest
 from fractune_core.fleet.options import RoleName, ServerOptions, WorkerOptions
 from fractune_core.records import COLD, WARM

@@ -12,8 +12,7 @@ from typing import Annotated
 import typer
 
 from fractune.cli import options
-from fractune.local.pages import Pages, running_pages
-from fractune.local.programs import require
+from fractune.local.programs import Pages, require, running_pages
 from fractune.local.stack import Stack, StackOptions, running_stack
 from fractune.local.state import default_state_dir
 from fractune.server.rpc import RpcClient

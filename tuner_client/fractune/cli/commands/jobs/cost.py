@@ -12,7 +12,7 @@ import typer
 from fractune.cli import options
 from fractune.features.cost.cost import cost as costs_of
 from fractune.features.cost.job_cost import DEFAULT_LIMIT
-from fractune.text.quantities import parse_lifetime_s
+from fractune.text.text import parse_lifetime_s
 
 
 def cost(

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from fractune.cli import options
-from fractune.cli.ending.on_done import run_when_done
+from fractune.cli.ending import run_when_done
 from fractune.cli.printing import print_result, print_tables
 from fractune.cli.progress import choose_view
 from fractune.features.client import Client

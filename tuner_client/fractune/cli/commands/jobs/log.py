@@ -20,8 +20,7 @@ from fractune.features.compete.results import held_contests
 from fractune.features.log import jsondatabase
 from fractune.features.log.log import Log, check_export, record_filter
 from fractune.features.log.match import match as match_model
-from fractune.features.shapes.bundle_times import BundleTimes, bundle_times
-from fractune.features.shapes.text import padding_line
+from fractune.features.shapes.join import BundleTimes, bundle_times, padding_line
 from fractune.sessions.session import session
 from fractune_core.errors import BadRequest
 from fractune_core.files.bundles import SUFFIX, is_bundle

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from fractune.cli import options
-from fractune.features.compete.needs import bundle_use
+from fractune.features.compete.compete import bundle_use
 from fractune.local.doctor import Use, examine
 from fractune_core.errors import BadRequest
 

@@ -14,10 +14,10 @@ from fractune.cli.progress import choose_view
 from fractune.features.client import Client
 from fractune.features.tune.bundle import POLICIES
 from fractune.features.tune.bundle import bundle as bundle_model
-from fractune.inference.signatures import check_private_key, open_bundle
 from fractune.models.source import check_model_file
 from fractune.sessions.session import session
 from fractune_core.errors import BadRequest
+from fractune_runtime.signatures import check_private_key, open_bundle
 
 
 def bundle(

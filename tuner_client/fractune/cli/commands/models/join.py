@@ -10,9 +10,8 @@ from typing import Annotated
 import typer
 
 from fractune.cli import options
-from fractune.features.shapes.join import JoinedBundle
+from fractune.features.shapes.join import JoinedBundle, padding_line, shapes_lines
 from fractune.features.shapes.join import join as join_files
-from fractune.features.shapes.text import padding_line, shapes_lines
 
 
 def join(

@@ -12,7 +12,7 @@ from fractune.cli import options
 from fractune.cli.printing import print_picture, print_tables
 from fractune.cli.progress import choose_view
 from fractune.features.knee.knee import knee as model_knee
-from fractune.features.knee.limits import limit_json
+from fractune.features.knee.report import limit_json
 from fractune.features.knee.table import knee_json
 from fractune.text.figure import check_picture
 

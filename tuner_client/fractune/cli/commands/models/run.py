@@ -16,15 +16,9 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 import typer
 
 from fractune.cli import options
+from fractune.comparing.beside import Beside, accepted_inputs, time_beside
+from fractune.comparing.interleaved import PACED, Times, time_interleaved, time_single_calls
 from fractune.features.fuse.slots_text import apart_text, slots_text
-from fractune.inference.bucketed_model import BucketedModel
-from fractune.inference.choosing import VariantChoice
-from fractune.inference.comparing.beside import Beside, accepted_inputs, time_beside
-from fractune.inference.comparing.interleaved import PACED, Times, time_interleaved, time_single_calls
-from fractune.inference.cpu import confine
-from fractune.inference.gpu import confine_gpu
-from fractune.inference.loading import load
-from fractune.inference.model import Model
 from fractune.text.output_files import check_writable
 from fractune.text.text import common_unit, factor_text, time_text
 from fractune_core.agreement import differences
@@ -37,9 +31,15 @@ from fractune_core.files.replacing import replacing_file
 from fractune_core.names import UNTUNED_VARIANT
 from fractune_core.served import ServiceGoal
 from fractune_core.shares import Share, units_text
+from fractune_runtime.bucketed_model import BucketedModel
+from fractune_runtime.choosing import VariantChoice
+from fractune_runtime.cpu import confine
+from fractune_runtime.gpu import confine_gpu
+from fractune_runtime.loading import load
+from fractune_runtime.model import Model
 
 if TYPE_CHECKING:
-    from fractune.inference.tvm_runtime.tensors import Array, TensorSpec
+    from fractune_runtime.tvm_runtime.tensors import Array, TensorSpec
 
 
 _NOTICED_OVERHEAD = 1 / 3

@@ -12,15 +12,14 @@ from typing import Annotated, Any
 import typer
 
 from fractune.cli import options
-from fractune.cli.ending.leaving import LeavableView
-from fractune.cli.ending.on_done import run_when_done
+from fractune.cli.ending import LeavableView, run_when_done
 from fractune.cli.exit_codes import GOAL_MISSED
 from fractune.cli.printing import print_picture, print_result, print_tables
 from fractune.cli.progress import choose_view
 from fractune.features.client import Client
 from fractune.features.compete.printing import print_contests
 from fractune.features.fuse.slots_text import apart_text, slots_text
-from fractune.features.goal.goal_table import goal_json, goal_table, verdict_line
+from fractune.features.goal.goal_result import goal_json, goal_table, verdict_line
 from fractune.features.shapes.sample import shapes_of
 from fractune.features.tune.goal import DEFAULT_MINUTES, PEERS
 from fractune.features.tune.job_file import written
@@ -36,7 +35,7 @@ from fractune.sessions.session import server_session
 from fractune.text.checked_text import checked_json, checked_lines
 from fractune.text.figure import check_picture
 from fractune.text.output_files import write_new
-from fractune.text.toml_text import Value
+from fractune.text.toml_table import Value
 from fractune_core.errors import BadRequest
 from fractune_core.files.bundles import Bundle
 from fractune_core.files.compared import RUNTIMES

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from fractune.dashboard.views.page import Block, Cell, Field, Page, block_of
-from fractune.dashboard.views.words import job_label, job_path
+from fractune.dashboard.views.page import Block, Cell, Field, Page, block_of, job_label, job_path
 from fractune.features.fit.of_job import fit_of_job
 from fractune.server.job_status import JobStatus
 from fractune.text.rendering import Table

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
-from fractune.dashboard.views.page import Bar, Bars, Cell, Field, Page, Piece, block_of
-from fractune.dashboard.views.words import job_label
+from fractune.dashboard.views.page import Bar, Bars, Cell, Field, Page, Piece, block_of, job_label
+from fractune.features.diff.diff import compared, job_side
 from fractune.features.plan.of_jobs import JobDemand, PlannedDevice, plan_of_jobs
 from fractune.features.plan.plan import PlanResult
 from fractune.features.plan.table import rate_text, summary
@@ -18,6 +18,29 @@ from fractune_core.errors import BadRequest, FractuneError, one_line
 from fractune_core.jobs import JobState
 from fractune_core.planning.devices import GPUS, Partitioning
 from fractune_core.planning.plans import Plan, PlannedPart
+
+
+def comparison(before: JobStatus | None, after: JobStatus | None, jobs: Sequence[JobStatus]) -> Page:
+    """`jobs` are the newest ones, to choose from."""
+    names = ("", *(each.name for each in jobs))
+    labels = ("none", *map(job_label, jobs))
+    form = [
+        Field(side, "" if job is None else job.name, label, names, labels)
+        for side, job, label in (("a", before, "before"), ("b", after, "after"))
+    ]
+    if before is None or after is None:
+        missing = "two jobs" if before is after else "the job after it" if after is None else "the job before it"
+        facts = (("to do", Cell(f"choose {missing}, and press Show")),)
+        return Page("Compare", {"changes": None}, facts=facts, form=form, is_live=False)
+    found = compared(job_side(before), job_side(after))
+    return Page(
+        "Compare",
+        {"before": before.name, "after": after.name, "changes": [each.to_json() for each in found.changes]},
+        blocks=(block_of(found.table),),
+        form=form,
+        is_live=False,
+    )
+
 
 MOST_MODELS = 8
 """a plan of more is one for `fractune plan`: the page would hold the processor for long"""

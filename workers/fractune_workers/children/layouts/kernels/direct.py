@@ -17,7 +17,7 @@ import numpy.typing as npt
 import tvm
 from tvm import te, topi
 
-from fractune_core.tir.kernel_names import CONV, DEPTHWISE, MATMUL, WHOLE_NUMBERS
+from fractune_core.tir.lookups import CONV, DEPTHWISE, MATMUL, WHOLE_NUMBERS
 from fractune_workers.children.layouts.kernels.blocks import Bounds, block_count, pack
 
 _Array = npt.NDArray[Any]

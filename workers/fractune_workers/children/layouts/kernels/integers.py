@@ -17,7 +17,7 @@ import tvm
 from tvm import te
 
 from fractune_core.implementations import INT8, INT16
-from fractune_core.tir.kernel_names import COLUMNS, INTEGER_SUMS, ROWS, SUMS
+from fractune_core.tir.lookups import COLUMNS, INTEGER_SUMS, ROWS, SUMS
 from fractune_workers.children.layouts.kernels.blocks import Bounds
 from fractune_workers.children.layouts.kernels.direct import Window
 

@@ -20,7 +20,7 @@ import numpy.typing as npt
 import tvm
 from tvm import te, topi
 
-from fractune_core.tir.kernel_names import GEMM, IMAGE, IMAGE_COLUMNS, OUTPUT, OUTPUT_COLUMNS, PADDED
+from fractune_core.tir.lookups import GEMM, IMAGE, IMAGE_COLUMNS, OUTPUT, OUTPUT_COLUMNS, PADDED
 from fractune_workers.children.layouts.kernels.direct import Window
 
 _Array = npt.NDArray[Any]

@@ -17,7 +17,7 @@ import tvm
 from tvm.s_tir import Schedule
 from tvm.s_tir import meta_schedule as ms
 
-from fractune_core.tir.kernel_names import COLUMNS, INTEGER_SUMS, ROWS, SUMS
+from fractune_core.tir.lookups import COLUMNS, INTEGER_SUMS, ROWS, SUMS
 from fractune_workers.children.layouts.kernels.integers import INTEGERS
 from fractune_workers.children.searching.spaces.register_tiles import Extents, divisors, tilings
 from fractune_workers.children.searching.spaces.sketches import block_named, inline_epilogue

@@ -14,7 +14,7 @@ from typing import Any
 
 from tvm.s_tir import meta_schedule as ms
 
-from fractune_core.tir.kernel_names import GEMM, IMAGE, IMAGE_COLUMNS, OUTPUT, OUTPUT_COLUMNS, PADDED
+from fractune_core.tir.lookups import GEMM, IMAGE, IMAGE_COLUMNS, OUTPUT, OUTPUT_COLUMNS, PADDED
 from fractune_workers.children.searching.spaces.register_tiles import MOST_BLOCKS, MOST_PIXELS, Extents, tilings
 from fractune_workers.children.searching.spaces.sketches import block_named, inline_epilogue
 

@@ -11,7 +11,7 @@ from tvm import s_tir
 from tvm.script import from_source
 
 from fractune_core.targets import TF32
-from fractune_core.tir.kernel_names import WHOLE_NUMBERS
+from fractune_core.tir.lookups import WHOLE_NUMBERS
 
 # Operators that round to half precision: the operands of their sums, and the same operator in float32.
 #

@@ -16,7 +16,7 @@ import tvm
 import tvm_ffi
 from tvm import s_tir, tirx
 
-from fractune_core.tir.kernel_names import MATMUL
+from fractune_core.tir.lookups import MATMUL
 
 FROM_MEMORY_BYTES = 2**23
 """Weights from which on a product prefetches. Smaller ones may still be in the last cache from the run before, and

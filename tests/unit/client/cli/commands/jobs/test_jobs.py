@@ -11,8 +11,7 @@ import pytest
 
 from fractune.cli import main
 from fractune.cli.commands.jobs import jobs
-from fractune.cli.ending.leaving import LeavableView
-from fractune.cli.ending.stopped import Stopped
+from fractune.cli.ending import LeavableView, Stopped
 from fractune.features.client import Client
 from fractune_core.pb import fractune_pb2 as pb
 from tests.support.client_samples import bundle_bytes

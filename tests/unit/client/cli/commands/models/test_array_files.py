@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from fractune.cli.commands.models.run import array_names, read_inputs, write_arrays
-from fractune.inference.tvm_runtime.tensors import TensorSpec
 from fractune_core.errors import BadRequest
+from fractune_runtime.tvm_runtime.tensors import TensorSpec
 
 
 def test_arrays_are_read_by_name_and_objects_never(tmp_path: Path) -> None:

@@ -17,13 +17,13 @@ import numpy as np
 import pytest
 
 from fractune.cli import main
-from fractune.inference.comparing import interleaved
-from fractune.inference.runtimes.sessions import OnnxRuntimeSession
+from fractune.comparing import interleaved
 from fractune_core.agreement import differences
 from fractune_core.errors import BadBundle, BadRequest, FractuneError
+from fractune_runtime.sessions import OnnxRuntimeSession
 from tests.support.client_samples import DEVICE, bundle_bytes
-from tests.unit.client.conftest import Small
-from tests.unit.client.inference.comparing.test_interleaved import Clock
+from tests.unit.client.comparing.test_interleaved import Clock
+from tests.unit.conftest import Small
 
 _FRACTUNE = [sys.executable, "-m", "fractune.cli"]
 

@@ -12,7 +12,7 @@ import tvm_ffi
 from tvm import te, tirx
 from tvm.s_tir import Schedule
 
-from fractune_core.tir.kernel_names import MATMUL
+from fractune_core.tir.lookups import MATMUL
 from fractune_workers.children.layouts.kernels import direct
 from fractune_workers.children.tvm_api.prefetches.products import FROM_MEMORY_BYTES, with_product_prefetches
 

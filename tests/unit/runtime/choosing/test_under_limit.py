@@ -1,0 +1,165 @@
+"""The variant and the threads of a model under a CPU limit, by what the bundle's times predict."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fractune
+from fractune_core.analysis.match import DEFAULT_POLICY, How
+from fractune_core.errors import BadRequest
+from fractune_core.files.bundles import Bundle, write_bundle
+from fractune_core.host.cgroups import Quota
+from fractune_core.served import ServiceGoal
+from fractune_runtime import cpu
+from fractune_runtime.choosing import VariantChoice, match_share
+from fractune_runtime.cpu import ShareHere
+from fractune_runtime.runner import CallersThread, Runner
+from tests.support.client_samples import bundle_bytes, granted
+from tests.unit.conftest import Small
+
+MINILM = {"cpu:1": 0.0184, "cpu:2": 0.0096}
+
+
+def a_bundle(times: dict[str, float], **changes: Any) -> Bundle:
+    """With a variant for each share, timed there."""
+    fields: dict[str, Any] = {
+        "variants": [{"name": name, "objects": ["lib0.o"]} for name in ("untuned", *times)],
+        "shares": {name: granted(name, int(name.removeprefix("cpu:"))).to_json() for name in times},
+        "measured": {name: {name: secs} for name, secs in times.items()},
+    }
+    return Bundle(bundle_bytes(**{**fields, **changes}))
+
+
+def here(quota_m: int, cpus: int = 2, period_us: int = 100_000) -> ShareHere:
+    quota = Quota(quota_m * period_us // 1000, period_us)
+    return ShareHere(max(1, quota_m // 1000), tuple(range(cpus)), "made up", quota=quota)
+
+
+def matched(bundle: Bundle, at: ShareHere, goal: ServiceGoal = "latency") -> VariantChoice:
+    choice, share = match_share(bundle, at, DEFAULT_POLICY, goal)
+    assert share.units == choice.threads
+    return choice
+
+
+def test_two_threads_at_one_and_a_half_cores() -> None:
+    found = matched(a_bundle(MINILM), here(1500))
+    assert (found.variant, found.how, found.regret) == ("cpu:2", How.EXACT, 0.0)
+    assert found.threads == 2
+    told, _, other = found.reason.partition("; ")
+    assert told.startswith("under a limit of 1500m, predicted best with 2 threads: p50 9.65 ms, p99 ")
+    assert told.endswith(" ms at 23.4 requests/s (30 % load)")
+    assert other.startswith("next best with 1 thread: p50 18.4 ms, p99 ")
+
+
+def test_the_most_requests_in_a_loop_where_that_is_the_goal() -> None:
+    bundle = a_bundle(MINILM)
+    for quota_m, variant in ((1000, "cpu:1"), (1500, "cpu:2")):
+        assert matched(bundle, here(quota_m), "throughput").variant == variant
+    assert matched(bundle, here(1500), "throughput").reason == (
+        "under a limit of 1500m, predicted best with 2 threads: 75.8 requests/s in a loop; "
+        "next best with 1 thread: 54.3 requests/s"
+    )
+
+
+@pytest.mark.parametrize(("quota_m", "cpus", "threads"), [(3500, 8, 8), (3500, 4, 4), (1900, 8, 4), (250, 8, 1)])
+def test_no_more_threads_than_cpus_and_than_four_for_each_core(quota_m: int, cpus: int, threads: int) -> None:
+    times = {f"cpu:{threads}": 0.008 / threads for threads in (1, 2, 4, 8)}
+    assert matched(a_bundle(times), here(quota_m, cpus)).threads == threads
+
+
+def test_several_threads_need_slices_of_the_period() -> None:
+    found = matched(a_bundle(MINILM), here(1500, period_us=10_000))
+    assert found.threads == 1
+    assert "under a limit of 1500m in periods of 10 ms, " in found.reason
+    assert found.reason.endswith("; the bundle has times for no other number of threads here")
+
+
+def test_no_time_is_interpolated() -> None:
+    found = matched(a_bundle({"cpu:1": 0.04, "cpu:4": 0.012}), here(2500, 4))
+    assert (found.variant, found.threads) == ("cpu:4", 4)
+    assert "next best with 1 thread" in found.reason
+
+
+def test_times_of_the_whole_model_come_before_sums_of_operators() -> None:
+    times = {"cpu:1": 0.03, "cpu:2": 0.05}
+    assert matched(a_bundle(MINILM, timed=times), here(1500)).threads == 1
+    assert matched(a_bundle(MINILM, timed={"cpu:2": 0.05}), here(1500)).threads == 2, "these do not compare"
+
+
+def test_the_untuned_variant_where_it_is_the_fastest() -> None:
+    measured = {"cpu:1": {"cpu:1": 0.02, "untuned": 0.01}, "cpu:2": {"cpu:2": 0.015, "untuned": 0.005}}
+    found = matched(a_bundle(MINILM, measured=measured), here(1500))
+    assert (found.variant, found.how, found.threads) == ("untuned", How.NONE, 2)
+
+
+def test_a_tiny_model_has_no_pool_that_costs_more_than_it_gains() -> None:
+    assert matched(a_bundle({"cpu:1": 60e-6, "cpu:2": 35e-6}), here(1500)).threads == 1
+    assert matched(a_bundle({"cpu:1": 600e-6, "cpu:2": 350e-6}), here(1500)).threads == 2
+
+
+def test_without_times_whole_cores_count_and_the_reason_says_so() -> None:
+    found = matched(a_bundle(MINILM, measured={}), here(1500))
+    assert (found.variant, found.threads) == ("cpu:1", 1)
+    assert found.reason.endswith(
+        "; the limit of 1500m counts as 1 core, because the bundle has no times to predict its effect"
+    )
+
+
+def test_an_odd_quota_that_the_kernel_takes() -> None:
+    assert matched(a_bundle(MINILM), ShareHere(1, (0, 1), "made up", quota=Quota(1_001, 3_000))).threads == 1
+
+
+def test_a_choice_takes_little_time_for_slow_models_and_many_numbers() -> None:
+    times = {f"cpu:{threads}": 0.8 / threads for threads in (1, 2, 4, 8, 16)}
+    bundle = a_bundle(times)
+    matched(bundle, here(1500))
+    began = time.process_time()
+    matched(bundle, here(4500, cpus=16))
+    assert time.process_time() - began < 0.25, "it takes 30 ms on an idle core"
+
+
+@pytest.fixture
+def small_with_times(small: Small, tmp_path: Path) -> Path:
+    path = tmp_path / "timed.fractune"
+    bundle = Bundle(small.bundle)
+    entries = {name: bundle.read(name) for name in bundle.manifest["sha256"]}
+    measured = {name: {name: secs} for name, secs in MINILM.items()}
+    with path.open("wb") as file:
+        write_bundle(file, {**bundle.manifest, "measured": measured}, entries)
+    return path
+
+
+def test_a_model_takes_the_threads_and_rematch_follows_the_quota(
+    small_with_times: Path, two_cpus: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.sched_setaffinity(0, two_cpus)
+
+    def limited(quota_m: int) -> None:
+        monkeypatch.setattr(cpu, "tightest_quota", lambda _: Quota(100 * quota_m, 100_000))
+
+    limited(1500)
+    model = fractune.load(small_with_times)
+    assert (model.choice.variant, model.threads, model.share.units, type(model._runner)) == ("cpu:2", 2, 2, Runner)
+    assert model.share.reason == "1.5 cores by the quota of its cgroup (its affinity has 2 cores)"
+    runner = model._runner
+    assert model.rematch() is model.choice
+    assert model._runner is runner, "the same share needs no new threads"
+    limited(250)
+    assert (model.rematch().variant, model.threads, type(model._runner)) == ("cpu:1", 1, CallersThread)
+    assert model.run(model.random_inputs())[0].shape == (1, 10)
+    limited(1000)
+    assert fractune.load(small_with_times).threads == 2
+    assert fractune.load(small_with_times, goal="throughput").threads == 1
+    assert fractune.InferenceSession(small_with_times, goal="throughput").model.threads == 1
+    assert fractune.load(small_with_times, share="cpu:1").choice.reason.startswith("it was tuned for 1 core")
+
+
+def test_an_unknown_goal_is_refused(small: Small) -> None:
+    for load in (fractune.load, fractune.InferenceSession):
+        with pytest.raises(BadRequest, match="goal"):
+            load(small.bundle, goal="speed")  # type: ignore[arg-type]

@@ -1,0 +1,104 @@
+"""Signed bundles."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519
+
+import fractune
+from fractune_core.errors import BadBundle, BadRequest, FractuneError, StateUnusable
+from fractune_core.files.bundles import SIGNATURE, Bundle, write_archive
+from fractune_runtime.signatures import open_bundle, sign_bundle
+from tests.support.client_samples import bundle_bytes
+
+_PRIVATE = (serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+Key = ed25519.Ed25519PrivateKey | ec.EllipticCurvePrivateKey
+
+
+def pems(key: Key) -> tuple[bytes, bytes]:
+    """The private and the public half."""
+    private = key.private_bytes(serialization.Encoding.PEM, *_PRIVATE)
+    public = key.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    return private, public
+
+
+PRIVATE, PUBLIC = pems(ed25519.Ed25519PrivateKey.generate())
+OTHER_PRIVATE, OTHER_PUBLIC = pems(ed25519.Ed25519PrivateKey.generate())
+EC_PRIVATE, EC_PUBLIC = pems(ec.generate_private_key(ec.SECP256R1()))
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "m.fractune"
+    path.write_bytes(bundle_bytes())
+    return path
+
+
+def test_a_signed_bundle_is_the_same_bundle(path: Path) -> None:
+    manifest = Bundle(path).manifest_bytes
+    sign_bundle(path, PRIVATE)
+    once = path.read_bytes()
+    open_bundle(path, PUBLIC)
+    Bundle(path).verify()
+    assert Bundle(path).manifest_bytes == manifest
+    sign_bundle(path, PRIVATE.decode())
+    assert path.read_bytes() == once
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_another_signer_and_no_signer_are_refused(path: Path) -> None:
+    with pytest.raises(BadBundle, match=r"m.fractune is not signed"):
+        open_bundle(path, PUBLIC)
+    sign_bundle(path, OTHER_PRIVATE)
+    with pytest.raises(BadBundle, match="does not match the given key"):
+        open_bundle(path, PUBLIC)
+    sign_bundle(path, PRIVATE)
+    open_bundle(path, PUBLIC)
+
+
+def test_load_refuses_before_it_runs_anything(path: Path) -> None:
+    with pytest.raises(BadBundle, match="is not signed"):
+        fractune.load(path, public_key=PUBLIC)
+
+
+def test_a_manifest_changed_after_signing_is_refused(path: Path) -> None:
+    sign_bundle(path, PRIVATE)
+    bundle = Bundle(path)
+    assert bundle.signature is not None
+    entries = {name: bundle.read(name) for name in bundle.manifest["sha256"]}
+    changed = bundle.manifest_bytes.replace(b"m.onnx", b"n.onnx")
+    with path.open("wb") as file:
+        write_archive(file, changed, {**entries, SIGNATURE: bundle.signature})
+    with pytest.raises(BadBundle, match="does not match the given key"):
+        open_bundle(path, PUBLIC)
+
+
+@pytest.mark.parametrize("key", [b"rubbish", "", PUBLIC, EC_PRIVATE])
+def test_what_is_no_private_key(path: Path, key: str | bytes) -> None:
+    with pytest.raises(BadRequest, match=r"not a valid private key|not of Ed25519"):
+        sign_bundle(path, key)
+
+
+@pytest.mark.parametrize("key", [b"rubbish", "", PRIVATE, EC_PUBLIC])
+def test_what_is_no_public_key(path: Path, key: str | bytes) -> None:
+    with pytest.raises(BadRequest, match=r"not a valid public key|not of Ed25519"):
+        open_bundle(path, key)
+
+
+def test_a_folder_that_cannot_be_written(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_args: object, **_options: object) -> None:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(Path, "replace", refuse)
+    with pytest.raises(StateUnusable, match="cannot be written"):
+        sign_bundle(path, PRIVATE)
+
+
+def test_without_cryptography_the_way_to_it_is_told(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.asymmetric", None)
+    with pytest.raises(FractuneError, match=r"install 'fractune\[sign\]'"):
+        open_bundle(path, PUBLIC)

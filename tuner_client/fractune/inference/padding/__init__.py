@@ -1,1 +1,0 @@
-"""What padding changes, and what other runtimes take where a bundle pads."""

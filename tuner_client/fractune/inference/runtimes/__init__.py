@@ -1,1 +1,0 @@
-"""Other runtimes that serve a bundle's model where they were faster."""

@@ -1,0 +1,393 @@
+"""A loaded bundle: detect the share, choose its variant, run it, and follow the share while it serves."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Protocol, get_args
+
+from fractune_core.analysis.match import DEFAULT_POLICY, Policy
+from fractune_core.errors import BadBundle, BadRequest, FractuneError
+from fractune_core.files.bundles import Bundle
+from fractune_core.files.compared import RUNTIMES
+from fractune_core.host.cgroups import ThrottledSince
+from fractune_core.host.forks import Turn, begin_in_forked_children
+from fractune_core.served import ServiceGoal
+from fractune_core.shares import Share
+from fractune_runtime.choosing import VariantChoice, check_threads, match_share, runtime_choice
+from fractune_runtime.cpu import OnCpu, ShareHere
+from fractune_runtime.gpu import OnGpu
+from fractune_runtime.runner import runner_for
+from fractune_runtime.sessions import RuntimeMissing, keep_forever, runtime_variant
+from fractune_runtime.tvm_runtime import tensors
+from fractune_runtime.tvm_runtime.interface import Bound, BoundMemory, Interface, Slots, padded
+from fractune_runtime.tvm_runtime.runtime import Variant, Weights
+from fractune_runtime.tvm_runtime.tensors import KeptInputs, TensorSpec, are_worth_keeping
+
+if TYPE_CHECKING:
+    from fractune_runtime.tvm_runtime.tensors import Array
+
+LOOK_S = 0.5
+"""from one look to the next at least; a change is to be noticed within a second"""
+
+_Take = Callable[[ShareHere], None]
+_PACKAGES = ("fractune.", "fractune_runtime.")
+
+
+class Backend(Protocol):
+    """A bundle's weights on its processor, and the execution of its variants there."""
+
+    weights: Weights
+    keeps_inputs: bool
+    """whether small inputs are better copied into memory that stays; a GPU has memory for them in `run`"""
+
+    def look(self) -> ShareHere:
+        """The share that the process is under now. Raises ShareUnavailable if it is not the requested share."""
+        ...
+
+    def limits(self) -> tuple[Any, ...]:
+        """Differs from an earlier result if the share may have changed. Empty where the share stays as it is."""
+        ...
+
+    def load_variant(self, variant: str) -> Variant:
+        """A variant with its weights. Raises BadBundle if no variant has this name."""
+        ...
+
+    def arguments(self, specs: Sequence[TensorSpec], inputs: Mapping[str, Any]) -> list[Any]:
+        """The inputs as tensors, in the order of `specs`. Raises BadRequest. Any thread may call it."""
+        ...
+
+    def run(self, variant: Variant, arguments: Sequence[Any]) -> list[Any]:
+        """The complete outputs, in place. Call it on the thread of the model, one call at a time."""
+        ...
+
+    def run_into(self, variant: Variant, arguments: Sequence[Any], outputs: Sequence[Any]) -> None:
+        """As `run`, but the outputs are in the tensors `outputs` afterwards."""
+        ...
+
+    def placed(self, arguments: Sequence[Any]) -> list[Any]:
+        """The arguments, placed so that `run` need not copy them."""
+        ...
+
+    def array(self, output: Any) -> Array:
+        """An output as a separate array."""
+        ...
+
+
+def backend_for(
+    bundle: Bundle, share: Share | None, weights: Weights | None = None, *, denormals: bool = False
+) -> Backend:
+    """The processor of the bundle, under `share` (None = the present share of the process). `weights` are those of
+    another member of the bundle, which lie there already. `denormals`: a CPU computes with them, and does not take them
+    as zero. Raises BadBundle when it cannot run on this machine, BadRequest or ShareUnavailable for the share,
+    FractuneError when a required package is not installed.
+    """
+    kind = bundle.manifest["device"]["kind"]
+    if kind == "cpu":
+        return OnCpu(bundle, share, weights, denormals=denormals)
+    if kind == "cuda":
+        return OnGpu(bundle, share, weights)
+    raise BadBundle(f"{bundle.name} is for a '{kind}' device, which this version does not support; upgrade fractune")
+
+
+class ShareFollower:
+    """Looks at calls and has no thread: a model without requests need not know. Each call gets the function that takes
+    what fits a share: kept here, it would keep the model alive.
+    """
+
+    def __init__(self, backend: Backend, name: str) -> None:
+        self._backend = backend
+        self._name = name
+        self._turn = threading.Lock()
+        self._seen: ShareHere | None = None
+        self._limits = backend.limits()
+        self._due = monotonic() + LOOK_S
+        begin_in_forked_children(self)
+
+    def begin_in_child(self) -> None:
+        self._turn = threading.Lock()
+
+    def rematch(self, take: _Take) -> None:
+        """Detect the share; `take` gets it unless it is the one before. Raises the errors of both."""
+        with self._turn:
+            here = self._backend.look()
+            if here != self._seen:
+                take(here)
+                self._seen = here
+
+    def follow(self, take: _Take) -> None:
+        """Rematch if the limits have changed since the last look. Any thread may call it, and no request fails by it:
+        a model that cannot follow goes on as before, with a RuntimeWarning.
+        """
+        now = monotonic()
+        if now < self._due:
+            return
+        self._due = now + LOOK_S
+        limits, self._limits = self._limits, self._backend.limits()
+        if limits == self._limits:
+            return
+        try:
+            self.rematch(take)
+        except FractuneError as error:
+            warn_caller(f"{self._name} runs as before, though the share of the process has changed: {error}")
+
+
+class Model:
+    """A bundle's variants over one copy of its weights. Any thread may call it; calls run one after the other.
+
+    A model runs with as many threads as its share has cores, each on its part of the share's CPUs. Under a CPU limit it
+    has the number that is predicted to be the best. None of the threads is the caller's: several callers at once would
+    only disturb each other there. A model of one thread, because the share has one core or more threads gain too
+    little, runs on the thread of its caller. On a GPU the model has one thread of its own. Two models run side by side.
+    A CPU limit or an affinity that changes is followed by calls within a second, unless a share was requested.
+    """
+
+    choice: VariantChoice
+    """the variant that `run` runs, and the reason"""
+    threads: int
+    """threads of the host that run the model: as many as the share has cores, or 1 if more gain too little. If the
+    bundle has nothing for the share, as many as a smaller one has"""
+    share: ShareHere
+    """the share that it was chosen for"""
+    slots: tuple[str | None, ...]
+    """of a fused model: the name of each slot's variant, None for an empty slot; empty for any other model"""
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        *,
+        share: str | None = None,
+        policy: Policy = DEFAULT_POLICY,
+        goal: ServiceGoal = "latency",
+        threads: int | None = None,
+        runtimes: bool = True,
+        denormals: bool = False,
+        weights: Weights | None = None,
+        turn: Turn | None = None,
+    ) -> None:
+        """As `load`. Models of one bundle's members have one copy of the `weights`, and take turns."""
+        if goal not in get_args(ServiceGoal):
+            raise BadRequest(f"goal '{goal}': write {' or '.join(get_args(ServiceGoal))}")
+        check_threads(bundle, threads)
+        self.bundle = bundle
+        self._interface = Interface(bundle)
+        self.inputs, self.outputs = self._interface.inputs, self._interface.outputs
+        self._slots = Slots(bundle.name, bundle.manifest.get("slots", ()), self.inputs)
+        self.slots = self._slots.names
+        own_share = Share.parse(share) if share else None
+        self._backend = backend_for(bundle, own_share, weights, denormals=denormals)
+        self._policy = policy
+        self._goal = goal
+        self._threads = threads
+        self._runtimes = runtimes
+        self._turn = turn or Turn()
+        self._variants: dict[str, Variant] = {}
+        self._checked: set[str] = set()
+        """variants that gave outputs of the manifest's shapes"""
+        self._stop: Callable[[], Any] | None = None
+        keeps = self._backend.keeps_inputs and are_worth_keeping(self.inputs)
+        self._kept = KeptInputs(self.inputs) if keeps else None
+        self._follower = ShareFollower(self._backend, bundle.name)
+        self._follower.rematch(self._take)
+        self._throttled = ThrottledSince()
+        begin_in_forked_children(self)
+
+    def begin_in_child(self) -> None:
+        for runtime in RUNTIMES:
+            keep_forever(self._variants.pop(runtime, None))
+        if self._turn.begin_in_child():  # the fork cut a run of another thread off; its variant is in the middle of it
+            self._variants.clear()
+
+    def run(self, inputs: Mapping[str, Any], variant: str | None = None, *, slot: int | None = None) -> list[Array]:
+        """The outputs of the chosen variant, or of another, as separate arrays. Raises BadRequest for wrong inputs and
+        for an unknown variant.
+
+        Inputs are NumPy arrays, or anything with `__dlpack__` in the memory of the CPU (PyTorch, JAX, CuPy's pinned
+        arrays) or of the model's GPU. They are copied only if needed. A fused model takes the stacked inputs of all
+        slots, or with `slot` the inputs of one (`run_slots`).
+        """
+        if slot is not None:
+            return self.run_slots({slot: inputs}, variant)[slot]
+        if self._kept is not None:
+            self._follower.follow(self._take)
+            with self._turn.lock:
+                if (arguments := self._kept.tensors(inputs)) is not None:
+                    # Copied before the next call: an output may lie in the memory of an input.
+                    return [self._backend.array(tensor) for tensor in self._outputs(arguments, variant)]
+        return [self._backend.array(tensor) for tensor in self.run_tensors(inputs, variant)]
+
+    def run_padded(
+        self,
+        inputs: Mapping[str, Any],
+        pad: Mapping[str, float],
+        real: Callable[[Iterable[Array]], list[Array]],
+        variant: str | None = None,
+    ) -> list[Array]:
+        """`real` of the outputs for smaller inputs. They are padded at the end of each axis, by the input's number in
+        `pad` or by 0. `real` must copy: the outputs are the model's memory. Raises as `run`.
+        """
+        if self._kept is not None:
+            self._follower.follow(self._take)
+            with self._turn.lock:
+                if (arguments := self._kept.padded(inputs, pad)) is not None:
+                    return real(map(tensors.as_array, self._outputs(arguments, variant)))
+        return real(Model.run(self, padded(self._interface.inputs, inputs, pad), variant))
+
+    def run_slots(
+        self, requests: Mapping[int, Mapping[str, Any]], variant: str | None = None
+    ) -> dict[int, list[Array]]:
+        """The outputs of a fused model by slot, for inputs by slot in the memory of the CPU. All slots are computed,
+        however many are requested: `occupancy`. Raises BadRequest for wrong inputs, and for an empty or unknown slot.
+        """
+        outputs = self.run(self._slots.stacked(requests), variant)
+        self._slots.count(len(requests))
+        return {slot: [output[slot].copy() for output in outputs] for slot in requests}
+
+    @property
+    def occupancy(self) -> float:
+        """The fraction of the slots computed by `run_slots` that served a request; 0 before the first."""
+        return self._slots.occupancy
+
+    def run_tensors(self, inputs: Mapping[str, Any], variant: str | None = None) -> list[Any]:
+        """As `run`, but the outputs stay in place, as read-only tensors with `__dlpack__`. Their memory belongs to the
+        model, and is used again once they are dropped: `numpy.from_dlpack(tensor)` holds it. On a GPU they stay there,
+        complete: `torch.from_dlpack(tensor)`.
+        """
+        arguments = self._arguments(inputs)
+        self._follower.follow(self._take)
+        with self._turn.lock:
+            return self._outputs(arguments, variant)
+
+    def _arguments(self, inputs: Mapping[str, Any]) -> list[Any]:
+        self._interface.check_constants(inputs)
+        return self._backend.arguments(self._interface.inputs, inputs)
+
+    def _outputs(self, arguments: Sequence[Any], variant: str | None) -> list[Any]:
+        name = variant or self.choice.variant
+        loaded = self._variants.get(name) or self._variant(name)
+        outputs: list[Any] = self._runner.call(self._backend.run, loaded, arguments)
+        if name not in self._checked:  # a later run gives the same shapes
+            self._interface.check_outputs(outputs)
+            self._checked.add(name)
+        return outputs
+
+    def bind(
+        self,
+        inputs: Mapping[str, Any] | None = None,
+        outputs: Mapping[str, Any] | None = None,
+        variant: str | None = None,
+    ) -> Bound:
+        """Memory for all inputs and outputs, for calls that copy and check nothing: see `Bound`. Raises BadRequest for
+        arrays that cannot be used in place, for outputs whose shape depends on the data, and for an unknown variant.
+        """
+        if variant is not None:
+            with self._turn.lock:
+                self._variant(variant)
+        self._interface.check_constants(inputs)
+        return Bound(
+            BoundMemory(self._interface.inputs, inputs, self._interface.outputs, outputs),
+            partial(self._run_bound, variant),
+        )
+
+    def _run_bound(self, variant: str | None, arguments: Sequence[Any], outputs: Sequence[Any]) -> None:
+        self._follower.follow(self._take)
+        with self._turn.lock:
+            self._runner.call(self._backend.run_into, self._variant(variant), arguments, outputs)
+
+    def placed(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """The inputs as tensors on the model's device, for many runs without a copy."""
+        arguments = self._backend.placed(self._arguments(inputs))
+        return {spec.name: tensor for spec, tensor in zip(self._interface.inputs, arguments, strict=True)}
+
+    def follow(self) -> None:
+        """Take what fits a CPU limit or an affinity that has changed; each call does so. It looks twice a second."""
+        self._follower.follow(self._take)
+
+    def rematch(self) -> VariantChoice:
+        """Detect the share again, and take the variant, the threads and the CPUs that fit it now. Returns the choice.
+        A model without a requested share does this by itself, within a second, when its CPU limit or the affinity has
+        changed. Weights stay where they are. Other threads may run the model meanwhile. Raises ShareUnavailable when
+        the share given to `load` does not fit any more.
+        """
+        self._follower.rematch(self._take)
+        return self.choice
+
+    @property
+    def throttled(self) -> float | None:
+        """Seconds since `load` in which a CPU limit has stopped the process, of all CPUs together: by its cgroup, or by
+        one above that stopped it longer. None where the kernel does not show it.
+        """
+        return self._throttled.seconds()
+
+    def random_inputs(self, seed: int = 0) -> dict[str, Array]:
+        """Inputs between 0.1 and 1; 0 or 1 for integers, which may be indices."""
+        return tensors.random_inputs(self._interface.inputs, seed)
+
+    def _take(self, here: ShareHere) -> None:
+        own, share = match_share(self.bundle, here, self._policy, self._goal, self._threads)
+        found = own
+        missing = ""
+        if self._runtimes and self._threads is None:
+            found, missing = runtime_choice(self.bundle, here, own, self._goal)
+        with self._turn.lock:
+            for runtime in RUNTIMES:  # their threads are those of the share before
+                self._variants.pop(runtime, None)
+            self._cpus = here.cpus
+            try:
+                self._loaded(found.variant, found.threads)
+            except RuntimeMissing as error:
+                found, missing = own, f"{self.bundle.name}: its own code runs, because {error}"
+                self._loaded(own.variant, own.threads)
+            runner = runner_for(here, 1 if found.variant in RUNTIMES else found.threads)
+            if self._stop is not None:
+                runner.begin()  # if it fails, the present one goes on
+                self._stop()
+            self._runner = runner
+            self._stop = weakref.finalize(self, self._runner.stop)
+            self.share, self.choice, self.threads = share, found, found.threads
+        warn_if_untuned(self.bundle.name, found)
+        if missing:
+            warn_caller(missing)
+        if here.warning:
+            warn_caller(here.warning)
+
+    def _variant(self, requested: str | None) -> Variant:
+        """The chosen variant, or the requested one. Raises BadRequest if there is none of that name."""
+        if requested and requested not in (*self._variants, self.choice.variant):
+            names = [each["name"] for each in self.bundle.variants]
+            if requested not in names:
+                raise BadRequest(f"{self.bundle.name} has no variant '{requested}'; it has {', '.join(names)}")
+        return self._loaded(requested or self.choice.variant)
+
+    def _loaded(self, name: str, threads: int | None = None) -> Variant:
+        """The variant, loaded on first use, which takes a few milliseconds."""
+        threads = self.threads if threads is None else threads
+        if name not in self._variants:
+            is_runtime = name in RUNTIMES
+            self._variants[name] = (
+                runtime_variant(self.bundle, name, threads, self._cpus[:threads])
+                if is_runtime
+                else self._backend.load_variant(name)
+            )
+        return self._variants[name]
+
+
+def warn_if_untuned(bundle_name: str, choice: VariantChoice) -> None:
+    """A RuntimeWarning, if no measurement speaks for the untuned variant."""
+    if choice.is_last_resort:
+        warn_caller(
+            f"{bundle_name} runs its untuned variant, which may be far slower than a tuned one: {choice.reason}"
+        )
+
+
+def warn_caller(message: str) -> None:
+    """A RuntimeWarning at the innermost line outside fractune."""
+    level, frame = 1, inspect.currentframe()
+    while frame is not None and frame.f_globals.get("__name__", "").startswith(_PACKAGES):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, RuntimeWarning, stacklevel=level)

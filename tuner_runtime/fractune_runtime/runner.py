@@ -1,0 +1,190 @@
+"""The threads that run a model.
+
+TVM keeps a thread pool, and scratch memory, for each thread that calls a model. So all calls of a model that has a pool
+go to one thread. However many threads a program has, it has one pool of the share's size and one scratch memory. The
+caller's affinity stays unchanged, and another share takes only another thread. A hand-over and back costs some 10 to 50
+us. A model of one thread has no pool, so it needs no hand-over: each call runs on the thread of its caller.
+
+Each thread of the pool has CPUs of its own (`parts`), so that no two of them are woken on one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import os
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+from fractune_core.analysis.cpu_limits.limits import threads_text
+from fractune_core.errors import FractuneError
+from fractune_core.host.forks import begin_in_forked_children
+from fractune_core.host.thread_pool import parts
+from fractune_core.share_kinds import CPU, kind_of
+from fractune_runtime.cpu import ShareHere, allowed_cpus
+from fractune_runtime.tvm_runtime.runtime import runtime_library, use_cpus
+
+_STOP_TIMEOUT_S = 60.0
+_READ = "_ZN3tvm7runtime9threading14MaxConcurrencyEv"
+_WRITE = "_ZN3tvm7runtime9threading17SetMaxConcurrencyEi"
+"""TVM exports these functions by their C++ names only"""
+
+_Call = tuple[Callable[[], Any], "_Answer"]
+
+
+class _Answer:
+    """The result of a call, once `done` can be acquired."""
+
+    def __init__(self) -> None:
+        self.done = threading.Lock()
+        self.done.acquire()
+        self.value: Any = None
+        self.error: BaseException | None = None
+
+
+def runner_for(here: ShareHere, threads: int) -> Runner | CallersThread:
+    """The runner of a model with `threads` threads at that share."""
+    # CUDA keeps state for each thread of the host: there all calls come from one.
+    if threads == 1 and kind_of(here.mechanism).device_kind == CPU and thread_limit():
+        return CallersThread()
+    return Runner(threads, here.cpus)
+
+
+class Runner:
+    """A thread confined to `cpus`, with a TVM pool of `threads` threads there, itself one of them. It leaves out CPUs
+    that the process may not use any more at the first call. It lives until `stop`, or until the process ends. In a
+    forked child, where it is gone, a new thread takes its place.
+    """
+
+    def __init__(self, threads: int, cpus: tuple[int, ...]) -> None:
+        self.threads = threads
+        self.cpus = cpus
+        self._start()
+
+    def begin(self) -> None:
+        """Start all threads now, and not at the first call. Raises FractuneError."""
+        try:
+            self.call(_nothing)
+        except FractuneError:
+            self.stop()
+            raise
+
+    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """The result of `function` on that thread; raises its exception."""
+        if self._process != os.getpid():
+            self._start()
+        answer = _Answer()
+        self._calls.put((partial(function, *arguments), answer))
+        answer.done.acquire()
+        if answer.error is not None:
+            raise answer.error
+        return answer.value
+
+    def stop(self) -> None:
+        """End the thread after its queued calls, and wait for it. A process must not end around a thread inside
+        compiled code. After Ctrl-C a call may still go on, and no other thread may then run the model.
+        """
+        self._calls.put(None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(_STOP_TIMEOUT_S)
+
+    def _start(self) -> None:
+        self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
+        arguments = (self._calls, self.threads, self.cpus)
+        # Not `self`: a model without other references must not be held by its own thread.
+        self._thread = threading.Thread(target=_serve, args=arguments, name="fractune-run", daemon=True)
+        with started(self.threads):
+            self._thread.start()
+        self._process = os.getpid()
+
+
+class CallersThread:
+    """Calls on the threads of the callers, one at a time, without a pool. No thread is moved: a call runs on the CPUs
+    that its caller may use. Needs `thread_limit`.
+
+    A parallel loop of compiled code reads the limit of threads of its calling thread. If the limit is 1, TVM runs the
+    loop there and neither makes nor wakes a pool. The thread's limit is the same after a call, for other code that the
+    thread runs by TVM.
+    """
+
+    def __init__(self) -> None:
+        self._turn = threading.Lock()
+        begin_in_forked_children(self)
+
+    def begin_in_child(self) -> None:
+        self._turn = threading.Lock()
+
+    def begin(self) -> None:
+        """There is nothing to start."""
+
+    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """The result of `function`; raises its exception."""
+        read, write = thread_limit()
+        with self._turn:
+            before = read()
+            write(1)
+            try:
+                return function(*arguments)
+            finally:
+                write(before)
+
+    def stop(self) -> None:
+        """Wait for a call under way and begin no other, so that the process does not end around one."""
+        self._turn.acquire(timeout=_STOP_TIMEOUT_S)
+
+
+def _nothing() -> None:
+    pass
+
+
+def _serve(calls: queue.SimpleQueue[_Call | None], threads: int, cpus: tuple[int, ...]) -> None:
+    ready = False
+    while (call := calls.get()) is not None:
+        function, answer = call
+        try:
+            if not ready:
+                settle(threads, cpus)
+                ready = True
+            answer.value = function()
+        except BaseException as error:  # noqa: BLE001  it is raised again where the call came from
+            answer.error = error
+        answer.done.release()
+        # Objects of this call must not live on until the next call.
+        del call, function, answer
+
+
+def settle(threads: int, cpus: tuple[int, ...]) -> None:
+    """Make TVM's pool of the calling thread, on those of `cpus` that the process may use now: a forked child may have
+    fewer.
+    """
+    allowed = allowed_cpus()
+    here = set(cpus).intersection(allowed) or allowed
+    number = min(threads, len(here))
+    with started(number):
+        use_cpus(parts(here, number))
+
+
+@contextlib.contextmanager
+def started(threads: int) -> Iterator[None]:
+    """Raises FractuneError for the RuntimeErrors of Python and TVM where the system refuses a thread."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise FractuneError(
+            f"{threads_text(threads)} of a model cannot be started ({error}); raise the limit on the process's tasks"
+        ) from error
+
+
+@functools.cache
+def thread_limit() -> tuple[Any, ...]:
+    """TVM's functions that read and write the limit; empty if TVM does not export them."""
+    # Both return at once, so they keep the interpreter's lock.
+    library = ctypes.PyDLL(runtime_library())
+    try:
+        return library[_READ], library[_WRITE]
+    except AttributeError:
+        return ()

@@ -1,0 +1,384 @@
+"""A model file in ONNX Runtime or OpenVINO, run on arrays in place: as the peer of a bundle, or serving a share of it.
+
+By default ONNX Runtime's products of unsigned by signed bytes saturate where the processor has no VNNI. Products with
+weights of 4 bits round their data to 8 bits: behind a DequantizeLinear always, in a MatMulNBits if the node has
+`accuracy_level=4`. Then the outputs are not those of the model. An exact session computes all these products as they
+are defined.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import re
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Self
+
+from fractune_core.errors import BadModel, FractuneError, first_line
+from fractune_core.files.buckets import input_shapes
+from fractune_core.files.bundles import Bundle
+from fractune_core.files.compared import EXACT_ONNX_RUNTIME, MODEL, ONLY_ONNX, ONNX_RUNTIME, OPENVINO, Runtime
+from fractune_core.model_inputs import constants_in, fitting_shape, parse_numbers, shapes_in
+from fractune_runtime.tvm_runtime.runtime import Variant
+from fractune_runtime.tvm_runtime.tensors import TensorSpec, as_array, as_tensor, numpy_dtype, random_inputs
+
+if TYPE_CHECKING:
+    from fractune_runtime.tvm_runtime.tensors import Array
+
+
+_DEFAULTS: Mapping[str, str] = MappingProxyType({})
+_SETTINGS: dict[str, dict[str, str]] = {
+    ONNX_RUNTIME: {"session.intra_op.allow_spinning": "0"},
+    OPENVINO: {"PERFORMANCE_HINT": "LATENCY", "NUM_STREAMS": "1"},
+}
+_EXACT: dict[str, dict[str, str]] = {
+    ONNX_RUNTIME: EXACT_ONNX_RUNTIME,
+    OPENVINO: {"EXECUTION_MODE_HINT": "ACCURACY"},
+}
+"""By default ONNX Runtime's products of bytes may saturate; OpenVINO computes in bfloat16, and rounds data to 8 bits
+where weights have 8 bits, also with INFERENCE_PRECISION_HINT=f32"""
+_QUANTIZING = (
+    *("QuantizeLinear", "DynamicQuantizeLinear", "MatMulInteger", "ConvInteger", "QLinearMatMul", "QLinearConv"),
+    *("DynamicQuantizeMatMul", "MatMulIntegerToFloat", "DynamicQuantizeLSTM", "QAttention", "QGemm"),
+    *("DequantizeLinear", "MatMulNBits"),
+)
+"""Operators that compute with quantized numbers, or make them"""
+_OP_TYPE = 0x22
+"""The field `op_type` of a node, as protobuf writes it: this byte, the length, the name"""
+_OPERATORS = re.compile(b"|".join(re.escape(bytes([_OP_TYPE, len(name)]) + name.encode()) for name in _QUANTIZING))
+_ROUNDING = re.compile(rb"(\x0a\x0eaccuracy_level\x18)[\x02-\x04]")
+"""The attribute of a MatMulNBits that lets it round its data, as protobuf writes it: name and number. No setting of a
+session overrides it."""
+_TYPES = {"float": "float32", "double": "float64"}
+"""ONNX Runtime's names that differ from ours"""
+
+
+def settings_of(runtime: str, *, exact: bool = True) -> dict[str, str]:
+    """The settings of a session that serves, beside the number of threads. Threads do not spin while they wait: the
+    share may serve others too. `exact`: all products as ONNX defines them.
+    """
+    return {**_SETTINGS[runtime], **(_EXACT[runtime] if exact else {})}
+
+
+def stream_settings(threads: int, streams: int) -> dict[str, str]:
+    """Of a model in OpenVINO whose streams answer requests side by side, each with so many threads."""
+    hint = "LATENCY" if streams == 1 else "THROUGHPUT"
+    return {"PERFORMANCE_HINT": hint, "NUM_STREAMS": str(streams), "INFERENCE_NUM_THREADS": str(threads * streams)}
+
+
+def is_quantized(path: Path) -> bool:
+    """Whether the ONNX file computes with quantized numbers."""
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        return _OPERATORS.search(data) is not None
+
+
+def keep_forever(held: object) -> None:
+    """For a forked child: the threads of its parent's sessions are not there, and whatever ends them waits for them.
+    So the sessions stay, also when the interpreter ends, and the handlers of the libraries do not run after it.
+    """
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(held))
+    libc = ctypes.CDLL(None)
+    libc.on_exit(libc["_exit"], None)  # called with the status, before the handlers that were registered earlier
+
+
+class RuntimeMissing(FractuneError):
+    """A runtime is not installed, or cannot be imported."""
+
+
+@dataclass(frozen=True)
+class OpenInput:
+    """An input as the model file has it."""
+
+    name: str
+    dtype: str
+    dims: list[int | str | None]
+    """a name or None for an open dimension"""
+
+
+class Session(ABC):
+    """A loaded model. No two threads may call it at the same time."""
+
+    name: str
+    """of the file, for messages"""
+    version: str
+    input_names: list[str]
+    output_names: list[str]
+
+    @property
+    @abstractmethod
+    def inputs(self) -> list[OpenInput]: ...
+
+    @abstractmethod
+    def run(self, feed: Mapping[str, Array]) -> list[Array]:
+        """The outputs in their order. Raises BadModel."""
+
+    def random_feed(self, inputs: Mapping[str, Sequence[int]]) -> dict[str, Array]:
+        """Random arrays, with the shapes and constants of a job's `inputs`. Raises BadModel for an input that stays
+        open, BadRequest for numbers that do not fit.
+        """
+        shapes = shapes_in(inputs)
+        constants = self.constants(constants_in(inputs), shapes)
+        return {**random_inputs(self.input_specs(shapes, constants)), **constants}
+
+    def constants(self, numbers: Mapping[str, str], shapes: Mapping[str, Sequence[int]]) -> dict[str, Array]:
+        """The inputs that are constants in the bundle (name -> numbers as text). `shapes` are for open dimensions of
+        all inputs. Raises BadRequest for numbers that do not fit.
+        """
+        known = self._known(shapes)
+        return {
+            each.name: _constant(each, numbers[each.name], known[each.name])
+            for each in self.inputs
+            if each.name in numbers
+        }
+
+    def input_specs(self, shapes: Mapping[str, Sequence[int]], constants: Collection[str] = ()) -> list[TensorSpec]:
+        """The inputs but the `constants`, with `shapes` for open ones. Raises BadModel for an input that stays open."""
+        known = self._known(shapes)
+        for each in self.inputs:
+            if each.name not in constants and not all(isinstance(dim, int) for dim in known[each.name]):
+                raise BadModel(
+                    f"{self.name}: input '{each.name}' has the open shape {each.dims}; "
+                    f"give it by --input {each.name}=1,3,224,224"
+                )
+        return [
+            TensorSpec(each.name, each.dtype, tuple(known[each.name]))
+            for each in self.inputs
+            if each.name not in constants
+        ]
+
+    def _known(self, shapes: Mapping[str, Sequence[int]]) -> dict[str, list[Any]]:
+        """The dimensions by input, as far as known: those with equal names have equal sizes."""
+        sizes: dict[Any, Any] = {
+            dim: size
+            for each in self.inputs
+            for dim, size in zip(each.dims, shapes.get(each.name, ()), strict=False)
+            if isinstance(dim, str)
+        }
+        known: dict[str, list[Any]] = {each.name: [sizes.get(dim, dim) for dim in each.dims] for each in self.inputs}
+        return {name: list(shapes.get(name) or dims) for name, dims in known.items()}
+
+
+def _constant(each: OpenInput, numbers: str, known: Sequence[Any]) -> Array:
+    import numpy as np
+
+    dtype = numpy_dtype(each.dtype)
+    given = np.asarray(parse_numbers(each.name, numbers, str(dtype)), dtype)
+    shape = fitting_shape(each.name, len(given), [dim if isinstance(dim, int) else None for dim in known])
+    return np.full(shape, given[0]) if len(given) == 1 else given.reshape(shape)
+
+
+def open_session(
+    runtime: str,
+    model: bytes,
+    name: str,
+    threads: int,
+    cpus: Sequence[int],
+    settings: Mapping[str, str],
+    shapes: Mapping[str, Sequence[int]],
+) -> Session:
+    """A session of the runtime with `threads` threads on `cpus`. OpenVINO needs the `shapes` of the inputs.
+
+    Raises BadModel if it cannot load the model, RuntimeMissing.
+    """
+    made: list[Session] = []
+    failed: list[BaseException] = []
+
+    def make() -> None:
+        try:
+            os.sched_setaffinity(0, cpus)  # of this thread; the runtime's threads inherit it
+            if runtime == ONNX_RUNTIME:
+                made.append(OnnxRuntimeSession(model, threads, settings, name=name))
+            else:
+                made.append(OpenVinoSession(model, threads, settings, name=name, shapes=shapes))
+        except BaseException as error:  # noqa: BLE001  it is raised again in the caller's thread
+            failed.append(error)
+
+    thread = threading.Thread(target=make)
+    thread.start()
+    thread.join()
+    if failed:
+        raise failed[0]
+    return made[0]
+
+
+class OnnxRuntimeSession(Session):
+    """An ONNX file, by its path or in bytes, with `threads` threads on the CPUs that this thread is confined to.
+
+    `settings` are ONNX Runtime's own: by default those that users have. `name` is that of a file in bytes. `optimized`:
+    with ONNX Runtime's changes of the graph. Raises BadModel when ONNX Runtime cannot load it, RuntimeMissing.
+    """
+
+    def __init__(
+        self,
+        model: Path | bytes,
+        threads: int,
+        settings: Mapping[str, str] = _DEFAULTS,
+        *,
+        name: str = "",
+        optimized: bool = True,
+    ) -> None:
+        try:
+            from onnxruntime import GraphOptimizationLevel, InferenceSession, SessionOptions, __version__
+        except Exception as error:  # a broken installation raises anything
+            raise _missing("ONNX Runtime", "'fractune[onnxruntime]'", error) from error
+        self.version = str(__version__)
+        self.name = model.name if isinstance(model, Path) else name
+        options = SessionOptions()
+        options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+        options.log_severity_level = 4  # it warns of old files on every start, and its errors are exceptions too
+        if not optimized:
+            options.graph_optimization_level = GraphOptimizationLevel.ORT_DISABLE_ALL
+        for key, value in {**settings, **ONLY_ONNX}.items():
+            options.add_session_config_entry(key, value)
+        source = str(model) if isinstance(model, Path) else model
+        try:
+            self._session: Any = InferenceSession(source, options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # its exceptions have no common base
+            raise _unloaded(self.name, "ONNX Runtime", first_line(error)) from error
+        self.input_names = [str(node.name) for node in self._session.get_inputs()]
+        self.output_names = [str(node.name) for node in self._session.get_outputs()]
+
+    @classmethod
+    def exact(cls, path: Path, threads: int, *, optimized: bool = True) -> Self:
+        """A reference: it computes products of quantized numbers as ONNX defines them."""
+        return cls(_without_rounding(path), threads, EXACT_ONNX_RUNTIME, name=path.name, optimized=optimized)
+
+    @property
+    def inputs(self) -> list[OpenInput]:
+        return [OpenInput(str(node.name), _dtype(node.type), node.shape) for node in self._session.get_inputs()]
+
+    def run(self, feed: Mapping[str, Array], output_names: Sequence[str] | None = None) -> list[Array]:
+        """The outputs in their order, or these alone. Raises BadModel."""
+        try:
+            outputs: list[Array] = self._session.run(output_names or self.output_names, feed)
+        except Exception as error:
+            raise BadModel(f"{self.name}: ONNX Runtime cannot run it ({first_line(error)})") from error
+        return outputs
+
+
+class OpenVinoSession(Session):
+    """An ONNX file, by its path or in bytes, with `threads` threads. `settings` are OpenVINO's own, `shapes` those of
+    inputs with open dimensions. `name` is that of a file in bytes.
+
+    Raises BadModel when OpenVINO cannot load it, RuntimeMissing.
+    """
+
+    def __init__(
+        self,
+        model: Path | bytes,
+        threads: int,
+        settings: Mapping[str, str] = _DEFAULTS,
+        *,
+        name: str = "",
+        shapes: Mapping[str, Sequence[int]] = MappingProxyType({}),
+    ) -> None:
+        try:
+            from openvino import Core, __version__
+        except Exception as error:
+            raise _missing("OpenVINO", "the package 'openvino'", error) from error
+        self.version = str(__version__).partition("-")[0]
+        self.name = model.name if isinstance(model, Path) else name
+        core = Core()
+        try:
+            read = core.read_model(str(model) if isinstance(model, Path) else model)
+            if shapes:
+                read.reshape({each: list(shape) for each, shape in shapes.items()})
+            compiled = core.compile_model(read, "CPU", {**settings, "INFERENCE_NUM_THREADS": str(threads)})
+        except Exception as error:  # its exceptions have no common base
+            raise _unloaded(self.name, "OpenVINO", str(error).strip().rpartition("\n")[2]) from error
+        self._compiled: Any = compiled
+        self.input_names = [port.any_name for port in compiled.inputs]
+        self.output_names = [next(iter(port.names), f"output{at}") for at, port in enumerate(compiled.outputs)]
+        self._request: Any = compiled.create_infer_request()
+
+    @property
+    def inputs(self) -> list[OpenInput]:
+        return [
+            OpenInput(port.any_name, str(port.element_type.to_dtype()), _dims(port.partial_shape))
+            for port in self._compiled.inputs
+        ]
+
+    def run(self, feed: Mapping[str, Array]) -> list[Array]:
+        """The outputs in their order. Raises BadModel."""
+        try:
+            found = self._request.infer(dict(feed), share_inputs=True)
+        except Exception as error:
+            raise BadModel(f"{self.name}: OpenVINO cannot run it ({first_line(error)})") from error
+        return [found[at] for at in range(len(self.output_names))]
+
+    def streams(self, feed: Mapping[str, Array], count: int) -> list[Callable[[], Any]]:
+        """Calls of one inference on these inputs, which may run side by side."""
+        return [partial(self._compiled.create_infer_request().infer, dict(feed)) for _ in range(count)]
+
+
+def _dtype(onnx_type: str) -> str:
+    kind = str(onnx_type).removeprefix("tensor(").removesuffix(")")
+    return _TYPES.get(kind, kind)
+
+
+def _dims(shape: Any) -> list[int | str | None]:
+    """None for an open dimension, and for all of an open number of them."""
+    return [dim.get_length() if dim.is_static else None for dim in shape] if shape.rank.is_static else [None]
+
+
+def _missing(runtime: str, package: str, error: Exception) -> RuntimeMissing:
+    if isinstance(error, ModuleNotFoundError):
+        return RuntimeMissing(f"{runtime} is not installed here; install {package}")
+    return RuntimeMissing(f"{runtime} is installed here and cannot be imported ({first_line(error)}); install it again")
+
+
+def _unloaded(name: str, runtime: str, why: str) -> BadModel:
+    return BadModel(f"{name}: {runtime} cannot load it ({why}); give an ONNX file that it runs")
+
+
+def _without_rounding(path: Path) -> Path | bytes:
+    """The file for a session in which every MatMulNBits computes in float32: its path, or its bytes if they differ."""
+    data, changed = _ROUNDING.subn(lambda found: found[1] + b"\x01", path.read_bytes())
+    return data if changed else path
+
+
+def runtime_variant(bundle: Bundle, runtime: str, threads: int, cpus: Sequence[int]) -> Variant:
+    """The model in `runtime`, on so many threads of `cpus`. Raises BadBundle, BadModel, FractuneError if the runtime is
+    not installed.
+    """
+    session, names = held_session(bundle, runtime, threads, cpus, input_shapes(bundle.manifest))
+
+    def main(*arguments: Any) -> list[Any]:
+        outputs = session.run(dict(zip(names, map(as_array, arguments), strict=True)))
+        return [as_tensor("output", output) for output in outputs]
+
+    return Variant(main, None)
+
+
+def held_session(
+    bundle: Bundle, runtime: str, threads: int, cpus: Sequence[int], shapes: Mapping[str, Sequence[int]]
+) -> tuple[Session, list[str]]:
+    """A session of the model file in the bundle, and its names of the inputs in the bundle's order. Raises as
+    `runtime_variant`.
+    """
+    settings = Runtime.from_json(bundle.manifest["runtimes"][runtime]).settings
+    session = open_session(runtime, bundle.read(MODEL), bundle.name, threads, cpus, settings, shapes)
+    return session, input_order(bundle.manifest, session)
+
+
+def open_shapes(specs: Sequence[TensorSpec]) -> dict[str, list[int]]:
+    """The shapes of inputs as runtimes take them: -1 for an open dimension."""
+    return {spec.name: [-1 if size is None else size for size in spec.shape] for spec in specs}
+
+
+def input_order(manifest: Mapping[str, Any], session: Session) -> list[str]:
+    """The session's names of the bundle's inputs, in the bundle's order; names that differ belong together by position.
+
+    Raises BadModel if there are other numbers of inputs or outputs.
+    """
+    own = [each["name"] for each in manifest["inputs"]]
+    if len(session.input_names) != len(own) or len(session.output_names) != len(manifest["outputs"]):
+        raise BadModel("the model file has other inputs or outputs than the bundle")
+    return own if set(own) == set(session.input_names) else list(session.input_names)

@@ -1,0 +1,326 @@
+"""Inputs and outputs: their specifications, and conversion of arrays to tensors and back."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from operator import ge
+from typing import TYPE_CHECKING, Any
+
+from fractune_core.errors import BadRequest
+from fractune_core.files.manifests import ALIGNMENT_BYTES
+from fractune_runtime.tvm_runtime.runtime import aligned_bytes, viewed
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Array = npt.NDArray[Any]
+
+
+MEMORY_OF_CPUS = (1, 3)
+"""DLPack's numbers for plain memory, and for memory pinned for a GPU"""
+_DEFAULT_STREAM = 1
+"""DLPack's number for the stream on which a model runs on a GPU: the writer of an input ensures that the stream
+waits"""
+_KINDS_OF_DLPACK = "fiub"
+"""NumPy's kinds of types that its DLPack knows; other types of models (bfloat16) pass as bytes"""
+_SMALL_BYTES = 1 << 16
+"""of all inputs: copies of them take no longer than the tensors of one call"""
+_MOST_BYTES = 1 << 23
+"""of all inputs: calls of several threads make larger copies side by side"""
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """An input or an output of a model."""
+
+    name: str
+    dtype: str
+    shape: tuple[int | None, ...]
+    """None = depends on the data, of outputs only"""
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.dtype}{list(self.shape)}"
+
+    def has_shape(self, shape: Sequence[int]) -> bool:
+        """Whether it is this shape; a dimension that depends on the data may have any size."""
+        pairs = zip(self.shape, shape, strict=False)
+        return len(shape) == len(self.shape) and all(wanted in (None, found) for wanted, found in pairs)
+
+
+def specs_of(tensors: Sequence[Mapping[str, Any]]) -> list[TensorSpec]:
+    """The specifications of a manifest."""
+    return [TensorSpec(each["name"], each["dtype"], tuple(each["shape"])) for each in tensors]
+
+
+def as_arguments(
+    specs: Sequence[TensorSpec], inputs: Mapping[str, Any], gpu: tuple[int, int] | None = None
+) -> list[Any]:
+    """The inputs as tensors in the order of `specs`.
+
+    NumPy arrays, and anything with `__dlpack__`, are used in place if they are contiguous, writable and begin at a
+    multiple of 64 bytes; else they are copied. They may lie on the `gpu` (DLPack's numbers) too, and are not copied
+    there. Raises BadRequest, which lists the expected inputs, for wrong ones.
+    """
+    found = _checked(specs, inputs, gpu)
+    return [as_tensor(spec.name, found[spec.name]) for spec in specs]
+
+
+def as_arrays(specs: Sequence[TensorSpec], inputs: Mapping[str, Any]) -> dict[str, Array]:
+    """The inputs, in memory of the CPU, as NumPy arrays over that memory. Raises BadRequest as `as_arguments`."""
+    import numpy as np
+
+    found = _checked(specs, inputs, None)
+    return {name: value if isinstance(value, np.ndarray) else as_array(value) for name, value in found.items()}
+
+
+def open_arrays(specs: Sequence[TensorSpec], inputs: Mapping[str, Any]) -> list[Array]:
+    """The inputs in the order of `specs`, in place; open dimensions may have any size. Raises as `as_arguments`."""
+    import numpy as np
+
+    given = [inputs[spec.name] for spec in specs]
+    if all(
+        type(each) is np.ndarray and each.dtype == numpy_dtype(spec.dtype)
+        for spec, each in zip(specs, given, strict=True)
+    ):
+        return given
+    sized = [replace(spec, shape=tuple(each.shape)) for spec, each in zip(specs, given, strict=True)]
+    arrays = as_arrays(sized, inputs)
+    return [arrays[spec.name] for spec in specs]
+
+
+def _checked(specs: Sequence[TensorSpec], inputs: Any, gpu: tuple[int, int] | None) -> dict[str, Any]:
+    """The inputs in readable form, exactly those of `specs`."""
+    if not isinstance(inputs, Mapping):
+        names = ", ".join(f"{spec.name!r}: array" for spec in specs)
+        raise BadRequest(f"inputs: {type(inputs).__name__} is not a mapping; give arrays by name, as {{{names}}}")
+    found = {name: readable(f"input '{name}'", value, gpu) for name, value in inputs.items()}
+    check_tensors(specs, found)
+    return found
+
+
+def check_tensors(specs: Sequence[TensorSpec], inputs: Mapping[str, Any], verb: str = "takes") -> None:
+    """Raises BadRequest, with what the model takes or gives, unless names, types and shapes are exactly these."""
+    if len(inputs) == len(specs) and all(spec.name in inputs and _is(spec, inputs[spec.name]) for spec in specs):
+        return
+    found = [
+        str(TensorSpec(spec.name, str(inputs[spec.name].dtype), tuple(inputs[spec.name].shape)))
+        for spec in specs
+        if spec.name in inputs
+    ]
+    found += [f"{name} (unknown)" for name in inputs if name not in {spec.name for spec in specs}]
+    expected = [str(spec) for spec in specs]
+    if found != expected:
+        raise BadRequest(f"the model {verb} {', '.join(expected)}; given: {', '.join(found) or 'nothing'}")
+
+
+def _is(spec: TensorSpec, value: Any) -> bool:
+    """Return True if an array or a tensor matches; its type as text would take ten times as long."""
+    dtype = numpy_dtype(spec.dtype) if hasattr(value, "ctypes") else spec.dtype
+    return bool(value.dtype == dtype) and tuple(value.shape) == spec.shape
+
+
+def readable(label: str, value: Any, gpu: tuple[int, int] | None) -> Any:
+    """The value as a NumPy array, or as a tensor over the memory of something with `__dlpack__`. Raises BadRequest,
+    which names the value by its `label`, such as "input 'x'".
+    """
+    import numpy as np
+    import tvm_ffi
+
+    if isinstance(value, np.ndarray | np.generic):
+        if type(value) is not np.ndarray and isinstance(value, np.ma.MaskedArray):
+            raise BadRequest(f"{label} is a masked array, and no mask is applied; give its filled(VALUE)")
+        return np.asarray(value)
+    if not hasattr(value, "__dlpack__"):
+        kind = type(value).__name__
+        raise BadRequest(f"{label} is of type {kind}; give a NumPy array, or an object with __dlpack__")
+    try:
+        device = device_of(value)
+        if device == gpu:
+            return tvm_ffi.from_dlpack(value.__dlpack__(stream=_DEFAULT_STREAM))
+        if device[0] not in MEMORY_OF_CPUS:
+            raise BadRequest(f"{label} lies on another device; copy it to the CPU first")
+        return tvm_ffi.from_dlpack(value)
+    except (AttributeError, TypeError, ValueError, BufferError, RuntimeError) as error:
+        message = str(error).partition("\n")[0]
+        raise BadRequest(f"{label} cannot be read by DLPack ({message}); give a NumPy array") from error
+
+
+def device_of(value: Any) -> tuple[int, int]:
+    """Kind and number of the device of an object with `__dlpack__`, by DLPack's numbers."""
+    kind, number = value.__dlpack_device__()
+    return int(kind), int(number)
+
+
+def as_tensor(name: str, value: Any) -> Any:
+    """The input `name` as a tensor, over its memory if that fits. Raises BadRequest if memory of a GPU does not."""
+    import numpy as np
+    import tvm_ffi
+
+    if isinstance(value, np.ndarray):
+        fitting = value if fits(value) else _aligned_copy(value)
+        if value.dtype.kind in _KINDS_OF_DLPACK:
+            return tvm_ffi.from_dlpack(fitting)
+        return viewed(tvm_ffi.from_dlpack(_bare(fitting)), value.shape, str(value.dtype))
+    if fits(value):
+        return value
+    if device_of(value)[0] not in MEMORY_OF_CPUS:
+        raise BadRequest(
+            f"input '{name}' is not a contiguous array on the GPU, or is not aligned; make a copy of it there"
+        )
+    return as_tensor(name, _aligned_copy(as_array(value)))
+
+
+def fits(value: Any) -> bool:
+    """Whether compiled code can use the memory of a NumPy array or a tensor."""
+    return not obstacles(value)
+
+
+def obstacles(value: Any) -> list[str]:
+    """Why compiled code cannot use the memory of a NumPy array or a tensor; empty if it can."""
+    if hasattr(value, "ctypes"):
+        contiguous, writable, begin = value.flags.c_contiguous, value.flags.writeable, value.ctypes.data
+    else:
+        contiguous, writable, begin = value.is_contiguous(), True, value.data_ptr()
+    found = [] if contiguous else ["is not contiguous"]
+    if not writable:
+        found.append("is read-only")
+    if begin % ALIGNMENT_BYTES:
+        found.append(f"begins {begin % ALIGNMENT_BYTES} bytes after a multiple of {ALIGNMENT_BYTES}")
+    return found
+
+
+def _aligned_copy(array: Array) -> Array:
+    copy: Array = aligned_bytes(array.nbytes).view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy
+
+
+def _bare(array: Array) -> Array:
+    """The array as bytes."""
+    import numpy as np
+
+    return array.reshape(-1).view(np.uint8)
+
+
+def as_array(tensor: Any) -> Array:
+    """A tensor's memory as a NumPy array; they share it."""
+    import numpy as np
+
+    try:
+        return np.from_dlpack(tensor)
+    except (BufferError, RuntimeError):  # a type that NumPy's DLPack does not know
+        dtype = numpy_dtype(str(tensor.dtype))
+    size = math.prod(tensor.shape) * dtype.itemsize
+    return np.from_dlpack(viewed(tensor, (size,), "uint8")).view(dtype).reshape(tuple(tensor.shape))
+
+
+def empty_array(like: Any) -> tuple[Array, Any]:
+    """An array for a tensor's contents, and a tensor over the array's memory."""
+    array = array_of(TensorSpec("output", str(like.dtype), tuple(like.shape)))
+    return array, as_tensor("output", array)
+
+
+def array_of(spec: TensorSpec) -> Array:
+    """An array of that type and shape, aligned as compiled code expects it. Its shape must not depend on data."""
+    dtype, shape = numpy_dtype(spec.dtype), [dim for dim in spec.shape if dim is not None]
+    array: Array = aligned_bytes(math.prod(shape) * dtype.itemsize).view(dtype).reshape(shape)
+    return array
+
+
+@functools.cache
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    import numpy as np
+
+    try:
+        return np.dtype(name)
+    except TypeError:
+        import ml_dtypes
+
+        extended: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
+        return extended
+
+
+def flat(result: Any) -> list[Any]:
+    """The outputs as tensors, from one tensor or a (nested) tuple of them."""
+    if hasattr(result, "__dlpack__"):
+        return [result]
+    return [tensor for part in result for tensor in flat(part)]
+
+
+def random_inputs(specs: Sequence[TensorSpec], seed: int = 0) -> dict[str, Array]:
+    """Inputs between 0.1 and 1; 0 or 1 for integers, which may be indices. Raises BadRequest if the memory is too small
+    for them.
+    """
+    import numpy as np
+
+    rng = np.random.default_rng(seed)
+    try:
+        return {spec.name: _random_array(rng, spec) for spec in specs}
+    except MemoryError as error:
+        expected = ", ".join(map(str, specs))
+        raise BadRequest(f"no memory for random inputs ({error}); give {expected} of your own") from error
+
+
+def _random_array(rng: np.random.Generator, spec: TensorSpec) -> Array:
+    dtype, shape = numpy_dtype(spec.dtype), [dim for dim in spec.shape if dim is not None]
+    if spec.dtype.startswith(("float", "bfloat")):
+        return rng.uniform(0.1, 1.0, size=shape).astype(dtype)
+    return rng.integers(0, 2, size=shape).astype(dtype)
+
+
+class KeptInputs:
+    """The memory of a model's inputs. Only one call at a time may use it."""
+
+    def __init__(self, specs: Sequence[TensorSpec]) -> None:
+        memory = [(spec.name, array_of(spec)) for spec in specs]
+        self._kept = [(name, array, array.dtype, array.shape, as_tensor(name, array)) for name, array in memory]
+        self._copies_all = _bytes_of(specs) <= _SMALL_BYTES
+
+    def tensors(self, inputs: Any) -> list[Any] | None:
+        """The inputs as tensors: copies, but of large inputs no copies where their own memory will do. None for
+        anything but a dict of NumPy arrays as the model takes them; then the memory may hold a part of them.
+        """
+        if type(inputs) is not dict or len(inputs) != len(self._kept):
+            return None
+        tensors = []
+        for name, memory, dtype, shape, tensor in self._kept:
+            given: Any = inputs.get(name)
+            if type(given) is not type(memory) or given.shape != shape or given.dtype != dtype:
+                return None
+            if self._copies_all or not fits(given):
+                memory[...] = given
+                tensors.append(tensor)
+            else:
+                tensors.append(as_tensor(name, given))
+        return tensors
+
+    def padded(self, inputs: Any, pad: Mapping[str, float]) -> list[Any] | None:
+        """Copies of smaller inputs as tensors, followed along each axis by the input's number in `pad`, else 0. None as
+        `tensors`.
+        """
+        if type(inputs) is not dict or len(inputs) != len(self._kept):
+            return None
+        for name, memory, dtype, shape, _ in self._kept:
+            given: Any = inputs.get(name)
+            if type(given) is not type(memory) or given.dtype != dtype or not _holds(shape, given.shape):
+                return None
+            memory[...] = pad.get(name, 0)
+            memory[tuple(map(slice, given.shape))] = given
+        return [tensor for *_, tensor in self._kept]
+
+
+def _holds(shape: Sequence[int], smaller: Sequence[int]) -> bool:
+    return len(shape) == len(smaller) and all(map(ge, shape, smaller))
+
+
+def are_worth_keeping(specs: Sequence[TensorSpec]) -> bool:
+    """Whether inputs of that size have memory that stays."""
+    return _bytes_of(specs) <= _MOST_BYTES
+
+
+def _bytes_of(specs: Sequence[TensorSpec]) -> int:
+    return sum(math.prod(dim or 0 for dim in spec.shape) * numpy_dtype(spec.dtype).itemsize for spec in specs)
