@@ -12,13 +12,12 @@ import onnx
 import tvm
 from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
-from tvm import relax
 
 from fractune_core.host.denormals import with_denormals
 from fractune_workers.children.importing.limits import Limits
 from fractune_workers.children.importing.onnx_models.onnx_model import load_onnx
 from fractune_workers.children.importing.passes import prepare
-from tests.support.unoptimized import unoptimized
+from tests.support.unoptimized import machine_of
 
 Array = npt.NDArray[Any]
 OPSET = 21
@@ -56,9 +55,7 @@ def run_imported(
     bundle, denormals are zero.
     """
     mod = prepare(imported(model), target)
-    with tvm.transform.PassContext(opt_level=0):
-        machine = relax.VirtualMachine(relax.build(mod, unoptimized(target)), tvm.cpu())
-    run = with_denormals(machine["main"], kept=False)
+    run = with_denormals(machine_of(mod, target)["main"], kept=False)
     results = run(*[tvm.runtime.tensor(np.array(value, order="C")) for value in inputs.values()])
     return [each.numpy() for each in (results if hasattr(results, "__len__") else [results])]
 

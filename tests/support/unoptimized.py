@@ -1,10 +1,46 @@
-"""A target whose code is compiled quickly: LLVM does not optimize what runs once."""
+"""Code that is compiled quickly: LLVM does not optimize what runs once."""
 
 from __future__ import annotations
 
+from functools import lru_cache
+from typing import Any
+
+import numpy.typing as npt
 import tvm
+from tvm import relax
+
+from fractune_workers.children.tvm_api.artifacts import load_objects, written
+
+Array = npt.NDArray[Any]
 
 
 def unoptimized(target: tvm.target.Target) -> tvm.target.Target:
     """The same processor, at LLVM's level 0. The passes of TVM, and so its code for LLVM, stay as they are."""
     return tvm.target.Target({**dict(target.attrs), "kind": target.kind.name, "opt-level": 0})
+
+
+@lru_cache(maxsize=8)
+def machine_of(mod: tvm.IRModule, target: tvm.target.Target) -> relax.VirtualMachine:
+    """A Relax module, compiled by TVM's default pipeline and loaded as bundles are. TVM's own loader would have LLVM
+    optimize the code all the same.
+    """
+    executable = relax.build(mod, unoptimized(target)).mod
+    objects = [written(library) for library in executable.imports if library.kind == "llvm"]
+    executable.clear_imports()
+    if objects:
+        executable.import_module(load_objects(objects))
+    return relax.VirtualMachine(executable, tvm.cpu())
+
+
+def outputs_of(mod: tvm.IRModule, target: tvm.target.Target, *inputs: Array) -> list[Array]:
+    """What `main` of a Relax module returns."""
+    found = machine_of(mod, target)["main"](*map(tvm.runtime.tensor, inputs))
+    return [each.numpy() for each in (found if hasattr(found, "__len__") else [found])]
+
+
+def run_kernel(mod: tvm.IRModule, target: tvm.target.Target, *args: Array) -> Array:
+    """The last argument as the TIR function `main` leaves it."""
+    tensors = [tvm.runtime.tensor(each) for each in args]
+    load_objects([written(tvm.compile(mod, unoptimized(target)).mod)])["main"](*tensors)
+    found: Array = tensors[-1].numpy()
+    return found

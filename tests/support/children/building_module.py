@@ -24,7 +24,7 @@ while time.process_time() < 0.7:
 os.kill(os.getpid(), signal.SIGXCPU)
 """
 _PROGRAMS = {"program": "while True: pass", "program ended early": _ENDED_EARLY}
-_MEMORY_BYTES = 2 << 30
+_MEMORY_BYTES = 1 << 30
 
 
 def _take_memory(trace: str) -> None:

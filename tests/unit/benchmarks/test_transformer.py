@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import tvm
-from tvm import relax
 
 from benchmarks.support.reference import expected_outputs
 from benchmarks.support.transformer import Encoder
 from fractune_workers.children.importing.model_file import load_variants
 from fractune_workers.children.importing.passes import extract, prepare
+from tests.support.unoptimized import outputs_of
 
 TARGET = tvm.target.Target({"kind": "llvm", "mcpu": "x86-64"})
 SMALL = Encoder(layers=2, width=16, heads=2, inner=32, length=8, vocabulary=10)
@@ -26,8 +26,7 @@ def test_it_computes_what_onnx_says_by_few_operators(tmp_path: Path) -> None:
 
     (module,) = load_variants(path, {}).modules
     prepared = prepare(module, TARGET)
-    vm = relax.VirtualMachine(relax.build(prepared, TARGET), tvm.cpu())
-    found = vm["main"](*map(tvm.runtime.tensor, inputs.values())).numpy()
+    (found,) = outputs_of(prepared, TARGET, *inputs.values())
     (expected,) = expected_outputs(path, inputs)
     np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4)
 

@@ -54,10 +54,10 @@ def test_a_failure_is_the_candidates_and_has_one_line(child: Child) -> None:
     [("all memory", "build_failed", ""), ("much memory", "crashed", "while it was built: ")],
 )
 def test_a_build_beyond_its_memory_says_so(trace: str, status: str, before: str) -> None:
-    child = Child("tests.support.children.building_module", memory_bytes=2 << 30)
+    child = Child("tests.support.children.building_module", memory_bytes=1 << 30)
     answer = build(child, trace)
     child.stop()
-    cause = "it takes more than 2 GiB of memory; make it smaller, or start workers with a larger --max-model-memory"
+    cause = "it takes more than 1 GiB of memory; make it smaller, or start workers with a larger --max-model-memory"
     assert (answer["status"], answer["cause"]) == (status, before + cause)
 
 

@@ -151,12 +151,12 @@ def test_a_program_gives_the_same_output(tmp_path: Path) -> None:
     import numpy as np
     import torch
     import tvm
-    from tvm import relax
+
+    from tests.support.unoptimized import outputs_of
 
     path = tmp_path / "net.pt2"
     net = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.ReLU()).eval()
     x = torch.randn(1, 3, 16, 16)
     torch.export.save(torch.export.export(net, (x,)), path)
-    machine = relax.VirtualMachine(tvm.relax.build(load_model(path), "llvm"), tvm.cpu())
-    output = machine["main"](tvm.runtime.tensor(x.numpy()))[0].numpy()
+    (output,) = outputs_of(load_model(path), tvm.target.Target("llvm"), x.numpy())
     np.testing.assert_allclose(output, net(x).detach().numpy(), rtol=1e-4, atol=1e-5)

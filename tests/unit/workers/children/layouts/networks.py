@@ -10,7 +10,7 @@ import numpy.typing as npt
 import tvm
 from tvm import relax
 
-from tests.support.unoptimized import unoptimized
+from tests.support.unoptimized import outputs_of
 
 Array = npt.NDArray[np.float32]
 
@@ -56,9 +56,7 @@ def inputs_of(mod: tvm.IRModule) -> list[Array]:
 
 def outputs(mod: tvm.IRModule, target: tvm.target.Target, inputs: Sequence[Array]) -> Array:
     """Of the module as it is, by TVM's default pipeline."""
-    vm = relax.VirtualMachine(relax.build(mod, unoptimized(target)), tvm.cpu())
-    result: Array = vm["main"](*map(tvm.runtime.tensor, inputs)).numpy()
-    return result
+    return outputs_of(mod, target, *inputs)[0]
 
 
 def calls(mod: tvm.IRModule) -> list[str]:

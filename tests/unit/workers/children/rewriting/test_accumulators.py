@@ -18,7 +18,7 @@ from fractune_workers.children.rewriting.nests import leaf_blocks
 from fractune_workers.children.rewriting.widened import adds_in_half
 from fractune_workers.children.tvm_api.traces import Workload
 from tests.support.onnx_models import onnx_model, run_by_onnxruntime, run_imported
-from tests.support.unoptimized import unoptimized
+from tests.support.unoptimized import outputs_of
 
 TARGET = tvm.target.Target({"kind": "llvm", "mcpu": "x86-64-v3"})
 GPU = tvm.target.Target("nvidia/nvidia-a100")
@@ -39,8 +39,7 @@ def module(call: Callable[..., Any], shapes: list[list[int]], dtype: str) -> tvm
 
 def output(call: Callable[..., Any], *args: Any) -> Any:
     mod = prepare(module(call, [list(each.shape) for each in args], str(args[0].dtype)), TARGET)
-    machine = relax.VirtualMachine(relax.build(mod, unoptimized(TARGET)), tvm.cpu())
-    return machine["main"](*map(tvm.runtime.tensor, args)).numpy()
+    return outputs_of(mod, TARGET, *args)[0]
 
 
 def scattered(x: Any, updates: Any) -> Any:

@@ -10,6 +10,7 @@ import tvm
 from tvm import relax
 
 from fractune_workers.children.importing.passes import with_channels_last
+from tests.support.unoptimized import outputs_of
 from tests.unit.workers.children.layouts.networks import inputs_of
 
 op = relax.op
@@ -65,10 +66,7 @@ def test_a_model_that_the_pass_gives_up_on_stays_whole() -> None:
 def test_it_computes_the_same() -> None:
     mod = image("float16")
     (x,) = inputs_of(mod)
-    outputs = [
-        relax.VirtualMachine(relax.build(each, HOST), tvm.cpu())["main"](tvm.runtime.tensor(x.astype("float16")))
-        for each in (mod, with_channels_last(mod))
-    ]
-    expected, found = (output.numpy().astype("float64") for output in outputs)
+    outputs = (outputs_of(each, HOST, x.astype("float16"))[0] for each in (mod, with_channels_last(mod)))
+    expected, found = (output.astype("float64") for output in outputs)
     assert np.abs(expected).max() > 1
     np.testing.assert_allclose(found, expected, atol=1e-2 * np.abs(expected).max())

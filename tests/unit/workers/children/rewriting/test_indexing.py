@@ -15,6 +15,7 @@ from tvm import relax
 from fractune_workers.children.importing.passes import prepare
 from fractune_workers.children.tvm_api.target import parse_target
 from tests.support.onnx_models import TARGET, onnx_model, run_imported
+from tests.support.unoptimized import outputs_of
 
 Array = npt.NDArray[Any]
 DATA = np.arange(2 * 3 * 4, dtype=np.float32).reshape(2, 3, 4) + 1
@@ -125,10 +126,7 @@ def module_of(inputs: Mapping[str, Array], operator: Any) -> tvm.IRModule:
 
 
 def run_relax(inputs: Mapping[str, Array], operator: Any) -> Array:
-    mod = prepare(module_of(inputs, operator), TARGET)
-    machine = relax.VirtualMachine(relax.build(mod, TARGET), tvm.cpu())
-    found: Array = machine["main"](*map(tvm.runtime.tensor, inputs.values())).numpy()
-    return found
+    return outputs_of(prepare(module_of(inputs, operator), TARGET), TARGET, *inputs.values())[0]
 
 
 def test_an_index_by_several_arrays_reads_nothing_else() -> None:

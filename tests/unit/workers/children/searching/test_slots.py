@@ -19,7 +19,7 @@ from fractune_workers.children.searching.operator_search import OperatorSearch
 from fractune_workers.children.searching.spaces.first_candidates import first_candidates
 from fractune_workers.children.tvm_api.target import vector_unit
 from fractune_workers.children.tvm_api.traces import args_of, read_trace, read_workload
-from tests.support.unoptimized import unoptimized
+from tests.support.unoptimized import run_kernel
 from tests.unit.workers.children.layouts.networks import Network, network
 
 # TVM's own builder calls what TVM has deprecated.
@@ -49,12 +49,6 @@ def workload_of(body: Callable[..., Any], name: str, shape: tuple[int, ...], slo
     return read_workload(max(extract(mod, TARGET), key=lambda each: each.flops).workload_json)
 
 
-def run(mod: Any, args: list[Any]) -> Any:
-    tensors = [tvm.runtime.tensor(each) for each in args]
-    tvm.compile(mod, unoptimized(TARGET))["main"](*tensors)
-    return tensors[-1].numpy()
-
-
 CASES = [
     (activated, "", (1, 8, 9, 12)),
     (activated, WINOGRAD2, (1, 8, 9, 12)),
@@ -71,9 +65,9 @@ def test_candidates_compute_what_the_operator_does(body: Callable[..., Any], nam
     traces = [item["trace"] for item in search.propose(2, lambda trace: trace)]
     rng = np.random.default_rng(0)
     args = [rng.standard_normal(dims).astype(dtype) for _, dtype, dims in args_of(workload)]
-    expected = run(workload.mod, args)
+    expected = run_kernel(workload.mod, TARGET, *args)
     for trace in traces:
-        found = run(read_trace(trace, workload).mod, args)
+        found = run_kernel(read_trace(trace, workload).mod, TARGET, *args)
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
 
 

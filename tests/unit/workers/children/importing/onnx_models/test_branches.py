@@ -16,6 +16,7 @@ from fractune_core.errors import BadModel
 from fractune_workers.children.importing.passes import extract, prepare
 from fractune_workers.children.tvm_api.weights import LiftedWeights
 from tests.support.onnx_models import TARGET, imported, onnx_model, run_imported, run_reference
+from tests.support.unoptimized import machine_of
 
 Array = npt.NDArray[Any]
 X = np.linspace(-1, 1, 32, dtype=np.float32).reshape(2, 16)
@@ -84,7 +85,7 @@ def test_weights_of_branches_are_kept_once() -> None:
     first, second = weights.lifted(mod), weights.lifted(mod)
     assert [tensor.numpy().size for tensor in weights.tensors] == [WEIGHT.size]
     assert first.weights == second.weights
-    machine = relax.VirtualMachine(relax.build(first.module, TARGET), tvm.cpu())
+    machine = machine_of(first.module, TARGET)
     for x in (X + 0.5, X - 0.5):
         given = [tvm.runtime.tensor(x), *(weights.tensors[at] for at in first.weights)]
         (expected,) = run_reference(choice(product("a", "Relu"), product("b", "Sigmoid")), {"x": x})

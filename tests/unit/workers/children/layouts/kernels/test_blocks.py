@@ -12,15 +12,13 @@ from hypothesis import strategies as st
 from tvm import te
 
 from fractune_workers.children.layouts.kernels.blocks import Blocks, from_blocks, pack, to_blocks
-from tests.support.unoptimized import unoptimized
+from tests.support.unoptimized import run_kernel
 
 TARGET = tvm.target.Target({"kind": "llvm", "mcpu": "x86-64"})
 
 
 def run(mod: Any, data: Any, shape: tuple[int, ...]) -> Any:
-    out = tvm.runtime.tensor(np.empty(shape, "float32"))
-    tvm.compile(mod, unoptimized(TARGET))["main"](tvm.runtime.tensor(data), out)
-    return out.numpy()
+    return run_kernel(mod, TARGET, data, np.empty(shape, "float32"))
 
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=4), st.data())

@@ -16,7 +16,7 @@ from fractune_workers.children.searching.operator_search import OperatorSearch
 from fractune_workers.children.searching.spaces.first_candidates import MOST, first_candidates
 from fractune_workers.children.tvm_api.target import vector_unit
 from fractune_workers.children.tvm_api.traces import args_of, read_trace, read_workload
-from tests.support.unoptimized import unoptimized
+from tests.support.unoptimized import run_kernel
 from tests.unit.workers.children.layouts.networks import Network, network
 
 # TVM's own builder calls what TVM has deprecated.
@@ -59,12 +59,6 @@ def operator(body: Callable[..., Any], kind: str) -> Operator:
     return next(found for found in extract(prepare(mod, TARGET), TARGET) if kind in found.name)
 
 
-def run(mod: Any, args: list[Any]) -> Any:
-    tensors = [tvm.runtime.tensor(each) for each in args]
-    tvm.compile(mod, unoptimized(TARGET))["main"](*tensors)
-    return tensors[-1].numpy()
-
-
 @pytest.mark.parametrize(
     ("body", "kind", "count"),
     [
@@ -85,9 +79,9 @@ def test_they_compute_what_the_operator_does(body: Callable[..., Any], kind: str
     assert len(found) > 1 or count == 1
     rng = np.random.default_rng(0)
     args = [rng.random(shape, dtype) for _, dtype, shape in args_of(workload)]
-    expected = run(workload.mod, args)
+    expected = run_kernel(workload.mod, TARGET, *args)
     for sch in (found[0], found[-1]):
-        np.testing.assert_allclose(run(sch.mod, args), expected, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(run_kernel(sch.mod, TARGET, *args), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_a_search_begins_with_them_whatever_its_seed() -> None:
@@ -130,7 +124,7 @@ def test_a_long_row_of_no_whole_vectors_is_a_loop_of_its_own() -> None:
     assert "in T.parallel(T.int64(6))" in first.mod.script()
     assert "in range(T.int64(70))" in first.mod.script()
     args = [np.random.default_rng(0).normal(size=(6, 70)).astype("float32"), np.zeros((6, 70), "float32")]
-    np.testing.assert_array_equal(run(first.mod, args), np.maximum(args[0], 0))
+    np.testing.assert_array_equal(run_kernel(first.mod, TARGET, *args), np.maximum(args[0], 0))
 
 
 def test_the_blocks_of_a_tile_are_inside_its_pixels() -> None:

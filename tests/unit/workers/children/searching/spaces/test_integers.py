@@ -18,6 +18,7 @@ from fractune_workers.children.searching.operator_search import OperatorSearch
 from fractune_workers.children.tvm_api.dot_intrinsics import dot_product
 from fractune_workers.children.tvm_api.target import missing_features, vector_unit
 from fractune_workers.children.tvm_api.traces import Workload, read_trace
+from tests.support.unoptimized import run_kernel
 
 # TVM's own builder calls what TVM has deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:build is deprecated:DeprecationWarning")
@@ -103,13 +104,6 @@ def schedules(workload: Workload, target: tvm.target.Target, count: int) -> list
     return [read_trace(each["trace"], workload) for each in proposed]
 
 
-def run(mod: Any, target: tvm.target.Target, *args: Array) -> Array:
-    tensors = [tvm.runtime.tensor(each) for each in args]
-    tvm.compile(mod, target)["main"](*tensors)
-    found: Array = tensors[-1].numpy()
-    return found
-
-
 def skip_unless_runnable(target: tvm.target.Target) -> None:
     if missing := missing_features(target):
         pytest.skip(f"this processor lacks {', '.join(missing)}")
@@ -132,7 +126,9 @@ def test_products_are_exact(mcpu: str, name: str, rows: tuple[int, ...], depth: 
     data, weights = operands(name, rows, depth, columns)
     own = packed(name, weights, lanes)
     for sch in schedules(workload_of(name, data.shape, own), target, 4):
-        made = run(sch.mod, target, data.astype("float32"), own, np.zeros((*rows, own.shape[0], lanes), "float32"))
+        made = run_kernel(
+            sch.mod, target, data.astype("float32"), own, np.zeros((*rows, own.shape[0], lanes), "float32")
+        )
         np.testing.assert_array_equal(made.reshape(*rows, -1)[..., :columns], data @ weights)
 
 
@@ -157,7 +153,7 @@ def test_convolutions_are_exact(
     given = pack(image.astype("float32"), 1, lanes)
     own = INTEGERS[name].pack(pack(pack(weights.astype("float32"), 1, lanes), 0, lanes))
     for sch in schedules(convolution_of(name, given.shape, own, window), target, 3):
-        made = run(sch.mod, target, given, own, np.zeros(expected.shape, "float32"))
+        made = run_kernel(sch.mod, target, given, own, np.zeros(expected.shape, "float32"))
         np.testing.assert_array_equal(made, expected)
 
 
@@ -173,7 +169,7 @@ def test_products_of_two_computed_values_are_exact(mcpu: str) -> None:
     function = te.create_prim_func([*given, INTEGERS[INT16].compute_both(given[0], given[1])])
     workload = Workload.of(tvm.IRModule({"main": function.with_attr("global_symbol", "main")}))
     for sch in schedules(workload, target, 4):
-        made = run(sch.mod, target, data.astype("float32"), packed, np.zeros((3, 6, 2, lanes), "float32"))
+        made = run_kernel(sch.mod, target, data.astype("float32"), packed, np.zeros((3, 6, 2, lanes), "float32"))
         np.testing.assert_array_equal(made.reshape(3, 6, 2 * lanes), data @ weights)
 
 
@@ -205,7 +201,7 @@ def test_an_epilogue_is_part_of_the_tile() -> None:
     (sch,) = schedules(workload_of(INT16, data.shape, own, activated=True), target, 1)
     names = [str(sch.get(each).name_hint) for each in sch.get_child_blocks(sch.get_sblock("root"))]
     assert names[-1] == "sums"
-    made = run(sch.mod, target, data.astype("float32"), own, bias, np.zeros((9, 2, 8), "float32"))
+    made = run_kernel(sch.mod, target, data.astype("float32"), own, bias, np.zeros((9, 2, 8), "float32"))
     expected = np.maximum((data @ weights).astype("float32") + bias.ravel(), 0)
     np.testing.assert_array_equal(made.reshape(9, 16), expected)
 

@@ -14,7 +14,7 @@ from fractune_workers.children.importing.passes import extract, prepare
 from fractune_workers.children.searching.operator_search import OperatorSearch
 from fractune_workers.children.searching.spaces.rows import row_shape
 from fractune_workers.children.tvm_api.traces import args_of, read_trace, read_workload
-from tests.support.unoptimized import unoptimized
+from tests.support.unoptimized import run_kernel
 from tests.unit.workers.children.layouts.networks import Network, network
 
 # TVM's own builder calls what TVM has deprecated.
@@ -56,12 +56,6 @@ def workload_of(body: Callable[..., Any], shape: tuple[int, ...]) -> Any:
     return read_workload(found.workload_json)
 
 
-def run(mod: Any, args: list[Any]) -> Any:
-    tensors = [tvm.runtime.tensor(each) for each in args]
-    tvm.compile(mod, unoptimized(TARGET))["main"](*tensors)
-    return tensors[-1].numpy()
-
-
 @pytest.mark.parametrize("body", [softmax, rounded_softmax, layer_norm, rms_norm, mean, largest])
 @pytest.mark.parametrize("shape", [(2, 3, 24), pytest.param((1, 40), marks=pytest.mark.long)])
 def test_computed_and_drawn_schedules_compute_the_same(body: Callable[..., Any], shape: tuple[int, ...]) -> None:
@@ -71,12 +65,12 @@ def test_computed_and_drawn_schedules_compute_the_same(body: Callable[..., Any],
     traces = [item["trace"] for item in search.propose(12, lambda trace: trace)]
     rng = np.random.default_rng(0)
     args = [rng.standard_normal(shape).astype(dtype) for _, dtype, shape in args_of(workload)]
-    expected = run(workload.mod, args)
+    expected = run_kernel(workload.mod, TARGET, *args)
     assert np.ptp(expected) > 0 or expected.size == 1
     for trace in (traces[0], traces[-1]):
         sch = read_trace(trace, workload)
         assert "T.vectorized" in sch.mod.script()
-        np.testing.assert_allclose(run(sch.mod, args), expected, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(run_kernel(sch.mod, TARGET, *args), expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(

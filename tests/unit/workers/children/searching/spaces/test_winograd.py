@@ -16,7 +16,7 @@ from fractune_workers.children.searching.spaces.first_candidates import first_ca
 from fractune_workers.children.searching.spaces.winograd import first_tiles, is_winograd
 from fractune_workers.children.tvm_api.target import vector_unit
 from fractune_workers.children.tvm_api.traces import args_of, read_trace, read_workload
-from tests.support.unoptimized import unoptimized
+from tests.support.unoptimized import run_kernel
 from tests.unit.workers.children.layouts.networks import Network, network
 
 # TVM's own builder calls what TVM has deprecated.
@@ -53,12 +53,6 @@ def workload_of(body: Callable[..., Any], name: str, shape: tuple[int, ...] = (2
     return next(workload for workload in workloads if is_winograd(workload.mod))
 
 
-def run(mod: Any, args: list[Any]) -> Any:
-    tensors = [tvm.runtime.tensor(each) for each in args]
-    tvm.compile(mod, unoptimized(TARGET))["main"](*tensors)
-    return tensors[-1].numpy()
-
-
 @pytest.mark.parametrize(
     ("body", "name"),
     [
@@ -75,10 +69,12 @@ def test_candidates_compute_what_the_operator_does(body: Callable[..., Any], nam
     traces = [item["trace"] for item in search.propose(2, lambda trace: trace)]
     rng = np.random.default_rng(0)
     args = [rng.standard_normal(shape).astype(dtype) for _, dtype, shape in args_of(workload)]
-    expected = run(workload.mod, args)
+    expected = run_kernel(workload.mod, TARGET, *args)
     for trace in traces:
         mod = read_trace(trace, workload).mod
-        np.testing.assert_allclose(run(mod, args), expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
+        np.testing.assert_allclose(
+            run_kernel(mod, TARGET, *args), expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max()
+        )
 
 
 def test_a_search_goes_on_in_the_space() -> None:
