@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 BENCHMARKS = (
-    *("plan", "queue_cost", "call_cost", "denormals", "load", "overhead", "match", "rerank", "fused", "pairs"),
+    *("walks", "plan", "queue_cost", "call_cost", "denormals", "load", "overhead", "match", "rerank", "fused", "pairs"),
     *("cpu_limits", "under_limit", "fit_trials", "concurrent_jobs", "simulated_gpu", "search_cost"),
     *("service_load", "dashboard_pages", "fleet", "warm_start", "k_shares", "memory", "share_matrix", "vs_stock"),
     *("parts", "cold_weights", "lengths", "compete"),
