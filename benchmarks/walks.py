@@ -2,10 +2,9 @@
 
 Counted are the functions of fractune's packages that run, the files that they stand in, and the changes from one file
 to another. Class bodies and imports do not count. The first walk is that of a command and of the server's threads that
-answer it, in two processes; the counts are of both together. The
-server's workers are simulated. A model was imported, and a bundle loaded and run,
-once before it is traced. The
-walk of a candidate passes through five processes, most of them confined, and is not traced.
+answer it, in two processes; the counts are of both together. The server's workers are simulated. A model was imported
+before, and a bundle loaded and run. The walk of a candidate passes through five processes, most of them confined, and
+is not traced.
 
 Usage: python -m benchmarks.walks [--quick] [--out FILE] [--files]
 """
@@ -123,7 +122,8 @@ def main() -> None:
         for name, walk in walks.items()
     ]
     write_result("walks", args, {"rows": rows})
-    print("walks: files over the aim: " + ", ".join(f"{row['files'] / row['aim']:.2f}" for row in rows))
+    over = ", ".join(f"{len(walk.files) / AIMS[name]:.2f}" for name, walk in walks.items())
+    print(f"walks: files over the aim: {over}")
 
 
 def _model(path: Path) -> Path:
