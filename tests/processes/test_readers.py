@@ -38,7 +38,7 @@ os.environ["PYTHONPATH"] = {str(REPOSITORY)!r}
 from fractune_core.host import machine
 from fractune_workers.roles import compile as compile_role
 compile_role._CHILD = "tests.support.children.hostile_module"
-memory.usable_memory_bytes = lambda: 512 << 20
+machine.usable_memory_bytes = lambda: 512 << 20
 """
 
 

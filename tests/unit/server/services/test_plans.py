@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Iterator
 from concurrent import futures
@@ -47,7 +48,11 @@ def request(models: int) -> pb.MakePlanRequest:
 
 
 def planners() -> list[psutil.Process]:
-    return [child for child in psutil.Process().children() if process.__name__ in " ".join(child.cmdline())]
+    found = []
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.Error):  # it has ended meanwhile
+            found += [child] if process.__name__ in " ".join(child.cmdline()) else []
+    return found
 
 
 def test_a_plan_is_made_and_a_refusal_keeps_its_name(stub: Any) -> None:

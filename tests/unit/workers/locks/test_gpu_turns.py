@@ -80,7 +80,7 @@ def test_pieces_follow_each_other_though_another_claim_waits(tmp_path: Path) -> 
 
 def test_a_turn_ends_with_the_piece_that_ends_after_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 100.0
-    monkeypatch.setattr(gpu_slots, "time", SimpleNamespace(monotonic=lambda: now_s))
+    monkeypatch.setattr(gpu_slots, "time", SimpleNamespace(monotonic=lambda: now_s, sleep=time.sleep))
     turns = GpuTurns(tmp_path, GPU, 2.0)
     kept = []
     for ends_s in (100.5, 101.9, 102.0):
@@ -92,7 +92,7 @@ def test_a_turn_ends_with_the_piece_that_ends_after_its_time(tmp_path: Path, mon
 
 def test_a_turn_that_is_over_does_not_go_on_after_a_pause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 100.0
-    monkeypatch.setattr(gpu_slots, "time", SimpleNamespace(monotonic=lambda: now_s))
+    monkeypatch.setattr(gpu_slots, "time", SimpleNamespace(monotonic=lambda: now_s, sleep=time.sleep))
     turns = GpuTurns(tmp_path, GPU, 2.0)
     with turns.holding(ALONE):
         other = Other(tmp_path, ALONE)
