@@ -126,11 +126,7 @@ def bundle_bytes(weight_bytes: bytes = b"", **changes: Any) -> bytes:
         "inputs": [{"name": "data", "dtype": "float32", "shape": [1, 3]}],
         "outputs": [{"name": "label", "dtype": "int64", "shape": [1]}],
         "weights": [],
-        "variants": [
-            {"name": "untuned", "objects": ["lib0.o"]},
-            {"name": "cpu:1", "objects": ["lib0.o"]},
-            {"name": "cpu:4", "objects": ["lib0.o"]},
-        ],
+        "variants": [{"name": name, "objects": ["lib0.o"], "weights": []} for name in ("untuned", "cpu:1", "cpu:4")],
         "shares": {
             "cpu:1": granted("cpu:1", 1).to_json(),
             "cpu:4": GrantedShare("cpu:4", 4, 8, "core", 1 << 30, reserved=False).to_json(),

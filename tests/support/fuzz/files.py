@@ -78,7 +78,10 @@ def _manifest_of(valid: bytes) -> tuple[dict[str, Any], dict[str, bytes]]:
 
 
 _BUNDLE = bundle_bytes(
-    variants=[{"name": "untuned", "objects": ["lib0.o"], "weights": [0]}, {"name": "cpu:1", "objects": ["lib0.o"]}],
+    variants=[
+        {"name": "untuned", "objects": ["lib0.o"], "weights": [0]},
+        {"name": "cpu:1", "objects": ["lib0.o"], "weights": [0]},
+    ],
     inputs=[{"name": "a", "dtype": "float32", "shape": [1, 3]}, {"name": "b", "dtype": "bfloat16", "shape": []}],
     outputs=[{"name": "y", "dtype": "int64", "shape": [None, 2]}],
     weights=[

@@ -295,7 +295,7 @@ class SimulatedWorker:
         self.roof = None
 
     def _compile(self, work: dict[str, Any]) -> None:
-        variants = [{"name": variant["name"], "objects": ["lib0.o"]} for variant in work["variants"]]
+        variants = [{"name": variant["name"], "objects": ["lib0.o"], "weights": []} for variant in work["variants"]]
         payload = bundle_bytes(**{**work["manifest"], "variants": variants})
         put_signed_blob(self.redis, SECRET, redis_names.bundle_blob(work["bundle"]), payload)
         self._send(redis_names.SERVER_STREAM, {"event": "compiled", "job": work["job"], "bundle": work["bundle"]})

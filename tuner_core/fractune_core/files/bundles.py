@@ -32,8 +32,6 @@ from fractune_core.files.archives import Archive, BadArchive, ComparingFile
 from fractune_core.served import Served, ServiceGoal
 
 FORMAT = 3
-_BEFORE = 2
-"""an older format, in which every variant takes all weights"""
 JOINED_FORMAT = 4
 """of a bundle with members, which a reader of format 3 does not know"""
 SUFFIX = ".fractune"
@@ -194,7 +192,7 @@ class Bundle:
                 f"{self.name}: bundle of a newer format ({found}, this fractune reads {JOINED_FORMAT}); "
                 "upgrade fractune"
             )
-        if type(found) is not int or found not in (_BEFORE, FORMAT, JOINED_FORMAT):
+        if type(found) is not int or found not in (FORMAT, JOINED_FORMAT):
             raise BadBundle(f"{self.name}: bundle format {found!r}, this fractune reads {JOINED_FORMAT}; make it again")
 
     def _check_manifest(self) -> None:
@@ -390,7 +388,7 @@ class Bundle:
         BadBundle.
         """
         _, entry = self._variant(variant)
-        return list(entry.get("weights", range(len(self.manifest["weights"]))))  # all of them before format 3
+        return list(entry["weights"])
 
     def _variant(self, name: str) -> tuple[int, dict[str, Any]]:
         for index, entry in enumerate(self.variants):

@@ -154,7 +154,7 @@ def _variant_complaints(manifest: dict[str, Any]) -> Iterator[str]:
     if len(variants) != len(manifest["variants"]):
         yield "two of 'variants' have one name"
     for variant in manifest["variants"]:
-        if not _are_places(variant.get("weights", []), len(manifest["weights"])):
+        if not _are_places(variant.get("weights"), len(manifest["weights"])):
             yield f"the 'weights' of the variant '{variant['name']}' are not places in 'weights'"
     known = {*manifest["shares"], ROBUST_VARIANT, UNTUNED_VARIANT}
     strangers = {name for name in variants if plain_variant(name) not in known}

@@ -21,7 +21,7 @@ from tests.support.client_samples import DEVICE, bundle_bytes
 
 
 def a_bundle() -> bytes:
-    return bundle_bytes(variants=[{"name": "untuned", "objects": ["lib0.o"]}])
+    return bundle_bytes(variants=[{"name": "untuned", "objects": ["lib0.o"], "weights": []}])
 
 
 def tensor(**changes: Any) -> dict[str, Any]:
@@ -53,7 +53,7 @@ def test_what_was_written_is_read() -> None:
 def test_records_are_lines_of_json() -> None:
     file = io.BytesIO()
     entries = {"records.jsonl": b'{"a": 1}\n{"a": 2}\n', "weights.bin": b"", object_entry(0, "lib0.o"): b"code"}
-    write_bundle(file, {**Bundle(a_bundle()).manifest, "format": 2}, entries)
+    write_bundle(file, Bundle(a_bundle()).manifest, entries)
     assert Bundle(file.getvalue()).records() == [{"a": 1}, {"a": 2}]
 
 
@@ -259,7 +259,7 @@ def test_a_changed_manifest_is_noticed_though_its_checksum_was_made_to_fit() -> 
 @pytest.mark.parametrize(
     ("number", "do"),
     [
-        *((number, "make it again") for number in (1, None, 3.0, 2.0, True)),
+        *((number, "make it again") for number in (1, 2, None, 3.0, True)),
         ("4", "bundle format '4', this fractune reads 4; make it again"),
         (5, "upgrade fractune"),
     ],
@@ -282,9 +282,12 @@ def test_another_format_says_what_to_do(number: Any, do: str) -> None:
         ({"code": {"architecture": "x86_64"}}, "'code' is not"),
         ({"shares": {"cpu:1": {"units": 0}}}, "'shares' is not"),
         ({"shares": {"cpu:\x1b[2J": {"units": 1}}}, "'shares' is not"),
-        ({"variants": [{"name": "\x1b[2J", "objects": ["lib0.o"]}]}, "'variants' is not"),
+        ({"variants": [{"name": "\x1b[2J", "objects": ["lib0.o"], "weights": []}]}, "'variants' is not"),
         *(
-            ({"variants": [{"name": "untuned", "objects": [name]}]}, r"'variants' is not .* objects such as kernel\.o")
+            (
+                {"variants": [{"name": "untuned", "objects": [name], "weights": []}]},
+                r"'variants' is not .* objects such as kernel\.o",
+            )
             for name in ("../x.o", "/x.o", "a/x.o", "..", "x", ".o", "x.o\n", "\x1b.o", 3)
         ),
         ({"model": {"name": "two\nlines", "sha256": ""}}, "'model' is not"),
@@ -292,7 +295,10 @@ def test_another_format_says_what_to_do(number: Any, do: str) -> None:
         ({"slots": ["\x1b[2J"], "apart": []}, "'slots' and 'apart' are not"),
         ({"shares": {}}, "the variant 'cpu:1' is not among 'shares'"),
         ({"variants": []}, "'variants' is not"),
-        ({"variants": [{"name": "untuned", "objects": ["lib0.o"]}] * 2}, "two of 'variants' have one name"),
+        (
+            {"variants": [{"name": "untuned", "objects": ["lib0.o"], "weights": []}] * 2},
+            "two of 'variants' have one name",
+        ),
         ({"measured": {"cpu:1": {"cpu:1": -1.0}}}, "'measured' is not seconds"),
         ({"measured": {"cpu:9": {"cpu:1": 1.0}}}, "'measured' has the share 'cpu:9'"),
         ({"measured": {"cpu:1": {"cpu:9": 1.0}}}, "'measured' has a variant 'cpu:9'"),
@@ -335,7 +341,7 @@ def test_a_manifest_that_lists_itself() -> None:
 
 def test_a_manifest_that_names_an_object_which_is_not_there() -> None:
     with pytest.raises(BadBundle, match=r"'variants/0/lib9.o' is missing"):
-        Bundle(bundle_bytes(variants=[{"name": "untuned", "objects": ["lib9.o"]}]))
+        Bundle(bundle_bytes(variants=[{"name": "untuned", "objects": ["lib9.o"], "weights": []}]))
 
 
 def test_no_file(tmp_path: Path) -> None:

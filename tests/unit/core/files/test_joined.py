@@ -26,7 +26,10 @@ def weights_of(*payloads: bytes) -> tuple[bytes, list[dict[str, Any]]]:
 def one_of(shape: list[int], *payloads: bytes, **changes: Any) -> Bundle:
     held, described = weights_of(*payloads)
     inputs = [{"name": "ids", "dtype": "int64", "shape": shape}]
-    return Bundle(bundle_bytes(held, weights=described, inputs=inputs, job=f"job-{shape[1]}", **changes))
+    places = list(range(len(described)))
+    variants = [{"name": name, "objects": ["lib0.o"], "weights": places} for name in ("untuned", "cpu:1", "cpu:4")]
+    changes = {"variants": variants, "weights": described, "inputs": inputs, "job": f"job-{shape[1]}", **changes}
+    return Bundle(bundle_bytes(held, **changes))
 
 
 def joined(*bundles: Bundle) -> bytes:

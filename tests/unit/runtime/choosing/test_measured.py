@@ -29,7 +29,7 @@ def a_bundle(served: Any = SERVED, measured: Any = TIMES) -> Bundle:
     names = ("cpu:1", "cpu:2")
     return Bundle(
         bundle_bytes(
-            variants=[{"name": name, "objects": ["lib0.o"]} for name in ("untuned", *names)],
+            variants=[{"name": name, "objects": ["lib0.o"], "weights": []} for name in ("untuned", *names)],
             shares={name: granted(name, int(name[-1])).to_json() for name in names},
             measured=measured,
             served=served,

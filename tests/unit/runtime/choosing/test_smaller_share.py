@@ -33,7 +33,7 @@ def chosen(units: int, policy: Policy = DEFAULT_POLICY, mechanism: str = "cpu", 
 
 
 def variants(*names: str) -> list[dict[str, Any]]:
-    return [{"name": name, "objects": ["lib0.o"]} for name in names]
+    return [{"name": name, "objects": ["lib0.o"], "weights": []} for name in names]
 
 
 @pytest.mark.parametrize(("units", "variant", "threads"), [(2, "cpu:1", 1), (3, "cpu:1", 1), (16, "cpu:4", 4)])

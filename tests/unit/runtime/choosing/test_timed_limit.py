@@ -27,7 +27,7 @@ LOOP = {"variant": "cpu:1", "threads": 1, "loop_s": 1.5e-3, "p50_s": 4e-3, "p99_
 def a_bundle(**fields: Any) -> Bundle:
     names = ("cpu:1", "cpu:2")
     given = {
-        "variants": [{"name": name, "objects": ["lib0.o"]} for name in ("untuned", *names)],
+        "variants": [{"name": name, "objects": ["lib0.o"], "weights": []} for name in ("untuned", *names)],
         "shares": {name: granted(name, int(name[-1])).to_json() for name in names},
         "measured": {"cpu:1": {"cpu:1": 3e-3}, "cpu:2": {"cpu:2": 2.9e-3}},
         "limits": {SHARE: LIMITED.to_json()},

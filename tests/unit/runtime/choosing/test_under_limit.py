@@ -28,7 +28,7 @@ MINILM = {"cpu:1": 0.0184, "cpu:2": 0.0096}
 def a_bundle(times: dict[str, float], **changes: Any) -> Bundle:
     """With a variant for each share, timed there."""
     fields: dict[str, Any] = {
-        "variants": [{"name": name, "objects": ["lib0.o"]} for name in ("untuned", *times)],
+        "variants": [{"name": name, "objects": ["lib0.o"], "weights": []} for name in ("untuned", *times)],
         "shares": {name: granted(name, int(name.removeprefix("cpu:"))).to_json() for name in times},
         "measured": {name: {name: secs} for name, secs in times.items()},
     }

@@ -59,7 +59,7 @@ def test_what_chose_a_variant_does_not_tell_what_it_loses() -> None:
 
 
 def test_the_robust_variant_is_one_of_those_measured() -> None:
-    variants = [{"name": name, "objects": ["lib0.o"]} for name in ("robust", "untuned")]
+    variants = [{"name": name, "objects": ["lib0.o"], "weights": []} for name in ("robust", "untuned")]
     measured = {share: {"robust": 1.0, "untuned": 2.0} for share in MEASURED}
     choice = choose_variant(a_bundle(variants=variants, measured=measured), 16)
     assert (choice.variant, choice.how, choice.regret) == ("robust", How.ROBUST, 0.0)
@@ -94,7 +94,7 @@ def test_the_nearest_by_ratio_only_where_the_policy_allows_it(units: int, varian
 
 
 def test_a_bundle_without_tuned_variants_runs_untuned() -> None:
-    choice = choose_variant(a_bundle(variants=[{"name": "untuned", "objects": ["lib0.o"]}]), 1, ANYTHING)
+    choice = choose_variant(a_bundle(variants=[{"name": "untuned", "objects": ["lib0.o"], "weights": []}]), 1, ANYTHING)
     assert choice.variant == "untuned"
     assert choice.reason == (
         "the bundle has no variant for a single share; to get a faster variant, tune the model for cpu:1"

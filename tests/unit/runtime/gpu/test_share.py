@@ -67,7 +67,7 @@ def gpu_bundle(*shares: str, arch: str = "sm_90", device: Device = H200, **chang
             target=f'{{"kind":"cuda","arch":"{arch}"}}',
             code={"architecture": platform.machine(), "features": []},
             shares=granted,
-            variants=[{"name": name, "objects": ["lib0.o"]} for name in (*shares, "untuned")],
+            variants=[{"name": name, "objects": ["lib0.o"], "weights": []} for name in (*shares, "untuned")],
             **changes,
         )
     )

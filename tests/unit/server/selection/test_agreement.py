@@ -105,7 +105,7 @@ def test_a_bundle_runs_at_a_share_what_match_answers_there() -> None:
         variants = variants_for(place, operators, robust_only=False)
         measured = measured_secs(place, operators, variants)
         choosing = measured_secs(place, operators, variants, choosing=True)
-        named = [{"name": variant.name, "objects": ["lib0.o"]} for variant in variants]
+        named = [{"name": variant.name, "objects": ["lib0.o"], "weights": []} for variant in variants]
         bundle = Bundle(bundle_bytes(variants=named, measured=measured, choosing=choosing))
         traces = {variant.name: variant.traces for variant in variants}
         for share, at in place.granted.items():

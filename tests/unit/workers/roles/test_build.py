@@ -129,24 +129,6 @@ def test_the_code_of_a_trial_without_a_competitor_serves_its_validation(
     assert is_same == (("c" not in built_again),) * 2
 
 
-def test_a_builder_that_may_not_read_artifacts_builds_the_finalist(
-    builder: Builder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As with the users of Redis of an older version."""
-    signed_blob = WorkerContext.signed_blob
-
-    def refused(context: WorkerContext, name: str) -> bytes:
-        if name.startswith("artifact:"):
-            raise redis.exceptions.NoPermissionError
-        return signed_blob(context, name)
-
-    finalist = [{"candidate": "c", "trace": "c"}]
-    artifacts(builder, "cpu:1", finalist)
-    monkeypatch.setattr(WorkerContext, "signed_blob", refused)
-    (found,) = artifacts(builder, "cpu:2", finalist, "validation")
-    assert found["status"] == "ok"
-
-
 def test_code_by_other_compilers_does_not_serve_a_validation(builder: Builder, monkeypatch: pytest.MonkeyPatch) -> None:
     finalist = [{"candidate": "c", "trace": "c"}]
     artifacts(builder, "cpu:1", finalist)

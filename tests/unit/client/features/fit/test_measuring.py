@@ -39,7 +39,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def write_bundle(folder: Path, kind: str = "cpu", *cores: int) -> Path:
     path = folder / "m.fractune"
     shares = {f"cpu:{n}": granted(f"cpu:{n}", n).to_json() for n in cores}
-    variants = [{"name": name, "objects": ["lib0.o"]} for name in ("untuned", *shares)]
+    variants = [{"name": name, "objects": ["lib0.o"], "weights": []} for name in ("untuned", *shares)]
     path.write_bytes(bundle_bytes(shares=shares, variants=variants, device={**DEVICE.to_json(), "kind": kind}))
     return path
 

@@ -111,7 +111,7 @@ def a_bundle(
     path.write_bytes(
         bundle_bytes(
             device=device.to_json(),
-            variants=[{"name": "untuned", "objects": ["lib0.o"]}],
+            variants=[{"name": "untuned", "objects": ["lib0.o"], "weights": []}],
             shares={share: granted(share, units, device.units, unit) for share, (units, _) in shares.items()},
             measured={share: {"untuned": secs} for share, (_, secs) in shares.items()},
             **fields,
