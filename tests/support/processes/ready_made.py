@@ -27,6 +27,7 @@ from tests.support.paths import REPOSITORY
 
 _IMPORTED = (
     "tests.support.processes.server_process",
+    "tests.support.processes.worker_processes",
     "alembic.command",
     "fractune.cli.commands.models.tune",
     "fractune.cli.commands.jobs.jobs",

@@ -5,37 +5,24 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-import os
-import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import redis
 
+from fractune_core.errors import FractuneError
 from fractune_core.fleet.messages import WorkerInfo
+from fractune_core.fleet.options import WorkerOptions
 from fractune_core.fleet.redis_names import worker_key
 from fractune_core.fleet.signed_messages import open_worker
+from fractune_workers.main import run_worker
+from tests.support.processes.ready_made import ReadyMade
 from tests.support.processes.redis_process import wait_until
 from tests.support.secret import SECRET
-
-_MAIN = """
-import sys
-from pathlib import Path
-from fractune_core.errors import FractuneError
-from fractune_core.fleet.options import WorkerOptions
-from fractune_workers.main import run_worker
-from tests.support.secret import SECRET
-name, role, url, gate, share, cores = sys.argv[1:]
-try:
-    run_worker(WorkerOptions(role, url, SECRET, share or None,
-        [int(c) for c in cores.split(",")] if cores else None, Path(gate), name))
-except FractuneError as error:
-    sys.stderr.write(f"fractune: {error}\\n")
-    raise SystemExit(error.exit_code)
-"""
 
 
 class WorkerProcess:
@@ -47,11 +34,8 @@ class WorkerProcess:
         self.name = name
         self.log = ""
         """what it wrote to its error output, once it is stopped"""
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", before + _MAIN, name, role, url, str(gate), share, cores],
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        self._stderr = tempfile.TemporaryFile("w+")  # noqa: SIM115  closed when it is stopped
+        self.process = ReadyMade(__name__, name, role, url, str(gate), share, cores, before, stderr=self._stderr)
 
     def info(self, connection: redis.Redis) -> WorkerInfo:
         """What the worker says of itself, once it is ready."""
@@ -61,7 +45,7 @@ class WorkerProcess:
         return open_worker(SECRET, self.name, entry)
 
     def kill(self) -> None:
-        os.kill(self.process.pid, signal.SIGKILL)
+        self.process.kill()
         self.process.wait()
 
     def children(self) -> list[int]:
@@ -69,13 +53,14 @@ class WorkerProcess:
         return [pid for pid in _pids() if _parent(pid) == self.process.pid]
 
     def stop(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            self.process.terminate()
+        self.process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(60)
         self.process.kill()
-        if not self.log:
-            self.log = self.process.communicate()[1]
+        if not self._stderr.closed:
+            self._stderr.seek(0)
+            self.log = self._stderr.read()
+            self._stderr.close()
 
 
 @contextlib.contextmanager
@@ -129,3 +114,19 @@ print(json.dumps(facts))
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     workload: dict[str, Any] = json.loads(out.splitlines()[-1])
     return workload
+
+
+def main() -> int:
+    name, role, url, gate, share, cores, before = sys.argv[1:]
+    exec(before)  # noqa: S102
+    kept = [int(core) for core in cores.split(",")] if cores else None
+    try:
+        run_worker(WorkerOptions(role, url, SECRET, share or None, kept, Path(gate), name))
+    except FractuneError as error:
+        sys.stderr.write(f"fractune: {error}\n")
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
