@@ -41,6 +41,7 @@ fractune: Any = typed_fractune  # wrong types are the point here
         ),
         (lambda: fractune.tune("m.onnx", "cpu:1", out=3), "out: 3 is of type int; give a text or a path"),
         (lambda: fractune.knee("m.onnx", "cpu:1", slack="x"), "slack: 'x' is of type str; give a number"),
+        (lambda: fractune.load("m.fractune", goal="x"), "goal is 'x'; give 'latency' or 'throughput'$"),
         (lambda: fractune.load(3), "path: 3 is of type int"),
         (lambda: fractune.connect(3), "address: 3 is of type int"),
         (lambda: fractune.local_stack(5), "shares: 5 is of type int"),
