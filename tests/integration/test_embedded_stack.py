@@ -6,12 +6,12 @@ import contextlib
 import os
 import re
 import signal
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.support.processes.cli_process import (
+    Started,
     await_event,
     command_of,
     descendants,
@@ -34,14 +34,14 @@ def state(tmp_path: Path) -> Path:
     return tmp_path / "state"
 
 
-def start_tuning(state: Path, *more: str) -> subprocess.Popen[str]:
+def start_tuning(state: Path, *more: str) -> Started:
     """A job that goes on for longer than any test."""
     model = write_model(state.parent / "m.onnx")
     where = ("--state", str(state), "--out", str(state.parent), "--json")
     return start_fractune("tune", str(model), "--shares", "cpu:1", "--trials", "5000", *where, *more)
 
 
-def find(process: subprocess.Popen[str], *words: str) -> int:
+def find(process: Started, *words: str) -> int:
     """The one part of the stack whose command holds all the words."""
     # Not what a part is forking, which has its command for a moment.
     parts = [pid for pid in descendants(process.pid) if parent_of(pid) == process.pid]
@@ -91,7 +91,7 @@ def test_a_stopped_command_cancels_its_job_and_ends_everything(state: Path, numb
     assert job["state"] == "cancelled"
 
 
-def redis_of(process: subprocess.Popen[str]) -> list[int]:
+def redis_of(process: Started) -> list[int]:
     """The Redis of a command; none while it is being started again."""
     commands = {pid: command_of(pid) for pid in descendants(process.pid)}
     return [pid for pid, command in commands.items() if "redis.sock" in command and "fractune.cli" not in command]

@@ -7,13 +7,10 @@ candidate is accounted for once, and only the guilty are blamed.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -34,6 +31,7 @@ from fractune_server.transport.requeue import ATTEMPTS, Requeuer
 from fractune_server.transport.work_queues import WorkQueues
 from tests.support.children.poison import FOLDER, PoisonDevice
 from tests.support.children.poison_measurer import DIES, SHARE
+from tests.support.processes.ready_made import ReadyMade
 from tests.support.processes.redis_process import events_of, running_redis, wait_until
 from tests.support.samples import WORKLOAD
 from tests.support.secret import SECRET
@@ -57,13 +55,14 @@ class Measurers:
         self.queues = WorkQueues(self.redis, SECRET)
         self.given_up: list[Work] = []
         self._requeuer = Requeuer(self.redis, self.queues, self.given_up.append)
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.processes: dict[str, ReadyMade] = {}
 
     def arrive(self, *more: str, patience_s: float = 60.0) -> str:
         name = f"measurer-{len(self.processes)}"
         where = (self.url, str(self.folder / "gate"), str(patience_s))
-        self.processes[name] = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.children.poison_measurer", name, *where, *more],
+        self.processes[name] = ReadyMade(
+            "tests.support.children.poison_measurer",
+            *(name, *where, *more),
             env={**os.environ, FOLDER: str(self.device.folder)},
         )
         return name
@@ -116,8 +115,7 @@ class Measurers:
 
     def stop(self) -> None:
         for process in self.processes.values():
-            with contextlib.suppress(ProcessLookupError):
-                process.terminate()
+            process.terminate()
         for process in self.processes.values():
             process.wait(30)
 
@@ -177,6 +175,7 @@ def test_a_worker_killed_between_its_results_and_the_end_of_its_work_leaves_noth
     kernels = {f"{number:032x}": {"id": f"{number}", "do": "good"} for number in range(BATCH)}
     measurers.ask(kernels)
     assert measurers.processes[killed].wait(60) == -signal.SIGKILL
+    measurers.redis.delete(worker_key(killed))  # as it expires
     assert not measurers.queues.idle()
     measurers.arrive()
     measurers.sweep_until(measurers.queues.idle, 60)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +19,7 @@ from fractune_server.transport.work_queues import WorkQueues
 from fractune_workers.work_loop import ANSWER_TIMEOUT_S
 from tests.integration.test_server_losses import fresh, measured_once_at_both_shares
 from tests.processes.test_refused_work import ingest
-from tests.support.processes.cli_process import start_fractune, stopped_at_end
+from tests.support.processes.cli_process import Started, start_fractune, stopped_at_end
 from tests.support.processes.fleet_simulated import SimulatedFleet, simulated_fleet
 from tests.support.processes.network import Network, network_to_redis
 from tests.support.processes.redis_process import events_of, running_redis, wait_until
@@ -99,7 +98,7 @@ def test_a_worker_that_waits_for_work_finds_its_way_back(tmp_path: Path, ill: st
 
 
 @contextlib.contextmanager
-def watched(folder: Path) -> Iterator[tuple[Network, Client, SimulatedFleet, subprocess.Popen[str], str]]:
+def watched(folder: Path) -> Iterator[tuple[Network, Client, SimulatedFleet, Started, str]]:
     """A job that waits for its builder, and a command that watches it through a network."""
     with running_redis() as url, simulated_fleet(url) as fleet, running_server(url, folder / "state") as server:
         fleet.workers["build-1"].hold.set()

@@ -7,7 +7,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import urllib.request
 import uuid
@@ -26,6 +25,7 @@ from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.records import Status
 from fractune_server.backup import back_up, restore
 from tests.support.processes.fleet_simulated import SimulatedFleet, simulated_fleet
+from tests.support.processes.ready_made import ReadyMade
 from tests.support.processes.redis_process import running_redis, wait_until
 from tests.support.processes.server_process import Client, ServerProcess, as_call, model_bytes, running_server
 
@@ -222,10 +222,7 @@ def test_without_resume_open_jobs_end_as_cancelled(tmp_path: Path) -> None:
 def held_worker(url: str, role: str) -> Iterator[str]:
     """A worker process that takes work and never does it; killed at the end."""
     name = f"{role}-held"
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.support.processes.fleet_simulated", url, role, name],
-        env={**os.environ, "HOLD": "1"},
-    )
+    process = ReadyMade("tests.support.processes.fleet_simulated", url, role, name, env={**os.environ, "HOLD": "1"})
     try:
         with redis.Redis.from_url(url) as connection:
             wait_until(lambda: connection.exists(worker_key(name)))
@@ -281,6 +278,8 @@ def test_builder_killed_with_work_in_its_hands(tmp_path: Path) -> None:
                 name = client.create(client.upload(fresh()), trials=12, round_size=4).name
                 with redis.Redis.from_url(url) as connection:
                     wait_until(lambda: connection.zcard(f"rq:wip:{BUILD_QUEUE}"))
+            with redis.Redis.from_url(url) as connection:
+                connection.delete(worker_key("build-held"))  # as it expires
             fleet.add("build", "build-2")
             job = client.finish(name)
             assert job.state == pb.JOB_STATE_DONE

@@ -29,7 +29,8 @@ def _send_and_die(transaction: ResultTransaction) -> None:
 _send = ResultTransaction.send
 
 
-def main(name: str, url: str, folder: str, patience_s: str, *more: str) -> None:
+def main() -> None:
+    name, url, folder, patience_s, *more = sys.argv[1:]
     session.confinement_for = PoisonConfinement  # type: ignore[attr-defined]
     session._CHILD = "tests.support.children.poison_child"
     session._TRIAL_TIMEOUT_S = 1.0
@@ -40,4 +41,4 @@ def main(name: str, url: str, folder: str, patience_s: str, *more: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

@@ -9,9 +9,10 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, TypeVar
 
 import numpy as np
 import onnx
@@ -22,6 +23,9 @@ from tests.support.processes.ready_made import ReadyMade
 _COMMAND = [sys.executable, "-m", "fractune.cli"]
 _PATH = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH", "")]))
 _ENV = {**os.environ, "PYTHONPATH": _PATH}
+
+
+_Process = TypeVar("_Process", bound="Started | subprocess.Popen[str]")
 
 
 def write_model(path: Path, channels: int = 8, seed: int = 0) -> Path:
@@ -73,13 +77,43 @@ def run_fractune(
         return subprocess.CompletedProcess([*_COMMAND, *args], code, stdout.read(), stderr.read())
 
 
-def start_fractune(*args: str, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
-    """Start a command whose output is read while it runs."""
-    return start(*_COMMAND[1:], *args, env=env)
+class Started(ReadyMade):
+    """A command whose output is read while it runs."""
+
+    def __init__(self, module: str, *args: str, env: dict[str, str] | None = None) -> None:
+        (out, its_out), (err, its_err) = os.pipe(), os.pipe()
+        self.stdout, self.stderr = open(out), open(err)  # noqa: SIM115, PTH123  closed by `communicate`
+        with open(its_out, "w") as stdout, open(its_err, "w") as stderr:  # noqa: PTH123
+            super().__init__(module, *args, stdout=stdout, stderr=stderr, env=_ENV | (env or {}))
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        """What is left of its output and errors, when it has ended. Raises subprocess.TimeoutExpired."""
+        found = ["", ""]
+
+        def read(place: int, output: IO[str]) -> None:
+            if not output.closed:
+                with output:
+                    found[place] = output.read()
+
+        readers = [
+            threading.Thread(target=read, args=each, daemon=True) for each in enumerate((self.stdout, self.stderr))
+        ]
+        for reader in readers:
+            reader.start()
+        self.wait(timeout)
+        for reader in readers:
+            reader.join(timeout)
+            if reader.is_alive():
+                raise subprocess.TimeoutExpired("what it has started", timeout or 0)
+        return found[0], found[1]
+
+
+def start_fractune(*args: str, env: dict[str, str] | None = None) -> Started:
+    return Started("fractune.cli", *args, env=env)
 
 
 def start(*args: str, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
-    """Start Python with these arguments, as `start_fractune` does."""
+    """Start a new Python with these arguments, as `start_fractune` starts a command."""
     return subprocess.Popen(
         [sys.executable, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=_ENV | (env or {})
     )
@@ -104,14 +138,12 @@ def only_line(said: str) -> str:
     return lines[0]
 
 
-def await_event(process: subprocess.Popen[str], **wanted: Any) -> dict[str, Any]:
+def await_event(process: Started, **wanted: Any) -> dict[str, Any]:
     """Read JSON lines until one has these fields."""
-    assert process.stdout is not None
     for line in process.stdout:
         event: dict[str, Any] = json.loads(line)
         if wanted.items() <= event.items():
             return event
-    assert process.stderr is not None
     raise AssertionError(f"no {wanted} before the end: {process.stderr.read()}")
 
 
@@ -149,7 +181,7 @@ def users_of(folder: Path) -> list[str]:
 
 
 @contextlib.contextmanager
-def stopped_at_end(process: subprocess.Popen[str]) -> Iterator[subprocess.Popen[str]]:
+def stopped_at_end(process: _Process) -> Iterator[_Process]:
     """Ends the process with the block, by SIGTERM so that it can end what it started."""
     try:
         yield process

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from fractune.server.rpc import RpcClient
 from fractune_core.errors import ServerUnreachable
-from tests.support.processes.cli_process import start_fractune, stopped_at_end
+from tests.support.processes.cli_process import Started, start_fractune, stopped_at_end
 from tests.support.processes.redis_process import wait_until
 from tests.support.secret import SECRET
 
@@ -42,7 +41,7 @@ def fleet_of_processes(
             yield client.address
 
 
-def _terminate(processes: list[subprocess.Popen[str]]) -> None:
+def _terminate(processes: list[Started]) -> None:
     """Each takes a while to end: none waits for another."""
     for process in processes:
         process.terminate()

@@ -389,9 +389,13 @@ def simulated_fleet(url: str | Callable[[str], str], *, tuners: int = 1) -> Iter
         fleet.stop()
 
 
-if __name__ == "__main__":
+def main() -> None:
     logging.basicConfig(level=logging.ERROR)
     worker = SimulatedWorker(*sys.argv[1:])
     if os.environ.get("HOLD"):
         worker.hold.set()
     worker.start().stopped.wait()
+
+
+if __name__ == "__main__":
+    main()

@@ -26,6 +26,7 @@ from typing import IO, Any
 from tests.support.paths import REPOSITORY
 
 _IMPORTED = (
+    "tests.support.processes.fleet_simulated",
     "tests.support.processes.server_process",
     "tests.support.processes.worker_processes",
     "alembic.command",
@@ -43,8 +44,8 @@ class ReadyMade:
         self,
         module: str,
         *args: str,
-        stderr: IO[Any],
         stdout: IO[Any] | None = None,
+        stderr: IO[Any] | None = None,
         env: Mapping[str, str] = os.environ,
         cwd: Path | None = None,
     ) -> None:
@@ -52,7 +53,7 @@ class ReadyMade:
         place = {"cwd": str(cwd or Path.cwd()), "cores": sorted(os.sched_getaffinity(0))}
         request = json.dumps({"argv": [module, *args], "env": dict(env), **place})
         self._news, told = os.pipe()
-        outputs = [_STDOUT if stdout is None else stdout.fileno(), stderr.fileno()]
+        outputs = [_STDOUT if stdout is None else stdout.fileno(), _STDERR if stderr is None else stderr.fileno()]
         socket.send_fds(_keeper(), [request.encode()], [told, *outputs])
         os.close(told)
         self.pid = self._next_number()

@@ -92,28 +92,37 @@ def _parent(pid: int) -> int:
         return 0
 
 
-@functools.cache
-def matmul_workload(size: int) -> dict[str, Any]:
-    """A small real operator: its hash and text, made in a process of its own."""
-    code = f"""
+_SIZES = 64, 96, 512
+_DESCRIBES = f"""
 import json, tvm
 from tvm import te
 from tvm.s_tir import meta_schedule as ms
 from fractune_workers.children.importing.passes import described
 from fractune_workers.children.tvm_api.target import default_target, target_key
-a = te.placeholder(({size}, {size}), name="a")
-b = te.placeholder(({size}, {size}), name="b")
-k = te.reduce_axis((0, {size}), name="k")
-c = te.compute(({size}, {size}), lambda i, j: te.sum(a[i, k] * b[k, j], axis=k), name="c")
-mod = tvm.IRModule({{"main": te.create_prim_func([a, b, c])}})
-op = described("matmul", 1, mod)
-target = default_target(2)
-facts = {{"hash": op.workload_hash, "json": op.workload_json, "target": str(target), "key": target_key(target)}}
-print(json.dumps(facts))
+target, found = default_target(2), {{}}
+for size in {_SIZES}:
+    a = te.placeholder((size, size), name="a")
+    b = te.placeholder((size, size), name="b")
+    k = te.reduce_axis((0, size), name="k")
+    c = te.compute((size, size), lambda i, j: te.sum(a[i, k] * b[k, j], axis=k), name="c")
+    op = described("matmul", 1, tvm.IRModule({{"main": te.create_prim_func([a, b, c])}}))
+    facts = {{"hash": op.workload_hash, "json": op.workload_json}}
+    found[size] = {{**facts, "target": str(target), "key": target_key(target)}}
+print(json.dumps(found))
 """
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    workload: dict[str, Any] = json.loads(out.splitlines()[-1])
-    return workload
+
+
+def matmul_workload(size: int) -> dict[str, Any]:
+    """A small real operator of one of the sizes: its hash and text."""
+    return _matmul_workloads()[str(size)]
+
+
+@functools.cache
+def _matmul_workloads() -> dict[str, dict[str, Any]]:
+    """By size, all made in one process: to import TVM takes seconds."""
+    out = subprocess.run([sys.executable, "-c", _DESCRIBES], capture_output=True, text=True, check=True).stdout
+    workloads: dict[str, dict[str, Any]] = json.loads(out.splitlines()[-1])
+    return workloads
 
 
 def main() -> int:
