@@ -41,16 +41,14 @@ def _secs(call: Callable[[], float]) -> float:
 
 def _evaluator(path: Path, variant: str) -> Callable[[], float]:
     """A function that takes one turn."""
-    from fractune_workers.children.measuring.model_timing import call_of, secs_of_one
-    from fractune_workers.children.tvm_api.arrays import random_args
-    from fractune_workers.children.tvm_api.bundle_runs import load_variant, weights_of
-    from fractune_workers.children.tvm_api.processor import cpu_processor
+    from fractune_runtime.cpu import OnCpu
+    from fractune_runtime.tvm_runtime.tensors import random_inputs, specs_of
+    from fractune_workers.children.measuring.model_timing import secs_of_one
 
-    bundle, processor = Bundle(path), cpu_processor()
-    main = load_variant(bundle, variant, weights_of(bundle, processor), processor)
-    inputs = [["TENSOR", spec["dtype"], spec["shape"]] for spec in bundle.manifest["inputs"]]
-    arguments = random_args(inputs, 0, processor)
-    return partial(secs_of_one, call_of(main, arguments, processor), _TURN_S)
+    bundle = Bundle(path)
+    backend, specs = OnCpu(bundle, None), specs_of(bundle.manifest["inputs"])
+    arguments = backend.arguments(specs, random_inputs(specs))
+    return partial(secs_of_one, partial(backend.run, backend.load_variant(variant), arguments), _TURN_S)
 
 
 def open_child(args: list[str]) -> dict[str, Callable[..., Any]]:

@@ -44,7 +44,10 @@ _NAME_BYTES = 256
 
 
 class OnGpu:
-    """See `Backend`. Raises BadBundle, BadRequest, ShareUnavailable, FractuneError when a part is not installed."""
+    """See `Backend`. Its runs wait for `stream`, an address, on which the calling thread launches; 0 = the default one.
+
+    Raises BadBundle, BadRequest, ShareUnavailable, FractuneError when a part is not installed.
+    """
 
     keeps_inputs = False
     device = "cuda:0"
@@ -52,8 +55,9 @@ class OnGpu:
     kind = (2, 0)
     """the same by DLPack's numbers"""
 
-    def __init__(self, bundle: Bundle, share: Share | None, weights: Weights | None = None) -> None:
+    def __init__(self, bundle: Bundle, share: Share | None, weights: Weights | None = None, *, stream: int = 0) -> None:
         self._bundle = bundle
+        self._stream = stream
         check_host_code(bundle)
         self._whole_sms = int(bundle.manifest["device"]["units"])
         self._share = share
@@ -85,7 +89,7 @@ class OnGpu:
         try:
             there = [self._input(at, argument) for at, argument in enumerate(arguments)]
             outputs = tensors.flat(variant.main(*there, *variant.weights))
-            runtime.synchronise(self.device)
+            runtime.synchronise(self.device, self._stream)
         except RuntimeError as error:
             raise FractuneError(f"the model failed on the GPU ({first_line(error)}); {_LOST}") from error
         except (ValueError, TypeError) as error:

@@ -136,21 +136,17 @@ def _hold(
 def _whole_contestants(processor: Processor, share: str, bundle: str, model: str) -> dict[str, Any]:
     from benchmarks.gpu.table.whole import MODEL_PEERS
     from fractune_core.agreement import rounding
-    from fractune_workers.children.measuring.model_timing import call_of
-    from fractune_workers.children.tvm_api.arrays import random_args
-    from fractune_workers.children.tvm_api.bundle_runs import load_variant, outputs_of, weights_of
+    from fractune_runtime.tvm_runtime.tensors import random_inputs, specs_of
+    from fractune_workers.children.measuring.model_timing import backend_on
 
     opened = Bundle(Path(bundle))
-    specs = opened.manifest["inputs"]
-    arguments = random_args([["TENSOR", spec["dtype"], spec["shape"]] for spec in specs], _SEED, processor)
-    weights = weights_of(opened, processor)
-    own, untuned = (load_variant(opened, name, weights, processor) for name in (share, UNTUNED_VARIANT))
-    expected = outputs_of(untuned(*arguments), processor)
-    contestants = {
-        "fractune": Contestant(call_of(own, arguments, processor), lambda: outputs_of(own(*arguments), processor)[0])
-    }
+    backend, specs = backend_on(processor, opened), specs_of(opened.manifest["inputs"])
+    inputs = random_inputs(specs, _SEED)
+    arguments = backend.placed(backend.arguments(specs, inputs))
+    own, untuned = (partial(backend.run, backend.load_variant(name), arguments) for name in (share, UNTUNED_VARIANT))
+    expected = list(map(backend.array, untuned()))
+    contestants = {"fractune": Contestant(own, lambda: backend.array(own()[0]))}
     found: dict[str, Any] = {}
-    inputs = {spec["name"]: processor.read(each) for spec, each in zip(specs, arguments, strict=True)}
     for name, opener in MODEL_PEERS.items():
         _join(contestants, found, name, partial(opener, Path(model), inputs))
     judged = judged_and_timed(contestants, expected[0], rounding(expected), processor.sync)

@@ -358,9 +358,14 @@ ROOMS = {
         "fractune_workers.children.importing.limits",
         "fractune_workers.children.importing.onnx_graph",
         "fractune_workers.children.tvm_api",
+        "fractune_runtime",
+        "fractune_runtime.tvm_runtime",
         lazily=("onnxruntime",),
     ),
+    # A whole model is timed by the code that serves it.
     "fractune_workers.children.measuring": child_room(
+        "fractune_runtime",
+        "fractune_runtime.tvm_runtime",
         "fractune_workers.children.layouts.kernels",
         "fractune_workers.children.tvm_api",
         "fractune_workers.children.tvm_api.numerics",

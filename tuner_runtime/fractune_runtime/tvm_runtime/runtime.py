@@ -153,11 +153,11 @@ def copy_tensor(source: Any, target: Any) -> None:
     _function("runtime.TVMTensorCopyFromTo")(source, target)
 
 
-def synchronise(device: str) -> None:
-    """Wait for all launches on the device's default stream."""
+def synchronise(device: str, stream: int = 0) -> None:
+    """Wait for all launches on a stream of the device (an address; 0 = the default stream)."""
     import tvm_ffi
 
-    _function("runtime.Device_StreamSync")(tvm_ffi.device(device), 0)
+    _function("runtime.Device_StreamSync")(tvm_ffi.device(device), stream)
 
 
 def aligned_bytes(size: int) -> Any:

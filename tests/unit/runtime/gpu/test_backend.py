@@ -168,7 +168,7 @@ def test_a_share_that_the_process_is_not_under_is_refused(bundle: Path) -> None:
 def test_a_failure_there_is_told_with_what_to_do(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = fractune.load(bundle)
 
-    def broken(_device: str) -> None:
+    def broken(_device: str, _stream: int = 0) -> None:
         raise RuntimeError("CUDA: an illegal memory access was encountered\nand more")
 
     monkeypatch.setattr(runtime, "synchronise", broken)

@@ -16,30 +16,35 @@ from fractune_core.errors import FractuneError, first_line
 from fractune_core.files.bundles import Bundle
 from fractune_core.files.checked import Checked
 from fractune_core.model_inputs import HIGHS, constants_in, fitting_shape, parse_numbers, shapes_in
+from fractune_runtime.cpu import OnCpu
+from fractune_runtime.tvm_runtime.tensors import as_array, flat, specs_of
 from fractune_workers.children.checking.bisecting import first_different
 from fractune_workers.children.checking.graph import precision_of
 from fractune_workers.children.checking.input_sets import InputSet, InputSpec, given_set, input_sets
 from fractune_workers.children.checking.moved import moved_inputs, moved_weights
 from fractune_workers.children.checking.references import Array, Deadline, Feed, RefusedError, Run, reference
 from fractune_workers.children.importing.onnx_graph import described, inputs_of
-from fractune_workers.children.tvm_api.bundle_runs import load_variant, outputs_of, weights_of
-from fractune_workers.children.tvm_api.processor import Processor, cpu_processor
 
 Candidate = Callable[[Feed], list[Array]]
 """Runs on inputs by their names in the file"""
 
 
-def variants_of(bundle: Bundle, file_names: Sequence[str], processor: Processor) -> dict[str, Callable[[], Candidate]]:
+def variants_of(bundle: Bundle, file_names: Sequence[str]) -> dict[str, Callable[[], Candidate]]:
     """By name, the way to load each variant. The inputs have these names in the file.
 
     Raises FractuneError where inputs do not correspond.
     """
     names = _paired([each["name"] for each in bundle.manifest["inputs"]], file_names)
-    weights = weights_of(bundle, processor)
+    backend, specs = OnCpu(bundle, None), specs_of(bundle.manifest["inputs"])
 
     def load(variant: str) -> Candidate:
-        main = load_variant(bundle, variant, weights, processor)
-        return lambda feed: outputs_of(main(*(processor.tensor(feed[name]) for name in names)), processor)
+        loaded = backend.load_variant(variant)
+
+        def run(feed: Feed) -> list[Array]:
+            given = {spec.name: feed[name] for spec, name in zip(specs, names, strict=True)}
+            return [backend.array(output) for output in backend.run(loaded, backend.arguments(specs, given))]
+
+        return run
 
     # The tuned ones first: the untuned one may take long.
     order = sorted((each["name"] for each in bundle.variants), key=lambda name: name == "untuned")
@@ -55,13 +60,11 @@ def _paired(own: Sequence[str], theirs: Sequence[str]) -> list[str]:
     return list(theirs)
 
 
-def imported(
-    model: onnx.ModelProto, inputs: Mapping[str, Sequence[int]], target_text: str, processor: Processor
-) -> Candidate:
+def imported(model: onnx.ModelProto, inputs: Mapping[str, Sequence[int]], target_text: str) -> Candidate:
     """The model, imported and compiled without schedules. Raises what the importer raises."""
+    import tvm
     from tvm import relax
 
-    from fractune_core.model_inputs import constants_in
     from fractune_workers.children.compiling.variants import compile_variants
     from fractune_workers.children.importing.limits import Limits
     from fractune_workers.children.importing.model_file import load_fixed
@@ -76,13 +79,13 @@ def imported(
     lifted_weights = LiftedWeights()
     lifted = lifted_weights.lifted(prepare(load_fixed(data, inputs, Limits(len(data))), target))
     objects = compile_variants([lifted.module], target, [{}], {})[0]
-    main = relax.VirtualMachine(load_objects(list(objects.values())), processor.device)["main"]
-    own = [processor.tensor(lifted_weights.tensors[place].numpy()) for place in lifted.weights]
+    main = relax.VirtualMachine(load_objects(list(objects.values())), tvm.cpu())["main"]
+    own = [lifted_weights.tensors[place] for place in lifted.weights]
     names = [value.name for value in inputs_of(model.graph) if value.name not in constants]
 
     def run(feed: Feed) -> list[Array]:
-        given: list[Any] = [processor.tensor(feed[name]) for name in names]
-        return outputs_of(main(*given, *own), processor)
+        given: list[Any] = [tvm.runtime.tensor(feed[name]) for name in names]
+        return list(map(as_array, flat(main(*given, *own))))
 
     return run
 
@@ -137,7 +140,6 @@ class Comparison:
         self._specs = _specs(model.graph, inputs, bundle)
         self._inputs = {**inputs, **{spec.name: list(spec.shape) for spec in self._specs if spec.shape}}
         self._constants = _constants(model.graph, inputs)
-        self._processor = cpu_processor()
         self._deadline = Deadline(COMPARING_S)
         self._run = self._reference.open(data, self._outputs)
         self._fused: Run | None = None
@@ -147,7 +149,7 @@ class Comparison:
         """What was compared. Raises DiffersError."""
         found, answers = _Found(), dict[str, tuple[InputSet, _Answers]]()
         sets = [*([given_set(given, len(self._outputs))] if given else []), *input_sets(self._model, self._specs)]
-        variants = variants_of(self._bundle, [spec.name for spec in self._specs], self._processor)
+        variants = variants_of(self._bundle, [spec.name for spec in self._specs])
         for name, load in variants.items():
             if self._deadline.left_s <= 0:
                 found.skipped[name] = _NO_TIME
@@ -270,7 +272,7 @@ class Comparison:
             (name,) = (output.name for output in cut.graph.output)
             data = cut.SerializeToString()
             wanted = self._reference.open(data, [name])(known.feed)
-            found = imported(cut, self._inputs, target, self._processor)(known.feed)
+            found = imported(cut, self._inputs, target)(known.feed)
             verdict = judge(
                 found, wanted, lambda: self._moved(data, cut, [name], known.feed, deadline), self._precision
             )

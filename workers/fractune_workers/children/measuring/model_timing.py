@@ -3,31 +3,30 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import math
 import os
 import random
 import statistics
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import tvm
-
 from fractune_core.analysis.at_load import AtLoad, are_decided
 from fractune_core.cpu_limits import LimitSize
 from fractune_core.files.bundles import Bundle
-from fractune_core.host.thread_pool import parts, use_cpus
 from fractune_core.names import ROBUST_VARIANT, UNTUNED_VARIANT, WITH_GRAPHS
 from fractune_core.served import LOAD, latencies, poisson
 from fractune_core.shares import Share
-from fractune_workers.children.tvm_api.arrays import difference, random_args
-from fractune_workers.children.tvm_api.bundle_runs import load_variant, outputs_of, weights_of
+from fractune_runtime.cpu import OnCpu, ShareHere
+from fractune_runtime.gpu import OnGpu
+from fractune_runtime.model import Backend
+from fractune_runtime.runner import CallersThread, Runner, runner_for
+from fractune_runtime.tvm_runtime.tensors import random_inputs, specs_of
+from fractune_workers.children.tvm_api.arrays import difference
 from fractune_workers.children.tvm_api.processor import Processor
 
 MIN_REPEAT_S = 0.02
@@ -37,12 +36,12 @@ Call = Callable[[], Any]
 """One inference, waited for"""
 
 
-def call_of(main: Callable[..., Any], arguments: list[Any], processor: Processor) -> Call:
-    def call() -> None:
-        main(*arguments)
-        processor.sync()
+def backend_on(processor: Processor, bundle: Bundle) -> Backend:
+    """What runs the bundle for `fractune.load`. On a GPU it runs on the processor's stream, and in this thread alone.
 
-    return call
+    Raises BadBundle if the processor cannot run its code.
+    """
+    return OnGpu(bundle, None, stream=processor.stream) if processor.is_gpu else OnCpu(bundle, None)
 
 
 def secs_of_one(call: Call, at_least_s: float = MIN_REPEAT_S) -> float:
@@ -56,19 +55,14 @@ def secs_of_one(call: Call, at_least_s: float = MIN_REPEAT_S) -> float:
             return spent / calls
 
 
-_RUNTIME = Path(tvm.__file__).parent / "lib" / "libtvm_runtime.so"
-
-Run = Callable[[Callable[[], Any]], Any]
-"""The result of a function on the thread; raises its exception"""
-
-
 @contextlib.contextmanager
-def serving_thread(threads: int, cpus: Collection[int]) -> Iterator[Run]:
-    """A thread whose parallel loops have `threads` threads, itself one of them, on `cpus`."""
-    configure, library = tvm.get_global_func("runtime.config_threadpool"), ctypes.CDLL(str(_RUNTIME))
-    placed = (parts(cpus, threads), configure, library)
-    with ThreadPoolExecutor(1, "serving", initializer=use_cpus, initargs=placed) as executor:
-        yield lambda function: executor.submit(function).result()
+def serving(threads: int, cpus: Collection[int]) -> Iterator[Runner | CallersThread]:
+    """The runner that `fractune.load` gives a model with `threads` threads on `cpus`."""
+    runner = runner_for(ShareHere(len(cpus), tuple(cpus), "the measured share"), threads)
+    try:
+        yield runner
+    finally:
+        runner.stop()
 
 
 # Whole models at 30 % load: the fastest variants of a bundle, with one thread too, answer requests at random moments.
@@ -95,8 +89,6 @@ class Finalist:
 
     variant: str
     threads: int
-    run: Run
-    """the result of a function, on the thread where requests arrive"""
     call: Call
     rest_s: float = _REST_S
     """pause before it is timed"""
@@ -110,21 +102,21 @@ class Finalist:
         return AtLoad(self.variant, self.threads, tuple(self.loop_secs), tuple(self.latency_secs))
 
     def time_loop(self, at_least_s: float = MIN_REPEAT_S) -> float:
-        secs: float = self._rested(partial(secs_of_one, self.call, at_least_s))
-        return secs
+        self._rest()
+        return secs_of_one(self.call, at_least_s)
 
     def answer(self, arrivals_s: Sequence[float]) -> None:
-        self.latency_secs += self._rested(partial(latencies, self.call, arrivals_s))
+        self._rest()
+        self.latency_secs += latencies(self.call, arrivals_s)
 
     def take_round(self, arrivals_s: Sequence[float]) -> None:
         """A loop, then the requests."""
         self.loop_secs.append(self.time_loop())
-        self.latency_secs += self.run(partial(latencies, self.call, arrivals_s))
+        self.latency_secs += latencies(self.call, arrivals_s)
 
-    def _rested(self, timed: Callable[[], Any]) -> Any:
+    def _rest(self) -> None:
         time.sleep(self.rest_s)
-        self.run(self.call)
-        return self.run(timed)
+        self.call()
 
 
 def time_at_load(
@@ -163,13 +155,14 @@ def _finalists(
 ) -> list[Finalist]:
     fastest = _fastest(loop_s, own)
     if not cpus:
-        return [Finalist(name, 1, here, calls[name], first_s=loop_s[name]) for name in fastest]
-    alone = threads.enter_context(serving_thread(1, cpus))
-    if len(cpus) == 1:
-        return [Finalist(name, 1, alone, calls[name], first_s=loop_s[name]) for name in fastest]
-    pool = threads.enter_context(serving_thread(len(cpus), cpus))
-    finalists = [Finalist(name, len(cpus), here, partial(pool, calls[name]), first_s=loop_s[name]) for name in fastest]
-    with_one = [Finalist(name, 1, alone, call) for name, call in calls.items() if name != UNTUNED_VARIANT]
+        return [Finalist(name, 1, calls[name], first_s=loop_s[name]) for name in fastest]
+    count = len(cpus)
+    pool = threads.enter_context(serving(count, cpus))
+    finalists = [Finalist(name, count, partial(pool.call, calls[name]), first_s=loop_s[name]) for name in fastest]
+    if count == 1:
+        return finalists
+    one = threads.enter_context(serving(1, cpus))
+    with_one = [Finalist(name, 1, partial(one.call, call)) for name, call in calls.items() if name != UNTUNED_VARIANT]
     for each in with_one:
         each.first_s = each.time_loop()
     best = min(with_one, key=lambda each: each.first_s, default=None)
@@ -182,10 +175,6 @@ def _fastest(loop_s: Mapping[str, float], own: str) -> list[str]:
     most_s = _CLOSE * min(loop_s.values())
     close = sorted((name for name in loop_s if loop_s[name] <= most_s), key=lambda name: (name != own, loop_s[name]))
     return close[:_FINALISTS]
-
-
-def here(function: Callable[[], Any]) -> Any:
-    return function()
 
 
 def interleaved(finalists: Sequence[Finalist], rounds: int) -> Iterator[tuple[Finalist, int]]:
@@ -221,13 +210,12 @@ def time_under_limit(
     of the fastest. All answer requests with the same arrivals. A slow model has fewer requests.
     """
     with ExitStack() as held:
-        finalists = []
-        for name, count in threads.items():
-            run = held.enter_context(serving_thread(count, cpus))
-            # A model with a pool is called from another thread, as in a service.
-            placed = (run, calls[name]) if count == 1 else (here, partial(run, calls[name]))
+        runners = {name: held.enter_context(serving(count, cpus)) for name, count in threads.items()}
+        finalists = [
             # The next one begins with the whole limit.
-            finalists.append(Finalist(name, count, *placed, rest_s=period_s))
+            Finalist(name, threads[name], partial(runner.call, calls[name]), rest_s=period_s)
+            for name, runner in runners.items()
+        ]
         for each, _ in interleaved(finalists, ROUNDS):
             each.loop_secs.append(each.time_loop(_LOOP_PERIODS * period_s))
         rate_per_s = LOAD / min(statistics.median(each.loop_secs) for each in finalists)
@@ -260,15 +248,17 @@ def time_variants(path: Path, repeats: int, own: str, processor: Processor) -> d
     Returns `run_secs` (seconds of one inference, `repeats` of them, of a slow variant fewer) and `max_error` (largest
     difference to the untuned output, over that output's largest value) by variant. `at_load` is from `time_at_load`.
     """
-    model = _loaded(path, processor, Share.parse(own))
-    counts = {name: _repeats(secs, repeats) for name, secs in model.first_s.items()}
-    run_secs = {name: [secs] if counts[name] == 1 else [] for name, secs in model.first_s.items()}
-    for _ in range(repeats):
-        for name, call in model.calls.items():
-            if len(run_secs[name]) < counts[name]:
-                run_secs[name].append(secs_of_one(call))
-    loop_s = {name: statistics.median(secs) for name, secs in run_secs.items()}
     cpus = () if processor.is_gpu else sorted(os.sched_getaffinity(0))
+    with ExitStack() as threads:
+        run = threads.enter_context(serving(len(cpus), cpus)).call if cpus else _here
+        model = _loaded(path, processor, Share.parse(own), run)
+        counts = {name: _repeats(secs, repeats) for name, secs in model.first_s.items()}
+        run_secs = {name: [secs] if counts[name] == 1 else [] for name, secs in model.first_s.items()}
+        for _ in range(repeats):
+            for name, call in model.calls.items():
+                if len(run_secs[name]) < counts[name]:
+                    run_secs[name].append(run(secs_of_one, call))
+    loop_s = {name: statistics.median(secs) for name, secs in run_secs.items()}
     at_load = time_at_load(model.calls, loop_s, own, cpus)
     return {"run_secs": run_secs, "max_error": model.errors, "at_load": [each.to_json() for each in at_load]}
 
@@ -277,15 +267,15 @@ def time_variants_under(limit: Share, path: Path, processor: Processor) -> dict[
     """As `time_variants`, under the CPU limit of this process. Each variant for whole cores, or without them the robust
     one, has a thread for each of its cores; the untuned one has a thread for each CPU.
     """
-    model, cpus = _loaded(path, processor, limit), sorted(os.sched_getaffinity(0))
+    cpus, period_s = sorted(os.sched_getaffinity(0)), LimitSize.parse(limit.size).period_ms * 1e-3
+    with serving(len(cpus), cpus) as all_cpus:
+        model = _loaded(path, processor, limit, all_cpus.call)
+        untuned = model.calls[UNTUNED_VARIANT]
+        untuned_secs = [all_cpus.call(secs_of_one, untuned, period_s) for _ in range(_FEW_REPEATS)]
     threads = {str(share): share.cores for share in limit.kernel_shares if str(share) in model.calls}
-    period_s = LimitSize.parse(limit.size).period_ms * 1e-3
     at_load = time_under_limit(model.calls, threads or {ROBUST_VARIANT: len(cpus)}, cpus, period_s)
     return {
-        "run_secs": {
-            UNTUNED_VARIANT: [secs_of_one(model.calls[UNTUNED_VARIANT], period_s) for _ in range(_FEW_REPEATS)],
-            **{each.variant: each.loop_secs for each in at_load},
-        },
+        "run_secs": {UNTUNED_VARIANT: untuned_secs, **{each.variant: each.loop_secs for each in at_load}},
         "max_error": model.errors,
         "at_load": [each.to_json() for each in at_load],
     }
@@ -301,24 +291,26 @@ class _Loaded:
     """largest difference to the untuned output, over that output's largest value"""
 
 
-def _loaded(path: Path, processor: Processor, share: Share) -> _Loaded:
+def _loaded(path: Path, processor: Processor, share: Share, run: Callable[..., Any]) -> _Loaded:
+    """`run`: the result of a function on the thread of the model."""
     bundle = Bundle(path)
-    inputs = [["TENSOR", spec["dtype"], spec["shape"]] for spec in bundle.manifest["inputs"]]
-    arguments, weights = random_args(inputs, 0, processor), weights_of(bundle, processor)
+    backend, specs = backend_on(processor, bundle), specs_of(bundle.manifest["inputs"])
+    arguments = backend.placed(backend.arguments(specs, random_inputs(specs)))
     runs_graphs = share.kind.serves  # a graph is captured on a stream of its own, outside of a green context
     names = [each["name"] for each in bundle.variants if runs_graphs or not each["name"].endswith(WITH_GRAPHS)]
-    mains = {name: load_variant(bundle, name, weights, processor) for name in names}
+    calls = {name: partial(backend.run, backend.load_variant(name), arguments) for name in names}
     outputs, first_s = {}, {}
-    for name, main in mains.items():
+    for name, call in calls.items():
         start = time.perf_counter()
-        outputs[name] = outputs_of(main(*arguments), processor)
+        outputs[name] = list(map(backend.array, run(call)))
         first_s[name] = time.perf_counter() - start
     reference = outputs[UNTUNED_VARIANT]
-    return _Loaded(
-        calls={name: call_of(main, arguments, processor) for name, main in mains.items()},
-        first_s=first_s,
-        errors={name: max(map(difference, out, reference)) for name, out in outputs.items()},
-    )
+    errors = {name: max(map(difference, out, reference)) for name, out in outputs.items()}
+    return _Loaded(dict(calls), first_s, errors)
+
+
+def _here(function: Callable[..., Any], *arguments: Any) -> Any:
+    return function(*arguments)
 
 
 def _repeats(first_s: float, most: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,6 @@ from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from fractune_core.files.manifests import ALIGNMENT_BYTES
-from fractune_workers.children.tvm_api.arrays import numpy_dtype
 from fractune_workers.children.tvm_api.functions import called_functions
 
 _SMALLEST = 16
@@ -72,18 +71,6 @@ def pack_weights(weights: Sequence[Any]) -> tuple[bytes, list[dict[str, Any]]]:
         layout.append({"dtype": str(weight.dtype), "shape": shape, "offset": len(packed), "size": len(payload)})
         packed.extend(payload)
     return bytes(packed), layout
-
-
-def unpack_weights(
-    packed: bytes, layout: Sequence[Mapping[str, Any]], place: Callable[[Any], tvm.runtime.Tensor]
-) -> list[tvm.runtime.Tensor]:
-    """The weights as they were before `pack_weights`, each array put into a tensor by `place`."""
-    return [place(_array(packed, weight)) for weight in layout]
-
-
-def _array(packed: bytes, weight: Mapping[str, Any]) -> Any:
-    payload = packed[weight["offset"] : weight["offset"] + weight["size"]]
-    return np.frombuffer(payload, numpy_dtype(weight["dtype"])).reshape(weight["shape"])
 
 
 @mutator

@@ -8,9 +8,10 @@ from pathlib import Path
 from fractune_core.files.bundles import Bundle
 from fractune_core.records import FIRST_POLICY
 from fractune_core.shares import Share
+from fractune_runtime.tvm_runtime.tensors import specs_of
 from fractune_workers.children.measuring.child import MeasurerChild
+from fractune_workers.children.measuring.model_timing import backend_on
 from fractune_workers.children.measuring.setup import cpu_setup
-from fractune_workers.children.tvm_api.bundle_runs import load_variant, outputs_of, weights_of
 from fractune_workers.children.tvm_api.parallel_modes import build_library
 from fractune_workers.children.tvm_api.processor import cpu_processor
 from fractune_workers.children.tvm_api.target import parse_target
@@ -38,8 +39,9 @@ def test_a_candidate_is_checked_and_timed_without_denormals_on_all_threads() -> 
 
 def test_a_whole_model_is_timed_without_denormals(tmp_path: Path) -> None:
     path = compile_model(write_model(tmp_path / "denormals.onnx"), tmp_path / "denormals.fractune", tuned=())
-    bundle, processor = Bundle(path), cpu_processor()
-    main = load_variant(bundle, "untuned", weights_of(bundle, processor), processor)
-    outputs = outputs_of(main(*map(processor.tensor, inputs().values())), processor)
+    bundle = Bundle(path)
+    backend = backend_on(cpu_processor(), bundle)
+    arguments = backend.arguments(specs_of(bundle.manifest["inputs"]), inputs())
+    outputs = map(backend.array, backend.run(backend.load_variant("untuned"), arguments))
     assert [bool(output.view("uint32").any()) for output in outputs] == [False] * 3
     assert not flushes()

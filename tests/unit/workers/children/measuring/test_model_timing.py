@@ -1,63 +1,42 @@
-"""Whole models on a processor: what a client would wait for is waited for, and what is read has been computed."""
+"""Whole models on a processor: what a client would wait for is waited for."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
-
-import numpy as np
 import pytest
-import tvm
 
+from fractune_core.files.bundles import Bundle
+from fractune_runtime import gpu
+from fractune_runtime.gpu import OnGpu
+from fractune_runtime.tvm_runtime import runtime
+from fractune_runtime.tvm_runtime.runtime import Variant
 from fractune_workers.children.measuring import model_timing
-from fractune_workers.children.tvm_api.bundle_runs import outputs_of
 from fractune_workers.children.tvm_api.processor import Processor
-from fractune_workers.children.tvm_api.weights import pack_weights, unpack_weights
+from tests.unit.conftest import Small
 
 
-@dataclass
-class NotedDevice:
-    notes: list[str] = field(default_factory=list)
-
-    def sync(self, stream: int) -> None:
-        self.notes.append(f"sync {stream:#x}")
+class GpuDevice:
+    def dlpack_device_type(self) -> int:
+        return OnGpu.kind[0]
 
 
-@dataclass
-class NotedOutput:
-    name: str
-    notes: list[str]
-
-    def numpy(self) -> str:
-        self.notes.append(f"read {self.name}")
-        return self.name
-
-
-def test_every_inference_of_a_repeat_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    device = NotedDevice()
-    clock = iter([0.0, 0.008, 0.016, 0.024])
+def test_a_repeat_takes_the_mean_of_its_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, clock = [], iter([0.0, 0.008, 0.016, 0.024])
     monkeypatch.setattr("time.perf_counter", lambda: next(clock))
-    call = model_timing.call_of(lambda *args: device.notes.append(f"call {args}"), [1, 2], Processor(device, 0x2000))
-    secs = model_timing.secs_of_one(call)
-    assert secs == pytest.approx(0.008)
-    assert device.notes == ["call (1, 2)", "sync 0x2000"] * 3
+    assert model_timing.secs_of_one(lambda: calls.append("call")) == pytest.approx(0.008)
+    assert len(calls) == 3
 
 
-def test_outputs_are_read_once_they_are_there_however_they_are_nested() -> None:
-    device = NotedDevice()
-    first, second = (NotedOutput(name, device.notes) for name in ("first", "second"))
-    assert outputs_of((first, (second,)), Processor(device, 0x2000)) == ["first", "second"]
-    assert device.notes == ["sync 0x2000", "read first", "sync 0x2000", "read second"]
-
-
-def test_weights_are_put_where_the_model_runs() -> None:
-    placed: list[Any] = []
-
-    def place(array: Any) -> Any:
-        placed.append(array)
-        return tvm.runtime.tensor(array)
-
-    weights = [tvm.runtime.tensor(np.arange(count, dtype="float32")) for count in (3, 70)]
-    unpacked = unpack_weights(*pack_weights(weights), place)
-    assert [each.numpy().tolist() for each in unpacked] == [each.numpy().tolist() for each in weights]
-    assert [each.tolist() for each in placed] == [each.numpy().tolist() for each in weights]
+def test_every_inference_on_a_gpu_is_waited_for_on_the_stream_of_the_share(
+    small: Small, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notes: list[str] = []
+    for name in ("check_host_code", "check_gpu", "_gpu_for"):
+        monkeypatch.setattr(gpu, name, lambda *_: None)
+    monkeypatch.setattr(OnGpu, "look", lambda _: None)
+    monkeypatch.setattr(OnGpu, "_load_runtime", lambda _: None)
+    monkeypatch.setattr(runtime, "synchronise", lambda device, stream: notes.append(f"sync {device} {stream:#x}"))
+    backend = model_timing.backend_on(Processor(GpuDevice(), 0x2000), Bundle(small.bundle))
+    variant = Variant(lambda *_: notes.append("call") or (), None)
+    for _ in range(2):
+        backend.run(variant, [])
+    assert notes == ["call", "sync cuda:0 0x2000"] * 2

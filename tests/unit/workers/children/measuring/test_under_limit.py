@@ -31,7 +31,8 @@ def test_each_variant_has_a_thread_for_each_of_its_cores_and_the_same_requests()
     assert {len(each.loop_secs) for each in found} == {11}
     assert len({len(each.latency_secs) for each in found}) == 1
     assert len(found[0].latency_secs) >= 110
-    assert all(name.startswith("serving") for name in one | two)
+    assert one == {threading.current_thread().name}, "a model of one thread runs on its caller's"
+    assert two == {"fractune-run"}
 
 
 def test_a_round_has_requests_for_several_periods(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import tvm
 from tvm import te
 
 from fractune_core.host.denormals import with_denormals
-from fractune_workers.children.measuring.model_timing import serving_thread
+from fractune_runtime.runner import Runner
 from fractune_workers.children.tvm_api.arrays import numpy_dtype
 from fractune_workers.children.tvm_api.artifacts import build_object, load_objects
 from fractune_workers.children.tvm_api.parallel_modes import build_library
@@ -38,11 +38,12 @@ def modes(build: Callable[..., Any]) -> Callable[[], set[int]]:
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
 def test_a_pool_has_the_mode_of_its_launching_thread_within_a_loop_and_its_own_afterwards() -> None:
     own, kept = modes(build_library), modes(tvm.tirx.build)
-    with serving_thread(2, sorted(os.sched_getaffinity(0))[:2]) as run:
-        assert run(kept) == {NORMAL}
-        assert run(with_denormals(own, kept=False)) == {FLUSHED}
-        assert run(with_denormals(kept, kept=False)) == {NORMAL, FLUSHED}  # TVM's own code: one thread of the two
-        assert run(own) == {NORMAL}
+    runner = Runner(2, tuple(sorted(os.sched_getaffinity(0))[:2]))
+    assert runner.call(kept) == {NORMAL}
+    assert runner.call(with_denormals(own, kept=False)) == {FLUSHED}
+    assert runner.call(with_denormals(kept, kept=False)) == {NORMAL, FLUSHED}  # TVM's own code: one thread of the two
+    assert runner.call(own) == {NORMAL}
+    runner.stop()
 
 
 def test_code_for_another_processor_has_no_such_instruction() -> None:
