@@ -176,7 +176,7 @@ def some_of(names: Iterable[str]) -> str:
     return ", ".join(known[:_MOST_NAMES]) + others
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """The first line of an error of TVM, ONNX or PyTorch: it says what went wrong; the rest says where in C++."""
     lines = (line.strip() for line in str(error).splitlines())
     return next((line for line in lines if line), type(error).__name__)[:300].rstrip(".")

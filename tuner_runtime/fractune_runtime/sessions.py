@@ -212,7 +212,8 @@ class OnnxRuntimeSession(Session):
     """An ONNX file, by its path or in bytes, with `threads` threads on the CPUs that this thread is confined to.
 
     `settings` are ONNX Runtime's own: by default those that users have. `name` is that of a file in bytes. `optimized`:
-    with ONNX Runtime's changes of the graph. Raises BadModel when ONNX Runtime cannot load it, RuntimeMissing.
+    with ONNX Runtime's changes of the graph. `arena`: freed memory is kept for later runs. Raises BadModel when ONNX
+    Runtime cannot load it, RuntimeMissing.
     """
 
     def __init__(
@@ -223,6 +224,7 @@ class OnnxRuntimeSession(Session):
         *,
         name: str = "",
         optimized: bool = True,
+        arena: bool = True,
     ) -> None:
         try:
             from onnxruntime import GraphOptimizationLevel, InferenceSession, SessionOptions, __version__
@@ -233,6 +235,7 @@ class OnnxRuntimeSession(Session):
         options = SessionOptions()
         options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
         options.log_severity_level = 4  # it warns of old files on every start, and its errors are exceptions too
+        options.enable_cpu_mem_arena = arena
         if not optimized:
             options.graph_optimization_level = GraphOptimizationLevel.ORT_DISABLE_ALL
         for key, value in {**settings, **ONLY_ONNX}.items():
@@ -246,9 +249,11 @@ class OnnxRuntimeSession(Session):
         self.output_names = [str(node.name) for node in self._session.get_outputs()]
 
     @classmethod
-    def exact(cls, path: Path, threads: int, *, optimized: bool = True) -> Self:
+    def exact(cls, model: Path | bytes, threads: int, *, optimized: bool = True, arena: bool = True) -> Self:
         """A reference: it computes products of quantized numbers as ONNX defines them."""
-        return cls(_without_rounding(path), threads, EXACT_ONNX_RUNTIME, name=path.name, optimized=optimized)
+        name = model.name if isinstance(model, Path) else ""
+        plain = _without_rounding(model)
+        return cls(plain, threads, EXACT_ONNX_RUNTIME, name=name, optimized=optimized, arena=arena)
 
     @property
     def inputs(self) -> list[OpenInput]:
@@ -338,10 +343,11 @@ def _unloaded(name: str, runtime: str, why: str) -> BadModel:
     return BadModel(f"{name}: {runtime} cannot load it ({why}); give an ONNX file that it runs")
 
 
-def _without_rounding(path: Path) -> Path | bytes:
-    """The file for a session in which every MatMulNBits computes in float32: its path, or its bytes if they differ."""
-    data, changed = _ROUNDING.subn(lambda found: found[1] + b"\x01", path.read_bytes())
-    return data if changed else path
+def _without_rounding(model: Path | bytes) -> Path | bytes:
+    """The file for a session in which every MatMulNBits computes in float32: as given, or its bytes if they differ."""
+    held = model.read_bytes() if isinstance(model, Path) else model
+    data, changed = _ROUNDING.subn(lambda found: found[1] + b"\x01", held)
+    return data if changed else model
 
 
 def runtime_variant(bundle: Bundle, runtime: str, threads: int, cpus: Sequence[int]) -> Variant:

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy.typing as npt
 
-from fractune_core.errors import FractuneError, first_line
-from fractune_core.files.compared import EXACT_ONNX_RUNTIME, ONLY_ONNX
+from fractune_core.errors import BadModel, FractuneError, first_line
 from fractune_core.host.denormals import with_denormals
+from fractune_runtime.sessions import OnnxRuntimeSession
 
 Array = npt.NDArray[Any]
 Feed = Mapping[str, Array]
@@ -19,7 +19,6 @@ Run = Callable[[Feed], list[Array]]
 
 MOST_REFERENCE_BYTES = 2**22
 """A larger file takes ONNX's reference, which is Python, longer than anybody waits"""
-_SILENT = 4
 
 
 class RefusedError(FractuneError):
@@ -68,24 +67,14 @@ def _fused_session(model: bytes, outputs: Sequence[str]) -> Run:
 
 
 def _session(model: bytes, outputs: Sequence[str], *, fused: bool) -> Run:
-    from onnxruntime import GraphOptimizationLevel, InferenceSession, SessionOptions
-
-    options = SessionOptions()
-    # The sandbox refuses to place further threads.
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
-    options.log_severity_level = _SILENT
-    options.enable_cpu_mem_arena = False
-    if not fused:
-        options.graph_optimization_level = GraphOptimizationLevel.ORT_DISABLE_ALL
-    for key, value in {**EXACT_ONNX_RUNTIME, **ONLY_ONNX}.items():
-        options.add_session_config_entry(key, value)
     try:
-        session = InferenceSession(model, options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # its exceptions have no common base
-        raise RefusedError(f"ONNX Runtime cannot load it ({first_line(error)})") from error
+        # One thread: the sandbox refuses to place further ones.
+        session = OnnxRuntimeSession.exact(model, 1, optimized=fused, arena=False)
+    except BadModel as error:
+        raise RefusedError(f"ONNX Runtime cannot load it ({first_line(error.__cause__ or error)})") from error
     # As bundles do. ONNX Runtime's own option for it changes the mode of this thread for good.
     run = with_denormals(session.run, kept=False)
-    return _checked("ONNX Runtime", lambda feed: run(list(outputs), dict(feed)))
+    return _checked("ONNX Runtime", lambda feed: run(dict(feed), list(outputs)))
 
 
 def _evaluator(model: bytes, outputs: Sequence[str]) -> Run:
@@ -107,7 +96,7 @@ def _checked(name: str, run: Callable[[Feed], Any]) -> Run:
             with np.errstate(all="ignore"):
                 outputs = run(feed)
         except Exception as error:  # neither has a common base of its errors
-            raise RefusedError(f"{name} cannot run it ({first_line(error)})") from error
+            raise RefusedError(f"{name} cannot run it ({first_line(error.__cause__ or error)})") from error
         if not all(isinstance(each, np.ndarray | np.generic) for each in outputs):
             raise RefusedError("an output is not a tensor")
         return [np.asarray(each) for each in outputs]

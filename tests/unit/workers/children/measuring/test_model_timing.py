@@ -36,7 +36,12 @@ def test_every_inference_on_a_gpu_is_waited_for_on_the_stream_of_the_share(
     monkeypatch.setattr(OnGpu, "_load_runtime", lambda _: None)
     monkeypatch.setattr(runtime, "synchronise", lambda device, stream: notes.append(f"sync {device} {stream:#x}"))
     backend = model_timing.backend_on(Processor(GpuDevice(), 0x2000), Bundle(small.bundle))
-    variant = Variant(lambda *_: notes.append("call") or (), None)
+
+    def main() -> list[str]:
+        notes.append("call")
+        return []
+
+    variant = Variant(main, None)
     for _ in range(2):
         backend.run(variant, [])
     assert notes == ["call", "sync cuda:0 0x2000"] * 2
