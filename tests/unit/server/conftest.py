@@ -15,10 +15,15 @@ from tests.support.secret import SECRET
 
 
 @pytest.fixture
-def context(redis_url: str, tmp_path: Path) -> Iterator[ServerContext]:
+def store(tmp_path: Path) -> Iterator[Store]:
+    made = Store(sqlite_url(tmp_path))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def context(redis_url: str, tmp_path: Path, store: Store) -> Iterator[ServerContext]:
     """Redis is empty at first."""
-    store = Store(sqlite_url(tmp_path))
     with redis.Redis.from_url(redis_url) as connection:
         connection.flushall()
         yield ServerContext(store, connection, BlobStore(tmp_path), SECRET)
-    store.close()

@@ -74,30 +74,19 @@ def test_a_model_that_its_package_cannot_write_is_a_bad_model(monkeypatch: pytes
         pass
 
 
-@pytest.mark.parametrize("model", [b"bytes", 3, None, object()])
-def test_anything_else_is_refused_with_what_is_accepted(model: Any) -> None:
-    with pytest.raises(BadModel, match=r"is not a model: pass a path, an onnx\.ModelProto"), model_file(model):
-        pass
-
-
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(BadModel, match=r"none\.onnx: no such model file"), model_file(tmp_path / "none.onnx"):
-        pass
-
-
-def test_a_folder_is_named_as_one(tmp_path: Path) -> None:
-    with pytest.raises(BadModel, match=r"this is a folder; name the model file in it"), model_file(tmp_path):
-        pass
+def test_what_is_no_model_is_refused_with_what_to_pass(tmp_path: Path) -> None:
+    (tmp_path / "m.fractune").write_bytes(bundle_bytes())
+    for model, says in (
+        *((other, r"is not a model: pass a path, an onnx\.ModelProto") for other in (b"bytes", 3, None, object())),
+        (tmp_path / "none.onnx", r"none\.onnx: no such model file"),
+        (tmp_path, "this is a folder; name the model file in it"),
+        (tmp_path / "m.fractune", "this is a bundle, which `fractune run` runs"),
+    ):
+        with pytest.raises(BadModel, match=says), model_file(model):
+            pass
 
 
 def test_an_error_of_the_block_is_no_bad_model(tmp_path: Path) -> None:
     model = onnx.load(write_model(tmp_path / "m.onnx"))
     with pytest.raises(RuntimeError, match="mine"), model_file(model):
         raise RuntimeError("mine")
-
-
-def test_a_bundle_is_no_model(tmp_path: Path) -> None:
-    path = tmp_path / "m.fractune"
-    path.write_bytes(bundle_bytes())
-    with pytest.raises(BadModel, match="this is a bundle, which `fractune run` runs"), model_file(path):
-        pass

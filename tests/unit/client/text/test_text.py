@@ -40,15 +40,3 @@ def test_an_unusual_column_of_roof_parts_has_a_note(parts: tuple[float | None, .
     notes = roof_notes(parts, "core", has_roof=True)
     assert "".join(notes).startswith(said)
     assert bool(notes) is bool(said)
-
-
-@pytest.mark.parametrize(
-    ("unit", "has_roof", "says"),
-    [
-        ("sm", False, "the roof of a GPU is not measured."),
-        ("core", False, "the log has no roof of these shares"),
-        ("core", True, "the operators may stay in the cache"),
-    ],
-)
-def test_an_empty_column_of_roofs_has_its_one_cause(unit: str, says: str, *, has_roof: bool) -> None:
-    assert "".join(roof_notes([None], unit, has_roof=has_roof)).startswith(f"No part of a roof is known: {says}")

@@ -12,39 +12,32 @@ from fractune_core.host.cgroups import ThrottledSince, Throttling, cgroup_folder
 from tests.support.hardware.cgroup_tree import V1_MOUNT, a_host
 from tests.support.hardware.real_cgroup import capped_cgroup
 
+KUBE = {
+    "kube__cpu_max": "300000 100000",
+    "kube__pod__cpu_max": "200000 100000",
+    "kube__pod__box__cpu_max": "max 100000",
+}
 
-def test_without_a_quota(tmp_path: Path) -> None:
-    assert cpu_quota(a_host(tmp_path, cpu_max="max 100000")) is None
+
+@pytest.mark.parametrize(
+    ("tree", "cores"),
+    [
+        ({"cpu_max": "max 100000"}, None),
+        ({"cpu_max": "150000 100000"}, 1.5),
+        ({"cpu_max": "50000 100000"}, 0.5),
+        ({"cpu_max": "rubbish"}, None),
+        ({"cgroup": "0::/kube/pod/box", **KUBE}, 2.0),  # the tightest ancestor limits
+        # In a container the mount is the process's own cgroup.
+        ({"cgroup": "0::/docker/abc", "part": "/docker/abc", "cpu_max": "100000 100000"}, 1.0),
+        ({"cgroup": "0::/../other", "part": "/mine", "cpu_max": "100000 100000"}, 1.0),  # outside of the mount: its top
+    ],
+)
+def test_version_2_of_cgroups(tmp_path: Path, tree: dict[str, str], cores: float | None) -> None:
+    assert cpu_quota(a_host(tmp_path, **tree)) == cores
 
 
 def test_a_system_without_cgroups(tmp_path: Path) -> None:
     assert cpu_quota(tmp_path) is None
-
-
-@pytest.mark.parametrize(("text", "cores"), [("150000 100000", 1.5), ("50000 100000", 0.5), ("rubbish", None)])
-def test_version_2_of_cgroups(tmp_path: Path, text: str, cores: float | None) -> None:
-    assert cpu_quota(a_host(tmp_path, cpu_max=text)) == cores
-
-
-def test_the_tightest_ancestor_limits(tmp_path: Path) -> None:
-    root = a_host(
-        tmp_path,
-        cgroup="0::/kube/pod/box",
-        kube__cpu_max="300000 100000",
-        kube__pod__cpu_max="200000 100000",
-        kube__pod__box__cpu_max="max 100000",
-    )
-    assert cpu_quota(root) == 2.0
-
-
-def test_in_a_container_the_mount_is_the_process_s_own_cgroup(tmp_path: Path) -> None:
-    root = a_host(tmp_path, cgroup="0::/docker/abc", part="/docker/abc", cpu_max="100000 100000")
-    assert cpu_quota(root) == 1.0
-
-
-def test_a_cgroup_outside_of_the_mount_reads_its_top(tmp_path: Path) -> None:
-    root = a_host(tmp_path, cgroup="0::/../other", part="/mine", cpu_max="100000 100000")
-    assert cpu_quota(root) == 1.0
 
 
 @pytest.mark.parametrize(("quota_us", "cores"), [("250000", 2.5), ("-1", None), ("rubbish", None)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,16 +14,9 @@ from fractune_server.access.authenticator import Caller
 from fractune_server.services.models import ModelService
 from fractune_server.store.files.blob_files import BlobStore
 from fractune_server.store.models import StoredModel
-from fractune_server.store.store import Store, sqlite_url
+from fractune_server.store.store import Store
 
 SENDER = Caller("t", Scope.SUBMIT, Quotas(stored_bytes=100))
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    made = Store(sqlite_url(tmp_path))
-    yield made
-    made.close()
 
 
 def test_uploads_at_the_same_time_count_together(store: Store, tmp_path: Path) -> None:

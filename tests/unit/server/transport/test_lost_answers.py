@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-import pytest
 import redis
 from redis.backoff import ConstantBackoff
 from redis.retry import Retry
@@ -15,19 +12,12 @@ from redis.retry import Retry
 from fractune_core.fleet.redis_names import EVENT_FIELD, RECORDER, SERVER_STREAM
 from fractune_core.fleet.signed_messages import seal_event
 from fractune_server.store.records.rows import RecordFilter
-from fractune_server.store.store import Store, sqlite_url
+from fractune_server.store.store import Store
 from fractune_server.transport.recorder import Recorder
 from tests.support.fuzz.sealed import EVENTS
 from tests.support.processes.network import network_to_redis
 from tests.support.processes.redis_process import running_redis, wait_until
 from tests.support.secret import SECRET
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    made = Store(sqlite_url(tmp_path))
-    yield made
-    made.close()
 
 
 def test_a_result_whose_delivery_was_lost_is_recorded_all_the_same(store: Store) -> None:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +17,7 @@ from fractune_core.records import Kind, Status, TuningRecord
 from fractune_core.shares import GrantedShare
 from fractune_core.spending import Spending, WorkCost
 from fractune_server.store.records.rows import RecordFilter
-from fractune_server.store.store import Store, sqlite_url
+from fractune_server.store.store import Store
 from fractune_server.transport.recorder import Recorder, trim
 from fractune_server.transport.requeue import RoundPlace, write_dead_letters
 from fractune_server.transport.unreadable import replay, unreadable_results
@@ -33,13 +31,6 @@ def connection(connection: redis.Redis) -> redis.Redis:
     """With the stream of a tuner instance."""
     connection.sadd(redis_names.STREAMS, STREAM)
     return connection
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    store = Store(sqlite_url(tmp_path))
-    yield store
-    store.close()
 
 
 def count(store: Store) -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from fractune.features.noise.table import explanation_lines
 
 FOUND: dict[str, Any] = {
@@ -18,40 +20,27 @@ FOUND: dict[str, Any] = {
 }
 
 
-def line(**changes: Any) -> str:
-    (said,) = explanation_lines({"explanation": {**FOUND, **changes}})
-    return said
+CAUSES = (
+    "the spread is explained by steal (tau 0.51), waiting (tau 0.44): the half of 96 pairs with less steal differs by "
+    "2.0 % (median), the other half by 14.5 %"
+)
+NO_CAUSE = "no counter of the kernel explains the spread (96 pairs)"
+DIVIDED = "divided by the anchor's times, pairs differ by {} % in place of 10.0 %".format
+VARIES, NOT_EITHER = "the machine's speed varies by 16.2 % (median)", "the machine's speed does not explain it either"
 
 
-def test_the_causes_are_named_with_what_the_spread_is_without_the_strongest() -> None:
-    said, machine = line().split("; ", 1)
-    causes, halves = said.split(": ")
-    assert causes == "the spread is explained by steal (tau 0.51), waiting (tau 0.44)"
-    assert halves == ("the half of 96 pairs with less steal differs by 2.0 % (median), the other half by 14.5 %")
-    assert machine == "divided by the anchor's times, pairs differ by 11.0 % in place of 10.0 %"
-
-
-def test_an_anchor_that_suffers_too() -> None:
-    assert line(anchored_spread=0.03).endswith(
-        "pairs differ by 3.0 % in place of 10.0 %; the anchor varies by 16.2 % (median)"
-    )
-
-
-def test_a_machine_that_changes_its_speed_by_itself() -> None:
-    said, machine = line(causes=[], anchored_spread=0.03).split("; ", 1)
-    assert said == "no counter of the kernel explains the spread (96 pairs)"
-    assert machine == (
-        "the machine's speed varies by 16.2 % (median): divided by the anchor's times, pairs differ by 3.0 % in place "
-        "of 10.0 %"
-    )
-
-
-def test_a_spread_that_nothing_explains() -> None:
-    assert "; the machine's speed does not explain it either: divided" in line(causes=[])
-
-
-def test_an_anchor_that_could_not_be_timed() -> None:
-    assert line(spread=None, anchored_spread=None, anchor_spread=None).endswith("; the anchor could not be timed")
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, f"{CAUSES}; {DIVIDED(11.0)}"),
+        ({"anchored_spread": 0.03}, f"{CAUSES}; {DIVIDED(3.0)}; the anchor varies by 16.2 % (median)"),
+        ({"causes": [], "anchored_spread": 0.03}, f"{NO_CAUSE}; {VARIES}: {DIVIDED(3.0)}"),
+        ({"causes": []}, f"{NO_CAUSE}; {NOT_EITHER}: {DIVIDED(11.0)}"),
+        (dict.fromkeys(("spread", "anchored_spread", "anchor_spread")), f"{CAUSES}; the anchor could not be timed"),
+    ],
+)
+def test_a_spread_is_told_with_its_causes_and_the_anchor(changes: dict[str, Any], said: str) -> None:
+    assert explanation_lines({"explanation": {**FOUND, **changes}}) == [said]
 
 
 def test_where_nothing_was_counted_nothing_is_said() -> None:

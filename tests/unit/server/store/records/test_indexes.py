@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,18 +11,11 @@ from sqlalchemy import event
 from fractune_core.records import Kind
 from fractune_server.store.records.log import LogKey
 from fractune_server.store.records.rows import RecordFilter
-from fractune_server.store.store import Store, sqlite_url
+from fractune_server.store.store import Store
 from tests.support.store_contract import validations_of
 
 OF_ALL = LogKey("w" * 16, "target", "device")
 OF_ONE_JOB = LogKey("w" * 16, "target", "device", exact=True, namespace="some", job="j")
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    made = Store(sqlite_url(tmp_path))
-    yield made
-    made.close()
 
 
 @pytest.fixture

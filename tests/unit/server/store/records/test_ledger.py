@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from fractune_core.spending import Spending, WorkCost
 from fractune_server.store.records.rows import RecordFilter
-from fractune_server.store.store import Store, sqlite_url
+from fractune_server.store.store import Store
 from tests.support.samples import validation
 
 BUILD = WorkCost("b1", "j", "build", "", 2.0, 1.5, 100.0)
 MEASURE = WorkCost("m1", "j", "measure", "cpu:1", 4.0, 3.0, 200.0)
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    made = Store(sqlite_url(tmp_path))
-    yield made
-    made.close()
 
 
 def test_a_piece_counts_once_and_a_job_is_the_sum_of_its_pieces(store: Store) -> None:
