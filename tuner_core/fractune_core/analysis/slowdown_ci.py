@@ -44,9 +44,9 @@ class Slowdown(Estimate):
         return not (self.low > 0.0 or self.high < 0.0)
 
 
-def estimate(values: Sequence[float], level: float = LEVEL) -> Estimate:
+def estimate(values: Sequence[float]) -> Estimate:
     """The median of independently measured `values`, with the interval of the sign test (see `slowdown`)."""
-    ordered, at = sorted(values), _bound_of_signs(len(values), level)
+    ordered, at = sorted(values), _bound_of_signs(len(values), LEVEL)
     low, high = (ordered[at - 1], ordered[-at]) if at else (math.nan, math.nan)
     return Estimate(statistics.median(ordered), low, high)
 

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import asdict
 
 from fractune.dashboard.reading.following import Snapshot
-from fractune.dashboard.views.page import ENDED, Block, Cell, Page, counts_block, job_data, jobs_block, moment
+from fractune.dashboard.views.page import ENDED, Block, Cell, Page, failures_block, job_data, jobs_block, moment
 from fractune.server.job_status import WaitingWork, Worker
 from fractune.text.text import time_text
 from fractune_core.jobs import JobState
@@ -42,7 +42,7 @@ def overview(seen: Snapshot) -> Page:
         blocks=(
             jobs_block("Running", running, "no job is running; 'fractune tune' starts one"),
             jobs_block("Waiting", waiting, "no job is waiting"),
-            counts_block("Failed measurements of running jobs", "cause", failures, "none failed"),
+            failures_block("Failed measurements of running jobs", failures),
             _waiting(seen.fleet.waiting, seen.taken_at),
             _workers(workers),
             jobs_block("Ended", ended, "no job has ended yet", seen.jobs),

@@ -167,18 +167,12 @@ class Page:
         return [(name, list(fields)) for name, fields in groupby(self.form, key=lambda each: each.group)]
 
 
-def block_of(
-    table: Table, heading: str = "", links: Sequence[Mapping[int, str]] = (), empty: str = "nothing yet"
-) -> Block:
-    """A block with the cells of a table. `links`: by row, the path behind the cell of a column."""
-    named = list(links) or [{} for _ in table.cells]
+def block_of(table: Table, heading: str = "", empty: str = "nothing yet") -> Block:
+    """A block with the cells of a table."""
     return Block(
         heading or table.title,
         tuple((column.heading, column.numbers) for column in table.columns),
-        tuple(
-            tuple(Cell(text, linked.get(place, "")) for place, text in enumerate(row))
-            for row, linked in zip(table.cells, named, strict=True)
-        ),
+        tuple(tuple(map(Cell, row)) for row in table.cells),
         table.notes,
         empty,
     )
@@ -326,10 +320,10 @@ def plain_moment(secs: float) -> str:
         return _NO_TIME
 
 
-def counts_block(heading: str, name: str, counts: Mapping[str, float], empty: str) -> Block:
-    """A row for each entry."""
-    rows = tuple((Cell(each), Cell(f"{count:g}")) for each, count in counts.items())
-    return Block(heading, ((name, False), ("number", True)), rows, empty=empty)
+def failures_block(heading: str, failures: Mapping[str, float]) -> Block:
+    """A row for each cause of `failures`, the number of failed measurements by cause."""
+    rows = tuple((Cell(cause), Cell(f"{count:g}")) for cause, count in failures.items())
+    return Block(heading, (("cause", False), ("number", True)), rows, empty="none failed")
 
 
 def seconds_block(heading: str, name: str, spans_s: Mapping[str, float]) -> Block:

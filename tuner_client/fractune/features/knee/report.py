@@ -177,10 +177,10 @@ def is_open(report: KneeReport) -> bool:
     return report.curve.kind is CurveKind.BOUND and report.knee.fewest != report.knee.most
 
 
-def drawn_units(report: KneeReport, at_most: int = 200) -> list[int]:
+def drawn_units(report: KneeReport) -> list[int]:
     """Units of the drawn curve, from the smallest measured to the whole: all, or some with the important ones."""
     first, last = min(report.run_secs), report.knee.units_total
-    step = max(1, (last - first) // at_most)
+    step = max(1, (last - first) // 200)
     return sorted({*range(first, last + 1, step), last, *_known(report)})
 
 

@@ -55,7 +55,8 @@ def _draw_panel(axes: Any, report: KneeReport) -> None:
     axes.set_ylabel(f"time ({unit_of_time})", fontsize=9)
     axes.tick_params(labelsize=8)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.set_title(f"{_shortened(report.name)}\n{_verdict(report)}", fontsize=9)
+    name = report.name if len(report.name) <= 34 else f"{report.name[:31]}..."
+    axes.set_title(f"{name}\n{_verdict(report)}", fontsize=9)
 
 
 def _draw_curve(axes: Any, report: KneeReport, knee_units: int, scale: float) -> None:
@@ -108,10 +109,6 @@ def _verdict(report: KneeReport) -> str:
     if is_open(report):
         return f"two shares measured: {knee.fewest} to {at} needed"
     return f"knee: {at}, {time_text(knee.secs)}{'' if knee.is_measured else ' predicted'}"
-
-
-def _shortened(name: str, at_most: int = 34) -> str:
-    return name if len(name) <= at_most else f"{name[: at_most - 3]}..."
 
 
 def knee_table(reports: Sequence[KneeReport], title: str) -> Table:

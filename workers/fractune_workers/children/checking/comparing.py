@@ -142,7 +142,6 @@ class Comparison:
         self._constants = _constants(model.graph, inputs)
         self._deadline = Deadline(COMPARING_S)
         self._run = self._reference.open(data, self._outputs)
-        self._fused: Run | None = None
         self._high = HIGHS[0]
 
     def compared(self, given: Mapping[str, Array] | None) -> Checked:

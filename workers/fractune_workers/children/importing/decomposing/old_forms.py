@@ -44,19 +44,15 @@ def _until(opset: int, decompose: Decompose) -> Decompose:
     return chosen
 
 
-def _by_matrix(default_axis: int) -> Decompose:
+def _by_matrix(made: Decomposition) -> None:
     """Softmax and its like were rows of a matrix: all axes from `axis` on are a row."""
-
-    def decompose(made: Decomposition) -> None:
-        rank = made.rank(0)
-        axis = int(made.attribute("axis", default_axis))
-        if axis % max(rank, 1) == rank - 1:
-            _renewed(made, axis=-1)
-            return
-        rows = made.add("Flatten", made.input(0), axis=axis)
-        made.reshape(made.add(made.node.op_type, rows, axis=-1), made.shape(0), output=made.output(0))
-
-    return decompose
+    rank = made.rank(0)
+    axis = int(made.attribute("axis", 1))
+    if axis % max(rank, 1) == rank - 1:
+        _renewed(made, axis=-1)
+        return
+    rows = made.add("Flatten", made.input(0), axis=axis)
+    made.reshape(made.add(made.node.op_type, rows, axis=-1), made.shape(0), output=made.output(0))
 
 
 def _elementwise(made: Decomposition) -> None:
@@ -227,9 +223,9 @@ OLD_FORMS: Mapping[str, Decompose] = {
     "GRU": _recurrent,
     "Gemm": _gemm,
     "GlobalLpPool": _norm_of_float_power,
-    "Hardmax": _by_matrix(1),
+    "Hardmax": _by_matrix,
     "LSTM": _recurrent,
-    "LogSoftmax": _by_matrix(1),
+    "LogSoftmax": _by_matrix,
     "LpPool": _norm_of_float_power,
     "PRelu": _prelu,
     "Pad": _until(11, _pad),
@@ -241,7 +237,7 @@ OLD_FORMS: Mapping[str, Decompose] = {
     "Scatter": _scatter,
     "Selu": _until(6, _selu),
     "Slice": _until(10, _slice),
-    "Softmax": _by_matrix(1),
+    "Softmax": _by_matrix,
     "Split": _split,
     "Squeeze": _attribute_as_input("axes"),
     "Tile": _until(6, _tile),
