@@ -31,9 +31,14 @@ print(json.dumps([report, pool, model.throttled]))
 """
 
 
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    measured = {name: {name: secs} for name, secs in _TIMES.items()}
+    return compile_small(tmp_path_factory.mktemp("bundle"), measured=measured, timed=_TIMES)[1]
+
+
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one CPU")
-def test_two_pinned_threads_at_1500m(tmp_path: Path) -> None:
-    _, bundle = compile_small(tmp_path, measured={name: {name: secs} for name, secs in _TIMES.items()}, timed=_TIMES)
+def test_two_pinned_threads_at_1500m(bundle: Path) -> None:
     with capped_cgroup(cores=1.5) as cgroup:
         report, pool, throttled = json.loads(cgroup.run(_SERVE.format(bundle=str(bundle))))
     assert (report["variant"], report["threads"], report["units"], report["quota_m"]) == ("cpu:2", 2, 2, 1500)
@@ -44,8 +49,7 @@ def test_two_pinned_threads_at_1500m(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one CPU")
-def test_the_command_takes_a_goal(tmp_path: Path) -> None:
-    _, bundle = compile_small(tmp_path, measured={name: {name: secs} for name, secs in _TIMES.items()}, timed=_TIMES)
+def test_the_command_takes_a_goal(bundle: Path) -> None:
     with capped_cgroup(cores=1.0) as cgroup:
         threads = []
         for goal in ("latency", "throughput"):

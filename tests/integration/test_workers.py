@@ -119,9 +119,9 @@ def test_the_measurer_proves_its_share(fleet: Fleet) -> None:
 
 
 def test_search_and_builds_load_their_children_before_work_comes(fleet: Fleet) -> None:
-    for role in ("tune", "build"):
-        with worker(f"early-{role}", role, fleet.url, fleet.gate) as early:
-            wait_until(early.children, 60)
+    for name, kind in (("tuner", "search"), ("builder", "build")):
+        assert worked(fleet, name, kind) == (0, 0)
+        wait_until(fleet.workers[name].children, 60)
 
 
 def test_a_round_is_searched_built_and_measured(fleet: Fleet) -> None:
