@@ -1,7 +1,7 @@
 """The canonical form of an operator's module: one JSON graph for all modules that differ in names alone.
 
 TVM's structural equality reads neither names nor positions in a source. TVM's JSON has both, and keeps which equal
-parts were one object in memory. The canonical form has names by position (`positions.py`), no positions in a source,
+parts were one object in memory. The canonical form has names by position (`lookups.py`), no positions in a source,
 equal parts once, and maps in the order of their keys. TVM reads it like any other of its JSON graphs.
 """
 

@@ -5,7 +5,7 @@
   weights.
 - ONNX's `Sum`, `Max` and `Min` come as a reduced stack. They become element-wise operators.
 - Quantized values are float32 (`quantization.py`), and convolutions over lines are over images (`lines.py`).
-- Normalisations and GELU are one operator (`composites.py`), and reshapes meet and cancel (`flat_rows.py`).
+- Normalisations and GELU are one operator (`composites.py`), and reshapes meet and cancel (below).
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from tvm.ir import TensorLoad
 _ELEMENT, _LINE = "float32", 16
 """elements of a cache line"""
 _AXES = 6
-"""of a convolution's weights; products have prefetches of their own (`product_prefetches.py`)"""
+"""of a convolution's weights; products have prefetches of their own (`products.py`)"""
 _FEWEST_ELEMENTS = 1 << 16
 """of the weights: fewer are soon in the second cache"""
 _FEWEST_LINES, _MOST_LINES_AT_ONCE = 16, 16
