@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
 
-from tests.support.arrows.imports import import_cycle, wrong_arrows
+from tests.support.arrows.imports import import_cycle, imports_of, modules_of, wrong_arrows
 from tests.support.arrows.rooms import GRPC_STUBS, ROOMS, SOURCES
 from tests.support.paths import REPOSITORY
+
+SMALL_LINES = 80
+STAND_ALONE = {
+    "fractune.features.parts.cut_child": "a program",
+    "fractune_workers.children.rewriting.simplifying.lines": "rules of the table that the other file holds",
+}
+"""small files with one user beside them, and why they are no part of it"""
 
 
 def test_every_import_follows_the_arrows() -> None:
@@ -46,9 +53,21 @@ def test_no_folder_is_without_a_room() -> None:
     assert folders - ROOMS.keys() == {"fractune_core.pb"}
 
 
-def test_no_folder_of_the_client_has_more_than_a_dozen_modules() -> None:
-    folders = Counter(path.parent for path in (REPOSITORY / "tuner_client").rglob("*.py"))
-    assert {str(folder): count for folder, count in folders.items() if count > 12} == {}
+def test_a_small_file_has_a_second_user_or_is_part_of_its_only_one() -> None:
+    """A user in another room does not count: a file that it needs may not be a part of it."""
+    found = (modules_of(REPOSITORY, package) for package in SOURCES)
+    modules = {name: path for each in found for name, path in each.items() if path.name != "__init__.py"}
+    users: defaultdict[str, set[str]] = defaultdict(set)
+    for user, path in modules.items():
+        for each in imports_of(path, user):
+            users[each.name if each.name in modules else each.module].add(user)
+    small = {name for name, path in modules.items() if len(path.read_text(encoding="utf-8").splitlines()) < SMALL_LINES}
+    alone = {name for name in small for user in users[name] if users[name] == {user} and beside(user, name)}
+    assert alone == STAND_ALONE.keys()
+
+
+def beside(module: str, other: str) -> bool:
+    return module.rpartition(".")[0] == other.rpartition(".")[0]
 
 
 @pytest.mark.parametrize("name", sorted(ROOMS))

@@ -8,8 +8,8 @@ import pytest
 
 from fractune_core.fleet.redis_names import WORKER_TTL_S
 from fractune_core.fleet.worker_entries import COUNT, CountKey
-from fractune_server.counts import worker_totals
-from fractune_server.counts.worker_totals import WorkerTotals
+from fractune_server.counts import instruments
+from fractune_server.counts.instruments import WorkerTotals
 
 KEY = CountKey("remeasured", "cpu:1", COUNT)
 
@@ -99,7 +99,7 @@ def test_when_nobody_could_look_for_long_no_worker_is_claimed_to_live(totals: Wo
 
 
 def test_the_memory_for_starts_of_workers_is_bounded(totals: WorkerTotals, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_totals, "_REMEMBERED", 3)
+    monkeypatch.setattr(instruments, "_REMEMBERED", 3)
     totals.take([entry(f"w{number}", 1) for number in range(5)])
     assert len(totals._heard) == 3
     assert totals.totals() == {KEY: 5}
