@@ -127,7 +127,8 @@ def _misfit(place: str, value: Any, hint: Any) -> tuple[str, Any, Any] | None:
         return None if value in inner else wrong
     if origin is Any or not isinstance(origin, type):
         return None  # also the name of a type of another package
-    if not isinstance(value, _NUMBERS.get(origin, origin)) or isinstance(value, _UNLIKE.get(origin, ())):
+    kind: Any = _NUMBERS.get(origin, origin)
+    if not isinstance(value, kind) or isinstance(value, _UNLIKE.get(origin, ())):
         return wrong
     if issubclass(origin, Mapping) and inner:
         parts = [
