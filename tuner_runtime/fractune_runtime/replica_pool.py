@@ -259,10 +259,11 @@ class _Division:
 def choose_replicas(
     bundle: Bundle, here: ShareHere, policy: Policy, replicas: int | None, threads: int | None = None
 ) -> tuple[int, VariantChoice]:
-    """The number of replicas, and their variant with its threads: the division with the most requests a second in a
-    loop, by the bundle's times; of equal ones the fewest threads, and then the fewest replicas. With `replicas` or
-    `threads` it has so many. Without a time each whole core gets a thread. Raises ShareUnavailable where the share has
-    fewer CPUs than `threads`.
+    """The number of replicas, and their variant with its threads.
+
+    By the bundle's times, the division has the most requests a second in a loop. Of equal ones it has the fewest
+    threads, and then the fewest replicas. With `replicas` or `threads` it has so many. Without a time each whole core
+    gets a thread. Raises ShareUnavailable where the share has fewer CPUs than `threads`.
     """
     if threads is not None:
         check_cpus(here, threads)
