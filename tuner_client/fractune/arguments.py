@@ -2,7 +2,7 @@
 
 Errors name arguments, not the options of the command line.
 
-No library takes the place of `_misfit`: beartype checks one element of a list, chosen at random; typeguard takes True
+No library takes the place of `_misfit`. beartype checks one element of a list, chosen at random. typeguard takes True
 for a number, and NumPy's numbers only by a hook for the whole process. Each also costs some 0.1 s at the first call.
 """
 
