@@ -15,31 +15,23 @@ from fractune_core.errors import BadRequest, ServerUnreachable
 from fractune_runtime.tvm_runtime.tensors import TensorSpec, as_arrays
 
 fractune: Any = typed_fractune  # wrong types are the point here
+ONE = ("m.onnx", "cpu:1")
 
 
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (
-            lambda: fractune.tune("m.onnx", shares=1),
-            r"shares: 1 is of type int; give a text or a sequence \(a text each\)",
-        ),
+        (lambda: fractune.tune("m", shares=1), r"shares: 1 is of type int; give a text or a sequence \(a text each\)"),
         (lambda: fractune.tune("m.onnx", ["cpu:1", 2]), r"shares\[1\]: 2 is of type int; give a text"),
+        (lambda: fractune.tune(*ONE, trials="8"), "trials: '8' is of type str; give a whole number or None"),
+        (lambda: fractune.tune(*ONE, trials=True), "trials: True is of type bool"),
+        (lambda: fractune.tune(*ONE, minutes="x"), "minutes: 'x' is of type str; give a number or None"),
         (
-            lambda: fractune.tune("m.onnx", "cpu:1", trials="8"),
-            "trials: '8' is of type str; give a whole number or None",
-        ),
-        (lambda: fractune.tune("m.onnx", "cpu:1", trials=True), "trials: True is of type bool"),
-        (lambda: fractune.tune("m.onnx", "cpu:1", minutes="x"), "minutes: 'x' is of type str; give a number or None"),
-        (
-            lambda: fractune.tune("m.onnx", "cpu:1", inputs={"x": 12}),
+            lambda: fractune.tune(*ONE, inputs={"x": 12}),
             r"inputs\['x'\]: 12 is of type int; give a tuple \(a sequence \(a whole number each\), a text\) or a seq",
         ),
-        (
-            lambda: fractune.tune("m.onnx", "cpu:1", inputs={"x": ((1, 3), 1)}),
-            r"inputs\['x'\]\[1\]: 1 is of type int; give a text",
-        ),
-        (lambda: fractune.tune("m.onnx", "cpu:1", out=3), "out: 3 is of type int; give a text or a path"),
+        (lambda: fractune.tune(*ONE, inputs={"x": ((1, 3), 1)}), r"inputs\['x'\]\[1\]: 1 is of type int; give a text"),
+        (lambda: fractune.tune(*ONE, out=3), "out: 3 is of type int; give a text or a path"),
         (lambda: fractune.knee("m.onnx", "cpu:1", slack="x"), "slack: 'x' is of type str; give a number"),
         (lambda: fractune.load("m.fractune", goal="x"), "goal is 'x'; give 'latency' or 'throughput'$"),
         (lambda: fractune.load(3), "path: 3 is of type int"),

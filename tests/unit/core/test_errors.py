@@ -45,12 +45,6 @@ def test_what_is_short_enough_stays(length: int) -> None:
     assert shortened("abcdefghijk", 10) == "abc ... jk"
 
 
-def test_an_error_is_revived_by_name() -> None:
-    error = error_from_name("BadModel", "no good")
-    assert isinstance(error, BadModel)
-    assert str(error) == "no good"
-
-
 def test_an_unknown_name_is_still_an_error_of_ours() -> None:
     assert type(error_from_name("Nonsense", "x")) is FractuneError
 

@@ -43,10 +43,7 @@ def test_cpus(found: CpusHere, lines: list[str]) -> None:
     ("found", "text"),
     [
         ({}, "none"),
-        (
-            {"cgroup": "/sys/fs/cgroup/pod", "quota_m": 1500, "period_us": 100_000},
-            "1500m in 100 ms, by /sys/fs/cgroup/pod (throttling is not counted)",
-        ),
+        ({"cgroup": "/c", "quota_m": 500, "period_us": 100_000}, "500m in 100 ms, by /c (throttling is not counted)"),
         (
             {"cgroup": "/c", "quota_m": 50, "period_us": 10_000, "throttled_periods": 12, "throttled_s": 3.42},
             "50m in 10 ms, by /c (throttled in 12 periods, 3.4 s of all CPUs)",

@@ -81,9 +81,23 @@ def test_a_part_that_was_killed_is_started_again(parts: Parts) -> None:
     assert alive(part.pid)
 
 
-def test_a_refusal_is_raised_with_its_code_and_line(parts: Parts) -> None:
-    part = parts.start("p", "import sys; sys.stderr.write('noise\\nfractune: cpu:64 is too large\\n'); sys.exit(4)")
-    with pytest.raises(ShareUnavailable, match=r"^cpu:64 is too large$"):
+@pytest.mark.parametrize(
+    ("code", "error", "says"),
+    [
+        (
+            "sys.stderr.write('noise\\nfractune: cpu:64 is too large\\n'); sys.exit(4)",
+            ShareUnavailable,
+            "^cpu:64 is too",
+        ),
+        ("sys.exit('no luck')", FractuneError, r"p ended with exit code 1 \(no luck\).*given up after 5 restarts"),
+        ("os.kill(os.getpid(), 9)", RedisGone, "p was killed by SIGKILL.*given up after 5 restarts in a minute"),
+    ],
+)
+def test_a_part_that_is_refused_or_keeps_dying_is_given_up_with_its_last_words(
+    parts: Parts, code: str, error: type[FractuneError], says: str
+) -> None:
+    part = parts.start("p", f"import os, sys; {code}", given_up=RedisGone if error is RedisGone else FractuneError)
+    with pytest.raises(error, match=says):
         wait_until(lambda: tended(part).pid < 0)
 
 
@@ -124,18 +138,6 @@ def test_when_all_of_a_kind_are_refused_it_is_told(parts: Parts) -> None:
     with pytest.raises(ShareUnavailable, match="no GPU"):
         wait_until(lambda: tend_all(running) is None)
     assert len(running) == 1
-
-
-def test_a_part_that_keeps_dying_is_given_up_with_its_last_words(parts: Parts) -> None:
-    part = parts.start("p", "import sys; sys.exit('no luck')")
-    with pytest.raises(FractuneError, match=r"p ended with exit code 1 \(no luck\).*given up after 5 restarts"):
-        wait_until(lambda: tended(part).pid < 0)
-
-
-def test_a_part_that_is_given_up_raises_what_this_means(parts: Parts) -> None:
-    part = parts.start("redis", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)", given_up=RedisGone)
-    with pytest.raises(RedisGone, match=r"redis was killed by SIGKILL.*given up after 5 restarts in a minute"):
-        wait_until(lambda: tended(part).pid < 0)
 
 
 def test_parts_end_rank_by_rank_and_the_deaf_are_killed(

@@ -40,11 +40,7 @@ def test_the_wheels_hold_nvrtc_its_headers_and_the_runtime(tmp_path: Path) -> No
             "targets/x86_64-linux/lib/libnvrtc.so.13",
             "targets/x86_64-linux/include",
         ),
-        (
-            ["lib/x86_64-linux-gnu/libnvrtc.so.12", *headers()],
-            "lib/x86_64-linux-gnu/libnvrtc.so.12",
-            "include",
-        ),
+        (["lib/x86_64-linux-gnu/libnvrtc.so.12", *headers()], "lib/x86_64-linux-gnu/libnvrtc.so.12", "include"),
     ],
     ids=["runfile", "conda", "Debian"],
 )

@@ -264,25 +264,27 @@ def test_a_request_that_cannot_be_met_names_the_model_that_binds(models: list[Mo
     assert str(refused.value) == says
 
 
-def test_a_plan_has_an_end() -> None:
-    with pytest.raises(
-        PlanInfeasible, match=r"4096 x A100-80GB cannot serve .* the limiting model is 'a'.* would suffice"
-    ):
-        plan_fleet(request(demand("a", SCALES, 1e9)))
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        (
+            request(demand("a", SCALES, 1e9)),
+            "4096 x A100-80GB cannot serve .* the limiting model is 'a'.* would suffice",
+        ),
+        *(
+            (request(demand("a", {7: 10.0}, rate), headroom=0.1), "4096 x .* cannot serve .* 'a' needs .* at most 10")
+            for rate in (1e12, 1e300, 1.7e308)
+        ),
+        (
+            request(demand("a", SCALES, 700), count=1, headroom=0.05),
+            "1 x A100-80GB cannot serve .* with 5 % headroom: the limiting model is 'a'",
+        ),
+    ],
+)
+def test_a_plan_has_an_end(asked: PlanRequest, says: str) -> None:
+    with pytest.raises(PlanInfeasible, match=says):
+        plan_fleet(asked)
     assert len(plan_fleet(request(demand("a", SCALES, 1e-300))).devices) == 1
-
-
-@pytest.mark.parametrize("rate", [1e12, 1e300, 1.7e308])
-def test_a_rate_that_no_number_of_devices_comes_near_is_said(rate: float) -> None:
-    with pytest.raises(PlanInfeasible, match=r"4096 x A100-80GB cannot serve .* 'a' needs .* serves at most 10"):
-        plan_fleet(request(demand("a", {7: 10.0}, rate), headroom=0.1))
-
-
-def test_headroom_that_does_not_fit_is_said() -> None:
-    with pytest.raises(
-        PlanInfeasible, match=r"1 x A100-80GB cannot serve .* with 5 % headroom: the limiting model is 'a'"
-    ):
-        plan_fleet(request(demand("a", SCALES, 700), count=1, headroom=0.05))
 
 
 @pytest.mark.parametrize("secs", [0.02788e-3, 2.1e-3, 0.7])

@@ -77,6 +77,11 @@ class SlowFiles:
         self.served.append(served)
 
 
+def publishing(**context: Any) -> PublishPhase:
+    parts: list[Any] = [SimpleNamespace(**context), None, None]
+    return PublishPhase(*parts, CompileTurns())
+
+
 def timed_job() -> ActiveJob:
     job = a_job()
     job.enter(JobState.TIMING)
@@ -91,9 +96,7 @@ def ended(phase: PublishPhase, job: ActiveJob) -> bool:
 
 def test_the_engine_ticks_on_while_a_bundle_is_copied() -> None:
     files, job = SlowFiles(), timed_job()
-    context: Any = SimpleNamespace(files=files)
-    unused: Any = None
-    phase = PublishPhase(context, unused, unused, CompileTurns())
+    phase = publishing(files=files)
     assert not ended(phase, job)
     files.go.set()
     wait_until(lambda: ended(phase, job))
@@ -107,9 +110,7 @@ def test_the_bundle_has_the_best_variant_for_requests_and_for_a_loop() -> None:
     )
     share = job.shares[-1]
     job.stored.timings[share]["at_load"] = [loop.to_json(), requests.to_json()]
-    context: Any = SimpleNamespace(files=files)
-    unused: Any = None
-    phase = PublishPhase(context, unused, unused, CompileTurns())
+    phase = publishing(files=files)
     files.go.set()
     wait_until(lambda: ended(phase, job))
     assert files.served == [{share: {"latency": requests.served.to_json(), "throughput": loop.served.to_json()}}]
@@ -121,11 +122,8 @@ def test_a_known_bundle_is_timed_again_where_other_programs_were_busy() -> None:
     known = {"cpu:1": {"others_cores": 0.3}, "cpu:2": {"others_cores": 0.1}, "cpu:4": {}}
     jobs = SimpleNamespace(timings=lambda *_: known)
     store = SimpleNamespace(jobs=jobs, log=SimpleNamespace(validated_of=lambda *_: {}))
-    context: Any = SimpleNamespace(
-        files=SimpleNamespace(has_bundle=lambda _: True, checked=lambda _: None), store=store
-    )
-    unused: Any = None
-    PublishPhase(context, unused, unused, CompileTurns()).compile(job)
+    files = SimpleNamespace(has_bundle=lambda _: True, checked=lambda _: None)
+    publishing(files=files, store=store).compile(job)
     assert job.stored.state is JobState.TIMING
     assert job.stored.timings.keys() == {"cpu:2", "cpu:4"}
 
@@ -133,18 +131,14 @@ def test_a_known_bundle_is_timed_again_where_other_programs_were_busy() -> None:
 def test_a_bundle_that_cannot_be_written_is_an_error_of_its_job() -> None:
     files, job = SlowFiles(StateUnusable("disk full")), timed_job()
     files.go.set()
-    context: Any = SimpleNamespace(files=files)
-    unused: Any = None
-    phase = PublishPhase(context, unused, unused, CompileTurns())
+    phase = publishing(files=files)
     with pytest.raises(StateUnusable, match="disk full"):
         wait_until(lambda: ended(phase, job))
 
 
 def test_a_stop_waits_until_the_bundle_is_written() -> None:
     files, job = SlowFiles(), timed_job()
-    context: Any = SimpleNamespace(files=files)
-    unused: Any = None
-    phase = PublishPhase(context, unused, unused, CompileTurns())
+    phase = publishing(files=files)
     assert not ended(phase, job)
     threading.Timer(0.1, files.go.set).start()
     phase.stop()
@@ -154,9 +148,7 @@ def test_a_stop_waits_until_the_bundle_is_written() -> None:
 def test_the_engine_waits_for_one_of_the_bundles_that_wait_for_their_writer(monkeypatch: pytest.MonkeyPatch) -> None:
     files, waits = SlowFiles(), list[object]()
     monkeypatch.setattr(publish, "wait", lambda *given: waits.append(given))
-    context: Any = SimpleNamespace(files=files)
-    unused: Any = None
-    phase = PublishPhase(context, unused, unused, CompileTurns())
+    phase = publishing(files=files)
     jobs = [timed_job() for _ in range(3)]
     assert not any(ended(phase, job) for job in jobs * 2)
     assert len(waits) == 1

@@ -151,15 +151,11 @@ def test_the_paths(parts: Parts, endpoint: Endpoint) -> None:
     assert get(endpoint.address, "/healthz") == (503, "failing: engine\n")
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.1:x", "127.0.0.1:99999", "unix:/tmp/x", "nowhere.invalid:0"])
-def test_an_address_that_is_none(parts: Parts, address: str) -> None:
-    with pytest.raises(BadRequest, match=f"--metrics {address}: cannot listen there"):
-        Endpoint(address, parts.context.instruments.registry, parts.health)
-
-
-def test_a_port_in_use(parts: Parts, endpoint: Endpoint) -> None:
-    with pytest.raises(BadRequest, match="cannot listen there"):
-        Endpoint(endpoint.address, parts.context.instruments.registry, parts.health)
+def test_an_address_that_is_none_and_a_port_in_use(parts: Parts, endpoint: Endpoint) -> None:
+    none = ("127.0.0.1", "127.0.0.1:x", "127.0.0.1:99999", "unix:/tmp/x", "nowhere.invalid:0")
+    for address in (*none, endpoint.address):
+        with pytest.raises(BadRequest, match=f"--metrics {address}: cannot listen there"):
+            Endpoint(address, parts.context.instruments.registry, parts.health)
 
 
 def test_an_endpoint_that_never_started_stops(parts: Parts) -> None:

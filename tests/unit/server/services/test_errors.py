@@ -15,7 +15,7 @@ import grpc
 import pytest
 import redis
 
-from fractune_core.errors import BadRequest, FractuneError, RedisGone, error_from_name, error_kinds
+from fractune_core.errors import BadRequest, RedisGone, error_from_name, error_kinds
 from fractune_server.services.interceptors import STATUS_CODES, ErrorInterceptor, translate
 from tests.support.processes.redis_process import wait_until
 
@@ -35,10 +35,6 @@ def test_redis_away_is_told_and_other_errors_are_not() -> None:
     assert isinstance(translate(redis.ConnectionError("refused")), RedisGone)
     assert isinstance(translate(redis.TimeoutError("slow")), RedisGone)
     assert translate(KeyError("mistake")) is None
-
-
-def test_an_unknown_name_is_still_an_error_of_ours() -> None:
-    assert type(error_from_name("FromTheFuture", "hm")) is FractuneError
 
 
 @pytest.mark.parametrize("answers", [grpc.stream_unary_rpc_method_handler, grpc.stream_stream_rpc_method_handler])

@@ -98,30 +98,15 @@ def test_no_limit_is_too_small_for_its_threads() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (
-            {"p99_s": 0.005},
-            r"^a p99 of 5 ms is less than one inference takes: 9\.6 ms with 2 threads; ask for more than",
-        ),
-        (
-            {"p99_s": 1e-6},
-            r"^a p99 of 0\.001 ms is less than one inference takes: 9\.6 ms .*; ask for more than 10\.4 ms",
-        ),
-        (
-            {"rate_per_s": 500},
-            r"^500 requests/s are more than 2 cores can answer \(100\.6/s\); ask for at most 98\.6/s",
-        ),
-        (
-            {"rate_per_s": 40, "p99_s": 0.02},
-            r"^no limit keeps a p99 of 20 ms at 40/s on 2 cores; the nearest is .*: ask",
-        ),
-        (
-            {"period_us": 10_000, "rate_per_s": 60},
-            r"^no limit keeps .* take longer periods, a smaller step or more cores$",
-        ),
+        ({"p99_s": 0.005}, r"a p99 of 5 ms is less than one inference takes: 9\.6 ms with 2 threads; ask for more"),
+        ({"p99_s": 1e-6}, r"a p99 of 0\.001 ms is less than .* takes: 9\.6 ms .*; ask for more than 10\.4 ms"),
+        ({"rate_per_s": 500}, r"500 requests/s are more than 2 cores can answer \(100\.6/s\); ask for at most 98\.6/s"),
+        ({"rate_per_s": 40, "p99_s": 0.02}, "no limit keeps a p99 of 20 ms at 40/s on 2 cores; the nearest is .*: ask"),
+        ({"period_us": 10_000, "rate_per_s": 60}, "no .* take longer periods, a smaller step or more cores$"),
     ],
 )
 def test_what_cannot_be_kept_says_what_would_do(change: dict[str, Any], words: str) -> None:
-    with pytest.raises(BadRequest, match=words):
+    with pytest.raises(BadRequest, match=f"^{words}"):
         fit(MINILM, replace(GOAL, **change))
 
 

@@ -17,10 +17,7 @@ from fractune_core.fleet.options import WorkerOptions
         (["--role", "compile", "--max-model-memory", "lots"], "--max-model-memory 'lots': write a size"),
         (["--role", "compile", "--max-model-memory", "512MiB"], "--max-model-memory '512MiB': TVM alone takes"),
         (["--role", "measure", "--share", "cpu:1", "--margin", "0.5"], "--margin 0.5: it is a factor"),
-        (
-            ["--role", "measure", "--share", "cpu:1", "--cache", "cold"],
-            "--cache cold: only a measure worker with a share",
-        ),
+        (["--role", "measure", "--share", "cpu:1", "--cache", "cold"], "--cache cold: only a measure worker with"),
         (["--role", "build", "--cache", "cold"], "--cache cold: only a measure worker with a share of a GPU"),
         (["--role", "measure", "--share", "gpu:1"], "unknown mechanism 'gpu'"),
         (["--role", "paint"], "'paint' is not one of"),

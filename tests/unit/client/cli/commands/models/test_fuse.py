@@ -17,9 +17,7 @@ from tests.support.processes.cli_process import write_model
 @pytest.mark.parametrize(
     ("options", "code", "complaint"),
     [
-        (["a.onnx"], 2, "1 model given: fusing takes two variants of a model or more"),
         (["a.onnx", "b.onnx", "--slots", "1"], 2, "slots is 1, and 2 variants are given; it must be 2 or more"),
-        (["a.onnx", "b.onnx", "--slots", "65"], 2, "65 slots: a fused model has 64 at most"),
         (["a.onnx", "missing.onnx"], 3, "missing.onnx: no such model file"),
         (["a.onnx", "b.onnx", "--input", "x"], 2, "--input 'x': write NAME=1,3,224,224"),
         (["a.onnx", "b.onnx", "--out", "."], 7, "out"),
