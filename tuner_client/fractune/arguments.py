@@ -2,8 +2,9 @@
 
 Errors name arguments, not the options of the command line.
 
-No library takes the place of `_misfit`. beartype checks one element of a list, chosen at random. typeguard takes True
-for a number, and NumPy's numbers only by a hook for the whole process. Each also costs some 0.1 s at the first call.
+No library takes the place of `_misfit`. Of a list, beartype checks one element, chosen at random. True is a number for
+typeguard, and NumPy's numbers are none without a hook for the whole process. Each also costs some 0.1 s at the first
+call.
 """
 
 from __future__ import annotations
