@@ -33,18 +33,11 @@ def test_the_commands_stand_under_headings_with_whole_summaries(
     assert max(map(len, shown.splitlines())) <= 80
 
 
-def test_summaries_are_short(whole_app: Any) -> None:
+def test_summaries_are_short_and_out_has_its_letter_in_every_command(whole_app: Any) -> None:
     groups = [whole_app]
     for group in groups:
         for command in group.commands.values():
             assert len(command.get_short_help_str(1000)) <= 72, command.name
-            groups += [command] if hasattr(command, "commands") else []
-
-
-def test_out_has_its_letter_in_every_command(whole_app: Any) -> None:
-    groups = [whole_app]
-    for group in groups:
-        for command in group.commands.values():
             assert all("-o" in param.opts for param in command.params if "--out" in param.opts), command.name
             groups += [command] if hasattr(command, "commands") else []
 

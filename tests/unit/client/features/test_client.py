@@ -58,13 +58,7 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_job_is_submitted_with_the_options_of_the_command(
     client: fractune.Client, server: ScriptedServer, model: Path
 ) -> None:
-    options: dict[str, Any] = {
-        "trials": 9,
-        "minutes": 1.5,
-        "round_size": 4,
-        "seed": 7,
-        "target": "llvm",
-    }
+    options: dict[str, Any] = {"trials": 9, "minutes": 1.5, "round_size": 4, "seed": 7, "target": "llvm"}
     job = client.submit(model, SHARES, **options, only="conv", inputs={"x": (1, 3)}, priority="high")
     assert job.name == "jobs/j1"
     (spec,) = server.specs
@@ -151,19 +145,17 @@ def test_a_bundle_goes_where_it_is_wanted(client: fractune.Client, server: Scrip
 
 
 @pytest.mark.parametrize(
-    ("ended", "kind"),
+    ("state", "error", "kind"),
     [
-        (
-            pb.Job(name="jobs/j1", spec=SPEC, state=pb.JOB_STATE_FAILED, error="BadModel", message="no operator"),
-            BadModel,
-        ),
-        (pb.Job(name="jobs/j1", spec=SPEC, state=pb.JOB_STATE_FAILED, message="no operator"), JobFailed),
-        (pb.Job(name="jobs/j1", spec=SPEC, state=pb.JOB_STATE_CANCELLED, message="no operator"), JobCancelled),
+        (pb.JOB_STATE_FAILED, "BadModel", BadModel),
+        (pb.JOB_STATE_FAILED, "", JobFailed),
+        (pb.JOB_STATE_CANCELLED, "", JobCancelled),
     ],
 )
 def test_what_ended_a_job_is_raised_by_waiting(
-    client: fractune.Client, server: ScriptedServer, ended: pb.Job, kind: type[Exception]
+    client: fractune.Client, server: ScriptedServer, state: pb.JobState, error: str, kind: type[Exception]
 ) -> None:
+    ended = pb.Job(name="jobs/j1", spec=SPEC, state=state, error=error, message="no operator")
     server.script = [server.script[0], ended]
     job = client.job("jobs/j1")
     for wait in (job.wait, job.result):
@@ -288,21 +280,15 @@ def test_the_other_questions_are_jobs_that_search_nothing(server: ScriptedServer
         fractune.bundle(model, SHARES, policy="best", **at)
 
 
-def test_ctrl_c_cancels_the_job(server: ScriptedServer, model: Path) -> None:
-    def interrupt(status: fractune.JobStatus) -> None:
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError])
+def test_ctrl_c_and_an_error_of_the_callers_own_function_cancel_the_job(
+    server: ScriptedServer, model: Path, error: type[BaseException]
+) -> None:
+    def fail(status: fractune.JobStatus) -> None:
         if status.state is JobState.TUNING:
-            raise KeyboardInterrupt
+            raise error
 
-    with pytest.raises(KeyboardInterrupt):
-        fractune.tune(model, SHARES, server=server.address, progress=interrupt)
-    assert server.cancelled == ["jobs/j1"]
-
-
-def test_an_error_of_the_callers_own_function_cancels_the_job_too(server: ScriptedServer, model: Path) -> None:
-    def fail(_: fractune.JobStatus) -> None:
-        raise ZeroDivisionError("mine")
-
-    with pytest.raises(ZeroDivisionError, match="mine"):
+    with pytest.raises(error):
         fractune.tune(model, SHARES, server=server.address, progress=fail)
     assert server.cancelled == ["jobs/j1"]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -157,37 +156,23 @@ def test_the_file_keeps_the_other_shares_and_devices(tmp_path: Path) -> None:
     assert [each.name for each in path.parent.iterdir()] == [NOISE_FILE]
 
 
-def missing(fields: dict[str, Any]) -> Any:
-    return {"d": {"cpu:1": {name: value for name, value in fields.items() if name != "margin"}}}
+FIELDS = vars(ADVICE)
+DAMAGED: list[Any] = [
+    {"d": {"cpu:1": {name: value for name, value in FIELDS.items() if name != "margin"}}},
+    {"d": {"cpu:1": {**FIELDS, "measurers": "two"}}},
+    [FIELDS],
+    FIELDS,
+]
 
 
-def of_another_type(fields: dict[str, Any]) -> Any:
-    return {"d": {"cpu:1": {**fields, "measurers": "two"}}}
-
-
-def a_list(fields: dict[str, Any]) -> Any:
-    return [fields]
-
-
-def not_nested(fields: dict[str, Any]) -> Any:
-    return fields
-
-
-@pytest.mark.parametrize("damage", [missing, of_another_type, a_list, not_nested])
-def test_a_damaged_file_is_named(tmp_path: Path, damage: Callable[[dict[str, Any]], Any]) -> None:
+@pytest.mark.parametrize("damaged", [*(json.dumps(each).encode() for each in DAMAGED), b"\xff\x00"])
+def test_a_damaged_file_is_named(tmp_path: Path, damaged: bytes) -> None:
     path = tmp_path / NOISE_FILE
-    path.write_text(json.dumps(damage(vars(ADVICE))))
+    path.write_bytes(damaged)
     with pytest.raises(StateUnusable, match=r"noise\.json is damaged; delete it"):
         load_noise(path)
     with pytest.raises(StateUnusable, match="damaged"):
         save_noise(path, "d", "cpu:1", ADVICE)
-
-
-def test_binary_garbage_is_damage_too(tmp_path: Path) -> None:
-    path = tmp_path / NOISE_FILE
-    path.write_bytes(b"\xff\x00")
-    with pytest.raises(StateUnusable, match="damaged"):
-        load_noise(path)
 
 
 @pytest.mark.parametrize("name", ["a.svg", "a.png"])

@@ -33,10 +33,11 @@ def test_an_event_that_lacks_something_is_not(event: dict[str, Any]) -> None:
             read_event({key: value for key, value in event.items() if key != name})  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("event", [None, [], "measured", {}, {"event": "unheard of"}, {"event": ["measured"]}])
-def test_what_is_no_event_is_not_read(event: Any) -> None:
-    with pytest.raises(Unreadable):
-        read_event(event)
+def test_what_is_no_event_is_not_read() -> None:
+    others: list[Any] = [None, [], "measured", {}, {"event": "unheard of"}, {"event": ["measured"]}]
+    for event in others:
+        with pytest.raises(Unreadable):
+            read_event(event)
 
 
 @pytest.mark.parametrize(

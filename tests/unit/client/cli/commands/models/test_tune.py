@@ -92,18 +92,7 @@ def test_quiet_prints_only_the_result(server: ScriptedServer, model: Path, capsy
 
 
 def test_all_options_reach_the_server(server: ScriptedServer, model: Path) -> None:
-    options = [
-        "--trials",
-        "9",
-        "--minutes",
-        "1.5",
-        "--round",
-        "4",
-        "--seed",
-        "7",
-        "--target",
-        "llvm",
-    ]
+    options = ["--trials", "9", "--minutes", "1.5", "--round", "4", "--seed", "7", "--target", "llvm"]
     options += ["--only", "conv", "--input", "x=1,3,8,8", "--input", "a=b=2", "--priority", "high", "--quiet"]
     options += ["--namespace", "acme", "--fresh"]
     assert tune(server, model, *options) == 0
