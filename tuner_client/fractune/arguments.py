@@ -3,7 +3,7 @@
 Errors name arguments, not the options of the command line.
 
 No library takes the place of `_misfit`. Of a list, beartype checks one element, chosen at random. True is a number for
-typeguard, and NumPy's numbers are none without a hook for the whole process. Each also costs some 0.1 s at the first
+typeguard, and NumPy's numbers are none without a hook for the whole process. Each also costs 0.1 s or more at the first
 call.
 """
 
