@@ -15,12 +15,11 @@ from tests.support.processes.cli_process import only_line
 from tests.support.processes.scripted_server import ScriptedServer
 
 
-@pytest.mark.parametrize("name", sorted(error_kinds()))
-def test_every_error_has_its_exit_code(server: ScriptedServer, capsys: pytest.CaptureFixture[str], name: str) -> None:
-    kind = error_kinds()[name]
-    server.fail_with = kind("what is wrong\nand what to do")
-    assert main(["workers", "--server", server.address]) == kind.exit_code
-    assert "what is wrong and what to do" in only_line(capsys.readouterr().err)
+def test_every_error_has_its_exit_code(server: ScriptedServer, capsys: pytest.CaptureFixture[str]) -> None:
+    for kind in error_kinds().values():
+        server.fail_with = kind("what is wrong\nand what to do")
+        assert main(["workers", "--server", server.address]) == kind.exit_code
+        assert "what is wrong and what to do" in only_line(capsys.readouterr().err)
 
 
 def test_an_unexpected_error_is_one_line_with_the_way_to_its_traceback(

@@ -100,13 +100,12 @@ def test_a_model_with_a_name_that_no_server_takes_is_not_sent(
     assert not server.uploads
 
 
-@pytest.mark.parametrize("name", sorted(set(error_kinds()) - {"FractuneError"}))
-def test_every_error_of_the_server_comes_back_as_itself(client: RpcClient, server: ScriptedServer, name: str) -> None:
-    kind = error_kinds()[name]
-    server.fail_with = kind("what is wrong; what to do")
-    with pytest.raises(kind, match="what is wrong; what to do") as caught:
-        client.workers()
-    assert type(caught.value) is kind
+def test_every_error_of_the_server_comes_back_as_itself(client: RpcClient, server: ScriptedServer) -> None:
+    for kind in set(error_kinds().values()) - {FractuneError}:
+        server.fail_with = kind("what is wrong; what to do")
+        with pytest.raises(kind, match="what is wrong; what to do") as caught:
+            client.workers()
+        assert type(caught.value) is kind
 
 
 def test_no_server_is_told_with_the_address_and_what_to_run() -> None:

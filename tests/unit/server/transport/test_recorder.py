@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from dataclasses import asdict
@@ -193,27 +194,20 @@ def test_a_replay_of_another_time_is_set_aside(
     assert count(store) == 1, "an operator may replay it again"
 
 
-@pytest.mark.parametrize("torn", [[], "x", 1, None, ["device"]])
-@pytest.mark.parametrize("part", ["event", "record", "device", "granted", "policy"])
-def test_a_part_of_a_result_that_is_no_object_is_set_aside(
-    connection: redis.Redis, store: Store, part: str, torn: object
-) -> None:
-    whole: dict[str, Any] = record("a").to_json()
-    if part in whole:
-        whole[part] = torn
-    event: Any = {
-        "event": "measured",
-        "job": "job1",
-        "round_id": "round1",
-        "record": torn if part == "record" else whole,
-    }
-    connection.xadd(
-        STREAM, {redis_names.EVENT_FIELD: sign_json(SECRET, "a result", torn if part == "event" else event)}
-    )
+def test_a_part_of_a_result_that_is_no_object_is_set_aside(connection: redis.Redis, store: Store) -> None:
+    parts, others = ("event", "record", "device", "granted", "policy"), ([], "x", 1, None, ["device"])
+    for part, torn in itertools.product(parts, others):
+        whole: dict[str, Any] = record("a").to_json()
+        if part in whole:
+            whole[part] = torn
+        measured = torn if part == "record" else whole
+        event: Any = {"event": "measured", "job": "job1", "round_id": "round1", "record": measured}
+        signed = sign_json(SECRET, "a result", torn if part == "event" else event)
+        connection.xadd(STREAM, {redis_names.EVENT_FIELD: signed})
     recorder = Recorder(connection, store.log, SECRET, list)
     recorder.poll(10)
     recorder.acknowledge(recorder.poll(10))
-    assert connection.xlen(redis_names.UNREADABLE) == 1
+    assert connection.xlen(redis_names.UNREADABLE) == len(parts) * len(others)
     assert count(store) == 0
 
 

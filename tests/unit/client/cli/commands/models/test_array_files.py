@@ -41,9 +41,7 @@ def test_arrays_are_written_by_the_names_of_the_outputs(names: tuple[str, ...], 
     assert [array.tolist() for array in read.values()] == [[number] * 2 for number in range(len(names))]
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["", "/", "/work/x", "../x", "a/../../x", "//x", "a//b", ".", "a\0b", "a\nb", "..\\x", "x" * 201, "y.npy", "a/"],
-)
-def test_a_name_that_leads_elsewhere_leaves_all_outputs_their_numbers(name: str) -> None:
-    assert named("y", name) == ["output0", "output1"]
+def test_a_name_that_leads_elsewhere_leaves_all_outputs_their_numbers() -> None:
+    elsewhere = ("", "/", "/work/x", "../x", "a/../../x", "//x", "a//b", ".", "a\0b", "a\nb", "..\\x", "x" * 201)
+    for name in (*elsewhere, "y.npy", "a/"):
+        assert named("y", name) == ["output0", "output1"]
