@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +13,7 @@ from fractune_core.records import Kind
 from fractune_server.engine.active_job import ActiveJob
 from fractune_server.engine.tune import TunePhase
 from fractune_server.scheduler.fair_queue import FairQueue
-from fractune_server.store.store import Store, sqlite_url
+from fractune_server.store.store import Store
 from fractune_server.store.stored_job import StoredJob, StoredOperator
 from tests.support.samples import DEVICE, TARGET_KEY, WORKLOAD, granted, validation
 
@@ -28,12 +26,10 @@ def job(trials: int, operators: int = 1, **spec: Any) -> ActiveJob:
 
 
 @pytest.fixture
-def phase(tmp_path: Path) -> Iterator[TunePhase]:
-    store = Store(sqlite_url(tmp_path))
+def phase(store: Store) -> TunePhase:
     rounds: Any = SimpleNamespace(trials_for=lambda _: [], leave=lambda _: None)
     context: Any = SimpleNamespace(store=store)
-    yield TunePhase(context, rounds, FairQueue())
-    store.close()
+    return TunePhase(context, rounds, FairQueue())
 
 
 def planned(tuned: ActiveJob) -> int:

@@ -78,8 +78,9 @@ class SlowFiles:
 
 
 def publishing(**context: Any) -> PublishPhase:
-    parts: list[Any] = [SimpleNamespace(**context), None, None]
-    return PublishPhase(*parts, CompileTurns())
+    held: Any = SimpleNamespace(**context)
+    unused: Any = None
+    return PublishPhase(held, unused, unused, CompileTurns())
 
 
 def timed_job() -> ActiveJob:

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import redis
 
 from fractune_core.fleet.redis_names import BUILD_QUEUE
 from fractune_core.records import Kind
 from fractune_core.workloads import workload_hash
 from fractune_server.engine.rounds import LiveRound, Rounds
 from fractune_server.scheduler.fair_queue import Claimant, FairQueue
-from fractune_server.store.files.blob_files import BlobStore
 from fractune_server.store.records.log import LogKey
-from fractune_server.store.store import Store, sqlite_url
 from fractune_server.store.stored_job import Round
 from fractune_server.transport.context import ServerContext
 from fractune_server.transport.work_queues import WorkQueues
-from tests.support.processes.redis_process import running_redis
 from tests.support.samples import DEVICE, TARGET_KEY
 from tests.support.secret import SECRET
 
@@ -30,13 +24,9 @@ W1, W2 = map(workload_hash, "12")
 
 
 @pytest.fixture
-def rounds(tmp_path: Path) -> Iterator[Rounds]:
-    with running_redis() as url, redis.Redis.from_url(url) as connection:
-        store = Store(sqlite_url(tmp_path))
-        store.log.add_workloads([(W1, "1"), (W2, "2")])
-        context = ServerContext(store, connection, BlobStore(tmp_path), SECRET)
-        yield Rounds(context, WorkQueues(connection, SECRET), FairQueue())
-        store.close()
+def rounds(context: ServerContext) -> Rounds:
+    context.store.log.add_workloads([(W1, "1"), (W2, "2")])
+    return Rounds(context, WorkQueues(context.redis, SECRET), FairQueue())
 
 
 def live(name: str, instance: str, workload: str, kind: Kind = Kind.TRIAL) -> LiveRound:

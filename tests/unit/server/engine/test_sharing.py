@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +15,7 @@ from fractune_server.engine.rounds import LiveRound
 from fractune_server.engine.tune import TunePhase
 from fractune_server.scheduler.allocation import OperatorPlan
 from fractune_server.scheduler.fair_queue import FairQueue
-from fractune_server.store.store import Store, sqlite_url
+from fractune_server.store.store import Store
 from fractune_server.store.stored_job import Round, StoredJob, StoredOperator
 from tests.support.samples import DEVICE, TARGET_KEY, WORKLOAD, granted, validation
 
@@ -119,8 +118,7 @@ def test_trials_count_for_the_job_that_asked_first_and_the_others_see_them_as_sh
     assert first.stored.progress.by_share == {"cpu:1": 2}, "what it did not ask for is not among its trials"
 
 
-def test_counts_are_the_same_when_they_are_read_from_the_log(tmp_path: Path) -> None:
-    store = Store(sqlite_url(tmp_path))
+def test_counts_are_the_same_when_they_are_read_from_the_log(store: Store) -> None:
     store.log.add([trial("before", 1, job="x"), trial("before", 2, job="x")])
     began = job("j", "cpu:1", "cpu:2")
     began.load_plans(store)
@@ -134,4 +132,3 @@ def test_counts_are_the_same_when_they_are_read_from_the_log(tmp_path: Path) -> 
     for each in (began, again):
         each.count_progress()
         assert (each.gained, each.stored.progress.done, each.stored.progress.shared) == (2, 1, 1)
-    store.close()

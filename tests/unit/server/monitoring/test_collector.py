@@ -21,7 +21,7 @@ from fractune_core.fleet.worker_entries import CountKey, counts_to_json
 from fractune_server.monitoring.collector import ServerCollector
 from fractune_server.monitoring.health import Health
 from fractune_server.store.files.blob_files import BlobStore
-from fractune_server.store.store import Store, sqlite_url
+from fractune_server.store.store import Store
 from fractune_server.transport.context import ServerContext
 from fractune_server.transport.live_workers import live_workers
 from fractune_server.transport.work_queues import WorkQueues
@@ -112,8 +112,7 @@ def test_what_others_write_into_redis_does_not_end_a_scrape(context: ServerConte
     assert found["fractune_work_waiting_oldest_age_seconds", ("build", "")] == 0
 
 
-def test_a_scrape_without_redis_tells_the_rest(tmp_path: Path) -> None:
-    store = Store(sqlite_url(tmp_path))
+def test_a_scrape_without_redis_tells_the_rest(tmp_path: Path, store: Store) -> None:
     with redis.Redis.from_url(f"unix://{tmp_path / 'none'}", retry=None) as connection:
         context = ServerContext(store, connection, BlobStore(tmp_path), SECRET)
         health = Health(context, lambda: None)
@@ -121,7 +120,6 @@ def test_a_scrape_without_redis_tells_the_rest(tmp_path: Path) -> None:
         assert set(health.failing()) == {"redis", "engine"}
         context.instruments.registry.register(ServerCollector(context, health))
         text = generate_latest(context.instruments.registry).decode()
-    store.close()
     assert 'fractune_healthy{part="redis"} 0.0' in text
     assert 'fractune_healthy{part="store"} 1.0' in text
     assert 'fractune_jobs{state="queued"} 0.0' in text

@@ -195,7 +195,8 @@ def test_a_replay_of_another_time_is_set_aside(
 
 
 def test_a_part_of_a_result_that_is_no_object_is_set_aside(connection: redis.Redis, store: Store) -> None:
-    parts, others = ("event", "record", "device", "granted", "policy"), ([], "x", 1, None, ["device"])
+    parts = ("event", "record", "device", "granted", "policy")
+    others: list[Any] = [[], "x", 1, None, ["device"]]
     for part, torn in itertools.product(parts, others):
         whole: dict[str, Any] = record("a").to_json()
         if part in whole:

@@ -48,9 +48,7 @@ def test_sqlite_on_a_network_file_system_is_refused(tmp_path: Path, monkeypatch:
     Store(sqlite_url(tmp_path / "disk")).close()
 
 
-def test_what_is_written_together_is_one_transaction(tmp_path: Path) -> None:
-    store = Store(sqlite_url(tmp_path))
-
+def test_what_is_written_together_is_one_transaction(store: Store) -> None:
     def write_and_fail() -> None:
         with store.writing():
             store.log.add([validation("a", 1, 1.0)])
@@ -64,11 +62,9 @@ def test_what_is_written_together_is_one_transaction(tmp_path: Path) -> None:
         assert store.log.count(RecordFilter()) == 0  # as others see it
         store.log.add([validation("b", 1, 1.0)])
     assert store.log.count(RecordFilter()) == 2
-    store.close()
 
 
-def test_what_is_read_together_takes_one_connection(tmp_path: Path) -> None:
-    store = Store(sqlite_url(tmp_path))
+def test_what_is_read_together_takes_one_connection(store: Store) -> None:
     taken = []
     event.listen(store.engine, "checkout", lambda *_: taken.append(1))
     with store.reading():
@@ -77,4 +73,3 @@ def test_what_is_read_together_takes_one_connection(tmp_path: Path) -> None:
     assert len(taken) == 1
     assert store.jobs.open_ids() == set()
     assert len(taken) == 2
-    store.close()
