@@ -104,10 +104,10 @@ class Plan:
 #
 # Each model is simulated alone, because parts of other models affect it only by the slow-down in the plan:
 #
-# 1. Requests arrive as a Poisson process of the model's rate and wait in one queue for all its parts. 2. A free
-# process takes the waiting requests at once, up to its batch. Of several free processes, the one on the part with the
-# shortest latency takes them. No process waits for a full batch. 3. A batch takes the latency in the plan, full or
-# not.
+# 1. Requests arrive as a Poisson process of the model's rate and wait in one queue for all its parts.
+# 2. A free process takes the waiting requests at once, up to its batch. Of several free processes, the one on the part
+#    with the shortest latency takes them. No process waits for a full batch.
+# 3. A batch takes the latency in the plan, full or not.
 #
 # The first tenth of the requests, after the empty start, is not counted. Real balancers know less than one queue
 # does, and real times vary: the result is the best that can be hoped for.

@@ -23,10 +23,11 @@ from fractune_core.served import LOAD, poisson
 
 # CPU time under a quota, as the kernel gives it to a group of threads.
 #
-# 1. Each period fills the budget to the quota, or above it by the burst at most. 2. When the budget is used up, all
-# threads go on until the kernel's next tick, and then stop. The next period pays for this time. 3. Each core takes
-# the budget in slices. Of several threads that work on one request, one is stopped first. The others use up their
-# slices in wait for it, and go on until their ticks. This CPU time is lost.
+# 1. Each period fills the budget to the quota, or above it by the burst at most.
+# 2. When the budget is used up, all threads go on until the kernel's next tick, and then stop. The next period pays
+#    for this time.
+# 3. Each core takes the budget in slices. Of several threads that work on one request, one is stopped first. The
+#    others use up their slices in wait for it, and go on until their ticks. This CPU time is lost.
 #
 # Times are on a clock that stands still while the threads are stopped. On this clock a stop takes no time, and the
 # periods come earlier by the time stopped so far.
