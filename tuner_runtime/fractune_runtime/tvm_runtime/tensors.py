@@ -252,17 +252,20 @@ def flat(result: Any) -> list[Any]:
 
 
 def random_inputs(specs: Sequence[TensorSpec], seed: int = 0) -> dict[str, Array]:
-    """Inputs between 0.1 and 1; 0 or 1 for integers, which may be indices. Raises BadRequest if the memory is too small
-    for them.
-    """
-    import numpy as np
-
-    rng = np.random.default_rng(seed)
+    """As `drawn_inputs`. Raises BadRequest if the memory is too small for them."""
     try:
-        return {spec.name: _random_array(rng, spec) for spec in specs}
+        return drawn_inputs(specs, seed)
     except MemoryError as error:
         expected = ", ".join(map(str, specs))
         raise BadRequest(f"no memory for random inputs ({error}); give {expected} of your own") from error
+
+
+def drawn_inputs(specs: Sequence[TensorSpec], seed: int = 0) -> dict[str, Array]:
+    """Inputs between 0.1 and 1; 0 or 1 for integers, which may be indices. Raises MemoryError."""
+    import numpy as np
+
+    rng = np.random.default_rng(seed)
+    return {spec.name: _random_array(rng, spec) for spec in specs}
 
 
 def _random_array(rng: np.random.Generator, spec: TensorSpec) -> Array:

@@ -12,6 +12,7 @@ from fractune_core.host import machine
 from fractune_core.records import Status
 from fractune_core.shares import Share
 from fractune_workers.child.errors import LimitMet
+from fractune_workers.children.tvm_api.target import host_device
 from fractune_workers.measuring.session import ArtifactBatch, MeasurementSession
 from tests.support.client_samples import bundle_bytes
 
@@ -46,7 +47,8 @@ def test_a_candidate_whose_arguments_take_too_much_is_failed_and_not_run_again(s
 
 def test_a_model_that_takes_too_much_is_not_timed(session: MeasurementSession, tmp_path: Path) -> None:
     path = tmp_path / "large.fractune"
-    path.write_bytes(bundle_bytes(inputs=[{"name": "x", "dtype": "float32", "shape": [2**28]}]))
+    inputs = [{"name": "x", "dtype": "float32", "shape": [2**28]}]
+    path.write_bytes(bundle_bytes(inputs=inputs, device=host_device().to_json()))
     before = session.generation
     with pytest.raises(LimitMet) as met:
         session.time_model(path)

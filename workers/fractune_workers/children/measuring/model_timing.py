@@ -25,7 +25,7 @@ from fractune_runtime.cpu import OnCpu, ShareHere
 from fractune_runtime.gpu import OnGpu
 from fractune_runtime.model import Backend
 from fractune_runtime.runner import CallersThread, Runner, runner_for
-from fractune_runtime.tvm_runtime.tensors import random_inputs, specs_of
+from fractune_runtime.tvm_runtime.tensors import drawn_inputs, specs_of
 from fractune_workers.children.tvm_api.arrays import difference
 from fractune_workers.children.tvm_api.processor import Processor
 
@@ -295,7 +295,7 @@ def _loaded(path: Path, processor: Processor, share: Share, run: Callable[..., A
     """`run`: the result of a function on the thread of the model."""
     bundle = Bundle(path)
     backend, specs = backend_on(processor, bundle), specs_of(bundle.manifest["inputs"])
-    arguments = backend.placed(backend.arguments(specs, random_inputs(specs)))
+    arguments = backend.placed(backend.arguments(specs, drawn_inputs(specs)))
     runs_graphs = share.kind.serves  # a graph is captured on a stream of its own, outside of a green context
     names = [each["name"] for each in bundle.variants if runs_graphs or not each["name"].endswith(WITH_GRAPHS)]
     calls = {name: partial(backend.run, backend.load_variant(name), arguments) for name in names}
