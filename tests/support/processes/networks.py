@@ -13,7 +13,7 @@ from typing import Self
 import pytest
 
 _NEWNET = 0x40000000  # CLONE_NEWNET of linux/sched.h
-_OWN = Path("/proc/thread-self/ns/net")
+OWN_NETWORK = Path("/proc/thread-self/ns/net")
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -23,12 +23,12 @@ class Network:
     def __init__(self) -> None:
         if shutil.which("ip") is None:
             pytest.skip("no `ip` here; apt-get install iproute2")
-        before = _OWN.open("rb")
+        before = OWN_NETWORK.open("rb")
         if _libc.unshare(_NEWNET):
             before.close()
             pytest.skip(f"networks of a test's own: {os.strerror(ctypes.get_errno())}; run the tests as root")
-        self._file = _OWN.open("rb")
-        _enter(before.fileno())
+        self._file = OWN_NETWORK.open("rb")
+        enter_network(before.fileno())
         before.close()
 
     def connect(self, other: Network, number: int) -> None:
@@ -50,19 +50,21 @@ class Network:
         self._file.close()
 
     def __enter__(self) -> Self:
-        self._before = _OWN.open("rb")
-        _enter(self._file.fileno())
+        self._before = OWN_NETWORK.open("rb")
+        enter_network(self._file.fileno())
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        _enter(self._before.fileno())
+        enter_network(self._before.fileno())
         self._before.close()
 
 
-def _enter(namespace: int) -> None:
-    """This thread alone."""
+def enter_network(namespace: int) -> None:
+    """This thread alone; no right is needed for the network that it is in."""
+    if os.fstat(namespace).st_ino == OWN_NETWORK.stat().st_ino:
+        return
     if _libc.setns(namespace, _NEWNET):
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from tests.support.paths import REPOSITORY
+from tests.support.processes.networks import OWN_NETWORK, enter_network
 
 _IMPORTED = (
     "tests.support.processes.fleet_simulated",
@@ -49,12 +50,13 @@ class ReadyMade:
         env: Mapping[str, str] = os.environ,
         cwd: Path | None = None,
     ) -> None:
-        """What is not given is that of this process."""
+        """What is not given is that of this process. The network is that of this thread."""
         place = {"cwd": str(cwd or Path.cwd()), "cores": sorted(os.sched_getaffinity(0))}
         request = json.dumps({"argv": [module, *args], "env": dict(env), **place})
         self._news, told = os.pipe()
         outputs = [_STDOUT if stdout is None else stdout.fileno(), _STDERR if stderr is None else stderr.fileno()]
-        socket.send_fds(_keeper(), [request.encode()], [told, *outputs])
+        with OWN_NETWORK.open("rb") as network:
+            socket.send_fds(_keeper(), [request.encode()], [told, *outputs, network.fileno()])
         os.close(told)
         self.pid = self._next_number()
         self.returncode: int | None = None
@@ -105,7 +107,7 @@ def _keeper() -> socket.socket:
 def _serve(requests: socket.socket) -> dict[str, Any]:
     """Returns in each child, with its request."""
     while True:
-        message, fds, _, _ = socket.recv_fds(requests, _MOST_BYTES, 3)
+        message, fds, _, _ = socket.recv_fds(requests, _MOST_BYTES, 4)
         if not message:
             sys.exit()
         if os.fork() == 0:
@@ -117,7 +119,7 @@ def _serve(requests: socket.socket) -> dict[str, Any]:
             os.close(fd)
 
 
-def _is_child(told: int, stdout: int, stderr: int) -> bool:
+def _is_child(told: int, stdout: int, stderr: int, network: int) -> bool:
     """Fork once more: the parent waits for the child, and tells its pid, and how it has ended."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     child = os.fork()
@@ -125,9 +127,11 @@ def _is_child(told: int, stdout: int, stderr: int) -> bool:
         for fd, place in ((os.open(os.devnull, os.O_RDONLY), _STDIN), (stdout, _STDOUT), (stderr, _STDERR)):
             os.dup2(fd, place)
             os.close(fd)
+        enter_network(network)
+        os.close(network)
         os.close(told)
         return True
-    for fd in (_STDIN, stdout, stderr):
+    for fd in (_STDIN, stdout, stderr, network):
         os.close(fd)
     os.write(told, child.to_bytes(4))
     os.write(told, os.waitpid(child, 0)[1].to_bytes(4))
