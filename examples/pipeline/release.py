@@ -88,7 +88,7 @@ def _fetch(wanted: argparse.Namespace) -> tuple[bool, str]:
         for seen in job.watch():
             if seen.state is not state:
                 state = seen.state
-                print(f"{job.name}: {state}, {seen.candidates_done} candidates measured", flush=True)
+                print(f"{job.name}: {state}, {seen.progress.candidates_done} candidates measured", flush=True)
         job.wait()
         job.bundle(wanted.out)
     return True, f"{job.name} made {wanted.out}"
