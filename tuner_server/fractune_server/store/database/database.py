@@ -446,6 +446,10 @@ def _migrate(connection: Connection, where: str) -> None:
     from alembic import command
     from alembic.config import Config
 
+    if connection.dialect.name == "sqlite":
+        # Python's driver begins no transaction for a statement that makes a table: each would stay after a kill.
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+
     config = Config()
     config.set_main_option("script_location", str(_MIGRATIONS))
     config.attributes["connection"] = connection

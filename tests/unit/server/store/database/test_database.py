@@ -7,7 +7,7 @@ import sqlite3
 from pathlib import Path
 
 import pytest
-from sqlalchemy import event
+from sqlalchemy import Engine, event
 
 from fractune_core.errors import StateUnusable
 from fractune_core.host import machine
@@ -33,6 +33,22 @@ def test_a_database_that_another_program_locks_is_said_in_one_line_and_loses_not
     store.log.add([validation("b", 1, 1.0)])
     assert store.log.count(RecordFilter()) == 2
     store.close()
+
+
+def test_a_server_that_ends_while_it_makes_the_tables_leaves_none(tmp_path: Path) -> None:
+    def end(_connection: object, _cursor: object, statement: str, *_: object) -> None:
+        if "CREATE TABLE jobs" in statement:
+            raise KeyboardInterrupt
+
+    event.listen(Engine, "before_cursor_execute", end)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            Store(sqlite_url(tmp_path))
+    finally:
+        event.remove(Engine, "before_cursor_execute", end)
+    with contextlib.closing(sqlite3.connect(tmp_path / "fractune.db")) as database:
+        assert database.execute("SELECT name FROM sqlite_master").fetchall() == []
+    Store(sqlite_url(tmp_path)).close()
 
 
 def test_sqlite_on_a_network_file_system_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
