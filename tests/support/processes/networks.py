@@ -1,4 +1,7 @@
-"""Networks of a test's own, and links between them that can be cut. Only root can make them."""
+"""Networks of a test's own, and links between them that can be cut. Only root can make them.
+
+This file is imported where pytest is not installed.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,10 @@ import ctypes
 import os
 import shutil
 import subprocess
+import unittest
 from pathlib import Path
 from types import TracebackType
 from typing import Self
-
-import pytest
 
 _NEWNET = 0x40000000  # CLONE_NEWNET of linux/sched.h
 OWN_NETWORK = Path("/proc/thread-self/ns/net")
@@ -22,11 +24,12 @@ class Network:
 
     def __init__(self) -> None:
         if shutil.which("ip") is None:
-            pytest.skip("no `ip` here; apt-get install iproute2")
+            raise unittest.SkipTest("no `ip` here; apt-get install iproute2")
         before = OWN_NETWORK.open("rb")
         if _libc.unshare(_NEWNET):
             before.close()
-            pytest.skip(f"networks of a test's own: {os.strerror(ctypes.get_errno())}; run the tests as root")
+            why = os.strerror(ctypes.get_errno())
+            raise unittest.SkipTest(f"networks of a test's own: {why}; run the tests as root")
         self._file = OWN_NETWORK.open("rb")
         enter_network(before.fileno())
         before.close()
