@@ -76,8 +76,9 @@ class ReadyMade:
         return self.returncode
 
     def send_signal(self, number: int) -> None:
-        if self.poll() is None:
-            os.kill(self.pid, number)
+        with contextlib.suppress(ProcessLookupError):  # its parent has just waited for it
+            if self.poll() is None:
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
