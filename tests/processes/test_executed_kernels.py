@@ -1,0 +1,208 @@
+"""Candidates for a GPU compute what NumPy computes, on the executor: no GPU, but TVM's CUDA C and its CUDA runtime."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax
+
+from fractune_core.implementations import DIRECT
+from fractune_core.records import UNTUNED
+from fractune_core.targets import target_key
+from fractune_workers.child import Child
+from fractune_workers.children.tvm_api.functions import ASYNC_COPIES
+from fractune_workers.children.tvm_api.target import parse_target
+from fractune_workers.children.tvm_api.traces import Workload, write_workloads
+from tests.processes.test_cuda_builds import build, traces
+from tests.support.children.triton_operators import OPERATORS, Array, Case, Operator, case_of
+from tests.support.executing import MISSING, executing_stand_in
+from tests.support.executing.run import outputs_of
+
+pytestmark = pytest.mark.skipif(bool(MISSING), reason=MISSING)
+
+CANDIDATES, FAULTY = 24, 6
+_TVM_FAILS = "InternalError: "
+"""TVM refuses to lower some candidates, such as 10 of 24 of a mean: a failed build, which a search learns from."""
+_CHILD = "tests.support.executing.child"
+MOST_ERROR = {"float16": 2.0**-10, "float32": 2e-6, "int8": 0.0}
+"""relative to the largest output: of one rounding, or of additions in another order"""
+TENSOR_CORES = '"Tensorize"'
+
+
+def windows(x: Array, stride: int) -> Array:
+    """The nine numbers around each place of NCHW images, before the other dimensions. Padding is -1e9."""
+    x = np.pad(x, ((0, 0), (0, 0), (1, 1), (1, 1)), constant_values=-1e9)
+    rows, columns = ((extent - 3) // stride + 1 for extent in x.shape[2:])
+    return np.stack(
+        [x[:, :, i : i + rows * stride : stride, j : j + columns * stride : stride] for i in range(3) for j in range(3)]
+    )
+
+
+def depthwise(x: Array, weights: Array) -> Array:
+    seen = windows(x, 2)
+    return np.einsum("knchw,ck->nchw", np.where(seen == -1e9, 0, seen), weights.reshape(len(weights), 9))
+
+
+def softmax(x: Array) -> Array:
+    powers = np.exp(x - x.max(-1, keepdims=True))
+    return powers / powers.sum(-1, keepdims=True)
+
+
+OTHERS = {
+    "softmax": Operator(((24, 100),), lambda bb, x: bb.emit(relax.op.nn.softmax(x)), softmax),
+    "depthwise": Operator(
+        ((1, 16, 15, 15), (16, 1, 3, 3)),
+        lambda bb, x, w: bb.emit(relax.op.nn.conv2d(x, w, strides=2, padding=1, groups=16)),
+        depthwise,
+    ),
+    "a row of weights": Operator(((1, 256), (256, 64)), OPERATORS["product"].emit, np.matmul),
+    "mean": Operator(((2, 24, 7, 9),), lambda bb, x: bb.emit(relax.op.mean(x, axis=[2, 3])), lambda x: x.mean((2, 3))),
+    "pool": Operator(
+        ((1, 8, 13, 13),),
+        lambda bb, x: bb.emit(relax.op.nn.max_pool2d(x, pool_size=[3, 3], strides=[2, 2], padding=[1, 1, 1, 1])),
+        lambda x: windows(x, 2).max(0),
+    ),
+}
+"""without tensor cores and copies that a search may make asynchronous"""
+
+
+@dataclass(frozen=True)
+class Searched:
+    """An operator with numbers, as the search and the builder take it."""
+
+    case: Case
+    operator: dict[str, Any]
+
+
+def searched(name: str, dtype: str, target: str) -> Searched:
+    case = case_of((OPERATORS | OTHERS)[name], dtype)
+    mod = tvm.IRModule({"main": case.function.with_attr("global_symbol", "main")})
+    parsed = parse_target(target, 1)
+    known = {
+        "workload": write_workloads({DIRECT: Workload.of(mod)}),
+        "target": str(parsed),
+        "key": target_key(str(parsed)),
+    }
+    return Searched(case, {"workload_hash": hashlib.sha256(f"{name} {dtype}".encode()).hexdigest(), **known})
+
+
+@pytest.fixture(scope="module")
+def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("libraries")
+    executing_stand_in(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def search() -> Iterator[Child]:
+    child = Child("fractune_workers.children.searching.child", ["2"])
+    yield child
+    child.stop()
+
+
+@pytest.fixture(scope="module")
+def builder() -> Iterator[Child]:
+    child = Child(_CHILD)
+    yield child
+    child.stop()
+
+
+def archives(builder: Child, searched: Searched, candidates: list[str]) -> dict[str, bytes]:
+    built = {str(at): build(builder, searched.operator, trace) for at, trace in enumerate(candidates)}
+    causes = {name: each["cause"] for name, each in built.items() if not each["object"]}
+    assert {name: cause for name, cause in causes.items() if not cause.startswith(_TVM_FAILS)} == {}
+    return {name: each["object"] for name, each in built.items() if each["object"]}
+
+
+def errors(libraries: Path, folder: Path, built: dict[str, bytes], case: Case) -> dict[str, float | str]:
+    """By candidate: the largest error of its output relative to the largest number, or why it has none."""
+    largest = np.abs(case.expected).max()
+    return {
+        name: out if isinstance(out, str) else float(np.abs(out.astype(np.float64) - case.expected).max() / largest)
+        for name, out in outputs_of(libraries, folder, built, case.arguments).items()
+    }
+
+
+def wrong(found: dict[str, float | str], dtype: str) -> dict[str, float | str]:
+    return {name: each for name, each in found.items() if isinstance(each, str) or not each <= MOST_ERROR[dtype]}
+
+
+def test_the_default_schedule_computes_numpy_s_values(builder: Child, libraries: Path, tmp_path: Path) -> None:
+    """And a fault that is built into it does not: a barrier that is left out."""
+    product = searched("product", "float32", "cuda:sm_90")
+    built = archives(builder, product, [UNTUNED])
+    faulty = Child(_CHILD)
+    faulty.call("plant", 60, pattern=r"__syncthreads\(\);", replacement="", place=1)
+    built["no barrier"] = archives(faulty, product, [UNTUNED])["0"]
+    faulty.stop()
+    assert list(wrong(errors(libraries, tmp_path / "run", built, product.case), "float32")) == ["no barrier"]
+
+
+_ALL = [
+    *((name, dtype, "sm_90") for name in OPERATORS for dtype in ("float16", "float32") if name != "whole numbers"),
+    ("whole numbers", "int8", "sm_90"),
+    *((name, "float32", "sm_90") for name in OTHERS),
+    *(("product", dtype, "sm_75") for dtype in ("float16", "float32")),
+]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("name", "dtype", "arch"), _ALL)
+def test_the_first_candidates_compute_numpy_s_values(
+    search: Child, builder: Child, libraries: Path, tmp_path: Path, name: str, dtype: str, arch: str
+) -> None:
+    """In three orders of threads. Half precision has tensor cores with sums in float32."""
+    operator = searched(name, dtype, f"cuda:{arch}")
+    candidates = traces(search, operator.operator, CANDIDATES)
+    if arch == "sm_90" and name in OPERATORS:
+        assert {ASYNC_COPIES in trace for trace in candidates[1:]} == {True, False}
+    if dtype != "float32":
+        assert any(TENSOR_CORES in trace for trace in candidates)
+    found = errors(libraries, tmp_path / "run", archives(builder, operator, candidates), operator.case)
+    assert len(found) > len(candidates) // 2
+    assert wrong(found, dtype) == {}
+
+
+_WAIT = r"(?s)(ptx_cp_async_legacy_\w+\(.*?)tvm_builtin_ptx_cp_async_wait_group_async_wait_group_(\d+)\(\);"
+BARRIER = "barrier"
+FAULTS = {
+    BARRIER: (r"__syncthreads\(\);", "", 4),
+    "wait": (_WAIT, r"\1wait_for_copies(\2 + 1);", 2),
+    "place": (r"(\]\s*=[^;]*threadIdx\.x[^;]*) \+ 1\)\]", r"\1 + 2)]", 1),
+}
+"""A pattern in the source of a candidate, what replaces it, and how many of its matches are replaced, each in its own
+build: a barrier is left out, one more group of copies is not waited for, a number is read from the next place.
+"""
+FEWEST_SEEN = 0.6
+"""Part of the faults of a kind. A single warp needs no barrier between uses of its fragments."""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("name", "dtype"), [("product", "float16"), ("convolution", "float32")])
+def test_planted_faults_are_seen(search: Child, libraries: Path, tmp_path: Path, name: str, dtype: str) -> None:
+    operator, faulty = searched(name, dtype, "cuda:sm_90"), Child(_CHILD)
+    candidates = traces(search, operator.operator, FAULTY)[1:]
+    built: dict[str, bytes] = {}
+    for fault, (pattern, replacement, places) in FAULTS.items():
+        for place, (at, trace) in itertools.product(range(places), enumerate(candidates)):
+            faulty.call("plant", 60, pattern=pattern, replacement=replacement, place=place)
+            answer = build(faulty, operator.operator, trace)
+            assert answer["status"] == "ok" or "IndexError" in answer["cause"], answer["cause"]
+            if answer["object"]:
+                built[f"{fault} {place} of {at}"] = answer["object"]
+    faulty.stop()
+    found = errors(libraries, tmp_path / "run", built, operator.case)
+    seen = Counter(name.partition(" ")[0] for name in wrong(found, dtype))
+    planted = Counter(name.partition(" ")[0] for name in found)
+    assert planted[BARRIER] > 0
+    for fault, count in planted.items():
+        assert seen[fault] >= FEWEST_SEEN * count, fault

@@ -1,0 +1,37 @@
+"""The children that compile, with the processor's compiler in place of CUDA's. `plant` has them build faults."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from fractune_workers.children.building import child as building
+from fractune_workers.children.compiling import child as compiling
+from fractune_workers.children.tvm_api import cuda_target
+from tests.support.executing import HostCompiler
+
+COMPILING = "compiling"
+
+
+def open_child(args: list[str]) -> dict[str, Callable[..., Any]]:
+    """The methods of the builder's child, or of the one that compiles models if `args` is COMPILING; and `plant`."""
+    planted: list[Callable[[str], str]] = []
+
+    def compiler_here() -> HostCompiler:
+        return HostCompiler(*planted)
+
+    def plant(pattern: str, replacement: str, place: int) -> None:
+        """In kernels that are built from now on, replace the match of a regular expression at `place`; a kernel with
+        fewer matches fails to build.
+        """
+        planted[:] = [lambda source: _with_fault(source, re.compile(pattern), replacement, place)]
+
+    cuda_target.compiler_here = compiler_here  # type: ignore[assignment]
+    return {**(compiling if args == [COMPILING] else building).open_child([]), "plant": plant}
+
+
+def _with_fault(source: str, pattern: re.Pattern[str], replacement: str, place: int) -> str:
+    begin = source.index('extern "C" __global__')
+    match = list(pattern.finditer(source, begin))[place]
+    return source[: match.start()] + match.expand(replacement) + source[match.end() :]
