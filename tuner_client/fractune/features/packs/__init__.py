@@ -1,0 +1,1 @@
+"""Packs: `fractune pack` and `fractune measure`."""

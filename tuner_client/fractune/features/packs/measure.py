@@ -1,0 +1,73 @@
+"""`fractune measure`: the candidates of a pack, timed at shares of this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fractune.features.noise import children_find_us
+from fractune.local.programs import measure_pack
+from fractune.sessions.progress import LineProgress, line_reporter
+from fractune.sessions.session import PathText
+from fractune.text.output_files import check_writable
+from fractune_core.errors import BadRequest, FractuneError
+from fractune_core.files.packs import Pack
+from fractune_core.shares import Share, share_names
+
+_MOST_MINUTES = 7 * 24 * 60.0
+_EXTRAS = {"cpu": ("run", "sign"), "cuda": ("run", "sign", "cuda")}
+"""that a measuring host needs, by kind of device"""
+
+
+def measure(
+    path: PathText,
+    shares: str | Sequence[str],
+    *,
+    public_key: str | bytes | None,
+    out: PathText | None = None,
+    minutes: float | None = None,
+    progress: LineProgress = True,
+) -> dict[str, Any]:
+    """Measure the pack at `path` at shares of this machine, for `minutes` at most, and write the times to `out`.
+
+    The pack's code runs only with the signature of the owner of `public_key` (PEM); None runs any pack. The file `out`
+    (default: `<pack>.times` in the current folder) goes on from where an earlier call has ended. `fractune log import`
+    takes it into a log.
+
+    Returns numbers of the file. Raises BadBundle, BadRequest, ShareUnavailable, StateUnusable.
+    """
+    path = Path(path)
+    if minutes is not None and not 0 < minutes <= _MOST_MINUTES:
+        raise BadRequest(f"--minutes is {minutes:g}; it must be above 0, and at most {_MOST_MINUTES:g}")
+    requested = [Share.parse(share) for share in share_names(shares)]
+    if len({share.device_kind for share in requested}) > 1:
+        raise BadRequest("--shares are of a CPU and of a GPU; measure the pack for each apart")
+    written = Path(f"{path.stem}.times" if out is None else out).absolute()
+    check_writable("--out", written)
+    with contextlib.closing(_opened(path, public_key)) as pack, children_find_us():
+        return measure_pack(pack, written, requested, minutes, line_reporter(progress))
+
+
+def _opened(path: Path, public_key: str | bytes | None) -> Pack:
+    if public_key is None:
+        return Pack(path)
+    from fractune_runtime.signatures import signature_check
+
+    return Pack(path, signature_check(public_key))
+
+
+def requirements(kind: str) -> list[str]:
+    """The requirements that pip installs on a host that measures packs: for shares of a `cpu` or of a GPU (`cuda`)."""
+    declared = importlib.metadata.requires("fractune")
+    if declared is None:
+        raise FractuneError("fractune is not installed as a package here, so its requirements are not known")
+    found: dict[str, None] = {}
+    for each in declared:
+        requirement, _, marker = each.partition(";")
+        wanted = not marker or any(f"extra == '{name}'" in marker.replace('"', "'") for name in _EXTRAS[kind])
+        if wanted:
+            found[requirement.strip()] = None
+    return list(found)
