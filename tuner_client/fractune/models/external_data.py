@@ -1,0 +1,179 @@
+"""An ONNX model whose weights lie in files beside it, as exporters write them, made one file again.
+
+Only the graph is walked, by protobuf's wire format; numbers are copied from file to file. A weight may lie in a regular
+file in the model's folder or below it. Nothing else is opened: no link, no device, no file elsewhere.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO, NamedTuple
+
+from fractune.models.onnx_file import DEEPEST, INSIDE, MESSAGE, NUMBERS, Field, Walk, varint_bytes, walk
+from fractune_core.errors import BadModel, shortened
+
+_MOST_BYTES = 2**31 - 1
+"""of a protobuf message"""
+_BLOCK_BYTES = 1 << 20
+_LOCATION = b"location"
+"""the key that each tensor with numbers elsewhere has"""
+_NAME, _RAW_DATA, _EXTERNAL_DATA, _DATA_LOCATION = 8, 9, 13, 14
+"""fields of a tensor"""
+_MOST_DIGITS = 18
+_AGAIN = "copy or export the model again"
+
+
+class _Range(NamedTuple):
+    """Bytes of a file: of the one beside the model with this name, or with an empty name of the model's own."""
+
+    name: str
+    begin: int
+    size: int
+
+
+def write_one_file(path: Path, target: Path) -> None:
+    """Write the ONNX model at `path`, with the numbers of its weights from the files beside it, to `target`.
+
+    Raises BadModel for a damaged model, and for a weight in a place that is not allowed, in a missing file or beyond
+    its end. Also for more than 2 GiB with the weights, and where `target` cannot be written.
+    """
+    with walk(path) as found:
+        if found is None:
+            raise BadModel("is not an ONNX file")
+        parts = list(_Joining(found, path.parent).parts("model", 0, found.size, 0))
+        total = sum(map(_size, parts))
+        if total > _MOST_BYTES:
+            size = f"{total / 2**30:.1f} GiB"
+            raise BadModel(f"has {size} with its weights, and at most 2 are supported; export it in float16")
+        try:
+            with target.open("xb") as out:
+                for part in parts:
+                    _write(part, path, out)
+        except OSError as error:
+            raise BadModel(
+                f"cannot be copied with its weights ({total >> 20} MiB) to {target.parent} ({error.strerror}); name a "
+                "folder with room by TMPDIR"
+            ) from error
+
+
+class _Joining:
+    """The parts of the new file."""
+
+    def __init__(self, found: Walk, folder: Path) -> None:
+        self._walk = found
+        self._folder = folder
+        self._sizes: dict[str, int] = {}
+        """of the files beside the model, in bytes"""
+
+    def parts(self, kind: str, at: int, end: int, depth: int) -> Iterator[bytes | _Range]:
+        """Of a message of that kind, from byte `at` to `end`, with the numbers of its weights inside."""
+        for field in self._walk.fields(at, end):
+            inner = INSIDE.get(kind, {}).get(field.number) if field.is_message else None
+            if inner is None or not self._walk.has(_LOCATION, field):
+                yield _Range("", field.begin, field.end - field.begin)
+                continue
+            if depth >= DEEPEST:
+                raise BadModel(f"has more than {DEEPEST} graphs in graphs; export it with fewer")
+            inside = self._tensor(field) if inner == "tensor" else self.parts(inner, field.first, field.end, depth + 1)
+            body = list(inside)
+            yield _head(field.number, sum(map(_size, body)))
+            yield from body
+
+    def _tensor(self, tensor: Field) -> Iterator[bytes | _Range]:
+        is_external = self._walk.is_external(tensor)
+        for field in self._walk.inside(tensor):
+            if not is_external or field.number not in NUMBERS | {_EXTERNAL_DATA, _DATA_LOCATION}:
+                yield _Range("", field.begin, field.end - field.begin)
+        if is_external:
+            place = self._place(tensor)
+            yield _head(_RAW_DATA, place.size)
+            yield place
+
+    def _place(self, tensor: Field) -> _Range:
+        text, last = self._walk.text, self._walk.last
+        what = f"weight '{shortened(text(last(tensor, _NAME)), 80)}'"
+        fields = (field for field in self._walk.inside(tensor) if field.number == _EXTERNAL_DATA)
+        entries = {text(last(field, 1)): text(last(field, 2)) for field in fields}
+        name = entries.get("location", "")
+        if name not in self._sizes:
+            descriptor = _opened(self._folder, name, what)
+            self._sizes[name] = os.fstat(descriptor).st_size
+            os.close(descriptor)
+        held = self._sizes[name]
+        begin = _number(entries.get("offset", "0"), what)
+        size = _number(entries.get("length", str(max(0, held - begin))), what)
+        if begin + size > held:
+            raise BadModel(
+                f"{what} has the bytes from {begin:,} to {begin + size:,} of {_shown(name)}, which has {held:,}; "
+                f"{_AGAIN} with that file"
+            )
+        return _Range(name, begin, size)
+
+
+def _head(number: int, size: int) -> bytes:
+    return varint_bytes(number << 3 | MESSAGE) + varint_bytes(size)
+
+
+def _size(part: bytes | _Range) -> int:
+    return len(part) if isinstance(part, bytes) else part.size
+
+
+def _number(text: str, what: str) -> int:
+    if not (text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS):
+        raise BadModel(f"{what} has {_shown(text)} for a place in its file; {_AGAIN}")
+    return int(text)
+
+
+def _shown(name: str) -> str:
+    return f"'{shortened(name, 80)}'"
+
+
+def _opened(folder: Path, name: str, what: str) -> int:
+    """A descriptor of the file for reading. Each folder on the way is opened by itself, so none of them is a link."""
+    names = PurePosixPath(name).parts
+    if not names or name.startswith("/") or ".." in names or "\0" in name:
+        raise BadModel(f"{what} lies in {_shown(name)}; its file must be in the model's folder, or below it")
+    last = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for at, each in enumerate(names):
+            before = last
+            # O_NONBLOCK: the opening of a pipe would wait for its other end.
+            kind = os.O_NONBLOCK if at == len(names) - 1 else os.O_DIRECTORY
+            last = os.open(each, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | kind, dir_fd=before)
+            os.close(before)
+    except OSError as error:
+        os.close(last)
+        raise BadModel(f"{what} lies in {_shown(name)} beside the model, {_fault(error)}") from error
+    if not stat.S_ISREG(os.fstat(last).st_mode):
+        os.close(last)
+        raise BadModel(f"{what} lies in {_shown(name)} beside the model, which is not a file; {_AGAIN}")
+    return last
+
+
+def _fault(error: OSError) -> str:
+    if error.errno == errno.ENOENT:
+        return "and that file is missing; copy it there"
+    if error.errno in {errno.ELOOP, errno.ENOTDIR}:
+        return "which is a link, or leads through one; put the file itself there (cp -rL copies a folder so)"
+    return f"which cannot be read ({error.strerror}); {_AGAIN}"
+
+
+def _write(part: bytes | _Range, path: Path, out: BinaryIO) -> None:
+    if isinstance(part, bytes):
+        out.write(part)
+        return
+    descriptor = _opened(path.parent, part.name, "a weight") if part.name else os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        at, end = part.begin, part.begin + part.size
+        while at < end:
+            block = os.pread(descriptor, min(_BLOCK_BYTES, end - at), at)
+            if not block:
+                raise BadModel(f"{_shown(part.name or path.name)} became shorter while it was read; try again")
+            out.write(block)
+            at += len(block)
+    finally:
+        os.close(descriptor)
