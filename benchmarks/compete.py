@@ -1,6 +1,6 @@
 """A loaded bundle beside the best of its own code, ONNX Runtime and OpenVINO.
 
-Each model of `vs_onnxruntime` is tuned without a search (`--trials N` searches), and competes with the runtimes that
+Each model of the zoo is tuned without a search (`--trials N` searches), and competes with the runtimes that
 are installed. Then the bundle is loaded, and timed beside its own code and beside each runtime that could compete, by
 new repeats, confined to the share and interleaved. The promise is that a loaded bundle is never slower than the best by
 more than 3 %, beyond the interval: for paced requests, which decide at the goal `latency`.
@@ -27,7 +27,7 @@ from benchmarks.support.loaded_child import LOADED
 from benchmarks.support.machine import arguments, write_result
 from benchmarks.support.models import Model, find_model
 from benchmarks.support.processes import import_path
-from benchmarks.vs_onnxruntime import MODELS
+from benchmarks.support.zoo import zoo
 from fractune.errors import FractuneError
 from fractune.local.timing_process import timing_process
 from fractune.text.text import time_text
@@ -50,13 +50,13 @@ def main() -> None:
 
 def _parse() -> argparse.Namespace:
     parser = arguments(__doc__)
-    parser.add_argument("--models", default="", help="(default: those of vs_onnxruntime)")
+    parser.add_argument("--models", default="", help="(default: the zoo)")
     parser.add_argument("--shares", default="cpu:1,cpu:2", help="(default: %(default)s)")
     parser.add_argument("--trials", type=int, default=0, help="(default: %(default)s)")
     parser.add_argument("--repeats", type=int, default=15, help="(default: %(default)s)")
     parser.add_argument("--inexact", action="store_true", help="let runtimes round as they do by default")
     args = parser.parse_args()
-    args.models = args.models or ("squeezenet" if args.quick else ",".join(MODELS))
+    args.models = args.models or ("squeezenet" if args.quick else ",".join(zoo()))
     args.repeats = 6 if args.quick else args.repeats
     return args
 
@@ -66,7 +66,7 @@ def _row(model: Model, args: argparse.Namespace) -> dict[str, Any]:
         out = Path(folder) / "model.fractune"
         options: dict[str, Any] = {"inputs": model.inputs, "state": Path(folder) / "state", "progress": False}
         try:
-            fractune.tune(model.path, args.shares, trials=args.trials, out=out, **options)
+            fractune.tune(model.path, args.shares, trials=args.trials, out=out, compete="none", **options)
             found = fractune.compete(out, model.path, inexact=args.inexact, progress=False)
             shares = {
                 each.share: timed_as_loaded(out, model.path, each.share, each.compared, args.repeats)

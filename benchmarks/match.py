@@ -28,7 +28,7 @@ from benchmarks.support import match_log
 from benchmarks.support.machine import arguments, write_result
 from fractune_core.analysis.match import How, Policy
 from fractune_server.selection.model_match import Matcher, MatchQuery
-from fractune_server.store.files.blob_files import BlobStore
+from fractune_server.store.blob_files import BlobStore
 from fractune_server.store.store import Store, sqlite_url
 from fractune_server.transport.context import ServerContext
 from tests.support.processes.redis_process import running_redis

@@ -16,15 +16,16 @@ from typing import Any
 import redis
 
 from benchmarks.support.machine import arguments, write_result
-from fractune_core.fleet.messages import CPU_BATCH, BuildWork
+from fractune_core.codec.plain_json import to_dict
+from fractune_core.fleet.messages import CPU_BATCH, BuildWork, CandidateItem
 from fractune_core.fleet.redis_names import BUILD_QUEUE, SERVER_STREAM
-from fractune_core.records import Kind
 from fractune_server.transport.work_queues import WorkQueues
 from fractune_workers.context import WorkerContext
 from fractune_workers.entry import WorkHandler
 from fractune_workers.locks.core_locks import CoreLocks
 from fractune_workers.roles import Role
 from fractune_workers.work_loop import WorkLoop
+from tests.support.fleet_messages import CONV2D, build_work
 from tests.support.processes.redis_process import running_redis
 
 TRACE = "x" * 3500
@@ -43,8 +44,8 @@ class SimulatedRole(Role):
 
     def handle(self, work: Any) -> None:
         delivery = self._station.transaction(work)
-        for item in work["candidates"]:
-            event: Any = {"event": "measured", "job": work["job"], "round_id": "", "record": item}
+        for item in work.candidates:
+            event: Any = {"event": "measured", "job": work.job, "round_id": "", "record": to_dict(item)}
             delivery.event(SERVER_STREAM, event)
         delivery.send()
 
@@ -69,19 +70,8 @@ def ms_per_candidate(station: WorkerContext, candidates: int, batch: int) -> flo
 
 
 def _build_work(candidates: int) -> BuildWork:
-    return {
-        "task": "build",
-        "work_id": uuid.uuid4().hex,
-        "round_id": "round",
-        "job": "job",
-        "namespace": "",
-        "purpose": Kind.TRIAL.value,
-        "operator": {"workload_hash": "a" * 16, "name": "conv2d", "target": "{}", "target_key": "{}"},
-        "device_key": "device",
-        "shares": ["cpu:1"],
-        "candidates": [{"candidate": uuid.uuid4().hex, "trace": TRACE} for _ in range(candidates)],
-        "reply": "",
-    }
+    traces = [CandidateItem(uuid.uuid4().hex, TRACE) for _ in range(candidates)]
+    return build_work(CONV2D, traces, work_id=uuid.uuid4().hex)
 
 
 def costs_of(candidates: int, rounds: int) -> dict[int, list[float]]:

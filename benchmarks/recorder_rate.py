@@ -19,6 +19,7 @@ from fractune_core.records import candidate_id
 from fractune_server.store.records.rows import RecordFilter
 from fractune_server.store.store import Store, sqlite_url
 from fractune_server.transport.recorder import Recorder
+from tests.support.fleet_messages import measure_work
 from tests.support.processes.made_up import TARGET_KEY, made_up_record, target_operator, workload_hash
 from tests.support.processes.redis_process import running_redis
 from tests.support.secret import SECRET
@@ -67,7 +68,6 @@ def _event(index: int) -> Measured:
     """One `measured` event, with a trace as long as that of a convolution."""
     operator = f"operator{index % _OPERATORS}"
     name, trace = workload_hash(operator), f'["{index}{TRACE}"]'
-    work = {"purpose": "trial", "share": "cpu:1", "round_id": uuid.uuid4().hex, "job": "j", "namespace": ""}
-    work_of_round = {**work, "operator": target_operator(operator)}
-    record = made_up_record(work_of_round, candidate_id(name, TARGET_KEY, trace), trace)
-    return {"event": "measured", "job": "j", "round_id": work["round_id"], "record": record.to_json()}
+    work = measure_work(target_operator(operator), round_id=uuid.uuid4().hex, job="j")
+    record = made_up_record(work, candidate_id(name, TARGET_KEY, trace), trace)
+    return Measured(job="j", round_id=work.round.id, record=record)

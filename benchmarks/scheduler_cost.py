@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import redis
 
@@ -26,13 +25,13 @@ from fractune_server.engine.rounds import Rounds
 from fractune_server.engine.tune import Instance, TunePhase
 from fractune_server.scheduler.allocation import OperatorPlan, next_round
 from fractune_server.scheduler.fair_queue import FairQueue
-from fractune_server.store.files.blob_files import BlobStore
+from fractune_server.store.blob_files import BlobStore
 from fractune_server.store.store import Store, sqlite_url
 from fractune_server.store.stored_job import StoredJob, StoredOperator
 from fractune_server.transport.context import ServerContext
 from fractune_server.transport.live_workers import Fleet
 from fractune_server.transport.work_queues import WorkQueues
-from tests.support.fleet_messages import worker_info
+from tests.support.fleet_messages import measure_work, worker_info
 from tests.support.processes.made_up import (
     DEVICE,
     TARGET,
@@ -134,8 +133,7 @@ def _world(operators: int, measurers: int) -> Iterator[World]:
         phase = OpenPhase(deps, rounds, fair_queue)
         phase.update_instances(Fleet(worker_info(f"tune-{index}", 1.0, "tune") for index in range(measurers)))
         last = job.operators[-1]
-        work: dict[str, Any] = {"purpose": "trial", "share": SHARE, "round_id": "l", "job": job.id, "namespace": ""}
-        work["operator"] = target_operator(last.name)
+        work = measure_work(target_operator(last.name), round_id="l", job=job.id, share=SHARE)
         try:
             yield World(deps, phase, rounds, job, made_up_record(work, "candidate", "trace"))
         finally:

@@ -64,7 +64,9 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--resume", type=Path, help="results of a run of the same trials: its seeds are kept")
     parser.add_argument("--only", default="", help="operators, as `fractune tune --only` takes them")
     args = parser.parse_args()
-    args.models = args.models or (["squeezenet"] if args.quick else ["squeezenet", "resnet50", "magika", "ocr_angle"])
+    args.models = args.models or (
+        ["squeezenet"] if args.quick else ["squeezenet", "resnet50", "magika", "ocr5_classifier"]
+    )
     args.trials = args.trials or (8 if args.quick else 256)
     args.seeds = args.seeds or (1 if args.quick else 2)
     args.only = args.only or ("conv2d1_" if args.quick else "")

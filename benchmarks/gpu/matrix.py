@@ -70,7 +70,7 @@ def _cell(
     state = given.private / f"{model.name}-{mechanism}"
     common = [str(model.path), "--shares", ",".join(shares), "--only", only, *model.options, "--state", str(state)]
     minutes = f"{seconds * _SEARCH / 60:.2f}"
-    search = ["--minutes", minutes, "--trials", str(_MOST_TRIALS), "--out", str(given.private)]
+    search = ["--minutes", minutes, "--trials", str(_MOST_TRIALS), "--out-dir", str(given.private)]
     tuned = fractune(given, "tune", *common, *search, seconds=2 * seconds)[-1]
     drawn = given.out / f"matrix_{model.name}_{mechanism}"
     outputs = ["--picture", f"{drawn}.svg", "--csv", f"{drawn}.csv"]

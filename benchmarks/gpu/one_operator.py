@@ -52,7 +52,7 @@ def tuned_at(given: Slice, share: str, seconds: float) -> dict[str, Any]:
     folder.mkdir(exist_ok=True)
     model = write_product(folder / "product.onnx", _SIZE)
     budget = ["--minutes", f"{seconds * _SEARCH / 60:.2f}", "--trials", str(_MOST_TRIALS)]
-    places = ["--state", str(folder / "state"), "--out", str(folder)]
+    places = ["--state", str(folder / "state"), "--out-dir", str(folder)]
     tuned = fractune(given, "tune", str(model), "--shares", share, *budget, *places)[-1]
     checked = python(given, "-m", "benchmarks.gpu.products", "check", tuned["bundle"], share, seconds=_CHECK_S)
     if not checked.events:

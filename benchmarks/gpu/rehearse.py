@@ -256,7 +256,7 @@ def tune_on_cpu(trip: Trip) -> None:
     folder = trip.work / "host" / "tuned"
     folder.mkdir()
     model, bundle, share = str(folder / "product.onnx"), str(folder / "product.fractune"), "cpu:1"
-    places = ["--state", str(folder / "state"), "--out", str(folder)]
+    places = ["--state", str(folder / "state"), "--out-dir", str(folder)]
     for command in (
         ["benchmarks.gpu.products", "write", model, str(_PRODUCT_SIZE)],
         ["fractune.cli", "tune", model, "--shares", share, "--trials", "16", *places, "--quiet"],

@@ -1,4 +1,4 @@
-"""Requests at 30 % load for a bundle and its peer: the same arrivals for both, in interleaved blocks."""
+"""Requests at 30 % load for a bundle and its peers: the same arrivals for all, in interleaved blocks."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from typing import Any
 
 from fractune_core.served import LOAD, poisson
 
-SIDES = ("our", "peer")
 _MOST_S = 3.0
-"""of the requests to both sides together; a model that takes more than 75 ms in a loop needs longer"""
+"""of the requests to all sides together; a slow model needs longer"""
 _FEWEST_BLOCKS, _MOST_BLOCKS = 2, 10
 _FEWEST_REQUESTS, _REQUESTS, _MOST_REQUESTS = 3, 10, 100
 """of a block. A block with few requests has hardly any that wait, so a slow model gets fewer blocks"""
@@ -31,19 +30,15 @@ def blocks_at_load(loop_s: Sequence[float]) -> list[list[float]]:
     return [poisson(rate_per_s, size, draws) for _ in range(blocks)]
 
 
-def at_load_json(loop_s: Sequence[float], latency_secs: Mapping[str, Sequence[Sequence[float]]]) -> dict[str, Any]:
-    """The rate, the number of requests to each side, and p50 in seconds by side, of all requests and of each block.
+def at_load_json(loop_s: Mapping[str, float], latency_secs: Mapping[str, Sequence[Sequence[float]]]) -> dict[str, Any]:
+    """The rate, the number of requests to each side, and p50 in seconds by side.
 
-    `latency_secs` are seconds from arrival to answer, by side and block.
+    `loop_s` as for `blocks_at_load`; `latency_secs` are seconds from arrival to answer, by side and block.
     """
-    our_p50_s, peer_p50_s = (statistics.median(chain(*latency_secs[side])) for side in SIDES)
     return {
-        "rate_per_s": LOAD / min(loop_s),
-        "requests": sum(map(len, latency_secs["our"])),
-        "our_p50_s": our_p50_s,
-        "peer_p50_s": peer_p50_s,
-        "ratio": our_p50_s / peer_p50_s,
-        **{f"{side}_block_p50_secs": [statistics.median(block) for block in latency_secs[side]] for side in SIDES},
+        "rate_per_s": LOAD / min(loop_s.values()),
+        "requests": min(sum(map(len, blocks)) for blocks in latency_secs.values()),
+        "p50_s": {side: statistics.median(chain(*blocks)) for side, blocks in latency_secs.items()},
     }
 
 

@@ -42,8 +42,8 @@ def _secs(call: Callable[[], float]) -> float:
 def _evaluator(path: Path, variant: str) -> Callable[[], float]:
     """A function that takes one turn."""
     from fractune_runtime.cpu import OnCpu
+    from fractune_runtime.runner import secs_of_one
     from fractune_runtime.tvm_runtime.tensors import random_inputs, specs_of
-    from fractune_workers.children.measuring.model_timing import secs_of_one
 
     bundle = Bundle(path)
     backend, specs = OnCpu(bundle, None), specs_of(bundle.manifest["inputs"])

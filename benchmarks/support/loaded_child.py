@@ -26,7 +26,7 @@ def open_child(args: list[str]) -> dict[str, Callable[..., Any]]:
         """Ratios of the loaded bundle's time over each other's, in a loop and paced, with 95 % intervals."""
         import fractune
         from fractune.comparing.interleaved import time_interleaved
-        from fractune_runtime.sessions import input_order, open_session, settings_of
+        from fractune_runtime.sessions import Feeder, open_session, settings_of
 
         loaded = fractune.load(bundle, share=share)
         inputs = loaded.random_inputs()
@@ -37,8 +37,7 @@ def open_child(args: list[str]) -> dict[str, Callable[..., Any]]:
         shapes = {name: list(each.shape) for name, each in inputs.items()}
         for name in runtimes:
             session = open_session(name, data, onnx, len(cpus), cpus, settings_of(name), shapes)
-            feed = dict(zip(input_order(loaded.bundle.manifest, session), inputs.values(), strict=True))
-            calls[name] = partial(session.run, feed)
+            calls[name] = partial(session.run, Feeder(loaded.bundle.manifest, session)(inputs))
         times = time_interleaved(calls, repeats, apart=True)
         confinement.verify()
         return {

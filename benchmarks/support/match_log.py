@@ -18,12 +18,13 @@ from sqlalchemy.engine.interfaces import DBAPICursor
 
 from benchmarks.queue_cost import TRACE
 from fractune_core.jobs import OperatorTask
-from fractune_core.records import UNTUNED, TuningRecord, candidate_id, record_id
+from fractune_core.records import UNTUNED, Kind, TuningRecord, candidate_id, record_id
 from fractune_core.shares import Device, GrantedShare
 from fractune_server.store.database.tables import records
 from fractune_server.store.models import IngestedModel, IngestKey
 from fractune_server.store.records.rows import record_to_row
 from fractune_server.store.store import Store, sqlite_url
+from tests.support.fleet_messages import measure_work
 from tests.support.processes.made_up import TARGET, TARGET_KEY, made_up_record, target_operator, workload_hash
 
 DEVICE = Device("cpu", "made-up", 16, 64, 512, "a made-up processor")
@@ -121,14 +122,7 @@ def _validations(number: int, operators: int) -> Iterator[TuningRecord]:
 
 def _record(kind: str, operator: str, share: str, trace: str, secs: float) -> TuningRecord:
     name, units = workload_hash(operator), int(share.partition(":")[2])
-    work: dict[str, Any] = {
-        "purpose": kind,
-        "share": "cpu:1",
-        "round_id": "made-up",
-        "job": "made-up job",
-        "namespace": "",
-    }
-    work["operator"] = target_operator(operator)
+    work = measure_work(target_operator(operator), round_id="made-up", job="made-up job", purpose=Kind(kind))
     candidate = candidate_id(name, TARGET_KEY, trace)
     record = made_up_record(work, candidate, trace, worker="made-up worker")
     return replace(

@@ -6,6 +6,7 @@ is tried again with all inputs but the first as constants.
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import warnings
@@ -75,13 +76,15 @@ def _outcome(child: Child, name: str) -> Outcome:
 
 
 @cache
-def node_cases() -> dict[str, Any]:
-    """ONNX's cases by name."""
-    from onnx.backend.test.case.node import collect_testcases
+def node_cases(*files: str) -> dict[str, Any]:
+    """ONNX's cases by name; with `files`, modules of `onnx.backend.test.case.node`, at least the cases of those."""
+    from onnx.backend.test.case.node import _NodeTestCases, collect_testcases
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return {case.name: case for case in collect_testcases(None)}
+        for file in files:
+            importlib.import_module(f"onnx.backend.test.case.node.{file}")
+        return {case.name: case for case in (_NodeTestCases if files else collect_testcases(None))}
 
 
 def operator_of_case(case: Any) -> str:

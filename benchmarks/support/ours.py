@@ -47,7 +47,8 @@ class Tuned:
 
 def tune(model: Model, shares: str, state: Path, out: Path, options: Sequence[str] = ()) -> Tuned:
     """Tune `model` in the folder `state`; the bundle goes to the folder `out`."""
-    args = ["tune", str(model.path), "--shares", shares, "--state", str(state), "--out", str(out), "--json"]
+    args = ["tune", str(model.path), "--shares", shares, "--state", str(state), "--out-dir", str(out), "--json"]
+    args += ["--compete", "none"]
     ended = run_timed([*_COMMAND, *args, *model.options, *options])
     events = [(at, json.loads(line)) for at, line in ended.lines]
     began = next((at for at, event in events if event["event"] == "job" and event["state"] == "tuning"), None)

@@ -55,7 +55,7 @@ def match(path: str, inputs: dict[str, list[int]], target: str, kinds: Sequence[
     reason why it has none. Raises BadModel.
     """
     parsed = parse_target(target, _ANY_CORES)
-    model = load_model(Path(path), inputs)
+    model = load_model(Path(path), inputs, recurrences=parsed.kind.name == "llvm")
     theirs = plain(model, parsed)
     found, why_not = counterparts(calls(prepare(model, parsed), parsed), calls(theirs, parsed), kinds)
     operators = {operator.workload_hash: operator for operator in extract(theirs, parsed)}

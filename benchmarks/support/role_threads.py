@@ -51,8 +51,7 @@ class RoleThread:
         self._busy_s, self._began_s = 0.0, 0.0
         self._handler = WorkHandler(self.context, self.role)
         self._loop = WorkLoop(name, connection, self._handler.queue, self._handle, self.role)
-        self._info = worker_info(name, time.time(), role)
-        self.role.describe(self._info)
+        self._info = self.role.describe(worker_info(name, time.time(), role))
         self._line = redis.Redis.from_url(url)
         self._stopped = threading.Event()
         self._threads = [threading.Thread(target=run, name=name) for run in (self._renew, self._work)]
@@ -78,8 +77,8 @@ class RoleThread:
 
     def _renew(self) -> None:
         while True:
-            self.context.counts.describe(self._info)
-            put_entry(self._line, self.context.name, seal_worker(SECRET, self._info))
+            info = self.context.counts.describe(self._info)
+            put_entry(self._line, self.context.name, seal_worker(SECRET, info))
             if self._stopped.wait(_RENEW_S):
                 return
 

@@ -29,10 +29,18 @@ from fractune_core.files.bundles import Bundle
 from fractune_core.fleet import messages, redis_names
 from fractune_core.fleet.blobs import add_signed_blob
 from fractune_core.fleet.marks import CANCELLED, DONE, mark
-from fractune_core.fleet.messages import CPU_BATCH, cancelled_by
+from fractune_core.fleet.messages import (
+    CPU_BATCH,
+    ArtifactItem,
+    BuildWork,
+    CandidateItem,
+    MeasureWork,
+    WorkerInfo,
+    cancelled_by,
+)
 from fractune_core.fleet.signed_messages import open_dated_work, seal_event, seal_work, seal_worker
 from fractune_core.names import UNTUNED_VARIANT
-from fractune_core.records import candidate_id
+from fractune_core.records import Kind, Status, candidate_id
 from fractune_workers.context import WorkCounts
 from tests.support.processes.made_up import DEVICE, TARGET, VERSIONS, granted, made_up_record
 from tests.support.secret import SECRET
@@ -106,22 +114,20 @@ class SimulatedWorker:
     def entry(self) -> str:
         """Its heartbeat of every second, sealed."""
         measuring = self.role == "measure"
-        info: messages.WorkerInfo = {
-            "protocol": redis_names.PROTOCOL,
-            "name": self.name,
-            "role": self.role,
-            "host": "simulated",
-            "pid": 1,
-            "started_at": self.started_at,
-            "cores": [0],
-            "device": DEVICE.to_json() if measuring else {},
-            "granted": granted(SHARE).to_json() if measuring else {},
-            "share": SHARE if measuring else "",
-            "target": TARGET if measuring else "",
-            "versions": VERSIONS,
-        }
-        self.counts.describe(info)
-        return seal_worker(SECRET, info)
+        info = WorkerInfo(
+            name=self.name,
+            role=self.role,
+            host="simulated",
+            pid=1,
+            started_at=self.started_at,
+            cores=[0],
+            device=DEVICE if measuring else None,
+            granted=granted(SHARE) if measuring else None,
+            share=SHARE if measuring else "",
+            target=TARGET if measuring else "",
+            versions=VERSIONS,
+        )
+        return seal_worker(SECRET, self.counts.describe(info))
 
     async def serve(self, most: int | None = None) -> None:
         """Do pieces of work, `most` of them, until it is drained. Raises Crash where it is to die in the middle."""
@@ -152,11 +158,11 @@ class SimulatedWorker:
             return
         work, queued_at = found
         started = await self._note_begun(job)
-        self.counts.begin(work["task"], time.time() - queued_at)
+        self.counts.begin(work.task, time.time() - queued_at)
         began = time.perf_counter()
-        await self._do[work["task"]](work)
-        self.counts.end(work["task"], time.perf_counter() - began, 0.0)
-        self.life.done[work["task"]] += 1
+        await self._do[work.task](work)
+        self.counts.end(work.task, time.perf_counter() - began, 0.0)
+        self.life.done[work.task] += 1
         await self._note_ended(job, started)
 
     async def _take(self) -> str:
@@ -204,7 +210,7 @@ class SimulatedWorker:
     # ---- roles ----------------------------------------------------------------------------------
 
     async def _is_obsolete(self, work: Any) -> bool:
-        if await self.redis.zscore(DONE, work["work_id"]) is not None:
+        if await self.redis.zscore(DONE, work.work_id) is not None:
             return True
         return await self.redis.zscore(CANCELLED, cancelled_by(work)) is not None
 
@@ -253,90 +259,101 @@ class SimulatedWorker:
             await self.redis.xack(self._stream, redis_names.TUNER, *(entry for entry, _ in entries))
         if await self._is_obsolete(work):
             return
-        name = work["operator"]["workload_hash"]
+        name = work.round.operator.workload_hash
         await self._learn(name)
         await self._serve_for("search")
         items = []
-        for _ in range(work["count"]):
+        for _ in range(work.count):
             self._proposed[name] += 1
             trace = f'["{self.name} {self._proposed[name]}{TRACE}"]'
-            items.append({"candidate": candidate_id(name, work["operator"]["target_key"], trace), "trace": trace})
-        proposed: Any = {"event": "proposed", "job": work["job"], "round_id": work["round_id"], "workload_hash": name}
-        proposed |= {"candidates": [item["candidate"] for item in items], "exhausted": False}
+            items.append(CandidateItem(candidate_id(name, work.round.operator.target_key, trace), trace))
+        proposed: Any = {"event": "proposed", "job": work.job, "round_id": work.round.id, "workload_hash": name}
+        proposed |= {"candidates": [item.candidate for item in items], "exhausted": False}
         async with self.redis.pipeline(transaction=True) as pipe:
             pipe.xadd(self._stream, {redis_names.EVENT_FIELD: seal_event(SECRET, proposed)})
-            same = ("round_id", "job", "namespace", "operator", "device_key", "shares")
             for start in range(0, len(items), CPU_BATCH):
-                build = {"task": "build", "work_id": uuid.uuid4().hex, "purpose": "trial", "reply": self._stream}
-                build |= {name: work[name] for name in same} | {"candidates": items[start : start + CPU_BATCH]}
+                build = BuildWork(
+                    work_id=uuid.uuid4().hex,
+                    job=work.job,
+                    round=work.round,
+                    purpose=Kind.TRIAL,
+                    device_key=work.device_key,
+                    shares=work.shares,
+                    candidates=items[start : start + CPU_BATCH],
+                    reply=self._stream,
+                )
                 _enqueue(pipe, redis_names.BUILD_QUEUE, build)
             await self._deliver(pipe, work)
 
     async def _build(self, work: Any) -> None:
         if await self._is_obsolete(work):
             return
-        await self._learn(work["operator"]["workload_hash"])
+        await self._learn(work.round.operator.workload_hash)
         await self._serve_for("build")
-        built: dict[str, Any] = {"build_secs": 0.25, "status": "ok", "cause": "", "versions": {}}
-        artifacts = [{"candidate": item["candidate"], "trace": item["trace"], **built} for item in work["candidates"]]
+        artifacts = [ArtifactItem(item.candidate, item.trace, Status.OK, "", 0.25) for item in work.candidates]
         async with self.redis.pipeline(transaction=True) as pipe:
             for item in artifacts:
-                blob = redis_names.artifact_blob(work["round_id"], item["candidate"])
+                blob = redis_names.artifact_blob(work.round.id, item.candidate)
                 add_signed_blob(pipe, SECRET, blob, ARTIFACT)
-            for share in work["shares"]:
-                measure = {"task": "measure", "work_id": uuid.uuid4().hex, "share": share, "args_info": []}
-                same = ("round_id", "job", "namespace", "purpose", "operator", "reply")
-                measure |= {name: work[name] for name in same} | {"artifacts": artifacts}
-                _enqueue(pipe, redis_names.measure_queue(work["device_key"], share), measure)
+            for share in work.shares:
+                measure = MeasureWork(
+                    work_id=uuid.uuid4().hex,
+                    job=work.job,
+                    round=work.round,
+                    purpose=work.purpose,
+                    share=share,
+                    args_info=[],
+                    candidates=artifacts,
+                    reply=work.reply,
+                )
+                _enqueue(pipe, redis_names.measure_queue(work.device_key, share), measure)
             await self._deliver(pipe, work)
 
     async def _measure(self, work: Any) -> None:
         if await self._is_obsolete(work):
             return
-        for item in work["artifacts"]:
-            await self._read_blob(redis_names.artifact_blob(work["round_id"], item["candidate"]))
+        for item in work.candidates:
+            await self._read_blob(redis_names.artifact_blob(work.round.id, item.candidate))
         await self._serve_for("measure")
         async with self.redis.pipeline(transaction=True) as pipe:
-            for item in work["artifacts"]:
-                record = made_up_record(work, item["candidate"], item["trace"], worker=self.name)
-                event: Any = {"event": "measured", "job": work["job"], "round_id": work["round_id"]}
+            for item in work.candidates:
+                record = made_up_record(work, item.candidate, item.trace, worker=self.name)
+                event: Any = {"event": "measured", "job": work.job, "round_id": work.round.id}
                 event["record"] = record.to_json()
-                pipe.xadd(work["reply"], {redis_names.EVENT_FIELD: seal_event(SECRET, event)})
+                pipe.xadd(work.reply, {redis_names.EVENT_FIELD: seal_event(SECRET, event)})
             await self._deliver(pipe, work)
 
     async def _time_model(self, work: Any) -> None:
         if await self._is_obsolete(work):
             return
-        bundle = await self._read_blob(redis_names.bundle_blob(work["bundle"]))
+        bundle = await self._read_blob(redis_names.bundle_blob(work.bundle))
         await self._serve_for("measure")
         variants = [variant["name"] for variant in Bundle(bundle[_SIGNATURE_BYTES:]).variants]
-        event: Any = {"event": "model_timed", "job": work["job"], "share": work["share"]}
-        event |= {"granted": granted(SHARE).to_json(), "max_error": dict.fromkeys(variants, 0.0)}
+        event: Any = {"event": "model_timed", "job": work.job, "share": work.share}
+        event |= {
+            "granted": granted(SHARE).to_json(),
+            "at_load": [],
+            "others_cores": 0.0,
+            "inside": None,
+            "max_error": dict.fromkeys(variants, 0.0),
+        }
         event["run_secs"] = {name: [2.0] * 3 if name == UNTUNED_VARIANT else [1.0] * 3 for name in variants}
         async with self.redis.pipeline(transaction=True) as pipe:
             pipe.xadd(redis_names.SERVER_STREAM, {redis_names.EVENT_FIELD: seal_event(SECRET, event)})
             await self._deliver(pipe, work)
 
     async def _deliver(self, pipe: Any, work: Any) -> None:
-        spent: messages.PieceDone = {
-            "event": "piece_done",
-            "job": work["job"],
-            "work_id": work["work_id"],
-            "task": work["task"],
-            "share": str(work.get("share", "")),
-            "worked_s": 0.1,
-            "cpu_s": 0.1,
-            "ended_at": time.time(),
-        }
+        share = getattr(work, "share", "")
+        spent = messages.PieceDone(work.work_id, work.job, work.task, share, 0.1, 0.1, time.time())
         pipe.xadd(redis_names.SERVER_STREAM, {redis_names.EVENT_FIELD: seal_event(SECRET, spent)})
-        mark(pipe, DONE, work["work_id"])
-        job = f"rq:job:{work['work_id']}"
+        mark(pipe, DONE, work.work_id)
+        job = f"rq:job:{work.work_id}"
         pipe.delete(job)
         # As a worker's ResultTransaction: once, also where two do the same work.
         commands = list(pipe.command_stack)
         await pipe.reset()
         await pipe.watch(job)
-        if await pipe.zscore(DONE, work["work_id"]) is None:
+        if await pipe.zscore(DONE, work.work_id) is None:
             pipe.multi()
             pipe.command_stack = commands
             await pipe.execute()
@@ -346,12 +363,12 @@ def _enqueue(pipe: Any, queue: str, work: Any) -> None:
     """As RQ's `enqueue_many` does within a transaction."""
     now = _text(time.time())
     data = json.dumps([redis_names.HANDLER, None, [seal_work(SECRET, queue, work)], {}]).encode()
-    job = f"rq:job:{work['work_id']}"
-    fields = {"created_at": now, "enqueued_at": now, "origin": queue, "status": "queued", "description": work["task"]}
+    job = f"rq:job:{work.work_id}"
+    fields = {"created_at": now, "enqueued_at": now, "origin": queue, "status": "queued", "description": work.task}
     pipe.sadd("rq:queues", f"rq:queue:{queue}")
     pipe.hset(job, "status", "queued")
     pipe.hset(job, mapping={**fields, "data": zlib.compress(data), "timeout": 180})
-    pipe.rpush(f"rq:queue:{queue}", work["work_id"])
+    pipe.rpush(f"rq:queue:{queue}", work.work_id)
 
 
 def _text(at: float) -> str:

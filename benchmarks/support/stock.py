@@ -131,7 +131,7 @@ def _tasks(model: Model, only: str, cores: int, target_text: str, *, is_plain: b
 
     spec = JobSpec(model="", model_name=model.name, shares=(), only=only)
     target = parse_target(target_text, cores) if target_text else default_target(cores)
-    imported = load_model(model.path, model.inputs)
+    imported = load_model(model.path, model.inputs, recurrences=target.kind.name == "llvm")
     module = plain(imported, target) if is_plain else prepare(imported, target)
     return [task for task in ms.relax_integration.extract_tasks(module, target) if spec.wants(str(task.task_name))]
 

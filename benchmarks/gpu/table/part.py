@@ -103,7 +103,7 @@ def _row(given: Slice, table: Table, operation: Operation, dtype: str) -> dict[s
     (heaviest,) = heavy(operators_of(Model(operation.name, path), table.target), _KINDS, 1)
     state = ["--state", str(folder / "state")]
     search = ["--shares", ",".join(table.shares), "--only", heaviest.name, "--trials", str(table.trials)]
-    search += ["--minutes", f"{table.search_s / 60:.2f}", "--out", str(folder), *state]
+    search += ["--minutes", f"{table.search_s / 60:.2f}", "--out-dir", str(folder), *state]
     tuned = fractune(given, "tune", str(path), *search)[-1]
     log = folder / "log.jsonl"
     python(given, "-m", "fractune.cli", "log", "export", str(log), "--format", "jsonl", *state).check(
@@ -130,7 +130,7 @@ def _whole(given: Slice, table: Table, name: str) -> dict[str, Any]:
     path = folder / "model.onnx"
     WHOLE[name](path)
     search = ["--shares", ",".join(table.shares), "--minutes", f"{_WHOLE_SEARCH * given.left_s / 60:.2f}"]
-    places = ["--state", str(folder / "state"), "--out", str(folder)]
+    places = ["--state", str(folder / "state"), "--out-dir", str(folder)]
     tuned = fractune(given, "tune", str(path), *search, *places)[-1]
     shares = _contest(given, folder, {"shares": table.shares, "bundle": tuned["bundle"], "model": str(path)})
     return {"source": "whole, float16", **{each: tuned[each] for each in _FIGURES}, "shares": shares}

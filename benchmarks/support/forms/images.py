@@ -102,6 +102,8 @@ def resizes() -> Iterator[Form]:
             yield replace(form("Resize", opset, image, None, numbers, fixed=2, **given), by_onnx=by_onnx)
     for size, mode in itertools.product(((1, 2, 9, 4), (1, 2, 5, 13)), ("nearest", "linear", "cubic")):
         yield form("Resize", 13, image, None, None, i64(*size), fixed=3, mode=mode)
+        nothing = np.zeros(0, "float32")
+        yield form("Resize", 11, image, nothing, nothing, i64(*size), fixed=3, mode=mode)
         yield form("Resize", 18, image, None, None, i64(*size[2:]), fixed=3, mode=mode, axes=(2, 3), antialias=0)
         yield form(
             "Resize",
