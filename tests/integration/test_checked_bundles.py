@@ -40,8 +40,8 @@ def write_network(path: Path, *, wrong: bool = False) -> Path:
 def test_a_wrong_bundle_fails_its_job_and_is_not_published(tmp_path: Path) -> None:
     model, state = write_network(tmp_path / "network.onnx"), tmp_path / "state"
     np.savez(tmp_path / "own.npz", x=np.ones((4, 16), np.float32))
-    command = ["tune", str(model), "--shares", "cpu:1", "--trials", "0", "--out", str(tmp_path)]
-    command += ["--check-inputs", str(tmp_path / "own.npz"), "--state"]
+    command = ["tune", str(model), "--shares", "cpu:1", "--trials", "0", "--out-dir", str(tmp_path)]
+    command += ["--check-inputs", str(tmp_path / "own.npz"), "--compete", "none", "--state"]
     wrong = run_fractune(*command, str(state), "--quiet", env=WRONG)
     assert wrong.returncode == 12, wrong.stderr
     assert FIRST in error_line(wrong)

@@ -86,10 +86,10 @@ class Stage:
         wanted = pb.RecordFilter(model=model, kind="trial", **chosen)
         return list(self.client.log.ListRecords(pb.ListRecordsRequest(filter=wanted, page_size=1000)).records)
 
-    def searched(self, job: str) -> list[dict[str, Any]]:
+    def searched(self, job: str) -> list[Any]:
         """The searches that a job asked for."""
         tuners = [worker for worker in self.fleet.workers.values() if worker.role == "tune"]
-        return [work for tuner in tuners for work in tuner.handled if work["job"] == job.removeprefix("jobs/")]
+        return [work for tuner in tuners for work in tuner.handled if work.job == job.removeprefix("jobs/")]
 
     def check_once(self, model: str) -> None:
         """No candidate was built twice, and none measured twice at a share."""
@@ -218,12 +218,12 @@ def test_a_fresh_job_neither_reads_nor_shares(stage: Stage) -> None:
     own = stage.trials(model, job=fresh)
     assert len({record.candidate_id for record in own}) == 24
     known = {record.candidate_id for record in own}
-    openings = [work["opening"] for work in stage.searched(fresh) if work["opening"]]
+    openings = [work.opening for work in stage.searched(fresh) if work.opening]
     assert openings
     for opening in openings:
-        assert {past["candidate"] for past in opening["history"]} <= known
-        assert set(opening["known"]) <= known
-        assert not opening["transferred"]
+        assert {past.candidate for past in opening.history} <= known
+        assert set(opening.known) <= known
+        assert not opening.transferred
     assert all(record.job == fresh.removeprefix("jobs/") for record in _in_bundle(stage, job))
 
 

@@ -37,7 +37,7 @@ def state(tmp_path: Path) -> Path:
 def start_tuning(state: Path, *more: str) -> Started:
     """A job that goes on for longer than any test."""
     model = write_model(state.parent / "m.onnx")
-    where = ("--state", str(state), "--out", str(state.parent), "--json")
+    where = ("--state", str(state), "--out-dir", str(state.parent), "--json")
     return start_fractune("tune", str(model), "--shares", "cpu:1", "--trials", "5000", *where, *more)
 
 
@@ -55,7 +55,7 @@ def test_a_state_folder_in_use_is_told_and_kill_minus_nine_of_its_user_leaves_no
     with stopped_at_end(tuning):
         await_event(tuning, event="progress", state="tuning")
         # Another job would end with the stack of the first one. A question is answered by it.
-        more = ("--shares", "cpu:1", "--state", str(state), "--out", str(state.parent))
+        more = ("--shares", "cpu:1", "--state", str(state), "--out-dir", str(state.parent))
         ended = run_fractune("tune", str(state.parent / "m.onnx"), *more)
         assert ended.returncode == 7
         assert f"another fractune stack (pid {tuning.pid}) uses {state}" in error_line(ended)
@@ -100,7 +100,7 @@ def redis_of(process: Started) -> list[int]:
 @pytest.mark.long
 def test_redis_killed_in_mid_job_is_started_again_and_the_budget_is_spent_once(state: Path) -> None:
     model = write_model(state.parent / "m.onnx")
-    where = ("--state", str(state), "--out", str(state.parent), "--json", "--only", "conv2d")
+    where = ("--state", str(state), "--out-dir", str(state.parent), "--json", "--only", "conv2d", "--compete", "none")
     tuning = start_fractune("tune", str(model), "--shares", "cpu:1", "--trials", str(TRIALS), *where)
     killed: set[int] = set()
     with stopped_at_end(tuning):
@@ -150,7 +150,7 @@ def test_redis_that_does_not_stay_up_is_told_and_the_next_run_goes_on(state: Pat
 @pytest.mark.long
 def test_parts_killed_in_mid_job_are_started_again_and_no_record_is_lost_or_doubled(state: Path) -> None:
     model = write_model(state.parent / "m.onnx")
-    where = ("--state", str(state), "--out", str(state.parent), "--json", "--only", "conv2d")
+    where = ("--state", str(state), "--out-dir", str(state.parent), "--json", "--only", "conv2d", "--compete", "none")
     tuning = start_fractune("tune", str(model), "--shares", "cpu:1", "--trials", str(TRIALS), *where)
     parts = [("worker", "measure-cpu-1"), ("worker", "build-0"), ("worker", "--role tune"), ("cli server",)]
     with stopped_at_end(tuning):

@@ -21,7 +21,7 @@ import pytest
 import redis
 
 from fractune_core.fleet.blobs import put_signed_blob
-from fractune_core.fleet.messages import Work
+from fractune_core.fleet.messages import ArtifactItem, TargetOperator, Work
 from fractune_core.fleet.redis_names import SERVER_STREAM, artifact_blob, measure_queue, worker_key
 from fractune_core.fleet.worker_entries import drop_entry
 from fractune_core.records import Status, TuningRecord, candidate_id
@@ -31,6 +31,7 @@ from fractune_server.transport.requeue import ATTEMPTS, Requeuer
 from fractune_server.transport.work_queues import WorkQueues
 from tests.support.children.poison import FOLDER, PoisonDevice
 from tests.support.children.poison_measurer import DIES, SHARE
+from tests.support.fleet_messages import measure_work
 from tests.support.processes.ready_made import ReadyMade
 from tests.support.processes.redis_process import events_of, running_redis, wait_until
 from tests.support.samples import WORKLOAD
@@ -79,20 +80,14 @@ class Measurers:
         round_id = uuid.uuid4().hex
         for name, kernel in kernels.items():
             put_signed_blob(self.redis, SECRET, artifact_blob(round_id, name), json.dumps(kernel).encode())
-        artifacts = [{"candidate": n, "trace": n, "build_secs": 0.0, "status": "ok", "cause": ""} for n in kernels]
-        work: Any = {
-            "task": "measure",
-            "work_id": uuid.uuid4().hex,
-            "round_id": round_id,
-            "job": "j1",
-            "namespace": "",
-            "purpose": "trial",
-            "operator": {"workload_hash": WORKLOAD, "name": "matmul", "target": TARGET, "target_key": TARGET},
-            "share": SHARE,
-            "args_info": [["TENSOR", "float32", [1]]],
-            "artifacts": artifacts,
-            "reply": SERVER_STREAM,
-        }
+        work = measure_work(
+            TargetOperator(WORKLOAD, "matmul", TARGET, TARGET),
+            [ArtifactItem(name, name, Status.OK) for name in kernels],
+            round_id,
+            work_id=uuid.uuid4().hex,
+            share=SHARE,
+            args_info=[["TENSOR", "float32", [1]]],
+        )
         self.queues.enqueue(measure_queue(Device("cuda", "poison", 100, 8, 1).key, SHARE), work)
 
     def records(self) -> list[TuningRecord]:

@@ -38,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With a small model, and its bundle with variants for one core and for two."""
     made = tmp_path_factory.mktemp("fit")
     subprocess.run([sys.executable, "-m", "tests.support.real_bundle", str(made), "small"], check=True, cwd=REPOSITORY)
-    return made
+    return made / "small"
 
 
 def test_an_onnx_file_is_timed_in_onnx_runtime(folder: Path) -> None:

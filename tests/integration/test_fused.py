@@ -28,7 +28,8 @@ def variants(folder: Path, *seeds: int) -> list[Path]:
 
 def tuned(folder: Path, name: str, *seeds: int) -> Any:
     model = fractune.fuse(variants(folder, *seeds), slots=3, out=folder / f"{name}.fused")
-    return fractune.tune(model, "cpu:1", trials=8, out=folder, state=folder / "state", progress=False)
+    out, state = folder / f"{name}.fractune", folder / "state"
+    return fractune.tune(model, "cpu:1", trials=8, out=out, state=state, progress=False)
 
 
 @pytest.fixture(scope="module")

@@ -49,7 +49,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Path
 
 def tuned(fleet: tuple[Path, Path, str], *more: str) -> tuple[dict[str, Any], Bundle]:
     folder, model, address = fleet
-    asked = ("--shares", ",".join(FACTORS), "--trials", str(TRIALS), "--only", "attention", "--out", str(folder))
+    asked = ("--shares", ",".join(FACTORS), "--trials", str(TRIALS), "--only", "attention", "--out-dir", str(folder))
     result: dict[str, Any] = events(run_fractune("tune", str(model), *asked, "--server", address, "--json", *more))[-1]
     return result, Bundle(Path(result["bundle"]))
 

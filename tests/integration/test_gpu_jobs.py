@@ -51,7 +51,7 @@ class Fleet:
     def tune(self, shares: str, *more: str) -> subprocess.CompletedProcess[str]:
         asked = ("--shares", shares, "--trials", str(TRIALS), "--only", "relu")
         return run_fractune(
-            "tune", str(self.model), *asked, "--server", self.address, "--out", str(self.folder), "--json", *more
+            "tune", str(self.model), *asked, "--server", self.address, "--out-dir", str(self.folder), "--json", *more
         )
 
 
@@ -168,7 +168,7 @@ def test_a_second_job_measures_nothing_new(fleet: Fleet, result: dict[str, Any])
 def test_what_cannot_be_is_refused_in_one_line(
     fleet: Fleet, shares: str, options: tuple[str, ...], error: type[FractuneError], says: str
 ) -> None:
-    ended = fleet.tune(shares, *options)
+    ended = fleet.tune(shares, *options, "--force")  # a bundle of two shares is there
     assert ended.returncode == error.exit_code
     assert says in error_line(ended)
 

@@ -74,7 +74,7 @@ _MODEL, _POOL = ("fractune.load", ", goal='throughput'"), ("fractune.ReplicaPool
 
 def script(tmp_path: Path, changes: str, quota_file: str = "", loading: tuple[str, str] = _MODEL) -> str:
     measured = {name: {name: secs} for name, secs in _TIMES.items()}
-    _, bundle = compile_small(tmp_path, measured=measured, timed=_TIMES)
+    _, bundle = compile_small(tmp_path, measured=measured, choosing=measured, timed=_TIMES)
     load, options = loading
     return _SERVE.format(load=load, options=options, bundle=str(bundle), quota_file=quota_file, changes=changes)
 

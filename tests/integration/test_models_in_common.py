@@ -24,7 +24,7 @@ def test_each_model_is_tuned_after_each_other(tmp_path: Path, first: int) -> Non
     with running_redis() as url, fleet_of_processes(url, tmp_path, *WORKERS, measurer) as address:
         for number in sorted(MODELS, key=lambda number: number != first):
             model = write_reductions(tmp_path, number)
-            args = ("--shares", "cpu:1", "--trials", "2", "--server", address, "--out", str(tmp_path), "--json")
+            args = ("--shares", "cpu:1", "--trials", "2", "--server", address, "--out-dir", str(tmp_path), "--json")
             ended = run_fractune("tune", str(model), *args)
             assert ended.returncode == 0, ended.stderr
             assert Path(events(ended)[-1]["bundle"]).is_file()

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from fractune_core.disturbed import is_disturbed
 from tests.support.encoders import write_encoder
 from tests.support.parts import write_middle
 from tests.support.processes.cli_process import (
@@ -50,11 +51,11 @@ def read(state: Path) -> Iterator[Read]:
             yield answer
 
 
-def tune(state: Path, model: Path, *options: str) -> Path:
+def tune(state: Path, model: Path, *options: str, compete: str = "none") -> Path:
     """Its bundle."""
     out = model.with_suffix(".fractune")
     command = ("tune", str(model), "--shares", "cpu:1", "--trials", "0", "--state", str(state), "--out", str(out))
-    ended = run_fractune(*command, *options)
+    ended = run_fractune(*command, "--compete", compete, *options)
     assert ended.returncode == 0, ended.stderr
     return out
 
@@ -73,7 +74,7 @@ def jobs_of(read: Read, name: str, count: int = 1) -> list[Any]:
 
 def test_a_model_shows_the_runtimes_that_competed(read: Read, state: Path, tmp_path: Path) -> None:
     model = write_model(tmp_path / "small.onnx")
-    tune(state, model, "--compete", "onnxruntime")
+    tune(state, model, compete="onnxruntime")
     (job,) = jobs_of(read, "small.onnx")
     until(lambda: read(f"/{job['model']}")["runtimes"] != [])
     for path in (f"/{job['name']}", f"/{job['model']}"):
@@ -116,7 +117,7 @@ def test_lengths_are_told_apart_and_another_file_of_the_name_is_shown(read: Read
 
 
 def test_a_refused_job_names_the_jobs_of_its_parts(read: Read, state: Path, tmp_path: Path) -> None:
-    tune(state, write_middle(tmp_path / "middle.onnx", ["n", 4]), "--input", "x=2,4")
+    tune(state, write_middle(tmp_path / "middle.onnx", ["n", 4]), "--input", "x=2,4", compete="onnxruntime")
     (refused,) = jobs_of(read, "middle.onnx")
     parts = [jobs_of(read, f"middle.part{number}.onnx")[0]["name"] for number in (1, 3)]
     assert read(f"/{refused['name']}")["parts"] == parts[::-1], "the newest first"
@@ -136,7 +137,10 @@ def test_a_recorded_pair_is_on_the_page_of_pairs(read: Read, state: Path, tmp_pa
     assert all(each["slowdown"]["median"] > 0 for each in pair["models"])
     (job,) = jobs_of(read, "paired.onnx")
     plan = read(f"/plan?job={job['name']}&rate=5/s&p99=500ms")["plan"]
-    assert [(each["pair_id"], each["beside"]) for each in plan["slowdowns"]] == [(pair["pair_id"], "paired")]
+    # This machine's other programs may disturb any measurement: a plan goes by no disturbed pair.
+    known = [] if is_disturbed(pair["others_cores"]) else [(pair["pair_id"], "paired")]
+    assert [(each["pair_id"], each["beside"]) for each in plan["slowdowns"]] == known
     (part,) = plan["devices"][0]
-    assert (part["model"], part["share"], part["basis"]) == ("paired", "cpu:1", "measured")
+    basis = "at most, disturbed" if is_disturbed(job["results"][0]["others_cores"]) else "measured"
+    assert (part["model"], part["share"], part["basis"]) == ("paired", "cpu:1", basis)
     assert part["latency_s"] == pytest.approx(job["results"][0]["tuned_s"] * part["slowdown"])

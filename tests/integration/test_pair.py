@@ -38,7 +38,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     subprocess.run(
         [sys.executable, "-m", "tests.support.real_bundle", str(folder), "small"], check=True, cwd=REPOSITORY
     )
-    return folder / "small.fractune"
+    return folder / "small" / "small.fractune"
 
 
 @pytest.fixture(autouse=True)

@@ -43,6 +43,7 @@ def test_what_can_be_imported_is_tuned_and_onnx_runtime_runs_the_rest(tmp_path: 
     assert [step["member"] for step in parts["steps"]] == [0, None, 1]
     (compared,) = [each for each in said if each["event"] == "compared"]
     assert set(compared["times"]) == {"fractune", "onnxruntime"}
+    assert " of ONNX Runtime's time at cpu:1" in parts["answer"]
     for runtimes in (True, False):
         loaded = fractune.load(bundle, share="cpu:1", runtimes=runtimes)
         inputs = loaded.random_inputs(3)

@@ -46,7 +46,7 @@ def work():
     with fractune.local_stack(["cpu:1"], state="state") as client:
         job = client.submit(onnx.load("model.onnx"), ["cpu:1"], trials=2, only="conv2d")
         made["states"] = [status.state.value for status in job.watch()]
-        made["result"] = job.result("out")
+        made["result"] = job.result("out/model.fractune")
         made["records"] = client.log.query(kind="trial", share="cpu:1")
         made["matches"] = client.match("model.onnx", "cpu:1").operators
         made["offered"] = client.shares()
@@ -58,6 +58,8 @@ result = made["result"]
 assert result.bundle.path.name == "model.fractune" and result.bundle.path.is_file()
 assert made["states"][-1] == "done" and "tuning" in made["states"], made
 assert result.job.progress.trials_done == {"cpu:1": 2}
+inside, convolutions = result.job.results[0].inside, {each.workload_hash for each in result.job.operators}
+assert inside.whole_s > 0 and {each.workload_hash for each in inside.calls} & convolutions, inside
 assert len(made["records"]) == made["records"].total == 2
 assert {match.how for match in made["matches"] if "conv2d" in match.operator.name} <= {"exact", "none"}
 assert [(offered.granted.share, offered.measurers) for offered in made["offered"]] == [("cpu:1", 1)]
@@ -108,10 +110,8 @@ def run_python(script: str, folder: Path, lines: str = "") -> None:
 
 
 def first_python_block() -> str:
-    """Of README.md under its heading; of the page on the API while the README has no such heading."""
-    _, found, section = (REPOSITORY / "README.md").read_text(encoding="utf-8").partition(f"\n{HEADING}\n")
-    text = section if found else (REPOSITORY / "docs" / "python.md").read_text(encoding="utf-8")
-    block = _CODE.search(text)
+    """Of README.md, below its heading."""
+    block = _CODE.search((REPOSITORY / "README.md").read_text(encoding="utf-8").partition(f"\n{HEADING}\n")[2])
     assert block is not None
     return block[1]
 

@@ -5,9 +5,9 @@ simulated, and one is the real one.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import redis
@@ -18,6 +18,7 @@ from fractune_core.fleet.marks import DONE
 from fractune_core.fleet.redis_users import ROLES, SERVER, USERS, acl_file
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_server.transport.work_queues import WorkQueues
+from tests.support.fleet_messages import TIME_MODEL
 from tests.support.processes.cli_process import events, run_fractune, write_model
 from tests.support.processes.fleet_processes import fleet_of_processes
 from tests.support.processes.fleet_simulated import SimulatedWorker, simulated_fleet
@@ -49,8 +50,7 @@ def server(urls: Urls) -> Iterator[redis.Redis]:
             redis_names.workload_blob("w"),
         ):
             put_blob(connection, name, b"code")
-        work: Any = {"task": "time_model", "work_id": "work1", "job": "job1", "share": "cpu:1", "bundle": BUNDLE}
-        WorkQueues(connection, SECRET).enqueue(MEASURES, work)
+        WorkQueues(connection, SECRET).enqueue(MEASURES, replace(TIME_MODEL, bundle=BUNDLE))
         yield connection
 
 
@@ -90,7 +90,7 @@ def test_a_real_job_is_done_each_part_as_its_user(tmp_path: Path) -> None:
         ("--role", "measure", "--share", "cpu:1"),
     ]
     model = write_model(tmp_path / "m.onnx")
-    options = ("--shares", "cpu:1", "--trials", "8", "--only", "conv2d", "--out", str(tmp_path), "--json")
+    options = ("--shares", "cpu:1", "--trials", "8", "--only", "conv2d", "--out-dir", str(tmp_path), "--json")
     with redis_with_users(tmp_path) as urls, fleet_of_processes(urls, tmp_path, *workers) as address:
         tuned = run_fractune("tune", str(model), "--server", address, *options)
         assert tuned.returncode == 0, tuned.stderr
@@ -110,8 +110,7 @@ def test_a_worker_may_tell_that_its_work_failed(
     worker = SimulatedWorker(urls(role), role, f"{role}-failing", "cpu:1").start()
     try:
         if role != "measure":  # whose queue has work already
-            work: Any = {"task": "any", "work_id": f"to-fail-{role}", "job": "job1"}
-            WorkQueues(server, SECRET).enqueue(worker.queue(), work)
+            WorkQueues(server, SECRET).enqueue(worker.queue(), replace(TIME_MODEL, work_id=f"to-fail-{role}"))
         wait_until(lambda: server.zcard(f"rq:failed:{worker.queue()}") == 1)
     finally:
         worker.stop()
@@ -164,13 +163,23 @@ FORBIDDEN_TO_ALL = [
 ]
 
 
-@pytest.mark.parametrize("command", FORBIDDEN_TO_ALL, ids=" ".join)
 @pytest.mark.parametrize("user", USERS)
-def test_nobody_administers_looks_at_all_keys_or_runs_scripts(
-    as_user: Callable[[str], redis.Redis], user: str, command: tuple[str, ...]
-) -> None:
-    with pytest.raises(redis.exceptions.NoPermissionError):
-        as_user(user).execute_command(*command)  # type: ignore[no-untyped-call]
+def test_nobody_administers_looks_at_all_keys_or_runs_scripts(as_user: Callable[[str], redis.Redis], user: str) -> None:
+    assert allowed(as_user(user), FORBIDDEN_TO_ALL) == []
+
+
+def allowed(connection: redis.Redis, commands: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """Those that Redis does not refuse to the user."""
+    found = []
+    for command in commands:
+        try:
+            connection.execute_command(*command)  # type: ignore[no-untyped-call]
+        except redis.exceptions.NoPermissionError:
+            continue
+        except redis.RedisError:  # it was let in, and something else is wrong with it
+            pass
+        found.append(command)
+    return found
 
 
 BLOBS = {
@@ -224,10 +233,9 @@ def test_a_worker_enqueues_only_for_the_next_role(
 ) -> None:
     worker = as_user(user)
     before = server.lrange(f"rq:queue:{queue}", 0, -1)
-    work: Any = {"task": "build", "work_id": "by-user", "job": "j", "round_id": "r"}
 
     def enqueue() -> None:
-        WorkQueues(worker, SECRET).enqueue(queue, work)
+        WorkQueues(worker, SECRET).enqueue(queue, replace(TIME_MODEL, work_id="by-user"))
 
     if queue == ENQUEUES[user]:
         enqueue()
@@ -280,10 +288,8 @@ FORBIDDEN_TO_A_MEASURER = [
 ]
 
 
-@pytest.mark.parametrize("command", FORBIDDEN_TO_A_MEASURER, ids=" ".join)
-def test_what_a_measurer_may_not_do(as_user: Callable[[str], redis.Redis], command: tuple[str, ...]) -> None:
-    with pytest.raises(redis.exceptions.NoPermissionError):
-        as_user("measure").execute_command(*command)  # type: ignore[no-untyped-call]
+def test_what_a_measurer_may_not_do(as_user: Callable[[str], redis.Redis]) -> None:
+    assert allowed(as_user("measure"), FORBIDDEN_TO_A_MEASURER) == []
 
 
 def test_the_file_has_no_password() -> None:

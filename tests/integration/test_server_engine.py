@@ -19,13 +19,13 @@ from fractune_core.fleet.signed_messages import seal_event
 from fractune_core.jobs import JobSpec, JobState, OperatorTask
 from fractune_server.engine.engine import Engine
 from fractune_server.engine.ingest import ingest_key
-from fractune_server.store.files.blob_files import BlobStore
+from fractune_server.store.blob_files import BlobStore
 from fractune_server.store.models import IngestedModel
 from fractune_server.store.records.rows import RecordFilter
 from fractune_server.store.store import Store, sqlite_url
 from fractune_server.store.stored_job import StoredJob
 from fractune_server.transport.context import ServerContext
-from tests.support.fleet_messages import BUILD, send_once_more
+from tests.support.fleet_messages import CONV2D, measure_work, send_once_more
 from tests.support.processes.fleet_simulated import SimulatedWorker
 from tests.support.processes.made_up import (
     DEVICE,
@@ -89,7 +89,7 @@ def test_an_engine_outlasts_a_redis_that_is_out_of_memory_for_a_while(
     engine.start()
     wait_until(lambda: "Redis is not usable" in caplog.text)
     context.redis.config_set("maxmemory", 0)
-    records = [made_up_record({**BUILD, "share": "cpu:1"}, f"c{i}", "x") for i in range(3)]
+    records = [made_up_record(measure_work(CONV2D), f"c{i}", "x") for i in range(3)]
     send_once_more(context.redis, *records)
     wait_until(lambda: context.store.log.count(RecordFilter()) == 3)
     engine.stop()
@@ -103,7 +103,7 @@ def test_a_full_disk_ends_the_engine_and_no_result_is_acknowledged(context: Serv
     def _small(connection: object, _: object) -> None:
         connection.execute("PRAGMA max_page_count=1")  # type: ignore[attr-defined]
 
-    records = [made_up_record({**BUILD, "share": "cpu:1"}, f"c{i}", "x" * 10_000) for i in range(100)]
+    records = [made_up_record(measure_work(CONV2D), f"c{i}", "x" * 10_000) for i in range(100)]
     send_once_more(context.redis, *records)
     failure = run_to_its_end(context)
     assert isinstance(failure, StateUnusable)
@@ -150,8 +150,7 @@ def test_a_round_proposed_and_measured_in_one_batch_is_no_empty_round(context: S
     with context.redis.pipeline(transaction=True) as pipe:
         pipe.xadd(tuner_stream("tune-1"), {redis_names.EVENT_FIELD: seal_event(SECRET, proposed)})
         for candidate in candidates:
-            work = {**BUILD, "share": "cpu:1", "round_id": round_id, "operator": target_operator("conv2d")}
-            record = made_up_record(work, candidate, "[]")
+            record = made_up_record(measure_work(target_operator("conv2d"), (), round_id), candidate, "[]")
             event: Any = {"event": "measured", "job": "job1", "round_id": round_id, "record": record.to_json()}
             pipe.xadd(tuner_stream("tune-1"), {redis_names.EVENT_FIELD: seal_event(SECRET, event)})
         pipe.execute()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import time
 import uuid
+import zipfile
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -16,7 +18,7 @@ from fractune_core.fleet.marks import CANCELLED, is_marked
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.records import candidate_id
 from fractune_server.services.jobs import MAX_WATCHERS
-from tests.support.processes.fleet_simulated import SimulatedFleet
+from tests.support.processes.fleet_simulated import INSIDE, SimulatedFleet
 from tests.support.processes.made_up import DEVICE
 from tests.support.processes.redis_process import wait_until
 from tests.support.processes.server_process import Client, as_call, model_bytes
@@ -30,11 +32,11 @@ def fresh(*operators: tuple[str, int], space: int = 1_000_000) -> bytes:
     return model_bytes(*((f"{name}_{mark}", weight) for name, weight in operators or OPERATORS), space=space)
 
 
-def handled(fleet: SimulatedFleet, do: str, *jobs: pb.Job) -> list[dict[str, Any]]:
+def handled(fleet: SimulatedFleet, do: str, *jobs: pb.Job) -> list[Any]:
     """What workers were given to do for these jobs, of one kind."""
     names = {job.name.removeprefix("jobs/") for job in jobs}
     done = (work for worker in fleet.workers.values() for work in worker.handled)
-    return [work for work in done if work["task"] == do and work["job"] in names]
+    return [work for work in done if work.task == do and work.job in names]
 
 
 def test_full_job_then_a_second_run_without_new_trials_then_more(client: Client, fleet: SimulatedFleet) -> None:
@@ -60,6 +62,9 @@ def test_full_job_then_a_second_run_without_new_trials_then_more(client: Client,
         ("cpu:1", 2.0, 1.0),
         ("cpu:2", 2.0, 1.0),
     ]
+    assert [(each.name, each.calls) for each in job.result.shares[1].inside.calls] == [
+        (each.name, each.calls) for each in INSIDE.calls
+    ]
     request = pb.DownloadBundleRequest(name=job.result.bundle)
     payload = b"".join(part.data for part in client.bundles.DownloadBundle(request))
     assert b'"name": "untuned"' in payload
@@ -77,7 +82,7 @@ def test_full_job_then_a_second_run_without_new_trials_then_more(client: Client,
         assert [len(each.latency_secs) for each in job.result.shares[0].at_load]
         assert later.result.shares[0].at_load == job.result.shares[0].at_load
     assert [each.earlier_job for each in job.result.shares] == ["", ""]
-    assert [work["job"] for work in handled(fleet, "time_model", job, again, third)] == [job.name[5:]] * 2
+    assert [work.job for work in handled(fleet, "time_model", job, again, third)] == [job.name[5:]] * 2
     measured_again = client.finish(client.create(model, rerank=1).name)
     assert measured_again.result.bundle == job.result.bundle
     assert [each.earlier_job for each in measured_again.result.shares] == ["", ""]
@@ -97,7 +102,7 @@ def test_a_cpu_limit_is_tuned_at_its_whole_cores_and_timed_under_it(client: Clie
         assert (limited.granted.units, limited.granted.limit.quota_m, limited.variant) == (1500, 1500, "cpu:2")
         assert [(each.variant, each.threads) for each in limited.at_load] == [("cpu:1", 1), ("cpu:2", 2)]
         assert any(note.startswith("cpu:1500m: kernels are tuned at cpu:1, cpu:2") for note in alone.notes)
-        assert {work["task"] for work in fleet.workers["measure-limit"].handled} == {"time_model"}
+        assert {work.task for work in fleet.workers["measure-limit"].handled} == {"time_model"}
 
         again = client.finish(client.create(model, trials=96, shares=["cpu:1500m"]).name)
         assert (again.state, again.progress.candidates_done) == (pb.JOB_STATE_DONE, 0)
@@ -212,6 +217,16 @@ def test_one_variant_for_all_shares(client: Client) -> None:
     assert all(set(each.run_secs) == {"robust", "untuned"} for each in job.result.shares)
 
 
+def test_a_bundle_names_the_shares_that_could_not_be_verified(client: Client) -> None:
+    spec = {"shares": ["cpu:1"], "skipped_shares": {"cpu:500m": "busy"}}
+    job = client.finish(client.create(client.upload(fresh()), trials=0, **spec).name)
+    request = pb.DownloadBundleRequest(name=job.result.bundle)
+    payload = b"".join(part.data for part in client.bundles.DownloadBundle(request))
+    manifest = json.loads(zipfile.ZipFile(io.BytesIO(payload)).read("manifest.json"))
+    assert manifest["skipped_shares"] == spec["skipped_shares"]
+    assert dict(job.spec.skipped_shares) == spec["skipped_shares"]
+
+
 def test_only_some_operators(client: Client) -> None:
     model = client.upload(fresh())
     job = client.finish(client.create(model, trials=6, only="dense").name)
@@ -282,10 +297,10 @@ def test_after_a_search_that_was_cancelled_before_it_began_the_next_one_is_told_
         cancelled = client.create(model, trials=12).name
         wait_until(lambda: len(tuner.handled) > 0)
         client.jobs.CancelJob(pb.CancelJobRequest(name=cancelled))
-        wait_until(lambda: is_marked(tuner.redis, CANCELLED, tuner.handled[0]["round_id"]))
+        wait_until(lambda: is_marked(tuner.redis, CANCELLED, tuner.handled[0].round.id))
         tuner.hold.clear()
         assert client.finish(client.create(model, trials=12).name).progress.candidates_done == 6
-        assert [len(work["opening"]["known"]) for work in tuner.handled] == [6, 6]
+        assert [len(work.opening.known) for work in tuner.handled] == [6, 6]
     finally:
         fleet.remove("tune-2")
         fleet.add("tune", "tune-1")
@@ -295,8 +310,8 @@ def test_what_a_cancelled_job_left_unmeasured_is_asked_for_again(client: Client,
     builder, tuner = fleet.workers["build-1"], fleet.workers["tune-1"]
     model = client.upload(fresh())
 
-    def searches(job: str) -> list[dict[str, Any]]:
-        return [work for work in tuner.handled if work["job"] == job.removeprefix("jobs/")]
+    def searches(job: str) -> list[Any]:
+        return [work for work in tuner.handled if work.job == job.removeprefix("jobs/")]
 
     builder.hold.set()
     try:
@@ -304,16 +319,16 @@ def test_what_a_cancelled_job_left_unmeasured_is_asked_for_again(client: Client,
         wait_until(lambda: len(searches(name)) > 1)  # a second search begins once the first one's proposals are known
         client.jobs.CancelJob(pb.CancelJobRequest(name=name))
         # A job that comes before its rounds are taken back would take them over.
-        wait_until(lambda: all(is_marked(tuner.redis, CANCELLED, work["round_id"]) for work in searches(name)))
+        wait_until(lambda: all(is_marked(tuner.redis, CANCELLED, work.round.id) for work in searches(name)))
         following = client.create(model, trials=48).name
         wait_until(lambda: len(searches(following)) > 0)
     finally:
         builder.hold.clear()
     assert client.finish(following).state == pb.JOB_STATE_DONE
     first = searches(name)[0]
-    again = [work for work in searches(following) if work["operator"] == first["operator"]]
-    assert len(again[0]["lost"]) == first["count"]
-    assert not any(work["lost"] for work in again[1:])
+    again = [work for work in searches(following) if work.round.operator == first.round.operator]
+    assert len(again[0].lost) == first.count
+    assert not any(work.lost for work in again[1:])
 
 
 def test_results_that_come_twice_count_once(client: Client, fleet: SimulatedFleet) -> None:

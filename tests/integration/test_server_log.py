@@ -16,12 +16,13 @@ from fractune_core.analysis.pairs import MeasuredPair
 from fractune_core.analysis.runtime_times import RuntimeTime
 from fractune_core.codec.messages import from_proto, to_proto
 from fractune_core.files.bundles import Bundle
-from fractune_core.fleet import messages, redis_names
+from fractune_core.fleet import redis_names
 from fractune_core.fleet.signed_messages import seal_event
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.planning.speeds import CALL_OVERHEAD_S
 from fractune_core.records import TuningRecord
 from fractune_server.transport.unreadable import UnreadableStream
+from tests.support.fleet_messages import CONV2D, measure_work
 from tests.support.measured_pairs import measured_pair, runtime_time
 from tests.support.processes.fleet_simulated import SimulatedFleet
 from tests.support.processes.made_up import DEVICE, TARGET_KEY, made_up_record
@@ -29,19 +30,6 @@ from tests.support.processes.redis_process import running_redis, wait_until
 from tests.support.processes.server_process import Client, as_call, model_bytes, running_server
 from tests.support.secret import SECRET
 
-BUILD: messages.BuildWork = {
-    "task": "build",
-    "work_id": "work1",
-    "round_id": "round1",
-    "job": "gone",
-    "namespace": "",
-    "purpose": "trial",
-    "operator": {"workload_hash": "a" * 16, "name": "conv2d", "target": "{}", "target_key": "{}"},
-    "device_key": DEVICE.key,
-    "shares": ["cpu:1"],
-    "candidates": [],
-    "reply": "",
-}
 MODEL = model_bytes(("conv2d", 2), ("dense", 1))
 NEVER = model_bytes(("never_planned", 1))
 
@@ -293,7 +281,7 @@ def test_prune_counts_first_and_then_deletes(client: Client, done: pb.Job) -> No
 
 def test_a_result_that_cannot_be_read_is_kept_and_read_once_more_when_asked(client: Client, redis_url: str) -> None:
     with redis.Redis.from_url(redis_url) as connection:
-        incomplete: Any = {"event": "measured", "record": {"record_id": "x"}}
+        incomplete: Any = {"event": "measured"}
         torn = seal_event(SECRET, incomplete)
         connection.xadd(redis_names.SERVER_STREAM, {redis_names.EVENT_FIELD: torn})
         wait_until(lambda: client.log.ListUnreadable(pb.ListUnreadableRequest()).total_size == 1)
@@ -302,7 +290,7 @@ def test_a_result_that_cannot_be_read_is_kept_and_read_once_more_when_asked(clie
         assert kept.place.startswith(f"{redis_names.SERVER_STREAM} ")
         assert abs(kept.set_aside_time.ToSeconds() - time.time()) < 600
         # Another version has left one that this one can read.
-        readable = made_up_record({**BUILD, "share": "cpu:1"}, "left behind", '["left behind"]')
+        readable = made_up_record(measure_work(CONV2D, job="gone"), "left behind", '["left behind"]')
         event: Any = {"event": "measured", "job": "gone", "round_id": "gone", "record": readable.to_json()}
         UnreadableStream(connection).keep("elsewhere 1-0", seal_event(SECRET, event).encode(), "KeyError('exact')")
         assert client.log.ReplayUnreadable(pb.ReplayUnreadableRequest()).replayed == 2

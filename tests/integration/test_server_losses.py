@@ -246,7 +246,7 @@ def test_tuner_instance_killed_before_it_proposed(tmp_path: Path) -> None:
             job = client.finish(name)
             assert job.state == pb.JOB_STATE_DONE
             assert measured_once_at_both_shares(client, name, 12)
-            assert all(work["opening"]["history"] == [] for work in fleet.workers["tune-2"].handled[:1])
+            assert all(work.opening.history == [] for work in fleet.workers["tune-2"].handled[:1])
 
 
 @pytest.mark.long
@@ -265,9 +265,9 @@ def test_a_search_that_its_instance_has_forgotten_begins_there_with_what_the_log
         assert (job.state, job.message) == (pb.JOB_STATE_DONE, "")
         assert job.progress.candidates_done == 24
         assert measured_once_at_both_shares(client, name, 24)
-        known = [len(work["opening"]["known"]) for work in tuner.handled if work["opening"]]
+        known = [len(work.opening.known) for work in tuner.handled if work.opening]
         assert known == sorted(known)
-        assert len([work for work in tuner.handled if work["opening"] is None]) >= 4  # more than failures are allowed
+        assert len([work for work in tuner.handled if work.opening is None]) >= 4  # more than failures are allowed
 
 
 def test_builder_killed_with_work_in_its_hands(tmp_path: Path) -> None:

@@ -53,8 +53,8 @@ def test_a_job_of_a_stack_is_one_trace_with_a_span_for_each_piece_of_work(
     receiver: OtlpReceiver, tmp_path: Path
 ) -> None:
     state, model = tmp_path / "state", write_model(tmp_path / "confidential.onnx")
-    args = ("--shares", "cpu:1", "--trials", "12", "--state", str(state), "--out", str(tmp_path), "--json")
-    ended = run_fractune("tune", str(model), *args, env=receiver.environ)
+    args = ("--shares", "cpu:1", "--trials", "12", "--compete", "none", "--json", "--state", str(state))
+    ended = run_fractune("tune", str(model), *args, "--out-dir", str(tmp_path), env=receiver.environ)
     job = events(ended)[-1]["job"]
 
     spans = receiver.spans()

@@ -34,7 +34,7 @@ print(json.dumps([report, pool, model.throttled]))
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     measured = {name: {name: secs} for name, secs in _TIMES.items()}
-    return compile_small(tmp_path_factory.mktemp("bundle"), measured=measured, timed=_TIMES)[1]
+    return compile_small(tmp_path_factory.mktemp("bundle"), measured=measured, choosing=measured, timed=_TIMES)[1]
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one CPU")

@@ -51,7 +51,7 @@ class Fleet:
         trials = () if "--extra-trials" in more else ("--trials", "8")
         return run_fractune(
             *("tune", str(self.model), "--shares", ",".join(SHARES), *trials, "--only", ONLY),
-            *("--server", self.address, "--out", str(self.folder), "--json", *more),
+            *("--server", self.address, "--out-dir", str(self.folder), "--json", *more),
         )
 
 
@@ -78,6 +78,7 @@ def test_the_result_tells_trials_shares_operators_and_the_bundle(tuned: list[dic
     assert set(result) == {
         *("event", "job", "wall_s", "trials", "trials_shared", "trials_saved", "trials_per_s", "phases_s", "busy_s"),
         *("failures", "shares", "layout_transforms", "operators", "bundle", "checked"),
+        *("answer", "not_compared", "gained", "skipped_shares"),
     }
     assert result["event"] == "result"
     assert result["trials"] == {"cpu:1": 8, "cpu:2": 8}
@@ -105,11 +106,11 @@ def test_the_events_follow_the_job_through_its_states(tuned: list[dict[str, Any]
 def test_a_second_run_measures_nothing_new_and_more_goes_on_from_there(
     fleet: Fleet, tuned: list[dict[str, Any]], tmp_path: Path
 ) -> None:
-    again = events(fleet.tune())[-1]
+    again = events(fleet.tune("--compete", "none"))[-1]
     assert again["trials"] == {"cpu:1": 0, "cpu:2": 0}
     assert [each["trials"] for each in again["operators"]] == [each["trials"] for each in tuned[-1]["operators"]]
     # What it finds may be faster: the bundle of the first run stays as it is.
-    further = events(fleet.tune("--extra-trials", "2", "--out", str(tmp_path)))[-1]
+    further = events(fleet.tune("--extra-trials", "2", "--compete", "none", "--out-dir", str(tmp_path)))[-1]
     assert further["trials"] == {"cpu:1": 2, "cpu:2": 2}
 
 
@@ -135,7 +136,7 @@ def test_every_variant_of_a_model_with_trained_weights_agrees_with_onnx(fleet: F
     model = find_model("magika")
     args = ["--shares", ",".join(SHARES), "--trials", "8", "--only", "conv2d", *model.options]
     told = events(
-        run_fractune("tune", str(model.path), *args, "--server", fleet.address, "--out", str(tmp_path), "--json")
+        run_fractune("tune", str(model.path), *args, "--server", fleet.address, "--out-dir", str(tmp_path), "--json")
     )
     loaded = fractune.load(told[-1]["bundle"])
     inputs = {"bytes": np.random.default_rng(1).integers(0, 256, model.inputs["bytes"]).astype(np.int32)}
@@ -171,8 +172,9 @@ def test_match_names_the_record_that_was_published(fleet: Fleet, tuned: list[dic
 
 def test_what_was_never_tuned_has_no_matrix_and_no_bundle(fleet: Fleet, tmp_path: Path) -> None:
     """The two models share an operator, the copy at their ends, which tells nothing of what it is the end of."""
-    stranger = write_model(tmp_path / "stranger.onnx", channels=40)
-    shared = events(fleet.tune("--only", "from_blocks", "--trials", "1", "--out", str(tmp_path)))[-1]["operators"]
+    stranger = write_model(tmp_path / "stranger.onnx", channels=48)
+    options = ("--only", "from_blocks", "--trials", "1", "--compete", "none", "--out-dir", str(tmp_path))
+    shared = events(fleet.tune(*options))[-1]["operators"]
     assert [operator["name"] for operator in shared] == ["from_blocks"]
     for command in ("matrix", "bundle"):
         ended = run_fractune(command, str(stranger), "--shares", "cpu:1", "--server", fleet.address)
@@ -243,12 +245,12 @@ def test_stock_tvm_uses_an_exported_jsondatabase(fleet: Fleet, tmp_path: Path) -
 
 
 def test_a_second_model_takes_the_schedules_of_the_first(fleet: Fleet, tmp_path: Path) -> None:
-    """Of operators that both have, and in which TVM names blocks otherwise."""
+    """Of operators that both have."""
     results = []
     for number in (1, 4):
         model = write_reductions(tmp_path, number)
-        args = ("--shares", "cpu:1", "--trials", "4", "--only", "layer_norm", "--server", fleet.address, "--json")
-        ended = run_fractune("tune", str(model), "--out", str(tmp_path), *args)
+        args = ("--shares", "cpu:1", "--trials", "4", "--only", "layer_norm", "--compete", "none")
+        ended = run_fractune("tune", str(model), "--out-dir", str(tmp_path), *args, "--server", fleet.address, "--json")
         assert ended.returncode == 0, ended.stderr
         results.append(events(ended)[-1])
     first, second = results
@@ -335,12 +337,15 @@ def test_a_generic_client_that_knows_only_reflection_tunes_a_model(fleet: Fleet)
 
 
 def lasting(result: dict[str, Any]) -> dict[str, Any]:
-    """A result without what is read from its bundle, and without roofs: a later job may have raised them."""
+    """A result without what is read from its bundle, without roofs, which a later job may have raised, and without what
+    is known to those only who followed the search.
+    """
     shares, operators = (
         [{name: value for name, value in each.items() if name not in ("roof", "roof_part")} for each in result[key]]
         for key in ("shares", "operators")
     )
-    return {**result, "bundle": "", "checked": [], "shares": shares, "operators": operators}
+    followed = dict.fromkeys(("answer", "not_compared", "gained"))
+    return {**result, **followed, "bundle": "", "checked": [], "shares": shares, "operators": operators}
 
 
 def test_a_finished_job_can_be_watched_and_its_bundle_fetched(
@@ -359,7 +364,8 @@ def without_times(path: Path) -> dict[str, Any]:
     with zipfile.ZipFile(path) as archive:
         entries: dict[str, Any] = {name: archive.read(name) for name in archive.namelist()}
     manifest = json.loads(entries["manifest.json"])
-    return {**entries, "manifest.json": {name: manifest[name] for name in manifest if name not in {"timed", "served"}}}
+    times = {"timed", "others_cores", "served"}
+    return {**entries, "manifest.json": {name: manifest[name] for name in manifest if name not in times}}
 
 
 def test_the_matrix_measures_winners_only_and_says_what_it_means(

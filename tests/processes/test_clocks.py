@@ -136,4 +136,4 @@ def started_at(connection: redis.Redis) -> float:
     from fractune_core.fleet.signed_messages import open_worker
 
     entry: Any = connection.get(worker_key("compile-shifted"))
-    return open_worker(SECRET, "compile-shifted", entry)["started_at"]
+    return open_worker(SECRET, "compile-shifted", entry).started_at

@@ -51,12 +51,12 @@ def fresh(client: Client) -> str:
 def pieces(fleet: SimulatedFleet) -> Counter[str]:
     """In the compile workers' queue and at the worker, by owner."""
     worker = fleet.workers["compile-1"]
-    owners = [work["owner"] for work in worker.handled if work not in worker.delivered]
+    owners = [work.owner for work in worker.handled if work not in worker.delivered]
     for queue in WorkQueues(worker.redis, SECRET).all():
         for job_id in queue.get_job_ids() if queue.name == COMPILE_QUEUE else ():
             job: Any = fetch(worker.redis, job_id)
             work: Any = open_dated_work(SECRET, COMPILE_QUEUE, job_id, message_of(job))[0]
-            owners.append(work["owner"])
+            owners.append(work.owner)
     return Counter(owners)
 
 

@@ -21,6 +21,7 @@ from rq.serializers import JSONSerializer
 from fractune_core.cuda import find_cudart, find_toolkits
 from fractune_core.files.bundles import Bundle
 from fractune_core.fleet.blobs import get_signed_blob, put_signed_blob
+from fractune_core.fleet.messages import CandidateItem, TargetOperator
 from fractune_core.fleet.redis_names import BUILD_QUEUE, artifact_blob, measure_queue, workload_blob
 from fractune_core.fleet.signed_messages import open_work
 from fractune_core.implementations import TRITON
@@ -34,6 +35,7 @@ from fractune_workers.children.tvm_api.artifacts import unpack
 from fractune_workers.children.tvm_api.target import parse_target
 from fractune_workers.cuda.compilers import find_compiler
 from fractune_workers.reader import reader_child
+from tests.support.fleet_messages import build_work
 from tests.support.hardware.cubins import cubin_arch, cubins_in
 from tests.support.processes.cli_process import write_model
 from tests.support.processes.redis_process import running_redis, wait_until
@@ -176,27 +178,16 @@ def test_a_builder_sends_signed_archives_and_causes_to_the_queue_of_the_gpus_sha
         works: Any = [open_work(SECRET, measuring.name, job.id, job.args[0]) for job in measuring.jobs]
         fits, large = works
         assert_archive(get_signed_blob(connection, SECRET, artifact_blob("fits", "c")))
-    assert fits["artifacts"][0]["status"] == "ok"
+    assert fits.candidates[0].status == "ok"
     assert COMPILER is not None
-    assert fits["artifacts"][0]["versions"] == {"compiler": COMPILER.name}
-    assert large["artifacts"][0]["status"] == "build_failed"
-    assert "threads per block; the target has 2" in large["artifacts"][0]["cause"]
+    assert fits.candidates[0].versions == {"compiler": COMPILER.name}
+    assert large.candidates[0].status == "build_failed"
+    assert "threads per block; the target has 2" in large.candidates[0].cause
 
 
 def give_work(connection: redis.Redis, round_id: str, workload: str, target: str, trace: str) -> None:
-    work: Any = {
-        "task": "build",
-        "work_id": round_id,
-        "round_id": round_id,
-        "job": "j1",
-        "namespace": "",
-        "purpose": "trial",
-        "operator": {"workload_hash": workload, "name": "matmul", "target": target, "target_key": target},
-        "device_key": "gpu",
-        "shares": ["mps:25"],
-        "candidates": [{"candidate": "c", "trace": trace}],
-        "reply": "stream",
-    }
+    operator, item = TargetOperator(workload, "matmul", target, target), CandidateItem("c", trace)
+    work = build_work(operator, [item], round_id, work_id=round_id, device_key="gpu", shares=["mps:25"])
     WorkQueues(connection, SECRET).enqueue(BUILD_QUEUE, work)
 
 
@@ -244,8 +235,8 @@ _STUB = "".join(
 _LOAD = """
 import sys
 from pathlib import Path
-from fractune_core.cuda import load_cudart
-assert load_cudart()
+from fractune_runtime.tvm_runtime import runtime
+runtime.load_cuda_runtime()
 from fractune_workers.children.tvm_api.artifacts import load_objects
 module = load_objects([Path(sys.argv[1]).read_bytes()])
 (device,) = module.imports

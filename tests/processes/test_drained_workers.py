@@ -14,7 +14,7 @@ from rq.serializers import JSONSerializer
 
 from fractune_core.fleet.blobs import put_signed_blob
 from fractune_core.fleet.marks import HANDED_BACK, is_marked
-from fractune_core.fleet.messages import Work
+from fractune_core.fleet.messages import ArtifactItem, CandidateItem, Work
 from fractune_core.fleet.redis_names import BUILD_QUEUE, measure_queue, worker_key, workload_blob
 from fractune_core.fleet.signed_messages import open_work
 from fractune_core.records import UNTUNED, candidate_id
@@ -22,6 +22,7 @@ from fractune_server.transport.live_workers import live_workers
 from fractune_server.transport.requeue import ATTEMPTS, Requeuer
 from fractune_server.transport.work_queues import WorkQueues
 from fractune_workers.locks.core_locks import CoreLocks
+from tests.support.fleet_messages import build_work, operator_of
 from tests.support.processes.redis_process import running_redis, wait_until
 from tests.support.processes.worker_processes import WorkerProcess, matmul_workload, worker
 from tests.support.secret import SECRET
@@ -42,12 +43,8 @@ class Drained:
     def ask(self) -> None:
         workload = matmul_workload(96)
         put_signed_blob(self.redis, SECRET, workload_blob(workload["hash"]), workload["json"].encode())
-        names = {"workload_hash": workload["hash"], "name": "m", "target": workload["target"]}
-        candidate = candidate_id(workload["hash"], workload["key"], UNTUNED)
-        work: Any = {"task": "build", "work_id": "w", "round_id": "r", "job": "j", "namespace": "", "purpose": "trial"}
-        work |= {"operator": {**names, "target_key": workload["key"]}, "device_key": "d", "shares": ["cpu:1"]}
-        work |= {"candidates": [{"candidate": candidate, "trace": UNTUNED}], "reply": "s"}
-        self.queues.enqueue(BUILD_QUEUE, work)
+        item = CandidateItem(candidate_id(workload["hash"], workload["key"], UNTUNED), UNTUNED)
+        self.queues.enqueue(BUILD_QUEUE, build_work(operator_of(workload), [item], work_id="w", device_key="d"))
 
     def is_taken(self) -> bool:
         return bool(self.redis.zcard(f"rq:wip:{BUILD_QUEUE}"))
@@ -63,11 +60,12 @@ class Drained:
     def sweep(self) -> None:
         self._requeuer.sweep(live_workers(self.redis, SECRET))
 
-    def artifacts(self) -> list[Any]:
+    def artifacts(self) -> list[ArtifactItem]:
         """What the measurer is told, once it is."""
         name = measure_queue("d", "cpu:1")
         jobs = Queue(name, connection=self.redis, serializer=JSONSerializer).jobs
-        return [item for job in jobs for item in open_work(SECRET, name, job.id, job.args[0])["artifacts"]]  # type: ignore[typeddict-item]
+        works: Any = (open_work(SECRET, name, job.id, job.args[0]) for job in jobs)
+        return [item for work in works for item in work.candidates]
 
 
 def is_idle(connection: redis.Redis, process: WorkerProcess) -> bool:
@@ -94,7 +92,7 @@ def test_work_whose_workers_are_drained_again_and_again_is_done_in_the_end(tmp_p
         with worker("last", "build", url, gate):
             wait_until(drained.artifacts, 120)
         (item,) = drained.artifacts()
-    assert (item["status"], item["cause"]) == ("ok", "")
+    assert (item.status, item.cause) == ("ok", "")
 
 
 def test_work_that_ends_after_sigterm_is_delivered(tmp_path: Path) -> None:
@@ -109,7 +107,7 @@ def test_work_that_ends_after_sigterm_is_delivered(tmp_path: Path) -> None:
                 process.process.send_signal(signal.SIGTERM)
                 wait_until(lambda: is_marked(drained.redis, HANDED_BACK, "w"))
             assert process.process.wait(60) == 0
-        assert [item["status"] for item in drained.artifacts()] == ["ok"]
+        assert [item.status for item in drained.artifacts()] == ["ok"]
         drained.sweep()
         assert drained.queues.has("w") is False
 

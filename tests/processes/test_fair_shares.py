@@ -56,13 +56,14 @@ class Stage:
 
     def asked(self, *jobs: pb.Job) -> list[tuple[str, int]]:
         """Each search for one of these jobs, in their order: the job, and how many candidates it was asked for."""
-        handled = [(f"jobs/{work['job']}", work["count"]) for work in self.fleet.workers["tune-1"].handled]
+        handled = [(f"jobs/{work.job}", work.count) for work in self.fleet.workers["tune-1"].handled]
         return [(job, count) for job, count in handled if job in {each.name for each in jobs}]
 
     def measured(self, *jobs: pb.Job) -> list[tuple[str, int]]:
         """Each batch of trials of these jobs that was measured at cpu:1, in their order: the job, and how many."""
-        trials = [work for work in self.fleet.workers["measure-1"].handled if work.get("purpose") == Kind.TRIAL]
-        handled = [(f"jobs/{work['job']}", len(work["artifacts"])) for work in trials]
+        done = self.fleet.workers["measure-1"].handled
+        trials = [work for work in done if work.task == "measure" and work.purpose is Kind.TRIAL]
+        handled = [(f"jobs/{work.job}", len(work.candidates)) for work in trials]
         return [(job, count) for job, count in handled if job in {each.name for each in jobs}]
 
 

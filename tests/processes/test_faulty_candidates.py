@@ -188,7 +188,7 @@ def test_the_last_bench_ends_the_daemon(share: Share, gpu: Gpu, tmp_path: Path) 
 def test_a_model_is_tuned_for_a_share_of_the_gpu(share: Share, tmp_path: Path) -> None:
     model = write_model(tmp_path / "small.onnx")
     options = ["--shares", str(share), "--trials", "16", "--round", "8", "--json"]
-    ended = run_fractune("tune", str(model), *options, "--state", str(tmp_path / "state"), "--out", str(tmp_path))
+    ended = run_fractune("tune", str(model), *options, "--state", str(tmp_path / "state"), "--out-dir", str(tmp_path))
     assert ended.returncode == 0, ended.stderr
     result = events(ended)[-1]
     (found,) = result["shares"]

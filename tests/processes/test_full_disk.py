@@ -36,7 +36,7 @@ def disk(tmp_path: Path) -> Iterator[Disk]:
 def test_a_disk_that_is_full_is_named_as_the_cause(tmp_path: Path, disk: Disk, kilobytes: int) -> None:
     """The smaller one is full when Redis and the server have started, the larger one in mid-job."""
     model, state = write_model(tmp_path / "m.onnx"), disk(kilobytes) / "state"
-    where = ("--state", str(state), "--out", str(tmp_path), "--quiet")
+    where = ("--state", str(state), "--out-dir", str(tmp_path), "--quiet")
     ended = run_fractune("tune", str(model), "--shares", "cpu:1", "--trials", "60", "--only", "conv2d", *where)
     assert ended.returncode == 7, ended.stderr
     said = f"state folder {state}: No space left on device; free space there, or pass --state with a writable folder"

@@ -14,6 +14,7 @@ import redis
 
 from fractune_core.codec.messages import to_proto
 from fractune_core.fleet.blobs import put_blob, put_signed_blob
+from fractune_core.fleet.messages import CandidateItem
 from fractune_core.fleet.redis_names import (
     BUILD_QUEUE,
     COMPILE_QUEUE,
@@ -24,6 +25,7 @@ from fractune_core.fleet.redis_names import (
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.records import TuningRecord
 from fractune_server.transport.work_queues import WorkQueues
+from tests.support.fleet_messages import build_work, ingest_work, operator_of
 from tests.support.processes.cli_process import write_model
 from tests.support.processes.fleet_simulated import simulated_fleet
 from tests.support.processes.redis_process import events_of, running_redis, wait_until
@@ -86,14 +88,10 @@ def test_a_server_refuses_it_before_anything_is_done(
 def test_a_worker_that_is_given_it_refuses_it_too(tmp_path: Path, program: Path) -> None:
     """As by a server of another version, or a child that reads models and was taken over."""
     workload, target = matmul_workload(64), running(program)
-    operator = {"workload_hash": workload["hash"], "name": "matmul", "target": target, "target_key": target}
-    build: Any = {"task": "build", "work_id": "b", "round_id": "r", "job": "j", "namespace": "", "purpose": "trial"}
-    build |= {"operator": operator, "device_key": "d", "shares": ["cpu:1"], "reply": SERVER_STREAM}
-    build |= {"candidates": [{"candidate": "c", "trace": ""}]}
+    build = build_work(operator_of(workload, target), [CandidateItem("c", "")], work_id="b")
     model = write_model(tmp_path / "small.onnx").read_bytes()
     digest = hashlib.sha256(model).hexdigest()
-    ingest: Any = {"task": "ingest", "work_id": "i", "job": "j", "model": digest, "model_name": "small.onnx"}
-    ingest |= {"owner": "", "inputs": {}, "target": target, "isa": ""}
+    ingest = ingest_work(digest, work_id="i", target=target)
     with (
         running_redis() as url,
         worker("builder", "build", url, tmp_path / "gate"),

@@ -14,6 +14,7 @@ import pytest
 import redis
 
 from fractune_core.fleet.blobs import put_blob, put_signed_blob
+from fractune_core.fleet.messages import CandidateItem, SearchOpening
 from fractune_core.fleet.redis_names import (
     BUILD_QUEUE,
     COMPILE_QUEUE,
@@ -24,6 +25,7 @@ from fractune_core.fleet.redis_names import (
     workload_blob,
 )
 from fractune_server.transport.work_queues import WorkQueues
+from tests.support.fleet_messages import build_work, ingest_work, operator_of, search_work
 from tests.support.processes.cli_process import write_model
 from tests.support.processes.redis_process import events_of, running_redis, wait_until
 from tests.support.processes.worker_processes import WorkerProcess, matmul_workload, worker
@@ -48,9 +50,7 @@ def test_a_model_is_read_though_the_child_that_reads_it_is_killed(tmp_path: Path
         connection = redis.Redis.from_url(url)
         process.info(connection)
         put_blob(connection, model_blob(digest), model)
-        work: Any = {"task": "ingest", "work_id": "w", "job": "j", "model": digest, "model_name": "small.onnx"}
-        work |= {"owner": "", "inputs": {}, "target": "llvm", "isa": ""}
-        WorkQueues(connection, SECRET).enqueue(COMPILE_QUEUE, work)
+        WorkQueues(connection, SECRET).enqueue(COMPILE_QUEUE, ingest_work(digest))
         killed = set[int]()
         for _ in range(kills):
             kill_next_child(process, killed)
@@ -80,18 +80,9 @@ class Searching:
         (child,) = self.process.children()
         return child
 
-    def ask(self, opening: dict[str, Any] | None) -> None:
-        workload = self.workload
-        operator = {"workload_hash": workload["hash"], "name": "matmul", "target": workload["target"]}
-        work: Any = {
-            "task": "search",
-            "work_id": uuid.uuid4().hex,
-            "round_id": uuid.uuid4().hex,
-            "job": "j",
-            "namespace": "",
-        }
-        work |= {"operator": {**operator, "target_key": workload["key"]}, "device_key": "d", "shares": ["cpu:1"]}
-        work |= {"fresh": False, "count": 4, "exact": False, "seed": 3, "lost": [], "opening": opening}
+    def ask(self, opening: SearchOpening | None) -> None:
+        name = uuid.uuid4().hex
+        work = search_work(operator_of(self.workload), name, work_id=name, job="j", device_key="d", opening=opening)
         WorkQueues(self.redis, SECRET).enqueue(tune_queue("tuner"), work)
 
     def answer(self) -> dict[str, Any]:
@@ -101,7 +92,7 @@ class Searching:
         self._answers += 1
         return events_of(self.redis, stream)[self._answers - 1]
 
-    def proposed(self, opening: dict[str, Any] | None) -> list[str]:
+    def proposed(self, opening: SearchOpening | None) -> list[str]:
         self.ask(opening)
         answer = self.answer()
         assert answer["event"] == "proposed", answer
@@ -116,8 +107,8 @@ def searching(tmp_path: Path) -> Iterator[Searching]:
         yield Searching(url, process)
 
 
-def opening(*known: str) -> dict[str, Any]:
-    return {"history": [], "known": list(known), "transferred": []}
+def opening(*known: str) -> SearchOpening:
+    return SearchOpening([], list(known), [])
 
 
 def test_a_search_that_went_with_its_child_does_not_begin_from_nothing(searching: Searching) -> None:
@@ -152,10 +143,7 @@ def test_what_a_killed_builder_leaves_is_removed_when_the_next_one_starts(
     files.mkdir()
     monkeypatch.setenv("TMPDIR", str(files))
     workload = matmul_workload(64)
-    operator = {"workload_hash": workload["hash"], "name": "matmul", "target": workload["target"]}
-    work: Any = {"task": "build", "work_id": "w", "round_id": "r", "job": "j", "namespace": "", "purpose": "trial"}
-    work |= {"operator": {**operator, "target_key": workload["key"]}, "device_key": "d", "shares": ["cpu:1"]}
-    work |= {"candidates": [{"candidate": f"c{place}", "trace": ""} for place in range(50)], "reply": SERVER_STREAM}
+    work = build_work(operator_of(workload), [CandidateItem(f"c{place}", "") for place in range(50)])
     with running_redis() as url:
         connection = redis.Redis.from_url(url)
         put_signed_blob(connection, SECRET, workload_blob(workload["hash"]), workload["json"].encode())

@@ -44,9 +44,9 @@ def check(cost: pb.JobCost, fleet: SimulatedFleet) -> None:
     told = {(each.task, each.share): each.pieces for each in cost.spent}
 
     def done() -> Counter[tuple[str, str]]:
-        delivered = {work["work_id"]: work for worker in fleet.workers.values() for work in list(worker.delivered)}
-        own = (work for work in delivered.values() if f"jobs/{work['job']}" == cost.job.name)
-        return Counter((work["task"], work.get("share", "")) for work in own)
+        delivered = {work.work_id: work for worker in fleet.workers.values() for work in list(worker.delivered)}
+        own = (work for work in delivered.values() if f"jobs/{work.job}" == cost.job.name)
+        return Counter((work.task, getattr(work, "share", "")) for work in own)
 
     with contextlib.suppress(TimeoutError):  # a worker notes what it has sent a moment after it was sent
         wait_until(lambda: told == done())

@@ -39,8 +39,8 @@ class Measurers:
     def workers(self) -> list[int]:
         """Process ids of the measurers that have registered."""
         found = live_workers(self._redis, SECRET).of_role("measure")
-        assert {info["share"] for info in found} <= {"cpu:1"}
-        return [info["pid"] for info in found]
+        assert {info.share for info in found} <= {"cpu:1"}
+        return [info.pid for info in found]
 
     def all_processes(self) -> list[int]:
         return list(descendants(self.process.pid))

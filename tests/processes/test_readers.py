@@ -24,6 +24,7 @@ from fractune_core.pb import fractune_pb2 as pb
 from fractune_server.transport.work_queues import WorkQueues
 from fractune_workers.locks.core_locks import CoreLocks
 from tests.support.constant_modules import module, tensor
+from tests.support.fleet_messages import ingest_work
 from tests.support.paths import REPOSITORY
 from tests.support.processes.cli_process import write_model
 from tests.support.processes.redis_process import events_of, pieces_of, running_redis, wait_until
@@ -56,8 +57,7 @@ class Reading:
         contents = contents or name.encode()
         digest = hashlib.sha256(contents).hexdigest()
         put_blob(self.redis, model_blob(digest), contents)
-        work: Any = {"task": "ingest", "work_id": f"work-{name}", "job": name, "model": digest, "owner": owner}
-        work |= {"model_name": f"{name}.onnx", "inputs": {}, "target": "llvm", "isa": ""}
+        work = ingest_work(digest, work_id=f"work-{name}", job=name, model_name=f"{name}.onnx", owner=owner)
         WorkQueues(self.redis, SECRET).enqueue(COMPILE_QUEUE, work)
 
     def events(self, job: str) -> list[dict[str, Any]]:

@@ -33,7 +33,7 @@ class Refusing:
     def ingests(self, job: str) -> int:
         """How often its model was read."""
         handled = [work for worker in self.fleet.workers.values() for work in worker.handled]
-        return sum(work["task"] == "ingest" and job in (work["job"], f"jobs/{work['job']}") for work in handled)
+        return sum(work.task == "ingest" and job in (work.job, f"jobs/{work.job}") for work in handled)
 
     def used_bytes(self) -> int:
         memory: Any = self.redis.info("memory")

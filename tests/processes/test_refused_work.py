@@ -12,6 +12,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any, cast
@@ -21,8 +22,10 @@ import redis
 from rq import Queue
 from rq.serializers import JSONSerializer
 
+from fractune_core.codec.plain_json import write_json
 from fractune_core.fleet.blobs import put_blob
 from fractune_core.fleet.marks import DONE, unmark
+from fractune_core.fleet.messages import IngestWork
 from fractune_core.fleet.redis_names import (
     BUILD_QUEUE,
     COMPILE_QUEUE,
@@ -33,6 +36,7 @@ from fractune_core.fleet.redis_names import (
 )
 from fractune_core.fleet.signed_messages import seal_work
 from fractune_server.transport.work_queues import WorkQueues
+from tests.support.fleet_messages import ingest_work
 from tests.support.processes.redis_process import events_of, running_redis, wait_until
 from tests.support.processes.worker_processes import WorkerProcess, worker
 from tests.support.secret import SECRET
@@ -90,9 +94,8 @@ class Attacked:
         return self.process.log
 
 
-def ingest(job: str, model: str = "0" * 64) -> Any:
-    work = {"task": "ingest", "work_id": uuid.uuid4().hex, "job": job, "model": model, "model_name": "m.onnx"}
-    return {**work, "owner": "", "inputs": {}, "target": "llvm", "isa": "x"}
+def ingest(job: str, model: str = "0" * 64) -> IngestWork:
+    return ingest_work(model, work_id=uuid.uuid4().hex, job=job, model_name="m.onnx", isa="x")
 
 
 @pytest.fixture
@@ -124,7 +127,7 @@ def test_signed_work_calls_nothing_that_is_written_beside_it(attacked: Attacked,
         work = ingest("beside")
         message = seal_work(SECRET, COMPILE_QUEUE, work)
         hooks = {"webhooks": json.dumps(webhooks)}
-        attacked.write("attack.touch", message, job_id=work["work_id"], **callbacks, **more, **hooks, **torn)
+        attacked.write("attack.touch", message, job_id=work.work_id, **callbacks, **more, **hooks, **torn)
         attacked.still_works()
     assert attacked.errors("beside") == ["NotFound"]  # the work itself was ours, and is done, once
     assert not attacked.made.exists()
@@ -145,23 +148,23 @@ def _old(work: Any) -> str:
 @pytest.mark.parametrize(
     ("forge", "reason"),
     [
-        (json.dumps, "does not carry this fleet's signature"),
+        (write_json, "does not carry this fleet's signature"),
         (_altered, "does not carry this fleet's signature"),
         (lambda work: seal_work(b"another secret", COMPILE_QUEUE, work), "does not carry this fleet's signature"),
         (lambda work: seal_work(SECRET, BUILD_QUEUE, work), "does not carry this fleet's signature"),
         (_old, "it was queued 24.0 h ago, and work is good for 24 h"),
-        (lambda work: seal_work(SECRET, COMPILE_QUEUE, cast(Any, {**work, "work_id": "other"})), "came in another job"),
+        (lambda work: seal_work(SECRET, COMPILE_QUEUE, replace(work, work_id="other")), "came in another job"),
     ],
     ids=["unsigned", "altered", "other-secret", "other-queue", "old", "other-job"],
 )
 def test_work_that_is_not_the_fleets_is_refused(attacked: Attacked, forge: Callable[[Any], str], reason: str) -> None:
     work = ingest("forged")
-    attacked.write(HANDLER, forge(work), job_id=work["work_id"])
+    attacked.write(HANDLER, forge(work), job_id=work.work_id)
     attacked.still_works()
     assert attacked.errors("forged") == []
     refused = [line for line in attacked.log().splitlines() if "is refused" in line]
     assert len(refused) == 1
-    assert work["work_id"] in refused[0]
+    assert work.work_id in refused[0]
     assert reason in refused[0]
 
 
@@ -169,20 +172,18 @@ def test_work_that_was_done_is_not_done_again(attacked: Attacked) -> None:
     work = ingest("replayed")
     message = seal_work(SECRET, COMPILE_QUEUE, work)
     for _ in range(2):
-        attacked.write(HANDLER, message, job_id=work["work_id"])
+        attacked.write(HANDLER, message, job_id=work.work_id)
         attacked.still_works()
     assert attacked.errors("replayed") == ["NotFound"]
-    assert f"ingest {work['work_id']} is refused: it was delivered before, or withdrawn" in attacked.log()
+    assert f"ingest {work.work_id} is refused: it was delivered before, or withdrawn" in attacked.log()
 
 
 def test_the_server_may_give_lost_work_again(attacked: Attacked) -> None:
     """The same message comes twice; nobody has delivered the work."""
     work = attacked.ask("lost")
-    wait_until(
-        lambda: attacked.errors("lost") == ["NotFound"] and not attacked.redis.exists(f"rq:job:{work['work_id']}")
-    )
-    unmark(attacked.redis, DONE, work["work_id"])  # as if its worker had died before it delivered
-    attacked.write(HANDLER, seal_work(SECRET, COMPILE_QUEUE, work), job_id=work["work_id"])
+    wait_until(lambda: attacked.errors("lost") == ["NotFound"] and not attacked.redis.exists(f"rq:job:{work.work_id}"))
+    unmark(attacked.redis, DONE, work.work_id)  # as if its worker had died before it delivered
+    attacked.write(HANDLER, seal_work(SECRET, COMPILE_QUEUE, work), job_id=work.work_id)
     wait_until(lambda: attacked.errors("lost") == ["NotFound"] * 2)
 
 

@@ -15,8 +15,9 @@ import pytest
 import redis
 
 from benchmarks.support.simulated_workers import ARTIFACT, SHARE, FleetLife, SimulatedWorker
+from fractune_core.codec.plain_json import to_dict
 from fractune_core.fleet.blobs import put_signed_blob
-from fractune_core.fleet.messages import CPU_BATCH
+from fractune_core.fleet.messages import CPU_BATCH, ArtifactItem, CandidateItem
 from fractune_core.fleet.redis_names import BUILD_QUEUE, artifact_blob, measure_queue, tune_queue, workload_blob
 from fractune_core.records import Status, candidate_id
 from fractune_core.shares import Share
@@ -31,17 +32,15 @@ from fractune_workers.roles.build import Builder
 from fractune_workers.roles.measure import Measurer
 from fractune_workers.roles.tune import Tuner
 from fractune_workers.work_loop import WorkLoop
+from tests.support.fleet_messages import build_work, measure_work, search_work
 from tests.support.paths import REPOSITORY
 from tests.support.processes.made_up import DEVICE, TARGET_KEY, granted, target_operator, workload_text
 from tests.support.processes.redis_process import commands_of, running_redis
 from tests.support.secret import SECRET
 
 OPERATOR = target_operator("conv2d")
-NAME = OPERATOR["workload_hash"]
-ITEMS = [
-    {"candidate": candidate_id(NAME, TARGET_KEY, f'["{number}"]'), "trace": f'["{number}"]'}
-    for number in range(CPU_BATCH)
-]
+NAME = OPERATOR.workload_hash
+ITEMS = [CandidateItem(candidate_id(NAME, TARGET_KEY, f'["{number}"]'), f'["{number}"]') for number in range(CPU_BATCH)]
 
 
 class Child:
@@ -56,7 +55,7 @@ class Child:
 
     def call(self, method: str, _timeout_s: float, **_payload: Any) -> Any:
         knows, self._open = self._open, self._open or method == "open"
-        return {"knows": knows, "propose": ITEMS}.get(method)
+        return {"knows": knows, "propose": list(map(to_dict, ITEMS))}.get(method)
 
 
 class Process:
@@ -94,18 +93,12 @@ class Session:
 
 def work_of(role: str, number: int) -> tuple[str, Any]:
     """The queue, and a piece of work for it."""
-    work: dict[str, Any] = {"work_id": f"work{number}", "round_id": f"round{number}", "job": "j", "namespace": ""}
-    work |= {"operator": OPERATOR, "device_key": DEVICE.key, "shares": [SHARE], "purpose": "trial", "reply": "reply"}
-    built = [{**item, "build_secs": 0.1, "status": "ok", "cause": ""} for item in ITEMS]
-    search: Any = {"fresh": False, "count": CPU_BATCH, "exact": False, "seed": 0}
-    search |= {"lost": [], "opening": {"history": [], "known": [], "transferred": []}}
+    built = [ArtifactItem(item.candidate, item.trace, Status.OK, "", 0.1) for item in ITEMS]
+    name, of = f"work{number}", (OPERATOR, f"round{number}")
     return {
-        "tune": (tune_queue("tune-1"), {**work, "task": "search", **search}),
-        "build": (BUILD_QUEUE, {**work, "task": "build", "candidates": ITEMS}),
-        "measure": (
-            measure_queue(DEVICE.key, SHARE),
-            {**work, "task": "measure", "share": SHARE, "args_info": [], "artifacts": built},
-        ),
+        "tune": (tune_queue("tune-1"), search_work(*of, work_id=name, count=CPU_BATCH, shares=[SHARE])),
+        "build": (BUILD_QUEUE, build_work(OPERATOR, ITEMS, of[1], work_id=name, shares=[SHARE])),
+        "measure": (measure_queue(DEVICE.key, SHARE), measure_work(OPERATOR, built, of[1], work_id=name, share=SHARE)),
     }[role]
 
 
@@ -141,12 +134,12 @@ def simulated(url: str, role: str, pieces: int) -> None:
 
 def commands(role: str, pieces: int, work: Callable[[str], None]) -> dict[str, int]:
     with running_redis() as url, redis.Redis.from_url(url) as connection:
-        put_signed_blob(connection, SECRET, workload_blob(NAME), workload_text(OPERATOR["name"]).encode())
+        put_signed_blob(connection, SECRET, workload_blob(NAME), workload_text(OPERATOR.name).encode())
         for number in range(pieces):
             queue, message = work_of(role, number)
             WorkQueues(connection, SECRET).enqueue(queue, message)
             for item in ITEMS:
-                put_signed_blob(connection, SECRET, artifact_blob(f"round{number}", item["candidate"]), ARTIFACT)
+                put_signed_blob(connection, SECRET, artifact_blob(f"round{number}", item.candidate), ARTIFACT)
         with commands_of(connection) as counted:
             work(url)
         return counted

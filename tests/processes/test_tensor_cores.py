@@ -17,8 +17,8 @@ import pytest
 from fractune_core.files.bundles import Bundle
 from fractune_core.shares import Device, GrantedShare
 from fractune_workers.child import Child
-from fractune_workers.children.tvm_api.annotations import ASYNC_COPIES
 from fractune_workers.children.tvm_api.artifacts import unpack
+from fractune_workers.children.tvm_api.functions import ASYNC_COPIES
 from fractune_workers.cuda.compilers import find_compiler
 from fractune_workers.reader import reader_child
 from tests.integration.test_half_precision import product
@@ -72,7 +72,7 @@ def built(operator, count):
     search.open(name, workload, target, key, 0, [], [])
     builder.learn_workload(name, workload, target)
     traces = ["", *(item["trace"] for item in search.propose(name, key, count))]
-    return [[trace, builder.build(name, target, trace)] for trace in traces]
+    return [[trace, builder.build(name, target, trace, 60)] for trace in traces]
 
 print(json.dumps([built(each, int(sys.argv[1])) for each in json.load(sys.stdin)], default=bytes.hex))
 """

@@ -8,17 +8,16 @@ from typing import Any
 
 import fractune
 from fractune.comparing.beside import Comparison
-from fractune.features.cost.cost import CostResult
-from fractune.features.cost.job_cost import JobCost, Prices
+from fractune.features.cost import CostResult, JobCost, Prices
 from fractune.features.fit.fit import FitResult
 from fractune.features.fit.measuring import ONNX_RUNTIME, Measured
-from fractune.features.goal.goal_result import Goal, GoalStep, LoopAndPaced, PeerTiming, SideBySide
+from fractune.features.goal import Goal, GoalStep, LoopAndPaced, PeerTiming, SideBySide
 from fractune.features.knee.knee import KneeResult
 from fractune.features.knee.report import at_load_knee, fastest_knee
 from fractune.features.log.log import Records
 from fractune.features.log.match import MatchResult
 from fractune.features.matrix.matrix import Matrix
-from fractune.features.noise.noise import NoiseResult
+from fractune.features.noise import NoiseResult
 from fractune.features.pair.pair import PairResult
 from fractune.features.pair.result import PairSide
 from fractune.features.tune.bundle import BundleFile

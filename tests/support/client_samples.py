@@ -116,7 +116,7 @@ def job_script() -> list[pb.Job]:
 def bundle_bytes(weight_bytes: bytes = b"", **changes: Any) -> bytes:
     """A bundle whose objects are no code: enough for everything that comes before loading it.
 
-    `changes` replace what the manifest holds; None leaves it out.
+    `changes` replace what the manifest holds; None leaves it out. Times that are `measured` are `choosing` too.
     """
     manifest: dict[str, Any] = {
         "model": {"name": "m.onnx", "sha256": "ab"},
@@ -131,6 +131,7 @@ def bundle_bytes(weight_bytes: bytes = b"", **changes: Any) -> bytes:
             "cpu:1": granted("cpu:1", 1).to_json(),
             "cpu:4": GrantedShare("cpu:4", 4, 8, "core", 1 << 30, reserved=False).to_json(),
         },
+        **({"choosing": changes["measured"]} if "measured" in changes else {}),
         **changes,
     }
     entries = {
@@ -141,6 +142,12 @@ def bundle_bytes(weight_bytes: bytes = b"", **changes: Any) -> bytes:
     file = io.BytesIO()
     write_bundle(file, {name: value for name, value in manifest.items() if value is not None}, entries)
     return file.getvalue()
+
+
+def bundle_bytes_at_one_share() -> bytes:
+    """The same bundle without its share cpu:4."""
+    variants = [{"name": name, "objects": ["lib0.o"], "weights": []} for name in ("untuned", "cpu:1")]
+    return bundle_bytes(shares={"cpu:1": granted("cpu:1", 1).to_json()}, variants=variants)
 
 
 def plan_file(second: str) -> str:

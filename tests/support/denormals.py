@@ -90,7 +90,7 @@ def probe(target: Any, *, build: Any) -> bytes:
     """
     import tvm
 
-    from fractune_workers.children.tvm_api.artifacts import written
+    from fractune_workers.children.tvm_api.compiled import written
 
     return written(build(tvm.IRModule({"main": tvm.script.from_source(_PROBE)}), target))
 

@@ -2,35 +2,76 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import redis
 
-from fractune_core.fleet import messages, redis_names
+from fractune_core.fleet import redis_names
+from fractune_core.fleet.messages import (
+    ArtifactItem,
+    BuildWork,
+    CandidateItem,
+    IngestWork,
+    MeasureWork,
+    SearchOpening,
+    SearchWork,
+    TargetOperator,
+    TimeModelWork,
+    WorkerInfo,
+    WorkRound,
+)
 from fractune_core.fleet.signed_messages import seal_event, seal_replayed
-from fractune_core.records import TuningRecord
+from fractune_core.records import Kind, TuningRecord
 from tests.support.processes.made_up import DEVICE, made_up_record
 from tests.support.samples import WORKLOAD
 from tests.support.secret import SECRET
 
 STREAM = redis_names.tuner_stream("tune-1")
-BUILD: messages.BuildWork = {
-    "task": "build",
-    "work_id": "work1",
-    "round_id": "round1",
-    "job": "job1",
-    "namespace": "",
-    "purpose": "trial",
-    "operator": {"workload_hash": WORKLOAD, "name": "conv2d", "target": "{}", "target_key": "{}"},
-    "device_key": DEVICE.key,
-    "shares": ["cpu:1", "cpu:2"],
-    "candidates": [{"candidate": "c1", "trace": "[1]"}, {"candidate": "c2", "trace": "[2]"}],
-    "reply": STREAM,
-}
+CONV2D = TargetOperator(WORKLOAD, "conv2d", "{}", "{}")
+TIME_MODEL = TimeModelWork(work_id="work1", job="job1", share="cpu:1", bundle="b")
+_COMMON: dict[str, Any] = {"work_id": "work1", "job": "job1"}
+_REQUEST: dict[str, Any] = {**_COMMON, "device_key": DEVICE.key, "shares": ["cpu:1"]}
+
+
+def operator_of(workload: dict[str, Any], target: str = "") -> TargetOperator:
+    """Of `matmul_workload`."""
+    return TargetOperator(workload["hash"], "matmul", target or workload["target"], target or workload["key"])
+
+
+def search_work(operator: TargetOperator, round_id: str = "round1", **more: Any) -> SearchWork:
+    """Four candidates of a new search; `more`: other fields, or other values."""
+    search = {"count": 4, "exact": False, "seed": 3, "lost": [], "fresh": False, "opening": SearchOpening([], [], [])}
+    return SearchWork(round=WorkRound(round_id, "", operator), **{**_REQUEST, **search, **more})
+
+
+def build_work(
+    operator: TargetOperator, candidates: list[CandidateItem], round_id: str = "round1", **more: Any
+) -> BuildWork:
+    work = {**_REQUEST, "purpose": Kind.TRIAL, "reply": redis_names.SERVER_STREAM, **more}
+    return BuildWork(round=WorkRound(round_id, "", operator), candidates=candidates, **work)
+
+
+def measure_work(
+    operator: TargetOperator, artifacts: Iterable[ArtifactItem] = (), round_id: str = "round1", **more: Any
+) -> MeasureWork:
+    place = {"share": "cpu:1", "args_info": [], "reply": redis_names.SERVER_STREAM}
+    work = {**_COMMON, "purpose": Kind.TRIAL, **place, **more}
+    return MeasureWork(round=WorkRound(round_id, "", operator), candidates=list(artifacts), **work)
+
+
+def ingest_work(sha256: str, **more: Any) -> IngestWork:
+    model = {"model": sha256, "model_name": "small.onnx", "owner": "", "inputs": {}, "target": "llvm", "isa": ""}
+    return IngestWork(**{**_COMMON, **model, **more})
+
+
+BUILD = build_work(
+    CONV2D, [CandidateItem("c1", "[1]"), CandidateItem("c2", "[2]")], shares=["cpu:1", "cpu:2"], reply=STREAM
+)
 
 
 def record(candidate: str, share: str = "cpu:1") -> TuningRecord:
-    return made_up_record({**BUILD, "share": share}, candidate, f'["{candidate}"]')
+    return made_up_record(measure_work(CONV2D, share=share), candidate, f'["{candidate}"]')
 
 
 def send(connection: redis.Redis, *records: TuningRecord, stream: str = STREAM) -> None:
@@ -50,19 +91,6 @@ def _sealed(record: TuningRecord) -> str:
     return seal_event(SECRET, event)
 
 
-def worker_info(name: str, started_at: float, role: str = "build") -> messages.WorkerInfo:
+def worker_info(name: str, started_at: float, role: str = "build") -> WorkerInfo:
     """The entry of a worker without a share; `started_at` in seconds since 1970."""
-    return {
-        "protocol": redis_names.PROTOCOL,
-        "name": name,
-        "role": role,
-        "started_at": started_at,
-        "host": "",
-        "pid": 0,
-        "cores": [],
-        "device": {},
-        "granted": {},
-        "share": "",
-        "target": "",
-        "versions": {},
-    }
+    return WorkerInfo(name=name, role=role, started_at=started_at, host="", pid=0, cores=[])

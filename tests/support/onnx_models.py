@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 import tvm
-from onnx import helper, numpy_helper
+from onnx import compose, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from fractune_core.host.denormals import with_denormals
@@ -41,6 +41,21 @@ def onnx_model(
     graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in (weights or {}).items())
     opsets = [helper.make_opsetid("", opset), helper.make_opsetid("com.microsoft", 1)]
     return helper.make_model(graph, opset_imports=opsets, ir_version=10)
+
+
+def together(cases: Sequence[tuple[onnx.ModelProto, Mapping[str, Array]]]) -> tuple[onnx.ModelProto, dict[str, Array]]:
+    """One model that computes what each of these does, and its inputs: it takes half the time of as many models."""
+    whole, inputs = onnx.ModelProto(), dict[str, Array]()
+    for number, (model, given) in enumerate(cases):
+        prefix = f"m{number}_"
+        part = compose.add_prefix(model, prefix)
+        if number:
+            for field in ("node", "input", "output", "initializer"):
+                getattr(whole.graph, field).extend(getattr(part.graph, field))
+        else:
+            whole = part
+        inputs |= {prefix + name: value for name, value in given.items()}
+    return whole, inputs
 
 
 def imported(model: onnx.ModelProto) -> tvm.IRModule:

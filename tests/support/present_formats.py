@@ -33,7 +33,7 @@ _TARGET = '{"kind": "llvm", "mcpu": "x86-64-v2", "num-cores": 1}'
 _JOB = """\
 shares = "cpu:1,cpu:2"
 trials = 256
-out = "bundles"
+out-dir = "bundles"
 
 [hours]
 begin = "22:00"

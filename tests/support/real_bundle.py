@@ -8,7 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
 from fractune_core.files.fused import write_fused
+from fractune_core.files.new_bundle import NewBundle
 from fractune_core.shares import GrantedShare
 from tests.support.denormals import compile_denormals
 from tests.support.encoders import write_encoder
@@ -18,6 +23,7 @@ from tests.support.processes.cli_process import write_model
 ENCODER, MEAN_OF_ALL = "encoder", "mean_of_all"
 ENCODER_SHAPES = {ENCODER: [(1, 8), (1, 16), (2, 16)], MEAN_OF_ALL: [(1, 8), (1, 16)]}
 """batch and length of each bundle, by model"""
+LISTENER_INPUTS: dict[str, list[int]] = {"sr=const:16000": []}
 
 
 def compile_small(folder: Path, **changes: Any) -> tuple[Path, Path]:
@@ -73,6 +79,53 @@ def compile_encoders(folder: Path) -> None:
             compile_model(model, out, tuned=["cpu:1"], inputs={"ids": sizes, "mask": sizes})
 
 
+def write_listener(path: Path) -> Path:
+    """A detector of speech: 64 samples, the state of the call before, and the rate, which is 16000; with metadata."""
+    rng = np.random.default_rng(0)
+    weights = {
+        "rate": np.array(16000, "float32"),
+        "flat": np.array([1, 32], "int64"),
+        "deep": np.array([2, 1, 16], "int64"),
+        "parts": np.array([32, 1], "int64"),
+        "w": rng.normal(size=(96, 33)).astype("float32") / 5,
+    }
+    nodes = [
+        helper.make_node("Cast", ["sr"], ["given_rate"], to=TensorProto.FLOAT),
+        helper.make_node("Div", ["given_rate", "rate"], ["scale"]),
+        helper.make_node("Mul", ["input", "scale"], ["scaled"]),
+        helper.make_node("Reshape", ["state", "flat"], ["before"]),
+        helper.make_node("Concat", ["scaled", "before"], ["all"], axis=1),
+        helper.make_node("MatMul", ["all", "w"], ["sums"]),
+        helper.make_node("Tanh", ["sums"], ["values"]),
+        helper.make_node("Split", ["values", "parts"], ["after", "mark"], axis=1),
+        helper.make_node("Reshape", ["after", "deep"], ["stateN"]),
+        helper.make_node("Sigmoid", ["mark"], ["output"]),
+    ]
+    info = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        nodes,
+        "listener",
+        [
+            info("input", TensorProto.FLOAT, [1, 64]),
+            info("state", TensorProto.FLOAT, [2, 1, 16]),
+            info("sr", TensorProto.INT64, []),
+        ],
+        [info("output", TensorProto.FLOAT, [1, 1]), info("stateN", TensorProto.FLOAT, [2, 1, 16])],
+        [numpy_helper.from_array(array, name) for name, array in weights.items()],
+        doc_string="of one speaker",
+    )
+    described: dict[str, Any] = {"producer_name": "tests", "domain": "sound", "doc_string": "hears", "model_version": 3}
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8, **described)
+    helper.set_model_props(model, {"names": "{0: 'quiet', 1: 'speech'}", "stride": "32", "character": "a\nb\nç"})
+    onnx.save(model, path)
+    return path
+
+
+def compile_listener(folder: Path) -> None:
+    """The detector, whose rate is a constant of the bundle."""
+    compile_model(write_listener(folder / "listener.onnx"), folder / "listener.fractune", inputs=LISTENER_INPUTS)
+
+
 def compile_parts(folder: Path) -> Path:
     """A model with an operator that cannot be imported, and a bundle of it in parts."""
     from fractune.features.parts.parts import cut_model, join_parts
@@ -81,16 +134,22 @@ def compile_parts(folder: Path) -> Path:
     cut.mkdir()
     parts = cut_model(model, {}, [CDIST], cut)
     bundles = [compile_model(own, folder / f"{own.stem}.fractune") for own in parts.own]
-    join_parts(model, parts, bundles, folder / "middle.fractune")
+    join_parts(model, parts, bundles, NewBundle(folder / "middle.fractune"))
     return folder / "middle.fractune"
 
 
+MAKERS: dict[str, Callable[[Path], object]] = {
+    "listener": compile_listener,
+    "small": compile_small,
+    "fused": compile_fused,
+    "encoders": compile_encoders,
+    "parts": compile_parts,
+    "denormals": compile_denormals,
+}
+
+
 if __name__ == "__main__":
-    makers: dict[str, Callable[[Path], object]] = {
-        "small": compile_small,
-        "fused": compile_fused,
-        "encoders": compile_encoders,
-        "parts": compile_parts,
-        "denormals": compile_denormals,
-    }
-    makers[sys.argv[2]](Path(sys.argv[1]))
+    for name in sys.argv[2:]:
+        own = Path(sys.argv[1]) / name
+        own.mkdir(exist_ok=True)
+        MAKERS[name](own)

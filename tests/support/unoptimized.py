@@ -9,7 +9,8 @@ import numpy.typing as npt
 import tvm
 from tvm import relax
 
-from fractune_workers.children.tvm_api.artifacts import load_objects, written
+from fractune_workers.children.tvm_api.artifacts import load_objects
+from fractune_workers.children.tvm_api.compiled import written
 
 Array = npt.NDArray[Any]
 
@@ -20,11 +21,11 @@ def unoptimized(target: tvm.target.Target) -> tvm.target.Target:
 
 
 @lru_cache(maxsize=8)
-def machine_of(mod: tvm.IRModule, target: tvm.target.Target) -> relax.VirtualMachine:
+def machine_of(mod: tvm.IRModule, target: tvm.target.Target, pipeline: str | None = "default") -> relax.VirtualMachine:
     """A Relax module, compiled by TVM's default pipeline and loaded as bundles are. TVM's own loader would have LLVM
     optimize the code all the same.
     """
-    executable = relax.build(mod, unoptimized(target)).mod
+    executable = relax.build(mod, unoptimized(target), relax_pipeline=pipeline).mod
     objects = [written(library) for library in executable.imports if library.kind == "llvm"]
     executable.clear_imports()
     if objects:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-import pytest
-
 from tests.support.arrows.rooms import SOURCES
 from tests.support.paths import REPOSITORY
 
@@ -43,16 +41,10 @@ def missing(row: str) -> list[str]:
     return lost
 
 
-@pytest.mark.parametrize("row", rows())
-def test_every_file_of_where_a_change_goes_exists(row: str) -> None:
-    assert any(map(is_path, _TOKEN.findall(row)))
-    assert missing(row) == []
-
-
-@pytest.mark.parametrize("section", steps())
-def test_every_file_of_the_steps_of_a_change_exists(section: str) -> None:
-    assert any(map(is_path, _TOKEN.findall(section)))
-    assert missing(section) == []
+def test_every_file_of_where_a_change_goes_and_of_its_steps_exists() -> None:
+    for part in (*rows(), *steps()):
+        assert any(map(is_path, _TOKEN.findall(part))), part
+        assert missing(part) == [], part
 
 
 def test_a_file_that_is_gone_is_found() -> None:

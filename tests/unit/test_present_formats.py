@@ -31,7 +31,7 @@ def test_a_log_a_bundle_and_a_job_file_of_the_present_formats_open(tmp_path: Pat
         "cpu:1,cpu:2",
         "--trials",
         "256",
-        "--out",
+        "--out-dir",
         str(JOB.parent / "bundles"),
         "--lengths",
         "x:1=16,64",

@@ -1,11 +1,16 @@
 """The rule by which outputs agree with a reference's. A wrong "they differ" costs more than none, so it is judged by
 what rounding can do in this very model.
 
-Two outputs that lie close together (`rounding`) agree. For others, the caller computes further outputs that are as
-right as the reference's. A session that fuses operators gives them, and runs on inputs and weights that are moved by
-some roundings. How far these lie from the reference is the noise of the model. A number agrees if it lies within a few
-times the noise of the numbers beside it. There is no verdict where the right outputs disagree in kind (a NaN, an index,
-a shape).
+Two outputs that lie close together (`rounding`) agree. For others, the caller computes outputs that are as right as one
+another. A session that fuses operators gives them, and one that does not, and runs on inputs and weights that are moved
+by some roundings. How far these lie from the first of them is the noise of the model. Behind a subtraction, or in the
+tail of a sigmoid, it goes by the magnitudes inside of the model, not by the output's own. A number agrees if it lies
+within a few times the noise of the numbers beside it. Behind a quantization, where single numbers jump by steps, the
+root mean square of the whole output counts too. Where the right outputs disagree in kind (a NaN, an index, a shape),
+nothing is judged.
+
+An agreement says nothing of an output that is mostly NaN, or that is the same on all inputs that were tried
+(`blank_outputs`): a wrong model may give it too.
 
 Numbers are compared with the largest of their slice, not of the whole output: an output may hold pixels and
 probabilities. Numbers below the smallest normal one are zero.
@@ -36,12 +41,17 @@ _OWN_DIFFERENCES = 3.0
 """the same, in differences of outputs that are known to be right"""
 _NOISES = 4.0
 """Right outputs may lie this many times as far from the reference as the noise"""
+_MEAN_NOISES = 2.5
+"""The same over all numbers of an output that is quantized, by root mean square: a step moves single ones far, and
+hides a wrong weight among them"""
 _SLICE = 32
 """elements of the smallest slice that has a largest value of its own"""
 _TIES, _MANY = 0.01, 100
 """part of an output's integers that may be ties which no other output shows, of an output with so many elements"""
 _STEP_BYTES = 2
 """Integers of so many bytes that a quantizing model gives are steps; wider ones are indices"""
+_MOSTLY = 0.9
+"""part of an output's numbers"""
 _NEARLY = 0.9
 """A number above this part of its type's largest may as well be infinite"""
 
@@ -52,11 +62,14 @@ class Precision:
 
     half: bool = False
     quantized: bool = False
+    step: float = QUANTIZED_ROUNDING
+    """a difference that steps may make in a quantizing model, over the largest value of the output, whatever the right
+    outputs show"""
 
     @property
     def rounding(self) -> float:
         if self.quantized:
-            return QUANTIZED_ROUNDING
+            return self.step
         return _HALF_ROUNDING if self.half else _ROUNDING
 
 
@@ -79,18 +92,18 @@ class Verdict:
 def judge(
     outputs: Sequence[Array],
     reference: Sequence[Array],
-    others: Callable[[], Sequence[Sequence[Array]]],
+    right: Callable[[], Sequence[Sequence[Array]]],
     precision: Precision,
 ) -> Verdict:
-    """Compare the outputs with the reference's. `others` computes outputs that are as right as the reference's; it is
-    called at most once, and only if the outputs do not lie close together.
+    """Compare the outputs with the reference's. `right` computes outputs that are as right as one another, the model's
+    own first; it is called at most once, and only if the outputs do not lie close together.
     """
     known: list[Sequence[Sequence[Array]]] = []
     worst, decided, differs_at = 0.0, 0, None
     for place, (output, wanted) in enumerate(zip(outputs, reference, strict=True)):
         found = _judge_one(output, wanted, None, precision)
         if not found.agrees:
-            known = known or [others()]
+            known = known or [right()]
             found = _judge_one(output, wanted, [each[place] for each in known[0]], precision)
         worst, decided = max(worst, found.difference), decided + found.decided
         if differs_at is None and not found.agrees:
@@ -98,39 +111,39 @@ def judge(
     return Verdict(worst, differs_at, decided)
 
 
-def _judge_one(output: Array, wanted: Array, others: Sequence[Array] | None, precision: Precision) -> Verdict:
+def _judge_one(output: Array, wanted: Array, right: Sequence[Array] | None, precision: Precision) -> Verdict:
     import numpy as np
 
-    if output.shape != wanted.shape:
-        open_shape = any(each.shape != wanted.shape for each in others or ())
-        return Verdict(0.0) if open_shape else Verdict(float("inf"), 0)
-    if any(each.shape != wanted.shape for each in others or ()):
+    centre = right[0] if right else wanted
+    if any(each.shape != centre.shape for each in right or ()):
         return Verdict(0.0)
+    if not output.shape == wanted.shape == centre.shape:
+        return Verdict(float("inf"), 0)
     is_step = precision.quantized and wanted.dtype.kind in "iu" and wanted.dtype.itemsize <= _STEP_BYTES
     if wanted.dtype.kind in "biu" and not is_step:
-        return _judge_integers(output, wanted, others)
+        return _judge_integers(output, wanted, right)
     out, ref = _flushed(output), _flushed(wanted)
-    near = others is not None and _near_infinity(out, ref, wanted.dtype)
+    near = right is not None and _near_infinity(out, ref, wanted.dtype)
     kinds = ~_same_kind(out, ref) & ~near
-    moved = [_flushed(each) for each in others or ()]
+    first, *others = [_flushed(each) for each in right or (wanted,)]
     undecided = np.zeros(ref.shape, bool) | near
-    for each in moved:
-        undecided |= ~_same_kind(each, ref)
-    finite = np.isfinite(out) & np.isfinite(ref)
-    distance = np.where(finite, np.abs(np.where(finite, out, 0) - np.where(finite, ref, 0)), 0)
+    for each in others:
+        undecided |= ~_same_kind(each, first)
+    distance = _distance(out, ref)
     size = np.where(np.isfinite(ref), np.abs(ref), 0)
     largest = max(float(size.max(initial=0.0)) or 1.0, least_scale(str(wanted.dtype)))
     if precision.quantized:
         allowed = np.full(ref.shape, max(precision.rounding * largest, 1.0 if is_step else 0.0))
     else:
         allowed = np.maximum(precision.rounding * _by_slice(size), _LEAST_ROUNDING * largest)
-    if moved:
+    if others:
         noise = np.zeros(ref.shape)
-        for each in moved:
-            both = np.isfinite(each) & np.isfinite(ref)
-            noise = np.maximum(noise, np.where(both, np.abs(np.where(both, each, 0) - np.where(both, ref, 0)), 0))
+        for each in others:
+            noise = np.maximum(noise, _distance(each, first))
         spread = np.full(ref.shape, noise.max(initial=0.0)) if precision.quantized else _by_slice(noise)
-        allowed = np.maximum(allowed, _NOISES * spread)
+        means = [_root_mean_square(_distance(each, first)[~undecided]) for each in others]
+        if not precision.quantized or _root_mean_square(distance[~undecided]) <= _MEAN_NOISES * max(means):
+            allowed = np.maximum(allowed, _NOISES * spread)
     wrong = (kinds | (distance > allowed)) & ~undecided
     decided = int(np.count_nonzero(~undecided))
     if kinds[~undecided].any():
@@ -139,7 +152,22 @@ def _judge_one(output: Array, wanted: Array, others: Sequence[Array] | None, pre
     return Verdict(worst, 0 if wrong.any() else None, decided)
 
 
-def _judge_integers(output: Array, wanted: Array, others: Sequence[Array] | None) -> Verdict:
+def _root_mean_square(values: Array) -> float:
+    import numpy as np
+
+    return float(np.sqrt(np.mean(np.square(values)))) if values.size else 0.0
+
+
+def _distance(one: Array, other: Array) -> Array:
+    """Zero where one of both is no number."""
+    import numpy as np
+
+    both = np.isfinite(one) & np.isfinite(other)
+    found: Array = np.abs(np.where(both, one, 0) - np.where(both, other, 0))
+    return found
+
+
+def _judge_integers(output: Array, wanted: Array, right: Sequence[Array] | None) -> Verdict:
     """Indices and truth values: equal, or ties that rounding decides. A number that no right output has anywhere is
     wrong, whatever ties.
     """
@@ -148,13 +176,12 @@ def _judge_integers(output: Array, wanted: Array, others: Sequence[Array] | None
     unlike = output != wanted
     if not unlike.any():
         return Verdict(0.0, decided=wanted.size)
-    if others is None:
+    if right is None:
         return Verdict(float("inf"), 0, wanted.size)
-    right = [wanted, *others]
     low, high = min(each.min() for each in right), max(each.max() for each in right)
     tied = np.zeros(wanted.shape, bool)
-    for each in others:
-        tied |= each != wanted
+    for each in right:
+        tied |= each != right[0]
     impossible = unlike & ((output < low) | (output > high))
     unexplained = np.count_nonzero(unlike & ~tied)
     most = _TIES * wanted.size if wanted.size >= _MANY else 0
@@ -222,8 +249,43 @@ def rounding(outputs: Sequence[Array], own: float = 0.0) -> float:
     """The largest difference that counts as rounding, over the largest value of an output. Right outputs of the model
     are known to lie `own` apart.
     """
-    precision = Precision(half=any(str(output.dtype) in _HALF_TYPES for output in outputs))
-    return max(precision.rounding, _OWN_DIFFERENCES * own)
+    return max(Precision(half=is_half(outputs)).rounding, _OWN_DIFFERENCES * own)
+
+
+NOT_FINITE, ALWAYS_THE_SAME = "NaN or infinite", "the same on all inputs that were tried"
+
+
+def blank_outputs(runs: Sequence[Sequence[Array]]) -> dict[int, str]:
+    """By place, what outputs are if their agreement on these runs says nothing. The runs are right ones on different
+    inputs; of a single run only numbers that are not finite are seen.
+    """
+    import numpy as np
+
+    found = {}
+    for place, each in enumerate(zip(*runs, strict=True)):
+        if all(_is_mostly_odd(output) for output in each):
+            found[place] = NOT_FINITE
+        elif len(each) > 1 and all(np.array_equal(output, each[0]) for output in each[1:]):
+            found[place] = ALWAYS_THE_SAME
+    return found
+
+
+def _is_mostly_odd(output: Array) -> bool:
+    import numpy as np
+
+    if output.dtype.kind in "biu" or not output.size:
+        return False
+    return float(np.mean(~np.isfinite(output.astype("float64")))) > _MOSTLY
+
+
+def nothing_shown(runs: Sequence[Sequence[Array]]) -> str:
+    """What the outputs of these runs are if an agreement says nothing of any of them, else empty."""
+    found = blank_outputs(runs)
+    return " or ".join(dict.fromkeys(found.values())) if runs and len(found) == len(runs[0]) else ""
+
+
+def is_half(outputs: Sequence[Array]) -> bool:
+    return any(str(output.dtype) in _HALF_TYPES for output in outputs)
 
 
 def differences(outputs: Sequence[Array], reference: Sequence[Array]) -> tuple[float, float]:

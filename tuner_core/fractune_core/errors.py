@@ -43,8 +43,7 @@ class FractuneError(Exception):
     grpc_status: ClassVar[str] = "INTERNAL"
 
     def __str__(self) -> str:
-        short = shortened(super().__str__(), _MOST_CHARACTERS)  # first: the text may have millions of characters
-        return shortened(one_line(short), _MOST_CHARACTERS)
+        return as_message(super().__str__())
 
 
 class BadRequest(FractuneError):
@@ -160,6 +159,12 @@ def one_line(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() else repr(each)[1:-1] for each in " ".join(text.split()))
+
+
+def as_message(text: str) -> str:
+    """The text on one line of at most 2,000 characters, each of them printable: every log and database holds it."""
+    short = shortened(text, _MOST_CHARACTERS)  # first: the text may have millions of characters
+    return shortened(one_line(short), _MOST_CHARACTERS)
 
 
 def shortened(text: str, most: int) -> str:

@@ -12,6 +12,9 @@ WINOGRAD2, WINOGRAD4 = "winograd2", "winograd4"
 """tiles of 2 x 2 and of 4 x 4 outputs (Lavin and Gray, CVPR 2016)"""
 INT8, INT16 = "int8", "int16"
 """Products of whole numbers, added up in int32: unsigned by signed bytes, and pairs of 16 bits. They are exact."""
+NO_DECISIONS = "[]"
+"""In the place of a trace: the implementation leaves nothing to decide. The tilings of a recurrence are such, called
+`packed4x16units` for example: packed weights, blocks of 4 rows and 16 units, and units that the cores share."""
 TRITON = "triton"
 """Kernels of Triton's compiler for NVIDIA GPUs. In the place of a trace are the decisions of a kernel."""
 INEXACT = frozenset({WINOGRAD2, WINOGRAD4, TRITON})

@@ -5,17 +5,17 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Annotated, Any, Self, TypedDict, Unpack
 
 from fractune_core.codec.places import In
 from fractune_core.codec.plain_json import JsonObject
-from fractune_core.errors import BadRequest, shortened
+from fractune_core.errors import BadRequest, ShareUnavailable, shortened
 from fractune_core.model_inputs import Inputs, as_shapes
 from fractune_core.names import ROBUST_VARIANT, Collection
-from fractune_core.shares import Share, share_names
+from fractune_core.shares import Share, share_names, with_kernel_shares
 from fractune_core.target_attributes import check_target
 
 _SHOWN = 100
@@ -151,6 +151,8 @@ class JobSpec(JsonObject):
     check_inputs: str = ""
     """`models/SHA256` of an uploaded .npz file, on whose arrays the bundle is compared with its model too; until it is
     uploaded the path of the file; empty = none"""
+    skipped_shares: dict[str, str] = field(default_factory=dict)
+    """shares that the caller wanted too and that could not be verified, each with the cause"""
 
     @classmethod
     def requested(
@@ -175,6 +177,18 @@ class JobSpec(JsonObject):
         spec = cls(model="", model_name=model_name, shares=share_names(shares), variants=variants, **given)
         spec.check()
         return spec
+
+    def without(self, skipped: Mapping[str, str]) -> Self:
+        """The job at the shares that are not in `skipped`, which has the causes, and need no kernels of one that is.
+
+        Raises ShareUnavailable if none is left.
+        """
+        needed = {share: (share, *with_kernel_shares([share])) for share in self.shares}
+        gone = {share: skipped[name] for share, names in needed.items() for name in names if name in skipped}
+        left = tuple(share for share in self.shares if share not in gone)
+        if not left:
+            raise ShareUnavailable("; ".join(dict.fromkeys(gone.values())))
+        return replace(self, shares=left, skipped_shares=gone) if gone else self
 
     def wants(self, operator: str) -> bool:
         """True when the operator of this name is to be tuned."""
@@ -206,7 +220,7 @@ class JobSpec(JsonObject):
 
     def _check_shares(self) -> None:
         by_kind = {}
-        for share in map(Share.parse, self.shares):
+        for share in map(Share.parse, (*self.skipped_shares, *self.shares)):
             by_kind[share.device_kind] = share
         if len(by_kind) > 1:
             raise BadRequest(

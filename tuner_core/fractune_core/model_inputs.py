@@ -15,10 +15,6 @@ from typing import cast
 from fractune_core.errors import BadRequest
 
 CONSTANT = "const:"
-HIGHS = (1000, 100, 10, 2, 1)
-"""Integers of unknown meaning are drawn below the first of these that the model takes. They may be rows of a table, or
-the one image of a batch
-"""
 _JOINED = f"={CONSTANT}"
 _LARGEST_SIZE = 2**63 - 1
 """ONNX's and the messages' numbers have 64 bits."""

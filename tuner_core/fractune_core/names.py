@@ -34,9 +34,10 @@ def plain_variant(name: str) -> str:
 
 
 def explained_variant(name: str) -> str:
-    """`'full+graph' (CUDA graphs)`: the name, and what its ends mean. Other names have no addition."""
+    """`'full+graph' (CUDA graphs)`: the name, and what it or its ends mean. Other names have no addition."""
     ends = {WITH_ATTENTION: "attention as one kernel", WITH_GRAPHS: "CUDA graphs"}
-    found = [meaning for end, meaning in ends.items() if end in name.removeprefix(plain_variant(name))]
+    found = ["made for all shares"] if plain_variant(name) == ROBUST_VARIANT else []
+    found += [meaning for end, meaning in ends.items() if end in name.removeprefix(plain_variant(name))]
     return f"'{name}' ({', '.join(found)})" if found else f"'{name}'"
 
 

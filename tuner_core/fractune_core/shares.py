@@ -203,9 +203,9 @@ class GrantedShare(JsonObject):
     ids: tuple[int, ...] = ()
     """ids of the cores or SMs, where the mechanism reports them"""
     limit: GrantedLimit | None = None
-    """of a CPU limit; None for all other shares, and in records of older versions"""
+    """of a CPU limit; None for all other shares"""
     physical_cores: int = 0
-    """that the CPUs in `ids` belong to, as the kernel shows them; 0 for a GPU, and in records of older versions"""
+    """that the CPUs in `ids` belong to, as the kernel shows them; 0 for a GPU"""
 
     @cached_property
     def kind(self) -> ShareKind:

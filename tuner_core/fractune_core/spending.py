@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
 
 MEASURING = ("measure", "time_model")
 """work that holds a share; all other work takes CPU time"""
@@ -28,15 +25,6 @@ class WorkCost:
     """CPU time of the worker and its children during the work"""
     ended_at: float
     """seconds since 1970, by the worker's clock"""
-
-    @classmethod
-    def from_event(cls, event: Mapping[str, Any]) -> Self:
-        """Raises KeyError, TypeError or ValueError for an invalid event."""
-        work_id, job, task, share = (str(event[name]) for name in ("work_id", "job", "task", "share"))
-        secs = [float(event[name]) for name in ("worked_s", "cpu_s", "ended_at")]
-        if not all(math.isfinite(each) and each >= 0 for each in secs):
-            raise ValueError(f"seconds are {secs}")
-        return cls(work_id, job, task, share, *secs)
 
 
 @dataclass(frozen=True)

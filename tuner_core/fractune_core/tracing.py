@@ -14,6 +14,7 @@ import os
 import threading
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 if TYPE_CHECKING:
@@ -99,8 +100,7 @@ def current(job: str) -> str:
 def with_parent(work: _Work) -> _Work:
     """A piece of work (`messages.AnyWork`) that names the span which caused it, where work is traced."""
     given: Any = work
-    parent = given.get("traceparent") or current(given["job"])
-    return cast(_Work, {**given, "traceparent": parent}) if parent else work
+    return cast(_Work, replace(given, traceparent=given.traceparent or current(given.job)))
 
 
 def _wanted(environ: Mapping[str, str]) -> bool:

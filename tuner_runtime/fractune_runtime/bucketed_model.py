@@ -20,7 +20,7 @@ from fractune_core.files.bundles import Bundle
 from fractune_runtime.choosing import ServesUpTo, VariantChoice, server_of, servers_between
 from fractune_runtime.cpu import ShareHere
 from fractune_runtime.model import Model, warn_caller
-from fractune_runtime.sessions import RuntimeMissing, Session, held_session, keep_forever, open_shapes
+from fractune_runtime.sessions import Feeder, RuntimeMissing, Session, held_session, keep_forever, open_shapes
 from fractune_runtime.tvm_runtime.interface import Bound, Interface
 from fractune_runtime.tvm_runtime.tensors import TensorSpec, open_arrays
 
@@ -64,7 +64,7 @@ class BucketedModel(Model):
     def __init__(self, bundle: Bundle, *, split: Literal["batch"] | None = None, **options: Any) -> None:
         """As `fractune.load`."""
         self._ways: dict[tuple[tuple[int, ...], ...], _Way] = {}
-        self._sessions: dict[str, tuple[Session, list[str]]] = {}
+        self._sessions: dict[str, tuple[Session, Feeder]] = {}
         super().__init__(bundle, **options)
         held = Buckets.from_json(bundle.manifest["buckets"])
         self.axes, self._pad, self.padding = held.axes, held.pad, held.padding
@@ -114,17 +114,18 @@ class BucketedModel(Model):
         self.follow()
         with self._turn.lock:
             try:
-                session, names = self._session(server)
+                session, feed_of = self._session(server)
             except RuntimeMissing as error:
                 warn_caller(f"{self.bundle.name}: its own code runs, because {error}")
                 self._ways, self._servers = {}, self._no_servers()
             else:
-                outputs = session.run(dict(zip(names, arrays, strict=True)))
+                given = {spec.name: array for spec, array in zip(self.inputs, arrays, strict=True)}
+                outputs = session.run(feed_of(given))
                 # Copied before the next call: a runtime may write its outputs to the same memory again.
                 return [output.copy() for output in outputs]
         return self.run(inputs)
 
-    def _session(self, server: ServesUpTo) -> tuple[Session, list[str]]:
+    def _session(self, server: ServesUpTo) -> tuple[Session, Feeder]:
         """Opened at the first request between shapes, which takes as long as the runtime needs for the model."""
         if server.runtime not in self._sessions:
             cpus = self.share.cpus[: server.threads]

@@ -57,16 +57,7 @@ class OnCpu:
         self.weights = Weights(bundle) if weights is None else weights.of_member(bundle)
 
     def look(self) -> ShareHere:
-        here = share_here()
-        if self._cores is None:
-            return here
-        if self._cores > here.units:
-            raise ShareUnavailable(
-                f"share 'cpu:{self._cores}' is larger than the share of this process: {here.reason}; "
-                f"request cpu:{here.units} at most"
-            )
-        reason = f"cpu:{self._cores} as requested, of {here.reason}"
-        return replace(here, units=self._cores, reason=reason, quota=None)
+        return share_of(self._cores)
 
     def limits(self) -> tuple[Any, ...]:
         return _LIMITS.read() if self._cores is None else ()
@@ -141,34 +132,45 @@ missing: a new one is refused before it can end the process by an illegal instru
 
 def check_processor(bundle: Bundle, cpuinfo: Path = CPUINFO) -> None:
     """Raises BadBundle if the code is for another processor than this CPU, or may use a feature that this CPU lacks."""
-    _check_architecture(bundle)
     facts = read_cpuinfo(cpuinfo)
-    isa, host = bundle.manifest["device"]["isa"], isa_name(facts) or _ask_llvm()
+    _check_architecture(bundle.name, bundle.manifest["code"])
+    isa, host = bundle.manifest["device"]["isa"], host_isa(facts)
     if isa != host:
         raise BadBundle(f"{bundle.name} is for the CPU '{isa}', this one is '{host or 'unknown'}'; tune the model here")
-    _check_features(bundle, facts)
+    _check_features(bundle.name, bundle.manifest["code"], facts)
 
 
 def check_host_code(bundle: Bundle, cpuinfo: Path = CPUINFO) -> None:
     """As `check_processor`, for the code around the kernels of a GPU: any CPU with its features will do."""
-    _check_architecture(bundle)
-    _check_features(bundle, read_cpuinfo(cpuinfo))
+    check_code(bundle.name, bundle.manifest["code"], read_cpuinfo(cpuinfo))
 
 
-def _check_architecture(bundle: Bundle) -> None:
-    architecture = bundle.manifest["code"]["architecture"]
+def check_code(name: str, code: Mapping[str, Any], facts: Mapping[str, str]) -> None:
+    """Raises BadBundle if the file called `name` has code for another `architecture`, or code that may use `features`
+    that this CPU lacks. `facts`: as of `read_cpuinfo`.
+    """
+    _check_architecture(name, code)
+    _check_features(name, code, facts)
+
+
+def host_isa(facts: dict[str, str]) -> str:
+    """LLVM's name for the processor with these facts; empty if neither this module nor a compiler here knows it."""
+    return isa_name(facts) or _ask_llvm()
+
+
+def _check_architecture(name: str, code: Mapping[str, Any]) -> None:
+    architecture = code["architecture"]
     if architecture != platform.machine():
         raise BadBundle(
-            f"{bundle.name} is for the architecture '{architecture}', this one is '{platform.machine()}'; "
-            "tune the model here"
+            f"{name} is for the architecture '{architecture}', this one is '{platform.machine()}'; tune the model here"
         )
 
 
-def _check_features(bundle: Bundle, facts: dict[str, str]) -> None:
+def _check_features(name: str, code: Mapping[str, Any], facts: Mapping[str, str]) -> None:
     flags = set(facts.get("flags", "").split())
-    lacking = sorted(name for name in bundle.manifest["code"]["features"] if _FLAGS.get(name, name) not in flags)
+    lacking = sorted(each for each in code["features"] if _FLAGS.get(each, each) not in flags)
     if lacking:
-        raise BadBundle(f"{bundle.name} may use {', '.join(lacking)}, which this machine lacks; tune the model here")
+        raise BadBundle(f"{name} may use {', '.join(lacking)}, which this machine lacks; tune the model here")
 
 
 def read_cpuinfo(path: Path) -> dict[str, str]:
@@ -282,6 +284,19 @@ def share_here(root: Path = ROOT) -> ShareHere:
         return ShareHere(len(cpus), cpus, f"{_cores(len(cpus))} by its affinity")
     reason = f"{_cores(quota.cores)} by the quota of its cgroup (its affinity has {_cores(len(cpus))})"
     return ShareHere(max(1, math.floor(quota.cores)), cpus, reason, quota=quota)
+
+
+def share_of(cores: int | None) -> ShareHere:
+    """As `share_here`; so many cores of it if they are requested. Raises ShareUnavailable if it has fewer."""
+    here = share_here()
+    if cores is None:
+        return here
+    if cores > here.units:
+        raise ShareUnavailable(
+            f"share 'cpu:{cores}' is larger than the share of this process: {here.reason}; "
+            f"request cpu:{here.units} at most"
+        )
+    return replace(here, units=cores, reason=f"cpu:{cores} as requested, of {here.reason}", quota=None)
 
 
 def confine(share: Share) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import ctypes
 import math
 import os
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
@@ -22,6 +24,7 @@ from fractune_core.cuda import (
 )
 from fractune_core.errors import BadBundle, FractuneError, ShareUnavailable, first_line
 from fractune_core.files.bundles import Bundle
+from fractune_core.names import WITH_GRAPHS
 from fractune_core.share_kinds import CUDA
 from fractune_core.shares import Share, units_text
 from fractune_core.targets import arch_of, runs_on
@@ -40,6 +43,55 @@ _MEMORY_TOLERANCE = 0.1
 _FEWEST_SMS = 8
 """MPS's grant for the smallest percentages, on the one GPU with known figures (H200)"""
 LIBRARY = "libcuda.so.1"
+
+
+class Captures:
+    """Keeps all else that this process does on its GPU away from the capture of a CUDA graph. TVM captures in global
+    mode: a copy or an allocation by another thread would make it void.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._working = 0
+        self._capturing = False
+        self.waiting = 0
+        """threads that wait for others now"""
+
+    @contextmanager
+    def beside_others(self) -> Iterator[None]:
+        with self._changed:
+            self._wait_for(lambda: not self._capturing)
+            self._working += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._working -= 1
+                self._changed.notify_all()
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        with self._changed:
+            self._wait_for(lambda: not self._capturing)
+            self._capturing = True  # from here on no work begins
+            self._wait_for(lambda: not self._working)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._capturing = False
+                self._changed.notify_all()
+
+    def _wait_for(self, is_so: Callable[[], bool]) -> None:
+        self.waiting += 1
+        try:
+            self._changed.wait_for(is_so)
+        finally:
+            self.waiting -= 1
+
+
+CAPTURES = Captures()
+"""of this process"""
 _NAME_BYTES = 256
 
 
@@ -69,6 +121,8 @@ class OnGpu:
         self.weights = Weights(bundle, self.placed) if weights is None else weights.of_member(bundle)
         self._inputs: dict[int, Any] = {}
         """memory on the GPU for inputs from elsewhere, by position"""
+        self._uncaptured: set[int] = set()
+        """variants with CUDA graphs that did not run yet, by `id`"""
 
     def look(self) -> ShareHere:
         here = gpu_share_here(self._gpu, self._whole_sms, share_here().cpus)
@@ -80,12 +134,24 @@ class OnGpu:
         return ()  # a process enters its share of a GPU before it uses the GPU, and keeps it
 
     def load_variant(self, variant: str) -> Variant:
-        return load_variant(self._bundle, variant, self.weights, (self.kind, runtime.CPU))
+        loaded = load_variant(self._bundle, variant, self.weights, (self.kind, runtime.CPU))
+        if variant.endswith(WITH_GRAPHS):
+            self._uncaptured.add(id(loaded))
+        return loaded
 
     def arguments(self, specs: Sequence[TensorSpec], inputs: Mapping[str, Any]) -> list[Any]:
         return tensors.as_arguments(specs, inputs, self.kind)
 
     def run(self, variant: Variant, arguments: Sequence[Any]) -> list[Any]:
+        if id(variant) not in self._uncaptured:
+            with CAPTURES.beside_others():
+                return self._run(variant, arguments)
+        with CAPTURES.alone():
+            outputs = self._run(variant, arguments)
+        self._uncaptured.discard(id(variant))
+        return outputs
+
+    def _run(self, variant: Variant, arguments: Sequence[Any]) -> list[Any]:
         try:
             there = [self._input(at, argument) for at, argument in enumerate(arguments)]
             outputs = tensors.flat(variant.main(*there, *variant.weights))
@@ -97,19 +163,23 @@ class OnGpu:
         return outputs
 
     def run_into(self, variant: Variant, arguments: Sequence[Any], outputs: Sequence[Any]) -> None:
-        for made, output in zip(self.run(variant, arguments), outputs, strict=True):
-            self._copy(made, output)
-        runtime.synchronise(self.device)
+        made = self.run(variant, arguments)
+        with CAPTURES.beside_others():
+            for source, target in zip(made, outputs, strict=True):
+                self._copy(source, target)
+            runtime.synchronise(self.device)
 
     def placed(self, arguments: Sequence[Any]) -> list[Any]:
-        there = [self._copy(argument, self._room_for(argument)) for argument in arguments]
-        runtime.synchronise(self.device)
+        with CAPTURES.beside_others():
+            there = [self._copy(argument, self._room_for(argument)) for argument in arguments]
+            runtime.synchronise(self.device)
         return there
 
     def array(self, output: Any) -> Array:
         array, here = tensors.empty_array(output)
-        self._copy(output, here)
-        runtime.synchronise(self.device)
+        with CAPTURES.beside_others():
+            self._copy(output, here)
+            runtime.synchronise(self.device)
         return array
 
     def _load_runtime(self) -> None:

@@ -6,10 +6,10 @@ outputs = model.run({"data": array})
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from pathlib import Path
+from typing import Any, Literal
 
 from fractune_core.analysis.match import DEFAULT_POLICY, Policy
 from fractune_core.errors import BadRequest
@@ -17,17 +17,7 @@ from fractune_core.files.bundles import Bundle
 from fractune_core.served import ServiceGoal
 from fractune_runtime.bucketed_model import BucketedModel
 from fractune_runtime.model import Model
-from fractune_runtime.signatures import open_bundle
 from fractune_runtime.staged_model import StagedModel
-from fractune_runtime.tvm_runtime.tensors import TensorSpec
-
-if TYPE_CHECKING:
-    from fractune_runtime.tvm_runtime.tensors import Array
-
-_PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
-"""by the kind of a bundle's device"""
-_TYPES = {"float32": "float", "float64": "double"}
-"""ONNX Runtime's names that differ from ours"""
 
 
 def load(
@@ -87,53 +77,24 @@ def model_of(bundle: Bundle, *, split: Literal["batch"] | None = None, **options
     return Model(bundle, **options)
 
 
-@dataclass(frozen=True)
-class NodeArg:
-    """An input or an output."""
-
-    name: str
-    shape: list[int | None]
-    type: str
-    """as ONNX Runtime writes it: `tensor(float)`"""
-
-
-class InferenceSession:
-    """The common part of `onnxruntime.InferenceSession`, over `fractune.load`, with its options. `providers` is
-    optional, for programs that name them; without the provider of the bundle's device it raises BadRequest.
+def open_bundle(source: str | os.PathLike[str] | bytes, public_key_pem: str | bytes | None = None) -> Bundle:
+    """The bundle in bytes, or in a file by its path. With a public key, its signature is checked before its manifest is
+    parsed. Raises BadBundle, also without a signature by the key's owner, BadRequest for an invalid key, FractuneError
+    when `cryptography` is not installed.
     """
+    held = source if isinstance(source, bytes) else Path(source)
+    if public_key_pem is None:
+        return Bundle(held)
+    from fractune_runtime.signatures import signature_check
 
-    def __init__(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        providers: Sequence[str] | None = None,
-        share: str | None = None,
-        public_key: str | bytes | None = None,
-        policy: Policy = DEFAULT_POLICY,
-        goal: ServiceGoal = "latency",
-        denormals: bool = False,
-    ) -> None:
-        bundle = open_bundle(path, public_key)
-        own = _PROVIDERS.get(bundle.manifest["device"]["kind"], "")
-        if providers is not None and own not in providers:
-            raise BadRequest(f"providers {list(providers)}: {bundle.name} runs by {own}; name that provider, or none")
-        self.model = model_of(bundle, share=share, policy=policy, goal=goal, denormals=denormals)
-
-    def run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any]) -> list[Array]:
-        """The outputs with these names in this order, or all of them. Raises BadRequest for wrong names or inputs."""
-        names = [spec.name for spec in self.model.outputs]
-        strangers = [name for name in output_names or () if name not in names]
-        if strangers:
-            raise BadRequest(f"the model has no output '{strangers[0]}'; it gives {', '.join(names)}")
-        outputs = dict(zip(names, self.model.run(input_feed), strict=True))
-        return [outputs[name] for name in output_names or names]
-
-    def get_inputs(self) -> list[NodeArg]:
-        return [_node(spec) for spec in self.model.inputs]
-
-    def get_outputs(self) -> list[NodeArg]:
-        return [_node(spec) for spec in self.model.outputs]
+    return Bundle(held, signature_check(public_key_pem))
 
 
-def _node(spec: TensorSpec) -> NodeArg:
-    return NodeArg(spec.name, list(spec.shape), f"tensor({_TYPES.get(spec.dtype, spec.dtype)})")
+def verify_bundle(path: str | os.PathLike[str], *, public_key: str | bytes | None = None) -> None:
+    """Check every byte of the bundle at `path`, variants that are never loaded and the zip file's own fields too.
+
+    With `public_key` (PEM text) its signature is checked as well. Raises as `open_bundle`; BadBundle names the changed
+    part of the file.
+    """
+    with contextlib.closing(open_bundle(path, public_key)) as bundle:
+        bundle.verify()

@@ -11,6 +11,7 @@ from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol, get_args
 
+from fractune_core.analysis.inside import Inside
 from fractune_core.analysis.match import DEFAULT_POLICY, Policy
 from fractune_core.errors import BadBundle, BadRequest, FractuneError
 from fractune_core.files.bundles import Bundle
@@ -25,6 +26,7 @@ from fractune_runtime.gpu import OnGpu
 from fractune_runtime.runner import runner_for
 from fractune_runtime.sessions import RuntimeMissing, keep_forever, runtime_variant
 from fractune_runtime.tvm_runtime import tensors
+from fractune_runtime.tvm_runtime.inside import time_inside
 from fractune_runtime.tvm_runtime.interface import Bound, BoundMemory, Interface, Slots, padded
 from fractune_runtime.tvm_runtime.runtime import Variant, Weights
 from fractune_runtime.tvm_runtime.tensors import KeptInputs, TensorSpec, are_worth_keeping
@@ -276,6 +278,20 @@ class Model:
             self._checked.add(name)
         return outputs
 
+    def time_inside(self, inputs: Mapping[str, Any]) -> Inside:
+        """The times of the calls inside the chosen variant, as `run` runs it. Raises BadRequest on a GPU, where calls
+        return before they end, and for another runtime.
+        """
+        if self.share.unit != "core" or self.choice.variant in RUNTIMES:
+            where = f"the variant '{self.choice.variant}'" if self.share.unit == "core" else "a GPU"
+            raise BadRequest(f"the calls inside a model are timed in its own code on a CPU, not in {where}")
+        arguments = self._arguments(inputs)
+        with self._turn.lock:
+            variant = self._variant(None)
+            inside: Inside = self._runner.call(time_inside, variant, partial(self._backend.run, variant, arguments))
+            own = self.choice.variant
+            return inside.brief(self.bundle.kernels(own), self.bundle.candidates(own))
+
     def bind(
         self,
         inputs: Mapping[str, Any] | None = None,
@@ -325,7 +341,7 @@ class Model:
         return self._throttled.seconds()
 
     def random_inputs(self, seed: int = 0) -> dict[str, Array]:
-        """Inputs between 0.1 and 1; 0 or 1 for integers, which may be indices."""
+        """Inputs between 0.1 and 1; a mask is all ones. Integers lie within what the check found, else 0 or 1."""
         return tensors.random_inputs(self._interface.inputs, seed)
 
     def _take(self, here: ShareHere) -> None:
@@ -385,9 +401,9 @@ def warn_if_untuned(bundle_name: str, choice: VariantChoice) -> None:
         )
 
 
-def warn_caller(message: str) -> None:
-    """A RuntimeWarning at the innermost line outside fractune."""
+def warn_caller(message: str, category: type[Warning] = RuntimeWarning) -> None:
+    """A warning at the innermost line outside fractune."""
     level, frame = 1, inspect.currentframe()
     while frame is not None and frame.f_globals.get("__name__", "").startswith(_PACKAGES):
         level, frame = level + 1, frame.f_back
-    warnings.warn(message, RuntimeWarning, stacklevel=level)
+    warnings.warn(message, category, stacklevel=level)

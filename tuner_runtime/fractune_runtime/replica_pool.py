@@ -37,9 +37,9 @@ from fractune_runtime.choosing import (
     times_by_threads,
 )
 from fractune_runtime.cpu import ShareHere
+from fractune_runtime.loading import open_bundle
 from fractune_runtime.model import Backend, ShareFollower, backend_for, warn_if_untuned
 from fractune_runtime.runner import settle, started
-from fractune_runtime.signatures import open_bundle
 from fractune_runtime.tvm_runtime.interface import Interface
 from fractune_runtime.tvm_runtime.runtime import Variant
 from fractune_runtime.tvm_runtime.tensors import random_inputs
@@ -134,7 +134,7 @@ class ReplicaPool:
             return self._team.submit(arguments)
 
     def random_inputs(self, seed: int = 0) -> dict[str, Array]:
-        """Inputs between 0.1 and 1; 0 or 1 for integers, which may be indices."""
+        """Inputs between 0.1 and 1; a mask is all ones. Integers lie within what the check found, else 0 or 1."""
         return random_inputs(self.inputs, seed)
 
     @property

@@ -16,6 +16,7 @@ import functools
 import os
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -32,6 +33,21 @@ _STOP_TIMEOUT_S = 60.0
 _READ = "_ZN3tvm7runtime9threading14MaxConcurrencyEv"
 _WRITE = "_ZN3tvm7runtime9threading17SetMaxConcurrencyEi"
 """TVM exports these functions by their C++ names only"""
+
+MIN_REPEAT_S = 0.02
+"""seconds of calls of a model that are timed together"""
+
+
+def secs_of_one(call: Callable[[], object], at_least_s: float = MIN_REPEAT_S) -> float:
+    """Seconds of one inference, the average over `at_least_s` seconds of inferences."""
+    calls, start = 0, time.perf_counter()
+    while True:
+        call()
+        calls += 1
+        spent = time.perf_counter() - start
+        if spent >= at_least_s:
+            return spent / calls
+
 
 _Call = tuple[Callable[[], Any], "_Answer"]
 

@@ -27,7 +27,15 @@ from fractune_core.files.bundles import Bundle
 from fractune_core.files.compared import EXACT_ONNX_RUNTIME, MODEL, ONLY_ONNX, ONNX_RUNTIME, OPENVINO, Runtime
 from fractune_core.model_inputs import constants_in, fitting_shape, parse_numbers, shapes_in
 from fractune_runtime.tvm_runtime.runtime import Variant
-from fractune_runtime.tvm_runtime.tensors import TensorSpec, as_array, as_tensor, numpy_dtype, random_inputs
+from fractune_runtime.tvm_runtime.tensors import (
+    TensorSpec,
+    accepted_integers,
+    as_array,
+    as_tensor,
+    numpy_dtype,
+    telling_ranges,
+    typical_inputs,
+)
 
 if TYPE_CHECKING:
     from fractune_runtime.tvm_runtime.tensors import Array
@@ -56,7 +64,7 @@ _OPERATORS = re.compile(b"|".join(re.escape(bytes([_OP_TYPE, len(name)]) + name.
 _ROUNDING = re.compile(rb"(\x0a\x0eaccuracy_level\x18)[\x02-\x04]")
 """The attribute of a MatMulNBits that lets it round its data, as protobuf writes it: name and number. No setting of a
 session overrides it."""
-_TYPES = {"float": "float32", "double": "float64"}
+TYPES = {"float": "float32", "double": "float64"}
 """ONNX Runtime's names that differ from ours"""
 
 
@@ -110,6 +118,8 @@ class Session(ABC):
     version: str
     input_names: list[str]
     output_names: list[str]
+    refuses_outside = False
+    """Whether it refuses an index outside of the axis"""
 
     @property
     @abstractmethod
@@ -120,12 +130,31 @@ class Session(ABC):
         """The outputs in their order. Raises BadModel."""
 
     def random_feed(self, inputs: Mapping[str, Sequence[int]]) -> dict[str, Array]:
-        """Random arrays, with the shapes and constants of a job's `inputs`. Raises BadModel for an input that stays
-        open, BadRequest for numbers that do not fit.
+        """Random arrays that the model takes, with the shapes and constants of a job's `inputs`. Raises BadModel for an
+        input that stays open, BadRequest for numbers that do not fit.
         """
         shapes = shapes_in(inputs)
         constants = self.constants(constants_in(inputs), shapes)
-        return {**random_inputs(self.input_specs(shapes, constants)), **constants}
+        specs = self.input_specs(shapes, constants)
+        within = self.accepted_ranges(specs, lambda given: {**given, **constants})
+        return {**typical_inputs(specs, within), **constants}
+
+    def accepted_ranges(
+        self, specs: Sequence[TensorSpec], feed_of: Callable[[dict[str, Array]], dict[str, Array]]
+    ) -> dict[str, range]:
+        """As `accepted_integers` and `telling_ranges`. A runtime that does not refuse an index outside of its axis
+        shows no range of integers.
+        """
+        import numpy as np
+
+        def run(inputs: dict[str, Array]) -> list[Array]:
+            return [each.copy() for each in self.run(feed_of(inputs))]  # the next run may overwrite them
+
+        def accepts(inputs: dict[str, Array]) -> list[Array]:
+            run(inputs)
+            return [np.zeros(1)]  # an index outside is an error; a NaN of the model's own says nothing
+
+        return telling_ranges(specs, run, accepted_integers(specs, accepts) if self.refuses_outside else {})
 
     def constants(self, numbers: Mapping[str, str], shapes: Mapping[str, Sequence[int]]) -> dict[str, Array]:
         """The inputs that are constants in the bundle (name -> numbers as text). `shapes` are for open dimensions of
@@ -216,6 +245,8 @@ class OnnxRuntimeSession(Session):
     Runtime cannot load it, RuntimeMissing.
     """
 
+    refuses_outside = True
+
     def __init__(
         self,
         model: Path | bytes,
@@ -293,20 +324,22 @@ class OpenVinoSession(Session):
         core = Core()
         try:
             read = core.read_model(str(model) if isinstance(model, Path) else model)
-            if shapes:
-                read.reshape({each: list(shape) for each, shape in shapes.items()})
+            # It drops inputs that nothing reads.
+            kept = {name for port in read.inputs for name in port.names}
+            if fixed := {name: list(shape) for name, shape in shapes.items() if name in kept}:
+                read.reshape(fixed)
             compiled = core.compile_model(read, "CPU", {**settings, "INFERENCE_NUM_THREADS": str(threads)})
         except Exception as error:  # its exceptions have no common base
             raise _unloaded(self.name, "OpenVINO", str(error).strip().rpartition("\n")[2]) from error
         self._compiled: Any = compiled
-        self.input_names = [port.any_name for port in compiled.inputs]
+        self.input_names = list(map(_name_of, compiled.inputs))
         self.output_names = [next(iter(port.names), f"output{at}") for at, port in enumerate(compiled.outputs)]
         self._request: Any = compiled.create_infer_request()
 
     @property
     def inputs(self) -> list[OpenInput]:
         return [
-            OpenInput(port.any_name, str(port.element_type.to_dtype()), _dims(port.partial_shape))
+            OpenInput(_name_of(port), str(port.element_type.to_dtype()), _dims(port.partial_shape))
             for port in self._compiled.inputs
         ]
 
@@ -325,7 +358,13 @@ class OpenVinoSession(Session):
 
 def _dtype(onnx_type: str) -> str:
     kind = str(onnx_type).removeprefix("tensor(").removesuffix(")")
-    return _TYPES.get(kind, kind)
+    return TYPES.get(kind, kind)
+
+
+def _name_of(port: Any) -> str:
+    """The name of an input in the file. A reshaped input also has the name of the result, which may come first."""
+    name = str(port.node.friendly_name)
+    return name if name in port.names else str(port.any_name)
 
 
 def _dims(shape: Any) -> list[int | str | None]:
@@ -354,10 +393,11 @@ def runtime_variant(bundle: Bundle, runtime: str, threads: int, cpus: Sequence[i
     """The model in `runtime`, on so many threads of `cpus`. Raises BadBundle, BadModel, FractuneError if the runtime is
     not installed.
     """
-    session, names = held_session(bundle, runtime, threads, cpus, input_shapes(bundle.manifest))
+    session, feed_of = held_session(bundle, runtime, threads, cpus, input_shapes(bundle.manifest))
+    names = [each["name"] for each in bundle.manifest["inputs"]]
 
     def main(*arguments: Any) -> list[Any]:
-        outputs = session.run(dict(zip(names, map(as_array, arguments), strict=True)))
+        outputs = session.run(feed_of(dict(zip(names, map(as_array, arguments), strict=True))))
         return [as_tensor("output", output) for output in outputs]
 
     return Variant(main, None)
@@ -365,13 +405,13 @@ def runtime_variant(bundle: Bundle, runtime: str, threads: int, cpus: Sequence[i
 
 def held_session(
     bundle: Bundle, runtime: str, threads: int, cpus: Sequence[int], shapes: Mapping[str, Sequence[int]]
-) -> tuple[Session, list[str]]:
-    """A session of the model file in the bundle, and its names of the inputs in the bundle's order. Raises as
+) -> tuple[Session, Feeder]:
+    """A session of the model file in the bundle, and what it takes for inputs of the bundle. Raises as
     `runtime_variant`.
     """
     settings = Runtime.from_json(bundle.manifest["runtimes"][runtime]).settings
     session = open_session(runtime, bundle.read(MODEL), bundle.name, threads, cpus, settings, shapes)
-    return session, input_order(bundle.manifest, session)
+    return session, Feeder(bundle.manifest, session)
 
 
 def open_shapes(specs: Sequence[TensorSpec]) -> dict[str, list[int]]:
@@ -379,12 +419,31 @@ def open_shapes(specs: Sequence[TensorSpec]) -> dict[str, list[int]]:
     return {spec.name: [-1 if size is None else size for size in spec.shape] for spec in specs}
 
 
-def input_order(manifest: Mapping[str, Any], session: Session) -> list[str]:
-    """The session's names of the bundle's inputs, in the bundle's order; names that differ belong together by position.
+class Feeder:
+    """Makes what a session takes of a bundle's inputs by name: the session's own names, with the bundle's constants.
 
-    Raises BadModel if there are other numbers of inputs or outputs.
+    Inputs with equal names belong together. A runtime may have dropped an input that nothing reads; it is left out. If
+    names differ, inputs belong together by position. Raises BadModel if there are other numbers of inputs or outputs.
     """
-    own = [each["name"] for each in manifest["inputs"]]
-    if len(session.input_names) != len(own) or len(session.output_names) != len(manifest["outputs"]):
-        raise BadModel("the model file has other inputs or outputs than the bundle")
-    return own if set(own) == set(session.input_names) else list(session.input_names)
+
+    def __init__(self, manifest: Mapping[str, Any], session: Session) -> None:
+        self._session, self._numbers = session, manifest.get("constants", {})
+        self._constant_shapes = manifest.get("constant_shapes", {})
+        own = [each["name"] for each in manifest["inputs"]]
+        theirs = [name for name in session.input_names if name not in self._numbers]
+        if set(theirs) <= set(own):
+            self._pairs = [(name, name) for name in theirs]
+        elif len(theirs) == len(own):
+            self._pairs = list(zip(theirs, own, strict=True))
+        else:
+            raise BadModel(f"the bundle has the inputs {', '.join(own)}, and {session.name} has {', '.join(theirs)}")
+        if len(session.output_names) != (count := len(manifest["outputs"])):
+            raise BadModel(f"the bundle has {count} outputs, and {session.name} has {len(session.output_names)}")
+
+    def __call__(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Raises BadRequest for constants that do not fit these inputs."""
+        feed = {theirs: inputs[own] for theirs, own in self._pairs}
+        if not self._numbers:
+            return feed
+        shapes = {name: array.shape for name, array in feed.items()}
+        return {**self._session.constants(self._numbers, {**shapes, **self._constant_shapes}), **feed}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 from fractune_core.errors import BadBundle, BadRequest, FractuneError
 from fractune_core.files.bundles import Bundle
 from fractune_core.files.replacing import replacing_file
+from fractune_core.files.sealed import SealedFile
 
 
 def sign_bundle(path: str | os.PathLike[str], private_key_pem: str | bytes) -> None:
@@ -22,10 +24,14 @@ def sign_bundle(path: str | os.PathLike[str], private_key_pem: str | bytes) -> N
     reader has the old file or the new one. Raises BadBundle, BadRequest for an invalid key, StateUnusable when the file
     cannot be written, FractuneError when `cryptography` is not installed.
     """
-    path = Path(path)
+    sign_sealed(Bundle, Path(path), private_key_pem)
+
+
+def sign_sealed(kind: type[SealedFile], path: Path, private_key_pem: str | bytes) -> None:
+    """As `sign_bundle`, of a sealed file of any kind."""
     key = _load_key(private_key_pem, private=True)
-    with contextlib.closing(Bundle(path)) as bundle, replacing_file(path) as file:
-        bundle.copy_to(file, key.sign(bundle.manifest_bytes))
+    with contextlib.closing(kind(path)) as opened, replacing_file(path) as file:
+        opened.copy_to(file, key.sign(opened.manifest_bytes))
 
 
 def check_private_key(pem: str | bytes) -> None:
@@ -33,24 +39,9 @@ def check_private_key(pem: str | bytes) -> None:
     _load_key(pem, private=True)
 
 
-def open_bundle(path: str | os.PathLike[str], public_key_pem: str | bytes | None = None) -> Bundle:
-    """The bundle at `path`; with a public key, its signature is checked before its manifest is parsed. Raises
-    BadBundle, also without a signature by the key's owner, BadRequest for an invalid key, FractuneError when
-    `cryptography` is not installed.
-    """
-    if public_key_pem is None:
-        return Bundle(Path(path))
-    return Bundle(Path(path), partial(_check_signature, _load_key(public_key_pem, private=False)))
-
-
-def verify_bundle(path: str | os.PathLike[str], *, public_key: str | bytes | None = None) -> None:
-    """Check every byte of the bundle at `path`, variants that are never loaded and the zip file's own fields too.
-
-    With `public_key` (PEM text) its signature is checked as well. Raises as `open_bundle`; BadBundle names the changed
-    part of the file.
-    """
-    with contextlib.closing(open_bundle(path, public_key)) as bundle:
-        bundle.verify()
+def signature_check(public_key_pem: str | bytes) -> Callable[[str, bytes, bytes | None], None]:
+    """What `Bundle` calls with its name, manifest and signature. Raises as `open_bundle` about the key."""
+    return partial(_check_signature, _load_key(public_key_pem, private=False))
 
 
 def _check_signature(key: Any, name: str, manifest: bytes, signature: bytes | None) -> None:

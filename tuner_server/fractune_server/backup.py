@@ -27,7 +27,7 @@ from fractune_core import __version__
 from fractune_core.errors import BadRequest, StateUnusable
 from fractune_core.files.bundles import SUFFIX
 from fractune_core.host.machine import is_full
-from fractune_server.store.files.blob_files import StateFolder
+from fractune_server.store.blob_files import StateFolder
 
 _FORMAT = 1
 _ABOUT, _DATABASE = "backup.json", "fractune.db"

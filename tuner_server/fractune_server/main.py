@@ -47,8 +47,8 @@ from fractune_server.services.jobs import MAX_WATCHERS, JobService
 from fractune_server.services.log import LogService
 from fractune_server.services.models import BundleService, ModelService
 from fractune_server.services.plans import PlanService
+from fractune_server.store.blob_files import BlobStore, StateFolder
 from fractune_server.store.database.database import ServerLock, is_postgresql
-from fractune_server.store.files.blob_files import BlobStore, StateFolder
 from fractune_server.store.store import Store, sqlite_url
 from fractune_server.transport.context import ServerContext
 from fractune_server.transport.outgoing import mark_cancelled

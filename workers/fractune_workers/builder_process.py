@@ -6,9 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from fractune_core.errors import FractuneError
 from fractune_core.host.machine import model_memory_bytes
 from fractune_core.records import Status
 from fractune_workers.child import Child
+from fractune_workers.child.errors import ChildDied, ChildTimeout
 
 LIMIT_CPU_S = 10
 """CPU time of a build, by default."""
@@ -30,6 +32,13 @@ class BuiltCandidate:
     """CPU seconds"""
     versions: dict[str, str]
     """Versions of the compilers that made the code, beside TVM's."""
+
+
+def build_failure(error: FractuneError) -> tuple[Status, str]:
+    """How a build ended that raised CallFailed, ChildTimeout or ChildDied, and the cause."""
+    if isinstance(error, ChildDied):
+        return Status.CRASHED, f"while it was built: {error}"
+    return Status.BUILD_TIMEOUT if isinstance(error, ChildTimeout) else Status.BUILD_FAILED, str(error)
 
 
 class BuilderProcess:
@@ -70,6 +79,14 @@ class BuilderProcess:
         if target not in self._compilers:
             self._compilers[target] = self.child.call("compilers", _LEARN_TIMEOUT_S, target=target)
         return self._compilers[target]
+
+    def host_facts(self, target: str) -> dict[str, Any]:
+        """What a host needs that measures code for `target`, as of the child's `host_facts`. Raises CallFailed,
+        ChildTimeout or ChildDied.
+        """
+        self._ensure()
+        facts: dict[str, Any] = self.child.call("host_facts", _LEARN_TIMEOUT_S, target=target)
+        return facts
 
     def _ensure(self) -> None:
         """Have a child; a new one knows nothing yet."""

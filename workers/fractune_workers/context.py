@@ -10,7 +10,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,15 +20,18 @@ from rq.job import Job
 from rq.serializers import JSONSerializer
 
 from fractune_core import tracing
-from fractune_core.errors import BadModel, FractuneError
+from fractune_core.errors import BadModel, FractuneError, as_message
 from fractune_core.fleet.blobs import add_signed_blob, get_signed_blob
 from fractune_core.fleet.marks import CANCELLED, DONE, HANDED_BACK, is_marked, mark
 from fractune_core.fleet.messages import (
     BUSY,
     IDLE,
     MOST_EVENT_BYTES,
+    BuildWork,
     Event,
+    MeasureWork,
     PieceDone,
+    RoundWork,
     Work,
     WorkerInfo,
     WorkFailed,
@@ -44,7 +47,6 @@ from fractune_core.fleet.worker_entries import (
     WORK_DURATION,
     CountKey,
     bucket_of,
-    counts_to_json,
 )
 from fractune_core.workloads import check_workload
 from fractune_workers.child import Child
@@ -124,12 +126,12 @@ class WorkCounts:
         with self._lock:
             self._counts[CountKey(name, label, COUNT)] += count
 
-    def describe(self, info: WorkerInfo) -> None:
-        """Fill in the present counts of the worker's entry."""
+    def describe(self, info: WorkerInfo) -> WorkerInfo:
+        """The worker's entry with the present counts."""
         with self._lock:
-            info["state"] = BUSY if self._busy else IDLE
-            info["uptime_s"] = time.monotonic() - self._began
-            info["counts"] = counts_to_json(self._counts)
+            counts = [(*key, value) for key, value in self._counts.items()]
+            state, uptime_s = BUSY if self._busy else IDLE, time.monotonic() - self._began
+            return replace(info, state=state, uptime_s=uptime_s, counts=counts)
 
     def _note(self, name: str, label: str, secs: float) -> None:
         self._counts[CountKey(name, label, bucket_of(secs))] += 1
@@ -159,8 +161,8 @@ class WorkerContext:
 
     def is_obsolete(self, work: Work) -> bool:
         """True when a worker that died afterwards has delivered the work, or when its job was cancelled."""
-        if is_marked(self.redis, DONE, work["work_id"]):
-            _log.warning("%s %s is refused: it was delivered before, or withdrawn", work["task"], work["work_id"])
+        if is_marked(self.redis, DONE, work.work_id):
+            _log.warning("%s %s is refused: it was delivered before, or withdrawn", work.task, work.work_id)
             return True
         return not self.is_wanted(work)
 
@@ -170,7 +172,7 @@ class WorkerContext:
     def hand_back(self, work: Work) -> None:
         """Note that this worker ends without having done the work, and that the work is not the reason."""
         with contextlib.suppress(redis.RedisError):  # else it counts as a death, and work survives two deaths
-            mark(self.redis, HANDED_BACK, work["work_id"])
+            mark(self.redis, HANDED_BACK, work.work_id)
 
     def signed_blob(self, name: str) -> bytes:
         """The blob, its signature checked. Raises NotFound or Unsigned."""
@@ -208,7 +210,7 @@ class ResultTransaction:
         self._context = context
         self._work = work
         self._meter = meter
-        self._job_key = Job.key_for(work["work_id"])
+        self._job_key = Job.key_for(work.work_id)
         self._pipe = context.redis.pipeline(transaction=True)
 
     def event(self, stream: str, event: Event) -> None:
@@ -216,7 +218,7 @@ class ResultTransaction:
         sealed = seal_event(self._context.secret, event)
         if len(sealed) > MOST_EVENT_BYTES:
             raise BadModel(
-                f"the result ({event['event']}) has {len(sealed):,} bytes, and {MOST_EVENT_BYTES:,} is the limit; tune "
+                f"the result ({event.event}) has {len(sealed):,} bytes, and {MOST_EVENT_BYTES:,} is the limit; tune "
                 "a part of the model"
             )
         self._pipe.xadd(stream, {EVENT_FIELD: sealed})
@@ -227,52 +229,35 @@ class ResultTransaction:
 
     def failure(self, kind: str, message: str) -> WorkFailed:
         """The event of a failure of the work; `kind` names the error's class."""
-        work: Any = self._work
-        event: WorkFailed = {
-            "event": "work_failed",
-            "job": work["job"],
-            "task": work["task"],
-            "error": kind,
-            "message": message,
-        }
-        if "round_id" in work:
-            event["round_id"] = work["round_id"]
-        return event
+        work = self._work
+        round_id = work.round.id if isinstance(work, RoundWork) else ""
+        return WorkFailed(job=work.job, task=work.task, round_id=round_id, error=kind, message=as_message(message))
 
     def blob(self, name: str, payload: bytes, ttl_s: int = BLOB_TTL_S) -> None:
         """Put `payload`, signed, where the next worker finds it within `ttl_s` seconds."""
         add_signed_blob(self._pipe, self._context.secret, name, payload, ttl_s)
 
-    def enqueue(self, queue: str, work: Work) -> None:
+    def enqueue(self, queue: str, work: BuildWork | MeasureWork) -> None:
         rq_queue = Queue(queue, connection=self._context.redis, serializer=JSONSerializer)
         # The one call of RQ that leaves a transaction open for the other results.
         message = seal_work(self._context.secret, queue, tracing.with_parent(work))
-        at_front = bool(work.get("at_front"))
+        at_front = work.round.at_front
         data = Queue.prepare_data(
-            HANDLER, args=(message,), job_id=work["work_id"], description=work["task"], at_front=at_front
+            HANDLER, args=(message,), job_id=work.work_id, description=work.task, at_front=at_front
         )
         rq_queue.enqueue_many([data], pipeline=self._pipe)
 
     def send(self) -> None:
         """Deliver, unless a worker that was given the same work has delivered it: this one was taken for dead."""
         self.event(SERVER_STREAM, self._piece_done())
-        mark(self._pipe, DONE, self._work["work_id"])
+        mark(self._pipe, DONE, self._work.work_id)
         self._pipe.delete(self._job_key)  # with the work, so that of two who deliver at once one fails
         if not self._execute():
-            _log.warning("%s %s was delivered by another worker", self._work["task"], self._work["work_id"])
+            _log.warning("%s %s was delivered by another worker", self._work.task, self._work.work_id)
 
     def _piece_done(self) -> PieceDone:
-        spent = self._meter.read()
-        return {
-            "event": "piece_done",
-            "job": self._work["job"],
-            "work_id": self._work["work_id"],
-            "task": self._work["task"],
-            "share": str(self._work.get("share", "")),
-            "worked_s": spent.worked_s,
-            "cpu_s": spent.cpu_s,
-            "ended_at": time.time(),
-        }
+        work, spent, share = self._work, self._meter.read(), getattr(self._work, "share", "")
+        return PieceDone(work.work_id, work.job, work.task, share, *spent, time.time())
 
     def _execute(self) -> bool:
         """Deliver once: when Redis refuses a command, the transaction has done nothing. It is tried again while Redis
@@ -287,7 +272,7 @@ class ResultTransaction:
             except redis.OutOfMemoryError as error:
                 if time.monotonic() > deadline:
                     raise
-                _log.warning("%s waits with its results: %s", self._work["task"], error)
+                _log.warning("%s waits with its results: %s", self._work.task, error)
             time.sleep(_MEMORY_LOOK_EVERY_S)
 
     def _execute_once(self, commands: list[Any]) -> bool:
@@ -295,7 +280,7 @@ class ResultTransaction:
         pipe = self._pipe
         pipe.reset()
         pipe.watch(self._job_key)  # type: ignore[no-untyped-call]
-        if is_marked(pipe, DONE, self._work["work_id"]):
+        if is_marked(pipe, DONE, self._work.work_id):
             pipe.reset()
             return False
         pipe.multi()

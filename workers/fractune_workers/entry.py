@@ -6,13 +6,13 @@ import logging
 import os
 import sys
 import time
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import redis
 
 from fractune_core import tracing
 from fractune_core.errors import FractuneError, RedisGone, ShareUnavailable
-from fractune_core.fleet.messages import Work
+from fractune_core.fleet.messages import BuildWork, MeasureWork, RoundWork, SearchWork, TimeModelWork, Work
 from fractune_core.fleet.redis_names import SERVER_STREAM
 from fractune_core.fleet.signed_messages import Refused, open_dated_work
 from fractune_core.log_fields import log_fields
@@ -55,9 +55,9 @@ class WorkHandler:
                     "job %s on the queue %s is refused, and nothing of it was done: %s", job_id, self.queue, error
                 )
             return
-        fields = log_fields(job=work["job"], work=work["work_id"])
-        with fields, tracing.span(work["task"], work.get("traceparent", ""), work["job"], **_span_attributes(work)):
-            self._context.counts.begin(work["task"], time.time() - queued_at)
+        fields = log_fields(job=work.job, work=work.work_id)
+        with fields, tracing.span(work.task, work.traceparent, work.job, **_span_attributes(work)):
+            self._context.counts.begin(work.task, time.time() - queued_at)
             self._do(work)
 
     def _do(self, work: Work) -> None:
@@ -79,7 +79,7 @@ class WorkHandler:
             idle_s = start - self._idle_since
             _log.info(
                 "%s took %.2f s, %.2f s of it waiting for locks; before it, %.2f s without work",
-                work["task"],
+                work.task,
                 *spent(),
                 idle_s,
             )
@@ -91,11 +91,11 @@ class WorkHandler:
         except FractuneError as error:
             self._report(work, error, meter)
         except Exception as error:  # noqa: BLE001  whatever it is, the server must hear of it
-            _log.exception("%s failed", work["task"])
+            _log.exception("%s failed", work.task)
             self._report(work, FractuneError(f"{type(error).__name__}: {error}"), meter)
         finally:
             self._in_hand = None
-            context.counts.end(work["task"], *spent())
+            context.counts.end(work.task, *spent())
             self._idle_since = time.perf_counter()
 
     def _report(self, work: Work, error: FractuneError, meter: Meter) -> None:
@@ -104,15 +104,15 @@ class WorkHandler:
         transaction.send()
 
 
-def _span_attributes(work: Any) -> dict[str, str | int]:
-    attributes: dict[str, str | int] = {"work": work["work_id"]}
-    if "operator" in work:
-        attributes["operator"] = work["operator"]["name"]
-    if "share" in work or "shares" in work:
-        attributes["share"] = work["share"] if "share" in work else ",".join(work["shares"])
-    items = next((work[name] for name in ("candidates", "artifacts") if name in work), None)
-    if items is not None or "count" in work:
-        attributes["candidates"] = work["count"] if items is None else len(items)
+def _span_attributes(work: Work) -> dict[str, str | int]:
+    attributes: dict[str, str | int] = {"work": work.work_id}
+    if isinstance(work, RoundWork):
+        attributes["operator"] = work.round.operator.name
+        attributes["candidates"] = work.count if isinstance(work, SearchWork) else len(work.candidates)
+    if isinstance(work, SearchWork | BuildWork):
+        attributes["share"] = ",".join(work.shares)
+    elif isinstance(work, MeasureWork | TimeModelWork):
+        attributes["share"] = work.share
     return attributes
 
 

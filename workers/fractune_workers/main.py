@@ -10,6 +10,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -144,8 +145,7 @@ def _role(options: WorkerOptions, context: WorkerContext) -> Role:
 @contextlib.contextmanager
 def _registered(context: WorkerContext, role: Role, handler: WorkHandler, options: WorkerOptions) -> Iterator[None]:
     """Renew the entry of this worker every second, and remove it at the end."""
-    info = _info(context, options.role)
-    role.describe(info)
+    info = role.describe(_info(context, options.role))
     ended = threading.Event()
     # A connection of its own that never waits for long: where the network has lost an answer, the next entry must
     # come while the worker still counts as alive.
@@ -171,9 +171,9 @@ def _renew(
     while True:
         try:
             # Where the clock was set back, work that begins from now on began after this worker all the same.
-            info["started_at"] = min(info["started_at"], time.time() - (time.monotonic() - began_s))
-            context.counts.describe(info)
-            info["waits_for"] = context.core_locks.awaited_holders()
+            started_at = min(info.started_at, time.time() - (time.monotonic() - began_s))
+            info = replace(info, started_at=started_at, waits_for=context.core_locks.awaited_holders())
+            info = context.counts.describe(info)
             _check_fleet(put_entry(line, context.name, seal_worker(context.secret, info)))
         except redis.RedisError as error:
             _log.debug("the entry is not renewed: %s", error)
@@ -187,17 +187,7 @@ def _renew(
 
 
 def _info(context: WorkerContext, role_name: str) -> WorkerInfo:
-    return {
-        "protocol": PROTOCOL,
-        "name": context.name,
-        "role": role_name,
-        "host": socket.gethostname(),
-        "pid": os.getpid(),
-        "started_at": time.time(),
-        "cores": context.cores,
-        "device": {},
-        "granted": {},
-        "share": "",
-        "target": "",
-        "versions": {},
-    }
+    host = socket.gethostname()
+    return WorkerInfo(
+        name=context.name, role=role_name, host=host, pid=os.getpid(), started_at=time.time(), cores=context.cores
+    )

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import fractune_runtime
 from fractune_core.host.machine import model_memory_bytes
 from fractune_core.host.sandboxing.sandbox import Sandbox
 from fractune_workers.child import Child
 
-_WORKERS = str(Path(__file__).parent)
+_PACKAGES = tuple(str(Path(file).parent) for file in (__file__, fractune_runtime.__file__))
 _ENVIRONMENT = {
     # Each thread addresses memory, and a fork takes only the calling one along.
     "OPENBLAS_NUM_THREADS": "1",
@@ -37,7 +38,7 @@ def reader_child(
     writable = [str(own_dir)] if own_dir else []
     sandbox = Sandbox(
         model_memory_bytes(memory_bytes),
-        readable=(_WORKERS, *(str(path.absolute()) for path in (*([model] if model else ()), *also))),
+        readable=(*_PACKAGES, *(str(path.absolute()) for path in (*([model] if model else ()), *also))),
         writable=tuple(writable),
         hidden=tuple(str(path.absolute()) for path in hidden),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -91,6 +92,7 @@ def is_allowed(found: Import, home: str) -> bool:
     return any(within(found.module, name) for name in allowed)
 
 
+@functools.cache
 def imports_of(path: Path, module: str) -> list[Import]:
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
     collector = ImportCollector(package)

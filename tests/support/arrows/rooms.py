@@ -63,7 +63,7 @@ FEATURES = tuple(
     f"fractune.features.{name}"
     for name in (
         *("compete", "cost", "diff", "fit", "fuse", "goal", "knee", "log", "matrix", "noise", "pair", "parts", "plan"),
-        *("retune", "shapes", "tune"),
+        *("packs", "retune", "shapes", "tune"),
     )
 )
 
@@ -82,7 +82,7 @@ COMMAND = (
 )
 """what every command may import"""
 
-STORE = tuple(f"fractune_server.store{name}" for name in ("", ".database", ".files", ".records"))
+STORE = tuple(f"fractune_server.store{name}" for name in ("", ".database", ".records"))
 
 
 def child_room(*imports: str, lazily: tuple[str, ...] = ()) -> Room:
@@ -104,7 +104,7 @@ ROOMS = {
     "fractune_core.codec": room("fractune_core.errors", "google.protobuf", "msgspec"),
     "fractune_core.cuda": room("fractune_core.host"),
     "fractune_core.errors": room(),
-    "fractune_core.files": room(*WORDS),
+    "fractune_core.files": room(*WORDS, "fractune_core.agreement"),
     "fractune_core.fleet": room(*WORDS, "fractune_core.access"),
     "fractune_core.host": room("fractune_core.errors"),
     "fractune_core.host.sandboxing": room("fractune_core.host"),
@@ -154,7 +154,7 @@ ROOMS = {
     "fractune_server.access": room(*CORE, *STORE, "grpc", "google.protobuf"),
     "fractune_server.services": room(
         *CORE,
-        "fractune_server.counts",
+        "fractune_server.instruments",
         "fractune_server.access",
         "fractune_server.selection",
         *STORE,
@@ -174,11 +174,10 @@ ROOMS = {
     ),
     "fractune_server.selection": room(*CORE, "fractune_server.access", *STORE, "fractune_server.transport"),
     "fractune_server.scheduler": room(*CORE),
-    "fractune_server.transport": room(*CORE, "fractune_server.counts", *STORE, "redis", "rq"),
-    "fractune_server.counts": room(*CORE, "prometheus_client"),
+    "fractune_server.transport": room(*CORE, "fractune_server.instruments", *STORE, "redis", "rq"),
+    "fractune_server.instruments": room(*CORE, "prometheus_client"),
     "fractune_server.store": room(*CORE, *STORE[1:], "sqlalchemy"),
     "fractune_server.store.database": room(*CORE, "sqlalchemy", "alembic", lazily=("psycopg",)),
-    "fractune_server.store.files": room(*CORE),
     "fractune_server.store.records": room(*CORE, "fractune_server.store.database", "sqlalchemy"),
     # ---- workers: main wires; the roles stand on sessions and locks; TVM is in children alone
     "fractune_workers": room(
@@ -195,7 +194,7 @@ ROOMS = {
     ),
     "fractune_workers.child": room(*CORE),
     "fractune_workers.scratch_dir": room("fractune_core.host.sandboxing", "fractune_workers.locks"),
-    "fractune_workers.reader": room(*CORE, "fractune_workers.child"),
+    "fractune_workers.reader": room(*CORE, "fractune_runtime", "fractune_workers.child"),
     "fractune_workers.checker": room(*CORE, "fractune_workers.child"),
     "fractune_workers.builder_process": room(*CORE, "fractune_workers.child"),
     "fractune_workers.context": room(
@@ -233,6 +232,16 @@ ROOMS = {
         "fractune_workers.gpu",
         "fractune_workers.locks",
     ),
+    "fractune_workers.packs": room(
+        *CORE,
+        "fractune_workers.builder_process",
+        "fractune_workers.calibration",
+        "fractune_workers.child",
+        "fractune_workers.gpu",
+        "fractune_workers.locks",
+        "fractune_workers.measuring",
+        "fractune_workers.reader",
+    ),
     "fractune_workers.faults": room(
         *CORE, "fractune_workers.child", "fractune_workers.confinement", "fractune_workers.locks"
     ),
@@ -251,12 +260,12 @@ ROOMS = {
         "fractune_workers.children.tvm_api",
         "fractune_workers.scratch_dir",
     ),
+    # Processor and arguments are made by TVM's runtime alone: a pack is measured without the compiler.
     "fractune_workers.children.tvm_api": child_room(
-        "fractune_workers.children.tvm_api.numerics",
+        "fractune_runtime.tvm_runtime",
         "fractune_workers.children.tvm_api.prefetches",
         "fractune_workers.cuda",
     ),
-    "fractune_workers.children.tvm_api.numerics": child_room(),
     "fractune_workers.children.tvm_api.prefetches": child_room(),
     "fractune_workers.children.importing": child_room(
         "fractune_workers.children.importing.limits",
@@ -278,12 +287,19 @@ ROOMS = {
         "fractune_workers.children.rewriting",
     ),
     "fractune_workers.children.importing.decomposing": child_room("fractune_workers.children.importing.onnx_graph"),
+    "fractune_workers.children.importing.rolling": child_room(
+        "fractune_workers.children.importing.limits",
+        "fractune_workers.children.importing.onnx_graph",
+        "fractune_workers.children.recurrent",
+    ),
     "fractune_workers.children.importing.onnx_models": child_room(
+        "fractune_runtime.tvm_runtime",
         "fractune_workers.children.importing.decomposing",
         "fractune_workers.children.importing.limits",
         "fractune_workers.children.importing.onnx_graph",
         "fractune_workers.children.importing.operators",
         "fractune_workers.children.importing.raw_tensors",
+        "fractune_workers.children.importing.rolling",
         "fractune_workers.children.rewriting",
         "fractune_workers.children.tvm_api",
         "google.protobuf",
@@ -305,7 +321,9 @@ ROOMS = {
         "fractune_workers.children.tvm_api",
     ),
     "fractune_workers.children.layouts.kernels": child_room(
-        "fractune_workers.children.rewriting", "fractune_workers.children.tvm_api"
+        "fractune_workers.children.recurrent",
+        "fractune_workers.children.rewriting",
+        "fractune_workers.children.tvm_api",
     ),
     # Triton is of the extra `triton`; its kernels are imported by what Triton compiles alone.
     "fractune_workers.children.triton_kernels": child_room(
@@ -321,6 +339,7 @@ ROOMS = {
     "fractune_workers.children.searching": child_room(
         "fractune_workers.children.triton_kernels.attention",
         "fractune_workers.children.layouts.kernels",
+        "fractune_workers.children.recurrent",
         "fractune_workers.children.searching.spaces",
         "fractune_workers.children.triton_kernels",
         "fractune_workers.children.tvm_api",
@@ -331,10 +350,10 @@ ROOMS = {
         "fractune_workers.children.tvm_api.prefetches",
     ),
     "fractune_workers.children.building": child_room(
+        "fractune_workers.children.recurrent",
         "fractune_workers.children.triton_kernels.attention",
         "fractune_workers.children.triton_kernels",
         "fractune_workers.children.tvm_api",
-        "fractune_workers.children.tvm_api.numerics",
         "fractune_workers.cuda",
         "fractune_workers.scratch_dir",
     ),
@@ -345,10 +364,10 @@ ROOMS = {
         "fractune_workers.children.importing",
         "fractune_workers.children.importing.onnx_graph",
         "fractune_workers.children.layouts.kernels",
+        "fractune_workers.children.recurrent",
         "fractune_workers.children.rewriting",
         "fractune_workers.children.triton_kernels",
         "fractune_workers.children.tvm_api",
-        "fractune_workers.children.tvm_api.numerics",
         "fractune_workers.children.tvm_api.prefetches",
     ),
     # ONNX Runtime is of the extra `local`; without it ONNX's own reference is there.
@@ -368,13 +387,13 @@ ROOMS = {
         "fractune_runtime.tvm_runtime",
         "fractune_workers.children.layouts.kernels",
         "fractune_workers.children.tvm_api",
-        "fractune_workers.children.tvm_api.numerics",
         "fractune_workers.confinement",
         "fractune_workers.cuda",
         "fractune_workers.gpu",
     ),
     # ---- client: commands, then the features, side by side, then where a job runs, then what all of it stands on
-    "fractune": room(*CORE, lazily=("fractune.features", *FEATURES, *RUNTIME, "fractune.server", "fractune.text")),
+    "fractune": room(*CORE, lazily=("fractune.features", *FEATURES, *RUNTIME, *BELOW_FEATURES)),
+    "fractune.__main__": room(lazily=("fractune.cli",)),
     "fractune.cli.ending": room(*CORE, "fractune.server", "fractune.sessions", "typer"),
     "fractune.cli": room(
         *CORE,
@@ -396,9 +415,8 @@ ROOMS = {
     # Pages of a server, made of the features' tables; starlette, uvicorn and jinja2 are of the extra `web`.
     "fractune.dashboard": room(
         *CORE,
-        "fractune.dashboard.reading",
+        "fractune.dashboard.following",
         "fractune.dashboard.views",
-        "fractune.dashboard.views.forms",
         "fractune.features",
         "fractune.features.log",
         "fractune.features.plan",
@@ -407,19 +425,12 @@ ROOMS = {
         "starlette",
         "uvicorn",
     ),
-    "fractune.dashboard.reading": room(*CORE, "fractune.features", "fractune.server"),
+    "fractune.dashboard.following": room(*CORE, "fractune.features", "fractune.server"),
     "fractune.dashboard.views": room(
         *CORE,
-        "fractune.dashboard.reading",
-        *(f"fractune.features.{name}" for name in ("compete", "knee", "log", "matrix", "pair", "parts")),
-        *(f"fractune.features.{name}" for name in ("shapes", "tune")),
-        "fractune.server",
-        "fractune.text",
-    ),
-    "fractune.dashboard.views.forms": room(
-        *CORE,
-        "fractune.dashboard.views",
-        *(f"fractune.features.{name}" for name in ("diff", "fit", "plan")),
+        "fractune.dashboard.following",
+        *(f"fractune.features.{name}" for name in ("compete", "diff", "fit", "knee", "log", "matrix", "pair")),
+        *(f"fractune.features.{name}" for name in ("parts", "plan", "shapes", "tune")),
         "fractune.server",
         "fractune.text",
     ),
@@ -450,6 +461,7 @@ ROOMS = {
             *(f"fractune_workers.{name}" for name in ("calibration", "child", "confinement", "locks")),
         ),
     ),
+    "fractune.features.packs": feature("fractune.features.noise", lazily=RUNTIME),
     "fractune.features.plan": feature(lazily=("matplotlib",)),
     "fractune.features.tune": feature(
         *(f"fractune.features.{name}" for name in ("compete", "goal", "matrix", "parts", "shapes")), lazily=RUNTIME
@@ -465,7 +477,10 @@ ROOMS = {
     ),
     # Models in memory are written by the package that made them, which is loaded then. The user's own Python file runs
     # in a child of the user's command, never in a part of a fleet.
-    "fractune.models": room(*CORE, "fractune", "fractune.local", lazily=("onnx", "torch", "tvm")),
+    # A child reads an ONNX graph in a sandbox.
+    "fractune.models": room(
+        *CORE, "fractune", "fractune.local", "fractune.text", lazily=("numpy", "onnx", "torch", "tvm")
+    ),
     # `fractune server` and `fractune worker` become those parts. `timing_process` confines a child as a worker does;
     # the child times models by the runtime.
     "fractune.local": room(
@@ -478,7 +493,7 @@ ROOMS = {
             *RUNTIME,
             *(
                 f"fractune_workers{name}"
-                for name in ("", ".calibration", ".child", ".confinement", ".gpu", ".inventory", ".locks")
+                for name in ("", ".calibration", ".child", ".confinement", ".gpu", ".inventory", ".locks", ".packs")
             ),
         ),
     ),
@@ -490,7 +505,7 @@ ROOMS = {
     # ---- runtime: it runs on machines that have the extra `run` alone, with TVM's runtime, but not TVM's package or
     # compiler. Other runtimes are imported when a bundle needs them.
     "fractune_runtime": room(
-        *CORE, "fractune_runtime.tvm_runtime", lazily=("cryptography", "numpy", "onnxruntime", "openvino")
+        *CORE, "fractune_runtime.tvm_runtime", lazily=("cryptography", "numpy", "onnx", "onnxruntime", "openvino")
     ),
     "fractune_runtime.tvm_runtime": room(*CORE, lazily=("tvm_ffi", "tvm_ffi_orcjit", "numpy", "ml_dtypes")),
 }

@@ -65,7 +65,8 @@ def _obey(trace: str, _target: Any) -> bytes:
 
 def open_child(_args: list[str]) -> dict[str, Callable[..., Any]]:
     vars(building).update(read_trace=lambda text, _workload: SimpleNamespace(mod=text), build_object=_obey)
+    vars(building).update(recurrence_in=lambda _mod: None)
     child: Any = building.BuilderChild()
-    child._workloads[WORKLOAD] = {DIRECT: SimpleNamespace()}
+    child._workloads[WORKLOAD] = {DIRECT: SimpleNamespace(mod=None)}
     own = {"build": child.build, "compilers": child.compilers}
     return {**own, "pid": os.getpid, "learn_workload": lambda **_workload: []}

@@ -36,6 +36,14 @@ def spawn() -> int:
     return subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"]).pid
 
 
+def fork() -> int:
+    """A fork that has not yet asked to die with this process; its id."""
+    pid = os.fork()
+    if not pid:
+        signal.pause()
+    return pid
+
+
 def hang(note: str) -> None:
     """Start such a process, note its id, and never answer."""
     Path(note).write_text(str(spawn()))
@@ -76,6 +84,7 @@ def open_child(args: list[str]) -> dict[str, Callable[..., Any]]:
         "refuse": refuse,
         "lose": lose,
         "spawn": spawn,
+        "fork": fork,
         "hang": hang,
         "crash": crash,
         "leave": leave,

@@ -87,6 +87,7 @@ class PoisonedChild:
             "max_error": {"untuned": 0.0},
             "at_load": [],
             "others_cores": 0.0,
+            "inside": None,
         }
 
     def _run(self, kernel: dict[str, Any]) -> None:

@@ -14,11 +14,11 @@ import tvm
 
 from fractune_core.cuda import load_cudart
 from fractune_workers.children.tvm_api.artifacts import load_objects
-from tests.support.children.triton_operators import case_of
+from tests.support.children.triton_operators import BOXES, OPERATORS, case_of
 
 
 def error_on_gpu(artifact: bytes, name: str, dtype: str, *, tma: bool) -> float:
-    case = case_of(name, dtype, tma=tma)
+    case = case_of((BOXES if tma else OPERATORS)[name], dtype)
     tensors = [tvm.runtime.tensor(each, tvm.cuda(0)) for each in case.arguments]
     load_objects([artifact])["main"](*tensors)
     case.arguments[-1][...] = tensors[-1].numpy()

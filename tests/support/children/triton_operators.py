@@ -259,8 +259,7 @@ class Case:
         return float(np.abs(out.astype(np.float64) - self.expected).max() / np.abs(self.expected).max())
 
 
-def case_of(name: str, dtype: str, *, tma: bool) -> Case:
-    operator = (BOXES if tma else OPERATORS)[name]
+def case_of(operator: Operator, dtype: str) -> Case:
     function, places = function_of(operator, dtype)
     draw = np.random.default_rng(0)
     whole = dtype == "int8"
@@ -279,7 +278,7 @@ def error_of(name: str, dtype: str, decisions: Decisions) -> float:
     from fractune_workers.children.triton_kernels.sources import source_of
     from fractune_workers.children.triton_kernels.sums import sums_of
 
-    case = case_of(name, dtype, tma=decisions.tma)
+    case = case_of((BOXES if decisions.tma else OPERATORS)[name], dtype)
     source = source_of(sums_of(case.function), decisions, "kernel", "ieee")
     arrays = list(case.arguments)
     if source.partial_shape:

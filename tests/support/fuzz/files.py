@@ -11,15 +11,22 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnx
+
 from fractune.cli.commands.models.run import array_names
 from fractune.features.log.files import csv_row, read_jsonl
 from fractune.features.plan.plan_file import read_plan
 from fractune.features.plan.table import bundle_rows
+from fractune.models.external_data import write_one_file
+from fractune.models.onnx_file import read_interface, read_outline
+from fractune.models.source import check_given
 from fractune_core.codec.messages import from_proto, to_proto
 from fractune_core.files.buckets import Buckets, Padding, input_shapes, open_axes
-from fractune_core.files.bundles import MANIFEST, WEIGHTS, Bundle, write_archive
+from fractune_core.files.bundles import WEIGHTS, Bundle
 from fractune_core.files.compared import MODEL, Compared, Runtime, Timed
 from fractune_core.files.joined import join_bundles, join_stages
+from fractune_core.files.sealed import MANIFEST, write_archive
 from fractune_core.files.staged import Stages, Step, Tensor, part_entry
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.planning.devices import cpu_type
@@ -253,9 +260,47 @@ def _read_plan(path: Path) -> None:
         plan.request.check()
 
 
+_ONNX = onnx.helper.make_model(
+    onnx.helper.make_graph(
+        [onnx.helper.make_node("MatMul", ["x", "w"], ["y"])],
+        "g",
+        [onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["batch", 8])],
+        [onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None)],
+        [onnx.numpy_helper.from_array(np.zeros((8, 200), np.float32), "w")],
+    )
+).SerializeToString()
+
+
+def _apart(model: bytes) -> bytes:
+    """With a weight in another file, which is not there."""
+    made = onnx.ModelProto.FromString(model)
+    weight = made.graph.initializer.add(name="v", dims=[8], data_type=onnx.TensorProto.FLOAT)
+    weight.data_location = onnx.TensorProto.EXTERNAL
+    for key, value in {"location": "v.data", "offset": "4096", "length": "32"}.items():
+        weight.external_data.add(key=key, value=value)
+    return made.SerializeToString()
+
+
+def _onnx_file(mutator: Mutator) -> bytes:
+    return mutator.blob(mutator.random.choice([_ONNX, _apart(_ONNX)]))
+
+
+def _read_onnx_file(path: Path) -> None:
+    """As `fractune inspect` and `fractune tune` read it."""
+    interface = read_interface(path)
+    if interface is not None:
+        assert all(each.shape_text.isprintable() for each in (*interface.inputs, *interface.outputs))
+        read_outline(path)
+        check_given(path, {"x": [1, 8]})
+        target = path.with_suffix(".one")
+        target.unlink(missing_ok=True)
+        write_one_file(path, target)
+
+
 TARGETS = (
     file_target("imported logs", _log_line, _read_log, weight=12),
     file_target("bundles", _bundle, _read_bundle, weight=8),
     file_target("joined bundles", _joined, _read_bundle, weight=6),
+    file_target("ONNX files of a client", _onnx_file, _read_onnx_file, weight=6),
     file_target("plan files", _plan, _read_plan, weight=6),
 )

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from fractune_core.codec.messages import timestamp, to_proto
+from fractune_core.codec.plain_json import write_json
 from fractune_core.errors import FractuneError
-from fractune_core.fleet.redis_names import BUILD_QUEUE, PROTOCOL
+from fractune_core.fleet.messages import CandidateItem, CoreHolder
+from fractune_core.fleet.redis_names import BUILD_QUEUE
 from fractune_core.fleet.signed_messages import (
     check_greeting,
     open_event,
@@ -23,6 +27,7 @@ from fractune_core.fleet.signed_messages import (
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_server.transport.live_workers import open_entries
 from fractune_server.transport.recorder import read_event
+from tests.support.fleet_messages import build_work, worker_info
 from tests.support.fuzz.files import RECORD
 from tests.support.fuzz.mutations import Mutator
 from tests.support.fuzz.target import Target
@@ -32,6 +37,7 @@ from tests.support.secret import SECRET
 
 _ROOF = {"gflops": 100.0, "gb_per_s": 10.0, "cache_bytes": 1 << 25}
 _OPERATOR_ITEM = {"workload_hash": WORKLOAD, "name": "conv", "weight": 2, "workload": "[]", "flops": 1e9, "io_bytes": 5}
+_CALL = {"name": "conv", "calls": 2, "secs": 0.5, "workload_hash": WORKLOAD}
 EVENTS: tuple[dict[str, Any], ...] = (
     {"event": "measured", "job": "j1", "round_id": "r", "record": RECORD},
     {
@@ -48,42 +54,24 @@ EVENTS: tuple[dict[str, Any], ...] = (
     {"event": "compiled", "job": "j1", "bundle": "b1"},
     {"event": "model_timed", "job": "j1", "share": "cpu:1", "granted": granted("cpu:1").to_json()}
     | {"run_secs": {"untuned": [1.0, 1.1]}, "max_error": {"untuned": 0.0}}
-    | {"at_load": [{"variant": "untuned", "threads": 1, "loop_secs": [1.0], "latency_secs": [1.0, 2.0]}]},
+    | {"at_load": [{"variant": "untuned", "threads": 1, "loop_secs": [1.0], "latency_secs": [1.0, 2.0]}]}
+    | {"others_cores": 0.0, "inside": {"calls": [_CALL], "whole_s": 1.0, "clocked_s": 1.1}},
     {"event": "piece_done", "job": "j1", "work_id": "w1", "task": "measure", "share": "cpu:1"}
     | {"worked_s": 1.5, "cpu_s": 0.5, "ended_at": 1e9},
     {"event": "work_failed", "job": "j1", "task": "build", "round_id": "r", "error": "JobFailed", "message": "why"},
     {"event": "work_failed", "job": "j1", "task": "ingest", "error": "BadModel", "message": "why"},
 )
-WORKER: dict[str, Any] = {
-    "protocol": PROTOCOL,
-    "name": "w",
-    "role": "measure",
-    "host": "here",
-    "pid": 7,
-    "started_at": 1e9,
-    "cores": [0],
-    "device": DEVICE.to_json(),
-    "granted": granted("cpu:1").to_json(),
-    "share": "cpu:1",
-    "target": TARGET,
-    "versions": {"tvm": "0"},
-    "state": "busy",
-    "uptime_s": 5.0,
-    "counts": [["work_duration", "build", "sum", 1.0]],
-}
-_WORK: dict[str, Any] = {
-    "task": "build",
-    "work_id": "w1",
-    "round_id": "r",
-    "job": "j1",
-    "namespace": "",
-    "purpose": "trial",
-    "operator": target_operator("conv"),
-    "device_key": DEVICE.key,
-    "shares": ["cpu:1"],
-    "reply": "s",
-    "candidates": [{"candidate": "c", "trace": ""}],
-}
+_ENTRY = replace(
+    worker_info("w", 1e9, "measure"),
+    device=DEVICE,
+    granted=granted("cpu:1"),
+    share="cpu:1",
+    target=TARGET,
+    counts=[("work_duration", "build", "sum", 1.0)],
+    waits_for=[CoreHolder("here", 7, [0])],
+)
+WORKER: dict[str, Any] = json.loads(write_json(_ENTRY))
+_WORK = build_work(target_operator("conv"), [CandidateItem("c", "")], "r", work_id="w1", job="j1", reply="s")
 
 
 def _strange(mutator: Mutator) -> bytes:
@@ -112,15 +100,15 @@ _READERS: tuple[Callable[[bytes], object], ...] = (
     lambda message: check_greeting(SECRET, message),
 )
 _SEALED = (
-    seal_work(SECRET, BUILD_QUEUE, _WORK),  # type: ignore[arg-type]
+    seal_work(SECRET, BUILD_QUEUE, _WORK),
     seal_event(SECRET, EVENTS[0]),  # type: ignore[arg-type]
-    seal_worker(SECRET, WORKER),  # type: ignore[arg-type]
+    seal_worker(SECRET, _ENTRY),
     seal_greeting(SECRET),
 )
 
 
 def _work(mutator: Mutator) -> str:
-    whole = mutator.value({"work": _WORK, "issued_at": time.time()})
+    whole = mutator.value({"work": json.loads(write_json(_WORK)), "issued_at": time.time()})
     return sign_json(SECRET, f"work on the queue {BUILD_QUEUE}", whole)
 
 
@@ -151,7 +139,7 @@ def _take_worker(message: str) -> None:
         assert to_proto(held.device, pb.Device) is not None
         assert to_proto(held.granted, pb.GrantedShare) is not None
     for name, worker in fleet.workers.items():
-        assert pb.Worker(name=name, pid=worker["pid"], start_time=timestamp(worker["started_at"])) is not None
+        assert pb.Worker(name=name, pid=worker.pid, start_time=timestamp(worker.started_at)) is not None
 
 
 TARGETS = (

@@ -27,6 +27,7 @@ _DRIVER = r"""
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#define OVERRIDDEN __attribute__((weak)) /* by a driver that computes */
 typedef struct { unsigned grid[3], block[3], shared; void *stream, *attributes; unsigned count; } Launch;
 static int module;
 static void *of_the_runtime(const char *name) { /* 0 where a process has not loaded it */
@@ -47,9 +48,12 @@ int cuDeviceGetAttribute(int *value, int attribute, int device) {
   }
 }
 int cuDeviceGetName(char *name, int size, int device) { snprintf(name, size, "stand-in"); return 0; }
-int cuGetErrorName(int error, const char **text) { *text = "error"; return 0; }
-int cuGetErrorString(int error, const char **text) { *text = "error"; return 0; }
-int cuModuleLoadData(void **made, const void *image) { *made = &module; return memcmp(image, "\177ELF", 4) != 0; }
+OVERRIDDEN int cuGetErrorName(int error, const char **text) { *text = "error"; return 0; }
+OVERRIDDEN int cuGetErrorString(int error, const char **text) { *text = "error"; return 0; }
+OVERRIDDEN int cuModuleLoadData(void **made, const void *image) {
+  *made = &module;
+  return memcmp(image, "\177ELF", 4) != 0;
+}
 int cuModuleUnload(void *unloaded) { return 0; }
 int cuFuncSetAttribute(void *function, int attribute, int value) { return 0; }
 #define RULE(holds) if (!(holds)) { fprintf(stderr, "tensor map breaks the rule %s\n", #holds); return 1; }
@@ -93,11 +97,11 @@ static void show(const Map *map, const void *tensor) {
   for (int at = 0; at < map->rank; ++at) fprintf(stderr, " %u", map->box[at]);
   fprintf(stderr, " swizzle %d%s", map->swizzle, map->address == tensor ? "" : " of another tensor");
 }
-int cuModuleGetFunction(void **function, void *from, const char *name) {
+OVERRIDDEN int cuModuleGetFunction(void **function, void *from, const char *name) {
   *function = strdup(name);
   return 0;
 }
-int cuLaunchKernelEx(const Launch *launch, void *function, void **arguments, void **extra) {
+OVERRIDDEN int cuLaunchKernelEx(const Launch *launch, void *function, void **arguments, void **extra) {
   void **captured_stream = of_the_runtime("captured_stream"), (*remember)(void *) = of_the_runtime("remember");
   int captured = captured_stream && *captured_stream && launch->stream == *captured_stream;
   fprintf(stderr, "%s %s blocks %u threads %u shared %u", captured ? "captured" : "launch", (char *)function,
@@ -120,6 +124,8 @@ int cuLaunchKernelEx(const Launch *launch, void *function, void **arguments, voi
 }
 """
 _RUNTIME = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -135,12 +141,29 @@ static int is_allocated(char *pointer) {
   return 0;
 }
 int cudaStreamBeginCapture(void *stream, int mode) { captured_stream = stream; return 0; }
-int cudaStreamEndCapture(void *stream, void **graph) { *graph = stream; captured_stream = 0; return 0; }
+static void call_driver(const char *name, void *graph) { /* if it computes */
+  void *driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
+  void (*called)(void *) = driver ? dlsym(driver, name) : 0;
+  if (called) called(graph);
+}
+int memory_at(int place, char **begin, size_t *size) {
+  if (place >= allocated) return 0;
+  *begin = memory[place].begin;
+  *size = memory[place].size;
+  return 1;
+}
+int cudaStreamEndCapture(void *stream, void **graph) {
+  *graph = malloc(1);
+  captured_stream = 0;
+  call_driver("end_of_capture", *graph);
+  return 0;
+}
 int cudaGraphInstantiate(void **made, void *graph, long flags) { *made = graph; return 0; }
 int cudaGraphLaunch(void *graph, void *stream) {
   int freed = 0;
   for (int at = 0; at < remembered; ++at) freed += !is_allocated(in_graphs[at]);
   fputs(freed ? "freed\n" : "graph\n", stderr);
+  call_driver("replay", graph);
   return 0;
 }
 int cudaStreamCreate(void **stream) { *stream = malloc(1); return 0; }
@@ -185,12 +208,14 @@ _NOTHING = (
 """functions that succeed and do nothing"""
 
 
-def stand_in(folder: Path) -> None:
-    """Make both libraries in the folder, for LD_LIBRARY_PATH."""
+def stand_in(folder: Path, *overriding: str) -> None:
+    """Make both libraries in the folder, for LD_LIBRARY_PATH. `overriding`: files of C++ with functions of the driver
+    in place of those here.
+    """
     nothing = "".join(f"int {name}(void) {{ return 0; }}\n" for name in _NOTHING)
     (folder / "version").write_text("libcudart.so.13 { global: *; };")
-    for name, text, version in (
-        ("libcuda.so.1", _DRIVER, []),
+    for name, text, more in (
+        ("libcuda.so.1", _DRIVER, ["-O2", *overriding, "-lstdc++"] if overriding else []),
         ("libcudart.so.13", _RUNTIME + nothing, ["-Wl,--version-script=version"]),
     ):
         source = folder / f"{name}.c"
@@ -202,9 +227,9 @@ def stand_in(folder: Path) -> None:
             "-shared",
             "-fPIC",
             f"-Wl,-soname,{name}",
-            *version,
             "-o",
             name,
             source.name,
+            *more,
         ]
         subprocess.run(made, check=True, cwd=folder)

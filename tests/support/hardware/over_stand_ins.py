@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import get_args
 
@@ -30,8 +30,13 @@ for again in range(3):
 
 def graphs_are_fastest(path: Path, shares: Iterable[str]) -> Path:
     """The bundle with times of the whole model, as a job leaves them: variants with graphs serve the shares."""
+    return served_by(path, {share: share + WITH_GRAPHS for share in shares})
+
+
+def served_by(path: Path, variants: Mapping[str, str]) -> Path:
+    """The bundle with times of the whole model: these variants serve the shares."""
     timed, bundle = path.with_name(f"timed-{path.name}"), Bundle(path)
-    best = {share: Served(share + WITH_GRAPHS, threads=1, loop_s=1e-5, p50_s=1e-5, p99_s=None) for share in shares}
+    best = {share: Served(name, threads=1, loop_s=1e-5, p50_s=1e-5, p99_s=None) for share, name in variants.items()}
     with timed.open("wb") as file:
         goals = get_args(ServiceGoal)
         bundle.copy_to(file, served={share: dict.fromkeys(goals, each.to_json()) for share, each in best.items()})
@@ -41,10 +46,19 @@ def graphs_are_fastest(path: Path, shares: Iterable[str]) -> Path:
 
 def run_over_stand_ins(script: str, folder: Path, *args: str, **environ: str) -> subprocess.CompletedProcess[str]:
     stand_in(folder)
-    known = {name: value for name, value in os.environ.items() if not name.startswith("CUDA_")}
+    return run_over(folder, script, *args, **environ)
+
+
+def run_over(libraries: Path, script: str, *args: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run the script over the libraries in a folder."""
     command = [sys.executable, "-c", script, *args]
-    whole = {**known, "LD_LIBRARY_PATH": str(folder), **environ}
+    whole = environ_over(libraries, **environ)
     return subprocess.run(command, env=whole, capture_output=True, text=True, check=False, timeout=120)
+
+
+def environ_over(libraries: Path, **more: str) -> dict[str, str]:
+    known = {name: value for name, value in os.environ.items() if not name.startswith("CUDA_")}
+    return {**known, "LD_LIBRARY_PATH": str(libraries), **more}
 
 
 def kind(line: str) -> str:

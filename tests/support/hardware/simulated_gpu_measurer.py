@@ -18,6 +18,7 @@ from fractune_core.analysis.roofline import Roof
 from fractune_core.files.bundles import Bundle
 from fractune_core.fleet import redis_names
 from fractune_core.fleet.blobs import get_signed_blob
+from fractune_core.fleet.messages import ArtifactItem, MeasureWork, TimeModelWork
 from fractune_core.names import UNTUNED_VARIANT, WITH_ATTENTION, plain_variant
 from fractune_core.records import UNTUNED, Status, TuningRecord, record_id
 from fractune_core.shares import Device, GrantedShare
@@ -44,19 +45,19 @@ class SimulatedGpuMeasurer(SimulatedWorker):
     def granted(self) -> GrantedShare:
         return GrantedShare(self.share, SMS[self.share], DEVICE.units, "sm", 140 << 30, reserved=False)
 
-    def _measure(self, work: dict[str, Any]) -> None:
-        for item in work["artifacts"]:
-            event = {"event": "measured", "job": work["job"], "round_id": work["round_id"]}
-            self._send(work["reply"], {**event, "record": self._record(work, item).to_json()})
+    def _measure(self, work: MeasureWork) -> None:
+        for item in work.candidates:
+            event = {"event": "measured", "job": work.job, "round_id": work.round.id}
+            self._send(work.reply, {**event, "record": self._record(work, item).to_json()})
         self._send_roof(work)
 
-    def _time_model(self, work: dict[str, Any]) -> None:
-        bundle = Bundle(get_signed_blob(self.redis, SECRET, redis_names.bundle_blob(work["bundle"])))
+    def _time_model(self, work: TimeModelWork) -> None:
+        bundle = Bundle(get_signed_blob(self.redis, SECRET, redis_names.bundle_blob(work.bundle)))
         names = [variant["name"] for variant in bundle.variants]
         for name in names:
             _check_cubins(*bundle.objects(name))
-        event: dict[str, Any] = {"event": "model_timed", "job": work["job"], "share": work["share"]}
-        event["granted"] = self.granted().to_json()
+        event: dict[str, Any] = {"event": "model_timed", "job": work.job, "share": work.share}
+        event |= {"granted": self.granted().to_json(), "others_cores": 0.0, "inside": None}
         secs = {name: self._model_secs(name) for name in names}
         event["run_secs"] = {name: [each] * 3 for name, each in secs.items()}
         event["max_error"] = dict.fromkeys(names, 0.0)
@@ -71,29 +72,28 @@ class SimulatedGpuMeasurer(SimulatedWorker):
         usual = 2e-3 if variant == UNTUNED_VARIANT else 1e-3
         return usual * (self.with_attention if WITH_ATTENTION in variant else 1.0)
 
-    def _record(self, work: dict[str, Any], item: dict[str, Any]) -> TuningRecord:
-        status = Status(item["status"])
-        secs = self._secs(work, item) if status is Status.OK else 0.0
-        made_up = made_up_record({**work, "share": "cpu:1"}, item["candidate"], item["trace"], status, self.name)
+    def _record(self, work: MeasureWork, item: ArtifactItem) -> TuningRecord:
+        secs = self._secs(work, item) if item.status is Status.OK else 0.0
+        made_up = made_up_record(replace(work, share="cpu:1"), item.candidate, item.trace, item.status, self.name)
         return replace(
             made_up,
-            record_id=record_id(work["round_id"], item["candidate"], self.share),
-            cause=item["cause"],
+            record_id=record_id(work.round.id, item.candidate, self.share),
+            cause=item.cause,
             device=DEVICE,
             share=self.share,
             granted=self.granted(),
             run_secs=(secs,) * made_up.policy.repeats if secs else (),
             measured_at=time.time(),
-            versions=item["versions"],
+            versions=item.versions,
         )
 
-    def _secs(self, work: dict[str, Any], item: dict[str, Any]) -> float:
+    def _secs(self, work: MeasureWork, item: ArtifactItem) -> float:
         """Seconds that follow from the machine code and the share, at least a launch; the untuned default is slow."""
-        archive = get_signed_blob(self.redis, SECRET, redis_names.artifact_blob(work["round_id"], item["candidate"]))
+        archive = get_signed_blob(self.redis, SECRET, redis_names.artifact_blob(work.round.id, item.candidate))
         code = unpack(archive)["device.o"]
         _check_cubins(code)
         draw = hashlib.sha256(code + self.share.encode()).digest()[0] / 255
-        return max(LAUNCH_S, (9e-3 if item["trace"] == UNTUNED else 1e-3 + 2e-3 * draw) / SMS[self.share])
+        return max(LAUNCH_S, (9e-3 if item.trace == UNTUNED else 1e-3 + 2e-3 * draw) / SMS[self.share])
 
 
 def _check_cubins(*objects: bytes) -> None:

@@ -26,16 +26,28 @@ from rq import Queue
 from rq.serializers import JSONSerializer
 
 from fractune_core.analysis.at_load import AtLoad
+from fractune_core.analysis.inside import CallTime, Inside
 from fractune_core.analysis.roofline import Roof
 from fractune_core.files.bundles import Bundle
-from fractune_core.fleet import messages, redis_names
+from fractune_core.fleet import redis_names
 from fractune_core.fleet.blobs import get_blob, get_signed_blob, has_blob, put_blob, put_signed_blob
 from fractune_core.fleet.marks import CANCELLED, DONE, is_marked, mark
-from fractune_core.fleet.messages import cancelled_by
+from fractune_core.fleet.messages import (
+    ArtifactItem,
+    BuildWork,
+    CandidateItem,
+    CompileWork,
+    IngestWork,
+    MeasureWork,
+    SearchWork,
+    TimeModelWork,
+    WorkerInfo,
+    cancelled_by,
+)
 from fractune_core.fleet.signed_messages import open_dated_work, seal_event, seal_work, seal_worker
 from fractune_core.fleet.worker_entries import drop_entry, put_entry
 from fractune_core.implementations import DIRECT, text_of
-from fractune_core.records import Status, candidate_id
+from fractune_core.records import Kind, Status, candidate_id
 from fractune_core.shares import GrantedShare, Share
 from fractune_workers.context import WorkCounts
 from fractune_workers.work_loop import ANSWER_TIMEOUT_S, WorkLoop
@@ -57,6 +69,9 @@ from tests.support.secret import SECRET
 
 _LOOK_EVERY_S = 0.05
 
+INSIDE = Inside((CallTime("conv", 2, 0.9), CallTime("vm.builtin.reshape", 1, 0.05)), 1.0, 1.1)
+"""what a model takes at any share"""
+
 
 class SimulatedWorker:
     """One worker of one role; `hold` keeps it from finishing what it has begun."""
@@ -74,9 +89,9 @@ class SimulatedWorker:
         """set `hold` by itself, once, when so many measurements are made"""
         self.stopped = threading.Event()
         self.counts = WorkCounts()
-        self.handled: list[dict[str, Any]] = []
+        self.handled: list[Any] = []
         """all that it took"""
-        self.delivered: list[dict[str, Any]] = []
+        self.delivered: list[Any] = []
         """of which it has sent the results"""
         self.built: list[tuple[str, str]] = []
         """kind and candidate of each build, failed ones too"""
@@ -131,21 +146,20 @@ class SimulatedWorker:
 
     def register(self, line: redis.Redis | None = None) -> None:
         measuring = self.role == "measure"
-        info: messages.WorkerInfo = {
-            "protocol": redis_names.PROTOCOL,
-            "name": self.name,
-            "role": self.role,
-            "host": "here",
-            "pid": os.getpid(),
-            "started_at": self.started_at,
-            "cores": [0],
-            "device": self.device.to_json() if measuring else {},
-            "granted": self.granted().to_json() if measuring else {},
-            "share": self.share,
-            "target": self.target if measuring else "",
-            "versions": VERSIONS,
-        }
-        self.counts.describe(info)
+        info = WorkerInfo(
+            name=self.name,
+            role=self.role,
+            host="here",
+            pid=os.getpid(),
+            started_at=self.started_at,
+            cores=[0],
+            device=self.device if measuring else None,
+            granted=self.granted() if measuring else None,
+            share=self.share,
+            target=self.target if measuring else "",
+            versions=VERSIONS,
+        )
+        info = self.counts.describe(info)
         put_entry(line or self.redis, self.name, seal_worker(SECRET, info))
 
     def granted(self) -> GrantedShare:
@@ -180,24 +194,24 @@ class SimulatedWorker:
     # ---- work -----------------------------------------------------------------------------------
 
     def _handle(self, work: Any, queued_at: float) -> None:
-        self.counts.begin(work["task"], time.time() - queued_at)
+        self.counts.begin(work.task, time.time() - queued_at)
         began = time.perf_counter()
         try:
             self._deliver(work)
         finally:
-            self.counts.end(work["task"], time.perf_counter() - began, 0.0)
+            self.counts.end(work.task, time.perf_counter() - began, 0.0)
 
     def _deliver(self, work: Any) -> None:
         self.handled.append(work)
         while self.hold.is_set() and not self.stopped.is_set():
             time.sleep(0.01)
-        if is_marked(self.redis, DONE, work["work_id"]) or is_marked(self.redis, CANCELLED, cancelled_by(work)):
+        if is_marked(self.redis, DONE, work.work_id) or is_marked(self.redis, CANCELLED, cancelled_by(work)):
             return
         self._results = self.redis.pipeline(transaction=True)
         try:
             self._send(redis_names.SERVER_STREAM, piece_done(work))
-            self._handlers[work["task"]](work)
-            mark(self._results, DONE, work["work_id"])
+            self._handlers[work.task](work)
+            mark(self._results, DONE, work.work_id)
             self._results.execute()
             self.delivered.append(work)
         except redis.RedisError:
@@ -210,105 +224,123 @@ class SimulatedWorker:
             self._results.xadd(stream, {redis_names.EVENT_FIELD: seal_event(SECRET, event)})
 
     def _enqueue(self, queue: str, work: Any) -> None:
-        message, job = seal_work(SECRET, queue, work), work["work_id"]
-        data = Queue.prepare_data(redis_names.HANDLER, args=(message,), job_id=job, at_front=work["at_front"])
+        message, job = seal_work(SECRET, queue, work), work.work_id
+        data = Queue.prepare_data(redis_names.HANDLER, args=(message,), job_id=job, at_front=work.round.at_front)
         rq_queue = Queue(queue, connection=self.redis, serializer=JSONSerializer)
         rq_queue.enqueue_many([data], pipeline=self._results)
 
-    def _ingest(self, work: dict[str, Any]) -> None:
+    def _ingest(self, work: IngestWork) -> None:
         try:
-            model = json.loads(get_blob(self.redis, redis_names.model_blob(work["model"])))
+            model = json.loads(get_blob(self.redis, redis_names.model_blob(work.model)))
         except ValueError:
-            message = f"{work['model_name']} is not an ONNX file"
-            failed = {"event": "work_failed", "job": work["job"], "task": "ingest", "error": "BadModel"}
+            message = f"{work.model_name} is not an ONNX file"
+            failed = {"event": "work_failed", "job": work.job, "task": "ingest", "error": "BadModel"}
             self._send(redis_names.SERVER_STREAM, {**failed, "message": message})
             return
         operators = [_operator_item(op) for op in model["operators"]]
-        event = {"event": "ingested", "job": work["job"], "target": self.target, "target_key": self.target_key}
+        event = {"event": "ingested", "job": work.job, "target": self.target, "target_key": self.target_key}
         self._send(redis_names.SERVER_STREAM, {**event, "operators": operators})
 
-    def _search(self, work: dict[str, Any]) -> None:
-        name = work["operator"]["workload_hash"]
+    def _search(self, work: SearchWork) -> None:
+        name = work.round.operator.workload_hash
         stream = redis_names.tuner_stream(self.name)
-        search = (name, work["namespace"], work["job"] if work["fresh"] else "")
+        search = (name, work.round.namespace, work.job if work.fresh else "")
         if self.forgetful:
             self._next.clear()
-        opening = work["opening"]
+        opening = work.opening
         if opening is None and search not in self._next:
-            self._send(stream, {"event": "search_forgotten", "job": work["job"], "round_id": work["round_id"]})
+            self._send(stream, {"event": "search_forgotten", "job": work.job, "round_id": work.round.id})
             return
         operator = json.loads(get_signed_blob(self.redis, SECRET, redis_names.workload_blob(name)))
         space = operator.get("space", 1_000_000)
-        known = {*opening["known"], *(past["candidate"] for past in opening["history"])} if opening else set()
-        items: list[dict[str, str]] = []
-        while len(items) < work["count"] and self._next[search] < space:
+        known = {*opening.known, *(past.candidate for past in opening.history)} if opening else set()
+        items: list[CandidateItem] = []
+        while len(items) < work.count and self._next[search] < space:
             trace = json.dumps([operator["name"], self._next[search]])
-            if not work["exact"]:
+            if not work.exact:
                 trace = text_of(operator.get("implementation", DIRECT), trace)
             self._next[search] += 1
-            candidate = candidate_id(name, work["operator"]["target_key"], trace)
+            candidate = candidate_id(name, work.round.operator.target_key, trace)
             if candidate not in known:
-                items.append({"candidate": candidate, "trace": trace})
-        proposed = {"event": "proposed", "job": work["job"], "round_id": work["round_id"], "workload_hash": name}
-        proposed |= {"candidates": [i["candidate"] for i in items], "exhausted": len(items) < work["count"]}
+                items.append(CandidateItem(candidate, trace))
+        proposed: dict[str, Any] = {
+            "event": "proposed",
+            "job": work.job,
+            "round_id": work.round.id,
+            "workload_hash": name,
+        }
+        proposed |= {"candidates": [item.candidate for item in items], "exhausted": len(items) < work.count}
         self._send(stream, proposed)
-        same = ("round_id", "job", "namespace", "operator", "device_key", "shares", "at_front")
         for start in range(0, len(items), 4):
-            build = {"task": "build", "work_id": f"{work['work_id']}-b{start}", "purpose": "trial", "reply": stream}
-            build |= {field: work[field] for field in same} | {"candidates": items[start : start + 4]}
+            build = BuildWork(
+                work_id=f"{work.work_id}-b{start}",
+                job=work.job,
+                round=work.round,
+                purpose=Kind.TRIAL,
+                device_key=work.device_key,
+                shares=work.shares,
+                candidates=items[start : start + 4],
+                reply=stream,
+            )
             self._enqueue(redis_names.BUILD_QUEUE, build)
 
-    def _build(self, work: dict[str, Any]) -> None:
-        same = ("round_id", "job", "namespace", "purpose", "operator", "reply", "at_front")
-        artifacts = [
-            {**item, "build_secs": 0.1, "status": outcome(item["trace"]).value, "cause": "made up"}
-            for item in work["candidates"]
-        ]
-        for item in artifacts:
-            artifact = redis_names.artifact_blob(work["round_id"], item["candidate"])
-            if "built" not in item or not has_blob(self.redis, artifact):
-                self.built.append((work["purpose"], item["candidate"]))
-                if item["status"] == Status.OK:
+    def _build(self, work: BuildWork) -> None:
+        for item in work.candidates:
+            artifact = redis_names.artifact_blob(work.round.id, item.candidate)
+            if item.built is None or not has_blob(self.redis, artifact):
+                self.built.append((work.purpose, item.candidate))
+                if outcome(item.trace) is Status.OK:
                     put_blob(self.redis, artifact, b"code")
-        for place, share in enumerate(work["shares"]):
-            measure = {"task": "measure", "work_id": f"{work['work_id']}-m{place}", "share": share, "args_info": []}
-            measure |= {field: work[field] for field in same} | {"artifacts": artifacts}
-            self._enqueue(redis_names.measure_queue(work["device_key"], share), measure)
+        for place, share in enumerate(work.shares):
+            measure = MeasureWork(
+                work_id=f"{work.work_id}-m{place}",
+                job=work.job,
+                round=work.round,
+                purpose=work.purpose,
+                share=share,
+                args_info=[],
+                candidates=[
+                    ArtifactItem(each.candidate, each.trace, outcome(each.trace), "made up", 0.1)
+                    for each in work.candidates
+                ],
+                reply=work.reply,
+            )
+            self._enqueue(redis_names.measure_queue(work.device_key, share), measure)
 
-    def _measure(self, work: dict[str, Any]) -> None:
-        for item in work["artifacts"]:
-            self.measured.append((work["purpose"], item["candidate"], work["share"]))
-            record = made_up_record(work, item["candidate"], item["trace"], Status(item["status"]), self.name)
-            event = {"event": "measured", "job": work["job"], "round_id": work["round_id"]}
-            self._send(work["reply"], {**event, "record": record.to_json()})
+    def _measure(self, work: MeasureWork) -> None:
+        for item in work.candidates:
+            self.measured.append((work.purpose, item.candidate, work.share))
+            record = made_up_record(work, item.candidate, item.trace, item.status, self.name)
+            event = {"event": "measured", "job": work.job, "round_id": work.round.id}
+            self._send(work.reply, {**event, "record": record.to_json()})
         if self.hold_after is not None and len(self.measured) >= self.hold_after:
             self.hold_after = None
             self.hold.set()
         self._send_roof(work)
 
-    def _send_roof(self, work: dict[str, Any]) -> None:
+    def _send_roof(self, work: MeasureWork) -> None:
         if self.roof is None:
             return
-        found = {"event": "roof_measured", "job": work["job"], "roof": self.roof.to_json()}
+        found = {"event": "roof_measured", "job": work.job, "roof": self.roof.to_json()}
         found |= {"device_key": self.device.key, "share_key": self.granted().key}
         self._send(redis_names.SERVER_STREAM, found)
         self.roof = None
 
-    def _compile(self, work: dict[str, Any]) -> None:
-        variants = [{"name": variant["name"], "objects": ["lib0.o"], "weights": []} for variant in work["variants"]]
-        payload = bundle_bytes(**{**work["manifest"], "variants": variants})
-        put_signed_blob(self.redis, SECRET, redis_names.bundle_blob(work["bundle"]), payload)
-        self._send(redis_names.SERVER_STREAM, {"event": "compiled", "job": work["job"], "bundle": work["bundle"]})
+    def _compile(self, work: CompileWork) -> None:
+        variants = [{"name": variant.name, "objects": ["lib0.o"], "weights": []} for variant in work.variants]
+        payload = bundle_bytes(**{**work.manifest, "variants": variants})
+        put_signed_blob(self.redis, SECRET, redis_names.bundle_blob(work.bundle), payload)
+        self._send(redis_names.SERVER_STREAM, {"event": "compiled", "job": work.job, "bundle": work.bundle})
 
-    def _time_model(self, work: dict[str, Any]) -> None:
-        bundle = Bundle(get_signed_blob(self.redis, SECRET, redis_names.bundle_blob(work["bundle"])))
+    def _time_model(self, work: TimeModelWork) -> None:
+        bundle = Bundle(get_signed_blob(self.redis, SECRET, redis_names.bundle_blob(work.bundle)))
         variants, threads = [variant["name"] for variant in bundle.variants], {bundle.variants[0]["name"]: 1}
-        share = Share.parse(work["share"])
+        share = Share.parse(work.share)
         if not share.kind.measures_kernels:
             threads = {str(each): each.cores for each in share.kernel_shares}
             variants = ["untuned", *threads]
-        event = {"event": "model_timed", "job": work["job"], "share": work["share"]}
-        event["granted"] = granted(work["share"]).to_json()
+        event: dict[str, Any] = {"event": "model_timed", "job": work.job, "share": work.share}
+        event |= {"granted": granted(work.share).to_json(), "others_cores": 0.0, "inside": INSIDE.to_json()}
         event["run_secs"] = {v: [2.0, 2.0, 2.1] if v == "untuned" else [1.0, 1.0, 1.1] for v in variants}
         event["max_error"] = dict.fromkeys(variants, 0.0)
         event["at_load"] = [AtLoad(name, n, (1.0,) * 6, (1.5 / n,) * 6).to_json() for name, n in threads.items()]
@@ -322,7 +354,8 @@ def _operator_item(op: dict[str, Any]) -> dict[str, Any]:
         "name": op["name"],
         "weight": op["weight"],
         "workload": workload_text(op["name"], **facts),
-        **{name: op[name] for name in ("flops", "io_bytes") if name in op},
+        "flops": op.get("flops", 0.0),
+        "io_bytes": op.get("io_bytes", 0),
     }
 
 

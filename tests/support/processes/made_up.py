@@ -6,7 +6,7 @@ import hashlib
 import json
 import time
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 from fractune_core import workloads
 from fractune_core.cpu_limits import GrantedLimit, LimitSize
@@ -45,7 +45,7 @@ def workload_hash(name: str, **facts: Any) -> str:
 
 def target_operator(name: str) -> messages.TargetOperator:
     """The operator of that name, for the simulated target."""
-    return {"workload_hash": workload_hash(name), "name": name, "target": TARGET, "target_key": TARGET_KEY}
+    return messages.TargetOperator(workload_hash(name), name, TARGET, TARGET_KEY)
 
 
 def run_time_s(trace: str, share: str) -> float:
@@ -65,28 +65,20 @@ def outcome(trace: str) -> Status:
 
 def piece_done(work: Any) -> messages.PieceDone:
     """What any piece of work takes of this fleet."""
-    return {
-        "event": "piece_done",
-        "job": work["job"],
-        "work_id": work["work_id"],
-        "task": work["task"],
-        "share": work.get("share", ""),
-        "worked_s": WORKED_S,
-        "cpu_s": CPU_S,
-        "ended_at": time.time(),
-    }
+    share = getattr(work, "share", "")
+    return messages.PieceDone(work.work_id, work.job, work.task, share, WORKED_S, CPU_S, time.time())
 
 
 def made_up_record(
-    work: dict[str, Any], candidate: str, trace: str, status: Status = Status.OK, worker: str = "someone"
+    work: messages.MeasureWork, candidate: str, trace: str, status: Status = Status.OK, worker: str = "someone"
 ) -> TuningRecord:
-    validating, share = work["purpose"] == Kind.VALIDATION, work["share"]
-    secs = run_time_s(trace, share)
+    validating = work.purpose is Kind.VALIDATION
+    secs = run_time_s(trace, work.share)
     record = messages.work_record(
-        cast(messages.MeasureWork, work),
-        {"candidate": candidate, "trace": trace},
+        work,
+        messages.CandidateItem(candidate, trace),
         DEVICE,
-        granted(share),
+        granted(work.share),
         status,
         "" if status is Status.OK else "made up",
         VALIDATION_POLICY if validating else TRIAL_POLICY,

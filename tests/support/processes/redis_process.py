@@ -8,12 +8,14 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import redis
 
 from fractune.local.embedded_redis import redis_binary
 from fractune_core.access.addresses import with_password
+from fractune_core.codec.plain_json import from_json
+from fractune_core.fleet.messages import PieceDone
 from fractune_core.fleet.redis_names import EVENT_FIELD, SERVER_STREAM
 from fractune_core.fleet.redis_users import USERS, acl_file
 from fractune_core.fleet.signed_messages import open_event
@@ -39,12 +41,12 @@ def events_of(connection: redis.Redis, stream: str) -> list[dict[str, Any]]:
 def pieces_of(connection: redis.Redis) -> list[WorkCost]:
     """What work has taken, as it was told to the server."""
     events = _all_events(connection, SERVER_STREAM)
-    return [WorkCost.from_event(event) for event in events if event["event"] == "piece_done"]
+    return [from_json(PieceDone, event) for event in events if event["event"] == "piece_done"]
 
 
 def _all_events(connection: redis.Redis, stream: str) -> list[dict[str, Any]]:
     entries: Any = connection.xrange(stream)
-    return [cast(dict[str, Any], open_event(SECRET, fields[EVENT_FIELD.encode()])) for _, fields in entries]
+    return [open_event(SECRET, fields[EVENT_FIELD.encode()]) for _, fields in entries]
 
 
 @contextlib.contextmanager

@@ -58,8 +58,6 @@ class ScriptedServer(
         """as `fail_with`, of the list of jobs"""
         self.fail_get: FractuneError | None = None
         """as `fail_with`, of one job"""
-        self.fail_runtimes: FractuneError | None = None
-        """as `fail_with`, of times of other runtimes"""
         self.fail_create: FractuneError | None = None
         """as `fail_with`, of a new job"""
         self.offered: list[pb.OfferedShare] = []
@@ -177,8 +175,6 @@ class ScriptedServer(
         return pb.AddRuntimeTimesResponse(added=len(request.times))
 
     def ListRuntimeTimes(self, request: pb.ListRuntimeTimesRequest, context: Any) -> pb.ListRuntimeTimesResponse:
-        if self.fail_runtimes is not None:
-            abort(context, self.fail_runtimes)
         return pb.ListRuntimeTimesResponse(times=[each for each in self.runtime_times if each.model == request.model])
 
     def MatchModel(self, request: pb.MatchModelRequest, context: Any) -> pb.MatchModelResponse:

@@ -46,11 +46,10 @@ def test_a_made_model_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         path.write_bytes(b"model")
 
     monkeypatch.setattr(models, "MADE", tmp_path / "models")
-    monkeypatch.setitem(
-        models.MODELS, "made", models._Made(save, ("matmul",), {"x": [1]}, source=models._light("squeezenet"))
-    )
+    made_model = models._Made(save, ("matmul",), {"x": [1]}, source=lambda: tmp_path / "source.onnx")
+    monkeypatch.setitem(models._MADE, "made", made_model)
     first, second = models.find_model("made"), models.find_model("made")
-    assert (first.path.read_bytes(), first, made) == (b"model", second, [models.find_model("squeezenet").path])
+    assert (first.path.read_bytes(), first, made) == (b"model", second, [tmp_path / "source.onnx"])
 
 
 def test_weights_that_a_model_computes_are_stored_in_its_file(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import logging
 import signal
 from collections.abc import Iterator
 
@@ -10,12 +11,17 @@ from tests.support.processes.scripted_server import ScriptedServer, serving
 
 
 @pytest.fixture(autouse=True)
-def signals_restored() -> Iterator[None]:
-    """The command line takes these signals for itself."""
+def process_restored() -> Iterator[None]:
+    """The command line takes these signals for itself, and some commands log to the standard error of their time."""
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    root, chatty = logging.getLogger(), logging.getLogger("alembic")
+    logs = root.handlers[:], root.level, chatty.level
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
+    root.handlers[:], level, of_chatty = logs
+    root.setLevel(level)
+    chatty.setLevel(of_chatty)
 
 
 @pytest.fixture

@@ -50,7 +50,7 @@ def test_a_wrong_type_names_the_argument_and_what_to_give(call: Callable[[], Any
 
 def test_numbers_of_numpy_and_paths_are_as_good_as_pythons(tmp_path: Path) -> None:
     (tmp_path / "m.onnx").write_bytes(b"x")
-    options: dict[str, Any] = {"trials": np.int64(8), "minutes": np.float32(1.0), "out": tmp_path}
+    options: dict[str, Any] = {"trials": np.int64(8), "minutes": np.float32(1.0), "out": tmp_path / "m.fractune"}
     with pytest.raises(ServerUnreachable):
         fractune.tune(tmp_path / "m.onnx", ("cpu:1",), server="127.0.0.1:1", **options)
 

@@ -9,7 +9,15 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from fractune_core.agreement import Precision, Verdict, judge
+from fractune_core.agreement import (
+    ALWAYS_THE_SAME,
+    NOT_FINITE,
+    Precision,
+    Verdict,
+    blank_outputs,
+    judge,
+    nothing_shown,
+)
 
 Array = npt.NDArray[Any]
 F32 = np.float32
@@ -22,7 +30,9 @@ def floats(*numbers: float) -> Array:
 def judged(output: Any, wanted: Any, others: Sequence[Any] = (), precision: Precision | None = None) -> Verdict:
     """Of one output; `others` are as right as `wanted`."""
     outputs, reference = [np.asarray(output)], [np.asarray(wanted)]
-    return judge(outputs, reference, lambda: [[np.asarray(each)] for each in others], precision or Precision())
+    return judge(
+        outputs, reference, lambda: [reference, *([np.asarray(each)] for each in others)], precision or Precision()
+    )
 
 
 def test_small_outputs_agree_if_right_ones_lie_as_far_apart() -> None:
@@ -110,3 +120,26 @@ def test_half_precision_and_quantized_outputs_may_lie_further_apart() -> None:
     assert judged(np.array([4, 200], np.uint8), steps, precision=Precision(quantized=True)).agrees
     assert not judged(np.array([90, 200], np.uint8), steps, [steps], Precision(quantized=True)).agrees
     assert not judged([False, True], [True, True], [[True, True]], Precision(quantized=True)).agrees
+
+
+def test_many_small_differences_of_a_quantizing_model_are_no_steps() -> None:
+    """Single numbers jump as far as a wrong weight moves them, but not all of them at once."""
+    rng = np.random.default_rng(0)
+    wanted = rng.normal(0, 1, 4096).astype(F32)
+    steps = [wanted + 0.8 * (rng.random(4096) < 0.01).astype(F32) for _ in range(4)]
+    jumped, faulty = steps.pop(), wanted + rng.uniform(-1, 1, 4096).astype(F32)
+    precision = Precision(quantized=True)
+    assert float(np.abs(faulty - wanted).max()) < 4 * 0.8
+    assert judged(jumped, wanted, steps, precision).agrees
+    assert not judged(faulty, wanted, steps, precision).agrees
+
+
+def test_outputs_that_are_no_numbers_or_never_change_say_nothing() -> None:
+    nan, mixed, numbers = np.full(20, np.nan, F32), np.array([np.nan] * 10 + [1] * 10, F32), np.ones(20, F32)
+    assert blank_outputs([[nan, mixed, numbers]]) == {0: NOT_FINITE}
+    assert blank_outputs([[nan, mixed, numbers], [nan, mixed, 2 * numbers]]) == {0: NOT_FINITE}
+    assert blank_outputs([[numbers, np.zeros(0)], [numbers, np.zeros(0)]]) == dict.fromkeys(range(2), ALWAYS_THE_SAME)
+    assert blank_outputs([[np.array([3])], [np.array([3, 4])]]) == {}
+    assert nothing_shown([[nan, numbers], [nan, numbers]]) == f"{NOT_FINITE} or {ALWAYS_THE_SAME}"
+    assert nothing_shown([[nan, numbers], [nan, 2 * numbers]]) == ""
+    assert nothing_shown([]) == ""

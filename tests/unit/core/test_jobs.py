@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from fractune_core.errors import BadRequest
+from fractune_core.errors import BadRequest, ShareUnavailable
 from fractune_core.jobs import JobSpec, Priority
 from fractune_core.pb import fractune_pb2 as pb
 
@@ -30,6 +32,20 @@ def test_a_job_is_for_shares_of_one_processor() -> None:
     with pytest.raises(BadRequest, match=r"'cpu:1' is of a CPU, 'full' of a GPU, .* make a job for each"):
         mixed.check()
     JobSpec(model="a" * 64, model_name="m.onnx", shares=("mps:25", "green:32", "full")).check()
+
+
+def test_a_job_leaves_out_shares_that_cannot_be_verified_and_limits_without_their_kernels() -> None:
+    spec = JobSpec(model="a" * 64, model_name="m.onnx", shares=("cpu:1", "cpu:2", "cpu:1500m"))
+    assert spec.without({"cpu:4": "busy"}) == spec
+    assert spec.without({"cpu:1500m": "busy"}) == replace(
+        spec, shares=("cpu:1", "cpu:2"), skipped_shares={"cpu:1500m": "busy"}
+    )
+    left = spec.without({"cpu:2": "busy"})
+    assert (left.shares, left.skipped_shares) == (("cpu:1",), {"cpu:2": "busy", "cpu:1500m": "busy"})
+    with pytest.raises(ShareUnavailable, match=r"^busy; too$"):
+        spec.without({"cpu:1": "busy", "cpu:2": "too"})
+    with pytest.raises(BadRequest, match="nonsense"):
+        replace(spec, skipped_shares={"nonsense": "busy"}).check()
 
 
 def test_words_stand_for_numbers_and_any_number_for_a_word() -> None:

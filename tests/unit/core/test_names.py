@@ -43,6 +43,7 @@ def test_a_variant_s_name_without_its_ends_is_its_share() -> None:
         ("full+attention", "'full+attention' (attention as one kernel)"),
         ("full+attention+graph", "'full+attention+graph' (attention as one kernel, CUDA graphs)"),
         ("mig:1g.10gb+me", "'mig:1g.10gb+me'"),
+        ("robust+graph", "'robust+graph' (made for all shares, CUDA graphs)"),
     ],
 )
 def test_the_ends_of_a_variant_s_name_are_explained(name: str, text: str) -> None:

@@ -44,7 +44,7 @@ def served(
     """A joined bundle, as if ONNX Runtime had been compared at one core: at `points` beside the bucket of 1x16."""
     shapes = ENCODER_SHAPES[model]
     files = [encoders / f"{model}-{batch}x{length}.fractune" for batch, length in shapes]
-    path = fractune.join(files, out=out / f"{model}.fractune").path
+    path = fractune.join(files, out=out / f"{model}.fractune", force=True).path
     opened = Bundle(path)
     members = [
         {

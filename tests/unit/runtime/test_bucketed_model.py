@@ -64,7 +64,8 @@ def test_what_the_model_says_of_itself(bundle: fractune.JoinedBundle, model: Buc
     assert model.buckets[0] == {"ids": [1, 8], "mask": [1, 8]}
     assert model.random_inputs()["ids"].shape == (2, 16)
     session = fractune.InferenceSession(bundle.path)
-    assert [each.shape for each in session.get_inputs()] == [[None, None]] * 2
+    assert [each.shape for each in session.get_inputs()] == [["batch", "length"]] * 2
+    assert [each.shape for each in session.get_outputs()] == [["batch", "length", HIDDEN], ["batch", HIDDEN]]
     assert session.run(["mean"], inputs_of(5))[0].shape == (1, HIDDEN)
 
 

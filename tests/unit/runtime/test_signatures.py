@@ -11,8 +11,10 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
 import fractune
 from fractune_core.errors import BadBundle, BadRequest, FractuneError, StateUnusable
-from fractune_core.files.bundles import SIGNATURE, Bundle, write_archive
-from fractune_runtime.signatures import open_bundle, sign_bundle
+from fractune_core.files.bundles import Bundle
+from fractune_core.files.sealed import SIGNATURE, write_archive
+from fractune_runtime.loading import open_bundle
+from fractune_runtime.signatures import sign_bundle
 from tests.support.client_samples import bundle_bytes
 
 _PRIVATE = (serialization.PrivateFormat.PKCS8, serialization.NoEncryption())

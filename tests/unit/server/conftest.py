@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from fractune_server.store.files.blob_files import BlobStore
+from fractune_server.store.blob_files import BlobStore
 from fractune_server.store.store import Store, sqlite_url
 from fractune_server.transport.context import ServerContext
 from tests.support.secret import SECRET

@@ -14,7 +14,7 @@ import pytest
 
 from fractune_core.errors import BadRequest, StateUnusable
 from fractune_server.backup import back_up, restore
-from fractune_server.store.files.blob_files import BlobStore, StateFolder
+from fractune_server.store.blob_files import BlobStore, StateFolder
 from fractune_server.store.records.rows import RecordFilter
 from fractune_server.store.store import Store, sqlite_url
 from tests.support.samples import validation

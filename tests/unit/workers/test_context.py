@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +12,21 @@ import pytest
 import redis
 from rq.job import Job
 
+from fractune_core.codec.plain_json import to_dict
 from fractune_core.errors import BadModel
 from fractune_core.fleet.marks import DONE, is_marked
+from fractune_core.fleet.messages import WorkFailed
 from fractune_core.fleet.redis_names import SERVER_STREAM
+from fractune_server.transport.recorder import read_event
 from fractune_workers import context as context_module
 from fractune_workers.context import WorkerContext
 from fractune_workers.locks.core_locks import CoreLocks
+from tests.support.fleet_messages import CONV2D, measure_work
 from tests.support.processes.redis_process import events_of, running_redis, wait_until
 from tests.support.secret import SECRET
 
-WORK: Any = {"task": "measure", "work_id": "w", "job": "j"}
-FAILED: Any = {"event": "work_failed", "job": "j", "task": "measure", "error": "FractuneError", "message": "m"}
+WORK = measure_work(CONV2D, work_id="w", job="j")
+FAILED = WorkFailed(job="j", task="measure", error="FractuneError", message="m")
 
 
 @pytest.fixture
@@ -47,7 +52,7 @@ def test_results_wait_for_a_redis_that_is_out_of_memory_and_come_once(
     assert events_of(connection, SERVER_STREAM) == []
     connection.config_set("maxmemory", 0)
     sender.join(30)
-    assert events_of(connection, SERVER_STREAM) == [FAILED, FAILED]
+    assert events_of(connection, SERVER_STREAM) == [to_dict(FAILED)] * 2
     assert is_marked(connection, DONE, "w")
 
 
@@ -69,7 +74,7 @@ def test_work_that_two_workers_do_is_delivered_once(
     for transaction in (first, second):
         transaction.event(SERVER_STREAM, FAILED)
         transaction.send()
-    assert events_of(connection, SERVER_STREAM) == [FAILED]
+    assert events_of(connection, SERVER_STREAM) == [to_dict(FAILED)]
     assert "measure w was delivered by another worker" in caplog.text
 
 
@@ -90,7 +95,7 @@ def test_of_two_workers_that_deliver_at_once_one_does(
 
     monkeypatch.setattr(context_module, "is_marked", look)
     second.send()
-    assert events_of(connection, SERVER_STREAM) == [FAILED]
+    assert events_of(connection, SERVER_STREAM) == [to_dict(FAILED)]
 
 
 def test_a_result_beyond_the_limit_is_not_sent(
@@ -99,8 +104,15 @@ def test_a_result_beyond_the_limit_is_not_sent(
     monkeypatch.setattr(context_module, "MOST_EVENT_BYTES", 1000)
     transaction = context_of(connection, tmp_path).transaction(WORK)
     transaction.event(SERVER_STREAM, FAILED)
-    large: Any = {**FAILED, "message": "m" * 900}
+    large = replace(FAILED, message="m" * 900)
     with pytest.raises(BadModel, match=r"^the result \(work_failed\) has 1,[0-9]+ bytes, and 1,000 is the limit"):
         transaction.event(SERVER_STREAM, large)
     transaction.send()
-    assert events_of(connection, SERVER_STREAM) == [FAILED]
+    assert events_of(connection, SERVER_STREAM) == [to_dict(FAILED)]
+
+
+def test_a_failure_of_any_message_can_be_read(connection: redis.Redis, tmp_path: Path) -> None:
+    failed = context_of(connection, tmp_path).transaction(WORK).failure("BadModel", "nu\0l, half \ud800 " + "m" * 5_000)
+    assert read_event(to_dict(failed)).event == failed
+    assert failed.message.startswith("nu\\x00l, half \\ud800 mmm")
+    assert len(failed.message) == 2_000

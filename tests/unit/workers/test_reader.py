@@ -54,6 +54,20 @@ def test_it_reads_its_model_and_neither_the_secret_nor_its_supervisor(start: Sta
     assert not [each for each in child.lacking if "it can" in each]
 
 
+def test_it_reads_the_packages_that_compute(tmp_path: Path) -> None:
+    """Also where they do not lie beside Python, as in an editable installation. The path of other tests hides that."""
+    (tmp_path / "importing_module.py").write_text(
+        "import importlib\ndef open_child(args):\n"
+        "    return {'path_of': lambda name: importlib.import_module(name).__file__}\n"
+    )
+    child = reader_child("importing_module", env={"PYTHONPATH": str(tmp_path)})
+    try:
+        for name in ("fractune_core.jobs", "fractune_runtime.choosing", "fractune_workers.child"):
+            assert str(child.call("path_of", 20, name=name)).endswith(".py")
+    finally:
+        child.stop()
+
+
 def test_what_is_not_hidden_is_named(start: Start) -> None:
     """Here because the secret lies where Python looks for modules."""
     child = start(hidden=[Path(__file__)])
@@ -164,7 +178,7 @@ def test_memory_that_it_is_refused_is_its_limit(start: Start) -> None:
 
 
 def test_a_death_with_much_memory_is_its_limit_and_another_is_not(start: Start) -> None:
-    limit_bytes = 2 * MEMORY_BYTES + 2 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    limit_bytes = MEMORY_BYTES // 2 + 2 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     child, much = start(memory_bytes=limit_bytes), limit_bytes * 6 // 10
     with pytest.raises(LimitMet, match=r"^it takes more than .* GiB of memory; make it smaller, or"):
         child.call("fill_and_end", 20, count=much, number=signal.SIGABRT)

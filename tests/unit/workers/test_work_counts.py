@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
 from fractune.cli.logs import LogFormat, LogLevel, set_up_logs
-from fractune_core.fleet.messages import BUSY, IDLE, WorkerInfo
+from fractune_core.fleet.messages import BUSY, IDLE
 from fractune_core.fleet.redis_names import BUILD_QUEUE
 from fractune_core.fleet.signed_messages import seal_work
 from fractune_core.fleet.worker_entries import (
@@ -22,22 +23,20 @@ from fractune_core.fleet.worker_entries import (
     SUM,
     WORK_DURATION,
     CountKey,
-    counts_from_json,
 )
 from fractune_workers.context import WorkCounts, WorkerContext
 from fractune_workers.entry import WorkHandler
 from fractune_workers.locks.core_locks import CoreLocks
-from tests.support.fleet_messages import BUILD
+from tests.support.fleet_messages import BUILD, worker_info
 from tests.support.secret import SECRET
 
-WORK: Any = {**BUILD, "work_id": "w1", "job": "j1"}
+WORK = replace(BUILD, work_id="w1", job="j1")
 
 
 def told(counts: WorkCounts) -> tuple[str, dict[CountKey, float]]:
-    info: dict[str, Any] = {}
-    counts.describe(cast(WorkerInfo, info))
-    assert info["uptime_s"] >= 0
-    return info["state"], counts_from_json(json.loads(json.dumps(info["counts"])))
+    info = counts.describe(worker_info("w", 1.0))
+    assert info.uptime_s >= 0
+    return info.state, {CountKey(*key): count for *key, count in info.counts}
 
 
 def test_a_piece_of_work_is_counted_once_in_each_duration() -> None:
@@ -79,7 +78,7 @@ class LoggingRole:
         return BUILD_QUEUE
 
     def handle(self, work: Any) -> None:
-        logging.getLogger("fractune_workers.somewhere").info("deep inside %s", work["task"])
+        logging.getLogger("fractune_workers.somewhere").info("deep inside %s", work.task)
 
 
 @pytest.fixture

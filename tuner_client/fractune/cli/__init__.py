@@ -21,7 +21,7 @@ from fractune.cli.ending import Stopped, output_that_may_close, take_signals
 from fractune.cli.group import Command, Group, with_groups
 from fractune.features.tune.job_file import Line, expanded
 from fractune_core import __version__
-from fractune_core.errors import BadRequest, FractuneError
+from fractune_core.errors import BadModel, BadRequest, FractuneError
 
 _DEBUG = "FRACTUNE_DEBUG"
 _WRONG_VALUES = {
@@ -117,16 +117,24 @@ def _run_all(args: Sequence[str]) -> int:
 
 
 def _parse(command: Any, line: Line) -> int:
+    from fractune.cli.open_sizes import check_options
+
     name, *options = line.args
     with contextlib.suppress(typer.Exit):  # after --help
-        command.commands[name].make_context(name, options)
+        check_options(command.commands[name].make_context(name, options).params, line.args)
     return 0
 
 
 def _run(command: Any, line: Line) -> int:
     with output_that_may_close():
         line.begin()
-        code = command(args=line.args, prog_name="fractune", standalone_mode=False)
+        try:
+            code = command(args=line.args, prog_name="fractune", standalone_mode=False)
+        except BadModel as error:
+            from fractune.cli.open_sizes import show_open
+
+            show_open(error, line.args)
+            raise
     return code if isinstance(code, int) else 0
 
 

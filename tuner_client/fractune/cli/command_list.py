@@ -21,12 +21,16 @@ _TUNE, _JOBS, _ANALYSIS, _FLEET = "Tune and run", "Jobs and the log", "Analysis"
 
 COMMANDS = {
     "tune": Entry(_TUNE, "models.tune", "fractune tune model.onnx --shares cpu:1,cpu:2"),
+    "inspect": Entry(_TUNE, "models.inspect", "fractune inspect model.onnx"),
     "run": Entry(_TUNE, "models.run", "fractune run model.fractune --share cpu:1"),
     "bundle": Entry(_TUNE, "models.bundle", "fractune bundle model.onnx --shares cpu:1"),
     "compete": Entry(_TUNE, "models.compete", "fractune compete model.fractune --model model.onnx"),
     "join": Entry(_TUNE, "models.join", "fractune join short.fractune long.fractune --out model.fractune"),
     "fuse": Entry(_TUNE, "models.fuse", "fractune fuse red.onnx green.onnx --out both.onnx"),
+    "pack": Entry(_TUNE, "models.pack", "fractune pack model.onnx --candidates 48 --out model.pack"),
+    "measure": Entry(_TUNE, "models.measure", "fractune measure model.pack --shares cpu:1 --public-key public.pem"),
     "jobs": Entry(_JOBS, "jobs.jobs", "fractune jobs --server tuner:50051"),
+    "show": Entry(_JOBS, "jobs.jobs", "fractune show 4f1c9a02d7e8 --operators"),
     "watch": Entry(_JOBS, "jobs.jobs", "fractune watch 4f1c9a02d7e8"),
     "cancel": Entry(_JOBS, "jobs.jobs", "fractune cancel 4f1c9a02d7e8"),
     "cost": Entry(_JOBS, "jobs.cost", "fractune cost --since 7d"),

@@ -255,7 +255,10 @@ def _run(command: str | None, job: JobStatus | None, fetched: Fetched, exit_code
 
 def news(job: JobStatus, fetched: Fetched, exit_code: int, message: str) -> dict[str, str]:
     """Environment variables that describe the end of the job; empty if not known."""
-    shares = [{"share": each.share, "untuned_s": each.untuned_s, "tuned_s": each.tuned_s} for each in job.results]
+    shares = [
+        {"share": each.share, "untuned_s": each.untuned_s, "tuned_s": each.tuned_s, "disturbed": each.is_disturbed}
+        for each in job.results
+    ]
     result = {"wall_s": job.wall_s, "trials": dict(job.progress.trials_done), "shares": shares}
     return {
         "FRACTUNE_JOB": job.name,

@@ -18,6 +18,7 @@ from fractune_core.model_inputs import CONSTANT, Input, SeveralShapes, combined_
 
 AUTO = "auto"
 DEFAULT_LISTEN = "127.0.0.1:50051"
+DEFAULT_PAGES = "127.0.0.1:8080"
 _DAY_S = 86_400.0
 _PART = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*(%?)")
 
@@ -60,6 +61,9 @@ OnDone = Annotated[
         metavar="COMMAND",
         help="Shell command to run here when the job has ended; FRACTUNE_JOB_STATE and others describe the end.",
     ),
+]
+Force = Annotated[
+    bool, typer.Option("--force", help="Replace any file, or a bundle that serves more than the new one.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")]
 Inputs = Annotated[

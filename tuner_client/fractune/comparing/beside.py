@@ -3,43 +3,42 @@
 A quantized model runs in an exact session of ONNX Runtime too. It is the reference of the outputs: a default session
 may saturate, or round data that the model does not round.
 
-Where a model rounds, a difference in the last bit of a float32 may become a whole step, and further layers may magnify
-it. So the reference shows how far right outputs may lie apart. It runs without ONNX Runtime's changes of the graph, and
-on inputs that are moved by 1e-6 of themselves, which is some roundings of a float32. Outputs agree up to three times
-the largest of these differences.
+Where outputs do not lie close together, exact sessions show how far right outputs may lie apart. They run with and
+without ONNX Runtime's changes of the graph, and with inputs and weights that are moved by some roundings.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import os
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fractune.comparing.interleaved import Times, highest_integers, time_interleaved, time_loops, typical_inputs
-from fractune_core.agreement import QUANTIZED_ROUNDING, differences, rounding
+from fractune.comparing.interleaved import Times, time_interleaved, time_loops
+from fractune_core.agreement import Precision, differences, is_half, judge, nothing_shown
 from fractune_core.analysis.slowdown_ci import Slowdown, slowdown
-from fractune_core.errors import BadRequest, FractuneError
+from fractune_core.errors import BadModel, BadRequest, FractuneError, first_line
 from fractune_core.files.compared import ONNX_RUNTIME, OURS, Compared, Runtime, Timed
-from fractune_core.names import UNTUNED_VARIANT
 from fractune_runtime.choosing import VariantChoice
 from fractune_runtime.loading import load
 from fractune_runtime.model import Model
+from fractune_runtime.right_outputs import Deadline, moved_outputs
 from fractune_runtime.sessions import (
+    Feeder,
     OnnxRuntimeSession,
     Session,
-    input_order,
     is_quantized,
     open_session,
     open_shapes,
     settings_of,
 )
-from fractune_runtime.tvm_runtime.tensors import TensorSpec
+from fractune_runtime.tvm_runtime.tensors import TensorSpec, changed, typical_inputs
 
 if TYPE_CHECKING:
     from fractune_runtime.tvm_runtime.tensors import Array
@@ -64,50 +63,87 @@ def time_beside_runtimes(
 
     The `requests` are inputs that take turns: a runtime may take longer for a shape other than that of the request
     before. All have a thread for each core of the model's share. The model runs its own code, and pads inputs that have
-    none of its shapes.
+    none of its shapes. For one request ONNX Runtime is timed by its own defaults too, where these differ.
     """
     wanted = list(map(model.run, requests))
-    allowed = QUANTIZED_ROUNDING if file.is_quantized or not file.exact else _allowed(model, requests[0], wanted[0])
+    right = [_Right(file.onnx, model, request) for request in requests]
     calls: dict[str, Callable[[], Any]] = {OURS: _in_turn(model.run, requests)}
-    found, refused, differ = {}, {}, {}
+    found, refused, differ, feeds_of = {}, {}, {}, {}
     for name in runtimes:
         settings = settings_of(name, exact=file.exact)
         try:
             session = _session(model, file.onnx, name, settings)
-            feeds = _feeds(model, session, requests)
-            outputs = map(session.run, feeds)
+            feeds = feeds_of[name] = list(map(Feeder(model.bundle.manifest, session), requests))
+            outputs = list(map(session.run, feeds))
             differ[name] = worst = max(differences(*each)[1] for each in zip(outputs, wanted, strict=True))
+            precision = Precision(is_half(wanted[0]), file.is_quantized or not file.exact)
+            agree = all(judge(*each, precision).agrees for each in zip(outputs, wanted, right, strict=True))
         except (FractuneError, ValueError) as error:
             refused[name] = str(error)
             continue
-        if worst > allowed:
-            refused[name] = f"its outputs differ by {worst:.1e} of the largest value, and {allowed:.0e} is rounding"
+        if not agree:
+            refused[name] = f"its outputs differ by {worst:.1e} of the largest value, and rounding does not explain it"
             continue
         calls[name], found[name] = _in_turn(session.run, feeds), Runtime(session.version, settings)
+    if ONNX_RUNTIME in found and len(requests) == 1 and (model.share.units > 1 or file.is_quantized):
+        calls[_PEER] = _in_turn(_session(model, file.onnx, ONNX_RUNTIME, {}).run, feeds_of[ONNX_RUNTIME])
     times = time_interleaved(calls, file.repeats, apart=True)
     ours = times[OURS]
     timed = {OURS: _timed(ours, None, None)}
     timed |= {name: _timed(times[name], ours, differ[name]) for name in found}
-    return Compared(timed, refused), found
+    by_default = _timed(times[_PEER], ours, None) if _PEER in times else None
+    unproved = nothing_shown_of(model.run, requests[0])
+    return Compared(timed, refused, by_default=by_default, unproved=unproved), found
 
 
-def _allowed(model: Model, inputs: dict[str, Array], wanted: list[Array]) -> float:
-    """What counts as rounding. Where outputs are small differences of large numbers, the bundle's own variants, which
-    were validated, lie further apart than rounding does elsewhere.
+def nothing_shown_of(run: Callable[[dict[str, Array]], Sequence[Array]], inputs: Mapping[str, Array]) -> str:
+    """As `nothing_shown`, of a run on these inputs and one on changed inputs, which it may refuse."""
+    runs, given, other = [], dict(inputs), changed(inputs)
+    same = all(array.tobytes() == other[name].tobytes() for name, array in given.items())
+    for each in (given,) if same else (given, other):
+        with contextlib.suppress(FractuneError):
+            runs.append([output.copy() for output in run(each)])
+    return nothing_shown(runs)
+
+
+class _Right:
+    """Outputs of one request that are as right as one another, computed by the first call. Exact sessions give them:
+    one without changes of the graph, one with them, and those of moved models on moved inputs. A call raises BadModel,
+    or FractuneError if ONNX Runtime or `onnx` is missing.
     """
-    own = differences(model.run(inputs, UNTUNED_VARIANT), wanted)[1]
-    return min(rounding(wanted, own), QUANTIZED_ROUNDING)
+
+    def __init__(self, onnx: bytes, model: Model, inputs: Mapping[str, Array]) -> None:
+        self._onnx, self._model, self._inputs = onnx, model, inputs
+        self.found: list[list[Array]] = []
+
+    def __call__(self) -> list[list[Array]]:
+        self.found = self.found or self._computed()
+        return self.found
+
+    @property
+    def apart(self) -> float:
+        """The largest difference between them, over the largest value; 0 where they were not needed."""
+        return max((differences(each, self.found[0])[1] for each in self.found), default=0.0)
+
+    def _computed(self) -> list[list[Array]]:
+        threads = self._model.share.units
+        plain = OnnxRuntimeSession.exact(self._onnx, threads, optimized=False)
+        feed = Feeder(self._model.bundle.manifest, plain)(self._inputs)
+        outputs = [each.run(feed) for each in (plain, OnnxRuntimeSession.exact(self._onnx, threads))]
+
+        def open_run(moved: bytes) -> Callable[[Mapping[str, Array]], list[Array]]:
+            return OnnxRuntimeSession.exact(moved, threads, optimized=False).run
+
+        constants = self._model.bundle.manifest.get("constants", {})
+        kept = {name: array for name, array in feed.items() if name in constants}
+        precision, deadline = Precision(is_half(outputs[0])), Deadline(_JUDGING_S)
+        return outputs + moved_outputs(self._onnx, feed, precision, open_run, deadline, kept)
 
 
 def _session(model: Model, onnx: bytes, name: str, settings: Mapping[str, str]) -> Session:
     shapes, threads = open_shapes(model.inputs), model.share.units
     file_name = model.bundle.manifest["model"]["name"]
     return open_session(name, onnx, file_name, threads, model.share.cpus[:threads], settings, shapes)
-
-
-def _feeds(model: Model, session: Session, requests: Sequence[dict[str, Array]]) -> list[dict[str, Array]]:
-    names = input_order(model.bundle.manifest, session)
-    return [dict(zip(names, inputs.values(), strict=True)) for inputs in requests]
 
 
 def _in_turn(run: Callable[[dict[str, Array]], Any], requests: Sequence[dict[str, Array]]) -> Callable[[], Any]:
@@ -151,12 +187,15 @@ class Comparison:
     new: VariantChoice
     """the variant of the new bundle that ran, and the reason"""
     last: VariantChoice
+    unproved: str = ""
+    """what the outputs are if an agreement says nothing of them: NaN, or the same on other inputs too"""
 
     def __repr__(self) -> str:
         loop, paced = (
             f"{each.median * 100:+.1f} % ± {each.margin * 100:.1f} %" for each in (self.slowdown, self.paced_slowdown)
         )
-        return f"Comparison(slowdown {loop}, paced {paced}, max_rel_difference {self.max_rel_difference:.1e})"
+        differ = f"the outputs are {self.unproved}" if self.unproved else f"{self.max_rel_difference:.1e}"
+        return f"Comparison(slowdown {loop}, paced {paced}, max_rel_difference {differ})"
 
     def is_slower(self, tolerance: float = 0.0) -> bool:
         """Return True if the new bundle is slower in a loop beyond the noise, and by more than `tolerance` (0.03 = 3
@@ -203,6 +242,7 @@ def compare(
         relative,
         mine.choice,
         theirs.choice,
+        nothing_shown_of(theirs.run, feed),
     )
 
 
@@ -212,9 +252,10 @@ def _call(model: Model, inputs: Mapping[str, Any]) -> Callable[[], Any]:
     return lambda: model.run_tensors(placed)
 
 
-_EXACT = f"{ONNX_RUNTIME}, exact"
-_MOVED, _MOVED_RUNS = 1e-6, 5
-"""relative move of the inputs, and number of runs on moved inputs"""
+_PEER, _EXACT = "the peer", "the peer, exact"
+"""beside the names of variants; a variant has the peer's name where the peer serves the bundle"""
+_JUDGING_S = 60.0
+"""after which no further run begins that shows how far right outputs lie apart"""
 
 
 @dataclass(frozen=True)
@@ -235,9 +276,12 @@ class Beside:
     max_rel_difference: float
     """the same over the largest value of that output"""
     own_rel_difference: float
-    """as `max_rel_difference`, of the exact session to itself; 0 where the model is not quantized"""
+    """as `max_rel_difference`, between outputs that are as right as one another; 0 where outputs lie close together, so
+    that these were not computed"""
     outputs_agree: bool
     """the difference is only rounding"""
+    unproved: str
+    """what the outputs are if an agreement says nothing of them (`nothing_shown`)"""
 
 
 def time_beside(
@@ -252,51 +296,42 @@ def time_beside(
     """
     _check_same(path, model)
     peer = OnnxRuntimeSession(path, model.share.units)
-    feed, output_names = peer_feed(peer, model, inputs)
-    peers = {ONNX_RUNTIME: peer}
-    own = 0.0
-    if is_quantized(path):
-        exact = peers[_EXACT] = OnnxRuntimeSession.exact(path, model.share.units)
-        own = _own_difference(path, exact, feed, output_names)
-    run_peers = {name: partial(each.run, feed, output_names) for name, each in peers.items()}
+    feed_of = Feeder(model.bundle.manifest, peer)
+    feed = feed_of(inputs)
+    peers = {_PEER: peer}
+    quantized = is_quantized(path)
+    if quantized:
+        peers[_EXACT] = OnnxRuntimeSession.exact(path, model.share.units)
+    run_peers = {name: partial(each.run, feed) for name, each in peers.items()}
     outputs, reference = model.run(inputs), run_peers[list(peers)[-1]]()
+    right, close = _Right(path.read_bytes(), model, inputs), Precision(is_half(outputs))
+    agree = judge(outputs, reference, right, replace(close, quantized=quantized, step=close.rounding)).agrees
     finalists = {name: partial(model.run, inputs, name) for name in variants}
     times = time_interleaved({**finalists, **run_peers}, repeats, apart=True, brief=brief)
     absolute, relative = differences(outputs, reference)
-    theirs, exactly, agree = times.pop(ONNX_RUNTIME), times.pop(_EXACT, None), relative <= rounding(outputs, own)
-    return Beside(peer.version, times, theirs, exactly, absolute, relative, own, outputs_agree=agree)
-
-
-def peer_feed(peer: Session, model: Model, inputs: Mapping[str, Array]) -> tuple[dict[str, Array], list[str]]:
-    """The `inputs` of `model` and its constants as the peer takes them, and the peer's names of its outputs.
-
-    Raises BadRequest if inputs or outputs do not correspond.
-    """
-    numbers, given = (model.bundle.manifest.get(key, {}) for key in ("constants", "constant_shapes"))
-    fed = [name for name in peer.input_names if name not in numbers]
-    feed_names = _paired([spec.name for spec in model.inputs], fed, "inputs")
-    shapes = {feed_names[name]: array.shape for name, array in inputs.items()}
-    constants = peer.constants(numbers, {**shapes, **given})
-    output_names = _paired([spec.name for spec in model.outputs], peer.output_names, "outputs")
-    return {**constants, **{feed_names[name]: array for name, array in inputs.items()}}, list(output_names.values())
+    theirs, exactly = times.pop(_PEER), times.pop(_EXACT, None)
+    unproved = nothing_shown_of(lambda given: peer.run(feed_of(given)), inputs)
+    return Beside(peer.version, times, theirs, exactly, absolute, relative, right.apart, agree, unproved)
 
 
 def accepted_inputs(path: Path, model: Model, inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """Inputs of the same types and shapes that ONNX Runtime takes for the file at `path`: integers that are indices lie
-    within the axis that they index. Raises as `time_beside`.
+    """Inputs of the same types and shapes that ONNX Runtime takes for the file at `path`. Integers that are indices lie
+    within the axis that they index. Numbers such as thresholds are those with which the outputs say something. Raises
+    BadRequest if it takes no inputs that are drawn, else as `time_beside`.
     """
-    import numpy as np
-
     _check_same(path, model)
     peer = OnnxRuntimeSession(path, model.share.units, optimized=False)
-
-    def run(given: dict[str, Array]) -> list[Array]:
-        peer.run(*peer_feed(peer, model, given))
-        return [np.zeros(1)]  # an index outside is an error; a NaN of the model's own says nothing
-
+    feed_of = Feeder(model.bundle.manifest, peer)
     specs = [TensorSpec(name, str(array.dtype), array.shape) for name, array in inputs.items()]
-    highs = highest_integers(specs, run)
-    return typical_inputs(specs, highs) if highs else dict(inputs)
+    made = typical_inputs(specs, peer.accepted_ranges(specs, feed_of))
+    try:
+        peer.run(feed_of(made))
+    except BadModel as error:
+        raise BadRequest(
+            f"{first_line(error)}, on random inputs: give inputs of your own by 'fractune run BUNDLE --inputs FILE.npz "
+            f"--compare {ONNX_RUNTIME} --model {path.name}'"
+        ) from error
+    return made
 
 
 def time_peer(path: Path, threads: int, shapes: Mapping[str, Sequence[int]], repeats: int) -> tuple[str, list[float]]:
@@ -324,28 +359,6 @@ def _call_at(peer: Session, shapes: Mapping[str, Sequence[int]]) -> Callable[[],
     return partial(peer.run, peer.random_feed(shapes))
 
 
-def _own_difference(
-    path: Path, exact: OnnxRuntimeSession, feed: Mapping[str, Array], output_names: Sequence[str]
-) -> float:
-    """How far the exact session's outputs lie from others that are as right, over the largest value."""
-    import numpy as np
-
-    reference = exact.run(feed, output_names)
-    others = [OnnxRuntimeSession.exact(path, 1, optimized=False).run(feed, output_names)]
-    rng = np.random.default_rng(0)
-    for _ in range(_MOVED_RUNS):
-        moved = {name: _moved(array, rng) for name, array in feed.items()}
-        others.append(exact.run(moved, output_names))
-    return max(differences(each, reference)[1] for each in others)
-
-
-def _moved(array: Array, rng: Any) -> Array:
-    if array.dtype.kind != "f":
-        return array
-    up_or_down: Array = array * (1 + _MOVED * rng.choice([-1, 1], array.shape))
-    return up_or_down.astype(array.dtype)
-
-
 def _check_same(path: Path, model: Model) -> None:
     try:
         with path.open("rb") as file:
@@ -357,12 +370,3 @@ def _check_same(path: Path, model: Model) -> None:
         raise BadRequest(
             f"--model {path}: not the file that {model.bundle.name} was made from ('{name}'); give that file"
         )
-
-
-def _paired(ours: Sequence[str], theirs: Sequence[str], what: str) -> dict[str, str]:
-    """The peer's names by ours: equal names if all are equal, else by position. Raises BadRequest."""
-    if set(ours) == set(theirs):
-        return {name: name for name in ours}
-    if len(ours) != len(theirs):
-        raise BadRequest(f"the bundle has {len(ours)} {what}, ONNX Runtime finds {len(theirs)}: nothing to compare")
-    return dict(zip(ours, theirs, strict=True))

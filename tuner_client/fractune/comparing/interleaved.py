@@ -7,14 +7,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
-from fractune_core.errors import BadModel
-from fractune_core.model_inputs import HIGHS, is_mask
-from fractune_runtime.tvm_runtime.tensors import TensorSpec, random_inputs
-
-if TYPE_CHECKING:
-    from fractune_runtime.tvm_runtime.tensors import Array
+from fractune_runtime.runner import MIN_REPEAT_S, secs_of_one
 
 
 def serve(calls: Sequence[Callable[[], Any]], arrivals_s: Sequence[float | None]) -> dict[str, Any]:
@@ -50,60 +45,10 @@ def serve(calls: Sequence[Callable[[], Any]], arrivals_s: Sequence[float | None]
     }
 
 
-_SMALL = ("int8", "uint8")
-"""types of data, rather than of ids"""
-
-
-def typical_inputs(specs: Sequence[TensorSpec], highs: Mapping[str, int], seed: int = 0) -> dict[str, Array]:
-    """Numbers between 0.1 and 1; a mask is all ones. Integers lie below the input's number in `highs`, else they are 0
-    or 1.
-    """
-    import numpy as np
-
-    rng = np.random.default_rng(seed)
-    made = random_inputs(specs, seed)
-    for name, array in made.items():
-        if is_mask(name):
-            array[...] = 1
-        elif name in highs:
-            array[...] = rng.integers(0, highs[name], array.shape)
-    return made
-
-
-def highest_integers(specs: Sequence[TensorSpec], run: Callable[[dict[str, Array]], Sequence[Array]]) -> dict[str, int]:
-    """By input of integers, such as ids of words: the largest of some numbers below which all are rows of its table.
-    It is 1 where only zeros are, as the number of the one image of a batch.
-
-    `run` gives NaN for a look-up outside of a table, or raises BadModel. Outputs of integers do not show that: then no
-    input is named.
-    """
-    whole = [spec.name for spec in specs if "int" in spec.dtype and spec.dtype not in _SMALL and not is_mask(spec.name)]
-    *highs, zeros_only = HIGHS
-    found = dict.fromkeys(whole, zeros_only)
-    if not whole or not _are_rows(run, typical_inputs(specs, found)):
-        return {}
-    for name in whole:
-        fitting = (high for high in highs if _are_rows(run, typical_inputs(specs, {**found, name: high})))
-        found[name] = next(fitting, zeros_only)
-    return found
-
-
-def _are_rows(run: Callable[[dict[str, Array]], Sequence[Array]], inputs: dict[str, Array]) -> bool:
-    import numpy as np
-
-    try:
-        floats = [each.astype("float64") for each in run(inputs) if each.dtype.kind not in "iub"]
-    except BadModel:
-        return False
-    return bool(floats) and all(np.isfinite(each).all() for each in floats)
-
-
 PAUSE_S = 0.02
 """between the answer to one paced request and the next request"""
 PACED = f"each request comes {PAUSE_S * 1e3:g} ms after the previous answer"
 """the meaning of paced, for people"""
-_MIN_TIMING_S = 0.02
-"""one timing of a finalist calls it until calls have taken this long"""
 _MOST_PACED_CALLS = 3
 BRIEF_S = 2.0
 """limits the rounds of a finalist that is shown for comparison only"""
@@ -163,7 +108,7 @@ def time_interleaved(
             if apart:
                 wait_for_quiet()
                 call()
-            found.loop_secs.append(_time_loop(call))
+            found.loop_secs.append(secs_of_one(call))
             found.paced_secs.append(_time_paced(call))
     return times
 
@@ -176,7 +121,7 @@ def time_loops(finalists: Mapping[str, Callable[[], Any]], repeats: int) -> dict
     for _, turns in _rounds(finalists, repeats):
         for name in turns:
             finalists[name]()
-            secs[name].append(_time_loop(finalists[name]))
+            secs[name].append(secs_of_one(finalists[name]))
     return secs
 
 
@@ -223,21 +168,10 @@ def _rounds(names: Collection[_Key], count: int) -> Iterator[tuple[int, list[_Ke
         yield number, list(names)[:: -1 if number % 2 else 1]
 
 
-def _time_loop(call: Callable[[], Any]) -> float:
-    """Seconds of one call, averaged over as many as fill the shortest timing."""
-    calls, start = 0, time.perf_counter()
-    while True:
-        call()
-        calls += 1
-        spent = time.perf_counter() - start
-        if spent >= _MIN_TIMING_S:
-            return spent / calls
-
-
 def _time_paced(call: Callable[[], Any]) -> float:
     """Seconds of one call after a pause, averaged over as many as fill the shortest timing, a few at most."""
     calls, spent = 0, 0.0
-    while spent < _MIN_TIMING_S and calls < _MOST_PACED_CALLS:
+    while spent < MIN_REPEAT_S and calls < _MOST_PACED_CALLS:
         time.sleep(PAUSE_S)
         start = time.perf_counter()
         call()

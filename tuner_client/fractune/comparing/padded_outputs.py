@@ -13,19 +13,17 @@ import importlib.util
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fractune.comparing.beside import Contenders, time_beside_runtimes
-from fractune.comparing.interleaved import highest_integers, typical_inputs
-from fractune_core.agreement import differences, rounding
+from fractune_core.agreement import differences, nothing_shown, rounding
 from fractune_core.errors import BadModel, FractuneError
 from fractune_core.files.buckets import UNKNOWN, OpenAxes, Padding, sizes_text
 from fractune_core.files.compared import ONNX_RUNTIME, OURS, Between, Compared, Runtime
 from fractune_core.model_inputs import is_mask
 from fractune_runtime.bucketed_model import BucketedModel
-from fractune_runtime.sessions import input_order, open_session, open_shapes, settings_of
-from fractune_runtime.tvm_runtime.tensors import TensorSpec
+from fractune_runtime.sessions import Feeder, open_session, open_shapes, settings_of
+from fractune_runtime.tvm_runtime.tensors import TensorSpec, accepted_integers, telling_ranges, typical_inputs
 
 if TYPE_CHECKING:
     import numpy as np
@@ -64,24 +62,28 @@ def compare_padded(model: BucketedModel, accepted: float = 0.0, exact: Exact | N
         )
     if len(model.buckets) == 1:
         return Padding(proved=False, reason="the bundle has one bucket, so there is nothing to compare with")
-    proof = _Proof(model, known_integers(model), accepted, exact)
+    proof = _Proof(model, known_ranges(model, exact), accepted, exact)
     for sizes, buckets, kinds in _comparisons(model, between=proof.exact is not None):
         for seed, kind in enumerate(kinds):
             if wrong := proof.compare(sizes, buckets, seed, kind):
                 return wrong
     if not proof.compared:
         return Padding(proved=False, reason="no bucket is larger than another one in all axes")
+    if blank := proof.nothing_shown:
+        return Padding(proved=False, reason=f"the outputs are {blank}, so that equal ones prove nothing")
     return Padding(proved=True, reason=proof.reason, max_rel_difference=proof.largest)
 
 
 class _Proof:
     """The comparisons of one bundle."""
 
-    def __init__(self, model: BucketedModel, highs: Mapping[str, int], accepted: float, exact: Exact | None) -> None:
-        self._model, self._highs, self._accepted = model, highs, accepted
+    def __init__(self, model: BucketedModel, within: Mapping[str, range], accepted: float, exact: Exact | None) -> None:
+        self._model, self._within, self._accepted = model, within, accepted
         self.largest = 0.0
         self.compared: dict[str, list[int]] = {}
         """sizes by their text"""
+        self._references: dict[str, list[list[Array]]] = {}
+        """by the same texts"""
         own = math.inf if exact is None else self._own_difference(exact)
         self.exact, self._own = (exact, own) if own <= _DISAGREES else (None, 0.0)
 
@@ -97,7 +99,7 @@ class _Proof:
         return worst
 
     def _inputs(self, sizes: Mapping[str, int], seed: int, kind: str) -> dict[str, Array]:
-        return inputs_of(self._model.inputs, self._model.axes, sizes, seed, self._highs, kind)
+        return inputs_of(self._model.inputs, self._model.axes, sizes, seed, self._within, kind)
 
     def compare(self, sizes: dict[str, int], buckets: Sequence[int], seed: int, kind: str) -> Padding | None:
         """The refusal, if outputs of inputs of these sizes differ in one of the buckets."""
@@ -111,6 +113,7 @@ class _Proof:
                 return None
             return Padding(proved=False, reason=f"inputs of {sizes_text(sizes)} cannot run as they are: {error}")
         reference = exact if exact is not None else given[0][1]
+        self._references.setdefault(sizes_text(sizes), []).append(list(reference))
         allowed = max(rounding(reference, self._own), self._accepted)
         for bucket, outputs in given if exact is not None else given[1:]:
             worst, name = _worst(self._model, outputs, reference)
@@ -119,6 +122,12 @@ class _Proof:
                 return Padding(proved=False, reason=refusal, max_rel_difference=worst)
             self.largest = max(self.largest, worst)
         return None
+
+    @property
+    def nothing_shown(self) -> str:
+        """As the function, if it is true of all sizes."""
+        found = [nothing_shown(runs) for runs in self._references.values()]
+        return found[0] if all(found) else ""
 
     @property
     def reason(self) -> str:
@@ -130,10 +139,11 @@ class _Proof:
         )
 
 
-def known_integers(model: BucketedModel) -> dict[str, int]:
-    """As `highest_integers`, found in the smallest bucket."""
+def known_ranges(model: BucketedModel, exact: Exact | None) -> dict[str, range]:
+    """As `accepted_integers` and `telling_ranges`, found at the shapes of the smallest bucket."""
     specs = _sized(model.inputs, model.axes, model.bucket_sizes[0])
-    return highest_integers(specs, lambda inputs: model.run_in(0, inputs))
+    run = exact or (lambda inputs: model.run_in(0, inputs))
+    return telling_ranges(specs, run, accepted_integers(specs, run))
 
 
 def inputs_of(
@@ -141,22 +151,22 @@ def inputs_of(
     axes: OpenAxes,
     sizes: Mapping[str, int],
     seed: int,
-    highs: Mapping[str, int],
+    within: Mapping[str, range],
     kind: str = "positive",
 ) -> dict[str, Array]:
     """Random inputs with these sizes of the open axes, of one of `_KINDS`; unless that is `masked`, a mask is all
-    ones. `highs` are numbers below which integers of an input lie, by name; 0 and 1 for the others.
+    ones. Numbers lie `within` the range of their input; integers of the others are 0 and 1.
     """
     import numpy as np
 
     rng = np.random.default_rng(seed)
-    made = typical_inputs(_sized(specs, axes, sizes), highs, seed)
+    made = typical_inputs(_sized(specs, axes, sizes), within, seed)
     for name, array in made.items():
         if is_mask(name):
             if kind == "masked":
                 array[..., 1:] = rng.integers(0, 2, array[..., 1:].shape)
         else:
-            if array.dtype.kind == "f":
+            if array.dtype.kind == "f" and name not in within:
                 array[...] = _floats(kind, rng, array)
             elif array.dtype.kind == "i" and kind == "negative":
                 array[...] = -1 - array
@@ -273,7 +283,7 @@ def time_between_shapes(
     compared at the bucket's own shapes.
     """
     found: list[Between] = []
-    highs = known_integers(model)
+    within = known_ranges(model, exact_outputs(model, file.onnx))
     used: dict[str, Runtime] = {}
     for symbol, low in gaps(model.bucket_sizes, bucket):
         left = [name for name in exact.times if name != OURS]
@@ -281,7 +291,7 @@ def time_between_shapes(
         def compare(size: int, symbol: str = symbol, low: int = low, left: Sequence[str] = left) -> Compared:
             whole = model.bucket_sizes[bucket]
             several = [{**whole, symbol: each} for each in near(size, low, whole[symbol])]
-            requests = [inputs_of(model.inputs, model.axes, sizes, 0, highs) for sizes in several]
+            requests = [inputs_of(model.inputs, model.axes, sizes, 0, within) for sizes in several]
             compared, there = time_beside_runtimes(model, requests, file, left)
             used.update(there)
             found.append(Between({**whole, symbol: size}, compared))
@@ -329,7 +339,7 @@ def find_largest(low: int, high: int, guess: int, holds: Callable[[int], bool]) 
         low, high = (middle, high) if holds(middle) else (low, middle)
 
 
-def exact_outputs(model: BucketedModel, onnx: Path) -> Exact | None:
+def exact_outputs(model: BucketedModel, onnx: bytes) -> Exact | None:
     """Runs inputs of the bundle's `model` on all cores of its share; None where ONNX Runtime is missing, or cannot load
     the file.
     """
@@ -338,12 +348,12 @@ def exact_outputs(model: BucketedModel, onnx: Path) -> Exact | None:
     cpus = model.share.cpus[: model.share.units]
     try:
         settings, shapes = settings_of(ONNX_RUNTIME), open_shapes(model.inputs)
-        session = open_session(ONNX_RUNTIME, onnx.read_bytes(), onnx.name, len(cpus), cpus, settings, shapes)
-        names = input_order(model.bundle.manifest, session)
+        session = open_session(ONNX_RUNTIME, onnx, model.bundle.name, len(cpus), cpus, settings, shapes)
+        feed_of = Feeder(model.bundle.manifest, session)
     except FractuneError:
         return None
 
     def run(inputs: dict[str, Array]) -> list[Array]:
-        return session.run(dict(zip(names, (inputs[spec.name] for spec in model.inputs), strict=True)))
+        return session.run(feed_of(inputs))
 
     return run

@@ -9,6 +9,7 @@ import hmac
 import secrets
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlencode
@@ -30,10 +31,9 @@ from starlette.responses import (
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
+from fractune.dashboard.following import Follower, JobTrials, Snapshot
 from fractune.dashboard.guard import Guard, GuardOptions, check_own_page
-from fractune.dashboard.reading.following import Follower, JobTrials, Snapshot
-from fractune.dashboard.views import job, log, model, overview, pairs, shares
-from fractune.dashboard.views.forms import fitting, planning
+from fractune.dashboard.views import fitting, job, log, model, overview, pairs, planning, shares
 from fractune.dashboard.views.page import Page, part_jobs, plain_moment
 from fractune.features.client import Client
 from fractune.features.log.match import MatchResult
@@ -281,18 +281,10 @@ class Site:
         return model.model(digest, jobs, others, timed, share, await self._match(jobs, share) if share else None)
 
     async def _runtimes(self, name: str) -> Sequence[RuntimeTime]:
-        """The times of a model in other runtimes; none of a job without a model, or from an older server."""
+        """The times of a model in other runtimes; none of a job without a model."""
         if not name:
             return ()
-
-        def ask(client: Client) -> Sequence[RuntimeTime]:
-            try:
-                return client.runtime_times(name, limit=_MOST_RUNTIME_TIMES)
-            except ServerUnreachable:
-                raise
-            except FractuneError:
-                return ()
-
+        ask = partial(Client.runtime_times, model=name, limit=_MOST_RUNTIME_TIMES)
         return await self._follower.answer(("runtimes", name), ask)
 
     async def _match(self, jobs: Sequence[JobStatus], share: str) -> MatchResult | str:

@@ -83,28 +83,38 @@ def serve_pages(client: Client, options: PageOptions, ready: Callable[[str, str]
     """Serve until SIGTERM or SIGINT. `ready` gets the address of the first page, and the password if this function made
     one. Raises BadRequest.
     """
-    host, _, port = options.listen.rpartition(":")
-    if not host or not port.isdecimal():
-        raise BadRequest(f"--listen {options.listen}: write HOST:PORT, such as 127.0.0.1:8080")
+    host, _ = _parsed("--listen", options.listen)
     token = options.token(is_guarded=client.is_guarded)
     if options.tls is not None:
         read_pair("--tls-cert", options.tls.cert, "--tls-key", options.tls.key)
     site = Site(
         client, GuardOptions(is_local(options.listen), token), may_cancel=options.may_cancel, advise=options.advise
     )
-    bound = _bound(host.strip("[]"), int(port), options.listen)
+    bound = bound_at("--listen", options.listen)
     scheme = "http" if options.tls is None else "https"
     ready(f"{scheme}://{host}:{bound.getsockname()[1]}/", "" if options.token_file else token)
     PageServer(site, options.tls).run(sockets=[bound])
 
 
-def _bound(host: str, port: int, listen: str) -> socket.socket:
+def _parsed(option: str, listen: str) -> tuple[str, int]:
+    host, _, port = listen.rpartition(":")
+    if not host or not port.isdecimal():
+        raise BadRequest(f"{option} {listen}: write HOST:PORT, such as 127.0.0.1:8080")
+    return host, int(port)
+
+
+def bound_at(option: str, listen: str) -> socket.socket:
+    """A socket at the HOST:PORT of the option; port 0 takes a free one. Raises BadRequest."""
+    host, port = _parsed(option, listen)
+    bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        bound = socket.socket(family, socket.SOCK_STREAM)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind((host, port))
+        bound.bind((host.strip("[]"), port))
         bound.listen()
     except (OSError, OverflowError) as error:
-        raise BadRequest(f"cannot listen on {listen}: it is in use, or not an address of this machine") from error
+        bound.close()
+        raise BadRequest(
+            f"cannot listen on {listen}: it is in use, or not an address of this machine; pass {option} HOST:PORT with "
+            "another port, or 0 for a free one"
+        ) from error
     return bound

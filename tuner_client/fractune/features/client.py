@@ -7,23 +7,25 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from fractune.arguments import checked
-from fractune.features.cost.job_cost import DEFAULT_LIMIT, JobCost, job_costs
+from fractune.features.cost import DEFAULT_LIMIT, JobCost, job_costs
 from fractune.features.log.log import Log
 from fractune.features.log.match import MatchResult, answered_match, match_request, match_source
 from fractune.features.tune.bundle import BundleFile, download_bundle
 from fractune.features.tune.result import TuneResult
 from fractune.local.state import default_state_dir
+from fractune.models.open_sizes import settled
 from fractune.models.source import ModelSource, check_arrays, model_file
 from fractune.server.credentials import PLAIN, Credentials
 from fractune.server.job_status import Fleet, JobStatus, OfferedShare, WaitingWork, Worker, check_ended_well, job_status
 from fractune.server.rpc import CALL_TIMEOUT_S, RECONNECT_S, RpcClient, job_name, submit
 from fractune.sessions.progress import ProgressOption, choose_view
 from fractune.sessions.running import follow
-from fractune.sessions.session import named_server, server_address, session
-from fractune.text.output_files import bundle_file, check_writable, named_bundle_file
+from fractune.sessions.session import named_server, server_address, session, skipped_shares
+from fractune.text.output_files import new_bundle
 from fractune_core.analysis.pairs import MeasuredPair
 from fractune_core.analysis.runtime_times import RuntimeTime
 from fractune_core.codec.messages import from_proto, to_proto
@@ -80,26 +82,24 @@ class Job:
         return job_status(self._rpc.cancel_job(self.name))
 
     @checked
-    def bundle(self, out: str | os.PathLike[str] | None = None) -> BundleFile:
-        """Download the bundle to the file `out`, or as `<model>.fractune` into the folder `out` (default: the current).
+    def bundle(self, out: str | os.PathLike[str] | None = None, *, force: bool = False) -> BundleFile:
+        """Download the bundle to the file `out` (default: `<model>.fractune` in the current folder).
 
-        Raises JobFailed if the job has no bundle, StateUnusable if the file cannot be written.
+        Raises JobFailed if the job has no bundle, StateUnusable if the file cannot be written, and without `force`
+        BadRequest for a bundle there that serves more, or another file.
         """
-        return self._download(self.status(), out)
+        return self._download(self.status(), out, force=force)
 
     @checked
-    def result(self, out: str | os.PathLike[str] = ".", *, progress: ProgressOption = False) -> TuneResult:
-        """Wait for the end and download the bundle to the file `out` (`*.fractune`), or into the folder `out`.
-
-        Raises the errors of `wait` and `bundle`.
-        """
+    def result(
+        self, out: str | os.PathLike[str] | None = None, *, force: bool = False, progress: ProgressOption = False
+    ) -> TuneResult:
+        """Wait for the end and download the bundle as by `bundle`. Raises the errors of `wait` and `bundle`."""
         ended = self.wait(progress=progress)
-        return TuneResult(ended, self._download(ended, bundle_file(out, ended.model_name)))
+        return TuneResult(ended, self._download(ended, out, force=force))
 
-    def _download(self, job: JobStatus, out: str | os.PathLike[str] | None) -> BundleFile:
-        path = named_bundle_file(out, job.model_name)
-        check_writable("--out", path)
-        return download_bundle(self._rpc, job, path)
+    def _download(self, job: JobStatus, out: str | os.PathLike[str] | None, *, force: bool) -> BundleFile:
+        return download_bundle(self._rpc, job, new_bundle(out, job.model_name, force=force))
 
 
 def connect(
@@ -125,9 +125,10 @@ def connect(
     """
     named = address or named_server(None, None)
     if named is None:
-        return Client(server_address(lasting=True), timeout_s=timeout_s, reconnect_s=reconnect_s)
-    found = Credentials.found(ca=ca, token_file=token_file, client_cert=client_cert, client_key=client_key)
-    return Client(named, timeout_s=timeout_s, credentials=found, reconnect_s=reconnect_s)
+        found = server_address(lasting=True)
+        return Client(found, timeout_s=timeout_s, reconnect_s=reconnect_s, skipped_shares=skipped_shares())
+    credentials = Credentials.found(ca=ca, token_file=token_file, client_cert=client_cert, client_key=client_key)
+    return Client(named, timeout_s=timeout_s, credentials=credentials, reconnect_s=reconnect_s)
 
 
 class Client:
@@ -144,8 +145,10 @@ class Client:
         timeout_s: float = CALL_TIMEOUT_S,
         credentials: Credentials = PLAIN,
         reconnect_s: float = RECONNECT_S,
+        skipped_shares: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        self._rpc = RpcClient(address, timeout_s, credentials, reconnect_s)
+        """`skipped_shares`: those that the server's stack could not verify, with causes; jobs leave them out."""
+        self._rpc = RpcClient(address, timeout_s, credentials, reconnect_s, skipped_shares)
 
     @cached_property
     def log(self) -> Log:
@@ -186,6 +189,7 @@ class Client:
         Raises BadModel for an unreadable model, BadRequest, and the errors of the server.
         """
         with model_file(model, run_script=run_script, inputs=options.get("inputs")) as path:
+            options["inputs"] = settled(path, options.get("inputs"))
             spec = JobSpec.requested(path.name, shares, **options)
             check_arrays([spec], path)
             return Job(self._rpc, submit(self._rpc, path, spec))
@@ -227,10 +231,10 @@ class Client:
 
         `model` may also be the name of a model that the server has: `JobStatus.model`. Raises BadModel, BadRequest.
         """
-        request = match_request(
-            share, policy, inputs or {}, allow_unmeasured=allow_unmeasured, target=target, namespace=namespace
-        )
-        with match_source(model, run_script=run_script, inputs=inputs) as source:
+        with match_source(model, run_script=run_script, inputs=inputs) as (source, shapes):
+            request = match_request(
+                share, policy, shapes, allow_unmeasured=allow_unmeasured, target=target, namespace=namespace
+            )
             return answered_match(self._rpc, source, request)
 
     @checked
@@ -292,7 +296,8 @@ class Client:
 def local_stack(shares: str | Sequence[str] = (), *, state: str | os.PathLike[str] | None = None) -> Iterator[Client]:
     """A client of the one-machine stack, which runs until the block ends, with measurers for `shares`.
 
-    Without shares the stack cannot tune, but its log can be queried. A folder `state` serves one stack at a time.
+    Without shares the stack cannot tune, but its log can be queried. Jobs leave out shares that could not be verified
+    (`JobStatus.spec.skipped_shares`). A folder `state` serves one stack at a time.
     Raises StateUnusable, ShareUnavailable, and FractuneError if the stack is not installed.
     """
     named = share_names(shares) if shares else ()

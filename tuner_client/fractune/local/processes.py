@@ -28,6 +28,10 @@ RESTARTS_A_MINUTE = 5
 STOP_TIMEOUT_S = 4.0
 """from SIGTERM to SIGKILL"""
 POLL_S = 0.05
+PATIENCE_S, PAUSE_S = 60.0, 5.0
+"""a part whose share is refused is started again after a pause, for so long: other programs may only just disturb the
+proof of the share
+"""
 _RETRIED_CODES = frozenset({1, 5})
 """exit codes of a part that may succeed next time: an unexpected error, Redis out of reach"""
 
@@ -46,7 +50,7 @@ class Part:
     given_up: Callable[[str], FractuneError] = FractuneError
     """the error, with this text, if the part keeps dying"""
     kind: str = ""
-    """parts of one kind do the same work: if the share of one is refused, the others go on"""
+    """of a measurer its share: parts of one kind do the same work"""
     hindrance: Callable[[str], FractuneError | None] = lambda _: None
     """called with the output of an ended process: the reason why a restart would not help, if any"""
 
@@ -57,6 +61,7 @@ class Running:
     def __init__(self, part: Part) -> None:
         self.part = part
         self._starts: collections.deque[float] = collections.deque()
+        self._refused_at = self._again_at = 0.0  # monotonic; 0 = not refused
         self._start()
 
     @property
@@ -68,8 +73,12 @@ class Running:
         useless.
         """
         code = self._process.poll()
-        if code is None:
+        if code is None or time.monotonic() < self._again_at:
             return False
+        if self._again_at:
+            self._again_at = 0.0
+            self._start()
+            return True
         said = _said(self.part.log_file, self._log_start)
         words = _last_words(said)
         end = _format_end(self.part.name, code, words, self.part.log_file)
@@ -86,6 +95,19 @@ class Running:
             raise self.part.given_up(f"{end}; given up after {RESTARTS_A_MINUTE} restarts in a minute")
         log.info("%s; starting it again", end)
         self._start()
+        return True
+
+    def start_later(self, refusal: ShareUnavailable) -> bool:
+        """Have the part, whose share was just refused, started again after a pause; False if it was refused for
+        PATIENCE_S. The first refusal is noted on standard error.
+        """
+        now = time.monotonic()
+        if not self._refused_at or now - self._starts[-1] > PATIENCE_S:  # it had the share in the meantime
+            self._refused_at = now
+            sys.stderr.write(f"note: {refusal}; trying again for {PATIENCE_S:g} s\n")
+        if now - self._refused_at >= PATIENCE_S:
+            return False
+        self._again_at = now + PAUSE_S
         return True
 
     def terminate(self) -> None:
@@ -117,25 +139,29 @@ class Running:
             )
 
 
-def tend_all(running: list[Running]) -> list[str]:
-    """Restart ended parts. Raises the error of a part's end if a restart is useless. A part with a refused share
-    (others hold all of it) leaves `running` while another part of its kind is left; returns the names of such parts.
+def tend_all(running: list[Running]) -> list[tuple[Part, ShareUnavailable]]:
+    """Restart ended parts. Raises the error of a part's end if a restart is useless. A measurer with a refused share
+    leaves `running`: at once while another part of its kind is left (others hold all of the share), else after
+    PATIENCE_S of restarts. Returns the parts that left.
     """
-    gone: list[str] = []
+    gone: list[tuple[Part, ShareUnavailable]] = []
     for each in list(running):
         try:
             each.tend()
         except ShareUnavailable as refusal:
-            if not _has_twin(each, running):
+            if not each.part.kind:
                 raise
+            if not _has_twin(each, running) and each.start_later(refusal):
+                log.info("%s is started again in %g s: %s", each.part.name, PAUSE_S, refusal)
+                continue
             log.info("%s is not started again, others go on: %s", each.part.name, refusal)
             running.remove(each)
-            gone.append(each.part.name)
+            gone.append((each.part, refusal))
     return gone
 
 
 def _has_twin(one: Running, running: Iterable[Running]) -> bool:
-    return bool(one.part.kind) and any(other is not one and other.part.kind == one.part.kind for other in running)
+    return any(other is not one and other.part.kind == one.part.kind for other in running)
 
 
 def end_in_order(running: Iterable[Running]) -> None:
@@ -173,4 +199,4 @@ def _refusal(code: int, words: str) -> FractuneError | None:
     if message == words:
         return None
     kind = next((kind for kind in error_kinds().values() if kind.exit_code == code), FractuneError)
-    return kind(message)
+    return kind(message.removeprefix("--share "))  # the option is the worker's, and none of the caller's

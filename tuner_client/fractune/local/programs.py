@@ -21,6 +21,7 @@ from typing import Any
 from fractune.local.stack import own_env
 from fractune.local.state import StackFolder
 from fractune_core.errors import FractuneError
+from fractune_core.files.packs import Pack
 from fractune_core.fleet.options import ServerOptions, WorkerOptions
 from fractune_core.shares import Share
 
@@ -142,6 +143,31 @@ def measure_noise(
 
     wanted = experiment.NoiseOptions(share=share, measurers=tuple(measurers), **options)
     return experiment.measure_noise(wanted, report_line)
+
+
+def make_pack(
+    history: Callable[[str, str], list[Any]], report_line: Callable[[str], None], **options: Any
+) -> dict[str, Any]:
+    """Write a pack, by `options` of `fractune_workers.packs.packing.PackOptions`. `history`: the earlier trials of an
+    operator by workload hash and target key. Returns the pack's numbers as plain JSON values. Raises BadModel,
+    BadRequest, StateUnusable.
+    """
+    require("worker", "tvm")
+    from fractune_workers.packs import packing
+
+    return packing.make_pack(packing.PackOptions(**options), history, report_line)
+
+
+def measure_pack(
+    pack: Pack, out: Path, shares: Sequence[Share], minutes: float | None, report_line: Callable[[str], None]
+) -> dict[str, Any]:
+    """Measure a pack at shares of this machine, as of `fractune_workers.packs.measuring.measure_pack`. It needs TVM's
+    runtime alone.
+    """
+    require("run", "tvm_ffi", "tvm_ffi_orcjit", "numpy")
+    from fractune_workers.packs import measuring
+
+    return measuring.measure_pack(pack, out, shares, minutes, report_line)
 
 
 def machine_shares(named: Sequence[Share] = (), *, prove: bool) -> Iterator[dict[str, Any]]:

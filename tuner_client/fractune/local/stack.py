@@ -25,7 +25,7 @@ from fractune.local.state import StackFolder, open_state, socket_dir
 from fractune.server.rpc import RpcClient
 from fractune_core.access.tls_files import TlsFiles
 from fractune_core.analysis.noise import NoiseAdvice
-from fractune_core.errors import FractuneError, RedisGone, ServerUnreachable
+from fractune_core.errors import FractuneError, RedisGone, ServerUnreachable, ShareUnavailable
 from fractune_core.host.cpu_topology import EACH_A_CORE, CpuTopology
 from fractune_core.shares import QUIET_BELOW_CORES, Share, with_kernel_shares
 
@@ -132,9 +132,11 @@ def _without(cores: Iterable[int], taken: Iterable[int]) -> list[int]:
 
 @contextlib.contextmanager
 def running_stack(options: StackOptions) -> Iterator[Stack]:
-    """The stack, serving and complete, until the block ends. Raises StateUnusable for the folder, the error of a part's
-    refusal (ShareUnavailable, ...), RedisGone, or FractuneError when a part keeps dying.
+    """The stack, serving and complete but for `Stack.skipped_shares`, until the block ends. Raises StateUnusable for
+    the folder, ShareUnavailable for a share that this machine does not have or if none can be verified, RedisGone,
+    or FractuneError when a part keeps dying.
     """
+    _check_shares(options.shares)
     with open_state(options.state) as folder, socket_dir(folder, _SERVER_SOCKET) as sockets:
         stack = Stack(options, folder, sockets)
         try:
@@ -148,10 +150,19 @@ def running_stack(options: StackOptions) -> Iterator[Stack]:
             stack.stop()
 
 
+def _check_shares(shares: Sequence[str]) -> None:
+    from fractune_workers.confinement import confinement_for
+
+    for share in map(Share.parse, shares):
+        confinement_for(share).probe()
+
+
 class Stack:
     """The running processes; use `running_stack`. Thread-safe."""
 
     def __init__(self, options: StackOptions, folder: StackFolder, sockets: Path) -> None:
+        self.skipped_shares: dict[str, str] = {}
+        """shares that could not be verified when the stack started, each with the cause; it goes on without them"""
         self._options = options
         self._folder = folder
         self._sockets = sockets
@@ -163,6 +174,7 @@ class Stack:
         self._search_wanted = threading.Event()
         if options.search:
             self._search_wanted.set()
+        self._complete = threading.Event()
         self._ended = threading.Event()
         self._failed = threading.Event()
         self._failure: FractuneError | None = None
@@ -200,7 +212,10 @@ class Stack:
         self._listen = self._ready_file.read_text().strip()
         with RpcClient(self.own_address) as client:
             self._await(lambda: self._all_registered(client), "the workers to register")
-        self._folder.publish_address(self.own_address, for_others=bool(self._options.listen))
+        self._complete.set()
+        self._folder.publish_address(
+            self.own_address, for_others=bool(self._options.listen), skipped_shares=self.skipped_shares
+        )
 
     def start_search(self) -> None:
         """Start the tuner instance and the builders, if they do not run; returns before they have registered."""
@@ -245,8 +260,9 @@ class Stack:
                     search = []
                 if redis.tend():  # parts that need Redis are restarted when Redis has read its file
                     self._await_redis(redis)
-                for gone in tend_all(running):
-                    del self._worker_names[gone]
+                for part, refusal in tend_all(running):
+                    del self._worker_names[part.name]
+                    self._leave_out(part.kind, refusal, [each.part.kind for each in running])
                 self._ended.wait(POLL_S)
         except FractuneError as error:
             self._fail(error)
@@ -254,6 +270,14 @@ class Stack:
             self._fail(self._folder.failure() or FractuneError(f"the stack could not start a process: {error}"))
         finally:
             end_in_order(running)
+
+    def _leave_out(self, share: str, refusal: ShareUnavailable, left: Sequence[str]) -> None:
+        """Go on with the shares `left`. Raises the refusal if none is left, or if jobs may count on the refused one."""
+        if share in left:
+            return
+        if self._complete.is_set() or not any(left):
+            raise refusal
+        self.skipped_shares[share] = str(refusal)
 
     def _fail(self, error: FractuneError) -> None:
         self._failure = error
@@ -312,10 +336,10 @@ class Stack:
         rest = work_cores(measurers, available, os.cpu_count() or 1, topology)
         parts: list[Part] = []
         for share, cores in measurers:
-            kind = measurer_label(share)
-            twins = sum(part.kind == kind for part in parts)
-            part = self._measure_part(f"{kind}-{twins + 1}" if twins else kind, share, cores, advice)
-            parts.append(replace(part, kind=kind))
+            label = measurer_label(share)
+            twins = sum(part.kind == str(share) for part in parts)
+            part = self._measure_part(f"{label}-{twins + 1}" if twins else label, share, cores, advice)
+            parts.append(replace(part, kind=str(share)))
         if self._options.compile:
             # A stack for others has two: a model that takes long to read must not delay other models.
             labels = ["compile", "compile-2"] if self._options.listen else ["compile"]

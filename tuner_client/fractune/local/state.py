@@ -5,14 +5,16 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import json
 import os
 import secrets
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
 import platformdirs
 
@@ -80,9 +82,12 @@ class StackFolder:
         """The error if a part has found the disk full."""
         return _unusable(self.path, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
 
-    def publish_address(self, address: str, *, for_others: bool) -> None:
+    def publish_address(
+        self, address: str, *, for_others: bool, skipped_shares: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
         """Let other commands find this stack; with `for_others` it outlives the command that started it."""
-        self.lock_file.write_text(StackEntry(os.getpid(), address, for_others).to_text(), encoding="utf-8")
+        entry = StackEntry(os.getpid(), address, for_others, skipped_shares)
+        self.lock_file.write_text(entry.to_text(), encoding="utf-8")
 
 
 @contextlib.contextmanager
@@ -184,9 +189,12 @@ class StackEntry:
     for_others: bool = False
     """it runs until it is stopped, like the stack of `fractune up`; other stacks end with the command that started
     them"""
+    skipped_shares: Mapping[str, str] = field(default_factory=dict)
+    """shares that it was to measure at and that could not be verified, each with the cause"""
 
     def to_text(self) -> str:
-        lines = [str(self.pid), self.address, _FOR_OTHERS if self.for_others else ""]
+        skipped = json.dumps(self.skipped_shares) if self.skipped_shares else ""
+        lines = [str(self.pid), self.address, _FOR_OTHERS if self.for_others else "", skipped]
         return "\n".join(filter(None, lines)) + "\n"
 
 
@@ -194,7 +202,8 @@ def read_entry(state: Path) -> StackEntry | None:
     """The last stack's entry, of a running or a dead stack; None if the last stack ended in order, or none ran."""
     try:
         lines = (state / LOCK_FILE).read_text(encoding="utf-8").splitlines()
-        return StackEntry(int(lines[0]), "".join(lines[1:2]), _FOR_OTHERS in lines[2:])
+        skipped: dict[str, str] = next((json.loads(line) for line in lines[2:] if line.startswith("{")), {})
+        return StackEntry(int(lines[0]), "".join(lines[1:2]), _FOR_OTHERS in lines[2:], skipped)
     except (OSError, ValueError, IndexError):
         return None
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -16,10 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fractune.local.programs import require
-from fractune_core.errors import BadRequest
+from fractune_core.disturbed import TRIES, timed_quietly
+from fractune_core.errors import BadRequest, FractuneError
 from fractune_core.files.bundles import Bundle
 from fractune_core.files.compared import ONNX_RUNTIME, OPENVINO, OURS, Compared
-from fractune_core.host.machine import busy_s
+from fractune_core.host.machine import beside_others, busy_s
 from fractune_core.model_inputs import shapes_in
 from fractune_core.share_kinds import CPU
 from fractune_core.shares import Share
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     from fractune.comparing.beside import Contenders
     from fractune_workers.locks.core_locks import CoreLocks
 
-_TIMEOUT_S = 1800.0
+_TIMEOUT_S = TRIES * 1800.0
 _WAIT_NOTED_S = 5.0
 """a little more than `CoreLocks.awaited_holders` needs"""
 _MOST_S = 60.0
@@ -90,7 +92,7 @@ def noting_a_wait(locks: CoreLocks, report_line: Callable[[str], None]) -> Itera
 
     def note() -> None:
         for holder in locks.awaited_holders():
-            report_line(f"waiting for the measurement cores, held by PID {holder['pid']} of another stack")
+            report_line(f"waiting for the measurement cores, held by PID {holder.pid} of another stack")
 
     timer = threading.Timer(_WAIT_NOTED_S, note)
     timer.daemon = True
@@ -113,7 +115,8 @@ def open_child(args: list[str]) -> dict[str, Callable[..., Any]]:
 
 
 class TimingChild:
-    """The process, which is confined first. Under a limit, it enters the share only when the model is loaded: the limit
+    """The process, which is confined first. Times that other programs disturbed are taken again (`timed_quietly`), and
+    have the `others_cores`. Under a limit, it enters the share only when the model is loaded: the limit
     would slow that down.
     """
 
@@ -129,11 +132,15 @@ class TimingChild:
         else:
             os.sched_setaffinity(0, self._confinement.cores)  # the threads of the model take their cores from it
 
-    def proved(self, method: Callable[..., Any], **arguments: Any) -> Any:
+    def proved(self, method: Callable[..., dict[str, Any]], **arguments: Any) -> dict[str, Any]:
         """The result of the method, after which all threads are there. Raises ShareUnavailable."""
-        found = method(**arguments)
+        cores = self._confinement.cores
+        found, others_cores = timed_quietly(
+            lambda: beside_others(partial(method, **arguments), cores),
+            lambda secs: beside_others(partial(time.sleep, secs), cores)[1],
+        )
         self._confinement.verify()
-        return found
+        return {**found, "others_cores": others_cores}
 
     def time_peer(self, path: str, shapes: dict[str, list[int]], repeats: int) -> dict[str, Any]:
         from fractune.comparing import beside
@@ -141,10 +148,10 @@ class TimingChild:
         version, run_secs = beside.time_peer(Path(path), len(self._confinement.cores), shapes, repeats)
         return {"version": version, "run_secs": run_secs}
 
-    def time_peer_at(self, path: str, several: list[dict[str, list[int]]], repeats: int) -> list[list[float]]:
+    def time_peer_at(self, path: str, several: list[dict[str, list[int]]], repeats: int) -> dict[str, Any]:
         from fractune.comparing import beside
 
-        return beside.time_peer_at(Path(path), len(self._confinement.cores), several, repeats)
+        return {"run_secs": beside.time_peer_at(Path(path), len(self._confinement.cores), several, repeats)}
 
     def time_beside(self, path: str, bundle: str, repeats: int) -> dict[str, Any]:
         from fractune.comparing import beside
@@ -152,20 +159,22 @@ class TimingChild:
 
         model = load(bundle, share=self._share)
         variant = model.choice.variant
-        timed = beside.time_beside(Path(path), model, model.random_inputs(), [variant], repeats)
+        inputs = beside.accepted_inputs(Path(path), model, model.random_inputs())
+        timed = beside.time_beside(Path(path), model, inputs, [variant], repeats)
         return {"variant": variant, **asdict(timed)}
 
     def compare(
         self, bundle: str, member: int | None, onnx: str, runtimes: list[str], repeats: int, *, exact: bool
     ) -> dict[str, Any]:
         """`compared` and `runtimes` of the bundle or its member, as a manifest has them."""
-        from fractune.comparing.beside import time_beside_runtimes
-        from fractune.comparing.interleaved import highest_integers, typical_inputs
+        from fractune.comparing.beside import accepted_inputs, time_beside_runtimes
         from fractune_runtime.loading import model_of
 
         opened = Bundle(Path(bundle))
         model = model_of(opened if member is None else opened.members[member], share=self._share, runtimes=False)
-        inputs = typical_inputs(model.inputs, highest_integers(model.inputs, model.run))
+        inputs = model.random_inputs()
+        with contextlib.suppress(FractuneError):  # each runtime is refused for reasons of its own
+            inputs = accepted_inputs(Path(onnx), model, inputs)
         compared, found = time_beside_runtimes(model, [inputs], _contenders(onnx, repeats, exact=exact), runtimes)
         return {"compared": compared.to_json(), "runtimes": {name: each.to_json() for name, each in found.items()}}
 

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias, Union
 
 from fractune.local.programs import require
 from fractune.local.stack import own_env
-from fractune_core.errors import BadModel, BadRequest, FractuneError
+from fractune.models.external_data import write_one_file
+from fractune.models.onnx_file import Dim, Tensor, read_interface
+from fractune_core.errors import BadModel, BadRequest, some_of
 from fractune_core.files.bundles import is_bundle
 from fractune_core.files.input_arrays import LABEL, InputFile
 from fractune_core.files.scripts import REFUSAL, is_script
@@ -26,61 +28,48 @@ if TYPE_CHECKING:
     import tvm
 
 
-OpenShape = list[int | str | None]
+OpenShape = list[Dim]
 """by axis: a size, the name of an open axis, or None for an open axis without a name"""
 
 
 def onnx_inputs(path: Path) -> dict[str, OpenShape]:
-    """The inputs by name. Raises BadModel for a file that is not ONNX, FractuneError without the package `onnx`."""
-    return {each.name: _shape(each) for each in _inputs(path)}
+    """The inputs by name, without axes if their number is not known. Raises BadModel for a file that is not ONNX."""
+    return {each.name: list(each.shape or ()) for each in _inputs(path)}
+
+
+def is_onnx(path: Path) -> bool:
+    """Whether it is an ONNX file. Raises BadModel for a damaged one."""
+    return read_interface(path) is not None
 
 
 def onnx_dtypes(path: Path) -> dict[str, str]:
-    """The types of the inputs by name, as NumPy's. Raises as `onnx_inputs`."""
-    held = _inputs(path)
-    import onnx
-
-    types = {each.name: each.type.tensor_type.elem_type for each in held}
-    return {name: str(onnx.helper.tensor_dtype_to_np_dtype(kind)) for name, kind in types.items() if kind}
+    """The types of the inputs of numbers by name, as NumPy's. Raises as `onnx_inputs`."""
+    return {each.name: each.dtype for each in _inputs(path) if each.dtype}
 
 
-def _inputs(path: Path) -> list[Any]:
-    try:
-        import onnx
-    except ImportError as error:
-        raise FractuneError(
-            "--lengths reads the model's inputs by the package onnx, which is not installed; install it, or give "
-            "each shape by --input"
-        ) from error
-    try:
-        graph = onnx.load(path, load_external_data=False).graph
-    except Exception as error:  # protobuf's and onnx's have no common base
-        raise BadModel(
-            f"{path.name}: --lengths needs an ONNX file, and this is none; give each shape by --input"
-        ) from error
-    weights = {weight.name for weight in graph.initializer}
-    return [each for each in graph.input if each.name not in weights]
-
-
-def _shape(value: Any) -> OpenShape:
-    dims = value.type.tensor_type.shape.dim
-    return [dim.dim_value or dim.dim_param or None for dim in dims]
+def _inputs(path: Path) -> Sequence[Tensor]:
+    found = read_interface(path)
+    if found is None:
+        raise BadModel(f"{path.name}: --lengths needs an ONNX file, and this is none; give each shape by --input")
+    return found.inputs
 
 
 def check_given(path: Path, inputs: SeveralShapes) -> None:
-    """Raises BadModel for a shape with another number of axes than the file's, or another size of a fixed axis.
-
-    A file that cannot be read here is left to the server.
+    """Raises BadModel for an input that the ONNX file does not have, and for another number of axes or another size of
+    a fixed axis than in the file. A file of another format is left to the server.
     """
-    if not inputs:
+    found = read_interface(path) if inputs else None
+    if found is None:
         return
-    try:
-        held = onnx_inputs(path)
-    except FractuneError:  # no ONNX file, or no package to read it
-        return
+    held = {each.name: each for each in found.inputs}
     for each in each_shape(inputs):
-        for name, shape in shapes_in(as_shapes(each)).items():
-            _check(name, shape, held.get(name, []))
+        given = as_shapes(each)
+        unknown = [name for name in (*shapes_in(given), *constants_in(given)) if name not in held]
+        if unknown:
+            known = some_of(f"'{each.name}' {each.shape_text}" for each in found.inputs) or "none"
+            raise BadModel(f"inputs: no input is named '{unknown[0]}'; the inputs are {known}")
+        for name, shape in shapes_in(given).items():
+            _check(name, shape, held[name].shape)
 
 
 def check_arrays(specs: Sequence[JobSpec], model: Path) -> None:
@@ -94,28 +83,27 @@ def check_arrays(specs: Sequence[JobSpec], model: Path) -> None:
     if len(specs) > 1:
         raise BadRequest(f"{LABEL} {path}: it has one shape, and the model is tuned for several; leave it out")
     with contextlib.closing(InputFile(path, f"{LABEL} {path}")) as file:
-        try:
-            held, dtypes = onnx_inputs(model), onnx_dtypes(model)
-        except FractuneError:  # no ONNX file, or no package to read it
+        found = read_interface(model)
+        if found is None:
             return
         given = specs[0].inputs
         shapes, constants = shapes_in(given), constants_in(given)
         file.check(
             [
-                {"name": name, "dtype": dtypes[name], "shape": shapes.get(name) or _known(held[name])}
-                for name in held
-                if name not in constants and name in dtypes
+                {"name": each.name, "dtype": each.dtype, "shape": shapes.get(each.name) or _known(each.shape or ())}
+                for each in found.inputs
+                if each.name not in constants and each.dtype
             ]
         )
 
 
-def _known(shape: OpenShape) -> list[int | None]:
-    return [dim if isinstance(dim, int) and dim > 0 else None for dim in shape]
+def _known(shape: Sequence[Dim]) -> list[int | None]:
+    return [dim if isinstance(dim, int) else None for dim in shape]
 
 
-def _check(name: str, given: Sequence[int], held: OpenShape) -> None:
-    """No axes in the file mean that it does not say how many there are."""
-    if not held:
+def _check(name: str, given: Sequence[int], held: Sequence[Dim] | None) -> None:
+    """None: the file does not say how many axes there are."""
+    if held is None:
         return
     shown = ",".join(map(str, given))
     in_file = ", ".join(str(dim) if dim else "?" for dim in held)
@@ -125,7 +113,7 @@ def _check(name: str, given: Sequence[int], held: OpenShape) -> None:
             f"give {len(held)} sizes"
         )
     for axis, (size, dim) in enumerate(zip(given, held, strict=True)):
-        if isinstance(dim, int) and dim > 0 and size != dim:
+        if isinstance(dim, int) and size != dim:
             raise BadModel(
                 f"inputs: '{name}' gets {size} at axis {axis} ({shown}), which is {dim} in the model ([{in_file}]); "
                 f"give {dim}"
@@ -183,7 +171,8 @@ ModelSource: TypeAlias = Union[str, os.PathLike[str], "onnx.ModelProto", "torch.
 
 @contextlib.contextmanager
 def model_file(model: ModelSource, *, run_script: bool = False, inputs: SeveralShapes | None = None) -> Iterator[Path]:
-    """The model as a file until the block ends. A model in memory is written to a temporary folder, as `model.*`.
+    """The model as one file until the block ends. A model in memory, and an ONNX model with its weights in files beside
+    it, are written to a temporary folder, the first as `model.*`.
 
     With `run_script` the code of a Python file runs in a separate process, and the file is the module that it makes.
     Raises BadModel for a missing file, an object of another type, a model that cannot be written, and a Python file
@@ -199,13 +188,28 @@ def _file(model: ModelSource, *, run_script: bool) -> Iterator[Path]:
     path = Path(model) if isinstance(model, str | os.PathLike) else None
     if path is not None:
         check_model_file(path)
-    if path is not None and not is_model_script(path):
+    script = path is not None and is_model_script(path)
+    if path is not None and script and not run_script:
+        raise BadModel(f"{path.name}: {REFUSAL}")
+    if path is not None and not script and not _lies_in_several_files(path):
         yield path
         return
-    if path is not None and not run_script:
-        raise BadModel(f"{path.name}: {REFUSAL}")
     with tempfile.TemporaryDirectory(prefix="fractune-model-") as folder:
-        yield _written(model, Path(folder)) if path is None else json_of_script(path, Path(folder))
+        yield _one_file(model, path, Path(folder), script=script)
+
+
+def _lies_in_several_files(path: Path) -> bool:
+    found = read_interface(path)
+    return found is not None and bool(found.in_another_file)
+
+
+def _one_file(model: object, path: Path | None, folder: Path, *, script: bool) -> Path:
+    if path is None:
+        return _written(model, folder)
+    if script:
+        return json_of_script(path, folder)
+    write_one_file(path, folder / path.name)
+    return folder / path.name
 
 
 def check_model_file(path: Path) -> None:

@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated
 
+from fractune.server.pace import Pace, TimeLeft, time_left
 from fractune_core.analysis.at_load import AtLoad, choices
+from fractune_core.analysis.inside import Inside
 from fractune_core.analysis.roofline import Arithmetic, Roof
 from fractune_core.codec.messages import from_proto
 from fractune_core.codec.places import In
+from fractune_core.disturbed import is_disturbed, kept_part
 from fractune_core.errors import JobCancelled, JobFailed, error_from_name, one_line
+from fractune_core.files.checked import Checked
 from fractune_core.jobs import JobSpec, JobState, Priority
 from fractune_core.names import Collection
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.records import TuningRecord
 from fractune_core.served import ServiceGoal
 from fractune_core.shares import Device, GrantedShare, Share, with_kernel_shares
+
+_VALIDATED_TRIALS = 4
+"""after the search each operator takes the time of so many trials at least, for its best ones and the untuned one"""
+_TIMING_S = 2.0
+"""of the whole model at a share, at least"""
 
 
 @dataclass(frozen=True)
@@ -45,7 +54,7 @@ class OperatorStatus:
 
 @dataclass(frozen=True)
 class ShareResult:
-    """The whole model at one share, measured alone, all variants interleaved."""
+    """The whole model at one share, all variants interleaved."""
 
     share: str
     """the requested share, such as `cpu:1`"""
@@ -65,13 +74,31 @@ class ShareResult:
     """when it was measured, in seconds since 1970, UTC; 0 = not known"""
     at_load: tuple[AtLoad, ...] = ()
     """the fastest variants in a loop and at 30 % load, the one for this share first. Empty if the model is too slow for
-    this timing, and for measurements of older versions"""
+    this timing"""
 
     others_cores: float = 0.0
-    """cores of the share that other programs had meanwhile, on average; with more than 0.2 `at_load` chooses nothing"""
+    """cores of the share that other programs had meanwhile, on average"""
 
     variant: str = ""
     """the one of `tuned_s`: that for this share; of a CPU limit the best of those timed under it. Empty = not known"""
+
+    inside: Inside | None = None
+    """the calls inside the variant for this share; None on a GPU, under a CPU limit, and for a very slow model"""
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether other programs made these times too long. Then the model takes at most that, and `best` is empty."""
+        return is_disturbed(self.others_cores)
+
+    @property
+    def cores(self) -> int:
+        """CPUs that the model's threads could run on; units of the share on a GPU."""
+        return self.granted.limit.span if self.granted.limit else self.granted.units
+
+    @property
+    def kept(self) -> float:
+        """The part of the cores that other programs left; 1.0 if they did not disturb the times."""
+        return kept_part(self.others_cores, self.cores)
 
     @property
     def difference(self) -> float | None:
@@ -118,6 +145,8 @@ class JobProgress:
     """seconds of work by kind, without waits for cores; kinds overlap, so their sum has no meaning"""
     trials_saved: int = 0
     """candidates of the budget that were not needed, because the operators are near their roof"""
+    trials_known: int = 0
+    """candidates that the log held when the search began; `JobSpec.trials` counts them too"""
 
     @property
     def candidates_had(self) -> int:
@@ -150,10 +179,14 @@ class JobStatus:
     """from its creation to its end, once the job is done"""
     bundle: Annotated[str, In("result.bundle")] = ""
     """`bundles/...`, once the job is done"""
+    checked: Checked | None = None
+    """what the bundle holds of its check; None before there is one, and where it does not say"""
     revision: int = 0
     """grows with every change"""
     roofs: Mapping[str, Roof] = field(default_factory=dict)
     """roof of each share; a share without a known roof is absent"""
+    pace: Pace = field(default_factory=Pace, repr=False)
+    """what whoever follows the job has learned"""
 
     def __repr__(self) -> str:
         trials = f"{self.progress.candidates_had}/{self.progress.trials_planned} trials"
@@ -191,6 +224,11 @@ class JobStatus:
         return tuple(each for each in self.results if each.granted.kind.measures_kernels)
 
     @property
+    def is_disturbed(self) -> bool:
+        """Whether other programs disturbed the times at some share."""
+        return any(each.is_disturbed for each in self.results)
+
+    @property
     def launch_s(self) -> Mapping[str, float]:
         """Seconds of a kernel's launch by share, where they are known: on a GPU."""
         return {share: roof.launch_s for share, roof in self.roofs.items() if roof.launch_s}
@@ -202,13 +240,56 @@ class JobStatus:
         return {share: launches * secs for share, secs in self.launch_s.items()}
 
     @property
-    def time_left_s(self) -> float | None:
+    def trials_text(self) -> str:
+        """`40 of 100 new trials (260 requested, 160 in the log)`"""
+        done, requested = self.progress, self.spec.extra_trials or self.spec.trials
+        text = f"{done.candidates_had} of {done.trials_planned} new trials"
+        if self.spec.rerank or not requested or done.trials_planned == requested:
+            return text
+        had = f", {done.trials_known} in the log" if done.trials_known and not self.spec.extra_trials else ""
+        return f"{text} ({requested} requested{had})"
+
+    @property
+    def time_left(self) -> TimeLeft | None:
+        """Until the end of the job and of what its follower does afterwards; None if not known."""
+        done, operators = self.progress, len(self._searched)
+        build_s = done.busy_s.get("build", 0.0) / max(done.candidates_done, 1)
+        least_s = {
+            JobState.VALIDATING.value: _VALIDATED_TRIALS * operators / done.trials_per_s if done.trials_per_s else 0.0,
+            JobState.COMPILING.value: build_s * operators,
+            JobState.TIMING.value: _TIMING_S * len(self.spec.shares),
+        }
+        return time_left(self.state, done.phases_s, self._search_left_s, least_s, self.pace)
+
+    @property
+    def _search_left_s(self) -> float | None:
         """Seconds until the search has its trials at the present rate; None if not known."""
         done, limit_s = self.progress, self.spec.minutes * 60
-        if self.state is not JobState.TUNING or done.trials_per_s <= 0:
+        if self.state is not JobState.TUNING:
+            return None if self.state in (JobState.QUEUED, JobState.INGESTING) else 0.0
+        if done.trials_per_s <= 0:
             return None
         left_s = max(done.trials_planned - done.candidates_had, 0) / done.trials_per_s
         return min(left_s, max(limit_s - done.elapsed_s, 0.0)) if limit_s else left_s
+
+    @property
+    def _searched(self) -> list[OperatorStatus]:
+        return [each for each in self.operators if each.selected and each.weight]
+
+    @property
+    def operators_s(self) -> Mapping[str, float]:
+        """The best of all tuned operators in one inference by share, in seconds; empty until each has a time at each
+        share.
+        """
+        if not self._searched or not all(each.best_s.keys() >= set(self.tuned_at) for each in self._searched):
+            return {}
+        return {share: sum(each.weight * each.best_s[share] for each in self._searched) for share in self.tuned_at}
+
+    def followed(self, pace: Pace) -> JobStatus:
+        """With what its follower knows, until now."""
+        if self.state is JobState.TUNING:  # after it, times are of other measurements
+            pace = pace.after(self.progress.candidates_had, self.operators_s)
+        return replace(self, pace=pace)
 
 
 def check_ended_well(job: JobStatus) -> None:
@@ -261,7 +342,7 @@ class Worker:
     granted: GrantedShare | None = None
     """of a measurer: the share that it proved"""
     state: str = ""
-    """`busy` or `idle`; empty for workers and servers of older versions"""
+    """`busy` or `idle`"""
 
 
 @dataclass(frozen=True)
@@ -284,7 +365,7 @@ class Fleet:
     workers: tuple[Worker, ...] = ()
     """by role and name"""
     waiting: tuple[WaitingWork, ...] = ()
-    """by role and share; empty from servers of older versions"""
+    """by role and share"""
 
 
 @dataclass(frozen=True)
@@ -304,6 +385,7 @@ def job_status(job: pb.Job) -> JobStatus:
         job,
         spec=from_proto(JobSpec, job.spec, model_name=job.model_display_name),
         progress=from_proto(JobProgress, job.progress, phases_s=phases_s, busy_s=busy_s),
+        pace=Pace(),
     )
 
 

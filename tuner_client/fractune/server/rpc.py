@@ -9,9 +9,10 @@ import contextlib
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Self, TypeVar
 
 import grpc
@@ -29,6 +30,7 @@ from fractune_core.errors import (
     StateUnusable,
     error_from_name,
 )
+from fractune_core.files.new_bundle import NewBundle
 from fractune_core.host.machine import is_full
 from fractune_core.jobs import JobSpec, JobState
 from fractune_core.names import Collection
@@ -90,8 +92,10 @@ class RpcClient:
         timeout_s: float = CALL_TIMEOUT_S,
         credentials: Credentials = PLAIN,
         reconnect_s: float = RECONNECT_S,
+        skipped_shares: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """`reconnect_s`: how long `watch_job` waits for an unreachable server.
+        """`reconnect_s`: how long `watch_job` waits for an unreachable server. `skipped_shares`: those that the
+        server's stack could not verify, each with the cause; jobs by `create_job` leave them out.
 
         Raises BadRequest for credentials that do not fit this address, and for an address of another form.
         """
@@ -105,6 +109,7 @@ class RpcClient:
         self._tls = credentials.ca is not None and not address.startswith(UNIX)
         self._timeout_s = timeout_s
         self._reconnect_s = reconnect_s
+        self._skipped_shares = skipped_shares
         self._closed = False
         limits = [
             ("grpc.max_receive_message_length", _MOST_ANSWER_BYTES),
@@ -145,8 +150,9 @@ class RpcClient:
         """Upload the missing part of the model file. Raises BadModel if it cannot be read."""
         return send_model(self._call, self._models, path, lambda: self._closed)
 
-    def create_job(self, spec: pb.JobSpec) -> pb.Job:
-        return self._call(self._jobs.CreateJob, pb.CreateJobRequest(spec=spec))
+    def create_job(self, spec: JobSpec) -> pb.Job:
+        message = to_proto(spec.without(self._skipped_shares), pb.JobSpec)
+        return self._call(self._jobs.CreateJob, pb.CreateJobRequest(spec=message))
 
     def get_job(self, job: str) -> pb.Job:
         return self._call(self._jobs.GetJob, pb.GetJobRequest(name=job_name(job)))
@@ -314,8 +320,11 @@ class RpcClient:
 
     # ---- bundles and the fleet -----------------------------------------------------------------------------
 
-    def download_bundle(self, name: str, to: Path) -> None:
-        """Write the bundle `bundles/...` to the file `to`, whole or not at all. Raises StateUnusable."""
+    def download_bundle(self, name: str, new: NewBundle) -> None:
+        """Write the bundle `bundles/...` to a file, whole or not at all. Raises StateUnusable, and BadRequest for a
+        bundle there that serves more, or another file.
+        """
+        to = new.path
         draft = to.with_name(f".{to.name}.{os.getpid()}.part")
         request = pb.DownloadBundleRequest(name=name)
         try:
@@ -324,6 +333,7 @@ class RpcClient:
             with draft.open("xb") as file:  # in a folder of others it may be a link
                 for part in self._stream(self._bundles.DownloadBundle, request, TRANSFER_TIMEOUT_S):
                     file.write(part.data)
+            new.check_made(draft)
             draft.replace(to)
         except OSError as error:
             remedy = "a folder that has room" if is_full(error) else "another path"
@@ -444,4 +454,4 @@ def submit(client: RpcClient, model: Path, spec: JobSpec) -> str:
     """Upload the model and the inputs for its check unless the server has them, create the job, and return its name."""
     sha256 = Collection.MODELS.parse(client.upload_model(model).name)
     arrays = client.upload_model(Path(spec.check_inputs)).name if spec.check_inputs else ""
-    return client.create_job(to_proto(replace(spec, model=sha256, check_inputs=arrays), pb.JobSpec)).name
+    return client.create_job(replace(spec, model=sha256, check_inputs=arrays)).name

@@ -1,21 +1,23 @@
-"""Views that follow a job: a bar, plain lines, a function of the caller, or nothing."""
+"""Views that follow a job: four live lines, plain lines, a function of the caller, or nothing."""
 
 from __future__ import annotations
 
 import importlib.util
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Self, TypeAlias
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
+from rich.console import Console, Group
+from rich.live import Live
+from rich.text import Text
 
 from fractune.server.job_status import JobStatus
 from fractune.server.rpc import Absence
 from fractune.text.rendering import literal
-from fractune.text.text import counts_text, span_text
+from fractune.text.text import counts_text, factor_text, left_text, span_text
 from fractune_core.errors import one_line
 from fractune_core.jobs import JobState
 
@@ -25,6 +27,11 @@ _WORK = {
     JobState.COMPILING: "compiling the bundle",
     JobState.TIMING: "timing the whole model",
 }
+_WAITING = "waiting for "
+"""begins a note on what the job waits for"""
+_REDRAWN_EVERY_S = 1.0
+_OF_AGE = 30
+"""a display without news waits for this part of its age"""
 LINE_EVERY_S = 5.0
 """least seconds between plain lines while only numbers change"""
 EQUAL_LINE_EVERY_S = 60.0
@@ -42,7 +49,12 @@ class GoalNews:
 
 
 class View:
-    """Shows the progress of a job within a `with` block; this one shows nothing."""
+    """Shows the progress of a job within a `with` block, perhaps of several one after the other; this one shows
+    nothing.
+    """
+
+    afterwards_s = 0.0
+    """what the caller does itself after each job, in seconds: it counts in the time left"""
 
     def __enter__(self) -> Self:
         return self
@@ -81,7 +93,7 @@ def print_absence(absence: Absence) -> None:
 
 
 ProgressOption: TypeAlias = bool | Callable[[JobStatus], None] | View
-"""True = a bar (plain lines on a plain output), False = nothing, or a function that gets each status"""
+"""True = four live lines (plain lines on a plain output), False = nothing, or a function that gets each status"""
 
 LineProgress: TypeAlias = bool | Callable[[str], None]
 """True = lines on standard error, False = nothing, or a function that gets each line"""
@@ -98,25 +110,63 @@ def choose_view(progress: ProgressOption) -> View:
     console = Console()
     # In a notebook rich redraws by a widget, and warns where there are no widgets.
     redraws = importlib.util.find_spec("ipywidgets") is not None if console.is_jupyter else console.is_terminal
-    return BarView(console) if redraws else LineView()
+    return LiveView(console) if redraws else LineView()
 
 
 def status_text(job: JobStatus) -> str:
-    """One line: state and work, trials once they are planned, how many are shared, rate, time left, failures."""
-    parts = [_WORK.get(job.state, job.state.value)]
-    if job.progress.trials_planned:
-        parts.append(f"{job.progress.candidates_had}/{job.progress.trials_planned} trials")
+    """One line: state and work, time left, and of a search and at the end trials, how many are shared, rate, and
+    failures.
+    """
+    trials = _trials_texts(job) if job.state is JobState.TUNING or not job.state.open else ()
+    counts = [*trials, _failed_text(job), _left_text(job)]
+    return ", ".join([_WORK.get(job.state, job.state.value), *filter(None, counts)])
+
+
+def _trials_texts(job: JobStatus) -> Iterator[str]:
+    done = job.progress
+    if done.trials_planned:
+        yield job.trials_text
     elif job.state is JobState.TUNING:
-        parts.append("no new trials")
-    if job.progress.candidates_shared:
-        parts.append(f"{job.progress.candidates_shared} shared")
-    if job.progress.trials_per_s > 0 and job.state is JobState.TUNING:
-        parts.append(f"{job.progress.trials_per_s:.1f} trials/s")
-    if job.time_left_s is not None:
-        parts.append(f"{span_text(job.time_left_s)} left")
-    if job.progress.failures:
-        parts.append(f"failed: {counts_text(dict(job.progress.failures))}")
-    return ", ".join(parts)
+        yield "no new trials"
+    if done.candidates_shared:
+        yield f"{done.candidates_shared} shared"
+    if done.trials_per_s > 0 and job.state is JobState.TUNING:
+        yield f"{done.trials_per_s:.1f} trials/s"
+
+
+def _failed_text(job: JobStatus) -> str:
+    failures = dict(job.progress.failures)
+    return f"failed: {counts_text(failures)}" if failures else ""
+
+
+def _left_text(job: JobStatus) -> str:
+    left = job.time_left
+    return "" if left is None else left_text(left.secs, is_least=left.is_least)
+
+
+def best_text(job: JobStatus, peer_s: Mapping[str, float]) -> str:
+    """The operators' time over ONNX Runtime's whole one at each share, or over that of their first candidates where
+    neither `peer_s`, its seconds by share, nor the log knows it.
+    """
+    known = {**job.pace.peer_s, **peer_s}
+    if job.operators_s and job.operators_s.keys() <= known.keys():
+        ratios = (f"{secs / known[share]:.2f} at {share}" for share, secs in job.operators_s.items())
+        return f"best so far: all operators take {', '.join(ratios)} of ONNX Runtime's time"
+    gains = [f"{factor_text(gain)} at {share}" for share, gain in job.pace.speed_ups().items()]
+    found = f"{', '.join(gains)} over the first candidates" if gains else "not every operator has a time yet"
+    return f"best so far: {found}"
+
+
+def live_lines(job: JobStatus, step: str = "", peer_s: Mapping[str, float] = MappingProxyType({})) -> list[str]:
+    """Four lines on a running job: the best so far, the trials, the time left of all phases, and what it waits for."""
+    waits = [note for note in job.notes if note.startswith(_WAITING)]
+    work = waits or ([_WORK.get(job.state, job.state.value)] if job.state.open else [])
+    return [
+        f"{job.model_name}: {best_text(job, peer_s)}",
+        ", ".join(filter(None, [*_trials_texts(job), _failed_text(job)])) or "trials: not planned yet",
+        _left_text(job) or ("time left: not known yet" if job.state.open else f"it took {span_text(job.wall_s)}"),
+        "; ".join(filter(None, [step, *work])),
+    ]
 
 
 class CallingView(View):
@@ -129,61 +179,92 @@ class CallingView(View):
         self._call(job)
 
 
-class BarView(View):
-    """A bar of the trials, redrawn at each change of the job."""
+class _Rhythm:
+    """Says when a changing display is due: at once for news, else more and more seldom, so that its output stays
+    short however long a job takes.
+    """
 
-    def __init__(self, console: Console) -> None:
-        # The texts come from models and servers, so they are not markup.
-        name, status = (TextColumn(field, markup=False) for field in ("{task.description}", "{task.fields[status]}"))
-        columns = (name, BarColumn(), status)
-        self._progress = Progress(*columns, console=console, auto_refresh=False)
-        self._task = self._progress.add_task("", total=None, status="")
+    def __init__(self, least_s: float) -> None:
+        self._least_s = least_s
+        self._news: object = None
+        self._began: float | None = None
+        self._shown = 0.0
+
+    def is_due(self, news: object, least_s: float = 0.0) -> bool:
+        """Whether to show it now; what is no news waits for `least_s` too. Then it counts as shown."""
+        now = time.monotonic()
+        self._began = now if self._began is None else self._began
+        waits_s = max(self._least_s, least_s, (now - self._began) / _OF_AGE)
+        if news == self._news and now - self._shown < waits_s:
+            return False
+        self._news, self._shown = news, now
+        return True
+
+
+class LiveView(View):
+    """Four lines on a terminal, redrawn while the job goes on, and gone at the end."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._live = Live(console=console, auto_refresh=False, transient=True)
+        self._job: JobStatus | None = None
+        self._peer_s: Mapping[str, float] = {}
+        self._step = ""
+        self._rhythm = _Rhythm(_REDRAWN_EVERY_S)
 
     def __enter__(self) -> Self:
-        self._progress.start()
+        self._live.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._progress.stop()
+        self._live.stop()
 
     def show(self, job: JobStatus) -> None:
-        ended = job.state is JobState.DONE
-        self._progress.update(
-            self._task,
-            description=one_line(job.model_name),
-            total=1 if ended else job.progress.trials_planned or None,
-            completed=1 if ended else job.progress.candidates_had,
-            status=status_text(job),
-            refresh=True,
-        )
+        self._job = job
+        self._update()
 
     def show_goal(self, goal: GoalNews) -> None:
-        self._progress.console.print(literal(goal.lines[-1]))
+        self._peer_s = goal.fields["peer_s"]
+        self._live.console.print(literal(goal.lines[-1]))
 
     def show_step(self, text: str) -> None:
-        self._progress.console.print(literal(text))
+        self._step = text
+        if self._live.is_started:
+            self._update()
+        else:
+            self._live.console.print(literal(text))
 
     def show_absence(self, absence: Absence) -> None:
         print_absence(absence)
 
+    def _update(self) -> None:
+        job = self._job
+        if self._rhythm.is_due((self._step, job and (job.state, job.notes))):
+            lines = [self._step] if job is None else live_lines(job, self._step, self._peer_s)
+            self._live.update(Group(*map(_one_row, lines)), refresh=True)
+
+
+def _one_row(line: str) -> Text:
+    text = literal(line)
+    text.no_wrap, text.overflow = True, "ellipsis"
+    return text
+
 
 class LineView(View):
-    """Prints a line for each change of state and each new note, and every few seconds."""
+    """Prints a line for each change of state and each new note, and more and more seldom between them."""
 
     def __init__(self) -> None:
-        self._state: JobState | None = None
         self._notes: set[str] = set()
-        self._line, self._printed_at = "", 0.0
+        self._line = ""
+        self._rhythm = _Rhythm(LINE_EVERY_S)
 
     def show(self, job: JobStatus) -> None:
         for note in job.notes:
             if note not in self._notes:
                 print(f"note: {one_line(note)}", flush=True)
         self._notes.update(job.notes)
-        now, line = time.monotonic(), f"{job.name}: {status_text(job)}"
-        least_s = EQUAL_LINE_EVERY_S if line == self._line else LINE_EVERY_S
-        if job.state is not self._state or now - self._printed_at >= least_s:
-            self._state, self._line, self._printed_at = job.state, line, now
+        line = f"{job.name}: {status_text(job)}"
+        if self._rhythm.is_due((job.name, job.state), EQUAL_LINE_EVERY_S if line == self._line else 0.0):
+            self._line = line
             print(line, flush=True)
 
     def show_goal(self, goal: GoalNews) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -72,6 +72,14 @@ def server_address(state: PathText | None = None, server: str | None = None, *, 
         folder = state_folder(state)
         raise ServerUnreachable(f"{_missing(folder)}, or pass --server HOST:PORT")
     return found.address
+
+
+def skipped_shares(state: PathText | None = None, server: str | None = None) -> Mapping[str, str]:
+    """The shares that the running stack of the state folder could not verify, each with the cause; a named server has
+    none.
+    """
+    found = None if named_server(state, server) else running_stack_of(state)
+    return found.skipped_shares if found else {}
 
 
 def state_folder(state: PathText | None) -> Path:
@@ -166,7 +174,14 @@ def server_session(
     named = named_server(state, server)
     naming = contextlib.nullcontext() if named else naming_missing_shares(state_folder(state), address, shares)
     with (
-        contextlib.closing(connect(address, credentials=_credentials(named), reconnect_s=reconnect_s)) as client,
+        contextlib.closing(
+            connect(
+                address,
+                credentials=_credentials(named),
+                reconnect_s=reconnect_s,
+                skipped_shares=skipped_shares(state, server),
+            )
+        ) as client,
         naming,
     ):
         yield client
@@ -215,11 +230,16 @@ def _connected(
         naming = (
             contextlib.nullcontext() if named else naming_missing_shares(state_folder(state), address, options.shares)
         )
-        with contextlib.closing(connect(address, credentials=_credentials(named))) as client, naming:
+        left_out = skipped_shares(state, server)
+        connected = connect(address, credentials=_credentials(named), skipped_shares=left_out)
+        with contextlib.closing(connected) as client, naming:
             yield client, None
         return
     options = replace(options, state=Path(state or default_state_dir()))
-    with running_stack(options) as stack, contextlib.closing(connect(stack.address)) as client:
+    with (
+        running_stack(options) as stack,
+        contextlib.closing(connect(stack.address, skipped_shares=stack.skipped_shares)) as client,
+    ):
         stack.on_failure(client.close)
         with _named_failures(stack):
             yield client, stack

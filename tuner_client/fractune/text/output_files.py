@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO
 
 from fractune_core.errors import BadRequest, StateUnusable
 from fractune_core.files.bundles import SUFFIX
-from fractune_core.files.fused import SUFFIX as FUSED
+from fractune_core.files.new_bundle import NewBundle
 
 _FORMULAS = ("=", "+", "-", "@", "\t", "\r", "\n")
 
@@ -85,29 +85,19 @@ def check_writable(option: str, path: Path) -> None:
         raise StateUnusable(f"{option} {path}: {why}; pass another path") from error
 
 
-_MODEL_SUFFIXES = (".onnx", ".pt2", ".json", ".py", FUSED)
+def new_bundle(
+    out: str | os.PathLike[str] | None, model_name: str, *, force: bool, runtimes: Iterable[str] = ()
+) -> NewBundle:
+    """The file `out` for a bundle; None = `<model>.fractune` in the current folder. Other `runtimes` are timed beside
+    it afterwards.
 
-
-def bundle_file(out: str | os.PathLike[str], model_name: str) -> Path:
-    """The file for a model's bundle: `out` itself (`*.fractune`), or `<model>.fractune` in the folder `out`.
-
-    Raises BadRequest if `out` has the name of a model file, which would become a folder.
+    Raises BadRequest if it does not end in `.fractune`, StateUnusable if it cannot be written.
     """
-    path = _checked(out)
-    return path if path.suffix == SUFFIX else path / f"{Path(model_name).stem}{SUFFIX}"
-
-
-def named_bundle_file(out: str | os.PathLike[str] | None, model_name: str) -> Path:
-    """The file `out`, or `<model>.fractune` in the folder `out` if it exists; None = in the current folder.
-
-    Raises BadRequest if `out` has the name of a model file, which would be overwritten.
-    """
-    path = _checked(out or ".")
-    return path / f"{Path(model_name).stem}{SUFFIX}" if path.is_dir() and path.suffix != SUFFIX else path
-
-
-def _checked(out: str | os.PathLike[str]) -> Path:
-    path = Path(out).absolute()
-    if path.suffix in _MODEL_SUFFIXES and not path.is_dir():
-        raise BadRequest(f"--out {out}: this is the name of a model; write NAME{SUFFIX}, or a folder for the bundle")
-    return path
+    default = f"{Path(model_name).stem}{SUFFIX}"
+    path = Path(default if out is None else out).absolute()
+    if path.suffix != SUFFIX:
+        raise BadRequest(
+            f"--out {out}: this is not the name of a bundle; write a file such as {Path(out or '') / default}"
+        )
+    check_writable("--out", path)
+    return NewBundle(path, force, frozenset(runtimes))

@@ -69,7 +69,8 @@ class Table:
         """The table without its notes, for rich, in at most `width` columns of a terminal if that is possible.
 
         Columns that may wrap become narrow first, then the dispensable ones are left out, and a line names them. No
-        other cell is cut or wrapped. None = a pipe: every column, and every row on one line.
+        other cell is cut or wrapped. Room that is left is for cells first, then for headings. None = a pipe: every
+        column, and every row on one line.
         """
         shown = self._widths(width)
         grid = Grid(title=literal(self.title) if self.title else None, title_justify="left")
@@ -102,27 +103,30 @@ class Table:
         """The width of each column that is shown, by its place."""
         needs = {at: self._needs(at) for at in range(len(self.columns))}
         if width is None:
-            return {at: whole for at, (_, whole) in needs.items()}
+            return {at: whole for at, (_, _, whole) in needs.items()}
 
         def spare() -> int:
-            return width - 1 - sum(3 + least for least, _ in needs.values())
+            return width - 1 - sum(3 + least for least, _, _ in needs.values())
 
         while spare() < 0 and (most := max(self.columns[at].dispensable for at in needs)):
             needs = {at: need for at, need in needs.items() if self.columns[at].dispensable < most}
-        widths = {at: least for at, (least, _) in needs.items()}
+        widths = {at: least for at, (least, _, _) in needs.items()}
         left = max(0, spare())
-        for waiting, at in enumerate(sorted(needs, key=lambda at: needs[at][1] - needs[at][0])):
-            given = min(needs[at][1] - needs[at][0], left // (len(needs) - waiting))
-            widths[at], left = widths[at] + given, left - given
+        for unwrapped in (1, 2):
+            lacks = {at: need[unwrapped] - widths[at] for at, need in needs.items()}
+            for waiting, at in enumerate(sorted(lacks, key=lambda at: lacks[at])):
+                given = min(lacks[at], left // (len(lacks) - waiting))
+                widths[at], left = widths[at] + given, left - given
         return widths
 
-    def _needs(self, at: int) -> tuple[int, int]:
-        """The least width of a column, and the width at which nothing in it is wrapped."""
+    def _needs(self, at: int) -> tuple[int, int, int]:
+        """The least width of a column, and the widths at which no cell is wrapped, and not the heading either."""
         column = self.columns[at]
         cells = max((cell_len(one_line(row[at])) for row in self.cells), default=0)
         heading = one_line(column.heading)
         headings = max(map(cell_len, heading.split()), default=0)
-        return max(headings, min(cells, column.wraps_at or cells)), max(cells, cell_len(heading))
+        least = max(headings, min(cells, column.wraps_at or cells))
+        return least, max(least, cells), max(cells, cell_len(heading))
 
     def to_pandas(self) -> Any:
         """The `rows` as a `pandas.DataFrame`. Raises FractuneError without pandas."""

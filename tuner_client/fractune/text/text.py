@@ -7,10 +7,11 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Protocol
 
 from fractune_core.analysis.roofline import LAUNCH_BOUND
 from fractune_core.analysis.slowdown_ci import Estimate
+from fractune_core.disturbed import is_disturbed
 from fractune_core.errors import BadRequest, FractuneError, one_line
 
 Rows = Sequence[Mapping[str, Any]]
@@ -35,12 +36,13 @@ def _library(name: str) -> Any:
 
 
 _NOTICED_S = 0.05
+_MARK, _AT_MOST, _UNKNOWN = " *", "<= ", "-"
 
 
 def time_text(secs: float | None) -> str:
     """`8.10 ns`, `12.3 us`, `4.56 ms`, `1.20 s`; `-` if not known."""
     if secs is None or not math.isfinite(secs) or secs <= 0:
-        return "-"
+        return _UNKNOWN
     for limit, factor, unit in ((1e-6, 1e9, "ns"), (1e-3, 1e6, "us"), (1.0, 1e3, "ms")):
         if secs < limit:
             return f"{_three_digits(secs * factor)} {unit}"
@@ -66,6 +68,11 @@ def span_text(secs: float) -> str:
     """A duration: `42 s`, `3 min 05 s`."""
     whole = max(round(secs), 0)
     return f"{whole} s" if whole < 60 else f"{whole // 60} min {whole % 60:02d} s"
+
+
+def left_text(secs: float, *, is_least: bool) -> str:
+    """`about 2 min 05 s left`, `at least 42 s left`"""
+    return f"{'at least' if is_least else 'about'} {span_text(secs)} left"
 
 
 def moment_text(secs: float) -> str:
@@ -110,16 +117,50 @@ def estimate_text(each: Estimate | None) -> str:
     return "-" if each is None else f"{each.median:.2f} ({each.low:.2f} .. {each.high:.2f})"
 
 
-_MARK = " *"
+def slowdown_text(each: Estimate | None) -> str:
+    """As `estimate_text`; a factor that is below 1 beyond the noise is a gain: `speed-up 1.82x (1.75 .. 1.90)`."""
+    if each is None or each.median >= 1 or each.high >= 1:
+        return estimate_text(each)
+    return f"speed-up {factor_text(1 / each.median)} ({1 / each.high:.2f} .. {1 / each.low:.2f})"
+
+
 LAUNCH_NOTE = (
     f"* at most {LAUNCH_BOUND:g} times the launch floor of its share, the time of an empty kernel: the host's "
     "launches are timed, so shares tie; a larger batch shows the kernels."
 )
 
 
-def marked_time(secs: float | None, *, launch_bound: bool | None) -> str:
-    """`3.30 us *` near the launch floor, else `3.30 us`."""
-    return f"{time_text(secs)}{_MARK if launch_bound else ''}"
+def marked_time(secs: float | None, *, launch_bound: bool | None = None, at_most: bool = False) -> str:
+    """`3.30 us *` near the launch floor, `<= 3.30 us` if other programs disturbed it, else `3.30 us`."""
+    text = time_text(secs)
+    return f"{_AT_MOST if at_most and text != _UNKNOWN else ''}{text}{_MARK if launch_bound else ''}"
+
+
+class TimedAt(Protocol):
+    """Times at a share."""
+
+    @property
+    def share(self) -> str: ...
+    @property
+    def others_cores(self) -> float:
+        """that other programs had meanwhile"""
+
+
+def disturbed_notes(found: Iterable[TimedAt]) -> tuple[str, ...]:
+    """The note on the times that other programs disturbed, if there are any."""
+    most: dict[str, float] = {}
+    for each in found:
+        if is_disturbed(each.others_cores):
+            most[each.share] = max(each.others_cores, most.get(each.share, 0.0))
+    if not most:
+        return ()
+    busy = ", ".join(f"{cores:.2f} cores at {one_line(share)}" for share, cores in most.items())
+    note = (
+        f"note: {_AT_MOST.strip()} marks times that are too long: other programs had {busy} while the model "
+        "was timed. These times choose nothing, and intervals reach down to what the lost cores alone explain; repeat "
+        "the command on a quieter machine"
+    )
+    return (note,)
 
 
 def launch_notes(launch_bound: Iterable[bool | None]) -> tuple[str, ...]:
@@ -186,7 +227,7 @@ _SHOWN_ABOVE = 1.0005
 """rounded to a tenth of a percent this is more than 100 %"""
 _ABOVE = (
     "More than 100 % of a roof: the kernel does fewer operations than the direct way, which the roof counts "
-    "(Winograd), or the roof was measured too low, on a busy machine or by an older version."
+    "(Winograd), or the roof was measured too low, on a busy machine."
 )
 
 

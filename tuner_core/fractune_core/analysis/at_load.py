@@ -15,11 +15,10 @@ from itertools import combinations
 from fractune_core.analysis.co_location import percentile
 from fractune_core.analysis.slowdown_ci import LEVEL, is_closed, slowdown
 from fractune_core.codec.plain_json import JsonObject
+from fractune_core.disturbed import is_disturbed
 from fractune_core.served import Served, ServiceGoal
 
 _MOST_THREADS = 2**31 - 1
-_QUIET_CORES = 0.2
-"""a stack on the same machine uses some of it"""
 
 
 @dataclass(frozen=True)
@@ -67,19 +66,13 @@ class AtLoad(JsonObject):
         return [statistics.fmean(self.latency_secs[at : at + count]) for at in range(0, len(self.latency_secs), count)]
 
 
-def is_quiet(others_cores: float) -> bool:
-    """Whether times choose a variant that were taken while other programs had `others_cores` cores."""
-    return others_cores <= _QUIET_CORES
-
-
 def choices(timed: Sequence[AtLoad], others_cores: float) -> dict[ServiceGoal, AtLoad]:
     """The best by goal. In a loop it is the first, unless another is faster beyond the noise. For requests it is the
     best in a loop, unless another has smaller latencies beyond the noise.
 
-    Empty if nothing was timed, or if other programs had more than a fifth of a core: on a busy machine several threads
-    lose most.
+    Empty if nothing was timed, or if other programs disturbed the times: on a busy machine several threads lose most.
     """
-    if not timed or not is_quiet(others_cores):
+    if not timed or is_disturbed(others_cores):
         return {}
     loop = _kept_or_best(timed, timed[0], lambda each: each.loop_secs)
     return {"latency": _kept_or_best(timed, loop, lambda each: each.round_means_s), "throughput": loop}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated
@@ -53,6 +54,8 @@ class MeasuredPair(JsonObject):
     """above 1: together they do more work than one after the other; None if it is not known"""
     verdict: str = ""
     """`together`, `apart` or `tie`; empty if it is not known"""
+    others_cores: float = 0.0
+    """cores of both that other programs had meanwhile, on average"""
 
     def check(self) -> None:
         """Raises BadRequest for what no measurement gives."""
@@ -74,5 +77,7 @@ class MeasuredPair(JsonObject):
             yield "its ratios must be above 0 and finite, and an interval must hold its median"
         if self.rounds < 1:
             yield f"rounds is {self.rounds}; it must be 1 or more"
+        if not 0 <= self.others_cores < math.inf:
+            yield "others_cores must be 0 or more, and finite"
         if not 0 < self.measured_at < END_OF_TIME_S:
             yield "measure_time is missing, or none"

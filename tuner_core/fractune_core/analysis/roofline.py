@@ -133,6 +133,13 @@ def gflops(arithmetic: Arithmetic | None, measured_s: float | None) -> float | N
     return arithmetic.flops / measured_s / 1e9
 
 
+def from_memory_s(arithmetic: Arithmetic | None, roof: Roof | None) -> float | None:
+    """Seconds in which the share reads and writes an operator's data in memory, once; None when not known."""
+    if arithmetic is None or roof is None or not roof.gb_per_s:
+        return None
+    return arithmetic.io_bytes / (roof.gb_per_s * 1e9)
+
+
 def _is_time(measured_s: float | None) -> TypeGuard[float]:
     """A failure's time is infinite."""
     return measured_s is not None and 0 < measured_s < math.inf

@@ -46,6 +46,8 @@ class RuntimeTime(JsonObject):
     host: str
     measured_at: Annotated[float, In("measure_time")]
     """seconds since 1970"""
+    others_cores: float = 0.0
+    """cores of the share that other programs had meanwhile, on average"""
 
     def check(self) -> None:
         """Raises BadRequest for what no measurement gives."""
@@ -67,5 +69,7 @@ class RuntimeTime(JsonObject):
             yield "its times must be above 0 and finite"
         if not (self.loop_ratio.is_ratio and self.paced_ratio.is_ratio):
             yield "its ratios must be above 0 and finite, and an interval must hold its median"
+        if not 0 <= self.others_cores < math.inf:
+            yield "others_cores must be 0 or more, and finite"
         if not 0 < self.measured_at < END_OF_TIME_S:
             yield "measure_time is missing, or none"

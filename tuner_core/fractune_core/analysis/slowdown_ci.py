@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
+from fractune_core.disturbed import widened
+
 LEVEL = 0.95
 
 
@@ -42,6 +44,11 @@ class Slowdown(Estimate):
     def is_tie(self) -> bool:
         """Whether the difference is inside the noise: zero lies in the interval, or the interval is not known."""
         return not (self.low > 0.0 or self.high < 0.0)
+
+    def widened(self, kept: float, other_kept: float) -> Slowdown:
+        """With the interval for times that were measured with these parts of the cores (`kept_part`)."""
+        low, high = widened(1.0 + self.low, 1.0 + self.high, kept, other_kept)
+        return Slowdown(self.median, low - 1.0, high - 1.0)
 
 
 def estimate(values: Sequence[float]) -> Estimate:

@@ -78,18 +78,24 @@ def read_json(text: str | bytes) -> Any:
         raise ValueError("it is nested too deeply") from None
 
 
-def check_shape(kind: Any, value: Any) -> None:
-    """Raises ValueError that says where `value` differs from the annotation `kind`, or holds what cannot be stored.
+def write_json(value: Any) -> str:
+    """As `json.dumps`, and dataclasses as objects with their fields."""
+    return json.dumps(value, default=msgspec.to_builtins)
+
+
+def checked(kind: type[_T], value: Any) -> _T:
+    """As `from_json`. Raises ValueError also for what cannot be stored.
 
     Whole numbers must have 64 bits, and UTF-8 and databases must be able to hold every text.
     """
     try:
-        from_json(kind, value)
+        found = from_json(kind, value)
         _check_storable(value)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     except _Unstorable as error:
         raise ValueError(ascii(f"{error} - at `${error.path}`")[1:-1]) from None
+    return found
 
 
 def is_storable(text: Any) -> bool:

@@ -99,6 +99,11 @@ def input_shapes(member: Mapping[str, Any]) -> dict[str, list[int]]:
     return {tensor["name"]: tensor["shape"] for tensor in member["inputs"]}
 
 
+def shape_text(inputs: Mapping[str, Sequence[int]]) -> str:
+    """`ids 1x16, mask 1x16`"""
+    return ", ".join(f"{name} {'x'.join(map(str, shape))}" for name, shape in inputs.items())
+
+
 def elements(member: Mapping[str, Any]) -> int:
     """Numbers in all inputs of a member together; members lie in this order."""
     return sum(math.prod(shape) for shape in input_shapes(member).values())

@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from fractune_core.agreement import QUANTIZED_ROUNDING
 from fractune_core.codec.plain_json import JsonObject
 
 FIELD = "checked"
 """of the manifest"""
+_LARGEST = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -27,15 +29,25 @@ class Checked(JsonObject):
     """sets, and variants, that were not compared, with the reason"""
     reason: str = ""
     """why nothing was compared; empty if something was"""
+    ranges: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """by input of the bundle: the least and the largest number that is drawn. Integers are no index outside of their
+    axis; with other numbers the outputs say something"""
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether the outputs equal the reference's; False if nothing was compared."""
+        return bool(self.sets)
 
     @property
     def line(self) -> str:
         """For people."""
-        if not self.sets:
+        if not self.is_equal:
             return f"the outputs were not compared with another runtime's: {self.reason}"
         difference = max(self.sets.values())
         count = f"{len(self.sets)} sets" if len(self.sets) > 1 else "one set"
         found = f"largest difference {difference:.1e} of the largest value" if difference else "to the last bit"
+        if difference > QUANTIZED_ROUNDING:
+            found += ", no more than right computations of this model differ by"
         left = "".join(f"; not compared: {name} ({why})" for name, why in self.skipped.items())
         return f"outputs equal {self.reference}'s on {count} of inputs ({', '.join(self.sets)}), {found}{left}"
 
@@ -59,6 +71,9 @@ def checked_complaint(manifest: Mapping[str, Any]) -> str:
         return ""
     texts = [found.reference, found.reason, *found.variants, *found.sets]
     texts += [text for pair in found.skipped.items() for text in pair]
+    texts += found.ranges
+    if not all(0 <= least <= largest <= _LARGEST for least, largest in found.ranges.values()):
+        return f"'{FIELD}' has no range of numbers from 0 on"
     if not all(map(str.isprintable, texts)):
         return f"'{FIELD}' has a text that is not printable"
     if not all(0 <= difference < math.inf for difference in found.sets.values()):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
 from fractune_core.codec.plain_json import JsonObject
+from fractune_core.disturbed import kept_part, widened
 from fractune_core.served import ServiceGoal
 
 MODEL = "model.onnx"
@@ -53,6 +54,25 @@ class Compared(JsonObject):
     """by runtime; the bundle itself is `fractune`"""
     refused: dict[str, str] = field(default_factory=dict)
     """runtimes that did not compete, with the reason"""
+    others_cores: float = 0.0
+    """cores of the share that other programs had meanwhile, on average"""
+    by_default: Timed | None = None
+    """ONNX Runtime with its own defaults, as programs have it: idle threads spin, products of bytes may saturate. None
+    where that is how it was timed anyway. It serves nothing.
+    """
+    unproved: str = ""
+    """what the outputs are if their agreement says nothing: NaN, or the same on all inputs; else empty"""
+
+    def beside(self, others_cores: float, cores: int) -> Compared:
+        """With the cores that other programs had, and intervals that are as wide as these times then allow."""
+        kept = kept_part(others_cores, cores)
+        times = {name: _beside(each, kept) for name, each in self.times.items()}
+        by_default = self.by_default and _beside(self.by_default, kept)
+        return replace(self, times=times, others_cores=others_cores, by_default=by_default)
+
+    def as_programs_have(self, runtime: str) -> Timed:
+        """The times of a runtime with its own defaults."""
+        return self.by_default if runtime == ONNX_RUNTIME and self.by_default else self.times[runtime]
 
     def winner(self, goal: ServiceGoal) -> str:
         """The runtime that is faster than the bundle beyond the noise, the fastest of several; `fractune` if none is.
@@ -84,6 +104,14 @@ class Compared(JsonObject):
     def _faster(self, goal: ServiceGoal) -> dict[str, float]:
         found = {name: each.paced if goal == "latency" else each.loop for name, each in self.times.items()}
         return {name: ratio[0] for name, ratio in found.items() if ratio is not None and ratio[1] > 1.0}
+
+
+def _beside(timed: Timed, kept: float) -> Timed:
+    return replace(timed, loop=_widened(timed.loop, kept), paced=_widened(timed.paced, kept))
+
+
+def _widened(ratio: tuple[float, float, float] | None, kept: float) -> tuple[float, float, float] | None:
+    return None if ratio is None else (ratio[0], *widened(*ratio[1:], kept, kept))
 
 
 @dataclass(frozen=True)
@@ -123,7 +151,7 @@ def compared_complaint(manifest: Mapping[str, Any]) -> str:
         return "'compared' or 'between' has an unknown runtime"
     texts = [each.version for each in runtimes.values()]
     texts += [text for each in runtimes.values() for pair in each.settings.items() for text in pair]
-    texts += [reason for each in compared for reason in each.refused.values()]
+    texts += [reason for each in compared for reason in (*each.refused.values(), each.unproved)]
     if not all(map(str.isprintable, texts)):
         return "'compared', 'between' or 'runtimes' has a text that is not printable"
     winners = {name for each in compared for name in each.winners}

@@ -20,10 +20,10 @@ from fractune_core.files.bundles import (
     Bundle,
     member_folder,
     object_entry,
-    write_pieces,
 )
 from fractune_core.files.compared import ONNX_RUNTIME, Runtime
 from fractune_core.files.manifests import ALIGNMENT_BYTES, MOST_MEMBERS
+from fractune_core.files.sealed import write_sealed
 from fractune_core.files.staged import Stages
 
 _COMMON = ("model", "device", "target", "target_key", "code")
@@ -72,7 +72,9 @@ def _write(
         "weights": weights.described,
         "members": members,
     }
-    write_pieces(file, manifest, {RECORDS: [_records(bundles)], WEIGHTS: weights.pieces, **others, **entries})
+    write_sealed(
+        file, Bundle.KIND, manifest, {RECORDS: [_records(bundles)], WEIGHTS: weights.pieces, **others, **entries}
+    )
 
 
 def _check_joinable(bundles: Sequence[Bundle], common: Sequence[str]) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, get_args
 
 from fractune_core.codec.plain_json import is_storable
+from fractune_core.disturbed import is_disturbed
 from fractune_core.errors import BadRequest
 from fractune_core.files.buckets import bucket_complaint
 from fractune_core.files.checked import checked_complaint
@@ -20,7 +21,7 @@ from fractune_core.target_attributes import read_attributes
 ALIGNMENT_BYTES = 64
 """Weights begin at multiples of it, as the compiled code expects of memory"""
 MAIN_INTO = "main_into"
-"""The entry of a variant that computes the outputs in memory of the caller. Variants of older bundles lack it"""
+"""The entry of a variant that computes the outputs in memory of the caller"""
 ITEM_BYTES = {
     **dict.fromkeys(("bool", "int8", "uint8"), 1),
     **dict.fromkeys(("int16", "uint16", "float16", "bfloat16"), 2),
@@ -53,6 +54,11 @@ def complaint(manifest: dict[str, Any]) -> str:
     if "members" in manifest:
         return next(_joined_complaints(manifest), "")
     return next(_complaints(manifest), "")
+
+
+def disturbed_shares(manifest: Mapping[str, Any]) -> set[str]:
+    """The shares at which other programs disturbed the times of the whole model in `timed`."""
+    return {share for share, cores in manifest.get("others_cores", {}).items() if is_disturbed(cores)}
 
 
 def of_member(manifest: dict[str, Any], number: int) -> dict[str, Any]:
@@ -175,6 +181,15 @@ def _measured_complaints(manifest: dict[str, Any]) -> Iterator[str]:
     timed = manifest.get("timed", {})
     if not _map_of(_is_time)(timed) or not all(timed.values()) or not set(timed) <= set(manifest["shares"]):
         yield "'timed' is not seconds by some of 'shares'"
+    if not _map_of(_is_time)(found := manifest.get("others_cores", {})) or not set(found) <= set(timed):
+        yield "'others_cores' is not cores by some of the shares of 'timed'"
+    yield from _served_complaints(manifest, variants)
+    choosing = manifest.get("choosing", {})
+    if not _is_measured(choosing) or _known_times(choosing) != _known_times(measured):
+        yield "'choosing' is not seconds of the shares and variants of 'measured'"
+
+
+def _served_complaints(manifest: dict[str, Any], variants: set[str]) -> Iterator[str]:
     served, limits = manifest.get("served", {}), manifest.get("limits", {})
     if not _map_of(_is_limit)(limits):
         yield "'limits' is not grants with a limit by share"
@@ -182,9 +197,6 @@ def _measured_complaints(manifest: dict[str, Any]) -> Iterator[str]:
         yield "'served' is not variants with threads and seconds by goal, for some of 'shares' and 'limits'"
     elif not {goals[goal]["variant"] for goals in served.values() for goal in _GOALS} <= variants:
         yield "'served' has a variant that is not there"
-    choosing = manifest.get("choosing", measured)
-    if not _is_measured(choosing) or _known_times(choosing) != _known_times(measured):
-        yield "'choosing' is not seconds of the shares and variants of 'measured'"
 
 
 def _known_times(held: dict[str, dict[str, float]]) -> set[tuple[str, str]]:
@@ -274,7 +286,14 @@ def _is_target(value: Any) -> bool:
 
 
 _is_weight = _object_with(dtype=is_storable, shape=_is_shape, offset=_is_count, size=_is_count)
-_is_variant = _object_with(name=_is_shown, objects=_list_of(_is_object_name, fewest=1))
+_are_kernels = _map_of(_is_shown)
+_has_objects = _object_with(name=_is_shown, objects=_list_of(_is_object_name, fewest=1))
+
+
+def _is_variant(value: Any) -> bool:
+    return _has_objects(value) and _are_kernels(value.get("kernels", {}))
+
+
 _is_measured = _map_of(_map_of(_is_time))
 _has_times = _object_with(
     variant=_is_shown,
@@ -296,8 +315,24 @@ _is_limit = _object_with(
 _GOALS = get_args(ServiceGoal)
 _has_goals = _object_with(**dict.fromkeys(_GOALS, _has_times))
 
+_has_name = _object_with(name=_is_shown, sha256=is_storable)
+_OF_METADATA: dict[str, _Check] = {
+    "version": lambda value: type(value) is int,
+    "custom_metadata_map": lambda value: isinstance(value, dict) and all(map(is_storable, (*value, *value.values()))),
+}
+"""Other fields are texts"""
+
+
+def _is_model(value: Any) -> bool:
+    return _has_name(value) and _is_metadata(value.get("metadata", {}))
+
+
+def _is_metadata(value: Any) -> bool:
+    return isinstance(value, dict) and all(_OF_METADATA.get(name, is_storable)(value[name]) for name in value)
+
+
 _FIELDS: dict[str, tuple[_Check, str]] = {
-    "model": (_object_with(name=_is_shown, sha256=is_storable), "an object with a printable name and sha256"),
+    "model": (_is_model, "an object with a printable name, sha256, and metadata as texts if any"),
     "device": (_is_device, "an object with kind, isa, units, memory_gib and l2_kib"),
     "target": (_is_target, "the JSON of a target"),
     "code": (

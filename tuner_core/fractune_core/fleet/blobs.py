@@ -97,7 +97,7 @@ def renew_blob(redis: BlobRedis, name: str) -> bool:
 
 
 def renew_signed_blob(redis: BlobRedis, secret: bytes, name: str) -> bool:
-    """Like `renew_blob`; False for a blob without this fleet's signature, such as a blob of an older version."""
+    """Like `renew_blob`; False for a blob without this fleet's signature."""
     try:
         get_signed_blob(redis, secret, name)
     except (NotFound, Unsigned):

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import json
 import time
-from typing import Any, Literal, NotRequired, TypedDict, get_args, get_type_hints
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args, get_type_hints
 
+from fractune_core.fleet.redis_names import PROTOCOL
 from fractune_core.records import Kind, Status, TimingPolicy, TuningRecord, record_id
 from fractune_core.shares import Device, GrantedShare
+from fractune_core.spending import WorkCost
 from fractune_core.targets import is_cuda
 
 CPU_BATCH = 8
@@ -32,7 +35,8 @@ MOST_EVENT_BYTES = 64 << 20
 """of an event as it is sent; that of an ingest has the text of every operator"""
 
 
-class CoreHolder(TypedDict):
+@dataclass(frozen=True)
+class CoreHolder:
     """A process that measures on cores of a host."""
 
     host: str
@@ -40,46 +44,48 @@ class CoreHolder(TypedDict):
     cores: list[int]
 
 
-class WorkerInfo(TypedDict):
+@dataclass(frozen=True, kw_only=True)
+class WorkerInfo:
     """The entry of a live worker, sealed, under `worker_key(name)`, renewed every second."""
 
-    protocol: int
+    protocol: int = PROTOCOL
     name: str
     role: str
     host: str
     pid: int
     started_at: float
     cores: list[int]
-    device: dict[str, Any]
-    """Device as JSON; empty for roles that do not measure"""
-    granted: dict[str, Any]
-    """GrantedShare as JSON; empty for roles that do not measure"""
-    share: str
-    target: str
+    device: Device | None = None
+    """with `granted` None for roles that do not measure"""
+    granted: GrantedShare | None = None
+    share: str = ""
+    target: str = ""
     """TVM's default target of the measuring device as JSON; empty for roles that do not measure"""
-    versions: dict[str, str]
-    state: NotRequired[str]
-    """BUSY or IDLE; older workers lack this field and those below"""
-    uptime_s: NotRequired[float]
+    versions: dict[str, str] = field(default_factory=dict)
+    state: str = IDLE
+    """BUSY or IDLE"""
+    uptime_s: float = 0.0
     """seconds since it began to count"""
-    counts: NotRequired[list[list[Any]]]
-    """since then: `fractune_core.fleet.worker_entries.counts_to_json`"""
-    waits_for: NotRequired[list[CoreHolder]]
+    counts: list[tuple[str, str, str, float]] = field(default_factory=list)
+    """since then: `fractune_core.fleet.worker_entries.CountKey`s, each with its number"""
+    waits_for: list[CoreHolder] = field(default_factory=list)
     """the measurements that have kept the worker from its cores for some seconds"""
 
 
 # ---- work, server -> worker or worker -> worker ------------------------------------------------------------------
 
 
-class AnyWork(TypedDict):
+@dataclass(frozen=True, kw_only=True)
+class AnyWork:
     """The common fields of all work."""
 
     work_id: str
     job: str
-    traceparent: NotRequired[str]
-    """W3C trace context: the parent span in the trace of its job; absent where nothing is traced"""
+    traceparent: str = ""
+    """W3C trace context: the parent span in the trace of its job; empty where nothing is traced"""
 
 
+@dataclass(frozen=True, kw_only=True)
 class ModelWork(AnyWork):
     model: str
     """SHA-256 of the model file: it is the blob `model_blob(model)`"""
@@ -91,13 +97,15 @@ class ModelWork(AnyWork):
     """for an ingest, target text as the user or the measuring worker gave it; else TVM's target as JSON"""
 
 
+@dataclass(frozen=True, kw_only=True)
 class IngestWork(ModelWork):
-    task: Literal["ingest"]
     isa: str
     """of the device that will run the code: a worker on such a machine checks that the target fits it"""
+    task: Literal["ingest"] = "ingest"
 
 
-class PastTrial(TypedDict):
+@dataclass(frozen=True)
+class PastTrial:
     candidate: str
     trace: str
     """As in a record: that of another implementation follows its name (`fractune_core.implementations`). All traces of
@@ -106,7 +114,8 @@ class PastTrial(TypedDict):
     """median in seconds by share, at all shares of the round; 0 = failed"""
 
 
-class TargetOperator(TypedDict):
+@dataclass(frozen=True)
+class TargetOperator:
     """An operator, and the target that it is compiled for."""
 
     workload_hash: str
@@ -117,20 +126,27 @@ class TargetOperator(TypedDict):
     target_key: str
 
 
-class RoundWork(AnyWork):
-    """The common fields of the work of one round of an operator. `job` requested the round; others may wait for it."""
+@dataclass(frozen=True)
+class WorkRound:
+    """The round of an operator that work belongs to. The work's job requested it; others may wait for it."""
 
-    round_id: str
+    id: str
     namespace: str
     """of that job"""
     operator: TargetOperator
-    at_front: NotRequired[bool]
+    at_front: bool = False
     """This work, and what follows from it, goes to the front of its queue: the job has got less than others."""
-    repeat_ms: NotRequired[float]
-    """length of one repeat of a validation; the policy's own length if absent"""
+    repeat_ms: float | None = None
+    """length of one repeat of a validation; None = the policy's own length"""
 
 
-class SearchOpening(TypedDict):
+@dataclass(frozen=True, kw_only=True)
+class RoundWork(AnyWork):
+    round: WorkRound
+
+
+@dataclass(frozen=True)
+class SearchOpening:
     """The log's knowledge of an operator, for an instance that is new to the search."""
 
     history: list[PastTrial]
@@ -141,8 +157,8 @@ class SearchOpening(TypedDict):
     """traces to try first, of donors: operators of the same kind, or this operator at other shares"""
 
 
+@dataclass(frozen=True, kw_only=True)
 class SearchWork(RoundWork):
-    task: Literal["search"]
     device_key: str
     shares: list[str]
     """of all jobs that wait for the round"""
@@ -158,56 +174,63 @@ class SearchWork(RoundWork):
     opening: SearchOpening | None
     """None if the instance has searched the operator before. An instance that has lost the search must not begin again,
     because it would propose measured candidates. It answers with SearchForgotten."""
+    task: Literal["search"] = "search"
 
 
-class BuiltItem(TypedDict):
+@dataclass(frozen=True)
+class BuiltItem:
     """How a candidate that ran well was built."""
 
     build_secs: float
     versions: dict[str, str]
 
 
-class CandidateItem(TypedDict):
+@dataclass(frozen=True)
+class CandidateItem:
     candidate: str
     trace: str
-    built: NotRequired[BuiltItem]
+    built: BuiltItem | None = None
     """Only for a candidate that was built in this round. It is not built again while its artifact exists."""
 
 
+@dataclass(frozen=True, kw_only=True)
 class BuildWork(RoundWork):
-    task: Literal["build"]
-    purpose: str
-    """Kind: trial or validation"""
+    purpose: Kind
+    """trial or validation"""
     device_key: str
     shares: list[str]
     candidates: list[CandidateItem]
     reply: str
     """stream for the results"""
+    task: Literal["build"] = "build"
 
 
-class ArtifactItem(TypedDict):
+@dataclass(frozen=True)
+class ArtifactItem:
     candidate: str
     trace: str
-    build_secs: float
-    status: str
-    """Status.OK, or how the build failed. A failed build has no artifact, and the measurer only writes the record."""
-    cause: str
-    versions: NotRequired[dict[str, str]]
+    status: Status
+    """OK, or how the build failed. A failed build has no artifact, and the measurer only writes the record."""
+    cause: str = ""
+    build_secs: float = 0.0
+    versions: dict[str, str] = field(default_factory=dict)
     """what made the code, beside TVM, for the record: `compiler`"""
 
 
+@dataclass(frozen=True, kw_only=True)
 class MeasureWork(RoundWork):
-    task: Literal["measure"]
-    purpose: str
+    purpose: Kind
     share: str
     args_info: list[Any]
     """MetaSchedule's argument descriptions, `["TENSOR", dtype, shape]` each"""
-    artifacts: list[ArtifactItem]
-    """their signed bytes are blobs named `artifact_blob(round_id, candidate)`"""
+    candidates: list[ArtifactItem]
+    """their signed bytes are blobs named `artifact_blob(round.id, candidate)`"""
     reply: str
+    task: Literal["measure"] = "measure"
 
 
-class VariantItem(TypedDict):
+@dataclass(frozen=True)
+class VariantItem:
     name: str
     """`untuned`, the share it was tuned at, or `robust`; of the last two also with `+graph` behind, of a share
     also with `+attention`"""
@@ -215,8 +238,8 @@ class VariantItem(TypedDict):
     """trace by workload hash; an operator that is missing stays untuned"""
 
 
+@dataclass(frozen=True, kw_only=True)
 class CompileWork(ModelWork):
-    task: Literal["compile"]
     bundle: str
     """its id; the worker puts the signed bundle into the blob `bundle_blob(bundle)`"""
     manifest: dict[str, Any]
@@ -227,12 +250,14 @@ class CompileWork(ModelWork):
     check_inputs: str
     """SHA-256 of a file of arrays on which the bundle is compared with its model too, a blob as the model; empty =
     none"""
+    task: Literal["compile"] = "compile"
 
 
+@dataclass(frozen=True, kw_only=True)
 class TimeModelWork(AnyWork):
-    task: Literal["time_model"]
     share: str
     bundle: str
+    task: Literal["time_model"] = "time_model"
 
 
 def _by_literal(field: str, union: Any) -> dict[str, type[Any]]:
@@ -249,67 +274,7 @@ def cancelled_by(work: Work) -> str:
     """The id whose mark CANCELLED cancels this work: that of its round, which may outlive the job that requested it, or
     of its job for work without a round.
     """
-    return str(work.get("round_id", work["job"]))
-
-
-def round_work(
-    round_id: str, job: str, namespace: str, operator: TargetOperator, *, at_front: bool, repeat_ms: float | None = None
-) -> RoundWork:
-    """What all work of a round has in common; `repeat_ms` as in RoundWork."""
-    made: RoundWork = {
-        "work_id": round_id,
-        "round_id": round_id,
-        "job": job,
-        "namespace": namespace,
-        "operator": operator,
-        "at_front": at_front,
-    }
-    return made if repeat_ms is None else {**made, "repeat_ms": repeat_ms}
-
-
-def _same_round(work: RoundWork) -> RoundWork:
-    operator, at_front, repeat_ms = work["operator"], work.get("at_front", False), work.get("repeat_ms")
-    return round_work(
-        work["round_id"], work["job"], work["namespace"], operator, at_front=at_front, repeat_ms=repeat_ms
-    )
-
-
-def build_work(
-    of: RoundWork,
-    work_id: str,
-    purpose: Kind,
-    device_key: str,
-    shares: list[str],
-    candidates: list[CandidateItem],
-    reply: str,
-) -> BuildWork:
-    """The work that builds the candidates, in the round of the work `of`."""
-    return {
-        **_same_round(of),
-        "task": "build",
-        "work_id": work_id,
-        "purpose": purpose.value,
-        "device_key": device_key,
-        "shares": shares,
-        "candidates": candidates,
-        "reply": reply,
-    }
-
-
-def measure_work(
-    of: BuildWork, work_id: str, share: str, args_info: list[Any], artifacts: list[ArtifactItem]
-) -> MeasureWork:
-    """The work that measures what the work `of` has built, at one of its shares."""
-    return {
-        **_same_round(of),
-        "task": "measure",
-        "work_id": work_id,
-        "purpose": of["purpose"],
-        "share": share,
-        "args_info": args_info,
-        "artifacts": artifacts,
-        "reply": of["reply"],
-    }
+    return work.round.id if isinstance(work, RoundWork) else work.job
 
 
 def work_record(
@@ -325,16 +290,16 @@ def work_record(
 
     It has the fields of the work, and the end of the measurement. The measurer adds what it measured.
     """
-    operator = work["operator"]
+    operator = work.round.operator
     return TuningRecord(
-        record_id=record_id(work["round_id"], item["candidate"], granted.share),
-        kind=Kind(work["purpose"]),
-        candidate_id=item["candidate"],
-        workload_hash=operator["workload_hash"],
-        operator=operator["name"],
-        target=operator["target"],
-        target_key=operator["target_key"],
-        trace=item["trace"],
+        record_id=record_id(work.round.id, item.candidate, granted.share),
+        kind=work.purpose,
+        candidate_id=item.candidate,
+        workload_hash=operator.workload_hash,
+        operator=operator.name,
+        target=operator.target,
+        target_key=operator.target_key,
+        trace=item.trace,
         device=device,
         share=granted.share,
         granted=granted,
@@ -344,40 +309,44 @@ def work_record(
         policy=policy,
         anchor_ratio=0.0,
         neighbours=0,
-        job=work["job"],
+        job=work.job,
         worker="",
         measured_at=time.time(),
-        namespace=work["namespace"],
+        namespace=work.round.namespace,
     )
 
 
 # ---- events, worker -> server ------------------------------------------------------------------------------------
 
 
-class AnyEvent(TypedDict):
+@dataclass(frozen=True, kw_only=True)
+class AnyEvent:
     job: str
 
 
-class OperatorItem(TypedDict):
+@dataclass(frozen=True)
+class OperatorItem:
     workload_hash: str
     name: str
     weight: int
     workload: str
     """the text that the hash is of"""
-    flops: NotRequired[float]
-    """with `io_bytes` an Arithmetic; older workers lack both"""
-    io_bytes: NotRequired[int]
+    flops: float
+    """with `io_bytes` an Arithmetic"""
+    io_bytes: int
 
 
+@dataclass(frozen=True, kw_only=True)
 class Ingested(AnyEvent):
-    event: Literal["ingested"]
+    event: Literal["ingested"] = "ingested"
     target: str
     target_key: str
     operators: list[OperatorItem]
 
 
+@dataclass(frozen=True, kw_only=True)
 class Proposed(AnyEvent):
-    event: Literal["proposed"]
+    event: Literal["proposed"] = "proposed"
     round_id: str
     workload_hash: str
     candidates: list[str]
@@ -385,67 +354,70 @@ class Proposed(AnyEvent):
     """True when the operator's space holds no further candidate"""
 
 
+@dataclass(frozen=True, kw_only=True)
 class SearchForgotten(AnyEvent):
     """In place of Proposed, if the instance does not know the search and got no records of it."""
 
-    event: Literal["search_forgotten"]
+    event: Literal["search_forgotten"] = "search_forgotten"
     round_id: str
 
 
+@dataclass(frozen=True, kw_only=True)
 class Measured(AnyEvent):
-    event: Literal["measured"]
+    event: Literal["measured"] = "measured"
     round_id: str
-    record: dict[str, Any]
-    """TuningRecord as JSON"""
-    traceparent: NotRequired[str]
+    record: TuningRecord
+    traceparent: str = ""
     """of the batch, as `AnyWork.traceparent`"""
 
 
+@dataclass(frozen=True, kw_only=True)
 class RoofMeasured(AnyEvent):
     """The limits of a share, whenever a measuring process finds better ones."""
 
-    event: Literal["roof_measured"]
+    event: Literal["roof_measured"] = "roof_measured"
     device_key: str
     share_key: str
     roof: dict[str, Any]
     """Roof as JSON"""
 
 
+@dataclass(frozen=True, kw_only=True)
 class Compiled(AnyEvent):
-    event: Literal["compiled"]
+    event: Literal["compiled"] = "compiled"
     bundle: str
 
 
+@dataclass(frozen=True, kw_only=True)
 class ModelTimed(AnyEvent):
-    event: Literal["model_timed"]
+    event: Literal["model_timed"] = "model_timed"
     share: str
-    granted: dict[str, Any]
+    granted: GrantedShare
     run_secs: dict[str, list[float]]
     """by variant: all repeats, interleaved"""
     max_error: dict[str, float]
     """by variant: largest difference to the untuned output, over that output's largest value"""
-    at_load: NotRequired[list[dict[str, Any]]]
-    """AtLoads as JSON, the variant for the share first; older workers lack it and `others_cores`"""
-    others_cores: NotRequired[float]
+    at_load: list[dict[str, Any]]
+    """AtLoads as JSON, the variant for the share first"""
+    others_cores: float
     """cores of the share that other programs had meanwhile, on average; 0 on a GPU"""
+    inside: dict[str, Any] | None
+    """Inside as JSON; None where the calls inside the model were not timed"""
 
 
-class PieceDone(AnyEvent):
-    """The cost of a piece of work, beside its results: a `fractune_core.spending.WorkCost`."""
+@dataclass(frozen=True)
+class PieceDone(WorkCost):
+    """The cost of a piece of work, beside its results."""
 
-    event: Literal["piece_done"]
-    work_id: str
-    task: str
-    share: str
-    worked_s: float
-    cpu_s: float
-    ended_at: float
+    event: Literal["piece_done"] = "piece_done"
 
 
+@dataclass(frozen=True, kw_only=True)
 class WorkFailed(AnyEvent):
-    event: Literal["work_failed"]
+    event: Literal["work_failed"] = "work_failed"
     task: str
-    round_id: NotRequired[str]
+    round_id: str = ""
+    """empty for work without a round"""
     error: str
     """class name in fractune_core.errors"""
     message: str

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import json
 import math
 import time
-from typing import Any, TypedDict, cast
+from dataclasses import dataclass
+from typing import Any, TypedDict
 
-from fractune_core.codec.plain_json import check_shape, from_json, read_json
+from fractune_core.codec.plain_json import checked, from_json, read_json, write_json
 from fractune_core.errors import FractuneError
 from fractune_core.fleet.messages import WORK_BY_KIND, Event, Work, WorkerInfo
-from fractune_core.fleet.redis_names import CLOCK_TOLERANCE_S, WORK_MAX_AGE_S
+from fractune_core.fleet.redis_names import CLOCK_TOLERANCE_S, PROTOCOL, WORK_MAX_AGE_S
 
 _DIGEST_BYTES = 32
 
@@ -39,7 +39,7 @@ def open_signed(secret: bytes, purpose: str, signed: bytes) -> bytes:
 
 def sign_json(secret: bytes, purpose: str, value: object) -> str:
     """`value` as JSON, its signature in front in hexadecimal, with a blank between: text to read, and to be carried."""
-    text = json.dumps(value)
+    text = write_json(value)
     return f"{_digest(secret, purpose, text.encode()).hex()} {text}"
 
 
@@ -71,12 +71,9 @@ _REPLAYED = "a result that somebody had read once more"
 _GREETING = "the greeting of the server"
 
 
-class _AnyWork(TypedDict):
-    task: str
-
-
-class _Dated(TypedDict):
-    work: _AnyWork
+@dataclass(frozen=True)
+class _Dated:
+    work: dict[str, Any]
     issued_at: float
 
 
@@ -106,24 +103,16 @@ def open_work(secret: bytes, queue: str, job_id: str, message: str | bytes) -> W
 def open_dated_work(secret: bytes, queue: str, job_id: str, message: str | bytes) -> tuple[Work, float]:
     """As `open_work`, and when it was queued: seconds since 1970, by the clock of who queued it."""
     try:
-        opened = open_signed_json(secret, _work_on(queue), message)
+        dated = checked(_Dated, open_signed_json(secret, _work_on(queue), message))
+        work: Work = from_json(WORK_BY_KIND[dated.work["task"]], dated.work)
     except Unsigned as error:
         raise Refused(str(error)) from error
-    work = _read_work(opened)
-    if work["work_id"] != job_id:
-        raise Refused(f"the message is of work {work['work_id']} and came in another job; it was copied")
-    _check_age(time.time() - opened["issued_at"])
-    return work, opened["issued_at"]
-
-
-def _read_work(opened: Any) -> Work:
-    """Raises Refused for a signed message that is not work of this version."""
-    try:
-        check_shape(_Dated, opened)
-        check_shape(WORK_BY_KIND[opened["work"]["task"]], opened["work"])
-    except (KeyError, ValueError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise Refused(f"no part here can read it ({error}); is a part of the fleet of another version?") from error
-    return cast(Work, opened["work"])
+    if work.work_id != job_id:
+        raise Refused(f"the message is of work {work.work_id} and came in another job; it was copied")
+    _check_age(time.time() - dated.issued_at)
+    return work, dated.issued_at
 
 
 def _check_age(age_s: float) -> None:
@@ -140,12 +129,12 @@ def seal_event(secret: bytes, event: Event) -> str:
     return sign_json(secret, _EVENT, event)
 
 
-def open_event(secret: bytes, message: str | bytes) -> Event:
-    """Raises Unsigned. What is inside was sent by this fleet; a part of another version may have sent it."""
+def open_event(secret: bytes, message: str | bytes) -> dict[str, Any]:
+    """An Event as JSON. Raises Unsigned. A part of this fleet has sent it, perhaps of another version."""
     event = open_signed_json(secret, _EVENT, message)
     if not isinstance(event, dict):
         raise Unsigned(f"{_EVENT} is signed by this fleet and is no object")
-    return cast(Event, event)
+    return event
 
 
 def seal_replayed(secret: bytes, message: str) -> str:
@@ -161,18 +150,24 @@ def open_replayed(secret: bytes, message: str | bytes) -> tuple[bytes, float]:
         event, age_s = replayed["event"].encode(errors="surrogateescape"), time.time() - replayed["issued_at"]
     except (OverflowError, ValueError) as error:
         raise Unsigned(f"{_REPLAYED} is signed by this fleet and cannot be read ({error})") from error
-    if math.isnan(age_s):
+    if not math.isfinite(age_s):
         raise Unsigned(f"{_REPLAYED} has no time")
     return event, age_s
 
 
 def seal_worker(secret: bytes, info: WorkerInfo) -> str:
-    return sign_json(secret, _entry_of(info["name"]), info)
+    return sign_json(secret, _entry_of(info.name), info)
 
 
 def open_worker(secret: bytes, name: str, message: str | bytes) -> WorkerInfo:
-    """The entry under `worker_key(name)`. Raises Unsigned."""
-    return cast(WorkerInfo, open_signed_json(secret, _entry_of(name), message))
+    """The entry under `worker_key(name)`. Raises Unsigned, and ValueError for one of another version of fractune."""
+    opened = open_signed_json(secret, _entry_of(name), message)
+    protocol = checked(dict[str, Any], opened).get("protocol")
+    if protocol != PROTOCOL:
+        raise ValueError(
+            f"it uses protocol {protocol!r}, this server {PROTOCOL}; install the same version of fractune for both"
+        )
+    return checked(WorkerInfo, opened)
 
 
 def seal_greeting(secret: bytes) -> str:

@@ -6,7 +6,6 @@ So the keys of Redis need no scan, and hosts with different clocks keep no dead 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any, NamedTuple, cast
 
 from fractune_core.fleet.redis_connection import redis_time_s
@@ -42,23 +41,6 @@ class CountKey(NamedTuple):
 def bucket_of(secs: float) -> str:
     """The field of the bucket for a duration."""
     return str(next(bound for bound in SECS_BOUNDS if secs <= bound))
-
-
-def counts_to_json(counts: Mapping[CountKey, float]) -> list[list[Any]]:
-    return [[*key, value] for key, value in counts.items()]
-
-
-def counts_from_json(rows: Any) -> dict[CountKey, float]:
-    """The counts that `counts_to_json` wrote; of another version, those that can be read."""
-    found = rows if isinstance(rows, list) else []
-    return {CountKey(*row[:3]): float(row[3]) for row in found if _is_readable(row)}
-
-
-def _is_readable(row: Any) -> bool:
-    match row:
-        case [str(), str(), str(), int() | float() as value]:
-            return math.isfinite(value)
-    return False
 
 
 class FleetFacts(NamedTuple):

@@ -1,19 +1,45 @@
-"""Memory of this host, as far as this process may use it."""
+"""Memory and busy cores of this host, as far as they concern this process."""
 
 from __future__ import annotations
 
 import errno
 import os
 import re
+import time
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
+from typing import TypeVar
 
 from fractune_core.host.cgroups import ROOT, cgroup_folders
 
+_T = TypeVar("_T")
+_CACHE = Path("/sys/devices/system/cpu/cpu0/cache")
 
-def busy_s() -> float:
-    """Of all programs and the kernel since the start of the machine, in seconds."""
-    user, nice, system, _, _, irq, soft_irq, *_ = map(int, Path("/proc/stat").read_text().split()[1:9])
-    return (user + nice + system + irq + soft_irq) / os.sysconf("SC_CLK_TCK")
+
+def busy_s(cores: Iterable[int] = ()) -> float:
+    """Of all programs, the kernel and the hypervisor since the start of the machine, in seconds; on some `cores`, by
+    default on all.
+    """
+    wanted = {f"cpu{core}" for core in cores} or {"cpu"}
+    found = 0
+    for line in Path("/proc/stat").read_text().splitlines():
+        name, *columns = line.split()
+        if name in wanted:
+            user, nice, system, _, _, irq, soft_irq, steal = map(int, columns[:8])
+            found += user + nice + system + irq + soft_irq + steal
+    return found / os.sysconf("SC_CLK_TCK")
+
+
+def beside_others(
+    run: Callable[[], _T], cores: Collection[int], own_s: Callable[[], float] = time.process_time
+) -> tuple[_T, float]:
+    """The result of `run`, and how many of the `cores` others had meanwhile, on average. `own_s`: the CPU time so far
+    that is no other's, in seconds; by default that of this process.
+    """
+    began_s, others_s = time.perf_counter(), own_s() - busy_s(cores)
+    found = run()
+    others_s += busy_s(cores) - own_s()
+    return found, max(0.0, others_s / (time.perf_counter() - began_s))
 
 
 def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
@@ -89,3 +115,25 @@ def usable_memory_bytes(root: Path = ROOT) -> int:
             except (OSError, ValueError):  # not there, or "max"
                 continue
     return min(found)
+
+
+def l2_kib() -> int:
+    """Size of the second-level cache of one core in KiB; 0 when the system does not tell."""
+    return _cache_kib(_CACHE).get("2", 0)
+
+
+def last_cache_bytes() -> int:
+    """Size of the whole last-level cache, shared or not; 0 when the system does not show it."""
+    return max(_cache_kib(_CACHE).values(), default=0) * 1024
+
+
+def _cache_kib(cache: Path) -> dict[str, int]:
+    """Sizes of the caches of one core in KiB, by level; those that the system does not tell are absent."""
+    sizes: dict[str, int] = {}
+    for index in sorted(cache.glob("index*")):
+        try:
+            level, size = (index / "level").read_text().strip(), (index / "size").read_text().strip()
+        except OSError:
+            continue
+        sizes[level] = int(size.rstrip("KM")) * (1024 if size.endswith("M") else 1)
+    return sizes

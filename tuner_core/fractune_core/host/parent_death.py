@@ -8,6 +8,7 @@ that started the process ends; that thread must live as long as the process.
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import signal
 import sys
@@ -23,6 +24,17 @@ def die_with_parent(parent_pid: int) -> None:
     if os.getppid() != parent_pid:
         sys.stderr.write("the process that started this one is gone\n")
         os._exit(1)
+
+
+def group_dies_with(pipe: int) -> None:
+    """Have the kernel kill the whole group of this process, stopped ones and forks too, when the last process that can
+    write to `pipe` has ended. Nothing may be written to it. The group must have no other process that requests this.
+    """
+    own = os.open(f"/proc/self/fd/{pipe}", os.O_RDONLY | os.O_NONBLOCK)  # the request is of a file that was opened once
+    os.close(pipe)
+    fcntl.fcntl(own, fcntl.F_SETOWN, -os.getpgrp())
+    fcntl.fcntl(own, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(own, fcntl.F_SETFL, os.O_NONBLOCK | os.O_ASYNC)
 
 
 if __name__ == "__main__":

@@ -252,6 +252,26 @@ class JobSpec(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class SkippedSharesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     MODEL_FIELD_NUMBER: _builtins.int
     SHARES_FIELD_NUMBER: _builtins.int
     INPUTS_FIELD_NUMBER: _builtins.int
@@ -270,6 +290,7 @@ class JobSpec(_message.Message):
     FRESH_FIELD_NUMBER: _builtins.int
     CHECK_INPUTS_FIELD_NUMBER: _builtins.int
     MODEL_NAME_FIELD_NUMBER: _builtins.int
+    SKIPPED_SHARES_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """models/{sha256}"""
     target: _builtins.str
@@ -319,6 +340,10 @@ class JobSpec(_message.Message):
         empty shape makes the input a constant.
         """
 
+    @_builtins.property
+    def skipped_shares(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Shares that the caller wanted too and that could not be verified, each with the cause. The bundle names them."""
+
     def __init__(
         self,
         *,
@@ -340,10 +365,11 @@ class JobSpec(_message.Message):
         fresh: _builtins.bool = ...,
         check_inputs: _builtins.str = ...,
         model_name: _builtins.str = ...,
+        skipped_shares: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_trials", b"_trials", "trials", b"trials"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_trials", b"_trials", "check_inputs", b"check_inputs", "exact", b"exact", "fresh", b"fresh", "inputs", b"inputs", "minutes", b"minutes", "model", b"model", "model_name", b"model_name", "more", b"more", "namespace", b"namespace", "only", b"only", "priority", b"priority", "rerank", b"rerank", "round_size", b"round_size", "seed", b"seed", "shares", b"shares", "target", b"target", "trials", b"trials", "variants", b"variants"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_trials", b"_trials", "check_inputs", b"check_inputs", "exact", b"exact", "fresh", b"fresh", "inputs", b"inputs", "minutes", b"minutes", "model", b"model", "model_name", b"model_name", "more", b"more", "namespace", b"namespace", "only", b"only", "priority", b"priority", "rerank", b"rerank", "round_size", b"round_size", "seed", b"seed", "shares", b"shares", "skipped_shares", b"skipped_shares", "target", b"target", "trials", b"trials", "variants", b"variants"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__trials: _TypeAlias = _typing.Literal["trials"]  # noqa: Y015
     _WhichOneofArgType__trials: _TypeAlias = _typing.Literal["_trials", b"_trials"]  # noqa: Y015
@@ -390,6 +416,7 @@ class Job(_message.Message):
     REVISION_FIELD_NUMBER: _builtins.int
     MODEL_DISPLAY_NAME_FIELD_NUMBER: _builtins.int
     ROOFS_FIELD_NUMBER: _builtins.int
+    CHECKED_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """jobs/{job}"""
     state: Global___JobState.ValueType
@@ -422,6 +449,10 @@ class Job(_message.Message):
     def roofs(self) -> _containers.MessageMap[_builtins.str, Global___Roof]:
         """By share, as text: of those that are known. With the operators."""
 
+    @_builtins.property
+    def checked(self) -> Global___Checked:
+        """What the bundle holds of its check; absent before there is a bundle, and where a bundle does not say."""
+
     def __init__(
         self,
         *,
@@ -439,14 +470,99 @@ class Job(_message.Message):
         revision: _builtins.int = ...,
         model_display_name: _builtins.str = ...,
         roofs: _abc.Mapping[_builtins.str, Global___Roof] | None = ...,
+        checked: Global___Checked | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "end_time", b"end_time", "progress", b"progress", "result", b"result", "spec", b"spec"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["checked", b"checked", "create_time", b"create_time", "end_time", b"end_time", "progress", b"progress", "result", b"result", "spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "end_time", b"end_time", "error", b"error", "message", b"message", "model_display_name", b"model_display_name", "name", b"name", "notes", b"notes", "operators", b"operators", "progress", b"progress", "result", b"result", "revision", b"revision", "roofs", b"roofs", "spec", b"spec", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checked", b"checked", "create_time", b"create_time", "end_time", b"end_time", "error", b"error", "message", b"message", "model_display_name", b"model_display_name", "name", b"name", "notes", b"notes", "operators", b"operators", "progress", b"progress", "result", b"result", "revision", b"revision", "roofs", b"roofs", "spec", b"spec", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Job: _TypeAlias = Job  # noqa: Y015
+
+@_typing.final
+class Checked(_message.Message):
+    """The sets of inputs on which a bundle's outputs equal those of another implementation of ONNX."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class SetsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class SkippedEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    REFERENCE_FIELD_NUMBER: _builtins.int
+    SETS_FIELD_NUMBER: _builtins.int
+    VARIANTS_FIELD_NUMBER: _builtins.int
+    SKIPPED_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    reference: _builtins.str
+    """What the outputs were compared with, and its version; empty if nothing was compared."""
+    reason: _builtins.str
+    """Why nothing was compared; empty if something was."""
+    @_builtins.property
+    def sets(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """The largest difference over the largest value of its output, by set of inputs."""
+
+    @_builtins.property
+    def variants(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The variants of the bundle that were compared."""
+
+    @_builtins.property
+    def skipped(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Sets, and variants, that were not compared, with the reason."""
+
+    def __init__(
+        self,
+        *,
+        reference: _builtins.str = ...,
+        sets: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        variants: _abc.Iterable[_builtins.str] | None = ...,
+        skipped: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "reference", b"reference", "sets", b"sets", "skipped", b"skipped", "variants", b"variants"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Checked: _TypeAlias = Checked  # noqa: Y015
 
 @_typing.final
 class Roof(_message.Message):
@@ -604,6 +720,7 @@ class Progress(_message.Message):
     PHASES_S_FIELD_NUMBER: _builtins.int
     BUSY_S_FIELD_NUMBER: _builtins.int
     CANDIDATES_SHARED_FIELD_NUMBER: _builtins.int
+    TRIALS_KNOWN_FIELD_NUMBER: _builtins.int
     trials_planned: _builtins.int
     """New candidates that this job will have, as planned now: its own and shared ones."""
     candidates_done: _builtins.int
@@ -616,6 +733,8 @@ class Progress(_message.Message):
     """Candidates of the budget that were not searched for, because the operators are near their roof."""
     candidates_shared: _builtins.int
     """New candidates that this job has at every share because another job asked for them."""
+    trials_known: _builtins.int
+    """Candidates that the log held at every share when the search began: JobSpec.trials counts them too."""
     @_builtins.property
     def trials_done(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """New measurements this job has made, by share; failed ones are in it."""
@@ -647,10 +766,11 @@ class Progress(_message.Message):
         phases_s: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         busy_s: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         candidates_shared: _builtins.int = ...,
+        trials_known: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["busy_s", b"busy_s", "candidates_done", b"candidates_done", "candidates_shared", b"candidates_shared", "elapsed_s", b"elapsed_s", "failures", b"failures", "phases_s", b"phases_s", "trials_done", b"trials_done", "trials_per_s", b"trials_per_s", "trials_planned", b"trials_planned", "trials_saved", b"trials_saved"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["busy_s", b"busy_s", "candidates_done", b"candidates_done", "candidates_shared", b"candidates_shared", "elapsed_s", b"elapsed_s", "failures", b"failures", "phases_s", b"phases_s", "trials_done", b"trials_done", "trials_known", b"trials_known", "trials_per_s", b"trials_per_s", "trials_planned", b"trials_planned", "trials_saved", b"trials_saved"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -831,6 +951,7 @@ class ShareResult(_message.Message):
     AT_LOAD_FIELD_NUMBER: _builtins.int
     OTHERS_CORES_FIELD_NUMBER: _builtins.int
     VARIANT_FIELD_NUMBER: _builtins.int
+    INSIDE_FIELD_NUMBER: _builtins.int
     share: _builtins.str
     untuned_s: _builtins.float
     """Median latency of the whole model, measured alone, in seconds."""
@@ -840,7 +961,9 @@ class ShareResult(_message.Message):
     same device. jobs/{job}; empty = this job.
     """
     others_cores: _builtins.float
-    """Cores of the share that other programs had meanwhile, on average. With more than 0.2 at_load chooses nothing."""
+    """Cores of the share that other programs had meanwhile, on average. With more than 0.2 the model takes at most these
+    times, and at_load chooses nothing.
+    """
     variant: _builtins.str
     """The variant of tuned_s: that for the share; of a CPU limit the best of those timed under it."""
     @_builtins.property
@@ -860,8 +983,12 @@ class ShareResult(_message.Message):
     @_builtins.property
     def at_load(self) -> _containers.RepeatedCompositeFieldContainer[Global___AtLoad]:
         """The fastest variants, the one tuned at this share first. They were timed interleaved. Empty for a model that is too
-        slow for it, and for measurements of older versions.
+        slow for it.
         """
+
+    @_builtins.property
+    def inside(self) -> Global___Inside:
+        """The calls inside the variant for the share. Absent on a GPU, under a CPU limit, and for a very slow model."""
 
     def __init__(
         self,
@@ -877,14 +1004,83 @@ class ShareResult(_message.Message):
         at_load: _abc.Iterable[Global___AtLoad] | None = ...,
         others_cores: _builtins.float = ...,
         variant: _builtins.str = ...,
+        inside: Global___Inside | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["granted", b"granted", "time", b"time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["granted", b"granted", "inside", b"inside", "time", b"time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_load", b"at_load", "earlier_job", b"earlier_job", "granted", b"granted", "max_error", b"max_error", "others_cores", b"others_cores", "run_secs", b"run_secs", "share", b"share", "time", b"time", "tuned_s", b"tuned_s", "untuned_s", b"untuned_s", "variant", b"variant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_load", b"at_load", "earlier_job", b"earlier_job", "granted", b"granted", "inside", b"inside", "max_error", b"max_error", "others_cores", b"others_cores", "run_secs", b"run_secs", "share", b"share", "time", b"time", "tuned_s", b"tuned_s", "untuned_s", b"untuned_s", "variant", b"variant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ShareResult: _TypeAlias = ShareResult  # noqa: Y015
+
+@_typing.final
+class Inside(_message.Message):
+    """One inference of a variant, call by call."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CALLS_FIELD_NUMBER: _builtins.int
+    WHOLE_S_FIELD_NUMBER: _builtins.int
+    CLOCKED_S_FIELD_NUMBER: _builtins.int
+    whole_s: _builtins.float
+    """Median seconds of an inference without a clock at its calls, and with one, which lengthens it."""
+    clocked_s: _builtins.float
+    @_builtins.property
+    def calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___CallTime]:
+        """The slowest first; 200 at most."""
+
+    def __init__(
+        self,
+        *,
+        calls: _abc.Iterable[Global___CallTime] | None = ...,
+        whole_s: _builtins.float = ...,
+        clocked_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["calls", b"calls", "clocked_s", b"clocked_s", "whole_s", b"whole_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Inside: _TypeAlias = Inside  # noqa: Y015
+
+@_typing.final
+class CallTime(_message.Message):
+    """All calls of one name."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    CALLS_FIELD_NUMBER: _builtins.int
+    SECS_FIELD_NUMBER: _builtins.int
+    WORKLOAD_HASH_FIELD_NUMBER: _builtins.int
+    CANDIDATE_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """A kernel, or a function of TVM's virtual machine."""
+    calls: _builtins.int
+    secs: _builtins.float
+    """Seconds of all these calls in one inference."""
+    workload_hash: _builtins.str
+    """Of the operator that the kernel computes; empty for any other call."""
+    candidate: _builtins.str
+    """The operator's schedule; empty for the untuned default, and for any other call."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        calls: _builtins.int = ...,
+        secs: _builtins.float = ...,
+        workload_hash: _builtins.str = ...,
+        candidate: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["calls", b"calls", "candidate", b"candidate", "name", b"name", "secs", b"secs", "workload_hash", b"workload_hash"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CallTime: _TypeAlias = CallTime  # noqa: Y015
 
 @_typing.final
 class AtLoad(_message.Message):
@@ -1315,6 +1511,7 @@ class MeasuredPair(_message.Message):
     MEASURE_TIME_FIELD_NUMBER: _builtins.int
     STP_FIELD_NUMBER: _builtins.int
     VERDICT_FIELD_NUMBER: _builtins.int
+    OTHERS_CORES_FIELD_NUMBER: _builtins.int
     pair_id: _builtins.str
     """Made by who measured it: 8 to 64 letters and digits."""
     arrangement: _builtins.str
@@ -1325,6 +1522,8 @@ class MeasuredPair(_message.Message):
     rounds: _builtins.int
     verdict: _builtins.str
     """"together", "apart" or "tie"; empty: not known."""
+    others_cores: _builtins.float
+    """Cores of both that other programs had meanwhile, on average. With more than 0.2 the times are too long."""
     @_builtins.property
     def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___PairedModel]:
         """Two."""
@@ -1347,10 +1546,11 @@ class MeasuredPair(_message.Message):
         measure_time: _timestamp_pb2.Timestamp | None = ...,
         stp: Global___Estimate | None = ...,
         verdict: _builtins.str = ...,
+        others_cores: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["measure_time", b"measure_time", "stp", b"stp"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrangement", b"arrangement", "host", b"host", "how", b"how", "measure_time", b"measure_time", "models", b"models", "pair_id", b"pair_id", "rounds", b"rounds", "stp", b"stp", "verdict", b"verdict"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrangement", b"arrangement", "host", b"host", "how", b"how", "measure_time", b"measure_time", "models", b"models", "others_cores", b"others_cores", "pair_id", b"pair_id", "rounds", b"rounds", "stp", b"stp", "verdict", b"verdict"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1481,6 +1681,7 @@ class RuntimeTime(_message.Message):
     PACED_RATIO_FIELD_NUMBER: _builtins.int
     HOST_FIELD_NUMBER: _builtins.int
     MEASURE_TIME_FIELD_NUMBER: _builtins.int
+    OTHERS_CORES_FIELD_NUMBER: _builtins.int
     time_id: _builtins.str
     """Made by who measured it: 8 to 64 letters and digits."""
     model: _builtins.str
@@ -1495,6 +1696,8 @@ class RuntimeTime(_message.Message):
     bundle_loop_s: _builtins.float
     bundle_paced_s: _builtins.float
     host: _builtins.str
+    others_cores: _builtins.float
+    """Cores of the share that other programs had meanwhile, on average. With more than 0.2 the times are too long."""
     @_builtins.property
     def inputs(self) -> _containers.MessageMap[_builtins.str, Global___Shape]:
         """Shapes of all inputs, by name."""
@@ -1524,10 +1727,11 @@ class RuntimeTime(_message.Message):
         paced_ratio: Global___Estimate | None = ...,
         host: _builtins.str = ...,
         measure_time: _timestamp_pb2.Timestamp | None = ...,
+        others_cores: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["loop_ratio", b"loop_ratio", "measure_time", b"measure_time", "paced_ratio", b"paced_ratio"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bundle_loop_s", b"bundle_loop_s", "bundle_paced_s", b"bundle_paced_s", "host", b"host", "inputs", b"inputs", "loop_ratio", b"loop_ratio", "loop_s", b"loop_s", "measure_time", b"measure_time", "model", b"model", "paced_ratio", b"paced_ratio", "paced_s", b"paced_s", "runtime", b"runtime", "share", b"share", "time_id", b"time_id", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bundle_loop_s", b"bundle_loop_s", "bundle_paced_s", b"bundle_paced_s", "host", b"host", "inputs", b"inputs", "loop_ratio", b"loop_ratio", "loop_s", b"loop_s", "measure_time", b"measure_time", "model", b"model", "others_cores", b"others_cores", "paced_ratio", b"paced_ratio", "paced_s", b"paced_s", "runtime", b"runtime", "share", b"share", "time_id", b"time_id", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2568,6 +2772,7 @@ class MatchModelResponse(_message.Message):
     ROOF_FIELD_NUMBER: _builtins.int
     AT_LOAD_FIELD_NUMBER: _builtins.int
     OTHERS_CORES_FIELD_NUMBER: _builtins.int
+    INSIDE_FIELD_NUMBER: _builtins.int
     others_cores: _builtins.float
     """Cores that other programs had in this timing."""
     @_builtins.property
@@ -2582,6 +2787,10 @@ class MatchModelResponse(_message.Message):
         the best one for requests, or of the fastest in a loop if the best is not known.
         """
 
+    @_builtins.property
+    def inside(self) -> Global___Inside:
+        """The calls inside the variant for the share, by the same job; absent where it did not time them."""
+
     def __init__(
         self,
         *,
@@ -2589,10 +2798,11 @@ class MatchModelResponse(_message.Message):
         roof: Global___Roof | None = ...,
         at_load: _abc.Iterable[Global___AtLoad] | None = ...,
         others_cores: _builtins.float = ...,
+        inside: Global___Inside | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["roof", b"roof"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["inside", b"inside", "roof", b"roof"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_load", b"at_load", "matches", b"matches", "others_cores", b"others_cores", "roof", b"roof"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_load", b"at_load", "inside", b"inside", "matches", b"matches", "others_cores", b"others_cores", "roof", b"roof"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2810,7 +3020,7 @@ class Worker(_message.Message):
     host: _builtins.str
     pid: _builtins.int
     state: _builtins.str
-    """"busy" or "idle"; empty for workers of older versions."""
+    """"busy" or "idle"."""
     @_builtins.property
     def start_time(self) -> _timestamp_pb2.Timestamp: ...
     @_builtins.property
@@ -3135,6 +3345,7 @@ class PlanRow(_message.Message):
     LATENCY_S_FIELD_NUMBER: _builtins.int
     MEASURED_FIELD_NUMBER: _builtins.int
     OPERATORS_ONLY_FIELD_NUMBER: _builtins.int
+    DISTURBED_FIELD_NUMBER: _builtins.int
     share: _builtins.str
     """Share as text; or else units: slices, SMs or cores."""
     units: _builtins.int
@@ -3150,6 +3361,8 @@ class PlanRow(_message.Message):
     """Measured by fractune; otherwise the plan calls it stated."""
     operators_only: _builtins.bool
     """Only the model's operators were measured: the latency is the sum of their times and what a call takes beyond them."""
+    disturbed: _builtins.bool
+    """Other programs were busy meanwhile: the model takes at most the latency."""
     def __init__(
         self,
         *,
@@ -3161,10 +3374,11 @@ class PlanRow(_message.Message):
         latency_s: _builtins.float = ...,
         measured: _builtins.bool = ...,
         operators_only: _builtins.bool = ...,
+        disturbed: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "latency_s", b"latency_s", "measured", b"measured", "operators_only", b"operators_only", "processes", b"processes", "share", b"share", "throughput_per_s", b"throughput_per_s", "units", b"units"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "disturbed", b"disturbed", "latency_s", b"latency_s", "measured", b"measured", "operators_only", b"operators_only", "processes", b"processes", "share", b"share", "throughput_per_s", b"throughput_per_s", "units", b"units"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -3312,7 +3526,9 @@ class PlannedPart(_message.Message):
     """Requests, as counted on: predictions less their error, neighbours allowed for."""
     latency_s: _builtins.float
     basis: _builtins.str
-    """"measured", "operators" (the sum of their measured times, and what a call takes beyond it), "stated" or "predicted"."""
+    """"measured", "operators" (the sum of their measured times, and what a call takes beyond it), "stated", "predicted", or
+    "at most, disturbed" (measured while other programs were busy).
+    """
     error: _builtins.float
     """Of a prediction, as a fraction."""
     slowdown: _builtins.float

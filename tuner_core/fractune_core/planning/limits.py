@@ -7,6 +7,7 @@ model has the number of threads that `load` takes under the limit. With several,
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from fractune_core.analysis.cpu_limits.fitting import MARGIN
 from fractune_core.analysis.cpu_limits.limits import CpuLimit, Service, service_of_time
@@ -22,15 +23,17 @@ _BATCHES = 2_000
 
 def limited_rows(rows: Sequence[Row], device: DeviceType) -> tuple[Row, ...]:
     """A row at each limit of `device` for which a prediction holds; the units of `rows` are cores. Predicted times are
-    padded by the margin of `fit`. Raises BadRequest for rows of several processes.
+    padded by the margin of `fit`. One disturbed time disturbs them all. Raises BadRequest for rows of several
+    processes.
     """
     if several := next((row for row in rows if row.processes > 1), None):
         raise BadRequest(
             f"a row has {several.processes} processes on cpu:{several.units}: under CPU limits the plan finds their "
             "number; give the times of one process"
         )
+    basis = Basis.DISTURBED if any(row.basis is Basis.DISTURBED for row in rows) else Basis.PREDICTED
     return tuple(
-        row
+        replace(row, basis=basis)
         for batch in sorted({row.batch for row in rows})
         for part in device.parts
         for row in _rows(

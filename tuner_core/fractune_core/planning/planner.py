@@ -87,6 +87,11 @@ def _notes(request: PlanRequest, plan: Plan) -> list[str]:
             f"the times of {len(summed)} of {len(parts)} parts are sums over the model's operators, because the whole "
             "model was not timed there; 'fractune tune' and --measure time it"
         )
+    if disturbed := [each.name for each in request.models if any(row.basis is Basis.DISTURBED for row in each.rows)]:
+        notes.append(
+            f"other programs disturbed times of {', '.join(disturbed)}: models take at most as long, so the plan may "
+            "take more than they need; time them again on a quieter machine"
+        )
     slowed = [part for part in parts if part.slowdown > 1]
     assumed = [part for part in slowed if part.slowdown == 1 + request.penalty]
     if assumed:

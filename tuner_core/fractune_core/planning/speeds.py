@@ -15,6 +15,8 @@ class Basis(StrEnum):
     """of the whole model, in the tuning log or a bundle"""
     OPERATORS = "operators"
     """sum of its operators' measured times, and the overhead of a call"""
+    DISTURBED = "at most, disturbed"
+    """of the whole model, while other programs were busy: it takes at most that"""
     STATED = "stated"
     """by the plan file"""
     PREDICTED = "predicted"
@@ -63,14 +65,17 @@ class Row:
         return self.batch * self.processes / self.throughput_per_s
 
 
-def measured_rows(operators_s: Mapping[int, float], whole_s: Mapping[int, float], batch: int) -> tuple[Row, ...]:
-    """A row at each number of units: by the measured time of the whole model, else by its operators' times. One run
-    serves `batch` requests. Times are seconds by units.
+def measured_rows(
+    operators_s: Mapping[int, float], whole_s: Mapping[int, float], disturbed_s: Mapping[int, float], batch: int
+) -> tuple[Row, ...]:
+    """A row at each number of units. It is by the measured time of the whole model, else by its operators' times.
+    Without both it is by a time of the whole model that other programs disturbed. One run serves `batch` requests.
+    Times are seconds by units.
     """
-    summed_s = secs_by_operators(operators_s, whole_s)
-    found = [(units, secs, Basis.MEASURED) for units, secs in whole_s.items()]
-    found += [(units, secs, Basis.OPERATORS) for units, secs in summed_s.items()]
-    return tuple(Row(units, batch, 1, batch / secs, secs, basis) for units, secs, basis in sorted(found))
+    found = {units: (secs, Basis.DISTURBED) for units, secs in disturbed_s.items()}
+    found |= {units: (secs, Basis.OPERATORS) for units, secs in secs_by_operators(operators_s, whole_s).items()}
+    found |= {units: (secs, Basis.MEASURED) for units, secs in whole_s.items()}
+    return tuple(Row(units, batch, 1, batch / secs, secs, basis) for units, (secs, basis) in sorted(found.items()))
 
 
 class ModelSpeeds:

@@ -83,8 +83,13 @@ def _model_to_proto(model: ModelDemand, logged: LoggedModel | None) -> pb.PlanMo
 
 
 def _row_to_proto(row: Row) -> pb.PlanRow:
-    measured = row.basis in (Basis.MEASURED, Basis.OPERATORS)
-    return to_proto(row, pb.PlanRow, measured=measured, operators_only=row.basis is Basis.OPERATORS)
+    return to_proto(
+        row,
+        pb.PlanRow,
+        measured=row.basis in (Basis.MEASURED, Basis.OPERATORS, Basis.DISTURBED),
+        operators_only=row.basis is Basis.OPERATORS,
+        disturbed=row.basis is Basis.DISTURBED,
+    )
 
 
 def _model_from_proto(message: pb.PlanModel, device: DeviceType) -> ModelDemand:
@@ -95,6 +100,6 @@ def _row_from_proto(row: pb.PlanRow, device: DeviceType) -> Row:
     units = device.units_of(row.share) if row.share else row.units
     if not 1 <= units <= device.units:
         raise BadRequest(f"profile: units is {units}; {device.name} by {device.partitioning} has 1 to {device.units}")
-    measured = Basis.OPERATORS if row.operators_only else Basis.MEASURED
+    measured = Basis.OPERATORS if row.operators_only else Basis.DISTURBED if row.disturbed else Basis.MEASURED
     basis = measured if row.measured else Basis.STATED
     return from_proto(Row, row, units=units, batch=row.batch or 1, processes=row.processes or 1, basis=basis)

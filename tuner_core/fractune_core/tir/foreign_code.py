@@ -50,7 +50,10 @@ _LIBRARY = "tvm.contrib.sort."
 """TVM's own lowering of sorts and of prefix sums calls these functions by name."""
 
 _PRAGMA = "pragma_"
-_PRAGMAS = frozenset({"pragma_auto_unroll_max_step", "pragma_unroll_explicit", "pragma_loop_partition_hint"})
+_PRAGMAS = frozenset(
+    {"pragma_auto_unroll_max_step", "pragma_unroll_explicit", "pragma_loop_partition_hint", "pragma_scope"}
+)
+"""TVM's own lowering of a scatter carries the last one, which no pass reads"""
 _FOREIGN_CODE = frozenset({"external_mods", "Codegen", "system_lib_prefix"})
 """Attributes that hand functions over to another compiler, or bring its results"""
 _THREADS = frozenset(

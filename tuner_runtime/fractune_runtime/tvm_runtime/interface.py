@@ -21,6 +21,7 @@ from fractune_runtime.tvm_runtime.tensors import (
     as_arrays,
     as_tensor,
     check_tensors,
+    input_specs,
     numpy_dtype,
     obstacles,
     open_arrays,
@@ -40,7 +41,7 @@ class Interface:
     """The specifications of a bundle's manifest."""
 
     def __init__(self, bundle: Bundle) -> None:
-        self.inputs = specs_of(bundle.manifest["inputs"])
+        self.inputs = input_specs(bundle.manifest)
         self.outputs = specs_of(bundle.manifest["outputs"])
         self._name = bundle.name
         self._constants: Mapping[str, Any] = bundle.manifest.get("constants", {})

@@ -109,9 +109,11 @@ class Variant:
     main: Callable[..., Any]
     """returns its outputs, for inputs and weights"""
     into: Callable[..., Any] | None
-    """takes tensors for the outputs as well, and returns nothing; None in older bundles, and where the memory of an
-    output is not allocated for it alone"""
+    """takes tensors for the outputs as well, and returns nothing; None where the memory of an output is not
+    allocated for it alone"""
     weights: Sequence[Any] = ()
+    instrument: Callable[[Any], None] | None = None
+    """has TVM's virtual machine call a function before and after each call that it makes; None stops it"""
 
 
 def load_entries(objects: Sequence[bytes], devices: Sequence[tuple[int, int]]) -> tuple[Variant, int]:
@@ -130,7 +132,9 @@ def load_entries(objects: Sequence[bytes], devices: Sequence[tuple[int, int]]) -
         into = machine[MAIN_INTO]
     except AttributeError:
         into = None
-    return Variant(machine["main"], into), int(machine["get_function_arity"]("main"))
+    return Variant(machine["main"], into, instrument=machine["set_instrument"]), int(
+        machine["get_function_arity"]("main")
+    )
 
 
 def viewed(tensor: Any, shape: Sequence[int], dtype: str) -> Any:

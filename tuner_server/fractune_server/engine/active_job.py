@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Literal, NamedTuple
 
 from fractune_core.analysis.roofline import attainable_s
-from fractune_core.fleet.messages import RoundWork, TargetOperator, round_work
+from fractune_core.fleet.messages import TargetOperator, WorkRound
 from fractune_core.fleet.redis_names import bundle_blob, model_blob, workload_blob
 from fractune_core.jobs import JobState, Priority
 from fractune_core.names import Collection
@@ -339,7 +339,7 @@ class ActiveJob:
         plan = self.plans[workload_hash]
         plan.busy, plan.in_flight = busy, in_flight
 
-    def round_work(
+    def work_round(
         self,
         round_id: str,
         workload_hash: str,
@@ -347,16 +347,11 @@ class ActiveJob:
         at_front: bool,
         target: str | None = None,
         repeat_ms: float | None = None,
-    ) -> RoundWork:
-        """The common fields of the work of a round; `target` is the job's if it is None."""
-        operator: TargetOperator = {
-            "workload_hash": workload_hash,
-            "name": self.operator(workload_hash).name,
-            "target": self.stored.target if target is None else target,
-            "target_key": self.stored.target_key,
-        }
-        namespace = self.stored.spec.namespace
-        return round_work(round_id, self.id, namespace, operator, at_front=at_front, repeat_ms=repeat_ms)
+    ) -> WorkRound:
+        """A round of the job in its work; `target` is the job's if it is None."""
+        name, target = self.operator(workload_hash).name, self.stored.target if target is None else target
+        operator = TargetOperator(workload_hash, name, target, self.stored.target_key)
+        return WorkRound(round_id, self.stored.spec.namespace, operator, at_front, repeat_ms)
 
     def take_trial(self, record: TuningRecord) -> None:
         """Count a committed trial of any job; a repeated one changes nothing."""

@@ -15,7 +15,20 @@ import redis
 
 from fractune_core.errors import BadModel, FractuneError, JobFailed, RedisGone, StateUnusable
 from fractune_core.fleet.marks import drop_old_marks
-from fractune_core.fleet.messages import WORK_KINDS, Event, Ingested, Work, WorkFailed
+from fractune_core.fleet.messages import (
+    WORK_KINDS,
+    Compiled,
+    Event,
+    Ingested,
+    Measured,
+    ModelTimed,
+    Proposed,
+    RoofMeasured,
+    RoundWork,
+    SearchForgotten,
+    Work,
+    WorkFailed,
+)
 from fractune_core.fleet.redis_connection import check_clock
 from fractune_core.fleet.redis_names import bundle_blob, model_blob, tuner_stream
 from fractune_core.jobs import JobState
@@ -129,7 +142,7 @@ class Engine:
         # A new job has already waited for a tick.
         batch = self._recorder.poll(0 if self._jobs.update() else POLL_MS)
         for arrival in batch.arrivals:
-            with log_fields(job=arrival.event.get("job", "")):
+            with log_fields(job=arrival.event.job):
                 self._take(arrival)
         self._jobs.save()
         for lag_s in self._recorder.acknowledge(batch):
@@ -155,22 +168,22 @@ class Engine:
                 each.take_trial(arrival.record)
             self._tune.take_fast_kernel(arrival.record, self._jobs.all())
         event = arrival.event
-        if event["event"] == "roof_measured":
+        if isinstance(event, RoofMeasured):
             self._tune.take_roof(event, self._jobs.all())
-        elif event["event"] == "measured" and arrival.record is not None:
-            self._rounds.take_record(arrival.record, event["round_id"])
-        elif event["event"] == "proposed":
+        elif isinstance(event, Measured):
+            self._rounds.take_record(event.record, event.round_id)
+        elif isinstance(event, Proposed):
             self._tune.take_proposed(event)
-        elif event["event"] == "search_forgotten":
+        elif isinstance(event, SearchForgotten):
             self._tune.take_forgotten(event)
-        elif event["event"] == "work_failed" and "round_id" in event:
+        elif isinstance(event, WorkFailed) and event.round_id:
             self._take_failed_round(event)
         else:
             self._take_for_job(event)
 
     def _take_failed_round(self, event: WorkFailed) -> None:
         """Other rounds replace a lost one. If validations keep failing, their jobs end with the error."""
-        live = self._rounds.get(event["round_id"])
+        live = self._rounds.get(event.round_id)
         if live is None:
             return
         if live.is_trial:
@@ -183,7 +196,7 @@ class Engine:
                 self._jobs.fail(job, error)
 
     def _take_for_job(self, event: Event) -> None:
-        job = self._jobs.get(event["job"])
+        job = self._jobs.get(event.job)
         if job is None:
             self._take_without_job(event)
             return
@@ -194,25 +207,25 @@ class Engine:
 
     def _take_for(self, job: ActiveJob, event: Event) -> None:
         state = job.stored.state
-        if event["event"] == "ingested":
+        if isinstance(event, Ingested):
             self._ingest.save(ingest_key(job.stored), event)
-        elif event["event"] == "compiled" and state is JobState.COMPILING:
+        elif isinstance(event, Compiled) and state is JobState.COMPILING:
             self._publish.take_compiled(job, event)
-        elif event["event"] == "model_timed" and state is JobState.TIMING:
+        elif isinstance(event, ModelTimed) and state is JobState.TIMING:
             self._publish.take_timed(job, event)
-        elif event["event"] == "work_failed" and event["task"] in ("ingest", "compile", "time_model"):
+        elif isinstance(event, WorkFailed) and event.task in ("ingest", "compile", "time_model"):
             raise reported_error(event)
 
     def _take_without_job(self, event: Event) -> None:
         """Apply an ingest that a call waits for, or release what arrived too late for its job."""
-        if event["event"] == "ingested":
-            key = self._context.model_ingests.take(event["job"])
+        if isinstance(event, Ingested):
+            key = self._context.model_ingests.take(event.job)
             if key is not None:
                 self._save_for_call(key, event)
                 self._jobs.release([model_blob(key.model)])
-        elif event["event"] == "compiled":
-            self._jobs.release([bundle_blob(event["bundle"])])
-        elif event["event"] == "work_failed":
+        elif isinstance(event, Compiled):
+            self._jobs.release([bundle_blob(event.bundle)])
+        elif isinstance(event, WorkFailed):
             self._context.model_ingests.fail(event)
 
     def _save_for_call(self, key: IngestKey, event: Ingested) -> None:
@@ -222,7 +235,7 @@ class Engine:
         except StateUnusable:
             raise
         except FractuneError as error:
-            self._context.model_ingests.refuse(event["job"], error)
+            self._context.model_ingests.refuse(event.job, error)
 
     # ---- advancing jobs -------------------------------------------------------------------------
 
@@ -290,7 +303,7 @@ class Engine:
             self._find_stalled()
         self._requeuer.sweep(fleet)
         self._missing_workers.note(fleet, jobs)
-        alive = [worker["name"] for worker in fleet.of_role(TUNE)]
+        alive = [worker.name for worker in fleet.of_role(TUNE)]
         self._queues.drop_tuners_but(alive)
         self._recorder.expect(tuner_stream(name) for name in alive)
         needed = {live.stored.instance for live in self._rounds.all()}
@@ -326,13 +339,13 @@ class Engine:
         job.requested.clear()
 
     def _note_requeued(self, work: Work, loss: Loss) -> None:
-        self._instruments.requeued.labels(work["task"], loss.value).inc()
+        self._instruments.requeued.labels(work.task, loss.value).inc()
 
     def _give_up(self, work: Work) -> None:
-        self._instruments.given_up.labels(work["task"]).inc()
-        if work["task"] == "ingest":
+        self._instruments.given_up.labels(work.task).inc()
+        if work.task == "ingest":
             self._context.model_ingests.fail(_ingest_given_up(work))
-        live = self._rounds.get(str(work.get("round_id", "")))
+        live = self._rounds.get(work.round.id) if isinstance(work, RoundWork) else None
         place = None if live is None else RoundPlace(live.device, live.stored.granted)
         write_dead_letters(self._context.redis, self._context.secret, work, place)
 
@@ -346,10 +359,5 @@ def _gone(error: redis.RedisError, patience_s: float) -> str:
 
 
 def _ingest_given_up(work: Work) -> WorkFailed:
-    return {
-        "event": "work_failed",
-        "job": work["job"],
-        "task": work["task"],
-        "error": BadModel.__name__,
-        "message": "every worker that read this model died; see their logs",
-    }
+    message = "every worker that read this model died; see their logs"
+    return WorkFailed(job=work.job, task=work.task, error=BadModel.__name__, message=message)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
 from fractune_core.analysis.roofline import Arithmetic
 from fractune_core.errors import BadModel, some_of
-from fractune_core.fleet.messages import Ingested, OperatorItem
+from fractune_core.fleet.messages import Ingested
 from fractune_core.jobs import JobState, OperatorTask
 from fractune_core.targets import with_cores
 from fractune_server.engine.active_job import ActiveJob, SingleWork
@@ -64,18 +64,11 @@ class IngestPhase:
 
     def save(self, key: IngestKey, event: Ingested) -> None:
         """Store the result of an ingest; the next `advance` takes it."""
-        operators = event["operators"]
-        tasks = [OperatorTask(item["workload_hash"], item["name"], item["weight"]) for item in operators]
-        self._context.store.log.add_workloads([(item["workload_hash"], item["workload"]) for item in operators])
-        self._context.store.log.set_arithmetic(_arithmetic(operators))
-        found = IngestedModel(event["target"], event["target_key"], tasks)
-        self._context.store.models.save_ingested(key, found)
-
-
-def _arithmetic(operators: Sequence[OperatorItem]) -> dict[str, Arithmetic]:
-    """By workload hash, of the operators that a worker has reported it for."""
-    reported = (item for item in operators if "flops" in item and "io_bytes" in item)
-    return {item["workload_hash"]: Arithmetic(item["flops"], item["io_bytes"]) for item in reported}
+        operators, log = event.operators, self._context.store.log
+        tasks = [OperatorTask(item.workload_hash, item.name, item.weight) for item in operators]
+        log.add_workloads([(item.workload_hash, item.workload) for item in operators])
+        log.set_arithmetic({item.workload_hash: Arithmetic(item.flops, item.io_bytes) for item in operators})
+        self._context.store.models.save_ingested(key, IngestedModel(event.target, event.target_key, tasks))
 
 
 def _take(job: ActiveJob, found: IngestedModel) -> None:

@@ -71,12 +71,12 @@ def needed_workers(job: ActiveJob) -> list[NeededWorker]:
 def _held_cores(fleet: Fleet, job: ActiveJob) -> list[str]:
     """The measurements of other stacks that keep the job's workers from their cores."""
     needed = {(each.role, each.share) for each in needed_workers(job)}
-    own = {(worker["host"], worker["pid"]) for worker in fleet.workers.values()}
+    own = {(worker.host, worker.pid) for worker in fleet.workers.values()}
     holders = {
-        (holder["host"], holder["pid"])
+        (holder.host, holder.pid)
         for worker in fleet.workers.values()
-        if (worker["role"], worker["share"]) in needed
-        for holder in worker.get("waits_for", ())
+        if (worker.role, worker.share) in needed
+        for holder in worker.waits_for
     }
     return [
         f"the measurement cores of {one_line(host)}, held by PID {pid} of another stack"

@@ -8,9 +8,10 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 from fractune_core import __version__
-from fractune_core.analysis.at_load import is_quiet
 from fractune_core.analysis.match import Match
+from fractune_core.codec.plain_json import to_dict
 from fractune_core.digests import digest_of
+from fractune_core.disturbed import is_disturbed
 from fractune_core.errors import QuotaExceeded
 from fractune_core.files import bundles
 from fractune_core.fleet.blobs import get_signed_blob, put_signed_blob, release_blobs, renew_blob, renew_signed_blob
@@ -70,7 +71,7 @@ class PublishPhase:
         variants = variants_for(deployment, operators, robust_only=job.stored.spec.variants == ROBUST_VARIANT)
         twins = with_alternatives(deployment, [op for op in every if not op.weight], variants)
         made = [*variants, *twins]
-        items = with_graphs([{"name": variant.name, "traces": variant.traces} for variant in made], job.shares)
+        items = with_graphs([VariantItem(variant.name, variant.traces) for variant in made], job.shares)
         bundle = bundle_id(job, items)
         if self._context.files.has_bundle(bundle):
             if not job.stored.spec.rerank:  # a rerank measures again
@@ -82,22 +83,20 @@ class PublishPhase:
             send_model(self._context, job.stored.spec.model)
             measured = measured_secs(deployment, operators, variants)
             choosing = measured_secs(deployment, operators, variants, choosing=True)
-            manifest = _manifest(job, made, measured, choosing)
-            work: CompileWork = {
-                "task": "compile",
-                "work_id": work_id,
-                "job": job.id,
-                "model": job.stored.spec.model,
-                "model_name": job.stored.spec.model_name,
-                "owner": job.stored.token,
-                "inputs": job.stored.spec.inputs,
-                "target": job.stored.target,
-                "bundle": bundle,
-                "manifest": manifest,
-                "variants": items,
-                "records": [record.to_json() for record in _published(made)],
-                "check_inputs": self._sent_inputs(job),
-            }
+            work = CompileWork(
+                work_id=work_id,
+                job=job.id,
+                model=job.stored.spec.model,
+                model_name=job.stored.spec.model_name,
+                owner=job.stored.token,
+                inputs=job.stored.spec.inputs,
+                target=job.stored.target,
+                bundle=bundle,
+                manifest=_manifest(job, made, measured, choosing),
+                variants=items,
+                records=[record.to_json() for record in _published(made)],
+                check_inputs=self._sent_inputs(job),
+            )
             self._queues.enqueue(COMPILE_QUEUE, work)
         job.note_requested(_COMPILE)
         self._turns.take(job)
@@ -112,7 +111,7 @@ class PublishPhase:
 
     def take_compiled(self, job: ActiveJob, event: Compiled) -> None:
         """Store the bundle after a check of its signature. Raises Unsigned, NotFound or QuotaExceeded."""
-        bundle = event["bundle"]
+        bundle = event.bundle
         if not self._context.files.has_bundle(bundle):  # else another job made it, and its blob may be gone
             payload = get_signed_blob(self._context.redis, self._context.secret, bundle_blob(bundle))
             self._count_bytes(job, bundle, len(payload))
@@ -141,25 +140,20 @@ class PublishPhase:
         work_id = job.work_id(timing)
         if not self._queues.has(work_id):
             self._send_bundle(job)
-            work: TimeModelWork = {
-                "task": "time_model",
-                "work_id": work_id,
-                "job": job.id,
-                "share": share,
-                "bundle": job.stored.bundle,
-            }
+            work = TimeModelWork(work_id=work_id, job=job.id, share=share, bundle=job.stored.bundle)
             queue = measure_queue(job.stored.device.key, share)
             self._queues.enqueue(queue, work, at_front=self._rounds.goes_first(job))
         job.note_requested(timing)
 
     def take_timed(self, job: ActiveJob, event: ModelTimed) -> None:
-        if event["share"] in job.timed_shares:
-            job.stored.timings[event["share"]] = {
-                "granted": event["granted"],
-                "run_secs": event["run_secs"],
-                "max_error": event["max_error"],
-                "at_load": event.get("at_load", []),
-                "others_cores": event.get("others_cores", 0.0),
+        if event.share in job.timed_shares:
+            job.stored.timings[event.share] = {
+                "granted": event.granted.to_json(),
+                "run_secs": event.run_secs,
+                "max_error": event.max_error,
+                "at_load": event.at_load,
+                "others_cores": event.others_cores,
+                "inside": event.inside,
                 "job": job.id,
                 "timed_at": time.time(),
             }
@@ -171,8 +165,11 @@ class PublishPhase:
             timings = job.stored.timings
             timed = {share: served_secs(timings[share], share) for share in job.shares}
             served = {share: found for share, timing in timings.items() if (found := _served(timing))}
+            others_cores = {share: timings[share].get("others_cores", 0.0) for share in job.shares}
             is_next = self._last_writing is None or self._last_writing.done()
-            job.bundle_writing = self._writer.submit(self._context.files.add_times, job.stored.bundle, timed, served)
+            job.bundle_writing = self._writer.submit(
+                self._context.files.add_times, job.stored.bundle, timed, others_cores, served
+            )
             self._last_writing = job.bundle_writing
             if is_next:
                 wait([job.bundle_writing], _WRITING_S)
@@ -182,9 +179,9 @@ class PublishPhase:
 
     def _take_bundle(self, job: ActiveJob, bundle: str) -> None:
         job.stored.bundle = bundle
-        checked = self._context.files.checked(bundle)
-        if checked is not None:
-            job.note(checked.line)
+        job.stored.checked = self._context.files.checked(bundle)
+        if job.stored.checked is not None:
+            job.note(job.stored.checked.line)
         job.enter(JobState.TIMING)
 
     def _send_bundle(self, job: ActiveJob) -> None:
@@ -199,9 +196,9 @@ class PublishPhase:
         job.bundle_sent = True
 
     def _known_timings(self, job: ActiveJob, bundle: str) -> dict[str, dict[str, Any]]:
-        """Those of the newest job with the bundle, on a quiet machine: times on a busy one choose no variant."""
+        """Those of the newest job with the bundle that no other program disturbed."""
         known = self._context.store.jobs.timings(bundle, job.stored.device, job.stored.granted)
-        return {share: timing for share, timing in known.items() if is_quiet(timing.get("others_cores", 0.0))}
+        return {share: timing for share, timing in known.items() if not is_disturbed(timing["others_cores"])}
 
     def _deployment(self, job: ActiveJob) -> Deployment:
         return Deployment(job.stored.device.key, job.stored.target_key, job.stored.tuned_at)
@@ -222,16 +219,15 @@ def with_graphs(variants: list[VariantItem], shares: Sequence[str]) -> list[Vari
     kinds = [Share.parse(share).kind for share in shares]
     if not any(kind.device_kind == CUDA and kind.serves for kind in kinds):
         return variants
-    tuned = [each for each in variants if each["name"] != UNTUNED_VARIANT]
-    twins: list[VariantItem] = [{"name": each["name"] + WITH_GRAPHS, "traces": each["traces"]} for each in tuned]
-    return [*variants, *twins]
+    tuned = [each for each in variants if each.name != UNTUNED_VARIANT]
+    return [*variants, *(VariantItem(each.name + WITH_GRAPHS, each.traces) for each in tuned)]
 
 
 def bundle_id(job: ActiveJob, variants: list[VariantItem]) -> str:
     """32 hex digits. The id depends on the version, model, shapes, target, shares and schedules.
 
-    It also depends on the namespace of the records, on the inputs on which it is checked, and for a fresh job on the
-    job.
+    It also depends on the namespace of the records, on the inputs on which it is checked, on skipped shares, and for a
+    fresh job on the job.
     """
     spec = job.stored.spec
     parts = [
@@ -241,9 +237,10 @@ def bundle_id(job: ActiveJob, variants: list[VariantItem]) -> str:
         spec.inputs,
         job.stored.target,
         sorted(job.stored.granted),
-        variants,
+        list(map(to_dict, variants)),
         *([spec.namespace, job.id if spec.fresh else ""] if spec.namespace or spec.fresh else []),
         *([spec.check_inputs] if spec.check_inputs else []),
+        *([sorted(spec.skipped_shares)] if spec.skipped_shares else []),
     ]
     return digest_of(*parts)
 
@@ -276,6 +273,7 @@ def _manifest(
         "created_at": stored.created_at,
         "shares": {share: granted.to_json() for share, granted in stored.tuned_at.items()},
         **({"limits": limits} if limits else {}),
+        **({"skipped_shares": stored.spec.skipped_shares} if stored.spec.skipped_shares else {}),
         "measured": measured,
         "choosing": choosing,
         "operators": [

@@ -14,7 +14,16 @@ from typing import Any
 
 from fractune_core.digests import digest_of
 from fractune_core.fleet.blobs import drop_blobs
-from fractune_core.fleet.messages import BuildWork, CandidateItem, SearchWork, TargetOperator, build_work, round_work
+from fractune_core.fleet.messages import (
+    BuildWork,
+    BuiltItem,
+    CandidateItem,
+    Measured,
+    Proposed,
+    SearchWork,
+    TargetOperator,
+    WorkRound,
+)
 from fractune_core.fleet.redis_names import BUILD_QUEUE, artifact_blob, tuner_stream
 from fractune_core.log_fields import log_fields
 from fractune_core.records import Kind, Status, TuningRecord, record_id
@@ -207,8 +216,7 @@ class Rounds:
         store, open_jobs = self._context.store, {job.id: job for job in jobs}
         for stored in store.jobs.rounds():
             asker = open_jobs.get(stored.job) or ActiveJob(store.jobs.get(stored.job), [])
-            granted = stored.granted or asker.stored.tuned_at
-            live = LiveRound(replace(stored, granted=granted), asker.log_key(stored.workload_hash), asker.stored.device)
+            live = LiveRound(stored, asker.log_key(stored.workload_hash), asker.stored.device)
             if any(operator.workload_hash == stored.workload_hash for operator in asker.operators):
                 live.subscribers[stored.job] = asker
             if stored.candidates is not None:
@@ -233,7 +241,7 @@ class Rounds:
         self._fair_queue.charge(job.claimant, live.measurements, scheduled=live.is_trial)
         self._unsure = live
         self._context.store.check_lock()  # the process may have stood still since this tick began
-        self._queues.enqueue(queue, *works, at_front=any(work.get("at_front") for work in works))
+        self._queues.enqueue(queue, *works, at_front=works[0].round.at_front)
         self._unsure = None
 
     def settle(self) -> None:
@@ -273,20 +281,20 @@ class Rounds:
         refused: Counter[str] = Counter()
         for arrival in arrivals:
             event = arrival.event
-            if event["event"] == "proposed":
-                proposed.setdefault(event["round_id"], set(event["candidates"]))
-            if arrival.record is None or arrival.replayed or self._is_requested(arrival.record, event, proposed):
+            if isinstance(event, Proposed):
+                proposed.setdefault(event.round_id, set(event.candidates))
+            if not isinstance(event, Measured) or arrival.replayed or self._is_requested(event, proposed):
                 kept.append(arrival)
             else:
-                refused[event["job"]] += 1
+                refused[event.job] += 1
         for job, count in refused.items():
             with log_fields(job=job):
                 _log.info("dropped %d results of job %s: no round waits for them", count, job)
         return kept
 
-    def _is_requested(self, record: TuningRecord, event: Any, proposed: Mapping[str, Collection[str]]) -> bool:
-        live = self._live.get(event["round_id"])
-        return live is not None and live.requested(record, proposed.get(live.id, ()))
+    def _is_requested(self, event: Measured, proposed: Mapping[str, Collection[str]]) -> bool:
+        live = self._live.get(event.round_id)
+        return live is not None and live.requested(event.record, proposed.get(live.id, ()))
 
     def take_proposed(self, live: LiveRound, candidates: Iterable[str]) -> None:
         # The results follow the proposal in the same stream, so none of them has arrived before.
@@ -367,7 +375,7 @@ class Rounds:
         at_front = any(map(self.goes_first, live.subscribers.values()))
         work = _further_work(live, at_front=at_front)
         # A restarted server uses the same id.
-        if not self._queues.has(work["work_id"]):
+        if not self._queues.has(work.work_id):
             self._queues.enqueue(BUILD_QUEUE, work, at_front=at_front)
         self._context.store.jobs.save_round(live.stored)
 
@@ -394,26 +402,17 @@ def _further_work(live: LiveRound, *, at_front: bool) -> BuildWork:
     """The work of a round that continues at further shares, with the builds for the first shares."""
     records = [live.ran[name] for name in live.stored.candidates or ()]
     some = records[0]
-    operator: TargetOperator = {
-        "workload_hash": some.workload_hash,
-        "name": some.operator,
-        "target": some.target,
-        "target_key": some.target_key,
-    }
-    candidates: list[CandidateItem] = [
-        {
-            "candidate": record.candidate_id,
-            "trace": record.trace,
-            "built": {"build_secs": record.build_secs, "versions": _compiler_of(record)},
-        }
-        for record in records
-    ]
-    return build_work(
-        round_work(live.id, live.stored.job, live.key.namespace, operator, at_front=at_front),
-        f"{live.id}-{digest_of(*live.stored.granted)}",
-        live.stored.kind,
-        live.device.key,
-        list(live.stored.granted),
-        candidates,
-        tuner_stream(live.stored.instance),
+    operator = TargetOperator(some.workload_hash, some.operator, some.target, some.target_key)
+    return BuildWork(
+        work_id=f"{live.id}-{digest_of(*live.stored.granted)}",
+        job=live.stored.job,
+        round=WorkRound(live.id, live.key.namespace, operator, at_front),
+        purpose=live.stored.kind,
+        device_key=live.device.key,
+        shares=list(live.stored.granted),
+        candidates=[
+            CandidateItem(each.candidate_id, each.trace, BuiltItem(each.build_secs, _compiler_of(each)))
+            for each in records
+        ],
+        reply=tuner_stream(live.stored.instance),
     )

@@ -13,17 +13,17 @@ from math import isfinite
 from fractune_core.analysis.roofline import Roof, raised
 from fractune_core.fleet.messages import (
     BuildWork,
+    CandidateItem,
     PastTrial,
     Proposed,
     RoofMeasured,
-    RoundWork,
     SearchForgotten,
     SearchOpening,
     SearchWork,
     WorkerInfo,
     WorkFailed,
+    WorkRound,
     build_batch,
-    build_work,
 )
 from fractune_core.fleet.redis_names import BUILD_QUEUE, tune_queue, tuner_stream
 from fractune_core.jobs import JobState
@@ -101,14 +101,14 @@ class TunePhase:
 
     def take_proposed(self, event: Proposed) -> None:
         """Note the candidates of a search. A second answer to one round changes nothing."""
-        live = self._rounds.get(event["round_id"])
+        live = self._rounds.get(event.round_id)
         if live is None or live.proposed:
             return
-        if event["exhausted"]:
+        if event.exhausted:
             for job in live.subscribers.values():
                 job.space_exhausted(live.stored.workload_hash)
-            self._note_space(live.key, event["candidates"])
-        self._rounds.take_proposed(live, event["candidates"])
+            self._note_space(live.key, event.candidates)
+        self._rounds.take_proposed(live, event.candidates)
 
     def _note_space(self, key: LogKey, last: Collection[str]) -> None:
         """Store the size of an operator's search space: the candidates in the log and the `last` ones are all."""
@@ -118,14 +118,14 @@ class TunePhase:
 
     def take_forgotten(self, event: SearchForgotten) -> None:
         """The instance has lost the search and proposed nothing: the next round sends it what the log holds."""
-        live = self._rounds.get(event["round_id"])
+        live = self._rounds.get(event.round_id)
         if live is not None and not live.proposed:
             _log.info("tuner instance %s has lost its search; round %s ends", live.stored.instance, live.id)
             self._rounds.end(live)
 
     def take_roof(self, event: RoofMeasured, jobs: Collection[ActiveJob]) -> None:
         """Store the roof of a share, and update the jobs on the device."""
-        self._raise_roof(event["device_key"], event["share_key"], Roof.from_json(event["roof"]), jobs)
+        self._raise_roof(event.device_key, event.share_key, Roof.from_json(event.roof), jobs)
 
     def take_fast_kernel(self, record: TuningRecord, jobs: Collection[ActiveJob]) -> None:
         """Raise the roof of a share to the performance of this record's kernel, if the kernel exceeds the roof."""
@@ -148,19 +148,19 @@ class TunePhase:
     def take_failed(self, live: LiveRound, event: WorkFailed) -> None:
         """The search, a build or a measurement of a round ended without a result."""
         for job in live.subscribers.values():
-            job.search_failed(live.stored.workload_hash, event["message"])
+            job.search_failed(live.stored.workload_hash, event.message)
         self._rounds.end(live)
 
     def update_instances(self, fleet: Fleet) -> None:
         """Note new tuner instances. Unproposed rounds of instances that are gone go to others."""
-        present = {worker["name"]: worker for worker in fleet.of_role(TUNE)}
+        present = {worker.name: worker for worker in fleet.of_role(TUNE)}
         gone = {name for name, known in self._instances.items() if not _same(known, present.get(name))}
         for name in gone:
             del self._instances[name]
         if gone:
             self._rounds.owners.drop(gone)
         for name, worker in present.items():
-            self._instances.setdefault(name, Instance(name, worker["started_at"]))
+            self._instances.setdefault(name, Instance(name, worker.started_at))
         self._enough = FIRST_ROUND * max(1, len(fleet.of_role(BUILD)) // max(1, len(present)))
         self._offered = {(held.device.key, held.granted.share) for held in fleet.offers}
         for live in self._rounds.trials():
@@ -305,17 +305,18 @@ class TunePhase:
         """Build work for candidates that the log holds at some of the job's shares, for its other shares."""
         names = live.stored.candidates or []
         traces = self._store.log.traces(live.key, names)
-        operator = self._operator_work(job, live)
+        of = self._work_round(job, live)
         batch = build_batch(live.key.target_key)
         return [
-            build_work(
-                operator,
-                f"{live.id}-{start}" if start else live.id,
-                Kind.TRIAL,
-                live.device.key,
-                list(live.stored.granted),
-                [{"candidate": name, "trace": traces[name]} for name in names[start : start + batch]],
-                tuner_stream(live.stored.instance),
+            BuildWork(
+                work_id=f"{live.id}-{start}" if start else live.id,
+                job=job.id,
+                round=of,
+                purpose=Kind.TRIAL,
+                device_key=live.device.key,
+                shares=list(live.stored.granted),
+                candidates=[CandidateItem(name, traces[name]) for name in names[start : start + batch]],
+                reply=tuner_stream(live.stored.instance),
             )
             for start in range(0, len(names), batch)
         ]
@@ -323,36 +324,32 @@ class TunePhase:
     def _search_work(self, job: ActiveJob, live: LiveRound, instance: Instance) -> SearchWork:
         searched = live.key.search
         new = self._rounds.owners.give(searched, instance.name)
-        return {
-            **self._operator_work(job, live),
-            "task": "search",
-            "device_key": live.device.key,
-            "shares": list(live.stored.granted),
-            "fresh": job.stored.spec.fresh,
-            "count": live.stored.asked,
-            "exact": job.stored.spec.exact,
-            "seed": job.stored.spec.seed,
-            "lost": self._rounds.take_lost(searched),
-            "opening": self._opening(job, live) if new else None,
-        }
+        return SearchWork(
+            work_id=live.id,
+            job=job.id,
+            round=self._work_round(job, live),
+            device_key=live.device.key,
+            shares=list(live.stored.granted),
+            fresh=job.stored.spec.fresh,
+            count=live.stored.asked,
+            exact=job.stored.spec.exact,
+            seed=job.stored.spec.seed,
+            lost=self._rounds.take_lost(searched),
+            opening=self._opening(job, live) if new else None,
+        )
 
     def _opening(self, job: ActiveJob, live: LiveRound) -> SearchOpening:
         """The log's knowledge of the operator; schedules of donors only while the operator has few trials."""
         plan, operator = job.plans[live.key.workload_hash], job.operator(live.key.workload_hash)
         known = self._times(live)
-        return {
-            "history": self._history(live, known),
-            "known": list(known),
-            "transferred": (
-                self._transferred(live.key, plan, operator.name) if plan.complete < TRIALS_AT_LEAST else []
-            ),
-        }
+        donated = self._transferred(live.key, plan, operator.name) if plan.complete < TRIALS_AT_LEAST else []
+        return SearchOpening(self._history(live, known), list(known), donated)
 
-    def _operator_work(self, job: ActiveJob, live: LiveRound) -> RoundWork:
-        """The common fields; the target has the cores of the largest share, like the target of a job at all shares."""
+    def _work_round(self, job: ActiveJob, live: LiveRound) -> WorkRound:
+        """The target has the cores of the largest share, like the target of a job at all shares."""
         cores = max((each.units for each in live.stored.granted.values() if each.kind.device_kind == CPU), default=0)
         target, at_front = with_cores(job.stored.target, cores), self._rounds.goes_first(job)
-        return job.round_work(live.id, live.key.workload_hash, at_front=at_front, target=target)
+        return job.work_round(live.id, live.key.workload_hash, at_front=at_front, target=target)
 
     def _times(self, live: LiveRound) -> dict[str, dict[str, float]]:
         """Medians in seconds by candidate and share, of all trials in the log at the round's shares."""
@@ -370,11 +367,9 @@ class TunePhase:
         failed = [name for name, secs in joint.items() if not secs][:_HISTORY]
         traces = self._store.log.traces(live.key.search, best + failed)
         return [
-            {
-                "candidate": name,
-                "trace": traces[name],
-                "secs": {share: secs if isfinite(secs) else 0.0 for share, secs in times[name].items()},
-            }
+            PastTrial(
+                name, traces[name], {share: secs if isfinite(secs) else 0.0 for share, secs in times[name].items()}
+            )
             for name in best + failed
         ]
 
@@ -415,4 +410,4 @@ def _note_unused_trials(job: ActiveJob) -> None:
 
 
 def _same(known: Instance, worker: WorkerInfo | None) -> bool:
-    return worker is not None and worker["started_at"] == known.started_at
+    return worker is not None and worker.started_at == known.started_at

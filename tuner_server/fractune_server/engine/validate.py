@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from fractune_core.analysis.validated import choosing_order
 from fractune_core.errors import NotFound
-from fractune_core.fleet.messages import CandidateItem, WorkFailed, build_work
+from fractune_core.fleet.messages import BuildWork, CandidateItem, WorkFailed
 from fractune_core.fleet.redis_names import BUILD_QUEUE, SERVER_STREAM
 from fractune_core.jobs import JobState
 from fractune_core.records import Kind, Status, TuningRecord
@@ -146,10 +146,16 @@ class ValidatePhase:
     def _start(self, job: ActiveJob, operator: StoredOperator, chosen: dict[str, str]) -> None:
         round_id = uuid.uuid4().hex
         key, at_front = operator.workload_hash, self._rounds.goes_first(job)
-        common = job.round_work(round_id, key, at_front=at_front, repeat_ms=job.repeats_ms.get(key))
-        candidates: list[CandidateItem] = [{"candidate": name, "trace": trace} for name, trace in chosen.items()]
-        device = job.stored.device.key
-        work = build_work(common, round_id, Kind.VALIDATION, device, job.shares, candidates, SERVER_STREAM)
+        work = BuildWork(
+            work_id=round_id,
+            job=job.id,
+            round=job.work_round(round_id, key, at_front=at_front, repeat_ms=job.repeats_ms.get(key)),
+            purpose=Kind.VALIDATION,
+            device_key=job.stored.device.key,
+            shares=job.shares,
+            candidates=[CandidateItem(name, trace) for name, trace in chosen.items()],
+            reply=SERVER_STREAM,
+        )
         stored = Round(round_id, job.id, Kind.VALIDATION, operator.workload_hash, "", len(chosen))
         stored.granted = job.stored.tuned_at
         live = LiveRound(stored, job.log_key(operator.workload_hash), job.stored.device, {job.id: job})

@@ -12,9 +12,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fractune_core.analysis.at_load import AtLoad, choices
+from fractune_core.analysis.inside import Inside
 from fractune_core.analysis.match import Match, Policy, find_match
 from fractune_core.analysis.roofline import Arithmetic, Roof
 from fractune_core.analysis.validated import ValidatedRecords
+from fractune_core.disturbed import is_disturbed
 from fractune_core.errors import BadRequest, NotFound, ServerUnreachable, ShareUnavailable
 from fractune_core.jobs import OperatorTask
 from fractune_core.names import UNTUNED_VARIANT
@@ -56,10 +58,13 @@ class ModelAnswer:
     roof: Roof | None
     """roof of the share; None if unknown"""
     at_load: Sequence[AtLoad] = ()
-    """variants of the whole model that the newest job timed at the share. Under a CPU limit, the operators are those of
-    the best one for requests, or of the fastest in a loop if the best is not known (`operators_at`)"""
+    """variants of the whole model that a job timed at the share, if possible undisturbed. Under a CPU limit, the
+    operators are those of the best one for requests, or of the fastest in a loop if the best is not known
+    (`operators_at`)"""
     others_cores: float = 0.0
     """cores that other programs had in this timing"""
+    inside: Inside | None = None
+    """the calls inside the variant for the share, by the same job; None if it did not time them"""
 
 
 @dataclass(frozen=True)
@@ -78,7 +83,9 @@ class ModelTimes:
     operators_s: dict[int, float]
     """sum over operators of weight x reported time of the fastest schedule"""
     whole_s: dict[int, float]
-    """the whole model, as timed by the newest job"""
+    """the whole model, by the newest job that no other program disturbed there"""
+    disturbed_s: dict[int, float]
+    """the whole model, by the newest job that other programs disturbed there"""
 
 
 @dataclass(frozen=True)
@@ -153,7 +160,7 @@ class Matcher:
             for task in found.operators
         ]
         answer = ModelAnswer(answers, self._context.store.roofs.of(device).get(device_share.granted.key))
-        return _with_timing(answer, self._timing(found, query, device_share.device, Share.parse(share)) or {})
+        return _with_timing(answer, self._timing(found, query, device_share.device, Share.parse(share)))
 
     def tabulate(self, query: MatchQuery, shares: Sequence[str]) -> list[OperatorRow]:
         """Each operator's validated times, by the share that its schedule was chosen for and the share where it ran.
@@ -184,9 +191,10 @@ class Matcher:
         with self._turn(query):
             times = ModelTimes(
                 self._operators_s(found, query.namespace, device_share.device, wanted),
-                self._whole_s(found, query, device_share.device, wanted),
+                self._whole_s(found, query, device_share.device, wanted, disturbed=False),
+                self._whole_s(found, query, device_share.device, wanted, disturbed=True),
             )
-        if not times.operators_s and not times.whole_s:
+        if not times.operators_s and not times.whole_s and not times.disturbed_s:
             raise NotFound(
                 f"models/{query.model[:12]}...: the log has no time at a {wanted.partitioning} share of {wanted.name}; "
                 "tune it there"
@@ -210,10 +218,12 @@ class Matcher:
                     secs[units] = sum(task.weight * each.fastest_s(granted) for task, each in known.items())
         return secs
 
-    def _whole_s(self, found: IngestedModel, query: MatchQuery, device: Device, wanted: DeviceType) -> dict[int, float]:
+    def _whole_s(
+        self, found: IngestedModel, query: MatchQuery, device: Device, wanted: DeviceType, *, disturbed: bool
+    ) -> dict[int, float]:
         secs: dict[int, float] = {}
         for job in self._done(found, query, device):
-            secs = {**timed_secs(job, wanted), **secs}
+            secs = {**timed_secs(job, wanted, disturbed=disturbed), **secs}
         return secs
 
     def _under_limit(self, fleet: Fleet, query: MatchQuery, share: Share) -> dict[str, Any]:
@@ -226,9 +236,13 @@ class Matcher:
         return timing
 
     def _timing(self, found: IngestedModel, query: MatchQuery, device: Device, share: Share) -> dict[str, Any] | None:
-        """Of the whole model at that share, by the newest job that timed it there."""
-        timings = (job.timings.get(str(share)) for job in self._done(found, query, device))
-        return next(filter(None, timings), None)
+        """Of the whole model at that share, by the newest job that timed it there undisturbed, else by the newest."""
+        newest = None
+        for timing in filter(None, (job.timings.get(str(share)) for job in self._done(found, query, device))):
+            if not is_disturbed(timing["others_cores"]):
+                return timing
+            newest = newest or timing
+        return newest
 
     def _done(self, found: IngestedModel, query: MatchQuery, device: Device) -> Iterator[StoredJob]:
         """The finished jobs with this very query on a device, newest first."""
@@ -248,7 +262,8 @@ class Matcher:
             return same[0]
         others = sorted({wanted.difference(each.device) for each in known})
         seen = f"its records are of {others[0]}" if others else "it is empty"
-        raise NotFound(f"the log has no records of {wanted.name}: {seen}; give a profile, or tune there")
+        remedy = "give a profile or, for a CPU, a bundle with its core_speed; or tune there"
+        raise NotFound(f"the log has no records of {wanted.name}: {seen}; {remedy}")
 
     def _validated(self, tasks: Sequence[OperatorTask], namespace: str) -> dict[str, ValidatedRecords]:
         return self._context.store.log.validated_of((task.workload_hash for task in tasks), namespace)
@@ -338,8 +353,12 @@ def served_secs(timing: Mapping[str, Any], share: str) -> float:
     return statistics.median(secs)
 
 
-def _with_timing(answer: ModelAnswer, timing: Mapping[str, Any]) -> ModelAnswer:
-    return replace(answer, at_load=timed_at_load(timing), others_cores=timing.get("others_cores", 0.0))
+def _with_timing(answer: ModelAnswer, timing: Mapping[str, Any] | None) -> ModelAnswer:
+    """The answer as it is for a model that no job has timed at the share: the log may come from another server."""
+    if timing is None:
+        return answer
+    inside = Inside.from_json(timing["inside"]) if timing["inside"] else None
+    return replace(answer, at_load=timed_at_load(timing), others_cores=timing["others_cores"], inside=inside)
 
 
 def served_variant(timing: Mapping[str, Any], share: str) -> str:
@@ -364,18 +383,22 @@ def operators_at(timing: Mapping[str, Any], limit: Share) -> str:
 
 def best_by_goal(timing: Mapping[str, Any]) -> dict[ServiceGoal, AtLoad]:
     """Empty if the best is not known."""
-    return choices(timed_at_load(timing), timing.get("others_cores", 0.0))
+    return choices(timed_at_load(timing), timing["others_cores"])
 
 
 def timed_at_load(timing: Mapping[str, Any]) -> list[AtLoad]:
-    """Empty for a model that was too slow for it, and for an older job."""
-    return [AtLoad.from_json(each) for each in timing.get("at_load", ())]
+    """Empty for a model that was too slow for it."""
+    return [AtLoad.from_json(each) for each in timing["at_load"]]
 
 
-def timed_secs(job: StoredJob, wanted: DeviceType) -> dict[int, float]:
-    """The same of each share that the job timed and that is one of `wanted`, by its units there."""
+def timed_secs(job: StoredJob, wanted: DeviceType, *, disturbed: bool) -> dict[int, float]:
+    """`served_secs` of each share that the job timed and that is one of `wanted`, by its units there: of those that
+    other programs `disturbed`, or of the others.
+    """
     found: dict[int, float] = {}
     for share, timing in job.timings.items():
+        if is_disturbed(timing["others_cores"]) != disturbed:
+            continue
         granted = GrantedShare.from_json(timing["granted"])
         units = (
             wanted.units_of_granted(granted.units) if granted.mechanism in (wanted.partitioning.value, "full") else None

@@ -11,7 +11,6 @@ from fractune_core.fleet.messages import WorkerInfo
 from fractune_core.names import Collection
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.pb import fractune_pb2_grpc as rpc
-from fractune_core.shares import Device, GrantedShare
 from fractune_server.transport.context import ServerContext
 from fractune_server.transport.live_workers import Waiting, live_workers, waiting_work
 
@@ -42,17 +41,16 @@ class FleetService(rpc.FleetServiceServicer):
 
 
 def _encode(worker: WorkerInfo) -> pb.Worker:
-    measures = worker["device"]
     return pb.Worker(
-        name=Collection.WORKERS.of(worker["name"]),
-        role=worker["role"],
-        host=worker["host"],
-        pid=worker["pid"],
-        start_time=timestamp(worker["started_at"]),
-        versions=worker["versions"],
-        device=to_proto(Device.from_json(worker["device"]), pb.Device) if measures else None,
-        granted=to_proto(GrantedShare.from_json(worker["granted"]), pb.GrantedShare) if measures else None,
-        state=worker.get("state", ""),
+        name=Collection.WORKERS.of(worker.name),
+        role=worker.role,
+        host=worker.host,
+        pid=worker.pid,
+        start_time=timestamp(worker.started_at),
+        versions=worker.versions,
+        device=to_proto(worker.device, pb.Device) if worker.device else None,
+        granted=to_proto(worker.granted, pb.GrantedShare) if worker.granted else None,
+        state=worker.state,
     )
 
 

@@ -17,7 +17,7 @@ from fractune_core.log_fields import log_fields
 from fractune_core.names import Collection
 from fractune_server.access.authenticator import caller
 from fractune_server.access.places import Places
-from fractune_server.counts.instruments import Instruments
+from fractune_server.instruments import Instruments
 
 ERROR_METADATA = "fractune-error"
 

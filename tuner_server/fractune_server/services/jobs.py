@@ -16,6 +16,7 @@ from typing import Any
 import grpc
 
 from fractune_core.access.tokens import Scope
+from fractune_core.analysis.inside import Inside
 from fractune_core.analysis.roofline import Arithmetic, Roof
 from fractune_core.analysis.validated import ValidatedRecords
 from fractune_core.codec.messages import from_lists, from_proto, seconds, timestamp, to_proto
@@ -207,7 +208,7 @@ def _result(job: StoredJob) -> pb.JobResult:
 
 
 def _share_result(job: str, share: str, timing: dict[str, Any]) -> pb.ShareResult:
-    run_secs, timed_by = timing["run_secs"], timing.get("job", job)
+    run_secs, timed_by = timing["run_secs"], timing["job"]
     tuned = ROBUST_VARIANT if share not in run_secs and ROBUST_VARIANT in run_secs else served_variant(timing, share)
     return pb.ShareResult(
         share=share,
@@ -217,10 +218,11 @@ def _share_result(job: str, share: str, timing: dict[str, Any]) -> pb.ShareResul
         run_secs=from_lists(run_secs, pb.Repeats),
         max_error=timing["max_error"],
         earlier_job=Collection.JOBS.of(timed_by) if timed_by != job else "",
-        time=timestamp(timing["timed_at"]) if "timed_at" in timing else None,
+        time=timestamp(timing["timed_at"]),
         at_load=[to_proto(each, pb.AtLoad) for each in timed_at_load(timing)],
-        others_cores=timing.get("others_cores", 0.0),
+        others_cores=timing["others_cores"],
         variant=tuned,
+        inside=to_proto(Inside.from_json(timing["inside"]), pb.Inside) if timing["inside"] else None,
     )
 
 
@@ -261,6 +263,7 @@ class JobService(rpc.JobServiceServicer):
             device=first.device,
             granted={share: offer.granted for share, offer in offers.items()},
             asked_target=spec.target or first.target,
+            notes=[f"{share} is skipped: {cause}" for share, cause in spec.skipped_shares.items()],
             token=asker.token_id,
         )
         self._context.store.jobs.create(job, asker.quotas)

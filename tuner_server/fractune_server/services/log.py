@@ -157,6 +157,7 @@ class LogService(rpc.LogServiceServicer):
             roof=None if answer.roof is None else to_proto(answer.roof, pb.Roof),
             at_load=[to_proto(each, pb.AtLoad) for each in answer.at_load],
             others_cores=answer.others_cores,
+            inside=None if answer.inside is None else to_proto(answer.inside, pb.Inside),
         )
 
     def TabulateModel(

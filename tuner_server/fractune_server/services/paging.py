@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from google.protobuf.message import Message
 
-from fractune_core.codec.plain_json import check_shape, read_json
+from fractune_core.codec.plain_json import checked, read_json
 from fractune_core.errors import BadRequest
 
 MAX_PAGE = 1000
@@ -55,7 +55,7 @@ def read_token(token: str, length: int) -> list[float] | None:
     place: list[float] | None
     try:
         place = read_json(base64.urlsafe_b64decode(token))
-        check_shape(list[float], place)
+        checked(list[float], place)
     except ValueError:
         place = None
     # The last number counts rows. One before it may be a time, which is infinite for a failure.

@@ -41,7 +41,7 @@ class PlanService(rpc.PlanServiceServicer):
             model, left_s, owner = Collection.MODELS.parse(logged.model), context.time_remaining(), caller().token_id
             query = MatchQuery(model, logged.inputs, "", left_s, owner, is_wanted=context.is_active)
             times = self._matcher.times(query, device)
-            return measured_rows(times.operators_s, times.whole_s, batch)
+            return measured_rows(times.operators_s, times.whole_s, times.disturbed_s, batch)
 
         add_logged_rows(request, rows_of)  # before the plan has its place, because a model may have to be read
         with self._places.place(caller().token_id):

@@ -160,11 +160,7 @@ class JobStore(Repository):
             for job in self._done(jobs.c.bundle == bundle)
             if job.device.key == device.key and _keys(job.granted) == _keys(granted)
         )
-        newest = next(same, None)
-        if newest is None:
-            return {}
-        own: dict[str, Any] = {"job": newest.id, "timed_at": newest.ended_at}
-        return {share: {**own, **timing} for share, timing in newest.timings.items()}
+        return next((job.timings for job in same), {})
 
     def done_of_model(self, model: str) -> list[StoredJob]:
         """The finished jobs for the model with this SHA-256, newest first."""

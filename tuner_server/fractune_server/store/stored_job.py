@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from fractune_core.codec.places import In
 from fractune_core.codec.plain_json import JsonObject
+from fractune_core.files.checked import Checked
 from fractune_core.jobs import JobSpec, JobState
 from fractune_core.names import Collection
 from fractune_core.records import Kind
@@ -23,7 +24,7 @@ class Progress:
     """candidates measured at every share for this job"""
     shared: Annotated[int, In("candidates_shared")] = 0
     """candidates measured at every share for other jobs meanwhile"""
-    known: int | None = None
+    known: Annotated[int | None, In("trials_known")] = None
     """candidates that the log held at every share when tuning began; None = not counted yet"""
     by_share: Annotated[dict[str, int], In("trials_done")] = field(default_factory=dict)
     failures: dict[str, int] = field(default_factory=dict)
@@ -78,10 +79,11 @@ class StoredJob(JsonObject):
     tuning_ended: float | None = None
     progress: Progress = field(default_factory=Progress)
     bundle: str = ""
+    checked: Checked | None = None
+    """of the bundle; None before there is one, and where it does not say"""
     timings: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """by share: `run_secs` and `max_error` by variant, `granted` and `at_load` as JSON; `job`, which timed it, and
-    `timed_at`, unless this job did before that was noted. Older jobs lack `at_load` and
-    `others_cores`"""
+    """by share: `run_secs` and `max_error` by variant, `granted` and `at_load` as JSON, `others_cores`; `job`, which
+    timed it, and `timed_at`"""
     token: str = ""
     """id of the token that created the job; empty = no token was needed"""
 
@@ -103,7 +105,7 @@ class StoredJob(JsonObject):
     def phases_s(self, now: float) -> dict[str, float]:
         """Seconds in each state that the job has entered, by name and in order; their sum is the job's age.
 
-        Empty for a job that has not begun, and for jobs of older versions.
+        Empty for a job that has not begun.
         """
         if not self.progress.entered_at:
             return {}

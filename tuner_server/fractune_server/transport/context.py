@@ -10,15 +10,15 @@ from redis import Redis
 from fractune_core.errors import FractuneError, JobFailed, StateUnusable, error_from_name
 from fractune_core.fleet.messages import WorkFailed
 from fractune_core.fleet.options import MODEL_LIMIT_BYTES
-from fractune_server.counts.instruments import Instruments
-from fractune_server.store.files.blob_files import BlobStore
+from fractune_server.instruments import Instruments
+from fractune_server.store.blob_files import BlobStore
 from fractune_server.store.models import IngestKey
 from fractune_server.store.store import Store
 
 
 def reported_error(event: WorkFailed) -> FractuneError:
     """The error that a worker reports. StateUnusable concerns the worker's disk; it must not end the server."""
-    error = error_from_name(event["error"], event["message"])
+    error = error_from_name(event.error, event.message)
     return JobFailed(str(error)) if isinstance(error, StateUnusable) else error
 
 
@@ -68,8 +68,8 @@ class ModelIngests:
 
     def fail(self, event: WorkFailed) -> None:
         with self._lock:
-            if self._keys.pop(event["job"], None) is not None:
-                self._errors[event["job"]] = reported_error(event)
+            if self._keys.pop(event.job, None) is not None:
+                self._errors[event.job] = reported_error(event)
 
     def refuse(self, job: str, error: FractuneError) -> None:
         """The operators arrived, and cannot be stored."""

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property, lru_cache
-from typing import Any, TypedDict
+from typing import Any
 
 from redis import Redis
 from rq.job import Job
 
 from fractune_core.codec.messages import END_OF_TIME_S, fits
-from fractune_core.codec.plain_json import check_shape
 from fractune_core.errors import FractuneError, ShareUnavailable
 from fractune_core.fleet.messages import WorkerInfo
-from fractune_core.fleet.redis_names import PROTOCOL, UNREADABLE, is_of_protocol, role_and_share
+from fractune_core.fleet.redis_names import UNREADABLE, is_of_protocol, role_and_share
 from fractune_core.fleet.signed_messages import open_worker
 from fractune_core.fleet.worker_entries import read_entries
 from fractune_core.pb import fractune_pb2 as pb
@@ -89,10 +89,6 @@ _OPENED = 4096
 _log = logging.getLogger(__name__)
 
 
-class _AnyWorker(TypedDict):
-    """An entry of any version: an object."""
-
-
 @dataclass(frozen=True)
 class HeldShare:
     """A share of a device, as a live worker holds it or a record of the log has it."""
@@ -107,18 +103,19 @@ class Fleet:
     """The live workers at one moment."""
 
     def __init__(self, workers: Iterable[WorkerInfo]) -> None:
-        self.workers = {worker["name"]: worker for worker in workers}
+        self.workers = {worker.name: worker for worker in workers}
 
     def of_role(self, role: str) -> list[WorkerInfo]:
         """By name, so that every caller sees the same order."""
-        return sorted((w for w in self.workers.values() if w["role"] == role), key=lambda w: w["name"])
+        return sorted((w for w in self.workers.values() if w.role == role), key=lambda w: w.name)
 
     @cached_property
     def offers(self) -> list[HeldShare]:
         """The shares of the measuring workers, one entry a worker."""
         return [
-            HeldShare(Device.from_json(w["device"]), GrantedShare.from_json(w["granted"]), w["target"])
+            HeldShare(w.device, w.granted, w.target)
             for w in self.of_role(MEASURE)
+            if w.device is not None and w.granted is not None
         ]
 
     def offer(self, shares: Sequence[str]) -> dict[str, HeldShare]:
@@ -166,22 +163,18 @@ def _open(secret: bytes, name: str, entry: bytes) -> WorkerInfo | None:
 
 
 def _check_entry(name: str, worker: WorkerInfo) -> None:
-    """Raises FractuneError or ValueError for another protocol, and for an entry that callers cannot be sent."""
-    check_shape(_AnyWorker, worker)
-    if worker.get("protocol") != PROTOCOL:
-        raise ValueError(
-            f"it uses protocol {worker.get('protocol')!r}, this server {PROTOCOL}; "
-            "install the same version of fractune for both"
-        )
-    check_shape(WorkerInfo, worker)
-    if worker["name"] != name:
-        raise ValueError(f"its entry has the name '{worker['name']}'")
-    if not 0 <= worker["started_at"] < END_OF_TIME_S or abs(worker["pid"]) >= 2**31:
-        raise ValueError(f"its pid {worker['pid']} or its start time {worker['started_at']} is out of range")
-    if worker["role"] == MEASURE or worker["device"]:
-        device, granted = Device.from_json(worker["device"]), GrantedShare.from_json(worker["granted"])
-        Share.parse(granted.share)
-        if not fits(device, pb.Device) or not fits(granted, pb.GrantedShare):
+    """Raises FractuneError or ValueError for an entry that callers cannot be sent."""
+    if worker.name != name:
+        raise ValueError(f"its entry has the name '{worker.name}'")
+    if not 0 <= worker.started_at < END_OF_TIME_S or abs(worker.pid) >= 2**31:
+        raise ValueError(f"its pid {worker.pid} or its start time {worker.started_at} is out of range")
+    if not all(math.isfinite(count) for *_, count in worker.counts):
+        raise ValueError("a count of it is not finite")
+    if worker.role == MEASURE or worker.device:
+        if worker.device is None or worker.granted is None:
+            raise ValueError("it measures, and names no device or no share")
+        Share.parse(worker.granted.share)
+        if not fits(worker.device, pb.Device) or not fits(worker.granted, pb.GrantedShare):
             raise ValueError("a number of its device or its share has more than 32 bits")
 
 

@@ -28,17 +28,16 @@ def request_ingest(
     """
     model = context.store.models.get(key.model)
     send_model(context, key.model)
-    work: IngestWork = {
-        "task": "ingest",
-        "work_id": work_id,
-        "job": job,
-        "model": key.model,
-        "model_name": model_name or model.display_name,
-        "owner": owner,
-        "inputs": key.inputs,
-        "target": key.target,
-        "isa": isa,
-    }
+    work = IngestWork(
+        work_id=work_id,
+        job=job,
+        model=key.model,
+        model_name=model_name or model.display_name,
+        owner=owner,
+        inputs=key.inputs,
+        target=key.target,
+        isa=isa,
+    )
     queues.enqueue(COMPILE_QUEUE, work)
 
 

@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypedDict, cast
+from typing import Any, cast
 
 from redis import ConnectionPool, Redis
 from redis.backoff import NoBackoff
@@ -17,10 +17,20 @@ from redis.retry import Retry
 
 from fractune_core import tracing
 from fractune_core.analysis.at_load import AtLoad
+from fractune_core.analysis.inside import Inside
 from fractune_core.analysis.roofline import Roof
-from fractune_core.codec.plain_json import check_shape
+from fractune_core.codec.plain_json import checked, to_dict
 from fractune_core.errors import BadModel, FractuneError
-from fractune_core.fleet.messages import EVENT_BY_KIND, Event, ModelTimed, WorkFailed
+from fractune_core.fleet.messages import (
+    EVENT_BY_KIND,
+    Event,
+    Ingested,
+    Measured,
+    ModelTimed,
+    PieceDone,
+    RoofMeasured,
+    WorkFailed,
+)
 from fractune_core.fleet.redis_names import (
     CLOCK_TOLERANCE_S,
     EVENT_FIELD,
@@ -32,10 +42,9 @@ from fractune_core.fleet.redis_names import (
     tuner_stream,
 )
 from fractune_core.fleet.signed_messages import Unsigned, open_event, open_replayed
+from fractune_core.names import UNTUNED_VARIANT
 from fractune_core.operators import check_operator
 from fractune_core.records import TuningRecord
-from fractune_core.shares import GrantedShare
-from fractune_core.spending import WorkCost
 from fractune_core.target_attributes import read_attributes
 from fractune_core.workloads import check_workload
 from fractune_server.store.records.log import TuningLog
@@ -44,12 +53,13 @@ from fractune_server.transport.unreadable import UnreadableStream
 from fractune_server.transport.work_queues import readable_names
 
 
+@dataclass(frozen=True)
+class _AnyEvent:
+    event: str
+
+
 class Unreadable(FractuneError):
     """A result that this version cannot read; the message says why."""
-
-
-class _AnyEvent(TypedDict):
-    event: str
 
 
 _BATCH = 1000
@@ -64,13 +74,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Arrival:
-    """An event, with the record of a `measured` event, and the spending of a `piece_done` event."""
-
     event: Event
-    record: TuningRecord | None = None
-    piece: WorkCost | None = None
     replayed: bool = False
     """an operator has replayed it, so it counts although its round has ended"""
+
+    @property
+    def record(self) -> TuningRecord | None:
+        """Of a measurement."""
+        return self.event.record if isinstance(self.event, Measured) else None
 
 
 @dataclass(frozen=True)
@@ -124,7 +135,7 @@ class Recorder:
         if not recovering and not any(batch.entries.values()):
             batch = self._decode(self._read(streams, ">", block_ms or None))
         records = [arrival.record for arrival in batch.arrivals if arrival.record is not None]
-        pieces = [arrival.piece for arrival in batch.arrivals if arrival.piece is not None]
+        pieces = [arrival.event for arrival in batch.arrivals if isinstance(arrival.event, PieceDone)]
         if records or pieces:
             began = time.time()
             self._log.add(records, pieces)
@@ -267,7 +278,7 @@ def _without_retries(redis: Redis) -> Redis:
 def _trace(arrivals: Iterable[Arrival], began: float) -> None:
     """A span for each batch of measurements with records in this commit."""
     events = (arrival.event for arrival in arrivals)
-    batches = Counter((event["job"], event.get("traceparent", "")) for event in events if event["event"] == "measured")
+    batches = Counter((event.job, event.traceparent) for event in events if isinstance(event, Measured))
     ended = time.time()
     for (job, measured), records in batches.items():
         tracing.note(tracing.RECORD, measured, job, began, ended, records=records)
@@ -293,15 +304,13 @@ def _lost(event: Mapping[str, Any], error: Exception) -> list[Arrival]:
     task = _task_of(event)
     if "job" not in event or ("round_id" not in event and task not in _SINGLE_WORK):
         return []
-    failed: WorkFailed = {
-        "event": "work_failed",
-        "job": str(event["job"]),
-        "task": task,
-        "error": BadModel.__name__ if task == "ingest" else FractuneError.__name__,
-        "message": f"a result of it ({task}) cannot be recorded: {error}; is a worker of another version?",
-    }
-    if "round_id" in event:
-        failed["round_id"] = str(event["round_id"])
+    failed = WorkFailed(
+        job=str(event["job"]),
+        task=task,
+        round_id=str(event.get("round_id", "")),
+        error=BadModel.__name__ if task == "ingest" else FractuneError.__name__,
+        message=f"a result of it ({task}) cannot be recorded: {error}; is a worker of another version?",
+    )
     return [Arrival(failed)]
 
 
@@ -311,49 +320,54 @@ def _task_of(event: Mapping[str, Any]) -> str:
     return str(event.get("task")) if kind == "work_failed" else _TASK_BY_EVENT.get(kind, "measure")
 
 
-def read_event(event: Event) -> Arrival:
+def read_event(event: Mapping[str, Any]) -> Arrival:
     """Check a worker's event: it has the shape of its kind, and the log can hold it.
 
     Raises Unreadable for anything else, which would end the engine at every start.
     """
     try:
-        return _read(event)
+        return Arrival(_read(event))
     except (FractuneError, ArithmeticError, TypeError, ValueError) as error:
         raise Unreadable(str(error)) from error
 
 
-def _read(event: Event) -> Arrival:
-    check_shape(_AnyEvent, event)
-    kind = EVENT_BY_KIND.get(event["event"])
+def _read(written: Mapping[str, Any]) -> Event:
+    kind = EVENT_BY_KIND.get(checked(_AnyEvent, written).event)
     if kind is None:
-        raise ValueError(f"no event is called '{event['event']}'")
-    check_shape(kind, event)
-    if event["event"] == "measured":
-        record = TuningRecord.from_json(event["record"])
-        check_measured(record)
-        return Arrival(event, record)
-    if event["event"] == "piece_done":
-        return Arrival(event, piece=WorkCost.from_event(event))
-    if event["event"] == "roof_measured":
-        Roof.from_json(event["roof"])
-        _check_amounts(event["roof"].values())
-    if event["event"] == "ingested":
-        read_attributes(event["target"])
-        for item in event["operators"]:
-            check_operator(item)
-            check_workload(item["workload_hash"], item["workload"])
-    if event["event"] == "model_timed":
-        GrantedShare.from_json(event["granted"])
-        _check_at_load(event)
-        _check_amounts([event.get("others_cores", 0.0)])
-    return Arrival(event)
+        raise ValueError(f"no event is called '{written['event']}'")
+    event: Event = checked(kind, written)
+    match event:
+        case Measured():
+            check_measured(event.record)
+        case PieceDone():
+            _check_amounts((event.worked_s, event.cpu_s, event.ended_at))
+        case RoofMeasured():
+            _check_amounts(to_dict(Roof.from_json(event.roof)).values())
+        case Ingested():
+            read_attributes(event.target)
+            for item in event.operators:
+                check_operator(item.name, item.weight, item.flops, item.io_bytes)
+                check_workload(item.workload_hash, item.workload)
+        case ModelTimed():
+            _check_timed(event)
+    return event
 
 
-def _check_at_load(event: ModelTimed) -> None:
-    """Raises ValueError unless these are times of variants of the bundle."""
-    strangers = {AtLoad.from_json(each).variant for each in event.get("at_load", ())} - event["run_secs"].keys()
+def _check_timed(event: ModelTimed) -> None:
+    """Raises ValueError for times without the untuned variant's, which each job compares with, and for what cannot be
+    a time.
+    """
+    secs = [secs for repeats in event.run_secs.values() for secs in repeats]
+    if UNTUNED_VARIANT not in event.run_secs or not all(event.run_secs.values()):
+        raise ValueError(f"a variant was timed without a repeat, or '{UNTUNED_VARIANT}' was not timed")
+    if not all(0 < each < math.inf for each in secs):
+        raise ValueError("a variant has a time that cannot be")
+    strangers = {AtLoad.from_json(each).variant for each in event.at_load} - event.run_secs.keys()
     if strangers:
         raise ValueError(f"the variant '{min(strangers)}' was timed at load, and not in a loop")
+    _check_amounts([event.others_cores, *event.max_error.values()])
+    if event.inside is not None:
+        Inside.from_json(event.inside).check()
 
 
 def _flat(found: Any) -> list[tuple[bytes, dict[bytes, bytes]]]:

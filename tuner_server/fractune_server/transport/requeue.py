@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Any, cast
+from typing import Any
 
 from redis import Redis
 from rq import Queue
@@ -17,7 +17,17 @@ from rq.job import Job, JobStatus
 from rq.worker import BaseWorker, WorkerStatus
 
 from fractune_core.fleet.marks import CANCELLED, DONE, HANDED_BACK, is_marked, mark, unmark
-from fractune_core.fleet.messages import BuildWork, Event, MeasureWork, Work, WorkFailed, cancelled_by, work_record
+from fractune_core.fleet.messages import (
+    BuildWork,
+    Event,
+    Measured,
+    MeasureWork,
+    RoundWork,
+    Work,
+    WorkFailed,
+    cancelled_by,
+    work_record,
+)
 from fractune_core.fleet.redis_names import EVENT_FIELD, SERVER_STREAM
 from fractune_core.fleet.signed_messages import seal_event
 from fractune_core.log_fields import log_fields
@@ -144,7 +154,7 @@ class Requeuer:
         queue.intermediate_queue.remove(job.id)
         work = self._queues.open_or_drop(queue, job)
         if work is not None:
-            with log_fields(job=work["job"], work=work["work_id"]):
+            with log_fields(job=work.job, work=work.work_id):
                 self._give_again(queue, job, work, loss, reason)
 
     def _give_again(self, queue: Queue, job: Job, work: Work, loss: Loss, reason: str) -> None:
@@ -152,12 +162,12 @@ class Requeuer:
         if is_marked(self._redis, CANCELLED, cancelled_by(work)):
             delete(job)
             return
-        handed_back = unmark(self._redis, HANDED_BACK, work["work_id"])
+        handed_back = unmark(self._redis, HANDED_BACK, work.work_id)
         deaths = _deaths(job) + (0 if handed_back or loss is Loss.NEVER_BEGUN else 1)
         if deaths >= ATTEMPTS:
             self._divide_or_give_up(queue, job, work, reason)
             return
-        _log.info("%s %s goes back to its queue: %s", work["task"], job.id, reason)
+        _log.info("%s %s goes back to its queue: %s", work.task, job.id, reason)
         job.meta = {_DEATHS: deaths}
         with self._redis.pipeline() as pipe:
             job.save_meta()  # type: ignore[no-untyped-call]
@@ -171,10 +181,10 @@ class Requeuer:
         for piece in pieces:
             self._queues.enqueue(queue.name, piece, at_front=True)
         if pieces:
-            _log.warning("%s %s has killed %d workers: its candidates are divided", work["task"], job.id, ATTEMPTS)
-            self._queues.withdraw(work["work_id"])
+            _log.warning("%s %s has killed %d workers: its candidates are divided", work.task, job.id, ATTEMPTS)
+            self._queues.withdraw(work.work_id)
             return
-        _log.warning("%s %s given up after %d attempts: %s", work["task"], job.id, ATTEMPTS, reason)
+        _log.warning("%s %s given up after %d attempts: %s", work.task, job.id, ATTEMPTS, reason)
         self._give_up(work)
         delete(job)
 
@@ -191,11 +201,12 @@ def _alone(work: Work) -> list[Work]:
 
     Empty for a batch of one, and for work that cannot be divided, such as finalists, which are timed interleaved.
     """
-    if (work["task"] != "build" and work["task"] != "measure") or work["purpose"] != Kind.TRIAL:
+    if not isinstance(work, BuildWork | MeasureWork) or work.purpose is not Kind.TRIAL or len(work.candidates) == 1:
         return []
-    items, name = (work["candidates"], "candidates") if work["task"] == "build" else (work["artifacts"], "artifacts")
-    pieces: Any = [{**work, name: [item], "work_id": f"{work['work_id']}_{at}"} for at, item in enumerate(items)]
-    return cast("list[Work]", pieces) if len(items) > 1 else []
+    whole: Any = work
+    return [
+        replace(whole, work_id=f"{work.work_id}_{at}", candidates=[each]) for at, each in enumerate(work.candidates)
+    ]
 
 
 def _held_work(redis: Redis, queues: Sequence[Queue]) -> list[_HeldWork]:
@@ -246,7 +257,7 @@ def _time(seconds: bytes) -> datetime:
 def _alive(execution: Execution, fleet: Fleet) -> bool:
     """Whether its worker lives. A worker of the same name that started after the work is another one."""
     worker = fleet.workers.get(execution.worker_name)
-    return worker is not None and worker["started_at"] <= execution.created_at.timestamp()
+    return worker is not None and worker.started_at <= execution.created_at.timestamp()
 
 
 @dataclass(frozen=True)
@@ -263,43 +274,35 @@ def write_dead_letters(redis: Redis, secret: bytes, work: Work, place: RoundPlac
 
     `place`: of the work's round; None if the round has ended, or the work has none.
     """
-    if "round_id" in work and place is None:
+    if isinstance(work, RoundWork) and place is None:
         return
     with redis.pipeline() as pipe:
-        if place is not None and (work["task"] == "build" or work["task"] == "measure"):
+        if place is not None and isinstance(work, BuildWork | MeasureWork):
             for event in _crashes(work, place):
-                pipe.xadd(work["reply"], {EVENT_FIELD: seal_event(secret, event)})
+                pipe.xadd(work.reply, {EVENT_FIELD: seal_event(secret, event)})
         else:
             pipe.xadd(SERVER_STREAM, {EVENT_FIELD: seal_event(secret, _failure(work))})
-        mark(pipe, DONE, work["work_id"])
+        mark(pipe, DONE, work.work_id)
         pipe.execute()
 
 
 def _crashes(work: BuildWork | MeasureWork, place: RoundPlace) -> Iterator[Event]:
-    shares = work["shares"] if work["task"] == "build" else [work["share"]]
-    items = work["candidates"] if work["task"] == "build" else work["artifacts"]
+    shares = work.shares if isinstance(work, BuildWork) else [work.share]
     for share in (each for each in shares if each in place.granted):
-        for item in items:
+        for item in work.candidates:
             record = work_record(
                 work,
                 item,
                 place.device,
                 place.granted[share],
                 Status.CRASHED,
-                f"{ATTEMPTS} workers died while they had this batch ({work['task']})",
-                VALIDATION_POLICY if work["purpose"] == Kind.VALIDATION else TRIAL_POLICY,
+                f"{ATTEMPTS} workers died while they had this batch ({work.task})",
+                VALIDATION_POLICY if work.purpose is Kind.VALIDATION else TRIAL_POLICY,
             )
-            yield {"event": "measured", "job": work["job"], "round_id": work["round_id"], "record": record.to_json()}
+            yield Measured(job=work.job, round_id=work.round.id, record=record)
 
 
 def _failure(work: Work) -> WorkFailed:
-    event: WorkFailed = {
-        "event": "work_failed",
-        "job": work["job"],
-        "task": work["task"],
-        "error": "JobFailed",
-        "message": f"{ATTEMPTS} workers died during this work: {work['task']}; see their logs",
-    }
-    if work["task"] == "search":
-        event["round_id"] = work["round_id"]
-    return event
+    message = f"{ATTEMPTS} workers died during this work: {work.task}; see their logs"
+    round_id = work.round.id if work.task == "search" else ""
+    return WorkFailed(job=work.job, task=work.task, round_id=round_id, error="JobFailed", message=message)

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import os
 import threading
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -15,12 +16,14 @@ from typing import Any, Protocol, TypeVar
 
 from fractune_core.analysis.noise import FEWEST_CANDIDATES
 from fractune_core.errors import BadModel, FractuneError
+from fractune_core.implementations import implementation_of
 from fractune_core.records import Status
 from fractune_core.targets import target_key, with_cores
 from fractune_workers.builder_process import BuilderProcess
 from fractune_workers.child import Child
 from fractune_workers.child.errors import CALL_ERRORS, CallFailed, ChildTimeout
 from fractune_workers.locks.core_locks import CoreLocks
+from fractune_workers.measuring.session import ArtifactBatch
 from fractune_workers.reader import reader_child
 
 _T = TypeVar("_T")
@@ -114,8 +117,15 @@ class Candidates:
     operator: SampleOperator
     args_info: list[Any]
     traces: list[str]
+    """in the order of `codes`"""
     codes: dict[str, bytes]
     """by candidate: an object file, for a GPU an archive of two"""
+
+    def batch(self, names: Sequence[str]) -> ArtifactBatch:
+        """These candidates, as they are measured together."""
+        seed = zlib.crc32(self.operator.workload_hash.encode())
+        implementations = dict(zip(self.codes, map(implementation_of, self.traces), strict=True))
+        return ArtifactBatch(self.args_info, seed, {name: self.codes[name] for name in names}, implementations)
 
 
 @dataclass(frozen=True)

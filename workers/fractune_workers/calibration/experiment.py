@@ -10,7 +10,6 @@ import contextlib
 import itertools
 import os
 import time
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -176,11 +175,7 @@ class Experiment:
             # A race goes on from the fastest so far, which is known within a batch only.
             size = _BATCH if setting.policy else len(own)
             for first in range(0, len(own), size):
-                yield measurer, self._batch(own[first : first + size])
-
-    def _batch(self, names: Sequence[str]) -> ArtifactBatch:
-        seed = zlib.crc32(self._candidates.operator.workload_hash.encode())
-        return ArtifactBatch(self._candidates.args_info, seed, {name: self._candidates.codes[name] for name in names})
+                yield measurer, self._candidates.batch(own[first : first + size])
 
 
 def _operator(options: NoiseOptions, pool: MeasurerPool, build_cores: BuildCores) -> SampleOperator:

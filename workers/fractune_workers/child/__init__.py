@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import logging
 import os
 import signal
@@ -292,13 +293,14 @@ class Child:
                     "-m",
                     "fractune_workers.children",
                     str(theirs.fileno()),
+                    str(_lifeline()),
                     str(os.getpid()),
                     *self._args,
                 ],
                 env={**(plain_environment if self._sandbox else without_secrets)(os.environ), **self._env},
-                pass_fds=[theirs.fileno()],
+                pass_fds=[theirs.fileno(), _lifeline()],
                 stdin=subprocess.DEVNULL,
-                stdout=sys.stderr.fileno(),
+                stdout=_error_output(),
                 start_new_session=True,
             )
         if self._sandbox is None and self._memory_bytes is not None:
@@ -359,6 +361,20 @@ class Child:
         if self._link is not None:
             self._link.close()
             self._link = None
+
+
+def _error_output() -> int:
+    """Standard error. A notebook replaces Python's by one without a file."""
+    try:
+        return sys.stderr.fileno()
+    except (AttributeError, OSError, ValueError):
+        return 2
+
+
+@functools.cache
+def _lifeline() -> int:
+    """The end that children hold of a pipe. Only this process holds the other end, until it dies."""
+    return os.pipe()[0]
 
 
 def _piece(link: Connection) -> bytes:

@@ -9,11 +9,10 @@ the bytes follow in that order.
 from __future__ import annotations
 
 import errno
-import json
 import struct
 from typing import Any
 
-from fractune_core.codec.plain_json import read_json
+from fractune_core.codec.plain_json import read_json, write_json
 
 _PREFIX = struct.Struct("!i")
 """how a message of `multiprocessing.connection.Connection` begins"""
@@ -27,7 +26,7 @@ def encode(message: dict[str, Any]) -> bytes:
     if frames:
         rest = {name: each for name, each in message["value"].items() if name not in frames}
         message = {**message, "value": rest, "frames": {name: len(frame) for name, frame in frames.items()}}
-    text = json.dumps(message).encode()
+    text = write_json(message).encode()
     return b"".join((_JSON_LENGTH.pack(len(text)), text, *frames.values()))
 
 

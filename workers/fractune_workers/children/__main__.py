@@ -1,4 +1,4 @@
-"""Entry of a child process: `python -m fractune_workers.children FD PARENT_PID MODULE [ARGS]`.
+"""Entry of a child process: `python -m fractune_workers.children FD LIFELINE PARENT_PID MODULE [ARGS]`.
 
 The module's `open_child(args)` returns the methods that the parent may call, by name.
 """
@@ -16,16 +16,17 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from fractune_core.errors import FractuneError, first_line
-from fractune_core.host.parent_death import die_with_parent
+from fractune_core.host.parent_death import die_with_parent, group_dies_with
 from fractune_core.host.sandboxing.sandbox import Sandbox
 from fractune_workers.child.errors import ChildDied, LimitMet, memory_met_by
 from fractune_workers.child.messages import decode, encode
-from fractune_workers.children.tvm_api.keep_out import keep_torch_out
+from fractune_workers.children.tvm_api.keep_out import backends_kept_out, functions_listed_once, keep_torch_out
 from fractune_workers.scratch_dir import own_temporary_files
 
 _WRITERS = tuple(f"fractune_workers.children.{room}." for room in ("building", "compiling", "importing", "searching"))
 """Rooms whose children write temporary files: the files of a killed child are removed when the next one starts. The
 other children are confined, and find locks and MPS daemons in the folder that all processes of the host share."""
+_USERS_OF_TVM = (*_WRITERS, *(f"fractune_workers.children.{module}" for module in ("checking.", "measuring.child")))
 
 Methods = Mapping[str, Callable[..., Any]]
 
@@ -71,7 +72,11 @@ def _open_and_serve(link: Connection) -> None:
     keep_torch_out()
     gc.disable()  # nothing of what is imported is garbage, and to look takes a tenth of the time that TVM takes
     try:
-        methods: Methods = importlib.import_module(sys.argv[3]).open_child(sys.argv[4:])
+        with contextlib.ExitStack() as importing:
+            if sys.argv[4].startswith(_USERS_OF_TVM):
+                importing.enter_context(functions_listed_once())
+                importing.enter_context(backends_kept_out())
+            methods: Methods = importlib.import_module(sys.argv[4]).open_child(sys.argv[5:])
     except Exception as error:  # noqa: BLE001  the parent must learn of any error
         link.send_bytes(encode(_error_json(error)))
         return
@@ -83,9 +88,10 @@ def _open_and_serve(link: Connection) -> None:
 
 def main() -> None:
     link = Connection(int(sys.argv[1]))
-    die_with_parent(int(sys.argv[2]))
+    group_dies_with(int(sys.argv[2]))
+    die_with_parent(int(sys.argv[3]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    writes = sys.argv[3].startswith(_WRITERS)
+    writes = sys.argv[4].startswith(_WRITERS)
     with (
         own_temporary_files() if writes else contextlib.nullcontext(),
         contextlib.suppress(BrokenPipeError, ConnectionResetError),  # the parent has closed it

@@ -13,7 +13,6 @@ from __future__ import annotations
 import ctypes
 import math
 import statistics
-from collections import deque
 from typing import Any, NamedTuple
 
 from fractune_workers.cuda.driver import CudaDriver, GpuRates
@@ -42,7 +41,7 @@ _KEPT = 5
 """repeats that are counted: the last ones"""
 _REPEATS_AT_LEAST, _REPEATS_AT_MOST = 12, 100
 _STILL = 1.02
-"""the longest of the kept repeats over the shortest, once the GPU has woken up"""
+"""Repeats that differ by less count as equal"""
 _ONE = 0x3F800000
 """1.0 as 32 bits. The kernel maps it to itself, so that its work is the same each time"""
 
@@ -130,13 +129,13 @@ class GpuAnchor:
         self._start, self._stop = (driver.call("cuEventCreate", 0) for _ in range(2))
 
     def seconds(self) -> float:
-        """Seconds of one run, once runs take equal times: an idle GPU has slowed down, and wakes up gradually."""
-        kept_ms: deque[float] = deque(maxlen=_KEPT)
-        for repeat in range(1, _REPEATS_AT_MOST + 1):
-            kept_ms.append(self._repeat_ms())
-            if repeat >= _REPEATS_AT_LEAST and max(kept_ms) <= _STILL * min(kept_ms):
-                break
-        return statistics.median(kept_ms) / _LAUNCHES / 1e3
+        """Seconds of one run, once runs get no shorter: an idle GPU has slowed down, and wakes up gradually. Beside
+        others on the GPU they may never take equal times.
+        """
+        all_ms = [self._repeat_ms() for _ in range(_REPEATS_AT_LEAST)]
+        while len(all_ms) < _REPEATS_AT_MOST and min(all_ms[-_KEPT:]) * _STILL < min(all_ms[:-_KEPT]):
+            all_ms.append(self._repeat_ms())
+        return statistics.median(all_ms[-_KEPT:]) / _LAUNCHES / 1e3
 
     def _repeat_ms(self) -> float:
         call = self._driver.call

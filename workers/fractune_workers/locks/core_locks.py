@@ -10,7 +10,6 @@ builds go on beside it, and no CPU measurement runs on those cores. The kernel f
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import math
 import os
@@ -20,7 +19,7 @@ import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from fractune_core.codec.plain_json import check_shape, read_json
+from fractune_core.codec.plain_json import checked, read_json, write_json
 from fractune_core.fleet.messages import CoreHolder
 from fractune_core.host.cpu_topology import CpuTopology
 from fractune_core.host.private_folders import make_private, open_plain, private_path
@@ -98,10 +97,10 @@ class CoreLocks:
             self.take(held, owned, shared=False)
             held.enter_context(locked(self.directory / self._mark))
             held.callback((self.directory / self._mark).unlink)
-            own: CoreHolder = {"host": socket.gethostname(), "pid": os.getpid(), "cores": owned}
+            own = CoreHolder(socket.gethostname(), os.getpid(), owned)
             # After a write to a full disk others do not know who measures.
             with contextlib.suppress(OSError), open_plain(self.directory / self._mark, "w") as mark:
-                mark.write(json.dumps(own))
+                mark.write(write_json(own))
             yield MeasurementSlot(len(self._other_marks()))
 
     @contextlib.contextmanager
@@ -137,7 +136,7 @@ class CoreLocks:
         if time.monotonic() - since_s < _WAIT_NOTED_S:
             return []
         holders = filter(None, map(_read_mark, self._other_marks()))
-        return [holder for holder in holders if not cores.isdisjoint(holder["cores"])]
+        return [holder for holder in holders if not cores.isdisjoint(holder.cores)]
 
     def _claim(self, core: int) -> Path:
         return self.directory / f"claim-{core}"
@@ -149,13 +148,11 @@ class CoreLocks:
 
 
 def _read_mark(path: Path) -> CoreHolder | None:
-    """None for a measurement that has just ended, and for one of an older version."""
+    """None for a measurement that is about to write it, or has just ended."""
     try:
-        holder: CoreHolder = read_json(path.read_bytes())
-        check_shape(CoreHolder, holder)
+        return checked(CoreHolder, read_json(path.read_bytes()))
     except (OSError, ValueError):
         return None
-    return holder
 
 
 class PreemptibleHold:

@@ -22,7 +22,9 @@ from typing import Any, Protocol, TypeVar
 from fractune_core.analysis.noise import DEFAULT_MARGIN
 from fractune_core.analysis.roofline import Roof
 from fractune_core.codec.plain_json import from_json
+from fractune_core.disturbed import TRIES
 from fractune_core.errors import FractuneError
+from fractune_core.fleet.messages import ArtifactItem, MeasureWork, work_record
 from fractune_core.host.machine import model_memory_bytes
 from fractune_core.implementations import DIRECT
 from fractune_core.records import (
@@ -33,10 +35,11 @@ from fractune_core.records import (
     Disturbance,
     Status,
     TimingPolicy,
+    TuningRecord,
     total,
     with_cache,
 )
-from fractune_core.shares import Share
+from fractune_core.shares import Device, GrantedShare, Share
 from fractune_workers.child import Child
 from fractune_workers.child.errors import CALL_ERRORS, ChildDied, ChildTimeout
 from fractune_workers.child.process import Start
@@ -64,12 +67,16 @@ _ANCHOR_HOLDS_S = 0.3
 """An anchor younger than this counts as the one after a batch and as the one before the next batch."""
 _HANDSHAKE_TIMEOUT_S = 60.0
 _TRIAL_TIMEOUT_S = 30.0
-_MODEL_TIMEOUT_S = 900.0
+_MODEL_TIMEOUT_S = TRIES * 900.0
 _MODEL_REPEATS = 11
 """Enough for an interval of a table that compares 50 pairs of variants"""
 _RUNGS = (FIRST_POLICY, TRIAL_POLICY)
 
 _T = TypeVar("_T")
+
+
+class TimeOver(FractuneError):
+    """A session's time was over before a call had ended: it says nothing of a candidate."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +139,7 @@ class MeasurementSession:
     `fractune_workers.faults.guard`. The sessions of one device find each other in `lock_dir`, a folder; None = that of
     the core locks of this user's workers. `cache`: WARM or COLD, of a GPU. `memory_bytes`: the memory of the child of a
     CPU's share; None = a share of the host's memory. CUDA addresses far more than it uses, so a GPU's has no
-    limit.
+    limit. `packed`: the folder of a pack, in place of TVM's compiler (`children/measuring/setup.py`).
     """
 
     def __init__(
@@ -143,6 +150,7 @@ class MeasurementSession:
         lock_dir: Path | None = None,
         cache: str = WARM,
         memory_bytes: int | None = None,
+        packed: Path | None = None,
     ) -> None:
         self._share = str(share)
         self._margin = margin
@@ -155,7 +163,7 @@ class MeasurementSession:
         units = ",".join(str(core) for core in cores)
         self._child = Child(
             _CHILD,
-            [str(share), units],
+            [str(share), units, *([] if packed is None else [str(packed)])],
             env=self._confinement.environment(),
             before_kill=self._confinement.before_kill,
             # A CPU share confines its process itself; that of a GPU launches its kernels from these cores.
@@ -175,6 +183,8 @@ class MeasurementSession:
         """how often a child got the arguments of a batch; each time it loses the kernels that it has loaded"""
         self.loss_allowed = ONE_CORE_LOSS_ALLOWED if share.host_cores == 1 else LOSS_ALLOWED
         """part of a batch's time in which its threads may be kept from their cores"""
+        self.end_s = math.inf
+        """monotonic seconds at which every call has ended"""
         self.device_info: dict[str, Any] = {}
         """the child's device, granted share, target and versions (`MeasurerChild.device_info`)"""
 
@@ -226,17 +236,21 @@ class MeasurementSession:
         except CHILD_ERRORS:
             return None
 
-    def trials(self, batch: ArtifactBatch, best_s: float = math.inf) -> dict[str, Outcome]:
-        """Race the candidates, each on its own: only one that comes close to the fastest so far is timed for longer.
+    def trials(
+        self, batch: ArtifactBatch, best_s: float = math.inf, among: Sequence[str] | None = None
+    ) -> dict[str, Outcome]:
+        """Race the candidates, or those `among` them, each on its own: only one that comes close to the fastest so far
+        is timed for longer.
 
         `best_s`: the fastest median of this operator before, in seconds. Successive halving in its smallest form
         (Jamieson and Talwalkar, AISTATS 2016): two rungs, and a margin instead of a quota. A candidate without a
         competitor gets the first rung only.
         """
         outcomes: dict[str, Outcome] = {}
-        is_alone = len(batch.codes) == 1 and best_s == math.inf
+        names = list(batch.codes) if among is None else among
+        is_alone = len(names) == 1 and best_s == math.inf
         rungs = self._rungs[:1] if is_alone else self._rungs
-        for name in batch.codes:
+        for name in names:
             outcomes[name] = self._race(batch, name, rungs, best_s * self._margin)
             best_s = min(best_s, outcomes[name].median_s)
         return outcomes
@@ -262,8 +276,16 @@ class MeasurementSession:
         return self._guard.run(map(artifact_name, codes), self._preparation(batch), run, alone=alone)
 
     def call(self, method: str, timeout_s: float, **payload: Any) -> Any:
-        """Call the child, within `run`."""
-        return self._child.call(method, timeout_s, **payload)
+        """Call the child, within `run`. Raises TimeOver."""
+        left_s = self.end_s - time.monotonic()
+        if left_s <= 0:
+            raise TimeOver("the time for measuring is over")
+        try:
+            return self._child.call(method, min(timeout_s, left_s), **payload)
+        except ChildTimeout as error:
+            if timeout_s > left_s:
+                raise TimeOver("the time for measuring is over") from error
+            raise
 
     def is_prepared(self, batch: ArtifactBatch | None) -> bool:
         """Whether the present child's share is verified, and it has the arguments of `batch`. Starts no child."""
@@ -297,12 +319,42 @@ class MeasurementSession:
         if self.is_prepared(batch):
             return
         if self._child.ensure() != self._verified:
-            self.device_info = self._child.call("device_info", _HANDSHAKE_TIMEOUT_S)
+            self.device_info = self.call("device_info", _HANDSHAKE_TIMEOUT_S)
             self._verified = self._child.generation
         if batch is not None and not self.is_prepared(batch):
-            self._child.call("begin", LOAD_TIMEOUT_S, args_info=batch.args_info, seed=batch.seed)
+            self.call("begin", LOAD_TIMEOUT_S, args_info=batch.args_info, seed=batch.seed)
             self._prepared = (self._child.generation, batch)
             self.preparation += 1
+
+
+def measured_record(
+    session: MeasurementSession,
+    work: MeasureWork,
+    item: ArtifactItem,
+    measured: Outcome | None,
+    conditions: Conditions,
+    co_runners: int,
+    worker: str,
+) -> TuningRecord:
+    """The record of a candidate of `work`. `measured`: None for what could not be built."""
+    outcome = measured or Outcome(item.status, item.cause)
+    device, granted = (session.device_info[name] for name in ("device", "granted"))
+    shown = (Device.from_json(device), GrantedShare.from_json(granted), outcome.status, outcome.cause, outcome.policy)
+    return replace(
+        work_record(work, item, *shown),
+        run_secs=outcome.run_secs,
+        cpu_secs=outcome.cpu_secs,
+        anchor_ratio=conditions.anchor_ratio,
+        neighbours=co_runners,
+        worker=worker,
+        build_secs=item.build_secs,
+        max_error=outcome.max_error,
+        clock_mhz=conditions.clock_mhz,
+        throttled_ns=dict(conditions.throttled_ns),
+        versions={**session.device_info["versions"], **item.versions},
+        disturbance=outcome.disturbance,
+        attempts=conditions.attempts,
+    )
 
 
 def artifact_name(code: bytes) -> str:

@@ -40,6 +40,11 @@ def validation(session: MeasurementSession, batch: ArtifactBatch, untuned: str) 
     return _Validation(session, batch, untuned).outcomes
 
 
+def failures(session: MeasurementSession, batch: ArtifactBatch, untuned: str) -> dict[str, Outcome]:
+    """The candidates that fail, or compute something else than `untuned`: all, if that one fails."""
+    return _Validation(session, batch, untuned).failures()
+
+
 class _Validation:
     """One validation of one batch."""
 
@@ -54,6 +59,10 @@ class _Validation:
         self._failed: dict[str, Outcome] = {}
         self._checked: tuple[int, frozenset[str]] = (0, frozenset())
         """finalists that were compared with the reference in one child, and the session's preparation of it"""
+
+    def failures(self) -> dict[str, Outcome]:
+        self._check_all()
+        return (_without_reference(self._names) if self._untuned in self._failed else {}) | self._failed
 
     def outcomes(self) -> dict[str, Outcome]:
         self._failed = {}

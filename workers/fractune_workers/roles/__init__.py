@@ -21,8 +21,9 @@ class Role(ABC):
     def queue(self) -> str:
         """Name of the queue to serve, once started."""
 
-    def describe(self, info: WorkerInfo) -> None:  # noqa: B027
-        """Fill in what this role adds to the worker's entry."""
+    def describe(self, info: WorkerInfo) -> WorkerInfo:
+        """The worker's entry with what this role adds."""
+        return info
 
     @abstractmethod
     def handle(self, work: Any) -> None:

@@ -11,21 +11,14 @@ from typing import Any
 
 from fractune_core import __version__
 from fractune_core.digests import digest_of
-from fractune_core.errors import NotFound
+from fractune_core.errors import NotFound, as_message
 from fractune_core.fleet.blobs import has_blob
-from fractune_core.fleet.messages import (
-    ArtifactItem,
-    BuildWork,
-    CandidateItem,
-    MeasureWork,
-    TargetOperator,
-    measure_work,
-)
+from fractune_core.fleet.messages import ArtifactItem, BuildWork, CandidateItem, MeasureWork, TargetOperator
 from fractune_core.fleet.redis_names import BUILD_QUEUE, artifact_blob, measure_queue
 from fractune_core.fleet.signed_messages import Unsigned
 from fractune_core.records import Kind, Status
-from fractune_workers.builder_process import LIMIT_CPU_S, BuilderProcess, BuiltCandidate
-from fractune_workers.child.errors import CallFailed, ChildDied, ChildTimeout, retry_if_killed
+from fractune_workers.builder_process import LIMIT_CPU_S, BuilderProcess, BuiltCandidate, build_failure
+from fractune_workers.child.errors import CALL_ERRORS, retry_if_killed
 from fractune_workers.context import WorkerContext
 from fractune_workers.roles import Role
 
@@ -82,45 +75,41 @@ class Builder(Role):
     def handle(self, work: BuildWork) -> None:
         transaction = self._context.transaction(work)
         artifacts: list[ArtifactItem] = []
-        for item in work["candidates"]:
+        for item in work.candidates:
             with self._context.computing(self._process.child):
                 artifact, code = self._build(work, item)
             artifacts.append(artifact)
             if code:
-                transaction.blob(artifact_blob(work["round_id"], item["candidate"]), code)
+                transaction.blob(artifact_blob(work.round.id, item.candidate), code)
                 if _is_kept(work):
                     transaction.blob(self._kept_blob(work, item), _with_facts(artifact, code), _KEPT_S)
-        args_info = retry_if_killed(lambda: self._learn(work["operator"]))
-        for place, share in enumerate(work["shares"]):
+        args_info = retry_if_killed(lambda: self._learn(work.round.operator))
+        for place, share in enumerate(work.shares):
             measure = _measure_work(work, place, args_info, artifacts)
-            transaction.enqueue(measure_queue(work["device_key"], share), measure)
+            transaction.enqueue(measure_queue(work.device_key, share), measure)
         transaction.send()
 
     def _build(self, work: BuildWork, item: CandidateItem) -> tuple[ArtifactItem, bytes]:
         """Build one candidate; the item names the cause of a failure."""
-        before = item.get("built")
-        if before is not None and has_blob(self._context.redis, artifact_blob(work["round_id"], item["candidate"])):
-            return _artifact(item, Status.OK, "", before["build_secs"], before["versions"]), b""
+        before = item.built
+        if before is not None and has_blob(self._context.redis, artifact_blob(work.round.id, item.candidate)):
+            return _artifact(item, Status.OK, "", before.build_secs, before.versions), b""
         try:
             kept = self._kept(work, item)
             if kept is not None:
                 return kept
-            built = retry_if_killed(lambda: self._build_once(work, item["trace"]))
-        except CallFailed as error:
-            return _artifact(item, Status.BUILD_FAILED, str(error)), b""
-        except ChildTimeout as error:
-            return _artifact(item, Status.BUILD_TIMEOUT, str(error)), b""
-        except ChildDied as error:
-            return _artifact(item, Status.CRASHED, f"while it was built: {error}"), b""
+            built = retry_if_killed(lambda: self._build_once(work, item.trace))
+        except CALL_ERRORS as error:
+            return _artifact(item, *build_failure(error)), b""
         if built.status is Status.OK:
-            self._deadline.note(work["operator"]["workload_hash"], built.build_secs)
+            self._deadline.note(work.round.operator.workload_hash, built.build_secs)
         return _artifact(item, built.status, built.cause, built.build_secs, built.versions), built.code
 
     def _kept(self, work: BuildWork, item: CandidateItem) -> tuple[ArtifactItem, bytes] | None:
         """A finalist as its trial was built; None when that code was not kept. The records of both have the same
         build time and versions.
         """
-        if work["purpose"] != Kind.VALIDATION:
+        if work.purpose is not Kind.VALIDATION:
             return None
         try:
             facts, _, code = self._context.signed_blob(self._kept_blob(work, item)).partition(b"\n")
@@ -130,52 +119,54 @@ class Builder(Role):
 
     def _kept_blob(self, work: BuildWork, item: CandidateItem) -> str:
         """The name has the versions of fractune and of the compilers, because builders may differ in them."""
-        target = work["operator"]["target"]
+        target = work.round.operator.target
         compilers = retry_if_killed(lambda: self._process.compilers(target))
-        parts = (__version__, compilers, target, item["candidate"])
+        parts = (__version__, compilers, target, item.candidate)
         return artifact_blob("kept", digest_of(*parts))
 
     def _build_once(self, work: BuildWork, trace: str) -> BuiltCandidate:
-        operator = work["operator"]
+        operator = work.round.operator
         self._learn(operator)
-        return self._process.build(operator["workload_hash"], operator["target"], trace, self._limit_cpu_s(work))
+        return self._process.build(operator.workload_hash, operator.target, trace, self._limit_cpu_s(work))
 
     def _limit_cpu_s(self, work: BuildWork) -> int:
         # A finalist was built in time before: the present median must not cost a winner its place. The untuned default
         # was not built before, and without it nothing is published: a GPU's may be unrolled far.
-        if work["purpose"] == Kind.VALIDATION:
+        if work.purpose is Kind.VALIDATION:
             return _LONGEST_VALIDATED_S
-        return self._deadline.limit_cpu_s(work["operator"]["workload_hash"])
+        return self._deadline.limit_cpu_s(work.round.operator.workload_hash)
 
     def _learn(self, operator: TargetOperator) -> list[Any]:
         """The workload's argument descriptions, once the present child knows it."""
-        name = operator["workload_hash"]
-        return self._process.learn(name, operator["target"], lambda: self._context.workload(name))
+        name = operator.workload_hash
+        return self._process.learn(name, operator.target, lambda: self._context.workload(name))
 
 
 def _is_kept(work: BuildWork) -> bool:
     """Whether the candidate of the work has no competitor: then it is the operator's finalist, unless it fails."""
-    return work["purpose"] == Kind.TRIAL and len(work["candidates"]) == 1
+    return work.purpose is Kind.TRIAL and len(work.candidates) == 1
 
 
 def _with_facts(artifact: ArtifactItem, code: bytes) -> bytes:
-    facts = {"build_secs": artifact["build_secs"], "versions": artifact["versions"]}
+    facts = {"build_secs": artifact.build_secs, "versions": artifact.versions}
     return json.dumps(facts).encode() + b"\n" + code
 
 
 def _artifact(
     item: CandidateItem, status: Status, cause: str, build_secs: float = 0.0, versions: dict[str, str] | None = None
 ) -> ArtifactItem:
-    return {
-        "candidate": item["candidate"],
-        "trace": item["trace"],
-        "build_secs": build_secs,
-        "status": status.value,
-        "cause": cause,
-        "versions": versions or {},
-    }
+    """The cause may be a compiler's message, with any bytes in it."""
+    return ArtifactItem(item.candidate, item.trace, status, as_message(cause), build_secs, versions or {})
 
 
 def _measure_work(work: BuildWork, place: int, args_info: list[Any], artifacts: list[ArtifactItem]) -> MeasureWork:
-    work_id = f"{work['work_id']}-m{place}"  # not random: see `roles/tune.py`
-    return measure_work(work, work_id, work["shares"][place], args_info, artifacts)
+    return MeasureWork(
+        work_id=f"{work.work_id}-m{place}",  # not random: see `roles/tune.py`
+        job=work.job,
+        round=work.round,
+        purpose=work.purpose,
+        share=work.shares[place],
+        args_info=args_info,
+        candidates=artifacts,
+        reply=work.reply,
+    )

@@ -10,10 +10,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from fractune_core.codec.plain_json import from_json
 from fractune_core.errors import FractuneError
 from fractune_core.files.checked import Checked
 from fractune_core.fleet.blobs import put_signed_blob, read_blob
-from fractune_core.fleet.messages import Compiled, CompileWork, Ingested, IngestWork
+from fractune_core.fleet.messages import Compiled, CompileWork, Event, Ingested, IngestWork, OperatorItem
 from fractune_core.fleet.redis_names import COMPILE_QUEUE, SERVER_STREAM, bundle_blob, model_blob
 from fractune_core.fleet.signed_messages import Refused, Unsigned
 from fractune_core.host.machine import model_memory_bytes
@@ -81,12 +82,12 @@ class Compiler(Role):
 
     def handle(self, work: IngestWork | CompileWork) -> None:
         transaction = self._context.transaction(work)
-        self._serve(work["owner"])
+        self._serve(work.owner)
         try:
-            event = self._ingest(work) if work["task"] == "ingest" else self._compile(work)
+            event: Event = self._ingest(work) if work.task == "ingest" else self._compile(work)
             transaction.event(SERVER_STREAM, event)
         except ChildUnwanted as error:
-            _log.info("%s %s: %s", work["task"], work["work_id"], error)
+            _log.info("%s %s: %s", work.task, work.work_id, error)
         except FractuneError as error:
             transaction.event(SERVER_STREAM, transaction.failure(*_failure(work, error)))
         transaction.send()
@@ -109,19 +110,14 @@ class Compiler(Role):
     def _ingest(self, work: IngestWork) -> Ingested:
         model = self._model_args(work)
         with self._computing(self._child, work):
-            answer = self._call("ingest", _INGEST_TIMEOUT_S, **model, isa=work["isa"])
-        return {
-            "event": "ingested",
-            "job": work["job"],
-            "target": answer["target"],
-            "target_key": answer["target_key"],
-            "operators": answer["operators"],
-        }
+            answer = self._call("ingest", _INGEST_TIMEOUT_S, **model, isa=work.isa)
+        operators = from_json(list[OperatorItem], answer.pop("operators"))
+        return Ingested(job=work.job, operators=operators, **answer)
 
     def _compile(self, work: CompileWork) -> Compiled:
         out = self._childs_dir / "compiled.fractune"
-        wanted: dict[str, Any] = {name: work[name] for name in ("variants", "manifest", "records")}
-        wanted |= {**self._model_args(work), "out": str(out)}
+        wanted = {"variants": work.variants, "manifest": work.manifest, "records": work.records, "out": str(out)}
+        wanted |= self._model_args(work)
         try:
             with self._computing(self._child, work):
                 self._call("compile_bundle", _COMPILE_TIMEOUT_S, **wanted)
@@ -129,18 +125,18 @@ class Compiler(Role):
         finally:
             remove_tree(out)
         checked = with_checked(bundle, self._checked(work, bundle))
-        put_signed_blob(self._context.redis, self._context.secret, bundle_blob(work["bundle"]), checked)
-        return {"event": "compiled", "job": work["job"], "bundle": work["bundle"]}
+        put_signed_blob(self._context.redis, self._context.secret, bundle_blob(work.bundle), checked)
+        return Compiled(job=work.job, bundle=work.bundle)
 
     def _checked(self, work: CompileWork, bundle: bytes) -> Checked:
         """What was compared of the bundle. Raises OutputsDiffer, BadRequest."""
         file = self._bundles_dir / "compiled.fractune"
-        given = self._model_file(work["check_inputs"], "inputs.npz") if work["check_inputs"] else None
+        given = self._model_file(work.check_inputs, "inputs.npz") if work.check_inputs else None
         try:
             file.write_bytes(bundle)
             with self._computing(self._checker, work):
                 return check_bundle(
-                    self._checker, file, self._model_file(work["model"], work["model_name"]), work["inputs"], given
+                    self._checker, file, self._model_file(work.model, work.model_name), work.inputs, given
                 )
         finally:
             file.unlink(missing_ok=True)
@@ -166,11 +162,8 @@ class Compiler(Role):
             _log.warning("the sandbox of the child that reads models is not whole: %s", self._child.lacking.pop(0))
 
     def _model_args(self, work: IngestWork | CompileWork) -> dict[str, Any]:
-        return {
-            "path": str(self._model_file(work["model"], work["model_name"])),
-            "inputs": work["inputs"],
-            "target": work["target"],
-        }
+        path = self._model_file(work.model, work.model_name)
+        return {"path": str(path), "inputs": work.inputs, "target": work.target}
 
     def _model_file(self, digest: str, name: str) -> Path:
         """An uploaded file as a file that the child cannot change. Messages of the importer quote the model's name."""
@@ -201,5 +194,5 @@ def _failure(work: IngestWork | CompileWork, error: FractuneError) -> tuple[str,
     """The error's class for the user, and its message."""
     if not isinstance(error, CALL_ERRORS):
         return type(error).__name__, str(error)
-    doing = "be read" if work["task"] == "ingest" else "be compiled"
-    return "BadModel", f"{work['model_name']} could not {doing}: {error}"
+    doing = "be read" if work.task == "ingest" else "be compiled"
+    return "BadModel", f"{work.model_name} could not {doing}: {error}"

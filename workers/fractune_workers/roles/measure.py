@@ -19,14 +19,12 @@ from fractune_core.analysis.noise import DEFAULT_MARGIN
 from fractune_core.analysis.roofline import Roof
 from fractune_core.errors import FractuneError
 from fractune_core.fleet.messages import (
-    ArtifactItem,
     Measured,
     MeasureWork,
     ModelTimed,
     RoofMeasured,
     TimeModelWork,
     WorkerInfo,
-    work_record,
 )
 from fractune_core.fleet.redis_names import SERVER_STREAM, artifact_blob, bundle_blob, measure_queue
 from fractune_core.fleet.worker_entries import FAULT_EPOCHS, REMEASURED
@@ -39,10 +37,9 @@ from fractune_workers.locks.gpu_slots import ALONE, GpuTurns, MeasurementSlot, c
 from fractune_workers.measuring.audit import audit_file
 from fractune_workers.measuring.session import (
     ArtifactBatch,
-    Conditions,
     MeasurementSession,
-    Outcome,
     measure_stable,
+    measured_record,
 )
 from fractune_workers.measuring.validation import validation
 from fractune_workers.roles import Role
@@ -90,12 +87,10 @@ class Measurer(Role):
     def queue(self) -> str:
         return measure_queue(self._device.key, str(self._share))
 
-    def describe(self, info: WorkerInfo) -> None:
-        info["device"] = self._session.device_info["device"]
-        info["granted"] = self._session.device_info["granted"]
-        info["target"] = self._session.device_info["target"]
-        info["versions"] = self._session.device_info["versions"]
-        info["share"] = str(self._share)
+    def describe(self, info: WorkerInfo) -> WorkerInfo:
+        target, versions = (self._session.device_info[name] for name in ("target", "versions"))
+        share, device, granted = str(self._share), self._device, self._granted
+        return replace(info, share=share, device=device, granted=granted, target=target, versions=versions)
 
     def keeps(self) -> bool:
         return self._turns is not None and self._turns.under_way
@@ -113,7 +108,7 @@ class Measurer(Role):
     def handle(self, work: MeasureWork | TimeModelWork) -> None:
         epochs_before = self._session.fault_epochs
         try:
-            if work["task"] == "time_model":
+            if work.task == "time_model":
                 self._time_model(work)
             else:
                 self._measure(work)
@@ -123,8 +118,8 @@ class Measurer(Role):
     def _measure(self, work: MeasureWork) -> None:
         transaction = self._context.transaction(work)
         batch = self._batch(work)
-        operator = (work["operator"]["workload_hash"], work["operator"]["target_key"])
-        is_validation = work["purpose"] == Kind.VALIDATION
+        operator = (work.round.operator.workload_hash, work.round.operator.target_key)
+        is_validation = work.purpose is Kind.VALIDATION
         if is_validation:
             measure = validation(self._session, batch, candidate_id(*operator, UNTUNED))
         else:
@@ -133,14 +128,15 @@ class Measurer(Role):
             roof = self._higher_roof()
             outcomes, conditions = measure_stable(self._session, self._clocks, measure)
         self._context.counts.add(REMEASURED, str(self._share), conditions.attempts - 1)
-        if outcomes and work["purpose"] == Kind.TRIAL:
+        if outcomes and work.purpose is Kind.TRIAL:
             fastest_s = min(outcome.median_s for outcome in outcomes.values())
             self._best_s[operator] = min(fastest_s, self._best_s.get(operator, math.inf))
+        beside = slot.co_runners, self._context.name
         records = [
-            self._record(work, item, outcomes.get(item["candidate"]), conditions, slot.co_runners)
-            for item in work["artifacts"]
+            measured_record(self._session, work, item, outcomes.get(item.candidate), conditions, *beside)
+            for item in work.candidates
         ]
-        transaction.events(work["reply"], (_measured(work, record) for record in records))
+        transaction.events(work.reply, (_measured(work, record) for record in records))
         if roof is not None:
             transaction.event(SERVER_STREAM, self._roof_measured(work, roof))
         self._send(transaction, records)
@@ -171,13 +167,7 @@ class Measurer(Role):
         return None if self._highest_roof == before else self._highest_roof
 
     def _roof_measured(self, work: MeasureWork, roof: Roof) -> RoofMeasured:
-        return {
-            "event": "roof_measured",
-            "job": work["job"],
-            "device_key": self._device.key,
-            "share_key": self._granted.key,
-            "roof": roof.to_json(),
-        }
+        return RoofMeasured(job=work.job, device_key=self._device.key, share_key=self._granted.key, roof=roof.to_json())
 
     def _slot(self, *, alone: bool) -> AbstractContextManager[MeasurementSlot]:
         """Wait until this measurement may run; `alone`: no other runs on the GPU. Its cores are always its own.
@@ -192,69 +182,32 @@ class Measurer(Role):
     def _batch(self, work: MeasureWork) -> ArtifactBatch:
         """The artifacts that were built, their signatures checked. Raises NotFound or Unsigned."""
         codes = {
-            item["candidate"]: self._context.signed_blob(artifact_blob(work["round_id"], item["candidate"]))
-            for item in work["artifacts"]
-            if item["status"] == Status.OK
+            item.candidate: self._context.signed_blob(artifact_blob(work.round.id, item.candidate))
+            for item in work.candidates
+            if item.status is Status.OK
         }
-        named = ((item["candidate"], implementation_of(item["trace"])) for item in work["artifacts"])
+        named = ((item.candidate, implementation_of(item.trace)) for item in work.candidates)
         others = {candidate: implementation for candidate, implementation in named if implementation != DIRECT}
-        seed = zlib.crc32(work["operator"]["workload_hash"].encode())
-        return ArtifactBatch(work["args_info"], seed, codes, others, work.get("repeat_ms"))
+        seed = zlib.crc32(work.round.operator.workload_hash.encode())
+        return ArtifactBatch(work.args_info, seed, codes, others, work.round.repeat_ms)
 
     def _time_model(self, work: TimeModelWork) -> None:
         transaction = self._context.transaction(work)
         path = self._context.scratch_dir / "timed.fractune"
         try:
-            path.write_bytes(self._context.signed_blob(bundle_blob(work["bundle"])))
+            path.write_bytes(self._context.signed_blob(bundle_blob(work.bundle)))
             with self._slot(alone=True):
                 answer = self._session.time_model(path)
         except FractuneError as error:
-            message = f"the compiled model could not be timed at {work['share']}: {error}"
+            message = f"the compiled model could not be timed at {work.share}: {error}"
             transaction.event(SERVER_STREAM, transaction.failure("JobFailed", message))
         else:
-            timed: ModelTimed = {
-                "event": "model_timed",
-                "job": work["job"],
-                "share": str(self._share),
-                "granted": self._session.device_info["granted"],
-                "run_secs": answer["run_secs"],
-                "max_error": answer["max_error"],
-                "at_load": answer["at_load"],
-                "others_cores": answer["others_cores"],
-            }
+            timed = ModelTimed(job=work.job, share=str(self._share), granted=self._granted, **answer)
             transaction.event(SERVER_STREAM, timed)
         finally:
             path.unlink(missing_ok=True)
         transaction.send()
 
-    def _record(
-        self, work: MeasureWork, item: ArtifactItem, measured: Outcome | None, conditions: Conditions, co_runners: int
-    ) -> TuningRecord:
-        """`measured`: None for what could not be built."""
-        outcome = measured or Outcome(Status(item["status"]), item["cause"])
-        return replace(
-            work_record(work, item, self._device, self._granted, outcome.status, outcome.cause, outcome.policy),
-            run_secs=outcome.run_secs,
-            cpu_secs=outcome.cpu_secs,
-            anchor_ratio=conditions.anchor_ratio,
-            neighbours=co_runners,
-            worker=self._context.name,
-            build_secs=item["build_secs"],
-            max_error=outcome.max_error,
-            clock_mhz=conditions.clock_mhz,
-            throttled_ns=dict(conditions.throttled_ns),
-            versions={**self._session.device_info["versions"], **item.get("versions", {})},
-            disturbance=outcome.disturbance,
-            attempts=conditions.attempts,
-        )
-
 
 def _measured(work: MeasureWork, record: TuningRecord) -> Measured:
-    event: Measured = {
-        "event": "measured",
-        "job": work["job"],
-        "round_id": work["round_id"],
-        "record": record.to_json(),
-    }
-    traceparent = tracing.current(work["job"])
-    return {**event, "traceparent": traceparent} if traceparent else event
+    return Measured(job=work.job, round_id=work.round.id, record=record, traceparent=tracing.current(work.job))

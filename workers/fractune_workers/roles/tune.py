@@ -15,13 +15,13 @@ from fractune_core.codec.plain_json import from_json
 from fractune_core.errors import FractuneError
 from fractune_core.fleet.messages import (
     BuildWork,
+    CandidateItem,
     Event,
     Proposed,
     SearchForgotten,
     SearchOpening,
     SearchWork,
     build_batch,
-    build_work,
 )
 from fractune_core.fleet.redis_names import (
     BUILD_QUEUE,
@@ -112,27 +112,27 @@ class Tuner(Role):
         self._child.stop()
 
     def handle(self, work: SearchWork) -> None:
-        if work["fresh"]:
-            self._fresh.add(work["job"])
+        if work.fresh:
+            self._fresh.add(work.job)
         self._read_results()
         transaction = self._context.transaction(work)
-        candidates: list[dict[str, str]] = []
+        candidates: list[CandidateItem] = []
         event: Event
         try:
             candidates = retry_if_killed(lambda: self._search(work))
             event = _proposed(work, candidates)
         except _Forgotten:
-            event = _forgotten(work)
+            event = SearchForgotten(job=work.job, round_id=work.round.id)
         except FractuneError as error:
-            event = transaction.failure(type(error).__name__, f"operator {work['operator']['name']}: {error}")
+            event = transaction.failure(type(error).__name__, f"operator {work.round.operator.name}: {error}")
         transaction.event(self._stream, event)
-        for place, batch in enumerate(chunks(candidates, build_batch(work["operator"]["target_key"]))):
+        for place, batch in enumerate(chunks(candidates, build_batch(work.round.operator.target_key))):
             transaction.enqueue(BUILD_QUEUE, _build_work(work, place, batch, self._stream))
         transaction.send()
 
-    def _search(self, work: SearchWork) -> list[dict[str, str]]:
-        of, opening = work["operator"], work["opening"]
-        search = self._search_name(of["workload_hash"], of["target_key"], work["namespace"], work["job"])
+    def _search(self, work: SearchWork) -> list[CandidateItem]:
+        of, opening = work.round.operator, work.opening
+        search = self._search_name(of.workload_hash, of.target_key, work.round.namespace, work.job)
         operator: dict[str, Any] = search._asdict()
         with self._context.computing(self._child):
             if not self._child.call("knows", _LEARN_TIMEOUT_S, **operator):
@@ -140,14 +140,12 @@ class Tuner(Role):
                     raise _Forgotten
                 self._open(work, search, opening)
             results = self._results.pop(search, [])
-            shares, units = work["shares"], expected_units(work["device_key"], work["shares"])
-            self._child.call("learn", _LEARN_TIMEOUT_S, **operator, results=results, shares=shares, units=units)
-            wanted = {name: work[name] for name in ("count", "exact", "lost")}
-            known = opening["known"] if opening else []
-            proposed: list[dict[str, str]] = self._child.call(
-                "propose", _SEARCH_TIMEOUT_S, **operator, **wanted, known=known
-            )
-        return proposed
+            units = expected_units(work.device_key, work.shares)
+            self._child.call("learn", _LEARN_TIMEOUT_S, **operator, results=results, shares=work.shares, units=units)
+            operator |= {"count": work.count, "exact": work.exact, "lost": work.lost}
+            known = opening.known if opening else []
+            proposed = self._child.call("propose", _SEARCH_TIMEOUT_S, **operator, known=known)
+        return from_json(list[CandidateItem], proposed)
 
     def _open(self, work: SearchWork, search: SearchName, opening: SearchOpening) -> None:
         self._child.call(
@@ -155,10 +153,10 @@ class Tuner(Role):
             _SEARCH_TIMEOUT_S,
             **search._asdict(),
             workload=self._context.workload(search.workload_hash),
-            target=work["operator"]["target"],
-            seed=work["seed"],
-            history=opening["history"],
-            transferred=opening["transferred"],
+            target=work.round.operator.target,
+            seed=work.seed,
+            history=opening.history,
+            transferred=opening.transferred,
         )
 
     def _search_name(self, workload_hash: str, target_key: str, namespace: str, job: str) -> SearchName:
@@ -184,10 +182,10 @@ class Tuner(Role):
         except (Unsigned, ValueError) as error:
             _log.warning("nothing is learned from %s of %s: %s", entry.decode(), self._stream, error)
 
-    def _note(self, event: Event) -> None:
-        if event["event"] != "measured":
+    def _note(self, event: Mapping[str, Any]) -> None:
+        if event.get("event") != "measured":
             return
-        result = from_json(_TrialResult, event["record"])
+        result = from_json(_TrialResult, event.get("record"))
         secs = statistics.median(result.run_secs) if result.status is Status.OK else 0.0
         name = self._search_name(result.workload_hash, result.target_key, result.namespace, result.job)
         self._results[name].append((result.candidate_id, result.share, secs))
@@ -195,22 +193,25 @@ class Tuner(Role):
             del self._results[next(iter(self._results))]
 
 
-def _proposed(work: SearchWork, candidates: list[dict[str, str]]) -> Proposed:
-    return {
-        "event": "proposed",
-        "job": work["job"],
-        "round_id": work["round_id"],
-        "workload_hash": work["operator"]["workload_hash"],
-        "candidates": [item["candidate"] for item in candidates],
-        "exhausted": len(candidates) < work["count"],
-    }
-
-
-def _forgotten(work: SearchWork) -> SearchForgotten:
-    return {"event": "search_forgotten", "job": work["job"], "round_id": work["round_id"]}
+def _proposed(work: SearchWork, candidates: list[CandidateItem]) -> Proposed:
+    return Proposed(
+        job=work.job,
+        round_id=work.round.id,
+        workload_hash=work.round.operator.workload_hash,
+        candidates=[item.candidate for item in candidates],
+        exhausted=len(candidates) < work.count,
+    )
 
 
 def _build_work(work: SearchWork, place: int, batch: list[Any], reply: str) -> BuildWork:
-    # Not random: a search that is repeated yields pieces that are marked as done, and are in the ledger.
-    work_id = f"{work['work_id']}-b{place}"
-    return build_work(work, work_id, Kind.TRIAL, work["device_key"], work["shares"], batch, reply)
+    return BuildWork(
+        # Not random: a search that is repeated yields pieces that are marked as done, and are in the ledger.
+        work_id=f"{work.work_id}-b{place}",
+        job=work.job,
+        round=work.round,
+        purpose=Kind.TRIAL,
+        device_key=work.device_key,
+        shares=work.shares,
+        candidates=batch,
+        reply=reply,
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -33,6 +34,15 @@ def test_an_unexpected_error_is_one_line_with_the_way_to_its_traceback(
     monkeypatch.setenv("FRACTUNE_DEBUG", "1")
     assert main(["jobs"]) == 1
     assert "Traceback" in capsys.readouterr().err
+
+
+def test_ctrl_c_while_the_command_is_still_loading_ends_it_without_a_traceback(tmp_path: Path) -> None:
+    """The first library that the command loads is one that interrupts it."""
+    (tmp_path / "typer.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    command = [sys.executable, "-m", "fractune", "jobs"]
+    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    ended = subprocess.run(command, env=env, stderr=subprocess.PIPE, check=False)
+    assert (ended.returncode, ended.stderr) == (-signal.SIGINT, b"")
 
 
 @pytest.mark.parametrize("args", [["jobs"], ["jobs", "--json"], ["--help"]])

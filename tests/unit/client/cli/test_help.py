@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shlex
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -15,7 +12,7 @@ from fractune.cli import build_app, main
 from fractune.cli.command_list import COMMANDS
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def whole_app() -> Any:
     return typer.main.get_command(build_app(""))
 
@@ -77,11 +74,12 @@ def test_a_shell_gets_its_script(shell: str, capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.parametrize(("words", "expected"), [("tu", "tune"), ("log exp", "export"), ("tune --share", "--shares")])
-def test_a_shell_completes_commands_and_options(words: str, expected: str) -> None:
-    asked = {"_FRACTUNE_COMPLETE": "complete_bash", "COMP_WORDS": f"fractune {words}"}
-    at = {"COMP_CWORD": str(len(words.split()))}
-    code = "import sys; from fractune.cli import main; sys.exit(main([]))"
-    ended = subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, **asked, **at}, capture_output=True, text=True, check=False
-    )
-    assert expected in ended.stdout.split(), ended.stderr
+def test_a_shell_completes_commands_and_options(
+    words: str, expected: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("_FRACTUNE_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", f"fractune {words}")
+    monkeypatch.setenv("COMP_CWORD", str(len(words.split())))
+    with pytest.raises(SystemExit, match=r"^0$"):
+        main([])
+    assert expected in capsys.readouterr().out.split()

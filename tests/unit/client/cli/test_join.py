@@ -44,6 +44,23 @@ def test_what_prevents_padding_is_told(
     assert "proved: inputs of" in capsys.readouterr().out
 
 
+def test_shapes_of_the_bundle_there_are_kept(
+    encoders: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out.fractune"
+    files = bundles(encoders, ENCODER)
+    assert main(["join", *files, "-o", str(out)]) == 0
+    whole = out.read_bytes()
+    capsys.readouterr()
+    assert main(["join", *files[1:], "-o", str(out)]) == 2
+    assert (
+        "out.fractune is a bundle, and the new one would be without the shape ids 1x8, mask 1x8"
+        in capsys.readouterr().err
+    )
+    assert out.read_bytes() == whole
+    assert main(["join", *files[1:], "-o", str(out), "--force"]) == 0
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [

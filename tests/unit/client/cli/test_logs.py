@@ -4,22 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
 from datetime import datetime
 
 import pytest
 
 from fractune.cli.logs import LogFormat, LogLevel, set_up_logs
-
-
-@pytest.fixture(autouse=True)
-def _logging_as_it_was() -> Iterator[None]:
-    root, chatty = logging.getLogger(), logging.getLogger("alembic")
-    before = root.handlers[:], root.level, chatty.level
-    yield
-    root.handlers[:], level, of_chatty = before
-    root.setLevel(level)
-    chatty.setLevel(of_chatty)
 
 
 def test_a_collector_gets_one_object_a_line(capsys: pytest.CaptureFixture[str]) -> None:

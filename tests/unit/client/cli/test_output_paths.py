@@ -15,7 +15,7 @@ _NOT_A_FOLDER = "taken"
 
 WRITING = {
     "tune": ["tune", "m.onnx", "--shares", "cpu:1", "--out", f"{_NOT_A_FOLDER}/b.fractune"],
-    "tune, a folder": ["tune", "m.onnx", "--shares", "cpu:1", "--out", f"{_NOT_A_FOLDER}/folder"],
+    "tune, a folder": ["tune", "m.onnx", "--shares", "cpu:1", "--out-dir", f"{_NOT_A_FOLDER}/folder"],
     "tune, a picture": ["tune", "m.onnx", "--shares", "cpu:1", "--picture", f"{_NOT_A_FOLDER}/p.svg"],
     "bundle": ["bundle", "m.onnx", "--shares", "cpu:1", "--out", f"{_NOT_A_FOLDER}/b.fractune"],
     "fuse": ["fuse", "m.onnx", "m.onnx", "--out", f"{_NOT_A_FOLDER}/m.fused"],

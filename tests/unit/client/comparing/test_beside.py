@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
+import onnx
 import pytest
 
-from fractune.comparing.beside import Beside, accepted_inputs, time_beside, time_peer_at
+from fractune.comparing.beside import (
+    Beside,
+    Contenders,
+    accepted_inputs,
+    time_beside,
+    time_beside_runtimes,
+    time_peer_at,
+)
+from fractune_core.errors import BadRequest
 from fractune_runtime.model import Model
 from fractune_runtime.sessions import OnnxRuntimeSession
 from tests.support.encoders import write_encoder
+from tests.support.onnx_models import onnx_model
 from tests.unit.runtime.runtimes.test_sessions import (
     WEIGHT,
     Array,
@@ -23,11 +34,16 @@ from tests.unit.runtime.runtimes.test_sessions import (
     write_sum,
 )
 
+Node = onnx.helper.make_node
 DATA = {"a": np.arange(256, dtype="uint8").reshape(4, 64)}
 
 
 def bundle_of(path: Path, inputs: Mapping[str, Array]) -> Model:
-    manifest = {"model": {"sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "name": path.name}}
+    manifest = {
+        "model": {"sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "name": path.name},
+        "inputs": [{"name": name} for name in inputs],
+        "outputs": [{"name": "y"}],
+    }
     model = SimpleNamespace(
         bundle=SimpleNamespace(manifest=manifest, name="m.fractune"),
         share=SimpleNamespace(units=1),
@@ -39,10 +55,6 @@ def bundle_of(path: Path, inputs: Mapping[str, Array]) -> Model:
 
 def test_inputs_that_are_indices_lie_within_their_axes(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """The numbers of images in a RoiAlign, and rows of a table; ONNX Runtime says nothing of the inputs it refuses."""
-    from onnx import helper
-
-    from tests.support.onnx_models import onnx_model
-
     drawn: dict[str, Array] = {
         "x": np.ones((1, 1, 8, 8), np.float32),
         "corners": np.ones((16, 4), np.float32),
@@ -50,10 +62,10 @@ def test_inputs_that_are_indices_lie_within_their_axes(tmp_path: Path, capfd: py
         "rows": np.ones(64, np.int32),
     }
     nodes = [
-        helper.make_node("RoiAlign", ["x", "corners", "images"], ["regions"], output_height=1, output_width=1),
-        helper.make_node("Gather", ["table", "rows"], ["gathered"]),
-        helper.make_node("ReduceSum", ["gathered"], ["sum"]),
-        helper.make_node("Add", ["regions", "sum"], ["y"]),
+        Node("RoiAlign", ["x", "corners", "images"], ["regions"], output_height=1, output_width=1),
+        Node("Gather", ["table", "rows"], ["gathered"]),
+        Node("ReduceSum", ["gathered"], ["sum"]),
+        Node("Add", ["regions", "sum"], ["y"]),
     ]
     path = tmp_path / "regions.onnx"
     model = onnx_model(nodes, drawn, {"table": np.ones((12, 3), np.float32)})
@@ -65,17 +77,34 @@ def test_inputs_that_are_indices_lie_within_their_axes(tmp_path: Path, capfd: py
     assert capfd.readouterr().err == ""
 
 
-def timed(path: Path, inputs: Mapping[str, Array], run: Callable[[Mapping[str, Array]], Array], **more: Any) -> Beside:
+def test_a_model_that_takes_no_random_inputs_asks_for_inputs(tmp_path: Path) -> None:
+    """A row by a number that is not an integer, beyond a table of one row."""
+    drawn: dict[str, Array] = {"x": np.ones(16, np.float32)}
+    nodes = [
+        Node("Mul", ["x", "many"], ["rows"]),
+        Node("Cast", ["rows"], ["places"], to=onnx.TensorProto.INT64),
+        Node("Gather", ["table", "places"], ["y"]),
+    ]
+    path = tmp_path / "m.onnx"
+    weights = {"table": np.ones((1, 3), np.float32), "many": np.full(1, 1000, np.float32)}
+    onnx.save(onnx_model(nodes, drawn, weights), path)
+    text = r"ONNX Runtime cannot run it .*give inputs of your own by 'fractune run BUNDLE --inputs FILE\.npz --compare"
+    with pytest.raises(BadRequest, match=text):
+        accepted_inputs(path, bundle_of(path, drawn), drawn)
+
+
+def timed(
+    path: Path,
+    inputs: Mapping[str, Array],
+    run: Callable[[Mapping[str, Array]], Array],
+    variant: str = "cpu:1",
+    **more: Any,
+) -> Beside:
     """`more` stands in the bundle's manifest."""
-    manifest = {"model": {"sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "name": path.name}, **more}
-    model = SimpleNamespace(
-        bundle=SimpleNamespace(manifest=manifest, name="m.fractune"),
-        share=SimpleNamespace(units=1),
-        inputs=[SimpleNamespace(name=name) for name in inputs],
-        outputs=[SimpleNamespace(name="y")],
-        run=lambda feed, _variant="": [run(feed)],
-    )
-    return time_beside(path, cast(Model, model), inputs, ["cpu:1"], 3)
+    model: Any = bundle_of(path, inputs)
+    model.bundle.manifest |= more
+    model.run = lambda feed, _variant="": [run(feed)]
+    return time_beside(path, cast(Model, model), inputs, [variant], 3)
 
 
 def test_one_session_is_timed_at_several_shapes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,6 +156,11 @@ def test_a_quantized_model_is_compared_with_the_exact_session_and_timed_beside_b
     assert (found.outputs_agree, found.max_abs_difference) == (True, 0.0)
 
 
+def test_a_bundle_that_the_peer_serves_is_timed_beside_it(tmp_path: Path) -> None:
+    found = timed(write_product(tmp_path / "m.onnx"), DATA, exact_product, variant="onnxruntime")
+    assert len(found.ours["onnxruntime"].loop_secs) == len(found.theirs.loop_secs) == 3
+
+
 def test_packed_weights_are_compared_with_a_session_that_does_not_round_their_data(tmp_path: Path) -> None:
     path, weight = write_packed_product(tmp_path / "m.onnx", level=4)
     data = np.linspace(0, 1, 3 * 64, dtype="float32").reshape(3, 64) ** 2
@@ -144,7 +178,7 @@ def test_another_model_has_no_exact_session(tmp_path: Path) -> None:
 
 def test_a_constant_of_the_bundle_has_its_shape_in_the_peer_too(tmp_path: Path) -> None:
     path = write_sum(tmp_path / "m.onnx", "rows", "columns", other=("any", "size"))
-    described = {"constants": {"b": "1"}, "constant_shapes": {"b": [2, 3]}}
+    described: dict[str, Any] = {"constants": {"b": "1"}, "constant_shapes": {"b": [2, 3]}}
     found = timed(path, {"a": np.ones((2, 3))}, lambda feed: feed["a"] + 1, **described)
     assert found.outputs_agree
 
@@ -158,10 +192,131 @@ def test_outputs_of_a_quantized_model_agree_as_far_as_the_peer_with_itself(
 
     def uncertain(self: OnnxRuntimeSession, *args: Any) -> list[Array]:
         runs.append(run(self, *args))
-        return [each * (1.01 if len(runs) == 2 else 1.0) for each in runs[-1]]
+        return [each * (1.01 if len(runs) == 3 else 1.0) for each in runs[-1]]
 
     monkeypatch.setattr(OnnxRuntimeSession, "run", uncertain)
-    found = timed(write_product(tmp_path / "m.onnx"), DATA, lambda feed: exact_product(feed) * (1 + apart))
-    assert found.own_rel_difference == pytest.approx(0.01)
-    assert found.max_rel_difference == pytest.approx(apart)
+    path = write_product(tmp_path / "m.onnx")
+    model = onnx.load(path)
+    model.graph.node[0].output[0] = "whole"
+    model.graph.node.append(onnx.helper.make_node("Cast", ["whole"], ["y"], to=onnx.TensorProto.FLOAT))
+    model.graph.output[0].type.tensor_type.elem_type = onnx.TensorProto.FLOAT
+    onnx.save(model, path)
+    found = timed(path, DATA, lambda feed: exact_product(feed).astype("float32") * np.float32(1 + apart))
+    assert found.own_rel_difference == pytest.approx(0.01, rel=1e-5)
+    assert found.max_rel_difference == pytest.approx(apart, rel=1e-5)
     assert found.outputs_agree is agrees
+
+
+ROWS, DEPTH, COLUMNS = 64, 8, 48
+
+
+def small_difference(path: Path) -> tuple[Array, Array]:
+    """`x @ a - x @ b`, which is 1e-5 of both products; the file, and both weights."""
+    rng = np.random.default_rng(0)
+    a = rng.standard_normal((DEPTH, COLUMNS)).astype("float32")
+    b = (a + 1e-5 * rng.standard_normal(a.shape)).astype("float32")
+    nodes = [Node("MatMul", ["x", "a"], ["p"]), Node("MatMul", ["x", "b"], ["q"]), Node("Sub", ["p", "q"], ["y"])]
+    onnx.save(onnx_model(nodes, {"x": np.zeros((ROWS, DEPTH), "float32")}, {"a": a, "b": b}), path)
+    return a, b
+
+
+def summed_backwards(x: Array, weight: Array) -> Array:
+    """A product whose sums have another order than other implementations'."""
+    total = np.zeros((len(x), weight.shape[1]), "float32")
+    for place in reversed(range(len(weight))):
+        total += x[:, place : place + 1] * weight[place]
+    return total
+
+
+def one_weight_off(weight: Array) -> Array:
+    off = weight.copy()
+    off[3, 16] *= np.float32(1.001)
+    return off
+
+
+def all_weights_off(weight: Array) -> Array:
+    """As a kernel that computes with half precision in between."""
+    signs = np.random.default_rng(1).choice([-1, 1], weight.shape)
+    return (weight * (1 + 1e-3 * signs)).astype("float32")
+
+
+WRONGS = [(lambda weight: weight, True), (one_weight_off, False), (all_weights_off, False)]
+
+
+@pytest.mark.parametrize(("change", "agrees"), WRONGS, ids=["right", "one weight off", "all weights off"])
+def test_a_small_difference_of_large_numbers_is_judged_by_their_magnitude(
+    tmp_path: Path, change: Callable[[Array], Array], *, agrees: bool
+) -> None:
+    a, b = small_difference(tmp_path / "m.onnx")
+    x = np.random.default_rng(2).uniform(0.1, 1, (ROWS, DEPTH)).astype("float32")
+
+    def run(feed: Mapping[str, Array]) -> Array:
+        return summed_backwards(feed["x"], change(a)) - summed_backwards(feed["x"], b)
+
+    found = timed(tmp_path / "m.onnx", {"x": x}, run)
+    assert found.outputs_agree is agrees
+    assert found.max_rel_difference > 5e-3
+    assert found.own_rel_difference > 1e-2
+    model = cast(Any, bundle_of(tmp_path / "m.onnx", {"x": x}))
+    model.run, model.share.cpus = lambda feed: [run(feed)], sorted(os.sched_getaffinity(0))
+    model.inputs[0].shape = x.shape
+    model.bundle.manifest |= {"inputs": [{"name": "x"}], "outputs": [{"name": "y"}]}
+    file = Contenders((tmp_path / "m.onnx").read_bytes(), is_quantized=False, exact=True, repeats=2)
+    compared, runtimes = time_beside_runtimes(model, [{"x": x}], file, ["onnxruntime"])
+    assert runtimes.keys() == ({"onnxruntime"} if agrees else set())
+    assert agrees or "rounding does not explain it" in compared.refused["onnxruntime"]
+
+
+@pytest.mark.parametrize("units", [1, 2])
+def test_onnx_runtime_is_timed_as_programs_have_it_where_its_threads_would_spin(tmp_path: Path, units: int) -> None:
+    a, b = small_difference(tmp_path / "m.onnx")
+    x = np.random.default_rng(2).uniform(0.1, 1, (ROWS, DEPTH)).astype("float32")
+    model = cast(Any, bundle_of(tmp_path / "m.onnx", {"x": x}))
+    model.run, model.share.cpus = lambda feed: [feed["x"] @ a - feed["x"] @ b], sorted(os.sched_getaffinity(0))
+    model.share.units, model.inputs[0].shape = min(units, len(model.share.cpus)), x.shape
+    model.bundle.manifest |= {"inputs": [{"name": "x"}], "outputs": [{"name": "y"}]}
+    file = Contenders((tmp_path / "m.onnx").read_bytes(), is_quantized=False, exact=True, repeats=7)
+    compared, _ = time_beside_runtimes(model, [{"x": x}], file, ["onnxruntime"])
+    found, disturbed = (each.as_programs_have("onnxruntime").loop for each in (compared, compared.beside(0.5, 1)))
+    assert (compared.by_default is None) is (model.share.units == 1)
+    assert found is not None
+    assert disturbed is not None
+    assert disturbed[1] == pytest.approx(found[1] / 2)
+
+
+def test_the_tail_of_a_sigmoid_is_judged_by_the_rounding_of_a_sigmoid(tmp_path: Path) -> None:
+    """A detector's scores on noise: 1e-5 at most, which ONNX Runtime computes to some 1e-7."""
+    rng = np.random.default_rng(0)
+    x, w = rng.standard_normal((32, 16)).astype("float32"), (0.01 * rng.standard_normal((16, 64))).astype("float32")
+    nodes = [Node("MatMul", ["x", "w"], ["p"]), Node("Add", ["p", "b"], ["s"]), Node("Sigmoid", ["s"], ["y"])]
+    path = tmp_path / "m.onnx"
+    onnx.save(onnx_model(nodes, {"x": x}, {"w": w, "b": np.full(1, -11.5, "float32")}), path)
+
+    def run(feed: Mapping[str, Array]) -> Array:
+        scores: Array = 1 / (1 + np.exp(11.5 - feed["x"].astype("float64") @ w))
+        return scores.astype("float32")
+
+    found = timed(path, {"x": x}, run)
+    assert found.outputs_agree
+    assert found.max_rel_difference > 1e-3
+    assert not timed(path, {"x": x}, lambda feed: run(feed) * np.float32(1.3)).outputs_agree
+
+
+def test_an_agreement_of_outputs_that_never_change_says_nothing(tmp_path: Path) -> None:
+    x = np.linspace(-1, 1, 8, dtype=np.float32)
+    path = tmp_path / "m.onnx"
+    for factor, unproved in (
+        (np.array(0, np.float32), "the same on all inputs that were tried"),
+        (np.array(2, np.float32), ""),
+    ):
+        path.write_bytes(onnx_model([Node("Mul", ["x", "f"], ["y"])], {"x": x}, {"f": factor}).SerializeToString())
+        found = timed(path, {"x": x}, lambda feed, factor=factor: factor * feed["x"])  # type: ignore[misc]
+        assert (found.outputs_agree, found.unproved) == (True, unproved)
+
+
+def test_a_threshold_is_drawn_such_that_outputs_say_something(tmp_path: Path) -> None:
+    drawn: dict[str, Array] = {"x": np.ones(8, np.float32), "rate": np.ones((), np.float32)}
+    nodes = [Node("Sub", ["rate", "least"], ["d"]), Node("Sqrt", ["d"], ["s"]), Node("Mul", ["x", "s"], ["y"])]
+    path = tmp_path / "m.onnx"
+    path.write_bytes(onnx_model(nodes, drawn, {"least": np.array(12000, np.float32)}).SerializeToString())
+    assert accepted_inputs(path, bundle_of(path, drawn), drawn)["rate"] == 16000

@@ -8,6 +8,7 @@ import pytest
 
 from fractune.comparing import interleaved
 from fractune.comparing.interleaved import PAUSE_S, Times, time_interleaved, time_loops
+from fractune_runtime import runner
 
 
 class Clock:
@@ -44,7 +45,8 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(interleaved, "time", made)
+    for module in (interleaved, runner):
+        monkeypatch.setattr(module, "time", made)
     return made
 
 

@@ -137,6 +137,13 @@ def test_sizes_that_cannot_run_as_they_are_may_not_be_padded() -> None:
     assert (found.proved, "cannot run as they are: the length is odd" in found.reason) == (False, True)
 
 
+@pytest.mark.parametrize(("factor", "what"), [(np.nan, "NaN or infinite"), (0.0, "the same on all inputs")])
+def test_equal_outputs_that_say_nothing_prove_no_padding(factor: float, what: str) -> None:
+    model = InNumPy("x", lambda x, mask: factor * (x * mask[..., None]).sum(1) ** 2)
+    found = compare_padded(cast("BucketedModel", model))
+    assert (found.proved, f"the outputs are {what}" in found.reason) == (False, True)
+
+
 @pytest.mark.parametrize(
     ("name", "compute"),
     [
@@ -161,13 +168,15 @@ def test_exact_outputs_come_from_a_session_on_all_cores_of_the_share(
         return SimpleNamespace(input_names=["x"], output_names=["y"], run=lambda feed: [feed["x"]])
 
     monkeypatch.setattr(padded_outputs, "open_session", open_session)
-    monkeypatch.setattr(padded_outputs, "input_order", lambda _manifest, session: session.input_names)
     (tmp_path / "m.onnx").write_bytes(b"model")
     share = SimpleNamespace(cpus=(2, 3, 5), units=2)
+    manifest = {"inputs": [{"name": "x"}], "outputs": [{"name": "y"}]}
     model: Any = SimpleNamespace(
-        share=share, inputs=[TensorSpec("x", "float32", (1,))], bundle=SimpleNamespace(manifest={})
+        share=share,
+        inputs=[TensorSpec("x", "float32", (1,))],
+        bundle=SimpleNamespace(manifest=manifest, name="m.fractune"),
     )
-    run = padded_outputs.exact_outputs(model, tmp_path / "m.onnx")
+    run = padded_outputs.exact_outputs(model, (tmp_path / "m.onnx").read_bytes())
     assert run is not None
     assert run({"x": np.ones(1)}) == [np.ones(1)]
     assert opened == [(2, [2, 3])]

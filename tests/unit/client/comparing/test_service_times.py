@@ -8,6 +8,7 @@ import pytest
 
 from fractune.comparing import interleaved
 from fractune.comparing.interleaved import time_services
+from fractune_runtime import runner
 
 SPUN_S = 0.002
 """CPU time in a pause"""
@@ -46,7 +47,8 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(interleaved, "time", made)
+    for module in (interleaved, runner):
+        monkeypatch.setattr(module, "time", made)
     monkeypatch.setattr(interleaved, "wait_for_quiet", lambda: None)
     return made
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fractune.dashboard.reading.following import JobTrials, Point, Trial, model_progress, operator_progress
+from fractune.dashboard.following import JobTrials, Point, Trial, model_progress, operator_progress
 from fractune.dashboard.views.job import job
 from fractune.features.client import Client
 from fractune.features.log.log import Records
@@ -124,7 +124,7 @@ def test_trials_that_arrive_during_an_update_are_found_by_the_next() -> None:
 def test_only_the_newest_trials_are_kept_and_a_note_says_so(
     server: ScriptedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("reading.following", "views.job"):
+    for module in ("following", "views.job"):
         monkeypatch.setattr(f"fractune.dashboard.{module}.MOST_TRIALS", 3)
     followed = JobTrials("jobs/j1")
     with Client(server.address) as client:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from fractune.cli import main
-from fractune.features.noise import noise as api_noise
-from fractune.features.noise.table import draw_noise
+from fractune.features import noise as api_noise
+from fractune.features.noise import draw_noise
 from fractune.local.noise_file import NOISE_FILE, advice_for, load_noise, measuring_text, save_noise
 from fractune_core.analysis.noise import NoiseAdvice
 from fractune_core.errors import StateUnusable

@@ -114,30 +114,55 @@ def test_who_is_refused_a_share_that_others_have_is_let_go(parts: Parts) -> None
         parts.start("second", LIVE, kind="measure-mig"),
         parts.start("other", LIVE, kind="measure-cpu"),
     ]
-    gone: list[str] = []
+    assert [(part.name, str(refusal)) for part, refusal in gone_of(running)] == [("first", "no instance is left")]
+    assert [each.part.name for each in running] == ["second", "other"]
+    assert tend_all(running) == []
+
+
+def gone_of(running: list[Running]) -> list[tuple[Part, ShareUnavailable]]:
+    """The first parts that leave `running`."""
+    gone: list[tuple[Part, ShareUnavailable]] = []
 
     def found() -> bool:
         gone.extend(tend_all(running))
         return bool(gone)
 
     wait_until(found)
-    assert gone == ["first"]
-    assert [each.part.name for each in running] == ["second", "other"]
-    assert tend_all(running) == []
+    return gone
 
 
-@pytest.mark.parametrize("kinds", [("measure-mig", "measure-cpu"), ("", "")])
-def test_the_last_one_that_is_refused_is_told(parts: Parts, kinds: tuple[str, str]) -> None:
-    running = [parts.start("one", refusal("no GPU"), kind=kinds[0]), parts.start("other", LIVE, kind=kinds[1])]
+def test_a_part_that_measures_nothing_is_refused_for_good(parts: Parts) -> None:
+    running = [parts.start("one", refusal("no GPU")), parts.start("other", LIVE)]
     with pytest.raises(ShareUnavailable, match="no GPU"):
         wait_until(lambda: tend_all(running) != [])
 
 
-def test_when_all_of_a_kind_are_refused_it_is_told(parts: Parts) -> None:
-    running = [parts.start(name, refusal("no GPU"), kind="measure-mps") for name in ("one", "two", "three")]
-    with pytest.raises(ShareUnavailable, match="no GPU"):
-        wait_until(lambda: tend_all(running) is None)
-    assert len(running) == 1
+@pytest.mark.parametrize("names", [("one",), ("one", "two", "three")])
+def test_the_last_measurer_of_a_share_leaves_after_restarts(
+    parts: Parts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(processes, "PATIENCE_S", 1.0)
+    monkeypatch.setattr(processes, "PAUSE_S", 0.2)
+    counted = f"open({str(tmp_path / 'starts')!r}, 'a').write('1'); {refusal('busy processes got 607m')}"
+    running = [parts.start(name, counted, kind="cpu:1500m") for name in names] + [parts.start("other", LIVE)]
+    while any(each.part.kind for each in running):
+        assert {str(refusal) for _, refusal in gone_of(running)} == {"busy processes got 607m"}
+    assert [each.part.name for each in running] == ["other"]
+    assert len((tmp_path / "starts").read_text()) >= len(names) + 2
+
+
+def test_a_measurer_is_kept_once_its_share_can_be_verified(
+    parts: Parts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(processes, "PAUSE_S", 0.1)
+    quiet = tmp_path / "quiet"
+    part = parts.start("one", f"import os\nif not os.path.exists({str(quiet)!r}): {refusal('x')}\n{LIVE}", kind="cpu:1")
+    first = part.pid
+    wait_until(lambda: not alive(first))
+    quiet.touch()
+    wait_until(lambda: tend_all([part]) == [] and part.pid != first and alive(part.pid))
+    assert tend_all([part]) == []
+    assert capsys.readouterr().err == "note: x; trying again for 60 s\n"
 
 
 def test_parts_end_rank_by_rank_and_the_deaf_are_killed(

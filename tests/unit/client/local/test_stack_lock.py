@@ -22,7 +22,12 @@ with open_state(Path(sys.argv[1])) as folder:
 """
 
 
-@pytest.mark.parametrize("entry", [StackEntry(7), StackEntry(7, "unix:/a b"), StackEntry(7, "h:1", for_others=True)])
+SKIPS = StackEntry(7, "h:1", for_others=True, skipped_shares={"cpu:1500m": "busy\nprocesses"})
+
+
+@pytest.mark.parametrize(
+    "entry", [StackEntry(7), StackEntry(7, "unix:/a b"), StackEntry(7, "h:1", for_others=True), SKIPS]
+)
 def test_an_entry_is_read_as_it_was_written(tmp_path: Path, entry: StackEntry) -> None:
     (tmp_path / LOCK_FILE).write_text(entry.to_text())
     assert read_entry(tmp_path) == entry

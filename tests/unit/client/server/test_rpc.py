@@ -27,6 +27,7 @@ from fractune_core.errors import (
     StateUnusable,
     error_kinds,
 )
+from fractune_core.files.new_bundle import NewBundle
 from fractune_core.pb import fractune_pb2 as pb
 from tests.support.client_samples import job_script, record
 from tests.support.processes.scripted_server import ScriptedServer, abort, serving
@@ -221,12 +222,12 @@ def test_closing_the_client_ends_a_call_in_progress(server: ScriptedServer) -> N
 
 def test_a_bundle_arrives_whole_or_not_at_all(client: RpcClient, server: ScriptedServer, tmp_path: Path) -> None:
     server.bundles["bundles/b1"] = b"0123456789"
-    client.download_bundle("bundles/b1", tmp_path / "m.fractune")
+    client.download_bundle("bundles/b1", NewBundle(tmp_path / "m.fractune"))
     assert (tmp_path / "m.fractune").read_bytes() == b"0123456789"
     with pytest.raises(NotFound):
-        client.download_bundle("bundles/none", tmp_path / "n.fractune")
+        client.download_bundle("bundles/none", NewBundle(tmp_path / "n.fractune"))
     with pytest.raises(FractuneError, match=r"cannot write the bundle .*; pass --out with another path$"):
-        client.download_bundle("bundles/b1", tmp_path / "m.fractune" / "under-a-file")
+        client.download_bundle("bundles/b1", NewBundle(tmp_path / "m.fractune" / "under-a-file"))
     assert [path.name for path in tmp_path.iterdir()] == ["m.fractune"]
 
 
@@ -239,7 +240,7 @@ def test_a_bundle_for_a_full_disk_needs_another_folder(
     server.bundles["bundles/b1"] = b"0123456789"
     monkeypatch.setattr(Path, "replace", refuse)
     with pytest.raises(StateUnusable, match=r"No space left on device; pass --out with a folder that has room$"):
-        client.download_bundle("bundles/b1", tmp_path / "m.fractune")
+        client.download_bundle("bundles/b1", NewBundle(tmp_path / "m.fractune"))
     assert list(tmp_path.iterdir()) == []
 
 

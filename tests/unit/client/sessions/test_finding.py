@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from fractune.local.state import LOCK_FILE, StackEntry, default_state_dir, open_
 from fractune.sessions.session import named_server, server_address
 from fractune_core.errors import BadRequest, ServerUnreachable
 from tests.support.certificates import Authority
-from tests.support.client_samples import job_script
+from tests.support.client_samples import bundle_bytes, job_script
 from tests.support.processes.scripted_server import ScriptedServer, serving
 
 
@@ -77,6 +78,27 @@ def test_a_job_is_left_to_a_found_stack_in_plain_text_whatever_the_environment_s
         argv = ["tune", str(model), "--shares", "cpu:1", "--detach", "--state", str(folder.path)]
         assert main(argv) == 0, capsys.readouterr().err
         assert capsys.readouterr().out == f"{server.script[0].name}\n"
+
+
+@pytest.mark.parametrize("detach", [True, False])
+def test_a_job_for_a_found_stack_leaves_out_the_shares_that_it_could_not_verify(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], *, detach: bool
+) -> None:
+    model = tmp_path / "m.onnx"
+    model.write_bytes(b"a model")
+    with serving(ScriptedServer()) as server, open_state(tmp_path / "state") as folder:
+        server.script = job_script()
+        server.bundles[server.script[-1].result.bundle] = bundle_bytes()
+        for job in server.script:
+            job.spec.skipped_shares["cpu:1500m"] = "busy"
+        folder.publish_address(server.address, for_others=True, skipped_shares={"cpu:1500m": "busy"})
+        argv = ["tune", str(model), "--shares", "cpu:2,cpu:1500m", "--state", str(folder.path), "--json"]
+        assert main([*argv, *(["--detach"] if detach else ["--out-dir", str(tmp_path)])]) == 13
+        (spec,) = server.specs
+    assert (list(spec.shares), dict(spec.skipped_shares)) == (["cpu:2"], {"cpu:1500m": "busy"})
+    said = capsys.readouterr()
+    assert said.err == "fractune: cpu:1500m is skipped: busy\n"
+    assert json.loads(said.out.splitlines()[-1])["skipped_shares"] == {"cpu:1500m": "busy"}
 
 
 def test_no_stack_and_a_dead_one_are_told_apart(tmp_path: Path) -> None:

@@ -10,11 +10,9 @@ from rich.console import Console
 
 from fractune.cli.commands.jobs.jobs import _jobs_table, _workers_table
 from fractune.cli.commands.machine.shares import _table as shares_table
-from fractune.cli.progress import job_table
-from fractune.features.goal.goal_result import goal_table
 from fractune.server.job_status import Worker
 from fractune.text.rendering import Column, Table
-from tests.support.client_results import JOB, SHARES, goal, results, tuned_job
+from tests.support.client_results import JOB, SHARES, results, tuned_job
 from tests.support.client_samples import DEVICE, granted
 
 RESULTS = results()
@@ -33,10 +31,10 @@ OFFER = {
     "refusal": "",
 }
 TABLES = {
-    "latency": RESULTS["tune"].table,
+    "answer": RESULTS["tune"].table,
+    "latency": RESULTS["tune"].latency,
     "matrix": RESULTS["tune"].matrix.table,
     "times": RESULTS["tune"].operators,
-    "goal": goal_table(goal()),
     "knee": RESULTS["knee"].table,
     "noise": RESULTS["noise"].table,
     "fit": RESULTS["fit"].table,
@@ -51,7 +49,7 @@ TABLES = {
     "workers": _workers_table([WORKER]),
     "shares": shares_table({"label": "a GPU", "offers": [OFFER] * 3}),
 }
-SHOW_SHARES = ("latency", "matrix", "times", "goal", "cost", "jobs")
+SHOW_SHARES = ("answer", "latency", "matrix", "times", "cost", "jobs")
 SHOW_JOBS = ("cost", "jobs")
 
 
@@ -89,14 +87,6 @@ def test_a_name_wraps_behind_an_underscore() -> None:
     assert lines == ["fused_conv2d12_", "add2_relu2", "(winograd4)"]
 
 
-def test_the_live_table_fits_80_columns() -> None:
-    output = io.StringIO()
-    Console(file=output, width=80).print(job_table(tuned_job()))
-    text = output.getvalue()
-    assert max(map(cell_len, text.splitlines())) <= 80
-    assert all(each in text for each in (JOB, *SHARES))
-
-
 TABLE = Table(
     columns=(Column("id"), Column("text", wraps_at=6), Column("a", dispensable=1), Column("b", dispensable=2)),
     cells=(("0123456789", "some more words", "aaaaaaaa", "bbbbbbbb"),),
@@ -119,3 +109,10 @@ def test_cells_wrap_first_then_the_most_dispensable_columns_go_and_a_line_names_
     text = shown(TABLE, width)
     assert all(each in text for each in has), text
     assert not any(each in text for each in lacks), text
+
+
+def test_room_is_for_cells_before_headings() -> None:
+    table = Table(columns=(Column("name", wraps_at=6), Column("two words")), cells=(("some more words", "1"),))
+    assert "some more words" in shown(table, 27)
+    assert "two words" not in shown(table, 27)
+    assert "two words" in shown(table, 31)

@@ -66,6 +66,7 @@ def test_rows_are_plain_data_in_seconds() -> None:
         "at_load": [],
         "served": {},
         "others_cores": 0.0,
+        "disturbed": False,
     }
     assert second["speed_up"] == 3.0
 

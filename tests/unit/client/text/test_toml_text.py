@@ -14,7 +14,10 @@ NUMBER = st.integers(-(2**63), 2**63 - 1) | st.floats()
 
 
 @given(
-    st.dictionaries(st.from_regex(r"[a-z]+(-[a-z]+)*", fullmatch=True), TEXT | st.booleans() | NUMBER | st.lists(TEXT))
+    st.dictionaries(
+        st.sampled_from(["a", "name", "one-name", "name-of-three"]),
+        TEXT | st.booleans() | NUMBER | st.lists(TEXT, max_size=4),
+    )
 )
 def test_toml_reads_back_what_was_written(values: dict[str, Value]) -> None:
     assert repr(tomllib.loads(toml_lines(values))) == repr(values)

@@ -42,6 +42,7 @@ def test_it_is_the_same_after_a_message_and_after_json() -> None:
         ),
         ({"rounds": 0}, "rounds is 0"),
         ({"measured_at": 0.0}, "measure_time is missing"),
+        ({"others_cores": float("inf")}, "others_cores must be 0 or more"),
     ],
 )
 def test_what_no_measurement_gives_is_refused(changes: dict[str, Any], says: str) -> None:

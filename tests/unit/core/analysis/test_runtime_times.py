@@ -36,6 +36,7 @@ def test_it_is_the_same_after_a_message_and_after_json() -> None:
         ({"bundle_loop_s": math.inf}, "its times must be above 0 and finite"),
         ({"paced_ratio": Estimate(1.0, 1.1, 1.2)}, "ratios must be above 0 and finite"),
         ({"measured_at": -1.0}, "measure_time is missing"),
+        ({"others_cores": float("inf")}, "others_cores must be 0 or more"),
     ],
 )
 def test_what_no_measurement_gives_is_refused(changes: dict[str, Any], says: str) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Literal, NotRequired, TypedDict
 
 import pytest
 
-from fractune_core.codec.plain_json import check_shape, read_json
+from fractune_core.codec.plain_json import checked, read_json
 from fractune_core.records import TuningRecord
 from tests.support.samples import DISTURBANCE, validation
 
@@ -40,7 +40,7 @@ GOOD: dict[str, Any] = {"kind": "outer", "secs": [1, 0.5], "inner": {"count": 2}
 
 @pytest.mark.parametrize("more", [{}, {"more": {"a": 1}}, {"best": 2.0}, {"of a later version": [{}]}])
 def test_what_fits_is_let_pass(more: dict[str, Any]) -> None:
-    check_shape(Outer, {**GOOD, **more})
+    checked(Outer, {**GOOD, **more})
 
 
 @pytest.mark.parametrize(
@@ -66,17 +66,17 @@ def test_what_fits_is_let_pass(more: dict[str, Any]) -> None:
 )
 def test_what_does_not_fit_is_named(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        check_shape(Outer, {**GOOD, **changes})
+        checked(Outer, {**GOOD, **changes})
 
 
 def test_what_is_needed_must_be_there() -> None:
     for name in GOOD:
         with pytest.raises(ValueError, match=f"missing required field `{name}`"):
-            check_shape(Outer, {key: value for key, value in GOOD.items() if key != name})
+            checked(Outer, {key: value for key, value in GOOD.items() if key != name})
 
 
 def test_a_record_as_it_is_written_has_the_shape_of_one() -> None:
-    check_shape(TuningRecord, validation("[]", 2, 1e-3, disturbance=DISTURBANCE).to_json())
+    checked(TuningRecord, validation("[]", 2, 1e-3, disturbance=DISTURBANCE).to_json())
 
 
 def test_a_record_is_written_as_json_reads_it() -> None:
@@ -87,7 +87,7 @@ def test_a_record_is_written_as_json_reads_it() -> None:
 def test_text_that_is_nested_too_deeply_is_no_json() -> None:
     assert read_json('{"a": [1]}') == {"a": [1]}
     with pytest.raises(ValueError, match="nested too deeply"):
-        check_shape(Any, _nested(100_000))
+        checked(Any, _nested(100_000))
     for text in ("[" * 100_000, b"\xff", "{", '{"a":' * 50_000):
         with pytest.raises(ValueError, match=r"."):
             read_json(text)

@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from fractune_core.errors import BadBundle, BadRequest
-from fractune_core.files import bundles
-from fractune_core.files.bundles import MANIFEST, WEIGHTS, Bundle, object_entry, write_archive, write_bundle
+from fractune_core.files import sealed
+from fractune_core.files.bundles import WEIGHTS, Bundle, object_entry, write_bundle
+from fractune_core.files.sealed import MANIFEST, write_archive
 from tests.support.client_samples import DEVICE, bundle_bytes
 
 
@@ -79,14 +80,15 @@ def test_measured_times_are_by_units_and_variant() -> None:
     assert bundle.measured("mps") == {}
 
 
-def test_the_times_that_choose_are_those_measured_where_a_bundle_does_not_hold_them_apart() -> None:
+def test_the_times_that_choose_are_apart_from_those_measured() -> None:
     measured = {"cpu:4": {"cpu:4": 1e-3, "untuned": 2e-3}}
-    assert Bundle(bundle_bytes(measured=measured)).choosing("cpu") == {4: measured["cpu:4"]}
     choosing = {"cpu:4": {"cpu:4": 0.9e-3, "untuned": 2.1e-3}}
     assert Bundle(bundle_bytes(measured=measured, choosing=choosing)).choosing("cpu") == {4: choosing["cpu:4"]}
 
 
-@pytest.mark.parametrize("choosing", [{}, {"cpu:4": {"cpu:4": 1e-3}}, {"cpu:4": {"cpu:4": 1e-3, "untuned": 0}}, [1], 1])
+@pytest.mark.parametrize(
+    "choosing", [None, {}, {"cpu:4": {"cpu:4": 1e-3}}, {"cpu:4": {"cpu:4": 1e-3, "untuned": 0}}, [1], 1]
+)
 def test_times_that_choose_of_other_variants_than_those_measured_are_refused(choosing: object) -> None:
     measured = {"cpu:4": {"cpu:4": 1e-3, "untuned": 2e-3}}
     with pytest.raises(BadBundle, match="'choosing' is not seconds of the shares and variants of 'measured'"):
@@ -191,7 +193,7 @@ def test_two_entries_of_one_name_are_refused() -> None:
 
 def test_a_manifest_beyond_its_limit_is_neither_read_nor_written(monkeypatch: pytest.MonkeyPatch) -> None:
     data = a_bundle()
-    monkeypatch.setattr(bundles, "MOST_MANIFEST_BYTES", 500)
+    monkeypatch.setattr(sealed, "MOST_MANIFEST_BYTES", 500)
     with pytest.raises(BadBundle, match=r"'manifest\.json' is larger than 500 bytes"):
         Bundle(data)
     with pytest.raises(BadRequest, match="500 is the limit; ask for fewer shares"):
@@ -217,7 +219,7 @@ def test_a_signature_is_checked_before_anything_is_parsed(monkeypatch: pytest.Mo
 
     data = a_bundle()
     expected = ("bundle", len(Bundle(data).manifest_bytes), None)
-    monkeypatch.setattr(bundles, "read_json", parse)
+    monkeypatch.setattr(sealed, "read_json", parse)
     with pytest.raises(NotTrustedError) as caught:
         Bundle(data, refuse)
     assert caught.value.args == expected
@@ -291,6 +293,10 @@ def test_another_format_says_what_to_do(number: Any, do: str) -> None:
             for name in ("../x.o", "/x.o", "a/x.o", "..", "x", ".o", "x.o\n", "\x1b.o", 3)
         ),
         ({"model": {"name": "two\nlines", "sha256": ""}}, "'model' is not"),
+        ({"model": {"name": "m", "sha256": "", "metadata": []}}, "'model' is not"),
+        ({"model": {"name": "m", "sha256": "", "metadata": {"domain": 1}}}, "and metadata as texts"),
+        ({"model": {"name": "m", "sha256": "", "metadata": {"version": "1"}}}, "'model' is not"),
+        ({"model": {"name": "m", "sha256": "", "metadata": {"custom_metadata_map": {"a": 1}}}}, "'model' is not"),
         ({"target": "\u202e"}, "'target' is not the JSON of a target"),
         ({"slots": ["\x1b[2J"], "apart": []}, "'slots' and 'apart' are not"),
         ({"shares": {}}, "the variant 'cpu:1' is not among 'shares'"),

@@ -9,8 +9,9 @@ import pytest
 
 from fractune_core.errors import BadBundle, BadRequest
 from fractune_core.files.buckets import Buckets, OpenAxes, Padding, open_axes
-from fractune_core.files.bundles import FORMAT, JOINED_FORMAT, MANIFEST, WEIGHTS, Bundle, write_archive
+from fractune_core.files.bundles import FORMAT, JOINED_FORMAT, WEIGHTS, Bundle
 from fractune_core.files.joined import join_bundles
+from fractune_core.files.sealed import MANIFEST, write_archive
 from tests.support.client_samples import bundle_bytes
 
 SMALL, LARGE = [1, 8], [1, 16]

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
+import time
 from typing import Any
 
 import pytest
 
+from fractune_core.codec.plain_json import to_dict
+from fractune_core.fleet.messages import TimeModelWork, WorkFailed
 from fractune_core.fleet.redis_names import BUILD_QUEUE, CLOCK_TOLERANCE_S, COMPILE_QUEUE, MARK_TTL_S, WORK_MAX_AGE_S
 from fractune_core.fleet.signed_messages import (
     Refused,
@@ -19,8 +23,10 @@ from fractune_core.fleet.signed_messages import (
     seal_worker,
     sign_json,
 )
+from tests.support.fleet_messages import worker_info
 
-WORK: Any = {"task": "time_model", "work_id": "w1", "job": "j1", "share": "cpu:1", "bundle": "b"}
+WORK = TimeModelWork(work_id="w1", job="j1", share="cpu:1", bundle="b")
+WRITTEN = to_dict(WORK)
 NOW_S = 1_000_000_000.0
 
 
@@ -68,11 +74,11 @@ def test_a_mark_of_done_work_outlives_every_copy_of_the_work() -> None:
 
 
 def test_a_result_is_no_work_and_an_entry_is_good_for_its_worker_alone() -> None:
-    failed: Any = {"event": "work_failed", "job": "j", "task": "build", "error": "E", "message": "m"}
-    assert open_event(b"ours", seal_event(b"ours", failed)) == failed
+    failed = WorkFailed(job="j", task="build", error="E", message="m")
+    assert open_event(b"ours", seal_event(b"ours", failed)) == to_dict(failed)
     with pytest.raises(Unsigned):
         open_event(b"ours", seal_work(b"ours", COMPILE_QUEUE, WORK))
-    info: Any = {"name": "builder-1", "role": "build"}
+    info = worker_info("builder-1", 1.0)
     entry = seal_worker(b"ours", info)
     assert open_worker(b"ours", "builder-1", entry) == info
     with pytest.raises(Unsigned, match="the entry of worker builder-2 does not carry"):
@@ -84,12 +90,12 @@ def test_a_result_is_no_work_and_an_entry_is_good_for_its_worker_alone() -> None
     [
         5,
         {},
-        {"work": WORK},
-        {"work": WORK, "issued_at": None},
+        {"work": WRITTEN},
+        {"work": WRITTEN, "issued_at": None},
         {"work": [], "issued_at": NOW_S},
         {"work": {}, "issued_at": NOW_S},
-        {"work": {**WORK, "task": []}, "issued_at": NOW_S},
-        {"work": {**WORK, "job": 5}, "issued_at": NOW_S},
+        {"work": {**WRITTEN, "task": []}, "issued_at": NOW_S},
+        {"work": {**WRITTEN, "job": 5}, "issued_at": NOW_S},
         {"work": {"task": "time_model", "work_id": "w1"}, "issued_at": NOW_S},
     ],
 )
@@ -102,7 +108,8 @@ def test_what_the_fleet_signed_and_nobody_here_can_read_is_refused(whole: Any) -
 @pytest.mark.parametrize("changes", [{"task": "dig"}, {"task": ["dig"]}, {"share": None}, {"bundle": ["b"]}])
 def test_work_that_no_worker_could_do_is_refused(changes: dict[str, Any]) -> None:
     """On both sides: a worker's traceback would be all that is heard of it."""
-    message = seal_work(b"ours", COMPILE_QUEUE, WORK | changes)
+    written = {"work": WRITTEN | changes, "issued_at": time.time()}
+    message = sign_json(b"ours", f"work on the queue {COMPILE_QUEUE}", written)
     with pytest.raises(Refused, match="no part here can read it"):
         open_work(b"ours", COMPILE_QUEUE, "w1", message)
 
@@ -114,7 +121,7 @@ def test_work_whose_time_is_no_number_is_refused() -> None:
 
 
 def test_a_signed_result_or_replay_that_is_none_is_refused_as_unsigned() -> None:
-    times = ({"event": "e", "issued_at": time} for time in ("y", float("nan"), 10**400))
+    times = ({"event": "e", "issued_at": time} for time in ("y", math.nan, math.inf, -math.inf, 10**400))
     for value in ({}, 5, [], *times, {"event": 5}, "\ud800"):
         with pytest.raises(Unsigned):
             open_replayed(b"ours", sign_json(b"ours", "a result that somebody had read once more", value))

@@ -117,7 +117,7 @@ def instances(count: int, device: DeviceType, most_parts: float) -> Iterator[lis
 
 
 @pytest.mark.parametrize(
-    ("device", "count", "most_parts"), [(MIG, 200, 1.5), (cpu_type(4), 20, 1.5)], ids=["mig", "cpu"]
+    ("device", "count", "most_parts"), [(MIG, 60, 1.5), (cpu_type(4), 20, 1.5)], ids=["mig", "cpu"]
 )
 def test_plans_are_as_good_as_trying_everything(device: DeviceType, count: int, most_parts: float) -> None:
     sizes = tuple(part.units for part in device.parts)

@@ -69,13 +69,23 @@ def test_a_latency_that_is_longer_than_the_time_between_batches_stays_so() -> No
 
 def test_the_time_of_the_whole_model_goes_before_the_sum_of_its_operators() -> None:
     """What the sum of operators lacks at one share is added to it at another."""
-    rows = measured_rows({1: 7.18e-3, 2: 4.0e-3}, {1: 8.70e-3}, batch=4)
+    rows = measured_rows({1: 7.18e-3, 2: 4.0e-3}, {1: 8.70e-3}, {}, batch=4)
     assert [(row.units, row.basis, row.batch) for row in rows] == [(1, Basis.MEASURED, 4), (2, Basis.OPERATORS, 4)]
     assert [row.latency_s for row in rows] == pytest.approx([8.70e-3, 5.52e-3])
     assert rows[0].throughput_per_s == pytest.approx(4 / 8.70e-3)
 
 
+def test_a_disturbed_time_counts_where_there_is_no_other() -> None:
+    rows = measured_rows({1: 7e-3, 2: 4e-3}, {1: 8e-3}, {1: 1.0, 2: 1.0, 4: 3e-3}, batch=1)
+    assert [(row.units, row.basis) for row in rows] == [
+        (1, Basis.MEASURED),
+        (2, Basis.OPERATORS),
+        (4, Basis.DISTURBED),
+    ]
+    assert rows[2].latency_s == 3e-3
+
+
 @pytest.mark.parametrize("whole_s", [{}, {2: 1e-7}])
 def test_a_model_of_few_operations_takes_the_time_of_a_call(whole_s: dict[int, float]) -> None:
-    row = measured_rows({1: 2.6e-7, 2: 2e-7}, whole_s, batch=1)[0]
+    row = measured_rows({1: 2.6e-7, 2: 2e-7}, whole_s, {}, batch=1)[0]
     assert row.latency_s == pytest.approx(2.6e-7 + CALL_OVERHEAD_S)

@@ -13,7 +13,6 @@ from itertools import combinations
 from typing import Any
 
 import numpy as np
-import pytest
 import tvm
 import tvm_ffi
 from tvm import ir, s_tir, te, tirx, topi
@@ -174,13 +173,12 @@ def test_two_operators_of_one_structural_hash_have_two_names() -> None:
     assert name_of(first) != name_of(second)
 
 
-@pytest.mark.parametrize("seed", ["1", "2"])
-def test_every_process_gives_the_same_name(seed: str) -> None:
+def test_every_process_gives_the_same_name() -> None:
     code = (
         "from tests.unit.core.tir.test_canonical import module, name_of, product, softmax\n"
         "print(name_of(module(softmax(1))), name_of(module(product(16, 16, 16))))"
     )
-    environment = {**os.environ, "PYTHONHASHSEED": seed}
+    environment = {**os.environ, "PYTHONHASHSEED": "1"}
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
     assert said.stdout.split() == [name_of(module(softmax(1))), name_of(module(product(16, 16, 16)))]
 

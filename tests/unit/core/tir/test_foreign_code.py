@@ -19,6 +19,7 @@ def step(kind: str, *attributes: Any) -> list[Any]:
     "trace",
     [
         step("Annotate", "pragma_auto_unroll_max_step"),
+        step("Annotate", "pragma_scope"),
         step("Annotate", "meta_schedule.parallel"),
         step("Annotate", "software_pipeline_stage"),
         step("Bind", "threadIdx.x"),

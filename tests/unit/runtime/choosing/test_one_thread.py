@@ -77,7 +77,7 @@ def small_with(small: Small, path: Path, measured: Times) -> Any:
     bundle = Bundle(small.bundle)
     entries = {name: bundle.read(name) for name in bundle.manifest["sha256"]}
     with path.open("wb") as file:
-        write_bundle(file, {**bundle.manifest, "measured": measured}, entries)
+        write_bundle(file, {**bundle.manifest, "measured": measured, "choosing": measured}, entries)
     return fractune.load(path)
 
 

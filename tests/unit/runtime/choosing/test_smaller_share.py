@@ -129,7 +129,9 @@ def test_a_warning_says_what_to_tune_where_only_the_untuned_variant_is_left(
         os.sched_setaffinity(0, two_cpus)
         model = fractune.load(path)
         measured = {"cpu:1": {"cpu:2": 2.0, "untuned": 1.0}}
-        fastest = with_variants(small, tmp_path / "fastest.fractune", "cpu:2", "untuned", measured=measured)
+        fastest = with_variants(
+            small, tmp_path / "fastest.fractune", "cpu:2", "untuned", measured=measured, choosing=measured
+        )
         assert fractune.load(fastest, share="cpu:1").choice.variant == "untuned"
     os.sched_setaffinity(0, two_cpus[:1])
     with pytest.warns(RuntimeWarning, match=says):

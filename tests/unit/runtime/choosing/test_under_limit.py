@@ -91,6 +91,13 @@ def test_times_of_the_whole_model_come_before_sums_of_operators() -> None:
     assert matched(a_bundle(MINILM, timed={"cpu:2": 0.05}), here(1500)).threads == 2, "these do not compare"
 
 
+def test_a_disturbed_time_of_the_whole_model_chooses_nothing() -> None:
+    times = {"cpu:1": 0.03, "cpu:2": 0.05}
+    disturbed = a_bundle(MINILM, timed=times, others_cores={"cpu:2": 0.8})
+    assert matched(disturbed, here(1500)) == matched(a_bundle(MINILM), here(1500))
+    assert matched(a_bundle(MINILM, timed=times, others_cores={"cpu:2": 0.2}), here(1500)).threads == 1
+
+
 def test_the_untuned_variant_where_it_is_the_fastest() -> None:
     measured = {"cpu:1": {"cpu:1": 0.02, "untuned": 0.01}, "cpu:2": {"cpu:2": 0.015, "untuned": 0.005}}
     found = matched(a_bundle(MINILM, measured=measured), here(1500))
@@ -130,7 +137,7 @@ def small_with_times(small: Small, tmp_path: Path) -> Path:
     entries = {name: bundle.read(name) for name in bundle.manifest["sha256"]}
     measured = {name: {name: secs} for name, secs in MINILM.items()}
     with path.open("wb") as file:
-        write_bundle(file, {**bundle.manifest, "measured": measured}, entries)
+        write_bundle(file, {**bundle.manifest, "measured": measured, "choosing": measured}, entries)
     return path
 
 

@@ -4,6 +4,8 @@ what share there is. Kernels are those of the CPU; where weights, inputs and out
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,11 +21,14 @@ from fractune_core.files.bundles import Bundle, write_bundle
 from fractune_core.shares import Device, GrantedShare
 from fractune_runtime import gpu as gpus
 from fractune_runtime import model as models
-from fractune_runtime.gpu import OnGpu, ask_gpu
+from fractune_runtime.gpu import CAPTURES, OnGpu, ask_gpu
 from fractune_runtime.tvm_runtime import runtime, tensors
+from fractune_runtime.tvm_runtime.interface import Interface
+from fractune_runtime.tvm_runtime.runtime import Variant
 from tests.support.hardware.simulated_cuda import Staged
 from tests.support.hardware.simulated_gpu import MODELS, SimulatedGpu
 from tests.support.hardware.simulated_libcuda import SimulatedLibcuda
+from tests.support.processes.redis_process import wait_until
 from tests.unit.conftest import Small
 
 _SECOND_CPU = (1, 1)
@@ -45,17 +50,22 @@ def for_a_gpu(small: Small, folder: Path) -> Path:
     bundle, path = Bundle(small.bundle), folder / "gpu.fractune"
     names = {"cpu:1": "mps:25", "cpu:2": "full", "untuned": "untuned"}
     units = {"mps:25": 33, "full": 132}
+    variants = [{**each, "name": names[each["name"]]} for each in bundle.variants]
+    (at,) = (at for at, each in enumerate(variants) if each["name"] == "full")
+    contents = {name: bundle.read(name) for name in bundle.manifest["sha256"]}
+    folder_of = "variants/{}/".format
+    again = {name.replace(folder_of(at), folder_of(len(variants))): contents[name] for name in contents}
     manifest = {
         **bundle.manifest,
         "device": Device("cuda", "sm_90", 132, 140, 51_200).to_json(),
         "target": '{"kind":"cuda","arch":"sm_90"}',
-        "variants": [{**each, "name": names[each["name"]]} for each in bundle.variants],
+        "variants": [*variants, {**variants[at], "name": "full+graph"}],
         "shares": {
             name: GrantedShare(name, n, 132, "sm", 1 << 30, reserved=False).to_json() for name, n in units.items()
         },
     }
     with path.open("wb") as file:
-        write_bundle(file, manifest, {name: bundle.read(name) for name in bundle.manifest["sha256"]})
+        write_bundle(file, manifest, contents | again)
     return path
 
 
@@ -148,6 +158,35 @@ def test_what_lies_there_already_is_not_copied_and_outputs_stay_there(
 
 
 @pytest.mark.usefixtures("staged")
+def test_nothing_else_runs_there_while_a_graph_is_captured(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first run of a variant with graphs lasts here until the other thread waits for it."""
+    inputs = fractune.load(bundle).random_inputs(seed=1)
+    own, other = (SecondCpuInTheGpusPlace(Bundle(bundle), None) for _ in range(2))
+    arguments = own.arguments(Interface(Bundle(bundle)).inputs, inputs)
+    with_graphs, plain = own.load_variant("full+graph"), other.load_variant("full")
+    steps: list[str] = []
+    begun = threading.Event()
+
+    def run(backend: OnGpu, variant: Variant, arguments: Sequence[Any]) -> list[Any]:
+        if backend is own and not steps:
+            begun.set()
+            wait_until(lambda: CAPTURES.waiting == 1, timeout_s=20)
+        steps.append("captured" if backend is own else "ran")
+        return real(backend, variant, arguments)
+
+    real = OnGpu._run
+    monkeypatch.setattr(SecondCpuInTheGpusPlace, "_run", run)
+    first = threading.Thread(target=own.run, args=(with_graphs, arguments))
+    first.start()
+    assert begun.wait(20)
+    other.run(plain, arguments)
+    first.join()
+    assert steps == ["captured", "ran"]
+    with CAPTURES.beside_others():
+        own.run(with_graphs, arguments)  # a later run does not wait
+
+
+@pytest.mark.usefixtures("staged")
 def test_rematch_looks_again_and_stays_with_the_share(bundle: Path) -> None:
     model = fractune.load(bundle, share="mps:25")
     before = model.choice
@@ -184,8 +223,18 @@ def test_a_session_names_its_provider(bundle: Path) -> None:
     session = fractune.InferenceSession(bundle, providers=both)
     (output,) = session.run(None, session.model.random_inputs())
     assert output.shape == (1, 10)
+    assert session.get_providers() == ["CUDAExecutionProvider"]
     with pytest.raises(BadRequest, match="runs by CUDAExecutionProvider"):
         fractune.InferenceSession(bundle, providers=["CPUExecutionProvider"])
+    with pytest.raises(BadRequest, match="name that provider, or none"):
+        session.set_providers(["CPUExecutionProvider"])
+    ignored = r"ignores TensorrtExecutionProvider, CUDAExecutionProvider's device_id = 1, intra_op_num_threads = 2$"
+    with pytest.warns(UserWarning, match=ignored):
+        fractune.InferenceSession(
+            bundle,
+            fractune.SessionOptions(2),
+            ["TensorrtExecutionProvider", ("CUDAExecutionProvider", {"device_id": 1})],
+        )
 
 
 def test_a_machine_without_a_driver_says_so(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ import pytest
 from fractune_core.errors import BadModel, BadRequest, FractuneError
 from fractune_core.files.compared import EXACT_ONNX_RUNTIME, ONNX_RUNTIME
 from fractune_runtime.sessions import (
+    Feeder,
     OnnxRuntimeSession,
     OpenVinoSession,
     is_quantized,
@@ -91,6 +92,29 @@ def test_a_constant_has_the_shape_that_was_given(tmp_path: Path, shapes: dict[st
     model = OnnxRuntimeSession(write_sum(tmp_path / "m.onnx", "batch", 3), 1)
     (constant,) = model.constants({"b": "1"}, shapes).values()
     assert constant.tolist() == np.ones((4, 3)).tolist()
+
+
+def manifest_of(*inputs: str, **more: Any) -> dict[str, Any]:
+    return {"inputs": [{"name": name} for name in inputs], "outputs": [{"name": "y"}], **more}
+
+
+def test_a_session_is_fed_by_its_own_names_with_the_constants_of_the_bundle(tmp_path: Path) -> None:
+    model = OnnxRuntimeSession(write_sum(tmp_path / "m.onnx", "rows", 3), 1)
+    x = np.zeros((2, 3))
+    for own in ("a", "renamed"):
+        feed = Feeder(manifest_of(own, constants={"b": "5"}), model)({own: x})
+        assert [each.tolist() for each in model.run(feed)] == [np.full((2, 3), 5.0).tolist()]
+
+
+def test_an_input_that_the_runtime_dropped_is_left_out(tmp_path: Path) -> None:
+    model = OnnxRuntimeSession(write_sum(tmp_path / "m.onnx", 2, 3), 1)
+    x = np.ones((2, 3))
+    feed = Feeder(manifest_of("a", "length", "b"), model)({"length": np.ones(1), "b": 2 * x, "a": x})
+    assert model.run(feed)[0].tolist() == (3 * x).tolist()
+    with pytest.raises(BadModel, match=r"the bundle has the inputs a, and m\.onnx has a, b"):
+        Feeder(manifest_of("a"), model)
+    with pytest.raises(BadModel, match=r"the bundle has 0 outputs, and m\.onnx has 1"):
+        Feeder({**manifest_of("a", "b"), "outputs": []}, model)
 
 
 def test_inputs_that_it_cannot_run_are_one_line(tmp_path: Path) -> None:
@@ -210,3 +234,21 @@ def test_a_constant_must_fit(tmp_path: Path) -> None:
     model = OpenVinoSession(write_model(tmp_path / "small.onnx"), 1)
     with pytest.raises(BadRequest, match="input 'x'"):
         model.constants({"x": "1,2,3"}, {})
+
+
+@needs_openvino
+def test_an_input_that_nothing_reads_and_one_of_two_names_are_no_obstacle() -> None:
+    """OpenVINO drops the one, and names the other by the result of a Reshape that changes nothing."""
+    ends = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ("n",)) for name in ("x", "unread", "y")]
+    nodes = [
+        onnx.helper.make_node("Shape", ["x"], ["size"]),
+        onnx.helper.make_node("Reshape", ["x", "size"], ["a"]),
+        onnx.helper.make_node("Exp", ["a"], ["y"]),
+    ]
+    graph = onnx.helper.make_graph(nodes, "unread", ends[:2], ends[2:])
+    made = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
+    model = OpenVinoSession(made.SerializeToString(), 1, name="m.onnx", shapes={"x": [4], "unread": [4]})
+    zeros = np.zeros(4, np.float32)
+    feed = Feeder(manifest_of("x", "unread"), model)({"x": zeros, "unread": zeros})
+    assert list(feed) == ["x"]
+    assert model.run(feed)[0].tolist() == [1.0] * 4

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from fractune_core.fleet.messages import WorkerInfo
 from fractune_core.fleet.redis_names import WORKER_TTL_S
 from fractune_core.fleet.worker_entries import COUNT, CountKey
-from fractune_server.counts import instruments
-from fractune_server.counts.instruments import WorkerTotals
+from fractune_server import instruments
+from fractune_server.instruments import WorkerTotals
+from tests.support.fleet_messages import worker_info
 
 KEY = CountKey("remeasured", "cpu:1", COUNT)
 
@@ -32,10 +35,9 @@ def totals(clock: Clock) -> WorkerTotals:
     return WorkerTotals(clock)
 
 
-def entry(name: str, count: float, started_at: float = 1.0, uptime_s: float = 0.0, **more: Any) -> Any:
-    counts = [[*KEY, count]]
-    told = {"name": name, "started_at": started_at, "uptime_s": uptime_s, "counts": counts}
-    return {"role": "measure", "share": "cpu:1", "state": "idle", **told, **more}
+def entry(name: str, count: float, started_at: float = 1.0, uptime_s: float = 0.0, **more: Any) -> WorkerInfo:
+    told = {"uptime_s": uptime_s, "counts": [(*KEY, count)], "share": "cpu:1", **more}
+    return replace(worker_info(name, started_at, "measure"), **told)
 
 
 def test_workers_are_added_up(totals: WorkerTotals) -> None:
@@ -72,13 +74,6 @@ def test_a_sum_never_goes_down(totals: WorkerTotals) -> None:
     totals.take([entry("a", 5)])
     totals.take([entry("a", 4)])
     assert totals.totals() == {KEY: 5}
-
-
-def test_a_worker_of_before_says_nothing_of_it(totals: WorkerTotals) -> None:
-    before = {"name": "old", "started_at": 1.0, "role": "build", "share": ""}
-    totals.take([before])  # type: ignore[list-item]
-    assert totals.totals() == {}
-    assert totals.live() == {("build", "", "unknown"): 1}
 
 
 def test_live_workers_by_role_share_and_state(totals: WorkerTotals) -> None:

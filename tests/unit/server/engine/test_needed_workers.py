@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, cast
 
 import pytest
 
@@ -14,6 +13,7 @@ from fractune_server.engine.active_job import ActiveJob, SingleWork
 from fractune_server.engine.open_jobs import MissingWorkers, NeededWorker
 from fractune_server.store.stored_job import StoredJob
 from fractune_server.transport.live_workers import Fleet
+from tests.support.fleet_messages import worker_info
 from tests.support.samples import DEVICE, LIMITED, granted
 
 SHARES = ("cpu:1", "cpu:2")
@@ -27,10 +27,8 @@ def a_job(state: JobState) -> ActiveJob:
 
 def worker(role: str, share: str = "", isa: str = DEVICE.isa) -> WorkerInfo:
     measuring = role == "measure"
-    info: dict[str, Any] = {"name": f"{role} {share} {isa}", "role": role, "target": "", "share": share}
-    info |= {"host": "here", "pid": 1}
-    info |= {"device": replace(DEVICE, isa=isa).to_json() if measuring else {}}
-    return cast(WorkerInfo, info | {"granted": granted(int(share[-1])).to_json() if measuring else {}})
+    info = replace(worker_info(f"{role} {share} {isa}", 1.0, role), share=share, host="here", pid=1)
+    return replace(info, device=replace(DEVICE, isa=isa), granted=granted(int(share[-1]))) if measuring else info
 
 
 @pytest.mark.parametrize(
@@ -73,16 +71,13 @@ def test_measurements_of_another_stack_that_hold_the_cores_are_noted() -> None:
     job, missing_workers = a_job(JobState.TUNING), MissingWorkers()
     present = [worker(role) for role in ("compile", "build", "tune")]
     measurers = [worker("measure", share) for share in SHARES]
-    own: CoreHolder = {"host": "here", "pid": 1, "cores": [0]}
-    other: CoreHolder = {"host": "here", "pid": 7, "cores": [0]}
-    for waiting in (measurers[1], present[1]):
-        waiting["waits_for"] = [own, other]
-    missing_workers.note(Fleet([*present, *measurers]), [job])
+    holders = [CoreHolder("here", 1, [0]), CoreHolder("here", 7, [0])]
+    waiting = [replace(each, waits_for=holders) for each in (*present, *measurers)]
+    missing_workers.note(Fleet(waiting), [job])
     assert job.stored.notes == ["waiting for the measurement cores of here, held by PID 7 of another stack"]
     ingesting = a_job(JobState.INGESTING)
-    missing_workers.note(Fleet([*present, *measurers]), [ingesting])
+    missing_workers.note(Fleet([*present, *waiting[1:2], *measurers[:1], *waiting[4:]]), [ingesting])
     assert ingesting.stored.notes == [], "its workers do not wait"
-    measurers[1]["waits_for"] = present[1]["waits_for"] = []
     missing_workers.note(Fleet([*present, *measurers]), [job])
     assert job.stored.notes == []
 

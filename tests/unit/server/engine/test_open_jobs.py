@@ -10,6 +10,7 @@ import pytest
 
 from fractune_core.fleet.blobs import get_signed_blob, has_blob, put_blob
 from fractune_core.fleet.marks import CANCELLED, DONE, is_marked, mark
+from fractune_core.fleet.messages import Compiled
 from fractune_core.fleet.redis_names import (
     BLOB_TTL_S,
     RELEASED_BLOB_TTL_S,
@@ -146,7 +147,7 @@ def test_a_bundle_that_two_jobs_had_made_is_taken_though_its_blob_went_with_the_
     second.stored = replace(second.stored, state=JobState.COMPILING)
     context.files.add_bundle("c" * 32, bundle_bytes())
     PublishPhase(context, WorkQueues(context.redis, SECRET), new_rounds(context), CompileTurns()).take_compiled(
-        second, {"event": "compiled", "job": "second", "bundle": "c" * 32}
+        second, Compiled(job="second", bundle="c" * 32)
     )
     assert (second.stored.bundle, second.stored.state) == ("c" * 32, JobState.TIMING)
 

@@ -11,16 +11,19 @@ from unittest.mock import Mock
 import pytest
 import redis
 
+from fractune.server.job_status import job_status
 from fractune_core.analysis.at_load import AtLoad
 from fractune_core.errors import StateUnusable
+from fractune_core.files.checked import Checked
 from fractune_core.fleet import blobs
-from fractune_core.fleet.messages import VariantItem
+from fractune_core.fleet.messages import Compiled, VariantItem
 from fractune_core.fleet.redis_names import bundle_blob
 from fractune_core.jobs import JobSpec, JobState
 from fractune_server.engine import publish
 from fractune_server.engine.active_job import ActiveJob
 from fractune_server.engine.compile_turns import CompileTurns
 from fractune_server.engine.publish import PublishPhase, bundle_id, with_graphs
+from fractune_server.services.jobs import job_to_proto
 from fractune_server.store.stored_job import StoredJob
 from fractune_server.transport.work_queues import WorkQueues
 from tests.support.processes.redis_process import wait_until
@@ -34,13 +37,13 @@ def a_job(model: str = "a", target: str = "llvm") -> ActiveJob:
 
 
 def test_a_bundle_is_made_again_for_another_model_target_schedule_or_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = bundle_id(a_job(), [{"name": "cpu:1", "traces": {"f": "t"}}])
-    assert bundle_id(a_job(), [{"name": "cpu:1", "traces": {"f": "t"}}]) == made
-    assert bundle_id(a_job("b"), [{"name": "cpu:1", "traces": {"f": "t"}}]) != made
-    assert bundle_id(a_job(target="cuda"), [{"name": "cpu:1", "traces": {"f": "t"}}]) != made
-    assert bundle_id(a_job(), [{"name": "cpu:1", "traces": {"f": "u"}}]) != made
+    made = bundle_id(a_job(), [VariantItem("cpu:1", {"f": "t"})])
+    assert bundle_id(a_job(), [VariantItem("cpu:1", {"f": "t"})]) == made
+    assert bundle_id(a_job("b"), [VariantItem("cpu:1", {"f": "t"})]) != made
+    assert bundle_id(a_job(target="cuda"), [VariantItem("cpu:1", {"f": "t"})]) != made
+    assert bundle_id(a_job(), [VariantItem("cpu:1", {"f": "u"})]) != made
     monkeypatch.setattr(publish, "__version__", "another")
-    assert bundle_id(a_job(), [{"name": "cpu:1", "traces": {"f": "t"}}]) != made
+    assert bundle_id(a_job(), [VariantItem("cpu:1", {"f": "t"})]) != made
 
 
 @pytest.mark.parametrize(
@@ -55,8 +58,8 @@ def test_a_bundle_is_made_again_for_another_model_target_schedule_or_version(mon
     ],
 )
 def test_tuned_variants_have_graphs_where_a_share_confines_a_whole_process(shares: list[str], *, graphs: bool) -> None:
-    plain: list[VariantItem] = [{"name": name, "traces": {"f": name}} for name in (shares[0], "untuned")]
-    twin: VariantItem = {"name": f"{shares[0]}+graph", "traces": {"f": shares[0]}}
+    plain = [VariantItem(name, {"f": name}) for name in (shares[0], "untuned")]
+    twin = VariantItem(f"{shares[0]}+graph", {"f": shares[0]})
     assert with_graphs(plain, shares) == [*plain, *([twin] if graphs else [])]
 
 
@@ -67,13 +70,17 @@ class SlowFiles:
         self.go = threading.Event()
         self.written: list[Mapping[str, float]] = []
         self.served: list[Mapping[str, Any]] = []
+        self.others_cores: list[Mapping[str, float]] = []
         self._error = error
 
-    def add_times(self, _bundle: str, timed: Mapping[str, float], served: Mapping[str, Any]) -> None:
+    def add_times(
+        self, _bundle: str, timed: Mapping[str, float], others_cores: Mapping[str, float], served: Mapping[str, Any]
+    ) -> None:
         assert self.go.wait(30)
         if self._error is not None:
             raise self._error
         self.written.append(timed)
+        self.others_cores.append(others_cores)
         self.served.append(served)
 
 
@@ -86,7 +93,9 @@ def publishing(**context: Any) -> PublishPhase:
 def timed_job() -> ActiveJob:
     job = a_job()
     job.enter(JobState.TIMING)
-    job.stored.timings = {share: {"run_secs": {share: [2.0]}} for share in job.shares}
+    job.stored.timings = {
+        share: {"run_secs": {share: [2.0]}, "at_load": [], "others_cores": 0.0} for share in job.shares
+    }
     return job
 
 
@@ -117,15 +126,25 @@ def test_the_bundle_has_the_best_variant_for_requests_and_for_a_loop() -> None:
     assert files.served == [{share: {"latency": requests.served.to_json(), "throughput": loop.served.to_json()}}]
 
 
+def test_a_bundle_gets_the_times_with_what_disturbed_them() -> None:
+    files, job = SlowFiles(), timed_job()
+    job.stored.timings[job.shares[0]]["others_cores"] = 0.8
+    files.go.set()
+    wait_until(lambda: ended(publishing(files=files), job))
+    assert files.others_cores == [{share: 0.8 if share == job.shares[0] else 0.0 for share in job.shares}]
+
+
 def test_a_known_bundle_is_timed_again_where_other_programs_were_busy() -> None:
     job = a_job()
     job.enter(JobState.COMPILING)
-    known = {"cpu:1": {"others_cores": 0.3}, "cpu:2": {"others_cores": 0.1}, "cpu:4": {}}
+    known = {"cpu:1": {"others_cores": 0.3}, "cpu:2": {"others_cores": 0.1}, "cpu:4": {"others_cores": 0.0}}
     jobs = SimpleNamespace(timings=lambda *_: known)
     store = SimpleNamespace(jobs=jobs, log=SimpleNamespace(validated_of=lambda *_: {}))
-    files = SimpleNamespace(has_bundle=lambda _: True, checked=lambda _: None)
+    checked = Checked("ONNX Runtime", {"random": 1e-6}, ("cpu:1",), {"cpu:2": "too slow"})
+    files = SimpleNamespace(has_bundle=lambda _: True, checked=lambda _: checked)
     publishing(files=files, store=store).compile(job)
-    assert job.stored.state is JobState.TIMING
+    assert (job.stored.state, job.stored.checked) == (JobState.TIMING, checked)
+    assert job_status(job_to_proto(job.stored)).checked == checked
     assert job.stored.timings.keys() == {"cpu:2", "cpu:4"}
 
 
@@ -170,7 +189,7 @@ def test_redis_returns_a_bundle_for_the_first_share_alone(redis_url: str, monkey
         read = Mock(wraps=blobs.get_blob)
         monkeypatch.setattr(blobs, "get_blob", read)
         phase.time(job)
-        job.stored.timings["cpu:1"] = {"run_secs": {}}
+        job.stored.timings["cpu:1"] = {"run_secs": {}, "others_cores": 0.0}
         phase.time(job)
         assert read.call_count == 1
         assert blobs.get_signed_blob(connection, SECRET, bundle_blob(job.stored.bundle)) == b"the bundle"
@@ -193,7 +212,7 @@ def test_redis_returns_a_compiled_bundle_once(redis_url: str, monkeypatch: pytes
         blobs.put_signed_blob(connection, SECRET, bundle_blob("c" * 32), b"the bundle")
         read = Mock(wraps=blobs.get_blob)
         monkeypatch.setattr(blobs, "get_blob", read)
-        phase.take_compiled(job, {"event": "compiled", "job": job.id, "bundle": "c" * 32})
+        phase.take_compiled(job, Compiled(job=job.id, bundle="c" * 32))
         phase.time(job)
         assert held == {"c" * 32: b"the bundle"}
         assert read.call_count == 1

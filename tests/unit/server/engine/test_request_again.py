@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 import pytest
 
 from fractune_core.errors import BadModel, StateUnusable
+from fractune_core.fleet.messages import Ingested
 from fractune_core.jobs import JobSpec, JobState
 from fractune_server.engine import engine as module
 from fractune_server.engine.active_job import ActiveJob, SingleWork
@@ -18,7 +18,7 @@ from fractune_server.transport.context import ServerContext
 from tests.support.samples import DEVICE, granted
 
 INGEST = SingleWork("ingest")
-EVENT: Any = {"event": "ingested", "job": "call", "target": "llvm", "target_key": "llvm", "operators": []}
+EVENT = Ingested(job="call", target="llvm", target_key="llvm", operators=[])
 
 
 @pytest.fixture

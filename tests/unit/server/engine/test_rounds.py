@@ -17,6 +17,7 @@ from fractune_server.store.records.log import LogKey
 from fractune_server.store.stored_job import Round
 from fractune_server.transport.context import ServerContext
 from fractune_server.transport.work_queues import WorkQueues
+from tests.support.fleet_messages import BUILD
 from tests.support.samples import DEVICE, TARGET_KEY
 from tests.support.secret import SECRET
 
@@ -43,7 +44,7 @@ def test_trials_are_found_by_their_instance_and_by_their_search_as_long_as_they_
         live("v", "", W2, Kind.VALIDATION),
     ]
     for each in made:
-        rounds.start(each, BUILD_QUEUE, [])
+        rounds.start(each, BUILD_QUEUE, [BUILD])
     key = made[1].key
     assert rounds.trials_of("t1") == made[:2]
     assert rounds.trials_for(key) == rounds.trials_for(replace(key, exact=True)) == made[1:3]

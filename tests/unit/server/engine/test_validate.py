@@ -50,5 +50,5 @@ def test_repeats_are_as_long_as_the_share_needs_at_which_the_operator_matters_mo
         validations=list, start=lambda _live, _queue, works: sent.extend(works), goes_first=lambda _job: False
     )
     ValidatePhase(context, rounds).advance(job)
-    lengths = {work["operator"]["workload_hash"]: work.get("repeat_ms") for work in sent}
+    lengths = {work.round.operator.workload_hash: work.round.repeat_ms for work in sent}
     assert lengths == {"heavy": None, "light": 0.5, "at one share": 2.0, "heavy at one": None}

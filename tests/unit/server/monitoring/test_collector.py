@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 import uuid
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -16,15 +17,15 @@ from redis.connection import AbstractConnection
 from sqlalchemy import event
 
 from fractune_core.fleet import messages, redis_names
-from fractune_core.fleet.messages import WORK_KINDS
-from fractune_core.fleet.worker_entries import CountKey, counts_to_json
+from fractune_core.fleet.messages import WORK_KINDS, BuildWork
 from fractune_server.monitoring.collector import ServerCollector
 from fractune_server.monitoring.health import Health
-from fractune_server.store.files.blob_files import BlobStore
+from fractune_server.store.blob_files import BlobStore
 from fractune_server.store.store import Store
 from fractune_server.transport.context import ServerContext
 from fractune_server.transport.live_workers import live_workers
 from fractune_server.transport.work_queues import WorkQueues
+from tests.support.fleet_messages import BUILD, worker_info
 from tests.support.paths import REPOSITORY
 from tests.support.processes.fleet_simulated import SimulatedWorker
 from tests.support.processes.made_up import DEVICE
@@ -62,8 +63,8 @@ def register(context: ServerContext, count: int, role: str, share: str = "") -> 
     context.instruments.workers.take(live_workers(context.redis, SECRET).workers.values())
 
 
-def work(number: int) -> Any:
-    return {"task": "build", "work_id": f"w{number}-{uuid.uuid4().hex}", "job": "j", "round_id": "r"}
+def work(number: int) -> BuildWork:
+    return replace(BUILD, work_id=f"w{number}-{uuid.uuid4().hex}")
 
 
 def test_what_the_server_knows(context: ServerContext) -> None:
@@ -95,9 +96,8 @@ def test_what_the_server_knows(context: ServerContext) -> None:
 
 
 def test_buckets_of_another_version_stay_where_they_were(context: ServerContext) -> None:
-    counts = {CountKey("work_duration", "build", "0.7"): 2.0, CountKey("work_duration", "build", "0.5"): 1.0}
-    other: Any = {"name": "n", "started_at": 1.0, "role": "build", "share": "", "counts": counts_to_json(counts)}
-    context.instruments.workers.take([other])
+    counts = [("work_duration", "build", "0.7", 2.0), ("work_duration", "build", "0.5", 1.0)]
+    context.instruments.workers.take([replace(worker_info("n", 1.0), counts=counts)])
     found = samples(context)
     buckets = [found["fractune_work_duration_seconds_bucket", ("build", bound)] for bound in ("0.5", "0.7", "1.0")]
     assert buckets == [1, 3, 3]
@@ -132,7 +132,7 @@ def test_a_scrape_costs_the_same_however_many_workers_there_are(
 ) -> None:
     register(context, 1, "measure", "cpu:1")
     (entry,) = live_workers(context.redis, SECRET).workers.values()
-    context.instruments.workers.take({**entry, "name": f"measure-{number}"} for number in range(1_000))
+    context.instruments.workers.take(replace(entry, name=f"measure-{number}") for number in range(1_000))
     WorkQueues(context.redis, SECRET).enqueue(redis_names.BUILD_QUEUE, work(0))
     sent: list[object] = []
     send: Any = AbstractConnection.send_packed_command

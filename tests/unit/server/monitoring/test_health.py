@@ -19,7 +19,7 @@ from fractune_core.errors import BadRequest
 from fractune_core.names import HealthPart
 from fractune_server.monitoring.endpoint import Endpoint
 from fractune_server.monitoring.health import SILENCE_S, Health
-from fractune_server.store.files.blob_files import BlobStore
+from fractune_server.store.blob_files import BlobStore
 from fractune_server.store.store import Store, sqlite_url
 from fractune_server.transport.context import ServerContext
 from tests.support.processes.redis_process import running_redis

@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from fractune_core.errors import NotFound
-from fractune_server.counts.instruments import Instruments
+from fractune_server.instruments import Instruments
 from fractune_server.services.interceptors import CallCounter, ErrorInterceptor, code_text
 from tests.support.processes.redis_process import wait_until
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from fractune_core.pb import fractune_pb2 as pb
 from fractune_server.services.fleet import FleetService
 from fractune_server.transport.context import ServerContext
 from fractune_server.transport.work_queues import WorkQueues
+from tests.support.fleet_messages import BUILD
 from tests.support.processes.fleet_simulated import SimulatedWorker
 from tests.support.processes.made_up import DEVICE
 from tests.support.secret import SECRET
@@ -25,8 +27,7 @@ def listed(context: ServerContext) -> pb.ListWorkersResponse:
 
 
 def enqueue(context: ServerContext, queue: str) -> None:
-    work: Any = {"task": "build", "work_id": uuid.uuid4().hex, "job": "j", "round_id": "r"}
-    WorkQueues(context.redis, SECRET).enqueue(queue, work)
+    WorkQueues(context.redis, SECRET).enqueue(queue, replace(BUILD, work_id=uuid.uuid4().hex))
 
 
 def test_waiting_work_is_by_role_and_share(context: ServerContext) -> None:

@@ -12,7 +12,7 @@ from fractune_core.access.tokens import Quotas, Scope
 from fractune_core.errors import QuotaExceeded
 from fractune_server.access.authenticator import Caller
 from fractune_server.services.models import ModelService
-from fractune_server.store.files.blob_files import BlobStore
+from fractune_server.store.blob_files import BlobStore
 from fractune_server.store.models import StoredModel
 from fractune_server.store.store import Store
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -11,6 +12,7 @@ import pytest
 from sqlalchemy import event
 
 from fractune_core.errors import NotFound
+from fractune_core.files.checked import Checked
 from fractune_core.jobs import JobState
 from fractune_core.records import Kind
 from fractune_server.store.records.rows import RecordFilter
@@ -60,7 +62,9 @@ def counts_from(store: Store) -> Iterator[list[int]]:
 
 class JobsContract(StoreContract):
     def test_a_job_comes_back_whole(self, store: Store) -> None:
-        made = job("j", notes=["a"], timings={"cpu:1": {"run_secs": {"untuned": [1.0]}}})
+        checked = Checked("ONNX Runtime", {"random": 1e-6}, ranges={"ids": (0, 9)})
+        timings = {"cpu:1": {"run_secs": {"untuned": [1.0]}, "max_error": {"cpu:1": sys.float_info.max}}}
+        made = job("j", notes=["a"], checked=checked, timings=timings)
         store.jobs.create(made)
         found = store.jobs.get("j")
         assert found == made
@@ -134,23 +138,21 @@ class JobsContract(StoreContract):
 
     def test_a_bundle_s_times_are_those_of_the_newest_job_that_is_done_on_the_same_device(self, store: Store) -> None:
         def timed(name: str, secs: float, **changes: Any) -> None:
-            timings = {share: {"run_secs": {"untuned": [secs]}} for share in ("cpu:1", "cpu:2")}
+            timings = {share: {"run_secs": {"untuned": [secs]}, "job": name} for share in ("cpu:1", "cpu:2")}
             made = {"bundle": "b", "state": JobState.DONE, "ended_at": 9.0, "timings": timings, **changes}
             store.jobs.create(job(name, **made))
 
         both = {"cpu:1": granted(1), "cpu:2": granted(2)}
         assert store.jobs.timings("b", DEVICE, both) == {}
         timed("first", 1.0)
-        timed("second", 2.0, timings={"cpu:1": {"run_secs": {"untuned": [2.0]}, "job": "before", "timed_at": 5.0}})
+        timed("second", 2.0, timings={"cpu:1": {"run_secs": {"untuned": [2.0]}, "job": "before"}})
         timed("cut off", 3.0, state=JobState.CANCELLED)
         timed("of another bundle", 4.0, bundle="c")
         timed("elsewhere", 5.0, device=replace(DEVICE, units=64))
         timed("at less", 6.0, granted={"cpu:2": granted(1), "cpu:1": granted(1)})
-        assert store.jobs.timings("b", DEVICE, both) == {
-            "cpu:1": {"run_secs": {"untuned": [2.0]}, "job": "before", "timed_at": 5.0}
-        }
+        assert store.jobs.timings("b", DEVICE, both) == {"cpu:1": {"run_secs": {"untuned": [2.0]}, "job": "before"}}
         found = store.jobs.timings("c", DEVICE, both)
-        assert found["cpu:2"] == {"run_secs": {"untuned": [4.0]}, "job": "of another bundle", "timed_at": 9.0}
+        assert found["cpu:2"] == {"run_secs": {"untuned": [4.0]}, "job": "of another bundle"}
 
     def test_jobs_are_counted_by_state(self, store: Store) -> None:
         assert store.jobs.count_by_state() == {}

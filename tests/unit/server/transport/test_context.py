@@ -16,6 +16,6 @@ def test_a_worker_without_space_on_its_disk_fails_its_job_and_not_the_server(
     name: str, kind: type[FractuneError]
 ) -> None:
     """The engine ends after StateUnusable, which means its own state."""
-    event: WorkFailed = {"event": "work_failed", "job": "j", "task": "compile", "error": name, "message": "disk full"}
+    event = WorkFailed(job="j", task="compile", error=name, message="disk full")
     error = reported_error(event)
     assert (type(error), str(error)) == (kind, "disk full")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +20,7 @@ from fractune_server.transport.recorder import Recorder, trim
 from fractune_server.transport.requeue import Requeuer
 from fractune_server.transport.work_queues import WorkQueues
 from fractune_workers.work_loop import WorkLoop
-from tests.support.fleet_messages import worker_info
+from tests.support.fleet_messages import TIME_MODEL, worker_info
 from tests.support.processes.redis_process import commands_of
 from tests.support.secret import SECRET
 
@@ -34,8 +35,7 @@ def begin_work(connection: redis.Redis, count: int) -> None:
     names = [f"w{number}" for number in range(WORKERS)]
     loops = [WorkLoop(name, connection, redis_names.COMPILE_QUEUE, lambda *_: None) for name in names]
     for number in range(count):
-        work: Any = {"task": "time_model", "work_id": f"work{number}", "job": "job1", "share": "cpu:1", "bundle": "b"}
-        queues.enqueue(redis_names.COMPILE_QUEUE, work)
+        queues.enqueue(redis_names.COMPILE_QUEUE, replace(TIME_MODEL, work_id=f"work{number}"))
         loop = loops[number % WORKERS]
         job_id = loop.take()
         assert job_id is not None
@@ -116,21 +116,20 @@ def test_work_is_handed_out_in_one_round_trip(connection: redis.Redis, monkeypat
     queues = WorkQueues(connection, SECRET)
 
     def hand_out(name: str, *, at_front: bool) -> None:
-        work: Any = {"task": "time_model", "work_id": name, "job": "job1", "share": "cpu:1", "bundle": "b"}
-        queues.enqueue(redis_names.COMPILE_QUEUE, work, at_front=at_front)
+        queues.enqueue(redis_names.COMPILE_QUEUE, replace(TIME_MODEL, work_id=name), at_front=at_front)
 
     hand_out("first", at_front=False)
     assert round_trips(monkeypatch, lambda: hand_out("later", at_front=False)) == 1
     hand_out("urgent", at_front=True)
     waiting = Queue(redis_names.COMPILE_QUEUE, connection=connection, serializer=JSONSerializer)
     assert waiting.get_job_ids() == ["urgent", "first", "later"]
-    assert [queues.open_or_drop(waiting, job)["job"] for job in waiting.jobs] == ["job1"] * 3  # type: ignore[index]
+    works = [queues.open_or_drop(waiting, job) for job in waiting.jobs]
+    assert [work.job for work in works if work] == ["job1"] * 3
 
 
 def test_queues_are_dropped_without_a_script(connection: redis.Redis) -> None:
     queues = WorkQueues(connection, SECRET)
-    work: Any = {"task": "search", "work_id": "work1", "job": "job1", "round_id": "round1"}
-    queues.enqueue(redis_names.tune_queue("gone"), work)
+    queues.enqueue(redis_names.tune_queue("gone"), TIME_MODEL)
     with commands_of(connection) as commands:
         queues.drop_tuners_but([])
     assert not commands.keys() & {"eval", "evalsha", "script|load"}

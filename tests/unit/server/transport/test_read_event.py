@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+from dataclasses import MISSING, fields
 from typing import Any
 
 import pytest
 
+from fractune_core.codec.plain_json import from_json
 from fractune_core.fleet.messages import EVENT_BY_KIND
-from fractune_core.fleet.signed_messages import seal_worker
+from fractune_core.fleet.signed_messages import sign_json
 from fractune_server.transport.live_workers import open_entries
 from fractune_server.transport.recorder import Unreadable, read_event
 from tests.support.fuzz.sealed import EVENTS, WORKER
@@ -21,16 +23,17 @@ RECORD: dict[str, Any] = MEASURED["record"]
 
 def test_every_kind_of_event_is_read() -> None:
     for event in EVENTS:
-        assert read_event(event).event is event  # type: ignore[arg-type]
+        assert read_event(event).event == from_json(EVENT_BY_KIND[event["event"]], event)
     assert {event["event"] for event in EVENTS} == set(EVENT_BY_KIND)
 
 
 @pytest.mark.parametrize("event", EVENTS, ids=lambda event: event["event"])
 def test_an_event_that_lacks_something_is_not(event: dict[str, Any]) -> None:
-    needed = set(EVENT_BY_KIND[event["event"]].__annotations__) & event.keys() - {"round_id", "at_load"}
+    needed = {field.name for field in fields(EVENT_BY_KIND[event["event"]]) if field.default is MISSING}
+    assert needed <= event.keys()
     for name in needed:
         with pytest.raises(Unreadable):
-            read_event({key: value for key, value in event.items() if key != name})  # type: ignore[arg-type]
+            read_event({key: value for key, value in event.items() if key != name})
 
 
 def test_what_is_no_event_is_not_read() -> None:
@@ -64,7 +67,7 @@ def test_what_is_no_event_is_not_read() -> None:
 )
 def test_a_record_that_no_log_could_hold_or_tell_is_not_read(changes: dict[str, Any]) -> None:
     with pytest.raises(Unreadable):
-        read_event({**MEASURED, "record": {**RECORD, **changes}})  # type: ignore[arg-type]
+        read_event({**MEASURED, "record": {**RECORD, **changes}})
 
 
 @pytest.mark.parametrize(
@@ -77,15 +80,62 @@ def test_times_at_load_that_no_worker_measures_are_not_read(changes: dict[str, A
         read_event(wrong)
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({"secs": secs} for secs in (-1.0, None, 1.7e308)),
+        *({"calls": calls} for calls in (2**31, -1)),
+        *({"name": "a\nb"}, {"name": "n" * 2000}, {"candidate": "c" * 2000}),
+        *({"workload_hash": "\x1b[2J"}, {"workload_hash": "0" * 2000}),
+    ],
+)
+def test_calls_inside_a_model_that_no_worker_times_are_not_read(changes: dict[str, Any]) -> None:
+    timed: Any = next(event for event in EVENTS if event["event"] == "model_timed")
+    call = timed["inside"]["calls"][0]
+    for calls in ([{**call, **changes}], [call] * 201):
+        with pytest.raises(Unreadable):
+            read_event({**timed, "inside": {**timed["inside"], "calls": calls}})
+    read_event({**timed, "inside": None})
+
+
+@pytest.mark.parametrize("amount", [0.0, 5e-324, -1.0, float("nan"), float("inf"), 1e300])
+def test_a_time_of_a_model_that_no_clock_shows_is_not_read(amount: float) -> None:
+    timed: Any = next(event for event in EVENTS if event["event"] == "model_timed")
+    for name in ("whole_s", "clocked_s"):
+        with pytest.raises(Unreadable):
+            read_event({**timed, "inside": {**timed["inside"], name: amount}})
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"run_secs": {"untuned": []}},
+        {"run_secs": {"untuned": [1.0], "cpu:1": []}},
+        {"run_secs": {"cpu:1": [1.0]}, "at_load": []},
+        {"run_secs": {}, "at_load": []},
+        *({"run_secs": {"untuned": [1.0, secs]}} for secs in (float("nan"), float("inf"), -1.0, 0.0)),
+        *({"max_error": {"untuned": error}} for error in (float("nan"), float("inf"), -1.0)),
+    ],
+)
+def test_times_of_variants_that_a_job_could_not_end_with_are_not_read(changes: dict[str, Any]) -> None:
+    """The engine takes their medians, compares each with the untuned one's, and a database holds them as JSON."""
+    timed: Any = next(event for event in EVENTS if event["event"] == "model_timed")
+    with pytest.raises(Unreadable):
+        read_event({**timed, **changes})
+
+
 @pytest.mark.parametrize("amount", [float("nan"), float("inf"), -1.0])
 def test_an_amount_that_a_database_does_not_hold_is_not_read(amount: float) -> None:
     by_kind = {event["event"]: event for event in EVENTS}
     measured: Any = by_kind["roof_measured"]
     roof: Any = {**measured, "roof": {**measured["roof"], "gflops": amount}}
     floor: Any = {**measured, "roof": {**measured["roof"], "launch_s": amount}}
+    timed: Any = by_kind["model_timed"]
+    slow: Any = {**timed, "run_secs": {**timed["run_secs"], "untuned": [1.0, amount]}}
+    wrong: Any = {**timed, "max_error": {"untuned": amount}}
     ingested: Any = by_kind["ingested"]
     ingested = {**ingested, "operators": [{**ingested["operators"][0], "flops": amount}]}
-    for event in (roof, floor, ingested):
+    for event in (roof, floor, slow, wrong, ingested):
         with pytest.raises(Unreadable):
             read_event(event)
 
@@ -99,8 +149,7 @@ def test_a_target_that_no_worker_may_use_is_not_read() -> None:
 
 
 def entry(changes: dict[str, Any]) -> dict[str, bytes]:
-    worker: Any = {**WORKER, **changes}
-    return {"w": seal_worker(SECRET, worker).encode()}
+    return {"w": sign_json(SECRET, "the entry of worker w", {**WORKER, **changes}).encode()}
 
 
 @pytest.mark.parametrize(
@@ -115,6 +164,8 @@ def entry(changes: dict[str, Any]) -> dict[str, bytes]:
         {"device": {**WORKER["device"], "units": 2**40}},
         {"pid": "7"},
         {"pid": 2**40},
+        {"counts": [["a", "b", "c", "1"]]},
+        {"counts": [["a", "b", "c", float("inf")]]},
     ],
 )
 def test_the_entry_of_a_worker_that_could_not_be_told_is_left_out(changes: dict[str, Any]) -> None:

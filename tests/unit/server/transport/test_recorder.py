@@ -13,6 +13,7 @@ import redis
 
 from fractune_core.fleet import redis_names
 from fractune_core.fleet.marks import DONE, is_marked
+from fractune_core.fleet.messages import PieceDone, WorkFailed
 from fractune_core.fleet.signed_messages import seal_event, sign_json
 from fractune_core.records import Kind, Status, TuningRecord
 from fractune_core.shares import GrantedShare
@@ -115,18 +116,18 @@ def test_an_unreadable_result_is_set_aside_whole_and_the_others_are_recorded(
     assert caplog.text.count("cannot read a result, and keep it") == 3
     assert connection.xpending(STREAM, redis_names.RECORDER)["pending"] == 0
     # Nobody waits for what will not come.
-    lost = [arrival.event for arrival in batch.arrivals if arrival.event["event"] == "work_failed"]
-    assert [(event["job"], event["round_id"]) for event in lost] == [("job1", "round1")]
+    lost = [arrival.event for arrival in batch.arrivals if isinstance(arrival.event, WorkFailed)]
+    assert [(event.job, event.round_id) for event in lost] == [("job1", "round1")]
 
 
 _LOST = [
-    ({"event": "ingested", "job": "j", "target": "llvm"}, ("ingest", "BadModel", None)),
-    ({"event": "compiled", "job": "j", "bundle": 3}, ("compile", "FractuneError", None)),
-    ({"event": "model_timed", "job": "j", "share": "cpu:1"}, ("time_model", "FractuneError", None)),
+    ({"event": "ingested", "job": "j", "target": "llvm"}, ("ingest", "BadModel", "")),
+    ({"event": "compiled", "job": "j", "bundle": 3}, ("compile", "FractuneError", "")),
+    ({"event": "model_timed", "job": "j", "share": "cpu:1"}, ("time_model", "FractuneError", "")),
     ({"event": "proposed", "job": "j", "round_id": "r"}, ("search", "FractuneError", "r")),
     (
         {"event": "work_failed", "job": "j", "task": "ingest", "error": "BadModel", "message": "a\0b"},
-        ("ingest", "BadModel", None),
+        ("ingest", "BadModel", ""),
     ),
     ({"event": "work_failed", "job": "j", "task": "build", "round_id": "r"}, ("build", "FractuneError", "r")),
 ]
@@ -134,16 +135,16 @@ _LOST = [
 
 @pytest.mark.parametrize(("event", "failed"), _LOST, ids=lambda each: str(each["event"]) if "event" in each else "")
 def test_whoever_waits_for_an_unreadable_result_hears_that_it_failed(
-    connection: redis.Redis, store: Store, event: Any, failed: tuple[str, str, str | None]
+    connection: redis.Redis, store: Store, event: Any, failed: tuple[str, str, str]
 ) -> None:
     connection.xadd(redis_names.SERVER_STREAM, {redis_names.EVENT_FIELD: seal_event(SECRET, event)})
     recorder = Recorder(connection, store.log, SECRET, list)
     recorder.poll(0)
     (arrival,) = recorder.poll(0).arrivals
-    found: Any = arrival.event
-    assert found["event"] == "work_failed"
-    assert (found["task"], found["error"], found.get("round_id")) == failed
-    assert found["message"].startswith(f"a result of it ({failed[0]}) cannot be recorded: ")
+    found = arrival.event
+    assert isinstance(found, WorkFailed)
+    assert (found.task, found.error, found.round_id) == failed
+    assert found.message.startswith(f"a result of it ({failed[0]}) cannot be recorded: ")
 
 
 @pytest.mark.parametrize(
@@ -319,15 +320,14 @@ def test_a_batch_that_is_given_up_becomes_records_of_crashes(connection: redis.R
 
 
 def test_what_work_took_is_in_the_ledger_once_though_it_comes_again(connection: redis.Redis, store: Store) -> None:
-    piece = WorkCost("w1", "job1", "measure", "cpu:1", 2.0, 1.5, 100.0)
-    event: Any = {"event": "piece_done", **asdict(piece)}
+    event = PieceDone("w1", "job1", "measure", "cpu:1", 2.0, 1.5, 100.0)
     for _ in range(2):
         connection.xadd(redis_names.SERVER_STREAM, {redis_names.EVENT_FIELD: seal_event(SECRET, event)})
     for _ in range(2):  # a server that ends before it acknowledges, and its successor
         recorder = Recorder(connection, store.log, SECRET, list)
-        pieces = [arrival.piece for _ in range(2) for arrival in recorder.poll(10).arrivals]
+        pieces = [arrival.event for _ in range(2) for arrival in recorder.poll(10).arrivals]
         assert len(pieces) >= 2
-        assert set(pieces) == {piece}
+        assert set(pieces) == {event}
         assert store.ledger.spent(["job1"]) == {"job1": [Spending("measure", "cpu:1", 1, 2.0, 1.5)]}
 
 

@@ -7,6 +7,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,9 +16,11 @@ from rq import Queue, SimpleWorker
 from rq.job import Job
 from rq.serializers import JSONSerializer
 
+from fractune_core.codec.plain_json import write_json
 from fractune_core.fleet import blobs, messages, redis_names
 from fractune_core.fleet.marks import CANCELLED, DONE, HANDED_BACK, is_marked, mark
 from fractune_core.fleet.signed_messages import seal_work
+from fractune_core.records import Kind
 from fractune_server.transport.live_workers import Fleet, waiting_work
 from fractune_server.transport.requeue import ATTEMPTS, Loss, Requeuer
 from fractune_server.transport.work_queues import WorkQueues
@@ -25,7 +28,7 @@ from tests.support.fleet_messages import BUILD, worker_info
 from tests.support.processes.redis_process import wait_until
 from tests.support.secret import SECRET
 
-ALONE: messages.BuildWork = {**BUILD, "candidates": BUILD["candidates"][:1]}
+ALONE = replace(BUILD, candidates=BUILD.candidates[:1])
 
 
 class Interrupted(redis.ConnectionPool):
@@ -76,7 +79,7 @@ def test_work_of_a_dead_worker_is_given_again_and_in_the_end_given_up(connection
             assert waiting(connection) == 1
             take(connection, f"w{attempt + 2}")
     assert given_up == [ALONE]
-    assert not queues.has(BUILD["work_id"])
+    assert not queues.has(BUILD.work_id)
     assert queues.idle()
 
 
@@ -87,7 +90,7 @@ def test_work_that_was_handed_back_counts_as_nobodys_death(connection: redis.Red
     queues.enqueue(redis_names.BUILD_QUEUE, ALONE)
     for attempt in range(2 * ATTEMPTS):
         take(connection, f"w{attempt}")
-        mark(connection, HANDED_BACK, BUILD["work_id"])
+        mark(connection, HANDED_BACK, BUILD.work_id)
         requeuer.sweep(Fleet(()))
         assert waiting(connection) == 1
     for attempt in range(ATTEMPTS):
@@ -101,20 +104,18 @@ def test_who_asks_is_told_why_work_goes_back(connection: redis.Redis) -> None:
     queues = WorkQueues(connection, SECRET)
     requeued: list[tuple[str, Loss]] = []
     given_up: list[messages.Work] = []
-    requeuer = Requeuer(
-        connection, queues, given_up.append, lambda work, loss: requeued.append((work["work_id"], loss))
-    )
+    requeuer = Requeuer(connection, queues, given_up.append, lambda work, loss: requeued.append((work.work_id, loss)))
     queues.enqueue(redis_names.BUILD_QUEUE, ALONE)
     take(connection, "w1")
     requeuer.sweep(Fleet(()))
     take(connection, "w2")
-    mark(connection, HANDED_BACK, ALONE["work_id"])
+    mark(connection, HANDED_BACK, ALONE.work_id)
     requeuer.sweep(Fleet(()))
     for attempt in range(2):
         take(connection, f"killed{attempt}")
         requeuer.sweep(Fleet(()))
     losses = [Loss.WORKER_GONE, Loss.HANDED_BACK, Loss.WORKER_GONE]
-    assert requeued == [(ALONE["work_id"], loss) for loss in losses]  # the last one was given up
+    assert requeued == [(ALONE.work_id, loss) for loss in losses]  # the last one was given up
     assert given_up == [ALONE]
 
 
@@ -215,12 +216,12 @@ def test_a_batch_of_trials_that_ends_every_worker_is_divided_and_only_the_guilty
 ) -> None:
     queues, given_up = WorkQueues(connection, SECRET), list[messages.Work]()
     requeuer = Requeuer(connection, queues, given_up.append)
-    queues.enqueue(redis_names.BUILD_QUEUE, {**BUILD, "purpose": kind})
+    queues.enqueue(redis_names.BUILD_QUEUE, replace(BUILD, purpose=Kind(kind)))
     for attempt in range(ATTEMPTS):
         take(connection, f"w{attempt}")
         requeuer.sweep(Fleet(()))
     if kind == "validation":  # finalists are timed in turn
-        assert [work["work_id"] for work in given_up] == ["work1"]
+        assert [work.work_id for work in given_up] == ["work1"]
         return
     assert (given_up, waiting(connection), queues.has("work1")) == ([], 2, False)
     assert is_marked(connection, DONE, "work1")
@@ -228,7 +229,7 @@ def test_a_batch_of_trials_that_ends_every_worker_is_divided_and_only_the_guilty
         take(connection, f"alone{attempt}")
         requeuer.sweep(Fleet(()))
     (guilty,) = given_up
-    assert guilty == {**BUILD, "work_id": "work1_1", "candidates": [{"candidate": "c2", "trace": "[2]"}]}
+    assert guilty == replace(BUILD, work_id="work1_1", candidates=BUILD.candidates[1:])
     assert (waiting(connection), queues.has("work1_0")) == (1, True)
 
 
@@ -275,7 +276,7 @@ def test_work_that_the_fleet_did_not_sign_is_neither_given_again_nor_given_up(
     connection: redis.Redis, forged: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     message = {
-        "unsigned": json.dumps(BUILD),
+        "unsigned": write_json(BUILD),
         "altered": seal_work(SECRET, redis_names.BUILD_QUEUE, BUILD).replace("[1]", "[3]"),
         "of another fleet": seal_work(b"another secret", redis_names.BUILD_QUEUE, BUILD),
         "of another queue": seal_work(SECRET, redis_names.COMPILE_QUEUE, BUILD),
@@ -331,7 +332,7 @@ def test_a_count_of_deaths_that_is_none_counts_as_0(connection: redis.Redis, met
 def test_queues_of_tuner_instances_that_are_gone_are_dropped(connection: redis.Redis) -> None:
     queues = WorkQueues(connection, SECRET)
     for name in ("tune-1", "tune-2"):
-        queues.enqueue(redis_names.tune_queue(name), {**BUILD, "work_id": name})
+        queues.enqueue(redis_names.tune_queue(name), replace(BUILD, work_id=name))
     queues.enqueue(redis_names.BUILD_QUEUE, BUILD)
     queues.drop_tuners_but(["tune-2"])
     assert [queues.has(name) for name in ("tune-1", "tune-2", "work1")] == [False, True, True]

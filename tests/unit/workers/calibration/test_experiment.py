@@ -13,6 +13,7 @@ import pytest
 
 from fractune_core.analysis.noise import DEFAULT_MARGIN
 from fractune_core.errors import FractuneError, ShareUnavailable
+from fractune_core.implementations import DIRECT
 from fractune_core.records import FIRST_POLICY, TRIAL_POLICY, VALIDATION_POLICY, Disturbance, Status, TimingPolicy
 from fractune_core.shares import Share
 from fractune_workers.calibration import measurer_pool as pool_module
@@ -239,7 +240,9 @@ def test_measurers_of_a_gpu_share_the_candidates_and_nothing_else_measures_there
 ) -> None:
     machine.lock_dir = tmp_path
     codes = {f"c{number}": bytes([number]) for number in range(12)}
-    candidates = Candidates(SampleOperator("conv2d", "0" * 16, "{}", TARGET), [], [], codes)
+    traces = ["packed1x16:[]", *["[[],[]]"] * 11]
+    candidates = Candidates(SampleOperator("conv2d", "0" * 16, "{}", TARGET), [], traces, codes)
+    assert [candidates.batch(["c0", "c1"]).implementation(name) for name in ("c0", "c1")] == ["packed1x16", DIRECT]
     wanted = [each for each in settings([1, 2, 4]) if not each.builds]
     with contextlib.ExitStack() as held:
         measurers = start_pool(Share.parse("mps:25"), [1, 2, 4], range(8), held).measurers

@@ -59,31 +59,34 @@ def test_it_is_kept_on_its_cores_and_its_supervisor_is_not() -> None:
 
 
 STOPS_ITS_CHILD_AND_DIES = """
-import os, sys
+import os, signal, sys
 from fractune_workers.child import Child
 
 class Hold:
     def is_wanted(self):
         return True
     def yield_cores(self):
-        print(child.pid, flush=True)
-        os._exit(0)
+        print(child.pid, fork, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
 
 child = Child(sys.argv[1])
+fork = child.call("fork", 60)
 with child.preemptible_by(Hold()):
     child.call("tick", 60, note=os.devnull, ticks=10**9)
 """
 
 
-def test_a_child_that_is_stopped_dies_with_its_supervisor_however_early_that_is() -> None:
+def test_a_child_that_is_stopped_dies_with_its_forks_and_its_supervisor_however_early_that_is() -> None:
     command = [sys.executable, "-c", STOPS_ITS_CHILD_AND_DIES, MODULE]
-    said = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=True).stdout
-    pid = int(said)
+    said = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=False).stdout
+    pids = list(map(int, said.split()))
+    assert len(pids) == 2
     try:
-        wait_until(lambda: not alive(pid))
+        wait_until(lambda: not any(map(alive, pids)))
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 def test_no_child_is_told_what_opens_the_fleet(child: Child, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,19 +99,20 @@ def test_the_environment_is_the_same_when_asked_for_again(machine: Machine) -> N
     confinement.leave()
 
 
-def test_a_confined_process_proves_what_it_was_granted(machine: Machine) -> None:
-    with machine.confined() as child:
-        granted = verified(child)
+def test_a_confined_process_proves_what_it_was_granted_and_another_the_same_after_it_has_left(machine: Machine) -> None:
+    keys = set()
+    for leaves in (True, False):
+        with machine.confined() as child:
+            granted = verified(child)
+            keys |= {granted.key, verified(child).key}
+            if leaves:
+                child.call("leave", CALL_TIMEOUT_S)
+    assert keys == {granted.key}
     assert granted.share == machine.case.share
     assert granted.unit == machine.case.unit
     assert granted.reserved == machine.case.reserved
     assert 1 <= granted.units <= granted.units_total
     assert granted.memory_bytes > 0
-
-
-def test_proved_twice_it_is_the_same_share(machine: Machine) -> None:
-    with machine.confined() as child:
-        assert verified(child).key == verified(child).key
 
 
 def test_a_process_that_was_never_confined_proves_nothing(machine: Machine) -> None:
@@ -129,12 +130,3 @@ def test_a_share_that_cannot_be_had_is_refused_by_name(machine: Machine) -> None
         machine.confined(machine.case.refused) as child,
     ):
         verified(child)
-
-
-def test_a_share_that_was_left_can_be_had_again(machine: Machine) -> None:
-    keys = set()
-    for _ in range(2):
-        with machine.confined() as child:
-            keys.add(verified(child).key)
-            child.call("leave", CALL_TIMEOUT_S)
-    assert len(keys) == 1

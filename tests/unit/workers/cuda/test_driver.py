@@ -183,7 +183,7 @@ def test_the_anchor_runs_on_the_confined_stream_and_its_time_is_that_of_one_run(
 
 def test_a_gpu_that_wakes_up_is_timed_once_it_is_awake(h200: SimulatedGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     asleep = GpuAnchor(simulated_driver(h200), 0, 132)
-    waking_ms = itertools.chain([8.0] * 3, range(40, 8, -1), itertools.repeat(0.8))
+    waking_ms = itertools.chain([8.0] * 3, (each / 10 for each in range(40, 8, -1)), itertools.repeat(0.8))
     monkeypatch.setattr(asleep, "_repeat_ms", lambda: next(waking_ms))
     assert asleep.seconds() == pytest.approx(1e-4)
 
@@ -192,8 +192,8 @@ def test_a_gpu_that_never_keeps_still_is_timed_all_the_same(
     h200: SimulatedGpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     restless = GpuAnchor(simulated_driver(h200), 0, 132)
-    times_ms = itertools.cycle([0.8, 1.6, 2.4])
-    monkeypatch.setattr(restless, "_repeat_ms", lambda: next(times_ms))
+    times_ms = list(itertools.islice(itertools.cycle([0.8, 1.6, 2.4]), 12))  # and no more: co-runners do not end soon
+    monkeypatch.setattr(restless, "_repeat_ms", times_ms.pop)
     assert restless.seconds() == pytest.approx(2e-4, rel=0.5)
 
 

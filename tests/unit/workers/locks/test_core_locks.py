@@ -195,7 +195,7 @@ def test_a_process_that_waits_for_its_cores_knows_who_measures_there(
     waiting = threading.Thread(target=work)
     waiting.start()
     wait_until(lambda: locks.awaited_holders() != [])
-    assert [(holder["pid"], holder["cores"]) for holder in locks.awaited_holders()] == [(measuring.process.pid, [0])]
+    assert [(holder.pid, holder.cores) for holder in locks.awaited_holders()] == [(measuring.process.pid, [0])]
     monkeypatch.setattr(core_locks, "_WAIT_NOTED_S", 60.0)
     assert locks.awaited_holders() == [], "it has not waited for long"
     measuring.leave()

@@ -16,10 +16,10 @@ from fractune_workers.children.tvm_api.target import host_device
 from fractune_workers.measuring.session import ArtifactBatch, MeasurementSession
 from tests.support.client_samples import bundle_bytes
 
-MEMORY_BYTES = 1 << 30
-CAUSE = "it takes more than 1 GiB of memory; make it smaller, or start workers with a larger --max-model-memory"
-EIGHT_LARGE = [["TENSOR", "float32", [2**25]]] * 8
-"""1 GiB"""
+MEMORY_BYTES = 3 << 28
+CAUSE = "it takes more than 0.75 GiB of memory; make it smaller, or start workers with a larger --max-model-memory"
+EIGHT_LARGE = [["TENSOR", "float32", [2**25]]] * 6
+"""0.75 GiB"""
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from fractune_core.analysis.roofline import Roof
 from fractune_core.shares import Share
 from fractune_workers.child.errors import CallFailed, ChildDied, ChildTimeout
 from fractune_workers.measuring import session as session_module
-from fractune_workers.measuring.session import MeasurementSession
+from fractune_workers.measuring.session import MeasurementSession, TimeOver
 
 ROOF = Roof(100.0, 10.0, 1 << 25)
 
@@ -60,3 +61,18 @@ def test_of_a_gpu_the_launch_floor_is_asked_for(session: MeasurementSession, mon
     monkeypatch.setattr(RoofChild, "answer", floor.to_json())
     monkeypatch.setattr(MeasurementSession, "gpu_uuid", property(lambda _: "GPU-1"))
     assert session.roof() == floor
+
+
+def test_a_call_that_the_end_of_the_time_cuts_off_blames_no_candidate(
+    session: MeasurementSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RoofChild, "answer", ChildTimeout("too slow"))
+    session.end_s = time.monotonic() + 5.0
+    with pytest.raises(TimeOver):
+        session.roof()
+    session.end_s = time.monotonic() + 60.0
+    assert session.roof() is None  # its own time was shorter
+    session.end_s = time.monotonic() - 1.0
+    monkeypatch.setattr(RoofChild, "answer", ROOF.to_json())
+    with pytest.raises(TimeOver):
+        session.roof()

@@ -7,7 +7,6 @@ import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import redis
@@ -16,14 +15,17 @@ from rq.serializers import JSONSerializer
 
 from fractune_core.errors import BadRequest
 from fractune_core.fleet.blobs import drop_blobs, has_blob, put_signed_blob
+from fractune_core.fleet.messages import ArtifactItem, BuiltItem, CandidateItem, MeasureWork, TargetOperator
 from fractune_core.fleet.redis_names import artifact_blob, measure_queue, workload_blob
 from fractune_core.fleet.signed_messages import open_work
+from fractune_core.records import Kind, Status
 from fractune_workers.builder_process import BuiltCandidate
 from fractune_workers.child import Child
 from fractune_workers.child.errors import TRIES
 from fractune_workers.context import WorkerContext
 from fractune_workers.locks.core_locks import CoreLocks
 from fractune_workers.roles.build import Builder, Deadline
+from tests.support.fleet_messages import build_work
 from tests.support.processes.redis_process import running_redis, wait_until
 from tests.support.samples import WORKLOAD, WORKLOAD_TEXT
 from tests.support.secret import SECRET
@@ -58,60 +60,71 @@ def test_four_times_what_its_own_took_for_an_operator_with_some() -> None:
 # ---- a child that is killed, for real; what compiles in it does what the trace says ----
 
 
+@pytest.fixture(scope="module")
+def child() -> Iterator[Child]:
+    child = Child("tests.support.children.building_module")
+    yield child
+    child.stop()
+
+
 @pytest.fixture
-def builder(tmp_path: Path) -> Iterator[Builder]:
+def builder(child: Child, tmp_path: Path) -> Iterator[Builder]:
     with running_redis() as url, redis.Redis.from_url(url) as connection:
         context = WorkerContext("builder", connection, SECRET, CoreLocks(tmp_path / "gate", 8), [0], tmp_path)
         put_signed_blob(connection, SECRET, workload_blob(WORKLOAD), WORKLOAD_TEXT.encode())
         builder = Builder(context)
-        builder._process.child = Child("tests.support.children.building_module")
+        builder._process.child = child
         yield builder
-        builder.stop()
 
 
 def built(builder: Builder, *traces: str) -> list[tuple[str, str]]:
     """Status and cause of each candidate, as a measurer is told."""
-    candidates = [{"candidate": trace, "trace": trace} for trace in traces]
-    return [(item["status"], item["cause"]) for item in artifacts(builder, "cpu:1", candidates)]
+    candidates = [CandidateItem(trace, trace) for trace in traces]
+    return [(item.status, item.cause) for item in artifacts(builder, "cpu:1", candidates)]
 
 
-def artifacts(builder: Builder, share: str, candidates: list[Any], purpose: str = "trial") -> list[Any]:
+def artifacts(
+    builder: Builder, share: str, candidates: list[CandidateItem], purpose: Kind = Kind.TRIAL
+) -> list[ArtifactItem]:
     """What the measurer of a share is told."""
-    operator: Any = {"workload_hash": WORKLOAD, "name": "matmul", "target": '{"kind": "llvm"}', "target_key": "k"}
-    work: Any = {
-        "task": "build",
-        "work_id": f"w-{share[-1]}",
-        "round_id": "r",
-        "job": "j",
-        "purpose": purpose,
-        "operator": operator,
-    }
-    work |= {"namespace": "", "device_key": "d", "shares": [share], "reply": "s", "candidates": candidates}
-    builder.handle(work)
+    operator = TargetOperator(WORKLOAD, "matmul", '{"kind": "llvm"}', "k")
+    more = {"work_id": f"w-{share[-1]}", "purpose": purpose, "device_key": "d", "shares": [share]}
+    builder.handle(build_work(operator, candidates, "r", **more))
     name = measure_queue("d", share)
     (job,) = Queue(name, connection=builder._context.redis, serializer=JSONSerializer).jobs
-    measured: Any = open_work(SECRET, name, job.id, job.args[0])
-    found: list[Any] = measured["artifacts"]
-    return found
+    measured = open_work(SECRET, name, job.id, job.args[0])
+    assert isinstance(measured, MeasureWork)
+    return measured.candidates
 
 
 def test_what_the_round_has_built_before_is_not_built_again_as_long_as_it_is_there(builder: Builder) -> None:
     assert built(builder, "c") == [("ok", "")]
-    known = {"build_secs": 12.5, "versions": {"compiler": "the first"}}
-    again = [{"candidate": "c", "trace": "c", "built": known}]
+    known = BuiltItem(12.5, {"compiler": "the first"})
+    again = [CandidateItem("c", "c", known)]
     (reused,) = artifacts(builder, "cpu:2", again)
-    assert (reused["status"], reused["build_secs"], reused["versions"]) == ("ok", 12.5, known["versions"])
+    assert (reused.status, reused.build_secs, reused.versions) == ("ok", 12.5, known.versions)
     drop_blobs(builder._context.redis, [artifact_blob("r", "c")])
     (anew,) = artifacts(builder, "cpu:4", again)
-    assert (anew["status"], anew["versions"]) == ("ok", {})
+    assert (anew.status, anew.versions) == ("ok", {})
     assert has_blob(builder._context.redis, artifact_blob("r", "c"))
+
+
+def test_a_compilers_message_of_any_bytes_reaches_the_measurer(
+    builder: Builder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    message = "nu\0l, half \ud800 " + "m" * 5_000
+    failed = BuiltCandidate(Status.BUILD_FAILED, message, b"", 0.1, {})
+    monkeypatch.setattr(builder, "_build_once", lambda *_: failed)
+    (told,) = artifacts(builder, "cpu:1", [CandidateItem("c", "c")])
+    assert told.cause.startswith("nu\\x00l, half \\ud800 mmm")
+    assert len(told.cause) == 2_000
 
 
 @pytest.mark.parametrize(("trials", "built_again"), [(["c"], [""]), (["c", "d"], ["", "c"])])
 def test_the_code_of_a_trial_without_a_competitor_serves_its_validation(
     builder: Builder, monkeypatch: pytest.MonkeyPatch, trials: list[str], built_again: list[str]
 ) -> None:
-    (first, *_) = artifacts(builder, "cpu:1", [{"candidate": each, "trace": each} for each in trials])
+    (first, *_) = artifacts(builder, "cpu:1", [CandidateItem(each, each) for each in trials])
     code = builder._context.signed_blob(artifact_blob("r", "c"))
     drop_blobs(builder._context.redis, [artifact_blob("r", "c")])
     traces, build = [], builder._process.build
@@ -121,22 +134,22 @@ def test_the_code_of_a_trial_without_a_competitor_serves_its_validation(
         return build(workload_hash, target, trace, limit_cpu_s)
 
     monkeypatch.setattr(builder._process, "build", noted)
-    finalists = [{"candidate": "untuned", "trace": ""}, {"candidate": "c", "trace": "c"}]
-    (_, found) = artifacts(builder, "cpu:2", finalists, "validation")
+    finalists = [CandidateItem("untuned", ""), CandidateItem("c", "c")]
+    (_, found) = artifacts(builder, "cpu:2", finalists, Kind.VALIDATION)
     assert traces == built_again
-    is_same = builder._context.signed_blob(artifact_blob("r", "c")) == code, found["build_secs"] == first["build_secs"]
-    assert found["status"] == "ok"
+    is_same = builder._context.signed_blob(artifact_blob("r", "c")) == code, found.build_secs == first.build_secs
+    assert found.status == "ok"
     assert is_same == (("c" not in built_again),) * 2
 
 
 def test_code_by_other_compilers_does_not_serve_a_validation(builder: Builder, monkeypatch: pytest.MonkeyPatch) -> None:
-    finalist = [{"candidate": "c", "trace": "c"}]
+    finalist = [CandidateItem("c", "c")]
     artifacts(builder, "cpu:1", finalist)
     code = builder._context.signed_blob(artifact_blob("r", "c"))
-    artifacts(builder, "cpu:2", finalist, "validation")
+    artifacts(builder, "cpu:2", finalist, Kind.VALIDATION)
     assert builder._context.signed_blob(artifact_blob("r", "c")) == code
     monkeypatch.setattr(builder._process, "compilers", lambda _target: "TVM 0.1, LLVM 1")
-    artifacts(builder, "cpu:4", finalist, "validation")
+    artifacts(builder, "cpu:4", finalist, Kind.VALIDATION)
     assert builder._context.signed_blob(artifact_blob("r", "c")) != code
 
 
@@ -160,11 +173,12 @@ def killing(builder: Builder, folder: Path, times: int) -> threading.Thread:
 
 
 def test_a_builder_whose_child_is_killed_blames_no_candidate(builder: Builder, tmp_path: Path) -> None:
+    first = builder._process.child.ensure()
     thread = killing(builder, tmp_path, TRIES - 1)
     found = built(builder, "first", f"wait for {tmp_path / 'go-on'}", "last")
     thread.join()
     assert found == [("ok", "")] * 3
-    assert builder._process.child.generation == TRIES
+    assert builder._process.child.generation == first + TRIES - 1
 
 
 @pytest.mark.long

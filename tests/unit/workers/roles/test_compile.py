@@ -12,22 +12,27 @@ from typing import Any
 import pytest
 
 from fractune_core.errors import BadRequest
+from fractune_core.fleet.messages import CompileWork
 from fractune_core.fleet.signed_messages import Refused
 from fractune_workers.child.errors import CallFailed
 from fractune_workers.roles import compile as compile_role
 
 MODEL = b"a model"
 DIGEST = hashlib.sha256(MODEL).hexdigest()
-WORK: Any = {"model": DIGEST, "model_name": "m.onnx", "inputs": {}, "target": "llvm", "bundle": "b", "job": "j"}
-WORK |= {
-    "owner": "",
-    "task": "compile",
-    "work_id": "w",
-    "variants": [],
-    "manifest": {},
-    "records": [],
-    "check_inputs": "",
-}
+WORK = CompileWork(
+    work_id="w",
+    job="j",
+    model=DIGEST,
+    model_name="m.onnx",
+    owner="",
+    inputs={},
+    target="llvm",
+    bundle="b",
+    manifest={},
+    variants=[],
+    records=[],
+    check_inputs="",
+)
 
 
 class TakenOver:

@@ -6,7 +6,6 @@ from collections import Counter
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import redis
@@ -14,14 +13,16 @@ import redis
 from benchmarks.support.role_threads import Cores, Rates, RoleThread
 from benchmarks.support.timed_gpu import TimedGpu
 from fractune_core.fleet.blobs import put_signed_blob
+from fractune_core.fleet.messages import ArtifactItem, TargetOperator
 from fractune_core.fleet.redis_names import artifact_blob
-from fractune_core.records import candidate_id
+from fractune_core.records import Status, candidate_id
 from fractune_core.shares import Share
 from fractune_server.transport.work_queues import WorkQueues
 from fractune_workers.context import WorkerContext
 from fractune_workers.locks.gpu_slots import Claim, GpuSlots, HeldClaim
 from fractune_workers.roles import measure
 from fractune_workers.roles.measure import Measurer
+from tests.support.fleet_messages import measure_work
 from tests.support.hardware.simulated_session import TARGET
 from tests.support.processes.made_up import workload_hash
 from tests.support.processes.redis_process import wait_until
@@ -30,7 +31,7 @@ from tests.support.secret import SECRET
 SHARES = ("mps:25", "full")
 PIECES = 12
 NAME = workload_hash("conv2d")
-OPERATOR = {"workload_hash": NAME, "name": "conv2d", "target": TARGET, "target_key": TARGET}
+OPERATOR = TargetOperator(NAME, "conv2d", TARGET, TARGET)
 
 
 @pytest.fixture
@@ -57,10 +58,8 @@ def enqueue(connection: redis.Redis, queue: str, share: str, number: int) -> Non
     trace = f'["{number}"]'
     candidate, round_id = candidate_id(NAME, TARGET, trace), f"round{number}"
     put_signed_blob(connection, SECRET, artifact_blob(round_id, candidate), f"code {number}".encode())
-    built = {"candidate": candidate, "trace": trace, "build_secs": 0.1, "status": "ok", "cause": ""}
-    work: Any = {"task": "measure", "work_id": f"{SHARES.index(share)}-{number}", "round_id": round_id, "job": "j"}
-    work |= {"namespace": "", "purpose": "trial", "operator": OPERATOR, "share": share, "reply": "reply"}
-    work |= {"args_info": [], "artifacts": [built]}
+    built, work_id = ArtifactItem(candidate, trace, Status.OK, "", 0.1), f"{SHARES.index(share)}-{number}"
+    work = measure_work(OPERATOR, [built], round_id, work_id=work_id, share=share, reply="reply")
     WorkQueues(connection, SECRET).enqueue(queue, work)
 
 

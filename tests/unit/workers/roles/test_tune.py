@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from fractune_workers.context import WorkerContext
 from fractune_workers.locks.core_locks import CoreLocks
 from fractune_workers.roles import tune
 from fractune_workers.roles.tune import Tuner
+from tests.support.fleet_messages import measure_work
 from tests.support.processes.made_up import made_up_record, target_operator
 from tests.support.processes.redis_process import running_redis
 from tests.support.secret import SECRET
@@ -29,9 +31,8 @@ def connection() -> Iterator[redis.Redis]:
 
 
 def measured(candidate: str, scope: str = "") -> Any:
-    work: dict[str, Any] = {"purpose": "trial", "share": "cpu:1", "round_id": "r", "job": "j", "namespace": scope}
-    work["operator"] = target_operator("conv2d")
-    record = made_up_record(work, candidate, f'["{candidate}"]')
+    work = measure_work(target_operator("conv2d"), job="j")
+    record = replace(made_up_record(work, candidate, f'["{candidate}"]'), namespace=scope)
     return {"event": "measured", "job": "j", "round_id": "r", "record": record.to_json()}
 
 

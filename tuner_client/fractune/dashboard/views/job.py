@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
-from fractune.dashboard.reading.following import MOST_TRIALS, Point, Trial, model_progress, operator_progress
+from fractune.dashboard.following import MOST_TRIALS, Point, Trial, model_progress, operator_progress
 from fractune.dashboard.views.page import (
     ENDED,
     Block,
@@ -29,8 +29,9 @@ from fractune.dashboard.views.page import (
 )
 from fractune.features.compete.logged import of_job, runtimes_table
 from fractune.features.tune.table import latency_table
+from fractune.features.tune.times_table import time_table
 from fractune.server.job_status import JobStatus
-from fractune.text.text import span_text, time_text
+from fractune.text.text import left_text, span_text, time_text
 from fractune_core.analysis.runtime_times import RuntimeTime
 from fractune_core.errors import one_line
 from fractune_core.jobs import JobSpec, Priority
@@ -86,6 +87,7 @@ def job(
                 else []
             ),
             *([block_of(runtimes_table(timed))] if timed else []),
+            *([block_of(time_table(found), "Where the time goes")] if found.tuned_results else []),
             _operators(found),
             _numbers(progress, of, has_all=len(trials) < MOST_TRIALS),
             seconds_block("Phases", "phase", found.progress.phases_s),
@@ -131,12 +133,13 @@ def _options(spec: JobSpec) -> Iterator[tuple[str, str]]:
 
 def _facts(found: JobStatus) -> list[tuple[str, Cell]]:
     done = found.progress
-    left = "" if found.time_left_s is None else f", about {span_text(found.time_left_s)} left"
+    left = found.time_left
+    left_now = "" if left is None else f", {left_text(left.secs, is_least=left.is_least)}"
     facts = [
-        ("state", Cell(found.state.value + left)),
+        ("state", Cell(found.state.value + left_now)),
         ("model", Cell(one_line(found.model_name), model_path(found.model))),
         ("shares", Cell(", ".join(found.shares))),
-        ("trials", Cell(f"{done.candidates_had} of {done.trials_planned}, {done.trials_per_s:.1f} a second")),
+        ("trials", Cell(f"{found.trials_text}, {done.trials_per_s:.1f} a second")),
         ("time", Cell(span_text(found.wall_s or done.elapsed_s))),
         ("created", moment(found.created_at)),
         ("again", Cell(command_of(found))),

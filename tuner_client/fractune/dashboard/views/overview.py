@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import asdict
 
-from fractune.dashboard.reading.following import Snapshot
+from fractune.dashboard.following import Snapshot
 from fractune.dashboard.views.page import ENDED, Block, Cell, Page, failures_block, job_data, jobs_block, moment
 from fractune.server.job_status import WaitingWork, Worker
 from fractune.text.text import time_text

@@ -12,11 +12,11 @@ from urllib.parse import quote
 from fractune.features.matrix.cross_table import CrossTable, model_table
 from fractune.features.matrix.table import cell_text, cross_text, table_json
 from fractune.features.parts.cutting import is_part_of
-from fractune.features.shapes.join import shape_text
 from fractune.server.job_status import JobStatus
 from fractune.text.rendering import Table
 from fractune.text.text import moment_text, span_text, time_text
 from fractune_core.errors import one_line
+from fractune_core.files.buckets import shape_text
 from fractune_core.jobs import JobState
 from fractune_core.names import Collection
 from fractune_core.refusals import refused_node
@@ -235,9 +235,10 @@ def job_data(job: JobStatus) -> dict[str, Any]:
     """The job as plain JSON: seconds, fractions, `state` as text."""
     found = asdict(job)
     found |= found.pop("spec") | found.pop("progress")
-    for name in ("variants", "check_inputs"):
+    for name in ("variants", "check_inputs", "pace"):
         del found[name]
-    found |= {name: getattr(job, name) for name in ("model", "shares", "state", "priority", "time_left_s")}
+    found |= {name: getattr(job, name) for name in ("model", "shares", "state", "priority")}
+    found["time_left_s"] = None if job.time_left is None else job.time_left.secs
     found["results"] = [
         {
             **asdict(each),

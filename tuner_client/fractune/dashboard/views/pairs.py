@@ -6,15 +6,16 @@ from collections.abc import Sequence
 
 from fractune.dashboard.views.page import LEVELS, Block, Cell, Page, block_of
 from fractune.features.pair.result import pairs_table
-from fractune.text.text import estimate_text
+from fractune.text.text import slowdown_text
 from fractune_core.analysis.pairs import MeasuredPair
 from fractune_core.analysis.slowdown_ci import Estimate
+from fractune_core.disturbed import is_disturbed
 from fractune_core.errors import one_line
 
 _HOW = (
     "time together over time alone on the whole, with the 95 % interval",
     "where the whole is not known, it is over time alone at the share",
-    "of several measurements of two models the newest is shown; all are below",
+    "of several measurements of two models the newest undisturbed one is shown, else the newest; all are below",
 )
 _EMPTY = "no pair is in the log; 'fractune pair A.fractune B.fractune --record' measures one"
 
@@ -31,7 +32,7 @@ def pairs(found: Sequence[MeasuredPair]) -> Page:
 def _matrix(found: Sequence[MeasuredPair]) -> Block:
     """A row for each model, a column for each co-runner."""
     cells: dict[tuple[str, str], Estimate] = {}
-    for each in found:
+    for each in sorted(found, key=lambda pair: is_disturbed(pair.others_cores)):
         for one, other in (each.models, each.models[::-1]):
             ratio = one.slowdown or one.interference
             if ratio is not None:
@@ -45,4 +46,4 @@ def _matrix(found: Sequence[MeasuredPair]) -> Block:
 def _cell(ratio: Estimate | None) -> Cell:
     if ratio is None:
         return Cell("-")
-    return Cell(estimate_text(ratio), level=sum(ratio.median - 1 > limit for limit in LEVELS))
+    return Cell(slowdown_text(ratio), level=sum(ratio.median - 1 > limit for limit in LEVELS))

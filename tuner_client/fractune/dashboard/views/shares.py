@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict
 
-from fractune.dashboard.reading.following import Snapshot
+from fractune.dashboard.following import Snapshot
 from fractune.dashboard.views.page import Block, Cell, Page, moment
 from fractune.server.job_status import OfferedShare
 from fractune_core.analysis.noise import DEFAULT_MARGIN, NoiseAdvice

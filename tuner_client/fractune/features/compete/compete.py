@@ -23,7 +23,7 @@ from fractune_core.errors import BadBundle, BadRequest, first_line
 from fractune_core.files.buckets import Buckets
 from fractune_core.files.bundles import JOINED_FORMAT, Bundle
 from fractune_core.files.checked import FIELD, Checked
-from fractune_core.files.compared import MODEL, ONNX_RUNTIME, OURS, RUNTIMES, Runtime, all_compared
+from fractune_core.files.compared import MODEL, ONNX_RUNTIME, OURS, RUNTIMES, Compared, Runtime, all_compared
 from fractune_core.files.replacing import replacing_file
 from fractune_core.share_kinds import CPU
 from fractune_core.shares import Share, share_names
@@ -129,17 +129,38 @@ def compete(
     Raises BadBundle, BadRequest, OutputsDiffer, ShareUnavailable, StateUnusable, or FractuneError if a runtime is not
     installed.
     """
-    path, onnx = Path(bundle), Path(model)
-    named = check_runtimes(runtimes)
+    inputs = None if check_inputs is None else Path(check_inputs)
     report = line_reporter(progress)
+
+    def check(opened: Bundle, members: Sequence[int | None]) -> dict[int | None, Checked]:
+        report(f"comparing outputs with those of {Path(model).name}")
+        return _checked_members(opened, Path(bundle), Path(model), members, inputs)
+
+    contest = {"runtimes": check_runtimes(runtimes), "repeats": repeats, "exact": not inexact}
+    return _held(Path(bundle), Path(model), contest, shares, report, check)
+
+
+def compete_tuned(bundle: Path, model: Path, runtimes: Sequence[str], report: Callable[[str], None]) -> CompeteResult:
+    """As `compete`, of a bundle that was just made: its job has compared the outputs."""
+    contest = {"runtimes": list(runtimes), "repeats": REPEATS, "exact": True}
+    return _held(bundle, model, contest, None, report, lambda *_: {})
+
+
+def _held(
+    path: Path,
+    onnx: Path,
+    contest: dict[str, Any],
+    shares: str | Sequence[str] | None,
+    report: Callable[[str], None],
+    check: Callable[[Bundle, Sequence[int | None]], dict[int | None, Checked]],
+) -> CompeteResult:
     with contextlib.closing(Bundle(path)) as opened:
         _check_model(opened, onnx)
         check_writable("BUNDLE", path)
         at = _shares(opened, shares)
         members = _compared_apart(opened)
-        contest = {"onnx": str(onnx), "runtimes": named, "repeats": repeats, "exact": not inexact}
-        report(f"comparing outputs with those of {onnx.name}")
-        checked = _checked_members(opened, path, onnx, members, None if check_inputs is None else Path(check_inputs))
+        checked = check(opened, members)
+        contest = {"onnx": str(onnx), **contest}
         pads = _pads(opened)
         found = {member: _at_shares(path, member, contest, at, report, pads=pads) for member in members}
         _write(opened, path, onnx, found, checked)
@@ -233,15 +254,23 @@ def _at_shares(
     for share in shares:
         report(f"timing {', '.join(contest['runtimes'])} beside the bundle at {share}")
         with timing_process(share, own_env(), report_line=report) as call:
-            found[share] = call("compare", bundle=str(path), member=member, **contest)
-            at_shape = found[share]["compared"]
+            timed = call("compare", bundle=str(path), member=member, **contest)
+            at_shape = _beside_others(timed["compared"], timed, share)
+            found[share] = {"compared": at_shape, "runtimes": timed["runtimes"]}
             left = [name for name in at_shape["times"] if name != OURS]
             if pads and left:
                 report(f"timing {', '.join(left)} beside padded runs at {share}")
                 given = {name: each for name, each in contest.items() if name != "runtimes"}
                 more = call("compare_between", bundle=str(path), member=member, compared=at_shape, **given)
-                found[share]["between"] = more["between"]
+                found[share]["between"] = [
+                    {**each, "compared": _beside_others(each["compared"], more, share)} for each in more["between"]
+                ]
     return found
+
+
+def _beside_others(compared: Any, timed: Mapping[str, Any], share: str) -> Any:
+    """A comparison as JSON, with what other programs had while it was `timed`."""
+    return Compared.from_json(compared).beside(timed["others_cores"], Share.parse(share).cores).to_json()
 
 
 def _pads(bundle: Bundle) -> bool:

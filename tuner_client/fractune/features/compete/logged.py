@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 
-from fractune.features.shapes.join import shape_text
 from fractune.server.job_status import JobStatus
 from fractune.text.rendering import Column, Table
-from fractune.text.text import estimate_text, moment_text, time_text
+from fractune.text.text import disturbed_notes, estimate_text, marked_time, moment_text
 from fractune_core.analysis.runtime_times import RuntimeTime
+from fractune_core.disturbed import is_disturbed
 from fractune_core.errors import one_line
+from fractune_core.files.buckets import shape_text
 
 _HOW = (
     "the runtime and the bundle of that time, interleaved, both confined to the share; paced: with pauses",
@@ -49,10 +50,14 @@ def runtimes_table(times: Sequence[RuntimeTime]) -> Table:
     cells = tuple(
         (
             *(one_line(shape_text(each.inputs)), each.share, one_line(f"{each.runtime} {each.version}")),
-            *(time_text(each.loop_s), time_text(each.bundle_loop_s), estimate_text(each.loop_ratio)),
-            *(time_text(each.paced_s), time_text(each.bundle_paced_s), estimate_text(each.paced_ratio)),
+            *(_time(each, each.loop_s), _time(each, each.bundle_loop_s), estimate_text(each.loop_ratio)),
+            *(_time(each, each.paced_s), _time(each, each.bundle_paced_s), estimate_text(each.paced_ratio)),
             *(one_line(each.host), moment_text(each.measured_at)),
         )
         for each in times
     )
-    return Table(title="Other runtimes", columns=columns, cells=cells, notes=_HOW)
+    return Table(title="Other runtimes", columns=columns, cells=cells, notes=(*_HOW, *disturbed_notes(times)))
+
+
+def _time(each: RuntimeTime, secs: float) -> str:
+    return marked_time(secs, at_most=is_disturbed(each.others_cores))

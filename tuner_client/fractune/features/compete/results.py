@@ -9,15 +9,16 @@ import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from fractune.features.shapes.join import shape_text
 from fractune.text.rendering import Column, Table
-from fractune.text.text import estimate_text, time_text
+from fractune.text.text import disturbed_notes, estimate_text, marked_time
 from fractune_core.analysis.runtime_times import RuntimeTime
 from fractune_core.analysis.slowdown_ci import Estimate
-from fractune_core.files.buckets import Buckets, input_shapes, sizes_text
+from fractune_core.disturbed import is_disturbed
+from fractune_core.files.buckets import Buckets, input_shapes, shape_text, sizes_text
 from fractune_core.files.bundles import Bundle
-from fractune_core.files.compared import OURS, Between, Compared, Runtime, between_of
+from fractune_core.files.compared import ONNX_RUNTIME, OURS, Between, Compared, Runtime, between_of
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,11 @@ class Contest:
     """of a bundle for several shapes, or sizes between two of them, at which it pads; empty for any other"""
     share: str
     compared: Compared
+
+    @property
+    def others_cores(self) -> float:
+        """that other programs had meanwhile, on average"""
+        return self.compared.others_cores
 
 
 @dataclass(frozen=True)
@@ -42,7 +48,29 @@ class CompeteResult:
     @property
     def table(self) -> Table:
         """A row for each contender at each share."""
-        return _table(self.path.name, self.contests)
+        return _table(self.path.name, self.contests, self.refusals)
+
+    @property
+    def served(self) -> str:
+        """`onnxruntime at cpu:1, cpu:2`, or `onnxruntime for up to length 17 at cpu:1` if the bundle is for several
+        shapes: other runtimes by which the bundle runs the model; empty if there are none.
+        """
+        places: dict[str, list[str]] = {}
+        for each in self.contests:
+            for name in sorted(each.compared.winners):
+                place = f"for {each.shape} at {each.share}" if each.shape else each.share
+                places.setdefault(name, []).append(place)
+        at = "" if any(each.shape for each in self.contests) else "at "
+        return "; ".join(f"{name} {at}{', '.join(dict.fromkeys(found))}" for name, found in places.items())
+
+    @property
+    def refusals(self) -> tuple[str, ...]:
+        """A line for each runtime that could not run the model."""
+        return tuple(
+            f"note: {runtime} does not compete at {each.share}: {why}"
+            for each in self.contests
+            for runtime, why in each.compared.refused.items()
+        )
 
     def measured(self) -> list[RuntimeTime]:
         """What `Client.add_runtime_times` puts into the log. Each call makes other ones. Raises BadBundle."""
@@ -79,7 +107,7 @@ def _between(bundle: Bundle, member: int, share: str, found: Sequence[Between]) 
             yield Contest(f"up to {sizes_text(shown.sizes)}", share, shown.compared)
 
 
-def _table(name: str, contests: Sequence[Contest]) -> Table:
+def _table(name: str, contests: Sequence[Contest], refusals: Sequence[str]) -> Table:
     """A row for each contender at each share: its times, and the bundle's time over its time with the interval."""
     shaped = any(each.shape for each in contests)
     columns = (
@@ -89,21 +117,26 @@ def _table(name: str, contests: Sequence[Contest]) -> Table:
         *(Column("differs", numbers=True, dispensable=1), Column("serves")),
     )
     cells = tuple(row for each in contests for row in _rows(each, shaped=shaped))
-    notes = tuple(
-        f"note: {runtime} does not compete at {each.share}: {why}"
+    unproved = (
+        f"note: nothing shows at {each.share} that the outputs agree: they are {each.compared.unproved}"
         for each in contests
-        for runtime, why in each.compared.refused.items()
+        if each.compared.unproved
     )
+    notes = (*disturbed_notes(contests), *unproved, *refusals)
     return Table(title=f"{name} beside other runtimes", columns=columns, cells=cells, notes=notes)
 
 
 def _rows(each: Contest, *, shaped: bool) -> Iterator[tuple[str, ...]]:
     serves = {goal: each.compared.winner(goal) for goal in ("latency", "throughput")}
-    for name, timed in each.compared.times.items():
+    timed_ones = dict(each.compared.times)
+    if each.compared.by_default is not None:
+        timed_ones[f"{ONNX_RUNTIME}, its defaults"] = each.compared.by_default
+    for name, timed in timed_ones.items():
         goals = [goal for goal, winner in serves.items() if winner == name]
         ratios = ("-", "-") if name == OURS else (_ratio(timed.loop), _ratio(timed.paced))
         differs = "-" if timed.difference is None else f"{timed.difference:.0e}"
-        times = (time_text(timed.loop_s), time_text(timed.paced_s))
+        at_most = is_disturbed(each.others_cores)
+        times = (marked_time(secs, at_most=at_most) for secs in (timed.loop_s, timed.paced_s))
         yield (*([each.shape] if shaped else []), each.share, name, *times, *ratios, differs, ", ".join(goals) or "-")
 
 
@@ -119,7 +152,8 @@ def _times(path: Path, shares: Sequence[str]) -> Iterator[RuntimeTime]:
             for share in each.manifest.get("compared", {}).keys() & set(shares):
                 compared = Compared.from_json(each.manifest["compared"][share])
                 ours = compared.times[OURS]
-                for name, timed in compared.times.items():
+                for name in compared.times:
+                    timed = compared.as_programs_have(name)
                     if timed.loop is None or timed.paced is None:
                         continue
                     yield RuntimeTime(
@@ -137,4 +171,16 @@ def _times(path: Path, shares: Sequence[str]) -> Iterator[RuntimeTime]:
                         paced_ratio=Estimate(*timed.paced),
                         host=socket.gethostname(),
                         measured_at=time.time(),
+                        others_cores=compared.others_cores,
                     )
+
+
+def contest_events(found: CompeteResult) -> Iterator[dict[str, Any]]:
+    """The event `compared` of each shape and share."""
+    return map(_json, found.contests)
+
+
+def _json(each: Contest) -> dict[str, Any]:
+    serves = {goal: each.compared.winner(goal) for goal in ("latency", "throughput")}
+    shape = each.shape or None
+    return {"event": "compared", "shape": shape, "share": each.share, **each.compared.to_json(), "serves": serves}

@@ -22,11 +22,11 @@ from fractune_core.errors import BadRequest, one_line
 from fractune_core.model_inputs import Inputs, as_shapes
 
 
-def resources_text(best: Alternative) -> str:
+def resources_text(best: Alternative, *, at_most: bool) -> str:
     """The block of a container; the request equals the limit, because a prediction holds only if the CPU time is
-    there.
+    there. A comment marks a limit that is the most that is needed.
     """
-    cpu = f"{best.limit.quota_m}m"
+    cpu = f"{best.limit.quota_m}m{'  # at most: the times were disturbed' if at_most else ''}"
     return f"resources:\n  requests:\n    cpu: {cpu}\n  limits:\n    cpu: {cpu}"
 
 
@@ -92,7 +92,7 @@ class FitResult(Drawable):
     @property
     def resources(self) -> str:
         """The block `resources:` of a container in Kubernetes."""
-        return resources_text(self.best)
+        return resources_text(self.best, at_most=self.measured.is_disturbed(self.best.threads))
 
     @property
     def settings(self) -> tuple[str, ...]:
@@ -159,12 +159,13 @@ def fit(
     shapes = as_shapes(inputs or {})
     measured = measure(path, shapes, report_line, RUNTIMES[runtime])
     report_line("searching the least limit of each number of threads and replicas")
-    found = _search(measured, goal)
+    found = search(measured, goal)
     verified = verify_limit(path, measured, _best(found), goal, shapes, report_line) if verify else None
     return FitResult(path, measured, goal, found, verified)
 
 
-def _search(measured: Measured, goal: Goal) -> tuple[Alternative, ...]:
+def search(measured: Measured, goal: Goal) -> tuple[Alternative, ...]:
+    """The smallest limit first. Raises BadRequest with what would do where no limit keeps the goal."""
     try:
         return tuple(fit_services(measured.services, goal))
     except BadRequest as error:

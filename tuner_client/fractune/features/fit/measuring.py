@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fractune.local.stack import own_env
 from fractune.local.timing_process import timing_process
 from fractune.models.source import check_model_file
-from fractune_core.analysis.cpu_limits.limits import Service
+from fractune_core.analysis.cpu_limits.limits import Service, threads_text
 from fractune_core.cpu_limits import powers_of_two
+from fractune_core.disturbed import is_disturbed
 from fractune_core.errors import BadBundle, BadRequest
 from fractune_core.files import compared
 from fractune_core.files.bundles import Bundle, is_bundle
@@ -24,8 +25,6 @@ FRACTUNE, ONNX_RUNTIME, OPENVINO = "fractune", "ONNX Runtime", "OpenVINO"
 KEYS = {FRACTUNE: compared.OURS, ONNX_RUNTIME: compared.ONNX_RUNTIME, OPENVINO: compared.OPENVINO}
 """their names in code"""
 _ROUNDS = 20
-_DISTURBED = 0.1
-"""the part of an inference in which its only thread had no core"""
 
 
 @dataclass(frozen=True)
@@ -38,16 +37,23 @@ class Measured:
     """of the runtime; empty for fractune"""
     services: tuple[Service, ...]
     """by number of threads"""
+    others_cores: Mapping[int, float] = field(default_factory=dict)
+    """cores that other programs had meanwhile, by number of threads"""
+
+    def is_disturbed(self, threads: int) -> bool:
+        """Whether other programs made the times with so many threads too long."""
+        return is_disturbed(self.others_cores.get(threads, 0.0))
 
     @property
     def doubts(self) -> str:
-        """What makes the times too long; empty for nothing."""
-        waited = max((1 - each.cpu_s / each.mean_s for each in self.services if each.threads == 1), default=0.0)
-        if waited <= _DISTURBED:
+        """What makes times too long; empty for nothing."""
+        busy = [threads for threads in sorted(self.others_cores) if self.is_disturbed(threads)]
+        if not busy:
             return ""
+        most = max(self.others_cores[threads] for threads in busy)
         return (
-            f"other programs took {waited:.0%} of the time of 1 thread while it was measured, so predictions are too"
-            " high; measure again on an idle machine"
+            f"other programs had {most:.2f} cores during the times of {' and '.join(map(threads_text, busy))}, which "
+            "are too long: less than the limits marked <= may do; measure again on a quieter machine"
         )
 
 
@@ -84,7 +90,9 @@ def measure(
             rounds=_ROUNDS,
             shapes=dict(shapes),
         )
-    return Measured(runtime, found["version"], tuple(map(service_of, found["times"])))
+    services = tuple(map(service_of, found["times"]))
+    others_cores = dict.fromkeys((each.threads for each in services), found["others_cores"])
+    return Measured(runtime, found["version"], services, others_cores)
 
 
 def usable_cores() -> int:

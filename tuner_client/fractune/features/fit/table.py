@@ -13,14 +13,12 @@ from fractune.features.fit.measuring import Measured, service_for, service_json
 from fractune.features.fit.verifying import Verified
 from fractune.text.figure import save_figure
 from fractune.text.rendering import Column, Table
-from fractune.text.text import common_unit, percent_text, time_text
+from fractune.text.text import common_unit, marked_time, percent_text, time_text
 from fractune_core.analysis.cpu_limits.fitting import Alternative, Goal
 from fractune_core.analysis.cpu_limits.limits import CpuLimit, Service, capacity_per_s, least_quota_m, threads_text
 from fractune_core.analysis.cpu_limits.prediction import predict
 from fractune_core.cpu_limits import MILLICORES
-
-_DISTURBED_CORES = 0.1
-"""of other programs, from which on a verified limit gets a note"""
+from fractune_core.disturbed import is_disturbed
 
 
 def fit_table(
@@ -63,15 +61,15 @@ def fit_json(
 def verified_lines(best: Alternative, goal: Goal, verified: Verified) -> Iterator[str]:
     """The verdict and the measured latencies, then the predicted ones; a note where other programs were busy."""
     p99, low, high, p50 = map(time_text, (verified.p99_s, verified.p99_low_s, verified.p99_high_s, verified.p50_s))
-    is_disturbed = verified.other_cores > _DISTURBED_CORES
-    verb = "keeps" if verified.held else "is not known to keep" if is_disturbed else "does not keep"
+    disturbed = is_disturbed(verified.other_cores)
+    verb = "keeps" if verified.held else "is not known to keep" if disturbed else "does not keep"
     yield (
         f"{best.name} {verb} the p99 of {time_text(goal.p99_s)} under the real"
         f" limit: p99 {p99} ({low} .. {high}), p50 {p50}, of {verified.requests:,} requests"
     )
     p99, p50 = map(time_text, (verified.predicted_p99_s, verified.predicted_p50_s))
     yield f"predicted for the same arrivals: p99 {p99}, p50 {p50}"
-    if is_disturbed:
+    if disturbed:
         yield (
             f"note: other programs used {verified.other_cores:.1f} cores meanwhile, so latencies are too high; verify"
             " again on an idle machine"
@@ -93,13 +91,13 @@ def _utilisation(each: Alternative, measured: Measured, goal: Goal) -> float:
 
 
 def _cells(each: Alternative, measured: Measured, goal: Goal) -> tuple[str, ...]:
-    found = each.prediction
+    found, at_most = each.prediction, measured.is_disturbed(each.threads)
     return (
-        f"{each.limit.quota_m}m",
+        f"{'<= ' if at_most else ''}{each.limit.quota_m}m",
         str(each.replicas),
         str(each.threads),
         time_text(each.limit.burst_us / 1e6) if each.limit.burst_us else "none",
-        *(time_text(secs) for secs in (found.p50_s, found.p99_s, each.safe_p99_s)),
+        *(marked_time(secs, at_most=at_most) for secs in (found.p50_s, found.p99_s, each.safe_p99_s)),
         percent_text(_utilisation(each, measured, goal)),
         percent_text(found.stopped),
     )
@@ -108,6 +106,7 @@ def _cells(each: Alternative, measured: Measured, goal: Goal) -> tuple[str, ...]
 def _alternative_json(each: Alternative, measured: Measured, goal: Goal) -> dict[str, Any]:
     return {
         "limit_m": each.limit.quota_m,
+        "disturbed": measured.is_disturbed(each.threads),
         "replicas": each.replicas,
         "threads": each.threads,
         "burst_us": each.limit.burst_us,
@@ -120,7 +119,8 @@ def _alternative_json(each: Alternative, measured: Measured, goal: Goal) -> dict
 
 def _sentences(measured: Measured, goal: Goal, alternatives: Sequence[Alternative], best: Alternative) -> Iterator[str]:
     times = "; ".join(
-        f"{threads_text(each.threads)} {time_text(each.mean_s)} (CPU time {time_text(each.cpu_s)})"
+        f"{threads_text(each.threads)} {marked_time(each.mean_s, at_most=measured.is_disturbed(each.threads))} "
+        f"(CPU time {time_text(each.cpu_s)})"
         for each in measured.services
     )
     yield f"measured without a limit, mean of an inference in a loop: {times}"

@@ -15,6 +15,7 @@ from fractune_core.analysis.cpu_limits.fitting import Alternative, Goal
 from fractune_core.analysis.cpu_limits.limits import CpuLimit
 from fractune_core.analysis.cpu_limits.prediction import enough_requests, p99_spread, percentile, serve
 from fractune_core.cpu_limits import LimitSize
+from fractune_core.disturbed import TRIES, is_disturbed
 from fractune_core.errors import ShareUnavailable
 from fractune_core.served import poisson
 
@@ -63,15 +64,19 @@ def verify(
     report_line: Callable[[str], None],
     seed: int = 0,
 ) -> Verified:
-    """Serve the model under the limit; `seed` draws the arrivals. Raises ShareUnavailable where the limit cannot be
-    made or proved.
+    """Serve the model under the limit; `seed` draws the arrivals. If it misses the goal while other programs are busy,
+    it is served again, three times in all. Raises ShareUnavailable where the limit cannot be made or proved.
     """
     count = enough_requests(goal.rate_per_s, found.limit.period_us, REQUESTS)
     arrivals_s = poisson(goal.rate_per_s, count, random.Random(seed))
     report_line(f"verifying {found.name}: {count:,} requests, which take {arrivals_s[-1]:.0f} s")
-    served = _serve(path, measured.runtime, found, goal.cores, shapes, arrivals_s)
-    latencies_s: list[float] = served["latencies_s"]
-    p50_s, p99_s = (percentile(latencies_s, part) for part in (0.5, 0.99))
+    for _ in range(TRIES):
+        served = _serve(path, measured.runtime, found, goal.cores, shapes, arrivals_s)
+        latencies_s: list[float] = served["latencies_s"]
+        p50_s, p99_s = (percentile(latencies_s, part) for part in (0.5, 0.99))
+        if p99_s <= goal.p99_s or not is_disturbed(served["other_cores"]):
+            break
+        report_line(f"other programs had {served['other_cores']:.2f} cores meanwhile; verifying again")
     service = service_for(measured, found.threads)
     spread = p99_spread(service, found.limit, replicas=found.replicas, rate_per_s=goal.rate_per_s, requests=count)
     simulated = [

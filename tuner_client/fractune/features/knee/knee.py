@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Unpack
 
@@ -18,6 +18,7 @@ from fractune.features.knee.report import (
 )
 from fractune.features.knee.table import knee_table
 from fractune.features.matrix.matrix import job_tables
+from fractune.models.open_sizes import settled
 from fractune.models.source import ModelSource, model_file
 from fractune.server.rpc import RECONNECT_S
 from fractune.sessions.progress import ProgressOption, choose_view
@@ -40,6 +41,8 @@ class KneeResult(Drawable):
     """of the model's latencies of requests at 30 % load; None if not measured at every share"""
     limits: tuple[LimitLatency, ...] = ()
     """the model under the CPU limits that were named, predicted; the smallest limit first"""
+    skipped_shares: Mapping[str, str] = field(default_factory=dict)
+    """shares that could not be verified, each with the cause"""
 
     def __repr__(self) -> str:
         model, operators = self.reports[0], self.reports[1:]
@@ -98,6 +101,7 @@ def knee(
     if not 0 <= slack <= 1:
         raise BadRequest(f"--slack is {slack}; it must be from 0 to 1, 0.1 being 10 %")
     with model_file(model, run_script=run_script, inputs=inputs) as path:
+        inputs = settled(path, inputs)
         spec = JobSpec.requested(path.name, timed, rerank=1, only=only, inputs=inputs, **options)
         if len(spec.shares) < 2:
             raise BadRequest(f"--shares {spec.shares[0]}: a knee needs two shares, and a curve three; name more")
@@ -106,4 +110,5 @@ def knee(
     granted = {each.share: each.granted for each in job.results}
     measured = (table for table in tables if any(map(table.fastest, table.shares)))
     reports = tuple(fastest_knee(table, granted, slack) for table in measured)
-    return KneeResult(reports, at_load_knee(tables[0], granted, slack), limit_latencies(reports[0].run_secs, limits))
+    under_limits = limit_latencies(reports[0].run_secs, limits, disturbed=bool(reports[0].disturbed))
+    return KneeResult(reports, at_load_knee(tables[0], granted, slack), under_limits, job.spec.skipped_shares)

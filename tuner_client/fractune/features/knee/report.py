@@ -8,8 +8,9 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from fractune.features.matrix.cross_table import CrossTable
+from fractune.server.job_status import ShareResult
 from fractune.text.rendering import Column, Table
-from fractune.text.text import time_text
+from fractune.text.text import marked_time
 from fractune_core.analysis.cpu_limits.limits import CpuLimit, Service, service_of_time
 from fractune_core.analysis.cpu_limits.prediction import by_latency, by_rate, paced_rate_per_s, predictable
 from fractune_core.analysis.knee import Curve, CurveKind, Knee, find_knee, fit_curve
@@ -34,6 +35,8 @@ class LimitLatency:
     p99_s: float
     loop_per_s: float
     """inferences a second in a loop, with the number of threads that is best for that"""
+    at_most: bool = False
+    """whether other programs disturbed times behind it: requests take at most as long"""
 
 
 def split_limits(shares: str | Sequence[str]) -> tuple[list[str], list[str]]:
@@ -50,12 +53,16 @@ def split_limits(shares: str | Sequence[str]) -> tuple[list[str], list[str]]:
     return [str(share) for share in parsed if share.mechanism != _LIMIT], list(map(str, limits))
 
 
-def limit_latencies(run_secs: Mapping[int, Sequence[float]], limits: Sequence[str]) -> tuple[LimitLatency, ...]:
-    """By limit, the smallest first; `run_secs` are seconds of single inferences by cores."""
+def limit_latencies(
+    run_secs: Mapping[int, Sequence[float]], limits: Sequence[str], *, disturbed: bool = False
+) -> tuple[LimitLatency, ...]:
+    """By limit, the smallest first; `run_secs` are seconds of single inferences by cores. `disturbed`: by other
+    programs.
+    """
     services = [service_of_time(cores, statistics.median(secs)) for cores, secs in run_secs.items()]
     sizes = {text: LimitSize.parse(Share.parse(text).size) for text in limits}
     return tuple(
-        _latency(text, size, _fitting(services, size))
+        replace(_latency(text, size, _fitting(services, size)), at_most=disturbed)
         for text, size in sorted(sizes.items(), key=lambda each: each[1].limit_m)
     )
 
@@ -72,7 +79,8 @@ def limits_table(name: str, found: Sequence[LimitLatency]) -> Table:
         cells=tuple(
             (
                 *(each.share, str(each.threads), f"{each.rate_per_s:.3g}"),
-                *(time_text(each.p50_s), time_text(each.p99_s), f"{each.loop_per_s:.3g}/s"),
+                *(marked_time(secs, at_most=each.at_most) for secs in (each.p50_s, each.p99_s)),
+                f"{'>= ' if each.at_most else ''}{each.loop_per_s:.3g}/s",
             )
             for each in found
         ),
@@ -122,9 +130,15 @@ class KneeReport:
     knee: Knee
     launches_s: Mapping[int, float] = field(default_factory=dict)
     """seconds of the launches of its kernels by units, where they are known: on a GPU"""
+    disturbed: Mapping[int, ShareResult] = field(default_factory=dict)
+    """whole models' times that other programs disturbed, by units"""
 
     def __repr__(self) -> str:
         return f"KneeReport({one_line(self.name)}: {self.knee.reason})"
+
+    def kept(self, units: int) -> float:
+        """The part of the cores that other programs left; 1.0 if they did not disturb the times."""
+        return self.disturbed[units].kept if units in self.disturbed else 1.0
 
     def is_launch_bound(self, units: int) -> bool | None:
         """Whether the time at these units is hardly longer than the launches; None if that is not known."""
@@ -157,7 +171,7 @@ def fastest_knee(table: CrossTable, granted: Mapping[str, GrantedShare], slack: 
     whole = next(iter(granted.values()))
     report = knee_report(table.name, measured, whole.units_total, slack, whole.unit)
     launches_s = {granted[share].units: table.launches_s[share] for share in fastest if share in table.launches_s}
-    return replace(report, launches_s=launches_s)
+    return replace(report, launches_s=launches_s, disturbed=_disturbed(table))
 
 
 def at_load_knee(table: CrossTable, granted: Mapping[str, GrantedShare], slack: float) -> KneeReport | None:
@@ -169,7 +183,12 @@ def at_load_knee(table: CrossTable, granted: Mapping[str, GrantedShare], slack: 
         return None
     measured = {share: (granted[share].units, found.latency_secs) for share, found in best.items()}
     whole = next(iter(granted.values()))
-    return knee_report(f"p50 at {LOAD_TEXT}", measured, whole.units_total, slack, whole.unit)
+    report = knee_report(f"p50 at {LOAD_TEXT}", measured, whole.units_total, slack, whole.unit)
+    return replace(report, disturbed=_disturbed(table))
+
+
+def _disturbed(table: CrossTable) -> dict[int, ShareResult]:
+    return {each.granted.units: each for each in table.results if each.is_disturbed}
 
 
 def is_open(report: KneeReport) -> bool:

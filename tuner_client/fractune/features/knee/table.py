@@ -11,7 +11,7 @@ from typing import Any
 from fractune.features.knee.report import KneeReport, drawn_units, is_open
 from fractune.text.figure import draw_panels, save_figure
 from fractune.text.rendering import Column, Table
-from fractune.text.text import common_unit, launch_notes, marked_time, percent_text, time_text
+from fractune.text.text import common_unit, disturbed_notes, launch_notes, marked_time, percent_text, time_text
 from fractune_core.analysis.slowdown_ci import slowdown
 from fractune_core.shares import unit_name, units_text
 
@@ -133,13 +133,21 @@ def knee_table(reports: Sequence[KneeReport], title: str) -> Table:
         rows=tuple(map(knee_json, reports)),
         notes=(
             *launch_notes(report.is_launch_bound(units) for report in reports for units in report.run_secs),
+            *disturbed_notes(each for report in reports for each in report.disturbed.values()),
             *knee_lines(reports),
         ),
     )
 
 
 def _times(report: KneeReport, units: Sequence[int]) -> list[str]:
-    return [marked_time(report.curve.measured.get(each), launch_bound=report.is_launch_bound(each)) for each in units]
+    return [
+        marked_time(
+            report.curve.measured.get(each),
+            launch_bound=report.is_launch_bound(each),
+            at_most=each in report.disturbed,
+        )
+        for each in units
+    ]
 
 
 def knee_json(report: KneeReport) -> dict[str, Any]:
@@ -159,6 +167,7 @@ def knee_json(report: KneeReport) -> dict[str, Any]:
                 "units": units,
                 "median_s": curve.measured[units],
                 "launch_bound": report.is_launch_bound(units),
+                "disturbed": units in report.disturbed,
                 "run_secs": list(secs),
             }
             for units, secs in report.run_secs.items()
@@ -190,7 +199,9 @@ def _verdict_cells(report: KneeReport) -> tuple[str, str, str, str, str]:
     if knee.units is None:
         return "-", "-", "-", "-", report.curve.kind.value
     at = units_text(knee.units, report.unit)
-    there = time_text(knee.secs) if knee.is_measured else f"~{time_text(knee.secs)}"
+    there = f"~{time_text(knee.secs)}"
+    if knee.is_measured:
+        there = marked_time(knee.secs, at_most=knee.units in report.disturbed)
     if is_open(report):
         at = f"{knee.fewest} to {at}"
     return at, there, _loss_text(report), percent_text(report.curve.error), report.curve.kind.value
@@ -211,6 +222,7 @@ def _loss_interval(report: KneeReport) -> tuple[float, float] | None:
     if measured.get(units) != knee.secs or measured.get(whole) != knee.secs_whole:
         return None
     lost = slowdown(report.run_secs[units], report.run_secs[whole], interleaved=False)
+    lost = lost.widened(report.kept(units), report.kept(whole))
     return None if math.isnan(lost.low) else (lost.low, lost.high)
 
 
@@ -223,6 +235,7 @@ def _loss_text(report: KneeReport) -> str:
 
 def _error_note(report: KneeReport) -> str:
     error = report.curve.error
+    doubt = "; disturbed times are behind it, so it may lie elsewhere" if report.disturbed else ""
     if error is None or not math.isfinite(error) or report.knee.is_measured or is_open(report):
-        return ""
-    return f"; predicted times are off by about {percent_text(error)}"
+        return doubt
+    return f"; predicted times are off by about {percent_text(error)}{doubt}"

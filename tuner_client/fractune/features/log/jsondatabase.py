@@ -18,7 +18,7 @@ from typing import Any
 from fractune_core.codec.messages import from_proto, to_proto
 from fractune_core.digests import digest_of
 from fractune_core.errors import BadRequest, FractuneError, StateUnusable
-from fractune_core.implementations import DIRECT, TRITON, trace_of
+from fractune_core.implementations import DIRECT, NO_DECISIONS, TRITON, trace_of
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.records import UNTUNED, Kind, Status, TimingPolicy, TuningRecord, candidate_id
 from fractune_core.shares import Device, GrantedShare
@@ -52,7 +52,8 @@ def write_jsondatabase(parts: Iterable[pb.ExportRecordsResponse], path: Path) ->
             workloads[part.workload.workload_hash] = part.workload.json
             continue
         record = from_proto(TuningRecord, part.record)
-        if record.status is Status.OK and record.trace != UNTUNED and record.implementation != TRITON:
+        is_schedule = trace_of(record.trace) not in (UNTUNED, NO_DECISIONS) and record.implementation != TRITON
+        if record.status is Status.OK and is_schedule:
             found.append(record)
     _check_one_place(found)
     newest = {record.candidate_id: record for record in found}  # they come oldest first

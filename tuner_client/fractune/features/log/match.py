@@ -10,14 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from fractune.features.log.table import match_table
+from fractune.models.open_sizes import settled
 from fractune.models.source import ModelSource, model_file
 from fractune.server.job_status import OperatorMatch, operator_match
 from fractune.server.rpc import RpcClient
 from fractune.sessions.session import PathText, session
 from fractune.text.rendering import Table
-from fractune.text.text import counts_text, time_text
+from fractune.text.text import counts_text, marked_time, time_text
 from fractune_core.analysis.at_load import AtLoad, choices
 from fractune_core.analysis.cpu_limits.limits import threads_text
+from fractune_core.analysis.inside import Inside
 from fractune_core.analysis.roofline import Roof
 from fractune_core.codec.messages import from_lists, from_proto
 from fractune_core.model_inputs import Inputs, as_shapes
@@ -39,7 +41,9 @@ class MatchResult:
     """variants of the whole model that the newest job timed at the share; empty if none did. Under a CPU limit,
     `operators` are those of the best for requests"""
     others_cores: float = 0.0
-    """cores that other programs had in this timing, on average; with more than 0.2 it chooses nothing"""
+    """cores that other programs had in this timing, on average"""
+    inside: Inside | None = None
+    """the calls inside the variant for the share, by the same job; None if it did not time them"""
 
     def __repr__(self) -> str:
         counts = Counter(each.how for each in self.operators)
@@ -48,7 +52,7 @@ class MatchResult:
     @property
     def table(self) -> Table:
         """A row for each operator."""
-        found = match_table(self.operators, self.roof)
+        found = match_table(self.operators, self.roof, self.inside)
         return replace(found, notes=(*self._whole_notes, *found.notes))
 
     @property
@@ -59,8 +63,10 @@ class MatchResult:
     @property
     def _whole_notes(self) -> list[str]:
         if self.at_load and not self.served:
-            busy = "other programs were busy when the model was timed, so no variant is known to be best"
-            return [f"{self.share}: {busy}; tune it again on a quieter machine"]
+            busy = f"other programs had {self.others_cores:.2f} cores when the model was timed"
+            at_most = marked_time(min(each.loop_s for each in self.at_load), at_most=True)
+            known = f"no variant is known to be best, and the model takes {at_most} in a loop"
+            return [f"{self.share}: {busy}, so {known}; tune it again on a quieter machine"]
         return [
             f"{self.share}, best for {goal}: {best.variant} with {threads_text(best.threads)}, "
             f"{time_text(best.loop_s)} in a loop, p50 {time_text(best.p50_s)}"
@@ -92,25 +98,25 @@ def match(
     of match: `exact`, `near` or `robust`. With `allow_unmeasured` a near share's fastest record is allowed, although
     its loss was never measured. The other options and errors are those of `tune`.
     """
-    request = match_request(
-        share, policy, inputs or {}, allow_unmeasured=allow_unmeasured, target=target, namespace=namespace
-    )
-    with (
-        match_source(model, run_script=run_script, inputs=inputs) as source,
-        session(RpcClient, state, server, compile=True) as client,
-    ):
-        return answered_match(client, source, request)
+    with match_source(model, run_script=run_script, inputs=inputs) as (source, shapes):
+        request = match_request(
+            share, policy, shapes, allow_unmeasured=allow_unmeasured, target=target, namespace=namespace
+        )
+        with session(RpcClient, state, server, compile=True) as client:
+            return answered_match(client, source, request)
 
 
 @contextlib.contextmanager
-def match_source(model: ModelSource, *, run_script: bool, inputs: Inputs | None) -> Iterator[Path | str]:
-    """The model's file, or the name of a model that the server has. Raises as `model_file`."""
+def match_source(model: ModelSource, *, run_script: bool, inputs: Inputs | None) -> Iterator[tuple[Path | str, Inputs]]:
+    """The model's file, or the name of a model that the server has, and its inputs. Raises as `model_file`, and
+    BadModel for open sizes.
+    """
     if isinstance(model, str) and model.startswith(f"{Collection.MODELS}/") and not Path(model).exists():
         Collection.MODELS.parse(model)
-        yield model
+        yield model, inputs or {}
         return
     with model_file(model, run_script=run_script, inputs=inputs) as path:
-        yield path
+        yield path, settled(path, inputs or {})
 
 
 def match_request(
@@ -133,4 +139,6 @@ def answered_match(client: RpcClient, source: Path | str, request: pb.MatchModel
     answer = client.match_model(request)
     roof = from_proto(Roof, answer.roof) if answer.HasField("roof") else None
     at_load = tuple(from_proto(AtLoad, each) for each in answer.at_load)
-    return MatchResult(request.share, tuple(map(operator_match, answer.matches)), roof, at_load, answer.others_cores)
+    inside = from_proto(Inside, answer.inside) if answer.HasField("inside") else None
+    operators = tuple(map(operator_match, answer.matches))
+    return MatchResult(request.share, operators, roof, at_load, answer.others_cores, inside)

@@ -3,41 +3,61 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from fractune.server.job_status import OperatorMatch
 from fractune.text.rendering import Column, Table
 from fractune.text.text import gflops_text, percent_text, roof_notes, time_text
+from fractune_core.analysis.inside import Inside, slower_notes, why_slower
 from fractune_core.analysis.match import How
-from fractune_core.analysis.roofline import Arithmetic, Roof, gflops, reached
+from fractune_core.analysis.roofline import Arithmetic, Roof, from_memory_s, gflops, reached
 from fractune_core.names import UNTUNED_VARIANT
 from fractune_core.records import UNTUNED, Status, TuningRecord
 from fractune_core.shares import units_text
 
 
-def match_table(matches: Sequence[OperatorMatch], roof: Roof | None = None) -> Table:
-    """The record that each operator would use, and the reason; `roof` is the share's."""
+@dataclass(frozen=True)
+class _Times:
+    """Seconds of one run of an operator at the share."""
+
+    alone_s: float | None
+    """of the record, or of the untuned default where that is to be used and was measured here; None = not known"""
+    inside_s: float | None
+    """of the same schedule inside the model, average over its calls; None = not known"""
+    why_slower: str
+    """why it takes much longer inside; empty if it does not, or hardly counts in the model"""
+
+
+def match_table(matches: Sequence[OperatorMatch], roof: Roof | None = None, inside: Inside | None = None) -> Table:
+    """The record that each operator would use, and the reason; `roof` and `inside` are the share's."""
+    times = [_times(each, roof, inside) for each in matches]
+    has_inside = any(each.inside_s is not None for each in times)
     columns = (
-        *(Column("operator", wraps_at=16), Column("weight", dispensable=3), Column("how"), Column("time")),
+        *(Column("operator", wraps_at=16), Column("weight", dispensable=3), Column("how"), Column("alone")),
+        *([Column("inside")] if has_inside else []),
         *(Column("GFLOP/s", dispensable=4), Column("of its roof", dispensable=2), Column("regret")),
         Column("why", wraps_at=24),
     )
-    rows = tuple(match_json(each, roof) for each in matches)
+    rows = tuple(_match_json(each, roof, time) for each, time in zip(matches, times, strict=True))
     exact = [each.record for each in matches if each.record and each.how == How.EXACT]
+    roofs = roof_notes(
+        (row["roof_part"] for row in rows if row["how"] == How.EXACT), _unit(exact), has_roof=roof is not None
+    )
     return Table(
         columns=columns,
-        cells=tuple(_match_cells(each, roof) for each in matches),
-        rows=rows,
-        notes=roof_notes(
-            (row["roof_part"] for row in rows if row["how"] == How.EXACT), _unit(exact), has_roof=roof is not None
+        cells=tuple(
+            _match_cells(each, roof, time, has_inside=has_inside) for each, time in zip(matches, times, strict=True)
         ),
+        rows=rows,
+        notes=(*roofs, *slower_notes((row["operator"], row["why_slower"]) for row in rows)),
     )
 
 
-def match_json(each: OperatorMatch, roof: Roof | None) -> dict[str, Any]:
+def _match_json(each: OperatorMatch, roof: Roof | None, time: _Times) -> dict[str, Any]:
     """`regret` and `roof_part` are fractions, None where not known; `record` a mapping, None for `none`. The direct
     `implementation` has an empty name. `untuned_s` are seconds of the untuned default, where it is to be used and was
-    measured at this share, else None.
+    measured at this share, else None. `inside_s` are seconds of one run inside the model.
     """
     speed_gflops, roof_part = _speed(each, roof)
     return {
@@ -52,6 +72,8 @@ def match_json(each: OperatorMatch, roof: Roof | None) -> dict[str, Any]:
         "implementation": each.record.implementation if each.record else None,
         "record": each.record.to_json() if each.record else None,
         "untuned_s": _untuned_s(each),
+        "inside_s": time.inside_s,
+        "why_slower": time.why_slower,
     }
 
 
@@ -68,13 +90,31 @@ def _untuned_s(each: OperatorMatch) -> float | None:
     return next(iter(each.operator.untuned_s.values()), None)
 
 
-def _match_cells(each: OperatorMatch, roof: Roof | None) -> tuple[str, ...]:
-    time_s = each.record.median_s if each.record else _untuned_s(each)
+def _times(each: OperatorMatch, roof: Roof | None, inside: Inside | None) -> _Times:
+    """A job may have timed the model with an older schedule: its time inside is not that of this match."""
+    alone_s = each.record.median_s if each.record else _untuned_s(each)
+    schedule = each.record.candidate_id if each.record else ""
+    calls = [] if inside is None else inside.of_operator(each.operator.workload_hash)
+    count = sum(call.calls for call in calls)
+    if inside is None or not count or any(call.candidate != schedule for call in calls):
+        return _Times(alone_s, None, "")
+    inside_s = sum(call.secs for call in calls)
+    is_here = each.record is None or each.how == How.EXACT
+    if alone_s is None or not is_here:
+        return _Times(alone_s, inside_s / count, "")
+    once_s = from_memory_s(each.operator.arithmetic, roof)
+    memory_s = None if once_s is None else count * once_s
+    return _Times(alone_s, inside_s / count, why_slower(inside_s, count * alone_s, inside.whole_s, memory_s))
+
+
+def _match_cells(each: OperatorMatch, roof: Roof | None, time: _Times, *, has_inside: bool) -> tuple[str, ...]:
     regret = "not measured" if each.regret is None else percent_text(each.regret)
     speed_gflops, roof_part = _speed(each, roof)
     speeds = (gflops_text(speed_gflops), percent_text(roof_part))
+    inside = (f"{time_text(time.inside_s)}{'+' if time.why_slower else ''}",) if has_inside else ()
     name = _named(each.operator.name, each.record)
-    return name, str(each.operator.weight), each.how, time_text(time_s), *speeds, regret, each.reason
+    shown = (name, str(each.operator.weight), each.how, time_text(time.alone_s), *inside)
+    return *shown, *speeds, regret, each.reason
 
 
 def records_table(

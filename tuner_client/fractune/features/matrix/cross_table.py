@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from fractune.server.job_status import JobStatus, OperatorRecords, ShareResult
-from fractune.text.text import factor_text, time_text
+from fractune.text.text import disturbed_notes, factor_text, marked_time
 from fractune_core.analysis.at_load import AtLoad
 from fractune_core.analysis.cpu_limits.limits import threads_text
 from fractune_core.analysis.roofline import is_launch_bound
@@ -25,9 +25,11 @@ from fractune_core.shares import Share, units_text
 HEADING = f"p50 / p99 at {LOAD_TEXT}"
 
 
-def latency_cell(found: AtLoad | None) -> str:
-    """`3.14 ms / 9.10 ms`; `3.14 ms / -` with too few requests for a p99, `-` if not measured."""
-    return "-" if found is None else f"{time_text(found.p50_s)} / {time_text(found.p99_s)}"
+def latency_cell(found: AtLoad | None, *, at_most: bool = False) -> str:
+    """`3.14 ms / 9.10 ms`; `3.14 ms / -` with too few requests for a p99, `-` if not measured. They are `at_most`
+    that if other programs disturbed them.
+    """
+    return "-" if found is None else " / ".join(marked_time(s, at_most=at_most) for s in (found.p50_s, found.p99_s))
 
 
 def at_load_json(result: ShareResult) -> dict[str, Any]:
@@ -36,6 +38,7 @@ def at_load_json(result: ShareResult) -> dict[str, Any]:
         "at_load": [{**each.served.to_json(), **each.to_json()} for each in result.at_load],
         "served": {goal: best.served.to_json() for goal, best in result.best.items()},
         "others_cores": result.others_cores,
+        "disturbed": result.is_disturbed,
     }
 
 
@@ -45,18 +48,16 @@ def at_load_sentences(results: Iterable[ShareResult]) -> Iterator[str]:
         best = each.at_load_best
         if best is not None:
             ordered = (best, *(other for other in each.at_load if other != best))
-            yield f"at {each.share}, {HEADING}: " + ", ".join(f"{_name(one)} {latency_cell(one)}" for one in ordered)
+            cells = (f"{_name(one)} {latency_cell(one, at_most=each.is_disturbed)}" for one in ordered)
+            yield f"at {each.share}, {HEADING}: {', '.join(cells)}"
 
 
 def load_notes(results: Iterable[ShareResult]) -> Iterator[str]:
-    """A note for each share where another variant than that for the share is the best, or where nothing was chosen."""
-    for each in results:
-        if each.at_load and not each.best:
-            yield (
-                f"note: at {each.share} other programs had {each.others_cores:.2f} cores while the model was timed, so "
-                "these times choose no variant and threads; repeat the command on a quieter machine"
-            )
-        elif each.at_load and each.at_load_best != each.at_load[0]:
+    """A note on disturbed times, and one for each share where another variant than that for the share is the best."""
+    found = list(results)
+    yield from disturbed_notes(found)
+    for each in found:
+        if each.best and each.at_load_best != each.at_load[0]:
             best, own = each.best["latency"], each.at_load[0]
             yield (
                 f"note: at {each.share} 'fractune.load' takes {_name(best)}: {HEADING} {latency_cell(best)}, with "
@@ -80,6 +81,8 @@ class Cell:
     """all repeats, in seconds"""
     timing: str
     """cells with the same timing were timed interleaved"""
+    kept: float = 1.0
+    """the part of the share's cores that other programs left; below 1 only if they disturbed the times"""
 
     @property
     def median_s(self) -> float:
@@ -175,7 +178,8 @@ class CrossTable:
         return all(lost is None or lost.low <= 0.0 for lost in losses)
 
     def _loss(self, cell: Cell, other: Cell) -> Slowdown:
-        return slowdown(cell.run_secs, other.run_secs, interleaved=cell.timing == other.timing, level=self.level)
+        found = slowdown(cell.run_secs, other.run_secs, interleaved=cell.timing == other.timing, level=self.level)
+        return found.widened(cell.kept, other.kept)
 
     def _is_beaten(self, cell: Cell, other: Cell) -> bool:
         """Whether `other` beats `cell` beyond the noise. The interval is computed only if the medians differ that
@@ -190,7 +194,7 @@ def model_table(job: JobStatus) -> CrossTable:
     found: dict[str, dict[str, Cell]] = {}
     for each in job.results:
         for variant, run_secs in each.run_secs.items():
-            found.setdefault(variant, {})[each.share] = Cell(run_secs, job.name)
+            found.setdefault(variant, {})[each.share] = Cell(run_secs, job.name, each.kept)
     order = [UNTUNED_VARIANT, *job.shares, ROBUST_VARIANT]
     cells = {variant: found[variant] for variant in order if variant in found}
     return CrossTable(job.model_name, 1, job.shares, cells, job.results, job.launches_s)
@@ -222,7 +226,11 @@ def sentences(table: CrossTable) -> list[str]:
     robust = table.robust() if len(table.shares) > 1 else None
     if robust is not None:
         variant, share, lost = robust
-        named = "the robust schedules" if variant == ROBUST_VARIANT else f"the schedules tuned on {share_text(variant)}"
+        named = (
+            "the schedules made for all ('robust')"
+            if variant == ROBUST_VARIANT
+            else f"the schedules tuned on {share_text(variant)}"
+        )
         most = f"at most {with_interval(lost)} (on {share_text(share)})"
         if table.is_lossless(variant):
             most = "nothing beyond the noise at any of these shares"
@@ -235,7 +243,7 @@ def sentences(table: CrossTable) -> list[str]:
 def _sentence(variant: str, share: str, lost: Slowdown) -> str:
     served, tuned = f"served on {share_text(share)}", f"the schedule tuned on {share_text(variant)}"
     if lost.is_tie and (math.isnan(lost.margin) or lost.margin > _UNDECIDED):
-        return f"{served}, the measurement does not decide whether {tuned} is as fast ({signed(lost)}); repeat it"
+        return f"{served}, the times vary too much to tell whether {tuned} is as fast ({signed(lost)}); repeat it"
     if lost.is_tie:
         return f"{served}, {tuned} does as well as the one tuned there, within the noise ({signed(lost)})"
     if lost.median > 0:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Unpack
 
 from fractune.features.matrix.cross_table import CrossTable, model_table, operator_table, sentences
 from fractune.features.matrix.table import cross_text
+from fractune.models.open_sizes import settled
 from fractune.models.source import ModelSource, model_file
 from fractune.server.job_status import JobStatus, operator_records
 from fractune.server.rpc import RECONNECT_S, RpcClient
@@ -29,6 +30,8 @@ class Matrix(Drawable):
     """The tables tuned-at x run-at: the model's, then its operators' if requested."""
 
     tables: tuple[CrossTable, ...]
+    skipped_shares: Mapping[str, str] = field(default_factory=dict)
+    """shares that could not be verified, each with the cause"""
 
     def __repr__(self) -> str:
         operators = f", {len(self.tables) - 1} operators" if self.tables[1:] else ""
@@ -76,9 +79,10 @@ def matrix(
     With `operators` there is a table for each operator too. The other options and errors are those of `tune`.
     """
     with model_file(model, run_script=run_script, inputs=inputs) as path:
+        inputs = settled(path, inputs)
         spec = JobSpec.requested(path.name, shares, rerank=rerank, only=only, inputs=inputs, **options)
         with finished_job(path, spec, PlaceOptions(server, state, reconnect_s), choose_view(progress)) as (place, job):
-            return Matrix(tuple(job_tables(place.client, job, operators=operators)))
+            return Matrix(tuple(job_tables(place.client, job, operators=operators)), job.spec.skipped_shares)
 
 
 def job_tables(client: RpcClient, job: JobStatus, *, operators: bool) -> list[CrossTable]:

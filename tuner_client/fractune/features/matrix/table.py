@@ -9,7 +9,7 @@ from typing import Any
 from fractune.features.matrix.cross_table import CrossTable, at_load_json, sentences, verdict
 from fractune.text.figure import save_figure
 from fractune.text.rendering import Column, Table
-from fractune.text.text import launch_notes, marked_time, time_text
+from fractune.text.text import disturbed_notes, launch_notes, marked_time
 from fractune_core.analysis.slowdown_ci import Slowdown
 from fractune_core.names import ROBUST_VARIANT, UNTUNED_VARIANT
 
@@ -49,7 +49,8 @@ def draw_table(table: CrossTable, path: Path) -> None:
 def _cell_text(table: CrossTable, variant: str, share: str, lost: Slowdown | None) -> str:
     if lost is None:
         return "not measured"
-    return f"{time_text(table.cells[variant][share].median_s)}\n{verdict(table, variant, share, lost)}"
+    cell = table.cells[variant][share]
+    return f"{marked_time(cell.median_s, at_most=cell.kept < 1)}\n{verdict(table, variant, share, lost)}"
 
 
 def _row_label(variant: str) -> str:
@@ -83,6 +84,7 @@ def cross_text(table: CrossTable) -> Table:
         rows=tuple(dict(zip(COLUMNS, row, strict=True)) for row in rows(table)),
         notes=(
             *launch_notes(table.is_launch_bound(variant, share) for variant, share, *_ in table.all()),
+            *disturbed_notes(table.results),
             *sentences(table),
         ),
     )
@@ -95,7 +97,8 @@ def cell_text(table: CrossTable, variant: str, share: str) -> str:
     cell, lost = table.cells.get(variant, {}).get(share), table.slowdown(variant, share)
     if cell is None or lost is None:
         return "-"
-    time = marked_time(cell.median_s, launch_bound=table.is_launch_bound(variant, share))
+    launch_bound = table.is_launch_bound(variant, share)
+    time = marked_time(cell.median_s, launch_bound=launch_bound, at_most=cell.kept < 1)
     return f"{time}  {verdict(table, variant, share, lost)}"
 
 

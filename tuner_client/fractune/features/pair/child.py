@@ -44,7 +44,7 @@ def open_child(args: list[str]) -> dict[str, Callable[..., Any]]:
         confinement.verify()
         return {**description, "secs": secs}
 
-    return {"look": look, "loop": loops.loop, "serve": loops.serve, "work": loops.work}
+    return {"look": look, "loop": loops.loop, "serve": loops.serve, "work": loops.work, "cpu_s": time.process_time}
 
 
 class Loops:

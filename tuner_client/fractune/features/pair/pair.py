@@ -20,6 +20,7 @@ from fractune_core.analysis.co_location import FEWEST_ROUNDS, CoLocationFigures,
 from fractune_core.analysis.match import How
 from fractune_core.analysis.pairs import MeasuredPair
 from fractune_core.analysis.slowdown_ci import Estimate
+from fractune_core.disturbed import is_disturbed
 from fractune_core.errors import BadBundle, BadRequest, one_line
 from fractune_core.files.bundles import Bundle
 from fractune_core.served import LOAD
@@ -99,13 +100,15 @@ def pair(
     text = shares if isinstance(shares, str) or shares is None else ",".join(map(str, shares))
     arrangement = arrange(kind, shares=text, overlap=overlap, interleaved=interleaved, cores=usable_cores())
     with co_located(programs, arrangement, seed, own_env()) as both:
-        times = time_rounds(both, rounds, report_line)
+        times, others_cores = both.beside_others(lambda: time_rounds(both, rounds, report_line))
         figures = co_location_figures(times)
         latencies = _latencies(both, figures, rates)
         sides = _sides(both)
-    notes = (*_notes(arrangement, sides, figures), *_overload_notes(sides, figures, latencies))
+    notes = (*_notes(arrangement, sides, figures, others_cores), *_overload_notes(sides, figures, latencies))
     whole = None if arrangement.whole is None else str(arrangement.whole.share)
-    return PairResult(str(arrangement), arrangement.kind, whole, sides, tuple(times), figures, latencies, notes)
+    return PairResult(
+        str(arrangement), arrangement.kind, whole, sides, tuple(times), figures, latencies, notes, others_cores
+    )
 
 
 def _programs(
@@ -175,8 +178,15 @@ def _side(co_runner: CoRunner, whole: dict[str, str]) -> PairSide:
     return PairSide(name, share, here["variant"], here["reason"], whole.get("variant", ""), is_measured=is_measured)
 
 
-def _notes(arrangement: Arrangement, sides: Sequence[PairSide], figures: CoLocationFigures) -> list[str]:
+def _notes(
+    arrangement: Arrangement, sides: Sequence[PairSide], figures: CoLocationFigures, others_cores: float
+) -> list[str]:
     notes = []
+    if is_disturbed(others_cores):
+        notes.append(
+            f"<= marks times that are too long: other programs had {others_cores:.2f} cores meanwhile, and no plan "
+            "takes the ratios; measure the pair again on a quieter machine"
+        )
     if not arrangement.is_verified:
         notes.append("not verified on a GPU: pair has never run on one")
     if arrangement.whole is None:

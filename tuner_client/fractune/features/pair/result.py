@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fractune.text.rendering import Column, Table
-from fractune.text.text import estimate_text, moment_text
+from fractune.text.text import moment_text, slowdown_text
 from fractune_core.analysis.co_location import CoLocationFigures, RoundTimes, percentile
 from fractune_core.analysis.pairs import MeasuredPair, PairedModel
 from fractune_core.analysis.slowdown_ci import Estimate
+from fractune_core.disturbed import is_disturbed
 from fractune_core.errors import one_line
 
 
@@ -70,6 +71,8 @@ class PairTimes:
     latencies: tuple[RateLatency, ...] = ()
     """of each model, at the stated rate or at 30 % load"""
     notes: tuple[str, ...] = ()
+    others_cores: float = 0.0
+    """cores of both that other programs had in the rounds, on average"""
 
 
 def measured_pair(found: PairTimes) -> MeasuredPair:
@@ -89,6 +92,7 @@ def measured_pair(found: PairTimes) -> MeasuredPair:
         measured_at=time.time(),
         stp=figures.stp,
         verdict=figures.makespan_verdict or "",
+        others_cores=found.others_cores,
     )
 
 
@@ -102,7 +106,8 @@ def pairs_table(pairs: Sequence[MeasuredPair]) -> Table:
     cells = tuple(
         (
             *(one_line(one.model_name), one.share, one_line(other.model_name), other.share),
-            *(estimate_text(one.slowdown), estimate_text(one.interference), each.verdict or "-"),
+            *(slowdown_text(one.slowdown), slowdown_text(one.interference)),
+            "disturbed" if is_disturbed(each.others_cores) else each.verdict or "-",
             *(one_line(each.host), moment_text(each.measured_at)),
         )
         for each in pairs

@@ -15,13 +15,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from fractune.features.pair.arrangement import Arrangement, Placement
 from fractune.local.programs import require
 from fractune_core.analysis.co_location import RoundTimes, mean_inside_s
 from fractune_core.errors import FractuneError
+from fractune_core.host.machine import beside_others
 
+_T = TypeVar("_T")
 _BLOCK_S, _CALLS = 0.4, 8
 """least seconds of a block, and least inferences of the slower co-runner in it; a block alone is in two halves"""
 _ATTEMPTS = 3
@@ -159,6 +161,14 @@ class CoLocation:
             if co_runner not in self.models
         ]
         return [loop.result() for loop in loops][: len(self.models)]
+
+    def beside_others(self, run: Callable[[], _T]) -> tuple[_T, float]:
+        """The result of `run`, and the cores of the arrangement that other programs had meanwhile; 0 on a GPU."""
+        if self.co_runners[0].gpu_uuid is not None:
+            return run(), 0.0
+        cores = {core for each in self.co_runners for core in each.placement.cores}
+        processes = dict.fromkeys((*self.co_runners, *self.wholes))
+        return beside_others(run, cores, lambda: sum(each.call("cpu_s", 0.0).result() for each in processes))
 
     def begin_s(self) -> float:
         """A moment when all co-runners will be warm, for loops that start together."""

@@ -9,10 +9,11 @@ from typing import Any
 
 from fractune.features.pair.result import PairSide, PairTimes, RateLatency
 from fractune.text.rendering import Column, Table
-from fractune.text.text import estimate_text, time_text
+from fractune.text.text import estimate_text, marked_time, slowdown_text, time_text
 from fractune_core.analysis.co_location import Verdict
 from fractune_core.analysis.pairs import INTERLEAVED
 from fractune_core.analysis.slowdown_ci import Estimate
+from fractune_core.disturbed import is_disturbed
 
 
 def pair_table(found: PairTimes) -> Table:
@@ -50,6 +51,7 @@ def pair_json(found: PairTimes) -> dict[str, Any]:
         "mean_completion": _estimate_json(figures.mean_completion),
         "mean_completion_verdict": figures.mean_completion_verdict,
         "notes": list(found.notes),
+        "others_cores": found.others_cores,
         "rounds": [[asdict(times) for times in each] for each in found.rounds],
     }
 
@@ -60,8 +62,11 @@ def _cells(found: PairTimes, index: int) -> tuple[str, ...]:
     return (
         side.name,
         side.share,
-        *(time_text(None if secs is None else secs.median) for secs in (each.whole_s, each.share_s, each.together_s)),
-        *map(estimate_text, (each.s, each.i, each.r)),
+        *(
+            marked_time(None if secs is None else secs.median, at_most=is_disturbed(found.others_cores))
+            for secs in (each.whole_s, each.share_s, each.together_s)
+        ),
+        *map(slowdown_text, (each.s, each.i, each.r)),
         "-" if latency is None else f"{time_text(latency.p50_s)} / {time_text(latency.p99_s)}",
         estimate_text(each.control),
     )

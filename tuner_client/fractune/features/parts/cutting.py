@@ -15,9 +15,10 @@ from fractune_core.files.staged import MOST_PARTS, Stages, Step, Tensor, part_en
 from fractune_core.refusals import RefusedNode
 
 if TYPE_CHECKING:
-    import numpy as np
     import numpy.typing as npt
     import onnx
+
+    from fractune_runtime.tvm_runtime.tensors import TensorSpec
 
     Array = npt.NDArray[Any]
 
@@ -233,6 +234,8 @@ def _values(model: onnx.ModelProto, name: str) -> dict[str, Tensor]:
     import onnx
     import onnxruntime
 
+    from fractune_runtime.tvm_runtime.tensors import accepted_integers, typical_inputs
+
     shown = onnx.ModelProto()
     shown.CopyFrom(model)
     held = {each.name for each in shown.graph.output}
@@ -240,14 +243,18 @@ def _values(model: onnx.ModelProto, name: str) -> dict[str, Tensor]:
     shown.graph.output.extend(onnx.ValueInfoProto(name=each) for each in extra)
     session = _session(shown, name, "", onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL)
     names = [each.name for each in session.get_outputs()]
-    runs: list[dict[str, Array]] = []
-    for seed in range(_RUNS):
-        feed = _feed(model.graph, np.random.default_rng(seed))
+
+    def run(feed: dict[str, Array]) -> dict[str, Array]:
         try:
             found = session.run(names, feed)
         except Exception as error:
             raise BadModel(f"{name}: ONNX Runtime cannot run it either ({first_line(error)})") from error
-        runs.append({**feed, **{each: value for each, value in zip(names, found, strict=True) if _is_tensor(value)}})
+        return {**feed, **{each: value for each, value in zip(names, found, strict=True) if _is_tensor(value)}}
+
+    specs = _input_specs(model.graph)
+    # An index outside of its axis is an error; a NaN of the model's own says nothing.
+    within = accepted_integers(specs, lambda feed: [np.zeros(len(run(feed)))])
+    runs = [run(typical_inputs(specs, within, seed)) for seed in range(_RUNS)]
     types = {each: str(value.dtype) for each, value in runs[0].items()}
     shapes = [{each: tuple(value.shape) for each, value in run.items()} for run in runs]
     foreign = {each for node in model.graph.node if node.domain not in _ONNX for each in node.output}
@@ -282,19 +289,18 @@ def _fixed_shape(kind: Any) -> Shape | None:
     return tuple(dim.dim_value for dim in kind.shape.dim)
 
 
-def _feed(graph: onnx.GraphProto, rng: np.random.Generator) -> dict[str, Array]:
-    """Inputs between 0.1 and 1; 0 or 1 for integers, which may be indices."""
+def _input_specs(graph: onnx.GraphProto) -> list[TensorSpec]:
     import onnx
 
-    made: dict[str, Array] = {}
+    from fractune_runtime.tvm_runtime.tensors import TensorSpec
+
+    made = []
     for each in graph.input:
         kind = each.type.tensor_type
         dtype = onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type) if kind.elem_type else None
         if dtype is None or dtype.name not in _NUMBERS:
             raise BadModel(f"its input '{each.name}' is not a tensor of numbers")
-        shape = [dim.dim_value for dim in kind.shape.dim]
-        is_float = dtype.kind == "f"
-        made[each.name] = (rng.uniform(0.1, 1.0, shape) if is_float else rng.integers(0, 2, shape)).astype(dtype)
+        made.append(TensorSpec(each.name, dtype.name, tuple(dim.dim_value for dim in kind.shape.dim)))
     return made
 
 

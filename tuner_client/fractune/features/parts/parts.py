@@ -22,7 +22,7 @@ from fractune_core.errors import BadModel, shortened
 from fractune_core.files.bundles import Bundle
 from fractune_core.files.compared import ONNX_RUNTIME, Runtime
 from fractune_core.files.joined import join_stages
-from fractune_core.files.replacing import replacing_file
+from fractune_core.files.new_bundle import NewBundle
 from fractune_core.files.staged import Stages, Step, Tensor
 from fractune_core.jobs import JobSpec
 from fractune_core.model_inputs import constants_in
@@ -98,10 +98,10 @@ def _end_text(ended: subprocess.CompletedProcess[bytes]) -> str:
     return f"{how} ({shortened(lines[-1], _MOST_CHARACTERS)})" if lines else how
 
 
-def join_parts(model: Path, parts: Parts, bundles: Sequence[Path], written: Path) -> None:
+def join_parts(model: Path, parts: Parts, bundles: Sequence[Path], new: NewBundle) -> None:
     """Write the bundle of the model; `bundles` are those of its own parts.
 
-    Raises BadModel, BadBundle, StateUnusable.
+    Raises BadModel, BadBundle, BadRequest, StateUnusable.
     """
     from fractune_runtime.choosing import installed
     from fractune_runtime.sessions import settings_of
@@ -113,7 +113,7 @@ def join_parts(model: Path, parts: Parts, bundles: Sequence[Path], written: Path
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         runtime = Runtime(installed(ONNX_RUNTIME), settings_of(ONNX_RUNTIME))
         others = {entry: path.read_bytes() for entry, path in parts.others.items()}
-        with replacing_file(written) as out:
+        with new.writing() as out:
             join_stages(
                 out,
                 read,

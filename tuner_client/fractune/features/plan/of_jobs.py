@@ -100,13 +100,13 @@ def _demand(name: str, asked: JobDemand, device: DeviceType) -> ModelDemand:
 
 def _rows(job: JobStatus, device: DeviceType) -> tuple[Row, ...]:
     timed = device.timed_by
-    whole_s = {
-        units: each.tuned_s
-        for each in job.results
-        if each.granted.mechanism in (timed.partitioning, _WHOLE) and each.tuned_s > 0
-        if (units := timed.units_of_granted(each.granted.units)) is not None
-    }
-    if not whole_s:
+    whole_s: dict[bool, dict[int, float]] = {True: {}, False: {}}
+    """by whether other programs disturbed them"""
+    for each in job.results:
+        is_such = each.granted.mechanism in (timed.partitioning, _WHOLE) and each.tuned_s > 0
+        if is_such and (units := timed.units_of_granted(each.granted.units)) is not None:
+            whole_s[each.is_disturbed][units] = each.tuned_s
+    if not any(whole_s.values()):
         raise BadRequest(f"{job.name} has no time at a share of {device.name} by {timed.partitioning}; tune it there")
-    rows = measured_rows({}, whole_s, batch=1)
+    rows = measured_rows({}, whole_s[False], whole_s[True], batch=1)
     return limited_rows(rows, device) if device.partitioning is Partitioning.LIMIT else rows

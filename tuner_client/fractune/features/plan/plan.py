@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from fractune.features.plan.plan_file import LogModel, PlanFile, read_plan
-from fractune.features.plan.slowdowns import MOST_PAIRS, MeasuredSlowdown, slowdowns_table, with_slowdowns
+from fractune.features.plan.slowdowns import MOST_PAIRS, MeasuredSlowdown, counted, slowdowns_table, with_slowdowns
 from fractune.features.plan.table import models_table, parts_table, plan_json, summary
 from fractune.models.source import check_model_file, model_file
 from fractune.server.rpc import RECONNECT_S, RpcClient
@@ -133,7 +133,8 @@ def plan_by_server(client: RpcClient, read: PlanFile, *, simulate: bool, seed: i
 
 
 def paired_plan(plan: Plan, measured: tuple[MeasuredSlowdown, ...]) -> PlanResult:
-    """The plan, with a note if it counts on measured pairs."""
+    """The plan, with the pairs that it counts on, and a note on them."""
+    measured = counted(plan, measured)
     if not measured:
         return PlanResult(plan)
     count = f"{len(measured)} slow-down{'s' * (len(measured) > 1)}"
@@ -158,7 +159,7 @@ def _measured_plan(read: PlanFile, planned: Callable[[], PlanResult], time: Call
         needed = {
             (part.model, part.share)
             for part in parts
-            if part.model in read.logged and part.basis in (Basis.PREDICTED, Basis.OPERATORS)
+            if part.model in read.logged and part.basis in (Basis.PREDICTED, Basis.OPERATORS, Basis.DISTURBED)
         }
         if not needed - done:
             break

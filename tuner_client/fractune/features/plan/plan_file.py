@@ -22,6 +22,7 @@ from fractune_core.planning.requests import (
     PlanRequest,
 )
 from fractune_core.planning.speeds import Row
+from fractune_core.share_kinds import CPU
 
 _SOURCES = ("profile", "bundle", "model")
 
@@ -93,7 +94,7 @@ def _model(table: TableReader, device: DeviceType, folder: Path) -> tuple[ModelD
     table = table.called(f"model '{name}'")
     table.check_keys(
         *("name", "rate_per_s", "latency_ms", "memory_gib", "inputs", "requests_per_run"),
-        *(*_SOURCES, "paired_as"),
+        *(*_SOURCES, "paired_as", "core_speed"),
     )
     given = [key for key in _SOURCES if table.has(key)]
     if len(given) != 1:
@@ -102,12 +103,13 @@ def _model(table: TableReader, device: DeviceType, folder: Path) -> tuple[ModelD
     batch = table.whole("requests_per_run", 1)
     if batch < 1:
         raise BadRequest(f"{table.where}: requests_per_run is {batch}; it must be 1 or more")
+    core_speed = _core_speed(table, device)
     rows: tuple[Row, ...] = ()
     logged = None
     if table.has("profile"):
         rows = _profile(table, name, device.timed_by, folder)
     elif table.has("bundle"):
-        rows = bundle_rows(folder / table.text("bundle"), device.timed_by, batch)
+        rows = bundle_rows(folder / table.text("bundle"), device.timed_by, batch, core_speed)
     elif device.partitioning is Partitioning.LIMIT:
         raise BadRequest(f"{table.where}: limits are predicted from a bundle or a profile; give one in place of model")
     else:
@@ -122,6 +124,17 @@ def _model(table: TableReader, device: DeviceType, folder: Path) -> tuple[ModelD
         memory_gib=table.number("memory_gib", 0.0),
     )
     return demand, logged
+
+
+def _core_speed(table: TableReader, device: DeviceType) -> float | None:
+    if not table.has("core_speed"):
+        return None
+    found = table.number("core_speed", math.nan)
+    if not table.has("bundle") or device.kind != CPU:
+        raise BadRequest(f"{table.where}: core_speed scales the times of a bundle to the cores of a CPU; leave it out")
+    if not 0 < found < math.inf:
+        raise BadRequest(f"{table.where}: core_speed is {found:g}; it must be above 0, 1 being as fast")
+    return found
 
 
 def _paired_as(table: TableReader, name: str) -> str:

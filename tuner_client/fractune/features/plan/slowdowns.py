@@ -7,11 +7,13 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from fractune.text.rendering import Column, Table
-from fractune.text.text import estimate_text, moment_text
+from fractune.text.text import moment_text, slowdown_text
 from fractune_core.analysis.pairs import OWN_UNITS, MeasuredPair, PairedModel
 from fractune_core.analysis.slowdown_ci import Estimate
+from fractune_core.disturbed import is_disturbed
 from fractune_core.errors import one_line
 from fractune_core.planning.devices import DeviceType
+from fractune_core.planning.plans import Plan, PlannedPart
 from fractune_core.planning.requests import PlanRequest
 
 MOST_PAIRS = 1000
@@ -60,6 +62,21 @@ def with_slowdowns(
     return replace(request, interference={**request.interference, **measured}), taken
 
 
+def counted(plan: Plan, slowdowns: Sequence[MeasuredSlowdown]) -> tuple[MeasuredSlowdown, ...]:
+    """Those of models that are on one device of the plan, and those that the times of a part are multiplied by."""
+    return tuple(each for each in slowdowns if any(_counts(each, parts) for parts in plan.devices))
+
+
+def _counts(each: MeasuredSlowdown, parts: Sequence[PlannedPart]) -> bool:
+    names = [part.model for part in parts]
+    if each.model not in names:
+        return False
+    names.remove(each.model)
+    return each.beside in names or any(
+        part.model == each.model and part.slowdown == each.factor > 1.0 for part in parts
+    )
+
+
 def slowdowns_table(slowdowns: Sequence[MeasuredSlowdown]) -> Table:
     """A row for each model beside another one."""
     return Table(
@@ -70,7 +87,7 @@ def slowdowns_table(slowdowns: Sequence[MeasuredSlowdown]) -> Table:
         ),
         cells=tuple(
             (
-                *(one_line(each.model), one_line(each.beside), estimate_text(each.i), *each.shares),
+                *(one_line(each.model), one_line(each.beside), slowdown_text(each.i), *each.shares),
                 *(one_line(each.host), moment_text(each.measured_at)),
             )
             for each in slowdowns
@@ -84,11 +101,15 @@ _Found = tuple[Estimate, tuple[str, str], str, float, str]
 
 def _known(pairs: Sequence[MeasuredPair], device: DeviceType) -> dict[tuple[str, str], _Found]:
     """The newest of two models, by their names. Parts of a plan never overlap, so only models on units of their own
-    count, and only shares of the plan's own kind.
+    count, and only shares of the plan's own kind. Pairs that other programs disturbed do not count.
     """
     found: dict[tuple[str, str], _Found] = {}
     for pair in pairs:
-        if pair.how != OWN_UNITS or not all(_is_part(each, device) for each in pair.models):
+        if (
+            is_disturbed(pair.others_cores)
+            or pair.how != OWN_UNITS
+            or not all(_is_part(each, device) for each in pair.models)
+        ):
             continue
         for i, one, other in _both_ways(pair):
             facts = (one.share, other.share), pair.host, pair.measured_at, pair.pair_id

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from fractune_core.files.bundles import Bundle
 from fractune_core.planning.devices import DeviceType
 from fractune_core.planning.plans import Plan, PlannedModel, PlannedPart, SimulatedModel
 from fractune_core.planning.speeds import Basis, Row, measured_rows
+from fractune_core.share_kinds import CUDA
 from fractune_core.shares import Device
 
 _DISPENSABLE = {"capacity": 2, "p50": 1}
@@ -241,31 +242,59 @@ def csv_rows(path: Path, model: str, device: DeviceType) -> tuple[Row, ...]:
     )
 
 
-def bundle_rows(path: Path, device: DeviceType, batch: int) -> tuple[Row, ...]:
+def bundle_rows(path: Path, device: DeviceType, batch: int, core_speed: float | None = None) -> tuple[Row, ...]:
     """The times of a bundle on this device, of the fastest variant at each share; one run serves `batch` requests.
 
+    With `core_speed`, of a core of this CPU over one of the bundle's, they may be of another CPU: rows are then stated.
     Raises BadBundle for a bundle of another device, or one without times at such shares.
     """
     bundle = Bundle(path)
     bundle.check_undivided("plan")
     try:
-        different = device.difference(Device.from_json(bundle.manifest["device"]))
-        if different:
-            raise BadBundle(f"{bundle.name}: made for {different}; give a bundle or a profile of the plan's device")
+        made_on = Device.from_json(bundle.manifest["device"])
+        different = device.difference(made_on)
+        if different and (core_speed is None or made_on.kind != device.kind):
+            raise BadBundle(f"{bundle.name}: made for {different}; {_remedy(device)}")
         operators_s: dict[int, float] = {}
         whole_s: dict[int, float] = {}
+        disturbed_s: dict[int, float] = {}
         for mechanism in (device.partitioning.value, "full"):
             fastest = {granted: min(times.values()) for granted, times in bundle.measured(mechanism).items()}
-            for found, held in ((operators_s, fastest), (whole_s, bundle.timed(mechanism))):
+            too_long = bundle.timed(mechanism, disturbed=True)
+            for found, held in (
+                *((operators_s, fastest), (whole_s, bundle.timed(mechanism))),
+                (disturbed_s, too_long),
+            ):
                 places = {device.units_of_granted(granted): secs for granted, secs in held.items()}
                 found.update({units: secs for units, secs in places.items() if units is not None})
     finally:
         bundle.close()
-    if not operators_s and not whole_s:
+    if not operators_s and not whole_s and not disturbed_s:
         raise BadBundle(
             f"{bundle.name}: has no time at a {device.partitioning} share of {device.name}; tune the model there"
         )
-    return measured_rows(operators_s, whole_s, batch)
+    rows = measured_rows(operators_s, whole_s, disturbed_s, batch)
+    return rows if core_speed is None else tuple(_at_speed(row, core_speed) for row in rows)
+
+
+def _remedy(device: DeviceType) -> str:
+    if device.kind == CUDA:
+        return "give a bundle or a profile of the plan's device"
+    shares = ",".join(f"cpu:{1 << power}" for power in range(device.units.bit_length()))
+    return (
+        f"measure it there ('fractune tune MODEL --shares {shares}'), or state beside the bundle how fast a core of "
+        "the plan's device is over one of that machine: core_speed = 1 for as fast"
+    )
+
+
+def _at_speed(row: Row, core_speed: float) -> Row:
+    basis = row.basis if row.basis is Basis.DISTURBED else Basis.STATED
+    return replace(
+        row,
+        throughput_per_s=row.throughput_per_s * core_speed,
+        latency_s=row.latency_s / core_speed,
+        basis=basis,
+    )
 
 
 def _typed(line: dict[str, str]) -> dict[str, Any]:

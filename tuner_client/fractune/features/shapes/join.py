@@ -10,25 +10,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fractune.text.output_files import check_writable
+from fractune.text.output_files import new_bundle
 from fractune.text.rendering import Column, Table
-from fractune.text.text import factor_text, time_text
+from fractune.text.text import factor_text, marked_time
 from fractune_core.analysis.bucket_choice import most_padding
 from fractune_core.errors import BadBundle, BadRequest, FractuneError, ShareUnavailable
-from fractune_core.files.buckets import Buckets, Padding, elements, input_shapes, open_axes
+from fractune_core.files.buckets import Buckets, Padding, elements, input_shapes, open_axes, shape_text
 from fractune_core.files.bundles import SUFFIX, Bundle
 from fractune_core.files.joined import join_bundles
-from fractune_core.files.replacing import replacing_file
+from fractune_core.files.manifests import disturbed_shares
+from fractune_core.files.new_bundle import NewBundle
 
 
 def shapes_lines(buckets: Sequence[Mapping[str, Sequence[int]]]) -> list[str]:
     """A line for each bucket, with the shapes of its inputs."""
     return [f"{'buckets:' if not at else '':<10} {shape_text(each)}" for at, each in enumerate(buckets)]
-
-
-def shape_text(inputs: Mapping[str, Sequence[int]]) -> str:
-    """`ids 1x16, mask 1x16`"""
-    return ", ".join(f"{name} {'x'.join(map(str, shape))}" for name, shape in inputs.items())
 
 
 def padding_line(padding: Padding) -> str:
@@ -45,6 +41,8 @@ class ShapeTime:
     share: str
     timed_s: float | None
     """of the whole model; None if it was not timed"""
+    disturbed: bool
+    """whether other programs made it too long; then it says nothing of the padding"""
     most_padding: float | None
     """times as long as in the next smaller bucket, which is the most that padding costs; None for the smallest"""
 
@@ -81,14 +79,16 @@ def bundle_times(path: Path) -> BundleTimes | None:
     found = []
     for share in members[-1]["shares"]:
         secs = [member.get("timed", {}).get(share) for member in members]
-        for member, timed_s, factor in zip(members, secs, most_padding(sizes, secs), strict=True):
-            found.append(ShapeTime(input_shapes(member), share, timed_s, factor))
+        busy = [share in disturbed_shares(member) for member in members]
+        quiet = [None if disturbed else timed_s for timed_s, disturbed in zip(secs, busy, strict=True)]
+        for member, timed_s, disturbed, factor in zip(members, secs, busy, most_padding(sizes, quiet), strict=True):
+            found.append(ShapeTime(input_shapes(member), share, timed_s, disturbed, factor))
     return BundleTimes(path.name, tuple(found), held.padding)
 
 
 def _cells(each: ShapeTime) -> tuple[str, ...]:
     factor = "-" if each.most_padding is None else factor_text(each.most_padding)
-    return shape_text(each.inputs), each.share, time_text(each.timed_s), factor
+    return shape_text(each.inputs), each.share, marked_time(each.timed_s, at_most=each.disturbed), factor
 
 
 _HOW = "run 'fractune join FILE' where the bundle is served"
@@ -116,8 +116,11 @@ def join(
     pad: Mapping[str, float] | None = None,
     padding_error: float = 0.0,
     model: str | os.PathLike[str] | None = None,
+    force: bool = False,
 ) -> JoinedBundle:
-    """Join the bundles of one model for several shapes; weights are stored once. The file is `out`.
+    """Join the bundles of one model for several shapes; weights are stored once. The file is `out` (`*.fractune`). A
+    bundle there that serves shares, shapes or by runtimes that the joined one has not, or another file, is replaced
+    with `force` only.
 
     Then outputs of padded and of exact inputs are compared here. Only if they agree the joined bundle pads inputs whose
     shapes lie between those of its buckets. With `model`, the ONNX file, such inputs are compared with ONNX Runtime,
@@ -132,8 +135,7 @@ def join(
     if not bundles:
         raise BadRequest("no bundle to join; name at least two, or one that is joined")
     check_padding_error(padding_error)
-    if out is not None:
-        check_writable("--out", Path(out))
+    new = None if out is None else new_bundle(out, "", force=force)
     onnx = None if model is None else Path(model)
     if onnx is not None and not onnx.is_file():
         raise BadRequest(f"--model {onnx}: no such file; name the ONNX file that the bundles were made from")
@@ -146,13 +148,13 @@ def join(
         if pad:
             _check_numbers(read[0], pad)
         if len(read) == 1 and "buckets" in read[0].manifest:
-            written = Path(out) if out is not None else paths[0]
+            written = NewBundle(paths[0], force=True) if new is None else new
             held = Buckets.from_json(read[0].manifest["buckets"])
             buckets = replace(held, pad=held.pad if pad is None else _checked(pad, held), padding=_NOT_COMPARED)
             _write(read[0], buckets, written)
         else:
-            written = _joined(read, out, pad or {})
-    return _proved(written, padding_error, onnx)
+            written = _joined(read, new, pad or {})
+    return _proved(written.path, padding_error, onnx)
 
 
 def check_padding_error(padding_error: float) -> None:
@@ -168,8 +170,8 @@ def check_pad_names(pad: Collection[str], inputs: Collection[str]) -> None:
         raise BadRequest(f"--pad {strangers[0]}: the model has no such input; it takes {', '.join(inputs)}")
 
 
-def _joined(bundles: Sequence[Bundle], out: str | os.PathLike[str] | None, pad: Mapping[str, float]) -> Path:
-    if out is None:
+def _joined(bundles: Sequence[Bundle], new: NewBundle | None, pad: Mapping[str, float]) -> NewBundle:
+    if new is None:
         raise BadRequest(f"--out is missing; name the file of the joined bundle, such as --out model{SUFFIX}")
     if len(bundles) == 1:
         raise BadRequest(f"{bundles[0].name} is one bundle, and not joined; name at least two")
@@ -177,10 +179,9 @@ def _joined(bundles: Sequence[Bundle], out: str | os.PathLike[str] | None, pad: 
     axes = open_axes([bundle.manifest for bundle in ordered])
     buckets = Buckets(axes, {}, _NOT_COMPARED)
     buckets = replace(buckets, pad=_checked(pad, buckets))
-    path = Path(out)
-    with replacing_file(path) as file:
+    with new.writing() as file:
         join_bundles(file, ordered, buckets)
-    return path
+    return new
 
 
 def _checked(pad: Mapping[str, float], buckets: Buckets) -> dict[str, int | float]:
@@ -206,14 +207,14 @@ def _proved(path: Path, accepted: float, onnx: Path | None) -> JoinedBundle:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", RuntimeWarning)  # the variant does not matter here
                 model = BucketedModel(bundle, runtimes=False)
-                padding = compare_padded(model, accepted, exact_outputs(model, onnx) if onnx else None)
+                padding = compare_padded(model, accepted, exact_outputs(model, onnx.read_bytes()) if onnx else None)
         except (BadBundle, ShareUnavailable, FractuneError) as error:
             padding = Padding(proved=False, reason=f"it could not be compared here ({error}); {_HOW}")
-        _write(bundle, replace(held, padding=padding), path)
+        _write(bundle, replace(held, padding=padding), NewBundle(path, force=True))
         shapes = tuple(input_shapes(member.manifest) for member in bundle.members)
     return JoinedBundle(path, shapes, padding)
 
 
-def _write(bundle: Bundle, buckets: Buckets, path: Path) -> None:
-    with replacing_file(path) as file:
+def _write(bundle: Bundle, buckets: Buckets, new: NewBundle) -> None:
+    with new.writing() as file:
         bundle.copy_to(file, buckets=buckets.to_json())

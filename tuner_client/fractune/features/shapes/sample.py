@@ -170,7 +170,7 @@ def _shapes_at(held: Mapping[str, OpenShape], inputs: SeveralShapes, place: str,
 def _seconds(model: Path, share: str, several: Sequence[Mapping[str, list[int]]]) -> list[float]:
     """Of one inference at each of the shapes."""
     with timing_process(share, own_env()) as call:
-        found: list[list[float]] = call("time_peer_at", path=str(model), several=several, repeats=_REPEATS)
+        found: list[list[float]] = call("time_peer_at", path=str(model), several=several, repeats=_REPEATS)["run_secs"]
     return [statistics.median(run_secs) for run_secs in found]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,18 +10,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
 from fractune.features.parts.parts import with_remedy
+from fractune.models.open_sizes import settled
 from fractune.models.source import ModelSource, model_file
 from fractune.server.job_status import JobStatus
 from fractune.server.rpc import RECONNECT_S, RpcClient
 from fractune.sessions.progress import ProgressOption, choose_view
 from fractune.sessions.running import finished_job
 from fractune.sessions.session import PathText, PlaceOptions
-from fractune.text.output_files import check_writable, named_bundle_file
+from fractune.text.output_files import new_bundle
 from fractune_core.analysis.match import DEFAULT_POLICY, Policy
 from fractune_core.errors import BadModel, BadRequest, JobFailed
+from fractune_core.files.bundles import Bundle
+from fractune_core.files.new_bundle import NewBundle, Serves
 from fractune_core.jobs import JobSpec, LogOptions
-from fractune_core.model_inputs import Inputs
+from fractune_core.model_inputs import Inputs, shapes_in
 from fractune_core.names import ROBUST_VARIANT
+from fractune_core.shares import with_kernel_shares
 
 if TYPE_CHECKING:
     from fractune_runtime.model import Model
@@ -38,6 +43,13 @@ class BundleFile:
 
     def __fspath__(self) -> str:
         return os.fspath(self.path)
+
+    @property
+    def skipped_shares(self) -> dict[str, str]:
+        """The shares that were wanted too and could not be verified, each with the cause. Raises BadBundle."""
+        with contextlib.closing(Bundle(self.path)) as opened:
+            found = [opened, *opened.members]
+            return dict(pair for each in found for pair in each.manifest.get("skipped_shares", {}).items())
 
     def load(
         self, *, share: str | None = None, public_key: str | bytes | None = None, policy: Policy = DEFAULT_POLICY
@@ -58,7 +70,7 @@ class BundleFile:
 
     def verify(self, *, public_key: str | bytes | None = None) -> None:
         """Check every byte of the file: see `fractune.verify_bundle`. Raises BadBundle, BadRequest."""
-        from fractune_runtime.signatures import verify_bundle
+        from fractune_runtime.loading import verify_bundle
 
         verify_bundle(self.path, public_key=public_key)
 
@@ -73,6 +85,7 @@ def bundle(
     inputs: Inputs | None = None,
     run_script: bool = False,
     out: PathText | None = None,
+    force: bool = False,
     server: str | None = None,
     state: PathText | None = None,
     progress: ProgressOption = True,
@@ -83,7 +96,7 @@ def bundle(
 
     By `policy` the bundle has a variant for each share (`shares`), or the variant with the smallest loss at its worst
     share (`robust`). Of every share's best schedules, `rerank` are measured at these shares if the log lacks them. The
-    bundle is the file `out`, or `<model>.fractune` in the folder `out` (default: the current one).
+    bundle is the file `out` (default: `<model>.fractune` in the current folder).
 
     The other options and errors are those of `tune`.
     """
@@ -91,11 +104,12 @@ def bundle(
         raise BadRequest(f"--policy '{policy}': write {' or '.join(POLICIES)}")
     variants = ROBUST_VARIANT if policy == ROBUST_VARIANT else ""
     with model_file(model, run_script=run_script, inputs=inputs) as path:
-        written = named_bundle_file(out, path.name)
-        check_writable("--out", written)
+        inputs = settled(path, inputs)
+        written = new_bundle(out, path.name, force=force)
         spec = JobSpec.requested(
             path.name, shares, variants=variants, rerank=rerank, exact=exact, inputs=inputs, **options
         )
+        check_kept(written, [spec])
         try:
             with finished_job(path, spec, PlaceOptions(server, state, reconnect_s), choose_view(progress)) as (
                 place,
@@ -107,9 +121,14 @@ def bundle(
             raise with_remedy(spec, error, remedy) from error
 
 
-def download_bundle(client: RpcClient, job: JobStatus, path: Path) -> BundleFile:
-    """Download the job's bundle to `path`. Raises JobFailed if the job has none, StateUnusable."""
+def check_kept(new: NewBundle, specs: Sequence[JobSpec]) -> None:
+    """Raises BadRequest before any work if a bundle of these jobs would lose shares or shapes of the one there."""
+    new.check(Serves(with_kernel_shares(specs[0].shares), [shapes_in(spec.inputs) for spec in specs]))
+
+
+def download_bundle(client: RpcClient, job: JobStatus, new: NewBundle) -> BundleFile:
+    """Download the job's bundle. Raises JobFailed if the job has none, the errors of `NewBundle`, StateUnusable."""
     if not job.bundle:
         raise JobFailed(f"{job.name} has no bundle: it is {job.state.value}")
-    client.download_bundle(job.bundle, path)
-    return BundleFile(path, job.name)
+    client.download_bundle(job.bundle, new)
+    return BundleFile(new.path, job.name)

@@ -7,10 +7,11 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fractune.features.goal.goal_result import (
+from fractune.features.goal import (
     Goal,
     GoalStep,
     LoopAndPaced,
@@ -35,6 +36,7 @@ from fractune_core.errors import BadRequest, FractuneError
 from fractune_core.files.buckets import input_shapes
 from fractune_core.files.bundles import Bundle
 from fractune_core.files.fused import is_fused
+from fractune_core.files.new_bundle import NewBundle
 from fractune_core.jobs import JobSpec, SearchOptions
 from fractune_core.names import Collection
 from fractune_core.pb import fractune_pb2 as pb
@@ -110,7 +112,7 @@ def _check_job(model: Path, spec: JobSpec) -> None:
 
 
 def tune_until_beaten(
-    model: Path, spec: JobSpec, goal: GoalSpec, written: Path, where: PlaceOptions, view: View
+    model: Path, spec: JobSpec, goal: GoalSpec, written: NewBundle, where: PlaceOptions, view: View
 ) -> TuneResult:
     """Tune `model` until its bundle, in the file `written` from the first step on, beats the peer at every share.
 
@@ -129,10 +131,10 @@ def tune_until_beaten(
             while True:
                 job = run_job(place, model, pursuit.spec_of_step(target), view)
                 place.client.download_bundle(job.bundle, written)
-                pursuit.take(job, written)
-                pursuit.record(place.client, job, written)
+                pursuit.take(job, written.path)
+                pursuit.record(place.client, job, written.path)
                 if pursuit.goal.end is not None:
-                    return TuneResult(job, BundleFile(written, job.name), place.client.measurers(), pursuit.goal)
+                    return TuneResult(job, BundleFile(written.path, job.name), place.client.measurers(), pursuit.goal)
                 operators = sum(operator.selected for operator in job.operators)
                 target = next_trials(max(target, _known(job)), operators, goal.trials)
 
@@ -221,20 +223,25 @@ def timing_in(call: Callable[..., Any], share: str, model: Path, bundle: Path, r
     """As `peer_timing`, in a process at `share` that runs already; `call` calls the methods of `TimingChild` there."""
     timed = call("time_beside", path=str(model), bundle=str(bundle), repeats=repeats)
     ours, exact = timed["ours"][timed["variant"]], timed["exact"]
-    theirs = _beside(ours, timed["theirs"])
+    beside = partial(_beside, timed["others_cores"], Share.parse(share).cores, ours)
+    theirs = beside(timed["theirs"])
     return PeerTiming(
         theirs.our_secs,
         theirs.peer_secs,
         theirs.paced,
         share=share,
         variant=timed["variant"],
-        exact=None if exact is None else _beside(ours, exact),
+        exact=None if exact is None else beside(exact),
         max_rel_difference=timed["max_rel_difference"],
         outputs_agree=timed["outputs_agree"],
+        unproved=timed["unproved"],
+        others_cores=theirs.others_cores,
+        cores=theirs.cores,
     )
 
 
-def _beside(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> LoopAndPaced:
+def _beside(others_cores: float, cores: int, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> LoopAndPaced:
     """Two `Times` as JSON."""
     in_loop, paced = ((tuple(ours[key]), tuple(theirs[key])) for key in ("loop_secs", "paced_secs"))
-    return LoopAndPaced(*in_loop, SideBySide(*paced))
+    side = SideBySide(*paced, others_cores=others_cores, cores=cores)
+    return LoopAndPaced(*in_loop, side, others_cores=others_cores, cores=cores)

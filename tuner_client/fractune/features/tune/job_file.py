@@ -2,7 +2,7 @@
 
 shares = "cpu:1,cpu:2"      # options of all models, by their names on the command line
 trials = 256
-out = "bundles"             # every path is relative to this file
+out-dir = "bundles"         # every path is relative to this file
 
 [hours]                     # optional: models begin between these times of the day, local
 begin = "22:00"
@@ -38,7 +38,7 @@ _MODELS, _HOURS, _FILE = "models", "hours", "file"
 _LOOK_S = 30.0
 _V = TypeVar("_V")
 PATHS = frozenset(
-    ("out", "picture", "sample", "state", "ca", "token-file", "client-cert", "client-key", "check-inputs")
+    ("out", "out-dir", "picture", "sample", "state", "ca", "token-file", "client-cert", "client-key", "check-inputs")
 )
 """options that are paths, and relative to the job's file as the models are"""
 

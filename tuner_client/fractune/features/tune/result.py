@@ -4,21 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from fractune.features.compete.results import CompeteResult
-from fractune.features.goal.goal_result import Goal
+from fractune.features.goal import Goal, step_times
 from fractune.features.matrix.cross_table import model_table
 from fractune.features.matrix.matrix import Matrix
 from fractune.features.shapes.join import JoinedBundle
+from fractune.features.tune.answer import Answer, Row, answer_of
 from fractune.features.tune.bundle import BundleFile
 from fractune.features.tune.table import latency_table
 from fractune.features.tune.times_table import time_table
 from fractune.server.job_status import JobStatus, ShareResult
 from fractune.text.checked_text import checks_of
 from fractune.text.rendering import Table
-from fractune.text.text import ratio_text, time_text
+from fractune.text.text import marked_time, ratio_text
+from fractune_core.analysis.runtime_times import RuntimeTime
 from fractune_core.errors import one_line
+from fractune_core.files.buckets import shape_text
 from fractune_core.files.checked import Checked
 from fractune_core.files.staged import Stages
 
@@ -41,7 +45,9 @@ class TuneResult:
     stages: Stages | None = None
     """of a model in parts: what runs in which order"""
     competed: CompeteResult | None = None
-    """other runtimes beside the bundle, with `compete`, and for a model in parts"""
+    """other runtimes beside the bundle; None if none was timed, or if the goal's last step did that"""
+    not_compared: str = ""
+    """why ONNX Runtime was not timed beside the bundle; empty if it was, or if the caller did not want that"""
 
     def __repr__(self) -> str:
         times = ", ".join(f"{each.share} {_time_text(each)}" for each in self.shares)
@@ -59,13 +65,47 @@ class TuneResult:
         return self.table.to_polars()
 
     @property
+    def skipped_shares(self) -> Mapping[str, str]:
+        """The shares that could not be verified, each with the cause; the others were tuned."""
+        return self.job.spec.skipped_shares
+
+    @property
     def shares(self) -> tuple[ShareResult, ...]:
         """Latency untuned and tuned, in seconds, one for each share."""
         return self.job.results
 
+    @cached_property
+    def answer(self) -> Answer:
+        """The bundle beside ONNX Runtime, the share to use, and whether more trials would pay. Raises BadBundle."""
+        times = self._times
+        if self.stages is not None:  # no job timed the whole model
+            shares = dict.fromkeys(each.share for each in times)
+            rows = [Row(share, times=tuple(each for each in times if each.share == share)) for share in shares]
+            return Answer(self.job, tuple(rows), self.jobs, self.not_compared)
+        if self.joined is None:
+            return answer_of(self.job, times, self.not_compared)
+        rows = [
+            Row(each.share, text, job, tuple(time for time in times if _is_of(time, each.share, text)))
+            for job, shape in zip(reversed(self.jobs), self.joined.buckets, strict=True)
+            for each in job.results
+            for text in (shape_text(shape),)
+        ]
+        return Answer(self.job, tuple(rows), self.jobs, self.not_compared)
+
+    @property
+    def _times(self) -> list[RuntimeTime]:
+        if self.competed is not None:
+            return self.competed.measured()
+        return [] if self.goal is None or not self.goal.steps else step_times(self.goal, self.job.spec.model, {})
+
     @property
     def table(self) -> Table:
-        """Latency and speed-up at each share, measured alone."""
+        """The bundle and other runtimes at each share, and what serves there."""
+        return self.answer.table
+
+    @property
+    def latency(self) -> Table:
+        """Latency at each share with and without tuning, as the job measured it."""
         return latency_table(self.job)
 
     @property
@@ -86,5 +126,9 @@ class TuneResult:
         return Matrix((model_table(self.job),))
 
 
+def _is_of(time: RuntimeTime, share: str, shape: str) -> bool:
+    return time.share == share and shape_text(time.inputs) == shape
+
+
 def _time_text(each: ShareResult) -> str:
-    return f"{time_text(each.tuned_s)} ({ratio_text(each.untuned_s, each.tuned_s)})"
+    return f"{marked_time(each.tuned_s, at_most=each.is_disturbed)} ({ratio_text(each.untuned_s, each.tuned_s)})"

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fractune.features.parts.parts import Parts, cut_model, join_parts, with_remedy
-from fractune.features.shapes.join import check_pad_names, check_padding_error, join, shape_text
+from fractune.features.shapes.join import check_pad_names, check_padding_error, join
 from fractune.features.tune.bundle import BundleFile
 from fractune.features.tune.result import TuneResult
 from fractune.models.source import onnx_dtypes
@@ -22,7 +22,9 @@ from fractune.sessions.progress import View
 from fractune.sessions.running import run_job
 from fractune.sessions.session import PlaceOptions, Workplace, tuning_session
 from fractune_core.errors import BadModel, BadRequest, FractuneError
+from fractune_core.files.buckets import shape_text
 from fractune_core.files.fused import is_fused
+from fractune_core.files.new_bundle import NewBundle
 from fractune_core.jobs import JobOptions, JobSpec, SearchOptions
 from fractune_core.model_inputs import Inputs, SeveralShapes, as_shapes, each_shape, shapes_in
 from fractune_core.refusals import RefusedNode, refused_node
@@ -87,7 +89,7 @@ def tune_shapes(
     model: Path,
     specs: Sequence[JobSpec],
     options: JoinOptions,
-    written: Path,
+    written: NewBundle,
     where: PlaceOptions,
     view: View,
 ) -> TuneResult:
@@ -102,12 +104,15 @@ def tune_shapes(
                 view.show_step(f"shape {number} of {len(specs)}: {shape_text(shapes_in(spec.inputs))}")
                 job = _run(place, model, spec, view)
                 bundle = Path(folder) / f"{number}.fractune"
-                place.client.download_bundle(job.bundle, bundle)
+                place.client.download_bundle(job.bundle, NewBundle(bundle))
                 jobs.append(job)
                 bundles.append(bundle)
             measurers = place.client.measurers() if place.is_own else {}
-        joined = join(bundles[::-1], out=written, pad=options.pad, padding_error=options.padding_error, model=model)
-    return TuneResult(jobs[0], BundleFile(written, jobs[0].name), measurers, jobs=tuple(jobs), joined=joined)
+        out, force = written.path, written.force
+        joined = join(
+            bundles[::-1], out=out, pad=options.pad, padding_error=options.padding_error, model=model, force=force
+        )
+    return TuneResult(jobs[0], BundleFile(out, jobs[0].name), measurers, jobs=tuple(jobs), joined=joined)
 
 
 def _run(place: Workplace, model: Path, spec: JobSpec, view: View) -> JobStatus:
@@ -141,7 +146,7 @@ def tune_parts(
     model: Path,
     spec: JobSpec,
     refusal: BadModel,
-    written: Path,
+    written: NewBundle,
     where: PlaceOptions,
     view: View,
 ) -> TuneResult:
@@ -163,10 +168,10 @@ def tune_parts(
                 bundles = []
                 for number, job in enumerate(jobs):
                     bundles.append(Path(folder) / f"{number}.fractune")
-                    place.client.download_bundle(job.bundle, bundles[-1])
+                    place.client.download_bundle(job.bundle, NewBundle(bundles[-1]))
                 join_parts(model, parts, bundles, written)
                 measurers = place.client.measurers() if place.is_own else {}
-            bundle = BundleFile(written, jobs[0].name)
+            bundle = BundleFile(written.path, jobs[0].name)
             return TuneResult(jobs[0], bundle, measurers, jobs=tuple(jobs), stages=parts.stages)
     raise refusal
 

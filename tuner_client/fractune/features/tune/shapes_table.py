@@ -1,58 +1,54 @@
-"""The result of a tuning for several shapes or in parts, as a table and as JSON."""
+"""The result of a tuning as JSON, and of one for several shapes or in parts as a table."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
-from fractune.features.shapes.join import JoinedBundle, bundle_times, padding_line, shape_text
+from fractune.features.compete.results import contest_events
+from fractune.features.goal import goal_json
+from fractune.features.shapes.join import bundle_times
+from fractune.features.tune.answer import answer_json
 from fractune.features.tune.result import TuneResult
-from fractune.features.tune.table import doubts, result_json
-from fractune.server.job_status import JobStatus
-from fractune.text.checked_text import checked_json, checked_lines
+from fractune.features.tune.table import result_json
+from fractune.server.job_status import ShareResult
+from fractune.text.checked_text import checked_json
 from fractune.text.rendering import Column, Table
-from fractune.text.text import factor_text, ratio_text, span_text, time_text
+from fractune.text.text import factor_text, marked_time, ratio_text
 from fractune_core.errors import some_of
+from fractune_core.files.buckets import shape_text
 from fractune_core.files.staged import Stages
 
 
-def print_shapes(result: TuneResult, joined: JoinedBundle, *, as_json: bool) -> None:
-    """Print what each shape takes at each share, and whether the shapes between them are padded."""
-    if as_json:
-        for job in result.jobs:
-            print(json.dumps(result_json(job, str(result.bundle.path))), flush=True)
-        print(json.dumps(joined_json(joined)), flush=True)
+def result_events(result: TuneResult) -> Iterator[dict[str, Any]]:
+    """The events of a finished tuning as plain data: what was compared, and the result last."""
+    path = result.bundle.path
+    if result.competed is not None:
+        yield from contest_events(result.competed)
+    found = {"checked": checked_json(path), **answer_json(result.answer)}
+    if result.joined is None and result.stages is None:
+        goal = {} if result.goal is None else {"goal": goal_json(result.goal)}
+        yield {**result_json(result.job, str(path)), **found, **goal}
         return
-    shapes_table(result).print()
     for job in result.jobs:
-        for line in doubts(job):
-            print(line)
-    print(padding_line(joined.padding))
-    print(f"took {span_text(sum(job.wall_s for job in result.jobs))}: {_spent(result)}")
-    for line in checked_lines(result.bundle.path):
-        print(line)
-    print(f"bundle: {result.bundle.path}")
+        yield result_json(job, str(path))
+    if result.joined is not None:
+        joined = {"buckets": list(result.joined.buckets), "padding": result.joined.padding.to_json()}
+        yield {"event": "joined", "bundle": str(path), **joined, **found}
+    elif result.stages is not None:
+        yield {"event": "parts", "bundle": str(path), **result.stages.to_json(), **found}
 
 
 def shapes_table(result: TuneResult) -> Table:
-    """A row for each shape and share: untuned and tuned seconds of the whole model, the smallest shape first."""
+    """A row for each shape and share, the smallest shape first: the whole model without and with tuning. The last
+    column is about the smallest inputs that run in this shape: how many times as long padding makes them.
+    """
     columns = (
         Column("shape", wraps_at=24),
         Column("share"),
-        *(Column(name, numbers=True) for name in ("untuned", "tuned", "gain", "padding costs up to")),
+        *(Column(name, numbers=True) for name in ("untuned TVM", "tuned", "gain", "padding costs up to")),
     )
     return Table(title=f"{result.job.model_name} by shape", columns=columns, cells=tuple(_rows(result)))
-
-
-def joined_json(joined: JoinedBundle) -> dict[str, Any]:
-    return {
-        "event": "joined",
-        "bundle": str(joined.path),
-        "buckets": list(joined.buckets),
-        "padding": joined.padding.to_json(),
-        "checked": checked_json(joined.path),
-    }
 
 
 def _rows(result: TuneResult) -> Iterator[tuple[str, ...]]:
@@ -63,38 +59,15 @@ def _rows(result: TuneResult) -> Iterator[tuple[str, ...]]:
     for job, bucket in zip(reversed(result.jobs), buckets, strict=True):
         for each in job.results:
             factor = padding.get((shape_text(bucket), each.share))
-            texts = (time_text(each.untuned_s), time_text(each.tuned_s), ratio_text(each.untuned_s, each.tuned_s))
-            yield shape_text(bucket), each.share, *texts, "-" if factor is None else factor_text(factor)
+            yield shape_text(bucket), each.share, *_times(each), "-" if factor is None else factor_text(factor)
 
 
-def _spent(result: TuneResult) -> str:
-    return ", ".join(_of_job(job) for job in result.jobs)
-
-
-def _of_job(job: JobStatus) -> str:
-    trials = sum(job.progress.trials_done.values())
-    return f"{trials} new trials in {span_text(job.wall_s)}"
+def _times(each: ShareResult) -> tuple[str, str, str]:
+    untuned, tuned = (marked_time(secs, at_most=each.is_disturbed) for secs in (each.untuned_s, each.tuned_s))
+    return untuned, tuned, ratio_text(each.untuned_s, each.tuned_s)
 
 
 _RUNTIME = "ONNX Runtime"
-
-
-def print_parts(result: TuneResult, stages: Stages, *, as_json: bool) -> None:
-    """Print what runs each part, and what the own parts take at each share."""
-    if as_json:
-        for job in result.jobs:
-            print(json.dumps(result_json(job, str(result.bundle.path))), flush=True)
-        found = {"bundle": str(result.bundle.path), **stages.to_json(), "checked": checked_json(result.bundle.path)}
-        print(json.dumps({"event": "parts", **found}), flush=True)
-        return
-    parts_table(result, stages).print()
-    for job in result.jobs:
-        for line in doubts(job):
-            print(line)
-    print(f"took {span_text(sum(job.wall_s for job in result.jobs))}: {sum(map(_trials, result.jobs))} new trials")
-    for line in checked_lines(result.bundle.path):
-        print(line)
-    print(f"bundle: {result.bundle.path}")
 
 
 def parts_table(result: TuneResult, stages: Stages) -> Table:
@@ -103,7 +76,7 @@ def parts_table(result: TuneResult, stages: Stages) -> Table:
         Column("part", numbers=True),
         Column("run by", wraps_at=32),
         Column("share"),
-        *(Column(name, numbers=True) for name in ("untuned", "tuned", "gain")),
+        *(Column(name, numbers=True) for name in ("untuned TVM", "tuned", "gain")),
     )
     title = f"{result.bundle.path.name} in parts"
     return Table(title=title, columns=columns, cells=tuple(_part_rows(result, stages)))
@@ -116,9 +89,4 @@ def _part_rows(result: TuneResult, stages: Stages) -> Iterator[tuple[str, ...]]:
             yield str(number), f"{_RUNTIME}: {some_of(names)}", "all", "-", "-", "-"
             continue
         for each in result.jobs[step.member].results:
-            times = (time_text(each.untuned_s), time_text(each.tuned_s), ratio_text(each.untuned_s, each.tuned_s))
-            yield str(number), "own code", each.share, *times
-
-
-def _trials(job: JobStatus) -> int:
-    return sum(job.progress.trials_done.values())
+            yield str(number), "own code", each.share, *_times(each)

@@ -8,7 +8,7 @@ from fractune.features.matrix.cross_table import HEADING, at_load_json, latency_
 from fractune.features.tune.times_table import operator_time, operators_s
 from fractune.server.job_status import JobStatus, OperatorStatus, ShareResult
 from fractune.text.rendering import Column, Table
-from fractune.text.text import launch_notes, marked_time, moment_text, ratio_text, time_text
+from fractune.text.text import launch_notes, marked_time, moment_text, ratio_text
 from fractune_core.analysis.roofline import Roof, is_launch_bound
 from fractune_core.names import changes_layout
 from fractune_core.shares import Share, units_text
@@ -36,6 +36,7 @@ def result_json(job: JobStatus, bundle: str) -> dict[str, Any]:
         "layout_transforms": layout_transforms(job),
         "operators": [operator_result_json(job, each) for each in job.operators if each.selected],
         "bundle": bundle,
+        "skipped_shares": dict(job.spec.skipped_shares),
     }
 
 
@@ -73,7 +74,11 @@ def _is_launch_bound(job: JobStatus, each: ShareResult) -> bool | None:
 
 
 def doubts(job: JobStatus) -> list[str]:
-    """A line for each share whose tuned model's outputs are far from the untuned model's."""
+    """A line for each share whose tuned model's outputs are far from the untuned model's. None for a bundle whose check
+    found its outputs equal to another runtime's: how far right outputs lie apart is known there.
+    """
+    if job.checked is not None and job.checked.is_equal:
+        return []
     return [
         f"note: at {each.share} the outputs differ from the untuned model's by {each.difference:.1e} of the "
         "largest, on random inputs; every operator was right on its own, so the model rounds to half precision, or is "
@@ -111,22 +116,26 @@ def _overheads(job: JobStatus) -> list[str]:
     return [f"note: {note}; 'fractune run BUNDLE' times calls"]
 
 
+def latency_notes(job: JobStatus) -> tuple[str, ...]:
+    """What to know of a finished job's latencies."""
+    bound = (_is_launch_bound(job, each) for each in job.results)
+    of_times = (*timed_before(job), *doubts(job), *_overheads(job))
+    return *launch_notes(bound), *of_times, *load_notes(job.results)
+
+
 def latency_table(job: JobStatus) -> Table:
-    """A row for each share: what it granted, the latencies and the largest difference of the outputs."""
-    numbers = [Column(name, numbers=True) for name in ("untuned", "tuned", "speed-up")]
-    rows = tuple(_latency_row(job, each) for each in job.results)
+    """A row for each share: what it granted, the latencies without and with tuning, and how far the outputs differ."""
+    numbers = [Column(name, numbers=True) for name in ("untuned TVM", "tuned", "speed-up")]
+    rows = tuple(latency_row(job, each) for each in job.results)
     return Table(
-        title=f"{job.model_name}: latency, measured alone",
+        title=f"{job.model_name}: latency{'' if job.is_disturbed else ', measured alone'}",
         columns=(
             *(Column("share"), Column("granted"), *numbers, Column(HEADING, numbers=True, dispensable=1)),
-            Column("max error", numbers=True, dispensable=2),
+            Column("outputs differ from untuned by", numbers=True, dispensable=2, wraps_at=13),
         ),
         cells=tuple(_latency_cells(job, each) for each in job.results),
         rows=rows,
-        notes=(
-            *launch_notes(row["launch_bound"] for row in rows),
-            *(*timed_before(job), *doubts(job), *_overheads(job), *load_notes(job.results)),
-        ),
+        notes=latency_notes(job),
     )
 
 
@@ -134,12 +143,12 @@ def _latency_cells(job: JobStatus, each: ShareResult) -> tuple[str, ...]:
     granted = f"{each.granted.units} of {units_text(each.granted.units_total, each.granted.unit)}"
     error = each.difference
     difference = "-" if error is None else f"{error:.1e}"
-    tuned = marked_time(each.tuned_s, launch_bound=_is_launch_bound(job, each))
-    times = (time_text(each.untuned_s), tuned, ratio_text(each.untuned_s, each.tuned_s))
-    return each.share, granted, *times, latency_cell(each.at_load_best), difference
+    tuned = marked_time(each.tuned_s, launch_bound=_is_launch_bound(job, each), at_most=each.is_disturbed)
+    times = (marked_time(each.untuned_s, at_most=each.is_disturbed), tuned, ratio_text(each.untuned_s, each.tuned_s))
+    return each.share, granted, *times, latency_cell(each.at_load_best, at_most=each.is_disturbed), difference
 
 
-def _latency_row(job: JobStatus, each: ShareResult) -> dict[str, Any]:
+def latency_row(job: JobStatus, each: ShareResult) -> dict[str, Any]:
     return {
         "share": each.share,
         "units": each.granted.units,
@@ -168,8 +177,8 @@ def operator_json(operator: OperatorStatus) -> dict[str, Any]:
 
 
 def operator_result_json(job: JobStatus, operator: OperatorStatus) -> dict[str, Any]:
-    """`implementation`, `gflops`, `roof_part` and `model_part` (fractions) and `launch_bound` by share; null for what
-    is not known, but an unknown implementation is absent.
+    """By share `implementation`, `gflops`, `inside_s`, `why_slower`, `roof_part` and `model_part` (fractions), and
+    `launch_bound`; null for what is not known, but an unknown implementation is absent.
     """
     found = {each.share: operator_time(operator, each, job.roofs.get(each.share)) for each in job.results}
     measured = {share: time for share, time in found.items() if time is not None}
@@ -179,5 +188,7 @@ def operator_result_json(job: JobStatus, operator: OperatorStatus) -> dict[str, 
         "gflops": {share: time.gflops for share, time in measured.items()},
         "roof_part": {share: time.roof_part for share, time in measured.items()},
         "launch_bound": {share: time.launch_bound for share, time in measured.items()},
+        "inside_s": {share: time.inside_s for share, time in measured.items()},
+        "why_slower": {share: time.why_slower for share, time in measured.items()},
         "model_part": {share: time.model_part for share, time in measured.items()},
     }

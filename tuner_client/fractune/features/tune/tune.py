@@ -7,23 +7,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Unpack
 
-from fractune.features.compete.compete import check_runtimes
-from fractune.features.compete.compete import compete as compete_with
+from fractune.features.compete.compete import check_runtimes, compete_tuned, installed_runtimes
 from fractune.features.parts.parts import may_cut, with_remedy
 from fractune.features.shapes.sample import with_lengths
-from fractune.features.tune.bundle import BundleFile
+from fractune.features.tune.bundle import BundleFile, check_kept
 from fractune.features.tune.goal import GoalSpec, goal_spec, tune_until_beaten
 from fractune.features.tune.result import TuneResult
 from fractune.features.tune.shape_jobs import JoinOptions, check_several, options_by_shape, tune_parts, tune_shapes
-from fractune.models.source import ModelSource, check_arrays, model_file, onnx_inputs
+from fractune.models.open_sizes import settled
+from fractune.models.source import ModelSource, check_arrays, is_onnx, model_file, onnx_inputs
 from fractune.server.rpc import RECONNECT_S, RpcClient
 from fractune.sessions.progress import ProgressOption, View, choose_view
 from fractune.sessions.running import finished_job
 from fractune.sessions.session import PathText, PlaceOptions, session
-from fractune.text.output_files import bundle_file, check_writable
+from fractune.text.output_files import new_bundle
 from fractune_core.codec.messages import to_proto
-from fractune_core.errors import BadModel, BadRequest, FractuneError, OutputsDiffer
+from fractune_core.errors import BadModel, BadRequest, FractuneError
 from fractune_core.files.compared import ONNX_RUNTIME
+from fractune_core.files.new_bundle import NewBundle
 from fractune_core.jobs import JobSpec, SearchOptions
 from fractune_core.model_inputs import SeveralShapes
 from fractune_core.pb import fractune_pb2 as pb
@@ -45,7 +46,8 @@ def tune(
     pad: Mapping[str, float] | None = None,
     padding_error: float = 0.0,
     run_script: bool = False,
-    out: PathText = ".",
+    out: PathText | None = None,
+    force: bool = False,
     server: str | None = None,
     state: PathText | None = None,
     progress: ProgressOption = True,
@@ -63,12 +65,13 @@ def tune(
 
     With `until_beats="onnxruntime"` the search ends when the bundle is faster than the ONNX model in ONNX Runtime at
     every share of this machine's CPU. Faster means by more than the fraction `min_gain` (0.05 = 5 %), beyond the noise.
-    It also ends after `minutes` (default: 15), or at `trials` (default: no limit); see `TuneResult.goal`. A runtime
-    that was not beaten competes as by `compete`, and serves the shares where it is faster.
+    It also ends after `minutes` (default: 15), or at `trials` (default: no limit); see `TuneResult.goal`.
 
-    With `compete="onnxruntime,openvino"` these runtimes are timed beside the bundle at the end, and the fastest serves
-    each share: see `fractune.compete`. An ONNX model with a node that cannot be imported is cut: what can be imported
-    is tuned, and ONNX Runtime runs the rest, if it is installed here. With `compete="none"` such a model is refused.
+    At the end the bundle is timed beside other runtimes at each share of whole CPU cores, and the fastest serves there:
+    see `fractune.compete` and `TuneResult.answer`. `compete="onnxruntime,openvino"` names them; by default it is ONNX
+    Runtime, for an ONNX file that was tuned on this machine, if it is installed here. An ONNX model with a node that
+    cannot be imported is cut: what can be imported is tuned, and ONNX Runtime runs the rest. With `compete="none"` ONNX
+    Runtime has no part in it: nothing is compared, and such a model is refused.
 
     A Python file (TVMScript) is refused, unless `run_script` allows its code to run here; then the IRModule that it
     makes is tuned.
@@ -82,37 +85,56 @@ def tune(
     the arrays of the .npz file `check_inputs`; see `TuneResult.checked`. A bundle that computes something else is not
     published: OutputsDiffer names the first node.
 
-    The bundle is the file `out` if that ends in `.fractune`, else `<model>.fractune` in the folder `out`. `progress`
-    shows a bar, nothing (False), or calls a function with each JobStatus. An unreachable server is awaited for
-    `reconnect_s`.
+    The bundle is the file `out` (default: `<model>.fractune` in the current folder). A bundle there that serves shares,
+    shapes or by runtimes that the new one would not, or another file, is replaced with `force` only. `progress` shows a
+    bar, nothing (False), or calls a function with each JobStatus. An unreachable server is awaited for `reconnect_s`.
 
     Raises BadModel, BadRequest, ShareUnavailable, ServerUnreachable, StateUnusable, and the error that ended the job.
     """
     where = PlaceOptions(server, state, reconnect_s)
-    contenders = _contenders(compete, shares, where.named_server)
     with model_file(model, run_script=run_script, inputs=inputs) as path:
+        contenders, why_not = _contenders(compete, path, shares, where.named_server)
         shapes = with_lengths(onnx_inputs(path), inputs or {}, lengths) if lengths else inputs
+        view = choose_view(progress)
+        shapes = settled(path, shapes, view.show_step)
         of_jobs = options_by_shape(options, shapes)
         join_options = JoinOptions(pad, padding_error)
         join_options.check(len(of_jobs), path)
         specs = [JobSpec.requested(path.name, shares, **each) for each in of_jobs]
-        written = bundle_file(out, path.name)
-        check_writable("--out", written)
+        timed = contenders + ([until_beats] if until_beats else [])
+        written = new_bundle(out, path.name, force=force, runtimes=timed)
+        check_kept(written, specs)
         check_arrays(specs, path)
-        view = choose_view(progress)
+        view.afterwards_s = _COMPARING_S * len(specs[0].shares) if contenders and until_beats is None else 0.0
         if len(specs) > 1:
             check_several(path, until_beats)
             result = tune_shapes(path, specs, join_options, written, where, view)
         else:
             goal = goal_spec(until_beats, min_gain, path, specs[0], options, where.named_server)
             result = _tuned(path, specs[0], goal, written, where, view, parts=compete != NONE)
-        if compete is None and _needs_onnx_runtime(result, where, shares):
-            return _competed_unasked(result, path, state, view, options.get("check_inputs"))
-        return _competed(result, path, contenders, state, view, options.get("check_inputs"))
+        was_beaten = result.goal is not None and result.goal.beaten and compete is None
+        if not contenders or was_beaten:  # the last step toward the goal has compared them
+            return replace(result, not_compared="" if was_beaten else why_not)
+        try:
+            return _competed(result, path, contenders, state, view)
+        except FractuneError as error:
+            if compete is not None:
+                raise
+            return replace(result, not_compared=str(error))
+        except KeyboardInterrupt as stop:
+            stop.add_note(f"the bundle is {result.bundle.path}, and was not compared with other runtimes")
+            raise
 
 
 def _tuned(
-    model: Path, spec: JobSpec, goal: GoalSpec | None, written: Path, where: PlaceOptions, view: View, *, parts: bool
+    model: Path,
+    spec: JobSpec,
+    goal: GoalSpec | None,
+    written: NewBundle,
+    where: PlaceOptions,
+    view: View,
+    *,
+    parts: bool,
 ) -> TuneResult:
     """The model in steps to its goal, or by one job, or in parts if these are allowed and the importer refuses a node
     of it.
@@ -131,21 +153,35 @@ def _tuned(
         if not may_cut(spec, error):
             raise
         return tune_parts(model, spec, error, written, where, view)
-    return TuneResult(job, BundleFile(written, job.name), measurers)
+    return TuneResult(job, BundleFile(written.path, job.name), measurers)
 
 
-def _contenders(compete: str | Sequence[str] | None, shares: str | Sequence[str], server: str | None) -> list[str]:
-    """The runtimes for the end of the tuning; none without `compete`. Raises BadRequest."""
-    if compete is None or compete == NONE:
-        return []
+_COMPARING_S = 5.0
+"""beside ONNX Runtime at a share, for the time left"""
+
+
+def _contenders(
+    compete: str | Sequence[str] | None, model: Path, shares: str | Sequence[str], server: str | None
+) -> tuple[list[str], str]:
+    """The runtimes to time beside the bundle at the end; if none, why ONNX Runtime is not, unless that was asked for.
+    Raises BadRequest if the caller names a runtime that cannot be timed here.
+    """
+    if compete == NONE:
+        return [], ""
+    where = f"the job runs on {server}; 'fractune compete BUNDLE --model MODEL' compares where the bundle is served"
+    if compete is not None:
+        if server is not None:
+            raise BadRequest(f"--compete times runtimes on this machine, and {where}")
+        if not _has_cores(shares):
+            raise BadRequest("--compete is for shares of whole CPU cores; name one, such as cpu:1, or leave it out")
+        return check_runtimes(compete), ""
     if server is not None:
-        raise BadRequest(
-            f"--compete times runtimes on this machine; leave the server out ({server}), or run 'fractune compete' "
-            "where the bundle is served"
-        )
+        return [], where
     if not _has_cores(shares):
-        raise BadRequest("--compete is for shares of whole CPU cores; name one, such as cpu:1, or leave it out")
-    return check_runtimes(compete)
+        return [], "it is timed at shares of whole CPU cores, such as cpu:1"
+    if ONNX_RUNTIME not in installed_runtimes():
+        return [], f"it is not installed here; install it by 'pip install {ONNX_RUNTIME}'"
+    return ([ONNX_RUNTIME], "") if is_onnx(model) else ([], "the model is not an ONNX file")
 
 
 def _has_cores(shares: str | Sequence[str]) -> bool:
@@ -153,43 +189,10 @@ def _has_cores(shares: str | Sequence[str]) -> bool:
     return any(Share.parse(share).kind.measures_kernels and share.startswith("cpu:") for share in share_names(shares))
 
 
-def _needs_onnx_runtime(result: TuneResult, where: PlaceOptions, shares: str | Sequence[str]) -> bool:
-    """Whether ONNX Runtime has parts of the model or was not beaten, and can be timed here: where it is faster, it
-    serves.
-    """
-    not_beaten = result.goal is not None and not result.goal.beaten
-    return (result.stages is not None or not_beaten) and where.named_server is None and _has_cores(shares)
-
-
-def _competed_unasked(
-    result: TuneResult, model: Path, state: PathText | None, view: View, check_inputs: PathText | None
-) -> TuneResult:
-    """A model beside ONNX Runtime, which it needs for parts of it, or has not beaten. The bundle is there, also if that
-    fails.
-    """
-    try:
-        return _competed(result, model, [ONNX_RUNTIME], state, view, check_inputs)
-    except OutputsDiffer:
-        raise
-    except FractuneError as error:
-        view.show_step(f"the whole model was not timed in ONNX Runtime: {error}")
-        return result
-
-
-def _competed(
-    result: TuneResult,
-    model: Path,
-    contenders: list[str],
-    state: PathText | None,
-    view: View,
-    check_inputs: PathText | None,
-) -> TuneResult:
-    """The times go into the log of the job too, if its stack can be reached."""
-    if not contenders:
-        return result
-    competed = compete_with(
-        result.bundle, model, runtimes=contenders, check_inputs=check_inputs, progress=view.show_step
-    )
+def _competed(result: TuneResult, model: Path, contenders: list[str], state: PathText | None, view: View) -> TuneResult:
+    """The bundle after the contest, whose times go into the log of the job too, if its stack can be reached."""
+    with view:
+        competed = compete_tuned(result.bundle.path, model, contenders, view.show_step)
     try:
         with session(RpcClient, state, None) as client:
             client.add_runtime_times(to_proto(each, pb.RuntimeTime) for each in competed.measured())

@@ -162,6 +162,7 @@ jobs = Table(
     Column("tuning_ended", Float),
     Column("progress", JSON, nullable=False),
     Column("bundle", _ID, nullable=False),
+    Column("checked", JSON),
     Column("timings", JSON, nullable=False),
     Column("token", _ID, nullable=False, server_default=""),
     Index("ix_jobs_state", "state"),
@@ -251,5 +252,5 @@ rounds = Table(
     Column("instance", Text, nullable=False),
     Column("asked", Integer, nullable=False),
     Column("candidates", JSON(none_as_null=True)),  # NULL until they are proposed
-    Column("granted", JSON, nullable=False, server_default="[]"),  # empty in rounds of older versions: the job's shares
+    Column("granted", JSON, nullable=False),
 )

@@ -25,7 +25,6 @@ from sqlalchemy import (
 
 from fractune_core.analysis.roofline import Arithmetic
 from fractune_core.analysis.validated import ValidatedRecords
-from fractune_core.codec.plain_json import to_dict
 from fractune_core.errors import BadRequest, NotFound
 from fractune_core.implementations import INEXACT, is_exact, text_of
 from fractune_core.records import Kind, Status, TuningRecord
@@ -48,7 +47,8 @@ _WORKED = (
 
 def add_pieces(database: Database, connection: Connection, new: Iterable[WorkCost]) -> None:
     """Add pieces of work; existing ones stay as they are."""
-    database.insert_new(connection, pieces, [to_dict(piece) for piece in new])
+    rows = [{column.name: getattr(piece, column.name) for column in pieces.c} for piece in new]
+    database.insert_new(connection, pieces, rows)
 
 
 class Ledger(Repository):

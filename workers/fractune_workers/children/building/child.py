@@ -32,13 +32,18 @@ from fractune_core.targets import TF32
 from fractune_workers.child.errors import TRIES, is_kill, memory_met, memory_met_by
 from fractune_workers.children.building.cuda import build_archive, scheduled_by_default
 from fractune_workers.children.building.triton_archive import build_triton_archive
+from fractune_workers.children.recurrent.arguments import arguments_of
+from fractune_workers.children.recurrent.packing import Tiling
+from fractune_workers.children.recurrent.tilings import runs, tiling_for
+from fractune_workers.children.recurrent.vectors import kernel_module, recurrence_in
 from fractune_workers.children.triton_kernels.compiler import is_installed, load_triton
-from fractune_workers.children.tvm_api.artifacts import build_object
+from fractune_workers.children.tvm_api.compiled import build_object
 from fractune_workers.children.tvm_api.cuda_target import compiler_for
+from fractune_workers.children.tvm_api.host_kernels import anchor_object, loop_object
 from fractune_workers.children.tvm_api.intrinsics import load_intrinsics, prepare_tensor_cores
 from fractune_workers.children.tvm_api.keep_out import stay_off_gpus
-from fractune_workers.children.tvm_api.numerics.quantizing import with_reference
-from fractune_workers.children.tvm_api.target import default_target, load_target
+from fractune_workers.children.tvm_api.quantizing import with_reference
+from fractune_workers.children.tvm_api.target import architecture, default_target, load_target, needed_features
 from fractune_workers.children.tvm_api.traces import Workload, args_of, read_trace, read_workloads
 from fractune_workers.scratch_dir import use_for_temporary_files
 
@@ -122,8 +127,9 @@ class BuilderChild:
         (TVM's JSON text).
         """
         self._workloads[workload_hash] = read_workloads(workload)
-        allowed = load_target(target).keys
-        return args_of(self._workloads[workload_hash][DIRECT], tf32=TF32 in allowed)
+        direct, parsed = self._workloads[workload_hash][DIRECT], load_target(target)
+        recurrence = recurrence_in(direct.mod)
+        return args_of(direct, tf32=TF32 in parsed.keys) if recurrence is None else arguments_of(recurrence, parsed)
 
     def build(self, workload_hash: str, target: str, trace: str, limit_cpu_s: int = _LIMIT_CPU_S) -> dict[str, Any]:
         """Build one candidate. The result has `status`, its one-line `cause`, `object` (bytes; for a GPU an archive of
@@ -134,10 +140,16 @@ class BuilderChild:
         implementation.
         """
         workloads, implementation = self._workloads[workload_hash], implementation_of(trace)
-        if implementation not in workloads:
+        recurrence, parsed = recurrence_in(workloads[DIRECT].mod), load_target(target)
+        tiling = recurrence and Tiling.named(implementation, recurrence)
+        if recurrence is not None and (implementation == DIRECT or (tiling and runs(tiling, recurrence, parsed))):
+            kernel = kernel_module(recurrence, tiling or tiling_for(recurrence, parsed))
+            recipe = _Recipe(lambda: build_object(kernel, parsed), {})
+        elif implementation in workloads:
+            make_recipe = _triton_recipe if implementation == TRITON else _recipe
+            recipe = make_recipe(workloads[implementation], parsed, trace_of(trace))
+        else:
             raise FractuneError(f"workload {workload_hash} has no implementation '{implementation}'")
-        make_recipe = _triton_recipe if implementation == TRITON else _recipe
-        recipe = make_recipe(workloads[implementation], load_target(target), trace_of(trace))
         return _in_forks(partial(_attempt, recipe, limit_cpu_s), limit_cpu_s)
 
     def compilers(self, target: str) -> str:
@@ -146,6 +158,25 @@ class BuilderChild:
         cuda = [compiler_for(parsed).name] if parsed.kind.name == "cuda" else []
         triton = [load_triton()] if cuda and is_installed() else []
         return ", ".join([f"TVM {tvm.__version__}", f"LLVM {llvm_version_major()}", *cuda, *triton])
+
+
+def host_facts(target: str) -> dict[str, Any]:
+    """What another host needs to measure code for `target` (TVM's JSON text).
+
+    These are its `architecture`, the `features` that the code may use, and TVM's version `tvm`. For a CPU they are also
+    the object files `anchor` and `loop` (`host_kernels`), which are empty for a GPU.
+    """
+    parsed = load_target(target)
+    of_gpu = parsed.kind.name == "cuda"
+    # The code around a GPU's kernels is for any CPU of this architecture.
+    host = default_target(1) if of_gpu else parsed
+    return {
+        "architecture": architecture(host),
+        "features": [] if of_gpu else needed_features(host),
+        "tvm": tvm.__version__,
+        "anchor": b"" if of_gpu else anchor_object(parsed),
+        "loop": b"" if of_gpu else loop_object(parsed),
+    }
 
 
 @dataclass(frozen=True)
@@ -265,4 +296,9 @@ def open_child(_args: list[str]) -> dict[str, Callable[..., Any]]:
     stay_off_gpus()
     _warm_up()
     child = BuilderChild()
-    return {"learn_workload": child.learn_workload, "build": child.build, "compilers": child.compilers}
+    return {
+        "learn_workload": child.learn_workload,
+        "build": child.build,
+        "compilers": child.compilers,
+        "host_facts": host_facts,
+    }

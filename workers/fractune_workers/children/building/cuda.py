@@ -24,9 +24,10 @@ from fractune_core.errors import FractuneError
 from fractune_core.targets import FAST_MATH
 from fractune_workers.children.building.embed_cubin import embed_cubin
 from fractune_workers.children.building.strided_copies import StridedCopies, copied_singly
-from fractune_workers.children.tvm_api.annotations import ASYNC_COPIES
-from fractune_workers.children.tvm_api.artifacts import pack, written
+from fractune_workers.children.tvm_api.artifacts import pack
+from fractune_workers.children.tvm_api.compiled import written
 from fractune_workers.children.tvm_api.cuda_target import shared_bytes_at_launch
+from fractune_workers.children.tvm_api.functions import ASYNC_COPIES
 from fractune_workers.cuda.compilers import CudaCompiler
 
 # Names of a kernel's variables as C's identifiers: code for a GPU is generated as text.

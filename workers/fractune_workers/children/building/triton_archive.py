@@ -19,7 +19,8 @@ from fractune_workers.children.triton_kernels.compiler import Kernel, TensorMap,
 from fractune_workers.children.triton_kernels.decisions import element_bytes_of
 from fractune_workers.children.triton_kernels.marks import decisions_in
 from fractune_workers.children.triton_kernels.sources import Source
-from fractune_workers.children.tvm_api.artifacts import pack, written
+from fractune_workers.children.tvm_api.artifacts import pack
+from fractune_workers.children.tvm_api.compiled import written
 
 _SCRATCH = 2
 """pointers that Triton adds to the arguments of every kernel: to scratch memory and to a profile"""

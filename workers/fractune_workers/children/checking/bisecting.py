@@ -13,7 +13,7 @@ from typing import Any
 import onnx
 
 from fractune_core.errors import FractuneError, first_line
-from fractune_workers.children.checking.references import Deadline
+from fractune_runtime.right_outputs import Deadline
 from fractune_workers.children.importing.onnx_graph import names_read
 
 _log = logging.getLogger(__name__)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -11,18 +12,19 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from fractune_core.agreement import Verdict, judge
+from fractune_core.agreement import Verdict, blank_outputs, judge, nothing_shown
 from fractune_core.errors import FractuneError, first_line
 from fractune_core.files.bundles import Bundle
 from fractune_core.files.checked import Checked
-from fractune_core.model_inputs import HIGHS, constants_in, fitting_shape, parse_numbers, shapes_in
+from fractune_core.host.denormals import with_denormals
+from fractune_core.model_inputs import constants_in, fitting_shape, parse_numbers, shapes_in
 from fractune_runtime.cpu import OnCpu
-from fractune_runtime.tvm_runtime.tensors import as_array, flat, specs_of
+from fractune_runtime.right_outputs import Deadline, Feed, moved_outputs
+from fractune_runtime.tvm_runtime.tensors import TensorSpec, accepted_integers, as_array, flat, specs_of, telling_ranges
 from fractune_workers.children.checking.bisecting import first_different
 from fractune_workers.children.checking.graph import precision_of
 from fractune_workers.children.checking.input_sets import InputSet, InputSpec, given_set, input_sets
-from fractune_workers.children.checking.moved import moved_inputs, moved_weights
-from fractune_workers.children.checking.references import Array, Deadline, Feed, RefusedError, Run, reference
+from fractune_workers.children.checking.references import Array, RefusedError, reference
 from fractune_workers.children.importing.onnx_graph import described, inputs_of
 
 Candidate = Callable[[Feed], list[Array]]
@@ -79,7 +81,7 @@ def imported(model: onnx.ModelProto, inputs: Mapping[str, Sequence[int]], target
     lifted_weights = LiftedWeights()
     lifted = lifted_weights.lifted(prepare(load_fixed(data, inputs, Limits(len(data))), target))
     objects = compile_variants([lifted.module], target, [{}], {})[0]
-    main = relax.VirtualMachine(load_objects(list(objects.values())), tvm.cpu())["main"]
+    main = with_denormals(relax.VirtualMachine(load_objects(list(objects.values())), tvm.cpu())["main"], kept=False)
     own = [lifted_weights.tensors[place] for place in lifted.weights]
     names = [value.name for value in inputs_of(model.graph) if value.name not in constants]
 
@@ -92,8 +94,8 @@ def imported(model: onnx.ModelProto, inputs: Mapping[str, Sequence[int]], target
 
 COMPARING_S, BISECTING_S = 60.0, 150.0
 """after which no further run begins"""
-_MOVES, _FEWEST_MOVES = 8, 2
-"""runs on moved inputs and weights, and the fewest with which there is a verdict"""
+_FEWEST_MOVES = 2
+"""runs on moved inputs and weights with which there is a verdict"""
 _NO_TIME = f"the {COMPARING_S:.0f} s for this check were over"
 _KINDS = "biuf"
 
@@ -112,7 +114,8 @@ class _Answers:
 
     feed: dict[str, Array]
     outputs: list[Array]
-    others: list[list[Array]] | None = None
+    right: list[list[Array]] | None = None
+    """these, and outputs that are as right"""
 
 
 @dataclass
@@ -142,7 +145,7 @@ class Comparison:
         self._constants = _constants(model.graph, inputs)
         self._deadline = Deadline(COMPARING_S)
         self._run = self._reference.open(data, self._outputs)
-        self._high = HIGHS[0]
+        self._within: dict[str, range] | None = None
 
     def compared(self, given: Mapping[str, Array] | None) -> Checked:
         """What was compared. Raises DiffersError."""
@@ -158,11 +161,26 @@ class Comparison:
                 if each.name not in found.skipped:
                     self._compare(name, candidate, each, answers, found)
             found.variants.append(name)
+        runs = _different([answer for each, answer in answers.values() if not each.is_extreme])
+        if blank := nothing_shown(runs):
+            raise FractuneError(f"the reference's outputs are {blank}; give inputs of your own by --check-inputs")
         if not found.sets:
             raise FractuneError("; ".join(dict.fromkeys(found.skipped.values())) or "no output can be compared")
+        outputs = {f"output '{self._outputs[place]}'": f"it is {what}" for place, what in blank_outputs(runs).items()}
         return Checked(
-            f"{self._reference.name} {self._reference.version}", found.sets, tuple(found.variants), found.skipped
+            f"{self._reference.name} {self._reference.version}",
+            found.sets,
+            tuple(found.variants),
+            found.skipped | outputs,
+            ranges=self._ranges(),
         )
+
+    def _ranges(self) -> dict[str, tuple[int, int]]:
+        """By the bundle's names of its inputs."""
+        own = [each["name"] for each in self._bundle.manifest["inputs"]]
+        pairs = zip(own, _paired(own, [spec.name for spec in self._specs]), strict=True)
+        within = self._within or {}
+        return {name: (within[there].start, within[there].stop - 1) for name, there in pairs if there in within}
 
     def _compare(
         self,
@@ -186,7 +204,10 @@ class Comparison:
             return
         if not verdict.agrees:
             raise DiffersError(self._difference(variant, each, known, outputs, verdict))
-        if verdict.decided:
+        outputs_there = [known.outputs[place] for place in each.outputs]
+        if not each.is_extreme and (blank := nothing_shown([outputs_there])):
+            found.skipped[each.name] = f"its outputs are {blank}"
+        elif verdict.decided:
             found.sets[each.name] = max(verdict.difference, found.sets.get(each.name, 0.0))
         else:
             found.skipped[each.name] = "rounding decides all of the outputs"
@@ -196,50 +217,41 @@ class Comparison:
             raise _NoTimeError(_NO_TIME)
 
     def _answers(self, each: InputSet) -> _Answers:
-        """The inputs of the set, with integers as large as the reference takes them. Raises RefusedError."""
-        tried = [high for high in HIGHS if high <= self._high]
-        for place, high in enumerate(tried):
-            feed = {**each.draw(high), **self._constants}
-            try:
-                outputs = self._run(feed)
-            except RefusedError:
-                if place + 1 == len(tried) or not any(spec.may_be_index for spec in self._specs):
-                    raise
-                continue
-            self._high = high
-            return _Answers(feed, outputs)
-        raise AssertionError
+        """The inputs of the set, with integers that the reference takes. Raises RefusedError."""
+        if self._within is None:
+            specs = [TensorSpec(spec.name, spec.dtype, spec.shape) for spec in self._specs]
+            within = accepted_integers(specs, self._accepted)
+            self._within = telling_ranges(specs, lambda inputs: self._run({**inputs, **self._constants}), within)
+        feed = {**each.draw(self._within), **self._constants}
+        return _Answers(feed, self._run(feed))
+
+    def _accepted(self, inputs: dict[str, Array]) -> list[Array]:
+        self._run({**inputs, **self._constants})
+        return [np.zeros(1)]  # an index outside is an error; a NaN of the model's own says nothing
 
     def _verdict(self, each: InputSet, known: _Answers, outputs: Sequence[Array]) -> Verdict:
-        def others() -> list[list[Array]]:
-            known.others = known.others or self._others(known.feed)
-            return [[run[place] for place in each.outputs] for run in known.others]
+        def right() -> list[list[Array]]:
+            if known.right is None:
+                others = self._others(self._data, self._outputs, known.feed, self._deadline)
+                known.right = [known.outputs, *others]
+            return [[run[place] for place in each.outputs] for run in known.right]
 
         chosen = [[all_outputs[place] for place in each.outputs] for all_outputs in (outputs, known.outputs)]
-        return judge(chosen[0], chosen[1], others, self._precision)
+        return judge(chosen[0], chosen[1], right, self._precision)
 
-    def _others(self, feed: Feed) -> list[list[Array]]:
+    def _others(self, data: bytes, outputs: Sequence[str], feed: Feed, deadline: Deadline) -> list[list[Array]]:
         """Outputs that are as right as the reference's. Raises _NoTimeError."""
-        return self._moved(self._data, self._model, self._outputs, feed, self._deadline)
-
-    def _moved(
-        self, data: bytes, model: onnx.ModelProto, outputs: Sequence[str], feed: Feed, deadline: Deadline
-    ) -> list[list[Array]]:
-        fused, moved_ones = self._reference.fused, 0
-        found = [] if fused is None else _tried(partial(fused, data, outputs), feed)
-        for seed in range(_MOVES):
-            if deadline.left_s <= 0:
-                break
-            moved = moved_weights(model, self._precision, seed)
-            fed = {**moved_inputs(feed, self._precision, seed), **self._constants}
-            made = _tried(partial(self._reference.open, moved, outputs), fed)
-            found += made
-            moved_ones += len(made)
-        if moved_ones < _FEWEST_MOVES:
+        moved = moved_outputs(
+            data, feed, self._precision, lambda data: self._reference.open(data, outputs), deadline, self._constants
+        )
+        if len(moved) < _FEWEST_MOVES:
             raise _NoTimeError(
                 _NO_TIME if deadline.left_s <= 0 else "it cannot be run on inputs that are moved a little"
             )
-        return found
+        if self._reference.fused is not None:
+            with contextlib.suppress(RefusedError):
+                moved.append(self._reference.fused(data, outputs)(feed))
+        return moved
 
     def _difference(
         self, variant: str, each: InputSet, known: _Answers, outputs: Sequence[Array], verdict: Verdict
@@ -272,19 +284,16 @@ class Comparison:
             data = cut.SerializeToString()
             wanted = self._reference.open(data, [name])(known.feed)
             found = imported(cut, self._inputs, target)(known.feed)
-            verdict = judge(
-                found, wanted, lambda: self._moved(data, cut, [name], known.feed, deadline), self._precision
-            )
-            return not verdict.agrees
+            others = partial(self._others, data, [name], known.feed, deadline)
+            return not judge(found, wanted, lambda: [wanted, *others()], self._precision).agrees
 
         return first_different(model, [self._outputs[place] for place in each.outputs], differs, deadline)
 
 
-def _tried(open_run: Callable[[], Run], feed: Feed) -> list[list[Array]]:
-    try:
-        return [open_run()(feed)]
-    except RefusedError:
-        return []
+def _different(answers: Sequence[_Answers]) -> list[list[Array]]:
+    """The outputs on inputs that differ: sets may draw the same."""
+    feeds = {b"".join(array.tobytes() for array in each.feed.values()): each.outputs for each in answers}
+    return list(feeds.values())
 
 
 def _kind_text(output: Array, wanted: Array) -> str:

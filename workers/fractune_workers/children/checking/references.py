@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,11 +10,10 @@ import numpy.typing as npt
 
 from fractune_core.errors import BadModel, FractuneError, first_line
 from fractune_core.host.denormals import with_denormals
+from fractune_runtime.right_outputs import Feed, Run
 from fractune_runtime.sessions import OnnxRuntimeSession
 
 Array = npt.NDArray[Any]
-Feed = Mapping[str, Array]
-Run = Callable[[Feed], list[Array]]
 
 MOST_REFERENCE_BYTES = 2**22
 """A larger file takes ONNX's reference, which is Python, longer than anybody waits"""
@@ -102,14 +100,3 @@ def _checked(name: str, run: Callable[[Feed], Any]) -> Run:
         return [np.asarray(each) for each in outputs]
 
     return checked
-
-
-class Deadline:
-    """A moment after which no further run begins."""
-
-    def __init__(self, most_s: float) -> None:
-        self._end_s = time.monotonic() + most_s
-
-    @property
-    def left_s(self) -> float:
-        return self._end_s - time.monotonic()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -14,27 +14,41 @@ import tvm
 from fractune_core import __version__
 from fractune_core.errors import BadRequest, FractuneError
 from fractune_core.files.bundles import RECORDS, WEIGHTS, object_entry, write_bundle
-from fractune_core.fleet.messages import OperatorItem
 from fractune_core.implementations import DIRECT, TRITON, implementation_of, trace_of
 from fractune_core.model_inputs import constants_in
 from fractune_core.names import WITH_GRAPHS
 from fractune_core.operators import check_operator
+from fractune_core.records import UNTUNED
 from fractune_core.targets import capability, runs_on
 from fractune_core.workloads import workload_hash
 from fractune_workers.children.compiling.attention import Chain, chains_of, names_outside, with_attention, workloads_of
-from fractune_workers.children.compiling.implementations import implementations_of, with_implementations
-from fractune_workers.children.compiling.signature import Names, describe_constants, describe_main, names_in_file
+from fractune_workers.children.compiling.implementations import (
+    calls_of,
+    hashes_of,
+    implementations_of,
+    with_implementations,
+)
+from fractune_workers.children.compiling.signature import (
+    Names,
+    describe_constants,
+    describe_main,
+    metadata_in_file,
+    names_in_file,
+)
 from fractune_workers.children.compiling.variants import compile_variants, with_graphs
 from fractune_workers.children.fusing.fuse import prepare_variants
 from fractune_workers.children.importing.model_file import load_variants, named
 from fractune_workers.children.importing.passes import Operator, described, extract
 from fractune_workers.children.layouts.kernels.implementations import IMPLEMENTATIONS
+from fractune_workers.children.recurrent.packing import Tiling
+from fractune_workers.children.recurrent.recurrence import Recurrence
+from fractune_workers.children.recurrent.vectors import recurrence_in, with_tilings
 from fractune_workers.children.triton_kernels.compiler import is_installed, is_known, load_triton
 from fractune_workers.children.triton_kernels.marks import with_marks
 from fractune_workers.children.tvm_api.dot_intrinsics import dot_products
 from fractune_workers.children.tvm_api.intrinsics import keep_out_gpu_intrinsics, load_intrinsics, prepare_tensor_cores
 from fractune_workers.children.tvm_api.keep_out import stay_off_gpus
-from fractune_workers.children.tvm_api.numerics.quantizing import whole_numbers
+from fractune_workers.children.tvm_api.quantizing import whole_numbers
 from fractune_workers.children.tvm_api.target import (
     architecture,
     host_cpu,
@@ -62,11 +76,15 @@ class _Prepared:
     """modules by implementation, of those that some operator has"""
     workloads: dict[str, dict[str, Workload]]
     """by implementation, by direct hash of the operator"""
+    recurrences: dict[str, Recurrence]
+    """by direct hash of the operator"""
     hashes: dict[str, str]
     """workload hashes of the operators, by direct hash"""
     chains: list[Chain]
     """calls that compute attention, for which there may be one function"""
     names: Names
+    metadata: dict[str, Any]
+    """of the model's file"""
     slots: tuple[str | None, ...]
     """of a fused model: the variant's name by slot, None for an empty one"""
     apart: tuple[str, ...]
@@ -82,12 +100,14 @@ def _prepared(path: str, inputs: str, identity: str) -> _Prepared:
     A path stands for one content; `inputs` is JSON, `identity` the key of a target.
     """
     target = parse_target(identity, _ANY_CORES)
-    loaded = load_variants(Path(path), json.loads(inputs))
+    loaded = load_variants(Path(path), json.loads(inputs), recurrences=target.kind.name == "llvm")
     fused = prepare_variants(loaded, target)
     direct = fused.module
     with named(Path(path).name):
         operators = extract(direct, target)
     workloads = {operator.workload_hash: {DIRECT: read_workload(operator.workload_json)} for operator in operators}
+    known = {own: recurrence_in(by_name[DIRECT].mod) for own, by_name in workloads.items()}
+    recurrences = {own: recurrence for own, recurrence in known.items() if recurrence is not None}
     others = {}
     for name in _others(target, operators, [by_name[DIRECT] for by_name in workloads.values()]):
         other = with_marks(direct) if name == TRITON else prepare_variants(loaded, target, name).module
@@ -104,7 +124,10 @@ def _prepared(path: str, inputs: str, identity: str) -> _Prepared:
         workloads[own] = by_name
     hashes = {own: workload_hash(write_workloads(by_name)) for own, by_name in workloads.items()}
     names = names_in_file(loaded.files[0], constants_in(json.loads(inputs)))
-    return _Prepared(direct, operators, others, workloads, hashes, chains, names, loaded.slots, fused.apart)
+    metadata = metadata_in_file(loaded.files[0])
+    return _Prepared(
+        direct, operators, others, workloads, recurrences, hashes, chains, names, metadata, loaded.slots, fused.apart
+    )
 
 
 def _has_triton(target: tvm.target.Target) -> bool:
@@ -130,23 +153,20 @@ def ingest(path: str, inputs: dict[str, list[int]], target: str, isa: str) -> di
     parsed = parse_target(target, _ANY_CORES)
     _check_runs(target, parsed, isa)
     prepared = _prepared(path, json.dumps(inputs), target_key(parsed))
-    operators: list[OperatorItem] = [
+    operators = [
         {
             "workload_hash": prepared.hashes[operator.workload_hash],
             "name": operator.name,
             "weight": operator.weight,
             "workload": write_workloads(prepared.workloads[operator.workload_hash]),
-            "flops": operator.flops,
+            "flops": 0.0 if operator.narrow else operator.flops,  # the roof is float32's
             "io_bytes": operator.io_bytes,
         }
         for operator in prepared.operators
     ]
     with named(Path(path).name):
-        for item in operators:
-            check_operator(item)
-    for operator, item in zip(prepared.operators, operators, strict=True):
-        if operator.narrow:  # the roof is float32's: it says nothing about other arithmetic
-            item["flops"] = 0.0
+        for each in prepared.operators:
+            check_operator(each.name, each.weight, each.flops, each.io_bytes)
     return {"target": str(parsed), "target_key": target_key(parsed), "operators": operators}
 
 
@@ -196,7 +216,9 @@ def compile_bundle(
     texts = [{own.get(name, name): text for name, text in variant["traces"].items()} for variant in variants]
     schedules = [_schedules(prepared, each) for each in texts]
     weights = LiftedWeights()
-    lifted = [weights.lifted(_mixed(prepared, each)) for each in texts]
+    mixed = [_mixed(prepared, each) for each in texts]
+    lifted = [weights.lifted(each) for each in mixed]
+    operators = [prepared.hashes.get(each) for each in hashes_of(prepared.direct)]
     mods = [
         with_graphs(each.module, len(each.weights)) if variant["name"].endswith(WITH_GRAPHS) else each.module
         for variant, each in zip(variants, lifted, strict=True)
@@ -206,13 +228,17 @@ def compile_bundle(
     lines = "".join(json.dumps(record) + "\n" for record in records)
     entries: dict[str, bytes] = {RECORDS: lines.encode(), WEIGHTS: packed}
     described: list[dict[str, Any]] = []
-    for variant, each, objects in zip(variants, lifted, compiled, strict=True):
+    for variant, each, mod, objects in zip(variants, lifted, mixed, compiled, strict=True):
         if not objects:
             continue
         entries.update({object_entry(len(described), name): code for name, code in objects.items()})
-        described.append({"name": variant["name"], "objects": sorted(objects), "weights": each.weights})
+        kernels = _kernels(mod, operators)
+        described.append(
+            {"name": variant["name"], "objects": sorted(objects), "weights": each.weights, "kernels": kernels}
+        )
     whole = {
         **manifest,
+        "model": {**manifest["model"], **({"metadata": prepared.metadata} if prepared.metadata else {})},
         "target": str(parsed),
         "code": {"architecture": architecture(parsed), "features": needed_features(parsed)},
         **describe_main(lifted[0].module, len(lifted[0].weights), prepared.names),
@@ -226,18 +252,30 @@ def compile_bundle(
         write_bundle(file, whole, entries)
 
 
+def _kernels(mod: Any, operators: Sequence[str | None]) -> dict[str, str]:
+    """The workload hashes of a variant's kernels by name, for the operators that the model calls, call by call. Empty
+    for other calls than those, as with attention in one kernel.
+    """
+    calls = calls_of(mod)
+    if len(calls) != len(operators):
+        return {}
+    names = (str(call.args[0].name_hint) for call in calls)
+    return {name: own for name, own in zip(names, operators, strict=True) if own is not None}
+
+
 def _mixed(prepared: _Prepared, texts: dict[str, str]) -> Any:
     """The model with the implementations that the candidates' `texts` (by direct hash) are of, and with attention as
     one function where `texts` has a candidate of it.
     """
-    own = {chain.direct_hash for chain in prepared.chains}
+    apart = prepared.recurrences.keys() | {chain.direct_hash for chain in prepared.chains}
     chosen = {
         name: implementation
         for name, text in texts.items()
-        if name not in own and (implementation := implementation_of(text))
+        if name not in apart and (implementation := implementation_of(text))
     }
     mixed = with_implementations(prepared.direct, prepared.others, chosen) if chosen else prepared.direct
-    return with_attention(mixed, _chosen_chains(prepared, texts))
+    tilings = {of: Tiling.named(implementation_of(texts.get(own, "")), of) for own, of in prepared.recurrences.items()}
+    return with_attention(with_tilings(mixed, tilings.get), _chosen_chains(prepared, texts))
 
 
 def _chosen_chains(prepared: _Prepared, texts: dict[str, str]) -> list[Chain]:
@@ -246,14 +284,16 @@ def _chosen_chains(prepared: _Prepared, texts: dict[str, str]) -> list[Chain]:
 
 
 def _schedules(prepared: _Prepared, texts: dict[str, str]) -> dict[Workload, str]:
-    """Traces by workload, of the operators that are called with these. Raises FractuneError for an operator, or an
-    implementation, that this model lacks.
+    """Traces by workload, of the operators that are called with these; the tilings of recurrences are applied already.
+    Raises FractuneError for an operator, or an implementation, that this model lacks.
     """
     chains = _chosen_chains(prepared, texts)
     called = {*names_outside(prepared.direct, chains), *(each.direct_hash for each in chains)} if chains else texts
     found = {}
     for name, text in texts.items():
-        if name not in called:
+        of = prepared.recurrences.get(name)
+        is_tiling = of and (Tiling.named(implementation_of(text), of) or text == UNTUNED)
+        if name not in called or is_tiling:
             continue
         workload = prepared.workloads.get(name, {}).get(implementation_of(text))
         if workload is None and implementation_of(text) == TRITON:

@@ -1,7 +1,8 @@
-"""The inputs and outputs of a model for a bundle's manifest: names, types and shapes."""
+"""What a bundle's manifest says of a model: its inputs and outputs (names, types, shapes), and its metadata."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,8 @@ from fractune_core.model_inputs import constants_in, shapes_in
 
 _ZIP = b"PK\x03\x04"
 _GRAPH = "/models/model.json"
+_MOST_CHARACTERS = 1 << 18
+"""of metadata, as JSON; the alphabets of models that read text have some ten thousands"""
 
 Names = tuple[list[str], list[str]]
 """of the inputs and of the outputs"""
@@ -35,6 +38,32 @@ def _onnx_names(data: bytes) -> Names:
     if model is None:
         return [], []
     return [value.name for value in inputs_of(model.graph)], [value.name for value in model.graph.output]
+
+
+def metadata_in_file(data: bytes) -> dict[str, Any]:
+    """What an ONNX file says about itself, by ONNX Runtime's names, without what is empty or no manifest can hold.
+    Empty for other formats.
+    """
+    from fractune_workers.children.importing.onnx_graph import parsed
+
+    model = None if data.startswith(_ZIP) else parsed(data)
+    if model is None:
+        return {}
+    texts = {
+        "producer_name": model.producer_name,
+        "domain": model.domain,
+        "description": model.doc_string,
+        "graph_name": model.graph.name,
+        "graph_description": model.graph.doc_string,
+    }
+    props = {each.key: each.value for each in model.metadata_props}
+    custom = {key: value for key, value in props.items() if is_storable(key) and is_storable(value)}
+    found: dict[str, Any] = {name: text for name, text in texts.items() if text and is_storable(text)}
+    if model.HasField("model_version"):
+        found["version"] = model.model_version
+    if custom:
+        found["custom_metadata_map"] = custom
+    return found if len(json.dumps(found)) <= _MOST_CHARACTERS else {}
 
 
 def _torch_names(data: bytes) -> Names:

@@ -129,7 +129,8 @@ class _Fuser:
             key = tuple(value.value for value in values)
             if key not in self._stacked:
                 numbers = [value.value.numpy() for value in values]
-                self._stacked[key] = relax.const(np.stack([numbers[place] for place in self._places]))
+                stacked = np.stack([numbers[place] for place in self._places])
+                self._stacked[key] = relax.const(stacked, str(stacked.dtype))
             return self._stacked[key]
         if isinstance(first, relax.Tuple):
             return relax.Tuple(

@@ -50,30 +50,32 @@ class Variants:
         return [0 if name is None else self.names.index(name) for name in self.slots]
 
 
-def load_variants(path: Path, inputs: Shapes | None = None) -> Variants:
+def load_variants(path: Path, inputs: Shapes | None = None, *, recurrences: bool = True) -> Variants:
     """As `load_model`; for a fused model all its variants, with the same input shapes."""
     shapes = dict(inputs or {})
     with named(path.name):
         data = _read(path)
         fused = read_fused(data) if data.startswith(_ZIP) else None
         if fused is None:
-            return Variants((path.name,), (load_fixed(data, shapes, Limits(len(data))),), (data,))
+            only = load_fixed(data, shapes, Limits(len(data)), recurrences=recurrences)
+            return Variants((path.name,), (only,), (data,))
         limits = Limits(len(data), len(fused.names))
         modules = []
         for name, payload in zip(fused.names, fused.payloads, strict=True):
             with named(f"variant '{name}'"):
-                modules.append(load_fixed(payload, shapes, limits))
+                modules.append(load_fixed(payload, shapes, limits, recurrences=recurrences))
     return Variants(fused.names, tuple(modules), fused.payloads, tuple(fused.slot_names))
 
 
-def load_model(path: Path, inputs: Shapes | None = None) -> tvm.IRModule:
+def load_model(path: Path, inputs: Shapes | None = None, *, recurrences: bool = True) -> tvm.IRModule:
     """Read the model file at `path` and fix its input shapes to `inputs` where the file leaves them open.
 
-    Raises BadModel, naming the file, for anything that cannot become a Relax module with fixed shapes.
+    `recurrences`: whether unrolled ones are rolled up; a GPU has no kernel for them. Raises BadModel, naming the file,
+    for anything that cannot become a Relax module with fixed shapes.
     """
     with named(path.name):
         data = _read(path)
-        return load_fixed(data, dict(inputs or {}), Limits(len(data)))
+        return load_fixed(data, dict(inputs or {}), Limits(len(data)), recurrences=recurrences)
 
 
 @contextlib.contextmanager
@@ -87,10 +89,10 @@ def named(name: str) -> Iterator[None]:
         raise BadModel(f"{name}: is an archive that cannot be read: {error}; copy or export it again") from error
 
 
-def load_fixed(data: bytes, shapes: Shapes, limits: Limits) -> tvm.IRModule:
+def load_fixed(data: bytes, shapes: Shapes, limits: Limits, *, recurrences: bool = True) -> tvm.IRModule:
     from fractune_workers.children.importing.ir_module import refuse_malformed
 
-    mod = _load(data, shapes, limits)
+    mod = _load(data, shapes, limits, recurrences=recurrences)
     _check_fixed(mod)
     check_sizes(mod, limits)
     refuse_malformed(mod, imported=_as_text(data) is None)
@@ -114,7 +116,7 @@ def is_onnx(data: bytes) -> bool:
     return not data.startswith(_ZIP) and _as_text(data) is None
 
 
-def _load(data: bytes, shapes: Shapes, limits: Limits) -> tvm.IRModule:
+def _load(data: bytes, shapes: Shapes, limits: Limits, *, recurrences: bool) -> tvm.IRModule:
     if is_script(data):
         raise BadModel(REFUSAL)
     if data.startswith(_ZIP):
@@ -129,7 +131,7 @@ def _load(data: bytes, shapes: Shapes, limits: Limits) -> tvm.IRModule:
     if text is None:
         from fractune_workers.children.importing.onnx_models.onnx_model import load_onnx
 
-        return load_onnx(data, shapes, limits)
+        return load_onnx(data, shapes, limits, recurrences=recurrences)
     return _load_text(text, shapes)
 
 

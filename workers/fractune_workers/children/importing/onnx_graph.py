@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import graphlib
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import onnx
@@ -113,3 +114,16 @@ def captured_by(graph: onnx.GraphProto) -> set[str]:
     own.update(tensor.name for tensor in graph.initializer)
     own.update(value.name for value in graph.input)
     return {value.name for value in graph.output}.union(*map(names_read, graph.node)) - own - {""}
+
+
+def in_order(nodes: Sequence[onnx.NodeProto]) -> Sequence[onnx.NodeProto]:
+    """The nodes in an order where each comes after the nodes that it reads. Raises BadModel for a cycle."""
+    makers = {name: index for index, node in enumerate(nodes) for name in node.output if name}
+    before = [{makers[name] for name in names_read(node) if name in makers} for node in nodes]
+    if all(made < index for index, needed in enumerate(before) for made in needed):
+        return nodes
+    try:
+        order = list(graphlib.TopologicalSorter(dict(enumerate(before))).static_order())
+    except graphlib.CycleError as error:
+        raise BadModel("has nodes that wait for each other's outputs; export the model again") from error
+    return [nodes[index] for index in order]

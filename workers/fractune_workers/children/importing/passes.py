@@ -24,8 +24,14 @@ from fractune_core.implementations import DIRECT
 from fractune_core.operators import MOST_NAME_CHARACTERS
 from fractune_core.workloads import workload_hash
 from fractune_workers.children.layouts import elementwise, four_bits, products, ranges
-from fractune_workers.children.layouts.planner import Planner, Rule
-from fractune_workers.children.recurrent.vectors import refuse_recurrences, with_vectors
+from fractune_workers.children.layouts.planner import Planner, Rule, block_lanes
+from fractune_workers.children.layouts.transposed import conv2d_transpose
+from fractune_workers.children.recurrent.vectors import (
+    recurrence_in,
+    refuse_recurrences,
+    with_vectors,
+    without_tiling,
+)
 from fractune_workers.children.rewriting import (
     extremes,
     hyperbolic,
@@ -130,6 +136,7 @@ def _layouts_of(call: Any) -> dict[str, list[str]]:
 
 _RULES: dict[str, Rule] = {
     "nn.conv2d": products.conv2d,
+    "nn.conv2d_transpose": conv2d_transpose,
     "matmul": products.matmul,
     "astype": products.cast,
     "nn.max_pool2d": elementwise.pool,
@@ -162,9 +169,13 @@ def planned(mod: tvm.IRModule, target: tvm.target.Target, implementation: str = 
         return with_channels_last(mod) if target.kind.name == "cuda" else mod
     unit = vector_unit(target)
     rules: dict[str, Rule] = {**_RULES, "call_tir": partial(four_bits.in_vectors, unit=unit)}
-    planner = Planner(mod.clone(), rules, elementwise.part, unit.lanes, implementation, dot_products(target))
+    lanes = block_lanes(
+        [binding.value for each in relax_functions(mod).values() for binding in bindings_of(each)], unit
+    )
+    dots = dot_products(target) if lanes == unit.lanes else []
+    planner = Planner(mod.clone(), rules, elementwise.part, lanes, implementation, dots)
     tidy = [relax.transform.EliminateCommonSubexpr(), relax.transform.DeadCodeElimination()]
-    return tvm.transform.Sequential(tidy)(with_vectors(rewritten(mod, planner), unit))
+    return tvm.transform.Sequential(tidy)(with_vectors(rewritten(mod, planner), target))
 
 
 # Operators of half precision that are computed in float32 and rounded once: prefix sums, and scatters that add.
@@ -319,14 +330,16 @@ def _folding(strangers: Sequence[str]) -> Any:
 def extract(mod: tvm.IRModule, target: tvm.target.Target) -> list[Operator]:
     """The operators of a prepared module; equal ones are one operator, with the sum of their weights.
 
-    Kernels that TVM has scheduled already are left out. Raises BadModel when there is nothing to tune.
+    Kernels that TVM has scheduled already are left out. A recurrence is an operator whatever its tiling. Raises
+    BadModel when there is nothing to tune.
     """
     operators: dict[str, Operator] = {}
     tasks = ms.relax_integration.extract_tasks(mod, target)
     for task in tasks:
-        if is_scheduled(task.dispatched[0]["main"]):
+        mod = without_tiling(task.dispatched[0])
+        if is_scheduled(mod["main"]) and recurrence_in(mod) is None:
             continue
-        operator = described(str(task.task_name), int(task.weight), task.dispatched[0])
+        operator = described(str(task.task_name), int(task.weight), mod)
         known = operators.get(operator.workload_hash)
         weight = operator.weight + (known.weight if known else 0)
         operators[operator.workload_hash] = Operator(**{**vars(known or operator), "weight": weight})
@@ -343,9 +356,9 @@ def is_scheduled(function: Any) -> bool:
 
 def direct_hash(mod: tvm.IRModule) -> str:
     """The workload hash of one operator's TIR module, if the operator has no other implementation. Within one model it
-    stands for the operator.
+    stands for the operator. Kernels of one recurrence have one hash, whatever their tilings.
     """
-    return workload_hash(write_workloads({DIRECT: Workload.of(mod)}))
+    return workload_hash(write_workloads({DIRECT: Workload.of(without_tiling(mod))}))
 
 
 def described(name: str, weight: int, mod: tvm.IRModule) -> Operator:
@@ -373,8 +386,11 @@ def _arguments(mod: tvm.IRModule) -> list[tuple[int, int]]:
 
 
 def _flops(mod: tvm.IRModule) -> float:
-    """TVM's estimate; 0 where TVM has none, as for loops with an extent that depends on data."""
+    """TVM's estimate; 0 where TVM has none, as for loops with an extent that depends on data. Infinite ones are refused
+    with the operator.
+    """
     try:
-        return float(tvm.s_tir.analysis.estimate_tir_flops(mod))
+        estimate = float(tvm.s_tir.analysis.estimate_tir_flops(mod))
+        return estimate if estimate >= 0 else 0.0
     except Exception:  # noqa: BLE001  an estimate steers the budget at most; TVM raises any error for odd loops
         return 0.0

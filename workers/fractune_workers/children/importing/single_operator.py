@@ -37,7 +37,7 @@ def heaviest(path: str, inputs: dict[str, list[int]], only: str, target: str) ->
     `only`: texts separated by commas; the name of the operator contains one of them. Raises BadModel.
     """
     parsed = parse_target(target, 1)
-    prepared = prepare(load_model(Path(path), inputs), parsed)
+    prepared = prepare(load_model(Path(path), inputs, recurrences=parsed.kind.name == "llvm"), parsed)
     with named(Path(path).name):
         operators = extract(prepared, parsed)
     chosen = [operator for operator in operators if is_among(only, operator.name)]

@@ -86,13 +86,15 @@ def _conv2d(planner: Planner, call: Any, data: Any, numbers: Array, whole: Bound
         packed = pack(numbers, 0, lanes)
         return planner.kernel(direct.conv2d_first, data, relax.const(packed), name="conv2d", window=window), made
     if groups == 1:
-        return _dense_conv2d(planner, data, numbers, window, whole), made
-    grouped = _depthwise_conv2d if group_channels == 1 and out_channels == groups else _grouped_conv2d
-    value, parts = grouped(planner, data, numbers, groups, window)
+        return dense_conv2d(planner, data, numbers, window, whole), made
+    if group_channels == 1 and out_channels == groups:
+        value, parts = depthwise_conv2d(planner, data, numbers, window)
+    else:
+        value, parts = _grouped_conv2d(planner, data, numbers, groups, window)
     return value, planner.blocks(made.shape, CHANNELS, parts)
 
 
-def _depthwise_conv2d(planner: Planner, data: Any, numbers: Array, _groups: int, window: Window) -> tuple[Any, int]:
+def depthwise_conv2d(planner: Planner, data: Any, numbers: Array, window: Window) -> tuple[Any, int]:
     """The value, and the number of its parts, which are those of the image."""
     image, blocks = planner.into_blocks(data, CHANNELS)
     weights = relax.const(pack(numbers[:, 0], 0, planner.lanes, parts=blocks.parts))
@@ -126,9 +128,12 @@ def _parts(planner: Planner, data: Any, groups: int, numbers: Array) -> int:
     return groups if known is None or known[1].parts == wanted.parts else 1
 
 
-def _dense_conv2d(planner: Planner, data: Any, numbers: Array, window: Window, whole: Bounds | None) -> Any:
+def dense_conv2d(
+    planner: Planner, data: Any, numbers: Array, window: Window, whole: Bounds | None = None, parts: int = 1
+) -> Any:
+    """The convolution of an image with weights (K, C, R, S), of outputs in so many `parts`, in blocks."""
     image, blocks = planner.into_blocks(data, CHANNELS)
-    packed = pack(pack(numbers, 1, planner.lanes, parts=blocks.parts), 0, planner.lanes)
+    packed = pack(pack(numbers, 1, planner.lanes, parts=blocks.parts), 0, planner.lanes, parts=parts)
     integer = _integer(planner, whole, numbers[0].size)
     if integer is not None:
         return _own_kernel(planner, integer.convolve, image, integer.pack(packed), name="conv2d", window=window)

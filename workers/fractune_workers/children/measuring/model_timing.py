@@ -7,9 +7,10 @@ import math
 import os
 import random
 import statistics
+import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -24,13 +25,11 @@ from fractune_core.shares import Share
 from fractune_runtime.cpu import OnCpu, ShareHere
 from fractune_runtime.gpu import OnGpu
 from fractune_runtime.model import Backend
-from fractune_runtime.runner import CallersThread, Runner, runner_for
-from fractune_runtime.tvm_runtime.tensors import drawn_inputs, specs_of
+from fractune_runtime.runner import MIN_REPEAT_S, CallersThread, Runner, runner_for, secs_of_one
+from fractune_runtime.tvm_runtime.inside import time_inside
+from fractune_runtime.tvm_runtime.tensors import drawn_inputs, input_specs
 from fractune_workers.children.tvm_api.arrays import difference
 from fractune_workers.children.tvm_api.processor import Processor
-
-MIN_REPEAT_S = 0.02
-"""One repeat calls the model until this long has passed"""
 
 Call = Callable[[], Any]
 """One inference, waited for"""
@@ -42,17 +41,6 @@ def backend_on(processor: Processor, bundle: Bundle) -> Backend:
     Raises BadBundle if the processor cannot run its code.
     """
     return OnGpu(bundle, None, stream=processor.stream) if processor.is_gpu else OnCpu(bundle, None)
-
-
-def secs_of_one(call: Call, at_least_s: float = MIN_REPEAT_S) -> float:
-    """Seconds of one inference, the average over `at_least_s` seconds of inferences."""
-    calls, start = 0, time.perf_counter()
-    while True:
-        call()
-        calls += 1
-        spent = time.perf_counter() - start
-        if spent >= at_least_s:
-            return spent / calls
 
 
 @contextlib.contextmanager
@@ -73,11 +61,11 @@ def serving(threads: int, cpus: Collection[int]) -> Iterator[Runner | CallersThr
 _FINALISTS = 3
 _CLOSE = 1.5
 """times in a loop of the fastest variant: a variant that takes longer is not timed at load"""
-ROUNDS, _AT_LOAD_FEWEST_ROUNDS = 11, 6
+ROUNDS, _FEWEST_ROUNDS = 11, 6
 """an interval needs six"""
 _REQUESTS, _P99_REQUESTS = 10, 100
 """of a round at most, and in all for a p99"""
-_AT_LOAD_MOST_S = 5.0
+_MOST_REQUESTS_S = 5.0
 """of the requests to all finalists together"""
 _REST_S = 0.005
 """in which the threads of another pool fall asleep"""
@@ -134,9 +122,9 @@ def time_at_load(
     with ExitStack() as threads:
         finalists = _finalists(calls, loop_s, own, cpus, threads)
         rate_per_s = LOAD / min(each.first_s for each in finalists)
-        requests = int(rate_per_s * _AT_LOAD_MOST_S / len(finalists))
+        requests = int(rate_per_s * _MOST_REQUESTS_S / len(finalists))
         rounds = min(ROUNDS, requests)
-        if rounds < _AT_LOAD_FEWEST_ROUNDS:
+        if rounds < _FEWEST_ROUNDS:
             return []
         draws = random.Random(0)
         arrivals_s = [poisson(rate_per_s, min(_REQUESTS, requests // rounds), draws) for _ in range(rounds)]
@@ -145,7 +133,7 @@ def time_at_load(
             for each in in_turn(finalists, number):
                 each.take_round(arrivals_s[number])
             found = [each.found for each in finalists]
-            if number + 1 >= _AT_LOAD_FEWEST_ROUNDS and not has_p99 and are_decided(found, rounds):
+            if number + 1 >= _FEWEST_ROUNDS and not has_p99 and are_decided(found, rounds):
                 break
     return found
 
@@ -199,8 +187,6 @@ _FEWEST_REQUESTS, _MOST_REQUESTS = 10, 200
 """of a round: with 100 in all there is a p99"""
 _MOST_S = 120.0
 """of the requests to all finalists together"""
-_FEWEST_ROUNDS = 6
-"""an interval needs six"""
 
 
 def time_under_limit(
@@ -247,6 +233,7 @@ def time_variants(path: Path, repeats: int, own: str, processor: Processor) -> d
 
     Returns `run_secs` (seconds of one inference, `repeats` of them, of a slow variant fewer) and `max_error` (largest
     difference to the untuned output, over that output's largest value) by variant. `at_load` is from `time_at_load`.
+    `inside` is an Inside of the variant `own` as JSON; None on a GPU, and for a model that is very slow.
     """
     cpus = () if processor.is_gpu else sorted(os.sched_getaffinity(0))
     with ExitStack() as threads:
@@ -258,9 +245,16 @@ def time_variants(path: Path, repeats: int, own: str, processor: Processor) -> d
             for name, call in model.calls.items():
                 if len(run_secs[name]) < counts[name]:
                     run_secs[name].append(run(secs_of_one, call))
-    loop_s = {name: statistics.median(secs) for name, secs in run_secs.items()}
+        loop_s = {name: statistics.median(secs) for name, secs in run_secs.items()}
+        inside = None
+        if cpus and own in loop_s and loop_s[own] < _VERY_SLOW_S:
+            call = model.calls[own]
+            with closing(Bundle(path)) as bundle:
+                names = bundle.kernels(own), bundle.candidates(own)
+            inside = run(time_inside, call.args[0], call).brief(*names).to_json()
     at_load = time_at_load(model.calls, loop_s, own, cpus)
-    return {"run_secs": run_secs, "max_error": model.errors, "at_load": [each.to_json() for each in at_load]}
+    times = {"run_secs": run_secs, "max_error": model.errors, "at_load": [each.to_json() for each in at_load]}
+    return {**times, "inside": inside}
 
 
 def time_variants_under(limit: Share, path: Path, processor: Processor) -> dict[str, Any]:
@@ -278,6 +272,7 @@ def time_variants_under(limit: Share, path: Path, processor: Processor) -> dict[
         "run_secs": {UNTUNED_VARIANT: untuned_secs, **{each.variant: each.loop_secs for each in at_load}},
         "max_error": model.errors,
         "at_load": [each.to_json() for each in at_load],
+        "inside": None,
     }
 
 
@@ -285,7 +280,8 @@ def time_variants_under(limit: Share, path: Path, processor: Processor) -> dict[
 class _Loaded:
     """The variants of a bundle by name, after one inference of each on the same random inputs."""
 
-    calls: dict[str, Call]
+    calls: dict[str, partial[Any]]
+    """the first argument of each is the variant"""
     first_s: dict[str, float]
     errors: dict[str, float]
     """largest difference to the untuned output, over that output's largest value"""
@@ -294,7 +290,7 @@ class _Loaded:
 def _loaded(path: Path, processor: Processor, share: Share, run: Callable[..., Any]) -> _Loaded:
     """`run`: the result of a function on the thread of the model."""
     bundle = Bundle(path)
-    backend, specs = backend_on(processor, bundle), specs_of(bundle.manifest["inputs"])
+    backend, specs = backend_on(processor, bundle), input_specs(bundle.manifest)
     arguments = backend.placed(backend.arguments(specs, drawn_inputs(specs)))
     runs_graphs = share.kind.serves  # a graph is captured on a stream of its own, outside of a green context
     names = [each["name"] for each in bundle.variants if runs_graphs or not each["name"].endswith(WITH_GRAPHS)]
@@ -304,9 +300,15 @@ def _loaded(path: Path, processor: Processor, share: Share, run: Callable[..., A
         start = time.perf_counter()
         outputs[name] = list(map(backend.array, run(call)))
         first_s[name] = time.perf_counter() - start
+    return _Loaded(calls, first_s, errors_of(outputs))
+
+
+def errors_of(outputs: Mapping[str, Sequence[Any]]) -> dict[str, float]:
+    """The largest difference of each variant's outputs to the untuned variant's (`difference`). One that is infinite,
+    as between shapes that depend on the data, is the largest number: JSON in a database holds no infinity.
+    """
     reference = outputs[UNTUNED_VARIANT]
-    errors = {name: max(map(difference, out, reference)) for name, out in outputs.items()}
-    return _Loaded(dict(calls), first_s, errors)
+    return {name: min(max(map(difference, out, reference)), sys.float_info.max) for name, out in outputs.items()}
 
 
 def _here(function: Callable[..., Any], *arguments: Any) -> Any:

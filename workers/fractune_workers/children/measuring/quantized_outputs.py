@@ -20,8 +20,7 @@ from typing import Any
 import numpy as np
 
 from fractune_core.targets import TF32
-from fractune_workers.children.tvm_api.arrays import LIMITS, difference
-from fractune_workers.children.tvm_api.numerics.quantizing import HIGH, QUANTIZED, SCALE, STEP, UNIT_ROUNDOFFS
+from fractune_workers.children.tvm_api.arrays import HIGH, LIMITS, QUANTIZED, SCALE, STEP, UNIT_ROUNDOFFS, difference
 
 _TOLERANCES = {"float32": 1e-3, "float64": 1e-6}
 """By type: a schedule may add up in another order. Other types must agree exactly."""

@@ -28,10 +28,12 @@ import tvm
 from tvm.script import tirx
 
 from fractune_core.analysis.roofline import Roof
+from fractune_core.host.machine import last_cache_bytes
 from fractune_core.records import FIRST_POLICY
-from fractune_workers.children.tvm_api.artifacts import build_object, load_objects
+from fractune_workers.children.tvm_api.artifacts import load_objects
+from fractune_workers.children.tvm_api.compiled import build_object
 from fractune_workers.children.tvm_api.processor import Processor
-from fractune_workers.children.tvm_api.target import last_cache_bytes, vector_unit
+from fractune_workers.children.tvm_api.target import vector_unit
 
 # The launch floor of a GPU's share: the time of an empty kernel by the timer of candidates.
 #

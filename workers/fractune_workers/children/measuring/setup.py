@@ -1,40 +1,61 @@
 """The setup of a measurer's child: the host's CPU, or the GPU that CUDA shows a process within its share; and the
-anchor.
+anchor. TVM's compiler is not needed: kernels and names that come from it are in `Software`.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from pathlib import Path
 
-import tvm
 import tvm_ffi
-from tvm import te
-from tvm.s_tir import Schedule
 
 from fractune_core.analysis.roofline import Roof
+from fractune_core.codec.plain_json import from_json
 from fractune_core.cuda import runtime_version
 from fractune_core.errors import ShareUnavailable
+from fractune_core.files.packs import ANCHOR, LOOP, PackManifest
+from fractune_core.files.sealed import MANIFEST
 from fractune_core.records import TimingPolicy
 from fractune_core.shares import Device
+from fractune_core.targets import arch_of, runs_on
+from fractune_runtime.cpu import CPUINFO, check_code, host_isa, read_cpuinfo
+from fractune_runtime.tvm_runtime.runtime import load_cuda_runtime
 from fractune_workers.children.measuring.counters import Counters, KernelCounters
 from fractune_workers.children.measuring.interleaved import calls_for
-from fractune_workers.children.measuring.roof import CpuRoof, LaunchFloor
-from fractune_workers.children.tvm_api.arrays import random_args
-from fractune_workers.children.tvm_api.artifacts import build_object, load_objects
-from fractune_workers.children.tvm_api.cuda_target import gpu_target
-from fractune_workers.children.tvm_api.processor import Processor, cpu_processor
-from fractune_workers.children.tvm_api.target import default_target, host_device
+from fractune_workers.children.tvm_api.arrays import ANCHOR_SIZE, LOOP_SIZE, random_args
+from fractune_workers.children.tvm_api.artifacts import load_objects
+from fractune_workers.children.tvm_api.processor import Processor, cpu_device, cpu_processor
 from fractune_workers.cuda.anchor import GpuAnchor
 from fractune_workers.cuda.driver import CudaDriver, open_driver
 from fractune_workers.gpu.nvml import Nvml, gpu_device, open_nvml, visible_gpu
 
-_POOL_LOOP = 64
-_ANCHOR_SIZE = 128
 _ANCHOR_POLICY = TimingPolicy("anchor", warmups=1, repeats=3, min_repeat_ms=3.0)
+_UNKNOWN = "unknown"
+_EXISTS = 0
+"""TVM's number of the attribute"""
+
+
+@dataclass(frozen=True)
+class Software:
+    """What comes from TVM's compiler: in a worker from the one that is installed, for a pack from the pack."""
+
+    target: str
+    """TVM's target for the device as JSON, without the number of cores"""
+    versions: Mapping[str, str]
+    """in the form of records"""
+    isa: str = ""
+    """LLVM's name of the host's CPU"""
+    anchor: bytes = b""
+    """object file of a CPU's anchor (`host_kernels`)"""
+    loop: bytes = b""
+    """object file of a loop that starts every thread of a CPU"""
+    roof: Callable[[Processor], Callable[[], Roof]] | None = None
+    """measures a share's limits on a processor; None = unknown here"""
 
 
 class Anchor:
@@ -56,8 +77,8 @@ class MeasuringSetup:
     processor: Processor
     device: Device
     """the whole of it, as records name it"""
-    target: Any
-    """TVM's default target for it"""
+    target: str
+    """TVM's default target for it as JSON"""
     anchor: Anchor
     versions: dict[str, str]
     """of the software that decides the times, in the form of records"""
@@ -69,32 +90,36 @@ class MeasuringSetup:
     """the kernel's counters for the measuring cores and threads; None on a GPU, where these do not do the work"""
 
 
-def cpu_setup() -> MeasuringSetup:
-    target, processor = default_target(1), cpu_processor()
+def cpu_setup(software: Software) -> MeasuringSetup:
+    """The CPU of this host, within the cores of this process."""
+    processor = cpu_processor()
     return MeasuringSetup(
         processor=processor,
-        device=host_device(),
-        target=target,
-        anchor=Anchor(matmul_anchor(target, processor)),
-        versions=_versions(),
-        get_ready=_start_every_thread,
-        roof=CpuRoof(target, processor).measure,
+        device=cpu_device(software.isa),
+        target=software.target,
+        anchor=Anchor(cpu_anchor(software.anchor, processor)),
+        versions=dict(software.versions),
+        get_ready=lambda: _start_every_thread(software.loop, processor),
+        roof=_roof_of(software, processor),
         counters=KernelCounters(sorted(os.sched_getaffinity(0))).read,
     )
 
 
 def gpu_setup(
     stream: int,
+    software: Callable[[str], Software],
     nvml: Callable[[], Nvml] = open_nvml,
     driver: Callable[[], CudaDriver] = open_driver,
     kind: str = "cuda",
 ) -> MeasuringSetup:
-    """The GPU that this process sees, its kernels on `stream` (an address; 0 = the default stream).
+    """The GPU that this process sees, its kernels on `stream` (an address; 0 = the default stream). TVM's runtime for
+    CUDA is loaded.
 
-    `kind` is TVM's name for the device. Raises ShareUnavailable when TVM, CUDA or NVML has no GPU.
+    `software`: that for an architecture (`sm_90`). `kind` is TVM's name for the device. Raises ShareUnavailable when
+    TVM, CUDA or NVML has no GPU.
     """
-    device = tvm.device(kind, 0)
-    if not device.exist:
+    device = tvm_ffi.device(f"{kind}:0")
+    if not tvm_ffi.get_global_func("runtime.GetDeviceAttr")(device.dlpack_device_type(), device.index, _EXISTS):
         raise ShareUnavailable(
             "TVM sees no GPU: its library for CUDA was not loaded, or CUDA shows this process none; see what "
             "`fractune doctor` finds missing, and compare CUDA_VISIBLE_DEVICES with `nvidia-smi -L`"
@@ -102,36 +127,23 @@ def gpu_setup(
     gpu, cuda = visible_gpu(nvml().gpus()), driver()
     # Twice the cache, and TVM copies as much from one buffer to another.
     processor = Processor(device, stream, flush_bytes=2 * cuda.l2_bytes(), check=cuda.wait)
+    of_gpu = software(gpu.arch)
     return MeasuringSetup(
         processor=processor,
         device=gpu_device(gpu, cuda.l2_bytes()),
-        target=tvm.target.Target(gpu_target(gpu.arch)),
+        target=of_gpu.target,
         anchor=Anchor(GpuAnchor(cuda, stream, gpu.sms).seconds),
-        versions={**_versions(), "driver": gpu.driver, "cuda": runtime_version()},
+        versions={**of_gpu.versions, "driver": gpu.driver, "cuda": runtime_version()},
         get_ready=lambda: None,
-        roof=LaunchFloor(processor).measure,
+        roof=_roof_of(of_gpu, processor),
         counters=None,
     )
 
 
-def _versions() -> dict[str, str]:
-    return {"tvm": tvm.__version__, "tvm-ffi": tvm_ffi.__version__}
-
-
-def _start_every_thread() -> None:
-    """Run one parallel loop, so that TVM's pool is there when its threads are looked at."""
-    empty = te.placeholder((_POOL_LOOP,), name="empty")
-    fill = te.compute((_POOL_LOOP,), lambda i: empty[i] + 1.0, name="fill")
-    sch = Schedule(tvm.IRModule({"main": te.create_prim_func([empty, fill])}))
-    sch.parallel(sch.get_loops(sch.get_sblock("fill"))[0])
-    kernel = load_objects([build_object(sch.mod, default_target(1))])
-    kernel["main"](*random_args([["TENSOR", "float32", [_POOL_LOOP]]] * 2, 0, cpu_processor()))
-
-
-def matmul_anchor(target: Any, processor: Processor) -> Callable[[], float]:
-    """The seconds that a matrix product takes on a CPU."""
-    kernel = load_objects([build_object(_matmul(_ANCHOR_SIZE), target)])
-    args = random_args([["TENSOR", "float32", [_ANCHOR_SIZE, _ANCHOR_SIZE]]] * 3, 0, processor)
+def cpu_anchor(code: bytes, processor: Processor) -> Callable[[], float]:
+    """The seconds that a matrix product takes on a CPU; `code` as of `host_kernels.anchor_object`."""
+    kernel = load_objects([code])
+    args = random_args([["TENSOR", "float32", [ANCHOR_SIZE, ANCHOR_SIZE]]] * 3, 0, processor)
     calls = 1
 
     def seconds() -> float:
@@ -144,9 +156,45 @@ def matmul_anchor(target: Any, processor: Processor) -> Callable[[], float]:
     return seconds
 
 
-def _matmul(size: int) -> Any:
-    left = te.placeholder((size, size), name="left")
-    right = te.placeholder((size, size), name="right")
-    k = te.reduce_axis((0, size), name="k")
-    product = te.compute((size, size), lambda i, j: te.sum(left[i, k] * right[k, j], axis=k), name="product")
-    return tvm.IRModule({"main": te.create_prim_func([left, right, product])})
+def _start_every_thread(code: bytes, processor: Processor) -> None:
+    """Run one parallel loop, so that TVM's pool is there when its threads are looked at."""
+    load_objects([code])["main"](*random_args([["TENSOR", "float32", [LOOP_SIZE]]] * 2, 0, processor))
+
+
+def _roof_of(software: Software, processor: Processor) -> Callable[[], Roof]:
+    return (lambda: Roof(0.0, 0.0, 0)) if software.roof is None else software.roof(processor)
+
+
+def packed_cpu_setup(folder: Path) -> MeasuringSetup:
+    """The CPU of this host. `folder` has the pack's manifest and its kernels for the host. Raises BadBundle if this CPU
+    cannot run the pack's code.
+    """
+    manifest, facts = _manifest(folder), read_cpuinfo(CPUINFO)
+    check_code("the pack", {"architecture": manifest.architecture, "features": manifest.features}, facts)
+    isa = host_isa(facts) or json.loads(manifest.target).get("mcpu") or _UNKNOWN
+    anchor, loop = ((folder / name).read_bytes() for name in (ANCHOR, LOOP))
+    return cpu_setup(Software(manifest.target_key, _versions(manifest), isa, anchor, loop))
+
+
+def packed_gpu_setup(folder: Path, stream: int) -> MeasuringSetup:
+    """The GPU that this process sees, its kernels on `stream`. Raises ShareUnavailable as `gpu_setup`, and for a GPU
+    that does not run the pack's code.
+    """
+    manifest = _manifest(folder)
+    load_cuda_runtime()
+    return gpu_setup(stream, partial(_gpu_software, manifest))
+
+
+def _gpu_software(manifest: PackManifest, arch: str) -> Software:
+    built_for = arch_of(manifest.target)
+    if not runs_on(built_for, arch):
+        raise ShareUnavailable(f"the pack is for {built_for}, and this GPU is {arch}; pack for --target cuda:{arch}")
+    return Software(manifest.target_key, _versions(manifest))
+
+
+def _manifest(folder: Path) -> PackManifest:
+    return from_json(PackManifest, json.loads((folder / MANIFEST).read_bytes()))
+
+
+def _versions(manifest: PackManifest) -> dict[str, str]:
+    return {"tvm": manifest.versions["tvm"], "tvm-ffi": tvm_ffi.__version__}

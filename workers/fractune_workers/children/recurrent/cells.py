@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -47,14 +46,19 @@ class Buffers:
     """(D, B, H), of a GRU with two phases: the state times the reset gate"""
 
 
-@contextlib.contextmanager
-def vector(width: int) -> Iterator[Any]:
-    """A loop over the lanes of a vector."""
-    if width == 1:
-        yield tirx.const(0, "int32")
-    else:
-        with builder.vectorized(0, width) as lane:
-            yield lane
+def each_lane(width: int) -> Iterator[Any]:
+    """The lanes of some units that are computed together, by loops over vectors of 2**n lanes. LLVM keeps vectors of
+    other lengths in memory instead of registers.
+    """
+    done = 0
+    while done < width:
+        length = 1 << ((width - done).bit_length() - 1)
+        if length == 1:
+            yield tirx.const(done, "int32")
+        else:
+            with builder.vectorized(0, length) as lane:
+                yield done + lane if done else lane
+        done += length
 
 
 class Cells:
@@ -110,7 +114,7 @@ class Cells:
 
     def _set(self, tile: Tile, row: int, sums: Any, gate: int, value: Callable[[Any], Any]) -> None:
         """Put a value by lane in the place of a sum. Later expressions read it, and do not repeat it."""
-        with vector(tile.width) as lane:
+        for lane in each_lane(tile.width):
             builder.buffer_store(sums, value(lane), [row, gate, lane])
 
     def _lstm(self, _phase: int, tile: Tile, row: int, sums: Any) -> None:
@@ -130,12 +134,12 @@ class Cells:
         put(INPUT, partial(gate_of, INPUT))
         put(FORGET, (lambda lane: one - sums[row, INPUT, lane]) if of.couples_forget else partial(gate_of, FORGET))
         put(CELL, lambda lane: self._activated(1, tile, sums[row, CELL, lane]))
-        with vector(tile.width) as lane:
+        for lane in each_lane(tile.width):
             old = cells[place(lane)]
             new = sums[row, FORGET, lane] * old + sums[row, INPUT, lane] * sums[row, CELL, lane]
             builder.buffer_store(cells, self._kept(tile, row, new, old), list(place(lane)))
         put(OUTPUT, partial(gate_of, OUTPUT))
-        with vector(tile.width) as lane:
+        for lane in each_lane(tile.width):
             shown = self._activated(2, tile, cells[place(lane)], clipped=False)
             self._store(tile, row, lane, sums[row, OUTPUT, lane] * shown)
 
@@ -165,7 +169,7 @@ class Cells:
 
     def _keep_gates(self, tile: Tile, row: int, sums: Any) -> None:
         """Keep the update gate and the state times the reset gate for the second phase."""
-        with vector(tile.width) as lane:
+        for lane in each_lane(tile.width):
             where = [tile.direction, tile.first_row + row, tile.first_unit + lane]
             builder.buffer_store(self._buffers.update, sums[row, UPDATE, lane], where)
             reset = sums[row, RESET, lane] * self._old(tile, row, lane)
@@ -174,12 +178,12 @@ class Cells:
     def _mix(self, tile: Tile, row: int, update: Callable[[Any], Any], hidden: Callable[[Any], Any]) -> None:
         """A GRU's new state, between the hidden one and the old one."""
         one = tirx.const(1.0, self._of.dtype)
-        with vector(tile.width) as lane:
+        for lane in each_lane(tile.width):
             old = self._old(tile, row, lane)
             self._store(tile, row, lane, (one - update(lane)) * hidden(lane) + update(lane) * old)
 
     def _rnn(self, _phase: int, tile: Tile, row: int, sums: Any) -> None:
-        with vector(tile.width) as lane:
+        for lane in each_lane(tile.width):
             self._store(tile, row, lane, self._activated(0, tile, sums[row, 0, lane]))
 
     def _old(self, tile: Tile, row: int, lane: Any) -> Any:

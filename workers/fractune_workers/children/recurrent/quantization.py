@@ -1,7 +1,8 @@
 """Recurrent products of whole numbers in TIR: the state of each step is quantized to 8 bits, the weights are already.
 
-The products are exact. They are summed in float32, whose sums of whole numbers are exact up to 2**24. Where sums may
-exceed that, they are computed in several parts, which are added up in int32.
+The products are exact. The processor's products of bytes are summed in int32. Without them, products are summed in
+float32, whose sums of whole numbers are exact up to 2**24. Where sums may exceed that, they are computed in several
+parts, which are added up in int32.
 """
 
 from __future__ import annotations
@@ -12,30 +13,33 @@ from typing import Any
 from tvm import tirx
 from tvm.tirx.script.builder import ir as builder
 
-from fractune_workers.children.recurrent.cells import Tile, vector
-from fractune_workers.children.recurrent.recurrence import Recurrence
+from fractune_core.implementations import INT8
+from fractune_workers.children.recurrent.cells import Tile, each_lane
+from fractune_workers.children.recurrent.packing import GROUP, Tiling
+from fractune_workers.children.recurrent.recurrence import LARGEST_WEIGHT, Recurrence
+from fractune_workers.children.tvm_api.dot_intrinsics import DOT_PRODUCTS
 
 _STEPS = 255
 """The largest number of 8 bits, and the largest difference to a zero point"""
-_LARGEST_WEIGHT = {"int8": 128, "int16": 255}
-"""by type; 16 bits hold 8-bit weights less a zero point of 8 bits"""
 _EXACT = 2**24
 
 
 class QuantizedState:
-    def __init__(self, recurrence: Recurrence, state: Any, scales: Any) -> None:
+    def __init__(self, recurrence: Recurrence, tiling: Tiling, state: Any, scales: Any) -> None:
         """`state` (2, D, B, H), and `scales` (D, G*H) of the weights."""
-        self._of, self._state, self._scales = recurrence, state, scales
-        self.numbers = builder.alloc_buffer(
-            (recurrence.directions, recurrence.batch, recurrence.units), recurrence.dtype
-        )
-        """the quantized state, less its zero point: whole numbers as floats"""
+        self._of, self._tiling, self._state, self._scales = recurrence, tiling, state, scales
+        # For products of bytes, numbers behind the last unit meet weights of 0.
+        units = recurrence.units + (-recurrence.units % GROUP if tiling.dots else 0)
+        shape = recurrence.directions, recurrence.batch, units
+        self.numbers = builder.alloc_buffer(shape, "uint8" if tiling.dots else recurrence.dtype)
+        """the quantized state: bytes for products of bytes, otherwise whole numbers as floats, less the zero point"""
         self._scale = builder.alloc_buffer((recurrence.directions,), recurrence.dtype)
-        self._part = max(1, _EXACT // (_STEPS * _LARGEST_WEIGHT[recurrence.whole_weights]))
+        self._zero_point = builder.alloc_buffer((recurrence.directions,), "int32")
+        self._part = max(1, _EXACT // (_STEPS * LARGEST_WEIGHT[recurrence.whole_weights]))
 
-    def quantize(self, direction: Any, step: Any, block: int) -> None:
+    def quantize(self, direction: Any, step: Any) -> None:
         """The state before the step, of all rows by one range, which contains 0."""
-        of = self._of
+        of, block = self._of, self._tiling.units
         zero, most = tirx.const(0.0, of.dtype), tirx.const(float(_STEPS), of.dtype)
         low, high = self._range(direction, step, block)
         width = (high[0] - low[0]) / most
@@ -43,10 +47,13 @@ class QuantizedState:
         point = builder.alloc_buffer((1,), of.dtype, scope="local")
         offset = tirx.max(tirx.min(zero - low[0] / self._scale[direction], most), zero)
         builder.buffer_store(point, tirx.nearbyint(offset), [0])
+        builder.buffer_store(self._zero_point, tirx.Cast("int32", point[0]), [direction])
 
         def put(row: Any, unit: Any, _lane: Any) -> None:
             steps = tirx.nearbyint(self._state[step % 2, direction, row, unit] / self._scale[direction]) + point[0]
-            number = tirx.max(tirx.min(steps, most), zero) - point[0]
+            number = tirx.max(tirx.min(steps, most), zero)
+            # By int32: AVX2 has no conversion from float32 to a narrower type.
+            number = tirx.Cast("uint8", tirx.Cast("int32", number)) if self._tiling.dots else number - point[0]
             builder.buffer_store(self.numbers, number, [direction, row, unit])
 
         self._each_unit(block, put)
@@ -55,7 +62,7 @@ class QuantizedState:
         """The smallest and the largest number of the state and 0, in the first places of two buffers."""
         of = self._of
         low, high = (builder.alloc_buffer((block,), of.dtype, scope="local") for _ in range(2))
-        with vector(block) as lane:
+        for lane in each_lane(block):
             for bound in (low, high):
                 builder.buffer_store(bound, tirx.const(0.0, of.dtype), [lane])
 
@@ -74,10 +81,11 @@ class QuantizedState:
         whole, left = divmod(self._of.units, block)
         with builder.serial(0, self._of.batch) as row:
             if whole:
-                with builder.serial(0, whole) as at, vector(block) as lane:
-                    body(row, at * block + lane, lane)
+                with builder.serial(0, whole) as at:
+                    for lane in each_lane(block):
+                        body(row, at * block + lane, lane)
             if left:
-                with vector(left) as lane:
+                for lane in each_lane(left):
                     body(row, whole * block + lane, lane)
 
     def sums(
@@ -114,10 +122,50 @@ class QuantizedState:
             tile, lambda place: self._finish(tile, sums, place, tirx.Cast(of.dtype, totals[tuple(place)]), initial)
         )
 
+    def dot_sums(
+        self, tile: Tile, sums: Any, weights: Any, block: Any, initial: Callable[[Tile, int, int, Any], Any]
+    ) -> None:
+        """As `sums`, by the processor's products of bytes with the weights of a block, in int32."""
+        of, lanes = self._of, self._tiling.dots
+        vectors = -(-tile.width // lanes)
+        groups = -(-of.units // GROUP)
+        totals = builder.alloc_buffer((tile.rows, of.gates, vectors * lanes), "int32", scope="local")
+        instruction = next(dot.llvm for dot in DOT_PRODUCTS[INT8] if dot.lanes == lanes)
+        sums_type, bytes_type = f"int32x{lanes}", f"x{lanes * GROUP}"
+
+        def each(group: Any, body: Callable[[Any, Any, int], Any]) -> None:
+            """Set each vector of totals to what `body` makes of it, the weights of the group and the row."""
+            for row in range(tile.rows):
+                for gate in range(of.gates):
+                    for at in range(vectors):
+                        place = [row, gate, tirx.Ramp(at * lanes, 1, lanes)]
+                        first = at * lanes * GROUP
+                        weight = weights.vload([tile.direction, block, group, gate, first], f"int8{bytes_type}")
+                        builder.buffer_store(totals, body(totals[tuple(place)], weight, row), place)
+
+        def begin(_total: Any, weight: Any, _row: int) -> Any:
+            """The state's zero point times the sum of all weights, which lie behind them."""
+            point = tirx.Broadcast(-self._zero_point[tile.direction], lanes)
+            return tirx.reinterpret(sums_type, weight) * point
+
+        each(groups, begin)
+        with builder.serial(0, groups) as group:
+
+            def add(total: Any, weight: Any, row: int) -> Any:
+                number = self.numbers.vload([tile.direction, tile.first_row + row, group * GROUP], f"uint8x{GROUP}")
+                repeated = tirx.Broadcast(tirx.reinterpret("int32", number), lanes)
+                as_bytes = tirx.reinterpret(f"uint8{bytes_type}", repeated)
+                return tirx.call_llvm_pure_intrin(sums_type, instruction, total, as_bytes, weight)
+
+            each(group, add)
+        self._each_sum(
+            tile, lambda place: self._finish(tile, sums, place, tirx.Cast(of.dtype, totals[tuple(place)]), initial)
+        )
+
     def _each_sum(self, tile: Tile, body: Callable[[list[Any]], None]) -> None:
         for row in range(tile.rows):
             for gate in range(self._of.gates):
-                with vector(tile.width) as lane:
+                for lane in each_lane(tile.width):
                     body([row, gate, lane])
 
     def _finish(

@@ -2,13 +2,12 @@
 
 The product of the inputs with their weights does not depend on the state: it is computed before, for all steps. Each
 step then computes the product of the state with the recurrent weights, and the activations. The weights of all gates of
-a block of units lie side by side (`pack`): a step reads them once, from one end to the other.
+a block of units lie side by side (`tilings.pack`): a step reads them once, from one end to the other.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
@@ -21,6 +20,8 @@ Array = npt.NDArray[Any]
 
 LSTM, GRU, RNN = "LSTM", "GRU", "RNN"
 _GATES = {LSTM: 4, GRU: 3, RNN: 1}
+LARGEST_WEIGHT = {"int8": 128, "int16": 255}
+"""of whole weights, by type; 16 bits hold 8-bit weights less a zero point of 8 bits"""
 
 
 @dataclass(frozen=True)
@@ -118,18 +119,3 @@ def split(weights: Array, recurrence: Recurrence) -> list[Array]:
         np.ascontiguousarray(by_gate[:, list(gates)].reshape(directions, -1, units).transpose(0, 2, 1))
         for gates in recurrence.phases
     ]
-
-
-def pack(weights: Array, gates: int, block: int) -> Array:
-    """A phase's weights (D, H, G*H) in blocks of units (D, H/block, H, G, block): the last block is filled up with
-    zeros.
-    """
-    directions, read, _ = weights.shape
-    by_gate = weights.reshape(directions, read, gates, -1)
-    room = -by_gate.shape[-1] % block
-    filled = np.pad(by_gate, ((0, 0), (0, 0), (0, 0), (0, room)))
-    return np.ascontiguousarray(filled.reshape(directions, read, gates, -1, block).transpose(0, 3, 1, 2, 4))
-
-
-def packed_shape(recurrence: Recurrence, gates: Sequence[int], block: int) -> tuple[int, ...]:
-    return recurrence.directions, -(-recurrence.units // block), recurrence.units, len(gates), block

@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 import tvm
 from tvm import relax
@@ -77,6 +78,11 @@ def bits_of(value: Any) -> int:
 def is_constant(expr: Any) -> bool:
     """Whether it is a tensor of known numbers."""
     return isinstance(getattr(expr, "value", None), tvm.runtime.Tensor)
+
+
+def constant_of(numbers: npt.NDArray[Any]) -> relax.Constant:
+    """A constant of the array's own type: without a type, TVM makes 32 bits of 64."""
+    return relax.const(np.ascontiguousarray(numbers), str(numbers.dtype))
 
 
 def _is_fixed(ty: Any) -> bool:

@@ -14,16 +14,49 @@ from tvm import te, topi
 
 from fractune_workers.children.rewriting.expressions import TAKES_AN_EPILOGUE
 
+_WHOLE, _HALF, _LONG = 16, 8, 24
+"""Numbers of the widest vector, and of one that is wide enough. Rows that the second divides are not copied, nor are
+rows shorter than the third."""
+
 
 def softmax(data: te.Tensor) -> te.Tensor:
     """exp(x - max(x)) / sum(exp(x - max(x))) of each row."""
-    largest = _reduced(te.max, data, "row_max")
-    above = te.compute(data.shape, lambda *at: data(*at) - largest(*at[:-1]), name="row_shifted")
-    powers = topi.fast_exp(above)
-    total = _reduced(te.sum, powers, "row_sum")
+    _, powers, total = _powers(data)
     one = tvm.tirx.const(1.0, data.dtype)
     factor = te.compute(total.shape, lambda *row: one / total(*row), name="row_factor")
     return te.compute(data.shape, lambda *at: powers(*at) * factor(*at[:-1]), name="softmax")
+
+
+def log_softmax(data: te.Tensor) -> te.Tensor:
+    """x - max(x) - log(sum(exp(x - max(x)))) of each row."""
+    largest, _, total = _powers(data)
+    logarithm = te.compute(total.shape, lambda *row: te.log(total(*row)), name="row_logarithm")
+
+    def element(*at: Any) -> Any:
+        return data(*at) - largest(*at[:-1]) - logarithm(*at[:-1])
+
+    return te.compute(data.shape, element, name="log_softmax")
+
+
+def _powers(data: te.Tensor) -> tuple[te.Tensor, te.Tensor, te.Tensor]:
+    """Of each row: max(x), exp(x - max(x)) in whole vectors, and the sum of these."""
+    whole = _filled_up(data)
+    largest = _reduced(te.max, whole, "row_max")
+    powers = topi.fast_exp(te.compute(whole.shape, lambda *at: whole(*at) - largest(*at[:-1]), name="row_shifted"))
+    return largest, powers, _reduced(te.sum, powers, "row_sum")
+
+
+def _filled_up(data: te.Tensor) -> te.Tensor:
+    """Each row copied into whole vectors, with -inf behind it, so that all passes but the last are of vectors."""
+    *rows, columns = (int(dim) for dim in data.shape)
+    if columns % _HALF == 0 or columns < _LONG:
+        return data
+    nothing = tvm.tirx.const(float("-inf"), data.dtype)
+
+    def element(*at: Any) -> Any:
+        return tvm.tirx.if_then_else(at[-1] < columns, data(*at), nothing)
+
+    return te.compute((*rows, -(-columns // _WHOLE) * _WHOLE), element, name="row_filled_up")
 
 
 def layer_norm(data: te.Tensor, *parameters: te.Tensor, epsilon: float) -> te.Tensor:
@@ -84,6 +117,13 @@ def _legalized_softmax(builder: Any, call: Any) -> Any:
     return builder.call_te(topi.nn.fast_softmax, call.args[0], call.attrs.axis, primfunc_name_hint="softmax")
 
 
+def _legalized_log_softmax(builder: Any, call: Any) -> Any:
+    if not _is_rows(call, [call.attrs.axis]):
+        return tvm.ir.Op.get("relax.nn.log_softmax").get_attr("FLegalize")(builder, call)
+    hint = {"primfunc_name_hint": "log_softmax", "primfunc_attrs": TAKES_AN_EPILOGUE}
+    return builder.call_te(log_softmax, call.args[0], **hint)
+
+
 def _legalized_layer_norm(builder: Any, call: Any) -> Any:
     attrs = call.attrs
     if not _is_rows(call, attrs.axes) or (attrs.center and not attrs.scale):
@@ -111,6 +151,7 @@ def _normalised(builder: Any, compute: Callable[..., Any], call: Any, parameters
 
 LEGALIZATIONS: dict[str, Callable[[Any, Any], Any]] = {
     "relax.nn.layer_norm": _legalized_layer_norm,
+    "relax.nn.log_softmax": _legalized_log_softmax,
     "relax.nn.rms_norm": _legalized_rms_norm,
     "relax.nn.softmax": _legalized_softmax,
 }

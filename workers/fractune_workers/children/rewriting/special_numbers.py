@@ -21,6 +21,7 @@ _Legalization = Callable[[Any, Any], Any]
 _FOLDED = {"add": topi.add, "divide": topi.divide, "multiply": topi.multiply, "subtract": topi.subtract}
 """by the operator of Relax: what TVM folds with a constant"""
 _RELU6 = 6.0
+_LARGEST = 2**63 - 1
 
 
 def is_nan(value: Any) -> Any:
@@ -58,6 +59,31 @@ def _multiply(builder: Any, call: Any) -> Any:
 def _with_arguments(builder: Any, call: Any) -> Any:
     name = call.op.name.removeprefix("relax.")
     return builder.call_te(_FOLDED[name], *call.args, primfunc_name_hint=name)
+
+
+def _where(builder: Any, call: Any) -> Any:
+    """A constant integer is a number of the kernel: what keeps a division from 0 does so on random arguments too."""
+    condition, *sides = call.args
+    if _is_float(call) or not has_fixed_shapes(call) or not any(map(_is_integer, sides)):
+        return _by_tvm(builder, call)
+    shape, dtype = shape_of(call), str(call.ty.dtype)
+
+    def where(condition: te.Tensor, *sides: Any) -> te.Tensor:
+        def element(*at: Any) -> Any:
+            return tirx.Select(_at(condition, shape, at), *(_at(each, shape, at) for each in sides))
+
+        return te.compute(shape, element, name="T_where")
+
+    numbers = [tirx.IntImm(dtype, int(each.value.numpy())) if _is_integer(each) else each for each in sides]
+    return builder.call_te(where, condition, *numbers, primfunc_name_hint="where")
+
+
+def _is_integer(operand: Any) -> bool:
+    """Whether it is one constant that TVM's numbers of a kernel can hold."""
+    if not is_constant(operand) or shape_of(operand) != ():
+        return False
+    number = operand.value.numpy()
+    return number.dtype.kind in "iu" and int(number) <= _LARGEST
 
 
 def _extreme(kind: type, name: str) -> _Legalization:
@@ -163,7 +189,10 @@ def _cast(builder: Any, call: Any) -> Any:
     return builder.call_te(cast, call.args[0], primfunc_name_hint="cast")
 
 
-LEGALIZATIONS: dict[str, _Legalization] = dict.fromkeys(map("relax.{}".format, _FOLDED), _unfolded)
+LEGALIZATIONS: dict[str, _Legalization] = {
+    **dict.fromkeys(map("relax.{}".format, _FOLDED), _unfolded),
+    "relax.where": _where,
+}
 """for `relax.transform.LegalizeOps`"""
 LEGALIZATIONS_FOR_CPUS: dict[str, _Legalization] = {
     **LEGALIZATIONS,

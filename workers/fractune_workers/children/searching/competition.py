@@ -14,7 +14,10 @@ from typing import Any
 from fractune_core.implementations import DIRECT, INEXACT, TRITON, implementation_of, text_of, trace_of
 from fractune_workers.children.layouts.kernels.implementations import IMPLEMENTATIONS, order_of
 from fractune_workers.children.layouts.kernels.integers import INTEGERS
+from fractune_workers.children.recurrent.tilings import tilings
+from fractune_workers.children.recurrent.vectors import recurrence_in
 from fractune_workers.children.searching.operator_search import OperatorSearch
+from fractune_workers.children.searching.trials import OneCandidate
 from fractune_workers.children.searching.triton_search import TritonSearch
 from fractune_workers.children.triton_kernels.marks import is_alternative
 from fractune_workers.children.tvm_api.traces import args_of
@@ -32,13 +35,18 @@ class CompetingSearches:
     """Candidates out, run times in: as `OperatorSearch`, of an operator's workloads by implementation."""
 
     def __init__(self, workloads: Mapping[str, Any], target: Any, seed: int, threads: int) -> None:
-        self._searches: dict[str, Any] = {
-            name: TritonSearch(workloads[name], target, seed)
-            if name == TRITON
-            else OperatorSearch(workloads[name], target, seed, threads)
-            for name in _likeliest_first(workloads)
-            if name == TRITON or not is_alternative(workloads[DIRECT].mod["main"])
-        }
+        recurrence = recurrence_in(workloads[DIRECT].mod)
+        self._searches: dict[str, Any]
+        if recurrence is not None:
+            self._searches = {name: OneCandidate() for name in tilings(recurrence, target)}
+        else:
+            self._searches = {
+                name: TritonSearch(workloads[name], target, seed)
+                if name == TRITON
+                else OperatorSearch(workloads[name], target, seed, threads)
+                for name in _likeliest_first(workloads)
+                if name == TRITON or not is_alternative(workloads[DIRECT].mod["main"])
+            }
         self._proposed_counts = dict.fromkeys(self._searches, 0)
 
     def propose(

@@ -16,7 +16,7 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.meta_schedule.search_strategy import EvolutionarySearch
 
 from fractune_workers.children.searching.spaces import integers, rows, winograd
-from fractune_workers.children.searching.spaces.first_candidates import first_candidates
+from fractune_workers.children.searching.spaces.first_candidates import first_candidates, unit_for
 from fractune_workers.children.searching.spaces.sketches import FitsRegisters, FitsSharedMemory, with_async_copies
 from fractune_workers.children.searching.surrogate import SurrogateModel, features_of
 from fractune_workers.children.searching.transfer import seeds
@@ -44,12 +44,12 @@ def space_for(workload: Any, target: tvm.target.Target) -> Any:
     usual = ms.TuneContext(mod=workload.mod, target=target, space_generator="post-order-apply").space_generator
     if winograd.is_winograd(workload.mod):
         return winograd.space(usual)
-    lanes = vector_unit(target).lanes
+    lanes = unit_for(workload.mod, vector_unit(target)).lanes
     if rows.row_shape(workload.mod, lanes):
         return rows.space(workload.mod, usual, lanes)
     if integers.is_integer(workload.mod):
         return integers.space(usual, workload.mod, target)
-    return _changed(usual, sch_rules=[_narrow(target) if _vectorizes(rule) else rule for rule in usual.sch_rules])
+    return _changed(usual, sch_rules=[_narrow(lanes) if _vectorizes(rule) else rule for rule in usual.sch_rules])
 
 
 def _changed(space: Any, **changes: Any) -> Any:
@@ -65,10 +65,10 @@ def _vectorizes(rule: Any) -> bool:
     return isinstance(rule, ms.schedule_rule.ParallelizeVectorizeUnroll)
 
 
-def _narrow(target: tvm.target.Target) -> Any:
+def _narrow(lanes: int) -> Any:
     return ms.schedule_rule.ParallelizeVectorizeUnroll(
         max_jobs_per_core=_JOBS_A_CORE,
-        max_vectorize_extent=vector_unit(target).lanes,
+        max_vectorize_extent=lanes,
         unroll_max_steps=_UNROLL_STEPS,
         unroll_explicit=True,
     )
@@ -121,7 +121,8 @@ class OperatorSearch(Trials):
         self._transferred: Iterator[Any] = iter(())
         self._computed: Iterator[Any] = iter(())
         if target.kind.name == "llvm":
-            self._computed = first_candidates(workload, self.spaces, self.postprocs, vector_unit(target))
+            unit = unit_for(workload.mod, vector_unit(target))
+            self._computed = first_candidates(workload, self.spaces, self.postprocs, unit)
         self._first = self._beginnings()
 
     @property

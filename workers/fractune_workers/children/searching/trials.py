@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fractune_core.analysis.joint_time import joint_time_s
+from fractune_core.implementations import NO_DECISIONS
 from fractune_workers.children.searching.surrogate import Surrogate
 
 
@@ -107,6 +108,29 @@ class Trials:
             beaten = self._fastest.add(trial, secs) if secs > 0 and trial.item is not None else trial
             if beaten is not None:
                 beaten.item = None
+
+
+class OneCandidate(Trials):
+    """The search of an implementation that leaves nothing to decide: as `OperatorSearch`."""
+
+    def __init__(self) -> None:
+        super().__init__(features=lambda _trace: {}, kept=1)
+        self._again = [NO_DECISIONS]
+
+    def propose(self, count: int, name: Callable[[str], str]) -> list[dict[str, str]]:
+        """The one candidate, unless it was proposed."""
+        fresh, self._again = self._again[:count], self._again[count:]
+        self._pending.update({name(each): each for each in fresh})
+        return [{"candidate": name(each), "trace": each} for each in fresh if name(each) not in self._known]
+
+    def warm(self, history: Iterable[tuple[str, str, Mapping[str, float]]]) -> None:
+        """Take in its earlier trial."""
+        for name, trace, secs in history:
+            self._again = []
+            self.note_trial(name, trace, secs)
+
+    def transfer(self, _traces: Iterable[str]) -> None:
+        """Nothing: it leaves nothing to decide."""
 
 
 class Fastest:

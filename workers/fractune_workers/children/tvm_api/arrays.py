@@ -1,4 +1,6 @@
-"""Random arguments, NumPy's types by name, and how far two arrays differ."""
+"""Arguments of operators: their roles and random contents; how far two arrays differ. TVM's
+compiler is not needed.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +9,35 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import tvm
+import tvm_ffi
 
 from fractune_core.agreement import differences
-from fractune_workers.children.tvm_api.numerics.quantizing import HIGH, LOW, OPERAND
+from fractune_runtime.tvm_runtime.tensors import numpy_dtype
 from fractune_workers.children.tvm_api.processor import Processor
+
+UNIT_ROUNDOFFS = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
+"""largest relative error of one rounding, by type"""
+OPERAND = "operand"
+"""role of an argument that a sum of products multiplies"""
+SCALE, LOW, HIGH, STEP, QUANTIZED = "scale", "low", "high", "step", "quantized"
+"""Roles of arguments: `clip(round(x / scale), low, high) * step` is the quantized output, or a part of it. There may be
+several steps, and values are added.
+"""
+REFERENCE = "reference"
+"""name of the untuned operator in float32, beside `main`"""
+ANCHOR_SIZE, LOOP_SIZE = 128, 64
+"""of the kernels that a measuring process on a CPU needs for itself (`host_kernels.py`)"""
 
 LIMITS = {LOW: -128, HIGH: 127}
 """of quantized numbers, by the role of an argument"""
 
 
 def random_args(args_info: list[Any], seed: int, processor: Processor) -> list[Any]:
-    """Arguments with random contents on the processor, one description each (`traces.args_of`).
+    """Arguments with random contents on the processor, one description each (`traces.args_of`). Between bounds that
+    are floats lie any numbers, and between other bounds whole ones.
 
-    Integers are 0 or 1: they may be indices, and a larger one could point outside of its tensor. Limits of quantized
-    numbers are those of 8 bits: random ones would make all outputs equal, and hide a wrong kernel.
+    Indices are of the whole axis, other integers 0 or 1. Limits of quantized numbers are those of 8 bits: random ones
+    would make all outputs equal, and hide a wrong kernel.
 
     Operands in half precision have both signs, and variance 1: sums of positive ones grow, and rounding then hides a
     lost part.
@@ -34,13 +50,15 @@ def _random_array(
     rng: np.random.Generator,
     dtype: str,
     shape: list[int],
-    bounds: Sequence[int] = (),
+    bounds: Sequence[Any] = (),
     roles: Sequence[str] = (),
     _rounded_to: Sequence[str] = (),
 ) -> Any:
     for role in roles:
         if role in LIMITS:
             return np.full(shape, LIMITS[role], numpy_dtype(dtype))
+    if bounds and isinstance(bounds[0], float):
+        return rng.uniform(bounds[0], bounds[1], size=shape).astype(numpy_dtype(dtype))
     if bounds:
         return rng.integers(bounds[0], bounds[1] + 1, size=shape).astype(numpy_dtype(dtype))
     if OPERAND in roles:
@@ -51,18 +69,9 @@ def _random_array(
     return rng.integers(0, 2, size=shape).astype(numpy_dtype(dtype))
 
 
-def numpy_dtype(name: str) -> Any:
-    """NumPy's type of this name, also of those that only `ml_dtypes` knows."""
-    if name == "bfloat16":
-        import ml_dtypes
-
-        return ml_dtypes.bfloat16
-    return np.dtype(name)
-
-
 def element_bytes(dtype: Any) -> int:
     """Bytes of an element of TVM's type."""
-    return math.ceil(tvm.DataType(str(dtype)).bits / 8)
+    return math.ceil(tvm_ffi.dtype(str(dtype)).bits / 8)
 
 
 def difference(output: Any, reference: Any) -> float:

@@ -1,40 +1,19 @@
-"""Artifacts: machine code of one candidate in memory, built by TVM and loaded without a linker.
+"""Artifacts: machine code of one candidate in memory, loaded without a linker and without TVM's compiler.
 
 An artifact is one object file, or several in the archive format of `ar`, which `ar t` and `ar x` read.
 """
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import tvm_ffi_orcjit
-from tvm.s_tir.transform import RemoveWeightLayoutRewriteBlock
-
-from fractune_workers.children.tvm_api.parallel_modes import build_library
-from fractune_workers.children.tvm_api.prefetches.convolutions import with_convolution_prefetches
-from fractune_workers.children.tvm_api.prefetches.products import with_product_prefetches
 
 _MAGIC = b"!<arch>\n"
 _HEADER_BYTES = 60
 _LONGEST_NAME = 15
 _END = b"`\n"
-
-
-def build_object(mod: Any, target: Any) -> bytes:
-    """Compile a TIR module to one object file. Raises whatever TVM raises."""
-    mod = RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(with_product_prefetches(mod))
-    return written(build_library(with_convolution_prefetches(mod), target))
-
-
-def written(library: Any) -> bytes:
-    """The object file of a compiled library."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "code.o"
-        library.write_to_file(str(path), "o")
-        return path.read_bytes()
 
 
 def load_objects(objects: list[bytes]) -> Any:

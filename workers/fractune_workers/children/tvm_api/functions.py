@@ -7,6 +7,9 @@ from typing import Any
 import tvm
 from tvm import relax
 
+ASYNC_COPIES = "fractune.async_copies"
+"""of a loop: its copies into shared memory are asynchronous. Without it TVM's pipelines copy through registers."""
+
 
 def called_functions(mod: tvm.IRModule) -> list[Any]:
     """The variables of `main` and of all Relax functions that it calls, each behind those that it calls itself."""

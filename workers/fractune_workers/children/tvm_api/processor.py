@@ -1,22 +1,34 @@
-"""The processor on which the kernels of this process run and are timed: TVM's device and the stream on it."""
+"""The processor on which the kernels of this process run and are timed: TVM's device and the stream on it. It needs
+TVM's runtime alone.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import functools
 import math
 import os
+import struct
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import tvm
+import numpy as np
 import tvm_ffi
 
 from fractune_core.errors import FractuneError, ShareUnavailable, first_line
+from fractune_core.host.machine import cpu_name, host_memory_bytes, l2_kib
 from fractune_core.records import COLD, TimingPolicy
+from fractune_core.shares import Device
+from fractune_runtime.tvm_runtime.runtime import CPU, empty_tensor, load_runtime, synchronise
+from fractune_runtime.tvm_runtime.tensors import numpy_dtype
 from fractune_workers.child.errors import ChildDied
+
+_EVALUATOR_DEFAULTS = (100, 0, 1)
+"""Most repeats of zero seconds, milliseconds of cooling down, and after how many repeats: TVM's own."""
 
 
 def _nothing() -> None:
@@ -40,15 +52,17 @@ class Processor:
 
     @property
     def is_gpu(self) -> bool:
-        return self.device.dlpack_device_type() != tvm.cpu().dlpack_device_type()
+        return bool(self.device.dlpack_device_type() != CPU[0])
 
     def tensor(self, array: Any) -> Any:
         """The array's contents on the device."""
-        return tvm.runtime.tensor(array, device=self.device)
+        tensor = empty_tensor(array.shape, str(array.dtype), str(self.device))
+        _copy_from(tensor, array)
+        return tensor
 
     def write(self, tensor: Any, array: Any) -> None:
         self.sync()
-        tensor.copyfrom(array)
+        _copy_from(tensor, array)
 
     def read(self, tensor: Any) -> Any:
         """A copy of its contents, as an array, once all that was launched before has ended.
@@ -56,11 +70,11 @@ class Processor:
         TVM copies on the NULL stream, which the stream of a green context does not wait for, nor is it waited for.
         """
         self.sync()
-        return tensor.numpy()
+        return _contents(tensor)
 
     def sync(self) -> None:
         """Wait until all that was launched has ended."""
-        self.device.sync(self.stream)
+        _synchronise(self.device, self.stream)
 
     def time(self, kernel: Any, args: list[Any], policy: TimingPolicy, calls: int = 1) -> list[float]:
         """Seconds of one call, `policy.repeats` times; each repeat averages calls over `min_repeat_ms`, beginning with
@@ -77,15 +91,15 @@ class Processor:
         # TVM's evaluator calls the kernel once before it begins, and does not wait for it when it first empties the
         # cache.
         dropped = max(policy.warmups, 1) if cold else policy.warmups
-        evaluate = kernel.time_evaluator(
-            "main",
+        return _timed(
+            kernel,
+            args,
             self.device,
             number=1 if cold else calls,
             repeat=dropped + policy.repeats,
             min_repeat_ms=0 if cold else int(policy.min_repeat_ms),
             cache_flush_bytes=self.flush_bytes if cold else 0,
-        )
-        return [float(secs) for secs in evaluate(*args).results[dropped:]]
+        )[dropped:]
 
     def secs_of_one(self, kernel: Any, args: list[Any]) -> float:
         """Call the kernel once. Returns the seconds, on a single core those of this thread on the core; 0 on a GPU,
@@ -98,7 +112,7 @@ class Processor:
 
     def free_unused(self) -> None:
         """Give back the memory that virtual machines have kept for calls to come."""
-        tvm.get_global_func("vm.builtin.memory_manager.clear")()
+        tvm_ffi.get_global_func("vm.builtin.memory_manager.clear")()
 
     @contextlib.contextmanager
     def engaged(self) -> Iterator[None]:
@@ -123,11 +137,75 @@ class Processor:
 
 
 def _wall_s(kernel: Any, args: list[Any], device: Any, calls: int) -> float:
-    return float(kernel.time_evaluator("main", device, number=calls, repeat=1)(*args).results[0])
+    return _timed(kernel, args, device, number=calls, repeat=1)[0]
+
+
+def _timed(
+    kernel: Any,
+    args: list[Any],
+    device: Any,
+    *,
+    number: int,
+    repeat: int,
+    min_repeat_ms: int = 0,
+    cache_flush_bytes: int = 0,
+) -> list[float]:
+    """The seconds of TVM's evaluator, as of `tvm.runtime.Module.time_evaluator`."""
+    evaluate = _runtime("RPCTimeEvaluator")(
+        kernel,
+        "main",
+        device.dlpack_device_type(),
+        device.index,
+        number,
+        repeat,
+        min_repeat_ms,
+        *_EVALUATOR_DEFAULTS,
+        cache_flush_bytes,
+        "",
+    )
+    return list(struct.unpack(f"@{repeat}d", evaluate(*args)))
+
+
+@functools.cache
+def _runtime(name: str) -> Callable[..., Any]:
+    function: Callable[..., Any] = tvm_ffi.get_global_func(f"runtime.{name}")
+    return function
+
+
+def _synchronise(device: Any, stream: int) -> None:
+    synchronise(str(device), stream)
+
+
+def _contents(tensor: Any) -> Any:
+    array = np.empty(tuple(tensor.shape), numpy_dtype(str(tensor.dtype)))
+    _runtime("TVMTensorCopyToBytes")(tensor, _address(array), array.nbytes)
+    return array
+
+
+def _copy_from(tensor: Any, array: Any) -> None:
+    whole = np.ascontiguousarray(array)
+    _runtime("TVMTensorCopyFromBytes")(tensor, _address(whole), whole.nbytes)
+
+
+def _address(array: Any) -> ctypes.c_void_p:
+    return ctypes.c_void_p(array.ctypes.data)
 
 
 def cpu_processor() -> Processor:
-    return Processor(tvm.cpu(), is_one_core=len(os.sched_getaffinity(0)) == 1)
+    load_runtime()
+    return Processor(tvm_ffi.device("cpu"), is_one_core=len(os.sched_getaffinity(0)) == 1)
+
+
+def cpu_device(isa: str) -> Device:
+    """The host CPU as a device; its units are all cores of the machine, whatever this process may use."""
+    return Device(
+        kind="cpu",
+        isa=isa,
+        units=os.cpu_count() or 1,
+        memory_gib=round(host_memory_bytes() / 2**30),
+        l2_kib=l2_kib(),
+        label=cpu_name(),
+    )
 
 
 @contextlib.contextmanager

@@ -9,20 +9,19 @@ the CPU, and corrects the name with the feature bits that LLVM reads from the ho
 from __future__ import annotations
 
 import json
-import os
 import platform
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import tvm
 
 from fractune_core import targets
 from fractune_core.errors import BadRequest, first_line
-from fractune_core.host.machine import cpu_name, host_memory_bytes
 from fractune_core.shares import Device
 from fractune_core.target_attributes import HOST_WORDS, Attributes, checked, read_attributes, read_target
 from fractune_workers.children.tvm_api import cuda_target
+from fractune_workers.children.tvm_api.keep_out import load_cuda
+from fractune_workers.children.tvm_api.processor import cpu_device
 
 _ADDED_FEATURES = frozenset({"avx512bf16", "avx512fp16", "avx512vnni", "avxvnni", "avxvnniint8", "f16c", "fma"})
 """Arithmetic that vector code profits from. Not AMX: a process needs the kernel's permission for it."""
@@ -112,18 +111,24 @@ def needed_features(target: tvm.target.Target) -> list[str]:
     return sorted(name for name in _target_features(_plain(target)) if name.startswith(_COMPUTES))
 
 
+_HALF_AS_WIDE = ("znver4",)
+"""LLVM's names of CPUs with multipliers of 256 bits that compute vectors of 512 in two steps"""
+
+
 @dataclass(frozen=True)
 class VectorUnit:
     lanes: int
     """float32 in a register: 16 with AVX-512, 8 with AVX, 4 with SSE or NEON"""
     registers: int
+    multiplies: int = 2
+    """vectors that a cycle can begin to multiply and add"""
 
 
 def vector_unit(target: tvm.target.Target) -> VectorUnit:
     """Of a CPU target, from the features that LLVM may use for it."""
     features = needed_features(target)
     if "avx512f" in features:
-        return VectorUnit(16, 32)
+        return VectorUnit(16, 32, 1 if target.attrs.get("mcpu") in _HALF_AS_WIDE else 2)
     if "avx" in features:
         return VectorUnit(8, 16)
     return VectorUnit(4, 32 if architecture(target) in ("aarch64", "arm64") else 16)
@@ -144,23 +149,13 @@ def _host_triple() -> str:
 
 
 def host_device() -> Device:
-    """The host CPU as a device; its units are all cores of the machine, whatever this process may use."""
-    return Device(
-        kind="cpu",
-        isa=host_cpu(),
-        units=os.cpu_count() or 1,
-        memory_gib=round(host_memory_bytes() / 2**30),
-        l2_kib=_l2_kib(Path("/sys/devices/system/cpu/cpu0/cache")),
-        label=cpu_name(),
-    )
-
-
-def last_cache_bytes() -> int:
-    """Size of the whole last-level cache, shared or not; 0 when the system does not show it."""
-    return max(_cache_kib(Path("/sys/devices/system/cpu/cpu0/cache")).values(), default=0) * 1024
+    """The host CPU as a device (`cpu_device`)."""
+    return cpu_device(host_cpu())
 
 
 def _target(text: str, asked: Attributes | str) -> tvm.target.Target:
+    if isinstance(asked, str) or targets.is_cuda(asked):  # a tag may be a GPU's
+        load_cuda()
     try:
         return tvm.target.Target(asked)
     except Exception as error:
@@ -192,20 +187,3 @@ def _host_features() -> tuple[set[str], set[str]]:
     features = tvm.get_global_func("tvm.codegen.llvm.GetHostCPUFeatures")()
     known = {str(name): bool(value) for name, value in features.items()}
     return {name for name, on in known.items() if on}, {name for name, on in known.items() if not on}
-
-
-def _l2_kib(cache: Path) -> int:
-    """Size of the second-level cache of one core in KiB; 0 when the system does not tell."""
-    return _cache_kib(cache).get("2", 0)
-
-
-def _cache_kib(cache: Path) -> dict[str, int]:
-    """Sizes of the caches of one core in KiB, by level; those that the system does not tell are absent."""
-    sizes: dict[str, int] = {}
-    for index in sorted(cache.glob("index*")):
-        try:
-            level, size = (index / "level").read_text().strip(), (index / "size").read_text().strip()
-        except OSError:
-            continue
-        sizes[level] = int(size.rstrip("KM")) * (1024 if size.endswith("M") else 1)
-    return sizes

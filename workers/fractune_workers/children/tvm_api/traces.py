@@ -8,6 +8,9 @@ from functools import cached_property
 from typing import Any
 
 import tvm
+import tvm_ffi
+from tvm import tirx
+from tvm.ir import TensorLoad
 from tvm.s_tir import Schedule
 from tvm.s_tir.meta_schedule.arg_info import ArgInfo
 from tvm.s_tir.schedule import Trace
@@ -17,7 +20,7 @@ from fractune_core.records import UNTUNED
 from fractune_core.tir.canonical import Graph, canonical_graph, read_graph
 from fractune_core.tir.foreign_code import refuse_foreign_graph, refuse_foreign_steps
 from fractune_core.workloads import joined_workloads, parted_workloads
-from fractune_workers.children.tvm_api.numerics.quantizing import operands, quantizing_roles, rounded_to, whole_numbers
+from fractune_workers.children.tvm_api.quantizing import operands, quantizing_roles, rounded_to, whole_numbers
 from fractune_workers.children.tvm_api.reducers import register_reducers
 
 _TYPE_PARTS = 3
@@ -84,7 +87,8 @@ def _plain(value: Any) -> Any:
 def args_of(workload: Workload, *, tf32: bool = False) -> list[Any]:
     """The arguments of the workload's entry function: `["TENSOR", dtype, shape]` each, and behind that what is known:
 
-    - bounds: whole numbers in float32 have their smallest and largest one, as `[0, 255]`; computed weights a third, 1
+    - bounds: whole numbers in float32 have their smallest and largest one, as `[0, 255]`; computed weights a third, 1.
+      So have integers that are indices
     - roles: those of arguments that quantize the output, or are multiplied in half precision, as `["scale"]`
     - of the last argument: the type in half precision that the operator rounds to (`half_precision.rounded_to`)
 
@@ -92,7 +96,7 @@ def args_of(workload: Workload, *, tf32: bool = False) -> list[Any]:
 
     Empty lists at the end are left out.
     """
-    bounds = whole_numbers(workload.mod)
+    bounds = whole_numbers(workload.mod) or _index_ranges(workload.mod)
     roles = operands(workload.mod, tf32=tf32) | quantizing_roles(workload.mod)
     described = [
         [kind, str(dtype), [int(dim) for dim in shape], bounds.get(at, []), roles.get(at, []), []]
@@ -105,3 +109,41 @@ def args_of(workload: Workload, *, tf32: bool = False) -> list[Any]:
         while len(each) > _TYPE_PARTS and not each[-1]:
             each.pop()
     return described
+
+
+def _index_ranges(mod: tvm.IRModule) -> dict[int, list[int]]:
+    """By the place of an argument with indices: the first and the last one of the axis that they are of, the shortest
+    if these are several. A gather from two rows stays in a cache, and one from all of them does not.
+    """
+    stores, loads = list[Any](), list[Any]()
+    tvm_ffi.structural_walk(mod["main"].body, [(tirx.BufferStore, stores.append), (TensorLoad, loads.append)])
+    accesses = [(each.source, each.indices) for each in loads] + [(each.buffer, each.indices) for each in stores]
+    axes = [
+        (source, int(dim))
+        for tensor, indices in accesses
+        for dim, index in zip(tensor.shape, indices, strict=True)
+        # A remainder is the inner part of a flat place. The index decides the outer part.
+        if isinstance(dim, tirx.IntImm) and not isinstance(index, tirx.FloorMod)
+        for source in _loaded(index)
+    ]
+    made_of: dict[Any, set[Any]] = {}
+    for store in stores:
+        if "int" in str(store.buffer.dtype):
+            made_of.setdefault(store.buffer, set()).update(_loaded(store.value))
+    found: dict[int, list[int]] = {}
+    for at, param in enumerate(mod["main"].params):
+        reached, new = set[Any](), {param}
+        while new:
+            reached |= new
+            new = {buffer for buffer, sources in made_of.items() if sources & new} - reached
+        extents = [extent for source, extent in axes if source in reached]
+        if extents and "int" in str(param.dtype):
+            found[at] = [0, min(extents) - 1]
+    return found
+
+
+def _loaded(value: Any) -> set[Any]:
+    """The buffers that an expression reads."""
+    loads: list[Any] = []
+    tvm_ffi.structural_walk(value, (TensorLoad, loads.append))
+    return {load.source for load in loads}

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fractune.dashboard.views.forms import fitting
+from fractune.dashboard.views import fitting
 from tests.unit.client.dashboard.conftest import Pages
 from tests.unit.client.dashboard.pages.samples import Elements
 

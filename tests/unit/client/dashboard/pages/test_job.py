@@ -7,7 +7,6 @@ import json
 import re
 
 from fractune_core.codec.messages import to_proto
-from fractune_core.errors import BadRequest
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.refusals import node_text, refusal_text
 from tests.support.measured_pairs import runtime_time
@@ -67,9 +66,3 @@ def test_other_runtimes_are_lines_of_a_job_and_a_table_of_its_model(pages: Pages
         assert "2.00 (1.90 .. 2.10)" in pages.page(path).text
     operator = html.unescape(pages.page(f"{JOB}?operator=0123").text)
     assert '"label": "cpu:1, onnxruntime"' not in operator
-
-
-def test_an_older_server_has_no_times_of_runtimes(pages: Pages, server: ScriptedServer) -> None:
-    server.fail_runtimes = BadRequest("unknown method")
-    assert pages.page(JOB).status == 200
-    assert pages.data(JOB)["runtimes"] == []

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from fractune.dashboard.reading.following import Snapshot
+from fractune.dashboard.following import Snapshot
 from fractune.dashboard.views import overview
 from fractune.dashboard.views.page import Page
 from fractune_core.codec.messages import timestamp

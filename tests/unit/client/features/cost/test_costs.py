@@ -12,8 +12,7 @@ import pytest
 import fractune
 from fractune.cli import main
 from fractune.errors import BadRequest
-from fractune.features.cost.cost import CostResult, read_prices
-from fractune.features.cost.job_cost import JobCost, Prices, job_cost
+from fractune.features.cost import CostResult, JobCost, Prices, job_cost, read_prices
 from fractune_core.pb import fractune_pb2 as pb
 from tests.support.client_samples import job_script
 from tests.support.processes.scripted_server import ScriptedServer, serving

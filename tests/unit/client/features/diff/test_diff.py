@@ -10,7 +10,7 @@ import pytest
 
 import fractune
 from fractune.cli import main
-from fractune.features.diff.diff import MODEL, Side, compared
+from fractune.features.diff import MODEL, Side, bundle_side, compared
 from fractune_core.errors import BadBundle, BadRequest
 from fractune_core.files.buckets import Buckets, Padding, open_axes
 from fractune_core.files.bundles import RECORDS, Bundle
@@ -195,3 +195,13 @@ def test_operators_that_are_none_are_said(tmp_path: Path) -> None:
     path = bundle(tmp_path / "a.fractune", 1.0, operators=[{"name": "conv"}])
     with pytest.raises(BadBundle, match="'operators' is not a list of operators; make the bundle again"):
         fractune.diff(path, path)
+
+
+def test_disturbed_times_are_bounds(tmp_path: Path) -> None:
+    quiet = bundle_side(bundle(tmp_path / "a" / "m.fractune", 2.0), "a")
+    busy = bundle_side(bundle(tmp_path / "b" / "m.fractune", 1.0, others_cores={"cpu:1": 0.8}), "b")
+    after, before = (compared(*sides).table for sides in ((quiet, busy), (busy, quiet)))
+    assert after.cells[0][2:] == ("2.00 s", "<= 1.00 s", ">= 2.00x")
+    assert before.cells[0][2:] == ("<= 1.00 s", "2.00 s", "<= 0.50x")
+    assert any("<= marks times that other" in note for note in after.notes)
+    assert not any("<=" in note for note in compared(quiet, quiet).table.notes)

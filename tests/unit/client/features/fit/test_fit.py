@@ -131,13 +131,16 @@ def test_replicas_of_a_bundle_are_a_pool(fitted: FitResult) -> None:
 def test_other_programs_are_named_as_a_doubt_of_predictions_and_of_a_failure(
     monkeypatch: pytest.MonkeyPatch, fitted: FitResult
 ) -> None:
-    slow = Measured("ONNX Runtime", "1.31.1", (Service(1, (0.020,), 0.015),))
+    slow = Measured("ONNX Runtime", "1.31.1", (Service(1, (0.020,), 0.015),), {1: 0.25})
     monkeypatch.setattr(fitting, "measure", lambda *_: slow)
-    words = "other programs took 25% of the time of 1 thread while it was measured"
+    words = "other programs had 0.25 cores during the times of 1 thread, which are too long"
     ways = tuple(each for each in fitted.alternatives if each.threads == 1)
     found = FitResult(Path("minilm.onnx"), slow, GOAL, ways)
     assert any(note.startswith(f"note: {words}") for note in found.table.notes)
     assert found.to_json()["doubts"].startswith(words)
+    assert {row[0][:3] for row in found.table.cells} == {"<= "}
+    assert found.resources.endswith("m  # at most: the times were disturbed")
+    assert found.to_json()["best"]["disturbed"] is True
     with pytest.raises(BadRequest, match=rf"^a p99 of 5 ms is less than one inference takes: .*\. But {words}"):
         fractune.fit("minilm.onnx", "10/s", "5ms", progress=False)
 

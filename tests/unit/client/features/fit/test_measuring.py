@@ -27,7 +27,11 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     def timing_process(share: str, _env: object, **_: object) -> Iterator[Callable[..., Any]]:
         def call(method: str, **arguments: Any) -> dict[str, Any]:
             seen.append((share, method, arguments))
-            return {"version": "1.31", "times": [{"threads": n, **TIMES} for n in arguments["threads"]]}
+            return {
+                "version": "1.31",
+                "times": [{"threads": n, **TIMES} for n in arguments["threads"]],
+                "others_cores": 0.3,
+            }
 
         yield call
 
@@ -54,6 +58,7 @@ def test_an_onnx_file_runs_with_1_2_4_and_8_threads(calls: list[Any], tmp_path: 
     assert arguments["threads"] == [1, 2, 4, 8]
     assert arguments["shapes"] == {"x": [1, 4]}
     assert (found.runtime, found.version) == (ONNX_RUNTIME, "1.31")
+    assert found.others_cores == {1: 0.3, 2: 0.3, 4: 0.3, 8: 0.3}
     assert found.services[1] == Service(2, (0.01,), 0.01, (0.02,))
     assert lines == ["timing m.onnx in ONNX Runtime without a limit, with 1, 2, 4, 8 threads"]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from fractune.features.knee.report import KneeReport, at_load_knee, drawn_units, knee_report
+from fractune.features.knee.report import KneeReport, at_load_knee, drawn_units, fastest_knee, knee_report
 from fractune.features.knee.table import draw_knee, knee_json, knee_lines, knee_table
 from fractune.features.matrix.cross_table import model_table
 from fractune_core.errors import BadRequest, StateUnusable
@@ -85,6 +85,7 @@ def test_json_has_every_repeat_and_can_be_written() -> None:
         "units": 16,
         "median_s": 8.1e-3,
         "launch_bound": None,
+        "disturbed": False,
         "run_secs": [8.0e-3, 8.2e-3, 8.1e-3],
     }
     assert (data["units_total"], data["slack"], data["curve"]) == (132, 0.1, "fitted")
@@ -92,6 +93,21 @@ def test_json_has_every_repeat_and_can_be_written() -> None:
     assert data["knee_units_fewest"] <= data["knee_units"] <= data["knee_units_most"]
     nothing = knee_json(report(measured=ONE))
     assert (nothing["knee_units"], nothing["loss"], nothing["fit"]) == (None, None, None)
+
+
+def test_a_knee_by_disturbed_times_is_marked() -> None:
+    job = tuned_job()
+    busy = replace(job, results=(replace(job.results[0], others_cores=0.4), *job.results[1:]))
+    granted = {each.share: each.granted for each in busy.results}
+    quiet, found = (fastest_knee(model_table(each), granted, 0.1) for each in (job, busy))
+    table = knee_table([found], "the knee")
+    assert [cell.startswith("<= ") for cell in table.cells[0][1:3]] == [True, False]
+    assert any("0.40 cores at cpu:1" in note for note in table.notes)
+    assert any("disturbed times are behind it" in note for note in table.notes)
+    assert [each["disturbed"] for each in table.rows[0]["measured"]] == [True, *[False] * 3]
+    assert not any("disturbed" in note for note in knee_table([quiet], "the knee").notes)
+    at_load = at_load_knee(model_table(busy), granted, 0.1)
+    assert at_load is None or at_load.disturbed == found.disturbed
 
 
 def test_a_measured_knee_names_its_share() -> None:

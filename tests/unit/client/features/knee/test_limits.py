@@ -37,6 +37,11 @@ def test_each_limit_has_its_best_number_of_threads() -> None:
     assert below.rate_per_s < half.rate_per_s < one.rate_per_s
 
 
+def test_latencies_by_disturbed_times_are_the_most() -> None:
+    cells = limits_table("minilm", limit_latencies(SECS, ["cpu:1500m"], disturbed=True)).cells
+    assert [cell[:3] for cell in cells[0][3:]] == ["<= ", "<= ", ">= "]
+
+
 def test_the_table_says_that_nothing_ran_under_a_limit() -> None:
     table = limits_table("minilm", limit_latencies(SECS, ["cpu:1500m"]))
     assert table.title == "minilm: under CPU limits, predicted at 30 % load"

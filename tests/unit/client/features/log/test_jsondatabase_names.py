@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 import tvm
 from tvm import te, topi
 from tvm.s_tir import Schedule
@@ -13,7 +14,7 @@ from tvm.s_tir import meta_schedule as ms
 
 from fractune.features.log.jsondatabase import RECORDS, WORKLOADS, read_jsondatabase, write_jsondatabase
 from fractune_core.codec.messages import from_proto, to_proto
-from fractune_core.implementations import DIRECT, TRITON, text_of
+from fractune_core.implementations import DIRECT, NO_DECISIONS, TRITON, text_of
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.records import TuningRecord
 from fractune_core.tir.canonical import read_graph
@@ -77,6 +78,9 @@ def test_stock_databases_of_two_models_are_imported_as_one_operator_and_exported
     assert again == scheduled
 
 
-def test_decisions_of_a_triton_kernel_are_no_schedule_of_tvm(tmp_path: Path) -> None:
-    decided = record(trace=text_of(TRITON, '[{"kernel":"product/1"}]'))
+@pytest.mark.parametrize(
+    "trace", [text_of(TRITON, '[{"kernel":"product/1"}]'), text_of("packed4x16units", NO_DECISIONS)]
+)
+def test_what_is_no_schedule_of_tvm_stays_out(trace: str, tmp_path: Path) -> None:
+    decided = record(trace=trace)
     assert write_jsondatabase([pb.ExportRecordsResponse(record=to_proto(decided, pb.Record))], tmp_path / "db") == 0

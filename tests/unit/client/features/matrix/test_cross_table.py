@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fractune.features.matrix.cross_table import Cell, CrossTable, model_table, operator_table, sentences, signed
-from fractune.features.matrix.table import cell_text, draw_table, rows, table_json
+from fractune.features.matrix.table import cell_text, cross_text, draw_table, rows, table_json
 from fractune.server.job_status import job_status, operator_records
 from fractune.text.figure import check_picture
 from fractune_core.analysis.slowdown_ci import Slowdown
@@ -50,6 +50,24 @@ def test_each_cell_says_time_and_loss_and_noise_is_a_tie() -> None:
     assert [cell_text(TABLE, name, "cpu:2") for name in SHARES] == ["1.01 ms  tie", "1.00 ms  fastest"]
 
 
+def test_a_disturbed_cell_is_marked_and_its_interval_reaches_down_by_the_lost_cores() -> None:
+    kept = {variant: {at: replace(each, kept=0.6) for at, each in row.items()} for variant, row in TABLE.cells.items()}
+    table = replace(TABLE, cells=kept)
+    assert cell_text(table, "cpu:2", "cpu:1") == "<= 2.28 ms  tie"
+    assert cell_text(table, "untuned", "cpu:1") == "<= 4.00 ms  +100 % (20 % .. 233 %)"
+    lost = table.slowdown("cpu:2", "cpu:1")
+    assert lost is not None
+    assert (lost.median, lost.low, lost.high) == pytest.approx((0.14, 1.14 * 0.6 - 1, 1.14 / 0.6 - 1))
+
+
+def test_the_table_of_a_disturbed_job_says_so() -> None:
+    job = tuned_job()
+    busy = replace(job, results=(replace(job.results[0], others_cores=0.4), *job.results[1:]))
+    assert {cell.kept for cell in model_table(busy).cells["cpu:1"].values()} == {0.6, 1.0}
+    assert any("0.40 cores at cpu:1" in note for note in cross_text(model_table(busy)).notes)
+    assert table_json(model_table(busy))["at_load"]["cpu:1"]["disturbed"] is True
+
+
 def test_one_schedule_that_is_the_fastest_under_two_names_ties_with_nobody() -> None:
     cells = {"cpu:1": {"cpu:2": cell(1e-3)}, "cpu:2": {"cpu:2": cell(1e-3)}, "robust": {"cpu:2": cell(1e-3, "other")}}
     table = CrossTable("m", 1, SHARES, cells)
@@ -83,7 +101,7 @@ def test_too_few_timings_for_an_interval_decide_nothing() -> None:
     table = CrossTable("m", 1, SHARES, cells)
     assert cell_text(table, "cpu:2", "cpu:1") == "1.10 s  1.10x, 3 timings"
     assert sentences(table)[0] == (
-        "served on 1 core, the measurement does not decide whether the schedule tuned on 2 cores is as fast (+10 %, "
+        "served on 1 core, the times vary too much to tell whether the schedule tuned on 2 cores is as fast (+10 %, "
         "from too few timings for an interval); repeat it"
     )
     assert not any("?" in line for line in sentences(table))
@@ -129,7 +147,8 @@ def test_among_variants_that_lose_nothing_the_robust_one_is_named() -> None:
     table = CrossTable("m", 1, SHARES, cells)
     assert table_json(table)["robust"]["variant"] == "robust"
     assert sentences(table)[-1].startswith(
-        "one variant for all of these shares: the robust schedules lose nothing beyond the noise at any of these shares"
+        "one variant for all of these shares: the schedules made for all ('robust') lose nothing beyond the "
+        "noise at any of these shares"
     )
 
 
@@ -257,13 +276,13 @@ def test_a_tie_whose_interval_is_wide_decides_nothing() -> None:
     wide = Cell([secs * 1e-3 for secs in (0.2, 0.3, 0.5, 0.9, 1.0, 1.1, 2.0, 4.0, 9.0)], "j1")
     cells = {"cpu:1": {"cpu:1": cell(2e-3), "cpu:2": wide}, "cpu:2": {"cpu:1": cell(2e-3), "cpu:2": cell(1e-3)}}
     said = sentences(CrossTable("m.onnx", 1, SHARES, cells))
-    assert any("the measurement does not decide whether the schedule tuned on 1 core" in line for line in said)
+    assert any("the times vary too much to tell whether the schedule tuned on 1 core" in line for line in said)
 
 
 def test_a_sentence_for_each_share_has_the_latencies_at_30_percent_load() -> None:
     table = model_table(tuned_job())
     assert sentences(table)[-3] == (
-        "at cpu:2, p50 / p99 at 30 % load: 'robust' with 1 thread 4.69 ms / 5.98 ms, 'cpu:2' with 2 threads "
-        "5.30 ms / 6.76 ms"
+        "at cpu:2, p50 / p99 at 30 % load: 'robust' (made for all shares) with 1 thread 4.69 ms / 5.98 ms, 'cpu:2' "
+        "with 2 threads 5.30 ms / 6.76 ms"
     )
     assert table_json(table)["at_load"]["cpu:2"]["served"]["latency"]["threads"] == 1

@@ -11,7 +11,7 @@ import pytest
 
 import fractune
 from fractune.errors import BadModel, BadRequest
-from fractune.features.noise import noise as api_noise
+from fractune.features import noise as api_noise
 from fractune.local.noise_file import NOISE_FILE, load_noise
 
 ADVICE = fractune.NoiseAdvice(measurers=2, margin=1.25, builds_beside=False, tau=0.95, regret=0.01, measured_at=1_000.0)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fractune.features.noise.table import explanation_lines
+from fractune.features.noise import explanation_lines
 
 FOUND: dict[str, Any] = {
     "pairs": 96,

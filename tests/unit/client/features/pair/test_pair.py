@@ -17,6 +17,7 @@ from fractune.cli import main
 from fractune.errors import BadBundle, BadRequest, FractuneError, ShareUnavailable
 from fractune.features.pair import pair as sharing
 from fractune.features.pair.arrangement import Arrangement
+from fractune.features.pair.result import pairs_table
 from fractune.features.pair.run import Program
 from fractune_core.analysis.co_location import RoundTimes
 from tests.support.client_samples import DEVICE, bundle_bytes
@@ -34,7 +35,12 @@ def bundle(tmp_path: Path) -> Path:
 def measured(monkeypatch: pytest.MonkeyPatch) -> Callable[..., SimpleNamespace]:
     """In place of the processes: rounds as they are given, and what was asked for."""
 
-    def measure(*sides: RoundTimes, how: str = "exact", latencies: list[list[float]] | None = None) -> SimpleNamespace:
+    def measure(
+        *sides: RoundTimes,
+        how: str = "exact",
+        latencies: list[list[float]] | None = None,
+        others_cores: float = 0.0,
+    ) -> SimpleNamespace:
         asked = SimpleNamespace(rates=None, arrangement=None, rounds=0)
 
         @contextmanager
@@ -55,7 +61,12 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Callable[..., SimpleNamespace]:
                 assert requests > 0 < most_s
                 return latencies or [[0.04] * 120] * len(rates)
 
-            yield SimpleNamespace(co_runners=co_runners, wholes=co_runners[: len(sides)], serve=serve)
+            yield SimpleNamespace(
+                co_runners=co_runners,
+                wholes=co_runners[: len(sides)],
+                serve=serve,
+                beside_others=lambda run: (run(), others_cores),
+            )
 
         def time_rounds(_: SimpleNamespace, rounds: int, report_line: Callable[[str], None]) -> list[Any]:
             report_line(f"{rounds} rounds")
@@ -166,6 +177,15 @@ def test_what_makes_the_figures_doubtful_is_noted(measured: Callable[..., Simple
     notes = fractune.pair(bundle, bundle, progress=False).notes
     assert sum("an untuned variant ran" in note for note in notes) == 2
     assert sum("A/A control is 1.05" in note for note in notes) == 1
+
+
+def test_a_disturbed_pair_is_marked(measured: Callable[..., SimpleNamespace], bundle: Path) -> None:
+    measured(A, B, others_cores=0.8)
+    found = fractune.pair(bundle, bundle, progress=False)
+    assert [cell[:3] for cell in found.table.cells[0][2:5]] == ["<= "] * 3
+    assert sum("other programs had 0.80 cores meanwhile, and no plan takes the ratios" in note for note in found.notes)
+    assert (found.to_json()["others_cores"], found.measured().others_cores) == (0.8, 0.8)
+    assert [row[6] for row in pairs_table([found.measured()]).cells] == ["disturbed"] * 2
 
 
 def test_on_a_gpu_it_says_that_it_was_never_verified(measured: Callable[..., SimpleNamespace], tmp_path: Path) -> None:

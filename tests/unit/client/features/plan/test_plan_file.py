@@ -12,7 +12,7 @@ import pytest
 from fractune.features.plan.plan_file import read_plan
 from fractune_core.errors import BadBundle, BadRequest, FractuneError
 from fractune_core.planning.devices import Partitioning
-from fractune_core.planning.speeds import Row, measured_rows
+from fractune_core.planning.speeds import Basis, Row, measured_rows
 from fractune_core.shares import Device, GrantedShare
 from tests.support.client_samples import bundle_bytes, plan_file
 from tests.support.paths import REPOSITORY
@@ -85,17 +85,21 @@ def test_the_other_sources_in_the_docs_can_stand_in_a_plan_file(
 ) -> None:
     page = (REPOSITORY / "docs" / "sharing.md").read_text(encoding="utf-8")
     (indented,) = re.findall(r"each in place of `profile`:\n\n((?:(?:    .*)?\n)+)", page)
-    by_bundle, by_log = textwrap.dedent(indented).strip().split("\n\n")
+    by_bundle, by_cores, by_log = textwrap.dedent(indented).strip().split("\n\n")
     monkeypatch.chdir(tmp_path)
     a_bundle(tmp_path, A100, {"mig:1g.10gb": (14, 0.04)}).rename("magika.fractune")
     models = f'[[models]]\nname = "magika"\n{by_bundle}\n[[models]]\nname = "squeezenet"\n{by_log}\n'
     read = read_plan(write(tmp_path, f'[device]\ngpu = "A100-80GB"\n{models}'))
     assert read.logged.keys() == {"squeezenet"}
     assert [row.batch for row in read.request.models[0].rows] == [8]
+    a_bundle(tmp_path, HOST, {"cpu:1": (1, 0.03)}, "core").rename("small.fractune")
+    read = read_plan(write(tmp_path, f'[device]\ncores = 8\n[[models]]\nname = "small"\n{by_cores}\n'))
+    assert [row.latency_s for row in read.request.models[0].rows] == [pytest.approx(0.025, rel=0.01)]
 
 
 # ---- bundles ---------------------------------------------------------------------------------------------
 
+HOST = Device("cpu", "skylake", 2, 16, 1024, "Xeon")
 A100 = Device("cuda", "sm_80", 108, 80, 40960, "NVIDIA A100-SXM4-80GB")
 
 
@@ -131,9 +135,62 @@ def test_a_bundle_says_how_fast_it_is(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.chdir(tmp_path)
     a_bundle(tmp_path, A100, {"mig:1g.10gb": (14, 0.04), "mig:3g.40gb": (42, 0.02), "mps:25": (27, 0.03)})
     rows = read_plan(plan_with_bundle()).request.models[0].rows
-    assert rows == measured_rows({1: 0.04, 3: 0.02}, {}, batch=4)
+    assert rows == measured_rows({1: 0.04, 3: 0.02}, {}, {}, batch=4)
     by_mps = read_plan(plan_with_bundle(), partitioning="mps").request.models[0].rows
-    assert by_mps == measured_rows({27: 0.03}, {}, batch=4)
+    assert by_mps == measured_rows({27: 0.03}, {}, {}, batch=4)
+
+
+def of_two_cores(folder: Path, **fields: Any) -> Path:
+    return a_bundle(folder, HOST, {"cpu:1": (1, 0.04), "cpu:2": (2, 0.02)}, "core", **fields)
+
+
+def test_a_bundle_of_fewer_cores_is_taken_with_the_speed_of_a_core(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    of_two_cores(tmp_path, timed={"cpu:1": 0.05, "cpu:2": 0.03}, served={})
+    asked = plan_with_bundle(cores=8)
+    asked["models"][0]["core_speed"] = 2
+    rows = read_plan(asked).request.models[0].rows
+    assert rows == (Row(1, 4, 1, 160.0, 0.025), Row(2, 4, 1, 4 / 0.015, 0.015))
+    assert {row.basis for row in rows} == {Basis.STATED}
+    limited = read_plan(asked, partitioning="limit").request.models[0].rows
+    assert limited[0].units == 250
+
+
+@pytest.mark.parametrize(
+    ("device", "core_speed", "says"),
+    [
+        (
+            {"cores": 8},
+            None,
+            r"with 2 cores and not 8 cores; measure it there .* cpu:1,cpu:2,cpu:4,cpu:8'\), or",
+        ),
+        ({"cores": 8}, None, "or state beside the bundle .*: core_speed = 1 for as fast$"),
+        ({"gpu": "A100-80GB"}, None, "a CPU and not A100-80GB; give a bundle or a profile of the plan's device$"),
+        ({"gpu": "A100-80GB"}, 1, "model 'a': core_speed scales the times of a bundle to the cores of a CPU"),
+        ({"cores": 8}, 0, "model 'a': core_speed is 0; it must be above 0, 1 being as fast"),
+    ],
+)
+def test_a_bundle_of_another_machine_is_refused_with_a_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: dict[str, Any], core_speed: float | None, says: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    of_two_cores(tmp_path)
+    asked = plan_with_bundle(**device)
+    if core_speed is not None:
+        asked["models"][0]["core_speed"] = core_speed
+    with pytest.raises(FractuneError, match=says):
+        read_plan(asked)
+
+
+def test_no_speed_of_a_core_makes_a_gpu_of_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    a_bundle(tmp_path, A100, {"full": (108, 0.01)})
+    asked = plan_with_bundle(cores=8)
+    asked["models"][0]["core_speed"] = 1
+    with pytest.raises(BadBundle, match="a GPU and not 8 cores"):
+        read_plan(asked)
 
 
 def test_the_whole_models_times_in_a_bundle_go_before_its_operators(
@@ -143,7 +200,21 @@ def test_the_whole_models_times_in_a_bundle_go_before_its_operators(
     timed = {"mig:1g.10gb": 0.05}
     a_bundle(tmp_path, A100, {"mig:1g.10gb": (14, 0.04), "mig:3g.40gb": (42, 0.02)}, timed=timed)
     rows = read_plan(plan_with_bundle()).request.models[0].rows
-    assert rows == measured_rows({1: 0.04, 3: 0.02}, {1: 0.05}, batch=4)
+    assert rows == measured_rows({1: 0.04, 3: 0.02}, {1: 0.05}, {}, batch=4)
+
+
+def test_a_disturbed_time_in_a_bundle_goes_behind_its_operators(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    times: dict[str, Any] = {"timed": {"mig:1g.10gb": 0.05}, "others_cores": {"mig:1g.10gb": 0.8}}
+    shares = {"mig:1g.10gb": (14, 0.04), "mig:3g.40gb": (42, 0.02)}
+    a_bundle(tmp_path, A100, shares, **times)
+    rows = read_plan(plan_with_bundle()).request.models[0].rows
+    assert rows == measured_rows({1: 0.04, 3: 0.02}, {}, {1: 0.05}, batch=4)
+    a_bundle(tmp_path, A100, {share: (units, 0.0) for share, (units, _) in shares.items()}, **times)
+    (row,) = read_plan(plan_with_bundle()).request.models[0].rows
+    assert (row.units, row.latency_s, row.basis) == (1, 0.05, Basis.DISTURBED)
 
 
 def test_a_bundle_of_another_device_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,6 +41,26 @@ def test_rates_get_the_fewest_devices_by_the_jobs_times() -> None:
     )
 
 
+def test_a_disturbed_time_is_the_most_that_a_model_takes_and_the_plan_says_so() -> None:
+    first, second = job().results
+    busy = job("a.onnx", results=(replace(first, others_cores=0.8), second))
+    made = plan(JobDemand(busy, "300/s", "20ms"))
+    assert made.plan.devices[0][0].basis is Basis.DISTURBED
+    (note,) = (note for note in made.plan.notes if "other programs" in note)
+    assert note.startswith(
+        "other programs disturbed times of a: models take at most as long, so the plan may take more"
+    )
+    limited = plan(JobDemand(busy, "20/s", "500ms"), device=PlannedDevice(partitioning="limit"))
+    assert limited.plan.devices[0][0].basis is Basis.DISTURBED
+    assert "at most, disturbed" in str(limited.table)
+
+
+def test_a_disturbed_pair_is_not_counted_on() -> None:
+    demands = (JobDemand(job("a.onnx"), "100/s"), JobDemand(job("b.onnx"), "100/s"))
+    made = plan(*demands, pairs=[replace(measured_pair(), others_cores=0.8)])
+    assert ({part.slowdown for part in made.plan.devices[0]}, made.measured) == ({1.13}, ())
+
+
 def test_a_pair_of_these_models_replaces_the_assumed_loss() -> None:
     demands = (JobDemand(job("a.onnx"), "100/s"), JobDemand(job("b.onnx"), "100/s"))
     assumed = plan(*demands)
@@ -50,6 +70,14 @@ def test_a_pair_of_these_models_replaces_the_assumed_loss() -> None:
     assert any("2 slow-downs by co-runners from measured pairs" in note for note in made.plan.notes)
     assert [each["beside"] for each in made.to_json()["slowdowns"]] == ["b", "a"]
     assert assumed.to_json()["slowdowns"] == []
+
+
+def test_a_pair_that_the_plan_does_not_count_on_is_not_listed() -> None:
+    apart = [JobDemand(job(name), rate) for name, rate in (("a.onnx", "900/s"), ("b.onnx", "900/s"))]
+    made = plan(*apart, pairs=[measured_pair()])
+    assert [{part.model for part in parts} for parts in made.plan.devices] == [{"a"}, {"b"}]
+    assert made.measured == ()
+    assert not any("measured pairs" in note for note in made.plan.notes)
 
 
 def test_jobs_without_rates_divide_one_device() -> None:

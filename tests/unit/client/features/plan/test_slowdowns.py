@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from fractune.features.pair.result import pairs_table
 from fractune.features.plan.slowdowns import slowdowns_table, with_slowdowns
 from fractune_core.analysis.pairs import INTERLEAVED, SAME_UNITS, MeasuredPair
 from fractune_core.analysis.slowdown_ci import Estimate
@@ -57,13 +58,13 @@ def test_the_plan_file_goes_before_a_pair() -> None:
     assert [(each.model, each.beside) for each in measured] == [("b", "a")]
 
 
-def test_a_co_runner_makes_nothing_faster() -> None:
-    faster = Estimate(0.9, 0.8, 0.95)
-    assert set(
-        taken(
-            measured_pair(models=tuple(replace(each, interference=faster) for each in measured_pair().models))
-        ).values()
-    ) == {1.0}
+def test_a_co_runner_makes_nothing_faster_and_a_gain_is_shown_as_one() -> None:
+    faster = Estimate(0.8, 0.5, 0.95)
+    pair = measured_pair(models=tuple(replace(each, interference=faster) for each in measured_pair().models))
+    assert set(taken(pair).values()) == {1.0}
+    table = slowdowns_table(with_slowdowns(request(), NAMES, [pair])[1])
+    assert table.cells[0][2] == "speed-up 1.25x (1.05 .. 2.00)"
+    assert pairs_table([pair]).cells[0][5] == "speed-up 1.25x (1.05 .. 2.00)"
 
 
 @pytest.mark.parametrize("how", [SAME_UNITS, INTERLEAVED])

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from fractune.cli import main
-from fractune.features.retune.retune import Known, Retuned, RetuneResult, known_models, spec_of
+from fractune.features.retune import Known, Retuned, RetuneResult, known_models, spec_of
 from fractune.server.job_status import JobStatus
 from fractune_core.jobs import JobSpec, JobState
 from fractune_core.pb import fractune_pb2 as pb
+from tests.support.client_results import tuned_job
 from tests.support.client_samples import job_script
 from tests.support.processes.scripted_server import ScriptedServer
 
@@ -95,3 +97,12 @@ def test_models_of_another_device_or_version_are_tuned_again(
     server.records = []
     assert main([*given, "--device", "zen5"]) == 2
     assert "none of the 1 known models was measured on zen5; " in capsys.readouterr().err
+
+
+def test_a_disturbed_time_is_marked() -> None:
+    done = tuned_job()
+    busy = replace(done, results=(replace(done.results[0], others_cores=0.8), *done.results[1:]))
+    table = RetuneResult((Retuned(Known(done, 1), busy),)).table
+    assert [row[5][:3] == "<= " for row in table.cells][:2] == [True, False]
+    assert [row["disturbed"] for row in table.rows][:2] == [True, False]
+    assert any("0.80 cores at cpu:1" in note for note in table.notes)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fractune.features.goal.goal_result import (
+from fractune.features.goal import (
     Goal,
     GoalEnd,
     GoalStep,
@@ -18,7 +18,7 @@ from fractune.features.goal.goal_result import (
     goal_end,
     goal_json,
     goal_line,
-    goal_table,
+    goal_notes,
     next_trials,
     step_line,
     step_times,
@@ -33,6 +33,15 @@ def timing(ratio: float, share: str = "cpu:1", jitter: float = 0.01) -> PeerTimi
     ours = tuple(secs * ratio * (1 + jitter * (number % 5 - 2)) for number, secs in enumerate(PEER_SECS))
     paced = SideBySide(tuple(2 * secs for secs in ours), PEER_SECS)
     return PeerTiming(ours, PEER_SECS, paced, share, share, None, 1e-6, outputs_agree=True)
+
+
+def test_a_disturbed_timing_beats_the_peer_only_beyond_what_the_lost_cores_explain() -> None:
+    quiet = timing(0.8)
+    kept_08, kept_05 = (replace(quiet, others_cores=others_cores) for others_cores in (0.2, 0.5))
+    assert (quiet.beats(0.0), kept_08.beats(0.0), kept_05.beats(0.0)) == (True, True, False)
+    assert kept_05.ratio == quiet.ratio
+    assert kept_05.interval[1] == pytest.approx(quiet.interval[1] / 0.5)
+    assert replace(timing(0.4), others_cores=0.5).beats(0.0)
 
 
 def goal(*ratios: float, by: float = 0.0) -> Goal:
@@ -125,15 +134,19 @@ def test_what_people_are_told() -> None:
     assert verdict_line(beaten) == "goal: onnxruntime 1.31 is beaten, after 10 trials and 40 s of tuning"
 
 
-def test_the_table_says_which_share_is_beaten_and_which_outputs_are_doubtful() -> None:
+def test_outputs_that_differ_are_doubtful() -> None:
     found = goal(1.25)
-    slow, fast = goal_table(found).cells
-    assert (slow[0], slow[-1], fast[0], fast[-1]) == ("cpu:1", "no", "cpu:2", "yes")
-    assert slow[4].startswith("2.50 (2.4")
-    assert goal_table(found).notes == ()
+    assert goal_notes(found) == []
     doubtful = replace(found.steps[0].timings[0], max_rel_difference=0.2, outputs_agree=False)
-    (note,) = goal_table(replace(found, steps=(GoalStep(0.0, 0, (doubtful,)),))).notes
+    (note,) = goal_notes(replace(found, steps=(GoalStep(0.0, 0, (doubtful,)),)))
     assert note.startswith("note: at cpu:1 the outputs differ from onnxruntime's by 2.0e-01")
+
+
+def test_an_agreement_that_says_nothing_is_noted() -> None:
+    found = goal(1.25)
+    unproved = replace(found.steps[0].timings[0], unproved="NaN or infinite")
+    (note,) = goal_notes(replace(found, steps=(GoalStep(0.0, 0, (unproved,)),)))
+    assert note.startswith("note: at cpu:1 the outputs are NaN or infinite, so that their agreement with onnxruntime's")
 
 
 def test_as_json_it_has_every_step_and_the_last_one_in_full() -> None:
@@ -155,8 +168,8 @@ def test_a_quantized_model_has_a_note_and_json_of_the_exact_session() -> None:
     beside = LoopAndPaced(half.our_secs, half.our_secs, half.paced)
     step = replace(plain.steps[0], timings=(replace(half, exact=beside),))
     exact = replace(plain, steps=(step,))
-    assert goal_table(plain).notes == ()
-    (note,) = goal_table(exact).notes
+    assert goal_notes(plain) == []
+    (note,) = goal_notes(exact)
     assert note.startswith("note: at cpu:1 onnxruntime with exact products takes 505 us, ours / theirs 1.00 (")
     assert goal_json(plain)["shares"][0]["exact"] is None
     assert goal_json(exact)["shares"][0]["exact"]["ratio"] == pytest.approx(1.0)

@@ -268,14 +268,14 @@ def test_written_paths_are_relative_to_the_file(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("m.onnx").write_bytes(b"model")
-    given = ["--shares", "cpu:1", "--out", "jobs/out", "--picture", "p.svg", "--state", "~/state"]
+    given = ["--shares", "cpu:1", "--out-dir", "jobs/out", "--picture", "p.svg", "--state", "~/state"]
     (tmp_path / "jobs").mkdir()
     assert main(["tune", "m.onnx", *given, "--write-job", "jobs/job.toml"]) == 0
     assert "jobs/job.toml" in capsys.readouterr().out
     text = (tmp_path / "jobs" / "job.toml").read_text(encoding="utf-8")
     table = tomllib.loads(text)["models"][0]
-    assert {name: table[name] for name in ("out", "picture", "state")} == {
-        "out": "out",
+    assert {name: table[name] for name in ("out-dir", "picture", "state")} == {
+        "out-dir": "out",
         "picture": str(tmp_path / "p.svg"),
         "state": "~/state",
     }

@@ -9,6 +9,8 @@ import pytest
 from fractune.features.log.table import match_table, records_table
 from fractune.features.tune.times_table import time_table
 from fractune.server.job_status import JobStatus, OperatorMatch, OperatorStatus, ShareResult
+from fractune.text.rendering import Table
+from fractune_core.analysis.inside import CallTime, Inside
 from fractune_core.analysis.roofline import Arithmetic, Roof
 from fractune_core.jobs import JobSpec, JobState
 from fractune_core.records import UNTUNED, Disturbance, Status
@@ -43,6 +45,14 @@ def test_the_heaviest_operators_come_first_then_the_others_and_what_is_left_over
     assert table.rows[0]["secs"] == pytest.approx(4e-3)
     assert table.rows[0]["model_part"] == pytest.approx(0.4)
     assert table.rows[0]["roof_part"] == pytest.approx(0.5)
+
+
+def test_the_rest_of_a_disturbed_model_is_the_most_that_is_left_over() -> None:
+    quiet = job(operator("conv", 2, 2e-3))
+    busy = replace(quiet, results=(replace(quiet.results[0], others_cores=0.5),))
+    assert time_table(busy).cells[-1][3] == "<= 6.00 ms"
+    assert any("0.50 cores at cpu:1" in note for note in time_table(busy).notes)
+    assert not any("other programs" in note for note in time_table(quiet).notes)
 
 
 def test_all_operators_are_shown_unless_few_are_asked_for_and_the_parts_add_up() -> None:
@@ -82,10 +92,10 @@ def test_each_table_gives_the_cause_of_its_empty_column_of_roofs() -> None:
     assert match_table([near], ROOF).notes == records_table([failed], {}, {}).notes == ()
 
 
-def test_operators_that_take_longer_alone_than_the_model_leave_less_than_nothing() -> None:
+def test_operators_that_take_longer_alone_than_the_model_leave_no_rest() -> None:
     table = time_table(job(operator("conv", 1, 12e-3)))
-    assert table.cells[-1] == ("rest of the model", "", "", "-2.00 ms", "-20 %", "", "")
-    assert any(note.startswith("Less than nothing is left over") for note in table.notes)
+    assert table.cells[-1] == ("rest of the model", "", "", "none", "", "", "")
+    assert any(note.startswith("No rest is left where operators take longer alone") for note in table.notes)
 
 
 def test_a_match_and_a_record_say_how_fast_they_are() -> None:
@@ -166,3 +176,112 @@ def test_an_implementation_stands_behind_the_operator(implementations: dict[str,
 def test_an_alternative_takes_no_time_of_the_model_beside_what_it_replaces() -> None:
     table = time_table(job(operator("conv", 2, 2e-3), operator("attention", 0, 1e-3)))
     assert [cells[0] for cells in table.cells] == ["conv", "rest of the model"]
+
+
+def inside(conv_s: float, whole_s: float = 10e-3) -> Inside:
+    calls = (
+        CallTime("conv2d", 2, conv_s, "hash of conv"),
+        CallTime("resize", 1, 1e-3),
+        CallTime("vm.builtin.alloc_tensor", 30, 0.3e-3),
+        CallTime("vm.builtin.reshape", 3, 1e-5),
+    )
+    return Inside(calls, whole_s, whole_s)
+
+
+def timed_inside(found: JobStatus, conv_s: float) -> JobStatus:
+    return replace(found, results=(replace(found.results[0], inside=inside(conv_s)),))
+
+
+def test_inside_the_model_every_call_has_a_name_and_nothing_is_left_over() -> None:
+    table = time_table(timed_inside(job(operator("conv", 2, 4e-3)), 8.2e-3))
+    assert [column.heading for column in table.columns[3:6]] == ["cpu:1 alone", "inside", "part"]
+    assert table.cells == (
+        ("conv", "2", "8", "8.00 ms", "8.20 ms", "82 %", "25.0", "25 %"),
+        ("resize", "", "", "", "1.00 ms", "10 %", "", ""),
+        ("between calls", "", "", "", "490 us", "5 %", "", ""),
+        ("alloc_tensor", "", "", "", "300 us", "3 %", "", ""),
+        ("1 other call", "", "", "", "10.0 us", "0 %", "", ""),
+    )
+    assert table.rows[0]["inside_s"] == pytest.approx(8.2e-3)
+
+
+@pytest.mark.parametrize(
+    ("inside_s", "roof", "why"),
+    [
+        (5e-3, ROOF, ""),
+        (5.3e-3, Roof(gflops=100.0, gb_per_s=1.0, cache_bytes=1 << 20), "its data comes from memory there"),
+        (5.3e-3, ROOF, "the cause is not known"),
+    ],
+)
+def test_an_operator_that_takes_longer_inside_has_a_mark_and_a_cause(inside_s: float, roof: Roof, why: str) -> None:
+    """Its data is 1 MiB in each of two runs."""
+    known = timed_inside(job(operator("conv", 2, 2e-3)), inside_s)
+    table = time_table(replace(known, roofs={"cpu:1": roof}))
+    assert table.cells[0][4].endswith("+") == bool(why)
+    assert [f"conv at cpu:1 ({why})" in note for note in table.notes if note.startswith("+")] == [True] * bool(why)
+    assert table.rows[0]["why_slower"] == why
+
+
+def test_times_inside_a_disturbed_model_are_too_long_and_that_is_the_cause() -> None:
+    quiet = timed_inside(job(operator("conv", 2, 2e-3)), 5.3e-3)
+    table = time_table(replace(quiet, results=(replace(quiet.results[0], others_cores=0.5),)))
+    assert table.rows[0]["why_slower"] == "other programs had cores meanwhile"
+    assert any("inside the model and between its calls may be too long too at cpu:1" in note for note in table.notes)
+    assert not any("too long" in note for note in time_table(quiet).notes)
+
+
+def test_a_time_that_is_no_part_of_the_model_has_no_mark() -> None:
+    """A server may say anything: the part is 0."""
+    known = job(operator("conv", 1, 1e-6))
+    found = replace(known, results=(replace(known.results[0], inside=inside(5e-324, whole_s=1e300)),))
+    assert not time_table(found).cells[0][4].endswith("+")
+
+
+def test_a_tiny_operator_has_no_mark() -> None:
+    for inside_s in (0.09e-3, 0.0):
+        table = time_table(timed_inside(job(operator("conv", 1, 1e-6)), inside_s))
+        assert not table.cells[0][4].endswith("+")
+    assert not [note for note in table.notes if note.startswith("+")]
+
+
+def test_a_share_without_times_inside_keeps_its_rest() -> None:
+    known = timed_inside(job(operator("conv", 2, 4e-3)), 8.2e-3)
+    unknown = replace(known.results[0], share="cpu:2", inside=None)
+    table = time_table(replace(known, results=(known.results[0], unknown)))
+    assert [column.heading for column in table.columns].count("inside") == 1
+    assert table.cells[-1][:8] == ("rest of the model", "", "", "", "", "", "", "")
+    assert table.cells[-1][8] == "10.0 ms"
+
+
+def test_a_match_shows_the_time_inside_of_the_very_schedule_beside_its_time_alone() -> None:
+    conv = operator("conv", 2, 2e-3, Arithmetic(1e8, 20 << 20))
+    match = OperatorMatch(conv, "exact", 0.0, "measured here", record(candidate_id="c1", run_secs=(2e-3,) * 3))
+    default = OperatorMatch(replace(operator("pool", 1, 1.0), untuned_s={"cpu:1": 1e-3}), "none", 0.0, "", None)
+
+    def shown(conv_s: float, candidate: str = "c1") -> Table:
+        calls = (
+            CallTime("conv2d", 2, conv_s, conv.workload_hash, candidate),
+            CallTime("pool", 1, 1.1e-3, default.operator.workload_hash),
+        )
+        return match_table([match, default], ROOF, Inside(calls, 10e-3, 10e-3))
+
+    table = shown(5.4e-3)
+    assert [column.heading for column in table.columns[3:5]] == ["alone", "inside"]
+    assert [cells[3:5] for cells in table.cells] == [("2.00 ms", "2.70 ms+"), ("1.00 ms", "1.10 ms")]
+    assert [row["inside_s"] for row in table.rows] == pytest.approx([2.7e-3, 1.1e-3])
+    assert [row["why_slower"] for row in table.rows] == ["its data comes from memory there", ""]
+    assert table.notes[-1].endswith("conv (its data comes from memory there)")
+    assert shown(9e-3).rows[0]["why_slower"] == "the cause is not known"
+    assert "inside" in [column.heading for column in shown(5e-3).columns]
+    older = shown(9e-3, candidate="c0")
+    assert [row["inside_s"] for row in older.rows] == [None, pytest.approx(1.1e-3)]
+    assert (older.cells[0][4], older.rows[0]["why_slower"]) == ("-", "")
+    assert "inside" not in [column.heading for column in match_table([match, default], ROOF).columns]
+
+
+def test_a_schedule_of_another_share_has_no_time_alone_to_be_slower_than() -> None:
+    conv = operator("conv", 1, 2e-3)
+    near = OperatorMatch(conv, "near", 0.1, "", record(candidate_id="c1", run_secs=(2e-3,) * 3))
+    table = match_table([near], ROOF, Inside((CallTime("conv2d", 1, 9e-3, conv.workload_hash, "c1"),), 10e-3, 10e-3))
+    assert table.cells[0][4] == "9.00 ms"
+    assert table.notes == ()

@@ -6,6 +6,9 @@ from dataclasses import replace
 
 from fractune.features.tune.table import doubts, latency_table, result_json, timed_before
 from fractune.server.job_status import job_status
+from fractune_core.codec.messages import to_proto
+from fractune_core.files.checked import Checked
+from fractune_core.pb import fractune_pb2 as pb
 from tests.support.client_results import tuned_job
 from tests.support.client_samples import job_script
 
@@ -16,6 +19,12 @@ def test_outputs_that_are_far_from_the_untuned_ones_are_pointed_out() -> None:
     job.result.shares[1].max_error["cpu:2"] = 1.4e-2
     (line,) = doubts(job_status(job))
     assert line.startswith("note: at cpu:2 the outputs differ from the untuned model's by 1.4e-02")
+    job.notes.append("outputs equal those that a note names")
+    assert doubts(job_status(job)) == [line]
+    job.checked.reason = "no other runtime is installed"
+    assert doubts(job_status(job)) == [line]
+    job.checked.CopyFrom(to_proto(Checked("ONNX Runtime", {"random": 1e-2}), pb.Checked))
+    assert doubts(job_status(job)) == []
 
 
 def test_latencies_that_an_earlier_job_measured_are_called_so() -> None:
@@ -48,8 +57,8 @@ def test_latencies_at_30_percent_load_are_of_the_best_for_requests() -> None:
     table = latency_table(job)
     assert [row[5] for row in table.cells] == ["4.69 ms / 5.98 ms"] * 4
     assert table.notes[0] == (
-        "note: at cpu:1 'fractune.load' takes 'robust' with 1 thread: p50 / p99 at 30 % load 4.69 ms / 5.98 ms, with "
-        "'cpu:1' with 1 thread 5.30 ms / 6.76 ms"
+        "note: at cpu:1 'fractune.load' takes 'robust' (made for all shares) with 1 thread: p50 / p99 at 30 % load "
+        "4.69 ms / 5.98 ms, with 'cpu:1' with 1 thread 5.30 ms / 6.76 ms"
     )
     told = result_json(job, "b")["shares"][1]
     assert [(each["variant"], each["threads"], len(each["latency_secs"])) for each in told["at_load"]] == [
@@ -72,10 +81,20 @@ def test_times_of_a_busy_machine_choose_nothing() -> None:
     job = tuned_job()
     busy = replace(job, results=(replace(job.results[0], others_cores=0.75),))
     table = latency_table(busy)
-    assert table.cells[0][5] == "5.30 ms / 6.76 ms"
+    assert table.cells[0][2:6] == ("<= 12.4 ms", "<= 4.31 ms", "2.88x", "<= 5.30 ms / <= 6.76 ms")
     (note,) = table.notes
     assert note == (
-        "note: at cpu:1 other programs had 0.75 cores while the model was timed, so these times choose no variant and "
-        "threads; repeat the command on a quieter machine"
+        "note: <= marks times that are too long: other programs had 0.75 cores at cpu:1 while the model was timed. "
+        "These times choose nothing, and intervals reach down to what the lost cores alone explain; repeat the command "
+        "on a quieter machine"
     )
-    assert result_json(busy, "b")["shares"][0]["served"] == {}
+    found = result_json(busy, "b")["shares"][0]
+    assert (found["served"], found["others_cores"], found["disturbed"]) == ({}, 0.75, True)
+
+
+def test_no_table_is_titled_alone_that_was_not() -> None:
+    job = tuned_job()
+    busy = replace(job, results=(job.results[0], replace(job.results[1], others_cores=0.75)))
+    assert latency_table(job).title.endswith(".onnx: latency, measured alone")
+    assert latency_table(busy).title.endswith(".onnx: latency")
+    assert [row[3].startswith("<= ") for row in latency_table(busy).cells] == [False, True]

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from fractune_core.analysis.cpu_limits import fitting
 from fractune_core.analysis.cpu_limits.fitting import Goal, fit
 from fractune_core.analysis.cpu_limits.limits import CpuLimit, Service, least_quota_m
 from fractune_core.analysis.cpu_limits.prediction import predict
@@ -17,6 +18,12 @@ MINILM = (
     Service(2, (0.0096,), 0.0192, (0.0102,), spin_s=0.0005),
 )
 GOAL = Goal(rate_per_s=18, p99_s=0.05, cores=2)
+
+
+@pytest.fixture
+def roughly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a quarter of the requests, where the number that is found does not matter."""
+    monkeypatch.setattr(fitting, "_REQUESTS", 1_000)
 
 
 def test_each_alternative_keeps_the_goal_and_a_step_less_does_not() -> None:
@@ -41,11 +48,13 @@ def test_each_alternative_keeps_the_goal_and_a_step_less_does_not() -> None:
     assert found == sorted(found, key=lambda each: each.limit.quota_m)
 
 
+@pytest.mark.usefixtures("roughly")
 def test_the_search_finds_the_same_each_time() -> None:
     goal = replace(GOAL, rate_per_s=10, p99_s=0.08, cores=1)
     assert fit(MINILM, goal) == fit(MINILM, goal)
 
 
+@pytest.mark.usefixtures("roughly")
 def test_a_looser_goal_needs_less() -> None:
     limits = [fit(MINILM[:1], replace(GOAL, p99_s=p99_s))[0].limit.quota_m for p99_s in (0.045, 0.3)]
     assert limits[0] > limits[1]
@@ -72,6 +81,7 @@ def test_a_burst_is_left_out_where_it_allows_no_smaller_limit() -> None:
     assert [each.limit.burst_us for each in found] == [0, 0]
 
 
+@pytest.mark.usefixtures("roughly")
 def test_more_replicas_are_listed_only_with_a_smaller_limit() -> None:
     found = fit(MINILM[:1], Goal(rate_per_s=18, p99_s=0.2, cores=8))
     by_replicas = sorted(found, key=lambda each: each.replicas)
@@ -87,6 +97,7 @@ def test_fast_requests_are_simulated_for_many_periods() -> None:
     assert found.limit.quota_m == 1_000
 
 
+@pytest.mark.usefixtures("roughly")
 def test_no_limit_is_too_small_for_its_threads() -> None:
     """A rate so low that any limit would do."""
     found = fit(MINILM, Goal(rate_per_s=2, p99_s=5.0, cores=2))
@@ -110,6 +121,7 @@ def test_what_cannot_be_kept_says_what_would_do(change: dict[str, Any], words: s
         fit(MINILM, replace(GOAL, **change))
 
 
+@pytest.mark.usefixtures("roughly")
 def test_the_p99_that_an_error_asks_for_can_be_kept() -> None:
     goal = Goal(rate_per_s=40, p99_s=0.02, cores=2)
     with pytest.raises(BadRequest) as raised:
@@ -118,6 +130,7 @@ def test_the_p99_that_an_error_asks_for_can_be_kept() -> None:
     assert fit(MINILM, replace(goal, p99_s=asked_ms / 1e3))
 
 
+@pytest.mark.usefixtures("roughly")
 def test_threads_that_do_not_fit_are_left_out() -> None:
     assert {each.threads for each in fit(MINILM, Goal(rate_per_s=10, p99_s=0.2, cores=1))} == {1}
     with pytest.raises(BadRequest, match=r"^no measured number of threads \(2\) is for 1 core; "):

@@ -21,7 +21,7 @@ from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.records import COLD, VALIDATION_POLICY, Status, TimingPolicy, TuningRecord, with_cache
 from fractune_core.served import Served, ServiceGoal
 from fractune_server.services.paging import page_size, read_token, write_token
-from fractune_server.store.files.blob_files import BlobStore
+from fractune_server.store.blob_files import BlobStore
 from fractune_server.store.records.rows import check_record
 from tests.support.client_samples import bundle_bytes
 from tests.support.samples import DISTURBANCE, validation
@@ -142,22 +142,32 @@ def test_names_and_pages() -> None:
 def test_a_bundle_is_told_how_fast_the_whole_model_is(tmp_path: Path) -> None:
     files = BlobStore(tmp_path)
     files.add_bundle("b1", bundle_bytes())
-    files.add_times("b1", {"cpu:1": 2e-3}, {"cpu:1": BEST})
-    files.add_times("b1", {"cpu:4": 1e-3}, {})
+    files.add_times("b1", {"cpu:1": 2e-3}, {"cpu:1": 0.1}, {"cpu:1": BEST})
+    files.add_times("b1", {"cpu:4": 1e-3}, {"cpu:4": 0.0}, {})
     told = Bundle(b"".join(files.bundle("b1")))
     assert told.timed("cpu") == {1: 2e-3, 4: 1e-3}
     assert told.served("cpu") == {1: {goal: Served.from_json(best) for goal, best in BEST.items()}}
     before = (tmp_path / "bundles" / "b1.fractune").stat().st_ino
-    files.add_times("b1", {"cpu:1": 2e-3}, {"cpu:1": BEST})
+    files.add_times("b1", {"cpu:1": 2e-3}, {"cpu:1": 0.1}, {"cpu:1": BEST})
     assert (tmp_path / "bundles" / "b1.fractune").stat().st_ino == before
     assert [path.name for path in (tmp_path / "bundles").iterdir()] == ["b1.fractune"]
+
+
+def test_a_disturbed_time_is_marked_in_a_bundle_and_replaces_no_other(tmp_path: Path) -> None:
+    files = BlobStore(tmp_path)
+    files.add_bundle("b1", bundle_bytes())
+    files.add_times("b1", {"cpu:1": 9e-3, "cpu:4": 1e-3}, {"cpu:1": 0.8, "cpu:4": 0.0}, {})
+    disturbed = Bundle(b"".join(files.bundle("b1")))
+    assert (disturbed.timed("cpu"), disturbed.timed("cpu", disturbed=True)) == ({4: 1e-3}, {1: 9e-3})
+    files.add_times("b1", {"cpu:1": 2e-3, "cpu:4": 7e-3}, {"cpu:1": 0.0, "cpu:4": 2.1}, {})
+    assert Bundle(b"".join(files.bundle("b1"))).timed("cpu") == {1: 2e-3, 4: 1e-3}
 
 
 def test_times_of_what_is_no_bundle_are_refused_and_the_file_stays(tmp_path: Path) -> None:
     files = BlobStore(tmp_path)
     files.add_bundle("b1", b"no bundle")
     with pytest.raises(BadBundle):
-        files.add_times("b1", {"cpu:1": 2e-3}, {"cpu:1": BEST})
+        files.add_times("b1", {"cpu:1": 2e-3}, {"cpu:1": 0.1}, {"cpu:1": BEST})
     assert b"".join(files.bundle("b1")) == b"no bundle"
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fractune_core.errors import StateUnusable
-from fractune_server.store.files.blob_files import StateFolder
+from fractune_server.store.blob_files import StateFolder
 from tests.support.paths import REPOSITORY
 
 
@@ -24,7 +24,7 @@ class TestStateFolder:
         StateFolder(tmp_path / "state").close()
 
     def test_a_killed_server_leaves_no_lock(self, tmp_path: Path) -> None:
-        holder = "import sys, pathlib, time\nfrom fractune_server.store.files.blob_files import StateFolder\n"
+        holder = "import sys, pathlib, time\nfrom fractune_server.store.blob_files import StateFolder\n"
         holder += "f = StateFolder(pathlib.Path(sys.argv[1]))\nprint('held', flush=True)\ntime.sleep(600)\n"
         env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
         command = [sys.executable, "-c", holder, str(tmp_path / "state")]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fractune_core.errors import BadRequest, StateUnusable
-from fractune_server.store.files.blob_files import UploadParts
+from fractune_server.store.blob_files import UploadParts
 
 FILE = bytes(range(256)) * 40
 SHA256 = hashlib.sha256(FILE).hexdigest()

@@ -8,7 +8,7 @@ from tvm import te
 from tvm.s_tir import Schedule
 
 from fractune_workers.children.building.cuda import lowering_context
-from fractune_workers.children.tvm_api.annotations import ASYNC_COPIES
+from fractune_workers.children.tvm_api.functions import ASYNC_COPIES
 
 STORAGE, ASYNC = "tirx.disable_storage_rewrite", "tirx.use_async_copy"
 

@@ -170,21 +170,26 @@ def test_ties_nan_small_outputs_and_steps_agree(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         found = checked(saved(tmp_path / name, nodes, inputs, weights))
         assert {"random", "random above zero"} <= set(found.sets), (name, found)
+        assert found.ranges == ({"x": (0, 9)} if name == "rows" else {})
 
 
 def test_inputs_that_the_reference_refuses_are_skipped_and_said(tmp_path: Path) -> None:
     """A row beyond a table of one row, by a number that does not look like an index."""
     nodes = [Node("Cast", ["x"], ["i"], to=onnx.TensorProto.INT64), Node("Gather", ["w", "i"], ["y"])]
-    model = saved(tmp_path, nodes, {"x": np.zeros(50, F32)}, {"w": TABLE[:1]})
+    nodes.append(Node("Neg", ["x"], ["n"]))
+    model = saved(tmp_path, nodes, {"x": np.zeros(50, F32)}, {"w": TABLE[:1]}, outputs=["y", "n"])
     found = checked(model)
     assert "cannot run it" in found.skipped["random"]
+    assert found.skipped["output 'y'"] == "it is the same on all inputs that were tried"
     assert "zeros" in found.sets
     assert "; not compared: random (ONNX Runtime cannot run it" in found.line
 
 
 def test_indices_lie_within_a_table_of_one_row(tmp_path: Path) -> None:
     """As the number of the one image of a batch, which RoiAlign takes."""
-    model = saved(tmp_path, [Node("Gather", ["w", "x"], ["y"])], {"x": np.zeros(5, np.int64)}, {"w": TABLE[:1]})
+    nodes = [Node("Gather", ["w", "x"], ["y"]), Node("Neg", ["z"], ["n"])]
+    inputs: dict[str, Array] = {"x": np.zeros(5, np.int64), "z": np.zeros(5, F32)}
+    model = saved(tmp_path, nodes, inputs, {"w": TABLE[:1]}, outputs=["y", "n"])
     assert {"random", "random above zero", "zeros"} <= checked(model).sets.keys()
 
 
@@ -213,3 +218,36 @@ def test_a_model_that_is_not_onnx_is_named_as_not_compared(network: tuple[Path, 
     other = tmp_path / "m.json"
     other.write_text("{}")
     assert checked(other, network[1]).reason == "only ONNX files are compared"
+
+
+def test_outputs_that_say_nothing_are_not_found_equal(tmp_path: Path) -> None:
+    """A bundle of another model could give them too."""
+    never = [Node("Abs", ["x"], ["a"]), Node("Sub", ["minus", "a"], ["b"]), Node("Sqrt", ["b"], ["y"])]
+    cases = {
+        "NaN or infinite": (never, {"minus": F32(-1)}),
+        "the same on all inputs that were tried": ([Node("Mul", ["x", "zero"], ["y"])], {"zero": F32(0)}),
+    }
+    for what, (nodes, weights) in cases.items():
+        (folder := tmp_path / what.partition(" ")[0]).mkdir()
+        found = checked(saved(folder, nodes, {"x": IMAGE}, weights))
+        assert not found.is_equal
+        assert found.reason == f"the reference's outputs are {what}; give inputs of your own by --check-inputs"
+
+
+def test_one_of_two_outputs_may_say_nothing(tmp_path: Path) -> None:
+    nodes = [Node("Neg", ["x"], ["y"]), Node("Mul", ["x", "zero"], ["z"])]
+    found = checked(saved(tmp_path, nodes, {"x": IMAGE}, {"zero": F32(0)}, outputs=["y", "z"]))
+    assert {"random", "zeros"} <= set(found.sets)
+    assert found.skipped == {"output 'z'": "it is the same on all inputs that were tried"}
+    assert found.line.endswith("; not compared: output 'z' (it is the same on all inputs that were tried)")
+
+
+def test_a_number_that_the_model_needs_is_found(tmp_path: Path) -> None:
+    """A rate, below which the outputs are NaN."""
+    nodes = [Node("Sub", ["rate", "least"], ["d"]), Node("Sqrt", ["d"], ["s"]), Node("Mul", ["x", "s"], ["y"])]
+    path = saved(tmp_path, nodes, {"x": IMAGE, "rate": np.zeros((), F32)}, {"least": F32(12000)})
+    bundle = compiled(path)
+    found = checked(path, bundle)
+    assert found.ranges == {"rate": (16000, 16000)}
+    assert {"random", "random above zero"} <= set(found.sets)
+    assert found.skipped == {"zeros": "its outputs are NaN or infinite"}

@@ -18,10 +18,10 @@ from tests.support.models_in_common import MODELS, shared_model
 TARGET = parse_target("llvm -mcpu=x86-64-v3", 1)
 SHARED = 5
 """operators that all models have"""
-CANDIDATES = 4
+CANDIDATES = 2
 PAIRS = list(permutations(range(len(MODELS)), 2))
-RING = [(number, (number + 1) % len(MODELS)) for number in range(len(MODELS))]
-"""each model once as the one that was tuned, and once as the other one"""
+EACH_ONCE = [(0, 5), (6, 3), (2, 7), (4, 1)]
+"""each model in one pair, from both halves, which clamp otherwise"""
 
 
 @cache
@@ -45,7 +45,7 @@ def tuned(number: int) -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize(
-    ("one", "other"), [pair if pair in RING else pytest.param(*pair, marks=pytest.mark.long) for pair in PAIRS]
+    ("one", "other"), [pair if pair in EACH_ONCE else pytest.param(*pair, marks=pytest.mark.long) for pair in PAIRS]
 )
 def test_a_trace_makes_the_same_schedule_in_both_models(one: int, other: int) -> None:
     for name, traces in tuned(one).items():
@@ -55,7 +55,7 @@ def test_a_trace_makes_the_same_schedule_in_both_models(one: int, other: int) ->
 
 
 def test_models_are_compiled_with_the_schedules_of_others() -> None:
-    """One from each half, which clamp otherwise, in both orders."""
+    """One from each half, in both orders."""
     for one, other in ((0, 6), (6, 0)):
         schedules = {workloads(other)[name]: traces[-1] for name, traces in tuned(one).items()}
         assert compile_variants([prepared(other)], TARGET, [schedules], {})

@@ -8,9 +8,10 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 
-from fractune_workers.children.compiling.signature import _fitting, describe_constants, names_in_file
+from fractune_workers.children.compiling.signature import _fitting, describe_constants, metadata_in_file, names_in_file
 from tests.support.processes.cli_process import write_model
 
 LEAF: dict[str, Any] = {"type": None, "context": None, "children_spec": []}
@@ -33,6 +34,18 @@ def archive(model: Any) -> bytes:
 
 def test_an_onnx_file_names_its_inputs_and_outputs(tmp_path: Path) -> None:
     assert names_in_file(write_model(tmp_path / "m.onnx").read_bytes()) == (["x"], ["y"])
+
+
+def test_an_onnx_file_says_what_it_is(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "m.onnx")
+    assert metadata_in_file(model.read_bytes()) == {"graph_name": "small"}
+    changed = onnx.load(model)
+    changed.model_version = 0
+    onnx.helper.set_model_props(changed, {"names": "a\nb", "half": "\0"})
+    expected = {"graph_name": "small", "version": 0, "custom_metadata_map": {"names": "a\nb"}}
+    assert metadata_in_file(changed.SerializeToString()) == expected
+    onnx.helper.set_model_props(changed, {"names": "a" * 300_000})
+    assert metadata_in_file(changed.SerializeToString()) == {}
 
 
 def test_constants_have_their_numbers_and_shapes_in_the_manifest() -> None:
@@ -69,6 +82,7 @@ def test_a_torch_program_that_gives_a_dict_names_outputs_by_its_keys() -> None:
 )
 def test_a_file_without_names_that_we_know_gives_none(data: bytes) -> None:
     assert names_in_file(data) == ([], [])
+    assert metadata_in_file(data) == {}
 
 
 @pytest.mark.parametrize("names", [["a"], ["a", "a"], ["a", "b\0"], ["a", "\ud800"], []])

@@ -13,6 +13,7 @@ from tvm.tirx import PrimFunc
 from fractune_workers.children.building.cuda import scheduled_by_default
 from fractune_workers.children.compiling.variants import with_planned_workspaces
 from fractune_workers.children.tvm_api.target import parse_target
+from tests.support.unoptimized import machine_of
 
 SHAPE = (1, 4, 8, 8)
 
@@ -63,9 +64,8 @@ def test_a_model_computes_the_same_with_that_memory(*, is_planned: bool) -> None
         relax.transform.AttachGlobalSymbol(),
     ]
     with target:
-        built = relax.build(tvm.transform.Sequential(passes)(mod), target, relax_pipeline=None)
+        machine = machine_of(tvm.transform.Sequential(passes)(mod), target, None)
     x = np.random.default_rng(0).uniform(0, 1, SHAPE).astype("float32")
-    machine = relax.VirtualMachine(built, tvm.cpu())
     output = machine["main"](tvm.runtime.tensor(x))
 
     def batch_norm(values: Any) -> Any:

@@ -147,6 +147,13 @@ def test_a_shape_that_depends_on_data_leaves_the_traffic_unknown() -> None:
     assert operator.io_bytes == 0
 
 
+@pytest.mark.parametrize("estimate", [-1.0, float("nan")])
+def test_an_estimate_that_cannot_be_is_none(monkeypatch: pytest.MonkeyPatch, estimate: float) -> None:
+    monkeypatch.setattr("tvm.s_tir.analysis.estimate_tir_flops", lambda _: estimate)
+    (operator, *_) = extract(prepare(layers([3, 4]), TARGET), TARGET)
+    assert operator.flops == 0
+
+
 @pytest.mark.parametrize("target", ["", "cuda:sm_90"])
 def test_sorting_and_prefix_sums_become_functions_and_tvm_s_own_kernels_are_not_tuned(target: str) -> None:
     @I.ir_module

@@ -17,6 +17,7 @@ from fractune_workers.children.searching.operator_search import OperatorSearch
 from fractune_workers.children.tvm_api.target import vector_unit
 from fractune_workers.children.tvm_api.traces import read_workload
 from tests.support.onnx_models import imported, onnx_model
+from tests.support.unoptimized import run_kernel
 
 Array = npt.NDArray[Any]
 NARROW = tvm.target.Target({"kind": "llvm", "mcpu": "x86-64", "num-cores": 1})
@@ -30,35 +31,35 @@ SHAPES = {
 }
 
 
-def compiled(product: Product, target: tvm.target.Target, *, offsets: bool = False) -> Any:
+def made(product: Product, target: tvm.target.Target, *, offsets: bool = False) -> tuple[Any, tvm.IRModule]:
     tiling = tiling_for(product, vector_unit(target))
     kernel = vector_kernel(product, tiling, has_offsets=offsets).with_attr("global_symbol", "main")
-    return tiling, tvm.compile(tvm.IRModule({"main": kernel}), target)
+    return tiling, tvm.IRModule({"main": kernel})
 
 
 @pytest.mark.parametrize("product", SHAPES.values(), ids=SHAPES)
 @pytest.mark.parametrize("target", [NARROW, AVX2], ids=["SSE", "AVX2"])
 @pytest.mark.parametrize("offsets", [True, False])
 def test_any_shape(product: Product, target: tvm.target.Target, *, offsets: bool) -> None:
-    tiling, code = compiled(product, target, offsets=offsets)
+    tiling, mod = made(product, target, offsets=offsets)
     numbers = DRAW.integers(0, 16, (product.columns, product.words * 8), dtype=np.uint8)
     scales, added = DRAW.uniform(0.1, 1, (2, product.columns, product.blocks)).astype(np.float32)
     data = DRAW.normal(0, 1, (product.rows, product.depth)).astype(np.float32)
     operands = [packed(product, tiling, numbers[:, ::2] | numbers[:, 1::2] << 4), laid_out(product, tiling, scales)]
     if offsets:
         operands.append(laid_out(product, tiling, added))
-    result = tvm.runtime.tensor(np.ones((product.rows, tiling.tiles(product.columns) * tiling.width), np.float32))
-    code["main"](*map(tvm.runtime.tensor, [data, *operands]), result)
+    result = np.ones((product.rows, tiling.tiles(product.columns) * tiling.width), np.float32)
+    result = run_kernel(mod, target, data, *operands, result)
     scales, added = (np.repeat(each, product.block, axis=1)[:, : product.depth] for each in (scales, added))
     weights = (numbers[:, : product.depth] - 8.0) * scales + added * offsets
-    np.testing.assert_allclose(result.numpy()[:, : product.columns], data @ weights.T, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(result[:, : product.columns], data @ weights.T, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(("target", "register"), [(AVX2, "ymm"), (AVX512, "zmm")], ids=["AVX2", "AVX-512"])
 @pytest.mark.parametrize("rows", [1, 8])
 def test_numbers_are_unpacked_in_whole_registers(target: tvm.target.Target, register: str, rows: int) -> None:
-    _, code = compiled(Product(rows, 256, 256, 32), target)
-    lines = code.mod.inspect_source("asm").splitlines()
+    _, mod = made(Product(rows, 256, 256, 32), target)
+    lines = tvm.compile(mod, target).mod.inspect_source("asm").splitlines()
     unpacked = [line for line in lines if "vcvtdq2ps" in line or "vpsrad" in line]
     assert len(unpacked) >= 16
     assert all(register in line for line in unpacked)

@@ -45,10 +45,10 @@ def test_one_thread_is_a_finalist_unless_it_takes_much_longer(
 
 
 def test_a_slow_model_answers_fewer_requests_and_a_very_slow_one_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_timing, "_AT_LOAD_MOST_S", 1.0)
+    monkeypatch.setattr(model_timing, "_MOST_REQUESTS_S", 1.0)
     (few,) = time_at_load(*loops(own=1e-2), "own", [0])
     assert (len(few.loop_secs), len(few.latency_secs)) == (6, 12), "there is nothing to compare it with"
-    monkeypatch.setattr(model_timing, "_AT_LOAD_MOST_S", 0.1)
+    monkeypatch.setattr(model_timing, "_MOST_REQUESTS_S", 0.1)
     assert time_at_load(*loops(own=1e-2), "own", [0]) == []
 
 
@@ -63,7 +63,7 @@ def test_rounds_end_once_the_choices_are_decided(
         return is_decided
 
     monkeypatch.setattr(model_timing, "are_decided", decided)
-    monkeypatch.setattr(model_timing, "_AT_LOAD_MOST_S", 0.5)
+    monkeypatch.setattr(model_timing, "_MOST_REQUESTS_S", 0.5)
     found = time_at_load(*loops(own=5e-3, robust=5e-3), "own", [0])
     assert {len(each.loop_secs) for each in found} == {rounds}
     assert asked[0] == (2, {6}, 11)

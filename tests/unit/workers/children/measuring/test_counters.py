@@ -106,13 +106,18 @@ def test_a_busy_process_on_the_same_core_is_seen(core: int, wanted: str) -> None
 
 
 def test_time_asleep_on_an_idle_core_is_no_wait(core: int) -> None:
-    """What the process does not do by itself is seen as lost; but only where it could have run did it wait."""
-    counters = KernelCounters([core])
-    before = counters.read()
-    subprocess.run([sys.executable, "-c", "import time; time.sleep(0.3)"], check=True)
-    seen = counters.read().since(before)
-    assert seen.off_core_s >= 0.3
-    assert seen.waited_s < seen.off_core_s - 0.2
+    """What the process does not do by itself is seen as lost; but only where it could have run did it wait. Other
+    programs may use the core: it is idle at some time.
+    """
+    counters, deadline = KernelCounters([core]), time.monotonic() + DEADLINE_S
+    while True:
+        before = counters.read()
+        subprocess.run([sys.executable, "-c", "import time; time.sleep(0.3)"], check=True)
+        seen = counters.read().since(before)
+        assert seen.off_core_s >= 0.3
+        if seen.waited_s < seen.off_core_s - 0.2:
+            break
+        assert time.monotonic() < deadline
 
 
 _USE_UP_THE_QUOTA = """

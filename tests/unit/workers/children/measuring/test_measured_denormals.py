@@ -10,6 +10,7 @@ from fractune_core.records import FIRST_POLICY
 from fractune_core.shares import Share
 from fractune_runtime.tvm_runtime.tensors import specs_of
 from fractune_workers.children.measuring.child import MeasurerChild
+from fractune_workers.children.measuring.compiled_software import cpu_software
 from fractune_workers.children.measuring.model_timing import backend_on
 from fractune_workers.children.measuring.setup import cpu_setup
 from fractune_workers.children.tvm_api.parallel_modes import build_library
@@ -23,7 +24,8 @@ TARGET = parse_target("llvm -mcpu=x86-64-v3", 1)
 
 
 def test_a_candidate_is_checked_and_timed_without_denormals_on_all_threads() -> None:
-    child = MeasurerChild(confinement_for(Share.parse("none"), sorted(os.sched_getaffinity(0))), cpu_setup())
+    confinement = confinement_for(Share.parse("none"), sorted(os.sched_getaffinity(0)))
+    child = MeasurerChild(confinement, cpu_setup(cpu_software()))
     methods = child.methods()
     methods["begin"](args_info=[["TENSOR", "uint32", [SIZE]]], seed=0)
     methods["load"](name="probe", code=probe(TARGET, build=build_library))

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+from typing import Any
+
+import numpy as np
 import pytest
 
 from fractune_core.files.bundles import Bundle
-from fractune_runtime import gpu
+from fractune_runtime import gpu, runner
 from fractune_runtime.gpu import OnGpu
 from fractune_runtime.tvm_runtime import runtime
 from fractune_runtime.tvm_runtime.runtime import Variant
@@ -22,7 +26,7 @@ class GpuDevice:
 def test_a_repeat_takes_the_mean_of_its_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     calls, clock = [], iter([0.0, 0.008, 0.016, 0.024])
     monkeypatch.setattr("time.perf_counter", lambda: next(clock))
-    assert model_timing.secs_of_one(lambda: calls.append("call")) == pytest.approx(0.008)
+    assert runner.secs_of_one(lambda: calls.append("call")) == pytest.approx(0.008)
     assert len(calls) == 3
 
 
@@ -45,3 +49,11 @@ def test_every_inference_on_a_gpu_is_waited_for_on_the_stream_of_the_share(
     for _ in range(2):
         backend.run(variant, [])
     assert notes == ["call", "sync cuda:0 0x2000"] * 2
+
+
+@pytest.mark.parametrize("output", [np.array([1.0, np.inf]), np.array([np.nan, 2.0]), np.array([1.0])])
+def test_a_difference_that_is_infinite_is_the_largest_number(output: Any) -> None:
+    """Databases keep it as JSON, which holds no infinity."""
+    right = np.array([1.0, 2.0])
+    found = model_timing.errors_of({"untuned": [right, right], "cpu:1": [right, output], "cpu:2": [right, 2 * right]})
+    assert found == {"untuned": 0.0, "cpu:1": sys.float_info.max, "cpu:2": 1.0}

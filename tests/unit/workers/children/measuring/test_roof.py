@@ -13,7 +13,9 @@ from tvm.s_tir.meta_schedule.builder.local_builder import default_build
 from fractune_core.analysis.roofline import Roof
 from fractune_workers.children.measuring import roof as roof_module
 from fractune_workers.children.measuring.roof import CpuRoof
-from fractune_workers.children.measuring.setup import _ANCHOR_SIZE, matmul_anchor
+from fractune_workers.children.measuring.setup import cpu_anchor
+from fractune_workers.children.tvm_api.arrays import ANCHOR_SIZE
+from fractune_workers.children.tvm_api.host_kernels import anchor_object
 from fractune_workers.children.tvm_api.processor import cpu_processor
 from fractune_workers.children.tvm_api.target import default_target
 
@@ -42,7 +44,7 @@ def test_the_chains_stay_in_registers(mcpu: str) -> None:
 
 
 def test_the_peak_is_above_any_product_of_matrices_and_below_what_silicon_does(roof: Roof) -> None:
-    product_gflops = 2 * _ANCHOR_SIZE**3 / matmul_anchor(TARGET, PROCESSOR)() / 1e9
+    product_gflops = 2 * ANCHOR_SIZE**3 / cpu_anchor(anchor_object(TARGET), PROCESSOR)() / 1e9
     assert product_gflops <= roof.gflops <= WIDEST_GFLOPS * len(os.sched_getaffinity(0))
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,16 +17,20 @@ from tvm.s_tir import Schedule
 from fractune_core.analysis.roofline import Roof
 from fractune_core.cuda import find_cudart, find_toolkits, load_cudart, runtime_version
 from fractune_core.errors import ShareUnavailable
+from fractune_core.files.packs import FORMAT, PackManifest
+from fractune_core.files.sealed import MANIFEST
 from fractune_core.records import FIRST_POLICY, TRIAL_POLICY, VALIDATION_POLICY
 from fractune_core.shares import Share
 from fractune_core.targets import target_key
 from fractune_workers.child.errors import ChildDied
 from fractune_workers.children.measuring import child as child_module
 from fractune_workers.children.measuring import roof
+from fractune_workers.children.measuring import setup as measuring_setup
 from fractune_workers.children.measuring.child import MeasurerChild, open_child
-from fractune_workers.children.measuring.setup import MeasuringSetup, gpu_setup
-from fractune_workers.children.tvm_api import cuda_target
-from fractune_workers.children.tvm_api.artifacts import build_object
+from fractune_workers.children.measuring.compiled_software import gpu_software
+from fractune_workers.children.measuring.setup import MeasuringSetup, gpu_setup, packed_gpu_setup
+from fractune_workers.children.tvm_api import cuda_target, processor
+from fractune_workers.children.tvm_api.compiled import build_object
 from fractune_workers.children.tvm_api.processor import Processor
 from fractune_workers.children.tvm_api.target import default_target, parse_target
 from fractune_workers.confinement import stream_of
@@ -65,7 +69,8 @@ def confinement(h200: SimulatedGpu, cuda: CudaDriver, monkeypatch: pytest.Monkey
 
 @pytest.fixture
 def setup(h200: SimulatedGpu, cuda: CudaDriver, confinement: GreenConfinement) -> MeasuringSetup:
-    return gpu_setup(stream_of(confinement), lambda: NvidiaMl(SimulatedNvml(h200)), lambda: cuda, kind="cpu")
+    nvml = NvidiaMl(SimulatedNvml(h200))
+    return gpu_setup(stream_of(confinement), gpu_software, lambda: nvml, lambda: cuda, kind="cpu")
 
 
 @pytest.fixture
@@ -97,7 +102,7 @@ def test_its_target_is_the_one_that_a_job_without_a_gpu_gets(
     setup: MeasuringSetup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cuda_target, "compiler_here", lambda: None)
-    assert target_key(str(setup.target)) == target_key(str(parse_target("cuda:sm_90", 2)))
+    assert target_key(setup.target) == target_key(str(parse_target("cuda:sm_90", 2)))
 
 
 def test_the_anchor_runs_on_the_confined_stream(child: dict[str, Callable[..., Any]], cuda: CudaDriver) -> None:
@@ -116,12 +121,9 @@ class EmptyKernel:
         assert name == "main"
         return self._launch
 
-    def time_evaluator(self, name: str, _device: Any, *, repeat: int, **_policy: Any) -> Callable[[int], Any]:
-        def evaluate(blocks: int) -> Any:
-            self[name](blocks)
-            return SimpleNamespace(results=[9e-6, 4e-6, 3.2e-6, 5e-6, *[4e-6] * repeat][:repeat])
-
-        return evaluate
+    def timed(self, args: list[int], _device: Any, *, repeat: int, **_policy: Any) -> list[float]:
+        self._launch(*args)
+        return [9e-6, 4e-6, 3.2e-6, 5e-6, *[4e-6] * repeat][:repeat]
 
     def _launch(self, blocks: int) -> None:
         assert blocks == 1
@@ -133,6 +135,7 @@ def test_the_roof_of_a_gpu_is_its_launch_floor_on_the_confined_stream(
 ) -> None:
     kernel = EmptyKernel()
     monkeypatch.setattr(roof, "empty_kernel", lambda: kernel)
+    monkeypatch.setattr(processor, "_timed", EmptyKernel.timed)
     assert child["roof"]() == Roof(0.0, 0.0, 0, launch_s=3.2e-6).to_json()
     assert kernel.streams == [confinement.stream] * 2
 
@@ -157,6 +160,26 @@ def test_everything_runs_on_the_confined_stream_and_the_cache_is_known(
     assert (answer["policy"], len(answer["run_secs"])) == (TRIAL_POLICY.to_json(), TRIAL_POLICY.repeats)
     assert streams == [confinement.stream] * 2
     assert setup.processor.flush_bytes == 2 * (60 << 20)
+
+
+@pytest.mark.parametrize(("first_s", "again_s", "counted"), [(0.3, 1e-4, ()), (0.3, 0.25, (0.25,)), (2.0, 9.0, (2.0,))])
+def test_the_time_of_loading_is_not_a_candidates(
+    first_s: float,
+    again_s: float,
+    counted: tuple[float, ...],
+    child: dict[str, Callable[..., Any]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls_s = iter((first_s, again_s))
+    monkeypatch.setattr(MeasurerChild, "_call_s", lambda *_: next(calls_s))
+    monkeypatch.setattr(Processor, "is_gpu", True)
+    child["begin"](args_info=VECTORS, seed=1)
+    answer = child["race"](code=add(1.0), policies=[FIRST_POLICY.to_json()], bar_s=1.0)
+    if counted:
+        assert answer["run_secs"] == [*counted]
+    else:
+        assert len(answer["run_secs"]) == FIRST_POLICY.repeats
+        assert max(answer["run_secs"]) < 0.1
 
 
 def test_finalists_are_compared_and_timed_interleaved(child: dict[str, Callable[..., Any]]) -> None:
@@ -199,13 +222,34 @@ def test_a_failure_that_cuda_survives_is_the_candidates_own(child: dict[str, Cal
 @pytest.mark.skipif(Path("/proc/driver/nvidia/version").exists(), reason="this machine has an NVIDIA driver")
 def test_a_machine_where_tvm_sees_no_gpu_is_told_what_to_look_at(h200: SimulatedGpu, cuda: CudaDriver) -> None:
     with pytest.raises(ShareUnavailable, match=r"TVM sees no GPU: .*`fractune doctor`"):
-        gpu_setup(0, lambda: NvidiaMl(SimulatedNvml(h200)), lambda: cuda)
+        gpu_setup(0, gpu_software, lambda: NvidiaMl(SimulatedNvml(h200)), lambda: cuda)
+
+
+@pytest.mark.parametrize("arch", ["sm_90", "sm_100"])
+def test_a_pack_is_measured_on_a_gpu_that_runs_its_code(
+    h200: SimulatedGpu, cuda: CudaDriver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arch: str
+) -> None:
+    target = json.dumps({"kind": "cuda", "arch": arch})
+    manifest = PackManifest(FORMAT, "m.onnx", target, target_key(target), 1, "x86_64", [], {"tvm": "0.27.0"})
+    (tmp_path / MANIFEST).write_text(json.dumps(manifest.to_json()))
+    nvml = NvidiaMl(SimulatedNvml(h200))
+    simulated = partial(measuring_setup.gpu_setup, nvml=lambda: nvml, driver=lambda: cuda, kind="cpu")
+    monkeypatch.setattr(measuring_setup, "load_cuda_runtime", lambda: None)
+    monkeypatch.setattr(measuring_setup, "gpu_setup", simulated)
+    if arch == "sm_100":
+        with pytest.raises(ShareUnavailable, match="the pack is for sm_100, and this GPU is sm_90"):
+            packed_gpu_setup(tmp_path, 0)
+        return
+    setup = packed_gpu_setup(tmp_path, 0)
+    assert (setup.target, setup.device.label) == (target_key(target), "NVIDIA H200")
+    assert setup.versions["tvm"] == "0.27.0"
+    assert setup.roof() == Roof(0.0, 0.0, 0)
 
 
 def test_without_nvml_there_is_no_device_to_name(h200: SimulatedGpu, cuda: CudaDriver) -> None:
     broken = SimulatedNvml(h200, broken={"nvmlInit": LIBRARY_NOT_FOUND})
     with pytest.raises(ShareUnavailable, match="no NVIDIA driver on this machine"):
-        gpu_setup(0, lambda: NvidiaMl(broken), lambda: cuda, kind="cpu")
+        gpu_setup(0, gpu_software, lambda: NvidiaMl(broken), lambda: cuda, kind="cpu")
 
 
 def test_without_the_cuda_runtime_a_share_is_refused_with_what_to_install(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from fractune_core.records import COLD, FIRST_POLICY, TRIAL_POLICY, VALIDATION_POLICY, WARM, TimingPolicy, with_cache
 from fractune_workers.children.measuring.setup import Anchor
+from fractune_workers.children.tvm_api import processor as processor_module
 from fractune_workers.children.tvm_api.processor import Processor, cpu_processor
 
 GPU = Processor(tvm.cuda(0), 0x2000, flush_bytes=120 << 20)
@@ -30,6 +32,18 @@ class Kernel:
         assert (name, str(device)) == ("main", "cuda:0")
         self.asked = asked
         return lambda *_args: SimpleNamespace(results=list(range(asked["repeat"])))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def evaluator() -> Iterator[None]:
+    """The kernels here have evaluators of their own."""
+
+    def timed(kernel: Any, args: list[Any], device: Any, **how: Any) -> list[float]:
+        return list(kernel.time_evaluator("main", device, **how)(*args).results)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(processor_module, "_timed", timed)
+        yield
 
 
 @given(st.integers(0, 5), st.integers(1, 50), st.floats(0, 20), st.sampled_from([WARM, COLD]))

@@ -29,28 +29,49 @@ def assert_same(ours: Any, theirs: Any, what: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
-@pytest.mark.parametrize("kind", OPERATORS.split())
-def test_arithmetic_with_constants(kind: str, dtype: str) -> None:
+def test_arithmetic_with_constants(dtype: str) -> None:
     """Each constant on either side, and the numbers with themselves."""
     numbers = np.array(NUMBERS, dtype)
     constants = {f"c{at}": np.array(each, dtype) for at, each in enumerate(CONSTANTS)}
     pairs = [("x", "x"), *(("x", name) for name in constants), *((name, "x") for name in constants)]
-    options: dict[str, Any] = {"fmod": 1} if kind == "Mod" else {}
-    nodes = [helper.make_node(kind, pair, ["_".join(pair)], **options) for pair in pairs]
-    model = onnx_model(nodes, {"x": numbers}, constants, opset=20, outputs=["_".join(pair) for pair in pairs])
+    options: dict[str, dict[str, Any]] = {"Mod": {"fmod": 1}}
+    nodes = [
+        helper.make_node(kind, pair, [f"{kind} of {' and '.join(pair)}"], **options.get(kind, {}))
+        for kind in OPERATORS.split()
+        for pair in pairs
+    ]
+    outputs = [str(each.output[0]) for each in nodes]
+    model = onnx_model(nodes, {"x": numbers}, constants, opset=20, outputs=outputs)
     with np.errstate(all="ignore"):
-        for pair, ours, theirs in zip(
-            pairs, run_imported(model, {"x": numbers}), run_by_onnxruntime(model, {"x": numbers}), strict=True
+        for output, ours, theirs in zip(
+            outputs, run_imported(model, {"x": numbers}), run_by_onnxruntime(model, {"x": numbers}), strict=True
         ):
-            assert_same(ours, theirs, f"{kind} of {pair}, {constants}")
+            assert_same(ours, theirs, f"{output}, {constants}")
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
-@pytest.mark.parametrize("kind", ALONE)
-def test_operators_of_one_number(kind: str, dtype: str) -> None:
+def test_operators_of_one_number(dtype: str) -> None:
     numbers = np.array(NUMBERS, dtype)
-    model = onnx_model([helper.make_node(kind, ["x"], ["y"])], {"x": numbers}, opset=20)
-    assert_same(run_imported(model, {"x": numbers})[0], run_by_onnxruntime(model, {"x": numbers})[0], f"Max {kind}")
+    model = onnx_model(
+        [helper.make_node(kind, ["x"], [kind]) for kind in ALONE], {"x": numbers}, opset=20, outputs=ALONE
+    )
+    found, expected = run_imported(model, {"x": numbers}), run_by_onnxruntime(model, {"x": numbers})
+    for kind, ours, theirs in zip(ALONE, found, expected, strict=True):
+        assert_same(ours, theirs, f"Max {kind}")
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64", "uint8", "uint64", "float32"])
+def test_a_choice_between_constants_and_others(dtype: str) -> None:
+    """Also broadcast, and a constant of a type that TVM's kernels cannot hold as a number."""
+    largest = np.iinfo(dtype).max if dtype != "float32" else INF
+    given = {"c": np.array([[True], [False]]), "x": np.arange(3).astype(dtype)}
+    constants = {"one": np.array(1, dtype), "zero": np.array(0, dtype), "most": np.array(largest, dtype)}
+    pairs = [("one", "x"), ("x", "zero"), ("most", "x"), ("one", "zero"), ("x", "x")]
+    nodes = [helper.make_node("Where", ["c", *pair], ["_".join(pair)]) for pair in pairs]
+    model = onnx_model(nodes, given, constants, outputs=["_".join(pair) for pair in pairs])
+    for pair, ours in zip(pairs, run_imported(model, given), strict=True):
+        sides = ({**given, **constants}[name] for name in pair)
+        np.testing.assert_array_equal(ours, np.where(given["c"], *sides), str(pair))
 
 
 LIMITS = [(-1.0, 1.0), (0.0, INF), (-INF, 2.0)]

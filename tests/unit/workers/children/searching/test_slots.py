@@ -14,7 +14,8 @@ from tvm import relax
 from fractune_core.implementations import WINOGRAD2, WINOGRAD4
 from fractune_workers.children.fusing.fuse import fused
 from fractune_workers.children.importing.passes import extract, prepare
-from fractune_workers.children.layouts.kernels.implementations import order_of, own_arguments, repacked
+from fractune_workers.children.layouts.kernels.implementations import order_of
+from fractune_workers.children.layouts.kernels.packing import own_arguments, pack_winograd
 from fractune_workers.children.searching.operator_search import OperatorSearch
 from fractune_workers.children.searching.spaces.first_candidates import first_candidates
 from fractune_workers.children.tvm_api.target import vector_unit
@@ -124,4 +125,4 @@ def test_each_slot_gets_its_own_weights_in_another_implementation() -> None:
     assert found[0] is image
     assert found[2] is output
     for slot in range(SLOTS):
-        np.testing.assert_array_equal(found[1][slot], repacked(WINOGRAD2, weights[slot]))
+        np.testing.assert_array_equal(found[1][slot], pack_winograd(WINOGRAD2, weights[slot]))

@@ -19,7 +19,8 @@ from fractune_core.records import UNTUNED
 from fractune_workers.children.searching.spaces.sketches import sketches_of
 from fractune_workers.children.searching.transfer import adapt, scale_tile, seeds
 from fractune_workers.children.tvm_api.arrays import difference, random_args
-from fractune_workers.children.tvm_api.artifacts import build_object, load_objects
+from fractune_workers.children.tvm_api.artifacts import load_objects
+from fractune_workers.children.tvm_api.compiled import build_object
 from fractune_workers.children.tvm_api.intrinsics import keep_out_gpu_intrinsics
 from fractune_workers.children.tvm_api.processor import cpu_processor
 from fractune_workers.children.tvm_api.traces import Workload, args_of, read_trace, write_trace

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import tvm_ffi
+from tvm_ffi import registry
 
 from fractune_workers.child import Child
-from fractune_workers.children.tvm_api.keep_out import keep_torch_out, let_torch_in
+from fractune_workers.children.tvm_api.keep_out import functions_listed_once, keep_torch_out, let_torch_in
 from tests.support.paths import REPOSITORY
 
-CHILDREN = ("searching", "building", "compiling")
+CHILDREN = ("searching", "compiling")
+"""the latter imports all that the one that builds does"""
 
 
 @pytest.fixture
@@ -38,6 +42,26 @@ def test_a_child_that_loads_tvm_does_not_import_it(told: Path, name: str) -> Non
     assert not told.exists()
 
 
+_BACKENDS = """
+import sys
+from fractune_workers.children.tvm_api.keep_out import backends_kept_out
+with backends_kept_out():
+    import tvm
+from fractune_workers.children.tvm_api.target import parse_target
+assert parse_target("llvm -mcpu=x86-64-v3", 1).kind.name == "llvm"
+loaded = [name for name in ("tvm.backend.cuda.ptx", "tvm.backend.metal") if name in sys.modules]
+assert tvm.get_global_func("tvm.contrib.sort.argsort")
+assert parse_target("cuda:sm_90", 1).attrs["arch"] == "sm_90"
+assert "tirx.ptx.ld" in tvm.ir.Op.list_op_names()
+print(loaded, tvm.runtime.disco)
+"""
+
+
+def test_backends_are_loaded_when_a_target_asks_for_them() -> None:
+    ended = subprocess.run([sys.executable, "-c", _BACKENDS], capture_output=True, text=True, check=False)
+    assert (ended.stdout, ended.stderr) == ("[] None\n", "")
+
+
 def test_it_is_let_in_again(told: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     monkeypatch.syspath_prepend(str(told.parent / "packages"))
@@ -49,3 +73,15 @@ def test_it_is_let_in_again(told: Path, monkeypatch: pytest.MonkeyPatch) -> None
     with pytest.raises(ImportError, match="not me"):
         __import__("torch")
     assert told.exists()
+
+
+def test_functions_are_listed_again_only_if_there_are_new_ones() -> None:
+    whole = registry.list_global_func_names()
+    with functions_listed_once():
+        found = registry.list_global_func_names()
+        assert found == whole
+        assert registry.list_global_func_names() is found
+        tvm_ffi.register_global_func("tests.new", len)
+        assert "tests.new" in registry.list_global_func_names()
+    tvm_ffi.registry.remove_global_func("tests.new")
+    assert registry.list_global_func_names() == whole

@@ -9,15 +9,21 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
+from onnx import helper
 from tvm import te
+from tvm.tirx import PrimFunc
 
 from fractune_core.host.denormals import with_denormals
 from fractune_runtime.runner import Runner
-from fractune_workers.children.tvm_api.arrays import numpy_dtype
-from fractune_workers.children.tvm_api.artifacts import build_object, load_objects
+from fractune_runtime.tvm_runtime.tensors import numpy_dtype
+from fractune_workers.children.compiling.variants import _lowered
+from fractune_workers.children.importing.passes import prepare
+from fractune_workers.children.tvm_api.artifacts import load_objects
+from fractune_workers.children.tvm_api.compiled import build_object
 from fractune_workers.children.tvm_api.parallel_modes import build_library
 from fractune_workers.children.tvm_api.target import parse_target
 from tests.support.denormals import FLUSHING, SIZE, probe
+from tests.support.onnx_models import imported, onnx_model
 
 TARGET = parse_target("llvm -mcpu=x86-64-v3", 1)
 NORMAL, FLUSHED = 0x1F80, 0x1F80 | FLUSHING
@@ -51,6 +57,39 @@ def test_code_for_another_processor_has_no_such_instruction() -> None:
     mod = tvm.IRModule({"main": tvm.script.from_source(_DOUBLED)})
     assert "mxcsr" in str(build_library(mod, TARGET).inspect_source("ll"))
     assert "mxcsr" not in str(build_library(mod, arm).inspect_source("ll"))
+
+
+def recurrence() -> tuple[Any, dict[str, Any]]:
+    """Two directions, which run in parallel."""
+    rng = np.random.default_rng(0)
+    weights = {"w": rng.random((2, 64, 8), "float32"), "r": rng.random((2, 64, 16), "float32")}
+    node = helper.make_node("LSTM", ["x", "w", "r"], ["y"], hidden_size=16, direction="bidirectional")
+    return node, weights
+
+
+def product_of_four_bits() -> tuple[Any, dict[str, Any]]:
+    rng = np.random.default_rng(0)
+    weights = {"w": rng.integers(0, 256, (64, 1, 16)).astype("uint8"), "r": rng.random(64, "float32")}
+    options: dict[str, Any] = {"K": 32, "N": 64, "bits": 4, "block_size": 32}
+    return helper.make_node("MatMulNBits", ["x", "w", "r"], ["y"], domain="com.microsoft", **options), weights
+
+
+@pytest.mark.parametrize(("made", "shape"), [(recurrence, (5, 1, 8)), (product_of_four_bits, (8, 32))])
+def test_kernels_with_schedules_of_their_own_take_the_mode_in_each_parallel_loop(
+    made: Callable[[], tuple[Any, dict[str, Any]]], shape: tuple[int, ...]
+) -> None:
+    node, weights = made()
+    model = onnx_model([node], {"x": np.zeros(shape, np.float32)}, weights)
+    lowered = _lowered(prepare(imported(model), TARGET), TARGET, {})
+    loops = [
+        part
+        for var, each in lowered.functions.items()
+        if isinstance(each, PrimFunc)
+        for part in build_library(tvm.IRModule({var: each}), TARGET).inspect_source("ll").split("\ndefine ")
+        if "parallel_lambda" in part.partition("\n")[0]
+    ]
+    assert loops
+    assert all("@llvm.x86.sse.ldmxcsr" in loop for loop in loops)
 
 
 _DOUBLED = """

@@ -14,8 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fractune_core.errors import FractuneError
+from fractune_runtime.tvm_runtime.tensors import numpy_dtype
 from fractune_workers.child.errors import ChildDied
-from fractune_workers.children.tvm_api.arrays import numpy_dtype, random_args
+from fractune_workers.children.tvm_api import processor as processor_module
+from fractune_workers.children.tvm_api.arrays import random_args
 from fractune_workers.children.tvm_api.processor import Processor, cpu_processor
 
 STREAM = 0x2000
@@ -53,6 +55,14 @@ class NotedTensor:
         self.device.notes.append(f"write {contents}")
 
 
+@pytest.fixture
+def noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The devices and tensors of the test are called in place of TVM."""
+    monkeypatch.setattr(processor_module, "_synchronise", lambda device, stream: device.sync(stream))
+    monkeypatch.setattr(processor_module, "_contents", lambda tensor: tensor.numpy())
+    monkeypatch.setattr(processor_module, "_copy_from", lambda tensor, array: tensor.copyfrom(array))
+
+
 def lost() -> None:
     raise FractuneError("the process is lost to CUDA")
 
@@ -82,6 +92,7 @@ def test_what_was_read_stays_when_the_tensor_changes() -> None:
     assert before.tolist() == [1.0, 1.0, 1.0]
 
 
+@pytest.mark.usefixtures("noted")
 def test_the_confined_stream_has_ended_before_anything_is_copied() -> None:
     """TVM's copies run on the NULL stream, which that stream does not wait for."""
     device = NotedDevice()
@@ -91,6 +102,7 @@ def test_the_confined_stream_has_ended_before_anything_is_copied() -> None:
     assert device.notes == ["sync 0x2000", "read", "sync 0x2000", "write more"]
 
 
+@pytest.mark.usefixtures("noted")
 def test_engaged_means_this_threads_kernels_go_to_the_stream_and_have_ended() -> None:
     device, seen = NotedDevice(), []
     with Processor(device, STREAM).engaged():
@@ -121,6 +133,7 @@ def test_an_error_that_leaves_the_device_alone_is_passed_on() -> None:
         raise ValueError("no such kernel")
 
 
+@pytest.mark.usefixtures("noted")
 @pytest.mark.parametrize("fault", ["", "an illegal memory access was encountered"])
 def test_a_process_that_lost_its_device_says_so(fault: str) -> None:
     """Whether the kernel's call failed, or all seemed well until its end was waited for."""

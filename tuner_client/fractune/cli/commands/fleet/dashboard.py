@@ -17,13 +17,11 @@ from fractune.sessions.session import named_server, server_session, state_folder
 from fractune_core.access.tls_files import TlsFiles
 from fractune_core.errors import BadRequest
 
-DEFAULT_LISTEN = "127.0.0.1:8080"
-
 
 def dashboard(
     listen: Annotated[
         str, typer.Option("--listen", metavar="HOST:PORT", help="Address of the pages; port 0 takes a free one.")
-    ] = DEFAULT_LISTEN,
+    ] = options.DEFAULT_PAGES,
     allow_cancel: Annotated[
         bool, typer.Option("--allow-cancel", help="Let readers of the pages cancel jobs, by this process's token.")
     ] = False,

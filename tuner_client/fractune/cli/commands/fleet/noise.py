@@ -10,7 +10,7 @@ import typer
 
 from fractune.cli import options
 from fractune.cli.printing import print_picture, print_tables
-from fractune.features.noise.noise import noise as measure_noise
+from fractune.features.noise import noise as measure_noise
 from fractune.text.figure import check_picture
 from fractune.text.text import span_text
 from fractune_core.errors import BadRequest

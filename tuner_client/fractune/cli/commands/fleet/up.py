@@ -16,7 +16,8 @@ from fractune.local.programs import Pages, require, running_pages
 from fractune.local.stack import Stack, StackOptions, running_stack
 from fractune.local.state import default_state_dir
 from fractune.server.rpc import RpcClient
-from fractune_core.errors import FractuneError, ServerUnreachable
+from fractune_core.access.addresses import is_local
+from fractune_core.errors import BadRequest, FractuneError, ServerUnreachable
 from fractune_core.shares import share_names, with_kernel_shares
 
 
@@ -43,10 +44,12 @@ def ready_text(stack: Stack, shares: Sequence[str], pages: Pages | None, *, as_j
     measurers = _measurers(stack)
     if as_json:
         ready = {"event": "ready", "address": stack.address, "shares": list(shares), "measurers": measurers}
+        ready["skipped_shares"] = stack.skipped_shares
         shown = {} if pages is None else {"dashboard": {"address": pages.address, "token": pages.token or None}}
         return json.dumps(ready | shown)
     offers = (f"{share} ({measurers[share]} measurers)" if measurers[share] > 1 else share for share in shares)
     text = f"serving at {stack.address} with {', '.join(offers)}; Ctrl-C stops it"
+    text += "".join(f"\n{share} is skipped: {cause}" for share, cause in stack.skipped_shares.items())
     if pages is None:
         return text
     return f"{text}\n{pages.address} shows it{f' with the password {pages.token}' if pages.token else ''}"
@@ -61,12 +64,33 @@ def await_failure(stack: Stack, pages: Pages | None) -> FractuneError:
     return failure
 
 
+def _check_pages(listen: str) -> None:
+    """Raises BadRequest, before the stack starts, for an address at which its page cannot be served."""
+    require("web", "starlette", "uvicorn", "jinja2", "multipart")
+    from fractune.dashboard.serving import bound_at
+
+    bound_at("--dashboard-listen", listen).close()
+    if not is_local(listen):
+        raise BadRequest(
+            f"--dashboard-listen {listen} can be reached from other machines; use 127.0.0.1, or 'fractune dashboard', "
+            "which takes a certificate and a password"
+        )
+
+
 def up(
     shares: Annotated[str, typer.Option("--shares", help="Shares to offer (default: cpu:1, cpu:2, cpu:4 ...).")] = "",
     state: options.State = None,
     dashboard: Annotated[
         bool, typer.Option("--dashboard", help="Show the stack on a page, as 'fractune dashboard' does.")
     ] = False,
+    dashboard_listen: Annotated[
+        str | None,
+        typer.Option(
+            "--dashboard-listen",
+            metavar="HOST:PORT",
+            help=f"Address of the page, with --dashboard (default: {options.DEFAULT_PAGES}); port 0 takes a free one.",
+        ),
+    ] = None,
     as_json: options.Json = False,
     *,
     serving: options.Serving,
@@ -81,9 +105,13 @@ def up(
         resume=True,
         **serving.parsed(),
     )
-    if dashboard:
-        require("web", "starlette", "uvicorn", "jinja2", "multipart")
+    listen = dashboard_listen or options.DEFAULT_PAGES
+    shows_pages = dashboard or dashboard_listen is not None
+    if shows_pages:
+        _check_pages(listen)
     with running_stack(stack_options) as stack, contextlib.ExitStack() as beside:
-        pages = beside.enter_context(running_pages(stack_options.state)) if dashboard else None
-        typer.echo(ready_text(stack, offered, pages, as_json=as_json))
+        shown = running_pages(stack_options.state, "--listen", listen)
+        pages = beside.enter_context(shown) if shows_pages else None
+        had = [share for share in offered if share not in stack.skipped_shares]
+        typer.echo(ready_text(stack, had, pages, as_json=as_json))
         raise await_failure(stack, pages)

@@ -10,8 +10,8 @@ from typing import Annotated
 import typer
 
 from fractune.cli import options
-from fractune.features.cost.cost import cost as costs_of
-from fractune.features.cost.job_cost import DEFAULT_LIMIT
+from fractune.features.cost import DEFAULT_LIMIT
+from fractune.features.cost import cost as costs_of
 from fractune.text.text import parse_lifetime_s
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fractune.cli import options
-from fractune.features.diff.diff import diff as diff_of
+from fractune.features.diff import diff as diff_of
 
 _SIDE = "Name of a job, or a bundle's file."
 

@@ -1,4 +1,4 @@
-"""`fractune jobs`, `watch`, `cancel` and `workers`: the jobs and workers of a server."""
+"""`fractune jobs`, `show`, `watch`, `cancel` and `workers`: the jobs and workers of a server."""
 
 from __future__ import annotations
 
@@ -13,16 +13,21 @@ import typer
 
 from fractune.cli import options
 from fractune.cli.ending import run_when_done
-from fractune.cli.printing import print_result, print_tables
+from fractune.cli.exit_codes import end_without
+from fractune.cli.printing import HEAVIEST, print_answer, print_details, print_json, print_tables
 from fractune.cli.progress import choose_view
 from fractune.features.client import Client
+from fractune.features.compete.logged import of_job
+from fractune.features.tune.answer import Answer, answer_json, answer_of
 from fractune.features.tune.table import result_json
 from fractune.local.state import default_state_dir
 from fractune.server.job_status import JobStatus, Worker
+from fractune.sessions.progress import live_lines
 from fractune.sessions.session import named_server, running_stack_of, server_session, session
-from fractune.text.output_files import check_writable, named_bundle_file
+from fractune.text.output_files import new_bundle
 from fractune.text.rendering import Column, Table
 from fractune_core.errors import one_line
+from fractune_core.jobs import JobState
 from fractune_core.shares import share_names, units_text
 
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="The job's name, with or without 'jobs/'.")]
@@ -48,8 +53,8 @@ def jobs(
 def _jobs_table(found: Sequence[JobStatus]) -> Table:
     columns = (
         *(Column("job"), Column("model", wraps_at=12), Column("shares"), Column("priority", dispensable=3)),
-        *(Column("state"), Column("trials", dispensable=1), Column("shared", dispensable=4)),
-        Column("created (UTC)", dispensable=5),
+        *(Column("state"), Column("new trials", dispensable=1), Column("in the log", numbers=True, dispensable=4)),
+        *(Column("shared", numbers=True, dispensable=4), Column("created (UTC)", dispensable=5)),
     )
     reasons = tuple(f"{job.name} {job.state.value}: {one_line(job.message)}" for job in found if job.message)
     return Table(columns, tuple(map(_job_cells, found)), notes=reasons)
@@ -57,17 +62,16 @@ def _jobs_table(found: Sequence[JobStatus]) -> Table:
 
 def _job_cells(job: JobStatus) -> tuple[str, ...]:
     trials = f"{job.progress.candidates_had}/{job.progress.trials_planned}" if job.progress.trials_planned else "-"
-    shared = str(job.progress.candidates_shared)
+    known, shared = str(job.progress.trials_known), str(job.progress.candidates_shared)
     created = f"{datetime.fromtimestamp(job.created_at, UTC):%Y-%m-%d %H:%M:%S}"
     request = job.name, job.model_name, ", ".join(job.shares), job.priority
-    return *request, job.state.value, trials, shared, created
+    return *request, job.state.value, trials, known, shared, created
 
 
 def watch(
     job: JobArgument,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="File or folder for the bundle when the job is done.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="File for the bundle when the job is done.")] = None,
+    force: options.Force = False,
     on_done: options.OnDone = None,
     as_json: options.Json = False,
     *,
@@ -75,7 +79,7 @@ def watch(
 ) -> None:
     """Follow a job of a running server until it ends. Ctrl-C stops watching, not the job."""
     if out is not None:
-        check_writable("--out", named_bundle_file(out, job))
+        new_bundle(out, "", force=force)  # a file that cannot be written is refused before the wait
     view = choose_view(quiet=False, as_json=as_json)
     with run_when_done(on_done, view) as fetched:
         with server_session(Client, **vars(place), lasting=False) as client:
@@ -86,12 +90,40 @@ def watch(
                 stop.add_note(f"{followed.name} goes on")
                 raise
             if out is not None:
-                fetched.bundle = followed.bundle(out).path
+                fetched.bundle = followed.bundle(out, force=force).path
+            answer = _answer(client, ended)
         bundle = str(fetched.bundle or ended.bundle)
         if as_json:
-            print(json.dumps(result_json(ended, bundle)))
+            print_json({**result_json(ended, bundle), **answer_json(answer)})
         else:
-            print_result(ended, bundle)
+            print_answer(answer, bundle)
+        end_without(ended.spec.skipped_shares)
+
+
+def show(
+    job: JobArgument,
+    operators: Annotated[bool, typer.Option("--operators", help="All operators; else the heaviest eight.")] = False,
+    as_json: options.Json = False,
+    *,
+    place: options.Place,
+) -> None:
+    """Show a job: its answer, operators, phases, and gain over untuned TVM."""
+    with session(Client, **vars(place)) as client:
+        found = client.job(job).status()
+        answer = _answer(client, found)
+    if as_json:
+        print_json({**result_json(found, found.bundle), **answer_json(answer)})
+    elif found.state is JobState.DONE:
+        print_answer(answer, found.bundle, most_rows=None)
+        print_details(found, None if operators else HEAVIEST)
+    else:
+        print("\n".join(map(one_line, [*live_lines(found), found.message or f"{found.name} is {found.state.value}"])))
+
+
+def _answer(client: Client, job: JobStatus) -> Answer:
+    """With what the log has of other runtimes at the job's shares."""
+    times = of_job(job, client.runtime_times(job.model))
+    return answer_of(job, times, "" if times else "'fractune compete BUNDLE --model MODEL --record' does that")
 
 
 def cancel(
@@ -153,6 +185,7 @@ def job_json(job: JobStatus) -> dict[str, Any]:
         "priority": job.priority,
         "state": job.state.value,
         "trials_planned": job.progress.trials_planned,
+        "trials_known": job.progress.trials_known,
         "candidates_done": job.progress.candidates_done,
         "candidates_shared": job.progress.candidates_shared,
         "created_at": job.created_at,

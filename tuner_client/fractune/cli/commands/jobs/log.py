@@ -13,10 +13,9 @@ from typing import Annotated
 import typer
 
 from fractune.cli import options
-from fractune.cli.printing import print_tables
+from fractune.cli.printing import print_json, print_tables
 from fractune.features.client import Client
-from fractune.features.compete.printing import print_contests
-from fractune.features.compete.results import held_contests
+from fractune.features.compete.results import contest_events, held_contests
 from fractune.features.log import jsondatabase
 from fractune.features.log.log import Log, check_export, record_filter
 from fractune.features.log.match import match as match_model
@@ -222,8 +221,10 @@ def _print_bundle(path: Path, share: str, *, as_json: bool) -> None:
         raise BadRequest(f"{path}: a bundle with one shape that was compared with nothing; name its model, and --share")
     if found is not None:
         _print_times(found, as_json=as_json)
-    if contests.contests:
-        print_contests(contests, as_json=as_json)
+    if contests.contests and as_json:
+        print_json(*contest_events(contests))
+    elif contests.contests:
+        print_tables(contests.table)
 
 
 def _print_times(found: BundleTimes, *, as_json: bool) -> None:

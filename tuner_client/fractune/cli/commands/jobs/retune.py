@@ -8,9 +8,10 @@ from typing import Annotated
 import typer
 
 from fractune.cli import options
+from fractune.cli.exit_codes import end_without
 from fractune.cli.progress import choose_view
-from fractune.features.retune.retune import DEFAULT_LIMIT
-from fractune.features.retune.retune import retune as retune_models
+from fractune.features.retune import DEFAULT_LIMIT
+from fractune.features.retune import retune as retune_models
 from fractune_core.errors import JobFailed
 from fractune_core.jobs import JobSpec, Priority
 
@@ -55,5 +56,8 @@ def retune(
             print(json.dumps({"event": "retuned", **row}))
     else:
         table.print()
+        for note in table.notes:
+            print(note)
     if failed := sum(bool(each.error) for each in found.models):
         raise JobFailed(f"{failed} of {len(found.models)} models could not be tuned; the table has the reasons")
+    end_without(found.skipped_shares)

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from fractune.cli import options
+from fractune.cli.exit_codes import end_without
 from fractune.cli.progress import choose_view
 from fractune.features.client import Client
 from fractune.features.tune.bundle import POLICIES
@@ -17,7 +18,8 @@ from fractune.features.tune.bundle import bundle as bundle_model
 from fractune.models.source import check_model_file
 from fractune.sessions.session import session
 from fractune_core.errors import BadRequest
-from fractune_runtime.signatures import check_private_key, open_bundle
+from fractune_runtime.loading import open_bundle
+from fractune_runtime.signatures import check_private_key
 
 
 def bundle(
@@ -42,7 +44,8 @@ def bundle(
         Path | None, typer.Option("--public-key", help="PEM file; with --verify, check the signature too.")
     ] = None,
     exact: options.Exact = False,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="File or folder (default: MODEL.fractune).")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write (default: MODEL.fractune).")] = None,
+    force: options.Force = False,
     as_json: options.Json = False,
     *,
     of_model: options.ModelOptions,
@@ -53,7 +56,7 @@ def bundle(
     With --verify: check a bundle file, such as fractune bundle --verify model.fractune --public-key public.pem.
     """
     if verify or public_key is not None:
-        others = (shares, policy != POLICIES[0], rerank != 1, sign, exact, out, *vars(of_model).values())
+        others = (shares, policy != POLICIES[0], rerank != 1, sign, exact, out, force, *vars(of_model).values())
         _verify(Path(source), public_key, alone=verify and not any(others), as_json=as_json)
         return
     key = options.read_key("--sign", sign) if sign else None
@@ -64,7 +67,7 @@ def bundle(
         check_model_file(model)
     if not model.is_file():
         with session(Client, place.state, place.server) as client:
-            made = client.job(source).bundle(out)
+            made = client.job(source).bundle(out, force=force)
     elif not shares:
         raise BadRequest(f"{source}: name the shares that will serve the model, such as --shares cpu:1,cpu:2")
     else:
@@ -75,13 +78,17 @@ def bundle(
             rerank=rerank,
             exact=exact,
             out=out,
+            force=force,
             progress=choose_view(quiet=False, as_json=as_json),
             **of_model.parsed(),
             **vars(place),
         )
     if key is not None:
         made.sign(key)
-    print(json.dumps({"job": made.job, "bundle": str(made.path)}) if as_json else f"bundle: {made.path}")
+    skipped = made.skipped_shares
+    shown = {"job": made.job, "bundle": str(made.path), "skipped_shares": skipped}
+    print(json.dumps(shown) if as_json else f"bundle: {made.path}")
+    end_without(skipped)
 
 
 def _verify(path: Path, public_key: Path | None, *, alone: bool, as_json: bool) -> None:

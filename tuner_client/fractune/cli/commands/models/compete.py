@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from fractune.cli import options
+from fractune.cli.printing import print_json, print_tables
 from fractune.features.client import Client
 from fractune.features.compete.compete import REPEATS
 from fractune.features.compete.compete import compete as compete_with
-from fractune.features.compete.printing import print_contests
+from fractune.features.compete.results import contest_events
 from fractune.sessions.session import session
 from fractune.text.checked_text import checked_json, checked_lines
 
@@ -50,9 +50,9 @@ def compete(
         progress=not as_json,
     )
     if as_json:
-        print(json.dumps({"event": "checked", "checked": checked_json(found.path)}), flush=True)
-    print_contests(found, as_json=as_json)
-    if not as_json:
+        print_json({"event": "checked", "checked": checked_json(found.path)}, *contest_events(found))
+    else:
+        print_tables(found.table)
         for line in checked_lines(found.path):
             print(line)
         print(f"bundle: {found.path}", flush=True)

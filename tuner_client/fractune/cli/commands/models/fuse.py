@@ -10,9 +10,8 @@ from typing import Annotated
 import typer
 
 from fractune.cli import options
-from fractune.features.fuse.fuse import FusedModel
-from fractune.features.fuse.fuse import fuse as fuse_models
-from fractune.features.fuse.slots_text import apart_text, slots_text
+from fractune.features.fuse import FusedModel, apart_text, slots_text
+from fractune.features.fuse import fuse as fuse_models
 
 
 def fuse(

@@ -19,6 +19,7 @@ def join(
         list[Path], typer.Argument(help="Bundles of one model for several shapes, or a joined bundle to compare again.")
     ],
     out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write.")] = None,
+    force: options.Force = False,
     *,
     padding: options.Padding,
     model: Annotated[
@@ -27,7 +28,7 @@ def join(
     as_json: options.Json = False,
 ) -> None:
     """Join bundles of one model for several shapes, and prove its padding."""
-    found = join_files(bundles, out=out, model=model, **padding.parsed())
+    found = join_files(bundles, out=out, force=force, model=model, **padding.parsed())
     if as_json:
         print(json.dumps(_json(found)))
         return

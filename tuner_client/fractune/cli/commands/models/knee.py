@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from fractune.cli import options
+from fractune.cli.exit_codes import end_without
 from fractune.cli.printing import print_picture, print_tables
 from fractune.cli.progress import choose_view
 from fractune.features.knee.knee import knee as model_knee
@@ -54,9 +55,11 @@ def knee(
     if as_json:
         at_load = None if found.at_load is None else knee_json(found.at_load)
         curves, limits = map(knee_json, found.reports), map(limit_json, found.limits)
-        print(json.dumps({"event": "knee", "curves": list(curves), "at_load": at_load, "limits": list(limits)}))
-        return
-    print_tables(found.table)
-    if found.limits:
-        print_tables(found.limits_table)
-    print_picture(picture)
+        shown = {"curves": list(curves), "at_load": at_load, "limits": list(limits)}
+        print(json.dumps({"event": "knee", **shown, "skipped_shares": dict(found.skipped_shares)}))
+    else:
+        print_tables(found.table)
+        if found.limits:
+            print_tables(found.limits_table)
+        print_picture(picture)
+    end_without(found.skipped_shares)

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from fractune.cli import options
+from fractune.cli.exit_codes import end_without
 from fractune.cli.printing import print_tables
 from fractune.cli.progress import choose_view
 from fractune.features.matrix.cross_table import CrossTable
@@ -56,9 +57,12 @@ def matrix(
         found.draw(picture)
     if as_json:
         tables = [table_json(table) for table in found.tables]
-        print(json.dumps({"event": "matrix", "shares": list(found.tables[0].shares), "tables": tables}))
-        return
-    print_tables(found.table, *found.operators, picture=picture)
+        skipped = dict(found.skipped_shares)
+        shown = {"shares": list(found.tables[0].shares), "tables": tables, "skipped_shares": skipped}
+        print(json.dumps({"event": "matrix", **shown}))
+    else:
+        print_tables(found.table, *found.operators, picture=picture)
+    end_without(found.skipped_shares)
 
 
 def _write_csv(tables: Sequence[CrossTable], path: Path) -> None:

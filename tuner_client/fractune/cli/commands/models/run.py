@@ -10,16 +10,20 @@ import zipfile
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fractune.cli import options
-from fractune.comparing.beside import Beside, accepted_inputs, time_beside
+from fractune.cli.printing import print_tables
+from fractune.comparing.beside import Beside, accepted_inputs, nothing_shown_of, time_beside
 from fractune.comparing.interleaved import PACED, Times, time_interleaved, time_single_calls
-from fractune.features.fuse.slots_text import apart_text, slots_text
+from fractune.features.fuse import apart_text, slots_text
+from fractune.features.inside import inside_rows, inside_table
 from fractune.text.output_files import check_writable
+from fractune.text.rendering import Table
 from fractune.text.text import common_unit, factor_text, time_text
 from fractune_core.agreement import differences
 from fractune_core.analysis.cpu_limits.limits import threads_text
@@ -88,6 +92,7 @@ def run(
     unmeasured: Annotated[
         bool, typer.Option("--allow-unmeasured", help="Allow a variant that was never measured at this share.")
     ] = False,
+    profile: Annotated[bool, typer.Option("--profile", help="Time each call inside the model too (CPU only).")] = False,
     as_json: options.Json = False,
 ) -> None:
     """Run a bundle at this process's share and time it, tuned and untuned."""
@@ -112,13 +117,16 @@ def run(
             f"{choice.variant} runs these inputs, and the bundle's own code cannot, so there is nothing to time beside "
             "it; give inputs of a bucket's shapes"
         )
+    table = _profile(model, given, slot) if profile else None
     report = _report(model, choice, given, slot, repeats, model_file)
     if save_outputs is not None:
         _save(save_outputs, dict(zip(array_names(model.outputs), model.run(given, slot=slot), strict=True)))
     if as_json:
-        print(json.dumps(report))
-    else:
-        _print(report, given_by="random inputs" if inputs is None else str(inputs))
+        print(json.dumps(report | ({"inside": table.rows} if table else {})))
+        return
+    _print(report, given_by="random inputs" if inputs is None else str(inputs))
+    if table:
+        print_tables(table)
 
 
 def _check_compare(bundle: str, model: Model, choice: VariantChoice) -> None:
@@ -132,6 +140,16 @@ def _check_compare(bundle: str, model: Model, choice: VariantChoice) -> None:
         )
     if model.slots:
         raise BadRequest(f"--compare takes one model, and {bundle} holds several fused ones; leave it out")
+
+
+def _profile(model: Model, inputs: dict[str, Array], slot: int | None) -> Table:
+    """The calls inside the model. Raises BadRequest for several models, and for a slot of a fused one."""
+    if isinstance(model, BucketedModel) or slot is not None or "stages" in model.bundle.written:
+        raise BadRequest(
+            "--profile takes a bundle of one shape that is not in parts, and no --slot; leave --profile out"
+        )
+    inside = model.time_inside(inputs)
+    return inside_table(inside_rows(model.bundle, model.choice.variant, inside), inside)
 
 
 def _confine(share: Share) -> None:
@@ -169,6 +187,7 @@ def _report(
     else:
         peer = time_beside(peer_file, model, inputs, variants, repeats, brief=brief)
         times = peer.ours
+    unproved = peer.unproved if peer else nothing_shown_of(partial(model.run, slot=slot), inputs)
     report: dict[str, Any] = {
         "variant": choice.variant,
         "how": choice.how.value,
@@ -188,6 +207,7 @@ def _report(
         **_single_calls_s(model, inputs, slot, statistics.median(times[choice.variant].loop_secs)),
         "max_abs_difference": absolute,
         "max_rel_difference": relative,
+        "unproved": unproved,
         "outputs": [
             {"name": spec.name, "dtype": str(output.dtype), "shape": list(output.shape)}
             for spec, output in zip(model.outputs, outputs, strict=True)
@@ -270,8 +290,10 @@ def _print(report: dict[str, Any], given_by: str) -> None:
     print("".join(f"{line}\n" for line in _hints(report)), end="")
     absolute, relative = report["max_abs_difference"], report["max_rel_difference"]
     print(f"outputs:   largest difference {absolute:.2e}, relative {relative:.2e}")
+    if report["unproved"]:
+        print(f"           NOT CHECKED: they are {report['unproved']}; give inputs of your own (--inputs)")
     if "beside" in report:
-        _print_verdict(report["beside"], *_repeats(report, "tuned_"))
+        _print_verdict(report["beside"], *_repeats(report, "tuned_"), is_proved=not report["unproved"])
 
 
 def _place(report: dict[str, Any]) -> str:
@@ -337,7 +359,9 @@ def _peers(peer: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {"peer:": peer} | ({"exact:": peer["exact"]} if peer["exact"] else {})
 
 
-def _print_verdict(peer: dict[str, Any], loop_secs: Sequence[float], paced_secs: Sequence[float]) -> None:
+def _print_verdict(
+    peer: dict[str, Any], loop_secs: Sequence[float], paced_secs: Sequence[float], *, is_proved: bool = True
+) -> None:
     """Print the faster runtime; `loop_secs` and `paced_secs` are the bundle's."""
     for name, each in _peers(peer).items():
         their_loop, their_paced = _repeats(each)
@@ -350,10 +374,11 @@ def _print_verdict(peer: dict[str, Any], loop_secs: Sequence[float], paced_secs:
         print(f"           ({settings}, MatMulNBits with accuracy_level=1)")
     relative = peer["max_rel_difference"]
     verdict = "agree" if peer["outputs_agree"] else _DISAGREE
-    print(f"           the outputs {verdict} (largest difference {relative:.2e} of the largest value)")
-    if peer["exact"]:
-        own = f"lie up to {peer['own_rel_difference']:.2e} apart"
-        print(f"           the exact peer's own outputs {own}: not optimized, or of inputs moved by 1e-6")
+    if is_proved or not peer["outputs_agree"]:
+        print(f"           the outputs {verdict} (largest difference {relative:.2e} of the largest value)")
+    if peer["own_rel_difference"]:
+        print(f"           right outputs lie up to {peer['own_rel_difference']:.2e} apart: those of exact sessions,")
+        print("           optimized or not, also with inputs and weights moved by some roundings")
 
 
 def _faster(timing: str, ours: Sequence[float], theirs: Sequence[float]) -> str:

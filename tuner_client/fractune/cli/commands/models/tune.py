@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,32 +14,33 @@ import typer
 
 from fractune.cli import options
 from fractune.cli.ending import LeavableView, run_when_done
-from fractune.cli.exit_codes import GOAL_MISSED
-from fractune.cli.printing import print_picture, print_result, print_tables
+from fractune.cli.exit_codes import GOAL_MISSED, end_without
+from fractune.cli.open_sizes import settled_or_asked
+from fractune.cli.printing import print_answer, print_details, print_json, print_picture
 from fractune.cli.progress import choose_view
 from fractune.features.client import Client
-from fractune.features.compete.printing import print_contests
-from fractune.features.fuse.slots_text import apart_text, slots_text
-from fractune.features.goal.goal_result import goal_json, goal_table, verdict_line
+from fractune.features.fuse import apart_text, slots_text
+from fractune.features.goal import goal_notes, verdict_line
+from fractune.features.shapes.join import padding_line
 from fractune.features.shapes.sample import shapes_of
+from fractune.features.tune.answer import MOST_ROWS
 from fractune.features.tune.goal import DEFAULT_MINUTES, PEERS
 from fractune.features.tune.job_file import written
 from fractune.features.tune.result import TuneResult
 from fractune.features.tune.shape_jobs import options_by_shape
-from fractune.features.tune.shapes_table import print_parts, print_shapes
-from fractune.features.tune.table import result_json
+from fractune.features.tune.shapes_table import parts_table, result_events, shapes_table
 from fractune.features.tune.tune import tune as tune_model
 from fractune.local.noise_file import advice_for, measuring_text
 from fractune.local.state import default_state_dir
 from fractune.models.source import check_model_file
 from fractune.sessions.session import server_session
-from fractune.text.checked_text import checked_json, checked_lines
+from fractune.text.checked_text import checked_lines
 from fractune.text.figure import check_picture
 from fractune.text.output_files import write_new
 from fractune.text.toml_table import Value
-from fractune_core.errors import BadRequest
-from fractune_core.files.bundles import Bundle
-from fractune_core.files.compared import RUNTIMES
+from fractune_core.errors import BadRequest, one_line
+from fractune_core.files.bundles import SUFFIX, Bundle
+from fractune_core.files.compared import ONNX_RUNTIME, RUNTIMES
 from fractune_core.jobs import JobSpec, Priority
 from fractune_core.model_inputs import SeveralShapes
 from fractune_core.shares import share_names
@@ -46,7 +48,11 @@ from fractune_core.shares import share_names
 Shares = Annotated[str, typer.Option("--shares", metavar="cpu:1,cpu:2", help="Shares to tune for.")]
 Out = Annotated[
     Path | None,
-    typer.Option("--out", "-o", help="File NAME.fractune, or folder, for the bundle (default: the current folder)."),
+    typer.Option("--out", "-o", help="File for the bundle (default: MODEL.fractune in the current folder)."),
+]
+OutDir = Annotated[
+    Path | None,
+    typer.Option("--out-dir", help="Folder for MODEL.fractune of each model of --job, in place of --out."),
 ]
 Picture = Annotated[
     Path | None, typer.Option("--picture", help="Draw the table tuned-at x run-at here (.svg or .png).")
@@ -60,7 +66,13 @@ WriteJob = Annotated[
     Path | None, typer.Option("--write-job", help="Write this command's options to a file for --job; tune nothing.")
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Print only the result.")]
-_OF_ONE_RUN = ("detach", "quiet", "json")
+Verbose = Annotated[
+    bool,
+    typer.Option(
+        "--verbose", help="At the end also print the gain over untuned TVM, all operators, and where the time went."
+    ),
+]
+_OF_ONE_RUN = ("detach", "quiet", "verbose", "json")
 """options that say how a command is followed, and nothing of the work"""
 
 
@@ -121,8 +133,8 @@ class OtherRuntimes:
         typer.Option(
             "--compete",
             metavar=",".join(RUNTIMES),
-            help="Time these runtimes beside the bundle at the end; the fastest serves each share. With 'none', ONNX "
-            "Runtime does not run what cannot be imported either.",
+            help="Time these runtimes beside the bundle at the end; the fastest serves each share. With 'none' nothing "
+            f"is compared, and what cannot be imported is refused. [default: {ONNX_RUNTIME}, where it can be timed]",
         ),
     ] = None
 
@@ -155,12 +167,15 @@ def tune(
     of_lengths: LengthOptions,
     padding: options.Padding,
     out: Out = None,
+    out_dir: OutDir = None,
+    force: options.Force = False,
     picture: Picture = None,
     detach: Detach = False,
     on_done: options.OnDone = None,
     job: JobFile = None,
     write_job: WriteJob = None,
     quiet: Quiet = False,
+    verbose: Verbose = False,
     as_json: options.Json = False,
     *,
     context: typer.Context,
@@ -175,9 +190,12 @@ def tune(
     after_search = {**runtimes.parsed(), **padding.parsed()}
     view = choose_view(quiet=quiet, as_json=as_json)
     shapes = of_lengths.shapes(model, options.parse_several(of_model.inputs), shares, view)
+    report = _print_aside if detach else view.show_step
+    shapes = settled_or_asked(model, shapes, report, may_ask=not (quiet or as_json))
     job_options = {**vars(search), **vars(of_model), "inputs": shapes}
     if detach:
-        _check_detached(**vars(runtimes), **vars(padding), out=out, picture=picture, on_done=on_done)
+        after = {"out": out, "out_dir": out_dir, "force": force or None, "picture": picture, "on_done": on_done}
+        _check_detached(**vars(runtimes), **vars(padding), **after)
         _leave(model, shares, job_options, place, as_json=as_json)
         return
     check_picture(picture)
@@ -185,22 +203,32 @@ def tune(
         result = tune_model(
             model,
             shares,
-            out=out or Path(),
+            out=_file(out, out_dir, model),
+            force=force,
             progress=view,
             **after_search,
             **job_options,
             **vars(place),
         )
         fetched.bundle = result.bundle.path
-        _show(result, place.state, picture, as_json=as_json)
+        _show(result, place.state, picture, as_json=as_json, verbose=verbose)
         if result.goal is not None and not result.goal.beaten:
             raise typer.Exit(GOAL_MISSED)
+        end_without(result.skipped_shares)
 
 
-def _show(result: TuneResult, state: Path | None, picture: Path | None, *, as_json: bool) -> None:
-    _print(result, state, as_json=as_json)
-    if result.competed is not None:
-        print_contests(result.competed, as_json=as_json)
+def _print_aside(line: str) -> None:
+    """Standard output is for the names of jobs."""
+    print(line, file=sys.stderr)
+
+
+def _show(result: TuneResult, state: Path | None, picture: Path | None, *, as_json: bool, verbose: bool) -> None:
+    if as_json:
+        print_json(*result_events(result))
+    else:
+        _print(result, None if verbose else MOST_ROWS)
+        if verbose:
+            _print_details(result, state)
     if picture is not None:
         _draw(result, picture, as_json=as_json)
 
@@ -212,6 +240,12 @@ def _draw(result: TuneResult, picture: Path, *, as_json: bool) -> None:
     result.matrix.draw(picture)
     if not as_json:
         print_picture(picture)
+
+
+def _file(out: Path | None, out_dir: Path | None, model: Path) -> Path | None:
+    if out is not None and out_dir is not None:
+        raise BadRequest(f"--out {out} and --out-dir {out_dir} exclude each other: --out is a file; give one")
+    return out if out_dir is None else out_dir / f"{model.stem}{SUFFIX}"
 
 
 def _write_job(path: Path, model: Path, context: Any) -> None:
@@ -256,39 +290,52 @@ def _leave(model: Path, shares: str, job_options: Any, place: options.JobPlace, 
     with server_session(Client, **vars(place), lasting=True, shares=share_names(shares)) as client:
         for each in options_by_shape(job_options, job_options["inputs"]):
             job = client.submit(model, shares, **each)
-            print(json.dumps({"event": "detached", "job": job.name, "server": client.address}) if as_json else job.name)
+            skipped = dict(job.status().spec.skipped_shares)
+            event = {"event": "detached", "job": job.name, "server": client.address, "skipped_shares": skipped}
+            print(json.dumps(event) if as_json else job.name)
+    end_without(skipped)
 
 
-def _print(result: TuneResult, state: Path | None, *, as_json: bool) -> None:
+def _print(result: TuneResult, most_rows: int | None = MOST_ROWS) -> None:
+    checked = checked_lines(result.bundle.path)
+    notes = [] if result.goal is None else goal_notes(result.goal)
+    if result.competed is not None:
+        notes += result.competed.refusals
+    notes += [f"note: {one_line(note)}" for note in result.job.notes if note not in checked]
+    print_answer(result.answer, str(result.bundle.path), _lines(result, checked), notes, most_rows)
+
+
+def _lines(result: TuneResult, checked: Sequence[str]) -> Iterator[str]:
+    if result.competed is not None and result.competed.served:
+        yield f"the bundle runs the model by {result.competed.served}, which is faster there"
     if result.joined is not None:
-        print_shapes(result, result.joined, as_json=as_json)
-        return
+        yield padding_line(result.joined.padding)
     if result.stages is not None:
-        print_parts(result, result.stages, as_json=as_json)
-        return
-    if as_json:
-        goal = {} if result.goal is None else {"goal": goal_json(result.goal)}
-        checked = checked_json(result.bundle.path)
-        print(json.dumps({**result_json(result.job, str(result.bundle.path)), "checked": checked, **goal}), flush=True)
-        return
-    several = result.goal is not None and len(result.goal.steps) > 1
-    print_result(result.job, str(result.bundle.path), step=" in the last step" if several else "")
+        others = sum(step.member is None for step in result.stages.steps)
+        yield f"ONNX Runtime runs {others} of {len(result.stages.steps)} parts, which could not be imported"
+    yield from _slots(result.bundle.path)
+    yield checked[0] if len(checked) == 1 else f"{checked[0]} ({len(checked) - 1} more: --json)"
+    if result.goal is not None:
+        yield verdict_line(result.goal)
+
+
+def _print_details(result: TuneResult, state: Path | None) -> None:
+    if result.joined is not None:
+        shapes_table(result).print()
+    if result.stages is not None:
+        parts_table(result, result.stages).print()
+    for job in result.jobs or (result.job,):
+        print_details(job, None)
     if result.measurers:
         for share, advice in advice_for(state or default_state_dir(), result.job.tuned_at).items():
             print(measuring_text(share, advice, result.measurers[share]))
-    _print_slots(result.bundle.path)
-    for line in checked_lines(result.bundle.path):
-        print(line)
-    if result.goal is not None:
-        print_tables(goal_table(result.goal))
-        print(verdict_line(result.goal))
 
 
-def _print_slots(bundle: Path) -> None:
-    """Print the slots of a fused model, and the operators that could not be fused."""
+def _slots(bundle: Path) -> Iterator[str]:
+    """The slots of a fused model, and the operators that could not be fused."""
     with contextlib.closing(Bundle(bundle)) as opened:
         slots, apart = (opened.manifest.get(name) for name in ("slots", "apart"))
     if slots:
-        print(f"slots: {slots_text(slots)}")
+        yield f"slots: {slots_text(slots)}"
     if apart:
-        print(f"note: {apart_text(apart)}")
+        yield f"note: {apart_text(apart)}"

@@ -19,11 +19,11 @@ from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from fractune_core.errors import BadModel
+from fractune_runtime.tvm_runtime.tensors import numpy_dtype
 from fractune_workers.children.importing.limits import ComputedConstants
 from fractune_workers.children.importing.onnx_graph import captured_by, described, set_opset, subgraphs
 from fractune_workers.children.importing.operators.onnx_node import AS_BYTES, Converter, OnnxNode, dtype_of, shape_of
 from fractune_workers.children.rewriting.expressions import is_constant, type_text
-from fractune_workers.children.tvm_api.arrays import numpy_dtype
 
 _IF = "If"
 _DOMAIN = "fractune"

@@ -63,7 +63,7 @@ def _check_tensor(tensor: onnx.TensorProto) -> None:
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
         raise BadModel(
             f"weight '{tensor.name}' lies in another file; save the model as one file: "
-            "onnx.save(onnx.load(path), path, save_as_external_data=False)"
+            "onnx.save(onnx.load(path), 'one-file.onnx')"
         )
     what = f"weight '{tensor.name}'" if tensor.name else "a constant of a node"
     name = _NAMES.Name(tensor.data_type) if tensor.data_type in _NAMES.values() else str(tensor.data_type)

@@ -12,7 +12,6 @@ shape, and a chain of `Concat` doubles them with each node.
 
 from __future__ import annotations
 
-import graphlib
 import math
 from collections import ChainMap
 from collections.abc import Iterable, Sequence
@@ -30,6 +29,7 @@ from fractune_workers.children.importing.limits import ComputedConstants, Limits
 from fractune_workers.children.importing.onnx_graph import (
     described,
     domain_of,
+    in_order,
     names_read,
     operator_of,
     opset_of,
@@ -40,6 +40,7 @@ from fractune_workers.children.importing.onnx_graph import (
 from fractune_workers.children.importing.onnx_models.decompositions import decomposed, renewed
 from fractune_workers.children.importing.onnx_models.onnx_loops import unrolled
 from fractune_workers.children.importing.operators.packed_weights import PACKED_WEIGHTS, inferred
+from fractune_workers.children.importing.operators.quantization import QUANTIZED_LSTM, as_lstm
 
 _LARGEST = 65_536
 """Elements of a constant that still is shape arithmetic; larger ones are weights and stay as they are"""
@@ -201,7 +202,7 @@ class Folding:
 
     def walk(self, nodes: Sequence[onnx.NodeProto]) -> Iterable[onnx.NodeProto]:
         """The nodes that stay of nodes in the words of the file's opset."""
-        for node in _sorted(nodes):
+        for node in in_order(nodes):
             if self._opset >= FIRST or domain_of(node.domain) or subgraphs(node):
                 yield from self._visit(node)
             else:
@@ -275,14 +276,17 @@ class Folding:
         if any(value.type is None for value in inputs.values()):
             return {}
         tensors = {name: value.tensor for name, value in inputs.items() if value.tensor}
+        kinds = {name: value.type for name, value in inputs.items() if value.type}
         if operator_of(node) in PACKED_WEIGHTS:
-            return inferred(node, {name: value.type for name, value in inputs.items() if value.type})
+            return inferred(node, kinds)
+        if operator_of(node) in QUANTIZED_LSTM:
+            node, kinds = as_lstm(node, kinds)
         try:
             return dict(
                 shape_inference.infer_node_outputs(
                     self._schema(node),
                     node,
-                    {name: value.type for name, value in inputs.items() if value.type},
+                    kinds,
                     {name: each for name, each in tensors.items() if math.prod(each.dims) <= _MOST_SHAPE_ELEMENTS},
                     opset_imports=list(self._model.opset_import),
                     ir_version=self._model.ir_version,
@@ -367,19 +371,6 @@ class Folding:
             axis = numbers.get("axis", 0)
             self._parts += shape[axis] if shape and -len(shape) <= axis < len(shape) else 1
         self._limits.check_nodes(self._parts, f"the model, up to {described(node)}, split into parts")
-
-
-def _sorted(nodes: Sequence[onnx.NodeProto]) -> Sequence[onnx.NodeProto]:
-    """The nodes in an order where each comes after the nodes that it reads. Raises BadModel for a cycle."""
-    makers = {name: index for index, node in enumerate(nodes) for name in node.output if name}
-    before = [{makers[name] for name in names_read(node) if name in makers} for node in nodes]
-    if all(made < index for index, needed in enumerate(before) for made in needed):
-        return nodes
-    try:
-        order = list(graphlib.TopologicalSorter(dict(enumerate(before))).static_order())
-    except graphlib.CycleError as error:
-        raise BadModel("has nodes that wait for each other's outputs; export the model again") from error
-    return [nodes[index] for index in order]
 
 
 def _shape_slice(node: onnx.NodeProto, shape: list[int]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:

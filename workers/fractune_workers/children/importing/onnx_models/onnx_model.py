@@ -7,8 +7,9 @@ steps, in this order:
     2. count the nodes, and inline the model's own functions;
     3. fix every dimension of every input, and drop the shapes that were inferred from open dimensions;
     4. fold the shape arithmetic, which over fixed shapes is constants, and refuse a model that would grow too large;
-    5. slim: merge and drop nodes, put batch normalization into convolutions;
-    6. import.
+    5. roll up unrolled recurrences, unless the model is for a GPU, which has no kernel for them;
+    6. slim: merge and drop nodes, put batch normalization into convolutions;
+    7. import.
 
 Folding reads the nodes of an old opset in the words of a later one. Slimming is optional: where it fails, the model
 goes on without it. Slimming and the importer compute constants, so a model with constants of unknown size is refused
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import hashlib
 import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -54,6 +56,7 @@ from fractune_workers.children.importing.onnx_models.onnx_shapes import (
     fix_constants,
     fix_shapes,
 )
+from fractune_workers.children.importing.rolling.rolled import roll_up
 from fractune_workers.children.tvm_api.keep_out import hushed
 
 # The functions of a model, put in the place of their calls.
@@ -111,12 +114,18 @@ _SEPARATE_INITIALIZERS_IR = 4
 _MOST_PAIRS_OF_READERS = 20_000_000
 """Pairs of nodes that read the same tensor: `onnxslim` compares all of them when it removes one after the other. This
 many pairs take some 20 s; one tensor with 4,000 readers is within the limit."""
+_SHARED_BYTES = 4096
+"""of a weight, from which on a copy is worth a look"""
 _IR_VERSION_FIELD = b"\x08"
 """Each exporter's models begin with field 1, a number."""
 
 
-def load_onnx(data: bytes, shapes: Mapping[str, Sequence[int]], limits: Limits) -> tvm.IRModule:
-    """The ONNX model in `data` as a Relax module. Raises BadModel, also for a model that would exceed `limits`."""
+def load_onnx(
+    data: bytes, shapes: Mapping[str, Sequence[int]], limits: Limits, *, recurrences: bool = True
+) -> tvm.IRModule:
+    """The ONNX model in `data` as a Relax module. `recurrences`: whether unrolled ones are rolled up. Raises BadModel,
+    also for a model that would exceed `limits`.
+    """
     model = _parse(data)
     check_count(model, limits)
     check_contents(model)
@@ -126,10 +135,13 @@ def load_onnx(data: bytes, shapes: Mapping[str, Sequence[int]], limits: Limits) 
     check_inputs(model.graph, fixed, constants)
     fix_shapes(model.graph, fixed, constants)
     fix_constants(model.graph, constants)
-    return _read(model, limits, ComputedConstants(limits), is_branch=False)
+    read = partial(_read, limits=limits, captured=ComputedConstants(limits), recurrences=recurrences)
+    return read(model, is_branch=False)
 
 
-def _read(model: onnx.ModelProto, limits: Limits, captured: ComputedConstants, *, is_branch: bool) -> tvm.IRModule:
+def _read(
+    model: onnx.ModelProto, *, limits: Limits, captured: ComputedConstants, recurrences: bool, is_branch: bool
+) -> tvm.IRModule:
     """Fold, slim and import a model with fixed shapes, or a branch of one; `captured` are constants of branches."""
     inputs = [copy.deepcopy(value) for value in model.graph.input]
     last = model.graph.node[-1] if model.graph.node else None
@@ -138,8 +150,16 @@ def _read(model: onnx.ModelProto, limits: Limits, captured: ComputedConstants, *
         Folding(model, limits).run()
     except (ValueError, TypeError, KeyError, IndexError) as error:
         raise BadModel(f"has a graph that cannot be read: {first_line(error)}; export the model again") from error
-    branches = Branches(model, opset, partial(_read, limits=limits, captured=captured, is_branch=True), captured)
+    if recurrences:
+        roll_up(model, limits)
+    branches = Branches(
+        model,
+        opset,
+        partial(_read, limits=limits, captured=captured, recurrences=recurrences, is_branch=True),
+        captured,
+    )
     model = _slimmed(model)
+    _share_weights(model.graph)
     _restore_inputs(model.graph, inputs)
     if not model.graph.node and not is_branch:
         where = f", such as that of {described(last)}" if last else ""
@@ -188,6 +208,26 @@ def _slim(model: onnx.ModelProto) -> onnx.ModelProto:
     with _one_thread():
         # It would make one constant of 0.0 and -0.0.
         return onnxslim.slim(model, skip_optimizations=["weight_tying"])
+
+
+def _share_weights(graph: onnx.GraphProto) -> None:
+    """Keep one of several weights with the same bytes. `onnxslim` makes a Gemm of a product and a sum, with a weight of
+    its own: where layers share their weights, each would have a copy.
+    """
+    first: dict[tuple[int, tuple[int, ...], bytes], str] = {}
+    own_names: dict[str, str] = {}
+    for tensor in graph.initializer:
+        if len(tensor.raw_data) >= _SHARED_BYTES:
+            key = tensor.data_type, tuple(tensor.dims), hashlib.sha256(tensor.raw_data).digest()
+            own_names[tensor.name] = first.setdefault(key, tensor.name)
+    for node in all_nodes(graph.node):
+        for at, name in enumerate(node.input):
+            node.input[at] = own_names.get(name, name)
+    outputs = {value.name for value in graph.output}
+    for at in reversed(range(len(graph.initializer))):
+        name = graph.initializer[at].name
+        if name not in outputs and own_names.get(name, name) != name:
+            del graph.initializer[at]
 
 
 @contextlib.contextmanager

@@ -248,8 +248,8 @@ def _unstrided(node: OnnxNode) -> relax.Expr | None:
     groups, depth = int(node.attributes.get("group", 1)), weights.shape[0]
     turned = np.flip(weights, tuple(range(2, weights.ndim)))
     turned = turned.reshape(groups, depth // groups, -1, *kernel).swapaxes(1, 2).reshape(-1, depth // groups, *kernel)
-    convolve = _CONVOLUTIONS[len(kernel)]
-    made = convolve(node.input(0), relax.const(turned), padding=pads, dilation=dilations, groups=groups)
+    convolve, kernels = _CONVOLUTIONS[len(kernel)], relax.const(turned, str(turned.dtype))
+    made = convolve(node.input(0), kernels, padding=pads, dilation=dilations, groups=groups)
     bias = node.optional(2)
     if bias is None:
         return made

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
@@ -15,6 +15,7 @@ from tvm import relax
 
 from fractune_workers.children.importing.onnx_graph import text_of
 from fractune_workers.children.importing.operators.onnx_node import Converter, OnnxNode, dtype_of, shape_of
+from fractune_workers.children.rewriting.expressions import is_constant
 
 _SCALES, _SIZES = 2, 3
 _CROP = "tf_crop_and_resize"
@@ -69,6 +70,7 @@ _ROUNDINGS: Mapping[str, Callable[[Fraction], int]] = {
 
 
 def _resize(node: OnnxNode) -> Any:
+    node = _without_empty(node)
     mode, place = _text(node, "mode", "nearest"), _text(node, "coordinate_transformation_mode", "half_pixel")
     antialias, inside = (bool(node.attributes.get(name, 0)) for name in ("antialias", "exclude_outside"))
     _check(node, mode, place)
@@ -94,6 +96,17 @@ def _resize(node: OnnxNode) -> Any:
                 stretch = min(scale, Fraction(1)) if antialias else Fraction(1)
                 value = node.emit(_weighted(node, value, axis, _kernel(node, mode, stretch), places))
     return value
+
+
+def _without_empty(node: OnnxNode) -> OnnxNode:
+    """The node without its empty inputs. Exporters leave out a region and scales so: before opset 13 both had to be
+    there, and TVM's converter takes no scales beside sizes.
+    """
+    return replace(node, inputs=[value if value is None or _is_filled(value) else None for value in node.inputs])
+
+
+def _is_filled(value: Any) -> bool:
+    return not is_constant(value) or value.value.numpy().size > 0
 
 
 def _check(node: OnnxNode, mode: str, place: str) -> None:

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from onnx import TensorProto
-from onnx.helper import tensor_dtype_to_np_dtype
+from onnx import NodeProto, TensorProto, TypeProto
+from onnx.helper import make_tensor_type_proto, tensor_dtype_to_np_dtype
 from tvm import relax
 from tvm.relax.frontend.onnx import onnx_frontend
 
@@ -392,6 +392,16 @@ def _projected(
     if bias is not None:
         result = node.emit(relax.op.add(result, bias))
     return node.emit(relax.op.reshape(result, of.projected))
+
+
+def as_lstm(node: NodeProto, types: Mapping[str, TypeProto]) -> tuple[NodeProto, dict[str, TypeProto]]:
+    """The LSTM with outputs of the same types, which ONNX infers, and the types of its inputs."""
+    plain = NodeProto()
+    plain.CopyFrom(node)
+    plain.domain, plain.op_type = "", LSTM
+    del plain.input[_OPERANDS:]
+    given = {name: types[name] for name in plain.input if name in types}
+    return plain, {**given, **dict.fromkeys(plain.input[W : R + 1], make_tensor_type_proto(TensorProto.FLOAT, None))}
 
 
 QUANTIZED_LSTM: Mapping[str, Converter] = {"com.microsoft.DynamicQuantizeLSTM": _convert}

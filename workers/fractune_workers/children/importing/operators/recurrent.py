@@ -16,7 +16,8 @@ from tvm import relax
 from fractune_workers.children.importing.onnx_graph import text_of
 from fractune_workers.children.importing.operators.onnx_node import Converter, OnnxNode, dtype_of, shape_of
 from fractune_workers.children.recurrent.activations import ACTIVATIONS, Activation
-from fractune_workers.children.recurrent.kernel import Tiling, recurrence_kernel
+from fractune_workers.children.recurrent.kernel import recurrence_kernel
+from fractune_workers.children.recurrent.packing import Tiling
 from fractune_workers.children.recurrent.recurrence import GRU, LSTM, RNN, Recurrence, split
 
 _DEFAULT_ACTIVATIONS = {LSTM: ("sigmoid", "tanh", "tanh"), GRU: ("sigmoid", "tanh"), RNN: ("tanh",)}

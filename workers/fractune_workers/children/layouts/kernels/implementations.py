@@ -12,19 +12,15 @@ from functools import partial
 from math import prod
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 from tvm import te
 
 from fractune_core import implementations as names
 from fractune_workers.children.layouts.kernels.direct import Window
-from fractune_workers.children.layouts.kernels.integers import INTEGERS
 from fractune_workers.children.layouts.kernels.winograd import WINOGRAD2, WINOGRAD4, Winograd
 
 _Array = npt.NDArray[Any]
 _WEIGHT_DIMS = 6
-_RANGE = 2
-"""the smallest and the largest number"""
 _TRANSFORM, _READ_WEIGHT = 8.0, 12.0
 """Multiplications that take as long as transforming one element of a tile, and as reading one weight from beyond the
 second cache. Fitted to both algorithms of Winograd at nine convolutions, on a processor with AVX-512."""
@@ -64,36 +60,6 @@ def order_of(shapes: Sequence[tuple[int, ...]]) -> list[str]:
         made + kernel - 1 - given for made, kernel, given in zip(output[2:4], weights[2:4], image[2:4], strict=True)
     )
     return order(Window((1, 1), (0, 0, bottom, right), (1, 1)), weights, (image[2], image[3]))
-
-
-def repacked(name: str, weights: _Array) -> _Array:
-    """The weights of the implementation called `name`, of the direct one's."""
-    return IMPLEMENTATIONS[name].pack(weights)
-
-
-def own_arguments(name: str, arguments: Sequence[_Array], described: Sequence[Any]) -> list[_Array]:
-    """The arguments of an operator for the implementation called `name`, from the arguments of the direct one, which
-    `described` describes (`tvm_api.traces.args_of`).
-
-    Weights of whole numbers are the second argument of whole numbers. They stay where they are computed. Weights of
-    other convolutions are in blocks of both kinds of channels, and have more dimensions than all other arguments. In a
-    fused model each slot has weights of its own.
-    """
-    if name in INTEGERS:
-        _, weights = (at for at, (_, _, _, *bounds) in enumerate(described) if bounds and bounds[0])
-        if len(described[weights][3]) > _RANGE:
-            return list(arguments)
-        return [INTEGERS[name].pack(each) if at == weights else each for at, each in enumerate(arguments)]
-    if name not in IMPLEMENTATIONS:
-        return list(arguments)
-    most = max(each.ndim for each in arguments)
-    return [_repacked_slots(name, each) if each.ndim == most else each for each in arguments]
-
-
-def _repacked_slots(name: str, weights: _Array) -> _Array:
-    if weights.ndim == _WEIGHT_DIMS:
-        return repacked(name, weights)
-    return np.stack([repacked(name, each) for each in weights])
 
 
 def _extents(window: Window, weights: tuple[int, ...], image: tuple[int, int]) -> tuple[int, int]:

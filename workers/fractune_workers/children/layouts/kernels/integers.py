@@ -16,10 +16,10 @@ import numpy.typing as npt
 import tvm
 from tvm import te
 
-from fractune_core.implementations import INT8, INT16
 from fractune_core.tir.lookups import COLUMNS, INTEGER_SUMS, ROWS, SUMS
 from fractune_workers.children.layouts.kernels.blocks import Bounds
 from fractune_workers.children.layouts.kernels.direct import Window
+from fractune_workers.children.layouts.kernels.packing import OPERANDS, group_of, pack_integers
 
 _Array = npt.NDArray[Any]
 _FLOAT, _SUM = "float32", "int32"
@@ -29,6 +29,8 @@ _FLOAT, _SUM = "float32", "int32"
 class IntegerProduct:
     """An implementation of `direct.matmul` and `direct.conv2d` for whole numbers."""
 
+    name: str
+    """of the implementation"""
     data: str
     weight: str
     """types of the operands"""
@@ -36,7 +38,7 @@ class IntegerProduct:
     @property
     def group(self) -> int:
         """Neighbouring numbers that lie together in 32 bits."""
-        return 32 // int(tvm.DataType(self.data).bits)
+        return group_of(self.data)
 
     def fits(self, bounds: Bounds, depth: int) -> bool:
         """Whether the types hold the operands, and int32 the sums over `depth` products."""
@@ -44,14 +46,8 @@ class IntegerProduct:
         return holds and bounds.sums_fit(depth)
 
     def pack(self, weights: _Array) -> _Array:
-        """The direct kernel's weights (..., K, b) as (..., K/g, b, g), with zeros behind the last of K. For a product K
-        is its depth, for a convolution a block of input channels.
-        """
-        *outer, depth, lanes = weights.shape
-        groups = -(-depth // self.group)
-        missing = [(0, 0)] * (weights.ndim - 2) + [(0, groups * self.group - depth), (0, 0)]
-        grouped = np.pad(weights, missing).reshape(*outer, groups, self.group, lanes)
-        return np.ascontiguousarray(grouped.swapaxes(-1, -2)).astype(self.weight)
+        """Its weights of the direct kernel's (`packing.pack_integers`)."""
+        return pack_integers(self.name, weights)
 
     def compute(self, data: te.Tensor, weight: te.Tensor) -> te.Tensor:
         """(..., M, K) float32 and weights of `pack` -> (..., M, N/b, b) float32, as `direct.matmul`."""
@@ -128,5 +124,5 @@ def _holds(dtype: str, bounds: tuple[int, int]) -> bool:
     return bool(limits.min <= bounds[0] and bounds[1] <= limits.max)
 
 
-INTEGERS = {INT8: IntegerProduct("uint8", "int8"), INT16: IntegerProduct("int16", "int16")}
+INTEGERS = {name: IntegerProduct(name, *types) for name, types in OPERANDS.items()}
 """by the implementation's name, the faster first"""

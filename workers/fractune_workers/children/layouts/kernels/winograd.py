@@ -10,18 +10,18 @@ weights. Method: Lavin and Gray, Fast Algorithms for Convolutional Neural Networ
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 import tvm
 from tvm import te, topi
 
+from fractune_core import implementations as names
 from fractune_core.tir.lookups import GEMM, IMAGE, IMAGE_COLUMNS, OUTPUT, OUTPUT_COLUMNS, PADDED
 from fractune_workers.children.layouts.kernels.direct import Window
+from fractune_workers.children.layouts.kernels.packing import pack_winograd
 
 _Array = npt.NDArray[Any]
 _Sums = Callable[[Sequence[Any]], list[Any]]
@@ -33,10 +33,10 @@ _KERNEL = 3
 class Winograd:
     """F(m x m, 3 x 3)."""
 
+    name: str
+    """of the implementation"""
     outputs: int
     """m: rows and columns of an output tile"""
-    of_weights: _Array
-    """G, of shape (m + 2, 3): weights w become G w G^T"""
     of_image: _Sums
     """B^T of a column: m + 2 values become m + 2 values"""
     of_products: _Sums
@@ -58,13 +58,8 @@ class Winograd:
         return rows * columns
 
     def pack(self, weights: _Array) -> _Array:
-        """(K/b, C/b, 3, 3, b, b) -> (m + 2, m + 2, K/b, C/b, b, b), computed in float64."""
-        # One product with all taps: an einsum over two of them spends its time on transposes.
-        by_tap = np.ascontiguousarray(weights.transpose(2, 3, 0, 1, 4, 5), np.float64)
-        taps, others = by_tap.shape[:2], by_tap.shape[2:]
-        both = np.kron(self.of_weights, self.of_weights)
-        packed = both @ by_tap.reshape(math.prod(taps), -1)
-        return packed.astype(weights.dtype).reshape(self.taps, self.taps, *others)
+        """Its weights of the direct kernel's (`packing.pack_winograd`)."""
+        return pack_winograd(self.name, weights)
 
     def compute(self, data: te.Tensor, weight: te.Tensor, window: Window) -> te.Tensor:
         """(N, C/b, H, W, b), and weights of `pack` -> (N, K/b, Y, X, b)."""
@@ -164,10 +159,5 @@ def _products_by_4(p: Sequence[Any]) -> list[Any]:
     return [p[0] + even + even2, odd + 2.0 * odd2, even + 4.0 * even2, odd + 8.0 * odd2 + p[5]]
 
 
-WINOGRAD2 = Winograd(2, np.array([[2, 0, 0], [1, 1, 1], [1, -1, 1], [0, 0, 2]]) / 2, _image_by_2, _products_by_2)
-WINOGRAD4 = Winograd(
-    4,
-    np.array([[6, 0, 0], [-4, -4, -4], [-4, 4, -4], [1, 2, 4], [1, -2, 4], [0, 0, 24]]) / 24,
-    _image_by_4,
-    _products_by_4,
-)
+WINOGRAD2 = Winograd(names.WINOGRAD2, 2, _image_by_2, _products_by_2)
+WINOGRAD4 = Winograd(names.WINOGRAD4, 4, _image_by_4, _products_by_4)

@@ -5,12 +5,14 @@ Element-wise operators and slices of channels between two convolutions stay on t
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 from tvm import relax
 
-from fractune_workers.children.rewriting.expressions import is_constant, shape_of
+from fractune_workers.children.rewriting.expressions import constant_of, is_constant, shape_of
 from fractune_workers.children.rewriting.simplifying.simplifier import Simplifier
 
 _HEIGHT = 2
@@ -19,18 +21,27 @@ _IMAGE_RANK = 4
 
 
 def conv1d(simplifier: Simplifier, call: Any) -> Any | None:
+    return _over_image(simplifier, call, relax.op.nn.conv2d, "OIW")
+
+
+def conv1d_transpose(simplifier: Simplifier, call: Any) -> Any | None:
+    more = (0, int(call.attrs.output_padding[0]))
+    return _over_image(simplifier, call, partial(relax.op.nn.conv2d_transpose, output_padding=more), "IOW")
+
+
+def _over_image(simplifier: Simplifier, call: Any, convolve: Callable[..., Any], kernel_layout: str) -> Any | None:
     data, attrs = call.args[0], call.attrs
     weight = simplifier.numbers(call.args[1])
-    plain = (str(attrs.data_layout), str(attrs.kernel_layout), str(attrs.out_layout)) == ("NCW", "OIW", "NCW")
-    if weight is None or not plain:
+    layouts = str(attrs.data_layout), str(attrs.kernel_layout), str(attrs.out_layout)
+    if weight is None or layouts != ("NCW", kernel_layout, "NCW"):
         return None
     image = _image(simplifier, data)
     if image is None:
         image = simplifier.emit(relax.op.expand_dims(data, _HEIGHT))
     left, *rest = (int(side) for side in attrs.padding)
-    conv = relax.op.nn.conv2d(
+    conv = convolve(
         image,
-        relax.const(np.ascontiguousarray(np.expand_dims(weight, _HEIGHT))),
+        constant_of(np.expand_dims(weight, _HEIGHT)),
         strides=(1, int(attrs.strides[0])),
         padding=(0, left, 0, *(rest or [left])),
         dilation=(1, int(attrs.dilation[0])),
@@ -76,4 +87,4 @@ def _operand(simplifier: Simplifier, operand: Any) -> Any | None:
     numbers = simplifier.numbers(operand)
     if numbers is None:
         return _image(simplifier, operand)
-    return relax.const(numbers if numbers.ndim < _HEIGHT else np.expand_dims(numbers, -2).copy())
+    return constant_of(numbers if numbers.ndim < _HEIGHT else np.expand_dims(numbers, -2))

@@ -20,6 +20,7 @@ from tvm import relax
 
 from fractune_workers.children.rewriting.expressions import (
     ELEMENTWISE,
+    constant_of,
     is_constant,
     operator_of,
     relax_functions,
@@ -95,7 +96,7 @@ def _flat(simplifier: Simplifier, operand: Any, shape: tuple[int, ...]) -> Any |
     numbers = simplifier.numbers(operand)
     if numbers is not None:
         alike = numbers.size in (1, (numbers.shape or (1,))[-1])
-        return relax.const(numbers.reshape(numbers.shape[-1:])) if alike else None
+        return constant_of(numbers.reshape(numbers.shape[-1:])) if alike else None
     if shape_of(operand) != shape:
         return None
     rows = _rows(simplifier, operand)
@@ -180,7 +181,7 @@ def _shape_change(simplifier: Simplifier, call: Any) -> Any | None:
     if call.op.name == "relax.permute_dims":
         axes = call.attrs.axes
         numbers = numbers.transpose(None if axes is None else [int(axis) for axis in axes])
-    return relax.const(np.ascontiguousarray(numbers.reshape(shape_of(call))))
+    return constant_of(numbers.reshape(shape_of(call)))
 
 
 def _batch_norm(simplifier: Simplifier, call: Any) -> Any | None:
@@ -288,6 +289,7 @@ _RULES: tuple[dict[str, tuple[Rule, ...]], ...] = (
         "multiply": (composites.gelu, composites.layer_norm, composites.scaled_norm, lines.elementwise),
         "nn.batch_norm": (_batch_norm,),
         "nn.conv1d": (lines.conv1d,),
+        "nn.conv1d_transpose": (lines.conv1d_transpose,),
         "strided_slice": (lines.channel_slice,),
     },
     {

@@ -51,16 +51,14 @@ _PARTS_OF_REDUCTION = 2
 class _Kernel:
     """The main computation of a blocked kernel."""
 
+    kind: str
+    """CONV, DEPTHWISE or MATMUL"""
     spatial: tuple[int, ...]
     """extents; the last is the vector"""
     reduction: tuple[int, ...]
     axes: tuple[int, int | None, int]
     """Axes of blocks, rows and columns; products have no rows. Axes before these (a batch, a fused model's slots) have
     loops around everything."""
-
-    @property
-    def is_product(self) -> bool:
-        return self.axes[1] is None
 
 
 def first_candidates(workload: Any, spaces: Iterable[Any], postprocs: Iterable[Any], unit: VectorUnit) -> Iterator[Any]:
@@ -91,6 +89,15 @@ def first_candidates(workload: Any, spaces: Iterable[Any], postprocs: Iterable[A
             return
 
 
+def unit_for(mod: Any, unit: VectorUnit) -> VectorUnit:
+    """The unit with vectors as long as the blocks of the operator's kernel: of half vectors, it begins two
+    multiplications a cycle.
+    """
+    kernel = _kernel_of(mod)
+    halves = kernel is not None and 2 * kernel.spatial[-1] == unit.lanes
+    return VectorUnit(unit.lanes // 2, unit.registers) if halves else unit
+
+
 def _kernel_of(mod: Any) -> _Kernel | None:
     for name in (CONV, DEPTHWISE, MATMUL):
         block = block_named(mod, name)
@@ -100,9 +107,9 @@ def _kernel_of(mod: Any) -> _Kernel | None:
         spatial = tuple(extent for is_spatial, extent in axes if is_spatial)
         reduction = tuple(extent for is_spatial, extent in axes if not is_spatial)
         if name == MATMUL:  # (..., rows, blocks, lanes)
-            return _Kernel(spatial, reduction, (len(spatial) - 2, None, len(spatial) - 3))
+            return _Kernel(name, spatial, reduction, (len(spatial) - 2, None, len(spatial) - 3))
         # The last are batch, blocks, height, width and lanes.
-        return _Kernel(spatial, reduction, (len(spatial) - 4, len(spatial) - 3, len(spatial) - 2))
+        return _Kernel(name, spatial, reduction, (len(spatial) - 4, len(spatial) - 3, len(spatial) - 2))
     return None
 
 
@@ -110,8 +117,8 @@ def _tiled(sketches: list[Sketch], kernel: _Kernel, unit: VectorUnit) -> Iterato
     sketch = _blocks_innermost(sketches[min(_FUSING_DEEP, len(sketches) - 1)], kernel)
     blocks, rows, columns = (1 if axis is None else kernel.spatial[axis] for axis in kernel.axes)
     vector_bytes = kernel.spatial[-1] * _FLOAT_BYTES
-    extents = Extents(blocks, rows, columns, kernel.reduction, vector_bytes, product=kernel.is_product)
-    for tiling in tilings(extents, unit.registers):
+    extents = Extents(blocks, rows, columns, kernel.reduction, vector_bytes, kernel.kind)
+    for tiling in tilings(extents, unit.registers, unit.multiplies):
         yield _decided(sketch, _tiles(kernel, tiling), tiling.unroll_steps)
 
 
@@ -140,7 +147,7 @@ def _tiles(kernel: _Kernel, tiling: Tiling) -> list[list[int]]:
         if axis is not None:
             inner[axis] = (factors[0], factors[1])
     spatial = [[extent // prod(inner[axis]), 1, *inner[axis]] for axis, extent in enumerate(kernel.spatial)]
-    if kernel.is_product:  # the loop over columns runs inside the one over blocks
+    if kernel.kind == MATMUL:  # the loop over columns runs inside the one over blocks
         outer, between, *rest = spatial[kernel.axes[2]]
         spatial[kernel.axes[2]] = [between, outer, *rest]
     return spatial + [[extent // part, part] for extent, part in zip(kernel.reduction, tiling.reduction, strict=True)]
@@ -174,8 +181,8 @@ def _decided(sketch: Sketch, tiles: Iterable[list[int]], unroll_steps: int) -> S
 
 
 def vector_reduction(mod: Any, lanes: int) -> Any | None:
-    """A schedule of an operator with one reduction and an innermost spatial extent that `lanes` divides; None for
-    others.
+    """A schedule of an operator with one reduction and an innermost spatial extent of whole vectors or half a one; None
+    for others.
 
     The innermost axis is one vector, the reduction runs around it, and the cores share the other axes.
     """
@@ -223,7 +230,9 @@ def _scheduled(sch: Any, block: Any, lanes: int) -> Any | None:
     kinds = [int(var.iter_type) == _SPATIAL for var in variables]
     spatial = [loop for loop, is_spatial in zip(loops, kinds, strict=True) if is_spatial]
     reduced = [loop for loop, is_spatial in zip(loops, kinds, strict=True) if not is_spatial]
-    if not spatial or int(sch.get(spatial[-1]).extent) % lanes:
+    extent = int(sch.get(spatial[-1]).extent) if spatial else 1
+    lanes = lanes // 2 if extent == lanes // 2 else lanes  # of blocks of half a vector
+    if extent % lanes:
         return None
     around, vector = sch.split(spatial[-1], [None, lanes])
     sch.reorder(*spatial[:-1], around, *reduced, vector)

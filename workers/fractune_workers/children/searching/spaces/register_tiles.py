@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
+from fractune_core.tir.lookups import CONV, DEPTHWISE, MATMUL
 from fractune_workers.children.tvm_api.prefetches.products import FROM_MEMORY_BYTES
 
 MOST_BLOCKS, MOST_PIXELS = 9, 28
@@ -28,12 +29,16 @@ _LOAD_OF_PRODUCT, _WEIGHTS_AGAIN = 0.2, 0.4
 _STREAMED, _STREAMED_BYTES, _FEW_PIXELS = 1.4, 20000, 4
 """More weights than this come from beyond the first cache for every tile, and few pixels do not hide the loads."""
 _LONGEST_ROW = 28
+_LOOPS_OF_PLAIN = 3
+"""over channels, and the kernel's rows and columns"""
 _LOOPS_OF_POINTWISE = 2
 """over blocks of input channels, and the channels in a block"""
 _FIRST_CACHE_BYTES = 32768
 _LONGEST_CHUNKS = 16, 64
 """steps, of a reduction that is one loop"""
 _FEW_BLOCKS = 4
+_UNROLLED = 64
+"""steps at most, where loops are unrolled"""
 
 
 @dataclass(frozen=True)
@@ -48,8 +53,13 @@ class Extents:
     """the outermost first"""
     block_bytes: int
     """of one vector"""
-    product: bool = False
-    """whether it is a matrix product: its columns are rows of the left operand"""
+    kind: str = CONV
+    """of kernel: CONV, DEPTHWISE, or MATMUL with rows of the left operand as its columns"""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is a convolution of a plain image: its numbers come one by one, not in blocks of channels."""
+        return self.kind == CONV and len(self.reduction) == _LOOPS_OF_PLAIN
 
 
 @dataclass(frozen=True)
@@ -65,9 +75,12 @@ class Tiling:
     unroll_steps: int
 
 
-def tilings(extents: Extents, registers: int) -> list[Tiling]:
-    """The likeliest first: by the multiplications that one cycle can start, by loads, and by the risk of spills."""
-    rated = [each for tile in _tiles(extents, registers) for each in _variants(extents, tile, registers)]
+def tilings(extents: Extents, registers: int, multiplies: int = 2) -> list[Tiling]:
+    """The likeliest first: by the multiplications that one cycle can start (`VectorUnit.multiplies`), by loads, and by
+    the risk of spills.
+    """
+    variants = _variants if multiplies > 1 or extents.kind == MATMUL else _variants_of_one
+    rated = [each for tile in _tiles(extents, registers) for each in variants(extents, tile, registers)]
     return [tiling for _, tiling in sorted(rated, key=lambda each: each[0])]
 
 
@@ -90,28 +103,58 @@ def _variants(extents: Extents, tile: tuple[int, int, int], registers: int) -> I
     """Cost and tiling for each way to order the loops around a tile."""
     chunks = _chunks(extents.reduction)
     short, middle, long = chunks[0], chunks[min(1, len(chunks) - 1)], chunks[-1]
-    if extents.product:
+    if extents.kind == MATMUL:
         from_memory = prod(extents.reduction) * extents.blocks * extents.block_bytes >= FROM_MEMORY_BYTES
         chunk, other = (short, middle) if from_memory else (middle, short)
         yield from _variants_of_product(tile, chunk, other, extents.columns)
         return
-    cost = _cost(tile, registers, _IN_FLIGHT) * (_STREAMED if _streams(extents, tile) else 1.0)
+    cost = _cost(extents, tile, registers, _IN_FLIGHT) * (_STREAMED if _streams(extents, tile) else 1.0)
     alone = (1, 1, 1)
-    yield cost, Tiling(tile, alone, middle, 64)
-    yield cost + 0.01, Tiling(tile, alone, short, 64)
+    yield cost, Tiling(tile, alone, middle, _UNROLLED)
+    yield cost + 0.01, Tiling(tile, alone, short, _UNROLLED)
     yield cost + 0.02, Tiling(tile, alone, middle, 16)
-    cost = _cost(tile, registers, _IN_FLIGHT_OF_ROWS)
+    cost = _cost(extents, tile, registers, _IN_FLIGHT_OF_ROWS)
     rows, columns = extents.rows // tile[1], extents.columns // tile[2]
     # One block of channels at a time serves all rows: best where weights are streamed, and read once.
     once = 0.98 if _reads_once(extents, tile) else 1.03
     if 1 < rows <= _LONGEST_ROW:
-        yield once * cost, Tiling(tile, (1, rows, 1), short, 64)
+        yield once * cost * _spills_unrolled(tile, rows, short, registers), Tiling(tile, (1, rows, 1), short, _UNROLLED)
     if 1 < columns <= _LONGEST_ROW:
-        yield (once + 0.01) * cost, Tiling(tile, (1, 1, columns), short, 64)
+        unrolled = _spills_unrolled(tile, columns, short, registers)
+        yield (once + 0.01) * cost * unrolled, Tiling(tile, (1, 1, columns), short, _UNROLLED)
     if 1 < columns <= _LONGEST_ROW:
         yield 1.04 * cost, Tiling(tile, (1, 1, columns), long, 16)
     if 1 < rows <= _LONGEST_ROW:
         yield 1.05 * cost, Tiling(tile, (1, rows, 1), long, 16)
+
+
+_SUMS = 8, 10
+"""accumulators that keep one multiplication a cycle going; more than the second number lengthen the code alone"""
+
+
+def _variants_of_one(extents: Extents, tile: tuple[int, int, int], registers: int) -> Iterator[tuple[float, Tiling]]:
+    """As `_variants`, where a cycle begins one multiplication. Loads hardly matter, and weights never do that serve
+    several rows: their sums would go to memory and back with each chunk.
+    """
+    short, *longer = _chunks(extents.reduction)
+    cost = _cost_of_one(extents, tile, registers)
+    alone = (1, 1, 1)
+    yield cost, Tiling(tile, alone, [*longer, short][0], _UNROLLED)
+    yield cost + 0.004, Tiling(tile, alone, short, _UNROLLED)
+    yield cost + 0.005, Tiling(tile, alone, [*longer, short][0], 16)
+
+
+def _cost_of_one(extents: Extents, tile: tuple[int, int, int], registers: int) -> float:
+    blocks, rows, columns = tile
+    sums, pixels, many = prod(tile), rows * columns, prod(tile) > registers // 2
+    cost = max(1.0, _SUMS[0] / sums) + 0.006 * max(0, sums - _SUMS[1]) + 0.01 * (blocks > 2) + 0.01 * max(0, rows - 2)
+    cost += 0.2 / pixels  # a vector of weights is read for so many
+    if extents.kind == DEPTHWISE:  # each sum reads a vector of the image, and spills come early
+        return cost + 0.3 * many + 0.1 * (rows > 2)
+    if extents.is_plain and blocks > 1 and many:
+        return cost + 0.5
+    weights_bytes = prod(extents.reduction) * blocks * extents.block_bytes
+    return cost + 0.03 * (blocks > 1) * (many + (weights_bytes > _FIRST_CACHE_BYTES))
 
 
 def _variants_of_product(
@@ -125,12 +168,12 @@ def _variants_of_product(
     in_flight = max(1.0, loads, _IN_FLIGHT / prod(tile))
     cost = in_flight + _LOAD_OF_PRODUCT * loads + _WEIGHTS_AGAIN / tile[2]
     alone = (1, 1, 1)
-    yield cost, Tiling(tile, alone, chunk, 64)
-    yield cost + 0.01, Tiling(tile, alone, other, 64)
+    yield cost, Tiling(tile, alone, chunk, _UNROLLED)
+    yield cost + 0.01, Tiling(tile, alone, other, _UNROLLED)
     yield cost + 0.02, Tiling(tile, alone, chunk, 16)
     around = columns // tile[2]
     if 1 < around <= _LONGEST_ROW:
-        yield cost + 0.06, Tiling(tile, (1, 1, around), min(chunk, other), 64)
+        yield cost + 0.06, Tiling(tile, (1, 1, around), min(chunk, other), _UNROLLED)
 
 
 def _loads(tile: tuple[int, int, int]) -> float:
@@ -139,17 +182,27 @@ def _loads(tile: tuple[int, int, int]) -> float:
     return (blocks + rows * columns) / prod(tile)
 
 
-def _cost(tile: tuple[int, int, int], registers: int, in_flight: int) -> float:
+def _cost(extents: Extents, tile: tuple[int, int, int], registers: int, in_flight: int) -> float:
     """Cycles a multiplication, over the fewest possible."""
     accumulators, loads = prod(tile), _loads(tile)
-    return max(1.0, loads, in_flight / accumulators) * _spills(tile, registers) + _LOAD * loads
+    return max(1.0, loads, in_flight / accumulators) * _spills(extents, tile, registers) + _LOAD * loads
 
 
-def _spills(tile: tuple[int, int, int], registers: int) -> float:
+def _spills(extents: Extents, tile: tuple[int, int, int], registers: int) -> float:
     """The expected cost of spills."""
+    roomy = prod(tile) <= _ROOMY * registers
+    if not roomy and (extents.kind == DEPTHWISE or extents.is_plain):  # all numbers of a short sum are read at once
+        return 1.3
     if prod(tile) + tile[0] + 1 > registers - _SPARE:
         return 1.25
-    return 1.15 if tile[0] == 1 and prod(tile) > _ROOMY * registers else 1.0
+    return 1.15 if tile[0] == 1 and not roomy else 1.0
+
+
+def _spills_unrolled(tile: tuple[int, int, int], around: int, chunk: tuple[int, ...], registers: int) -> float:
+    """The expected cost of spills where the loop over `around` tiles is so short that it is unrolled: then the sums of
+    all these tiles are accumulators.
+    """
+    return 1.25 if around * prod(chunk) <= _UNROLLED and around * prod(tile) > registers - _SPARE else 1.0
 
 
 def _reads_once(extents: Extents, tile: tuple[int, int, int]) -> bool:

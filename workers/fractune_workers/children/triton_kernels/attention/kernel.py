@@ -57,7 +57,9 @@ def attention(
     sums = tl.zeros((ROWS, WIDE), tl.float32)
     for first in range(0, N, COLUMNS):
         key = first + tl.arange(0, COLUMNS)
-        keys = LOAD_K(k, batch, depth[:, None], (key % N)[None, :])
+        # A remainder hides from the compiler that keys lie side by side.
+        kept_key = key % N if N % COLUMNS else key
+        keys = LOAD_K(k, batch, depth[:, None], kept_key[None, :])
         values = LOAD_V(v, batch, key[:, None], number[None, :])  # zeros beyond the end: 0 times infinity is NaN
         scores = tl.dot(queries, keys, input_precision=PRECISION)
         scores = SCORE(scores, batch, row[:, None], key[None, :], *pointers)

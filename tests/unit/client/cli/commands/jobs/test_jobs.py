@@ -61,7 +61,7 @@ def test_a_job_that_a_signal_cancels_is_named_in_one_line(
 
     (tmp_path / "m.onnx").write_bytes(b"a model")
     monkeypatch.setattr(LeavableView, "show", raise_stop)
-    tune = ["tune", str(tmp_path / "m.onnx"), "--shares", "cpu:1", "--out", str(tmp_path / "out")]
+    tune = ["tune", str(tmp_path / "m.onnx"), "--shares", "cpu:1", "--out-dir", str(tmp_path / "out")]
     assert main([*tune, "--server", server.address]) == code
     assert capsys.readouterr().err == "fractune: stopped; jobs/j1 is cancelled\n"
     assert server.cancelled == ["jobs/j1"]

@@ -13,7 +13,7 @@ import fractune
 from fractune.cli import main
 from fractune_core.errors import BadBundle
 from fractune_core.files.bundles import Bundle
-from tests.support.client_samples import bundle_bytes
+from tests.support.client_samples import bundle_bytes, bundle_bytes_at_one_share
 from tests.support.processes.cli_process import only_line
 from tests.support.processes.scripted_server import ScriptedServer
 
@@ -100,3 +100,35 @@ def test_options_that_do_not_go_together(
 ) -> None:
     assert main(["bundle", str(path), *options]) == 2
     assert says in only_line(capsys.readouterr().err)
+
+
+OUT = "m.fractune"
+WRITING = {
+    "tune": ["tune", "m.onnx", "--shares", "cpu:1"],
+    "tune to a folder": ["tune", "m.onnx", "--shares", "cpu:1", "--out-dir", "."],
+    "tune of another shape": ["tune", "m.onnx", "--shares", "cpu:1,cpu:4", "--input", "data=2,3"],
+    "bundle": ["bundle", "m.onnx", "--shares", "cpu:1"],
+}
+FETCHING = {"a job's bundle": ["bundle", "j1"], "watch": ["watch", "j1", "--out", OUT]}
+
+
+@pytest.mark.parametrize("command", [*WRITING.values(), *FETCHING.values()], ids=[*WRITING, *FETCHING])
+def test_a_bundle_that_serves_more_is_replaced_on_demand_only(
+    command: list[str],
+    server: ScriptedServer,
+    model: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(model.parent)
+    server.bundles["bundles/b1"] = less = bundle_bytes_at_one_share()
+    Path(OUT).write_bytes(bundle_bytes())
+    at = ["--server", server.address]
+    assert main([*command, *at]) == 2
+    lost = "the shape data 1x3" if "--input" in command else "the share cpu:4"
+    line = only_line(capsys.readouterr().err)
+    assert f"{OUT} is a bundle, and the new one would be without {lost}; name another file with --out, or" in line
+    assert Path(OUT).read_bytes() == bundle_bytes()
+    assert server.specs == []  # before any work
+    assert main([*command, *at, "--force"]) == 0
+    assert Path(OUT).read_bytes() == less

@@ -8,7 +8,7 @@ import pytest
 
 import fractune
 from fractune.cli import main
-from fractune.features.fuse.slots_text import apart_text, slots_text
+from fractune.features.fuse import apart_text, slots_text
 from fractune_core.errors import BadRequest
 from fractune_core.files.fused import write_fused
 from tests.support.processes.cli_process import write_model
@@ -53,7 +53,7 @@ def test_no_peer_runs_a_fused_model(tmp_path: Path) -> None:
     with path.open("wb") as file:
         write_fused(file, ["a", "b"], models, 2)
     with pytest.raises(BadRequest, match=r"both.fused is a fused model, which no peer runs; leave until_beats out"):
-        fractune.tune(path, "cpu:1", until_beats="onnxruntime", out=tmp_path)
+        fractune.tune(path, "cpu:1", until_beats="onnxruntime", out=tmp_path / "m.fractune")
 
 
 def test_slots_are_told() -> None:

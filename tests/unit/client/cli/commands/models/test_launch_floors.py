@@ -54,9 +54,9 @@ def lines_of(capsys: pytest.CaptureFixture[str]) -> str:
 def test_the_closing_tables_of_tune_mark_the_model_and_its_operators(
     near_floor: ScriptedServer, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run(near_floor, model, "tune", "--out", str(model.parent))
+    run(near_floor, model, "tune", "--out-dir", str(model.parent), "--verbose")
     said = lines_of(capsys)
-    assert said.count(NOTE) == 1
+    assert said.count(NOTE) == 2  # below the answer, and below the tables of the details
     latency, _, rest = said.partition("tuned at x run at")
     assert "20.0 ms │" in latency
     assert "1.00 ms * │" in latency
@@ -70,7 +70,7 @@ def test_the_closing_tables_of_tune_mark_the_model_and_its_operators(
 def test_json_of_tune_has_the_floors_and_what_is_bound_by_them(
     near_floor: ScriptedServer, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run(near_floor, model, "tune", "--out", str(model.parent), "--json")
+    run(near_floor, model, "tune", "--out-dir", str(model.parent), "--json")
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     told = [(each["roof"], each["launch_s"], each["launch_bound"]) for each in result["shares"]]
     assert told == [(None, 1.5e-3, False), (None, 0.19e-3, True)]
@@ -120,7 +120,7 @@ def test_knee_marks_the_times_of_its_curve(
 def test_a_cpu_has_no_launch_floor_and_no_mark(
     command: str, server: ScriptedServer, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = ("--out", str(model.parent)) if command == "tune" else ()
+    out = ("--out-dir", str(model.parent), "--force") if command == "tune" else ()
     run(server, model, command, *out)
     assert " * " not in lines_of(capsys)
     run(server, model, command, *out, "--json")

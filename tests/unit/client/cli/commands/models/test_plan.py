@@ -146,7 +146,11 @@ def test_pairs_of_a_named_log_say_what_models_cost_each_other(
     tmp_path: Path, server: ScriptedServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """By the names of their files; a plan that the server does not make has them too."""
-    server.plans = [a_plan(share_is_predicted=False)]
+    made = a_plan(share_is_predicted=False)
+    made.devices[0].parts.append(made.devices[0].parts[0])
+    for part, name in zip(made.devices[0].parts, ("first", "b"), strict=True):
+        part.model = name
+    server.plans = [made]
     server.pairs = [to_proto(measured_pair(first="a", second="second"), pb.MeasuredPair)]
     stated = 'profile = [{share = "cpu:1", latency_ms = 9}]'
     other = f'\n[[models]]\nname = "b"\nrate_per_s = 5\npaired_as = "second"\n{stated}'
@@ -165,8 +169,9 @@ def test_pairs_of_a_named_log_say_what_models_cost_each_other(
     assert main(["plan", write(tmp_path, limits), "--server", server.address, "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
     assert len(server.plan_requests) == 1
-    assert [(each["model"], each["factor"]) for each in data["slowdowns"]] == [("first", 1.4), ("b", 1.02)]
-    assert any("slow-downs by co-runners from measured pairs" in note for note in data["notes"])
+    slowdown = {part["model"]: part["slowdown"] for parts in data["devices"] for part in parts}
+    assert [(each["model"], each["factor"]) for each in data["slowdowns"]] == [("first", slowdown["first"])]
+    assert any("1 slow-down by co-runners from measured pairs" in note for note in data["notes"])
 
 
 def test_measuring_times_the_curve_then_what_the_plan_takes(tmp_path: Path, server: ScriptedServer) -> None:

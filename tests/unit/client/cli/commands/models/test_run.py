@@ -25,7 +25,7 @@ from tests.support.client_samples import DEVICE, bundle_bytes
 from tests.unit.client.comparing.test_interleaved import Clock
 from tests.unit.conftest import Small
 
-_FRACTUNE = [sys.executable, "-m", "fractune.cli"]
+Run = Callable[..., tuple[int, str, str]]
 
 
 def test_differences_are_absolute_and_relative() -> None:
@@ -41,18 +41,19 @@ def test_outputs_of_lost_denormals_are_equal() -> None:
 
 
 @pytest.fixture
-def refused(capfd: pytest.CaptureFixture[str]) -> Iterator[Callable[..., tuple[int, str]]]:
-    """`fractune run` in this process: exit code and standard error. Its signals and variables are taken back."""
+def run(affinity: set[int], capfd: pytest.CaptureFixture[str]) -> Iterator[Run]:
+    """`fractune run` in this process: exit code and outputs. Its signals, cores and variables are taken back."""
     numbers = (signal.SIGTERM, signal.SIGHUP)
     before = [signal.getsignal(number) for number in numbers]
+
+    def run(*args: str) -> tuple[int, str, str]:
+        os.sched_setaffinity(0, affinity)
+        return main(["run", *args]), *capfd.readouterr()
+
     with patch.dict(os.environ):
-        yield lambda *args: (main(["run", *args]), capfd.readouterr().err)
+        yield run
     for number, handler in zip(numbers, before, strict=True):
         signal.signal(number, handler)
-
-
-def run_cli(*args: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*_FRACTUNE, "run", *args], capture_output=True, text=True, check=False)
 
 
 @pytest.mark.parametrize(
@@ -68,18 +69,18 @@ def run_cli(*args: str) -> subprocess.CompletedProcess[str]:
     ],
 )
 def test_a_bundle_that_does_not_run_here_is_refused(
-    refused: Callable[..., tuple[int, str]], tmp_path: Path, changes: dict[str, Any], says: str
+    run: Run, tmp_path: Path, changes: dict[str, Any], says: str
 ) -> None:
     path = tmp_path / "m.fractune"
     path.write_bytes(bundle_bytes(**changes))
-    code, told = refused(str(path))
+    code, _, told = run(str(path))
     assert code == BadBundle.exit_code
     assert told.startswith("fractune: m.fractune")
     assert says in told
     assert told.count("\n") == 1
 
 
-def test_torn_bundles_and_wrong_shares_are_one_line(refused: Callable[..., tuple[int, str]], tmp_path: Path) -> None:
+def test_torn_bundles_and_wrong_shares_are_one_line(run: Run, tmp_path: Path) -> None:
     torn = tmp_path / "torn.fractune"
     torn.write_bytes(bundle_bytes()[:-40])
     good = tmp_path / "good.fractune"
@@ -97,15 +98,17 @@ def test_torn_bundles_and_wrong_shares_are_one_line(refused: Callable[..., tuple
         ([str(good), "--public-key", str(tmp_path / "none")], 2, "--public-key"),
         ([str(good), "--public-key", str(key)], 2, "not a valid public key"),
     ):
-        ended, told = refused(*args)
+        ended, _, told = run(*args)
         assert (ended, told.count("\n")) == (code, 1), told
         assert says in told
 
 
-def test_the_report_in_words_and_as_json(small: Small, tmp_path: Path) -> None:
+def test_the_report_in_words_and_as_json(run: Run, small: Small, tmp_path: Path) -> None:
+    """In words by a process of its own, which needs no compiler."""
     np.savez(tmp_path / "in.npz", x=np.ones((1, 4, 16, 16), "float32"))
     args = [str(small.bundle), "--share", "cpu:1", "--repeats", "3", "--inputs", str(tmp_path / "in.npz")]
-    ended = run_cli(*args, "--save-outputs", str(tmp_path / "out.npz"))
+    command = [sys.executable, "-m", "fractune.cli", "run", *args, "--save-outputs", str(tmp_path / "out.npz")]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stderr) == (0, "")
     for says in (
         "variant:   cpu:1 (it was tuned for 1 core",
@@ -117,7 +120,7 @@ def test_the_report_in_words_and_as_json(small: Small, tmp_path: Path) -> None:
     ):
         assert says in ended.stdout
     assert np.load(tmp_path / "out.npz")["y"].shape == (1, 10)
-    report: dict[str, Any] = json.loads(run_cli(*args, "--json").stdout)
+    report: dict[str, Any] = json.loads(run(*args, "--json")[1])
     assert (report["variant"], report["how"], report["exact"], report["units"]) == ("cpu:1", "exact", True, 1)
     assert (report["regret"], report["threads"]) == (None, 1)
     assert report["max_rel_difference"] == 0.0
@@ -128,19 +131,19 @@ def test_the_report_in_words_and_as_json(small: Small, tmp_path: Path) -> None:
     assert report["tuned_paced_s"] == sorted(report["tuned_paced_run_secs"])[1]
 
 
-def test_onnx_runtime_compared(small: Small) -> None:
+def test_onnx_runtime_compared(run: Run, small: Small) -> None:
     args = [str(small.bundle), "--share", "cpu:1", "--repeats", "3", "--compare", "onnxruntime", "--model"]
-    ended = run_cli(*args, str(small.model))
-    assert (ended.returncode, ended.stderr) == (0, "")
-    assert "peer: ONNX Runtime 1." in ended.stdout
-    assert "the outputs agree" in ended.stdout
-    peer = json.loads(run_cli(*args, str(small.model), "--json").stdout)["beside"]
+    code, said, errors = run(*args, str(small.model))
+    assert (code, errors) == (0, "")
+    assert "peer: ONNX Runtime 1." in said
+    assert "the outputs agree" in said
+    peer = json.loads(run(*args, str(small.model), "--json")[1])["beside"]
     assert peer["outputs_agree"] is True
     assert len(peer["run_secs"]) == len(peer["paced_run_secs"]) == 3
-    wrong = run_cli(*args, str(small.bundle))
-    assert wrong.returncode == BadRequest.exit_code
-    assert "not the file that small.fractune was made from ('small.onnx')" in wrong.stderr
-    assert "cannot be read" in run_cli(*args, "none.onnx").stderr
+    code, _, errors = run(*args, str(small.bundle))
+    assert code == BadRequest.exit_code
+    assert "not the file that small.fractune was made from ('small.onnx')" in errors
+    assert "cannot be read" in run(*args, "none.onnx")[2]
 
 
 @pytest.mark.parametrize(
@@ -167,6 +170,7 @@ def test_what_a_model_ran_on_is_named_below_the_times(
         "warning": "",
         "tuned_s": 1e-3,
         "max_abs_difference": 0.0,
+        "unproved": "",
     }
     report |= {"untuned_s": 1e-3, "untuned_paced_s": 1e-3, "max_rel_difference": 0.0}
     report |= {"units": units, "unit": unit, "threads": threads, "quota_m": quota_m}
@@ -174,11 +178,24 @@ def test_what_a_model_ran_on_is_named_below_the_times(
     assert f"          {says}, random inputs; paced: " in capsys.readouterr().out
 
 
+def test_outputs_that_say_nothing_do_not_agree(run: Run, small: Small, tmp_path: Path) -> None:
+    """NaN in, NaN out, in every runtime."""
+    np.savez(tmp_path / "nan.npz", x=np.full((1, 4, 16, 16), np.nan, np.float32))
+    args = [str(small.bundle), "--share", "cpu:1", "--repeats", "3", "--inputs", str(tmp_path / "nan.npz")]
+    against = ["--compare", "onnxruntime", "--model", str(small.model)]
+    for more in ([], against):
+        code, said, errors = run(*args, *more)
+        assert (code, errors) == (0, "")
+        assert "NOT CHECKED: they are NaN or infinite; give inputs of your own (--inputs)" in said
+        assert "agree" not in said
+    assert json.loads(run(*args, *against, "--json")[1])["unproved"] == "NaN or infinite"
+
+
 def test_who_is_faster_is_said_plainly(capsys: pytest.CaptureFixture[str]) -> None:
     from fractune.cli.commands.models.run import _print_verdict
 
     times = {"run_secs": [1e-3] * 9, "paced_run_secs": [3e-3] * 9}
-    peer = {**times, "exact": None, "version": "1.0", "max_rel_difference": 0.5}
+    peer = {**times, "exact": None, "version": "1.0", "max_rel_difference": 0.5, "own_rel_difference": 0.0}
     _print_verdict({**peer, "outputs_agree": False}, [2e-3] * 9, [2e-3] * 9)
     said = capsys.readouterr().out
     assert "ONNX Runtime is faster in a loop, 2.00x (2.00 .. 2.00); the bundle is faster paced, 1.50x" in said
@@ -195,7 +212,7 @@ def test_who_is_faster_is_said_plainly(capsys: pytest.CaptureFixture[str]) -> No
     assert "exact: the same with exact products; the outputs are compared with its own" in said
     settings = "session.x64quantprecision=1, session.qdq_matmulnbits_accuracy_level=1"
     assert f"({settings}, MatMulNBits with accuracy_level=1)" in said
-    assert "the exact peer's own outputs lie up to 2.50e-01 apart" in said
+    assert "right outputs lie up to 2.50e-01 apart: those of exact sessions" in said
 
 
 def test_without_onnx_runtime_the_way_to_it_is_told(small: Small, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,17 +267,12 @@ def test_the_overhead_is_that_of_this_run_beside_bound_calls(monkeypatch: pytest
     assert _single_calls_s(model(shape=(None,)), inputs, None, 5e-6) == {}
 
 
-@pytest.mark.usefixtures("affinity")
-def test_a_slow_untuned_variant_is_timed_once(
-    small: Small, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_slow_untuned_variant_is_timed_once(run: Run, small: Small, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interleaved, "BRIEF_S", 1e-9)
-    args = ["run", str(small.bundle), "--share", "cpu:1", "--repeats", "3"]
-    with patch.dict(os.environ):
-        assert main(args) == 0
-        printed = capfd.readouterr().out
-        assert main([*args, "--json"]) == 0
-    report = json.loads(capfd.readouterr().out)
+    args = [str(small.bundle), "--share", "cpu:1", "--repeats", "3"]
+    code, printed, _ = run(*args)
+    assert code == 0
+    report = json.loads(run(*args, "--json")[1])
     assert [len(report[f"{name}_run_secs"]) for name in ("tuned", "untuned")] == [3, 1]
     (untuned,) = (line for line in printed.splitlines() if line.startswith("untuned:"))
     (gain,) = (line for line in printed.splitlines() if line.startswith("speed-up:"))
@@ -273,3 +285,21 @@ def test_large_ratios_have_no_decimals_and_few_timings_no_interval() -> None:
     assert _gain_text([6.0], [0.0252] * 7) == "238x (one timing)"
     assert _gain_text([6.0] * 9, [0.0252] * 9) == "238x (238 .. 238)"
     assert _gain_text([6.0] * 3, [4.0] * 3) == "1.50x"
+
+
+def test_a_profile_names_the_calls_inside_the_model(run: Run, small: Small) -> None:
+    code, out, _ = run(str(small.bundle), "--repeats", "3", "--profile", "--allow-unmeasured")
+    assert code == 0
+    assert "inside the model: " in out
+    assert "timing the calls lengthened the model by" in out.splitlines()[-1]
+    code, out, _ = run(str(small.bundle), "--repeats", "3", "--profile", "--allow-unmeasured", "--json")
+    rows = json.loads(out)["inside"]
+    assert code == 0
+    assert rows[-1]["name"] == "between calls"
+    assert any(row["kind"] != "virtual machine" for row in rows)
+
+
+def test_a_model_in_parts_has_no_profile(run: Run, in_parts: Small) -> None:
+    code, _, err = run(str(in_parts.bundle), "--repeats", "3", "--profile", "--allow-unmeasured")
+    assert code != 0
+    assert "--profile takes a bundle of one shape that is not in parts" in err

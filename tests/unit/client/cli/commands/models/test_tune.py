@@ -20,7 +20,7 @@ BEATS = ["--until-beats", "onnxruntime"]
 
 def tune(server: ScriptedServer, model: Path, *more: str) -> int:
     out = str(model.parent / "out")
-    return main(["tune", str(model), "--shares", "cpu:1,cpu:2", "--server", server.address, "--out", out, *more])
+    return main(["tune", str(model), "--shares", "cpu:1,cpu:2", "--server", server.address, "--out-dir", out, *more])
 
 
 def test_json_is_one_object_a_line_and_the_result_is_the_last(
@@ -32,7 +32,8 @@ def test_json_is_one_object_a_line_and_the_result_is_the_last(
     result = events[-1]
     assert list(result) == [
         *("event", "job", "wall_s", "trials", "trials_shared", "trials_saved", "trials_per_s", "phases_s", "busy_s"),
-        *("failures", "shares", "layout_transforms", "operators", "bundle", "checked"),
+        *("failures", "shares", "layout_transforms", "operators", "bundle", "skipped_shares", "checked"),
+        *("answer", "not_compared", "gained"),
     ]
     assert result["trials"] == {"cpu:1": 8, "cpu:2": 8}
     assert result["failures"] == {"run_timeout": 1}
@@ -53,6 +54,7 @@ def test_json_is_one_object_a_line_and_the_result_is_the_last(
         "at_load": [],
         "served": {},
         "others_cores": 0.0,
+        "disturbed": False,
     }
     assert result["shares"][1]["roof"] is None
     assert result["trials_saved"] == 4
@@ -66,22 +68,44 @@ def test_json_is_one_object_a_line_and_the_result_is_the_last(
     assert Path(result["bundle"]).read_bytes() == bundle_bytes()
 
 
-def test_plain_lines_tell_states_notes_and_the_closing_tables(
+def test_plain_lines_tell_states_and_notes_and_the_answer_comes_first_at_the_end(
     server: ScriptedServer, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert tune(server, model) == 0
     said = capsys.readouterr().out
     assert "jobs/j1: queued" in said
-    assert "jobs/j1: tuning, 2/8 trials, 2.0 trials/s, 3 s left, failed: run_timeout 1" in said
+    tuning = "jobs/j1: tuning, 2 of 8 new trials (256 requested), 2.0 trials/s, failed: run_timeout 1, about 12 s left"
+    assert tuning in said
     assert said.count("note: waiting for a worker: role build") == 1
-    assert "  by phase: ingesting 1.0 s, tuning 8.2 s, compiling 3.0 s\n" in said
-    assert "  by kind of work, in parallel: build 6.5 s\n" in said
-    assert "2.00x" in said
-    assert "3.00x" in said
-    assert "tuned at x run at" in said
-    assert "where the time goes" in said
-    assert "saved 4 trials: operators at 90 % of their roof are not searched further" in said
-    assert f"bundle: {model.parent / 'out' / 'm.fractune'}" in said
+    _, _, end = said.partition("jobs/j1: done, 8 of 8 new trials (256 requested), failed: run_timeout 1\n")
+    answer, why, *_, last_but_one, last = end.splitlines()
+    assert answer == (
+        "2.00 ms at cpu:1, 1.00 ms at cpu:2; use cpu:2: it is 2.0x as fast as cpu:1; "
+        "whether more trials would pay is not known: too few were new"
+    )
+    assert why.startswith(f"not compared with ONNX Runtime: the job runs on {server.address}; 'fractune compete BUNDLE")
+    assert last_but_one.startswith("8 of 8 new trials (256 requested), failed: run_timeout 1; took 12 s; the rest: ")
+    assert last == f"bundle: {model.parent / 'out' / 'm.fractune'}"
+    assert "untuned" not in end
+
+
+def test_verbose_prints_what_show_prints_later(
+    server: ScriptedServer, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert tune(server, model, "--quiet", "--verbose") == 0
+    tuned = capsys.readouterr().out
+    assert main(["show", "j1", "--server", server.address]) == 0
+    for said in (tuned, capsys.readouterr().out):
+        assert "  by phase: ingesting 1.0 s, tuning 8.2 s, compiling 3.0 s\n" in said
+        assert "  by kind of work, in parallel: build 6.5 s\n" in said
+        assert "2.00x" in said
+        assert "3.00x" in said
+        assert "tuned at x run at" in said
+        assert "where the time goes" in said
+        assert "saved 4 trials: operators at 90 % of their roof are not searched further" in said
+    server.script = server.script[:1]
+    assert main(["show", "j1", "--server", server.address]) == 0
+    assert capsys.readouterr().out.splitlines()[-2:] == ["queued", "jobs/j1 is queued"]
 
 
 def test_quiet_prints_only_the_result(server: ScriptedServer, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -111,7 +135,7 @@ def test_all_options_reach_the_server(server: ScriptedServer, model: Path) -> No
         (["--round", "0"], 2, "--round is 0"),
         (["--extra-trials", "0"], 2, "--extra-trials is 0"),
         (["--trials", "9", "--extra-trials", "3"], 2, "give one of them"),
-        (["--out", "x.onnx"], 2, "--out x.onnx: this is the name of a model"),
+        (["--out", "x.fractune"], 2, "--out x.fractune and --out-dir"),
         (["--minutes", "0"], 2, "minutes is 0"),
         (["--minutes", "nan"], 2, "minutes is nan"),
         (["--rerank", "0"], 2, "rerank is 0"),
@@ -128,7 +152,7 @@ def test_all_options_reach_the_server(server: ScriptedServer, model: Path) -> No
         (["--input", "x=1", "--input", "x=2"], 2, "has a shape already"),
         (["--picture", "table.gif"], 2, ".svg or .png"),
         (["--state", "s"], 2, "exclude each other"),
-        (["--out", "/dev/null/x"], 7, "--out /dev/null/x"),
+        (["--out-dir", "/dev/null/x"], 7, "--out /dev/null/x/m.fractune"),
         (["--no-such-option"], 2, "--no-such-option"),
     ],
 )
@@ -171,7 +195,7 @@ def test_a_goal_that_cannot_be_meant_starts_nothing(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], code: int, says: str
 ) -> None:
     state = [] if "--server" in options else ["--state", str(tmp_path / "state")]
-    assert main(["tune", str(model), "--shares", "cpu:1", "--out", str(tmp_path), *state, *options]) == code
+    assert main(["tune", str(model), "--shares", "cpu:1", "--out-dir", str(tmp_path), *state, *options]) == code
     assert says in only_line(capsys.readouterr().err)
     assert not (tmp_path / "state").exists()
 
@@ -204,9 +228,10 @@ def test_a_detached_job_is_named_and_nothing_is_written(
     assert capsys.readouterr().out == "jobs/j1\n"
     assert main([*asked, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert told == {"event": "detached", "job": "jobs/j1", "server": server.address}
+    assert told == {"event": "detached", "job": "jobs/j1", "server": server.address, "skipped_shares": {}}
     assert [spec.trials for spec in server.specs] == [7, 7]
-    for option in (["--out", "."], ["--picture", "a.svg"], ["--on-done", "true"], ["--min-gain", "5%"], BEATS):
+    of_end = [["--out", "."], ["--out-dir", "."], ["--force"], ["--picture", "a.svg"], ["--on-done", "true"]]
+    for option in (*of_end, ["--min-gain", "5%"], BEATS):
         assert main([*asked, *option]) == 2
         assert f"{option[0]} and --detach exclude each other" in only_line(capsys.readouterr().err)
     assert len(server.specs) == 2

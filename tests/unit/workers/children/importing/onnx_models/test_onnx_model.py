@@ -10,9 +10,11 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from tvm import relax
 
 from fractune_core.errors import BadModel
 from fractune_workers.children.importing.model_file import load_model
+from fractune_workers.children.rewriting.expressions import is_constant
 
 Dim = int | str | None
 FLOAT = TensorProto.FLOAT
@@ -246,6 +248,25 @@ def test_an_if_over_a_constant_takes_one_branch(save: Save) -> None:
     mod = load_model(save(model([node], [tensor("x", [2, 2])], {"yes": np.array(1, dtype=bool)})))
     assert "relu" in mod.script()
     assert "if " not in mod.script()
+
+
+def test_layers_that_share_a_weight_have_one_copy(save: Save) -> None:
+    nodes = [helper.make_node("Identity", ["w"], ["w_again"])]
+    for at, weight in enumerate(("w", "w_again", "w")):
+        nodes += [
+            helper.make_node("MatMul", [f"x{at}", weight], [f"product{at}"]),
+            helper.make_node("Add", [f"product{at}", f"b{at}"], [f"x{at + 1}"]),
+        ]
+    weights = {f"b{at}": np.full(64, at, np.float32) for at in range(3)}
+    weights["w"] = np.random.default_rng(0).random((64, 64), np.float32)
+    held: set[Any] = set()
+
+    def visit(value: Any) -> None:
+        if is_constant(value) and isinstance(value.ty, relax.TensorType) and value.ty.ndim > 1:
+            held.add(value)
+
+    relax.analysis.post_order_visit(load_model(save(model(nodes, [tensor("x0", [2, 64])], weights)))["main"], visit)
+    assert [tuple(each.value.shape) for each in held] == [(64, 64)]
 
 
 def test_softmax_of_an_old_opset_keeps_its_old_meaning(save: Save) -> None:

@@ -12,7 +12,14 @@ import pytest
 from onnx import helper
 
 from fractune_core.errors import BadModel
-from tests.support.onnx_models import imported, onnx_model, run_by_onnxruntime, run_imported, run_reference
+from tests.support.onnx_models import (
+    imported,
+    onnx_model,
+    run_by_onnxruntime,
+    run_imported,
+    run_reference,
+    together,
+)
 
 Array = npt.NDArray[Any]
 IMAGE = np.arange(1 * 2 * 4 * 6, dtype=np.float32).reshape(1, 2, 4, 6)
@@ -35,12 +42,15 @@ BETWEEN = [1, 1, 0.75, 0.7]
 """Scales of which float32 has the second not quite: the fourth place is 4.5, between two pixels."""
 
 
-@pytest.mark.parametrize(("mode", "place", "scales", "others"), RESIZED)
-def test_resize_by_scales(mode: str, place: str, scales: list[float], others: dict[str, Any]) -> None:
-    node = helper.make_node("Resize", ["x", "", "s"], ["y"], mode=mode, coordinate_transformation_mode=place, **others)
-    model = onnx_model([node], {"x": IMAGE}, {"s": np.array(scales, np.float32)})
-    ours, theirs = run_imported(model, {"x": IMAGE})[0], run_reference(model, {"x": IMAGE})[0]
-    np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+def test_resize_by_scales() -> None:
+    cases = []
+    for mode, place, scales, others in RESIZED:
+        attributes = {"mode": mode, "coordinate_transformation_mode": place, **others}
+        node = helper.make_node("Resize", ["x", "", "s"], ["y"], **attributes)
+        cases.append((onnx_model([node], {"x": IMAGE}, {"s": np.array(scales, np.float32)}), {"x": IMAGE}))
+    model, given = together(cases)
+    for case, ours, theirs in zip(RESIZED, run_imported(model, given), run_reference(model, given), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5, err_msg=str(case))
 
 
 def test_a_place_between_two_pixels_by_a_decimal_scale() -> None:
@@ -54,6 +64,17 @@ def test_resize_keeps_the_ratio_of_the_sides(policy: str) -> None:
     node = helper.make_node("Resize", ["x", "", "", "s"], ["y"], keep_aspect_ratio_policy=policy, axes=[2, 3])
     model = onnx_model([node], {"x": IMAGE}, {"s": np.array([7, 8])})
     np.testing.assert_array_equal(run_imported(model, {"x": IMAGE})[0], run_reference(model, {"x": IMAGE})[0])
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
+def test_an_empty_region_and_empty_scales_are_left_out(mode: str) -> None:
+    node = helper.make_node("Resize", ["x", "none", "none", "s"], ["y"], mode=mode)
+    height, width = IMAGE.shape[2:]
+    constants = {"none": np.zeros(0, np.float32), "s": np.array([*IMAGE.shape[:2], 2 * height, 3 * width])}
+    model = onnx_model([node], {"x": IMAGE}, constants)
+    np.testing.assert_allclose(
+        run_imported(model, {"x": IMAGE})[0], run_by_onnxruntime(model, {"x": IMAGE})[0], rtol=1e-5
+    )
 
 
 def test_a_crop_that_enlarges_needs_no_antialias() -> None:
@@ -92,35 +113,37 @@ CASES: list[tuple[str, list[Array], dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("operator", "values", "attributes"), CASES)
-def test_numbers_as_by_onnx(operator: str, values: list[Array], attributes: dict[str, Any]) -> None:
-    given = {f"i{index}": value for index, value in enumerate(values)}
-    model = onnx_model([helper.make_node(operator, list(given), ["y"], **attributes)], given)
+def test_numbers_as_by_onnx() -> None:
+    cases = []
+    for operator, values, attributes in CASES:
+        given = {f"i{index}": value for index, value in enumerate(values)}
+        cases.append((onnx_model([helper.make_node(operator, list(given), ["y"], **attributes)], given), given))
+    model, given = together(cases)
     with np.errstate(invalid="ignore"):
-        (theirs,) = run_reference(model, given)
-    np.testing.assert_array_equal(run_imported(model, given)[0], theirs)
+        expected = run_reference(model, given)
+    for case, ours, theirs in zip(CASES, run_imported(model, given), expected, strict=True):
+        np.testing.assert_array_equal(ours, theirs, str(case))
 
 
 @pytest.mark.parametrize("dtype", ["int32", "uint8"])
-@pytest.mark.parametrize(("operator", "attributes"), [("Div", {}), ("Mod", {}), ("Mod", {"fmod": 1})])
 @pytest.mark.parametrize("is_constant", [False, True])
-def test_no_divisor_of_integers_ends_the_process(
-    operator: str, attributes: dict[str, Any], dtype: str, *, is_constant: bool
-) -> None:
+def test_no_divisor_of_integers_ends_the_process(dtype: str, *, is_constant: bool) -> None:
     smallest = np.iinfo(dtype).min
     x = np.array([7, 7, -7 if smallest else 9, smallest, smallest, 0], dtype)
     by = np.array([2, 0, 3, -1 if smallest else 1, 2, 0], dtype)
-    model = onnx_model(
-        [helper.make_node(operator, ["x", "by"], ["y"], **attributes)],
-        {"x": x} if is_constant else {"x": x, "by": by},
-        {"by": by} if is_constant else {},
-    )
-    (found,) = run_imported(model, {"x": x} if is_constant else {"x": x, "by": by})
+    nodes = [
+        helper.make_node("Div", ["x", "by"], ["quotient"]),
+        helper.make_node("Mod", ["x", "by"], ["mod"]),
+        helper.make_node("Mod", ["x", "by"], ["fmod"], fmod=1),
+    ]
+    given = {"x": x} if is_constant else {"x": x, "by": by}
+    model = onnx_model(nodes, given, {"by": by} if is_constant else {}, outputs=["quotient", "mod", "fmod"])
     with np.errstate(all="ignore"):
         # NumPy's integer quotient is the floor, ONNX's is truncated.
         quotient = np.where(by == 0, 0, np.trunc(x.astype("float64") / by).astype("int64")).astype(dtype)
-        expected = quotient if operator == "Div" else (np.fmod if attributes else np.mod)(x, by)
-    np.testing.assert_array_equal(found, expected)
+        expected = [quotient, np.mod(x, by), np.fmod(x, by)]
+    for found, wanted in zip(run_imported(model, given), expected, strict=True):
+        np.testing.assert_array_equal(found, wanted)
 
 
 CONSTANTS: list[tuple[str, Array, dict[str, Array], dict[str, Any]]] = [

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
+import tvm
 from onnx import helper
 
 from fractune_core.errors import BadModel
-from tests.support.onnx_models import imported, onnx_model, run_by_onnxruntime, run_imported
+from fractune_core.tir.foreign_code import refuse_foreign_graph
+from fractune_workers.children.importing.passes import prepare
+from tests.support.onnx_models import TARGET, imported, onnx_model, run_by_onnxruntime, run_imported
 
 Array = npt.NDArray[Any]
 DATA = np.arange(12, dtype=np.float32).reshape(3, 4)
@@ -109,3 +113,29 @@ def test_a_constant_length_outside_of_the_steps_is_refused(length: int) -> None:
     model, _ = reversal([1, 2, length], is_constant=True)
     with pytest.raises(BadModel, match=rf"\(ReverseSequence\): its constant length {length} is outside of 4 steps"):
         imported(model)
+
+
+INPUTS: dict[str, tuple[dict[str, Array], dict[str, Any]]] = {
+    "Gather": ({"i": np.array([0, 2])}, {}),
+    "GatherElements": ({"i": np.array([[0, 1, 2, 2]])}, {}),
+    "GatherND": ({"i": np.array([[0, 3], [2, 3]])}, {}),
+    "ScatterElements": ({"i": np.array([[0, 1, 2, 2]]), "u": ROW}, {"reduction": "add"}),
+    "ScatterND": ({"i": np.array([[2]]), "u": ROW}, {}),
+    "RoiAlign": ({"corners": np.ones((2, 4), np.float32), "i": np.array([0, 0])}, {}),
+    "TopK": ({"k": np.array([2])}, {}),
+}
+
+
+@pytest.mark.parametrize("operator", INPUTS)
+def test_the_code_of_an_operator_with_indices_is_read_by_workers(operator: str) -> None:
+    """They refuse foreign code."""
+    others, attributes = INPUTS[operator]
+    data = DATA.reshape(1, 1, 3, 4) if operator == "RoiAlign" else DATA
+    weights = others if operator == "TopK" else {}
+    node = helper.make_node(operator, ["x", *others], ["y", *(["places"] if operator == "TopK" else [])], **attributes)
+    given = {"x": data} if weights else {"x": data, **others}
+    module = prepare(imported(onnx_model([node], given, weights)), TARGET)
+    functions = [each for each in module.functions.values() if isinstance(each, tvm.tirx.PrimFunc)]
+    assert functions
+    for function in functions:
+        refuse_foreign_graph(json.loads(tvm.ir.save_json(tvm.IRModule({"main": function}))))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,8 +14,8 @@ from onnx import helper
 
 from fractune_core.errors import BadModel
 from fractune_workers.children.importing.passes import prepare
-from fractune_workers.children.recurrent.kernel import RECURRENCE
-from tests.support.onnx_models import imported, onnx_model, run_by_onnxruntime, run_imported
+from fractune_workers.children.recurrent.kernel import RECURRENCE, TILING
+from tests.support.onnx_models import imported, onnx_model, run_by_onnxruntime, run_imported, together
 
 Array = npt.NDArray[Any]
 AVX2 = tvm.target.Target({"kind": "llvm", "mcpu": "x86-64-v3"})
@@ -66,74 +65,74 @@ def model_of(cell: str, values: dict[str, Array], *, constant: bool = True, **at
     return onnx_model([node], given, weights, opset=14)
 
 
-def check(
-    folder: Path, cell: str, values: dict[str, Array], target: tvm.target.Target = NARROW, **options: Any
-) -> None:
+def case(cell: str, values: dict[str, Array], **options: Any) -> tuple[onnx.ModelProto, dict[str, Array]]:
+    """The model, and what it is given."""
     model = model_of(cell, values, **options)
-    given = {value.name: values[value.name] for value in model.graph.input}
-    path = folder / "model.onnx"
-    path.write_bytes(model.SerializeToString())
-    for ours, theirs in zip(run_imported(model, given, target), run_by_onnxruntime(path, given), strict=True):
+    return model, {value.name: values[value.name] for value in model.graph.input}
+
+
+def check(*cases: tuple[onnx.ModelProto, dict[str, Array]], target: tvm.target.Target = NARROW) -> None:
+    model, given = together(cases)
+    found, expected = run_imported(model, given, target), run_by_onnxruntime(model, given)
+    for output, ours, theirs in zip(model.graph.output, found, expected, strict=True):
         assert ours.shape == theirs.shape
-        np.testing.assert_allclose(ours, theirs, atol=5e-6)
+        np.testing.assert_allclose(ours, theirs, atol=5e-6, err_msg=output.name)
 
 
 @pytest.mark.parametrize("cell", CELLS)
 @pytest.mark.parametrize("options", [{"constant": True}, {"constant": False}], ids=["constant", "computed"])
-def test_both_directions_of_rows_of_several_lengths(tmp_path: Path, cell: str, options: dict[str, bool]) -> None:
+def test_both_directions_of_rows_of_several_lengths(cell: str, options: dict[str, bool]) -> None:
     values = operands(cell, batch=7, units=13, both=True, more="B sequence_lens initial_h initial_c")
     if cell != "LSTM":
         del values["initial_c"]
-    check(tmp_path, cell, values, **options)
+    check(case(cell, values, **options))
 
 
-def test_a_row_without_steps_keeps_its_state() -> None:
-    values = operands("LSTM", batch=2, more="sequence_lens initial_h initial_c")
-    values["sequence_lens"][:] = [0, 5]
-    model = model_of("LSTM", values)
-    outputs, *states = run_imported(model, {v.name: values[v.name] for v in model.graph.input})
-    assert not outputs[:, :, 0].any()
-    for state, name in zip(states, ("initial_h", "initial_c"), strict=True):
-        np.testing.assert_array_equal(state[:, 0], values[name][:, 0])
+def test_a_row_without_steps_has_zeros_whatever_its_first_state() -> None:
+    cases = []
+    for cell, more in (("LSTM", "initial_h initial_c"), ("GRU", "initial_h"), ("RNN", "initial_h")):
+        values = operands(cell, batch=3, both=True, more=f"sequence_lens {more}")
+        values["sequence_lens"][:] = [0, 5, 2]
+        cases.append(case(cell, values))
+    check(*cases)
 
 
 @pytest.mark.parametrize("cell", CELLS)
-@pytest.mark.parametrize("units", [1, 3, 16, 37])
-def test_any_number_of_units(tmp_path: Path, cell: str, units: int) -> None:
-    check(tmp_path, cell, operands(cell, batch=2, units=units), AVX2, direction="reverse")
+def test_any_number_of_units(cell: str) -> None:
+    sizes = (1, 3, 16, 37)
+    check(*(case(cell, operands(cell, batch=2, units=units), direction="reverse") for units in sizes), target=AVX2)
 
 
-def test_peepholes_clip_and_coupled_gates(tmp_path: Path) -> None:
+def test_peepholes_clip_and_coupled_gates() -> None:
     values = operands("LSTM", batch=2, both=True, more="B P initial_c")
-    check(tmp_path, "LSTM", values)
-    check(tmp_path, "LSTM", values, clip=0.2, input_forget=1)
+    check(case("LSTM", values), case("LSTM", values, clip=0.2, input_forget=1))
 
 
-def test_a_gru_that_resets_the_product(tmp_path: Path) -> None:
-    check(tmp_path, "GRU", operands("GRU", both=True), linear_before_reset=1)
-    check(tmp_path, "GRU", operands("GRU", both=True, more="B initial_h"), linear_before_reset=1, clip=0.5)
-    check(tmp_path, "GRU", operands("GRU", more="B"), constant=False, linear_before_reset=1)
+def test_a_gru_that_resets_the_product() -> None:
+    check(
+        case("GRU", operands("GRU", both=True), linear_before_reset=1),
+        case("GRU", operands("GRU", both=True, more="B initial_h"), linear_before_reset=1, clip=0.5),
+        case("GRU", operands("GRU", more="B"), constant=False, linear_before_reset=1),
+    )
 
 
-@pytest.mark.parametrize(
-    ("name", "alpha", "beta"),
-    [
-        ("Relu", [], []),
-        ("Affine", [0.5], [0.1]),
-        ("LeakyRelu", [0.2], []),
-        ("ThresholdedRelu", [0.3], []),
-        ("ScaledTanh", [0.5], [0.7]),
-        ("HardSigmoid", [0.3], [0.4]),
-        ("Elu", [0.8], []),
-        ("Softsign", [], []),
-        ("Softplus", [], []),
-    ],
-)
-def test_activations(tmp_path: Path, name: str, alpha: list[float], beta: list[float]) -> None:
+ACTIVATIONS: dict[str, dict[str, list[float]]] = {
+    "Relu": {},
+    "Affine": {"activation_alpha": [0.5], "activation_beta": [0.1]},
+    "LeakyRelu": {"activation_alpha": [0.2]},
+    "ThresholdedRelu": {"activation_alpha": [0.3]},
+    "ScaledTanh": {"activation_alpha": [0.5], "activation_beta": [0.7]},
+    "HardSigmoid": {"activation_alpha": [0.3], "activation_beta": [0.4]},
+    "Elu": {"activation_alpha": [0.8]},
+    "Softsign": {},
+    "Softplus": {},
+}
+
+
+def test_activations() -> None:
     """Each direction has its own."""
-    parameters = {"activation_alpha": alpha, "activation_beta": beta}
-    given = {key: value for key, value in parameters.items() if value}
-    check(tmp_path, "RNN", operands("RNN", both=True), activations=["Tanh", name], **given)
+    values = operands("RNN", both=True)
+    check(*(case("RNN", values, activations=["Tanh", name], **given) for name, given in ACTIVATIONS.items()))
 
 
 def test_batch_first() -> None:
@@ -159,13 +158,24 @@ def test_other_widths_of_numbers(dtype: str) -> None:
         np.testing.assert_allclose(ours, theirs, atol=2e-3 if dtype == "float16" else 1e-6)
 
 
+def code_of(target: tvm.target.Target, cell: str, units: int) -> list[str]:
+    """The kernel's instructions."""
+    mod = prepare(imported(model_of(cell, operands(cell, units=units))), target)
+    kernel = next(f for f in mod.functions.values() if f.attrs and RECURRENCE in f.attrs)
+    code = tvm.compile(tvm.IRModule({"kernel": kernel.with_attr("global_symbol", "kernel")}), target)
+    return list(code.mod.inspect_source("asm").splitlines())
+
+
 @pytest.mark.parametrize(("target", "register"), [(AVX2, "ymm"), (AVX512, "zmm")], ids=["AVX2", "AVX-512"])
 def test_the_recurrence_multiplies_and_adds_in_whole_registers(target: tvm.target.Target, register: str) -> None:
-    mod = prepare(imported(model_of("LSTM", operands("LSTM", units=64))), target)
-    kernel = next(f for f in mod.functions.values() if f.attrs and "fractune.recurrence" in f.attrs)
-    code = tvm.compile(tvm.IRModule({"kernel": kernel.with_attr("global_symbol", "kernel")}), target)
-    lines = code.mod.inspect_source("asm").splitlines()
+    lines = code_of(target, "LSTM", 64)
     assert sum("vfmadd" in line and "ps" in line and register in line for line in lines) >= 8
+
+
+@pytest.mark.parametrize("units", [48, 56, 112])
+def test_sums_of_any_number_of_units_stay_in_registers(units: int) -> None:
+    whole, other = (sum("%rsp" in line for line in code_of(AVX512, "GRU", count)) for count in (128, units))
+    assert other < 2 * whole
 
 
 @pytest.mark.parametrize(
@@ -216,8 +226,11 @@ def test_an_attribute_of_another_function_changes_nothing() -> None:
     """A module from a file may have the attribute at any function: the function stays what it is."""
     small, large = (imported(model_of("LSTM", operands("LSTM", units=units))) for units in (8, 16))
     (name,) = (gv for gv, f in small.functions.items() if f.attrs and RECURRENCE in f.attrs)
+    own = small[name]
     (other,) = (f for f in large.functions.values() if f.attrs and RECURRENCE in f.attrs)
-    for text in (other.attrs[RECURRENCE], "{}", "x", '{"cell": 1}'):
-        small.update_func(name, small[name].with_attr(RECURRENCE, text))
+    foreign = [(RECURRENCE, text) for text in (other.attrs[RECURRENCE], "{}", "x", '{"cell": 1}')]
+    foreign += [(TILING, text) for text in ("", "x", "plain0x1", "packed1x8", "plain1x8units", "plain999x1")]
+    for attribute, text in foreign:
+        small.update_func(name, own.with_attr(attribute, text))
         kernels = [f for f in prepare(small, NARROW).functions.values() if f.attrs and RECURRENCE in f.attrs]
         assert [tvm_ffi.structural_equal(each, small[name]) for each in kernels] == [True]

@@ -12,7 +12,8 @@ from tvm import relax
 
 from fractune_workers.children.importing.passes import planned, prepare
 from fractune_workers.children.layouts.kernels.direct import Window
-from fractune_workers.children.layouts.kernels.implementations import IMPLEMENTATIONS, order, repacked
+from fractune_workers.children.layouts.kernels.implementations import IMPLEMENTATIONS, order
+from fractune_workers.children.layouts.kernels.packing import pack_winograd
 from fractune_workers.children.rewriting.simplifying.simplify import simplify
 from tests.unit.workers.children.layouts.networks import Array, Network, calls, inputs_of, network, outputs
 
@@ -103,7 +104,7 @@ def test_weights_are_repacked_from_the_direct_ones(name: str) -> None:
     mod = of_image((1, 8, 6, 6), 8, 1)
     direct, other = (constants(planned(simplify(mod), TARGET, which)) for which in ("", name))
     (mine,), (theirs,) = direct, other
-    np.testing.assert_array_equal(repacked(name, mine), theirs)
+    np.testing.assert_array_equal(pack_winograd(name, mine), theirs)
 
 
 def constants(mod: tvm.IRModule) -> list[Array]:

@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import tvm
+from onnx import helper
 from tvm import relax
 
 from fractune_workers.children.rewriting.simplifying.simplify import simplify
+from tests.support.onnx_models import onnx_model, run_imported, run_reference
 from tests.unit.workers.children.layouts.networks import Network, calls, inputs_of, network, outputs
 
 TARGET = tvm.target.Target({"kind": "llvm", "mcpu": "x86-64"})
@@ -73,3 +76,32 @@ def test_shapes_of_constants_are_changed_beforehand() -> None:
         return net.emit(op.add(net.emit(op.matmul(x, weight)), net.emit(op.reshape(net.weight(5), [1, 5]))))
 
     assert check(network([(2, 3)], body)) == ["relax.matmul", "relax.add"]
+
+
+def _node(operator: str, *inputs: str, output: str = "y", **attributes: Any) -> onnx.NodeProto:
+    return helper.make_node(operator, list(inputs), [output], **attributes)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "shape", "weights"),
+    [
+        (
+            [_node("MatMul", "x", "w", output="a"), _node("Reshape", "a", "s", output="b"), _node("Add", "b", "v")],
+            (4, 6),
+            {"w": (6, 8), "v": (8,)},
+        ),
+        ([_node("Conv", "x", "w", output="a"), _node("Mul", "a", "v")], (1, 3, 9), {"w": (4, 3, 3), "v": (4, 1)}),
+        ([_node("ConvTranspose", "x", "w")], (1, 3, 5, 5), {"w": (3, 4, 3, 3)}),
+        ([_node("ConvTranspose", "x", "w", strides=[2])], (1, 3, 5), {"w": (3, 4, 3)}),
+    ],
+    ids=["rows", "line", "turned", "transposed line"],
+)
+def test_weights_of_64_bits_stay_so(
+    nodes: list[onnx.NodeProto], shape: tuple[int, ...], weights: dict[str, tuple[int, ...]]
+) -> None:
+    rng = np.random.default_rng(0)
+    made: dict[str, Any] = {name: rng.standard_normal(each) for name, each in weights.items()}
+    feed = {"x": rng.standard_normal(shape)}
+    model = onnx_model(nodes, feed, {**made, "s": np.array([2, 2, 8])}, opset=17)
+    (found,), (right,) = run_imported(model, feed), run_reference(model, feed)
+    np.testing.assert_allclose(found, right, atol=1e-12)

@@ -9,7 +9,7 @@ import tvm
 from tvm import te
 
 from fractune_workers.children.searching.operator_search import OperatorSearch
-from fractune_workers.children.tvm_api.annotations import ASYNC_COPIES
+from fractune_workers.children.tvm_api.functions import ASYNC_COPIES
 from fractune_workers.children.tvm_api.target import parse_target
 from fractune_workers.children.tvm_api.traces import Workload, read_trace
 

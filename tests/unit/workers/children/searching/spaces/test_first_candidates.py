@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -13,8 +14,8 @@ from tvm.s_tir import Schedule
 
 from fractune_workers.children.importing.passes import Operator, extract, prepare
 from fractune_workers.children.searching.operator_search import OperatorSearch
-from fractune_workers.children.searching.spaces.first_candidates import MOST, first_candidates
-from fractune_workers.children.tvm_api.target import vector_unit
+from fractune_workers.children.searching.spaces.first_candidates import MOST, first_candidates, unit_for
+from fractune_workers.children.tvm_api.target import VectorUnit, vector_unit
 from fractune_workers.children.tvm_api.traces import args_of, read_trace, read_workload
 from tests.support.unoptimized import run_kernel
 from tests.unit.workers.children.layouts.networks import Network, network
@@ -135,3 +136,24 @@ def test_the_blocks_of_a_tile_are_inside_its_pixels() -> None:
     names = [sch.get(loop).loop_var.name for loop in sch.get_loops(sch.get_sblock("conv2d_blocked"))]
     _, k, y, x = names[:4]
     assert f"{y}_3, {x}_3, {k}_3 in T.grid" in first.mod.script()
+
+
+def test_half_vectors_of_zen_4_are_tiled_as_vectors_of_their_own() -> None:
+    target = tvm.target.Target({"kind": "llvm", "mcpu": "znver4", "num-cores": 2})
+    mod = prepare(network([(1, 24, 6, 12)], lambda net, x: net.emit(op.nn.relu(net.conv(x, 24)))), target)
+    workload = read_workload(next(each for each in extract(mod, target) if "conv2d" in each.name).workload_json)
+    unit = unit_for(workload.mod, vector_unit(target))
+    assert unit == VectorUnit(8, 32, 2)
+    search = OperatorSearch(workload, target, seed=1, threads=1)
+    script = next(first_candidates(workload, search.spaces, search.postprocs, unit)).mod.script()
+    widths = re.findall(r"T\.vectorized\((?:T\.int64\()?(\d+)", script)
+    assert set(widths) == {"8"}
+
+
+def test_a_reduction_over_blocks_of_half_a_vector_is_one_of_vectors() -> None:
+    target = tvm.target.Target({"kind": "llvm", "mcpu": "znver4", "num-cores": 2})
+    mod = prepare(network([(1, 9, 3, 8)], lambda net, x: net.emit(op.mean(x, [1, 2]))), target)
+    workload = read_workload(next(each for each in extract(mod, target) if "mean" in each.name).workload_json)
+    search = OperatorSearch(workload, target, seed=1, threads=1)
+    first = next(first_candidates(workload, search.spaces, search.postprocs, vector_unit(target)))
+    assert len(re.findall(r"T\.vectorized\((?:T\.int64\()?8", first.mod.script())) >= 2

@@ -7,6 +7,7 @@ from math import prod
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fractune_core.tir.lookups import CONV, DEPTHWISE, MATMUL
 from fractune_workers.children.searching.spaces.register_tiles import Extents, Tiling, tilings
 
 AVX2, AVX512 = 16, 32
@@ -66,6 +67,36 @@ def test_a_reduction_of_one_loop_is_cut_into_chunks() -> None:
 
 def test_weights_from_memory_are_read_in_short_chunks() -> None:
     """25 rows of 1024 numbers, and 4 or 32 MiB of weights: short chunks spread the prefetches."""
-    few, many = (Extents(blocks, 1, 25, (1024,), 64, product=True) for blocks in (64, 512))
+    few, many = (Extents(blocks, 1, 25, (1024,), 64, MATMUL) for blocks in (64, 512))
     assert first(few, AVX512).reduction == (64,)
     assert first(many, AVX512).reduction == (16,)
+
+
+def test_one_multiplication_a_cycle_wants_about_ten_accumulators() -> None:
+    """In one or two blocks, and never with sums that leave the registers for each chunk."""
+    for size in (8, 10, 40, 80):
+        for found in tilings(Extents(32, size, size, (8, 1, 1, 16), 64), AVX512, multiplies=1)[:4]:
+            assert found.registers[0] <= 2
+            assert 8 <= prod(found.registers) <= 10
+            assert found.around == (1, 1, 1)
+
+
+def test_weights_from_afar_serve_several_pixels() -> None:
+    """Tiles of eight blocks of one pixel took two and a half times as long for images of 7 x 7."""
+    for reduction in ((32, 3, 3, 16), (128, 1, 1, 16)):
+        for found in tilings(Extents(32, 7, 7, reduction, 64), AVX512, multiplies=1)[:4]:
+            assert 7 in found.registers
+
+
+def test_sums_that_read_all_their_numbers_at_once_keep_room() -> None:
+    """A depthwise tile of 24 accumulators took twice the time of one of 8."""
+    for multiplies in (1, 2):
+        for kind, reduction in ((DEPTHWISE, (5, 5)), (CONV, (1, 5, 5))):
+            tile = tilings(Extents(8, 12, 12, reduction, 64, kind), AVX512, multiplies)[0].registers
+            assert prod(tile) <= 20
+
+
+def test_a_short_loop_over_tiles_is_not_first_where_its_sums_would_spill() -> None:
+    """Three rows of 16 steps are unrolled, with 60 accumulators."""
+    found = first(Extents(32, 3, 80, (16, 1, 1, 16), 64), AVX512)
+    assert found.around == (1, 1, 1) or prod(found.around) * prod(found.registers) < AVX512 or prod(found.around) > 4

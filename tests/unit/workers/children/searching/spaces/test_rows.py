@@ -29,6 +29,10 @@ def softmax(net: Network, x: Any) -> Any:
     return net.emit(op.nn.softmax(x))
 
 
+def log_softmax(net: Network, x: Any) -> Any:
+    return net.emit(op.nn.log_softmax(x))
+
+
 def rounded_softmax(net: Network, x: Any) -> Any:
     value = net.emit(op.round(net.emit(op.multiply(softmax(net, x), relax.const(64.0)))))
     return net.emit(op.where(net.emit(op.isnan(value)), relax.const(0.0), value))
@@ -56,7 +60,7 @@ def workload_of(body: Callable[..., Any], shape: tuple[int, ...]) -> Any:
     return read_workload(found.workload_json)
 
 
-@pytest.mark.parametrize("body", [softmax, rounded_softmax, layer_norm, rms_norm, mean, largest])
+@pytest.mark.parametrize("body", [softmax, log_softmax, rounded_softmax, layer_norm, rms_norm, mean, largest])
 @pytest.mark.parametrize("shape", [(2, 3, 24), pytest.param((1, 40), marks=pytest.mark.long)])
 def test_computed_and_drawn_schedules_compute_the_same(body: Callable[..., Any], shape: tuple[int, ...]) -> None:
     workload = workload_of(body, shape)
@@ -71,6 +75,24 @@ def test_computed_and_drawn_schedules_compute_the_same(body: Callable[..., Any],
         sch = read_trace(trace, workload)
         assert "T.vectorized" in sch.mod.script()
         np.testing.assert_allclose(run_kernel(sch.mod, TARGET, *args), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("body", [softmax, log_softmax])
+def test_rows_of_odd_lengths_are_filled_up(body: Callable[..., Any]) -> None:
+    """Also where numbers are the smallest, infinite, or none."""
+    workload = workload_of(body, (5, 37))
+    assert row_shape(workload.mod, LANES) == (5, 48 // LANES)
+    (item,) = OperatorSearch(workload, TARGET, seed=1, threads=1).propose(1, lambda trace: trace)
+    given = np.random.default_rng(0).standard_normal((5, 37)).astype("float32")
+    given[1] = np.finfo("float32").min
+    given[2, ::2], given[3], given[4, 0] = -np.inf, -np.inf, np.nan
+    with np.errstate(invalid="ignore", divide="ignore"):
+        above = given - given.max(-1, keepdims=True)
+        powers = np.exp(above)
+        total = powers.sum(-1, keepdims=True)
+        expected = powers / total if body is softmax else above - np.log(total)
+    found = run_kernel(read_trace(item["trace"], workload).mod, TARGET, given, np.empty_like(given))
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -33,3 +33,11 @@ def test_a_plain_vector_unit_has_sixteen_registers_and_a_wide_one_more() -> None
         for mcpu in ("x86-64", "x86-64-v3", "skylake-avx512")
     }
     assert registers == {"x86-64": 16, "x86-64-v3": 16, "skylake-avx512": 32}
+
+
+def test_zen_4_begins_one_multiplication_of_512_bits_a_cycle() -> None:
+    units = {
+        mcpu: vector_unit(tvm.target.Target({"kind": "llvm", "mcpu": mcpu})).multiplies
+        for mcpu in ("znver3", "znver4", "znver5", "sapphirerapids")
+    }
+    assert units == {"znver3": 2, "znver4": 1, "znver5": 2, "sapphirerapids": 2}

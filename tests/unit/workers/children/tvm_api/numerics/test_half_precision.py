@@ -9,9 +9,9 @@ import pytest
 import tvm
 from tvm import te, topi
 
-from fractune_workers.children.tvm_api.arrays import random_args
-from fractune_workers.children.tvm_api.numerics.quantizing import REFERENCE, operands, rounded_to, with_reference
+from fractune_workers.children.tvm_api.arrays import REFERENCE, random_args
 from fractune_workers.children.tvm_api.processor import cpu_processor
+from fractune_workers.children.tvm_api.quantizing import operands, rounded_to, with_reference
 from fractune_workers.children.tvm_api.target import default_target
 from fractune_workers.children.tvm_api.traces import Workload, args_of
 

@@ -7,7 +7,7 @@ from typing import Any
 import tvm
 from tvm import te, topi
 
-from fractune_workers.children.tvm_api.numerics.quantizing import quantizing_roles
+from fractune_workers.children.tvm_api.quantizing import quantizing_roles
 
 
 def placeholders() -> list[Any]:

@@ -15,6 +15,7 @@ from tvm.s_tir import Schedule
 from fractune_core.tir.lookups import CONV
 from fractune_workers.children.layouts.kernels.direct import Window, conv2d
 from fractune_workers.children.tvm_api.prefetches.convolutions import with_convolution_prefetches
+from tests.support.unoptimized import run_kernel
 
 # TVM's own builder calls what TVM has deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:build is deprecated:DeprecationWarning")
@@ -92,11 +93,10 @@ def test_results_stay_the_same(*, fused: bool) -> None:
     rng = np.random.default_rng(0)
     data = rng.random((1, DEPTH // LANES, ROWS, 1, LANES), "float32")
     weight = rng.random((BLOCKS, DEPTH // LANES, 1, 1, LANES, LANES), "float32")
-    output = tvm.runtime.tensor(np.zeros((1, BLOCKS, ROWS, 1, LANES), "float32"))
-    compiled = tvm.compile(with_convolution_prefetches(scheduled(fused=fused)), TARGET)
-    compiled["main"](tvm.runtime.tensor(data), tvm.runtime.tensor(weight), output)
+    output = np.zeros((1, BLOCKS, ROWS, 1, LANES), "float32")
+    found = run_kernel(with_convolution_prefetches(scheduled(fused=fused)), TARGET, data, weight, output)
     expected = np.einsum("ncyxi,kcrsil->nkyxl", data, weight)
-    np.testing.assert_allclose(output.numpy(), expected, rtol=1e-5)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize(

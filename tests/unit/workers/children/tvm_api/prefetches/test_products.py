@@ -15,6 +15,7 @@ from tvm.s_tir import Schedule
 from fractune_core.tir.lookups import MATMUL
 from fractune_workers.children.layouts.kernels import direct
 from fractune_workers.children.tvm_api.prefetches.products import FROM_MEMORY_BYTES, with_product_prefetches
+from tests.support.unoptimized import run_kernel
 
 # TVM's own builder calls what TVM has deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:build is deprecated:DeprecationWarning")
@@ -77,14 +78,10 @@ def test_the_results_are_the_same() -> None:
     rng = np.random.default_rng(0)
     plain = scheduled()
     arrays = [rng.standard_normal(shape).astype("float32") for shape in ((ROWS, DEPTH), (BLOCKS, DEPTH, LANES))]
-    results = []
-    for mod in (plain, with_product_prefetches(plain)):
-        tensors = [tvm.runtime.tensor(each) for each in (*arrays, np.zeros((ROWS, BLOCKS, LANES), "float32"))]
-        built = tvm.compile(mod, TARGET)
-        built["main"](*tensors)
-        results.append(tensors[-1].numpy())
-    np.testing.assert_array_equal(*results)
-    assert "prefetch" in built.mod.inspect_source("asm")
+    prefetching, output = with_product_prefetches(plain), np.zeros((ROWS, BLOCKS, LANES), "float32")
+    wanted, found = (run_kernel(mod, TARGET, *arrays, output) for mod in (plain, prefetching))
+    np.testing.assert_array_equal(found, wanted)
+    assert "prefetch" in tvm.compile(prefetching, TARGET).mod.inspect_source("asm")
 
 
 @pytest.mark.parametrize(

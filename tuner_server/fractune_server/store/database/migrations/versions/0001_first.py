@@ -131,6 +131,7 @@ def upgrade() -> None:
         sa.Column("tuning_ended", sa.Float),
         sa.Column("progress", sa.JSON, nullable=False),
         sa.Column("bundle", _ID, nullable=False),
+        sa.Column("checked", sa.JSON),
         sa.Column("timings", sa.JSON, nullable=False),
         sa.Column("token", _ID, nullable=False, server_default=""),
         sqlite_autoincrement=True,
@@ -207,5 +208,5 @@ def upgrade() -> None:
         sa.Column("instance", sa.Text, nullable=False),
         sa.Column("asked", sa.Integer, nullable=False),
         sa.Column("candidates", sa.JSON(none_as_null=True)),
-        sa.Column("granted", sa.JSON, nullable=False, server_default="[]"),
+        sa.Column("granted", sa.JSON, nullable=False),
     )

@@ -1,0 +1,24 @@
+"""`fractune inspect`: the inputs of a model, and sizes for what it leaves open."""
+
+from __future__ import annotations
+
+import json
+
+from fractune.cli import options
+from fractune.models.open_sizes import inspect as inspect_model
+
+
+def inspect(model: options.ModelFile, inputs: options.Inputs = None, as_json: options.Json = False) -> None:
+    """Show the inputs of an ONNX file, and sizes for what it leaves open.
+
+    The last line is a command that tunes the model with these sizes. A size that --input gives settles the axes of the
+    same name.
+    """
+    found = inspect_model(model, inputs=options.parse_inputs(inputs))
+    if as_json:
+        print(json.dumps(found.to_json()))
+        return
+    found.table.print()
+    for line in found.table.notes:
+        print(line)
+    print(found.command)

@@ -1,1 +1,0 @@
-"""What the pages know of a server: read once for all of them."""

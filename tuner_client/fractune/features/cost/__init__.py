@@ -1,1 +1,0 @@
-"""The use of the fleet by jobs, and its cost."""

@@ -1,1 +1,0 @@
-"""What got faster from one job or bundle to another."""

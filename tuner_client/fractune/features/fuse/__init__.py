@@ -1,1 +1,0 @@
-"""Variants of one model as one fused model."""

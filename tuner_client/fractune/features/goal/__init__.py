@@ -1,1 +1,0 @@
-"""Tuning until another runtime is beaten."""

@@ -1,1 +1,0 @@
-"""The reliability of measurements on this machine."""

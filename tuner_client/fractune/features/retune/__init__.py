@@ -1,1 +1,0 @@
-"""The models that a server knows, tuned again."""

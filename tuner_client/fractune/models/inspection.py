@@ -1,0 +1,171 @@
+"""What a model file says of its inputs and outputs, with a size for each axis that it leaves open."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from fractune.text.rendering import Column, Table
+from fractune_core.errors import BadModel, shortened
+
+_SHOWN = 80
+"""characters of the sizes of one tensor in a table"""
+_WHY_WRAPS_AT = 40
+_UNKNOWN = "?"
+
+
+@dataclass(frozen=True)
+class InspectedAxis:
+    """An axis of an input or output."""
+
+    size: int | None
+    """in the file; None = open"""
+    name: str = ""
+    """of an open axis; open axes of one name have one size"""
+    suggested: int | None = None
+    """a size for an open axis of an input"""
+    why: str = ""
+    """the reason for the suggested size"""
+    is_guess: bool = False
+    """whether the file gives no reason for this size"""
+    is_batch: bool = False
+    """whether it counts what is computed together: its size is 1 unless another is given"""
+
+
+@dataclass(frozen=True)
+class InspectedTensor:
+    """An input or output of a model."""
+
+    name: str
+    dtype: str
+    """as NumPy's; empty for text and other kinds of values"""
+    axes: tuple[InspectedAxis, ...] | None
+    """None = the file does not say how many axes there are"""
+    is_given: bool = False
+    """whether the caller has given its shape, or made it a constant"""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a job needs a shape for it."""
+        is_known = self.axes is not None and all(axis.size is not None for axis in self.axes)
+        return bool(self.dtype) and not (is_known or self.is_given)
+
+    @property
+    def suggested(self) -> list[int] | None:
+        """A size for each axis; None if the number of axes is not known."""
+        if self.axes is None:
+            return None
+        return [axis.size or axis.suggested or 1 for axis in self.axes]
+
+    @property
+    def shape_text(self) -> str:
+        """The sizes in the file: `[batch, 3, ?, ?]`."""
+        if self.axes is None:
+            return "unknown rank"
+        return shortened(f"[{', '.join(str(axis.size or axis.name or _UNKNOWN) for axis in self.axes)}]", _SHOWN)
+
+    @property
+    def why(self) -> str:
+        """Each suggested size with its reason: `1: the batch; 224: a guess for an image`."""
+        reasons = dict.fromkeys(f"{axis.suggested}: {axis.why}" for axis in self.axes or () if axis.why)
+        return "; ".join(reasons)
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """The inputs and outputs of a model file, and sizes for what it leaves open."""
+
+    path: str
+    inputs: tuple[InspectedTensor, ...]
+    outputs: tuple[InspectedTensor, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def suggested(self) -> dict[str, list[int]]:
+        """Shapes of the open inputs by name, as `fractune.tune` takes them in `inputs`."""
+        shapes = {each.name: each.suggested for each in self.inputs if each.is_open}
+        return {name: shape for name, shape in shapes.items() if shape is not None}
+
+    @property
+    def options(self) -> list[str]:
+        """Words of a command line that fix the open inputs."""
+        words = [("--input", f"{name}={','.join(map(str, shape))}") for name, shape in self.suggested.items()]
+        words += [("--input", f"{each.name}=DIM,DIM,...") for each in self.inputs if each.is_open and not each.axes]
+        return [word for pair in words for word in pair]
+
+    @property
+    def command(self) -> str:
+        """A command to copy, which tunes the model with the suggested sizes."""
+        path = f"./{self.path}" if self.path.startswith("-") else self.path
+        return " ".join(["fractune", "tune", _word(path), shlex.join([*self.options, "--shares", "cpu:1"])])
+
+    @property
+    def table(self) -> Table:
+        """A row for each input and output."""
+        rows = [("input", each) for each in self.inputs] + [("output", each) for each in self.outputs]
+        return Table(
+            columns=(
+                *(Column(heading) for heading in ("", "name", "type", "sizes")),
+                Column("suggested"),
+                Column("why", wraps_at=_WHY_WRAPS_AT),
+            ),
+            cells=tuple(
+                (
+                    place,
+                    shortened(each.name, _SHOWN),
+                    each.dtype or "not numbers",
+                    each.shape_text,
+                    _suggested_text(place, each),
+                    each.why,
+                )
+                for place, each in rows
+            ),
+            rows=tuple({"place": place, **asdict(each)} for place, each in rows),
+            notes=self.notes,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """As `fractune inspect --json` prints it."""
+        return {**asdict(self), "suggested": self.suggested, "command": self.command}
+
+    def __repr__(self) -> str:
+        return f"Inspection({self.path}: {len(self.inputs)} inputs, {len(self.suggested)} of them open)"
+
+
+class OpenSizes(BadModel):
+    """A model whose inputs have open sizes that the caller did not give."""
+
+    found: Inspection | None = None
+    """the model, with sizes to give"""
+
+    @classmethod
+    def of(cls, found: Inspection, left_open: Sequence[str]) -> OpenSizes:
+        """The error about the inputs of these names."""
+        first = next(each for each in found.inputs if each.name in left_open)
+        error = cls(
+            f"input '{shortened(first.name, _SHOWN)}' has open sizes ({first.shape_text}); fix them, such as with "
+            f"{shlex.join(found.options)} ('fractune inspect' gives the reasons for these sizes)"
+        )
+        error.found = found
+        return error
+
+
+def _word(text: str) -> str:
+    """A word for a shell. Characters that a terminal would act on are written as bytes, within `$'...'`."""
+    if text.isprintable():
+        return shlex.quote(text)
+    shown = (
+        each if each.isprintable() and each not in "'\\" else "".join(f"\\x{byte:02x}" for byte in os.fsencode(each))
+        for each in text
+    )
+    return f"$'{''.join(shown)}'"
+
+
+def _suggested_text(place: str, tensor: InspectedTensor) -> str:
+    if place == "output" or not tensor.is_open:
+        return ""
+    sizes = tensor.suggested
+    return _UNKNOWN if sizes is None else shortened(",".join(map(str, sizes)), _SHOWN)

@@ -1,0 +1,301 @@
+"""An ONNX file as far as a client needs it: its inputs, its outputs, and its graph without the numbers of its weights.
+
+The fields of the file are walked in place, by protobuf's wire format. The package `onnx` is not needed, weights are
+never read, and no native code parses a stranger's file. The number of fields is bounded.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
+
+from fractune_core.errors import BadModel, shortened
+
+Dim: TypeAlias = int | str | None
+"""a size, the name of an open axis, or None for an open axis without a name"""
+
+_MOST_FIELDS = 500_000
+"""visited in one file: the largest models that are tuned have 30,000 nodes and as many weights"""
+_MOST_NAME_CHARACTERS = 10_000
+_MOST_TENSORS = 1000
+"""inputs, and outputs: the largest models with a cache for each layer have some hundred"""
+_MOST_AXES = 64
+"""of an input or output: NumPy has no more"""
+_MOST_AXES_OF_ALL = 8000
+_MOST_OUTLINE_BYTES = 64 << 20
+_LARGE_BYTES = 4096
+"""smaller parts are copied whole: constants that decide shapes have a few numbers"""
+DEEPEST = 50
+"""graphs in graphs; protobuf's own parser reads no more than 100 levels"""
+_IR_VERSION_FIELD = b"\x08"
+"""each exporter's files begin with field 1, a number"""
+_DAMAGED = "is a damaged or truncated ONNX file; copy or export it again"
+_SHOWN = 80
+_VARINT, _FIXED_64, MESSAGE, _FIXED_32 = 0, 1, 2, 5
+_WIDTHS = {_FIXED_64: 8, _FIXED_32: 4}
+_EXTERNAL = 1
+"""where a tensor has its numbers: in another file"""
+NUMBERS = frozenset({4, 5, 6, 7, 9, 10, 11})
+"""fields of a tensor with its numbers, in each of their forms"""
+INSIDE = {
+    "model": {7: "graph", 25: "function"},
+    "function": {7: "node"},
+    "graph": {1: "node", 5: "tensor"},
+    "node": {5: "attribute"},
+    "attribute": {5: "tensor", 6: "graph", 10: "tensor", 11: "graph"},
+}
+"""by kind of message: the fields that may hold weights"""
+_DTYPES = (
+    *("", "float32", "uint8", "int8", "uint16", "int16", "int32", "int64", "", "bool", "float16", "float64", "uint32"),
+    *("uint64", "complex64", "complex128", "bfloat16", "", "", "", "", "uint4", "int4"),
+)
+"""by TensorProto.DataType"""
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """An input or output of a model, as the file has it."""
+
+    name: str
+    dtype: str
+    """as NumPy's; empty for text and other kinds of values, and for types that NumPy lacks"""
+    shape: tuple[Dim, ...] | None
+    """None = of unknown rank"""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a job needs a shape for it."""
+        return self.shape is None or not all(isinstance(dim, int) for dim in self.shape)
+
+    @property
+    def shape_text(self) -> str:
+        """`[batch, 3, ?, ?]`"""
+        dims = ", ".join("?" if dim is None else str(dim) for dim in self.shape or ())
+        return shortened("of unknown rank" if self.shape is None else f"[{dims}]", _SHOWN)
+
+
+@dataclass(frozen=True)
+class Interface:
+    """The inputs of a model, without its weights, and its outputs."""
+
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    in_another_file: str = ""
+    """the name of a weight whose numbers are not in this file; empty if all are"""
+
+
+class Torn(Exception):
+    """These bytes are no message."""
+
+
+class Field(NamedTuple):
+    number: int
+    begin: int
+    first: int
+    """of the content"""
+    end: int
+    value: int
+    """of a number"""
+    is_message: bool
+
+
+def read_interface(path: Path) -> Interface | None:
+    """The inputs and outputs of an ONNX file; None for another file. Raises BadModel for a damaged one, for an input
+    without a name, for two of one name, for names that cannot be printed, and for too many tensors or axes.
+    """
+    with walk(path) as found:
+        return None if found is None else found.interface()
+
+
+def read_outline(path: Path) -> bytes:
+    """The ONNX file without the numbers of its weights, for a parser. Raises BadModel for a file that is damaged, is
+    not ONNX, or is too large without them.
+    """
+    with walk(path) as found:
+        if found is None:
+            raise BadModel(f"{path.name}: is not an ONNX file")
+        return found.outline()
+
+
+@contextmanager
+def walk(path: Path) -> Iterator[Walk | None]:
+    """A walk over an ONNX file; None for another file. Raises BadModel for a damaged one, also inside the block."""
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            found = Walk(data)
+            try:
+                yield found if found.finds_a_graph() else None
+            except Torn as error:
+                raise BadModel(f"{path.name}: {_DAMAGED}") from error
+            except BadModel as error:
+                raise BadModel(f"{path.name}: {error}") from error
+    except ValueError:  # an empty file cannot be mapped
+        yield None
+    except OSError as error:
+        raise BadModel(f"{path}: cannot be read ({error.strerror})") from error
+
+
+class Walk:
+    """A walk over the fields of one file."""
+
+    def __init__(self, data: mmap.mmap) -> None:
+        self._data = data
+        self._left = _MOST_FIELDS
+        self._graphs: list[Field] = []
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file."""
+        return len(self._data)
+
+    def has(self, text: bytes, field: Field) -> bool:
+        """Whether these bytes stand anywhere in the field."""
+        return self._data.find(text, field.first, field.end) >= 0
+
+    def finds_a_graph(self) -> bool:
+        """Whether the file is a model with a graph. Raises BadModel for a torn one."""
+        try:
+            self._graphs = [each for each in self.fields(0, len(self._data)) if each.number == 7 and each.is_message]
+        except Torn as error:
+            if self._data[:1] == _IR_VERSION_FIELD and self._data[1:2] < b"\x20":
+                raise BadModel(_DAMAGED) from error
+            return False
+        return bool(self._graphs)
+
+    def interface(self) -> Interface:
+        parts = [part for graph in self._graphs for part in self.inside(graph)]
+        weights = {self.text(self.last(part, 8)): part for part in parts if part.number == 5}
+        apart = next((name for name, part in weights.items() if self.is_external(part)), "")
+        inputs, outputs = ([self._tensor(part) for part in parts if part.number == number] for number in (11, 12))
+        seen: set[str] = set()
+        for each in inputs:
+            if each.name in seen:
+                raise BadModel(f"has two inputs named '{shortened(each.name, _SHOWN)}'; export it with a name for each")
+            seen.add(each.name)
+        inputs = [each for each in inputs if each.name not in weights]
+        for kind, tensors in (("inputs", inputs), ("outputs", outputs)):
+            axes = sum(len(each.shape or ()) for each in tensors)
+            if len(tensors) > _MOST_TENSORS or axes > _MOST_AXES_OF_ALL:
+                raise BadModel(
+                    f"has {len(tensors):,} {kind} with {axes:,} axes; export it with at most {_MOST_TENSORS:,} of them "
+                    f"with {_MOST_AXES_OF_ALL:,} axes"
+                )
+        if any(not each.name for each in inputs):
+            raise BadModel("has an input without a name; export it with a name for each")
+        return Interface(tuple(inputs), tuple(outputs), apart)
+
+    def outline(self) -> bytes:
+        return self._outline("model", 0, len(self._data), 0)
+
+    def _outline(self, kind: str, at: int, end: int, depth: int) -> bytes:
+        parts: list[bytes] = []
+        size = 0
+        for field in self.fields(at, end):
+            inner = INSIDE.get(kind, {}).get(field.number) if field.is_message and depth < DEEPEST else None
+            if field.end - field.first > _LARGE_BYTES and _is_numbers(kind, field):
+                continue
+            if field.end - field.first > _LARGE_BYTES and inner is not None:
+                body = self._outline(inner, field.first, field.end, depth + 1)
+                parts += [varint_bytes(field.number << 3 | MESSAGE), varint_bytes(len(body)), body]
+                size += len(body)
+            else:
+                size += field.end - field.begin
+                if size <= _MOST_OUTLINE_BYTES:  # one field may be as large as the file
+                    parts.append(self._data[field.begin : field.end])
+            if size > _MOST_OUTLINE_BYTES:
+                raise BadModel(f"has more than {_MOST_OUTLINE_BYTES >> 20} MiB beside its weights")
+        return b"".join(parts)
+
+    def _tensor(self, field: Field) -> Tensor:
+        name = self.text(self.last(field, 1))
+        kind = self.last(self.last(field, 2), 1)
+        elements, shape = self.last(kind, 1), self.last(kind, 2)
+        dims = None if shape is None else tuple(self._dim(dim) for dim in self.inside(shape) if dim.number == 1)
+        if dims is not None and len(dims) > _MOST_AXES:
+            raise BadModel(
+                f"has {len(dims):,} axes in '{shortened(name, _SHOWN)}'; export it with at most {_MOST_AXES}"
+            )
+        number = 0 if elements is None else elements.value
+        return Tensor(name, _DTYPES[number] if number < len(_DTYPES) else "", dims)
+
+    def _dim(self, field: Field) -> Dim:
+        """Exporters write 0 and negative sizes for open axes too."""
+        value = self.last(field, 1)
+        size = 0 if value is None else value.value
+        return size if 0 < size < 1 << 63 else self.text(self.last(field, 2)) or None
+
+    def is_external(self, weight: Field) -> bool:
+        place = self.last(weight, 14)
+        return place is not None and place.value == _EXTERNAL
+
+    def text(self, field: Field | None) -> str:
+        if field is None:
+            return ""
+        text = self._data[field.first : min(field.end, field.first + 4 * _MOST_NAME_CHARACTERS + 4)].decode(
+            errors="backslashreplace"
+        )
+        if not text.isprintable() or len(text) > _MOST_NAME_CHARACTERS:
+            raise BadModel(
+                f"has the name {shortened(ascii(text), _SHOWN)}; export the model with names of at most "
+                f"{_MOST_NAME_CHARACTERS:,} printable characters"
+            )
+        return text
+
+    def last(self, field: Field | None, number: int) -> Field | None:
+        found = None
+        if field is not None and field.is_message:
+            for each in self.inside(field):
+                found = each if each.number == number else found
+        return found
+
+    def inside(self, field: Field) -> Iterator[Field]:
+        return self.fields(field.first, field.end)
+
+    def fields(self, at: int, end: int) -> Iterator[Field]:
+        while at < end:
+            self._left -= 1
+            if self._left < 0:
+                raise BadModel(f"has more than {_MOST_FIELDS:,} parts, and is not read here")
+            begin, value = at, 0
+            key, at = self._varint(at, end)
+            first, kind = at, key & 7
+            if kind == _VARINT:
+                value, at = self._varint(at, end)
+            elif kind == MESSAGE:
+                size, first = self._varint(at, end)
+                at = first + size
+            elif kind in _WIDTHS:
+                at += _WIDTHS[kind]
+            else:
+                raise Torn
+            if at > end or key < 8:
+                raise Torn
+            yield Field(key >> 3, begin, first, at, value, kind == MESSAGE)
+
+    def _varint(self, at: int, end: int) -> tuple[int, int]:
+        value = 0
+        for shift in range(0, 70, 7):
+            if at >= end:
+                break
+            byte = self._data[at]
+            at += 1
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return value, at
+        raise Torn
+
+
+def _is_numbers(kind: str, field: Field) -> bool:
+    return kind == "tensor" and field.is_message and field.number in NUMBERS
+
+
+def varint_bytes(value: int) -> bytes:
+    out = bytearray()
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*out, value])

@@ -1,0 +1,263 @@
+"""The sizes that an ONNX graph forces on the open axes of its inputs: `python -m fractune.models.sizes_child PID`.
+
+The graph comes from a stranger, so it is read in a sandbox without files or network, and the work is bounded. ONNX's
+shape inference tries sizes. Two sizes in the graph that must be equal and are not make a conflict, such as the depth of
+a product and the rows of its weights. A search over the size of one open axis removes it.
+
+Standard input has a line of JSON (`inputs`, `variables`), then the model without its weights. Standard output gets one
+JSON object: `variables` (`size`, `why`) and `notes`, or `error`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import resource
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fractune.models.graph_shapes import Graph, Pair, Shape, Spent
+from fractune_core.errors import first_line, one_line, shortened
+from fractune_core.host.parent_death import die_with_parent
+from fractune_core.host.sandboxing.sandbox import Sandbox
+
+_MEMORY_BYTES = 4 << 30
+"""of addresses: Python, NumPy and ONNX take one"""
+MOST_ANSWER_BYTES = 1 << 20
+_MOST_CHANGES = 20
+_LARGEST = 1 << 20
+_IMAGE_KEYS = ("imgsz", "image_size", "img_size", "input_size")
+_NICE = {
+    "image": (224, 256, 640, 512, 320, 384, 416, 299, 240, 112, 128, 96, 64, 48, 32, 28, 1024),
+    "length": (128, 64, 256, 512, 77, 32, 16, 100, 1024),
+    "audio": (16000, 512, 576, 400, 480, 8000, 1024, 1536, 32000, 48000),
+    "other": (64, 128, 32, 16, 256, 512, 80, 40, 3, 1),
+    "batch": (1, 2, 4, 8, 16, 32),
+}
+"""usual sizes by role, the likeliest first"""
+
+
+@dataclass
+class Group:
+    """Open axes that get one size together: those of a name, or the two sides of a picture."""
+
+    variables: list[int]
+    role: str
+    why: str = ""
+    """the part of the graph that forces the size; empty for none"""
+    hint: str = ""
+    """another reason for the size, which the graph may contradict"""
+
+
+@dataclass
+class Search:
+    """The sizes of the variables, changed until the graph has no conflict."""
+
+    graph: Graph
+    sizes: list[int]
+    groups: list[Group]
+    notes: list[str] = field(default_factory=list)
+    pairs: dict[tuple[tuple[int, int], tuple[int, ...]], Pair] = field(default_factory=dict)
+    """those of earlier trials"""
+
+    def run(self) -> None:
+        ignored: set[tuple[int, int]] = set()
+        for _ in range(_MOST_CHANGES):
+            key = self._conflict(self.graph.shapes(self.sizes), ignored)
+            if key is None:
+                break
+            if not self._solve(key):
+                ignored.add(key)
+                if key[0] >= 0:
+                    self._remark(key)
+        self._confirm(ignored)
+
+    def _conflict(self, shapes: Mapping[str, Shape], ignored: set[tuple[int, int]]) -> tuple[int, int] | None:
+        found = (key for key in self.graph.conflicts(shapes) if key not in ignored)
+        return next(found, None)
+
+    def _solve(self, key: tuple[int, int]) -> bool:
+        """Change the size of a group so that the two sizes of the pair `key` are equal."""
+        for group in self.groups:
+            if not group.why and any(self._solve_by(key, part) for part in self._parts(key, group)):
+                return True
+        return False
+
+    def _parts(self, key: tuple[int, int], group: Group) -> list[Group]:
+        """The group, or the one side of a picture that has influence on the pair."""
+        alone = [Group([each], group.role) for each in group.variables] if len(group.variables) > 1 else []
+        with_influence = [each for each in alone if self._has_influence(key, each)]
+        if len(with_influence) != 1:
+            return [group]
+        # From now on the two sides are apart.
+        at = self.groups.index(group)
+        self.groups[at : at + 1] = [*with_influence, *(each for each in alone if each not in with_influence)]
+        return with_influence
+
+    def _solve_by(self, key: tuple[int, int], group: Group) -> bool:
+        size = self._root(key, group)
+        if size is None:
+            return False
+        pair = self._pair_at(key, group, size)
+        group.why, group.hint = ("", pair.why) if pair.is_bound else (pair.why, "")
+        for at in group.variables:
+            self.sizes[at] = size
+        return True
+
+    def _has_influence(self, key: tuple[int, int], group: Group) -> bool:
+        size, gap = self.sizes[group.variables[0]], self._gap(key, group)
+        return gap(size * 2) != gap(size) or gap(max(size // 2, 1)) != gap(size)
+
+    def _root(self, key: tuple[int, int], group: Group) -> int | None:
+        """A size of the group at which the pair is equal, a usual one if it can be."""
+        size = self.sizes[group.variables[0]]
+        pair = self._pair_at(key, group, size)
+        gap = self._gap(key, group)
+        if not self._has_influence(key, group):
+            return None
+        likely = list(_likely(size, pair)) if pair.left and pair.right else []
+        root = next((each for each in [*likely, *_NICE[group.role]] if gap(each) == 0), None)
+        if root is None:
+            root = _bisected(gap)
+        if root is None or pair.is_bound:
+            return root
+        return next((each for each in _nicer(root, group.role) if gap(each) == 0), root)
+
+    def _gap(self, key: tuple[int, int], group: Group) -> Callable[[int], int | None]:
+        def gap(size: int) -> int | None:
+            pair = self._pair_at(key, group, size)
+            return None if pair.left is None or pair.right is None else pair.left - pair.right
+
+        return gap
+
+    def _pair_at(self, key: tuple[int, int], group: Group, size: int) -> Pair:
+        """The pair with another size of the group; each is inferred once."""
+        sizes = tuple(size if at in group.variables else each for at, each in enumerate(self.sizes))
+        if (key, sizes) not in self.pairs:
+            self.pairs[key, sizes] = self.graph.pair(key, self.graph.shapes(sizes, key[0]))
+        return self.pairs[key, sizes]
+
+    def _confirm(self, ignored: set[tuple[int, int]]) -> None:
+        """Give a reason for a size that fits where half of it and twice of it do not."""
+        for group in self.groups:
+            if group.why or group.hint or group.role == "batch":
+                continue
+            size = self.sizes[group.variables[0]]
+            keys = []
+            for other in (size * 2, max(size // 2, 1)):
+                sizes = [other if at in group.variables else each for at, each in enumerate(self.sizes)]
+                shapes = self.graph.shapes(sizes)
+                key = self._conflict(shapes, ignored)
+                keys.append(None if key is None else self.graph.pair(key, shapes).why)
+            if all(keys):
+                group.why = str(keys[0])
+
+    def _remark(self, key: tuple[int, int]) -> None:
+        pair = self.graph.pair(key, self.graph.shapes(self.sizes, key[0]))
+        self.notes.append(f"with these sizes {pair.left} and {pair.right} differ: {pair.why}")
+
+
+def _likely(size: int, pair: Pair) -> Iterator[int]:
+    """Sizes at which a pair would be equal if it grew with the size, with its square, or with that and a constant."""
+    left, right = pair.left or 1, pair.right or 1
+    for ratio in (right / left, left / right):
+        for each in (size * ratio, size * math.sqrt(ratio), size * math.sqrt(max(right - 1, 1) / max(left - 1, 1))):
+            if 1 <= each <= _LARGEST:
+                yield round(each)
+
+
+def _bisected(gap: Callable[[int], int | None]) -> int | None:
+    """A size at which the gap is 0, if it grows or falls with the size. A gap that is not known is that of a size which
+    is too small.
+    """
+    low, high = 1, 2
+    at_high = gap(high)
+    while high < _LARGEST and (at_high is None or gap(low) is None or at_high * (gap(low) or 0) > 0):
+        low, high = high, high * 2
+        at_high = gap(high)
+    at_low = gap(low)
+    if at_high is None or at_low is None or at_high * at_low > 0:
+        return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        found = gap(middle)
+        if found is None:
+            return None
+        low, high = (low, middle) if found * at_low <= 0 and found != at_low else (middle, high)
+    return next((each for each in (low, high) if gap(each) == 0), None)
+
+
+def _nicer(root: int, role: str) -> Iterator[int]:
+    """Usual sizes near a root, then rounder ones."""
+    yield from (each for each in _NICE[role] if 0.8 * root <= each <= 1.25 * root)
+    for step in (32, 16, 8):
+        yield from (each for each in (round(root / step) * step, math.ceil(root / step) * step) if each > 0)
+
+
+def _groups(variables: Sequence[Mapping[str, Any]]) -> list[Group]:
+    """What may change: the two sides of a picture together, and the batch last."""
+    groups: list[Group] = []
+    pictures: dict[str, Group] = {}
+    for at, each in enumerate(variables):
+        if each["fixed"]:
+            continue
+        picture = pictures.get(each["places"][0][0]) if each["role"] == "image" else None
+        if picture is not None:
+            picture.variables.append(at)
+            continue
+        groups.append(Group([at], each["role"]))
+        if each["role"] == "image":
+            pictures[each["places"][0][0]] = groups[-1]
+    return sorted(groups, key=lambda group: group.role == "batch")
+
+
+def _from_metadata(search: Search) -> None:
+    """Sizes that the exporter noted, such as Ultralytics' `imgsz`: height and width."""
+    for key in _IMAGE_KEYS:
+        sizes = [int(each) for each in re.findall(r"\d{1,5}", search.graph.metadata.get(key, ""))][:2]
+        for group in search.groups if sizes and all(sizes) else []:
+            if group.role == "image":
+                for at, variable in enumerate(group.variables):
+                    search.sizes[variable] = sizes[at % len(sizes)]
+                group.hint = f"'{key}' in the file's metadata"
+
+
+def examined(order: Mapping[str, Any], data: bytes) -> dict[str, Any]:
+    """The answer of the child."""
+    variables = order["variables"]
+    graph = Graph(data, order["inputs"], [each["places"] for each in variables])
+    search = Search(graph, [each["size"] for each in variables], _groups(variables))
+    try:
+        _from_metadata(search)
+        search.run()
+        error = graph.strict_error(search.sizes)
+        if error:
+            search.notes.append(f"ONNX's shape inference objects to these sizes: {shortened(one_line(error), 200)}")
+    except Spent:
+        search.notes.append("the graph is too large to try many sizes, so these may not fit")
+    why = {at: group.why or group.hint for group in search.groups for at in group.variables}
+    return {
+        "variables": [{"size": size, "why": why.get(at, "")} for at, size in enumerate(search.sizes)],
+        "notes": list(dict.fromkeys(search.notes)),
+    }
+
+
+def main() -> None:
+    die_with_parent(int(sys.argv[1]))
+    order, data = json.loads(sys.stdin.buffer.readline()), sys.stdin.buffer.read()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (MOST_ANSWER_BYTES, MOST_ANSWER_BYTES))  # standard output is a file
+    Sandbox(_MEMORY_BYTES).enter()
+    try:
+        answer = examined(order, data)
+    except ImportError:
+        answer = {"error": "the package onnx is not installed"}
+    except Exception as error:  # noqa: BLE001  ONNX raises several unrelated types at a graph that it cannot read
+        answer = {"error": f"{type(error).__name__}: {first_line(error)}"}
+    sys.stdout.write(json.dumps(answer))
+
+
+if __name__ == "__main__":
+    main()

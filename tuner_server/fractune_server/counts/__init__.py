@@ -1,1 +1,0 @@
-"""Counters of the server, which `fractune_server.monitoring` shows."""

@@ -1,1 +1,0 @@
-"""The state folder: files of models and bundles, parts of uploads."""

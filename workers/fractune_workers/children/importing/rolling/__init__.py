@@ -1,0 +1,1 @@
+"""Recurrences that an exporter unrolled, step by step, rolled up again."""

@@ -1,0 +1,412 @@
+"""Unrolled recurrences in an ONNX graph, replaced by ONNX's own LSTM, GRU and RNN.
+
+The inputs of all steps are stacked, unless they are one tensor already; each state that is read becomes an index of the
+node's output. A chain forwards and one backwards over the same inputs become one node of both directions. The nodes of
+the steps that nothing reads any more are dropped.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from fractune_core.errors import first_line
+from fractune_workers.children.importing.limits import Limits
+from fractune_workers.children.importing.onnx_graph import in_order, name_of_part, names_read, operator_of
+from fractune_workers.children.importing.rolling.cells import Entries, Step
+from fractune_workers.children.importing.rolling.chains import Chain, bias_of, chains_of
+from fractune_workers.children.importing.rolling.sums import Place
+from fractune_workers.children.importing.rolling.values import ACTIVATIONS, Array, Span, Values
+from fractune_workers.children.recurrent.activations import Activation
+from fractune_workers.children.recurrent.recurrence import GRU, LSTM
+
+_log = logging.getLogger(__name__)
+_HIDDEN = 2
+"""a GRU's gate with the reset"""
+_PEEPHOLES = (0, 1, 2)
+"""gates of an LSTM, in the order of its peepholes"""
+_BEFORE_ALL = -(2**62)
+"""the end of a slice that goes backwards through all indexes"""
+_NAMES = {name.lower(): name for name in ACTIVATIONS}
+_SPARE_BYTES = 2**20
+"""of weights beyond those of the file: gates without a product have zeros"""
+
+
+def roll_up(model: onnx.ModelProto, limits: Limits) -> None:
+    """Replace the unrolled recurrences of the model, in place. Its shapes are known, and its nodes in order."""
+    try:
+        values = Values(model.graph, _needed(model.graph, model.graph.node))
+        if not values.repeated:
+            return
+        values.evaluate()
+        rolling = _Rolling(values, model.graph, limits)
+        for group in chains_of(values, model.graph):
+            rolling.replace(group)
+        rolling.write()
+    except Exception as error:  # noqa: BLE001  attributes and shapes of any kind come from the file; it stays unrolled
+        _log.info("nothing is rolled up: %s", first_line(error))
+
+
+@dataclass(frozen=True)
+class _Stack:
+    """The inputs of all steps: (steps, batch, width)."""
+
+    name: str
+    backwards: bool
+
+
+class _Rolling:
+    def __init__(self, values: Values, graph: onnx.GraphProto, limits: Limits) -> None:
+        self._values, self._graph = values, graph
+        self._bytes = limits.file_bytes + _SPARE_BYTES
+        """of weights that still may be made"""
+        self._made: list[onnx.NodeProto] = []
+        self._weights: dict[Any, list[str]] = {}
+        """by what is in them: names of weights that were made"""
+        self._tensors: list[onnx.TensorProto] = []
+        self._types: list[onnx.ValueInfoProto] = []
+        self._stacks: dict[Any, str] = {}
+        self._indexes: dict[Place, tuple[str, int, int]] = {}
+        """by a state: its index among the states of all steps"""
+        self._replaced = set[str]()
+        """names of values that other nodes make now"""
+        self._numbers = itertools.count()
+        self._near = onnx.NodeProto()
+        """the node that the next nodes stand for"""
+        self._kind = 0
+
+    # ---- nodes and weights
+
+    def _add(
+        self, operator: str, inputs: Sequence[str], shape: Sequence[int], output: str = "", **attributes: Any
+    ) -> str:
+        name = output or self._new_name()
+        self._made.append(helper.make_node(operator, inputs, [name], name_of_part(self._near), **attributes))
+        self._learn(name, shape)
+        return name
+
+    def _learn(self, name: str, shape: Sequence[int]) -> None:
+        if name not in self._values.shapes:
+            self._values.shapes[name] = list(shape)
+            self._types.append(helper.make_tensor_value_info(name, self._kind, shape))
+
+    def _new_name(self) -> str:
+        names = (f"{self._near.output[0]}/rolled {number}" for number in self._numbers)
+        return next(name for name in names if name not in self._values.shapes and name not in self._values.kinds)
+
+    def _weight(self, numbers: Array) -> str:
+        name = self._new_name()
+        self._values.shapes[name] = list(numbers.shape)
+        self._tensors.append(numpy_helper.from_array(np.array(numbers, order="C"), name))
+        return name
+
+    def _whole_numbers(self, numbers: Sequence[int] | int) -> str:
+        return self._weight(np.array(numbers, np.int64))
+
+    def _shaped(self, name: str, shape: Sequence[int], output: str = "") -> str:
+        if not output and self._values.shapes[name] == list(shape):
+            return name
+        return self._add("Reshape", [name, self._whole_numbers(shape)], shape, output)
+
+    def _at(self, name: str, axis: int, index: int, output: str = "") -> str:
+        """One index of a tensor."""
+        shape = self._values.shapes[name]
+        return self._add(
+            "Gather", [name, self._whole_numbers(index)], shape[:axis] + shape[axis + 1 :], output, axis=axis
+        )
+
+    def _joined(self, names: Sequence[str], axis: int) -> str:
+        shapes = [self._values.shapes[name] for name in names]
+        whole = [*shapes[0]]
+        whole[axis] = sum(shape[axis] for shape in shapes)
+        return names[0] if len(names) == 1 else self._add("Concat", names, whole, axis=axis)
+
+    # ---- chains
+
+    def replace(self, chains: Sequence[Chain]) -> None:
+        """Replace chains that need no results of each other."""
+        waiting: dict[Any, tuple[Chain, _Stack]] = {}
+        for chain in chains:
+            self._near = self._values.nodes[self._values.makers[chain.cell.result]]
+            self._kind = self._values.kinds[chain.cell.result]
+            stack = self._stacked(chain)
+            if stack is None:
+                continue
+            form = stack.name, *self._form(chain)
+            if (other := waiting.pop((form, not stack.backwards), None)) is not None:
+                self._emit(sorted([other, (chain, stack)], key=lambda each: each[1].backwards))
+            else:
+                waiting[form, stack.backwards] = chain, stack
+        for each in waiting.values():
+            self._emit([each])
+
+    def _form(self, chain: Chain) -> tuple[Any, ...]:
+        """Equal for chains that can be two directions of one node."""
+        cell, first = chain.cell, chain.steps[0]
+        states = chain.before is None, first.memory_before is None
+        peepholes = any(gate is not None and gate.peepholes for gate in cell.gates)
+        attributes = cell.couples_forget, cell.resets_product
+        return cell.cell, len(chain.steps), self._size(chain), attributes, states, peepholes
+
+    def _size(self, chain: Chain) -> tuple[int, int]:
+        """The batch and the units."""
+        *outer, units = self._values.shapes[chain.cell.result]
+        return math.prod(outer), units
+
+    def _stacked(self, chain: Chain) -> _Stack | None:
+        """The inputs of all steps; None where an input is read by several."""
+        places = [[self._indexes.get(place, place) for place in chain.read(entries)] for entries in chain.inputs]
+        if any(len(set(each)) < len(each) for each in places):
+            return None
+        batch, _ = self._size(chain)
+        backwards = all(self._is_whole(each[::-1]) or tuple(each[::-1]) in self._stacks for each in places)
+        names = [self._stack(each[::-1] if backwards else each, batch) for each in places]
+        if len(names) > 1 and tuple(names) not in self._stacks:
+            self._stacks[tuple(names)] = self._joined(names, 2)
+        return _Stack(self._stacks.get(tuple(names), names[0]), backwards)
+
+    def _is_whole(self, places: Sequence[Place]) -> bool:
+        """Whether these are all indexes of one tensor along an axis, in order."""
+        source, axis = places[0][:2] if isinstance(places[0], tuple) else ("", 0)
+        if not source or self._values.shapes[source][axis] != len(places):
+            return False
+        return list(places) == [(source, axis, index) for index in range(len(places))]
+
+    def _stack(self, places: Sequence[Place], batch: int) -> str:
+        key = tuple(places)
+        if key not in self._stacks:
+            self._stacks[key] = self._new_stack(places, batch)
+        return self._stacks[key]
+
+    def _new_stack(self, places: Sequence[Place], batch: int) -> str:
+        of = {place[:2] for place in places if isinstance(place, tuple)}
+        if len(of) > 1 or not all(isinstance(place, tuple) for place in places):
+            parts = [self._named(place) for place in places]
+            return self._joined([self._shaped(name, [1, batch, self._values.shapes[name][-1]]) for name in parts], 0)
+        ((name, axis),) = of
+        shape = self._values.shapes[name]
+        if not self._is_whole(places):
+            indexes = self._whole_numbers([place[2] for place in places if isinstance(place, tuple)])
+            shape = [*shape[:axis], len(places), *shape[axis + 1 :]]
+            name = self._add("Gather", [name, indexes], shape, axis=axis)
+        if axis:
+            order = [axis, *range(axis), *range(axis + 1, len(shape))]
+            shape = [shape[each] for each in order]
+            name = self._add("Transpose", [name], shape, perm=order)
+        return self._shaped(name, [len(places), batch, shape[-1]])
+
+    def _named(self, place: Place) -> str:
+        return place if isinstance(place, str) else self._at(*place)
+
+    # ---- the node
+
+    def _emit(self, pair: Sequence[tuple[Chain, _Stack]]) -> None:
+        """The node of one direction, or of both."""
+        chains, stacks = [chain for chain, _ in pair], [stack for _, stack in pair]
+        chain, cell = chains[0], chains[0].cell
+        weights = self._operands(chains)
+        if weights is None:
+            return
+        steps, (batch, units) = len(chain.steps), self._size(chain)
+        outputs = [self._new_name(), "", *([self._new_name()] if cell.cell == LSTM else [])]
+        inputs = [stacks[0].name, *weights, ""]
+        inputs += [self._states([each.before for each in chains], batch)]
+        if cell.cell == LSTM:
+            inputs += [self._states([each.steps[0].memory_before for each in chains], batch), self._peepholes(chains)]
+        directions = "bidirectional" if len(pair) > 1 else "reverse" if stacks[0].backwards else "forward"
+        node = helper.make_node(cell.cell, inputs, outputs, name_of_part(self._near), direction=directions)
+        node.attribute.extend(_attributes(chains, units))
+        self._made.append(node)
+        self._learn(outputs[0], [steps, len(pair), batch, units])
+        if cell.cell == LSTM:
+            self._learn(outputs[2], [len(pair), batch, units])
+        for at, (each, stack) in enumerate(pair):
+            self._name_states(each, self._direction(outputs[0], at, len(pair), 1), backwards=stack.backwards)
+            memory = each.cell.memory
+            if isinstance(memory, str):
+                last = self._direction(outputs[2], at, len(pair), 0)
+                self._shaped(last, self._values.shapes[memory], memory)
+                self._replaced.add(memory)
+
+    def _direction(self, name: str, at: int, directions: int, axis: int) -> str:
+        shape = self._values.shapes[name]
+        return self._at(name, axis, at) if directions > 1 else self._shaped(name, shape[:axis] + shape[axis + 1 :])
+
+    def _name_states(self, chain: Chain, states: str, *, backwards: bool) -> None:
+        steps = len(chain.steps)
+        for at, step in enumerate(chain.steps):
+            index = steps - 1 - at if backwards else at
+            self._indexes[step.result] = states, 0, index
+            shape = self._values.shapes[step.result]
+            is_plain = shape == self._values.shapes[states][1:]
+            name = self._at(states, 0, index, step.result if is_plain else "")
+            if not is_plain:
+                self._shaped(name, shape, step.result)
+            self._replaced.add(step.result)
+
+    def _states(self, places: Sequence[Place | None], batch: int) -> str:
+        """(directions, batch, units); empty for zeros."""
+        if places[0] is None:
+            return ""
+        names = [self._named(place) for place in places if place is not None]
+        return self._joined([self._shaped(name, [1, batch, self._values.shapes[name][-1]]) for name in names], 0)
+
+    def _operands(self, chains: Sequence[Chain]) -> list[str] | None:
+        """The names of W, R and B, gates in ONNX's order; None where they would be larger than the file."""
+        key = tuple((chain.cell.key, chain.state, chain.inputs) for chain in chains)
+        if key in self._weights:
+            return self._weights[key]
+        matrices = [entry for chain in chains for each in (chain.state, *chain.inputs) for entry in each if entry]
+        size = sum(self._values.array(matrix).nbytes for matrix, _ in matrices)
+        if size > self._bytes:
+            return None
+        self._bytes -= size
+        made = [
+            np.stack([np.hstack([self._matrix(each) for each in chain.inputs]) for chain in chains]),
+            np.stack([self._matrix(chain.state) for chain in chains]),
+            np.stack([self._bias(chain) for chain in chains]),
+        ]
+        self._weights[key] = [self._weight(each) for each in made]
+        return self._weights[key]
+
+    def _matrix(self, entries: Entries) -> Array:
+        """(gates * units, width)."""
+        matrices = [None if entry is None else self._values.array(entry[0]).T * entry[1] for entry in entries]
+        zeros = np.zeros_like(next(each for each in matrices if each is not None))
+        return np.vstack([zeros if each is None else each for each in matrices])
+
+    def _bias(self, chain: Chain) -> Array:
+        """(2 * gates * units): all that is added outside of the reset, and the bias inside it."""
+        units = self._size(chain)[1]
+        made = np.zeros((2, len(chain.state), units), self._type())
+        for at, gate in enumerate(chain.cell.gates):
+            made[0, at] = bias_of(self._values, gate.bias) if gate else 0
+        if chain.cell.cell == GRU:
+            made[1, _HIDDEN] = bias_of(self._values, chain.cell.inside)
+        return made.reshape(-1)
+
+    def _peepholes(self, chains: Sequence[Chain]) -> str:
+        """(directions, 3 * units); empty for none."""
+        if not any(gate and gate.peepholes for chain in chains for gate in chain.cell.gates):
+            return ""
+        made = np.zeros((len(chains), len(_PEEPHOLES), self._size(chains[0])[1]), self._type())
+        for at, chain in enumerate(chains):
+            for gate in _PEEPHOLES:
+                peepholes = getattr(chain.cell.gates[gate], "peepholes", {})
+                for vector, factor in peepholes.values():
+                    made[at, gate] = bias_of(self._values, {vector: factor})
+        return self._weight(made.reshape(len(chains), -1))
+
+    def _type(self) -> np.dtype[Any]:
+        return helper.tensor_dtype_to_np_dtype(self._kind)
+
+    # ---- the graph
+
+    def write(self) -> None:
+        """Write the nodes, weights and types into the graph."""
+        if not self._replaced:
+            return
+        nodes = [node for node in self._values.nodes if not self._replaced & {*node.output}]
+        nodes = self._with_stacks(nodes)
+        kept = in_order(_needed(self._graph, [*nodes, *self._made]))
+        copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in kept]
+        del self._graph.node[:]
+        self._graph.node.extend(copies)
+        self._graph.initializer.extend(self._tensors)
+        self._graph.value_info.extend(self._types)
+
+    def _with_stacks(self, nodes: Sequence[onnx.NodeProto]) -> list[onnx.NodeProto]:
+        """The nodes but those that join the states of all steps, which are joined already."""
+        left, turned = [], dict[str, tuple[onnx.NodeProto, str]]()
+        for node in nodes:
+            self._near, self._kind = node, self._values.kinds.get(node.output[0], 0)
+            found = self._all_states(node) if operator_of(node) == "Concat" else None
+            span = self._values.spans.get(node.output[0])
+            if found is not None:
+                states, is_turned = found
+                if is_turned:
+                    turned[node.output[0]] = node, states
+                self._join(node, self._backwards(states) if is_turned else states, node.output[0])
+            elif span is not None and span.source in turned and self._turns(node, span, turned[span.source][0]):
+                self._join(*turned[span.source], node.output[0])
+            else:
+                left.append(node)
+        return left
+
+    def _all_states(self, node: onnx.NodeProto) -> tuple[str, bool] | None:
+        """The states of all steps that the node joins, and whether the last one is the first."""
+        found = [self._indexes.get(self._values.place(name)) for name in node.input]
+        if not found or found[0] is None:
+            return None
+        states = found[0][0]
+        whole = [(states, 0, index) for index in range(self._values.shapes[states][0])]
+        shape = self._values.shapes[node.input[0]]
+        alike = all(self._values.shapes[name] == shape for name in node.input)
+        if not alike or self._rows_before(node) not in (1, self._values.shapes[states][1]):
+            return None
+        return (states, found != whole) if found in (whole, whole[::-1]) else None
+
+    def _rows_before(self, node: onnx.NodeProto) -> int:
+        """Rows along the axes before the one that a node joins along."""
+        shape = self._values.shapes[node.input[0]]
+        axis = next(each.i for each in node.attribute if each.name == "axis")
+        return math.prod(shape[: axis % len(shape)])
+
+    def _join(self, node: onnx.NodeProto, states: str, output: str) -> None:
+        """What the node makes of these states (steps, batch, units), under the name `output`."""
+        steps, batch, units = self._values.shapes[states]
+        if self._rows_before(node) > 1:
+            states = self._add("Transpose", [states], [batch, steps, units], perm=[1, 0, 2])
+        self._shaped(states, self._values.shapes[node.output[0]], output)
+
+    def _backwards(self, states: str) -> str:
+        bounds = [self._whole_numbers([number]) for number in (-1, _BEFORE_ALL, 0, -1)]
+        return self._add("Slice", [states, *bounds], self._values.shapes[states])
+
+    def _turns(self, node: onnx.NodeProto, span: Span, joined: onnx.NodeProto) -> bool:
+        """Whether the node turns all that another one joined."""
+        axis = next(each.i for each in joined.attribute if each.name == "axis")
+        whole = self._values.shapes[joined.output[0]]
+        own = self._values.shapes[node.output[0]] == whole and whole[axis] == len(joined.input)
+        return own and (span.axis, span.start, span.step) == (axis % len(whole), len(joined.input) - 1, -1)
+
+
+def _attributes(chains: Sequence[Chain], units: int) -> list[onnx.AttributeProto]:
+    functions = [function for chain in chains for function in _functions(chain.cell)]
+    cell = chains[0].cell
+    attributes: dict[str, Any] = {
+        "activations": [_NAMES[function.name] for function in functions],
+        "activation_alpha": [each.alpha for each in functions if "alpha" in ACTIVATIONS[_NAMES[each.name]]],
+        "activation_beta": [each.beta for each in functions if "beta" in ACTIVATIONS[_NAMES[each.name]]],
+        "hidden_size": units,
+        "input_forget": int(cell.couples_forget) if cell.cell == LSTM else 0,
+        "linear_before_reset": int(bool(cell.resets_product)),
+    }
+    return [helper.make_attribute(name, value) for name, value in attributes.items() if value]
+
+
+def _functions(cell: Step) -> list[Activation]:
+    """A cell's activations in ONNX's order."""
+    gates = dict.fromkeys((0, len(cell.gates) - 1))
+    return [*(gate.function for at in gates if (gate := cell.gates[at])), *filter(None, [cell.out_function])]
+
+
+def _needed(graph: onnx.GraphProto, nodes: Iterable[onnx.NodeProto]) -> list[onnx.NodeProto]:
+    """The nodes that the results of the graph follow from."""
+    nodes = list(nodes)
+    makers = {name: node for node in nodes for name in node.output if name}
+    read, waiting = set[str](), [value.name for value in graph.output]
+    while waiting:
+        name = waiting.pop()
+        if name in makers and name not in read:
+            read.update(makers[name].output)
+            waiting += names_read(makers[name])
+    return [node for node in nodes if read & {*node.output}]

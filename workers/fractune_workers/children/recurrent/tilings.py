@@ -1,0 +1,94 @@
+"""How the kernel of a recurrence divides its work: all its choices, the first one computed, and its neighbours.
+
+Each tiling is an implementation of the operator, with nothing left to decide. A candidate is written
+`packed1x32units:[]`: the tiling's name, and an empty trace.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import log2
+
+from tvm.target import Target
+
+from fractune_core.implementations import INT8
+from fractune_workers.children.recurrent.packing import BYTES, DIRECTIONS, UNITS, Tiling
+from fractune_workers.children.recurrent.recurrence import Recurrence
+from fractune_workers.children.tvm_api.arrays import element_bytes
+from fractune_workers.children.tvm_api.dot_intrinsics import dot_product
+from fractune_workers.children.tvm_api.target import VectorUnit, vector_unit
+
+MOST = 16
+"""of an operator"""
+_ENOUGH_SUMS = 8
+"""Registers with sums that hide the latency of a multiply-add: 4 cycles, 2 of them at once"""
+_SPARE_REGISTERS = 4
+_FLOAT32_BYTES = 4
+_PARALLEL_UNITS_BYTES = 2**21
+"""Recurrent weights of a single direction from which on several cores share a step, with a barrier behind it. Fewer are
+read faster by one core, which begins each step with the weights in its cache."""
+
+
+def runs(tiling: Tiling, recurrence: Recurrence, target: Target) -> bool:
+    """Whether the target has the instructions."""
+    return tiling.dots in (0, _dots(recurrence, target))
+
+
+def tiling_for(recurrence: Recurrence, target: Target) -> Tiling:
+    """As many sums as the registers hold, at least as many as hide the latency of a multiply-add. Whole numbers are
+    summed by the target's instructions for them, where it has any.
+    """
+    unit = vector_unit(target)
+    most, least = max(map(len, recurrence.phases)), min(map(len, recurrence.phases))
+    width = element_bytes(recurrence.whole_weights or recurrence.dtype)
+    lanes = _lanes(recurrence, unit)
+    registers = unit.registers - _SPARE_REGISTERS
+    rows = min(recurrence.batch, registers // most)
+    vectors = 1
+    while least * vectors * rows < _ENOUGH_SUMS and 2 * most * vectors * rows <= registers:
+        vectors *= 2
+    shared = DIRECTIONS if recurrence.directions > 1 else ""
+    if not shared and recurrence.gates * recurrence.units**2 * width >= _PARALLEL_UNITS_BYTES:
+        shared = UNITS
+    dots = _dots(recurrence, target)
+    units = vectors * lanes if dots else min(vectors * lanes, recurrence.units)
+    return Tiling(units, rows, shared, packed=True, dots=dots)
+
+
+def tilings(recurrence: Recurrence, target: Target) -> dict[str, Tiling]:
+    """The tilings to choose from by name, at most MOST: `tiling_for`, then its neighbours, the nearest first."""
+    unit = vector_unit(target)
+    first, lanes = tiling_for(recurrence, target), _lanes(recurrence, unit)
+    registers = unit.registers - _SPARE_REGISTERS
+    gates = max(map(len, recurrence.phases))
+
+    def fits(tiling: Tiling) -> bool:
+        vectors = -(-tiling.units // lanes)
+        blocks = recurrence.units // tiling.units
+        return (
+            0 < tiling.rows <= recurrence.batch
+            and blocks >= (2 if tiling.parallel == UNITS else 1)
+            and gates * vectors * tiling.rows <= registers
+        )
+
+    def distance(tiling: Tiling) -> float:
+        changed = (tiling.units / first.units, tiling.rows / first.rows)
+        return sum(abs(log2(each)) for each in changed) + (tiling.parallel != first.parallel)
+
+    made = {
+        replace(first, units=units, rows=rows, parallel=parallel)
+        for units in (first.units, lanes, 2 * lanes, 4 * lanes, 8 * lanes)
+        for rows in (1, first.rows // 2, first.rows, 2 * first.rows)
+        for parallel in ("", UNITS, *([DIRECTIONS] if recurrence.directions > 1 else []))
+    }
+    chosen = sorted((each for each in made - {first} if fits(each)), key=lambda each: (distance(each), each.name))
+    return {each.name: each for each in [first, *chosen][:MOST]}
+
+
+def _lanes(recurrence: Recurrence, unit: VectorUnit) -> int:
+    return max(1, unit.lanes * _FLOAT32_BYTES // element_bytes(recurrence.dtype))
+
+
+def _dots(recurrence: Recurrence, target: Target) -> int:
+    dot = dot_product(INT8, target, vector_unit(target).lanes) if recurrence.whole_weights == BYTES else None
+    return dot.lanes if dot else 0

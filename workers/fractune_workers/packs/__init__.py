@@ -1,0 +1,1 @@
+"""Packs: made on one machine, measured on another one, without a server."""
