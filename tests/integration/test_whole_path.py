@@ -131,6 +131,34 @@ def test_the_bundle_runs_at_each_share_with_that_shares_variant(
     assert np.load(outputs)["y"].shape == tuple(report["outputs"][0]["shape"])
 
 
+def test_one_variant_serves_a_range_wherever_its_process_is(
+    fleet: Fleet, tuned: list[dict[str, Any]], two_cpus: list[int], tmp_path: Path
+) -> None:
+    """Of what the first run measured: a table, a match and a bundle for the range `cpu:1..2`, without a search."""
+    wide, at = ("--shares", "cpu:1..2"), ("--server", fleet.address)
+    (table,) = events(run_fractune("matrix", str(fleet.model), *wide, "--only", ONLY, *at, "--json"))[-1]["tables"]
+    found = table["ranges"]["cpu:1..2"]
+    assert found["variant"] in {each["tuned_at"] for each in table["cells"]} - {"untuned"}
+    assert {each["run_at"] for each in table["cells"]} == set(SHARES)
+    told = events(run_fractune("match", str(fleet.model), "--share", "cpu:1..2", *at, "--json"))
+    matched = [each for each in told if "operator" in each]
+    assert {each["operator"] for each in matched} > {each["name"] for each in tuned[-1]["operators"]}
+    assert {each["how"] for each in matched} <= {"robust", "none"}
+    path = tmp_path / "range.fractune"
+    assert run_fractune("bundle", str(fleet.model), *wide, *at, "--out", str(path)).returncode == 0
+    code = (
+        "import fractune, os, sys\n"
+        f"os.sched_setaffinity(0, {two_cpus})\n"
+        f"model = fractune.load({str(path)!r}, share='cpu:1..2')\n"
+        "before = model.choice\n"
+        f"os.sched_setaffinity(0, {two_cpus[:1]})\n"
+        "after = model.rematch()\n"
+        "print(before.variant == after.variant, after.threads, model.share.units, after.how, after.reason)"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert ended.stdout.startswith("True 1 1 robust it is at most "), ended.stdout + ended.stderr
+
+
 @pytest.mark.long
 def test_every_variant_of_a_model_with_trained_weights_agrees_with_onnx(fleet: Fleet, tmp_path: Path) -> None:
     model = find_model("magika")

@@ -190,6 +190,11 @@ class JobSpec(JsonObject):
             raise ShareUnavailable("; ".join(dict.fromkeys(gone.values())))
         return replace(self, shares=left, skipped_shares=gone) if gone else self
 
+    @property
+    def ranges(self) -> tuple[str, ...]:
+        """The shares that are ranges: one variant is to serve all of each."""
+        return tuple(share for share in self.shares if Share.parse(share).ends)
+
     def wants(self, operator: str) -> bool:
         """True when the operator of this name is to be tuned."""
         return is_among(self.only, operator)

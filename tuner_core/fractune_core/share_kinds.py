@@ -7,7 +7,7 @@ A share without a descriptor cannot be parsed. The proof (probe, enter, verify, 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fractune_core.cpu_limits import SIZE_FORM, LimitSize
 from fractune_core.errors import BadRequest
@@ -20,6 +20,8 @@ _MIG_UUID = r"MIG-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 _MIG_SLICES = 7
 _CHUNKS = 16
 """of SMs, on an H100; GPUs with more chunks are not filled by default"""
+_TO = ".."
+"""between the ends of a range"""
 
 
 def _one(_size: str) -> int:
@@ -75,6 +77,8 @@ class ShareKind:
     """the size of the whole device, where sizes are numbers that add up to it and it exists beside its parts"""
     has_own_memory: bool = False
     """whether memory, its bandwidth and its cache are divided too, so that the amount is part of a share's identity"""
+    range_of: str = ""
+    """of a range, the mechanism of the shares within it. A process may be anywhere in it, and no worker is under it"""
 
     @property
     def measures_kernels(self) -> bool:
@@ -87,17 +91,78 @@ class ShareKind:
         return self.text.partition(":")[0]
 
 
+def range_ends(size: str) -> tuple[int, int]:
+    """The guarantee and the burst of a range: the size that a process always has, and the most that it may use."""
+    guarantee, _, burst = size.partition(_TO)
+    return int(guarantee), int(burst)
+
+
+def _sizes_within(size: str) -> list[int]:
+    """The ends of a range, and between them the doubles of its guarantee. So every process in the range is near a
+    measured share (`match.NEAR_FACTOR`).
+    """
+    at, burst = range_ends(size)
+    found = []
+    while at < burst:
+        found.append(at)
+        at *= 2
+    return [*found, burst]
+
+
+def _range_of(kind: ShareKind, text: str, example: str) -> ShareKind:
+    def check_size(size: str) -> None:
+        guarantee, burst = range_ends(size)
+        if guarantee >= burst:
+            better = f"{burst}{_TO}{guarantee}" if burst < guarantee else guarantee
+            raise BadRequest(
+                f"a range goes from the guarantee up to the burst, and {guarantee} is not below {burst}; "
+                f"write {kind.word}:{better}"
+            )
+
+    return replace(
+        kind,
+        mechanism=f"{kind.mechanism}-range",
+        text=text,
+        size_form=rf"(?:{kind.size_form})\.\.(?:{kind.size_form})",
+        sizes=f"a range such as {example}",
+        proof="nothing: the shares within it are proved",
+        kernels_at=lambda size: (f"{kind.word}:{each}" for each in _sizes_within(size)),
+        check_size=check_size,
+        cores=lambda size: kind.cores(str(range_ends(size)[1])),
+        units=lambda size, total: kind.units(str(range_ends(size)[1]), total),
+        side_by_side=False,
+        room=_one,
+        whole="",
+        range_of=kind.mechanism,
+    )
+
+
+_CORES = ShareKind(
+    "cpu",
+    "cpu:N",
+    r"[1-9][0-9]{0,3}",
+    "1 to 9999 cores",
+    CPU,
+    "core",
+    "affinity of every thread, cgroup quota",
+    cores=int,
+)
+_PERCENTAGE = ShareKind(
+    "mps",
+    "mps:PERCENT",
+    r"[1-9][0-9]?|100",
+    "1 to 100, without %",
+    CUDA,
+    "sm",
+    "MPS attribute, SM count, %smid",
+    side_by_side=True,
+    units=lambda size, total: max(2, total * int(size) // 100 // 2 * 2),
+    room=lambda size: 100 // int(size),
+    whole="100",
+)
 SHARE_KINDS = (
-    ShareKind(
-        "cpu",
-        "cpu:N",
-        r"[1-9][0-9]{0,3}",
-        "1 to 9999 cores",
-        CPU,
-        "core",
-        "affinity of every thread, cgroup quota",
-        cores=int,
-    ),
+    _CORES,
+    _range_of(_CORES, "cpu:N..MOST", "1..2"),
     ShareKind(
         "cpu-limit",
         "cpu:LIMITm",
@@ -111,19 +176,8 @@ SHARE_KINDS = (
         check_size=LimitSize.parse,
         cores=lambda size: LimitSize.parse(size).cores,
     ),
-    ShareKind(
-        "mps",
-        "mps:PERCENT",
-        r"[1-9][0-9]?|100",
-        "1 to 100, without %",
-        CUDA,
-        "sm",
-        "MPS attribute, SM count, %smid",
-        side_by_side=True,
-        units=lambda size, total: max(2, total * int(size) // 100 // 2 * 2),
-        room=lambda size: 100 // int(size),
-        whole="100",
-    ),
+    _PERCENTAGE,
+    _range_of(_PERCENTAGE, "mps:PERCENT..MOST", "25..50"),
     ShareKind(
         "mps-sm",
         "mps-sm:CHUNKS",

@@ -14,7 +14,7 @@ from functools import cached_property
 from fractune_core.codec.plain_json import JsonObject
 from fractune_core.cpu_limits import GrantedLimit
 from fractune_core.errors import BadRequest, shortened
-from fractune_core.share_kinds import CPU, CUDA, SHARE_KINDS, ShareKind, kind_of, write_one
+from fractune_core.share_kinds import CPU, CUDA, SHARE_KINDS, ShareKind, kind_of, range_ends, write_one
 
 _UNITS_IN_KEY = re.compile(r"-(\d+)u-")
 _SHOWN = 200
@@ -63,7 +63,7 @@ class Share:
 
     @classmethod
     def parse(cls, text: str) -> Share:
-        """Read `cpu:1`, `cpu:1500m`, `mps:25`, `mig:1g.18gb`, `full`: the text of a kind in SHARE_KINDS.
+        """Read `cpu:1`, `cpu:1500m`, `mps:25..50`, `mig:1g.18gb`, `full`: the text of a kind in SHARE_KINDS.
 
         Raises BadRequest for any other text.
         """
@@ -114,9 +114,26 @@ class Share:
 
     @property
     def kernel_shares(self) -> tuple[Share, ...]:
-        """Where kernels are measured for this share: for a CPU limit at the whole cores that it spans, else here."""
+        """Where kernels are measured for this share: for a CPU limit at the whole cores that it spans, for a range at
+        its ends and between them, else here.
+        """
         at = self.kind.kernels_at
         return (self,) if at is None else tuple(map(Share.parse, at(self.size)))
+
+    @property
+    def ends(self) -> tuple[Share, Share] | None:
+        """The guarantee and the burst of a range; None for a single share."""
+        if not self.kind.range_of:
+            return None
+        guarantee, burst = map(str, range_ends(self.size))
+        return Share(self.kind.range_of, guarantee), Share(self.kind.range_of, burst)
+
+    def spans(self, share: str) -> bool:
+        """Whether it is a range and the share within it."""
+        if self.ends is None:
+            return False
+        least, most, other = int(self.ends[0].size), int(self.ends[1].size), Share.parse(share)
+        return other.mechanism == self.kind.range_of and least <= int(other.size) <= most
 
     @property
     def mig_uuid(self) -> str:
@@ -136,11 +153,12 @@ class Share:
     def check_measures_kernels(self) -> None:
         """Raises BadRequest for a share under which no kernel is measured."""
         if not self.kind.measures_kernels:
-            cores = ", ".join(map(str, self.kernel_shares))
-            raise BadRequest(
-                f"share '{self}': under a CPU limit only whole models are timed, and their kernels at whole cores; "
-                f"write {cores}"
+            why = (
+                "this is a range, and a process that measures is at one share of it"
+                if self.ends
+                else "under a CPU limit only whole models are timed, and their kernels at whole cores"
             )
+            raise BadRequest(f"share '{self}': {why}; write {', '.join(map(str, self.kernel_shares))}")
 
     def check_serves(self, device_kind: str) -> None:
         """Raises BadRequest unless a model for such a device can be served at this share."""
@@ -148,7 +166,7 @@ class Share:
         if self.device_kind != device_kind:
             own, other = ("GPU", "CPU") if device_kind == CUDA else ("CPU", "GPU")
             raise BadRequest(f"share '{self}' is of a {other}, and the bundle is for a {own}; {write_one(serving)}")
-        if not self.kind.measures_kernels:
+        if not self.kind.serves and not self.kind.measures_kernels:
             raise BadRequest(
                 f"share '{self}': a process cannot put itself under a CPU limit; start it in a container with the "
                 "limit, without a share: the model then chooses its threads by the limit"
@@ -174,8 +192,11 @@ def parse_shares(text: str) -> list[Share]:
 
 
 def with_kernel_shares(shares: Iterable[str]) -> tuple[str, ...]:
-    """The shares, each behind those at which its kernels are measured; all once. Raises BadRequest."""
-    found = (each for share in map(Share.parse, shares) for each in (*share.kernel_shares, share))
+    """The shares that workers measure at, each behind those at which its kernels are measured; all once. A range is not
+    one of them. Raises BadRequest.
+    """
+    parsed = map(Share.parse, shares)
+    found = (each for share in parsed for each in (*share.kernel_shares, *([] if share.ends else [share])))
     return tuple(dict.fromkeys(map(str, found)))
 
 

@@ -11,16 +11,16 @@ from functools import cached_property
 
 from fractune_core.analysis.cpu_limits.limits import PERIOD_US, POOL_COST_S, CpuLimit, service_of_time, threads_text
 from fractune_core.analysis.cpu_limits.prediction import Latency, by_latency, by_rate, paced_rate_per_s, predictable
-from fractune_core.analysis.match import DEFAULT_POLICY, How, Policy, choose
+from fractune_core.analysis.match import DEFAULT_POLICY, Choice, How, Policy, choose, choose_over
 from fractune_core.errors import BadRequest, ShareUnavailable
 from fractune_core.files.buckets import Buckets, input_shapes
 from fractune_core.files.bundles import Bundle
 from fractune_core.files.compared import MODEL, ONNX_RUNTIME, OURS, Compared, Runtime, between_of
 from fractune_core.host.cgroups import Quota
-from fractune_core.names import UNTUNED_VARIANT
+from fractune_core.names import UNTUNED_VARIANT, WITH_GRAPHS
 from fractune_core.served import LOAD_TEXT, Served, ServiceGoal
 from fractune_core.share_kinds import CPU, kind_of
-from fractune_core.shares import units_text
+from fractune_core.shares import Share, units_text
 from fractune_runtime.cpu import ShareHere
 
 TINY_S = 1e-3
@@ -92,6 +92,7 @@ def _requested(asked: _Asked) -> VariantChoice | None:
         return None
     check_cpus(asked.here, asked.threads)
     choice = choose_variant(asked.bundle, asked.threads, asked.policy, asked.here.mechanism)
+    choice = replace(_within_range(asked) or choice, threads=asked.threads)
     return replace(choice, reason=f"{choice.reason}; {threads_text(asked.threads)}, as requested")
 
 
@@ -132,6 +133,45 @@ def _predicted_under_limit(asked: _Asked) -> VariantChoice | None:
         then = f"next best with {threads_text(others[0][0])}: {others[0][1]}"
     reason = f"under a limit of {limit_text(quota)}, predicted best with {threads_text(threads)}: {best} {load}; {then}"
     return replace(choices[threads], reason=reason)
+
+
+def _within_range(asked: _Asked) -> VariantChoice | None:
+    """The variant that loses least at the worst share of the range that was requested, wherever the process is in it:
+    the times of the operators decide. It has CUDA graphs if the model was faster with them at each of these shares. It
+    has one thread where more would gain less than they cost.
+    """
+    wide = asked.here.within
+    if wide is None:
+        return None
+    bundle, threads = asked.bundle, asked.units if asked.here.unit == "core" and not _one_thread(asked) else 1
+    found = _least_loss(bundle, wide)
+    if found is None:
+        lacking = [str(each) for each in wide.ends or () if str(each) not in bundle.manifest.get("choosing", {})]
+        why = f"the bundle has no times at {', '.join(lacking)}" if lacking else "no variant was timed at all of it"
+        reason = f"{why}, so its loss within {wide} is not known; tune the model for {wide}"
+        return VariantChoice(UNTUNED_VARIANT, How.NONE, math.nan, reason, threads)
+    name = found.name or UNTUNED_VARIANT
+    served = bundle.served(wide.kind.range_of)
+    best = [served.get(units, {}).get(asked.goal) for units in _units_within(bundle, wide)]
+    if name + WITH_GRAPHS in {each["name"] for each in bundle.variants}:
+        name += WITH_GRAPHS if all(each and each.variant.endswith(WITH_GRAPHS) for each in best) else ""
+    return VariantChoice(name, found.how, found.regret, found.reason, threads)
+
+
+def _units_within(bundle: Bundle, wide: Share) -> list[int]:
+    """Units of the bundle's shares within a range."""
+    return sorted({n for share, n in bundle.units(wide.kind.range_of).items() if wide.spans(share)})
+
+
+def _least_loss(bundle: Bundle, wide: Share) -> Choice | None:
+    """None where no variant has times at both ends and at all shares between them."""
+    mechanism, units = wide.kind.range_of, bundle.units(wide.kind.range_of)
+    times = bundle.choosing(mechanism)
+    if not all(units.get(str(end)) in times for end in wide.ends or ()):
+        return None
+    inside = [each for each in _units_within(bundle, wide) if each in times]
+    label, unit = f"the measured shares of {wide}", wide.kind.unit
+    return choose_over(times, inside, UNTUNED_VARIANT, label, unit, reported=bundle.measured(mechanism))
 
 
 def _timed_whole(asked: _Asked) -> VariantChoice | None:
@@ -191,7 +231,7 @@ def _one_thread(asked: _Asked) -> VariantChoice | None:
 
 _BY_THREADS = (_requested, _timed_under_limit, _predicted_under_limit)
 """rules that choose a number of threads"""
-_BY_UNITS = (_timed_whole, _smaller_share, _one_thread)
+_BY_UNITS = (_within_range, _timed_whole, _smaller_share, _one_thread)
 """rules for the share's units; without their answer the sums of operators decide"""
 
 
@@ -320,6 +360,8 @@ def runtime_choice(bundle: Bundle, here: ShareHere, own: VariantChoice, goal: Se
     as which `own` runs. Under a CPU limit nothing was compared.
     """
     at = compared_share(bundle, here, own.threads)
+    if here.within is not None and not _wins_within(bundle, here.within, goal):
+        return own, ""
     compared = bundle.manifest.get("compared", {}).get(at[0]) if at else None
     winner = Winner.of(bundle, Compared.from_json(compared), goal) if compared else None
     if at is None or winner is None:
@@ -333,6 +375,14 @@ def runtime_choice(bundle: Bundle, here: ShareHere, own: VariantChoice, goal: Se
         return VariantChoice(winner.runtime, How.EXACT, 0.0, reason, at[1]), ""
     reason += f"; runtimes were not compared at {units_text(here.units, here.unit)}"
     return VariantChoice(winner.runtime, How.NEAR, math.nan, reason, at[1]), ""
+
+
+def _wins_within(bundle: Bundle, wide: Share, goal: ServiceGoal) -> bool:
+    """Whether one other runtime was faster at every measured share of a range."""
+    compared = bundle.manifest.get("compared", {})
+    shares = [share for share in bundle.units(wide.kind.range_of) if wide.spans(share)]
+    winners = {Compared.from_json(compared[share]).winner(goal) if share in compared else OURS for share in shares}
+    return len(winners) == 1 and OURS not in winners
 
 
 def compared_share(bundle: Bundle, here: ShareHere, threads: int) -> tuple[str, int] | None:

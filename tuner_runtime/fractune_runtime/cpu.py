@@ -50,17 +50,17 @@ class OnCpu:
         if share:
             share.check_serves(CPU)
         self._denormals = denormals
-        self._cores = share.cores if share else None
+        self._share = share
         self._bundle = bundle
         check_processor(bundle)
         load_runtime()
         self.weights = Weights(bundle) if weights is None else weights.of_member(bundle)
 
     def look(self) -> ShareHere:
-        return share_of(self._cores)
+        return share_of(self._share)
 
     def limits(self) -> tuple[Any, ...]:
-        return _LIMITS.read() if self._cores is None else ()
+        return _LIMITS.read() if self._share is None or self._share.ends else ()
 
     def load_variant(self, variant: str) -> Variant:
         loaded = load_variant(self._bundle, variant, self.weights)
@@ -267,6 +267,8 @@ class ShareHere:
     """the quota that allows less than all of `cpus`; None also where `units` were requested"""
     warning: str = ""
     """a limit that the environment names and that is not in force, with a remedy; empty if there is none"""
+    within: Share | None = None
+    """the range that was requested, and `units` are its present part; None for any other request"""
 
     @property
     def unit(self) -> str:
@@ -286,17 +288,24 @@ def share_here(root: Path = ROOT) -> ShareHere:
     return ShareHere(max(1, math.floor(quota.cores)), cpus, reason, quota=quota)
 
 
-def share_of(cores: int | None) -> ShareHere:
-    """As `share_here`; so many cores of it if they are requested. Raises ShareUnavailable if it has fewer."""
+def share_of(share: Share | None) -> ShareHere:
+    """As `share_here`; so many cores of it if they are requested, of a range as many as there are. Raises
+    ShareUnavailable if it has fewer.
+    """
     here = share_here()
-    if cores is None:
+    if share is None:
         return here
-    if cores > here.units:
-        raise ShareUnavailable(
-            f"share 'cpu:{cores}' is larger than the share of this process: {here.reason}; "
-            f"request cpu:{here.units} at most"
-        )
-    return replace(here, units=cores, reason=f"cpu:{cores} as requested, of {here.reason}", quota=None)
+    cores = _cores_of(share, here.units, f"share of this process: {here.reason}")
+    reason = f"{f'{_cores(cores)} of {share}' if share.ends else share} as requested, of {here.reason}"
+    return replace(here, units=cores, reason=reason, quota=None, within=share if share.ends else None)
+
+
+def _cores_of(share: Share, available: int, what: str) -> int:
+    """The cores that the share has of those that are there. Raises ShareUnavailable if they are too few."""
+    least, most = share.ends or (share, share)
+    if least.cores > available:
+        raise ShareUnavailable(f"share '{share}' is larger than the {what}; request cpu:{available} at most")
+    return min(most.cores, available)
 
 
 def confine(share: Share) -> None:
@@ -307,12 +316,8 @@ def confine(share: Share) -> None:
     """
     share.check_serves(CPU)
     allowed = sorted(os.sched_getaffinity(0))
-    if share.cores > len(allowed):
-        raise ShareUnavailable(
-            f"share '{share}' is larger than the {_cores(len(allowed))} of this process; "
-            f"request cpu:{len(allowed)} at most"
-        )
-    os.sched_setaffinity(0, CpuTopology.read().choose(allowed, share.cores))
+    cores = _cores_of(share, len(allowed), f"{_cores(len(allowed))} of this process")
+    os.sched_setaffinity(0, CpuTopology.read().choose(allowed, cores))
 
 
 def _cores(count: float) -> str:

@@ -8,7 +8,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
@@ -128,6 +128,7 @@ class OnGpu:
         here = gpu_share_here(self._gpu, self._whole_sms, share_here().cpus)
         if self._share is not None:
             check_held(self._share, here, self._whole_sms)
+            here = replace(here, within=self._share if self._share.ends else None)
         return here
 
     def limits(self) -> tuple[Any, ...]:
@@ -237,10 +238,13 @@ def check_held(share: Share, here: ShareHere, whole_sms: int) -> None:
     cannot serve.
     """
     share.check_serves(CUDA)
-    wanted = "full" if share == Share("mps", "100") else share.mechanism
-    is_held = here.mechanism == wanted
-    if share.mechanism == "mps":
-        is_held = is_held and here.units <= max(_FEWEST_SMS, math.ceil(whole_sms * int(share.size) / 100))
+    least, most = share.ends or (share, share)
+    wanted = {"full" if most == Share("mps", "100") else most.mechanism, *([least.mechanism] if share.ends else [])}
+    is_held = here.mechanism in wanted
+    if most.mechanism == "mps":
+        is_held = is_held and here.units <= max(_FEWEST_SMS, math.ceil(whole_sms * int(most.size) / 100))
+    if share.ends:
+        is_held = is_held and here.units >= least.kind.units(least.size, whole_sms)
     if share.mechanism == "mig" and not share.mig_uuid:
         is_held = is_held and here.mig_profile == share.size
     if not is_held:
@@ -253,16 +257,21 @@ def confine_gpu(share: Share) -> None:
     checks the result afterwards. Raises BadRequest for a share that cannot serve a model.
     """
     share.check_serves(CUDA)
-    if share.mechanism == "mps":
-        os.environ[MPS_PERCENTAGE] = share.size
+    if share.kind.word == "mps":
+        os.environ[MPS_PERCENTAGE] = _most(share)
     elif share.mig_uuid:
         os.environ[VISIBLE_DEVICES] = share.mig_uuid
 
 
 def _how_to_start(share: Share) -> str:
-    if share.mechanism == "mps":
-        return f"start it with {MPS_PERCENTAGE}={share.size} beside an MPS daemon (`fractune mps start`)"
+    if share.kind.word == "mps":
+        return f"start it with {MPS_PERCENTAGE}={_most(share)} beside an MPS daemon (`fractune mps start`)"
     return "start it under that share"
+
+
+def _most(share: Share) -> str:
+    """The percentage that MPS limits a process to: of a range the burst."""
+    return share.ends[1].size if share.ends else share.size
 
 
 def _may_be(gpu: GpuHere, sms: int, memory_gib: int) -> bool:
@@ -295,7 +304,7 @@ def join_daemon(share: Share | None) -> None:
     """Have CUDA find the daemon that `fractune mps start` keeps, if this process needs MPS (for `share`, or for the
     percentage of its environment) and its environment names no daemon.
     """
-    is_needed = share.mechanism == "mps" if share else bool(_percentage())
+    is_needed = share.kind.word == "mps" if share else bool(_percentage())
     if not is_needed or os.environ.get(MPS_PIPE_DIRECTORY):
         return
     first = os.environ.get(VISIBLE_DEVICES, "").partition(",")[0]

@@ -327,7 +327,7 @@ def _fewer_threads(bundle: Bundle, options: Any, share: str | None, policy: Poli
     most = getattr(options, _THREADS, 0)
     if most < 1 or bundle.manifest["device"]["kind"] != CPU:
         return None
-    own, here = match_share(bundle, share_of(Share.parse(share).cores if share else None), policy, goal)
+    own, here = match_share(bundle, share_of(Share.parse(share) if share else None), policy, goal)
     found, _ = runtime_choice(bundle, here, own, goal)
     return most if most < found.threads else None
 

@@ -100,7 +100,10 @@ class ReplicaPool:
         check_threads(bundle, threads)
         self._interface = Interface(bundle)
         self.inputs, self.outputs = self._interface.inputs, self._interface.outputs
-        self._backend = backend_for(bundle, Share.parse(share) if share else None, denormals=denormals)
+        own_share = Share.parse(share) if share else None
+        if own_share and own_share.ends:
+            raise BadRequest(f"share '{share}': replicas are dealt to whole cores; write {own_share.ends[1]}")
+        self._backend = backend_for(bundle, own_share, denormals=denormals)
         self._requested = replicas, threads
         self._policy = policy
         self._closed = False

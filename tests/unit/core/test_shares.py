@@ -5,7 +5,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fractune_core.errors import BadRequest
-from fractune_core.shares import MOST_SHARES, Device, GrantedShare, Share, expected_units, parse_shares
+from fractune_core.shares import (
+    MOST_SHARES,
+    Device,
+    GrantedShare,
+    Share,
+    expected_units,
+    parse_shares,
+    with_kernel_shares,
+)
 
 
 @pytest.mark.parametrize(
@@ -112,16 +120,51 @@ def test_a_share_without_a_descriptor_cannot_be_parsed(text: str) -> None:
         _ = Share(word, size).device_kind
 
 
+def test_ranges_are_measured_at_their_ends_and_at_the_doubles_between() -> None:
+    assert [str(each) for each in Share.parse("mps:25..50").kernel_shares] == ["mps:25", "mps:50"]
+    assert [str(each) for each in Share.parse("mps:10..100").kernel_shares] == [
+        *("mps:10", "mps:20", "mps:40", "mps:80", "mps:100")
+    ]
+    wide = Share.parse("cpu:3..8")
+    assert (str(wide), wide.cores, wide.ends) == ("cpu:3..8", 8, (Share("cpu", "3"), Share("cpu", "8")))
+    assert with_kernel_shares(["cpu:3..8", "cpu:8", "cpu:1..2"]) == ("cpu:3", "cpu:6", "cpu:8", "cpu:1", "cpu:2")
+    assert [wide.spans(each) for each in ("cpu:2", "cpu:3", "cpu:8", "cpu:9", "cpu:4000m", "mps:4")] == [
+        *(False, True, True, False, False, False)
+    ]
+    wide.check_serves("cpu")
+    with pytest.raises(BadRequest, match=r"'cpu:3\.\.8': this is a range, .* write cpu:3, cpu:6, cpu:8$"):
+        wide.check_measures_kernels()
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("mps:101", "'101' is not a size of mps, which takes 1 to 100, without %; write mps:PERCENT"),
-        ("mps", "'' is not a size of mps, which takes 1 to 100, without %; write mps:PERCENT"),
+        ("mps:50..25", "from the guarantee up to the burst, and 50 is not below 25; write mps:25..50"),
+        ("cpu:2..2", "2 is not below 2; write cpu:2"),
+        ("mps:25..101", "is not a size of mps"),
+        ("mps:25..", "is not a size of mps"),
+        ("cpu:0..2", "is not a size of cpu"),
+        ("green:8..16", "is not a size of green"),
+    ],
+)
+def test_a_range_that_cannot_be_meant_is_refused(text: str, says: str) -> None:
+    with pytest.raises(BadRequest, match=says):
+        Share.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("mps:101", "'101' is not a size of mps, which takes 1 to 100, without % or a range such as 25..50; write "),
+        ("mps", "'' is not a size of mps, which takes .*; write mps:PERCENT or mps:PERCENT..MOST$"),
         ("mig:1g", "'1g' is not a size of mig, which takes a profile such as 1g.18gb, or .*; write mig:PROFILE"),
         ("green:0", "'0' is not a size of green, which takes 1 to 9999 SMs; write green:SMS"),
         ("cpu:1, cpu:2", "this is a list; name one share, such as cpu:1$"),
         ("full:1", "'1' is not a size of full, which takes nothing; write full"),
-        ("cpu:x", "'x' is not a size of cpu, which takes 1 to 9999 cores or a limit such as 1500m; write cpu:N or .*"),
+        (
+            "cpu:x",
+            "'x' is not a size of cpu, which takes 1 to 9999 cores or a range such as 1..2 or a limit ",
+        ),
     ],
 )
 def test_a_wrong_size_names_those_that_the_share_takes(text: str, says: str) -> None:

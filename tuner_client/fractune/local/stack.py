@@ -153,7 +153,7 @@ def running_stack(options: StackOptions) -> Iterator[Stack]:
 def _check_shares(shares: Sequence[str]) -> None:
     from fractune_workers.confinement import confinement_for
 
-    for share in map(Share.parse, shares):
+    for share in map(Share.parse, with_kernel_shares(shares)):
         confinement_for(share).probe()
 
 

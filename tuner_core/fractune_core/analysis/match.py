@@ -107,13 +107,11 @@ def choose(
             return Choice(How.NONE, None, 0.0, f"the untuned default is the fastest measured at {here}")
         return Choice(How.EXACT, name, 0.0, f"it is the fastest that was measured at {here}")
     for how, shares in ((How.NEAR, _nearest_two(times, units)), (How.ROBUST, sorted(times))):
-        found = least_regret(times, shares, default) if policy.allows(how) and len(shares) > 1 else None
-        if found is not None:
-            label = "the nearest measured shares" if how is How.NEAR else "all measured shares"
-            regret = reported_regret(found[0], times, times if reported is None else reported, shares, default)
-            where = f"{label} ({units_text(sorted(shares), unit)})"
-            reason = f"is at most {regret * 100:.1f} % slower than the fastest at {where}"
-            return _chosen(how, found[0], default, regret, reason)
+        label = "the nearest measured shares" if how is How.NEAR else "all measured shares"
+        if policy.allows(how) and len(shares) > 1:
+            found = choose_over(times, shares, default, label, unit, how=how, reported=reported)
+            if found is not None:
+                return found
     measured = units_text(sorted(times), unit)
     if policy.allow_unmeasured and times:
         nearest = min(times, key=lambda other: (_ratio(other, units), other))
@@ -123,6 +121,28 @@ def choose(
     here = units_text(units, unit)
     known = f"the times at {measured} do not show which is fast here" if times else "nor at another share"
     return Choice(How.NONE, None, math.nan, f"nothing was measured at {here}, {'and ' if times else ''}{known}")
+
+
+def choose_over(
+    times: Times,
+    shares: Sequence[int],
+    default: str,
+    label: str,
+    unit: str = "unit",
+    *,
+    how: How = How.ROBUST,
+    reported: Times | None = None,
+) -> Choice | None:
+    """The finalist with the smallest worst-case regret over `shares`, which the reason calls `label`; None if none was
+    measured at all of them. The rest is as of `choose`.
+    """
+    found = least_regret(times, shares, default)
+    if found is None:
+        return None
+    regret = reported_regret(found[0], times, times if reported is None else reported, shares, default)
+    where = f"{label} ({units_text(sorted(shares), unit)})"
+    reason = f"is at most {regret * 100:.1f} % slower than the fastest at {where}"
+    return _chosen(how, found[0], default, regret, reason)
 
 
 def least_regret(times: Times, shares: Iterable[int], default: str) -> tuple[str, float] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, get_args
 
 from fractune_core.codec.plain_json import is_storable
@@ -16,6 +16,7 @@ from fractune_core.files.compared import compared_complaint
 from fractune_core.files.staged import Stages, stages_complaint
 from fractune_core.names import ROBUST_VARIANT, UNTUNED_VARIANT, plain_variant
 from fractune_core.served import ServiceGoal
+from fractune_core.shares import Share
 from fractune_core.target_attributes import read_attributes
 
 ALIGNMENT_BYTES = 64
@@ -163,9 +164,19 @@ def _variant_complaints(manifest: dict[str, Any]) -> Iterator[str]:
         if not _are_places(variant.get("weights"), len(manifest["weights"])):
             yield f"the 'weights' of the variant '{variant['name']}' are not places in 'weights'"
     known = {*manifest["shares"], ROBUST_VARIANT, UNTUNED_VARIANT}
-    strangers = {name for name in variants if plain_variant(name) not in known}
+    plain = {name: plain_variant(name) for name in variants}
+    strangers = {name for name, share in plain.items() if share not in known and not _is_range(share, known)}
     if strangers:
         yield f"the variant '{min(strangers)}' is not among 'shares'"
+
+
+def _is_range(name: str, shares: Collection[str]) -> bool:
+    """Whether a variant is named after a range with both ends among the shares."""
+    try:
+        ends = Share.parse(name).ends
+    except BadRequest:
+        return False
+    return ends is not None and all(str(end) in shares for end in ends)
 
 
 def _measured_complaints(manifest: dict[str, Any]) -> Iterator[str]:

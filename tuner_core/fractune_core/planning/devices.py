@@ -226,7 +226,8 @@ class DeviceType:
         return {part.units: part for part in self.parts}
 
     def units_of(self, share: str) -> int:
-        """Units of a share of this device: `mig:3g.40gb` or `3g`, `mps:25`, `green:32`, `cpu:2`, `full`.
+        """Units of a share of this device: `mig:3g.40gb` or `3g`, `mps:25`, `green:32`, `cpu:2`, `full`. A range
+        counts as its guarantee, the only part of it that a plan can rely on.
 
         Raises BadRequest for a share of another device, or of another partitioning.
         """
@@ -238,7 +239,8 @@ class DeviceType:
         elif text == "full" and self.kind == CUDA:
             return self.units
         elif text.startswith(f"{self.partitioning}:"):
-            part = Share.parse(text)
+            asked = Share.parse(text)
+            part = asked.ends[0] if asked.ends else asked
             size = int(part.size) if part.mechanism == self.partitioning else 0
             units = size * self.sms // 100 if self.partitioning is Partitioning.MPS else size
             if 0 < units <= self.units:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -19,7 +19,7 @@ from fractune_core.fleet.redis_names import bundle_blob, model_blob, workload_bl
 from fractune_core.jobs import JobState, Priority
 from fractune_core.names import Collection
 from fractune_core.records import Kind, Status, TuningRecord, candidate_id
-from fractune_core.shares import Share
+from fractune_core.shares import with_kernel_shares
 from fractune_server.scheduler.allocation import Budget, OperatorPlan
 from fractune_server.scheduler.fair_queue import Claimant
 from fractune_server.store.records.log import LogKey
@@ -31,13 +31,16 @@ from fractune_server.store.stored_job import StoredJob, StoredOperator
 # A limit has no search of its own. So a job at nothing but limits searches only what no job has tuned at these cores.
 
 
-def limit_note(job: StoredJob) -> str:
-    """The whole cores that the job tunes at beside the requested shares; empty for none."""
-    limits = [share for share in job.spec.shares if share not in job.tuned_at]
-    added = [share for share in job.tuned_at if share not in job.spec.shares]
-    if not added:
-        return ""
-    return f"{', '.join(limits)}: kernels are tuned at {', '.join(added)}, and the whole model is timed under the limit"
+def kernel_share_notes(job: StoredJob) -> Iterator[str]:
+    """The shares that the job tunes at beside the requested ones, for its limits and its ranges."""
+    wanted = [share for share in job.spec.shares if share not in job.tuned_at]
+    for shares, then in (
+        ([each for each in wanted if each not in job.spec.ranges], "the whole model is timed under the limit"),
+        (job.spec.ranges, "one variant serves the whole range"),
+    ):
+        added = [share for share in with_kernel_shares(shares) if share in job.tuned_at.keys() - {*job.spec.shares}]
+        if added:
+            yield f"{', '.join(shares)}: kernels are tuned at {', '.join(added)}, and {then}"
 
 
 def tuned_before(job: StoredJob, done: Iterable[StoredJob]) -> list[str]:
@@ -45,7 +48,7 @@ def tuned_before(job: StoredJob, done: Iterable[StoredJob]) -> list[str]:
     first; empty if the job has to search.
     """
     spec, missing = job.spec, set(job.tuned_at)
-    if spec.fresh or spec.extra_trials or any(Share.parse(share).kind.measures_kernels for share in spec.shares):
+    if spec.fresh or spec.extra_trials or any(share in job.tuned_at for share in spec.shares) or spec.ranges:
         return []
     found = []
     for earlier in done:

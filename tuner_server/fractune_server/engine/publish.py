@@ -68,7 +68,8 @@ class PublishPhase:
             return
         deployment, every = self._deployment(job), self._operators(job)
         operators = [op for op in every if op.weight]
-        variants = variants_for(deployment, operators, robust_only=job.stored.spec.variants == ROBUST_VARIANT)
+        spec = job.stored.spec
+        variants = variants_for(deployment, operators, spec.ranges, robust_only=spec.variants == ROBUST_VARIANT)
         twins = with_alternatives(deployment, [op for op in every if not op.weight], variants)
         made = [*variants, *twins]
         items = with_graphs([VariantItem(variant.name, variant.traces) for variant in made], job.shares)

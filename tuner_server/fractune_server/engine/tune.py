@@ -31,7 +31,7 @@ from fractune_core.log_fields import log_fields
 from fractune_core.records import Kind, TuningRecord
 from fractune_core.share_kinds import CPU
 from fractune_core.targets import with_cores
-from fractune_server.engine.active_job import ActiveJob, limit_note
+from fractune_server.engine.active_job import ActiveJob, kernel_share_notes
 from fractune_server.engine.rounds import LiveRound, Rounds
 from fractune_server.scheduler.allocation import FIRST_ROUND, Budget, OperatorPlan, joint_times, next_round
 from fractune_server.scheduler.fair_queue import FairQueue
@@ -78,7 +78,7 @@ class TunePhase:
         if job.stored.tuning_began is None:
             job.stored.tuning_began = job.now()
             _note_trials_above_budget(job)
-            _note_limits(job)
+            _note_kernel_shares(job)
         job.dirty = True
 
     def advance(self, job: ActiveJob, jobs: Collection[ActiveJob]) -> None:
@@ -395,8 +395,8 @@ def _note_trials_above_budget(job: ActiveJob) -> None:
         )
 
 
-def _note_limits(job: ActiveJob) -> None:
-    if note := limit_note(job.stored):
+def _note_kernel_shares(job: ActiveJob) -> None:
+    for note in kernel_share_notes(job.stored):
         job.note(note)
     if job.tuned_before:
         job.note(f"no search: {', '.join(job.tuned_before)} tuned this model at {', '.join(job.shares)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import threading
 import time
@@ -13,7 +14,7 @@ from typing import Any
 
 from fractune_core.analysis.at_load import AtLoad, choices
 from fractune_core.analysis.inside import Inside
-from fractune_core.analysis.match import Match, Policy, find_match
+from fractune_core.analysis.match import How, Match, Policy, find_match
 from fractune_core.analysis.roofline import Arithmetic, Roof
 from fractune_core.analysis.validated import ValidatedRecords
 from fractune_core.disturbed import is_disturbed
@@ -27,7 +28,7 @@ from fractune_core.share_kinds import CPU
 from fractune_core.shares import Device, GrantedShare, Share
 from fractune_core.targets import target_key
 from fractune_server.access.places import Places
-from fractune_server.selection.variants import Deployment, ValidatedOperator
+from fractune_server.selection.variants import Deployment, ValidatedOperator, robust_variant
 from fractune_server.store.models import IngestedModel, IngestKey
 from fractune_server.store.stored_job import StoredJob
 from fractune_server.transport.context import ServerContext
@@ -128,13 +129,16 @@ class Matcher:
 
         1. The granted share: from a live worker, else from the log, else from the size in its name.
         2. The model's operators: from an earlier ingest, else from a new one.
-        3. For each operator the match in the log.
+        3. For each operator the match in the log. For a range it is the schedule of the variant that a bundle has for
+           the whole range.
 
         Raises NotFound if the model is unknown, or was not timed under a CPU limit; ShareUnavailable if the share is
         unknown, or no worker can read the model. Raises ServerUnreachable if reading it takes too long, and
         QuotaExceeded if too many other models are to be read.
         """
         fleet, asked = live_workers(self._context.redis, self._context.secret), Share.parse(share)
+        if asked.ends:
+            return self._match_range(fleet, query, asked)
         if not asked.kind.measures_kernels:
             timing = self._under_limit(fleet, query, asked)
             answer = self.match(query, operators_at(timing, asked), policy)
@@ -162,6 +166,23 @@ class Matcher:
         answer = ModelAnswer(answers, self._context.store.roofs.of(device).get(device_share.granted.key))
         return _with_timing(answer, self._timing(found, query, device_share.device, Share.parse(share)))
 
+    def _match_range(self, fleet: Fleet, query: MatchQuery, wide: Share) -> ModelAnswer:
+        held = {str(each): self._device_share(fleet, each) for each in wide.kernel_shares}
+        found = self._ingested(fleet, query, next(iter(held.values())))
+        deployment = _deployment(held, found)
+        with self._turn(query):
+            validated = self._validated(found.operators, query.namespace)
+            arithmetic = self._context.store.log.arithmetic(task.workload_hash for task in found.operators)
+        tasks = {task.workload_hash: task for task in found.operators}
+        operators = [ValidatedOperator(name, task.weight, validated[name]) for name, task in tasks.items()]
+        matches = robust_variant(str(wide), deployment, operators).matches
+        untuned = Match(How.NONE, None, math.nan, f"no schedule is known to lose less than the untuned one in {wide}")
+        answers = [
+            OperatorAnswer(str(wide), task, matches.get(name, untuned), arithmetic.get(name))
+            for name, task in tasks.items()
+        ]
+        return ModelAnswer(answers, None)
+
     def tabulate(self, query: MatchQuery, shares: Sequence[str]) -> list[OperatorRow]:
         """Each operator's validated times, by the share that its schedule was chosen for and the share where it ran.
 
@@ -169,13 +190,8 @@ class Matcher:
         """
         fleet = live_workers(self._context.redis, self._context.secret)
         device_shares = {share: self._device_share(fleet, Share.parse(share)) for share in shares}
-        if len({device_share.device.key for device_share in device_shares.values()}) != 1:
-            raise BadRequest(f"shares {', '.join(shares)}: name shares of one device")
-        device_share = next(iter(device_shares.values()))
-        found = self._ingested(fleet, query, device_share)
-        deployment = Deployment(
-            device_share.device.key, found.target_key, {share: each.granted for share, each in device_shares.items()}
-        )
+        found = self._ingested(fleet, query, next(iter(device_shares.values())))
+        deployment = _deployment(device_shares, found)
         with self._turn(query):
             validated = self._validated(found.operators, query.namespace)
             return [_row(task, validated[task.workload_hash], deployment) for task in found.operators]
@@ -328,6 +344,14 @@ class Matcher:
 
 def _left() -> ServerUnreachable:
     return ServerUnreachable("the caller has left")
+
+
+def _deployment(held: Mapping[str, HeldShare], found: IngestedModel) -> Deployment:
+    """Raises BadRequest for shares of several devices."""
+    devices = {each.device.key for each in held.values()}
+    if len(devices) != 1:
+        raise BadRequest(f"shares {', '.join(held)}: name shares of one device")
+    return Deployment(devices.pop(), found.target_key, {share: each.granted for share, each in held.items()})
 
 
 def _row(task: OperatorTask, validated: ValidatedRecords, deployment: Deployment) -> OperatorRow:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fractune_core.analysis.match import How, Match, find_match, reported_regret
 from fractune_core.analysis.validated import MeasuredTimes, Times, ValidatedRecords, choosing_order
 from fractune_core.names import ROBUST_VARIANT, UNTUNED_VARIANT, WITH_ATTENTION
 from fractune_core.records import UNTUNED, candidate_id
-from fractune_core.shares import GrantedShare, units_text
+from fractune_core.shares import GrantedShare, Share, units_text
 
 _GAIN = 1e-9
 """a smaller improvement of the worst regret counts as rounding"""
@@ -113,6 +113,11 @@ class Deployment:
     granted: Mapping[str, GrantedShare]
     """by share as text"""
 
+    def within(self, wanted: str) -> Deployment:
+        """At the shares of a range alone."""
+        wide = Share.parse(wanted)
+        return replace(self, granted={share: each for share, each in self.granted.items() if wide.spans(share)})
+
     def measured(self, operator: ValidatedOperator, mechanism: str) -> MeasuredTimes:
         """The operator's validated times on this device for this target."""
         return operator.validated.measured(self.device_key, self.target_key, mechanism)
@@ -138,18 +143,25 @@ class Variant:
         return {name: match.record.trace for name, match in self.matches.items() if match.record is not None}
 
 
-def variants_for(deployment: Deployment, operators: Sequence[ValidatedOperator], *, robust_only: bool) -> list[Variant]:
-    """A variant for each share, a robust one if it differs from them, and the untuned one last."""
+def variants_for(
+    deployment: Deployment, operators: Sequence[ValidatedOperator], ranges: Sequence[str] = (), *, robust_only: bool
+) -> list[Variant]:
+    """A variant for each share, one for each range and a robust one, each if it differs from those before, and the
+    untuned one last.
+    """
     untuned = Variant(UNTUNED_VARIANT, {})
-    robust = _robust(deployment, operators)
+    robust = robust_variant(ROBUST_VARIANT, deployment, operators)
     if robust_only:
         return [robust, untuned]
-    tuned = [
+    found = [
         Variant(share, {op.workload_hash: deployment.match(op, share) for op in operators})
         for share in deployment.granted
     ]
-    own = all(robust.traces != variant.traces for variant in tuned)
-    return [*tuned, *([robust] if own and len(tuned) > 1 else []), untuned]
+    if len(found) > 1:
+        for variant in (*(robust_variant(each, deployment.within(each), operators) for each in ranges), robust):
+            if all(variant.traces != other.traces for other in found):
+                found.append(variant)
+    return [*found, untuned]
 
 
 def with_alternatives(
@@ -226,7 +238,7 @@ def _secs_of(
     return secs
 
 
-def _robust(deployment: Deployment, operators: Sequence[ValidatedOperator]) -> Variant:
+def robust_variant(name: str, deployment: Deployment, operators: Sequence[ValidatedOperator]) -> Variant:
     """The schedules with the smallest worst-case loss of the whole model; empty if no loss is known."""
     shares = sorted({granted.key: granted for granted in deployment.granted.values()}.values(), key=lambda g: g.units)
     choosing = {op.workload_hash: _rows(deployment, op, shares, choosing=True) for op in operators}
@@ -236,7 +248,7 @@ def _robust(deployment: Deployment, operators: Sequence[ValidatedOperator]) -> V
     chosen, regret = robust_for_model(choosing, weights, range(len(shares)), defaults, reported=reported)
     reason = f"the model loses at most {regret * 100:.1f} % at {_shares_text(shares)}"
     return Variant(
-        ROBUST_VARIANT,
+        name,
         {
             op.workload_hash: _robust_match(deployment, op, shares, chosen[op.workload_hash], reason)
             for op in operators

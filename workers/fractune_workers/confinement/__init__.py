@@ -24,8 +24,10 @@ from fractune_workers.confinement.mps import MpsConfinement, MpsSmConfinement
 def confinement_for(share: Share, units: Sequence[int] = ()) -> Confinement:
     """The confinement for `share`; `units` names the cores of a CPU share, empty = the first that this process may use.
 
-    Raises ShareUnavailable for a mechanism that no file here is for.
+    Raises BadRequest for a range, ShareUnavailable for a mechanism that no file here is for.
     """
+    if share.ends:
+        share.check_measures_kernels()
     match share.mechanism:
         case "cpu":
             return CpuConfinement(share, units)

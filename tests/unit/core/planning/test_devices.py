@@ -58,6 +58,7 @@ def test_any_parts_that_fit_are_a_path() -> None:
 def test_shares_have_units() -> None:
     assert [MIG.units_of(share) for share in ("3g", "mig:3g.40gb", "mig:7g.80gb")] == [3, 3, 7]
     assert [MPS.units_of(share) for share in ("mps:25", "mps:33", "full")] == [33, 43, 132]
+    assert (MPS.units_of("mps:25..50"), cpu_type(4).units_of("cpu:2..4")) == (33, 2)
     assert [GREEN.units_of(share) for share in ("green:16", "full")] == [16, 132]
     assert cpu_type(4).units_of("cpu:3") == 3
     with pytest.raises(BadRequest, match="share 'cpu:1500m' is not a part of"):

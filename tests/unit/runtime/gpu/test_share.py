@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import tempfile
@@ -190,6 +191,30 @@ def test_a_share_that_is_larger_than_asked_for_is_not_in_force() -> None:
     check_held(Share.parse("mps:50"), here, WHOLE)
     with pytest.raises(ShareUnavailable, match="'mps:25' is not in force"):
         check_held(Share.parse("mps:25"), here, WHOLE)
+
+
+@pytest.mark.parametrize(
+    ("percentage", "share", "says"),
+    [
+        (25, "mps:25..50", ""),
+        (50, "mps:25..50", ""),
+        (100, "mps:50..100", ""),
+        (20, "mps:25..50", "'mps:25..50' is not in force: .* start it with CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=50 "),
+        (60, "mps:25..50", "'mps:25..50' is not in force: this process has 79 of 132 SMs"),
+        (100, "mps:25..50", "'mps:25..50' is not in force: this process has 132 of 132 SMs"),
+    ],
+)
+def test_a_process_may_be_anywhere_in_a_range(percentage: int, share: str, says: str) -> None:
+    here = gpu_share_here(seen(staged=Staged(mps=True, percentage=percentage)), WHOLE, (0,))
+    with pytest.raises(ShareUnavailable, match=says) if says else contextlib.nullcontext():
+        check_held(Share.parse(share), here, WHOLE)
+
+
+def test_a_process_enters_a_range_by_its_burst(tempdir: Path) -> None:
+    pipes = keep_daemon(tempdir, "GPU-1")
+    confine_gpu(Share.parse("mps:25..50"))
+    join_daemon(Share.parse("mps:25..50"))
+    assert (os.environ[MPS_PERCENTAGE], os.environ[MPS_PIPE_DIRECTORY]) == ("50", pipes)
 
 
 @pytest.mark.parametrize("share", ["green:32", "none", "cpu:1"])

@@ -9,7 +9,7 @@ import pytest
 
 from fractune_core.jobs import JobSpec
 from fractune_core.shares import with_kernel_shares
-from fractune_server.engine.active_job import limit_note, tuned_before
+from fractune_server.engine.active_job import kernel_share_notes, tuned_before
 from fractune_server.store.stored_job import StoredJob
 from tests.support.samples import DEVICE, LIMITED, granted
 
@@ -26,11 +26,20 @@ ONE, TWO = job("cpu:1", name="one"), job("cpu:2", name="two")
 
 
 def test_cores_that_a_limit_adds_are_named() -> None:
-    assert limit_note(job("cpu:1500m")) == (
+    assert list(kernel_share_notes(job("cpu:1500m"))) == [
         "cpu:1500m: kernels are tuned at cpu:1, cpu:2, and the whole model is timed under the limit"
-    )
-    assert limit_note(job("cpu:1", "cpu:1500m")).startswith("cpu:1500m: kernels are tuned at cpu:2, and")
-    assert limit_note(job("cpu:1", "cpu:2", "cpu:1500m")) == limit_note(BOTH) == ""
+    ]
+    (note,) = kernel_share_notes(job("cpu:1", "cpu:1500m"))
+    assert note.startswith("cpu:1500m: kernels are tuned at cpu:2, and")
+    assert list(kernel_share_notes(job("cpu:1", "cpu:2", "cpu:1500m"))) == list(kernel_share_notes(BOTH)) == []
+
+
+def test_cores_that_a_range_adds_are_named_and_searched() -> None:
+    assert list(kernel_share_notes(job("cpu:1..4", "cpu:4", "cpu:1500m"))) == [
+        "cpu:1500m: kernels are tuned at cpu:1, cpu:2, and the whole model is timed under the limit",
+        "cpu:1..4: kernels are tuned at cpu:1, cpu:2, and one variant serves the whole range",
+    ]
+    assert tuned_before(job("cpu:1..2"), [BOTH]) == []
 
 
 @pytest.mark.parametrize(

@@ -117,6 +117,30 @@ def test_one_variant_for_shares_of_several_mechanisms() -> None:
     assert robust.reason == "the model loses at most 20.0 % at mps:25, mps:50, full"
 
 
+def test_a_range_has_the_variant_that_loses_least_within_it() -> None:
+    """`alone` loses 5 % between 25 and 50 %, and most on the whole GPU. Without it the range has that of `mps:25`."""
+    place = Deployment(GPU.key, TARGET_KEY, {share: on_gpu(share) for share in ("mps:25", "mps:50", "full")})
+    times = {UNTUNED: (9.0, 9.0, 9.0), "part": (1.0, 1.1, 3.0), "half": (2.0, 1.0, 1.0), "both": (1.2, 1.2, 1.2)}
+    records = [
+        replace(validation(trace, 1, secs), device=GPU, share=share, granted=on_gpu(share))
+        for trace, row in times.items()
+        for share, secs in zip(place.granted, row, strict=True)
+    ]
+    more = ("alone", (1.05, 1.05, 9.0))
+    with_alone = [
+        replace(validation(more[0], 1, secs), device=GPU, share=share, granted=on_gpu(share))
+        for share, secs in zip(place.granted, more[1], strict=True)
+    ]
+    found = ValidatedOperator(WORKLOAD, 1, ValidatedRecords((*records, *with_alone)))
+    variants = variants_for(place, [found], ["mps:25..50"], robust_only=False)
+    assert traces(variants)["mps:25..50"] == {WORKLOAD: "alone"}
+    assert traces(variants)["robust"] == {WORKLOAD: "both"}
+    within = variants[3].matches[WORKLOAD]
+    assert (within.how, within.reason) == (How.ROBUST, "the model loses at most 5.0 % at 32, 66 SMs")
+    same = ValidatedOperator(WORKLOAD, 1, ValidatedRecords(tuple(records)))
+    assert "mps:25..50" not in traces(variants_for(place, [same], ["mps:25..50"], robust_only=False))
+
+
 def on_gpu(share: str) -> GrantedShare:
     units = {"mps:25": 32, "mps:50": 66, "full": 132}[share]
     return GrantedShare(share, units, GPU.units, "sm", 140 << 30, reserved=False)

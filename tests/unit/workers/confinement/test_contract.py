@@ -9,10 +9,11 @@ from dataclasses import dataclass
 
 import pytest
 
-from fractune_core.errors import ShareUnavailable
+from fractune_core.errors import BadRequest, ShareUnavailable
 from fractune_core.share_kinds import CPU, SHARE_KINDS
 from fractune_core.shares import GrantedShare, Share
 from fractune_workers.child import Child
+from fractune_workers.confinement import confinement_for
 from fractune_workers.confinement.base import Confinement
 from tests.support.hardware.confinement_cases import ALL_CASES, CASES, CPU_CASES, GPU_CASES, Case
 
@@ -71,8 +72,15 @@ def machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_every_kind_of_share_that_proves_something_has_a_case() -> None:
-    """`none` proves nothing."""
-    assert {kind.mechanism for kind in SHARE_KINDS} - {"none"} == set(CASES)
+    """`none` proves nothing, and no worker is under a range."""
+    assert {kind.mechanism for kind in SHARE_KINDS if not kind.range_of} - {"none"} == set(CASES)
+
+
+def test_no_process_is_confined_to_a_range() -> None:
+    with pytest.raises(
+        BadRequest, match=r"'mps:25\.\.50': this is a range, .* at one share of it; write mps:25, mps:50"
+    ):
+        confinement_for(Share.parse("mps:25..50"))
 
 
 def verified(child: Child) -> GrantedShare:

@@ -29,6 +29,7 @@ from fractune.text.rendering import Table
 from fractune_core.errors import BadRequest, one_line
 from fractune_core.jobs import JobSpec, LogOptions
 from fractune_core.model_inputs import Inputs
+from fractune_core.shares import with_kernel_shares
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ def knee(
     with model_file(model, run_script=run_script, inputs=inputs) as path:
         inputs = settled(path, inputs)
         spec = JobSpec.requested(path.name, timed, rerank=1, only=only, inputs=inputs, **options)
-        if len(spec.shares) < 2:
+        if len(with_kernel_shares(spec.shares)) < 2:
             raise BadRequest(f"--shares {spec.shares[0]}: a knee needs two shares, and a curve three; name more")
         with finished_job(path, spec, PlaceOptions(server, state, reconnect_s), choose_view(progress)) as (place, job):
             tables = job_tables(place.client, job, operators=operators)

@@ -107,6 +107,8 @@ class CrossTable:
     """of the model, with latencies at 30 % load; empty for an operator"""
     launches_s: Mapping[str, float] = field(default_factory=dict)
     """seconds of the launches of its kernels by share, where they are known: on a GPU"""
+    ranges: tuple[str, ...] = ()
+    """that one variant is to serve; of an operator none, since a variant is of a model"""
 
     def __repr__(self) -> str:
         return f"CrossTable({one_line(self.name)}: {', '.join(self.shares)})"
@@ -152,29 +154,35 @@ class CrossTable:
                 if lost is not None:
                     yield variant, share, cell, lost
 
-    def robust(self) -> tuple[str, str, Slowdown] | None:
-        """The tuned variant with the smallest loss at its worst share: variant, that share, that loss.
+    def robust(self, within: str = "") -> tuple[str, str, Slowdown] | None:
+        """The tuned variant with the smallest loss at its worst share: variant, that share, that loss. `within` is a
+        range whose shares count alone.
 
-        Among variants that lose nothing beyond the noise, it is the one that was made for all shares, if there is one.
+        Among variants that lose nothing beyond the noise, it is the one that was made for them, if there is one.
         """
+        shares = self.shares_of(within)
         worst = {
             variant: max(
-                ((share, lost) for share in self.shares if (lost := self.slowdown(variant, share)) is not None),
+                ((share, lost) for share in shares if (lost := self.slowdown(variant, share)) is not None),
                 key=lambda found: found[1].median,
             )
             for variant, row in self.cells.items()
-            if variant != UNTUNED_VARIANT and all(share in row for share in self.shares)
+            if variant != UNTUNED_VARIANT and all(share in row for share in shares)
         }
         if not worst:
             return None
-        variant = min(worst, key=lambda name: (worst[name][1].median, name))
-        if self.is_lossless(variant) and ROBUST_VARIANT in worst and self.is_lossless(ROBUST_VARIANT):
-            variant = ROBUST_VARIANT
+        variant, made = min(worst, key=lambda name: (worst[name][1].median, name)), within or ROBUST_VARIANT
+        if made in worst and all(self.is_lossless(each, within) for each in (variant, made)):
+            variant = made
         return variant, *worst[variant]
 
-    def is_lossless(self, variant: str) -> bool:
-        """Whether `variant` loses nothing beyond the noise at any share where it was measured."""
-        losses = (self.slowdown(variant, share) for share in self.shares)
+    def shares_of(self, within: str) -> tuple[str, ...]:
+        """The shares of a range; all without one."""
+        return tuple(share for share in self.shares if not within or Share.parse(within).spans(share))
+
+    def is_lossless(self, variant: str, within: str = "") -> bool:
+        """Whether `variant` loses nothing beyond the noise at any of these shares where it was measured."""
+        losses = (self.slowdown(variant, share) for share in self.shares_of(within))
         return all(lost is None or lost.low <= 0.0 for lost in losses)
 
     def _loss(self, cell: Cell, other: Cell) -> Slowdown:
@@ -195,9 +203,9 @@ def model_table(job: JobStatus) -> CrossTable:
     for each in job.results:
         for variant, run_secs in each.run_secs.items():
             found.setdefault(variant, {})[each.share] = Cell(run_secs, job.name, each.kept)
-    order = [UNTUNED_VARIANT, *job.shares, ROBUST_VARIANT]
+    order = [UNTUNED_VARIANT, *job.shares, *job.spec.ranges, ROBUST_VARIANT]
     cells = {variant: found[variant] for variant in order if variant in found}
-    return CrossTable(job.model_name, 1, job.shares, cells, job.results, job.launches_s)
+    return CrossTable(job.model_name, 1, job.shares, cells, job.results, job.launches_s, job.spec.ranges)
 
 
 def operator_table(
@@ -223,21 +231,26 @@ def sentences(table: CrossTable) -> list[str]:
         for variant in table.shares
         if variant != share and (lost := table.loss_against(share, variant, share)) is not None
     ]
-    robust = table.robust() if len(table.shares) > 1 else None
-    if robust is not None:
-        variant, share, lost = robust
-        named = (
-            "the schedules made for all ('robust')"
-            if variant == ROBUST_VARIANT
-            else f"the schedules tuned on {share_text(variant)}"
-        )
-        most = f"at most {with_interval(lost)} (on {share_text(share)})"
-        if table.is_lossless(variant):
-            most = "nothing beyond the noise at any of these shares"
-            if lost.high > 0.0:
-                most += f" ({signed(lost)} on {share_text(share)})"
-        lines.append(f"one variant for all of these shares: {named} lose {most}")
-    return [*lines, *at_load_sentences(table.results)]
+    is_all = any(table.shares_of(each) == table.shares for each in table.ranges)
+    wanted = table.ranges if is_all else (*table.ranges, "")
+    for_all = [one_for_all(table, each) for each in wanted] if len(table.shares) > 1 else []
+    return [*lines, *filter(None, for_all), *at_load_sentences(table.results)]
+
+
+def one_for_all(table: CrossTable, within: str) -> str:
+    """The variant that serves all shares of a range, or of the table; empty if none was measured at all of them."""
+    robust = table.robust(within)
+    if robust is None:
+        return ""
+    variant, share, lost = robust
+    made = {ROBUST_VARIANT: "the schedules made for all ('robust')", within: f"the schedules made for {within}"}
+    most = f"at most {with_interval(lost)} (on {share_text(share)})"
+    if table.is_lossless(variant, within):
+        most = "nothing beyond the noise at any of these shares"
+        if lost.high > 0.0:
+            most += f" ({signed(lost)} on {share_text(share)})"
+    named = made.get(variant) or f"the schedules tuned on {share_text(variant)}"
+    return f"one variant for all of {within or 'these shares'}: {named} lose {most}"
 
 
 def _sentence(variant: str, share: str, lost: Slowdown) -> str:

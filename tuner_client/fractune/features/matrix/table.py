@@ -104,16 +104,21 @@ def cell_text(table: CrossTable, variant: str, share: str) -> str:
 
 def table_json(table: CrossTable) -> dict[str, Any]:
     """Times in seconds, losses as fractions."""
-    robust = table.robust()
     return {
         "subject": table.name,
         "weight": table.weight,
         "cells": [dict(zip(COLUMNS, row, strict=True)) for row in rows(table)],
-        "robust": None if robust is None else {"variant": robust[0], "worst_at": robust[1], "loss": robust[2].median},
+        "robust": _robust_json(table),
+        "ranges": {each: _robust_json(table, each) for each in table.ranges},
         "launches_s": dict(table.launches_s),
         "sentences": sentences(table),
         "at_load": {each.share: at_load_json(each) for each in table.results},
     }
+
+
+def _robust_json(table: CrossTable, within: str = "") -> dict[str, Any] | None:
+    found = table.robust(within)
+    return None if found is None else {"variant": found[0], "worst_at": found[1], "loss": found[2].median}
 
 
 def rows(table: CrossTable) -> list[list[Any]]:

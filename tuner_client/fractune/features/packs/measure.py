@@ -15,7 +15,7 @@ from fractune.sessions.session import PathText
 from fractune.text.output_files import check_writable
 from fractune_core.errors import BadRequest, FractuneError
 from fractune_core.files.packs import Pack
-from fractune_core.shares import Share, share_names
+from fractune_core.shares import Share, share_names, with_kernel_shares
 
 _MOST_MINUTES = 7 * 24 * 60.0
 _EXTRAS = {"cpu": ("run", "sign"), "cuda": ("run", "sign", "cuda")}
@@ -42,7 +42,7 @@ def measure(
     path = Path(path)
     if minutes is not None and not 0 < minutes <= _MOST_MINUTES:
         raise BadRequest(f"--minutes is {minutes:g}; it must be above 0, and at most {_MOST_MINUTES:g}")
-    requested = [Share.parse(share) for share in share_names(shares)]
+    requested = [Share.parse(share) for share in with_kernel_shares(share_names(shares))]
     if len({share.device_kind for share in requested}) > 1:
         raise BadRequest("--shares are of a CPU and of a GPU; measure the pack for each apart")
     written = Path(f"{path.stem}.times" if out is None else out).absolute()

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from fractune.features.matrix.cross_table import HEADING, latency_cell
+from fractune.features.matrix.cross_table import HEADING, latency_cell, model_table, one_for_all
 from fractune.features.tune.table import latency_notes, latency_row
 from fractune.features.tune.times_table import operator_time
 from fractune.server.job_status import JobStatus, ShareResult
@@ -110,9 +110,10 @@ class Answer:
 
     @property
     def lines(self) -> list[str]:
-        """`line`, and the reason if nothing was compared."""
+        """`line`, what one variant loses within each range, and the reason if nothing was compared."""
+        ranges = [one_for_all(model_table(self.job), each) for each in self.job.spec.ranges]
         why = [f"not compared with ONNX Runtime: {self.not_compared}"] if self.not_compared else []
-        return [self.line, *why]
+        return [self.line, *filter(None, ranges), *why]
 
     @property
     def _largest(self) -> tuple[Row, ...]:

@@ -186,7 +186,7 @@ def _contenders(
 
 def _has_cores(shares: str | Sequence[str]) -> bool:
     """Whether one of the shares is of whole CPU cores, at which runtimes can be timed."""
-    return any(Share.parse(share).kind.measures_kernels and share.startswith("cpu:") for share in share_names(shares))
+    return any(Share.parse(share).kind.unit == "core" for share in share_names(shares))
 
 
 def _competed(result: TuneResult, model: Path, contenders: list[str], state: PathText | None, view: View) -> TuneResult:

@@ -152,6 +152,25 @@ def test_among_variants_that_lose_nothing_the_robust_one_is_named() -> None:
     )
 
 
+def test_a_range_has_a_sentence_of_its_own() -> None:
+    """At `cpu:4` the variant of the range loses, which counts for all shares and not for the range."""
+    cells = {
+        "cpu:1": {"cpu:1": cell(1e-3), "cpu:2": cell(3e-3), "cpu:4": cell(3e-3)},
+        "cpu:2": {"cpu:1": cell(3e-3), "cpu:2": cell(1e-3), "cpu:4": cell(1e-3)},
+        "cpu:1..2": {"cpu:1": cell(1.1e-3), "cpu:2": cell(1.2e-3), "cpu:4": cell(9e-3)},
+    }
+    shares = ("cpu:1", "cpu:2", "cpu:4")
+    table = CrossTable("m", 1, shares, cells, ranges=("cpu:1..2",))
+    *_, within, over_all = sentences(table)
+    assert within.startswith("one variant for all of cpu:1..2: the schedules made for cpu:1..2 lose at most 20 % ± ")
+    assert over_all.startswith("one variant for all of these shares: the schedules tuned on 1 core lose at most 200 % ")
+    assert table_json(table)["ranges"] == {
+        "cpu:1..2": {"variant": "cpu:1..2", "worst_at": "cpu:2", "loss": pytest.approx(0.2)}
+    }
+    whole = CrossTable("m", 1, ("cpu:1", "cpu:2"), cells, ranges=("cpu:1..2",))
+    assert sum(each.startswith("one variant") for each in sentences(whole)) == 1
+
+
 def test_a_schedule_that_beats_the_one_tuned_there_is_told() -> None:
     cells = {"cpu:1": {"cpu:1": cell(2e-3)}, "cpu:2": {"cpu:1": cell(1e-3)}}
     (told,) = sentences(CrossTable("m", 1, ("cpu:1", "cpu:2"), cells))

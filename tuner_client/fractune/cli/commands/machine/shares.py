@@ -40,7 +40,7 @@ def shares(
     as_json: options.Json = False,
 ) -> None:
     """List the shares that this machine's processors offer."""
-    requested = parse_shares(named) if named else []
+    requested = _single(parse_shares(named)) if named else []
     if requested and mig_layout is not None:
         raise BadRequest(f"--mig-layout divides a whole GPU; leave '{named}' out")
     if apply and mig_layout is None:
@@ -53,6 +53,12 @@ def shares(
         _divide(mig_layout, apply=apply, as_json=as_json)
     else:
         _list(requested, prove=prove, as_json=as_json)
+
+
+def _single(shares: list[Share]) -> list[Share]:
+    """The shares, a range as those that a worker measures at."""
+    found = (each for share in shares for each in (share.kernel_shares if share.ends else [share]))
+    return list(dict.fromkeys(found))
 
 
 def _list(named: list[Share], *, prove: bool, as_json: bool) -> None:
