@@ -19,13 +19,13 @@ from fractune.features.log.files import csv_row, read_jsonl
 from fractune.features.plan.plan_file import read_plan
 from fractune.features.plan.table import bundle_rows
 from fractune.models.external_data import write_one_file
-from fractune.models.onnx_file import read_interface, read_outline
 from fractune.models.source import check_given
 from fractune_core.codec.messages import from_proto, to_proto
 from fractune_core.files.buckets import Buckets, Padding, input_shapes, open_axes
 from fractune_core.files.bundles import WEIGHTS, Bundle
 from fractune_core.files.compared import MODEL, Compared, Runtime, Timed
 from fractune_core.files.joined import join_bundles, join_stages
+from fractune_core.files.onnx_file import read_interface, read_outline
 from fractune_core.files.sealed import MANIFEST, write_archive
 from fractune_core.files.staged import Stages, Step, Tensor, part_entry
 from fractune_core.pb import fractune_pb2 as pb

@@ -20,6 +20,7 @@ AUTO = "auto"
 DEFAULT_LISTEN = "127.0.0.1:50051"
 DEFAULT_PAGES = "127.0.0.1:8080"
 _DAY_S = 86_400.0
+_MOST_DIGITS = 18
 _PART = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*(%?)")
 
 State = Annotated[
@@ -74,12 +75,20 @@ Inputs = Annotated[
         help="Shape of an input with open dimensions, or NAME=const:NUMBER: a constant.",
     ),
 ]
+SizesByName = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--size",
+        metavar="NAME=128",
+        help="Size of all open axes of this name in an ONNX file (see inspect); tune takes several, as NAME=16,64.",
+    ),
+]
 Lengths = Annotated[
     list[str] | None,
     typer.Option(
         "--lengths",
         metavar="INPUT:AXIS=16,64",
-        help="Sizes of an open axis of an ONNX file, and of all axes with its name; auto takes them from --sample.",
+        help="As --size, by the place of an axis; auto takes the sizes from --sample.",
     ),
 ]
 Sample = Annotated[
@@ -182,13 +191,14 @@ class ModelOptions:
     """Options that describe the model."""
 
     inputs: Inputs = None
+    sizes: SizesByName = None
     run_script: RunScript = False
     target: Target = ""
     namespace: Namespace = ""
 
     def parsed(self) -> dict[str, Any]:
         """The arguments of the Python API. Raises BadRequest."""
-        return {**vars(self), "inputs": parse_inputs(self.inputs)}
+        return {**vars(self), "inputs": parse_inputs(self.inputs), "sizes": parse_one_size(self.sizes)}
 
 
 @dataclass(frozen=True)
@@ -252,25 +262,32 @@ def parse_inputs(texts: list[str] | None) -> dict[str, Input]:
     return _with_constants({name: [size for (size,) in sizes] for name, sizes in shapes.items()}, constants)
 
 
-def parse_lengths(texts: list[str] | None) -> dict[str, list[int] | None]:
-    """Read `INPUT:AXIS=16,64` options; None stands for `INPUT:AXIS=auto`, and for `auto` with an empty place. Raises
-    BadRequest.
+def parse_sizes(option: str, texts: list[str] | None) -> dict[str, list[int] | None]:
+    """Read `NAME=16,64` options, also `NAME=16|64`; None stands for `NAME=auto`, and for `auto` with an empty name.
+    Raises BadRequest.
     """
     found: dict[str, list[int] | None] = {}
     for text in texts or []:
-        place, _, sizes = text.rpartition("=")  # `auto` alone has no place
-        if place in found:
-            raise BadRequest(f"--lengths '{text}': '{place}' has sizes already; give them once")
+        name, _, sizes = text.rpartition("=")  # `auto` alone has no name
+        if name in found:
+            raise BadRequest(f"{option} '{text}': '{name}' has sizes already; give them once")
+        numbers = sizes.replace("|", ",").split(",")
         if sizes == AUTO:
-            found[place] = None
-            continue
-        try:
-            found[place] = sorted({int(size) for size in sizes.split(",")})
-        except ValueError:
-            raise BadRequest(f"--lengths '{text}': write INPUT:AXIS=16,64, or INPUT:AXIS={AUTO}") from None
-        if not place or min(found[place] or [0]) < 1:
-            raise BadRequest(f"--lengths '{text}': write INPUT:AXIS=16,64 with sizes of at least 1")
+            found[name] = None
+        elif name and all(each.isascii() and each.isdecimal() and len(each) <= _MOST_DIGITS for each in numbers):
+            found[name] = sorted(set(map(int, numbers)))
+        else:
+            raise BadRequest(f"{option} '{text}': write NAME=128, or NAME=16,64 with whole numbers of at least 1")
     return found
+
+
+def parse_one_size(texts: list[str] | None) -> dict[str, int]:
+    """As `parse_sizes`, with one number each."""
+    found = parse_sizes("--size", texts)
+    several = next((name for name, sizes in found.items() if sizes is None or len(sizes) > 1), None)
+    if several is not None:
+        raise BadRequest(f"--size '{several}': give one number; tune takes several")
+    return {name: sizes[0] for name, sizes in found.items() if sizes}
 
 
 def parse_several(texts: list[str] | None) -> SeveralShapes:

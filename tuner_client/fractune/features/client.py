@@ -17,8 +17,8 @@ from fractune.features.log.match import MatchResult, answered_match, match_reque
 from fractune.features.tune.bundle import BundleFile, download_bundle
 from fractune.features.tune.result import TuneResult
 from fractune.local.state import default_state_dir
-from fractune.models.open_sizes import settled
-from fractune.models.source import ModelSource, check_arrays, model_file
+from fractune.models.open_sizes import sized_model
+from fractune.models.source import ModelSource, check_arrays
 from fractune.server.credentials import PLAIN, Credentials
 from fractune.server.job_status import Fleet, JobStatus, OfferedShare, WaitingWork, Worker, check_ended_well, job_status
 from fractune.server.rpc import CALL_TIMEOUT_S, RECONNECT_S, RpcClient, job_name, submit
@@ -31,6 +31,7 @@ from fractune_core.analysis.runtime_times import RuntimeTime
 from fractune_core.codec.messages import from_proto, to_proto
 from fractune_core.jobs import JobOptions, JobSpec
 from fractune_core.model_inputs import Inputs
+from fractune_core.named_sizes import Sizes
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.shares import share_names
 
@@ -182,14 +183,15 @@ class Client:
         shares: str | Sequence[str],
         *,
         run_script: bool = False,
+        sizes: Sizes | None = None,
         **options: Unpack[JobOptions],
     ) -> Job:
         """Upload the model unless the server has it, and start a job; the options are those of `fractune.tune`.
 
         Raises BadModel for an unreadable model, BadRequest, and the errors of the server.
         """
-        with model_file(model, run_script=run_script, inputs=options.get("inputs")) as path:
-            options["inputs"] = settled(path, options.get("inputs"))
+        inputs = options.get("inputs")
+        with sized_model(model, run_script=run_script, inputs=inputs, sizes=sizes) as (path, options["inputs"]):
             spec = JobSpec.requested(path.name, shares, **options)
             check_arrays([spec], path)
             return Job(self._rpc, submit(self._rpc, path, spec))
@@ -223,6 +225,7 @@ class Client:
         policy: str = "robust",
         allow_unmeasured: bool = False,
         inputs: Inputs | None = None,
+        sizes: Sizes | None = None,
         run_script: bool = False,
         target: str = "",
         namespace: str = "",
@@ -231,7 +234,7 @@ class Client:
 
         `model` may also be the name of a model that the server has: `JobStatus.model`. Raises BadModel, BadRequest.
         """
-        with match_source(model, run_script=run_script, inputs=inputs) as (source, shapes):
+        with match_source(model, run_script=run_script, inputs=inputs, sizes=sizes) as (source, shapes):
             request = match_request(
                 share, policy, shapes, allow_unmeasured=allow_unmeasured, target=target, namespace=namespace
             )

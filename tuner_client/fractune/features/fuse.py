@@ -13,11 +13,13 @@ from typing import Any
 
 from fractune.local.programs import require
 from fractune.local.stack import own_env
-from fractune.models.source import ModelSource, model_file
+from fractune.models.open_sizes import sized_model
+from fractune.models.source import ModelSource
 from fractune.text.output_files import check_writable
 from fractune_core.errors import BadModel, StateUnusable, one_line
 from fractune_core.files.fused import SUFFIX, check_slots, slot_names, write_fused
 from fractune_core.model_inputs import Inputs, as_shapes
+from fractune_core.named_sizes import Sizes
 from fractune_core.names import check_file_name
 
 
@@ -59,6 +61,7 @@ def fuse(
     *,
     slots: int | None = None,
     inputs: Inputs | None = None,
+    sizes: Sizes | None = None,
     run_script: bool = False,
     out: str | os.PathLike[str] | None = None,
 ) -> FusedModel:
@@ -73,9 +76,12 @@ def fuse(
     the models have different structures, StateUnusable, and FractuneError if TVM is not installed.
     """
     count = check_slots(len(models), slots)
-    fixed = as_shapes(inputs or {})
     with contextlib.ExitStack() as held:
-        paths = [held.enter_context(model_file(model, run_script=run_script)) for model in models]
+        opened = [
+            held.enter_context(sized_model(model, run_script=run_script, inputs=inputs, sizes=sizes))
+            for model in models
+        ]
+        paths, fixed = [path for path, _ in opened], as_shapes(opened[0][1] or {})
         names = _names(paths)
         for name in names:
             check_file_name(name, "a variant's name")

@@ -17,7 +17,8 @@ from fractune.local.noise_file import NOISE_FILE, check_noise_file, save_noise
 from fractune.local.programs import measure_noise
 from fractune.local.stack import own_env
 from fractune.local.state import default_state_dir
-from fractune.models.source import ModelSource, model_file
+from fractune.models.open_sizes import sized_model
+from fractune.models.source import ModelSource
 from fractune.sessions.progress import LineProgress, line_reporter
 from fractune.text.figure import Drawable, draw_panels, save_figure
 from fractune.text.rendering import Column, Table
@@ -32,6 +33,7 @@ from fractune_core.analysis.noise import (
 )
 from fractune_core.errors import BadRequest, one_line
 from fractune_core.model_inputs import Inputs, as_shapes
+from fractune_core.named_sizes import Sizes
 from fractune_core.shares import Share, units_text
 
 _COLUMNS = 4
@@ -227,6 +229,7 @@ def noise(
     model: ModelSource | None = None,
     only: str = "",
     inputs: Inputs | None = None,
+    sizes: Sizes | None = None,
     run_script: bool = False,
     seed: int = 0,
     state: str | os.PathLike[str] | None = None,
@@ -246,12 +249,14 @@ def noise(
     requested.check_measures_kernels()
     counts = list(_MEASURERS[requested.device_kind] if measurers is None else measurers)
     _check(counts, candidates)
-    if model is None and (only or inputs):
-        raise BadRequest("--only and inputs select an operator of a model; pass --model too")
+    if model is None and (only or inputs or sizes):
+        raise BadRequest("--only, inputs and sizes select an operator of a model; pass --model too")
     noise_file = Path(state or default_state_dir()).expanduser() / NOISE_FILE
     check_noise_file(noise_file)
     with contextlib.ExitStack() as held:
-        path = None if model is None else held.enter_context(model_file(model, run_script=run_script))
+        path, shapes = None, inputs
+        if model is not None:
+            path, shapes = held.enter_context(sized_model(model, run_script=run_script, inputs=inputs, sizes=sizes))
         held.enter_context(children_find_us())
         data = measure_noise(
             requested,
@@ -260,7 +265,7 @@ def noise(
             candidates=candidates,
             seed=seed,
             model=path,
-            inputs=as_shapes(inputs or {}),
+            inputs=as_shapes(shapes or {}),
             only=only,
         )
     advice = NoiseAdvice(**data["advice"])

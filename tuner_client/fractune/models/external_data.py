@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, NamedTuple
 
-from fractune.models.onnx_file import DEEPEST, INSIDE, MESSAGE, NUMBERS, Field, Walk, varint_bytes, walk
 from fractune_core.errors import BadModel, shortened
+from fractune_core.files.onnx_file import DEEPEST, INSIDE, MESSAGE, NUMBERS, Field, Walk, varint_bytes, walk
 
 _MOST_BYTES = 2**31 - 1
 """of a protobuf message"""

@@ -40,6 +40,8 @@ _PASSING = frozenset({"Unsqueeze", "Squeeze", "Reshape", "Expand", "Cast", "Add"
 _BACK = 12
 
 Shape = tuple[int | None, ...]
+Terms = Sequence[tuple[int, Sequence[int]]]
+"""a sum of products: factors, each with the numbers of the sizes that it goes with"""
 
 
 Rule = Callable[[Any, Sequence[Shape | None], str], Iterator["Pair"]]
@@ -63,7 +65,10 @@ class Pair(NamedTuple):
 class Graph:
     """A model whose shapes are inferred for sizes of its inputs."""
 
-    def __init__(self, data: bytes, inputs: Sequence[Mapping[str, Any]], places: Sequence[Any]) -> None:
+    def __init__(
+        self, data: bytes, inputs: Sequence[Mapping[str, Any]], places: Sequence[Any], symbols: Sequence[str] = ()
+    ) -> None:
+        """`places` has those of each open size, and `symbols` its name in the file."""
         import onnx
 
         self._model = onnx.ModelProto.FromString(data)
@@ -78,13 +83,37 @@ class Graph:
             for each in (*graph.value_info, *graph.output)
             if (shape := _shape(each)) is not None and any(shape)
         ]
+        numbers = {name: at for at, name in enumerate(symbols)}
+        self._named = [
+            (each.name, axis, numbers[dim.dim_param])
+            for each in (*graph.value_info, *graph.output)
+            for axis, dim in enumerate(each.type.tensor_type.shape.dim)
+            if dim.dim_param in numbers
+        ]
         self._inputs = inputs
-        self._places = places
+        self.places = places
+        self.formulas: dict[int, Terms] = {}
+        """of sizes that follow from others"""
         self._left, self._trials = _MOST_WORK, _MOST_TRIALS
         self._results: dict[tuple[Any, ...], Any] = {}
         del graph.value_info[:]
         for each in graph.output:
             each.type.tensor_type.ClearField("shape")
+
+    def renew(self) -> None:
+        """Make as much work possible as at the beginning."""
+        self._left, self._trials = _MOST_WORK, _MOST_TRIALS
+
+    def completed(self, sizes: Sequence[int]) -> list[int]:
+        """The sizes, with those that follow from others."""
+        made = list(sizes)
+        for at, terms in self.formulas.items():
+            made[at] = max(1, sum(factor * math.prod(made[each] for each in names) for factor, names in terms))
+        return made
+
+    def named(self, shapes: Mapping[str, Shape], sizes: Sequence[int]) -> list[tuple[int | None, int]]:
+        """The sizes of values whose axes the file gives names of inputs' axes, and what they should be."""
+        return [(_at(shapes.get(name), axis), sizes[at]) for name, axis, at in self._named]
 
     def shapes(self, sizes: Sequence[int], until: int = -1) -> dict[str, Shape]:
         """The shapes of all values that can be inferred, of those before the node `until` if that is given."""
@@ -188,7 +217,7 @@ class Graph:
             model.graph.initializer.extend(self._model.graph.initializer)
             model.graph.node.extend(self.nodes[:count])
         dims = {each["name"]: list(each["shape"]) for each in self._inputs}
-        for size, places in zip(sizes, self._places, strict=True):
+        for size, places in zip(self.completed(sizes), self.places, strict=True):
             for name, axis in places:
                 dims[name][axis] = size
         for each in model.graph.input:

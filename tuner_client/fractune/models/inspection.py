@@ -75,12 +75,31 @@ class InspectedTensor:
 
 
 @dataclass(frozen=True)
+class InspectedSize:
+    """A size that open axes of inputs have together."""
+
+    name: str
+    """in the file; of an axis without a name its place (`ids:1`)"""
+    suggested: int
+    why: str
+    equals: str
+    """the sizes that it follows from (`past + s`); empty for one to give"""
+    is_given: bool
+    has_name: bool
+    is_batch: bool
+    inputs: tuple[str, ...]
+    """those that have it as an axis"""
+
+
+@dataclass(frozen=True)
 class Inspection:
     """The inputs and outputs of a model file, and sizes for what it leaves open."""
 
     path: str
     inputs: tuple[InspectedTensor, ...]
     outputs: tuple[InspectedTensor, ...]
+    sizes: tuple[InspectedSize, ...]
+    """the open ones; first those with one name, then sums and products"""
     notes: tuple[str, ...] = ()
 
     @property
@@ -91,8 +110,15 @@ class Inspection:
 
     @property
     def options(self) -> list[str]:
-        """Words of a command line that fix the open inputs."""
-        words = [("--input", f"{name}={','.join(map(str, shape))}") for name, shape in self.suggested.items()]
+        """Words of a command line that fix the open inputs: sizes by name, and shapes of inputs with axes without."""
+        nameless = {name for each in self.sizes if not (each.has_name or each.equals) for name in each.inputs}
+        shapes = {name: shape for name, shape in self.suggested.items() if name in nameless}
+        words = [
+            ("--size", f"{each.name}={each.suggested}")
+            for each in self.sizes
+            if each.has_name and not (each.equals or each.is_given or shapes.keys() & set(each.inputs))
+        ]
+        words += [("--input", f"{name}={','.join(map(str, shape))}") for name, shape in shapes.items()]
         words += [("--input", f"{each.name}=DIM,DIM,...") for each in self.inputs if each.is_open and not each.axes]
         return [word for pair in words for word in pair]
 

@@ -11,28 +11,28 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import cast
 
 from fractune.local.stack import own_env
-from fractune.models.inspection import InspectedAxis, InspectedTensor, Inspection, OpenSizes
-from fractune.models.onnx_file import Dim, Interface, Tensor, read_interface, read_outline
+from fractune.models.inspection import InspectedAxis, InspectedSize, InspectedTensor, Inspection, OpenSizes
 from fractune.models.sizes_child import MOST_ANSWER_BYTES
 from fractune.models.source import ModelSource, model_file
 from fractune_core.codec.plain_json import checked, read_json
-from fractune_core.errors import BadModel, one_line, some_of
+from fractune_core.errors import BadModel, BadRequest, one_line, some_of
 from fractune_core.files.bundles import is_bundle
 from fractune_core.files.fused import is_fused
+from fractune_core.files.onnx_file import Interface, Tensor, read_interface, read_outline
 from fractune_core.host.sandboxing.sandbox import plain_environment
 from fractune_core.model_inputs import Inputs, SeveralShapes, as_shapes, each_shape, shapes_in
+from fractune_core.named_sizes import NAMELESS, Dim, Formula, NamedSizes, Place, Sizes, each_size
 
 _CHILD = "fractune.models.sizes_child"
 _CHILD_TIMEOUT_S = 10.0
 """The child's work is bounded, and takes a second; a machine may be busy"""
-_NAMELESS = frozenset({"", "?", "-1", "None"})
-"""Exporters write these for axes without a name; two of them need not be equal"""
 
 BATCH, IMAGE, AUDIO, LENGTH, OTHER = "batch", "image", "audio", "length", "other"
 _GUESSES = {
@@ -46,14 +46,11 @@ _GUESSES = {
 _GIVEN = "given"
 _COLOURS = (1, 3)
 _BATCH_NAME = re.compile(r".*batch.*|n|b|bs|bsz", re.IGNORECASE)
-_LENGTH_NAME = re.compile(r".*(seq|len|time|frames|tokens|words|steps).*|[tl]", re.IGNORECASE)
+_LENGTH_NAME = re.compile(r".*(seq|len|time|frames|tokens|words|steps|past|total).*|[tls]", re.IGNORECASE)
 _IMAGE_NAME = re.compile(r"(.*[_.])?(height|width|[hw]|ih|iw)|.*(image|img)_?size", re.IGNORECASE)
 _SAMPLES_NAME = re.compile(r".*(samples|audio|pcm).*", re.IGNORECASE)
 _AUDIO_NAME = re.compile(r".*(audio|wav|sound|speech|signal|samples|pcm).*", re.IGNORECASE)
 _STATE_NAME = re.compile(r".*(state|hidden|cell|cache).*|[hc](_?\d|_?in|n|0)?", re.IGNORECASE)
-
-Place = tuple[str, int]
-"""the name of an input, and the number of an axis"""
 
 
 @dataclass(frozen=True)
@@ -61,83 +58,159 @@ class Variable:
     """Open axes of one size."""
 
     name: str
-    """in the file, or empty"""
+    """in the file; of an axis without a name its place"""
     places: tuple[Place, ...]
     role: str
     size: int
     why: str
     is_guess: bool
+    equals: Formula | None = None
+    """what the file or the graph says that it is"""
 
 
-def inspect(model: ModelSource, *, inputs: SeveralShapes | None = None) -> Inspection:
+def inspect(
+    model: ModelSource, *, inputs: SeveralShapes | None = None, sizes: Mapping[str, int] | None = None
+) -> Inspection:
     """The inputs and outputs of an ONNX model, with a size and its reason for each axis that the file leaves open.
 
     Reads no weights, and starts no server. Sizes are from the file where it gives a reason: its metadata, the shapes of
-    its values, weights, tables of positions. The others are usual ones, marked as guesses. Shapes in `inputs` stay, and
-    settle the axes of the same names. The result's `suggested` is an argument `inputs` of `fractune.tune`.
+    its values, weights, tables of positions. The others are usual ones, marked as guesses. Shapes in `inputs`, and
+    `sizes` by name, stay. The result's `suggested` is an argument `inputs` of `fractune.tune`.
 
-    Raises BadModel for a model of another format, a damaged file, weights in another file, and `inputs` that contradict
-    the file.
+    Raises BadModel for a model of another format, a damaged file, and `inputs` that contradict the file.
     """
     with model_file(model, inputs=inputs) as path:
-        found = _inspection(path, each_shape(inputs or {})[0])
+        found = _inspection(path, each_shape(inputs or {})[0], sizes or {})
     return found if isinstance(model, str | os.PathLike) else replace(found, path=path.name)
 
 
-def _inspection(path: Path, given: Inputs) -> Inspection:
+def _inspection(path: Path, given: Inputs, sizes: Mapping[str, int]) -> Inspection:
     found = read_interface(path)
     if found is None:
         raise BadModel(f"{path.name}: {_other_format(path)}")
-    variables, notes = _examined(path, found, _variables(found.inputs, given))
+    names = found.sizes_with()
+    variables = _variables(found.inputs, names, names.solved(shapes_in(as_shapes(given)), sizes))
+    variables, notes = _examined(path, found, variables)
     axes = {place: each for each in variables for place in each.places}
     return Inspection(
         str(path),
         tuple(_inspected(each, axes, is_given=each.name in given) for each in found.inputs),
         tuple(_inspected(each, {}) for each in found.outputs),
+        tuple(_inspected_size(each, names) for each in variables),
         notes,
     )
 
 
-AnyInputs = TypeVar("AnyInputs", bound=SeveralShapes | None)
+@contextmanager
+def sized_model(
+    model: ModelSource,
+    *,
+    run_script: bool = False,
+    inputs: Inputs | None = None,
+    sizes: Sizes | None = None,
+    report: Callable[[str], None] | None = None,
+) -> Iterator[tuple[Path, Inputs | None]]:
+    """The model as one file until the block ends, and its inputs with one shape each. Raises as `model_file` and
+    `settled`, and BadRequest for several shapes.
+    """
+    with model_file(model, run_script=run_script, inputs=inputs) as path:
+        yield path, settled_once(path, inputs, sizes, report)
 
 
-def settled(path: Path, inputs: AnyInputs, report: Callable[[str], None] | None = None) -> AnyInputs:
-    """The inputs, with the size 1 for the batches that the file and `inputs` leave open; `report` gets a line on it.
+def settled_once(
+    path: Path, inputs: Inputs | None, sizes: Sizes | None, report: Callable[[str], None] | None = None
+) -> Inputs | None:
+    """As `settled`. Raises BadRequest for several shapes."""
+    found = settled(path, inputs, sizes, report)
+    if found is not None and len(each_shape(found)) > 1:
+        raise BadRequest("sizes: several numbers for a name; give one (tune takes several)")
+    return cast("Inputs | None", found)
 
-    Raises OpenSizes if another axis is open. A file that is not ONNX is left to the server.
+
+def settled(
+    path: Path,
+    inputs: SeveralShapes | None,
+    sizes: Sizes | None = None,
+    report: Callable[[str], None] | None = None,
+) -> SeveralShapes | None:
+    """The inputs with shapes for what `sizes` name, and with the size 1 for batches that nothing gives. Of several
+    sizes all combinations that do not contradict the model; `report` gets a line on the others, and on batches.
+
+    Raises OpenSizes if another axis is open, BadRequest for unknown names and contradictions, and BadModel for `sizes`
+    of a file that is not ONNX. Without `sizes` such a file is left to the server.
     """
     found = read_interface(path)
     if found is None:
+        if sizes:
+            raise BadModel(f"{path.name}: sizes need an ONNX file, and this is none; give each shape by --input")
         return inputs
-    given: SeveralShapes = {} if inputs is None else inputs
-    several = [_settled(path, found, each) for each in each_shape(given)]
-    names = dict.fromkeys(name for made in several for name in made)
-    if not names:
-        return inputs
-    if report is not None:
-        report(f"the open batch of {some_of(map(repr, names))} is 1; --input fixes another size")
-    shapes = {name: [made[name] for made in several] for name in names}
-    equal = {name: found[0] if found.count(found[0]) == len(found) else found for name, found in shapes.items()}
-    return cast("AnyInputs", {**given, **equal})
+    report = report or (lambda _line: None)
+    choices = [(given, chosen) for given in each_shape(inputs or {}) for chosen in each_size(sizes or {})]
+    names = _related(path, found, choices)
+    made: list[Inputs] = []
+    refused: list[BadRequest] = []
+    batches: dict[str, None] = {}
+    for given, chosen in choices:
+        try:
+            known = names.solved(shapes_in(as_shapes(given)), chosen)
+        except BadRequest as error:
+            refused.append(error)
+            continue
+        shapes, ones = _shapes(path, found, names, known, given, chosen)
+        made.append({**given, **shapes})
+        batches.update(dict.fromkeys(ones))
+    if not made:
+        raise refused[0]
+    if refused:
+        report(f"{len(refused)} of {len(choices)} combinations of sizes are left out: {refused[0]}")
+    if batches:
+        report(f"the open batch of {some_of(map(repr, batches))} is 1; --size fixes another size")
+    return _joined(made) if made != [inputs or {}] else inputs
 
 
-def _settled(path: Path, found: Interface, given: Inputs) -> dict[str, list[int]]:
-    """The shapes of the inputs with open batches and no other open axis. Raises OpenSizes."""
-    axes = {place: each for each in _variables(found.inputs, given) for place in each.places}
+def _joined(several: Sequence[Inputs]) -> SeveralShapes:
+    """The inputs of all tunings; an input with equal shapes has one."""
+    by_name = {name: [each[name] for each in several] for name in several[0]}
+    return cast(
+        "SeveralShapes",
+        {name: found[0] if found.count(found[0]) == len(found) else found for name, found in by_name.items()},
+    )
+
+
+def _related(path: Path, found: Interface, choices: Sequence[tuple[Inputs, Mapping[str, int]]]) -> NamedSizes:
+    """The names, with what the graph forces if sizes may follow from others."""
+    names = found.sizes_with()
+    variables = _variables(found.inputs, names, {})
+    lengths = {each.name for each in variables if each.role not in (BATCH, IMAGE) and each.equals is None}
+    given = {name for inputs, _ in choices for name in inputs}
+    is_all_given = not any(sizes for _, sizes in choices) and given >= {each.name for each in found.inputs}
+    if len(lengths) < 2 or (is_all_given and len(choices) == 1):
+        return names
+    answer = _asked(path, found, variables, search=False)
+    return names if isinstance(answer, str) else found.sizes_with(answer.formulas(variables))
+
+
+def _shapes(
+    path: Path,
+    found: Interface,
+    names: NamedSizes,
+    known: Mapping[str, int],
+    given: Inputs,
+    sizes: Mapping[str, int],
+) -> tuple[dict[str, list[int]], list[str]]:
+    """The shapes of the inputs that are not given, and which of them have a batch of 1 that nothing gives. Raises
+    OpenSizes.
+    """
+    roles = {each.name: each.role for each in _variables(found.inputs, names, known)}
+    ones = {name: 1 for name, role in roles.items() if role == BATCH and name in names.names and name not in known}
+    whole = names.solved(shapes_in(as_shapes(given)), {**sizes, **ones})
     needed = [each for each in found.inputs if each.name not in given and each.is_open and each.dtype]
-    unsettled = {each.name: _unsettled(each, axes) for each in needed}
-    left_open = [
-        each.name for each in needed if each.shape is None or any(at.role != BATCH for at in unsettled[each.name])
-    ]
+    shapes = {each.name: names.shape(each.name, whole) for each in needed}
+    left_open = [each.name for each in needed if each.shape is None or None in shapes[each.name]]
     if left_open:
-        raise OpenSizes.of(_inspection(path, given), left_open)
-    return {each.name: _inspected(each, axes).suggested or [] for each in needed if unsettled[each.name]}
-
-
-def _unsettled(tensor: Tensor, axes: Mapping[Place, Variable]) -> list[Variable]:
-    """Those of its axes that the caller has not given at another input either."""
-    found = (axes.get((tensor.name, axis)) for axis in range(len(tensor.shape or ())))
-    return [each for each in found if each is not None and each.why != _GIVEN]
+        raise OpenSizes.of(_inspection(path, given, sizes), left_open)
+    batches = [each.name for each in needed if None in names.shape(each.name, known)]
+    return {name: [size or 1 for size in shape] for name, shape in shapes.items()}, batches
 
 
 def _other_format(path: Path) -> str:
@@ -154,32 +227,29 @@ def _other_format(path: Path) -> str:
 # ---- variables
 
 
-def _variables(inputs: Sequence[Tensor], given: Inputs) -> list[Variable]:
-    """The open axes by their names, those without a name each alone. Shapes that are given settle axes of a name."""
-    places: dict[str | Place, list[Place]] = {}
-    for tensor in inputs:
-        for axis, dim in enumerate(tensor.shape or ()):
-            if not isinstance(dim, int):
-                key: str | Place = (tensor.name, axis) if dim is None or dim in _NAMELESS else dim
-                places.setdefault(key, []).append((tensor.name, axis))
+def _variables(inputs: Sequence[Tensor], names: NamedSizes, known: Mapping[str, int]) -> list[Variable]:
+    """The names of open axes, then the sums and products of them."""
+    places: dict[Formula, list[Place]] = {Formula.of(name): [] for name in names.names}
+    for place, formula in names.axes.items():
+        places.setdefault(formula, []).append(place)
     tensors = {each.name: each for each in inputs}
-    shapes = shapes_in(as_shapes(given))
-    return [_variable(key, found, tensors, shapes) for key, found in places.items()]
-
-
-def _variable(
-    key: str | Place,
-    places: Sequence[Place],
-    tensors: Mapping[str, Tensor],
-    shapes: Mapping[str, Sequence[int]],
-) -> Variable:
-    name = key if isinstance(key, str) else ""
-    for tensor, axis in places:
-        if tensor in shapes and axis < len(shapes[tensor]):
-            return Variable(name, tuple(places), OTHER, shapes[tensor][axis], _GIVEN, is_guess=False)
-    role = _role(name, places, tensors)
-    size, why = _GUESSES[role]
-    return Variable(name, tuple(places), role, size, why, is_guess=role != BATCH)
+    variables = []
+    for formula, found in places.items():
+        name, role = str(formula), _role("" if str(formula) in names.nameless else str(formula), found, tensors)
+        size, why = _GUESSES[role]
+        is_known = formula.value(known) is not None
+        variables.append(
+            Variable(
+                name,
+                tuple(found),
+                role,
+                formula.value(known) or size,
+                _GIVEN if is_known else why if formula.is_name else name,
+                is_guess=role != BATCH and formula.is_name and not is_known,
+                equals=None if formula.is_name else formula,
+            )
+        )
+    return variables
 
 
 def _role(name: str, places: Sequence[Place], tensors: Mapping[str, Tensor]) -> str:
@@ -190,6 +260,8 @@ def _role(name: str, places: Sequence[Place], tensors: Mapping[str, Tensor]) -> 
     if _SAMPLES_NAME.fullmatch(name):
         return AUDIO
     is_length = bool(_LENGTH_NAME.fullmatch(name))
+    if not places:
+        return LENGTH if is_length else OTHER
     roles = [_role_at(tensors[tensor], axis, is_length=is_length) for tensor, axis in places]
     return next((role for role in (IMAGE, AUDIO, LENGTH, OTHER) if role in roles), BATCH)
 
@@ -201,7 +273,7 @@ def _role_at(tensor: Tensor, axis: int, *, is_length: bool) -> str:
         return BATCH
     if axis == 1 and isinstance(shape[0], int) and _STATE_NAME.fullmatch(tensor.name):
         return BATCH
-    if axis in _image_axes(shape):
+    if axis in _image_axes(shape) and not is_length:
         return IMAGE
     if is_sound and axis == len(shape) - 1 and not isinstance(shape[-1], int) and len(shape) < 4:
         return AUDIO
@@ -225,10 +297,23 @@ def _inspected(tensor: Tensor, axes: Mapping[Place, Variable], *, is_given: bool
 def _inspected_axis(dim: Dim, variable: Variable | None) -> InspectedAxis:
     if isinstance(dim, int):
         return InspectedAxis(dim)
-    name = "" if dim is None or dim in _NAMELESS else dim
+    name = "" if dim is None or dim in NAMELESS else dim
     if variable is None:
         return InspectedAxis(None, name)
     return InspectedAxis(None, name, variable.size, variable.why, variable.is_guess, variable.role == BATCH)
+
+
+def _inspected_size(variable: Variable, names: NamedSizes) -> InspectedSize:
+    return InspectedSize(
+        variable.name,
+        variable.size,
+        variable.why,
+        equals="" if variable.equals is None else str(variable.equals),
+        is_given=variable.why == _GIVEN,
+        has_name=variable.name not in names.nameless,
+        is_batch=variable.role == BATCH,
+        inputs=tuple(dict.fromkeys(name for name, _ in variable.places)),
+    )
 
 
 # ---- what the graph forces
@@ -238,24 +323,42 @@ def _examined(path: Path, found: Interface, variables: list[Variable]) -> tuple[
     """The variables with the sizes that the graph forces, and notes. A graph that cannot be examined leaves guesses."""
     if all(each.why == _GIVEN for each in variables) or any(each.shape is None for each in found.inputs):
         return variables, ()
+    answer = _asked(path, found, variables, search=True)
+    if isinstance(answer, str):
+        return variables, (f"the graph was not examined ({one_line(answer)}), so the sizes are guesses",)
+    formulas = answer.formulas(variables)
+    made = []
+    for each, said in zip(variables, answer.variables, strict=True):
+        equals = formulas.get(each.name, each.equals)
+        why = _GIVEN if each.why == _GIVEN else str(equals) if equals else one_line(said.why) or each.why
+        is_guess = each.is_guess and not said.why and equals is None
+        made.append(replace(each, size=max(said.size, 1), why=why, is_guess=is_guess, equals=equals))
+    return made, tuple(map(one_line, answer.notes))
+
+
+def _asked(path: Path, found: Interface, variables: Sequence[Variable], *, search: bool) -> _Answer | str:
+    """What the child says of the graph, or a text that says why it said nothing."""
+    numbers = {each.name: at for at, each in enumerate(variables)}
     order = {
         "inputs": [{"name": each.name, "shape": _sizes(each)} for each in found.inputs],
         "variables": [
-            {"places": each.places, "role": each.role, "size": each.size, "fixed": each.why == _GIVEN}
+            {
+                "name": each.name,
+                "places": each.places,
+                "role": each.role,
+                "size": each.size,
+                "fixed": each.why == _GIVEN,
+                "formula": each.equals
+                and [(factor, [numbers[name] for name in names]) for factor, names in each.equals.terms],
+            }
             for each in variables
         ],
+        "search": search,
     }
     answer = _answer(json.dumps(order).encode() + b"\n" + read_outline(path))
-    if isinstance(answer, str) or len(answer.variables) != len(variables):
-        why = answer if isinstance(answer, str) else "its process gave other sizes than asked for"
-        return variables, (f"the graph was not examined ({one_line(why)}), so the sizes are guesses",)
-    made = [
-        replace(
-            each, size=max(said.size, 1), why=one_line(said.why) or each.why, is_guess=each.is_guess and not said.why
-        )
-        for each, said in zip(variables, answer.variables, strict=True)
-    ]
-    return made, tuple(map(one_line, answer.notes))
+    if not isinstance(answer, str) and not answer.fits(len(variables)):
+        return "its process gave other sizes than asked for"
+    return answer
 
 
 def _sizes(tensor: Tensor) -> list[int | None]:
@@ -269,12 +372,39 @@ class _Size:
 
 
 @dataclass(frozen=True)
+class _Term:
+    factor: int
+    names: list[int]
+
+
+@dataclass(frozen=True)
+class _Relation:
+    of: int
+    terms: list[_Term]
+
+
+@dataclass(frozen=True)
 class _Answer:
     """The child's. Native code has read a stranger's graph there, so all of it is checked."""
 
     variables: list[_Size] = field(default_factory=list)
+    relations: list[_Relation] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     error: str = ""
+
+    def fits(self, count: int) -> bool:
+        """Whether it is about so many sizes."""
+        numbers = [at for each in self.relations for at in (each.of, *(at for term in each.terms for at in term.names))]
+        return len(self.variables) == count and all(0 <= at < count for at in numbers)
+
+    def formulas(self, variables: Sequence[Variable]) -> dict[str, Formula]:
+        """By the name of each variable that follows from others."""
+        return {
+            variables[each.of].name: Formula(
+                tuple((term.factor, tuple(variables[at].name for at in term.names)) for term in each.terms)
+            )
+            for each in self.relations
+        }
 
 
 def _answer(order: bytes) -> _Answer | str:

@@ -4,8 +4,9 @@ The graph comes from a stranger, so it is read in a sandbox without files or net
 shape inference tries sizes. Two sizes in the graph that must be equal and are not make a conflict, such as the depth of
 a product and the rows of its weights. A search over the size of one open axis removes it.
 
-Standard input has a line of JSON (`inputs`, `variables`), then the model without its weights. Standard output gets one
-JSON object: `variables` (`size`, `why`) and `notes`, or `error`.
+Standard input has a line of JSON (`inputs`, `variables`, `search`), then the model without its weights. Standard output
+gets one JSON object: `variables` (`size`, `why`), `relations` (how some variables follow from others) and `notes`, or
+`error`.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ import math
 import re
 import resource
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from fractune.models.graph_shapes import Graph, Pair, Shape, Spent
+from fractune.models.size_relations import find_relations
 from fractune_core.errors import first_line, one_line, shortened
 from fractune_core.host.parent_death import die_with_parent
 from fractune_core.host.sandboxing.sandbox import Sandbox
@@ -197,12 +199,12 @@ def _nicer(root: int, role: str) -> Iterator[int]:
         yield from (each for each in (round(root / step) * step, math.ceil(root / step) * step) if each > 0)
 
 
-def _groups(variables: Sequence[Mapping[str, Any]]) -> list[Group]:
+def _groups(variables: Sequence[Mapping[str, Any]], dependent: Container[int]) -> list[Group]:
     """What may change: the two sides of a picture together, and the batch last."""
     groups: list[Group] = []
     pictures: dict[str, Group] = {}
     for at, each in enumerate(variables):
-        if each["fixed"]:
+        if each["fixed"] or at in dependent:
             continue
         picture = pictures.get(each["places"][0][0]) if each["role"] == "image" else None
         if picture is not None:
@@ -228,21 +230,35 @@ def _from_metadata(search: Search) -> None:
 def examined(order: Mapping[str, Any], data: bytes) -> dict[str, Any]:
     """The answer of the child."""
     variables = order["variables"]
-    graph = Graph(data, order["inputs"], [each["places"] for each in variables])
-    search = Search(graph, [each["size"] for each in variables], _groups(variables))
+    names = [each["name"] for each in variables if each["formula"] is None]
+    graph = Graph(data, order["inputs"], [each["places"] for each in variables], names)
+    graph.formulas = {at: each["formula"] for at, each in enumerate(variables) if each["formula"] is not None}
+    find_relations(graph, len(names))
+    graph.renew()
+    search = Search(graph, [each["size"] for each in variables], _groups(variables, graph.formulas))
+    if order["search"]:
+        _search(search)
+    why = {at: group.why or group.hint for group in search.groups for at in group.variables}
+    return {
+        "variables": [{"size": size, "why": why.get(at, "")} for at, size in enumerate(graph.completed(search.sizes))],
+        "relations": [
+            {"of": at, "terms": [{"factor": factor, "names": names} for factor, names in terms]}
+            for at, terms in graph.formulas.items()
+            if at < len(names)
+        ],
+        "notes": list(dict.fromkeys(search.notes)),
+    }
+
+
+def _search(search: Search) -> None:
     try:
         _from_metadata(search)
         search.run()
-        error = graph.strict_error(search.sizes)
+        error = search.graph.strict_error(search.sizes)
         if error:
             search.notes.append(f"ONNX's shape inference objects to these sizes: {shortened(one_line(error), 200)}")
     except Spent:
         search.notes.append("the graph is too large to try many sizes, so these may not fit")
-    why = {at: group.why or group.hint for group in search.groups for at in group.variables}
-    return {
-        "variables": [{"size": size, "why": why.get(at, "")} for at, size in enumerate(search.sizes)],
-        "notes": list(dict.fromkeys(search.notes)),
-    }
 
 
 def main() -> None:

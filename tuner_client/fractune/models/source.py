@@ -14,27 +14,19 @@ from typing import TYPE_CHECKING, Any, TypeAlias, Union
 from fractune.local.programs import require
 from fractune.local.stack import own_env
 from fractune.models.external_data import write_one_file
-from fractune.models.onnx_file import Dim, Tensor, read_interface
 from fractune_core.errors import BadModel, BadRequest, some_of
 from fractune_core.files.bundles import is_bundle
 from fractune_core.files.input_arrays import LABEL, InputFile
+from fractune_core.files.onnx_file import read_interface
 from fractune_core.files.scripts import REFUSAL, is_script
 from fractune_core.jobs import JobSpec
 from fractune_core.model_inputs import SeveralShapes, as_shapes, constants_in, each_shape, shapes_in
+from fractune_core.named_sizes import Dim
 
 if TYPE_CHECKING:
     import onnx
     import torch
     import tvm
-
-
-OpenShape = list[Dim]
-"""by axis: a size, the name of an open axis, or None for an open axis without a name"""
-
-
-def onnx_inputs(path: Path) -> dict[str, OpenShape]:
-    """The inputs by name, without axes if their number is not known. Raises BadModel for a file that is not ONNX."""
-    return {each.name: list(each.shape or ()) for each in _inputs(path)}
 
 
 def is_onnx(path: Path) -> bool:
@@ -43,15 +35,11 @@ def is_onnx(path: Path) -> bool:
 
 
 def onnx_dtypes(path: Path) -> dict[str, str]:
-    """The types of the inputs of numbers by name, as NumPy's. Raises as `onnx_inputs`."""
-    return {each.name: each.dtype for each in _inputs(path) if each.dtype}
-
-
-def _inputs(path: Path) -> Sequence[Tensor]:
+    """The types of the inputs of numbers by name, as NumPy's. Raises BadModel for a file that is not ONNX."""
     found = read_interface(path)
     if found is None:
-        raise BadModel(f"{path.name}: --lengths needs an ONNX file, and this is none; give each shape by --input")
-    return found.inputs
+        raise BadModel(f"{path.name}: it is not an ONNX file")
+    return {each.name: each.dtype for each in found.inputs if each.dtype}
 
 
 def check_given(path: Path, inputs: SeveralShapes) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fractune.cli.options import parse_inputs, parse_lengths, parse_part, parse_several
+from fractune.cli.options import parse_inputs, parse_one_size, parse_part, parse_several, parse_sizes
 from fractune_core.errors import BadRequest
 
 
@@ -64,16 +64,25 @@ def test_an_axis_with_several_sizes() -> None:
         parse_inputs(["ids=1,16|64"])
 
 
-def test_lengths_of_an_axis() -> None:
-    assert parse_lengths(["ids:1=64,16,16", "x:0=auto"]) == {"ids:1": [16, 64], "x:0": None}
-    assert parse_lengths(["auto"]) == {"": None}
-    assert parse_lengths(None) == {}
+def test_sizes_by_name() -> None:
+    assert parse_sizes("--size", ["s=64,16,16", "x:0=auto", "past + s=8|9"]) == {
+        "s": [16, 64],
+        "x:0": None,
+        "past + s": [8, 9],
+    }
+    assert parse_sizes("--lengths", ["auto"]) == {"": None}
+    assert parse_sizes("--lengths", None) == {}
     for texts, says in (
-        (["ids:1"], "write INPUT:AXIS=16,64, or INPUT:AXIS=auto"),
-        (["ids:1=16,x"], "write INPUT:AXIS=16,64, or INPUT:AXIS=auto"),
-        (["ids:1=0"], "write INPUT:AXIS=16,64 with sizes of at least 1"),
-        (["=16"], "write INPUT:AXIS=16,64 with sizes of at least 1"),
-        (["ids:1=16", "ids:1=32"], "'ids:1' has sizes already; give them once"),
+        (["s"], "--size 's': write NAME=128, or NAME=16,64"),
+        (["s=16,x"], "--size 's=16,x': write NAME=128, or NAME=16,64"),
+        (["s=-1"], "write NAME=128"),
+        (["s=" + "9" * 5000], "write NAME=128"),
+        (["=16"], "write NAME=128"),
+        (["s=16", "s=32"], "'s' has sizes already; give them once"),
     ):
         with pytest.raises(BadRequest, match=says):
-            parse_lengths(texts)
+            parse_sizes("--size", texts)
+    assert parse_one_size(["s=16"]) == {"s": 16}
+    for text in ("s=16,32", "s=auto"):
+        with pytest.raises(BadRequest, match="--size 's': give one number; tune takes several"):
+            parse_one_size([text])

@@ -18,11 +18,12 @@ from onnx import TensorProto, helper, numpy_helper
 
 import fractune
 from fractune.errors import BadModel
-from fractune.models import graph_shapes, onnx_file, open_sizes, sizes_child
+from fractune.models import graph_shapes, open_sizes, sizes_child
 from fractune.models.inspection import Inspection, OpenSizes
-from fractune.models.onnx_file import read_interface, read_outline
 from fractune.models.open_sizes import settled
 from fractune_core.codec.plain_json import checked
+from fractune_core.files import onnx_file
+from fractune_core.files.onnx_file import read_interface, read_outline
 
 Dims = Sequence[int | str | None] | None
 IMAGE = ("batch", 3, "height", "width")
@@ -277,21 +278,24 @@ def test_a_size_follows_from_each_reason(reason: str, tmp_path: Path) -> None:
 def test_the_command_and_the_table_show_all_of_it(tmp_path: Path) -> None:
     path = saved(tmp_path / "two words.onnx", {"x": IMAGE, "any": None, "fixed": [2, 2]})
     found = fractune.inspect(path)
-    assert found.command == f"fractune tune '{path}' --input x=1,3,224,224 --input any=DIM,DIM,... --shares cpu:1"
+    assert found.command == (
+        f"fractune tune '{path}' --size batch=1 --size height=224 --size width=224 --input any=DIM,DIM,... "
+        "--shares cpu:1"
+    )
     text = str(found.table)
     assert "[batch, 3, height, width]" in text
     assert "1: the batch; 224: a guess for an image" in text
     assert "unknown rank" in text
     assert found.to_json()["suggested"] == {"x": [1, 3, 224, 224]}
     assert "3 inputs, 1 of them open" in repr(found)
-    assert fractune.inspect(onnx.load(path)).command.startswith("fractune tune model.onnx --input x=1,3,224,224 ")
+    assert fractune.inspect(onnx.load(path)).command.startswith("fractune tune model.onnx --size batch=1 ")
 
 
 def test_given_shapes_settle_their_names_and_stay(tmp_path: Path) -> None:
     path = saved(tmp_path / "m.onnx", {"ids": TEXT, "mask": TEXT, "x": [None, "other"]})
     found = fractune.inspect(path, inputs={"ids": [2, 50]})
     assert found.suggested == {"mask": [2, 50], "x": [1, 128]}
-    assert settled(path, {"ids": [2, 50], "x": [1, 8]}) == {"ids": [2, 50], "x": [1, 8]}
+    assert settled(path, {"ids": [2, 50], "x": [1, 8]}) == {"ids": [2, 50], "x": [1, 8], "mask": [2, 50]}
 
 
 SETTLED: list[tuple[dict[str, Dims], Any, Any]] = [
@@ -311,7 +315,7 @@ def test_open_batches_are_1_and_a_line_says_so(
     tmp_path: Path, inputs: dict[str, Dims], given: Any, expected: Any
 ) -> None:
     lines: list[str] = []
-    assert settled(saved(tmp_path / "m.onnx", inputs), given, lines.append) == expected
+    assert settled(saved(tmp_path / "m.onnx", inputs), given, report=lines.append) == expected
     assert len(lines) == (expected != given)
     assert all("the open batch of 'x'" in line for line in lines)
 
@@ -321,8 +325,8 @@ def test_another_open_axis_needs_a_size(tmp_path: Path) -> None:
     with pytest.raises(OpenSizes) as refused:
         settled(path, {"ids": [1, 16]})
     assert str(refused.value) == (
-        "input 'x' has open sizes ([batch, 3, height, width]); fix them, such as with --input x=1,3,224,224 "
-        "('fractune inspect' gives the reasons for these sizes)"
+        "input 'x' has open sizes ([batch, 3, height, width]); fix them, such as with --size height=224 --size "
+        "width=224 ('fractune inspect' gives the reasons for these sizes)"
     )
     assert refused.value.exit_code == BadModel.exit_code
     others: list[dict[str, Dims]] = [{"x": ["sequence", 8]}, {"x": None}, {"x": [1, None]}]
@@ -475,7 +479,10 @@ def test_the_work_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", DEFAULT)])
     order = {
         "inputs": [{"name": "x", "shape": [1, None]}],
-        "variables": [{"places": [["x", 1]], "role": "length", "size": 128, "fixed": False}],
+        "variables": [
+            {"name": "n", "places": [["x", 1]], "role": "length", "size": 128, "fixed": False, "formula": None}
+        ],
+        "search": True,
     }
     inferred: list[int] = []
     real = onnx.shape_inference.infer_shapes

@@ -12,6 +12,7 @@ from fractune.features.fit.measuring import ONNX_RUNTIME, OPENVINO, Measured, me
 from fractune.features.fit.table import draw_fit, fit_json, fit_table, verified_lines
 from fractune.features.fit.verifying import Verified, check_limits
 from fractune.features.fit.verifying import verify as verify_limit
+from fractune.models.open_sizes import settled_once
 from fractune.sessions.progress import LineProgress, line_reporter
 from fractune.text.figure import Drawable
 from fractune.text.rendering import Table
@@ -19,7 +20,9 @@ from fractune.text.text import parse_millicores, parse_rate_per_s, parse_time_s
 from fractune_core.analysis.cpu_limits.fitting import Alternative, Goal
 from fractune_core.analysis.cpu_limits.fitting import fit as fit_services
 from fractune_core.errors import BadRequest, one_line
+from fractune_core.files.bundles import is_bundle
 from fractune_core.model_inputs import Inputs, as_shapes
+from fractune_core.named_sizes import Sizes
 
 
 def resources_text(best: Alternative, *, at_most: bool) -> str:
@@ -132,6 +135,7 @@ def fit(
     *,
     share_steps: str = DEFAULT_STEP,
     inputs: Inputs | None = None,
+    sizes: Sizes | None = None,
     verify: bool = False,
     runtime: str = "onnxruntime",
     progress: LineProgress = True,
@@ -156,7 +160,10 @@ def fit(
         raise BadRequest(f"--runtime '{runtime}': write {' or '.join(RUNTIMES)}")
     if verify:
         check_limits()
-    shapes = as_shapes(inputs or {})
+    is_model = path.is_file() and not is_bundle(path)
+    if sizes and not is_model:
+        raise BadRequest(f"sizes: those of {path.name} were fixed when it was made; leave them out")
+    shapes = as_shapes((settled_once(path, inputs, sizes) if is_model else inputs) or {})
     measured = measure(path, shapes, report_line, RUNTIMES[runtime])
     report_line("searching the least limit of each number of threads and replicas")
     found = search(measured, goal)

@@ -18,8 +18,8 @@ from fractune.features.knee.report import (
 )
 from fractune.features.knee.table import knee_table
 from fractune.features.matrix.matrix import job_tables
-from fractune.models.open_sizes import settled
-from fractune.models.source import ModelSource, model_file
+from fractune.models.open_sizes import sized_model
+from fractune.models.source import ModelSource
 from fractune.server.rpc import RECONNECT_S
 from fractune.sessions.progress import ProgressOption, choose_view
 from fractune.sessions.running import finished_job
@@ -29,6 +29,7 @@ from fractune.text.rendering import Table
 from fractune_core.errors import BadRequest, one_line
 from fractune_core.jobs import JobSpec, LogOptions
 from fractune_core.model_inputs import Inputs
+from fractune_core.named_sizes import Sizes
 from fractune_core.shares import with_kernel_shares
 
 
@@ -85,6 +86,7 @@ def knee(
     operators: bool = False,
     only: str = "",
     inputs: Inputs | None = None,
+    sizes: Sizes | None = None,
     run_script: bool = False,
     server: str | None = None,
     state: PathText | None = None,
@@ -101,9 +103,8 @@ def knee(
     timed, limits = split_limits(shares)
     if not 0 <= slack <= 1:
         raise BadRequest(f"--slack is {slack}; it must be from 0 to 1, 0.1 being 10 %")
-    with model_file(model, run_script=run_script, inputs=inputs) as path:
-        inputs = settled(path, inputs)
-        spec = JobSpec.requested(path.name, timed, rerank=1, only=only, inputs=inputs, **options)
+    with sized_model(model, run_script=run_script, inputs=inputs, sizes=sizes) as (path, shapes):
+        spec = JobSpec.requested(path.name, timed, rerank=1, only=only, inputs=shapes, **options)
         if len(with_kernel_shares(spec.shares)) < 2:
             raise BadRequest(f"--shares {spec.shares[0]}: a knee needs two shares, and a curve three; name more")
         with finished_job(path, spec, PlaceOptions(server, state, reconnect_s), choose_view(progress)) as (place, job):

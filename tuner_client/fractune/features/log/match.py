@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from fractune.features.log.table import match_table
-from fractune.models.open_sizes import settled
-from fractune.models.source import ModelSource, model_file
+from fractune.models.open_sizes import sized_model
+from fractune.models.source import ModelSource
 from fractune.server.job_status import OperatorMatch, operator_match
 from fractune.server.rpc import RpcClient
 from fractune.sessions.session import PathText, session
@@ -22,7 +22,9 @@ from fractune_core.analysis.cpu_limits.limits import threads_text
 from fractune_core.analysis.inside import Inside
 from fractune_core.analysis.roofline import Roof
 from fractune_core.codec.messages import from_lists, from_proto
+from fractune_core.errors import BadRequest
 from fractune_core.model_inputs import Inputs, as_shapes
+from fractune_core.named_sizes import Sizes
 from fractune_core.names import Collection
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.served import LOAD_TEXT, ServiceGoal
@@ -86,6 +88,7 @@ def match(
     policy: str = "robust",
     allow_unmeasured: bool = False,
     inputs: Inputs | None = None,
+    sizes: Sizes | None = None,
     run_script: bool = False,
     target: str = "",
     namespace: str = "",
@@ -98,7 +101,7 @@ def match(
     of match: `exact`, `near` or `robust`. With `allow_unmeasured` a near share's fastest record is allowed, although
     its loss was never measured. The other options and errors are those of `tune`.
     """
-    with match_source(model, run_script=run_script, inputs=inputs) as (source, shapes):
+    with match_source(model, run_script=run_script, inputs=inputs, sizes=sizes) as (source, shapes):
         request = match_request(
             share, policy, shapes, allow_unmeasured=allow_unmeasured, target=target, namespace=namespace
         )
@@ -107,16 +110,20 @@ def match(
 
 
 @contextlib.contextmanager
-def match_source(model: ModelSource, *, run_script: bool, inputs: Inputs | None) -> Iterator[tuple[Path | str, Inputs]]:
+def match_source(
+    model: ModelSource, *, run_script: bool, inputs: Inputs | None, sizes: Sizes | None
+) -> Iterator[tuple[Path | str, Inputs]]:
     """The model's file, or the name of a model that the server has, and its inputs. Raises as `model_file`, and
-    BadModel for open sizes.
+    BadModel for open sizes and for `sizes` of a model that is not a file.
     """
     if isinstance(model, str) and model.startswith(f"{Collection.MODELS}/") and not Path(model).exists():
         Collection.MODELS.parse(model)
+        if sizes:
+            raise BadRequest(f"sizes: {model} is a name; give shapes of its inputs, or the model's file")
         yield model, inputs or {}
         return
-    with model_file(model, run_script=run_script, inputs=inputs) as path:
-        yield path, settled(path, inputs or {})
+    with sized_model(model, run_script=run_script, inputs=inputs, sizes=sizes) as (path, shapes):
+        yield path, shapes or {}
 
 
 def match_request(

@@ -9,8 +9,8 @@ from typing import Unpack
 
 from fractune.features.matrix.cross_table import CrossTable, model_table, operator_table, sentences
 from fractune.features.matrix.table import cross_text
-from fractune.models.open_sizes import settled
-from fractune.models.source import ModelSource, model_file
+from fractune.models.open_sizes import sized_model
+from fractune.models.source import ModelSource
 from fractune.server.job_status import JobStatus, operator_records
 from fractune.server.rpc import RECONNECT_S, RpcClient
 from fractune.sessions.progress import ProgressOption, choose_view
@@ -22,6 +22,7 @@ from fractune_core.codec.messages import from_lists
 from fractune_core.errors import one_line
 from fractune_core.jobs import JobSpec, LogOptions
 from fractune_core.model_inputs import Inputs
+from fractune_core.named_sizes import Sizes
 from fractune_core.pb import fractune_pb2 as pb
 
 
@@ -67,6 +68,7 @@ def matrix(
     rerank: int = 1,
     only: str = "",
     inputs: Inputs | None = None,
+    sizes: Sizes | None = None,
     run_script: bool = False,
     server: str | None = None,
     state: PathText | None = None,
@@ -78,9 +80,8 @@ def matrix(
 
     With `operators` there is a table for each operator too. The other options and errors are those of `tune`.
     """
-    with model_file(model, run_script=run_script, inputs=inputs) as path:
-        inputs = settled(path, inputs)
-        spec = JobSpec.requested(path.name, shares, rerank=rerank, only=only, inputs=inputs, **options)
+    with sized_model(model, run_script=run_script, inputs=inputs, sizes=sizes) as (path, shapes):
+        spec = JobSpec.requested(path.name, shares, rerank=rerank, only=only, inputs=shapes, **options)
         with finished_job(path, spec, PlaceOptions(server, state, reconnect_s), choose_view(progress)) as (place, job):
             return Matrix(tuple(job_tables(place.client, job, operators=operators)), job.spec.skipped_shares)
 

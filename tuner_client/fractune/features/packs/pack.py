@@ -11,8 +11,8 @@ from typing import Any
 
 from fractune.features.noise import children_find_us
 from fractune.local.programs import make_pack
-from fractune.models.open_sizes import settled
-from fractune.models.source import ModelSource, model_file
+from fractune.models.open_sizes import sized_model
+from fractune.models.source import ModelSource
 from fractune.server.rpc import RpcClient
 from fractune.sessions.progress import LineProgress, line_reporter
 from fractune.sessions.session import PathText, named_server, running_stack_of, session, state_folder
@@ -22,6 +22,7 @@ from fractune_core.errors import BadRequest
 from fractune_core.files.packs import MOST_CANDIDATES, SUFFIX, Pack
 from fractune_core.fleet.messages import PastTrial
 from fractune_core.model_inputs import Inputs, as_shapes
+from fractune_core.named_sizes import Sizes
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.records import Kind, Status, TuningRecord
 
@@ -38,6 +39,7 @@ def pack(
     cores: int = 1,
     only: str = "",
     inputs: Inputs | None = None,
+    sizes: Sizes | None = None,
     run_script: bool = False,
     seed: int = 0,
     private_key: str | bytes | None = None,
@@ -64,12 +66,14 @@ def pack(
 
         check_private_key(private_key)
     with contextlib.ExitStack() as held:
-        path = held.enter_context(model_file(model, run_script=run_script))
+        report = line_reporter(progress)
+        path, found_shapes = held.enter_context(
+            sized_model(model, run_script=run_script, inputs=inputs, sizes=sizes, report=report)
+        )
         written = Path(f"{path.stem}{SUFFIX}" if out is None else out).absolute()
         check_free(written, force=force)
         check_writable("--out", written)
-        report = line_reporter(progress)
-        shapes = as_shapes(settled(path, inputs or {}, report))
+        shapes = as_shapes(found_shapes or {})
         history = held.enter_context(_log_of(state, server))
         held.enter_context(children_find_us())
         found = make_pack(

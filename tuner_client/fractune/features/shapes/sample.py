@@ -5,104 +5,31 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from itertools import product
 from pathlib import Path
 
 from fractune.local.stack import own_env
 from fractune.local.timing_process import timing_process
-from fractune.models.source import OpenShape, onnx_inputs
+from fractune.models.open_sizes import settled
 from fractune.text.text import time_text
 from fractune_core.analysis.bucket_choice import STEP, BucketChoice, choose_buckets, interpolated
-from fractune_core.errors import BadRequest
+from fractune_core.errors import BadModel, BadRequest
+from fractune_core.files.onnx_file import Interface, read_interface
 from fractune_core.model_inputs import SeveralShapes, as_shapes, each_shape
+from fractune_core.named_sizes import Sizes
 from fractune_core.shares import Share
 
-Place = tuple[str, int]
-"""an axis: the input's name and the axis's number"""
 
-
-def with_lengths(
-    held: Mapping[str, OpenShape], inputs: SeveralShapes, lengths: Mapping[str, Sequence[int]]
-) -> SeveralShapes:
-    """All shapes of the inputs that `held` leaves open, for sizes of axes by place (`NAME:AXIS`).
-
-    The sizes are those of all axes with the same name in the file. Open axes that nothing names have the size 1.
-    Several places give all combinations. Inputs in `inputs` stay. Raises BadRequest for a place that is not open.
-    """
-    places = {parse_place(text): tuple(sizes) for text, sizes in lengths.items()}
-    followers = {place: alike(held, place) for place in places}
-    _check_apart(followers)
-    sized = {name: shape for name, shape in held.items() if name not in inputs and not all(map(_is_size, shape))}
-    combinations = list(product(*places.values()))
-    made: dict[str, list[list[int]]] = {name: [] for name in sized}
-    for sizes in combinations:
-        chosen = {each: size for place, size in zip(places, sizes, strict=True) for each in followers[place]}
-        for name, shape in sized.items():
-            made[name].append(
-                [chosen.get((name, axis), dim if isinstance(dim, int) else 1) for axis, dim in enumerate(shape)]
-            )
-    return {**inputs, **{name: _one_or_several(shapes) for name, shapes in made.items()}}
-
-
-def parse_place(text: str) -> Place:
-    """`input_ids:1`. Raises BadRequest."""
-    name, _, axis = text.rpartition(":")
-    if not name or not axis.isdecimal():
-        raise BadRequest(f"--lengths '{text}': write INPUT:AXIS=SIZES, such as input_ids:1=16,64,128")
-    return name, int(axis)
-
-
-def alike(held: Mapping[str, OpenShape], place: Place) -> list[Place]:
-    """The axes that have the size of that one: those of its name in the file. If it has no name, they are the same axis
-    of all inputs that leave it open without a name. Raises BadRequest for an axis that is not open.
-    """
-    name, axis = place
-    shape = held.get(name)
-    if shape is None or axis >= len(shape) or _is_size(shape[axis]):
-        raise BadRequest(f"--lengths {name}:{axis}: this is no open axis; the model has {_open_text(held)}")
-    symbol = shape[axis]
-    return [
-        (other, at)
-        for other, dims in held.items()
-        for at, dim in enumerate(dims)
-        if dim == symbol and (symbol is not None or at == axis)
-    ]
-
-
-def only_length(held: Mapping[str, OpenShape]) -> str:
-    """The place of the one open axis that is no batch. Raises BadRequest if there is another number of them."""
+def only_length(held: Interface) -> str:
+    """The one open axis that is no batch, as a key of `sizes`. Raises BadRequest if there is another number of them."""
+    names = held.sizes_with()
+    ranks = {each.name: len(each.shape or ()) for each in held.inputs}
     found: dict[object, str] = {}
-    for name, shape in held.items():
-        for axis, dim in enumerate(shape):
-            if not _is_size(dim) and (axis > 0 or len(shape) == 1):
-                found.setdefault(dim or axis, f"{name}:{axis}")
+    for (name, axis), formula in names.axes.items():
+        if axis > 0 or ranks[name] == 1:
+            found.setdefault(axis if str(formula) in names.nameless else formula, f"{name}:{axis}")
     if len(found) != 1:
-        raise BadRequest(f"--lengths auto: name the axis, as INPUT:AXIS=auto; the model has {_open_text(held)}")
+        raise BadRequest(f"--lengths auto: name the axis, as INPUT:AXIS=auto; {names.text}")
     return next(iter(found.values()))
-
-
-def _check_apart(followers: Mapping[Place, Sequence[Place]]) -> None:
-    seen: dict[Place, Place] = {}
-    for place, axes in followers.items():
-        for each in axes:
-            if each in seen:
-                name, axis = place
-                other, at = seen[each]
-                raise BadRequest(f"--lengths {name}:{axis}: it has the sizes of {other}:{at}; give one of them")
-            seen[each] = place
-
-
-def _open_text(held: Mapping[str, OpenShape]) -> str:
-    texts = [f"{name}:{axis}" for name, shape in held.items() for axis, dim in enumerate(shape) if not _is_size(dim)]
-    return f"the open axes {', '.join(texts)}" if texts else "no open axis"
-
-
-def _is_size(dim: int | str | None) -> bool:
-    return isinstance(dim, int)
-
-
-def _one_or_several(shapes: list[list[int]]) -> list[int] | list[list[int]]:
-    return shapes[0] if all(shape == shapes[0] for shape in shapes) else shapes
 
 
 DEFAULT_BUCKETS = 4
@@ -131,28 +58,29 @@ def read_sample(path: Path) -> list[int]:
 
 def buckets_for(
     model: Path,
-    held: Mapping[str, OpenShape],
     inputs: SeveralShapes,
-    place: str,
+    sizes: Sizes,
+    key: str,
     sample: Sequence[int],
     most: int,
     shares: Sequence[str],
     report_line: Callable[[str], None],
 ) -> list[int]:
-    """At most `most` sizes of the axis at `place`, with the least expected time of the sample at the first CPU share.
+    """At most `most` sizes of `key`, with the least expected time of the sample at the first CPU share; `sizes` has
+    those of others.
 
     Raises BadRequest, and FractuneError if ONNX Runtime is not installed.
     """
     share = next((each for each in shares if Share.parse(each).kind.measures_kernels and each.startswith("cpu")), None)
     if share is None:
         raise BadRequest(
-            f"--lengths {place}=auto times the model on the CPU, and shares are {', '.join(shares)}; name sizes"
+            f"--lengths {key}=auto times the model on the CPU, and shares are {', '.join(shares)}; name sizes"
         )
-    parse_place(place)
-    sizes = _sizes_to_time(sample)
-    secs = _seconds(model, share, [_shapes_at(held, inputs, place, size) for size in sizes])
-    choice = choose_buckets(sample, interpolated(list(zip(sizes, secs, strict=True))), most)
-    report_line(_choice_text(place, choice, len(sample)))
+    timed = _sizes_to_time(sample)
+    several = [settled(model, inputs, {**sizes, key: size}) or {} for size in timed]
+    secs = _seconds(model, share, [as_shapes(each_shape(each)[0]) for each in several])
+    choice = choose_buckets(sample, interpolated(list(zip(timed, secs, strict=True))), most)
+    report_line(_choice_text(key, choice, len(sample)))
     return list(choice.buckets)
 
 
@@ -161,10 +89,6 @@ def _sizes_to_time(sample: Sequence[int]) -> list[int]:
     low, high = (math.ceil(length / STEP) * STEP for length in (min(sample), max(sample)))
     ratios = [(high / low) ** (number / (_POINTS - 1)) for number in range(_POINTS)]
     return sorted({round(low * ratio / STEP) * STEP for ratio in ratios})
-
-
-def _shapes_at(held: Mapping[str, OpenShape], inputs: SeveralShapes, place: str, size: int) -> dict[str, list[int]]:
-    return as_shapes(each_shape(with_lengths(held, inputs, {place: [size]}))[0])
 
 
 def _seconds(model: Path, share: str, several: Sequence[Mapping[str, list[int]]]) -> list[float]:
@@ -182,37 +106,33 @@ def _choice_text(place: str, choice: BucketChoice, lengths: int) -> str:
     )
 
 
-def shapes_of(
+def chosen_sizes(
     model: Path,
     inputs: SeveralShapes,
-    lengths: Mapping[str, list[int] | None],
+    sizes: Mapping[str, list[int] | None],
     sample: Path | None,
     most: int | None,
     shares: Sequence[str],
     report_line: Callable[[str], None],
-) -> SeveralShapes:
-    """All shapes of the inputs for sizes of axes by place. None stands for sizes by the lengths in the file `sample`,
-    an empty place for the one open axis that is no batch. Raises as `buckets_for`, and BadModel for a file that is not
-    ONNX.
+) -> dict[str, list[int]]:
+    """The sizes of axes by name or place. None stands for sizes by the lengths in the file `sample`, an empty name for
+    the one open axis that is no batch. Raises as `buckets_for`, and BadModel for a file that is not ONNX.
     """
-    _check_auto(lengths, sample, most)
-    if not lengths:
-        return inputs
-    for place, sizes in lengths.items():
-        if sizes is not None and len(sizes) == 1:
-            report_line(f"--lengths {place}={sizes[0]}: the bundle runs this size alone; give several for any up to it")
-    held = onnx_inputs(model)
-    known = {place: sizes for place, sizes in lengths.items() if sizes is not None}
-    for place, sizes in lengths.items():
-        if sizes is None and sample is not None:
-            named = place or only_length(held)
-            found = read_sample(sample)
-            known[named] = buckets_for(model, held, inputs, named, found, most or DEFAULT_BUCKETS, shares, report_line)
-    return with_lengths(held, inputs, known)
+    _check_auto(sizes, sample, most)
+    known = {key: found for key, found in sizes.items() if found is not None}
+    if sample is None:
+        return known
+    held, lengths = read_interface(model), read_sample(sample)
+    if held is None:
+        raise BadModel(f"{model.name}: --lengths auto needs an ONNX file, and this is none; give each shape")
+    for key in sizes.keys() - known.keys():
+        named = key or only_length(held)
+        known[named] = buckets_for(model, inputs, known, named, lengths, most or DEFAULT_BUCKETS, shares, report_line)
+    return known
 
 
-def _check_auto(lengths: Mapping[str, list[int] | None], sample: Path | None, most: int | None) -> None:
-    is_auto = None in lengths.values()
+def _check_auto(sizes: Mapping[str, list[int] | None], sample: Path | None, most: int | None) -> None:
+    is_auto = None in sizes.values()
     if is_auto and sample is None:
         raise BadRequest(
             "--lengths auto chooses sizes for lengths as they are served; add --sample FILE, with one a line"

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
 from fractune.features.parts.parts import with_remedy
-from fractune.models.open_sizes import settled
-from fractune.models.source import ModelSource, model_file
+from fractune.models.open_sizes import sized_model
+from fractune.models.source import ModelSource
 from fractune.server.job_status import JobStatus
 from fractune.server.rpc import RECONNECT_S, RpcClient
 from fractune.sessions.progress import ProgressOption, choose_view
@@ -24,6 +24,7 @@ from fractune_core.files.bundles import Bundle
 from fractune_core.files.new_bundle import NewBundle, Serves
 from fractune_core.jobs import JobSpec, LogOptions
 from fractune_core.model_inputs import Inputs, shapes_in
+from fractune_core.named_sizes import Sizes
 from fractune_core.names import ROBUST_VARIANT
 from fractune_core.shares import with_kernel_shares
 
@@ -83,6 +84,7 @@ def bundle(
     rerank: int = 1,
     exact: bool = False,
     inputs: Inputs | None = None,
+    sizes: Sizes | None = None,
     run_script: bool = False,
     out: PathText | None = None,
     force: bool = False,
@@ -103,11 +105,10 @@ def bundle(
     if policy not in POLICIES:
         raise BadRequest(f"--policy '{policy}': write {' or '.join(POLICIES)}")
     variants = ROBUST_VARIANT if policy == ROBUST_VARIANT else ""
-    with model_file(model, run_script=run_script, inputs=inputs) as path:
-        inputs = settled(path, inputs)
+    with sized_model(model, run_script=run_script, inputs=inputs, sizes=sizes) as (path, shapes):
         written = new_bundle(out, path.name, force=force)
         spec = JobSpec.requested(
-            path.name, shares, variants=variants, rerank=rerank, exact=exact, inputs=inputs, **options
+            path.name, shares, variants=variants, rerank=rerank, exact=exact, inputs=shapes, **options
         )
         check_kept(written, [spec])
         try:

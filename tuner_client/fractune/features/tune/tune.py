@@ -9,13 +9,12 @@ from typing import Unpack
 
 from fractune.features.compete.compete import check_runtimes, compete_tuned, installed_runtimes
 from fractune.features.parts.parts import may_cut, with_remedy
-from fractune.features.shapes.sample import with_lengths
 from fractune.features.tune.bundle import BundleFile, check_kept
 from fractune.features.tune.goal import GoalSpec, goal_spec, tune_until_beaten
 from fractune.features.tune.result import TuneResult
 from fractune.features.tune.shape_jobs import JoinOptions, check_several, options_by_shape, tune_parts, tune_shapes
 from fractune.models.open_sizes import settled
-from fractune.models.source import ModelSource, check_arrays, is_onnx, model_file, onnx_inputs
+from fractune.models.source import ModelSource, check_arrays, is_onnx, model_file
 from fractune.server.rpc import RECONNECT_S, RpcClient
 from fractune.sessions.progress import ProgressOption, View, choose_view
 from fractune.sessions.running import finished_job
@@ -27,6 +26,7 @@ from fractune_core.files.compared import ONNX_RUNTIME
 from fractune_core.files.new_bundle import NewBundle
 from fractune_core.jobs import JobSpec, SearchOptions
 from fractune_core.model_inputs import SeveralShapes
+from fractune_core.named_sizes import Sizes
 from fractune_core.pb import fractune_pb2 as pb
 from fractune_core.shares import Share, share_names
 
@@ -42,6 +42,7 @@ def tune(
     min_gain: float | None = None,
     compete: str | Sequence[str] | None = None,
     inputs: SeveralShapes | None = None,
+    sizes: Sizes | None = None,
     lengths: Mapping[str, Sequence[int]] | None = None,
     pad: Mapping[str, float] | None = None,
     padding_error: float = 0.0,
@@ -78,8 +79,12 @@ def tune(
 
     `inputs` gives shapes to inputs that the model leaves open. With several shapes (`{"ids": [[1, 16], [1, 64]]}`) the
     model is tuned for each, the largest first, and the bundle runs any shape up to it; `pad` and `padding_error` are
-    those of `fractune.join`. `lengths` is a short form for an ONNX file (`{"ids:1": [16, 64]}`): the sizes of axis 1 of
-    `ids`, and of all axes with its name in the file. Other open axes have the size 1.
+    those of `fractune.join`.
+
+    `sizes` gives an ONNX file's open axes their sizes by name, one or several: `{"past_sequence_length": [256, 1024],
+    "sequence_length": 1}`. Sums and products of names follow, and so does what the graph forces. Of several sizes all
+    combinations are tuned that do not contradict the model. `lengths` has places in place of names (`{"ids:1": [16,
+    64]}`). A batch that nothing gives is 1.
 
     The bundle's outputs are compared with those of ONNX Runtime on random inputs and extremes of their types, and on
     the arrays of the .npz file `check_inputs`; see `TuneResult.checked`. A bundle that computes something else is not
@@ -94,9 +99,8 @@ def tune(
     where = PlaceOptions(server, state, reconnect_s)
     with model_file(model, run_script=run_script, inputs=inputs) as path:
         contenders, why_not = _contenders(compete, path, shares, where.named_server)
-        shapes = with_lengths(onnx_inputs(path), inputs or {}, lengths) if lengths else inputs
         view = choose_view(progress)
-        shapes = settled(path, shapes, view.show_step)
+        shapes = settled(path, inputs, {**(lengths or {}), **(sizes or {})}, view.show_step)
         of_jobs = options_by_shape(options, shapes)
         join_options = JoinOptions(pad, padding_error)
         join_options.check(len(of_jobs), path)

@@ -5,68 +5,31 @@ from typing import Any
 
 import pytest
 
-from fractune.features.shapes.sample import only_length, read_sample, shapes_of, with_lengths
+from fractune.features.shapes.sample import chosen_sizes, only_length, read_sample
 from fractune.features.tune.shape_jobs import JoinOptions, options_by_shape
-from fractune.models.source import OpenShape, onnx_inputs
+from fractune.models.open_sizes import settled
 from fractune_core.errors import BadModel, BadRequest
+from fractune_core.files.onnx_file import Interface, Tensor
 from fractune_core.jobs import SearchOptions
 from tests.support.encoders import write_encoder
 
-HELD: dict[str, OpenShape] = {"ids": ["batch", "length"], "mask": ["batch", "length"], "table": [7]}
-UNNAMED: dict[str, OpenShape] = {"ids": [1, None], "mask": [1, None], "y": [None]}
 
-
-@pytest.mark.parametrize(
-    ("held", "lengths", "shapes"),
-    [
-        (HELD, {"ids:1": [16, 64]}, {"ids": [[1, 16], [1, 64]], "mask": [[1, 16], [1, 64]]}),
-        (HELD, {"mask:1": [16]}, {"ids": [1, 16], "mask": [1, 16]}),
-        (
-            HELD,
-            {"ids:1": [16, 64], "ids:0": [1, 8]},
-            {name: [[1, 16], [8, 16], [1, 64], [8, 64]] for name in ("ids", "mask")},
-        ),
-        (UNNAMED, {"ids:1": [16, 64]}, {"ids": [[1, 16], [1, 64]], "mask": [[1, 16], [1, 64]], "y": [1]}),
-    ],
-)
-def test_axes_with_one_name_have_one_size(
-    held: dict[str, OpenShape], lengths: dict[str, list[int]], shapes: dict[str, Any]
-) -> None:
-    assert with_lengths(held, {}, lengths) == shapes
-
-
-def test_inputs_that_are_given_stay() -> None:
-    assert with_lengths(HELD, {"mask": [1, 5]}, {"ids:1": [16]}) == {"mask": [1, 5], "ids": [1, 16]}
-
-
-@pytest.mark.parametrize(
-    ("lengths", "says"),
-    [
-        ({"ids:2": [16]}, "--lengths ids:2: this is no open axis; the model has the open axes ids:0, ids:1, mask:0"),
-        ({"table:0": [16]}, "--lengths table:0: this is no open axis"),
-        ({"other:0": [16]}, "--lengths other:0: this is no open axis"),
-        ({"ids": [16]}, "--lengths 'ids': write INPUT:AXIS=SIZES"),
-        ({"ids:1": [16], "mask:1": [4]}, "--lengths mask:1: it has the sizes of ids:1; give one of them"),
-    ],
-)
-def test_wrong_places_are_told(lengths: dict[str, list[int]], says: str) -> None:
-    with pytest.raises(BadRequest, match=says):
-        with_lengths(HELD, {}, lengths)
+def interface(**inputs: list[int | str | None]) -> Interface:
+    return Interface(tuple(Tensor(name, "int64", tuple(dims)) for name, dims in inputs.items()), ())
 
 
 def test_the_one_length_of_a_model() -> None:
-    assert only_length(HELD) == "ids:1"
-    for held in ({"x": [1, 3]}, {"image": ["n", 3, "height", "width"]}):
+    assert only_length(interface(ids=["batch", "length"], mask=["batch", "length"], table=[7])) == "ids:1"
+    assert only_length(interface(ids=[1, None], mask=[1, None])) == "ids:1"
+    for held in (interface(x=[1, 3]), interface(image=["n", 3, "height", "width"])):
         with pytest.raises(BadRequest, match="--lengths auto: name the axis, as INPUT:AXIS=auto"):
-            only_length(held)  # type: ignore[arg-type]
+            only_length(held)
 
 
-def test_the_inputs_of_a_file(tmp_path: Path) -> None:
-    model = write_encoder(tmp_path / "encoder.onnx")
-    assert onnx_inputs(model) == {"ids": ["batch", "length"], "mask": ["batch", "length"]}
+def test_lengths_need_an_onnx_file(tmp_path: Path) -> None:
     (tmp_path / "none.onnx").write_bytes(b"no model")
-    with pytest.raises(BadModel, match=r"none\.onnx: --lengths needs an ONNX file"):
-        onnx_inputs(tmp_path / "none.onnx")
+    with pytest.raises(BadModel, match=r"none\.onnx: sizes need an ONNX file"):
+        settled(tmp_path / "none.onnx", None, {"ids:1": 8})
 
 
 def test_a_sample_has_a_length_a_line(tmp_path: Path) -> None:
@@ -91,15 +54,7 @@ def test_a_sample_has_a_length_a_line(tmp_path: Path) -> None:
 )
 def test_options_of_a_sample_go_together(lengths: Any, sample: Path | None, most: int | None, says: str) -> None:
     with pytest.raises(BadRequest, match=says):
-        shapes_of(Path("m.onnx"), {}, lengths, sample, most, ["cpu:1"], print)
-
-
-def test_one_size_alone_gets_a_hint(tmp_path: Path) -> None:
-    said: list[str] = []
-    model = write_encoder(tmp_path / "encoder.onnx")
-    for sizes in ([8], [8, 16]):
-        shapes_of(model, {}, {"ids:1": sizes}, None, None, ["cpu:1"], said.append)
-    assert said == ["--lengths ids:1=8: the bundle runs this size alone; give several for any up to it"]
+        chosen_sizes(Path("m.onnx"), {}, lengths, sample, most, ["cpu:1"], print)
 
 
 @pytest.mark.parametrize(

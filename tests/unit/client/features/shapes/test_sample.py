@@ -11,11 +11,12 @@ import pytest
 
 from fractune.features.shapes import sample
 from fractune.features.shapes.sample import buckets_for
+from tests.support.encoders import write_encoder
 
-HELD: dict[str, list[int | str | None]] = {"ids": [1, "length"], "mask": [1, "length"]}
 
-
-def test_one_process_times_all_lengths_at_the_first_share_of_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_process_times_all_lengths_at_the_first_share_of_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls: list[tuple[str, str, list[dict[str, list[int]]]]] = []
 
     @contextlib.contextmanager
@@ -28,10 +29,11 @@ def test_one_process_times_all_lengths_at_the_first_share_of_cores(monkeypatch: 
 
     monkeypatch.setattr(sample, "timing_process", process)
     said: list[str] = []
-    found = buckets_for(Path("m"), HELD, {}, "ids:1", [8, 16, 64, 64], 2, ["full", "cpu:1", "cpu:2"], said.append)
+    model = write_encoder(tmp_path / "m")
+    found = buckets_for(model, {}, {}, "ids:1", [8, 16, 64, 64], 2, ["full", "cpu:1", "cpu:2"], said.append)
     assert found == [16, 64]
     ((method, where, shapes),) = calls
-    assert (method, where) == ("time_peer_at", "m cpu:1")
+    assert (method, where) == ("time_peer_at", f"{model} cpu:1")
     assert [each["ids"] for each in shapes] == [each["mask"] for each in shapes]
     assert [shapes[0]["ids"], shapes[-1]["ids"]] == [[1, 8], [1, 64]]
     assert said[0].startswith("buckets for ids:1: 16, 64; of 4 lengths a mean of")

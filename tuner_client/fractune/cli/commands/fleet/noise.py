@@ -28,6 +28,7 @@ def noise(
     ] = None,
     only: Annotated[str, typer.Option("--only", help="Only an operator whose name contains one of these (A,B).")] = "",
     inputs: options.Inputs = None,
+    sizes: options.SizesByName = None,
     run_script: options.RunScript = False,
     picture: Annotated[
         Path | None, typer.Option("--picture", help="Draw each setting's times over the reference's (.svg or .png).")
@@ -45,6 +46,7 @@ def noise(
         model=model,
         only=only,
         inputs=options.parse_inputs(inputs),
+        sizes=options.parse_one_size(sizes),
         run_script=run_script,
         seed=seed,
         state=state,

@@ -24,6 +24,7 @@ def fit(
         str, typer.Option("--share-steps", metavar="50m", help="Limits are multiples of this.")
     ] = DEFAULT_STEP,
     inputs: options.Inputs = None,
+    sizes: options.SizesByName = None,
     picture: Annotated[Path | None, typer.Option("--picture", help="Draw p99 over limit here (.svg or .png).")] = None,
     runtime: Annotated[
         str, typer.Option("--runtime", metavar="onnxruntime|openvino", help="For an ONNX file.")
@@ -35,9 +36,16 @@ def fit(
 ) -> None:
     """Find the least CPU limit for a request rate and a p99."""
     check_picture(picture)
-    shapes = options.parse_inputs(inputs)
     found = fit_model(
-        model, rate, p99, share_steps=share_steps, inputs=shapes, verify=verify, runtime=runtime, progress=not as_json
+        model,
+        rate,
+        p99,
+        share_steps=share_steps,
+        inputs=options.parse_inputs(inputs),
+        sizes=options.parse_one_size(sizes),
+        verify=verify,
+        runtime=runtime,
+        progress=not as_json,
     )
     if picture is not None:
         found.draw(picture)

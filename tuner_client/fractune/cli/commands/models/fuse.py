@@ -21,6 +21,7 @@ def fuse(
         typer.Option("--slots", help="Number of slots; spare ones stay empty. [default: one a model]"),
     ] = None,
     inputs: options.Inputs = None,
+    sizes: options.SizesByName = None,
     run_script: options.RunScript = False,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="File to write. [default: FIRST_xSLOTS.fused]")
@@ -28,7 +29,8 @@ def fuse(
     as_json: options.Json = False,
 ) -> None:
     """Fuse variants of a model into one model with a slot for each."""
-    found = fuse_models(models, slots=slots, inputs=options.parse_inputs(inputs), run_script=run_script, out=out)
+    shapes, by_name = options.parse_inputs(inputs), options.parse_one_size(sizes)
+    found = fuse_models(models, slots=slots, inputs=shapes, sizes=by_name, run_script=run_script, out=out)
     if as_json:
         print(json.dumps(_json(found)))
         return

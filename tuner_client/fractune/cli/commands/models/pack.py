@@ -21,6 +21,7 @@ def pack(
     cores: Annotated[int, typer.Option("--cores", min=1, help="Cores of the largest CPU share to measure at.")] = 1,
     only: Annotated[str, typer.Option("--only", help="Only operators whose name contains one of these (A,B).")] = "",
     inputs: options.Inputs = None,
+    sizes: options.SizesByName = None,
     run_script: options.RunScript = False,
     seed: Annotated[int, typer.Option("--seed", help="Seed of the candidates.")] = 0,
     sign: Annotated[
@@ -44,6 +45,7 @@ def pack(
         cores=cores,
         only=only,
         inputs=options.parse_inputs(inputs),
+        sizes=options.parse_one_size(sizes),
         run_script=run_script,
         seed=seed,
         private_key=options.read_key("--sign", sign) if sign else None,

@@ -22,7 +22,7 @@ from fractune.features.client import Client
 from fractune.features.fuse import apart_text, slots_text
 from fractune.features.goal import goal_notes, verdict_line
 from fractune.features.shapes.join import padding_line
-from fractune.features.shapes.sample import shapes_of
+from fractune.features.shapes.sample import chosen_sizes
 from fractune.features.tune.answer import MOST_ROWS
 from fractune.features.tune.goal import DEFAULT_MINUTES, PEERS
 from fractune.features.tune.job_file import written
@@ -152,10 +152,18 @@ class LengthOptions:
     sample: options.Sample = None
     most_buckets: options.MostBuckets = None
 
-    def shapes(self, model: Path, inputs: SeveralShapes, shares: str, view: LeavableView) -> SeveralShapes:
-        """The shapes of all lengths, with those of `inputs`. Raises BadRequest."""
-        lengths, most = options.parse_lengths(self.lengths), self.most_buckets
-        return shapes_of(model, inputs, lengths, self.sample, most, share_names(shares), view.show_step)
+    def all_sizes(
+        self, model: Path, inputs: SeveralShapes, texts: list[str] | None, shares: str, view: LeavableView
+    ) -> dict[str, list[int]]:
+        """The sizes by name or place, with those of `--size`. Raises BadRequest."""
+        lengths = options.parse_sizes("--lengths", self.lengths)
+        for place, sizes in lengths.items():
+            if sizes is not None and len(sizes) == 1:
+                hint = "the bundle runs this size alone; give several for any up to it"
+                view.show_step(f"--lengths {place}={sizes[0]}: {hint}")
+        known = {**lengths, **options.parse_sizes("--size", texts)}
+        names = share_names(shares)
+        return chosen_sizes(model, inputs, known, self.sample, self.most_buckets, names, view.show_step)
 
 
 def tune(
@@ -189,10 +197,11 @@ def tune(
         return
     after_search = {**runtimes.parsed(), **padding.parsed()}
     view = choose_view(quiet=quiet, as_json=as_json)
-    shapes = of_lengths.shapes(model, options.parse_several(of_model.inputs), shares, view)
+    inputs = options.parse_several(of_model.inputs)
+    sizes = of_lengths.all_sizes(model, inputs, of_model.sizes, shares, view)
     report = _print_aside if detach else view.show_step
-    shapes = settled_or_asked(model, shapes, report, may_ask=not (quiet or as_json))
-    job_options = {**vars(search), **vars(of_model), "inputs": shapes}
+    shapes = settled_or_asked(model, inputs, sizes, report, may_ask=not (quiet or as_json))
+    job_options = {**vars(search), **vars(of_model), "inputs": shapes, "sizes": None}
     if detach:
         after = {"out": out, "out_dir": out_dir, "force": force or None, "picture": picture, "on_done": on_done}
         _check_detached(**vars(runtimes), **vars(padding), **after)

@@ -16,7 +16,7 @@ from fractune.cli import main
 from fractune.errors import BadModel
 from tests.support.processes.scripted_server import ScriptedServer
 
-LINE = "fractune: input 'ids' has open sizes ([batch, sequence]); fix them, such as with --input ids=1,128 --input "
+LINE = "fractune: input 'ids' has open sizes ([batch, sequence]); fix them, such as with --size batch=1 --size "
 TUNE = ["--shares", "cpu:1,cpu:2", "--detach"]
 
 
@@ -85,7 +85,7 @@ def test_without_a_terminal_nothing_is_queued_and_the_whole_command_is_printed(
     assert out == ""
     *table, copied, line = err.splitlines()
     assert "a guess for a sequence" in "\n".join(table)
-    assert copied == shlex.join(["fractune", *args, "--input", "ids=1,128", "--input", "mask=1,128"])
+    assert copied == shlex.join(["fractune", *args, "--size", "batch=1", "--size", "sequence=128"])
     assert line.startswith(LINE)
     assert (server.specs, server.uploads) == ([], 0)
 
@@ -97,8 +97,8 @@ def test_a_terminal_is_asked_once_for_each_size(
         screen = at_terminal(monkeypatch, answers)
         assert main(["tune", str(encoder), *TUNE, "--server", server.address]) == 0
         asked = screen.getvalue()
-        assert asked.count("size of ids, sequence [128]: ") == answers.count("\n")
-        assert "mask, sequence" not in asked
+        assert asked.count("size of sequence [128]: ") == answers.count("\n")
+        assert asked.count("size of ") == asked.count("size of sequence")
         assert [list(server.specs[-1].inputs[name].dims) for name in ("ids", "mask")] == [[1, size], [1, size]]
     at_terminal(monkeypatch, "")
     assert main(["tune", str(encoder), *TUNE, "--server", server.address]) == BadModel.exit_code
@@ -112,7 +112,7 @@ def test_an_open_batch_alone_is_1_with_one_line(
     assert main(["tune", str(path), *TUNE, "--server", server.address]) == 0
     out, err = capsys.readouterr()
     assert len(out.splitlines()) == 1
-    assert err == "the open batch of 'x', 'z' is 1; --input fixes another size\n"
+    assert err == "the open batch of 'x', 'z' is 1; --size fixes another size\n"
     assert {name: list(shape.dims) for name, shape in server.specs[0].inputs.items()} == {"x": [1, 8], "z": [1, 4]}
 
 

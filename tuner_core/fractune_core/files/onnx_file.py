@@ -7,16 +7,15 @@ never read, and no native code parses a stranger's file. The number of fields is
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from types import MappingProxyType
+from typing import NamedTuple
 
 from fractune_core.errors import BadModel, shortened
-
-Dim: TypeAlias = int | str | None
-"""a size, the name of an open axis, or None for an open axis without a name"""
+from fractune_core.named_sizes import Dim, Formula, NamedSizes
 
 _MOST_FIELDS = 500_000
 """visited in one file: the largest models that are tuned have 30,000 nodes and as many weights"""
@@ -86,6 +85,10 @@ class Interface:
     outputs: tuple[Tensor, ...]
     in_another_file: str = ""
     """the name of a weight whose numbers are not in this file; empty if all are"""
+
+    def sizes_with(self, relations: Mapping[str, Formula] = MappingProxyType({})) -> NamedSizes:
+        """The open sizes by name. `relations` has the names that follow from others."""
+        return NamedSizes({each.name: each.shape for each in self.inputs}, relations)
 
 
 class Torn(Exception):

@@ -1,0 +1,68 @@
+"""Sizes of a decoder that belong together: found in its graph, solved, and contradictions left out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx.reference import ReferenceEvaluator
+
+import fractune
+from fractune.models.open_sizes import settled
+from fractune_core.errors import BadRequest
+from fractune_core.model_inputs import as_shapes, each_shape
+from tests.support.decoders import write_decoder
+
+SIZES: dict[str, int | list[int]] = {"past": [16, 64], "s": [1, 8], "b": 1}
+
+
+@pytest.mark.parametrize("total", ["total", "past + s", "?"])
+def test_the_mask_of_each_pair_has_all_positions(tmp_path: Path, total: str) -> None:
+    """The name of the mask's axis says it, or the graph alone."""
+    path = write_decoder(tmp_path / "m.onnx", total=total)
+    made = [as_shapes(each) for each in each_shape(settled(path, None, SIZES) or {})]
+    assert [(each["past_k.0"][2], each["input_ids"][1], each["attention_mask"]) for each in made] == [
+        (16, 1, [1, 17]),
+        (16, 8, [1, 24]),
+        (64, 1, [1, 65]),
+        (64, 8, [1, 72]),
+    ]
+    model = ReferenceEvaluator(onnx.load(path))
+    for each in made:
+        kinds = {name: np.int64 if name in ("input_ids", "attention_mask") else np.float32 for name in each}
+        logits: Any
+        logits, *_ = model.run(None, {name: np.ones(shape, kinds[name]) for name, shape in each.items()})
+        assert logits.shape[:2] == tuple(each["input_ids"])
+
+
+def test_combinations_that_contradict_the_graph_are_left_out(tmp_path: Path) -> None:
+    path = write_decoder(tmp_path / "m.onnx")
+    lines: list[str] = []
+    made = settled(path, None, {**SIZES, "s": 1, "total": [17, 65]}, lines.append)
+    assert made is not None
+    assert made["attention_mask"] == [[1, 17], [1, 65]]
+    (line,) = lines
+    assert line == (
+        "2 of 4 combinations of sizes are left out: sizes: total (65) and s + past (17) must be equal, with s=1, "
+        "past=16; give sizes that agree"
+    )
+    mixed = {"attention_mask": [[1, 17], [1, 65]], "past_k.0": [[1, 2, 64, 16], [1, 2, 64, 16]]}
+    assert (settled(path, mixed, {"s": 1}) or {})["past_v.1"] == [1, 2, 64, 16]
+    with pytest.raises(BadRequest, match=r"total \(17\) and s \+ past \(65\) must be equal"):
+        settled(path, {"attention_mask": [1, 17]}, {"s": 1, "past": 64})
+
+
+def test_inspect_says_what_follows_from_what_and_prints_a_command_for_it(tmp_path: Path) -> None:
+    found = fractune.inspect(write_decoder(tmp_path / "m.onnx"), sizes={"past": 64})
+    assert {each.name: (each.suggested, each.equals) for each in found.sizes} == {
+        "b": (1, ""),
+        "s": (128, ""),
+        "total": (192, "s + past"),
+        "past": (64, ""),
+    }
+    assert "--size b=1 --size s=128 --shares" in found.command
+    assert "192: s + past" in str(found.table)
+    assert found.notes == ()
