@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import onnx
-from onnx import helper
+from onnx import TensorProto, helper
 
 from tests.support.onnx_models import onnx_model
 
@@ -56,6 +56,9 @@ class Way:
     layers: int = 1
     both: bool = False
     """two directions"""
+    mask: str = ""
+    """How rows keep their states where a mask is 0: `Where`, `padding` (the contrary of the mask), `Mul`, `zeros` (as
+    `Mul`, and outputs are 0 in these rows); empty for no mask"""
 
 
 @dataclass
@@ -74,6 +77,7 @@ class Written:
 
     def __post_init__(self) -> None:
         self._count = itertools.count()
+        self._mask = ""
 
     def op(self, kind: str, *inputs: str, outputs: int = 1, **attributes: Any) -> Any:
         names = [f"v{next(self._count)}" for _ in range(outputs)]
@@ -129,14 +133,35 @@ class Written:
         if (backwards and way.slices == "given") or backwards == "index":
             steps = steps[::-1]
         state, memory = self._before(), self._before() if way.cell == "LSTM" else ""
-        made = []
+        held, made = state, []
         for at, data in enumerate(steps):
+            before = held, memory
             state, memory = step(data, state, memory)
-            made.append(state)
-            self.memory = memory
+            shown = state
+            if way.mask:
+                mask = self._mask_of(way.steps - 1 - at if backwards else at)
+                shown = self._kept(mask, state, self.constant(np.zeros((*self._outer(), way.units))))
+                state = self._kept(mask, state, before[0])
+                memory = memory and self._kept(mask, memory, before[1])
+            made.append(shown if way.mask == "zeros" else state)
+            self.memory, held = memory, state
             if self.change is not None:
                 state = self.change(self, at, state)
         return made[::-1] if backwards else made
+
+    def _mask_of(self, at: int) -> str:
+        """The mask of one step, a column."""
+        if not self._mask:
+            self._mask = self.op("Greater", self.given(self.way.steps, *self._outer(), 1), self.constant(0.0))
+        return str(self.op("Gather", self._mask, self.constant(at), axis=0))
+
+    def _kept(self, mask: str, new: str, old: str) -> str:
+        if self.way.mask == "Where":
+            return str(self.op("Where", mask, new, old))
+        if self.way.mask == "padding":
+            return str(self.op("Where", self.op("Not", mask), old, new))
+        one, other = (self.op("Cast", each, to=TensorProto.FLOAT) for each in (mask, self.op("Not", mask)))
+        return str(self.op("Add", self.op("Mul", new, one), self.op("Mul", old, other)))
 
     def _sliced(self, values: Sequence[str], backwards: str, cell: _Cell) -> list[str]:
         way = self.way

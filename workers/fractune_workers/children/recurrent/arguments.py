@@ -20,8 +20,8 @@ def arguments_of(recurrence: Recurrence, target: Target) -> list[Any]:
     """Descriptions of the plain kernel's arguments, as `traces.args_of` has them. The role of weights is the name of
     the target's computed tiling.
 
-    Lengths are at most the steps. Products of state and weights vary as much as the state does: with weights of one
-    sign, every activation would be at its limit, and hide a wrong kernel.
+    Lengths are at most the steps, and a mask is 0 or 1. Products of state and weights vary as much as the state does:
+    with weights of one sign, every activation would be at its limit, and hide a wrong kernel.
     """
     most = sqrt(3 / recurrence.units)
     largest = LARGEST_WEIGHT.get(recurrence.whole_weights, 0)
@@ -34,6 +34,7 @@ def arguments_of(recurrence: Recurrence, target: Target) -> list[Any]:
         "peepholes": [-0.5, 0.5],
         "bias": [-0.5, 0.5],
         "lengths": [1, recurrence.steps],
+        "mask": [0, 1],
     }
     default = tiling_for(recurrence, target).name
     described = []

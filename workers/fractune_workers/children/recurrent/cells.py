@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 from tvm import tirx
@@ -40,6 +40,7 @@ class Buffers:
     peepholes: Any
     bias: Any
     lengths: Any
+    mask: Any
     update: Any
     """(D, B, H), of a GRU with two phases: the update gate"""
     reset_state: Any
@@ -94,9 +95,26 @@ class Cells:
             position = end - 1 - step if of.backwards[0] else step
         else:
             position = step + tile.direction * (end - 1 - 2 * step)
-        return self._kept(tile, row, position, step)
+        return self._within(tile, row, position, step)
+
+    def is_computed(self, tile: Tile, row: int) -> Any:
+        """Whether the row has a new state after the step: the step is within its length, and its mask is not 0. None
+        for always.
+        """
+        found = []
+        if self._of.has_lengths:
+            found.append(tile.step < self._buffers.lengths[tile.first_row + row])
+        if self._of.has_mask:
+            place = self._of.outer(self._position(tile, row), tile.first_row + row)
+            found.append(self._buffers.mask[place] != 0)
+        return reduce(tirx.And, found) if found else None
 
     def _kept(self, tile: Tile, row: int, new: Any, old: Any) -> Any:
+        """The new value where the row has one after the step, else the old one."""
+        computed = self.is_computed(tile, row)
+        return new if computed is None else tirx.Select(computed, new, old)
+
+    def _within(self, tile: Tile, row: int, new: Any, old: Any) -> Any:
         """The new value within the row's length, the old one behind it."""
         if not self._of.has_lengths:
             return new
@@ -195,7 +213,7 @@ class Cells:
         at_row, unit = tile.first_row + row, tile.first_unit + lane
         place = [(tile.step + 1) % 2, tile.direction, at_row, unit]
         builder.buffer_store(state, self._kept(tile, row, new, self._old(tile, row, lane)), place)
-        output = self._kept(tile, row, state[tuple(place)], tirx.const(0.0, of.dtype))
+        output = self._within(tile, row, state[tuple(place)], tirx.const(0.0, of.dtype))
         position = self._position(tile, row)
         where = (at_row, position, tile.direction) if of.batch_first else (position, tile.direction, at_row)
         builder.buffer_store(self._buffers.outputs, output, [*where, unit])

@@ -36,6 +36,7 @@ def recurrence_kernel(recurrence: Recurrence, tiling: Tiling) -> tirx.PrimFunc:
     - the states before the first step, of an LSTM the cells' as well;
     - where the recurrence has them: the scales of whole weights (D, G*H), peepholes (D, 3*H), the bias inside a GRU's
       reset (D, H), lengths (B) int32;
+    - the mask of all steps, where it has one: (T, B) int8, or (B, T) with the batch first;
     - the states after every step, after the last one, and of an LSTM the cells' after the last one.
     """
     with IRBuilder() as made, builder.prim_func(is_private=True, s_tir=True):
@@ -63,6 +64,7 @@ class _Kernel:
         peepholes = self._argument("peepholes", (of.directions, 3 * of.units)) if of.has_peepholes else None
         bias = self._argument("bias", (of.directions, of.units)) if of.resets_product else None
         self._lengths = self._argument("lengths", (of.batch,), "int32") if of.has_lengths else None
+        mask = self._argument("mask", of.outer(of.steps, of.batch), "int8") if of.has_mask else None
         outputs = self._argument("outputs", of.outputs)
         self._last = self._argument("last", of.states)
         self._cells = self._argument("last_cells", of.states) if of.has_cell_state else None
@@ -76,7 +78,16 @@ class _Kernel:
         self._ends = Cells(
             of,
             Buffers(
-                projected, outputs, self._state, self._cells, peepholes, bias, self._lengths, update, self._reset_state
+                projected,
+                outputs,
+                self._state,
+                self._cells,
+                peepholes,
+                bias,
+                self._lengths,
+                mask,
+                update,
+                self._reset_state,
             ),
         )
         self._loops()
@@ -158,19 +169,19 @@ class _Kernel:
     def _tile(self, phase: int, tile: Tile) -> None:
         gates = self._of.phases[phase]
         sums = builder.alloc_buffer((tile.rows, len(gates), tile.width), self._of.dtype, scope="local")
-        with self._unless_all_ended(tile):
+        with self._unless_all_kept(tile):
             self._sum(phase, tile, sums)
         for row in range(tile.rows):
             self._ends.finish(phase, tile, row, sums)
 
     @contextmanager
-    def _unless_all_ended(self, tile: Tile) -> Iterator[None]:
-        """Behind the lengths of all its rows a tile needs no sums."""
-        if self._lengths is None:
+    def _unless_all_kept(self, tile: Tile) -> Iterator[None]:
+        """Where all its rows keep their states, a tile needs no sums."""
+        computed = [self._ends.is_computed(tile, row) for row in range(tile.rows)]
+        if any(each is None for each in computed):
             yield
             return
-        longest = reduce(tirx.max, (self._lengths[tile.first_row + row] for row in range(tile.rows)))
-        with builder.If(tile.step < longest), builder.Then():
+        with builder.If(reduce(tirx.Or, computed)), builder.Then():
             yield
 
     def _sum(self, phase: int, tile: Tile, sums: Any) -> None:

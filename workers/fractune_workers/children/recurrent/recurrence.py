@@ -19,6 +19,9 @@ from fractune_workers.children.recurrent.activations import Activation
 Array = npt.NDArray[Any]
 
 LSTM, GRU, RNN = "LSTM", "GRU", "RNN"
+MASKED, MASK = "fractune", 8
+"""The domain of ONNX's recurrent operators with one more input, and its place: the mask (steps, batch), bool. Where it
+is false, a row keeps its states, and its output is the state."""
 _GATES = {LSTM: 4, GRU: 3, RNN: 1}
 LARGEST_WEIGHT = {"int8": 128, "int16": 255}
 """of whole weights, by type; 16 bits hold 8-bit weights less a zero point of 8 bits"""
@@ -46,6 +49,8 @@ class Recurrence:
     resets_product: bool = False
     """of a GRU: the reset gate scales the product of the state with its weights, and not the state"""
     has_lengths: bool = False
+    has_mask: bool = False
+    """whether each step has a mask over the rows: a row whose mask is 0 keeps its states"""
     has_peepholes: bool = False
     batch_first: bool = False
     """whether the batch is the outermost axis of inputs, outputs and states"""

@@ -279,11 +279,10 @@ def test_a_tiling_that_is_no_tiling_is_an_error(case: Case, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("whole_weights", ["", "int8"])
-@pytest.mark.parametrize("has_lengths", [True, False])
-def test_behind_the_lengths_of_all_its_rows_a_tile_is_not_summed(whole_weights: str, has_lengths: bool) -> None:  # noqa: FBT001
+@pytest.mark.parametrize("options", [{"has_lengths": True}, {"has_mask": True}, {}], ids=str)
+def test_a_tile_of_rows_that_all_keep_their_states_is_not_summed(whole_weights: str, options: dict[str, bool]) -> None:
     activations = (tuple(map(Activation, ("sigmoid", "tanh", "tanh"))),)
-    recurrence = Recurrence(
-        "LSTM", STEPS, 2, 32, (False,), activations, has_lengths=has_lengths, whole_weights=whole_weights
-    )
-    skipped = re.findall(r"if \w+ < .*lengths\[", recurrence_kernel(recurrence, Tiling(32)).script())
-    assert bool(skipped) is has_lengths
+    plain = Recurrence("LSTM", STEPS, 2, 32, (False,), activations, whole_weights=whole_weights)
+    recurrence = replace(plain, **options)  # type: ignore[arg-type]
+    skipped = re.findall(r"if .*(lengths|mask)\[", recurrence_kernel(recurrence, Tiling(32)).script())
+    assert bool(skipped) is bool(options)

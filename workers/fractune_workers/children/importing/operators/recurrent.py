@@ -1,4 +1,4 @@
-"""ONNX's recurrent operators: LSTM, GRU and RNN.
+"""ONNX's recurrent operators: LSTM, GRU and RNN, and those with a mask, which rolled up recurrences become.
 
 The inputs' products with their weights, for all steps at once, are a matrix product like any other. The recurrence
 itself is one kernel (`recurrent/recurrence.py`).
@@ -18,13 +18,13 @@ from fractune_workers.children.importing.operators.onnx_node import Converter, O
 from fractune_workers.children.recurrent.activations import ACTIVATIONS, Activation
 from fractune_workers.children.recurrent.kernel import recurrence_kernel
 from fractune_workers.children.recurrent.packing import Tiling
-from fractune_workers.children.recurrent.recurrence import GRU, LSTM, RNN, Recurrence, split
+from fractune_workers.children.recurrent.recurrence import GRU, LSTM, MASK, MASKED, RNN, Recurrence, split
 
 _DEFAULT_ACTIVATIONS = {LSTM: ("sigmoid", "tanh", "tanh"), GRU: ("sigmoid", "tanh"), RNN: ("tanh",)}
 _DIRECTIONS = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
 _COMPUTED_TYPES = ("float32", "float64")
 X, W, R, B, _LENGTHS, _H, _C, _P = range(8)
-_NAMES = ("X", "W", "R", "B", "sequence_lens", "initial_h", "initial_c", "P")
+_NAMES = ("X", "W", "R", "B", "sequence_lens", "initial_h", "initial_c", "P", "mask")
 _HIDDEN = 2
 """a GRU's gate with the reset"""
 
@@ -50,21 +50,22 @@ def operands_of(
 
     Raises BadModel for an input of another type than X, but for weights that are whole numbers.
     """
-    for at in range(len(_NAMES)):
+    known = range(len(_NAMES) if node.proto.domain == MASKED else MASK)
+    for at in known:
         if not (whole_weights and at in (W, R)):
             _check_type(node, at)
-    return {at: _operand(node, at, widened=widened) for at in range(len(_NAMES))}
+    return {at: _operand(node, at, widened=widened) if at in known else None for at in range(len(_NAMES))}
 
 
 def _check_type(node: OnnxNode, at: int) -> None:
-    value, expected = node.optional(at), "int32" if at == _LENGTHS else dtype_of(node.input(X))
+    value, expected = node.optional(at), {_LENGTHS: "int32", MASK: "bool"}.get(at) or dtype_of(node.input(X))
     if value is not None and dtype_of(value) != expected:
         raise node.refused(f"its input {_NAMES[at]} has {dtype_of(value)}, and {expected} is expected; export it again")
 
 
 def _operand(node: OnnxNode, at: int, *, widened: bool) -> relax.Expr | None:
     value = node.optional(at)
-    if value is None or not widened or at == _LENGTHS:
+    if value is None or not widened or at in (_LENGTHS, MASK):
         return value
     numbers = node.constant(at)
     return node.emit(relax.op.astype(value, "float32")) if numbers is None else relax.const(numbers.astype("float32"))
@@ -102,6 +103,7 @@ def recurrence_of(cell: str, node: OnnxNode, operands: Mapping[int, relax.Expr |
         couples_forget=cell == LSTM and bool(attributes.get("input_forget", 0)),
         resets_product=cell == GRU and bool(attributes.get("linear_before_reset", 0)),
         has_lengths=operands[_LENGTHS] is not None and not _is_full(node, steps),
+        has_mask=operands[MASK] is not None,
         has_peepholes=cell == LSTM and operands[_P] is not None,
         batch_first=bool(layout),
     )
@@ -163,6 +165,7 @@ def _check_shapes(node: OnnxNode, of: Recurrence, operands: Mapping[int, relax.E
         _H: of.states,
         _C: of.states,
         _P: (of.directions, 3 * of.units),
+        MASK: of.outer(of.steps, of.batch),
     }
     node.input(W)
     for at, shape in expected.items():
@@ -194,6 +197,8 @@ def outputs_of(
         arguments.append(relax.const(np.zeros((of.directions, of.units)), of.dtype) if inside is None else inside)
     if of.has_lengths:
         arguments.append(node.emit(relax.op.astype(operands[_LENGTHS], "int32")))
+    if of.has_mask:
+        arguments.append(node.emit(relax.op.astype(operands[MASK], "int8")))
     made = [of.outputs, of.states, *([of.states] if of.has_cell_state else [])]
     kernel = node.builder.add_func(recurrence_kernel(of, Tiling()), of.cell.lower())
     call = relax.call_tir(kernel, arguments, [relax.TensorType(shape, of.dtype) for shape in made])
@@ -264,4 +269,6 @@ def _slice(node: OnnxNode, value: Any, begin: int, end: int) -> relax.Expr:
     return node.emit(relax.op.strided_slice(value, [1], [begin], [end]))
 
 
-RECURRENT: Mapping[str, Converter] = {cell: partial(_convert, cell) for cell in (LSTM, GRU, RNN)}
+RECURRENT: Mapping[str, Converter] = {
+    f"{domain}{cell}": partial(_convert, cell) for cell in (LSTM, GRU, RNN) for domain in ("", f"{MASKED}.")
+}

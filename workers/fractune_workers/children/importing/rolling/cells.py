@@ -6,7 +6,7 @@ Gates and activations are in ONNX's order. A step from a state of zeros lacks wh
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -14,6 +14,7 @@ from fractune_workers.children.importing.rolling.sums import (
     ZERO,
     Activated,
     Factor,
+    Mask,
     Matrix,
     Part,
     Place,
@@ -21,7 +22,7 @@ from fractune_workers.children.importing.rolling.sums import (
     Sum,
     Vector,
 )
-from fractune_workers.children.importing.rolling.values import Values
+from fractune_workers.children.importing.rolling.values import Condition, Values
 from fractune_workers.children.recurrent.activations import Activation
 from fractune_workers.children.recurrent.recurrence import GRU, LSTM, RNN
 
@@ -73,6 +74,17 @@ class Step:
     """None where it makes no difference: the state before is zeros"""
     inside: Mapping[Vector | None, float] = field(default_factory=dict)
     """of a GRU: the bias inside the reset"""
+    mask: Condition | None = None
+    """for each row to have the new state; another row keeps `kept`"""
+    kept: Place | None = None
+    """The state before; None for zeros, which are it before the first step, and else stand in the outputs only"""
+    shown: Place | None = None
+    """the result with zeros in other rows, where it is computed beside the result"""
+
+    @property
+    def negated(self) -> bool | None:
+        """Of the mask; None without one."""
+        return None if self.mask is None else self.mask[1]
 
     @cached_property
     def entries(self) -> Mapping[Place, Entries]:
@@ -84,7 +96,7 @@ class Step:
     def key(self) -> Any:
         """Equal for steps of the same cell with the same weights."""
         gates = [gate and (gate.function, gate.additions) for gate in self.gates]
-        form = self.cell, self.out_function, self.couples_forget, self.resets_product
+        form = self.cell, self.out_function, self.couples_forget, self.resets_product, self.negated
         return (*form, tuple(gates), frozenset(self.inside.items()), frozenset(self.entries.values()))
 
     @property
@@ -99,13 +111,27 @@ class Cells:
 
     def __init__(self, values: Values) -> None:
         self._values, self._sums = values, values.sums
+        self._chosen = {side: name for name, choice in values.choices.items() for side in choice.sides}
+        self._keep_states = {(mask, new) for mask, new, kept in self._chosen if kept}
+        """masks and new states for which a value keeps the states of other rows"""
 
     def steps(self, name: str) -> Iterator[Step]:
         """The steps that a value may be the result of."""
+        yield from self._of_masked_rows(name)
         terms = self._sums.terms(self._values.sum_of(name) or ZERO)
         readers: Sequence[Callable[..., Iterator[Step]]] = (self._rnn, self._lstm, self._gru)
         for read in readers:
             yield from read(name, terms)
+
+    def _of_masked_rows(self, name: str) -> Iterator[Step]:
+        """Steps of the rows for which a condition holds."""
+        choice = self._values.choices.get(name)
+        for mask, new, kept in choice.sides if choice else ():
+            for step in self.steps(new) if isinstance(new, str) else ():
+                shown = self._chosen.get((mask, new, None)) if kept else None
+                if step.mask is None and (kept or (mask, new) not in self._keep_states):
+                    memory = self._chosen.get((mask, step.memory, step.memory_before))
+                    yield replace(step, result=name, mask=mask, kept=kept, shown=shown, memory=memory)
 
     # ---- the plain RNN
 
@@ -238,7 +264,7 @@ class Cells:
         for factors, factor in self._sums.terms(candidate.argument):
             active = [each for each in factors if isinstance(each, Activated)]
             of = next((each for each in factors if not isinstance(each, Activated)), None)
-            if len(active) > 1 or len(factors) > len(active) + (of is not None) or isinstance(of, Part):
+            if len(active) > 1 or len(factors) > len(active) + (of is not None) or isinstance(of, Part | Mask):
                 return None
             resets.update(active)
             if not isinstance(of, Product):
@@ -295,10 +321,7 @@ class Cells:
 
     def _state(self, factor: Factor | None = None) -> Place | None:
         """The tensor that a part is all of."""
-        if not isinstance(factor, Part):
-            return None
-        shape = self._values.shapes[factor.place if isinstance(factor.place, str) else factor.place[0]]
-        return factor.place if (factor.low, factor.high) == (0, shape[-1]) else None
+        return factor.place if self._values.is_whole(factor) else None
 
 
 def _other(both: frozenset[Factor], one: Factor) -> Factor | None:

@@ -94,7 +94,8 @@ class _Links:
                 continue
             state = max(links, key=lambda entries: len(links[entries]))
             inputs = tuple(entries for entries in group[0].entries.values() if entries != state)
-            for steps in self._sequences(group, links[state]):
+            for found in self._sequences(group, links[state]):
+                steps = found if _is_state(found[0], state) else found[1:]
                 if len(steps) >= _LEAST_STEPS and inputs and not taken & {step.result for step in steps}:
                     taken.update(step.result for step in steps)
                     made.append(Chain(tuple(steps), state, inputs))
@@ -107,15 +108,16 @@ class _Links:
 
     def _before(self, step: Step, state: Entries) -> Step | None:
         place = _read_by(step, state)
-        if place is None or step.before not in (None, place):
+        if place is None or step.before not in (None, place) or (step.mask and step.kept not in (None, place)):
             return None
         candidates = [each for each in self._by_result.get(place, ()) if each.memory == step.memory_before]
-        alike = next((each for each in candidates if each.is_complete and each.key == step.key), None)
-        return alike or next((each for each in candidates if self._begins(each, step, state)), None)
+        alike = [each for each in candidates if each.is_complete and each.key == step.key]
+        first = [each for each in candidates if self._begins(each, step, state)]
+        return next((each for each in (*alike, *first) if _is_state(each, state)), None)
 
     def _begins(self, first: Step, step: Step, state: Entries) -> bool:
         """Whether `first` is the same cell as `step`, from zeros."""
-        if (first.cell, first.out_function) != (step.cell, step.out_function):
+        if (first.cell, first.out_function, first.negated) != (step.cell, step.out_function, step.negated):
             return False
         couples = first.memory_before is None or first.couples_forget == step.couples_forget
         if not couples or first.resets_product not in (None, step.resets_product):
@@ -200,7 +202,8 @@ class _Usage:
         """
         states = {_read_by(step, state), step.memory_before} - {None}
         ends, found = states | set(step.entries), set[int]()
-        waiting = [step.result]
+        results = {step.result, step.memory, step.shown}
+        waiting = [each for each in results if isinstance(each, str)]
         while waiting:
             name = waiting.pop()
             place = self._values.place(name)
@@ -221,7 +224,7 @@ class _Usage:
             inner[at] = any(name in follows or self._values.place(name) in states for name in node.input)
             if inner[at]:
                 follows.update(node.output)
-        read = set(map(self._values.place, follows)) - {*states, step.result, step.memory}
+        read = set(map(self._values.place, follows)) - {*states, *results}
         return inner if all(self._readers[place] <= found for place in read) else None
 
     def needed(self, chains: Sequence[Chain]) -> list[int]:
@@ -256,6 +259,11 @@ def bias_of(values: Values, bias: Mapping[Vector | None, float]) -> Array:
         numbers = 1.0 if vector is None else values.vectors[vector.key][vector.low : vector.high]
         total = total + np.multiply(numbers, factor, dtype=np.float64)
     return total
+
+
+def _is_state(step: Step, state: Entries) -> bool:
+    """Whether the result is the state after the step: what its mask keeps is the state before."""
+    return step.mask is None or step.kept == _read_by(step, state)
 
 
 def _read_by(step: Step, entries: Entries) -> Place | None:

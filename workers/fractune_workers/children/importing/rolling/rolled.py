@@ -24,9 +24,9 @@ from fractune_workers.children.importing.onnx_graph import in_order, name_of_par
 from fractune_workers.children.importing.rolling.cells import Entries, Step
 from fractune_workers.children.importing.rolling.chains import Chain, bias_of, chains_of
 from fractune_workers.children.importing.rolling.sums import Place
-from fractune_workers.children.importing.rolling.values import ACTIVATIONS, Array, Span, Values
+from fractune_workers.children.importing.rolling.values import ACTIVATIONS, SHARED, Array, Span, Values
 from fractune_workers.children.recurrent.activations import Activation
-from fractune_workers.children.recurrent.recurrence import GRU, LSTM
+from fractune_workers.children.recurrent.recurrence import GRU, LSTM, MASK, MASKED
 
 _log = logging.getLogger(__name__)
 _HIDDEN = 2
@@ -36,6 +36,8 @@ _PEEPHOLES = (0, 1, 2)
 _BEFORE_ALL = -(2**62)
 """the end of a slice that goes backwards through all indexes"""
 _NAMES = {name.lower(): name for name in ACTIVATIONS}
+_SMALL = 4096
+"""elements of a constant that is compared with others: zeros of a state"""
 _SPARE_BYTES = 2**20
 """of weights beyond those of the file: gates without a product have zeros"""
 
@@ -43,7 +45,7 @@ _SPARE_BYTES = 2**20
 def roll_up(model: onnx.ModelProto, limits: Limits) -> None:
     """Replace the unrolled recurrences of the model, in place. Its shapes are known, and its nodes in order."""
     try:
-        values = Values(model.graph, _needed(model.graph, model.graph.node))
+        values = Values(model.graph, _without_repeats(model.graph))
         if not values.repeated:
             return
         values.evaluate()
@@ -61,6 +63,8 @@ class _Stack:
 
     name: str
     backwards: bool
+    mask: str
+    """(steps, batch); empty for none"""
 
 
 class _Rolling:
@@ -140,7 +144,7 @@ class _Rolling:
             stack = self._stacked(chain)
             if stack is None:
                 continue
-            form = stack.name, *self._form(chain)
+            form = stack.name, stack.mask, *self._form(chain)
             if (other := waiting.pop((form, not stack.backwards), None)) is not None:
                 self._emit(sorted([other, (chain, stack)], key=lambda each: each[1].backwards))
             else:
@@ -171,7 +175,20 @@ class _Rolling:
         names = [self._stack(each[::-1] if backwards else each, batch) for each in places]
         if len(names) > 1 and tuple(names) not in self._stacks:
             self._stacks[tuple(names)] = self._joined(names, 2)
-        return _Stack(self._stacks.get(tuple(names), names[0]), backwards)
+        return _Stack(self._stacks.get(tuple(names), names[0]), backwards, self._mask(chain, backwards=backwards))
+
+    def _mask(self, chain: Chain, *, backwards: bool) -> str:
+        masks = [step.mask for step in chain.steps if step.mask is not None][:: -1 if backwards else 1]
+        if not masks:
+            return ""
+        key = tuple(masks)
+        if key not in self._stacks:
+            batch, _ = self._size(chain)
+            kind, self._kind = self._kind, onnx.TensorProto.BOOL
+            whole = self._shaped(self._stack([place for place, _ in masks], batch), [len(masks), batch])
+            self._stacks[key] = self._add("Not", [whole], [len(masks), batch]) if masks[0][1] else whole
+            self._kind = kind
+        return self._stacks[key]
 
     def _is_whole(self, places: Sequence[Place]) -> bool:
         """Whether these are all indexes of one tensor along an axis, in order."""
@@ -222,14 +239,19 @@ class _Rolling:
         if cell.cell == LSTM:
             inputs += [self._states([each.steps[0].memory_before for each in chains], batch), self._peepholes(chains)]
         directions = "bidirectional" if len(pair) > 1 else "reverse" if stacks[0].backwards else "forward"
-        node = helper.make_node(cell.cell, inputs, outputs, name_of_part(self._near), direction=directions)
+        if stacks[0].mask:
+            inputs += [""] * (MASK - len(inputs)) + [stacks[0].mask]
+        domain = MASKED if stacks[0].mask else None
+        node = helper.make_node(
+            cell.cell, inputs, outputs, name_of_part(self._near), domain=domain, direction=directions
+        )
         node.attribute.extend(_attributes(chains, units))
         self._made.append(node)
         self._learn(outputs[0], [steps, len(pair), batch, units])
         if cell.cell == LSTM:
             self._learn(outputs[2], [len(pair), batch, units])
         for at, (each, stack) in enumerate(pair):
-            self._name_states(each, self._direction(outputs[0], at, len(pair), 1), backwards=stack.backwards)
+            self._name_states(each, self._direction(outputs[0], at, len(pair), 1), stack)
             memory = each.cell.memory
             if isinstance(memory, str):
                 last = self._direction(outputs[2], at, len(pair), 0)
@@ -240,17 +262,32 @@ class _Rolling:
         shape = self._values.shapes[name]
         return self._at(name, axis, at) if directions > 1 else self._shaped(name, shape[:axis] + shape[axis + 1 :])
 
-    def _name_states(self, chain: Chain, states: str, *, backwards: bool) -> None:
-        steps = len(chain.steps)
+    def _name_states(self, chain: Chain, states: str, stack: _Stack) -> None:
+        first, *others = chain.steps
+        shows_zeros = first.mask and any(step.shown or step.kept is None for step in others)
+        shown = self._with_zeros(states, stack.mask) if shows_zeros else states
         for at, step in enumerate(chain.steps):
-            index = steps - 1 - at if backwards else at
-            self._indexes[step.result] = states, 0, index
-            shape = self._values.shapes[step.result]
-            is_plain = shape == self._values.shapes[states][1:]
-            name = self._at(states, 0, index, step.result if is_plain else "")
-            if not is_plain:
-                self._shaped(name, shape, step.result)
-            self._replaced.add(step.result)
+            index = len(others) - at if stack.backwards else at
+            self._name_state(step.result, shown if step.kept is None else states, index)
+            if isinstance(step.shown, str):
+                self._name_state(step.shown, shown, index)
+
+    def _name_state(self, name: str, states: str, index: int) -> None:
+        self._indexes[name] = states, 0, index
+        shape = self._values.shapes[name]
+        is_plain = shape == self._values.shapes[states][1:]
+        found = self._at(states, 0, index, name if is_plain else "")
+        if not is_plain:
+            self._shaped(found, shape, name)
+        self._replaced.add(name)
+
+    def _with_zeros(self, states: str, mask: str) -> str:
+        """The states of all steps, with zeros in the rows that keep theirs."""
+        kind, self._kind = self._kind, onnx.TensorProto.BOOL
+        rows = self._shaped(mask, [*self._values.shapes[mask], 1])
+        self._kind = kind
+        zero = self._weight(np.zeros((), self._type()))
+        return self._add("Where", [rows, states, zero], self._values.shapes[states])
 
     def _states(self, places: Sequence[Place | None], batch: int) -> str:
         """(directions, batch, units); empty for zeros."""
@@ -397,6 +434,30 @@ def _functions(cell: Step) -> list[Activation]:
     """A cell's activations in ONNX's order."""
     gates = dict.fromkeys((0, len(cell.gates) - 1))
     return [*(gate.function for at in gates if (gate := cell.gates[at])), *filter(None, [cell.out_function])]
+
+
+def _without_repeats(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
+    """The nodes that the results follow from, in order. Of several that compute the same of the same, the first makes
+    what the readers of all read: a loop may carry one state under several names.
+    """
+    same = {tensor.name: _contents(tensor) for tensor in graph.initializer if math.prod(tensor.dims) <= _SMALL}
+    first = dict[Any, onnx.NodeProto]()
+    names = dict[str, str]()
+    for node in graph.node:
+        node.input[:] = [names.get(name, name) for name in node.input]
+        if operator_of(node) in SHARED:
+            attributes = sorted(each.SerializeToString() for each in node.attribute)
+            key = operator_of(node), len(node.output), *(same.get(name, name) for name in node.input), *attributes
+            known = first.setdefault(key, node)
+            names.update(zip(node.output, known.output, strict=True) if known is not node else ())
+    return _needed(graph, graph.node)
+
+
+def _contents(tensor: onnx.TensorProto) -> bytes:
+    nameless = onnx.TensorProto()
+    nameless.CopyFrom(tensor)
+    nameless.ClearField("name")
+    return nameless.SerializeToString()
 
 
 def _needed(graph: onnx.GraphProto, nodes: Iterable[onnx.NodeProto]) -> list[onnx.NodeProto]:

@@ -73,7 +73,14 @@ class Activated:
     argument: Sum
 
 
-Factor = Part | Product | Vector | Activated
+@dataclass(frozen=True)
+class Mask:
+    """A condition for each row, as 1 or 0: a tensor with one column."""
+
+    place: Place
+
+
+Factor = Part | Product | Vector | Activated | Mask
 
 
 class Sums:
@@ -112,6 +119,8 @@ class Sums:
 
     def _cut(self, number: int, low: int, high: int) -> Sum | None:
         factor = self.factors[number]
+        if isinstance(factor, Mask):
+            return self.of(factor)
         if isinstance(factor, Product):
             return self.of(Product(factor.place, factor.matrix.cut(1, low, high)))
         if isinstance(factor, Activated):

@@ -12,7 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,7 @@ from fractune_workers.children.importing.rolling.sums import (
     ZERO,
     Activated,
     Factor,
+    Mask,
     Matrix,
     Part,
     Place,
@@ -54,12 +55,36 @@ ACTIVATIONS: Mapping[str, Mapping[str, float]] = {
 _PRODUCTS = ("Gemm", "MatMul")
 _VIEWS = ("Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze")
 """Operators that pass on what they read, perhaps in another shape"""
+_CHOOSING = ("Add", "Sum", "Where")
 _ELEMENTWISE = ("Add", "Mul", "Neg", "Sub", "Sum")
+SHARED = frozenset(
+    [*ACTIVATIONS, *_PRODUCTS, *_VIEWS, *_ELEMENTWISE, "Cast", "Gather", "Not", "Slice", "Split", "Transpose", "Where"]
+)
+"""Operators that are computed once where several nodes have the same operands"""
 _PREFIX_BYTES = 256
 _LONGEST_VECTOR = 65_536
 _MOST_JOINED = 12
 """tensors that are joined to the input of a product, each with its own range of the matrix"""
 _MATRIX = 2
+
+
+Condition = tuple[Place, bool]
+"""A tensor of conditions, and whether they are negated"""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A tensor that has the rows of one tensor where a condition holds, and those of another tensor elsewhere."""
+
+    mask: Place
+    holds: Place | None
+    """None for zeros"""
+    fails: Place | None
+
+    @property
+    def sides(self) -> Sequence[tuple[Condition, Place | None, Place | None]]:
+        """The condition, the tensor where it holds, and the other one; then the same with the negated condition."""
+        return ((self.mask, False), self.holds, self.fails), ((self.mask, True), self.fails, self.holds)
 
 
 @dataclass(frozen=True)
@@ -88,12 +113,15 @@ class Values:
         self.spans: dict[str, Span] = {}
         self.memories: dict[Sum, Place] = {}
         """by an activation: where it was read from"""
+        self.choices: dict[Place, Choice] = {}
         self.vectors: dict[str, Array] = {}
         self._known: dict[str, Sum] = {}
         self._constants: dict[str, Sum | None] = {}
         self._matrices = self._initial_matrices()
         self._joined: dict[str, list[str]] = {}
         """by name: what it joins along its last axis"""
+        self._negated: dict[str, str] = {}
+        """by name of a condition: the condition that it is the contrary of"""
         self._states = set[Place]()
         self._activated = set[Place]()
         uses = Counter[str]()
@@ -153,6 +181,8 @@ class Values:
             return [self._matrices[node.input[1]].weight]
         elif kind in ACTIVATIONS:
             self._activated.add(self.place(data))
+        elif kind == "Not":
+            self._negated[output] = data
         elif self._is_view(node):
             self.places[output] = self.place(data)
         elif kind == "Concat" and self._joins_columns(node):
@@ -194,6 +224,9 @@ class Values:
     def _learn_range(self, name: str, data: str, axis: int, start: int, step: int) -> None:
         if axis == len(self.shapes[data]) - 1:
             return
+        own = self.place(data)
+        if isinstance(own, str) and self.shapes[own] == self.shapes[data]:
+            data = own
         source = self.spans.get(data)
         if source is not None and source.axis == axis:
             data, start, step = source.source, source.start + source.step * start, source.step * step
@@ -212,10 +245,17 @@ class Values:
         if node.op_type == "Gather":
             index = self.numbers(node.input[1]) if math.prod(self.shapes.get(node.input[1], [0])) == 1 else None
             return [] if index is None else [(node.output[0], axis, int(index.item()) % shape[axis], 1)]
+        if node.op_type == "ReverseSequence":
+            return self._reversed(node, shape)
         if node.op_type == "Split":
             ends = itertools.accumulate((self.shapes[name][axis] for name in node.output), initial=0)
             return [(name, axis, start, 1) for name, start in zip(node.output, ends, strict=False)]
         return self._slice(node, shape) if node.op_type == "Slice" else []
+
+    def _reversed(self, node: onnx.NodeProto, shape: Sequence[int]) -> Sequence[tuple[str, int, int, int]]:
+        axis, lengths = int(_attribute(node, "time_axis", 0)), self.numbers(node.input[1])
+        whole = lengths is not None and (lengths == shape[axis]).all()
+        return [(node.output[0], axis, shape[axis] - 1, -1)] if whole else []
 
     def _slice(self, node: onnx.NodeProto, shape: Sequence[int]) -> Sequence[tuple[str, int, int, int]]:
         given = [self.numbers(name) if name else None for name in node.input[1:]]
@@ -248,9 +288,16 @@ class Values:
             found = self._activation(node)
         elif kind in _ELEMENTWISE:
             found = self._elementwise(node)
+        elif kind == "Cast":
+            found = self._condition(node.input[0])
+        elif kind == "Where":
+            found = self._where(node)
         elif kind in ("Gather", "Slice", "Split"):
             for name, axis, start, step in self._ranges(node):
                 self._learn(name, self._range(node.input[0], name, axis, start, step))
+        if kind in _CHOOSING and found is not None and (choice := self._choice(found)) is not None:
+            self.choices[output] = choice
+            self._states.add(output)
         self._learn(output, found)
 
     def _learn(self, name: str, found: Sum | None) -> None:
@@ -326,6 +373,8 @@ class Values:
         shape, wanted = self.shapes.get(name), self.shapes.get(result)
         if found is None or shape is None or not wanted:
             return None
+        if self._is_condition(found):
+            return found if shape[-1] == 1 and math.prod(shape) == math.prod(wanted[:-1]) else None
         if name in self.weights and self._constant(name) is not None:
             is_number = not self.sums.parts(found)
             return found if is_number or shape[-1] == wanted[-1] else None
@@ -336,6 +385,9 @@ class Values:
         total = operands[0]
         if node.op_type == "Neg" and total is not None:
             return added(ZERO, total, -1.0)
+        if node.op_type == "Mul" and any(each and self._is_condition(each) for each in operands):
+            operands = [self._apart(name, each) for name, each in zip(node.input, operands, strict=True)]
+            total = operands[0]
         for each in operands[1:]:
             if total is None or each is None:
                 return None
@@ -344,6 +396,66 @@ class Values:
             else:
                 total = added(total, each, -1.0 if node.op_type == "Sub" else 1.0)
         return total
+
+    # ---- conditions, by which rows keep their states
+
+    def _condition(self, name: str) -> Sum | None:
+        """A condition as 1 or 0."""
+        if self.kinds.get(name) != TensorProto.BOOL:
+            return None
+        negated = False
+        while name in self._negated:
+            name, negated = self._negated[name], not negated
+        mask = self.sums.of(Mask(self.place(name)))
+        return added(number(1.0), mask, -1.0) if negated else mask
+
+    def _masks(self, of: Sum) -> list[Mask]:
+        return [each for each in self.sums.parts(of) if isinstance(each, Mask)]
+
+    def _is_condition(self, of: Sum) -> bool:
+        """Whether it is a condition or its contrary."""
+        parts = self.sums.parts(of)
+        return bool(parts) and all(isinstance(each, Mask) for each in parts)
+
+    def _apart(self, name: str, known: Sum | None) -> Sum | None:
+        """An operand beside a condition: zeros, a condition itself, or a part of its own."""
+        if known is None or known == ZERO or self._is_condition(known):
+            return known
+        return self._whole(name)
+
+    def _where(self, node: onnx.NodeProto) -> Sum | None:
+        """`m * x + y - m * y`"""
+        condition, wanted = self._condition(node.input[0]), self.shapes.get(node.output[0])
+        shape = self.shapes.get(node.input[0])
+        rows = shape and wanted and shape[-1] == 1 and math.prod(shape) == math.prod(wanted[:-1])
+        holds, fails = (self._apart(name, self._matching(name, node.output[0])) for name in node.input[1:])
+        if condition is None or holds is None or fails is None or not rows:
+            return None
+        chosen, left = multiplied(condition, holds), multiplied(condition, fails)
+        both = None if chosen is None else added(chosen, fails)
+        return None if both is None or left is None else added(both, left, -1.0)
+
+    def _choice(self, of: Sum) -> Choice | None:
+        """What `m * x + y - m * y` chooses; None for another sum."""
+        terms = {frozenset(factors): factor for factors, factor in self.sums.terms(of)}
+        masks = {*self._masks(of)}
+        whole = [each for each in dict.fromkeys(self.sums.parts(of)) if self.is_whole(each)]
+        if len(masks) != 1:
+            return None
+        (mask,) = masks
+        beside = [(terms.pop(frozenset((mask, each)), 0.0), terms.pop(frozenset((each,)), 0.0)) for each in whole]
+        holds = [each.place for each, found in zip(whole, beside, strict=True) if found == (1.0, 0.0)]
+        fails = [each.place for each, found in zip(whole, beside, strict=True) if found == (-1.0, 1.0)]
+        if terms or len(holds) > 1 or len(fails) > 1 or len(holds) + len(fails) != len(whole):
+            return None
+        return Choice(mask.place, *(next(iter(each), None) for each in (holds, fails)))
+
+    def is_whole(self, factor: Factor | None) -> TypeGuard[Part]:
+        """Whether it is all columns of a tensor that is not looked into."""
+        if not isinstance(factor, Part):
+            return False
+        shape = self.shapes[factor.place if isinstance(factor.place, str) else factor.place[0]]
+        return (factor.low, factor.high) == (0, shape[-1])
 
     def _range(self, data: str, name: str, axis: int, start: int, step: int) -> Sum | None:
         last = len(self.shapes[data]) - 1
@@ -369,7 +481,7 @@ class Values:
     def _index(self, factor: Factor, to: tuple[str, int, int]) -> Sum | None:
         if isinstance(factor, Vector):
             return self.sums.of(factor)
-        if isinstance(factor, Activated) or not isinstance(factor.place, str):
+        if isinstance(factor, Activated | Mask) or not isinstance(factor.place, str):
             return None
         if self.shapes[factor.place][:-1] != self.shapes[to[0]][:-1]:
             return None

@@ -26,6 +26,7 @@ from fractune_workers.children.importing.onnx_models.onnx_fold import Folding
 from fractune_workers.children.importing.rolling import rolled
 from fractune_workers.children.importing.rolling.rolled import roll_up
 from fractune_workers.children.recurrent.kernel import RECURRENCE
+from fractune_workers.children.recurrent.recurrence import MASKED
 from tests.support.onnx_models import imported, onnx_model, run_by_onnxruntime, run_imported, together
 from tests.support.unrolled import Way, Written, unrolled
 
@@ -60,7 +61,9 @@ def check(model: onnx.ModelProto, feed: Mapping[str, Array], cells: int, left: i
     of the model.
     """
     made = as_rolled(model)
-    for ours, theirs in zip(run_by_onnxruntime(made, feed), run_by_onnxruntime(model, feed), strict=True):
+    has_masks = any(node.domain == MASKED for node in made.graph.node)
+    found = run_imported(model, feed) if has_masks else run_by_onnxruntime(made, feed)
+    for ours, theirs in zip(found, run_by_onnxruntime(model, feed), strict=True):
         assert ours.shape == theirs.shape
         np.testing.assert_allclose(ours, theirs, atol=1e-5)
     assert (counts(made), counts(made, INSIDE)) == (cells, left)
@@ -105,6 +108,43 @@ def test_the_ways_of_exporters(cell: str, product: str) -> None:
 )
 def test_any_way_of_writing_it(way: Way, seed: int) -> None:
     check_way(way, cells=way.layers, seed=seed)
+
+
+@settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    way=st.builds(
+        Way,
+        cell=st.sampled_from(CELLS),
+        steps=st.integers(3, 5),
+        batch=st.sampled_from([1, 3]),
+        product=st.sampled_from(["Gemm", "MatMul", "before"]),
+        keeps_axis=st.booleans(),
+        batch_first=st.booleans(),
+        backwards=st.sampled_from(["", "index", "Slice"]),
+        first=st.sampled_from(["zeros", "given"]),
+        resets_product=st.booleans(),
+        outputs=st.sampled_from(["stack", "turned", "each", "last", "memory"]),
+        layers=st.integers(1, 2),
+        both=st.booleans(),
+        mask=st.sampled_from(["Where", "padding", "Mul", "zeros"]),
+    ),
+    seed=st.integers(0, 1000),
+)
+def test_rows_that_keep_their_states_where_a_mask_is_0(way: Way, seed: int) -> None:
+    made = check_way(way, cells=way.layers, seed=seed)
+    assert any(node.domain == MASKED for node in made.graph.node)
+
+
+def test_rows_that_keep_a_changed_state_are_no_recurrence() -> None:
+    """The state that they keep is not the one that the step reads."""
+
+    def halved(written: Written, _at: int, state: str) -> str:
+        return str(written.op("Mul", state, written.constant(0.5)))
+
+    for mask in ("Where", "zeros"):
+        way = Way("RNN", mask=mask)
+        written = unrolled(way, change=halved)
+        assert counts(as_rolled(written.model())) == 0
 
 
 @pytest.mark.parametrize("cell", CELLS)
