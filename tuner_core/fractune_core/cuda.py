@@ -1,4 +1,5 @@
 """The CUDA toolkit, wherever it is: the wheels of the extra `cuda`, a folder that CUDA_HOME names, the distribution's.
+And what the environment says of a share of a GPU.
 
 A toolkit is one folder with headers and libraries that belong together; parts of two are never mixed. Looking for it
 needs neither a GPU nor a driver.
@@ -8,12 +9,15 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
+from fractune_core.errors import BadRequest, shortened
 from fractune_core.host.private_folders import is_private, private_path
 
 VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
@@ -31,6 +35,96 @@ MPS_PARTITION = "CUDA_MPS_SM_PARTITION"
 MPS_MEMORY_LIMIT = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
 """device memory that a client may use, by device"""
 MPS_PREFIX = "CUDA_MPS_"
+
+# What the environment of a process says of its share of a GPU, as programs set it that place containers: NVIDIA's
+# device plugin and DRA driver, and Amazon ECS (variables of MPS), and HAMi. A value is only a statement, and CUDA shows
+# what is in force. CUDA ignores a value that cannot be meant; here it is refused in one line.
+
+HAMI_LIMIT = "CUDA_DEVICE_SM_LIMIT"
+"""percent of the GPU's time after which HAMi delays launches; its DRA driver adds the number of the device"""
+HAMI_POLICY = "GPU_CORE_UTILIZATION_POLICY"
+_WHOLE = 100
+_SHOWN = 60
+"""characters of a value in a message"""
+_MOST = 4096
+"""characters of a value"""
+
+
+@dataclass(frozen=True)
+class _Variable:
+    form: str
+    """regular expression of the whole value"""
+    example: str
+
+
+_PERCENT = _Variable(r"(?!0+(\.0+)?$)(100(\.0+)?|[0-9]{1,2}(\.[0-9]{1,6})?)", "a number above 0 and at most 100")
+_LIMIT = r"[0-9]{1,2}=[0-9]{1,15}[KMGkmg]?[Bb]?"
+_VARIABLES = {
+    MPS_PERCENTAGE: _PERCENT,
+    MPS_PIPE_DIRECTORY: _Variable(r"/[^\x00-\x1f\x7f]*", "an absolute path"),
+    MPS_MEMORY_LIMIT: _Variable(
+        r"[0-9]{1,2}=[0-9]{1,15}[KMGkmg]?[Bb]?(,[0-9]{1,2}=[0-9]{1,15}[KMGkmg]?[Bb]?)*", "0=8G"
+    ),
+    HAMI_LIMIT: _Variable(r"100|[0-9]{1,2}", "a whole number from 0 to 100"),
+    f"{HAMI_LIMIT}_0": _Variable(r"100|[0-9]{1,2}", "a whole number from 0 to 100"),
+    HAMI_POLICY: _Variable(r"(?i)default|force|disable", "default, force or disable"),
+}
+"""those that are read; nothing else of the environment is"""
+
+
+@dataclass(frozen=True)
+class GpuEnvironment:
+    """The statements about the first GPU of the process."""
+
+    percentage: str = ""
+    """of the SMs, to which MPS limits the process; empty where nothing is said, or 100"""
+    pipe_directory: str = ""
+    """of an MPS daemon that others run"""
+    memory_limit: str = ""
+    """of the device's memory, by MPS"""
+    launch_percent: int = 0
+    """of the GPU's time, after which HAMi delays launches; 0 = no limit. It takes no SMs away"""
+
+    @classmethod
+    def read(cls, environ: Mapping[str, str]) -> Self:
+        """Raises BadRequest for a value that cannot be meant."""
+        said = {name: environ[name] for name in _VARIABLES if environ.get(name)}
+        for name, value in said.items():
+            wanted = _VARIABLES[name]
+            if len(value) > _MOST or not re.fullmatch(wanted.form, value):
+                raise BadRequest(f"{name} is {shortened(value, _SHOWN)!r}: set it to {wanted.example}, or unset it")
+        percentage = said.get(MPS_PERCENTAGE, "")
+        is_limited = said.get(HAMI_POLICY, "").lower() != "disable"
+        launch_percent = int(said.get(f"{HAMI_LIMIT}_0", said.get(HAMI_LIMIT, "0")))
+        return cls(
+            percentage="" if percentage and float(percentage) == _WHOLE else percentage,
+            pipe_directory=said.get(MPS_PIPE_DIRECTORY, ""),
+            memory_limit=said.get(MPS_MEMORY_LIMIT, ""),
+            launch_percent=launch_percent % _WHOLE if is_limited else 0,
+        )
+
+    @property
+    def launch_text(self) -> str:
+        """What HAMi does, for people; empty without a limit."""
+        if not self.launch_percent:
+            return ""
+        return (
+            f"{HAMI_LIMIT}={self.launch_percent}: HAMi delays launches beyond {self.launch_percent} % of the GPU's "
+            "time, and a kernel that runs has all SMs"
+        )
+
+    def lines(self) -> Iterator[str]:
+        """The statements for people, each with the share to tune for."""
+        if self.percentage:
+            share = f"mps:{self.percentage}" if self.percentage.isdigit() else "the nearest mps:PERCENT"
+            yield f"{MPS_PERCENTAGE}={self.percentage}: at most this part of the SMs, no guarantee; tune for {share}"
+        if self.pipe_directory:
+            yield f"{MPS_PIPE_DIRECTORY}={self.pipe_directory}: an MPS daemon outside; its own percentage counts too"
+        if self.memory_limit:
+            yield f"{MPS_MEMORY_LIMIT}={self.memory_limit}: at most this much memory of the GPU"
+        if self.launch_percent:
+            yield f"{self.launch_text}; tune for full"
+
 
 _RESTART = "the process is lost to CUDA: start it again"
 _HINTS = {

@@ -18,6 +18,7 @@ from fractune_core.cuda import (
     MPS_PIPE_DIRECTORY,
     NEEDED_DRIVER,
     VISIBLE_DEVICES,
+    GpuEnvironment,
     driver_fault,
     kept_daemons,
     what_to_do,
@@ -225,10 +226,13 @@ def check_gpu(bundle: Bundle, gpu: GpuHere) -> None:
 
 
 def gpu_share_here(gpu: GpuHere, whole_sms: int, cpus: tuple[int, ...]) -> ShareHere:
-    """The share of this process on a GPU of `whole_sms` SMs; `cpus` are those of its host code."""
+    """The share of this process on a GPU of `whole_sms` SMs; `cpus` are those of its host code. Raises BadRequest for
+    an environment that cannot be meant.
+    """
+    said = GpuEnvironment.read(os.environ)
     mechanism, grant = _mechanism(gpu, whole_sms, os.environ)
-    reason = f"{gpu.sms} of {units_text(whole_sms, 'sm')} {grant}"
-    lost = lost_percentage() if mechanism == "full" and not gpu.is_mps_client else ""
+    reason = "; ".join(filter(None, [f"{gpu.sms} of {units_text(whole_sms, 'sm')} {grant}", said.launch_text]))
+    lost = _lost(said) if mechanism == "full" and not gpu.is_mps_client else ""
     warning = f"this process has {reason}; {lost}" if lost else ""
     return ShareHere(gpu.sms, cpus, reason, mechanism, gpu.mig_profile, warning=warning)
 
@@ -302,10 +306,12 @@ def _format_gpu(gpu: GpuHere) -> str:
 
 def join_daemon(share: Share | None) -> None:
     """Have CUDA find the daemon that `fractune mps start` keeps, if this process needs MPS (for `share`, or for the
-    percentage of its environment) and its environment names no daemon.
+    percentage of its environment) and its environment names no daemon. Raises BadRequest for an environment that cannot
+    be meant.
     """
-    is_needed = share.kind.word == "mps" if share else bool(_percentage())
-    if not is_needed or os.environ.get(MPS_PIPE_DIRECTORY):
+    said = GpuEnvironment.read(os.environ)
+    is_needed = share.kind.word == "mps" if share else bool(said.percentage)
+    if not is_needed or said.pipe_directory:
         return
     first = os.environ.get(VISIBLE_DEVICES, "").partition(",")[0]
     found = [(uuid, pipes) for uuid, pipes in kept_daemons().items() if uuid.startswith(first)]
@@ -314,18 +320,13 @@ def join_daemon(share: Share | None) -> None:
         os.environ[MPS_PIPE_DIRECTORY], os.environ[VISIBLE_DEVICES] = str(pipes), uuid
 
 
-def lost_percentage() -> str:
-    """In a process without MPS: that the percentage of its environment has no effect, with a remedy. Empty if the
-    environment has none.
+def _lost(said: GpuEnvironment) -> str:
+    """In a process without MPS: that what its environment says of MPS has no effect, with a remedy. Empty if it says
+    nothing.
     """
-    percentage = _percentage()
-    return f"{MPS_PERCENTAGE}={percentage} has no effect without MPS: {_remedy()}" if percentage else ""
-
-
-def _percentage() -> str:
-    """Empty if the environment limits nothing."""
-    percentage = os.environ.get(MPS_PERCENTAGE, "")
-    return "" if percentage == "100" else percentage
+    if said.percentage:
+        return f"{MPS_PERCENTAGE}={said.percentage} has no effect without MPS: {_remedy()}"
+    return f"{MPS_PIPE_DIRECTORY} has no effect: {_remedy()}" if said.pipe_directory else ""
 
 
 def _remedy() -> str:

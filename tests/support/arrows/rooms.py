@@ -102,7 +102,7 @@ ROOMS = {
     "fractune_core": room("fractune_core.codec", "fractune_core.errors", "google.protobuf"),
     "fractune_core.access": room(*WORDS),
     "fractune_core.codec": room("fractune_core.errors", "google.protobuf", "msgspec"),
-    "fractune_core.cuda": room("fractune_core.host"),
+    "fractune_core.cuda": room("fractune_core.errors", "fractune_core.host"),
     "fractune_core.errors": room(),
     "fractune_core.files": room(*WORDS, "fractune_core.agreement"),
     "fractune_core.fleet": room(*WORDS, "fractune_core.access"),

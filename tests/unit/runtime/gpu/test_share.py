@@ -138,6 +138,29 @@ def test_a_share_that_cuda_does_not_show_is_not_in_force() -> None:
         check_held(Share.parse("mps:25"), here, WHOLE)
 
 
+def test_a_daemon_outside_that_does_not_answer_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As NVIDIA's device plugin and DRA driver hand a share on; the percentage is the daemon's own."""
+    monkeypatch.setenv(MPS_PIPE_DIRECTORY, "/mps/pipe")
+    inside = gpu_share_here(seen(staged=Staged(mps=True, percentage=50)), WHOLE, (0,))
+    assert (inside.mechanism, inside.units, inside.warning) == ("mps", 66, "")
+    assert gpu_share_here(seen(), WHOLE, (0,)).warning == (
+        "this process has 132 of 132 SMs (all of NVIDIA H200); CUDA_MPS_PIPE_DIRECTORY has no effect: no daemon "
+        "answers at /mps/pipe (`fractune mps status`)"
+    )
+
+
+def test_hami_takes_no_sms_away_and_nonsense_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_DEVICE_SM_LIMIT", "50")
+    here = gpu_share_here(seen(), WHOLE, (0,))
+    assert (here.mechanism, here.units, here.warning) == ("full", 132, "")
+    assert here.reason.endswith(
+        "HAMi delays launches beyond 50 % of the GPU's time, and a kernel that runs has all SMs"
+    )
+    monkeypatch.setenv("CUDA_DEVICE_SM_LIMIT", "half")
+    with pytest.raises(BadRequest, match="CUDA_DEVICE_SM_LIMIT is 'half': set it to a whole number from 0 to 100, or"):
+        join_daemon(None)
+
+
 @pytest.mark.parametrize("percentage", ["", "100"])
 def test_a_percentage_that_limits_nothing_needs_no_daemon(percentage: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(MPS_PERCENTAGE, percentage)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
@@ -15,6 +16,7 @@ from fractune.local.stack import own_env
 from fractune.text.rendering import Column, Table
 from fractune.text.text import percent_text
 from fractune_core.cpu_limits import LimitSize
+from fractune_core.cuda import GpuEnvironment
 from fractune_core.errors import BadRequest, ShareUnavailable
 from fractune_core.shares import Share, parse_shares, unit_name, units_text
 
@@ -62,7 +64,9 @@ def _single(shares: list[Share]) -> list[Share]:
 
 
 def _list(named: list[Share], *, prove: bool, as_json: bool) -> None:
-    """Raises ShareUnavailable at the end when a share failed its proof, or when no device has a named share."""
+    """Raises ShareUnavailable at the end when a share failed its proof, or when no device has a named share, and
+    BadRequest when the environment says what cannot be meant.
+    """
     failed: list[str] = []
     missing = [str(share) for share in named]
     try:
@@ -76,10 +80,21 @@ def _list(named: list[Share], *, prove: bool, as_json: bool) -> None:
                 _print_device(device, every_reason=bool(named))
     except ShareUnavailable as error:
         print(json.dumps({"event": "no_gpu", "reason": str(error)}) if as_json else f"no GPU shares: {error}")
+    if not named:
+        _print_environment(GpuEnvironment.read(os.environ), as_json=as_json)
     missing = [share for share in missing if share not in failed]
     ends = {"could not be proved": failed, "cannot be had here": missing}
     if said := [f"{', '.join(shares)} {end}" for end, shares in ends.items() if shares]:
         raise ShareUnavailable(f"{', and '.join(said)}; the reasons are printed above")
+
+
+def _print_environment(said: GpuEnvironment, *, as_json: bool) -> None:
+    """What the environment says of a share of a GPU, if anything."""
+    lines = list(said.lines())
+    if as_json and lines:
+        print(json.dumps({"event": "environment", **asdict(said), "lines": lines}))
+    elif lines:
+        print(*(f"environment: {line}" for line in lines), sep="\n")
 
 
 def _print_device(device: dict[str, Any], *, every_reason: bool) -> None:

@@ -211,3 +211,18 @@ def test_a_layout_needs_a_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     monkeypatch.setattr(nvml, "open_nvml", none)
     assert main(["shares", "--mig-layout", "3g+4g"]) == 4
     assert "no NVIDIA driver" in capsys.readouterr().err
+
+
+def test_what_a_container_was_handed_is_printed_and_nonsense_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stage(monkeypatch, offer("full", 132))
+    monkeypatch.setenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "25")
+    assert main(["shares"]) == 0
+    assert "environment: CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25: at most this part" in capsys.readouterr().out
+    assert main(["shares", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (found["event"], found["percentage"], len(found["lines"])) == ("environment", "25", 1)
+    monkeypatch.setenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "a quarter")
+    assert main(["shares"]) == 2
+    assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE is 'a quarter': set it to" in capsys.readouterr().err
