@@ -115,7 +115,7 @@ def test_what_onnx_runtime_cannot_do_starts_no_job(tmp_path: Path) -> None:
     for name, env, code, says in (
         ("rubbish.onnx", None, 3, "rubbish.onnx: ONNX Runtime cannot load it"),
         ("module.json", None, 3, "module.json: ONNX Runtime cannot load it"),
-        ("open.onnx", None, 3, "input 'x' has open sizes ([1, 4, height, 16]); fix them, such as with --input x=1,4,"),
+        ("open.onnx", None, 3, "input 'x' has open sizes ([1, 4, height, 16]); fix them, such as with --size height="),
         ("m.onnx", {"PYTHONPATH": str(missing)}, 1, "cannot be imported (none here); install it again"),
     ):
         ended = run_fractune("tune", str(tmp_path / name), *goal_options(tmp_path), "--quiet", env=env)

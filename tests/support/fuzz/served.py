@@ -50,7 +50,7 @@ _PLAN = pb.MakePlanRequest(
     gpu="A100-80GB", models=[pb.PlanModel(name="m", rate_per_s=4.0, latency_s=1.0, rows=[_ROW])], count=2
 )
 _VALID: dict[str, list[Message]] = {
-    "CreateJobRequest": [pb.CreateJobRequest(spec=_SPEC)],
+    "CreateJobRequest": [pb.CreateJobRequest(spec=_SPEC, sizes={"n": 4})],
     "MakePlanRequest": [_PLAN],
     "ImportRecordsRequest": [
         pb.ImportRecordsRequest(record=_RECORD),

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from fractune_core.errors import BadRequest
+from fractune_core.files.onnx_file import Interface, Tensor, shapes_by_name
 from fractune_core.named_sizes import MOST_SIZE, Formula, NamedSizes, each_size
 
 TEXT: dict[str, Any] = {"ids": ["batch", "length"], "mask": ["batch", "length"], "table": [7]}
@@ -119,3 +120,29 @@ def test_hostile_names_cost_little() -> None:
         names.solved({"x": [7, 1, 1, 1, 1, 1]}, {"n": MOST_SIZE})
     assert len(str(refused.value)) < 1000
     assert time.process_time() - began < 2
+
+
+HELD = Interface(
+    (
+        Tensor("ids", "int64", ("b", "s")),
+        Tensor("mask", "int64", ("b", "past + s")),
+        Tensor("text", "", ("t",)),
+        Tensor("sr", "int64", ("n",)),
+        Tensor("fixed", "float32", (2,)),
+    ),
+    (),
+)
+
+
+def test_a_job_gets_the_shapes_of_its_open_inputs() -> None:
+    given = {"ids": [1, 8], "sr=const:5": []}
+    assert shapes_by_name(HELD, given, {"past": 16}) == {**given, "mask": [1, 24]}
+    for inputs, sizes, says in (
+        ({}, {"past": 16}, r"sizes: input 'ids' has open axes \(\[b, s\]\); give all"),
+        ({"ids": [1, 8], "mask": [1, 30]}, {"past": 16}, r"past \+ s \(24\) and 30 must be equal"),
+        ({}, {"b": -1}, "size 'b' is -1"),
+        ({}, {"x" * 9000: 1}, "no open axis is named 'xxx"),
+    ):
+        with pytest.raises(BadRequest, match=says) as refused:
+            shapes_by_name(HELD, inputs, sizes)
+        assert len(str(refused.value)) < 1000

@@ -7,14 +7,15 @@ never read, and no native code parses a stranger's file. The number of fields is
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
-from fractune_core.errors import BadModel, shortened
+from fractune_core.errors import BadModel, BadRequest, shortened
+from fractune_core.model_inputs import constants_in, shapes_in
 from fractune_core.named_sizes import Dim, Formula, NamedSizes
 
 _MOST_FIELDS = 500_000
@@ -89,6 +90,27 @@ class Interface:
     def sizes_with(self, relations: Mapping[str, Formula] = MappingProxyType({})) -> NamedSizes:
         """The open sizes by name. `relations` has the names that follow from others."""
         return NamedSizes({each.name: each.shape for each in self.inputs}, relations)
+
+
+def shapes_by_name(
+    held: Interface, inputs: Mapping[str, Sequence[int]], sizes: Mapping[str, int]
+) -> dict[str, list[int]]:
+    """The inputs of a job, with a shape for each that the model leaves open. Raises BadRequest for unknown names,
+    contradictions, and sizes that stay open.
+    """
+    names = held.sizes_with()
+    known = names.solved(shapes_in(inputs), sizes)
+    given = {*shapes_in(inputs), *constants_in(inputs)}
+    made = {name: list(shape) for name, shape in inputs.items()}
+    for each in held.inputs:
+        shape = names.shape(each.name, known)
+        if each.is_open and each.dtype and each.name not in given:
+            if each.shape is None or None in shape:
+                raise BadRequest(
+                    f"sizes: input '{shortened(each.name, _SHOWN)}' has open axes ({each.shape_text}); give all"
+                )
+            made[each.name] = [size for size in shape if size is not None]
+    return made
 
 
 class Torn(Exception):

@@ -10,6 +10,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -21,6 +22,7 @@ from fractune_core.analysis.roofline import Arithmetic, Roof
 from fractune_core.analysis.validated import ValidatedRecords
 from fractune_core.codec.messages import from_lists, from_proto, seconds, timestamp, to_proto
 from fractune_core.errors import BadRequest, QuotaExceeded, ScopeMissing, ServerUnreachable
+from fractune_core.files.onnx_file import shapes_by_name
 from fractune_core.jobs import JobSpec, JobState, Priority
 from fractune_core.names import ROBUST_VARIANT, UNTUNED_VARIANT, Collection, check_file_name
 from fractune_core.pb import fractune_pb2 as pb
@@ -241,7 +243,7 @@ class JobService(rpc.JobServiceServicer):
         self._feeds = JobFeeds(context.notifier, context.store.jobs.revisions, self._view)
 
     def CreateJob(self, request: pb.CreateJobRequest, context: grpc.ServicerContext) -> pb.Job:
-        size = request.spec.ByteSize()
+        size = request.ByteSize()
         if size > _MOST_SPEC_BYTES:
             raise BadRequest(f"the job's spec has {size} bytes, and {_MOST_SPEC_BYTES} is the limit; name less in it")
         model = self._context.store.models.get(Collection.MODELS.parse(request.spec.model))
@@ -249,6 +251,9 @@ class JobService(rpc.JobServiceServicer):
         check_file_name(name, "model_name")
         spec = from_proto(JobSpec, request.spec, model_name=name)
         spec.check()
+        if request.sizes:
+            held = self._context.files.interface(model.sha256)
+            spec = replace(spec, inputs=shapes_by_name(held, spec.inputs, dict(request.sizes)))
         if spec.check_inputs:
             arrays = self._context.store.models.get(Collection.MODELS.parse(spec.check_inputs))
             self._context.files.check_inputs(arrays.sha256)

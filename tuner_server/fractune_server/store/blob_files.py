@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any, BinaryIO, Self
 
 from fractune_core.disturbed import is_disturbed
-from fractune_core.errors import BadBundle, BadRequest, NotFound, StateUnusable
+from fractune_core.errors import BadBundle, BadModel, BadRequest, NotFound, StateUnusable
 from fractune_core.files.bundles import SUFFIX, Bundle
 from fractune_core.files.checked import Checked, checked_of
 from fractune_core.files.input_arrays import LABEL, InputFile
+from fractune_core.files.onnx_file import Interface, read_interface
 from fractune_core.fleet.blobs import CHUNK_BYTES
 from fractune_core.host.private_folders import warning_of_state
 
@@ -275,6 +276,16 @@ class BlobStore:
         if not path.exists():
             raise NotFound(f"the file {sha256} is gone; upload it again")
         InputFile(path, LABEL).close()
+
+    def interface(self, sha256: str) -> Interface:
+        """The inputs of an uploaded model. Raises BadModel for one that is not an ONNX file, NotFound if it is gone."""
+        path = self._models / sha256
+        if not path.exists():
+            raise NotFound(f"the model {sha256} is gone; upload it again")
+        found = read_interface(path)
+        if found is None:
+            raise BadModel("sizes need an ONNX file, and this model is none; give shapes of its inputs")
+        return found
 
     def has_bundle(self, bundle: str) -> bool:
         """Whether the bundle exists and this version can open it; otherwise it is made again."""

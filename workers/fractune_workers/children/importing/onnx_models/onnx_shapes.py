@@ -11,6 +11,7 @@ from onnx import helper, numpy_helper
 
 from fractune_core.errors import BadModel, BadRequest
 from fractune_core.model_inputs import CONSTANT, fitting_shape, parse_numbers
+from fractune_core.named_sizes import NAMELESS, NamedSizes
 from fractune_workers.children.importing.limits import Limits, check_tensor
 from fractune_workers.children.importing.onnx_graph import described, domain_of, names_read, subgraphs
 
@@ -101,8 +102,6 @@ def _name(node: onnx.NodeProto) -> _Name:
 
 _TENSOR = "tensor_type"
 _ELEMENT_TYPES = frozenset(onnx.TensorProto.DataType.values()) - {onnx.TensorProto.UNDEFINED}
-_NAMELESS = frozenset({"", "?", "-1", "None"})
-"""Exporters write these for a dimension without a name; two of them need not be equal."""
 
 
 def check_inputs(graph: onnx.GraphProto, fixed: Container[str], constants: Container[str]) -> None:
@@ -133,9 +132,10 @@ def check_inputs(graph: onnx.GraphProto, fixed: Container[str], constants: Conta
 def fix_shapes(graph: onnx.GraphProto, shapes: Mapping[str, Sequence[int]], constants: Mapping[str, str]) -> None:
     """Write `shapes` (input name -> dimensions) into the graph's inputs, in place.
 
-    A dimension that the exporter named (`batch`) is the same number everywhere, so naming it at one input
-    settles the others. Raises BadModel for an unknown input, a shape that contradicts the model or itself,
-    and for inputs that are left open. Inputs in `constants` (name -> numbers as text) need a fixed shape too.
+    A dimension that the exporter named (`batch`) is the same number everywhere, so naming it at one input settles the
+    others, and sums and products of names. Raises BadModel for an unknown input, for a shape that contradicts the model
+    or another shape, and for inputs that are left open. Inputs in `constants` (name -> numbers as text) need a fixed
+    shape too.
     """
     inputs = {value.name: value for value in graph.input}
     for name in (*shapes, *constants):
@@ -143,11 +143,9 @@ def fix_shapes(graph: onnx.GraphProto, shapes: Mapping[str, Sequence[int]], cons
             raise BadModel(f"no input is named '{name}'; the inputs are {describe(graph)}")
     for name, shape in shapes.items():
         _check_sizes(name, shape)
-    named: dict[str, tuple[int, str]] = {}
     for name, shape in shapes.items():
-        _fix(inputs[name], shape, named)
-    for value in graph.input:
-        _settle(value, named)
+        _fix(inputs[name], shape)
+    _settle(graph.input, shapes)
     left_open = [
         value for value in graph.input if _is_open(value) and not _fixes_itself(value, constants.get(value.name, ""))
     ]
@@ -198,7 +196,7 @@ def _options(left_open: Sequence[onnx.ValueInfoProto], constants: Mapping[str, s
         open_names = {dim.dim_param for dim in tensor.shape.dim if _size(dim) is None}
         if tensor.HasField("shape") and open_names <= settled:
             continue
-        settled |= open_names - _NAMELESS
+        settled |= open_names - NAMELESS
         dims = ",".join(str(_size(dim) or "DIM") for dim in tensor.shape.dim) or "DIM,DIM,..."
         options.append(f"--input {value.name}={dims}")
         if value.name in constants:
@@ -240,7 +238,8 @@ def _check_sizes(name: str, shape: Sequence[int]) -> None:
         raise BadModel(f"input '{name}': dimension {wrong[0]} is not a size; every dimension is 1 or more")
 
 
-def _fix(value: onnx.ValueInfoProto, shape: Sequence[int], named: dict[str, tuple[int, str]]) -> None:
+def _fix(value: onnx.ValueInfoProto, shape: Sequence[int]) -> None:
+    """Give it so many dimensions if the model does not say how many, and check those that have a size."""
     tensor = value.type.tensor_type
     if not tensor.HasField("shape"):
         tensor.shape.SetInParent()
@@ -257,21 +256,20 @@ def _fix(value: onnx.ValueInfoProto, shape: Sequence[int], named: dict[str, tupl
                 f"input '{value.name}': dimension {index} is {fixed} in the model {_shape_text(value)}, "
                 f"but {wanted} makes it {size}"
             )
-        if dim.dim_param not in _NAMELESS:
-            known, where = named.setdefault(dim.dim_param, (size, value.name))
-            if known != size:
-                raise BadModel(
-                    f"dimension '{dim.dim_param}' is {known} at input '{where}' and {size} at input "
-                    f"'{value.name}'; it must be the same"
-                )
-    for dim, size in zip(dims, shape, strict=True):
-        dim.dim_value = size
 
 
-def _settle(value: onnx.ValueInfoProto, named: Mapping[str, tuple[int, str]]) -> None:
-    for dim in value.type.tensor_type.shape.dim:
-        if dim.dim_param in named:
-            dim.dim_value = named[dim.dim_param][0]
+def _settle(values: Sequence[onnx.ValueInfoProto], shapes: Mapping[str, Sequence[int]]) -> None:
+    """Write all sizes that follow from the shapes. Raises BadModel for shapes that contradict each other."""
+    dims = {each.name: each.type.tensor_type.shape.dim for each in values}
+    names = NamedSizes({name: [_size(dim) or dim.dim_param for dim in found] for name, found in dims.items()})
+    try:
+        known = names.solved(shapes, {})
+    except BadRequest as error:
+        raise BadModel(str(error)) from error
+    for name, found in dims.items():
+        for dim, size in zip(found, names.shape(name, known), strict=True):
+            if size is not None:
+                dim.dim_value = size
 
 
 def _is_open(value: onnx.ValueInfoProto) -> bool:

@@ -213,7 +213,15 @@ def test_shapes_that_contradict_the_model(save: Save, shape: list[int], words: s
 def test_a_named_dimension_is_the_same_at_every_input(save: Save) -> None:
     path = save(relu(tensor("a", ["batch", 3]), tensor("b", ["batch", 3])))
     assert input_shapes(path, {"a": [2, 3]}) == [[2, 3], [2, 3]]
-    assert "dimension 'batch' is 2 at input 'a' and 4 at input 'b'" in refusal(path, {"a": [2, 3], "b": [4, 3]})
+    assert "'b' has 4 at axis 0: batch (2) and 4 must be equal" in refusal(path, {"a": [2, 3], "b": [4, 3]})
+
+
+def test_sums_of_names_are_solved_and_checked(save: Save) -> None:
+    path = save(relu(tensor("ids", ["s", 1, 1]), tensor("mask", ["past + s", 1]), tensor("cache", ["past"])))
+    for shapes in ({"ids": [2, 1, 1], "cache": [64]}, {"mask": [66, 1], "ids": [2, 1, 1]}):
+        assert input_shapes(path, shapes) == [[2, 1, 1], [66, 1], [64]]
+    wrong = {"ids": [2, 1, 1], "mask": [17, 1], "cache": [64]}
+    assert "past + s (66) and 17 must be equal" in refusal(path, wrong)
 
 
 def test_question_marks_are_no_names(save: Save) -> None:
