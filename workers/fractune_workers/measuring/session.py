@@ -63,8 +63,9 @@ VOIDING = frozenset({"sw_thermal", "hw_thermal", "hw_power_brake"})
 """Temporary reasons to slow down. The cap on power is not one: a kernel that draws too much power meets it every time,
 here and in production."""
 _CHILD = "fractune_workers.children.measuring.child"
-_ANCHOR_HOLDS_S = 0.3
-"""An anchor younger than this counts as the one after a batch and as the one before the next batch."""
+_ANCHOR_HOLDS_S = 2.0
+"""An anchor younger than this counts as the one after a batch and as the one before the next batch. If the machine
+changes between the two, the next batch is measured once more for nothing."""
 _HANDSHAKE_TIMEOUT_S = 60.0
 _TRIAL_TIMEOUT_S = 30.0
 _MODEL_TIMEOUT_S = TRIES * 900.0

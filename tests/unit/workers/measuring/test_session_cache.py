@@ -137,10 +137,10 @@ def test_the_anchor_between_two_batches_is_timed_once(
     monkeypatch.setattr(session, "call", ratio)
     assert session.anchor_before() == 1.0
     session.anchor()
-    now_s[0] += 0.25
+    now_s[0] += 1.5
     session.anchor_before()
-    now_s[0] += 0.25
+    now_s[0] += 1.5
     session.anchor_before()
     session._child.generation += 1
     session.anchor_before()
-    assert made == [50.0, 50.0, 50.5, 50.5]
+    assert made == [50.0, 50.0, 53.0, 53.0]

@@ -65,7 +65,7 @@ ROUNDS, _FEWEST_ROUNDS = 11, 6
 """an interval needs six"""
 _REQUESTS, _P99_REQUESTS = 10, 100
 """of a round at most, and in all for a p99"""
-_MOST_REQUESTS_S = 5.0
+_MOST_REQUESTS_S = 3.0
 """of the requests to all finalists together"""
 _REST_S = 0.005
 """in which the threads of another pool fall asleep"""
@@ -220,9 +220,9 @@ def time_under_limit(
 
 _SLOW_S, _FEW_REPEATS = 0.1, 4
 """A variant that takes longer is timed less often"""
-_VERY_SLOW_S = 1.0
-"""A variant that takes longer is timed once, in the run that gives its outputs: it is the untuned one, and
-far behind."""
+_VERY_SLOW_S, _FAR_BEHIND = 1.0, 10.0
+"""A variant that takes longer is timed once, in the run that gives its outputs. So is a slow one that takes that many
+times as long as the fastest. It is the untuned one: no number of timings would make it a choice."""
 
 
 def time_variants(path: Path, repeats: int, own: str, processor: Processor) -> dict[str, Any]:
@@ -239,7 +239,7 @@ def time_variants(path: Path, repeats: int, own: str, processor: Processor) -> d
     with ExitStack() as threads:
         run = threads.enter_context(serving(len(cpus), cpus)).call if cpus else _here
         model = _loaded(path, processor, Share.parse(own), run)
-        counts = {name: _repeats(secs, repeats) for name, secs in model.first_s.items()}
+        counts = _repeats(model.first_s, repeats)
         run_secs = {name: [secs] if counts[name] == 1 else [] for name, secs in model.first_s.items()}
         for _ in range(repeats):
             for name, call in model.calls.items():
@@ -315,7 +315,10 @@ def _here(function: Callable[..., Any], *arguments: Any) -> Any:
     return function(*arguments)
 
 
-def _repeats(first_s: float, most: int) -> int:
-    if first_s > _VERY_SLOW_S:
-        return 1
-    return min(most, _FEW_REPEATS) if first_s > _SLOW_S else most
+def _repeats(first_s: Mapping[str, float], most: int) -> dict[str, int]:
+    """By variant, from the seconds of their first runs."""
+    behind_s = min(_VERY_SLOW_S, max(_SLOW_S, _FAR_BEHIND * min(first_s.values())))
+    return {
+        name: 1 if secs > behind_s else min(most, _FEW_REPEATS) if secs > _SLOW_S else most
+        for name, secs in first_s.items()
+    }

@@ -57,3 +57,16 @@ def test_a_difference_that_is_infinite_is_the_largest_number(output: Any) -> Non
     right = np.array([1.0, 2.0])
     found = model_timing.errors_of({"untuned": [right, right], "cpu:1": [right, output], "cpu:2": [right, 2 * right]})
     assert found == {"untuned": 0.0, "cpu:1": sys.float_info.max, "cpu:2": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("first_s", "counts"),
+    [
+        ({"own": 1e-3, "untuned": 0.05}, {"own": 11, "untuned": 11}),
+        ({"own": 1e-3, "untuned": 0.2}, {"own": 11, "untuned": 1}),
+        ({"own": 0.15, "untuned": 0.5}, {"own": 4, "untuned": 4}),
+        ({"own": 0.15, "untuned": 1.2}, {"own": 4, "untuned": 1}),
+    ],
+)
+def test_a_slow_variant_far_behind_is_timed_once(first_s: dict[str, float], counts: dict[str, int]) -> None:
+    assert model_timing._repeats(first_s, 11) == counts

@@ -59,6 +59,15 @@ def test_code_for_another_processor_has_no_such_instruction() -> None:
     assert "mxcsr" not in str(build_library(mod, arm).inspect_source("ll"))
 
 
+def test_kernels_check_no_argument_again() -> None:
+    """The checks took a fifth of a build."""
+    mod = tvm.IRModule({"main": tvm.script.from_source(_DOUBLED)})
+    with tvm.transform.PassContext(opt_level=2):
+        own = str(build_library(mod, TARGET).inspect_source("ll"))
+        assert tvm.transform.PassContext.current().opt_level == 2
+    assert len(own) < 0.7 * len(str(tvm.tirx.build(mod, TARGET).inspect_source("ll")))
+
+
 def recurrence() -> tuple[Any, dict[str, Any]]:
     """Two directions, which run in parallel."""
     rng = np.random.default_rng(0)
