@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -39,7 +39,7 @@ from fractune_workers.children.compiling.variants import compile_variants, with_
 from fractune_workers.children.fusing.fuse import prepare_variants
 from fractune_workers.children.importing.model_file import load_variants, named
 from fractune_workers.children.importing.passes import Operator, described, extract
-from fractune_workers.children.layouts.kernels.implementations import IMPLEMENTATIONS
+from fractune_workers.children.layouts.kernels.implementations import IMPLEMENTATIONS, may_have_others
 from fractune_workers.children.recurrent.packing import Tiling
 from fractune_workers.children.recurrent.recurrence import Recurrence
 from fractune_workers.children.recurrent.vectors import recurrence_in, with_tilings
@@ -63,8 +63,6 @@ from fractune_workers.children.tvm_api.weights import LiftedWeights, pack_weight
 
 _ANY_CORES = 1
 """Operators do not depend on the number of cores, and a trace holds the choices that follow from it"""
-_MANY_WAYS = "conv2d"
-"""the kind of operator that has several implementations, by its name"""
 
 
 @dataclass(frozen=True)
@@ -80,6 +78,8 @@ class _Prepared:
     """by direct hash of the operator"""
     hashes: dict[str, str]
     """workload hashes of the operators, by direct hash"""
+    called: list[str]
+    """direct hashes of the operators, call by call"""
     chains: list[Chain]
     """calls that compute attention, for which there may be one function"""
     names: Names
@@ -109,7 +109,7 @@ def _prepared(path: str, inputs: str, identity: str) -> _Prepared:
     known = {own: recurrence_in(by_name[DIRECT].mod) for own, by_name in workloads.items()}
     recurrences = {own: recurrence for own, recurrence in known.items() if recurrence is not None}
     others = {}
-    for name in _others(target, operators, [by_name[DIRECT] for by_name in workloads.values()]):
+    for name in _others(target, [by_name[DIRECT] for by_name in workloads.values()]):
         other = with_marks(direct) if name == TRITON else prepare_variants(loaded, target, name).module
         found = implementations_of(direct, other)
         if found:
@@ -126,7 +126,18 @@ def _prepared(path: str, inputs: str, identity: str) -> _Prepared:
     names = names_in_file(loaded.files[0], constants_in(json.loads(inputs)))
     metadata = metadata_in_file(loaded.files[0])
     return _Prepared(
-        direct, operators, others, workloads, recurrences, hashes, chains, names, metadata, loaded.slots, fused.apart
+        direct=direct,
+        operators=operators,
+        others=others,
+        workloads=workloads,
+        recurrences=recurrences,
+        hashes=hashes,
+        called=hashes_of(direct),
+        chains=chains,
+        names=names,
+        metadata=metadata,
+        slots=loaded.slots,
+        apart=fused.apart,
     )
 
 
@@ -134,15 +145,21 @@ def _has_triton(target: tvm.target.Target) -> bool:
     return is_known(target) and is_installed()
 
 
-def _others(target: tvm.target.Target, operators: list[Operator], direct: Iterable[Workload]) -> list[str]:
+def _others(target: tvm.target.Target, direct: Sequence[Workload]) -> list[str]:
     """The implementations that some operator may have: of convolutions on a CPU, which are blocked, and of products of
     whole numbers, where the processor has instructions for them. On a GPU Triton has one where it is installed.
     """
     if target.kind.name != "llvm":
         return [TRITON] if _has_triton(target) else []
-    images = any(_MANY_WAYS in operator.name for operator in operators)
+    convolutions = IMPLEMENTATIONS if any(may_have_others(_shapes(workload)) for workload in direct) else ()
     integers = dot_products(target) if any(whole_numbers(workload.mod) for workload in direct) else []
-    return [*(IMPLEMENTATIONS if images else ()), *integers]
+    return [*convolutions, *integers]
+
+
+def _shapes(workload: Workload) -> list[tuple[Any, ...]]:
+    """Of the arguments."""
+    types: list[Any] = [param.ty for param in workload.mod["main"].params]
+    return [tuple(each.shape) for each in types if hasattr(each, "shape")]
 
 
 def ingest(path: str, inputs: dict[str, list[int]], target: str, isa: str) -> dict[str, Any]:
@@ -218,7 +235,7 @@ def compile_bundle(
     weights = LiftedWeights()
     mixed = [_mixed(prepared, each) for each in texts]
     lifted = [weights.lifted(each) for each in mixed]
-    operators = [prepared.hashes.get(each) for each in hashes_of(prepared.direct)]
+    operators = [prepared.hashes.get(each) for each in prepared.called]
     mods = [
         with_graphs(each.module, len(each.weights)) if variant["name"].endswith(WITH_GRAPHS) else each.module
         for variant, each in zip(variants, lifted, strict=True)
@@ -273,7 +290,9 @@ def _mixed(prepared: _Prepared, texts: dict[str, str]) -> Any:
         for name, text in texts.items()
         if name not in apart and (implementation := implementation_of(text))
     }
-    mixed = with_implementations(prepared.direct, prepared.others, chosen) if chosen else prepared.direct
+    mixed = prepared.direct
+    if chosen:
+        mixed = with_implementations(mixed, prepared.others, chosen, prepared.called)
     tilings = {of: Tiling.named(implementation_of(texts.get(own, "")), of) for own, of in prepared.recurrences.items()}
     return with_attention(with_tilings(mixed, tilings.get), _chosen_chains(prepared, texts))
 

@@ -6,7 +6,7 @@ weights.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import tvm
@@ -35,13 +35,14 @@ def implementations_of(direct: tvm.IRModule, other: tvm.IRModule) -> dict[str, W
 
 
 def with_implementations(
-    direct: tvm.IRModule, others: Mapping[str, tvm.IRModule], chosen: Mapping[str, str]
+    direct: tvm.IRModule, others: Mapping[str, tvm.IRModule], chosen: Mapping[str, str], called: Sequence[str]
 ) -> tvm.IRModule:
-    """The prepared module `direct` with other implementations of the operators in `chosen` (name of an implementation
-    by direct hash). They come with their weights from the module of that name in `others`.
+    """The prepared module `direct`, which calls the operators `called` (direct hashes), with other
+    implementations of the operators in `chosen` (name of an implementation by direct hash). They come with their
+    weights from the module of that name in `others`.
     """
     theirs = {name: calls_of(other) for name, other in others.items()}
-    names = [chosen.get(name, "") for name in hashes_of(direct)]
+    names = [chosen.get(name, "") for name in called]
     mixer = _Mixer(direct, ((others[name], theirs[name][at]) if name else None for at, name in enumerate(names)))
     for name in called_functions(direct):
         mixer.builder_.update_func(name, mixer.visit_expr(direct[name]))

@@ -21,8 +21,8 @@ _LAUNCH = "pragma_parallel_launch_point"
 """TVM's attribute: all threads run what it holds, and share the parallel loop in it"""
 _READ, _WRITE = "llvm.x86.sse.stmxcsr", "llvm.x86.sse.ldmxcsr"
 _TRUSTED = {"tirx.disable_assert": True}
-"""Kernels do not check their arguments again. Those of a model come from its virtual machine, and those of a measurement
-follow the operator's own description. The checks took a fifth of a build, and half of the code."""
+"""Kernels do not check their arguments: a model checks its inputs once, and arguments of a measurement follow the
+operator's description. The checks took a fifth of a build, and half of its code."""
 
 
 def build_library(mod: tvm.IRModule, target: tvm.target.Target) -> Any:

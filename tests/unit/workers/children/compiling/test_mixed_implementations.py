@@ -9,7 +9,7 @@ import tvm
 from tvm import relax
 
 from fractune_core.implementations import WINOGRAD2, WINOGRAD4
-from fractune_workers.children.compiling.implementations import implementations_of, with_implementations
+from fractune_workers.children.compiling.implementations import hashes_of, implementations_of, with_implementations
 from fractune_workers.children.importing.passes import direct_hash, extract, prepare
 from tests.unit.workers.children.layouts.networks import Network, inputs_of, network, outputs
 
@@ -55,7 +55,7 @@ def test_models_that_make_other_calls_have_nothing_in_common() -> None:
 def test_a_model_with_other_implementations_computes_the_same() -> None:
     direct = prepare(model(), TARGET)
     others = {name: prepare(model(), TARGET, name) for name in (WINOGRAD2, WINOGRAD4)}
-    mixed = with_implementations(direct, others, {operator(direct, 2): WINOGRAD4})
+    mixed = with_implementations(direct, others, {operator(direct, 2): WINOGRAD4}, hashes_of(direct))
     assert {o.workload_hash for o in extract(mixed, TARGET)} == {
         o.workload_hash for o in extract(others[WINOGRAD4], TARGET)
     }
@@ -65,7 +65,7 @@ def test_a_model_with_other_implementations_computes_the_same() -> None:
 
 def test_what_is_not_chosen_stays_as_it_was() -> None:
     direct = prepare(model(), TARGET)
-    mixed = with_implementations(direct, {WINOGRAD2: prepare(model(), TARGET, WINOGRAD2)}, {})
+    mixed = with_implementations(direct, {WINOGRAD2: prepare(model(), TARGET, WINOGRAD2)}, {}, hashes_of(direct))
     assert extract(mixed, TARGET) == extract(direct, TARGET)
     expected, found = (outputs(mod, TARGET, inputs_of(direct)) for mod in (direct, mixed))
     np.testing.assert_array_equal(found, expected)

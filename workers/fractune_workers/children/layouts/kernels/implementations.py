@@ -20,7 +20,7 @@ from fractune_workers.children.layouts.kernels.direct import Window
 from fractune_workers.children.layouts.kernels.winograd import WINOGRAD2, WINOGRAD4, Winograd
 
 _Array = npt.NDArray[Any]
-_WEIGHT_DIMS = 6
+_WEIGHT_DIMS, _KERNEL = 6, 3
 _TRANSFORM, _READ_WEIGHT = 8.0, 12.0
 """Multiplications that take as long as transforming one element of a tile, and as reading one weight from beyond the
 second cache. Fitted to both algorithms of Winograd at nine convolutions, on a processor with AVX-512."""
@@ -39,6 +39,14 @@ class Implementation:
     """the output, of an image (N, C/b, H, W, b) and its own weights: as `direct.conv2d`"""
     cost: Callable[[Window, tuple[int, ...], tuple[int, int]], float]
     """an estimate of the time, as the number of multiplications that take as long"""
+
+
+def may_have_others(shapes: Sequence[tuple[Any, ...]]) -> bool:
+    """Whether an operator with arguments of these shapes may have one of IMPLEMENTATIONS: weights of 3 x 3 over blocks.
+    In a fused model all shapes have slots before their axes. To prepare a model for each implementation takes as long
+    as to prepare it once.
+    """
+    return any(len(shape) >= _WEIGHT_DIMS and shape[-4:-2] == (_KERNEL, _KERNEL) for shape in shapes)
 
 
 def order(window: Window, weights: tuple[int, ...], image: tuple[int, int]) -> list[str]:

@@ -12,7 +12,7 @@ from tvm import relax
 
 from fractune_workers.children.importing.passes import planned, prepare
 from fractune_workers.children.layouts.kernels.direct import Window
-from fractune_workers.children.layouts.kernels.implementations import IMPLEMENTATIONS, order
+from fractune_workers.children.layouts.kernels.implementations import IMPLEMENTATIONS, may_have_others, order
 from fractune_workers.children.layouts.kernels.packing import pack_winograd
 from fractune_workers.children.rewriting.simplifying.simplify import simplify
 from tests.unit.workers.children.layouts.networks import Array, Network, calls, inputs_of, network, outputs
@@ -135,3 +135,19 @@ def test_the_likeliest_comes_first(channels: tuple[int, int], extent: int, expec
 
 def test_only_what_fits_is_in_the_order() -> None:
     assert order(Window((2, 2), (1, 1, 1, 1), (1, 1)), (4, 4, 3, 3, 16, 16), (56, 56)) == [""]
+
+
+@pytest.mark.parametrize(
+    ("shapes", "may"),
+    [
+        ([(1, 2, 8, 8, 16), (4, 2, 3, 3, 16, 16), (1, 4, 8, 8, 16)], True),
+        ([(3, 1, 2, 8, 8, 16), (3, 4, 2, 3, 3, 16, 16), (3, 1, 4, 8, 8, 16)], True),
+        ([(1, 2, 8, 8, 16), (4, 2, 1, 1, 16, 16), (1, 4, 8, 8, 16)], False),
+        ([(1, 2, 8, 8, 16), (2, 3, 3, 16), (1, 2, 8, 8, 16)], False),
+    ],
+    ids=["dense", "with slots", "1 x 1", "depthwise"],
+)
+def test_only_weights_of_3_by_3_over_blocks_may_have_other_implementations(
+    shapes: list[tuple[int, ...]], *, may: bool
+) -> None:
+    assert may_have_others(shapes) == may
