@@ -393,7 +393,7 @@ ROOMS = {
     ),
     # ---- client: commands, then the features, side by side, then where a job runs, then what all of it stands on
     "fractune": room(*CORE, lazily=("fractune.features", *FEATURES, *RUNTIME, *BELOW_FEATURES)),
-    "fractune.__main__": room(lazily=("fractune.cli",)),
+    "fractune.__main__": room(lazily=("fractune.cli", "fractune.cli.ending")),
     "fractune.cli.ending": room(*CORE, "fractune.server", "fractune.sessions", "typer"),
     "fractune.cli": room(
         *CORE,

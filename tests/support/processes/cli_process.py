@@ -20,7 +20,7 @@ import onnx
 from tests.support.paths import REPOSITORY
 from tests.support.processes.ready_made import ReadyMade
 
-_COMMAND = [sys.executable, "-m", "fractune.cli"]
+_COMMAND = [sys.executable, "-m", "fractune"]
 _PATH = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH", "")]))
 _ENV = {**os.environ, "PYTHONPATH": _PATH}
 
@@ -67,7 +67,7 @@ def run_fractune(
             command, capture_output=True, text=True, timeout=timeout_s, check=False, env=whole, cwd=cwd
         )
     with tempfile.TemporaryFile("w+") as stdout, tempfile.TemporaryFile("w+") as stderr:
-        process = ReadyMade("fractune.cli", *args, stdout=stdout, stderr=stderr, env=whole, cwd=cwd)
+        process = ReadyMade("fractune.__main__", *args, stdout=stdout, stderr=stderr, env=whole, cwd=cwd)
         try:
             code = process.wait(timeout_s)
         finally:
@@ -109,7 +109,7 @@ class Started(ReadyMade):
 
 
 def start_fractune(*args: str, env: dict[str, str] | None = None) -> Started:
-    return Started("fractune.cli", *args, env=env)
+    return Started("fractune.__main__", *args, env=env)
 
 
 def start(*args: str, env: dict[str, str] | None = None) -> subprocess.Popen[str]:

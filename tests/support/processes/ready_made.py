@@ -23,6 +23,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
+from fractune.cli.ending import leave
 from tests.support.paths import REPOSITORY
 from tests.support.processes.networks import OWN_NETWORK, enter_network
 
@@ -154,7 +155,7 @@ def main() -> None:
     os.chdir(request["cwd"])
     os.sched_setaffinity(0, request["cores"])
     sys.argv = request["argv"]
-    sys.exit(importlib.import_module(sys.argv[0]).main())
+    leave(importlib.import_module(sys.argv[0]).main() or 0)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
 """`python -m fractune.cli`: the same as the command `fractune`."""
 
-import sys
-
 from fractune.cli import main
+from fractune.cli.ending import leave
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

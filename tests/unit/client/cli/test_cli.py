@@ -45,6 +45,18 @@ def test_ctrl_c_while_the_command_is_still_loading_ends_it_without_a_traceback(t
     assert (ended.returncode, ended.stderr) == (-signal.SIGINT, b"")
 
 
+def test_a_library_that_aborts_while_the_interpreter_goes_down_changes_no_exit_code(tmp_path: Path) -> None:
+    planted = "import os, sys\nsys.planted = type('Planted', (), {'__del__': lambda _, end=os.abort: end()})()\n"
+    (tmp_path / "sitecustomize.py").write_text(planted)
+    for module in ("fractune", "fractune.cli"):
+        command = [sys.executable, "-m", module, "--version"]
+        ended = subprocess.run(
+            command, env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, check=False
+        )
+        assert (ended.returncode, ended.stderr) == (0, b"")
+        assert ended.stdout.startswith(b"fractune ")
+
+
 @pytest.mark.parametrize("args", [["jobs"], ["jobs", "--json"], ["--help"]])
 def test_a_reader_that_went_away_is_code_141_whatever_was_writing(server: ScriptedServer, args: list[str]) -> None:
     """Tables come from one library, help from another, JSON from neither."""
